@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "src/checkpoint/arrangement.hpp"
-#include "src/checkpoint/model_files.hpp"
+#include "src/checkpoint/shard_set.hpp"
 #include "src/inspect/output.hpp"
 #include "src/inspect/reports.hpp"
 #include "src/inspect/source.hpp"
@@ -27,12 +27,11 @@ struct ListArguments {
 };
 
 /// A directory with no model, shards or foreign checkpoint is looked at as a workspace: then it is told what it lacks.
-bool is_for_survey(const std::string& path) {
+bool is_for_survey(const ListArguments& arguments) {
   std::error_code error;
-  if (!std::filesystem::is_directory(path, error)) return false;
-  if (workspace::is_workspace_directory(path)) return true;
-  const auto is_weights = [](const std::string& name) { return is_weight_name(name) || is_index_name(name); };
-  return std::ranges::none_of(files_in(path), is_weights) && !foreign::find_checkpoint(path);
+  if (!std::filesystem::is_directory(arguments.path, error)) return false;
+  const Contents::Kind kind = contents_of(arguments.path, arguments.source.foreign).kind;
+  return kind == Contents::Kind::workspace || kind == Contents::Kind::other;
 }
 
 /// A workspace: its jobs, states and files.
@@ -75,8 +74,7 @@ void add_ls_command(CLI::App& app, int& /*status*/) {
       "Of anything but a workspace, the tensors' names are listed (muster show has more).\n\n"
       "Examples:\n  muster ls /shared/workspace\n  muster ls workspace/ --json | jq '.jobs[].common_generation'\n"
       "  muster ls model.safetensors | grep norm");
-  command->callback(
-      [arguments] { is_for_survey(arguments->path) ? list_workspace(*arguments) : list_names(*arguments); });
+  command->callback([arguments] { is_for_survey(*arguments) ? list_workspace(*arguments) : list_names(*arguments); });
 }
 
 }  // namespace muster::tools

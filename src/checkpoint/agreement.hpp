@@ -26,8 +26,19 @@ void agree(SyncGroup& group, const std::optional<Error>& failure, const char* ph
 
 /// Runs `step` on this rank and agrees on how it went.
 template <class Step>
-void agree_on(SyncGroup& group, const char* phase, const Step& step, Origin origin = Origin::self) {
-  agree(group, sync::attempt(group, step), phase, origin);
+void agree_on(SyncGroup& group, const char* phase, const Step& step) {
+  agree(group, sync::attempt(group, step), phase);
+}
+
+/// Likewise, if ranks wait for each other in it: in `companion`, a group for this step alone, whose failure it is
+/// before anybody agrees.
+template <class Step>
+void agree_on(SyncGroup& group, SyncGroup& companion, const char* phase, const Step& step) {
+  std::optional<Error> failure = sync::attempt(group, step);
+  // Which rank it was; a failure that came from another has its name already.
+  if (failure && group.size() > 1) failure = sync::in_own_name(group, *failure);
+  if (failure) companion.poison(*failure);
+  agree(group, failure, phase, Origin::named);
 }
 
 /// Between pieces of long work: the others see that it goes on. Throws the group's failure if there is one.

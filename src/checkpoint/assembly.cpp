@@ -133,7 +133,7 @@ class Assembling {
         source_(source),
         mail_(group, source, work.window_bytes),
         finish_(finish),
-        others_(near_ranks(group)),
+        others_(shm::near_ranks(group)),
         ring_(work.turns == 0 ? 0 : work.depth, work.window_bytes, others_.size()),
         files_(work, group.rank(), on_written, [this](std::uint32_t stage) { ring_.set_stage(stage); }) {
     for (int rank = 0; rank < group.size(); ++rank)
@@ -144,7 +144,7 @@ class Assembling {
   }
 
   std::vector<TensorHash> run(const std::function<void(std::uint64_t)>& progress) {
-    find_windows();
+    if (group_.size() > 1) rings_ = shm::find_rings(group_, others_, ring_, {.phase = "export: finding windows"});
     std::optional<std::jthread> reporter;
     if (progress && group_.rank() == 0) reporter.emplace([&](const std::stop_token& stop) { report(stop, progress); });
     if (group_.size() == 1)
@@ -157,27 +157,6 @@ class Assembling {
   }
 
  private:
-  static std::vector<int> near_ranks(const SyncGroup& group) {
-    std::vector<int> ranks;
-    for (int rank = 0; rank < group.size(); ++rank)
-      if (rank != group.rank() && group.shares_memory(rank)) ranks.push_back(rank);
-    return ranks;
-  }
-
-  /// Of all ranks of this host.
-  void find_windows() {
-    const auto ranks = static_cast<std::size_t>(group_.size());
-    rings_.resize(ranks);
-    if (ranks == 1) return;
-    const std::uint64_t own = ring_.place();
-    std::vector<std::uint64_t> places(ranks);
-    group_.all_gather(std::as_bytes(std::span(&own, 1)), std::as_writable_bytes(std::span(places)),
-                      {.phase = "export: finding windows"});
-    for (const int rank : others_)
-      rings_[static_cast<std::size_t>(rank)] =
-          std::make_unique<shm::WindowRing>(*group_.region_of(rank), places[static_cast<std::size_t>(rank)]);
-  }
-
   [[nodiscard]] const shm::WindowRing& ring(std::uint32_t rank) const {
     return static_cast<int>(rank) == group_.rank() ? ring_ : *rings_.at(rank);
   }

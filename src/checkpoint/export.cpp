@@ -309,7 +309,7 @@ class Export {
     const trace::Span span(trace::Kind::phase, "export: writing");
     const std::shared_ptr<SyncGroup> assembling = group_.companion({.phase = "export: beginning"});
     const FailOnStop on_stop = fail_on_stop(*assembling, options_.stop);
-    const auto work = [&] {
+    agree_on(group_, *assembling, "export: writing", [&] {
       // Ranks that write nothing need not see the output at all.
       std::optional<Journal> journal;
       if (is_first() || work_.written != 0) journal.emplace(work_.directory, group_.rank());
@@ -326,12 +326,7 @@ class Export {
       if (!work_.views.empty()) viewed.emplace(*shards_, work_.views);
       const TensorSource& source = viewed ? static_cast<const TensorSource&>(*viewed) : *shards_;
       hashes_ = assemble(*assembling, work_, source, on_written, finish, progress);
-    };
-    std::optional<Error> failure = sync::attempt(group_, work);
-    // Which rank it was; a failure that came from another has its name already.
-    if (failure && group_.size() > 1) failure = sync::in_own_name(group_, *failure);
-    if (failure) assembling->poison(*failure);
-    agree(group_, failure, "export: writing", Origin::named);
+    });
   }
 
   // On rank 0.

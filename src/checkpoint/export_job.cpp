@@ -286,24 +286,28 @@ std::optional<Config> config_around(const std::string& path, const std::string& 
   return config;
 }
 
+Arrangement arrange_shards(ExportJob& job, const std::vector<ShardListing>& listings, const ParallelLayout& layout,
+                           const std::optional<DType>& dtype) {
+  for (const ShardListing& listing : listings) {
+    ViewedRank viewed = view_rank(job.plan, layout, to_rank_tensors(listing), dtype);
+    job.counts.push_back(listing.tensors.size());
+    job.ranks.push_back(std::move(viewed.tensors));
+    job.views.push_back(std::move(viewed.views));
+    job.left_out.push_back(std::move(viewed.left_out));
+  }
+  return arrange(job.plan, layout, job.ranks);
+}
+
 ExportJob plan_job(const std::string& shards_dir, const std::string& plan, std::vector<ShardListing> listings,
                    const Metadata& metadata, const ExportOptions& options) {
   std::ranges::sort(listings, {}, &ShardListing::rank);
   const std::optional<Config> config = config_around(shards_dir, options.base);
   std::vector<std::string> notes;
-  ExportJob job{plan_of(listings, plan, config ? &*config : nullptr, notes), {}, {}, {}, {}, {}, {}, {}};
+  ExportJob job{.plan = plan_of(listings, plan, config ? &*config : nullptr, notes)};
   const ParallelLayout layout = layout_of(listings, options.layout);
   if (!options.to && !options.to_plan.empty())
     throw Error(ErrorKind::argument, "a plan to cut by needs a layout to cut for (--ranks)");
-  std::vector<std::vector<LeftOut>> left_out;
-  for (const ShardListing& listing : listings) {
-    ViewedRank viewed = view_rank(job.plan, layout, to_rank_tensors(listing), options.dtype);
-    job.counts.push_back(listing.tensors.size());
-    job.ranks.push_back(std::move(viewed.tensors));
-    job.views.push_back(std::move(viewed.views));
-    left_out.push_back(std::move(viewed.left_out));
-  }
-  Arrangement arrangement = arrange(job.plan, layout, job.ranks);
+  Arrangement arrangement = arrange_shards(job, listings, layout, options.dtype);
   std::vector<NamedSpec> model;
   for (const ArrangedTensor& tensor : arrangement.tensors) model.push_back({tensor.name, tensor.layout.target});
   check_against_config(job.plan, model);
@@ -322,7 +326,7 @@ ExportJob plan_job(const std::string& shards_dir, const std::string& plan, std::
   else
     job.outputs = shards_by_another_plan(shards_dir, arrangement, config, options, metadata, notes);
   job.account = account_for(job.plan, layout, job.ranks, arrangement, job.outputs, options.to);
-  account_for_left_out(listings, left_out, job.account);
+  account_for_left_out(listings, job.left_out, job.account);
   for (const std::vector<std::string>& more : {arrangement.notes, job.outputs.notes})
     notes.insert(notes.end(), more.begin(), more.end());
   job.account.notes = std::move(notes);

@@ -40,15 +40,21 @@ Arrangement arrange_model(const MergePlan& plan, std::span<const NamedSpec> mode
 std::optional<Config> config_around(const std::string& path, const std::string& base);
 
 struct ExportJob {
-  MergePlan plan;                                ///< the arrangement's rules are its
-  std::vector<RankTensors> ranks;                ///< what the rules are for
-  std::vector<std::vector<ViewedTensor>> views;  ///< of each rank; empty: its tensors are those of its shard
-  std::vector<std::size_t> counts;               ///< tensors of each rank's shard
-  ExportOutputs outputs;
-  ExportAccount account;         ///< every tensor of every rank, and what becomes of it
+  MergePlan plan;                                     ///< the arrangement's rules are its
+  std::vector<RankTensors> ranks = {};                ///< what the rules are for
+  std::vector<std::vector<ViewedTensor>> views = {};  ///< of each rank; empty: its tensors are those of its shard
+  std::vector<std::vector<LeftOut>> left_out = {};    ///< by views, of each rank
+  std::vector<std::size_t> counts = {};               ///< tensors of each rank's shard
+  ExportOutputs outputs = {};
+  ExportAccount account = {};    ///< every tensor of every rank, and what becomes of it
   std::string config_text = {};  ///< of config.json; empty: as it is where it comes from
-  std::string fingerprint;       ///< the same for the same shards, results and files
+  std::string fingerprint = {};  ///< the same for the same shards, results and files
 };
+
+/// Gives the job the tensors of all ranks, as its plan views them, and arranges them. `listings`: by rank. Throws as
+/// view_rank and arrange.
+Arrangement arrange_shards(ExportJob& job, const std::vector<ShardListing>& listings, const ParallelLayout& layout,
+                           const std::optional<DType>& dtype = {});
 
 /// `listings`: of all shards, in any order. Throws as export_model.
 ExportJob plan_job(const std::string& shards_dir, const std::string& plan, std::vector<ShardListing> listings,

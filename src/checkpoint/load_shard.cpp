@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <filesystem>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -15,7 +14,6 @@
 #include "muster/error.hpp"
 #include "src/checkpoint/agreement.hpp"
 #include "src/checkpoint/export_job.hpp"
-#include "src/checkpoint/model_files.hpp"
 #include "src/checkpoint/shard_job.hpp"
 #include "src/checkpoint/shard_set.hpp"
 #include "src/checkpoint/shared_read.hpp"
@@ -23,19 +21,9 @@
 #include "src/core/parallel.hpp"
 #include "src/sync/failing.hpp"
 #include "src/trace/span.hpp"
-#include "src/workspace/survey.hpp"
 
 namespace muster {
 namespace {
-
-bool holds_ranks(const std::string& path, const foreign::Choice& choice) {
-  if (workspace::is_workspace_directory(path)) return true;
-  if (const auto found = foreign::find_checkpoint(path, choice)) return found->ranks != 0;
-  std::error_code error;
-  if (!std::filesystem::is_directory(path, error)) return false;
-  return std::ranges::any_of(files_in(path),
-                             [](const std::string& name) { return parse_shard_file_name(name).has_value(); });
-}
 
 /// What is the same for all ranks that load parts of one model together.
 struct Agreed {
@@ -46,7 +34,7 @@ struct Agreed {
 
 ModelSource model_of(const std::string& path, const std::string& plan, const ParallelLayout& layout,
                      const LoadShardOptions& options) {
-  if (options.to_plan.empty() && !holds_ranks(path, {options.at, options.shards}))
+  if (options.to_plan.empty() && !contents_of(path, {options.at, options.shards}).has_ranks())
     return open_model(path, plan, layout, {.at = options.at, .base = options.base});
   return merge_model(path, plan,
                      {.layout = options.from, .base = options.base, .at = options.at, .shards = options.shards});
@@ -70,7 +58,7 @@ class RankPart {
                                                    to_string(layout), layout.ranks() - 1));
     const auto file = static_cast<std::size_t>(rank);
     const foreign::Choice choice{options.at, options.shards};
-    if (is_alone && options.to_plan.empty() && holds_ranks(path, choice)) {
+    if (is_alone && options.to_plan.empty() && contents_of(path, choice).has_ranks()) {
       const auto shards = std::make_shared<ShardSet>(path, 0, 1, workspace::StateChoice(), choice);
       ExportOptions cut{.layout = options.from, .to = layout, .base = options.base};
       ExportJob job = plan_job(path, plan, shards->listings(), shards->metadata(), cut);
@@ -216,12 +204,8 @@ std::vector<NamedTensor> load_shard(const std::string& model_dir, const std::str
   ProgressCounter progress(told, part->bytes(), options.stop);
   const std::shared_ptr<sync::Group> loading = inside.companion({.phase = "load: beginning"});
   std::vector<NamedTensor> tensors;
-  std::optional<Error> failure = sync::attempt(inside, [&] {
-    tensors = group.size() > 1 ? part->read_with(*loading, all, progress) : part->read_alone(progress);
-  });
-  if (failure && group.size() > 1) failure = sync::in_own_name(inside, *failure);
-  if (failure) loading->poison(*failure);
-  agree(inside, failure, "load: reading", Origin::named);
+  agree_on(inside, *loading, "load: reading",
+           [&] { tensors = group.size() > 1 ? part->read_with(*loading, all, progress) : part->read_alone(progress); });
   span.add_bytes(part->bytes());
   return tensors;
 }

@@ -197,18 +197,6 @@ bool is_weight_name(std::string_view name) noexcept {
   return name.ends_with(".safetensors");
 }
 
-bool holds_model(const std::string& path) {
-  std::error_code error;
-  const bool is_directory = fs::is_directory(path, error);
-  if (!is_directory && !fs::is_regular_file(path, error)) return false;
-  bool has_model = false;
-  for (const std::string& name : is_directory ? files_in(path) : std::vector{fs::path(path).filename().string()}) {
-    if (parse_shard_file_name(name)) return false;
-    has_model = has_model || is_weight_name(name) || (is_directory && is_index_name(name));
-  }
-  return has_model;
-}
-
 bool is_index_name(std::string_view name) noexcept {
   return name.ends_with(".safetensors.index.json");
 }

@@ -42,8 +42,6 @@ struct ShardName {
 std::optional<ShardName> parse_shard_file_name(std::string_view name);
 bool is_weight_name(std::string_view name) noexcept;
 bool is_index_name(std::string_view name) noexcept;
-/// Whether a path is a safetensors file, or a directory that has some; and no shards of ranks, by their names.
-bool holds_model(const std::string& path);
 
 /// What a file is in a directory that has a checkpoint or shards, by its name there alone.
 enum class Belongs : std::uint8_t {

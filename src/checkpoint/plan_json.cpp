@@ -320,12 +320,7 @@ std::optional<Numbering> read_numbering(const ConfigObject& plan, std::string_vi
     check_keys(object, {"match", "renumber", "comment"}, "");
     const Config* match = object.find("match");
     if (match == nullptr) refuse_plan("it has no \"match\"");
-    Numbering numbering{NumberPattern::parse(string_of(*match, "match")), false};
-    if (const Config* renumber = object.find("renumber")) {
-      if (renumber->type() != Config::Type::boolean) refuse_plan("\"renumber\" is neither true nor false");
-      numbering.renumber = renumber->as_bool();
-    }
-    return numbering;
+    return Numbering{NumberPattern::parse(string_of(*match, "match")), flag(object, "renumber")};
   } catch (const Error& error) {
     throw Error(ErrorKind::corrupt, fmt::format("\"{}\": {}", key, error.what()));
   }

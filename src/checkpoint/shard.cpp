@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Cutting a checkpoint: the same assembly as an export's, with one process that has the whole model.
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <optional>
-#include <set>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -154,38 +152,10 @@ ShardReport shard_model(const std::string& model_dir, const std::string& out, co
 }
 
 int count_shards(const std::string& shards_dir, const std::string& job, const std::string& shards) {
-  if (workspace::is_workspace_directory(shards_dir))
-    return workspace::choose_states(shards_dir, {.job = job}).world_size;
-  if (const std::optional<foreign::Found> found = foreign::find_checkpoint(shards_dir, {{}, shards}))
-    return std::max(found->ranks, 1);
-  if (holds_model(shards_dir)) return 1;
-  std::set<int> sizes;
-  std::set<int> found;
-  for (const std::string& file : files_in(shards_dir)) {
-    const auto name = parse_shard_file_name(file);
-    if (!name) continue;
-    sizes.insert(name->ranks);
-    found.insert(name->rank);
-  }
-  if (sizes.empty())
-    throw Error(ErrorKind::not_found,
-                fmt::format("{} has no shards (rank-00000-of-0000N.safetensors); muster shard makes some",
-                            in_quotes(shards_dir)),
-                {.path = shards_dir});
-  if (sizes.size() > 1)
-    throw Error(ErrorKind::argument,
-                fmt::format("{} has shards of sets of {} ranks, two sources for one model; move all but one set away",
-                            in_quotes(shards_dir), fmt::join(sizes, " and of ")),
-                {.path = shards_dir});
-  const int ranks = *sizes.begin();
-  for (int rank = 0; rank < ranks; ++rank) {
-    if (found.contains(rank)) continue;
-    throw Error(ErrorKind::not_found,
-                fmt::format("{} lacks the shard {} ({} of {} are there); copy it there, or cut the model again",
-                            in_quotes(shards_dir), shard_file_name(rank, ranks), found.size(), ranks),
-                {.path = shards_dir});
-  }
-  return ranks;
+  const Contents contents = contents_of(shards_dir, {{}, shards});
+  if (contents.kind == Contents::Kind::workspace) return workspace::choose_states(shards_dir, {.job = job}).world_size;
+  if (contents.kind == Contents::Kind::foreign) return std::max(contents.foreign->ranks, 1);
+  return contents.kind == Contents::Kind::model ? 1 : count_shard_files(shards_dir);
 }
 
 }  // namespace muster

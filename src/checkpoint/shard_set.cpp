@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/checkpoint/shard_set.hpp"
 
-#include <fmt/core.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <filesystem>
 #include <iterator>
+#include <set>
 #include <system_error>
 
 #include "muster/error.hpp"
@@ -159,6 +161,12 @@ std::string identity_of(const std::string& path) {
 // The plan of a foreign checkpoint that is whole.
 constexpr std::string_view as_it_is = "as it is";
 constexpr std::string_view as_it_is_plan = R"({"muster_plan": 1, "rules": [{"match": "*", "action": "same"}]})";
+
+ShardFacts facts_of_whole() {
+  ShardFacts facts{.rank = 0, .ranks = 1, .padded = {}};
+  facts.plan = {std::string(as_it_is), std::string(as_it_is_plan)};
+  return facts;
+}
 
 // That a process has open beside the shards.
 constexpr std::uint64_t files_beside = 256;
@@ -327,14 +335,65 @@ TensorDetail FileTensors::detail(std::size_t tensor) const {
   return {state->path(), entry.stored_bytes, entry.compressed, entry.checksum};
 }
 
+Contents contents_of(const std::string& path, const foreign::Choice& choice) {
+  using Kind = Contents::Kind;
+  if (workspace::is_workspace_directory(path)) return {Kind::workspace};
+  std::error_code error;
+  if (!std::filesystem::is_directory(path, error)) {
+    if (auto found = foreign::find_checkpoint(path, choice)) return {Kind::foreign, std::move(found)};
+    const bool is_model = std::filesystem::is_regular_file(path, error) && is_weight_name(path) &&
+                          !parse_shard_file_name(std::filesystem::path(path).filename().string());
+    return {is_model ? Kind::model : Kind::other};
+  }
+  const DirectoryNames names = names_in(path);
+  if (auto found = foreign::find_in_directory(path, names, choice)) return {Kind::foreign, std::move(found)};
+  const auto has = [&](auto is_one) { return std::ranges::any_of(names.files, is_one); };
+  const bool has_index = has(is_index_name);
+  if (has([](const std::string& name) { return parse_shard_file_name(name).has_value(); }))
+    return {Kind::shards, {}, has_index || has([](const std::string& name) { return name == model_file_name; })};
+  return {has_index || has(is_weight_name) ? Kind::model : Kind::other};
+}
+
+int count_shard_files(const std::string& directory) {
+  std::set<int> sizes;
+  std::set<int> found;
+  for (const std::string& file : files_in(directory)) {
+    const auto name = parse_shard_file_name(file);
+    if (!name) continue;
+    sizes.insert(name->ranks);
+    found.insert(name->rank);
+  }
+  if (sizes.empty())
+    throw Error(ErrorKind::not_found,
+                fmt::format("{} has no shards (rank-00000-of-0000N.safetensors); muster shard makes some",
+                            in_quotes(directory)),
+                {.path = directory});
+  if (sizes.size() > 1)
+    throw Error(ErrorKind::argument,
+                fmt::format("{} has shards of sets of {} ranks, two sources for one model; move all but one set away",
+                            in_quotes(directory), fmt::join(sizes, " and of ")),
+                {.path = directory});
+  const int ranks = *sizes.begin();
+  for (int rank = 0; rank < ranks; ++rank) {
+    if (found.contains(rank)) continue;
+    throw Error(ErrorKind::not_found,
+                fmt::format("{} lacks the shard {} ({} of {} are there); copy it there, or cut the model again",
+                            in_quotes(directory), shard_file_name(rank, ranks), found.size(), ranks),
+                {.path = directory});
+  }
+  return ranks;
+}
+
 ShardSet::ShardSet(const std::string& directory, int process, int processes, const workspace::StateChoice& choice,
                    const foreign::Choice& foreign) {
   path_ = directory;
-  if (workspace::is_workspace_directory(directory)) {
+  Contents contents = contents_of(directory, foreign);
+  foreign_ = std::move(contents.foreign);
+  if (contents.kind == Contents::Kind::workspace) {
     open_states(directory, process, processes, choice);
-  } else if ((foreign_ = foreign::find_checkpoint(directory, foreign))) {
+  } else if (contents.kind == Contents::Kind::foreign) {
     open_foreign(*foreign_, process, processes, foreign);
-  } else if (holds_model(directory)) {
+  } else if (contents.kind == Contents::Kind::model) {
     if (process == 0) open_model(directory);
     count_ = 1;
   } else {
@@ -377,10 +436,7 @@ void ShardSet::open_foreign(const foreign::Found& found, int process, int proces
     if (is_whole && process != 0) return;
     listing.layout = found.layout;
     // What is whole needs no plan, but may have one that renames.
-    if (is_whole) {
-      listing.facts = ShardFacts{.rank = 0, .ranks = 1, .padded = {}};
-      listing.facts->plan = {std::string(as_it_is), std::string(as_it_is_plan)};
-    }
+    if (is_whole) listing.facts = facts_of_whole();
     if (rank == 0) notes_ = std::move(notes);
     listings_.push_back(std::move(listing));
   }
@@ -395,14 +451,13 @@ void ShardSet::open_model(const std::string& directory) {
     listing.identity += identity_of(file.path()) + "\n";
   }
   for (const TensorEntry& entry : tensors()) listing.tensors.push_back({entry.name, {entry.dtype, entry.shape}});
-  listing.facts = ShardFacts{.rank = 0, .ranks = 1, .padded = {}};
-  listing.facts->plan = {std::string(as_it_is), std::string(as_it_is_plan)};
+  listing.facts = facts_of_whole();
   metadata_ = model.metadata();
   listings_.push_back(std::move(listing));
 }
 
 void ShardSet::open_files(const std::string& directory, int process, int processes) {
-  count_ = count_shards(directory);
+  count_ = count_shard_files(directory);
   os::allow_open_files(static_cast<std::uint64_t>(count_ / processes) + files_beside);
   for (int rank = process; rank < count_; rank += processes) {
     const SafetensorsFile file = SafetensorsFile::open(directory + "/" + shard_file_name(rank, count_));

@@ -125,6 +125,30 @@ class FileTensors : public TensorSource {
   std::vector<TensorEntry> tensors_;
 };
 
+/// What is at a path: told by names, and by the first bytes of a foreign file.
+struct Contents {
+  enum class Kind : std::uint8_t {
+    other,      ///< none of these; one file of a rank, too
+    workspace,  ///< whatever else is in it
+    foreign,
+    shards,  ///< a directory with files of ranks
+    model,   ///< a safetensors file, or a directory that has some or an index
+  };
+  Kind kind = Kind::other;
+  std::optional<foreign::Found> foreign = {};
+  bool has_model = false;  ///< of shards: model.safetensors or an index is beside them
+
+  /// Whether a plan has to merge what is there.
+  [[nodiscard]] bool has_ranks() const noexcept {
+    return kind == Kind::workspace || kind == Kind::shards || (foreign && foreign->ranks != 0);
+  }
+};
+/// Throws as foreign::find_checkpoint, and Error(io).
+Contents contents_of(const std::string& path, const foreign::Choice& choice = {});
+
+/// The ranks of a directory of kind shards. Throws as count_shards.
+int count_shard_files(const std::string& directory);
+
 /// The shards that one process reads: rank, rank + processes, ... They are safetensors files of a directory, which are
 /// held against their checksums as they are read, the states of a workspace that all ranks have
 /// (workspace::choose_common_states), or those of a foreign checkpoint. If that, or a model, is whole it is the shard

@@ -39,13 +39,15 @@ class SharedRead {
  public:
   SharedRead(sync::Group& group, const TensorSource& source, std::span<const std::vector<const MergedTensor*>> wanted,
              std::span<const ReadTarget> targets, ProgressCounter& progress)
-      : group_(group), source_(source), targets_(targets), progress_(progress), uses_(source.tensors().size()) {
+      : group_(group),
+        source_(source),
+        targets_(targets),
+        progress_(progress),
+        others_(shm::near_ranks(group)),
+        uses_(source.tensors().size()) {
     for (int rank = 0; rank < group.size(); ++rank) {
-      const bool is_near = rank != group.rank() && group.shares_memory(rank);
-      if (is_near) others_.push_back(rank);
       const auto& tensors = wanted[static_cast<std::size_t>(rank)];
-      for (std::size_t i = 0; i < tensors.size() && (is_near || rank == group.rank()); ++i)
-        add_uses(rank, i, *tensors[i]);
+      for (std::size_t i = 0; i < tensors.size(); ++i) add_uses(rank, i, *tensors[i]);
     }
     for (std::size_t tensor = 0; tensor < uses_.size(); ++tensor)
       for (std::uint64_t at = 0, bytes = source.tensors()[tensor].bytes; at < bytes; at += block_bytes)
@@ -53,7 +55,8 @@ class SharedRead {
   }
 
   void run() {
-    find_windows();
+    ring_ = std::make_unique<shm::WindowRing>(own_.empty() ? 0 : depth, block_bytes, others_.size());
+    rings_ = shm::find_rings(group_, others_, *ring_, {.phase = "load: finding windows"});
     std::size_t ahead = 0;
     for (std::size_t at = 0; at < blocks_.size(); ++at) {
       for (; ahead < blocks_.size() && ahead <= at + others_.size() && is_free(blocks_[ahead], at); ++ahead)
@@ -102,19 +105,6 @@ class SharedRead {
   }
 
   static bool is_shared(const Block& block) { return block.users > 1; }
-
-  void find_windows() {
-    const auto ranks = static_cast<std::size_t>(group_.size());
-    ring_ = std::make_unique<shm::WindowRing>(own_.empty() ? 0 : depth, block_bytes, others_.size());
-    const std::uint64_t own = ring_->place();
-    std::vector<std::uint64_t> places(ranks);
-    group_.all_gather(std::as_bytes(std::span(&own, 1)), std::as_writable_bytes(std::span(places)),
-                      {.phase = "load: finding windows"});
-    rings_.resize(ranks);
-    for (const int rank : others_)
-      rings_[static_cast<std::size_t>(rank)] =
-          std::make_unique<shm::WindowRing>(*group_.region_of(rank), places[static_cast<std::size_t>(rank)]);
-  }
 
   /// Whether this process has used the window that it would read a block into; `at`: the block that it is at.
   [[nodiscard]] bool is_free(const Block& block, std::size_t at) const {

@@ -207,20 +207,23 @@ void verify_foreign(const foreign::Found& found, const std::string& name, Verifi
 }
 
 void verify_directory(Verification& verification) {
-  if (!workspace::is_workspace_directory(verification.directory))
-    if (const auto found = foreign::find_checkpoint(verification.directory, choice_of(verification.options)))
+  const std::string& directory = verification.directory;
+  const bool is_workspace = workspace::is_workspace_directory(directory);
+  DirectoryNames names = names_in(directory);
+  if (!is_workspace)
+    if (const auto found = foreign::find_in_directory(directory, names, choice_of(verification.options)))
       return verify_foreign(*found, "", verification);
   std::vector<std::string> weights;
   std::vector<std::string> indexes;
-  for (std::string& name : files_in(verification.directory)) {
+  for (std::string& name : names.files) {
     if (is_weight_name(name))
       weights.push_back(std::move(name));
     else if (is_index_name(name))
       indexes.push_back(std::move(name));
   }
   if (weights.empty() && indexes.empty()) {
-    if (workspace::is_workspace_directory(verification.directory)) return verify_workspace(verification);
-    throw file_error(ErrorKind::not_found, "verifying", verification.directory, "there is no *.safetensors in it");
+    if (is_workspace) return verify_workspace(verification);
+    throw file_error(ErrorKind::not_found, "verifying", directory, "there is no *.safetensors in it");
   }
   const bool has_model = !indexes.empty() || std::binary_search(weights.begin(), weights.end(), model_file_name);
   const bool has_shards = std::any_of(weights.begin(), weights.end(),

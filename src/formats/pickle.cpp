@@ -3,6 +3,9 @@
 
 #include <array>
 
+#include "muster/error.hpp"
+#include "src/core/quoted.hpp"
+
 namespace muster::formats {
 
 std::string_view to_string(PickleKind kind) noexcept {
@@ -68,6 +71,12 @@ std::optional<Pickle::Ref> Pickle::find(Ref ref, std::string_view key) const noe
   for (std::size_t i = 0; i + 1 < pairs.size(); i += 2)
     if (is(pairs[i], PickleKind::text) && text(pairs[i]) == key) return pairs[i + 1];
   return std::nullopt;
+}
+
+Pickle::Ref Pickle::member(Ref ref, std::string_view key) const {
+  const std::optional<Ref> found = find(ref, key);
+  if (!found) throw Error(ErrorKind::corrupt, "there is no " + in_quotes(key) + " in it");
+  return *found;
 }
 
 }  // namespace muster::formats

@@ -66,6 +66,8 @@ class Pickle {
   [[nodiscard]] std::optional<Ref> state(Ref ref) const noexcept;
   /// The value of a key that is text: in a dict, in a state, or in that of an object.
   [[nodiscard]] std::optional<Ref> find(Ref ref, std::string_view key) const noexcept;
+  /// Likewise, of one that has to be there. Throws Error(corrupt).
+  [[nodiscard]] Ref member(Ref ref, std::string_view key) const;
 
  private:
   friend class PickleMachine;

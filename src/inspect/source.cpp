@@ -10,11 +10,10 @@
 
 #include "muster/error.hpp"
 #include "muster/plan.hpp"
-#include "src/checkpoint/arrangement.hpp"
 #include "src/checkpoint/export_job.hpp"
 #include "src/checkpoint/foreign_hdf5.hpp"
 #include "src/checkpoint/model_files.hpp"
-#include "src/checkpoint/plan_views.hpp"
+#include "src/checkpoint/shard_job.hpp"
 #include "src/checkpoint/shard_set.hpp"
 #include "src/core/quoted.hpp"
 #include "src/workspace/names.hpp"
@@ -120,29 +119,14 @@ Source source_of_foreign(const foreign::Found& found, const std::string& path, c
 /// export arranges them, and merged piece by piece.
 Source source_of_shards(const std::string& directory, const SourceOptions& options) {
   const std::optional<Config> config = read_model_config(directory);
-  const auto shards = std::make_shared<const ShardSet>(directory, 0, 1, options.states, options.foreign);
+  const auto shards = std::make_shared<ShardSet>(directory, 0, 1, options.states, options.foreign);
   std::vector<std::string> notes;
-  const MergePlan plan = plan_of(shards->listings(), options.plan, config ? &*config : nullptr, notes);
-  const ParallelLayout layout = layout_of(shards->listings(), {});
-  std::vector<RankTensors> ranks;
-  std::vector<std::vector<ViewedTensor>> views;
-  std::vector<std::size_t> stored;
-  std::vector<std::size_t> counts;
-  for (const ShardListing& listing : shards->listings()) {
-    ViewedRank viewed = view_rank(plan, layout, to_rank_tensors(listing));
-    stored.push_back(listing.tensors.size());
-    counts.push_back(viewed.tensors.tensors.size());
-    ranks.push_back(std::move(viewed.tensors));
-    views.push_back(std::move(viewed.views));
-  }
-  std::shared_ptr<const TensorSource> source = shards;
-  if (std::vector<ViewedTensor> all = std::move(views_by_process(views, stored, 1).front()); !all.empty())
-    source = std::make_shared<ViewedTensors>(source, std::move(all));
-  ExportOutputs outputs = checkpoint_outputs(arrange(plan, layout, ranks), UINT64_MAX, {});
+  ExportJob job{.plan = plan_of(shards->listings(), options.plan, config ? &*config : nullptr, notes)};
+  const Arrangement arrangement = arrange_shards(job, shards->listings(), layout_of(shards->listings(), {}));
+  job.outputs = checkpoint_outputs(arrangement, UINT64_MAX, {});
   return {.path = directory,
           .kind = "shards",
-          .tensors = std::make_shared<MergedTensors>(
-              source, sources_by_rank(counts, 1), std::move(outputs.files.front().tensors), std::move(outputs.equal)),
+          .tensors = merged_of(shards, job, std::move(job.outputs.files.front().tensors)),
           .metadata = shards->metadata()};
 }
 
@@ -215,29 +199,16 @@ std::optional<Config> Source::config() const {
   return configs;
 }
 
-bool is_shards_directory(const std::string& path) {
-  std::error_code error;
-  if (!std::filesystem::is_directory(path, error)) return false;
-  bool has_shards = false;
-  for (const std::string& name : files_in(path)) {
-    if (is_index_name(name) || name == model_file_name) return false;
-    has_shards = has_shards || parse_shard_file_name(name);
-  }
-  return has_shards;
-}
-
 Source open_source(const std::string& path, const SourceOptions& options) {
   std::error_code error;
   const std::filesystem::file_status status = std::filesystem::status(path, error);
   if (!std::filesystem::exists(status)) refuse_dangling(path);
-  if (std::filesystem::is_directory(status)) {
-    if (is_shards_directory(path)) return source_of_shards(path, options);
-    if (workspace::is_workspace_directory(path))
-      return options.plan.empty() ? source_of_states(path, options.states) : source_of_shards(path, options);
+  const Contents contents = contents_of(path, options.foreign);
+  if (options.plan.empty()) {
+    if (contents.kind == Contents::Kind::workspace) return source_of_states(path, options.states);
+    if (contents.foreign && contents.foreign->ranks == 0) return source_of_foreign(*contents.foreign, path, options);
   }
-  if (const std::optional<foreign::Found> found = foreign::find_checkpoint(path, options.foreign))
-    return found->ranks == 0 && options.plan.empty() ? source_of_foreign(*found, path, options)
-                                                     : source_of_shards(path, options);
+  if (contents.foreign || (contents.has_ranks() && !contents.has_model)) return source_of_shards(path, options);
   if (std::filesystem::is_directory(status)) return source_of_model(path, true);
   if (StateFile::is_state_file(path)) return source_of_state_file(path);
   if (is_hdf5_file(path)) return source_of_hdf5(path);

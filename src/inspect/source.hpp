@@ -67,9 +67,6 @@ struct SourceOptions {
 /// several jobs could be meant; Error(not_found) if there is no such job, rank or generation.
 Source open_source(const std::string& path, const SourceOptions& options = {});
 
-/// Whether a directory has shards of ranks, and no model.
-bool is_shards_directory(const std::string& path);
-
 /// Tensors whose names match (TensorPattern::glob), in their order; all if the pattern is empty. Throws
 /// Error(argument) on a pattern that is none, Error(not_found) if no name matches, with names that are near.
 std::vector<std::size_t> matching(const Source& source, const std::string& pattern);

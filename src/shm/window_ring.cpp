@@ -132,4 +132,24 @@ void WindowRing::wait_stage(std::uint32_t least, std::span<const int> on, SyncGr
       header().stage, [least](std::uint32_t stage) { return stage >= least; }, on, group, options);
 }
 
+std::vector<int> near_ranks(const SyncGroup& group) {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < group.size(); ++rank)
+    if (rank != group.rank() && group.shares_memory(rank)) ranks.push_back(rank);
+  return ranks;
+}
+
+std::vector<std::unique_ptr<WindowRing>> find_rings(sync::Group& group, std::span<const int> near,
+                                                    const WindowRing& own, const WaitOptions& options) {
+  const std::uint64_t place = own.place();
+  std::vector<std::uint64_t> places(static_cast<std::size_t>(group.size()));
+  group.all_gather(std::as_bytes(std::span(&place, 1)), std::as_writable_bytes(std::span(places)), options);
+  std::vector<std::unique_ptr<WindowRing>> rings(places.size());
+  for (const int rank : near) {
+    const auto at = static_cast<std::size_t>(rank);
+    rings[at] = std::make_unique<WindowRing>(*group.region_of(rank), places[at]);
+  }
+  return rings;
+}
+
 }  // namespace muster::shm

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "src/sync/group.hpp"
 #include "src/sync/region.hpp"
@@ -69,5 +70,12 @@ class WindowRing {
   std::uint32_t depth_ = 0;
   std::uint64_t window_bytes_ = 0;
 };
+
+/// The other ranks of a group that share memory with this one.
+std::vector<int> near_ranks(const SyncGroup& group);
+/// Collective. The rings of `near`, by rank; `own`: what this rank has for them. Throws as SyncGroup::all_gather, and
+/// as WindowRing.
+std::vector<std::unique_ptr<WindowRing>> find_rings(sync::Group& group, std::span<const int> near,
+                                                    const WindowRing& own, const WaitOptions& options);
 
 }  // namespace muster::shm

@@ -391,7 +391,7 @@ void GroupPulse::tell_awaited(int self, std::uint32_t awaited) noexcept {
 std::string GroupPulse::phase(int rank) const {
   if (rank == self_) return phase_.load(std::memory_order_relaxed);
   std::string phase = pulse_of(rank).phase;
-  return phase.empty() ? "its own work" : phase;
+  return phase.empty() ? sync::between_calls : phase;
 }
 
 void GroupPulse::set_failure(const Error& cause) noexcept {

@@ -127,7 +127,7 @@ std::vector<ChangedSample> changed_samples() {
       {"an axis of several", "fsdp_tp", replaced(axis, "K\x02K\x01\x86"), "some of which are several: not read"},
       {"an odd split factor", "fsdp_tp", replaced(factor, "split_factorqdK\3"), other_factor},
       {"a split factor too large", "fsdp_tp", replaced(factor, "split_factorqdK\4"), other_factor},
-      {"no split factor", "fsdp_tp", replaced("split_factor", "split_f_ctor"), "its part on rank 0 has no split_factor",
+      {"no split factor", "fsdp_tp", replaced("split_factor", "split_f_ctor"), "there is no \"split_factor\" in it",
        ErrorKind::corrupt},
       {"a dimension that is not there", "fsdp_tp", replaced(dim, "K\7" + text("split_factor")),
        "along a dimension that it does not have", ErrorKind::corrupt},

@@ -15,6 +15,7 @@
 
 #include "muster/error.hpp"
 #include "muster/export.hpp"
+#include "src/checkpoint/shard_set.hpp"
 #include "src/checkpoint/strided_read.hpp"
 #include "src/inspect/diff.hpp"
 #include "tests/support/checkpoints.hpp"
@@ -151,7 +152,7 @@ TEST_CASE("diff of a model and its shards, and of shards of other numbers of ran
   for (const int ranks : {1, 3, 4}) {
     const std::string shards = work / ("shards-" + std::to_string(ranks));
     shard_model(model, shards, "auto", ParallelLayout{.tensor = ranks});
-    CHECK(is_shards_directory(shards));
+    CHECK(contents_of(shards).kind == Contents::Kind::shards);
     const Config report = diff_models(model, shards, {.plan = "auto"});
     CHECK(report.at("same").as_bool());
     CHECK(report.at("tensors").as_int() == 5);
@@ -161,7 +162,7 @@ TEST_CASE("diff of a model and its shards, and of shards of other numbers of ran
     CHECK(diff_models(shards, model).at("same").as_bool());  // by the plan that they remember
     CHECK(has(words_of(ErrorKind::argument, [&] { diff_models(shards, model, {.plan = "bert"}); }), "no rule matches"));
   }
-  CHECK_FALSE(is_shards_directory(model));
+  CHECK(contents_of(model).kind == Contents::Kind::model);
 
   const std::string other = work / "other";
   std::filesystem::create_directory(other);
@@ -234,4 +235,44 @@ TEST_CASE("what lies with strides is read in stretches where it is near, else ru
   CHECK(is_within(6, axes, 2, 32));
   CHECK_FALSE(is_within(7, axes, 2, 32));
   CHECK_FALSE(is_within(0, std::vector<StridedAxis>{{std::uint64_t{1} << 33, std::uint64_t{1} << 33, 2}}, 2, 32));
+}
+
+TEST_CASE("what is at a path is told by names, of a directory with several things, too") {
+  using Kind = Contents::Kind;
+  constexpr const char* shard = "rank-00000-of-00001.safetensors";
+  struct Case {
+    std::vector<std::string> names;
+    Kind kind;
+    bool has_ranks = false;
+    bool has_model = false;
+  };
+  const std::vector<Case> cases = {
+      {{}, Kind::other},
+      {{"config.json"}, Kind::other},
+      {{"weights.safetensors"}, Kind::model},
+      {{"model.safetensors.index.json"}, Kind::model},
+      {{shard}, Kind::shards, true},
+      {{shard, "weights.safetensors"}, Kind::shards, true},
+      {{shard, "model.safetensors"}, Kind::shards, true, true},
+      {{shard, "model.safetensors.index.json"}, Kind::shards, true, true},
+      {{"pytorch_model.bin"}, Kind::foreign},
+      {{"consolidated.00.pth"}, Kind::foreign, true},
+      {{"muster-workspace.json"}, Kind::workspace, true},
+      {{"muster-workspace.json", shard, "model.safetensors"}, Kind::workspace, true},
+  };
+  for (const Case& one : cases) {
+    const std::string last = one.names.empty() ? "nothing" : one.names.back();
+    CAPTURE(last);
+    const test::TemporaryDirectory folder;
+    for (const std::string& name : one.names) test::write_text(folder / name, "");
+    const Contents contents = contents_of(folder.path().string());
+    CHECK(contents.kind == one.kind);
+    CHECK(contents.has_ranks() == one.has_ranks);
+    CHECK(contents.has_model == one.has_model);
+  }
+  const test::TemporaryDirectory folder;
+  for (const char* name : {"weights.safetensors", shard}) test::write_text(folder / name, "");
+  CHECK(contents_of(folder / "weights.safetensors").kind == Kind::model);
+  CHECK(contents_of(folder / shard).kind == Kind::other);
+  CHECK(contents_of(folder / "missing").kind == Kind::other);
 }

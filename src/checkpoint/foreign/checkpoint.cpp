@@ -14,7 +14,6 @@
 #include "src/checkpoint/foreign/fsdp.hpp"
 #include "src/checkpoint/foreign/rank_files.hpp"
 #include "src/checkpoint/foreign/torch_model.hpp"
-#include "src/checkpoint/model_files.hpp"
 #include "src/core/quoted.hpp"
 
 namespace muster::foreign {
@@ -78,10 +77,18 @@ std::optional<std::string> newest_iteration(const std::string& directory, const 
   return newest;
 }
 
-std::optional<Found> find_in_directory(const std::string& directory, const Choice& choice) {
-  const auto [names, folders] = names_in(directory);
+}  // namespace
+
+std::string_view kind_name(Kind kind) noexcept {
+  constexpr std::array<std::string_view, 7> names = {"torch", "torch", "dcp", "dcp", "fsdp", "ranks", "deepspeed"};
+  return names[static_cast<std::size_t>(kind)];
+}
+
+std::optional<Found> find_in_directory(const std::string& directory, const DirectoryNames& listed,
+                                       const Choice& choice) {
+  const auto& [names, folders] = listed;
   if (const std::optional<std::string> newest = newest_iteration(directory, names))
-    return find_in_directory(*newest, choice);
+    return find_in_directory(*newest, names_in(*newest), choice);
   std::vector<Found> found;
   const auto add = [&](Kind kind, std::vector<std::string> files) {
     if (!files.empty()) found.push_back({.kind = kind, .path = directory, .files = std::move(files)});
@@ -126,17 +133,10 @@ std::optional<Found> find_in_directory(const std::string& directory, const Choic
   return found[0];
 }
 
-}  // namespace
-
-std::string_view kind_name(Kind kind) noexcept {
-  constexpr std::array<std::string_view, 7> names = {"torch", "torch", "dcp", "dcp", "fsdp", "ranks", "deepspeed"};
-  return names[static_cast<std::size_t>(kind)];
-}
-
 std::optional<Found> find_checkpoint(const std::string& path, const Choice& choice) {
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
-  if (fs::is_directory(status)) return find_in_directory(path, choice);
+  if (fs::is_directory(status)) return find_in_directory(path, names_in(path), choice);
   if (!fs::is_regular_file(status) || !is_torch_file(path)) return std::nullopt;
   return Found{.kind = Kind::torch, .path = path};
 }

@@ -11,6 +11,7 @@
 
 #include "muster/parallel_layout.hpp"
 #include "src/checkpoint/foreign/parted_tensors.hpp"
+#include "src/checkpoint/model_files.hpp"
 
 namespace muster::foreign {
 
@@ -46,6 +47,9 @@ struct Found {
 /// None if the path has no such checkpoint. Throws Error(argument) if a directory has two kinds, and what is missing
 /// of one: Error(not_found).
 std::optional<Found> find_checkpoint(const std::string& path, const Choice& choice = {});
+/// Likewise, of a directory that has been listed.
+std::optional<Found> find_in_directory(const std::string& directory, const DirectoryNames& listed,
+                                       const Choice& choice);
 
 /// All tensors of a whole checkpoint, or those of a rank. What people should know goes to `notes`. Throws
 /// Error(corrupt | unsupported | not_found | io), with the file.

@@ -40,12 +40,8 @@ using DcpPieces = std::map<std::string, std::vector<DcpPiece>, std::less<>>;
 
 BoxPlace locate_item(const formats::ReadAt& read, std::uint64_t bytes, DType dtype, const Shape& extents) {
   const TorchArchive archive = TorchArchive::open_zip(read, bytes);
-  TorchTensor tensor = archive.tensor(archive.pickle().root());
-  if (tensor.shape.empty()) {
-    tensor.shape = {1};
-    tensor.strides = {1};
-  }
-  if (tensor.dtype != dtype || tensor.shape != extents)
+  const TorchTensor tensor = archive.tensor(archive.pickle().root());
+  if (tensor.dtype != dtype || box_extents(tensor.shape) != extents)
     throw Error(ErrorKind::corrupt,
                 fmt::format("it is {} where {} is said", to_string(TensorSpec{tensor.dtype, tensor.shape}),
                             to_string(TensorSpec{dtype, extents})));
@@ -113,12 +109,11 @@ bool is_zip(const os::ReadableFile& file, std::uint64_t at) {
 
 void add_pieces(PartedTensors& tensors, const std::vector<DcpPiece>& pieces) {
   for (const DcpPiece& piece : pieces) {
-    const bool is_scalar = piece.spec.shape.empty();
-    const Shape extents = is_scalar ? Shape{1} : piece.spec.shape;
+    const Shape extents = box_extents(piece.spec.shape);
     if (piece.spec.dtype != tensors.tensors().back().dtype)
       throw Error(ErrorKind::corrupt,
                   fmt::format("tensor {}: its parts have several dtypes", in_quotes(tensors.tensors().back().name)));
-    tensors.add_box(is_scalar ? Shape{0} : piece.begin, extents,
+    tensors.add_box(piece.spec.shape.empty() ? Shape{0} : piece.begin, extents,
                     BoxPlace{piece.place.file, piece.place.begin, row_major_strides(extents)});
   }
 }

@@ -24,16 +24,6 @@ namespace {
 
 constexpr std::string_view dcp_module = "torch.distributed.checkpoint.metadata.";
 
-[[noreturn]] void refuse_metadata(const std::string& what, ErrorKind kind = ErrorKind::corrupt) {
-  throw Error(kind, what);
-}
-
-Pickle::Ref member(const Pickle& pickle, Pickle::Ref node, std::string_view name) {
-  const std::optional<Pickle::Ref> found = pickle.find(node, name);
-  if (!found) refuse_metadata(fmt::format("something in it has no {}", name));
-  return *found;
-}
-
 bool is_dcp(const Pickle& pickle, Pickle::Ref node, std::string_view name) {
   const std::string_view whole = pickle.name(node);
   return pickle.is(node, PickleKind::object) && whole.starts_with(dcp_module) &&
@@ -41,8 +31,8 @@ bool is_dcp(const Pickle& pickle, Pickle::Ref node, std::string_view name) {
 }
 
 std::span<const Pickle::Ref> pairs_of(const Pickle& pickle, Pickle::Ref node, std::string_view name) {
-  const Pickle::Ref dict = member(pickle, node, name);
-  if (!pickle.is(dict, PickleKind::dict)) refuse_metadata(fmt::format("its {} is no dict", name));
+  const Pickle::Ref dict = pickle.member(node, name);
+  if (!pickle.is(dict, PickleKind::dict)) refuse_foreign(fmt::format("its {} is no dict", name));
   return pickle.items(dict);
 }
 
@@ -56,7 +46,7 @@ DType dtype_of(const Pickle& pickle, Pickle::Ref properties) {
   }
   const std::optional<DType> known = dtype_of_torch(pickle.name(dtype));
   if (!known)
-    refuse_metadata(fmt::format("its dtype {} is not read", in_quotes(pickle.name(dtype))), ErrorKind::unsupported);
+    refuse_foreign(fmt::format("its dtype {} is not read", in_quotes(pickle.name(dtype))), ErrorKind::unsupported);
   return *known;
 }
 
@@ -67,8 +57,8 @@ void DcpMetadata::add_tensor(const Pickle& pickle, std::string_view name, Pickle
   DcpTensor tensor;
   tensor.name = name;
   try {
-    tensor.dtype = dtype_of(pickle, member(pickle, node, "properties"));
-    tensor.shape = shape_of(pickle, member(pickle, node, "size"));
+    tensor.dtype = dtype_of(pickle, pickle.member(node, "properties"));
+    tensor.shape = shape_of(pickle, pickle.member(node, "size"));
     const auto [number, is_new] = numbers_.try_emplace(tensor.name, tensors_.size());
     if (is_new) {
       tensors_.push_back(tensor);
@@ -76,10 +66,10 @@ void DcpMetadata::add_tensor(const Pickle& pickle, std::string_view name, Pickle
     }
     DcpTensor& there = tensors_[number->second];
     if (there.dtype != tensor.dtype || there.shape != tensor.shape)
-      refuse_metadata("two ranks say different things of it");
-    for (const Pickle::Ref chunk : pickle.items(member(pickle, node, "chunks"))) {
-      DcpChunk part{.begin = shape_of(pickle, member(pickle, chunk, "offsets")),
-                    .extents = shape_of(pickle, member(pickle, chunk, "sizes"))};
+      refuse_foreign("two ranks say different things of it");
+    for (const Pickle::Ref chunk : pickle.items(pickle.member(node, "chunks"))) {
+      DcpChunk part{.begin = shape_of(pickle, pickle.member(chunk, "offsets")),
+                    .extents = shape_of(pickle, pickle.member(chunk, "sizes"))};
       if (std::ranges::find(part.extents, 0) == part.extents.end()) there.chunks.push_back(std::move(part));
     }
   } catch (const Error& error) {
@@ -88,27 +78,27 @@ void DcpMetadata::add_tensor(const Pickle& pickle, std::string_view name, Pickle
 }
 
 void DcpMetadata::add_place(const Pickle& pickle, Pickle::Ref key, Pickle::Ref value) {
-  const std::string name(pickle.text(member(pickle, key, "fqn")));
+  const std::string name(pickle.text(pickle.member(key, "fqn")));
   const auto number = numbers_.find(name);
   if (number == numbers_.end()) return;
   try {
-    const std::string file(pickle.text(member(pickle, value, "relative_path")));
-    const auto at = pickle.count(member(pickle, value, "offset"));
-    const auto bytes = pickle.count(member(pickle, value, "length"));
-    if (!is_name_beside(file)) refuse_metadata(fmt::format("its file {} is not beside it", in_quotes(file)));
-    if (!at || !bytes) refuse_metadata("its place in a file is no number");
+    const std::string file(pickle.text(pickle.member(value, "relative_path")));
+    const auto at = pickle.count(pickle.member(value, "offset"));
+    const auto bytes = pickle.count(pickle.member(value, "length"));
+    if (!is_name_beside(file)) refuse_foreign(fmt::format("its file {} is not beside it", in_quotes(file)));
+    if (!at || !bytes) refuse_foreign("its place in a file is no number");
     DcpChunk place;
     if (const auto transforms = pickle.find(value, "transform_descriptors"))
       for (const Pickle::Ref transform : pickle.items(*transforms)) {
         if (pickle.text(transform) != "stream.zstd/1" || place.is_zstd)
-          refuse_metadata(fmt::format("it is stored through {}, which is not read: save it without extensions",
-                                      in_quotes(pickle.text(transform))),
-                          ErrorKind::unsupported);
+          refuse_foreign(fmt::format("it is stored through {}, which is not read: save it without extensions",
+                                     in_quotes(pickle.text(transform))),
+                         ErrorKind::unsupported);
         place.is_zstd = true;
       }
     place.at = *at;
     place.bytes = *bytes;
-    if (const Pickle::Ref offset = member(pickle, key, "offset"); !pickle.is(offset, PickleKind::none))
+    if (const Pickle::Ref offset = pickle.member(key, "offset"); !pickle.is(offset, PickleKind::none))
       place.begin = shape_of(pickle, offset);
     const auto [known, is_new] = file_numbers_.try_emplace(file, static_cast<std::uint32_t>(files_.size()));
     if (is_new) files_.push_back(file);
@@ -121,7 +111,7 @@ void DcpMetadata::add_place(const Pickle& pickle, Pickle::Ref key, Pickle::Ref v
 
 void DcpMetadata::add(std::span<const std::byte> bytes) {
   const Pickle pickle = Pickle::parse(bytes);
-  if (!is_dcp(pickle, pickle.root(), "Metadata")) refuse_metadata("it is no Metadata of torch.distributed.checkpoint");
+  if (!is_dcp(pickle, pickle.root(), "Metadata")) refuse_foreign("it is no Metadata of torch.distributed.checkpoint");
   const std::span<const Pickle::Ref> tensors = pairs_of(pickle, pickle.root(), "state_dict_metadata");
   for (std::size_t i = 0; i + 1 < tensors.size(); i += 2)
     if (pickle.is(tensors[i], PickleKind::text)) add_tensor(pickle, pickle.text(tensors[i]), tensors[i + 1]);
@@ -144,7 +134,7 @@ void DcpMetadata::finish() {
     std::ranges::sort(places, {}, &DcpChunk::begin);
     const auto twice = std::ranges::adjacent_find(places, {}, &DcpChunk::begin);
     const auto refuse = [&](std::string_view words, const Shape& begin) {
-      refuse_metadata(fmt::format("tensor {}: its part at {} {}", in_quotes(tensor.name), to_string(begin), words));
+      refuse_foreign(fmt::format("tensor {}: its part at {} {}", in_quotes(tensor.name), to_string(begin), words));
     };
     if (twice != places.end()) refuse("is stored twice", twice->begin);
     for (DcpChunk& chunk : tensor.chunks) {

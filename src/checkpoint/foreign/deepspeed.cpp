@@ -27,10 +27,6 @@ namespace {
 
 constexpr std::string_view optim_ending = "_optim_states.pt";
 
-[[noreturn]] void refuse_zero(const std::string& words, ErrorKind kind = ErrorKind::corrupt) {
-  throw Error(kind, words);
-}
-
 /// A stretch of a rank's file.
 struct FlatRun {
   std::uint32_t file = 0;
@@ -49,7 +45,7 @@ class FlatLine {
   [[nodiscard]] std::uint64_t elements() const { return ends_.empty() ? 0 : ends_.back(); }
   /// Adds boxes for the elements [from, from + count), the first of them at `to` of the tensor.
   void add_boxes(PartedTensors& tensors, std::uint64_t from, std::uint64_t to, std::uint64_t count) const {
-    if (from > elements() || count > elements() - from) refuse_zero("it reaches past what the ranks have");
+    if (from > elements() || count > elements() - from) refuse_foreign("it reaches past what the ranks have");
     for (auto at = static_cast<std::size_t>(std::ranges::upper_bound(ends_, from) - ends_.begin()); count != 0; ++at) {
       const FlatRun& run = runs_[at];
       const std::uint64_t in_run = from - (ends_[at] - run.elements);
@@ -92,16 +88,11 @@ class ZeroCheckpoint {
   using Ref = Pickle::Ref;
   [[nodiscard]] std::uint64_t ranks() const { return found_.files.size(); }
 
-  static Ref member(const Pickle& pickle, Ref node, std::string_view name) {
-    const auto found = pickle.find(node, name);
-    if (!found) refuse_zero(fmt::format("it has no {}", name));
-    return *found;
-  }
   /// A number, or what an Enum is made of.
   static std::uint64_t number_of(const Pickle& pickle, Ref node, std::string_view what) {
     if (pickle.is(node, PickleKind::object) && pickle.arguments(node).size() == 1) node = pickle.arguments(node)[0];
     const auto number = pickle.count(node);
-    if (!number) refuse_zero(fmt::format("its {} is no number", what));
+    if (!number) refuse_foreign(fmt::format("its {} is no number", what));
     return *number;
   }
 
@@ -110,29 +101,30 @@ class ZeroCheckpoint {
     const TorchArchive archive = open_torch_file(tensors_->file(file));
     const Pickle& pickle = archive.pickle();
     with_file("reading", path, [&] {
-      const Ref state = member(pickle, pickle.root(), "optimizer_state_dict");
-      const std::uint64_t stage = number_of(pickle, member(pickle, state, "zero_stage"), "zero_stage");
+      const Ref state = pickle.member(pickle.root(), "optimizer_state_dict");
+      const std::uint64_t stage = number_of(pickle, pickle.member(state, "zero_stage"), "zero_stage");
       if (groups_.empty()) stage_ = stage;
       if (stage != stage_ || stage < 1 || stage > 3)
-        refuse_zero(fmt::format("it is of stage {}, other ranks of stage {}", stage, stage_), ErrorKind::rank_mismatch);
-      const Ref count = member(pickle, state, "partition_count");
+        refuse_foreign(fmt::format("it is of stage {}, other ranks of stage {}", stage, stage_),
+                       ErrorKind::rank_mismatch);
+      const Ref count = pickle.member(state, "partition_count");
       std::uint64_t parts = 0;
       if (pickle.is(count, PickleKind::list))
         for (const Ref item : pickle.items(count)) parts = std::max(parts, number_of(pickle, item, "partition_count"));
       else
         parts = number_of(pickle, count, "partition_count");
       if (parts != ranks())
-        refuse_zero(fmt::format("it is one of {} ranks, and {} are there", parts, ranks()), ErrorKind::not_found);
-      const Ref flat = member(pickle, state, stage_ == 3 ? "fp32_flat_groups" : "single_partition_of_fp32_groups");
+        refuse_foreign(fmt::format("it is one of {} ranks, and {} are there", parts, ranks()), ErrorKind::not_found);
+      const Ref flat = pickle.member(state, stage_ == 3 ? "fp32_flat_groups" : "single_partition_of_fp32_groups");
       std::vector<FlatRun>& groups = groups_.emplace_back();
       for (const Ref group : pickle.items(flat)) {
         const TorchTensor tensor = archive.tensor(group);
         if (tensor.dtype != DType::f32 || tensor.shape.size() != 1 || (tensor.shape[0] > 1 && tensor.strides[0] != 1))
-          refuse_zero("its flat weights are no run of 32-bit numbers", ErrorKind::unsupported);
+          refuse_foreign("its flat weights are no run of 32-bit numbers", ErrorKind::unsupported);
         groups.push_back({file, tensor.begin, static_cast<std::uint64_t>(tensor.shape[0]), tensor.stored});
       }
       if (groups.size() != groups_.front().size())
-        refuse_zero("ranks have other numbers of groups", ErrorKind::rank_mismatch);
+        refuse_foreign("ranks have other numbers of groups", ErrorKind::rank_mismatch);
       if (const auto paddings = pickle.find(state, "param_alignment_paddings"); paddings && groups_.size() == 1)
         for (const Ref group : pickle.items(*paddings)) {
           std::vector<std::uint64_t>& sizes = paddings_.emplace_back();
@@ -152,7 +144,7 @@ class ZeroCheckpoint {
     const TorchArchive archive = open_torch_file(tensors_->file(file));
     const Pickle& pickle = archive.pickle();
     with_file("reading", path, [&] {
-      add_parameters(pickle, member(pickle, pickle.root(), "param_shapes"));
+      add_parameters(pickle, pickle.member(pickle.root(), "param_shapes"));
       add_frozen(archive, file);
       add_shared(pickle);
       add_buffers(archive, file);
@@ -173,15 +165,15 @@ class ZeroCheckpoint {
   }
 
   void begin_flat(const std::string& name, const Shape& shape, std::uint64_t elements) {
-    if (!names_.insert(name).second) refuse_zero(fmt::format("the tensor {} is there twice", in_quotes(name)));
+    if (!names_.insert(name).second) refuse_foreign(fmt::format("the tensor {} is there twice", in_quotes(name)));
     tensors_->add_tensor(name, DType::f32, shape, Shape{static_cast<std::int64_t>(elements)});
   }
 
   void add_parameters(const Pickle& pickle, Ref shapes) {
     // Stage 3 has a dict where others have a list of them.
-    if (!pickle.is(shapes, PickleKind::list)) refuse_zero("its param_shapes are no list", ErrorKind::unsupported);
+    if (!pickle.is(shapes, PickleKind::list)) refuse_foreign("its param_shapes are no list", ErrorKind::unsupported);
     if (stage_ == 3) return add_parted(pickle, shapes);
-    if (pickle.items(shapes).size() != groups_.front().size()) refuse_zero("its param_shapes are of other groups");
+    if (pickle.items(shapes).size() != groups_.front().size()) refuse_foreign("its param_shapes are of other groups");
     std::vector<FlatLine> lines(groups_.front().size());
     for (const std::vector<FlatRun>& rank : groups_)
       for (std::size_t group = 0; group < rank.size(); ++group) lines[group].add(rank[group]);
@@ -197,8 +189,8 @@ class ZeroCheckpoint {
     const std::uint64_t step = 2 * ranks();
     for (std::size_t group = 0; group < lines.size(); ++group)
       if ((used[group] + step - 1) / step != (lines[group].elements() + step - 1) / step)
-        refuse_zero(fmt::format("its group {} has {} elements, and the ranks have {}", group, used[group],
-                                lines[group].elements()));
+        refuse_foreign(fmt::format("its group {} has {} elements, and the ranks have {}", group, used[group],
+                                   lines[group].elements()));
   }
 
   void add_parted(const Pickle& pickle, Ref shapes) {
@@ -217,7 +209,7 @@ class ZeroCheckpoint {
         });
     for (const FlatLine& line : lines)
       if (line.elements() != used)
-        refuse_zero(fmt::format("a rank has {} elements where {} are used", line.elements(), used));
+        refuse_foreign(fmt::format("a rank has {} elements where {} are used", line.elements(), used));
   }
 
   void add_whole(const TorchArchive& archive, std::uint32_t file, const std::string& name, Ref ref) {
@@ -236,8 +228,8 @@ class ZeroCheckpoint {
     for (std::size_t i = 0; i + 1 < pairs.size(); i += 2) {
       const std::string name(pickle.text(pairs[i]));
       std::optional<Ref> tensor = fragments ? pickle.find(*fragments, name) : std::nullopt;
-      if (!tensor) tensor = pickle.find(member(pickle, pickle.root(), "module"), name);
-      if (!tensor) refuse_zero(fmt::format("the tensor {} is not there", in_quotes(name)));
+      if (!tensor) tensor = pickle.find(pickle.member(pickle.root(), "module"), name);
+      if (!tensor) refuse_foreign(fmt::format("the tensor {} is not there", in_quotes(name)));
       add_whole(archive, file, name, *tensor);
     }
   }
@@ -258,15 +250,15 @@ class ZeroCheckpoint {
       for (std::uint64_t rank = 0; rank < ranks(); ++rank) {
         const auto& [file, archive] = archives[rank];
         const Pickle& pickle = archive.pickle();
-        const auto fragment = pickle.find(member(pickle, pickle.root(), "frozen_param_fragments"), name);
-        if (!fragment) refuse_zero(fmt::format("rank {} has no part of {}", rank, in_quotes(name)));
+        const auto fragment = pickle.find(pickle.member(pickle.root(), "frozen_param_fragments"), name);
+        if (!fragment) refuse_foreign(fmt::format("rank {} has no part of {}", rank, in_quotes(name)));
         const TorchTensor tensor = archive.tensor(*fragment);
         if (is_first) tensors_->add_tensor(name, tensor.dtype, shape, Shape{static_cast<std::int64_t>(elements)});
         is_first = false;
         if (part * rank >= elements) continue;
         const std::uint64_t count = std::min(part, elements - part * rank);
         if (tensor.shape.size() != 1 || static_cast<std::uint64_t>(tensor.shape[0]) < count)
-          refuse_zero(fmt::format("rank {} has a part of {} of another size", rank, in_quotes(name)));
+          refuse_foreign(fmt::format("rank {} has a part of {} of another size", rank, in_quotes(name)));
         tensors_->add_box(Shape{static_cast<std::int64_t>(part * rank)}, Shape{static_cast<std::int64_t>(count)},
                           tensor.place_in(file));
       }
@@ -278,7 +270,7 @@ class ZeroCheckpoint {
     const Pickle& pickle = archive.pickle();
     const auto names = pickle.find(pickle.root(), "buffer_names");
     if (!names || pickle.items(*names).empty()) return;
-    const Ref module = member(pickle, pickle.root(), "module");
+    const Ref module = pickle.member(pickle.root(), "module");
     for (const Ref item : pickle.items(*names))
       if (const auto tensor = pickle.find(module, pickle.text(item)); tensor && archive.is_tensor(*tensor))
         add_whole(archive, file, std::string(pickle.text(item)), *tensor);
@@ -315,7 +307,7 @@ class ZeroCheckpoint {
     const bool is_dict = pickle.is(*shared, PickleKind::dict);
     for (std::size_t i = 0; i + (is_dict ? 1 : 0) < items.size(); i += is_dict ? 2 : 1) {
       const std::span<const Ref> pair = is_dict ? items.subspan(i, 2) : pickle.items(items[i]);
-      if (pair.size() != 2) refuse_zero("its shared_params are no pairs");
+      if (pair.size() != 2) refuse_foreign("its shared_params are no pairs");
       const std::string name(pickle.text(pair[0]));
       if (names_.insert(name).second) tensors_->add_alias(name, std::string(pickle.text(pair[1])));
     }

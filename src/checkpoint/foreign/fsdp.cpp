@@ -26,10 +26,6 @@
 namespace muster::foreign {
 namespace {
 
-[[noreturn]] void refuse_part(const std::string& words, ErrorKind kind = ErrorKind::corrupt) {
-  throw Error(kind, words);
-}
-
 struct RankPart {
   Shape begin;
   Shape extents;
@@ -57,51 +53,42 @@ class RankFile {
       return add_sharded(whole, arguments[3]);
     // All ranks have it: the first one's is as good as any.
     if (rank_ != 0) return;
-    TorchTensor tensor = archive_.tensor(ref);
+    const TorchTensor tensor = archive_.tensor(ref);
     begin_tensor(whole, tensor.dtype, tensor.shape);
-    add_part(whole, Shape(tensor.shape.size(), 0), std::move(tensor));
+    add_part(whole, Shape(tensor.shape.size(), 0), tensor);
   }
 
  private:
-  [[nodiscard]] Pickle::Ref member(Pickle::Ref node, std::string_view name) const {
-    const auto found = pickle_.find(node, name);
-    if (!found) refuse_part(fmt::format("its part on rank {} has no {}", rank_, name));
-    return *found;
-  }
-
   void begin_tensor(PartedTensor& whole, DType dtype, const Shape& shape) const {
     if (rank_ == 0) {
       whole.dtype = dtype;
       whole.shape = shape;
     }
     if (whole.dtype != dtype || whole.shape != shape)
-      refuse_part(fmt::format("it is {} on rank 0 and {} on rank {}", to_string(TensorSpec{whole.dtype, whole.shape}),
-                              to_string(TensorSpec{dtype, shape}), rank_),
-                  ErrorKind::rank_mismatch);
+      refuse_foreign(
+          fmt::format("it is {} on rank 0 and {} on rank {}", to_string(TensorSpec{whole.dtype, whole.shape}),
+                      to_string(TensorSpec{dtype, shape}), rank_),
+          ErrorKind::rank_mismatch);
   }
 
-  void add_part(PartedTensor& whole, Shape begin, TorchTensor tensor) const {
-    if (tensor.dtype != whole.dtype) refuse_part(fmt::format("its part on rank {} has another dtype", rank_));
-    if (tensor.shape.empty()) {
-      begin = {0};
-      tensor.shape = {1};
-      tensor.strides = {1};
-    }
-    whole.parts.push_back({std::move(begin), tensor.shape, tensor.place_in(file_)});
+  void add_part(PartedTensor& whole, Shape begin, const TorchTensor& tensor) const {
+    if (tensor.dtype != whole.dtype) refuse_foreign(fmt::format("its part on rank {} has another dtype", rank_));
+    if (tensor.shape.empty()) begin = {0};
+    whole.parts.push_back({std::move(begin), box_extents(tensor.shape), tensor.place_in(file_)});
   }
 
   void add_dtensor(PartedTensor& whole, Pickle::Ref state) const {
-    TorchTensor local = archive_.tensor(member(state, "_local_tensor"));
-    const Pickle::Ref spec = member(state, "_spec");
+    const TorchTensor local = archive_.tensor(pickle_.member(state, "_local_tensor"));
+    const Pickle::Ref spec = pickle_.member(state, "_spec");
     const auto mesh = pickle_.find(spec, "mesh");
     const auto said = mesh ? pickle_.find(*mesh, "_rank") : std::nullopt;
     if (const auto rank = said ? pickle_.integer(*said) : std::nullopt; rank && *rank != rank_)
-      refuse_part(
+      refuse_foreign(
           fmt::format("its part is of rank {}, and the file's name says rank {}; it has been renamed or mixed up",
                       *rank, rank_),
           ErrorKind::rank_mismatch);
-    const std::span<const Pickle::Ref> meta = pickle_.arguments(member(spec, "tensor_meta"));
-    if (meta.empty()) refuse_part("its whole size is not said");
+    const std::span<const Pickle::Ref> meta = pickle_.arguments(pickle_.member(spec, "tensor_meta"));
+    if (meta.empty()) refuse_foreign("its whole size is not said");
     const Shape shape = shape_of(pickle_, meta[0]);
     begin_tensor(whole, local.dtype, shape);
     const std::vector<Axis> axes = mesh_axes(spec, shape.size());
@@ -118,9 +105,9 @@ class RankFile {
       size = std::min(size, first + step) - first;
     }
     if (local.shape != extents)
-      refuse_part(fmt::format("rank {} has {} of {} where {} is its part", rank_, to_string(local.shape),
-                              to_string(shape), to_string(extents)));
-    add_part(whole, std::move(begin), std::move(local));
+      refuse_foreign(fmt::format("rank {} has {} of {} where {} is its part", rank_, to_string(local.shape),
+                                 to_string(shape), to_string(extents)));
+    add_part(whole, std::move(begin), local);
   }
 
   /// What the ranks along one dimension of the mesh do: share out a dimension of the tensor, or have it alike.
@@ -133,7 +120,7 @@ class RankFile {
 
   /// In the order in which they cut.
   [[nodiscard]] std::vector<Axis> mesh_axes(Pickle::Ref spec, std::size_t dims) const {
-    const std::span<const Pickle::Ref> placements = pickle_.items(member(spec, "placements"));
+    const std::span<const Pickle::Ref> placements = pickle_.items(pickle_.member(spec, "placements"));
     const std::vector<std::int64_t> sizes = mesh_sizes(spec, placements.size());
     std::vector<Axis> axes;
     std::vector<Axis> strided;
@@ -147,24 +134,24 @@ class RankFile {
       const bool is_strided = placement.ends_with("placement_types._StridedShard");
       if (!is_strided && !placement.ends_with("placement_types.Shard") &&
           !placement.ends_with("placement_types.Replicate"))
-        refuse_part(fmt::format("its placement {} is not read", in_quotes(placement)), ErrorKind::unsupported);
+        refuse_foreign(fmt::format("its placement {} is not read", in_quotes(placement)), ErrorKind::unsupported);
       if (!placement.ends_with("Replicate")) {
-        axis.dim = pickle_.count(member(placements[i], "dim"));
-        if (!axis.dim || *axis.dim >= dims) refuse_part("it is cut along a dimension that it does not have");
+        axis.dim = pickle_.count(pickle_.member(placements[i], "dim"));
+        if (!axis.dim || *axis.dim >= dims) refuse_foreign("it is cut along a dimension that it does not have");
       }
-      if (is_strided) axis.split_factor = pickle_.integer(member(placements[i], "split_factor"));
+      if (is_strided) axis.split_factor = pickle_.integer(pickle_.member(placements[i], "split_factor"));
       // A strided one cuts what those behind it have cut: FSDP2 over tensor parallelism.
       for (Axis& earlier : strided)
         if (earlier.dim == axis.dim && earlier.split_factor)
           earlier.split_factor = *earlier.split_factor % axis.count == 0 ? *earlier.split_factor / axis.count : 0;
       if (is_strided && std::ranges::any_of(axes, [&](const Axis& earlier) { return earlier.dim == axis.dim; }))
-        refuse_part("it is cut along one dimension by Shard and then by _StridedShard, which is not read",
-                    ErrorKind::unsupported);
+        refuse_foreign("it is cut along one dimension by Shard and then by _StridedShard, which is not read",
+                       ErrorKind::unsupported);
       (is_strided ? strided : axes).push_back(axis);
     }
     for (const Axis& axis : strided)
       if (axis.split_factor != 1)
-        refuse_part("the split_factor of its _StridedShard is not that of the mesh", ErrorKind::unsupported);
+        refuse_foreign("the split_factor of its _StridedShard is not that of the mesh", ErrorKind::unsupported);
     axes.insert(axes.end(), strided.rbegin(), strided.rend());
     return axes;
   }
@@ -172,9 +159,10 @@ class RankFile {
   [[nodiscard]] std::vector<std::int64_t> mesh_sizes(Pickle::Ref spec, std::size_t count) const {
     if (count == 1) return {ranks_};
     const auto refuse = [&](const char* words) {
-      refuse_part(fmt::format("it is placed along {} dimensions of a mesh, {}", count, words), ErrorKind::unsupported);
+      refuse_foreign(fmt::format("it is placed along {} dimensions of a mesh, {}", count, words),
+                     ErrorKind::unsupported);
     };
-    const Pickle::Ref mesh = member(spec, "mesh");
+    const Pickle::Ref mesh = pickle_.member(spec, "mesh");
     const auto layout = pickle_.find(mesh, "_layout");
     const auto axes = layout ? pickle_.find(*layout, "axes") : std::nullopt;
     const auto map = pickle_.find(mesh, "_flatten_rank_map");
@@ -182,8 +170,8 @@ class RankFile {
     std::vector<std::int64_t> sizes;
     std::vector<std::int64_t> strides;
     for (const Pickle::Ref axis : pickle_.items(*axes)) {
-      const Shape shape = shape_of(pickle_, member(axis, "shape"));
-      const Shape stride = shape_of(pickle_, member(axis, "stride"));
+      const Shape shape = shape_of(pickle_, pickle_.member(axis, "shape"));
+      const Shape stride = shape_of(pickle_, pickle_.member(axis, "stride"));
       if (shape.size() != 1 || stride.size() != 1) refuse("some of which are several: not read");
       sizes.push_back(shape[0]);
       strides.push_back(stride[0]);
@@ -201,8 +189,8 @@ class RankFile {
 
   void add_sharded(PartedTensor& whole, Pickle::Ref state) const {
     const std::span<const Pickle::Ref> items = pickle_.items(state);
-    if (items.size() < 2 || !pickle_.is(items[0], PickleKind::list)) refuse_part("its parts are not said");
-    const Shape shape = shape_of(pickle_, member(items[1], "size"));
+    if (items.size() < 2 || !pickle_.is(items[0], PickleKind::list)) refuse_foreign("its parts are not said");
+    const Shape shape = shape_of(pickle_, pickle_.member(items[1], "size"));
     const auto properties = pickle_.find(items[1], "tensor_properties");
     std::optional<DType> dtype;
     if (properties && pickle_.state(*properties)) {
@@ -210,12 +198,12 @@ class RankFile {
       if (!values.empty()) dtype = dtype_of_torch(pickle_.name(values[0]));
     }
     for (const Pickle::Ref shard : pickle_.items(items[0])) {
-      TorchTensor local = archive_.tensor(member(shard, "tensor"));
-      const Shape begin = shape_of(pickle_, member(member(shard, "metadata"), "shard_offsets"));
+      const TorchTensor local = archive_.tensor(pickle_.member(shard, "tensor"));
+      const Shape begin = shape_of(pickle_, pickle_.member(pickle_.member(shard, "metadata"), "shard_offsets"));
       if (!dtype) dtype = local.dtype;
       if (whole.parts.empty() && rank_ != 0 && whole.shape.empty()) whole = {*dtype, shape, {}};
       begin_tensor(whole, *dtype, shape);
-      add_part(whole, begin, std::move(local));
+      add_part(whole, begin, local);
     }
     // A rank may have nothing of a small tensor.
     if (dtype) begin_tensor(whole, *dtype, shape);

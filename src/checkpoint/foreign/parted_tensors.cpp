@@ -71,7 +71,7 @@ std::uint32_t PartedTensors::add_file(const std::string& path) {
 }
 
 void PartedTensors::add_tensor(const std::string& name, DType dtype, Shape shape, Shape extents) {
-  if (extents.empty()) extents = shape.empty() ? Shape{1} : shape;
+  if (extents.empty()) extents = box_extents(shape);
   const std::uint64_t bytes = byte_size(dtype, shape);
   entries_.push_back({name, dtype, std::move(shape), 0, bytes});
   parts_.push_back({boxes_.size(), numbers_.size(), extents.size()});
@@ -113,7 +113,7 @@ void PartedTensors::add_box(Numbers begin, Numbers extents, const BoxItem& item)
 
 void PartedTensors::add_plain(const TensorEntry& entry, std::uint32_t file) {
   add_tensor(entry.name, entry.dtype, entry.shape);
-  const Shape extents = entry.shape.empty() ? Shape{1} : entry.shape;
+  const Shape extents = box_extents(entry.shape);
   add_box(Shape(extents.size(), 0), extents, BoxPlace{file, entry.offset, row_major_strides(extents)});
 }
 

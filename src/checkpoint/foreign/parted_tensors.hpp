@@ -43,6 +43,11 @@ struct BoxItem {
 /// Of elements without gaps, the last dimension innermost.
 Strides row_major_strides(std::span<const std::int64_t> extents);
 
+/// What the box of a whole tensor of this shape extends over: a scalar's has one dimension, too.
+inline Shape box_extents(const Shape& shape) {
+  return shape.empty() ? Shape{1} : shape;
+}
+
 class PackedItems;
 
 /// Filled by one thread, then thread-safe.

@@ -24,10 +24,6 @@ namespace {
 constexpr std::uint64_t longest_pickle_entry = std::uint64_t{1} << 30;
 constexpr std::string_view legacy_magic("\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19", 10);
 
-[[noreturn]] void refuse_archive(const std::string& what, ErrorKind kind = ErrorKind::corrupt) {
-  throw Error(kind, what);
-}
-
 struct NamedDType {
   std::string_view name;
   DType dtype;
@@ -117,13 +113,13 @@ Shape shape_of(const Pickle& pickle, Pickle::Ref ref) {
   if (pickle.is(ref, PickleKind::object) && pickle.name(ref) == "torch.Size" && pickle.arguments(ref).size() == 1)
     ref = pickle.arguments(ref)[0];
   if (!pickle.is(ref, PickleKind::tuple) && !pickle.is(ref, PickleKind::list))
-    refuse_archive(fmt::format("a shape is {}", formats::to_string(pickle.kind(ref))));
+    refuse_foreign(fmt::format("a shape is {}", formats::to_string(pickle.kind(ref))));
   Shape shape;
   constexpr std::size_t most_dims = 64;
-  if (pickle.items(ref).size() > most_dims) refuse_archive("a shape has more than 64 dimensions");
+  if (pickle.items(ref).size() > most_dims) refuse_foreign("a shape has more than 64 dimensions");
   for (const Pickle::Ref item : pickle.items(ref)) {
     const std::optional<std::int64_t> extent = pickle.integer(item);
-    if (!extent || *extent < 0) refuse_archive("a shape has something else than numbers from 0 on");
+    if (!extent || *extent < 0) refuse_foreign("a shape has something else than numbers from 0 on");
     shape.push_back(*extent);
   }
   return shape;
@@ -136,9 +132,9 @@ bool TorchArchive::is_torch(std::span<const std::byte> head) noexcept {
 
 TorchArchive TorchArchive::open(const os::ReadableFile& file) {
   std::array<std::byte, 4> head{};
-  if (file.bytes() < head.size()) refuse_archive("it is too short for what torch.save writes");
+  if (file.bytes() < head.size()) refuse_foreign("it is too short for what torch.save writes");
   file.read_at(0, head);
-  if (!is_torch(head)) refuse_archive("it is nothing that torch.save writes");
+  if (!is_torch(head)) refuse_foreign("it is nothing that torch.save writes");
   if (head[0] == std::byte{'P'})
     return open_zip([&file](std::uint64_t at, std::span<std::byte> target) { file.read_at(at, target); }, file.bytes());
   TorchArchive archive;
@@ -160,26 +156,26 @@ void TorchArchive::read_zip(const formats::ReadAt& read, std::uint64_t bytes) {
   const formats::ZipEntry* data = nullptr;
   for (const formats::ZipEntry& entry : zip.entries()) {
     if (is_below(entry.name, "/constants.pkl"))
-      refuse_archive("it is a TorchScript program, not a dict of tensors: save the state_dict() of the module",
+      refuse_foreign("it is a TorchScript program, not a dict of tensors: save the state_dict() of the module",
                      ErrorKind::unsupported);
     if (!is_below(entry.name, "/data.pkl")) continue;
-    if (data != nullptr) refuse_archive("it has two of data.pkl");
+    if (data != nullptr) refuse_foreign("it has two of data.pkl");
     data = &entry;
   }
-  if (data == nullptr) refuse_archive("it is a zip archive without a data.pkl, so not of torch.save");
+  if (data == nullptr) refuse_foreign("it is a zip archive without a data.pkl, so not of torch.save");
   const std::string root = data->name.substr(0, data->name.find('/') + 1);
   const std::string pickle_name = data->name;
   zip.locate();
   const std::string storage_prefix = root + "data/";
   for (const formats::ZipEntry& entry : zip.entries()) {
     if (!entry.name.starts_with(root))
-      refuse_archive(fmt::format("entry {} is beside {}", in_quotes(entry.name), root));
+      refuse_foreign(fmt::format("entry {} is beside {}", in_quotes(entry.name), root));
     if (entry.name.starts_with(storage_prefix))
       storages_.emplace(entry.name.substr(storage_prefix.size()), StoredBytes{entry.begin, entry.bytes, entry.crc});
     if (entry.name == root + "byteorder") {
       const std::vector<std::byte> order = zip.read(entry, 16);
       if (std::string_view(reinterpret_cast<const char*>(order.data()), order.size()) != "little")
-        refuse_archive("it is big-endian, which is not read: save it again on a little-endian machine",
+        refuse_foreign("it is big-endian, which is not read: save it again on a little-endian machine",
                        ErrorKind::unsupported);
     }
     if (entry.name == pickle_name) bytes_ = zip.read(entry, longest_pickle_entry);
@@ -192,13 +188,13 @@ void TorchArchive::open_legacy(const os::ReadableFile& file) {
   std::vector<std::byte> memory;
   const Pickle magic = read_pickle(file, at, memory);
   if (magic.text(magic.root()) != legacy_magic)
-    refuse_archive("it is a pickle, and not of torch.save", ErrorKind::unsupported);
+    refuse_foreign("it is a pickle, and not of torch.save", ErrorKind::unsupported);
   const Pickle version = read_pickle(file, at, memory);
   if (version.integer(version.root()) != 1001)
-    refuse_archive("it is of an unknown version of torch.save's older format", ErrorKind::unsupported);
+    refuse_foreign("it is of an unknown version of torch.save's older format", ErrorKind::unsupported);
   const Pickle system = read_pickle(file, at, memory);
   if (const auto little = system.find(system.root(), "little_endian"); little && system.integer(*little) != 1)
-    refuse_archive("it is big-endian, which is not read: save it again on a little-endian machine",
+    refuse_foreign("it is big-endian, which is not read: save it again on a little-endian machine",
                    ErrorKind::unsupported);
   pickle_ = read_pickle(file, at, bytes_);
   const Pickle keys = read_pickle(file, at, memory);
@@ -207,39 +203,39 @@ void TorchArchive::open_legacy(const os::ReadableFile& file) {
     if (!pickle_.is(ref, PickleKind::persistent)) continue;
     const StoragePid pid = read_pid(ref);
     if (!sizes.try_emplace(pid.key, pid.bytes).second && sizes[pid.key] != pid.bytes)
-      refuse_archive(fmt::format("the storage {} has two sizes", in_quotes(pid.key)));
+      refuse_foreign(fmt::format("the storage {} has two sizes", in_quotes(pid.key)));
   }
   for (const Pickle::Ref item : keys.items(keys.root())) {
     const std::string_view key = keys.text(item);
     const auto size = sizes.find(key);
-    if (size == sizes.end()) refuse_archive(fmt::format("the storage {} is of no tensor", in_quotes(key)));
-    if (file.bytes() - at < sizeof(std::uint64_t)) refuse_archive("it is cut off among its storages");
+    if (size == sizes.end()) refuse_foreign(fmt::format("the storage {} is of no tensor", in_quotes(key)));
+    if (file.bytes() - at < sizeof(std::uint64_t)) refuse_foreign("it is cut off among its storages");
     const std::uint64_t count = read_length(file, at);
     at += sizeof(std::uint64_t);
     if (size->second > file.bytes() - at || (count != 0 && size->second % count != 0) ||
         (count == 0) != (size->second == 0))
-      refuse_archive(
+      refuse_foreign(
           fmt::format("the storage {} is cut off, or has another size than its tensors say", in_quotes(key)));
     if (!storages_.emplace(key, StoredBytes{at, size->second}).second)
-      refuse_archive(fmt::format("the storage {} is there twice", in_quotes(key)));
+      refuse_foreign(fmt::format("the storage {} is there twice", in_quotes(key)));
     at += size->second;
   }
-  if (at != file.bytes()) refuse_archive(fmt::format("{} bytes follow its last storage", file.bytes() - at));
+  if (at != file.bytes()) refuse_foreign(fmt::format("{} bytes follow its last storage", file.bytes() - at));
 }
 
 TorchArchive::StoragePid TorchArchive::read_pid(Pickle::Ref ref) const {
   const std::span<const Pickle::Ref> pid = pickle_.arguments(ref);
-  if (pid.size() < 5 || pickle_.text(pid[0]) != "storage") refuse_archive("it refers to something that is no storage");
+  if (pid.size() < 5 || pickle_.text(pid[0]) != "storage") refuse_foreign("it refers to something that is no storage");
   if (pid.size() > 6 || (pid.size() == 6 && !pickle_.is(pid[5], PickleKind::none)))
-    refuse_archive("it has a view of a storage, which is not read", ErrorKind::unsupported);
+    refuse_foreign("it has a view of a storage, which is not read", ErrorKind::unsupported);
   StoragePid out{pickle_.text(pid[2]), {}, 0};
   const std::string_view type = pickle_.name(pid[1]);
   out.dtype = dtype_of_storage(type);
   if (!out.dtype && type != "torch.storage.UntypedStorage")
-    refuse_archive(fmt::format("the storages of {} are not read", in_quotes(type)), ErrorKind::unsupported);
+    refuse_foreign(fmt::format("the storages of {} are not read", in_quotes(type)), ErrorKind::unsupported);
   const std::optional<std::uint64_t> count = pickle_.count(pid[4]);
   if (!count || __builtin_mul_overflow(*count, out.dtype ? itemsize(*out.dtype) : 1, &out.bytes))
-    refuse_archive("a storage has no number of elements");
+    refuse_foreign("a storage has no number of elements");
   return out;
 }
 
@@ -265,43 +261,43 @@ TorchTensor TorchArchive::tensor(Pickle::Ref ref) const {
   if (name == rebuild_typed && arguments.size() >= 3) {
     const std::string_view type = pickle_.name(arguments[1]);
     if (type != "torch.Tensor" && type != "torch._tensor.Tensor" && type != "torch.nn.parameter.Parameter")
-      refuse_archive(fmt::format("it is a {}, which is not read here", in_quotes(type)), ErrorKind::unsupported);
+      refuse_foreign(fmt::format("it is a {}, which is not read here", in_quotes(type)), ErrorKind::unsupported);
     name = pickle_.name(arguments[0]);
     arguments = pickle_.items(arguments[2]);
   }
   const bool has_dtype = name == rebuild_v3;
   if ((name != rebuild_v2 && !has_dtype) || arguments.size() < (has_dtype ? 7U : 6U))
-    refuse_archive(fmt::format("it is made by {}, which is not read", in_quotes(name)), ErrorKind::unsupported);
+    refuse_foreign(fmt::format("it is made by {}, which is not read", in_quotes(name)), ErrorKind::unsupported);
   const std::size_t metadata = has_dtype ? 7 : 6;
   if (arguments.size() > metadata && !pickle_.is(arguments[metadata], PickleKind::none))
     for (const std::string_view bit : {"conj", "neg"})
       if (const auto set = pickle_.find(arguments[metadata], bit); set && pickle_.integer(*set) != 0)
-        refuse_archive(fmt::format("it has the {} bit, which is not read: save its resolve_{}()", bit, bit),
+        refuse_foreign(fmt::format("it has the {} bit, which is not read: save its resolve_{}()", bit, bit),
                        ErrorKind::unsupported);
-  if (!pickle_.is(arguments[0], PickleKind::persistent)) refuse_archive("it has no storage");
+  if (!pickle_.is(arguments[0], PickleKind::persistent)) refuse_foreign("it has no storage");
   const StoragePid pid = read_pid(arguments[0]);
   TorchTensor tensor;
   if (has_dtype) {
     const std::optional<DType> dtype = dtype_of_torch(pickle_.name(arguments[6]));
     if (!dtype)
-      refuse_archive(fmt::format("its dtype {} is not read", in_quotes(pickle_.name(arguments[6]))),
+      refuse_foreign(fmt::format("its dtype {} is not read", in_quotes(pickle_.name(arguments[6]))),
                      ErrorKind::unsupported);
     tensor.dtype = *dtype;
   } else if (pid.dtype) {
     tensor.dtype = *pid.dtype;
   } else {
-    refuse_archive("its storage has no dtype");
+    refuse_foreign("its storage has no dtype");
   }
   const auto storage = storages_.find(std::string(pid.key));
-  if (storage == storages_.end()) refuse_archive(fmt::format("its storage {} is not there", in_quotes(pid.key)));
+  if (storage == storages_.end()) refuse_foreign(fmt::format("its storage {} is not there", in_quotes(pid.key)));
   if (storage->second.bytes != pid.bytes)
-    refuse_archive(
+    refuse_foreign(
         fmt::format("its storage {} has {} bytes instead of {}", in_quotes(pid.key), storage->second.bytes, pid.bytes));
   tensor.shape = shape_of(pickle_, arguments[2]);
   tensor.strides = shape_of(pickle_, arguments[3]);
-  if (tensor.shape.size() != tensor.strides.size()) refuse_archive("it has another number of strides than dimensions");
+  if (tensor.shape.size() != tensor.strides.size()) refuse_foreign("it has another number of strides than dimensions");
   const std::optional<std::uint64_t> offset = pickle_.count(arguments[1]);
-  if (!offset) refuse_archive("it does not say where in its storage it begins");
+  if (!offset) refuse_foreign("it does not say where in its storage it begins");
   const std::uint64_t item = itemsize(tensor.dtype);
   const std::uint64_t bytes = byte_size(tensor.dtype, tensor.shape);
   if (bytes == 0) return tensor;
@@ -314,10 +310,10 @@ TorchTensor TorchArchive::tensor(Pickle::Ref ref) const {
       last = UINT64_MAX;
     if (last == UINT64_MAX) break;
   }
-  if (last >= storage->second.bytes / item) refuse_archive("it reaches past its storage");
+  if (last >= storage->second.bytes / item) refuse_foreign("it reaches past its storage");
   constexpr std::uint64_t most_times = 1024;
   if (bytes / most_times > storage->second.bytes)
-    refuse_archive(fmt::format("it would be {} bytes, made of the {} of its storage", bytes, storage->second.bytes));
+    refuse_foreign(fmt::format("it would be {} bytes, made of the {} of its storage", bytes, storage->second.bytes));
   tensor.begin = storage->second.begin + *offset * item;
   tensor.stored = storage->second;
   return tensor;

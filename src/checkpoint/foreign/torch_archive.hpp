@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "muster/dtype.hpp"
+#include "muster/error.hpp"
 #include "muster/tensor.hpp"
 #include "src/checkpoint/foreign/parted_tensors.hpp"
 #include "src/formats/pickle.hpp"
@@ -25,6 +26,11 @@ namespace muster::foreign {
 
 using formats::Pickle;
 using formats::PickleKind;
+
+/// What is wrong with a file that is being read.
+[[noreturn]] inline void refuse_foreign(const std::string& what, ErrorKind kind = ErrorKind::corrupt) {
+  throw Error(kind, what);
+}
 
 /// The dtype of "torch.float32"; none if there is none here.
 std::optional<DType> dtype_of_torch(std::string_view name) noexcept;
@@ -41,7 +47,10 @@ struct TorchTensor {
   std::uint64_t begin = 0;  ///< of the first element, in the file
   StoredBytes stored;       ///< its storage
 
-  [[nodiscard]] BoxPlace place_in(std::uint32_t file) const { return {file, begin, strides, stored}; }
+  /// As a box of box_extents(shape).
+  [[nodiscard]] BoxPlace place_in(std::uint32_t file) const {
+    return {file, begin, shape.empty() ? Strides{1} : strides, stored};
+  }
 };
 
 /// As long as the file. Immutable.

@@ -22,13 +22,10 @@ TorchArchive open_torch_file(const os::ReadableFile& file) {
 void add_torch_tensor(PartedTensors& tensors, std::uint32_t file, const TorchArchive& archive, const std::string& name,
                       Pickle::Ref ref) {
   try {
-    TorchTensor tensor = archive.tensor(ref);
+    const TorchTensor tensor = archive.tensor(ref);
     tensors.add_tensor(name, tensor.dtype, tensor.shape);
-    if (tensor.shape.empty()) {
-      tensor.shape = {1};
-      tensor.strides = {1};
-    }
-    tensors.add_box(Shape(tensor.shape.size(), 0), tensor.shape, tensor.place_in(file));
+    const Shape extents = box_extents(tensor.shape);
+    tensors.add_box(Shape(extents.size(), 0), extents, tensor.place_in(file));
   } catch (const Error& error) {
     throw Error(error.kind(), fmt::format("tensor {}: {}", in_quotes(name), error.what()));
   }
