@@ -74,8 +74,8 @@ class StreamRun {
       close(stream());
     } catch (...) {
       // They live on the companion.
-      outlet_.reset();
-      inlet_.reset();
+      part_sender_.reset();
+      part_receiver_.reset();
       if (sending_) sending_->withdraw();
       sending_.reset();
       // All ranks drop it: there may be messages of this stream in it, and slots that nobody gives back.
@@ -200,20 +200,20 @@ class StreamRun {
   void open_ends() {
     part_call_ = call_.part_call(0, 0, nullptr);
     if (call_.entry.is_first())
-      inlet_ = call_.driver->open_inlet(part_call_, call_.part_bytes);
+      part_receiver_ = call_.driver->open_part_receiver(part_call_, call_.part_bytes);
     else
-      outlet_ = call_.driver->open_outlet(part_call_);
-    call_.inlet = inlet_.get();
-    call_.outlet = outlet_.get();
+      part_sender_ = call_.driver->open_part_sender(part_call_);
+    call_.part_receiver = part_receiver_.get();
+    call_.part_sender = part_sender_.get();
   }
 
   /// What is still on its way comes to its end; `group`: whose waits.
   void settle(SyncGroup& group) {
     const WaitOptions wait = call_.wait("gather_each: ending");
-    if (outlet_) outlet_->settle(group, wait);
-    if (inlet_) inlet_->settle(group, wait);
-    outlet_.reset();
-    inlet_.reset();
+    if (part_sender_) part_sender_->settle(group, wait);
+    if (part_receiver_) part_receiver_->settle(group, wait);
+    part_sender_.reset();
+    part_receiver_.reset();
   }
 
   void close(const std::optional<Error>& own) {
@@ -236,8 +236,8 @@ class StreamRun {
   std::vector<Record> records_;
   std::unique_ptr<Proof> proof_;
   Call part_call_;  // of the two below
-  std::unique_ptr<PartOutlet> outlet_;
-  std::unique_ptr<PartInlet> inlet_;
+  std::unique_ptr<PartSender> part_sender_;
+  std::unique_ptr<PartReceiver> part_receiver_;
   std::optional<StreamSending> sending_;
   StreamReport report_;
 };
@@ -287,7 +287,7 @@ std::optional<Config> StreamCall::staged(const Config& part) const {
 
 std::unique_ptr<SlotFiller> StreamCall::filler_of(const Call& call) const {
   if (call.value == nullptr || residency_of(*call.value) != Residency::device) return nullptr;
-  if (outlet != nullptr || driver->route() == Route::workspace || !companion->shares_memory(call.first()))
+  if (part_sender != nullptr || driver->route() == Route::workspace || !companion->shares_memory(call.first()))
     return nullptr;
   return RouteTable::instance().staging()->filler(call);
 }

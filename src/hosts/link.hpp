@@ -102,7 +102,7 @@ class Eagerness {
   Clock::time_point entered_ = moved_;
 };
 
-class Sender final : public gather::PartOutlet {
+class Sender final : public gather::PartSender {
  public:
   Sender(const gather::Call& call, HostsGroup& group);
 
@@ -153,7 +153,7 @@ class Sender final : public gather::PartOutlet {
   std::size_t next_piece_ = 0;
 };
 
-class Receiver final : public gather::PartInlet {
+class Receiver final : public gather::PartReceiver {
  public:
   /// A part as it comes.
   struct Part {
