@@ -78,9 +78,9 @@ class TwoHosts final : public sync::Group {
   std::vector<std::byte> do_receive(int, sync::Subject, std::uint64_t, const WaitOptions&) override { return {}; }
   void do_wait_until(const std::function<bool()>&, const std::function<void(std::chrono::nanoseconds)>&,
                      std::span<const int>, const WaitOptions&) override {}
-  bool do_try_send(int, const sync::LetterHead&, std::span<const std::byte>) override { return false; }
-  bool do_try_receive(int, const sync::LetterPlace&) override { return false; }
-  void do_wait_for_letters(const std::function<bool()>&, std::span<const int>, const WaitOptions&) override {}
+  bool do_try_send(int, const sync::PacketHead&, std::span<const std::byte>) override { return false; }
+  bool do_try_receive(int, const sync::PacketPlace&) override { return false; }
+  void do_wait_for_packets(const std::function<bool()>&, std::span<const int>, const WaitOptions&) override {}
   std::shared_ptr<sync::Group> make_part(const Part&, Tie, const WaitOptions&) override { return nullptr; }
 };
 
