@@ -194,7 +194,7 @@ class ExchangeRun {
     proof_ = guess_->prove(call_, record_);
     transfer_ = begin_transfer(*guess_, call_);
     transfer_->offer(record_);
-    // A merge, a landing on a device and the caller's tensors are copies already.
+    // A merge, a gather to a device and the caller's tensors are copies already.
     copies_own_ = call_.is_first() && call_.value != nullptr && call_.merge == nullptr && options_.own == Own::copy &&
                   !receives_into() && (record_.residency | Residency::host) == Residency::host;
     if (!copies_own_) return;

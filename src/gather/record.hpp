@@ -95,7 +95,7 @@ struct Record {
   union {
     std::uint64_t extent = 0;  // the size along the concatenated dimension: all else is in kind_hash
     std::uint64_t budget;      // bytes of all senders of the list
-    std::uint64_t device;      // landing_choice.hpp
+    std::uint64_t device;      // way_choice.hpp
   };
   union {
     std::uint64_t capacity = 0;  // if bytes move, of the first rank: of a free slot that it has
