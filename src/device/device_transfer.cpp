@@ -320,9 +320,9 @@ class DeviceRoute final : public gather::RouteDriver {
     return call.options->devices.landing == Landing::device ? "tensors are on devices, and land on the first rank's"
                                                             : "tensors are on devices, and land in host memory";
   }
-  std::unique_ptr<gather::Proof> prove(const Call& call, Record& record) const override {
+  std::unique_ptr<gather::Preflight> preflight(const Call& call, Record& record) const override {
     const gather::RouteDriver* const underneath = route_underneath(call);
-    return underneath == nullptr ? nullptr : underneath->prove(call, record);
+    return underneath == nullptr ? nullptr : underneath->preflight(call, record);
   }
   std::unique_ptr<gather::Transfer> begin(const Call& call) const override {
     return std::make_unique<DeviceTransfer>(call);

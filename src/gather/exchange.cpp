@@ -109,7 +109,7 @@ class ExchangeRun {
                                                       "gather: failing", [&](auto reason) { return words(reason); });
     phases.end("round 1");
     ExchangeReport& report = state_->report;
-    report.rounds += 1 + settle_proofs(call_, records, proof_.get());
+    report.rounds += 1 + run_preflights(call_, records, preflight_.get());
     // The others wait for what this rank would have begun here.
     if (const auto stuck = attempt(group_, [&] { choose(records); }))
       sync::fail(group_, sync::in_own_name(group_, *stuck));
@@ -191,7 +191,7 @@ class ExchangeRun {
     // If there is none, it is refused after round 1, in words that all ranks have.
     guess_ = guess_route(record_);
     if (guess_ == nullptr) return;
-    proof_ = guess_->prove(call_, record_);
+    preflight_ = guess_->preflight(call_, record_);
     transfer_ = begin_transfer(*guess_, call_);
     transfer_->offer(record_);
     // A merge, a gather to a device and the caller's tensors are copies already.
@@ -224,7 +224,7 @@ class ExchangeRun {
     state_->report.route = chosen.driver->route();
     state_->report.reason = std::move(chosen.reason);
     if (chosen.driver == guess_) return;
-    proof_.reset();
+    preflight_.reset();
     Record known = record_;
     transfer_ = begin_transfer(*chosen.driver, call_);
     transfer_->offer(known);
@@ -258,7 +258,7 @@ class ExchangeRun {
   Call call_;
   Record record_;
   const RouteDriver* guess_ = nullptr;  // what was prepared for before round 1
-  std::unique_ptr<Proof> proof_;
+  std::unique_ptr<Preflight> preflight_;
   std::unique_ptr<Transfer> transfer_;
   bool copies_own_ = false;
   Config own_;                      // the copy

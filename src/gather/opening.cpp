@@ -104,13 +104,13 @@ void closing_round(const Call& call, const std::optional<Error>& trouble, const 
   throw failure_of(failed, round_of(call, trouble ? words_of(*trouble) : Words{}, failing), *call.group);
 }
 
-std::uint64_t settle_proofs(const Call& call, std::span<const Record> records, Proof* proof) {
-  if (std::ranges::none_of(records, &Record::proves)) return 0;
+std::uint64_t run_preflights(const Call& call, std::span<const Record> records, Preflight* preflight) {
+  if (std::ranges::none_of(records, &Record::needs_preflight)) return 0;
   const std::optional<Error> trouble = attempt(*call.group, [&] {
-    if (proof != nullptr) proof->check(records);
+    if (preflight != nullptr) preflight->check(records);
   });
-  closing_round(call, trouble, "gather: proving", "gather: failing");
-  if (proof != nullptr) proof->commit();
+  closing_round(call, trouble, "gather: preflight", "gather: failing");
+  if (preflight != nullptr) preflight->commit();
   return 1;
 }
 

@@ -50,9 +50,9 @@ std::vector<Record> opening_round(const Call& call, const Record& mine, const st
 void closing_round(const Call& call, const std::optional<Error>& trouble, const char* phase, const char* failing,
                    const std::function<void()>& on_failure = {});
 
-/// The round between opening and moving, where a rank of any list needs one; `proof` may be null. Returns how many
+/// The round between opening and moving, if a rank of any list needs one; `preflight` may be null. Returns how many
 /// rounds that took. Throws what failed, on all ranks alike.
-std::uint64_t settle_proofs(const Call& call, std::span<const Record> records, Proof* proof);
+std::uint64_t run_preflights(const Call& call, std::span<const Record> records, Preflight* preflight);
 
 /// A collective call of the program: all ranks throw the same. Where the group has failed that is its first cause,
 /// whatever this rank has found meanwhile.

@@ -88,7 +88,8 @@ struct Record {
   bool receives = false;      // this rank takes memory of its own for what others send: needs.hpp
   std::uint64_t segment = 0;  // the place of the one that is used; 0: not known yet
   bool closes = false;        // a second round is needed although this rank has nothing to move
-  bool proves = false;  // something has to be shown to the others of the list before bytes move (route.hpp: Proof)
+  /// Something has to be checked with the others of the list before bytes move (route.hpp: Preflight).
+  bool needs_preflight = false;
   Residency residency = Residency::none;
   ForcedBy forced_by = ForcedBy::nobody;
   // What an operation adds: of a merge; of a stream; of a rank that receives into memory of its own; of devices.

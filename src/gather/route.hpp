@@ -131,9 +131,9 @@ class PartReceiver {
 
 /// What a route has to make sure of, on all ranks of a list together, before bytes move. Made before round 1, where it
 /// says in the record that a round for it is needed.
-class Proof {
+class Preflight {
  public:
-  virtual ~Proof() = default;
+  virtual ~Preflight() = default;
   /// On members. What it throws becomes the status of that round.
   virtual void check(std::span<const Record> records) = 0;
   /// Every rank is well.
@@ -150,8 +150,8 @@ class RouteDriver {
   [[nodiscard]] virtual std::string obstacle(const Call& call) const = 0;
   /// Why it is chosen, for explain().
   [[nodiscard]] virtual std::string reason(const Call& call) const = 0;
-  /// Null if there is nothing to prove. May throw as Transfer::offer.
-  virtual std::unique_ptr<Proof> prove(const Call& /*call*/, Record& /*record*/) const { return nullptr; }
+  /// Null if there is nothing to check. May throw as Transfer::offer.
+  virtual std::unique_ptr<Preflight> preflight(const Call& /*call*/, Record& /*record*/) const { return nullptr; }
   /// Of a call whose bytes move (moves_elements()), and of any that is no merge.
   virtual std::unique_ptr<Transfer> begin(const Call& call) const = 0;
   /// A stream's own ends. `call` has the group that its messages go by, and outlives them. Null: parts are Transfers.

@@ -110,7 +110,7 @@ class StreamRun {
       report_.route = chosen.driver->route();
       report_.reason = std::move(chosen.reason);
     }
-    report_.rounds += 1 + settle_proofs(call_.entry, records_, proof_.get());
+    report_.rounds += 1 + run_preflights(call_.entry, records_, preflight_.get());
     const StreamShare share = agree_on_share(record_, records_, [this](int rank) { return group_.host_of(rank); });
     if (!call_.entry.is_member()) return;
     call_.part_bytes = share.part_bytes;
@@ -144,7 +144,7 @@ class StreamRun {
         const std::uint64_t pooled = driver->settle(*state_->companion, RouteDriver::Keep::free_memory);
         if (driver->receives_into_own() == call_.entry.is_first()) record_.pooled += pooled;
       }
-    if (const RouteDriver* guess = guess_route(record_)) proof_ = guess->prove(call_.entry, record_);
+    if (const RouteDriver* guess = guess_route(record_)) preflight_ = guess->preflight(call_.entry, record_);
   }
 
   /// That take memory of this host.
@@ -234,7 +234,7 @@ class StreamRun {
   StreamCall call_;
   Record record_;
   std::vector<Record> records_;
-  std::unique_ptr<Proof> proof_;
+  std::unique_ptr<Preflight> preflight_;
   Call part_call_;  // of the two below
   std::unique_ptr<PartSender> part_sender_;
   std::unique_ptr<PartReceiver> part_receiver_;
