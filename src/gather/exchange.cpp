@@ -216,7 +216,7 @@ class ExchangeRun {
     }
   }
 
-  /// The route of the list, on its members. A rank that had guessed another one has no tensors (record.cpp objects to
+  /// The route of the list, on its members. A rank that had guessed another one has no tensors (record.cpp refuses
   /// all else), and begins now.
   void choose(std::span<const Record> records) {
     if (!call_.is_member()) return;
@@ -230,11 +230,11 @@ class ExchangeRun {
     transfer_->offer(known);
   }
 
-  /// For an objection.
-  [[nodiscard]] std::string words(Objection::Reason reason) const {
+  /// For a problem.
+  [[nodiscard]] std::string words(Problem::Reason reason) const {
     if (call_.value == nullptr) return {};
-    if (reason == Objection::Reason::contents) return content_text(record_);
-    if (reason != Objection::Reason::kinds) return {};
+    if (reason == Problem::Reason::contents) return content_text(record_);
+    if (reason != Problem::Reason::kinds) return {};
     const TensorSpec spec = spec_of(*call_.value);
     return call_.merge == nullptr ? to_string(spec) : merge_text(*call_.merge, spec);
   }

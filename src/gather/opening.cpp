@@ -78,18 +78,18 @@ Chosen chosen_route(const Call& call, std::span<const Record> records) {
 
 std::vector<Record> opening_round(const Call& call, const Record& mine, const std::optional<Error>& failure,
                                   std::span<const int> ranks, const char* phase, const char* failing,
-                                  const std::function<std::string(Objection::Reason)>& words) {
-  using Reason = Objection::Reason;
+                                  const std::function<std::string(Problem::Reason)>& words) {
+  using Reason = Problem::Reason;
   std::vector<Record> records = round_of(call, mine, phase);
-  const auto objection = object(records, *call.group);
-  if (!objection) return records;
+  const auto problem = find_problem(records, *call.group);
+  if (!problem) return records;
   const auto own = [&]() -> std::string {
-    if (objection->reason == Reason::lists) return list_text(ranks);
-    if (objection->reason == Reason::forced) return route_text(*call.options);
-    if (objection->reason == Reason::refused) return call.is_member() ? refusal_words(call, objection->refused) : "";
-    return words(objection->reason);
+    if (problem->reason == Reason::lists) return list_text(ranks);
+    if (problem->reason == Reason::forced) return route_text(*call.options);
+    if (problem->reason == Reason::refused) return call.is_member() ? refusal_words(call, problem->refused) : "";
+    return words(problem->reason);
   };
-  throw make_error(*objection, records, round_of(call, failure ? words_of(*failure) : words_of(own()), failing),
+  throw make_error(*problem, records, round_of(call, failure ? words_of(*failure) : words_of(own()), failing),
                    *call.group);
 }
 

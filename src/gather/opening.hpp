@@ -35,15 +35,15 @@ struct Chosen {
 };
 /// Before round 1: the route that this rank would take if all of its list were like it.
 const RouteDriver* guess_route(const Record& record);
-/// After round 1, if nothing was objected to: the route of this rank's list.
+/// After round 1, if there is no problem: the route of this rank's list.
 Chosen chosen_route(const Call& call, std::span<const Record> records);
 
 /// One round. Returns the records of all ranks. Where they, or `failure` of this one, do not let the call go on, a
-/// further round with the ranks' words follows, and all throw the same error. `words`: what this rank has to say to an
-/// objection, beside its list and its route.
+/// further round with the ranks' words follows, and all throw the same error. `words`: what this rank has to say of a
+/// problem, beside its list and its route.
 std::vector<Record> opening_round(const Call& call, const Record& mine, const std::optional<Error>& failure,
                                   std::span<const int> ranks, const char* phase, const char* failing,
-                                  const std::function<std::string(Objection::Reason)>& words);
+                                  const std::function<std::string(Problem::Reason)>& words);
 
 /// One round. Returns if all ranks are well. Else it calls `on_failure`, and all throw the same error, made of the
 /// words of a further round. `trouble`: this rank's own.

@@ -126,7 +126,7 @@ std::uint64_t hash_list(std::span<const int> ranks) noexcept;
 std::vector<int> list_of(int member, std::span<const Record> records);
 
 /// Why an exchange cannot go on; empty words are filled from the ranks' own.
-struct Objection {
+struct Problem {
   enum class Reason : std::uint8_t {
     failed_ranks,
     versions,
@@ -145,10 +145,10 @@ struct Objection {
 };
 
 /// Looks at all records; none if the exchange can go on. `group` knows which ranks share memory.
-std::optional<Objection> object(std::span<const Record> records, const SyncGroup& group);
+std::optional<Problem> find_problem(std::span<const Record> records, const SyncGroup& group);
 
 /// The error that all ranks throw, made of everyone's words.
-Error make_error(const Objection& objection, std::span<const Record> records, std::span<const Words> words,
+Error make_error(const Problem& problem, std::span<const Record> records, std::span<const Words> words,
                  const SyncGroup& group);
 
 /// The failure of the first of these ranks, and how many more have failed.

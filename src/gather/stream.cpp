@@ -97,8 +97,8 @@ class StreamRun {
       record_.operation = Operation::stream;
       record_.status = status_of(failure->kind());
     }
-    const auto words = [&](Objection::Reason reason) {
-      if (reason != Objection::Reason::kinds) return std::string();
+    const auto words = [&](Problem::Reason reason) {
+      if (reason != Problem::Reason::kinds) return std::string();
       return fmt::format("memory_budget {}, pipeline_depth {}", options_.memory_budget, options_.pipeline_depth);
     };
     records_ =
