@@ -59,17 +59,17 @@ class CountingGroup final : public muster::sync::Group {
                      std::span<const int> on, const muster::WaitOptions& options) override {
     inner_->wait_until(done, sleep, on, options);
   }
-  bool do_try_send(int to, const muster::sync::LetterHead& head, std::span<const std::byte> letter) override {
-    if (!inner_->try_send(to, head, letter)) return false;
-    told_.by_messages += letter.size();
+  bool do_try_send(int to, const muster::sync::PacketHead& head, std::span<const std::byte> packet) override {
+    if (!inner_->try_send(to, head, packet)) return false;
+    told_.by_messages += packet.size();
     return true;
   }
-  bool do_try_receive(int from, const muster::sync::LetterPlace& place) override {
+  bool do_try_receive(int from, const muster::sync::PacketPlace& place) override {
     return inner_->try_receive(from, place);
   }
-  void do_wait_for_letters(const std::function<bool()>& done, std::span<const int> on,
+  void do_wait_for_packets(const std::function<bool()>& done, std::span<const int> on,
                            const muster::WaitOptions& options) override {
-    inner_->wait_for_letters(done, on, options);
+    inner_->wait_for_packets(done, on, options);
   }
   std::shared_ptr<Group> make_part(const Part& part, Tie tie, const muster::WaitOptions& options) override {
     if (tie == Tie::companion) return inner_->companion(options);

@@ -2,9 +2,9 @@
 // Which files are a model:
 //
 //  1. One index (*.safetensors.index.json; model.safetensors.index.json before others): the files it names. Every
-//  tensor
-//     must be where it says, and every tensor of these files must be in it.
-//  2. Else model.safetensors. 3. Else every *.safetensors, and no name may be in two.
+//     tensor must be where it says, and every tensor of these files must be in it.
+//  2. Else model.safetensors.
+//  3. Else every *.safetensors, and no name may be in two.
 
 #include "muster/model_dir.hpp"
 

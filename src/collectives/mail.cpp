@@ -28,7 +28,7 @@ struct Mail::Head {
   std::uint64_t id = 0;     // the sender's number of what is not whole
   std::uint64_t bytes = 0;  // of the body; of a piece: how many are before it there
 };
-static_assert(std::tuple_size_v<sync::LetterHead> == 32);
+static_assert(std::tuple_size_v<sync::PacketHead> == 32);
 
 Mail::Mail(sync::Group& group) : group_(group), lanes_(static_cast<std::size_t>(group.size())) {}
 
@@ -87,19 +87,19 @@ void Mail::wait(const std::function<bool()>& done, int rank, const WaitOptions& 
       if (!step()) return false;
     return true;
   };
-  group_.wait_for_letters(is_done, on, options);
+  group_.wait_for_packets(is_done, on, options);
 }
 
-bool Mail::post(int to, const Head& head, Bytes letter) {
-  static_assert(sizeof(Head) == sizeof(sync::LetterHead));
-  sync::LetterHead begin;
+bool Mail::post(int to, const Head& head, Bytes packet) {
+  static_assert(sizeof(Head) == sizeof(sync::PacketHead));
+  sync::PacketHead begin;
   std::memcpy(begin.data(), &head, sizeof head);
-  return group_.try_send(to, begin, letter);
+  return group_.try_send(to, begin, packet);
 }
 
 bool Mail::see_off(int to) {
   Lane& lane = this->lane(to);
-  if (lane.leaving.empty() || !group_.letters_have_left(to)) return false;
+  if (lane.leaving.empty() || !group_.packets_have_left(to)) return false;
   for (const std::shared_ptr<Sending>& each : lane.leaving) each->is_done = true;
   lane.leaving.clear();
   return true;
@@ -124,18 +124,18 @@ bool Mail::post_all(int to) {
   }
   while (!lane.queue.empty()) {
     const std::shared_ptr<Sending>& next = lane.queue.front();
-    const bool is_whole = next->label.size() + next->body.size() <= group_.longest_letter();
+    const bool is_whole = next->label.size() + next->body.size() <= group_.longest_packet();
     const Head head{is_whole ? Head::Kind::whole : Head::Kind::announcement,
                     static_cast<std::uint32_t>(next->label.size()), next->tag, is_whole ? 0 : next->id,
                     next->body.size()};
     std::vector<std::byte> both;
-    Bytes letter = is_whole ? next->body : Bytes(next->label);
+    Bytes packet = is_whole ? next->body : Bytes(next->label);
     if (is_whole && !next->label.empty()) {
       both = next->label;
       both.insert(both.end(), next->body.begin(), next->body.end());
-      letter = both;
+      packet = both;
     }
-    if (!moved(post(to, head, letter))) return has_moved;
+    if (!moved(post(to, head, packet))) return has_moved;
     if (is_whole) {
       next->is_given = true;
       lane.leaving.push_back(next);
@@ -161,10 +161,10 @@ bool Mail::post_all(int to) {
 
 bool Mail::take(int from) {
   Head head;
-  std::vector<std::byte> letter;
+  std::vector<std::byte> packet;
   std::shared_ptr<Receiving> receive;
   std::uint64_t bytes = 0;
-  const auto place = [&](const sync::LetterHead& begin, std::size_t length) -> Room {
+  const auto place = [&](const sync::PacketHead& begin, std::size_t length) -> Room {
     std::memcpy(&head, begin.data(), sizeof head);
     bytes = length;
     if (head.kind == Head::Kind::piece) {
@@ -183,8 +183,8 @@ bool Mail::take(int from) {
     if (head.kind == Head::Kind::whole && head.label_bytes == 0 &&
         (receive = take_receive(from, head.tag)) != nullptr && open(*receive, {from, head.tag, {}, head.bytes}))
       return receive->room;
-    letter.resize(length);
-    return letter;
+    packet.resize(length);
+    return packet;
   };
   if (!group_.try_receive(from, place)) return false;
   switch (head.kind) {
@@ -210,21 +210,21 @@ bool Mail::take(int from) {
     case Head::Kind::announcement:
       break;
     default:
-      fail(from, "a letter of no kind");
+      fail(from, "a packet of no kind");
   }
   if (receive != nullptr) {
     receive->is_done = true;
     return true;
   }
-  const auto body = letter.begin() + head.label_bytes;
-  Envelope envelope{from, head.tag, {letter.begin(), body}, head.bytes};
+  const auto body = packet.begin() + head.label_bytes;
+  Envelope envelope{from, head.tag, {packet.begin(), body}, head.bytes};
   receive = take_receive(from, head.tag);
   if (receive == nullptr) {
-    unexpected_.push_back({std::move(envelope), {body, letter.end()}, head.id});
+    unexpected_.push_back({std::move(envelope), {body, packet.end()}, head.id});
   } else if (head.kind == Head::Kind::announcement) {
     answer(receive, std::move(envelope), head.id);
   } else if (open(*receive, std::move(envelope))) {
-    std::copy(body, letter.end(), receive->room.begin());
+    std::copy(body, packet.end(), receive->room.begin());
     receive->is_done = true;
   }
   return true;

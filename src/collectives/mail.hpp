@@ -3,8 +3,8 @@
 // Mail: messages of any length between the ranks of a group, by tag, that nobody has to wait for. Each has a label, a
 // few bytes that come with its announcement, and a body.
 //
-//  - What fits into one letter is sent as one, and is with its receiver then, wanted or not.
-//  - More is announced by a letter. The receiver asks for it once a receive wants it, and it comes in pieces, which say
+//  - What fits into one packet is sent as one, and is with its receiver then, wanted or not.
+//  - More is announced by a packet. The receiver asks for it once a receive wants it, and it comes in pieces, which say
 //    where they belong, straight into its place. So only short messages pile up.
 // Messages from one rank to another are matched in the order that they were sent in; receives in the order that they
 // were made in. All of it moves in step(), which every wait calls.
@@ -64,7 +64,7 @@ class Mail {
 
   explicit Mail(sync::Group& group);
 
-  /// `label` fits into a letter. Throws as sync::Group::try_send.
+  /// `label` fits into a packet. Throws as sync::Group::try_send.
   std::shared_ptr<Sending> send(Sending message);
   std::shared_ptr<Receiving> receive(Receiving wanted);
   /// The oldest message that such a receive would get, if there is one.
@@ -96,7 +96,7 @@ class Mail {
   bool take(int from);
   bool push(int to);
   bool post_all(int to);
-  bool post(int to, const Head& head, Bytes letter);
+  bool post(int to, const Head& head, Bytes packet);
   /// What the group has sent of it is done.
   bool see_off(int to);
   /// Takes the first receive that gets this message.

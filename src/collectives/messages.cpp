@@ -32,8 +32,8 @@ std::shared_ptr<Mail::Sending> begin_send(Engine& engine, const Config& config, 
   check_tag(tag);
   check_other(engine, to, "send to");
   PackedConfig message = packed(config);
-  // A label comes with the announcement, which is one letter.
-  if (message.descriptor.size() > sync::inside(engine.group()).longest_letter()) message = {{}, packed_whole(config)};
+  // A label comes with the announcement, which is one packet.
+  if (message.descriptor.size() > sync::inside(engine.group()).longest_packet()) message = {{}, packed_whole(config)};
   const auto body = std::make_shared<const Tensor>(std::move(message.tensors));
   return engine.mail().send({.to = to,
                              .tag = tag,

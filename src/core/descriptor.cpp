@@ -3,8 +3,7 @@
 //
 //  1. A byte 0x4d, a byte with the version.
 //  2. One value: a tag byte, then what the tag asks for. Integers are LEB128 varints (those with sign zigzag), reals
-//  are
-//     8 bytes, little-endian.
+//     are 8 bytes, little-endian.
 //  3. A string: length, then bytes, which are UTF-8. An array: count, then values. An object: count, then key and value
 //     of each member, keys unique.
 //  4. A tensor: the number of its kind (dtype and shape) in the order of first use. The number one past the last is a

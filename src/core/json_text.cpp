@@ -2,8 +2,7 @@
 // Trees as JSON text:
 //
 //  1. Values are JSON's own. Numbers with "." or "e" are reals, others integers; reals are written with as few digits
-//  as
-//     bring the same bits back.
+//     as bring the same bits back.
 //  2. What JSON has no number for is {"$float": TEXT}: "nan" (bits 0x7ff8000000000000), "inf", "-inf", else the bits as
 //     "0x" and 16 digits.
 //  3. An object of the user's own that looks like that ("$float" with any number of "$", no other member) has one more

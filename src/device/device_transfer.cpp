@@ -2,7 +2,7 @@
 // An exchange of tensors that are on devices. The route without devices that these ranks would take (shared memory,
 // MPI, a workspace) is underneath: it carries the trees, and the bytes of whatever is staged.
 //
-//  1. offer: as the route underneath, and what decides how tensors reach the first rank's device (landing_choice.hpp).
+//  1. offer: as the route underneath, and what decides how tensors reach the first rank's device (way_choice.hpp).
 //  2. The first rank takes offers by IPC and NCCL, then lets the route underneath take the rest. Senders do what the
 //     ways say; who is staged copies to the host first: into the slot of shared memory itself where it shares memory
 //     with the first rank, else into page-locked memory that the route underneath sends on.
@@ -17,9 +17,9 @@
 #include <vector>
 
 #include "muster/log.hpp"
-#include "src/device/landing.hpp"
-#include "src/device/landing_choice.hpp"
+#include "src/device/destination.hpp"
 #include "src/device/staging.hpp"
+#include "src/device/way_choice.hpp"
 #include "src/gather/opening.hpp"
 #include "src/gather/route.hpp"
 
@@ -74,7 +74,7 @@ class DeviceTransfer final : public gather::Transfer {
   Call inner_call_;                 // of host tensors
   std::optional<HostCopy> staged_;  // of a sender that shares no memory with the first rank, and of the first rank
   std::unique_ptr<gather::Transfer> inner_;
-  std::optional<DeviceLanding> landing_;
+  std::optional<DeviceDestination> destination_;
   std::optional<Config> own_;  // the first rank's, where it lands
   std::string manner_;
   bool has_device_tensors_ = false;
@@ -239,8 +239,9 @@ void DeviceTransfer::receive(std::span<const Way> ways, std::span<const Record> 
   }
   std::vector<Record> left(records.begin(), records.end());
   const auto record_at = [&](std::size_t at) -> Record& { return left[static_cast<std::size_t>(call_.list[at])]; };
-  landing_.emplace(call_, *state_, device.value_or(0));
-  if (call_.options->own == Own::copy && has_device_tensors_) attempt([&] { own_ = landing_->copy_of(*call_.value); });
+  destination_.emplace(call_, *state_, device.value_or(0));
+  if (call_.options->own == Own::copy && has_device_tensors_)
+    attempt([&] { own_ = destination_->copy_of(*call_.value); });
   std::vector<std::size_t> by_nccl;
   for (std::size_t at = 1; at < ways.size(); ++at) {
     if (ways[at] == Way::nccl) by_nccl.push_back(at);
@@ -250,21 +251,21 @@ void DeviceTransfer::receive(std::span<const Way> ways, std::span<const Record> 
       continue;
     }
     bool is_taken = true;
-    attempt([&] { is_taken = landing_->take_ipc(at, record_at(at)); });
+    attempt([&] { is_taken = destination_->take_ipc(at, record_at(at)); });
     if (is_taken) record_at(at).has_value = false;
   }
   if (!by_nccl.empty()) {
-    attempt([&] { landing_->take_nccl(by_nccl, records); });
+    attempt([&] { destination_->take_nccl(by_nccl, records); });
     for (const std::size_t at : by_nccl) record_at(at).has_value = false;
   }
   attempt([&] {
     for (std::size_t at = 1; at < ways.size(); ++at)
-      if (ways[at] != Way::nothing && record_at(at).has_value) landing_->reserve(at, record_at(at).moving_bytes);
+      if (ways[at] != Way::nothing && record_at(at).has_value) destination_->reserve(at, record_at(at).moving_bytes);
   });
   attempt([&] { inner_->move(left, report); });
-  attempt([&] { landing_->finish(); });
+  attempt([&] { destination_->finish(); });
   attempt.throw_failure();
-  manner_ = "landing on cuda:" + std::to_string(device.value_or(0));
+  manner_ = "received on cuda:" + std::to_string(device.value_or(0));
 }
 
 void DeviceTransfer::commit() noexcept {
@@ -274,15 +275,15 @@ void DeviceTransfer::commit() noexcept {
 
 std::vector<std::optional<Config>> DeviceTransfer::deliver() {
   std::vector<std::optional<Config>> entries = inner_->deliver();
-  if (landing_) {
+  if (destination_) {
     try {
       std::vector<std::optional<Config>> staged(entries.size());
       for (std::size_t at = 1; at < entries.size(); ++at)
-        if (entries[at]) staged[at] = landing_->upload(at, *entries[at]);
-      landing_->finish();
+        if (entries[at]) staged[at] = destination_->upload(at, *entries[at]);
+      destination_->finish();
       // Only now are the slots given back that the copies came from.
       entries = std::move(staged);
-      landing_->deliver(entries);
+      destination_->deliver(entries);
     } catch (const Error& error) {
       // The others have closed the exchange: they hear of it at their next call.
       call_.group->poison(error);
@@ -319,9 +320,9 @@ class DeviceRoute final : public gather::RouteDriver {
     return call.options->devices.landing == Landing::device ? "tensors are on devices, and land on the first rank's"
                                                             : "tensors are on devices, and land in host memory";
   }
-  std::unique_ptr<gather::Proof> prove(const Call& call, Record& record) const override {
+  std::unique_ptr<gather::Preflight> preflight(const Call& call, Record& record) const override {
     const gather::RouteDriver* const underneath = route_underneath(call);
-    return underneath == nullptr ? nullptr : underneath->prove(call, record);
+    return underneath == nullptr ? nullptr : underneath->preflight(call, record);
   }
   std::unique_ptr<gather::Transfer> begin(const Call& call) const override {
     return std::make_unique<DeviceTransfer>(call);

@@ -109,7 +109,7 @@ class ExchangeRun {
                                                       "gather: failing", [&](auto reason) { return words(reason); });
     phases.end("round 1");
     ExchangeReport& report = state_->report;
-    report.rounds += 1 + settle_proofs(call_, records, proof_.get());
+    report.rounds += 1 + run_preflights(call_, records, preflight_.get());
     // The others wait for what this rank would have begun here.
     if (const auto stuck = attempt(group_, [&] { choose(records); }))
       sync::fail(group_, sync::in_own_name(group_, *stuck));
@@ -191,10 +191,10 @@ class ExchangeRun {
     // If there is none, it is refused after round 1, in words that all ranks have.
     guess_ = guess_route(record_);
     if (guess_ == nullptr) return;
-    proof_ = guess_->prove(call_, record_);
+    preflight_ = guess_->preflight(call_, record_);
     transfer_ = begin_transfer(*guess_, call_);
     transfer_->offer(record_);
-    // A merge, a landing on a device and the caller's tensors are copies already.
+    // A merge, a gather to a device and the caller's tensors are copies already.
     copies_own_ = call_.is_first() && call_.value != nullptr && call_.merge == nullptr && options_.own == Own::copy &&
                   !receives_into() && (record_.residency | Residency::host) == Residency::host;
     if (!copies_own_) return;
@@ -216,7 +216,7 @@ class ExchangeRun {
     }
   }
 
-  /// The route of the list, on its members. A rank that had guessed another one has no tensors (record.cpp objects to
+  /// The route of the list, on its members. A rank that had guessed another one has no tensors (record.cpp refuses
   /// all else), and begins now.
   void choose(std::span<const Record> records) {
     if (!call_.is_member()) return;
@@ -224,17 +224,17 @@ class ExchangeRun {
     state_->report.route = chosen.driver->route();
     state_->report.reason = std::move(chosen.reason);
     if (chosen.driver == guess_) return;
-    proof_.reset();
+    preflight_.reset();
     Record known = record_;
     transfer_ = begin_transfer(*chosen.driver, call_);
     transfer_->offer(known);
   }
 
-  /// For an objection.
-  [[nodiscard]] std::string words(Objection::Reason reason) const {
+  /// For a problem.
+  [[nodiscard]] std::string words(Problem::Reason reason) const {
     if (call_.value == nullptr) return {};
-    if (reason == Objection::Reason::contents) return content_text(record_);
-    if (reason != Objection::Reason::kinds) return {};
+    if (reason == Problem::Reason::contents) return content_text(record_);
+    if (reason != Problem::Reason::kinds) return {};
     const TensorSpec spec = spec_of(*call_.value);
     return call_.merge == nullptr ? to_string(spec) : merge_text(*call_.merge, spec);
   }
@@ -258,7 +258,7 @@ class ExchangeRun {
   Call call_;
   Record record_;
   const RouteDriver* guess_ = nullptr;  // what was prepared for before round 1
-  std::unique_ptr<Proof> proof_;
+  std::unique_ptr<Preflight> preflight_;
   std::unique_ptr<Transfer> transfer_;
   bool copies_own_ = false;
   Config own_;                      // the copy

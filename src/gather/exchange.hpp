@@ -6,8 +6,8 @@
 //     status.
 //  2. Round 1: all ranks of the group give their records. Every rank draws the same conclusions from them (record.hpp).
 //     If one has failed or they disagree, a further round carries everyone's words, and all throw the same error; the
-//     group stays usable. If a route has something to show first (route.hpp: Proof), a round follows that says whether
-//     all ranks saw it.
+//     group stays usable. If a route has something to check first (route.hpp: Preflight), a round follows that says
+//     whether all ranks are well.
 //  3. Move: the route carries bytes from the senders to the first rank of each list. A failure becomes the status of
 //     round 2.
 //  4. Round 2, if bytes of any list moved after round 1: as round 1. From here on the result counts. Without it, what

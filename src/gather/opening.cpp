@@ -78,18 +78,18 @@ Chosen chosen_route(const Call& call, std::span<const Record> records) {
 
 std::vector<Record> opening_round(const Call& call, const Record& mine, const std::optional<Error>& failure,
                                   std::span<const int> ranks, const char* phase, const char* failing,
-                                  const std::function<std::string(Objection::Reason)>& words) {
-  using Reason = Objection::Reason;
+                                  const std::function<std::string(Problem::Reason)>& words) {
+  using Reason = Problem::Reason;
   std::vector<Record> records = round_of(call, mine, phase);
-  const auto objection = object(records, *call.group);
-  if (!objection) return records;
+  const auto problem = find_problem(records, *call.group);
+  if (!problem) return records;
   const auto own = [&]() -> std::string {
-    if (objection->reason == Reason::lists) return list_text(ranks);
-    if (objection->reason == Reason::forced) return route_text(*call.options);
-    if (objection->reason == Reason::refused) return call.is_member() ? refusal_words(call, objection->refused) : "";
-    return words(objection->reason);
+    if (problem->reason == Reason::lists) return list_text(ranks);
+    if (problem->reason == Reason::forced) return route_text(*call.options);
+    if (problem->reason == Reason::refused) return call.is_member() ? refusal_words(call, problem->refused) : "";
+    return words(problem->reason);
   };
-  throw make_error(*objection, records, round_of(call, failure ? words_of(*failure) : words_of(own()), failing),
+  throw make_error(*problem, records, round_of(call, failure ? words_of(*failure) : words_of(own()), failing),
                    *call.group);
 }
 
@@ -104,13 +104,13 @@ void closing_round(const Call& call, const std::optional<Error>& trouble, const 
   throw failure_of(failed, round_of(call, trouble ? words_of(*trouble) : Words{}, failing), *call.group);
 }
 
-std::uint64_t settle_proofs(const Call& call, std::span<const Record> records, Proof* proof) {
-  if (std::ranges::none_of(records, &Record::proves)) return 0;
+std::uint64_t run_preflights(const Call& call, std::span<const Record> records, Preflight* preflight) {
+  if (std::ranges::none_of(records, &Record::needs_preflight)) return 0;
   const std::optional<Error> trouble = attempt(*call.group, [&] {
-    if (proof != nullptr) proof->check(records);
+    if (preflight != nullptr) preflight->check(records);
   });
-  closing_round(call, trouble, "gather: proving", "gather: failing");
-  if (proof != nullptr) proof->commit();
+  closing_round(call, trouble, "gather: preflight", "gather: failing");
+  if (preflight != nullptr) preflight->commit();
   return 1;
 }
 

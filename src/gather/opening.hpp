@@ -35,24 +35,24 @@ struct Chosen {
 };
 /// Before round 1: the route that this rank would take if all of its list were like it.
 const RouteDriver* guess_route(const Record& record);
-/// After round 1, if nothing was objected to: the route of this rank's list.
+/// After round 1, if there is no problem: the route of this rank's list.
 Chosen chosen_route(const Call& call, std::span<const Record> records);
 
 /// One round. Returns the records of all ranks. Where they, or `failure` of this one, do not let the call go on, a
-/// further round with the ranks' words follows, and all throw the same error. `words`: what this rank has to say to an
-/// objection, beside its list and its route.
+/// further round with the ranks' words follows, and all throw the same error. `words`: what this rank has to say of a
+/// problem, beside its list and its route.
 std::vector<Record> opening_round(const Call& call, const Record& mine, const std::optional<Error>& failure,
                                   std::span<const int> ranks, const char* phase, const char* failing,
-                                  const std::function<std::string(Objection::Reason)>& words);
+                                  const std::function<std::string(Problem::Reason)>& words);
 
 /// One round. Returns if all ranks are well. Else it calls `on_failure`, and all throw the same error, made of the
 /// words of a further round. `trouble`: this rank's own.
 void closing_round(const Call& call, const std::optional<Error>& trouble, const char* phase, const char* failing,
                    const std::function<void()>& on_failure = {});
 
-/// The round between opening and moving, where a rank of any list needs one; `proof` may be null. Returns how many
+/// The round between opening and moving, if a rank of any list needs one; `preflight` may be null. Returns how many
 /// rounds that took. Throws what failed, on all ranks alike.
-std::uint64_t settle_proofs(const Call& call, std::span<const Record> records, Proof* proof);
+std::uint64_t run_preflights(const Call& call, std::span<const Record> records, Preflight* preflight);
 
 /// A collective call of the program: all ranks throw the same. Where the group has failed that is its first cause,
 /// whatever this rank has found meanwhile.

@@ -62,8 +62,9 @@ std::vector<int> ranks_where(std::size_t count, const auto& condition) {
 }
 
 /// Memory is a host's: what its ranks need together, against what the one that sees the least says there is.
-std::optional<Objection> object_to_memory(const Lists& lists, std::span<const Record> records, const SyncGroup& group) {
-  using Reason = Objection::Reason;
+std::optional<Problem> find_memory_problem(const Lists& lists, std::span<const Record> records,
+                                           const SyncGroup& group) {
+  using Reason = Problem::Reason;
   struct Host {
     std::uint64_t needed = 0;
     std::uint64_t available = UINT64_MAX;
@@ -75,7 +76,7 @@ std::optional<Objection> object_to_memory(const Lists& lists, std::span<const Re
       const std::uint64_t fresh = fresh_bytes_of(rank, members, records, group);
       if (fresh == 0) continue;
       const Record& record = records[static_cast<std::size_t>(rank)];
-      if (record.receives && fresh > record.room) return Objection{Reason::budget, {rank}};
+      if (record.receives && fresh > record.room) return Problem{Reason::budget, {rank}};
       Host& host = hosts[group.host_of(rank)];
       if (__builtin_add_overflow(host.needed, fresh, &host.needed)) host.needed = UINT64_MAX;
       host.available = std::min(host.available, record.available_bytes);
@@ -85,7 +86,7 @@ std::optional<Objection> object_to_memory(const Lists& lists, std::span<const Re
   for (auto& [number, host] : hosts)
     if (host.needed > host.available) {
       std::ranges::sort(host.takers);
-      return Objection{Reason::memory, std::move(host.takers)};
+      return Problem{Reason::memory, std::move(host.takers)};
     }
   return std::nullopt;
 }
@@ -118,53 +119,53 @@ std::vector<int> list_of(int member, std::span<const Record> records) {
   return list;
 }
 
-std::optional<Objection> object(std::span<const Record> records, const SyncGroup& group) {
-  using Reason = Objection::Reason;
+std::optional<Problem> find_problem(std::span<const Record> records, const SyncGroup& group) {
+  using Reason = Problem::Reason;
   const auto all = ranks_where(records.size(), [](std::size_t) { return true; });
-  if (differs(all, records, &Record::version)) return Objection{Reason::versions, all};
+  if (differs(all, records, &Record::version)) return Problem{Reason::versions, all};
   if (auto failed = ranks_where(records.size(), [&](std::size_t rank) { return records[rank].status != 0; });
       !failed.empty())
-    return Objection{Reason::failed_ranks, std::move(failed)};
+    return Problem{Reason::failed_ranks, std::move(failed)};
   // A stream's later rounds are not those of an exchange, whatever the lists are.
   const auto streams = [&](std::size_t rank) { return records[rank].operation == Operation::stream; };
   if (const auto ranks = ranks_where(records.size(), streams); !ranks.empty() && ranks.size() != records.size())
-    return Objection{Reason::operations, all};
+    return Problem{Reason::operations, all};
   const Lists lists = lists_of(records);
   for (const auto& [hash, members] : lists) {
     if (!is_whole(members, records))
-      return Objection{Reason::lists,
-                       ranks_where(records.size(), [&](std::size_t rank) { return records[rank].list_length != 0; })};
-    if (differs(members, records, &Record::operation)) return Objection{Reason::operations, members};
-    if (differs(members, records, &Record::kind_hash)) return Objection{Reason::kinds, members};
+      return Problem{Reason::lists,
+                     ranks_where(records.size(), [&](std::size_t rank) { return records[rank].list_length != 0; })};
+    if (differs(members, records, &Record::operation)) return Problem{Reason::operations, members};
+    if (differs(members, records, &Record::kind_hash)) return Problem{Reason::kinds, members};
     if (auto others = differing_contents(members, records); !others.empty())
-      return Objection{Reason::contents, std::move(others)};
-    if (differs(members, records, &Record::forced)) return Objection{Reason::forced, members};
+      return Problem{Reason::contents, std::move(others)};
+    if (differs(members, records, &Record::forced)) return Problem{Reason::forced, members};
     if (const Decision decision = decide(members, records); decision.is_refused())
-      return Objection{Reason::refused, ranks_of(decision, members, records), decision};
+      return Problem{Reason::refused, ranks_of(decision, members, records), decision};
   }
-  return object_to_memory(lists, records, group);
+  return find_memory_problem(lists, records, group);
 }
 
-Error make_error(const Objection& objection, std::span<const Record> records, std::span<const Words> words,
+Error make_error(const Problem& problem, std::span<const Record> records, std::span<const Words> words,
                  const SyncGroup& group) {
-  using Reason = Objection::Reason;
-  const int first = objection.ranks.front();
+  using Reason = Problem::Reason;
+  const int first = problem.ranks.front();
   const auto blame_first = [&](ErrorKind kind, const std::string& text) {
     return sync::error_of(group.info(first), kind, text);
   };
-  switch (objection.reason) {
+  switch (problem.reason) {
     case Reason::failed_ranks:
-      return failure_of(objection.ranks, words, group);
+      return failure_of(problem.ranks, words, group);
     case Reason::versions:
       return Error(ErrorKind::version, "the ranks run different versions of Muster: start all of them with one");
     case Reason::lists:
       return Error(ErrorKind::rank_mismatch,
                    "the lists of ranks differ or overlap: members of a list must pass the same one, and no rank may be "
                    "in two: " +
-                       each_rank(objection.ranks, words));
+                       each_rank(problem.ranks, words));
     case Reason::operations: {
       std::string text;
-      for (const int rank : objection.ranks)
+      for (const int rank : problem.ranks)
         text += fmt::format("{}rank {} {}", text.empty() ? "" : ", ", rank,
                             to_string(records[static_cast<std::size_t>(rank)].operation));
       return Error(ErrorKind::rank_mismatch, "the ranks are in different calls: " + text);
@@ -176,20 +177,20 @@ Error make_error(const Objection& objection, std::span<const Record> records, st
                     : records[static_cast<std::size_t>(first)].operation == Operation::stream
                         ? "the options of a stream must be the same on all ranks of a list: "
                         : "get_tensors_parallel: the tensors of a list must have one dtype and shape: ") +
-                       each_rank(objection.ranks, words));
+                       each_rank(problem.ranks, words));
     case Reason::contents:
       return blame_first(
           ErrorKind::rank_mismatch,
           "\"same\" wants every rank's tensor equal, bit for bit, to that of the list's first rank; these are not: " +
-              each_rank(objection.ranks, words));
+              each_rank(problem.ranks, words));
     case Reason::refused:
-      return blame_first(kind_of(objection.refused.refusal),
-                         refusal_text(objection.refused, objection.ranks, records, words));
+      return blame_first(kind_of(problem.refused.refusal),
+                         refusal_text(problem.refused, problem.ranks, records, words));
     case Reason::forced:
       return Error(
           ErrorKind::rank_mismatch,
           "the ranks of one list force different routes (GatherOptions::route and workspace.path, MUSTER_ROUTE): " +
-              each_rank(objection.ranks, words));
+              each_rank(problem.ranks, words));
     case Reason::budget:
       return blame_first(
           ErrorKind::no_space,
@@ -200,7 +201,7 @@ Error make_error(const Objection& objection, std::span<const Record> records, st
     case Reason::memory: {
       std::uint64_t needed = 0;
       const Record* tightest = nullptr;
-      for (const int rank : objection.ranks) {
+      for (const int rank : problem.ranks) {
         const Record& record = records[static_cast<std::size_t>(rank)];
         if (__builtin_add_overflow(needed, fresh_bytes_of(rank, list_of(rank, records), records, group), &needed))
           needed = UINT64_MAX;
@@ -210,7 +211,7 @@ Error make_error(const Objection& objection, std::span<const Record> records, st
       std::string text = fmt::format(
           "too little memory on host {}: needed {} bytes by {} ranks, available {} ({}): gather less at a time, "
           "release earlier results, or give the job more memory",
-          group.info(first).host, needed, objection.ranks.size(), tightest->available_bytes,
+          group.info(first).host, needed, problem.ranks.size(), tightest->available_bytes,
           os::to_string(tightest->limit));
       if (holder->held != 0) text += fmt::format("; the first rank holds {} results", holder->held);
       return blame_first(ErrorKind::no_space, text);

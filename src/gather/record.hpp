@@ -88,14 +88,15 @@ struct Record {
   bool receives = false;      // this rank takes memory of its own for what others send: needs.hpp
   std::uint64_t segment = 0;  // the place of the one that is used; 0: not known yet
   bool closes = false;        // a second round is needed although this rank has nothing to move
-  bool proves = false;  // something has to be shown to the others of the list before bytes move (route.hpp: Proof)
+  /// Something has to be checked with the others of the list before bytes move (route.hpp: Preflight).
+  bool needs_preflight = false;
   Residency residency = Residency::none;
   ForcedBy forced_by = ForcedBy::nobody;
   // What an operation adds: of a merge; of a stream; of a rank that receives into memory of its own; of devices.
   union {
     std::uint64_t extent = 0;  // the size along the concatenated dimension: all else is in kind_hash
     std::uint64_t budget;      // bytes of all senders of the list
-    std::uint64_t device;      // landing_choice.hpp
+    std::uint64_t device;      // way_choice.hpp
   };
   union {
     std::uint64_t capacity = 0;  // if bytes move, of the first rank: of a free slot that it has
@@ -125,7 +126,7 @@ std::uint64_t hash_list(std::span<const int> ranks) noexcept;
 std::vector<int> list_of(int member, std::span<const Record> records);
 
 /// Why an exchange cannot go on; empty words are filled from the ranks' own.
-struct Objection {
+struct Problem {
   enum class Reason : std::uint8_t {
     failed_ranks,
     versions,
@@ -144,10 +145,10 @@ struct Objection {
 };
 
 /// Looks at all records; none if the exchange can go on. `group` knows which ranks share memory.
-std::optional<Objection> object(std::span<const Record> records, const SyncGroup& group);
+std::optional<Problem> find_problem(std::span<const Record> records, const SyncGroup& group);
 
 /// The error that all ranks throw, made of everyone's words.
-Error make_error(const Objection& objection, std::span<const Record> records, std::span<const Words> words,
+Error make_error(const Problem& problem, std::span<const Record> records, std::span<const Words> words,
                  const SyncGroup& group);
 
 /// The failure of the first of these ranks, and how many more have failed.

@@ -97,9 +97,9 @@ class Transfer {
 
 /// A sender's side of a stream whose parts the first rank takes in while it is busy with earlier ones. Routes that have
 /// none move every part as a Transfer.
-class PartOutlet {
+class PartSender {
  public:
-  virtual ~PartOutlet() = default;
+  virtual ~PartSender() = default;
   /// Waits until fewer than `depth` parts are with the first rank.
   virtual void wait_for_credit(std::size_t depth, const WaitOptions& options) = 0;
   /// Looks at what the next part has (null: nothing) and writes it into the record. `value` stays until send() returns.
@@ -107,14 +107,14 @@ class PartOutlet {
   /// Sends the header and what was offered. When it returns, the value's memory is the caller's again.
   virtual void send(std::span<const std::byte> header, const WaitOptions& options) = 0;
   /// After the last part, and after a failure that left `group` well: when it returns, nothing is under way, and the
-  /// first rank's inlet has done the same. Its waits are `group`'s.
+  /// first rank's PartReceiver has done the same. Its waits are `group`'s.
   virtual void settle(SyncGroup& group, const WaitOptions& options) = 0;
 };
 
 /// The first rank's side.
-class PartInlet {
+class PartReceiver {
  public:
-  virtual ~PartInlet() = default;
+  virtual ~PartReceiver() = default;
   /// Whether a sender's parts come this way.
   [[nodiscard]] virtual bool brings(int sender) const = 0;
   /// The header of a sender's next part, and the record that was in it when it was offered.
@@ -131,9 +131,9 @@ class PartInlet {
 
 /// What a route has to make sure of, on all ranks of a list together, before bytes move. Made before round 1, where it
 /// says in the record that a round for it is needed.
-class Proof {
+class Preflight {
  public:
-  virtual ~Proof() = default;
+  virtual ~Preflight() = default;
   /// On members. What it throws becomes the status of that round.
   virtual void check(std::span<const Record> records) = 0;
   /// Every rank is well.
@@ -150,13 +150,13 @@ class RouteDriver {
   [[nodiscard]] virtual std::string obstacle(const Call& call) const = 0;
   /// Why it is chosen, for explain().
   [[nodiscard]] virtual std::string reason(const Call& call) const = 0;
-  /// Null if there is nothing to prove. May throw as Transfer::offer.
-  virtual std::unique_ptr<Proof> prove(const Call& /*call*/, Record& /*record*/) const { return nullptr; }
+  /// Null if there is nothing to check. May throw as Transfer::offer.
+  virtual std::unique_ptr<Preflight> preflight(const Call& /*call*/, Record& /*record*/) const { return nullptr; }
   /// Of a call whose bytes move (moves_elements()), and of any that is no merge.
   virtual std::unique_ptr<Transfer> begin(const Call& call) const = 0;
   /// A stream's own ends. `call` has the group that its messages go by, and outlives them. Null: parts are Transfers.
-  virtual std::unique_ptr<PartOutlet> open_outlet(const Call& /*call*/) const { return nullptr; }
-  virtual std::unique_ptr<PartInlet> open_inlet(const Call& /*call*/, std::uint64_t /*part_bytes*/) const {
+  virtual std::unique_ptr<PartSender> open_part_sender(const Call& /*call*/) const { return nullptr; }
+  virtual std::unique_ptr<PartReceiver> open_part_receiver(const Call& /*call*/, std::uint64_t /*part_bytes*/) const {
     return nullptr;
   }
   /// Whether the first rank of a stream receives into memory of its own, and not into the senders'.

@@ -74,8 +74,8 @@ class StreamRun {
       close(stream());
     } catch (...) {
       // They live on the companion.
-      outlet_.reset();
-      inlet_.reset();
+      part_sender_.reset();
+      part_receiver_.reset();
       if (sending_) sending_->withdraw();
       sending_.reset();
       // All ranks drop it: there may be messages of this stream in it, and slots that nobody gives back.
@@ -97,8 +97,8 @@ class StreamRun {
       record_.operation = Operation::stream;
       record_.status = status_of(failure->kind());
     }
-    const auto words = [&](Objection::Reason reason) {
-      if (reason != Objection::Reason::kinds) return std::string();
+    const auto words = [&](Problem::Reason reason) {
+      if (reason != Problem::Reason::kinds) return std::string();
       return fmt::format("memory_budget {}, pipeline_depth {}", options_.memory_budget, options_.pipeline_depth);
     };
     records_ =
@@ -110,7 +110,7 @@ class StreamRun {
       report_.route = chosen.driver->route();
       report_.reason = std::move(chosen.reason);
     }
-    report_.rounds += 1 + settle_proofs(call_.entry, records_, proof_.get());
+    report_.rounds += 1 + run_preflights(call_.entry, records_, preflight_.get());
     const StreamShare share = agree_on_share(record_, records_, [this](int rank) { return group_.host_of(rank); });
     if (!call_.entry.is_member()) return;
     call_.part_bytes = share.part_bytes;
@@ -144,7 +144,7 @@ class StreamRun {
         const std::uint64_t pooled = driver->settle(*state_->companion, RouteDriver::Keep::free_memory);
         if (driver->receives_into_own() == call_.entry.is_first()) record_.pooled += pooled;
       }
-    if (const RouteDriver* guess = guess_route(record_)) proof_ = guess->prove(call_.entry, record_);
+    if (const RouteDriver* guess = guess_route(record_)) preflight_ = guess->preflight(call_.entry, record_);
   }
 
   /// That take memory of this host.
@@ -200,20 +200,20 @@ class StreamRun {
   void open_ends() {
     part_call_ = call_.part_call(0, 0, nullptr);
     if (call_.entry.is_first())
-      inlet_ = call_.driver->open_inlet(part_call_, call_.part_bytes);
+      part_receiver_ = call_.driver->open_part_receiver(part_call_, call_.part_bytes);
     else
-      outlet_ = call_.driver->open_outlet(part_call_);
-    call_.inlet = inlet_.get();
-    call_.outlet = outlet_.get();
+      part_sender_ = call_.driver->open_part_sender(part_call_);
+    call_.part_receiver = part_receiver_.get();
+    call_.part_sender = part_sender_.get();
   }
 
   /// What is still on its way comes to its end; `group`: whose waits.
   void settle(SyncGroup& group) {
     const WaitOptions wait = call_.wait("gather_each: ending");
-    if (outlet_) outlet_->settle(group, wait);
-    if (inlet_) inlet_->settle(group, wait);
-    outlet_.reset();
-    inlet_.reset();
+    if (part_sender_) part_sender_->settle(group, wait);
+    if (part_receiver_) part_receiver_->settle(group, wait);
+    part_sender_.reset();
+    part_receiver_.reset();
   }
 
   void close(const std::optional<Error>& own) {
@@ -234,10 +234,10 @@ class StreamRun {
   StreamCall call_;
   Record record_;
   std::vector<Record> records_;
-  std::unique_ptr<Proof> proof_;
+  std::unique_ptr<Preflight> preflight_;
   Call part_call_;  // of the two below
-  std::unique_ptr<PartOutlet> outlet_;
-  std::unique_ptr<PartInlet> inlet_;
+  std::unique_ptr<PartSender> part_sender_;
+  std::unique_ptr<PartReceiver> part_receiver_;
   std::optional<StreamSending> sending_;
   StreamReport report_;
 };
@@ -287,7 +287,7 @@ std::optional<Config> StreamCall::staged(const Config& part) const {
 
 std::unique_ptr<SlotFiller> StreamCall::filler_of(const Call& call) const {
   if (call.value == nullptr || residency_of(*call.value) != Residency::device) return nullptr;
-  if (outlet != nullptr || driver->route() == Route::workspace || !companion->shares_memory(call.first()))
+  if (part_sender != nullptr || driver->route() == Route::workspace || !companion->shares_memory(call.first()))
     return nullptr;
   return RouteTable::instance().staging()->filler(call);
 }

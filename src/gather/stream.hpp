@@ -8,13 +8,13 @@
 //     sender and its first rank; it is kept for the next stream, and dropped on all ranks when a stream fails.
 //  3. A sender, for each part: waits until part i - depth has been given back; asks its source where a layer begins;
 //     brings what is on devices to the host, into the part's slot where it has one (HostStaging);
-//     sends a header (PartHeader, slices); lets the route move the part; says that it is whole. Where the route has an
-//     outlet (route.hpp), header and part go through that, and come out of the first rank's inlet.
+//     sends a header (PartHeader, slices); lets the route move the part; says that it is whole. If the route has a
+//     PartSender (route.hpp), it sends header and part, and the first rank's PartReceiver takes them.
 //  4. The first rank, for each part: asks its own source where a layer begins; takes the headers of all senders that
 //     still have parts of the layer; lets the route take the parts in; waits until they are whole; consumes. The end
 //     of the consumer's call gives the parts back, but for what it keeps.
-//  5. A header without parts is a sender's end. The stream ends when all have ended at the same layer. Outlets and the
-//     inlet settle: nothing of the stream is under way any more.
+//  5. A header without parts is a sender's end. The stream ends when all have ended at the same layer. PartSender and
+//     PartReceiver settle: nothing of the stream is under way any more.
 //  6. A rank whose source, consumer or own work fails poisons the companion, which ends the waits of all others at
 //     once, and goes on to 7. What ends a wait by itself (deadline, death, cancellation) poisons the group as well.
 //  7. Closing round, on the group: as round 2 of an exchange. All ranks throw the words of the lowest that failed;
@@ -42,9 +42,9 @@ struct StreamCall {
   sync::Group* companion = nullptr;
   std::vector<std::shared_ptr<const sync::PeerLiveness>> others;  // all other ranks of the group
   const RouteDriver* driver = nullptr;
-  PartOutlet* outlet = nullptr;  // of a sender whose route has one
-  PartInlet* inlet = nullptr;    // of the first rank, likewise
-  GatherOptions part_options;    // of each part's transfer
+  PartSender* part_sender = nullptr;      // of a sender whose route has one
+  PartReceiver* part_receiver = nullptr;  // of the first rank, likewise
+  GatherOptions part_options;             // of each part's transfer
   std::uint64_t part_bytes = 0;
   StreamReport* report = nullptr;
   trace::Span* span = nullptr;
@@ -96,7 +96,7 @@ class StreamSending {
   void send_layer(std::uint64_t layer, const Config& config);
   void send_part(std::uint64_t layer, std::uint32_t part, std::uint32_t parts, const Config* value,
                  const std::vector<TensorSlice>& slices);
-  void send_through_outlet(PartHeader header, const std::vector<TensorSlice>& slices, const Config* value);
+  void send_by_part_sender(PartHeader header, const std::vector<TensorSlice>& slices, const Config* value);
   void send_header(const PartHeader& header, const std::vector<TensorSlice>& slices);
   void wait_for_credit();
 
@@ -122,8 +122,8 @@ class StreamReceiving {
   Arrival take_header(std::size_t position, std::uint64_t layer, std::uint32_t part);
   void take_layer(std::uint64_t layer, std::optional<Config> own);
   void take_bytes(LayerPart& part);
-  void take_from_inlet(LayerPart& part);
-  [[nodiscard]] bool is_from_inlet(std::size_t position) const;
+  void take_from_part_receiver(LayerPart& part);
+  [[nodiscard]] bool is_from_part_receiver(std::size_t position) const;
   void check_ends(std::uint64_t layer, bool own_end) const;
   std::vector<std::byte> receive(int sender, std::uint64_t most);
   void consume(LayerPart& part);

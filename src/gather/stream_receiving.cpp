@@ -49,17 +49,17 @@ std::vector<TensorSlice> slices_of(std::span<const std::byte> bytes, int rank) {
 /// While the caller's own code runs.
 class Unattended {
  public:
-  explicit Unattended(PartInlet* inlet) : inlet_(inlet) {
-    if (inlet_ != nullptr) inlet_->set_unattended(true);
+  explicit Unattended(PartReceiver* part_receiver) : part_receiver_(part_receiver) {
+    if (part_receiver_ != nullptr) part_receiver_->set_unattended(true);
   }
   ~Unattended() {
-    if (inlet_ != nullptr) inlet_->set_unattended(false);
+    if (part_receiver_ != nullptr) part_receiver_->set_unattended(false);
   }
   Unattended(const Unattended&) = delete;
   Unattended& operator=(const Unattended&) = delete;
 
  private:
-  PartInlet* inlet_;
+  PartReceiver* part_receiver_;
 };
 
 }  // namespace
@@ -71,7 +71,7 @@ void StreamReceiving::run() {
     call_.check();
     std::optional<Config> own;
     {
-      const Unattended unattended(call_.inlet);
+      const Unattended unattended(call_.part_receiver);
       own = call_.next_layer(layer);
     }
     for (std::size_t position = 1; position < arrivals_.size(); ++position)
@@ -142,11 +142,11 @@ void StreamReceiving::take_bytes(LayerPart& part) {
     const Record& record = arrival.header.record;
     call_.report->bytes += record.payload_bytes;
     std::ranges::move(arrival.slices, std::back_inserter(part.slices));
-    if (is_from_inlet(position)) continue;
+    if (is_from_part_receiver(position)) continue;
     records[static_cast<std::size_t>(call.list[position])] = record;
     any = any || record.has_value;
   }
-  take_from_inlet(part);
+  take_from_part_receiver(part);
   if (!any) return;
   const std::unique_ptr<Transfer> transfer = call_.driver->begin(call);
   ExchangeReport moved;
@@ -154,7 +154,7 @@ void StreamReceiving::take_bytes(LayerPart& part) {
   transfer->move(records, moved);
   for (std::size_t position = 1; position < arrivals_.size(); ++position) {
     const Record& record = arrivals_[position].header.record;
-    if (!record.has_value || record.complete || is_from_inlet(position)) continue;
+    if (!record.has_value || record.complete || is_from_part_receiver(position)) continue;
     const std::vector<std::byte> whole = receive(call.list[position], sizeof call.number);
     if (whole.size() != sizeof call.number || std::memcmp(whole.data(), &call.number, sizeof call.number) != 0)
       throw Error(ErrorKind::corrupt, fmt::format("rank {} ended a part that it had not begun", call.list[position]));
@@ -164,29 +164,30 @@ void StreamReceiving::take_bytes(LayerPart& part) {
   call_.report->arena_bytes += moved.arena_bytes;
   std::vector<std::optional<Config>> entries = transfer->deliver();
   for (std::size_t position = 1; position < entries.size(); ++position)
-    if (!is_from_inlet(position)) part.configs[position] = std::move(entries[position]);
+    if (!is_from_part_receiver(position)) part.configs[position] = std::move(entries[position]);
 }
 
-bool StreamReceiving::is_from_inlet(std::size_t position) const {
-  return call_.inlet != nullptr && call_.inlet->brings(call_.entry.list[position]);
+bool StreamReceiving::is_from_part_receiver(std::size_t position) const {
+  return call_.part_receiver != nullptr && call_.part_receiver->brings(call_.entry.list[position]);
 }
 
-void StreamReceiving::take_from_inlet(LayerPart& part) {
-  if (call_.inlet == nullptr) return;
+void StreamReceiving::take_from_part_receiver(LayerPart& part) {
+  if (call_.part_receiver == nullptr) return;
   const Clock::time_point begin = Clock::now();
   for (std::size_t position = 1; position < arrivals_.size(); ++position)
-    if (is_from_inlet(position) && part.part < std::max(arrivals_[position].header.parts, 1U))
-      part.configs[position] = call_.inlet->take_part(call_.entry.list[position], call_.wait("gather_each: receiving"));
+    if (is_from_part_receiver(position) && part.part < std::max(arrivals_[position].header.parts, 1U))
+      part.configs[position] =
+          call_.part_receiver->take_part(call_.entry.list[position], call_.wait("gather_each: receiving"));
   call_.report->seconds_waiting += std::chrono::duration<double>(Clock::now() - begin).count();
-  call_.report->peak_slot_bytes = std::max(call_.report->peak_slot_bytes, call_.inlet->peak_bytes());
+  call_.report->peak_slot_bytes = std::max(call_.report->peak_slot_bytes, call_.part_receiver->peak_bytes());
 }
 
 StreamReceiving::Arrival StreamReceiving::take_header(std::size_t position, std::uint64_t layer, std::uint32_t part) {
   const int sender = call_.entry.list[position];
   const Clock::time_point begin = Clock::now();
-  const std::vector<std::byte> message = is_from_inlet(position)
-                                             ? call_.inlet->take_header(sender, call_.wait("gather_each: receiving"))
-                                             : receive(sender, most_header_bytes);
+  const std::vector<std::byte> message =
+      is_from_part_receiver(position) ? call_.part_receiver->take_header(sender, call_.wait("gather_each: receiving"))
+                                      : receive(sender, most_header_bytes);
   call_.report->seconds_waiting += std::chrono::duration<double>(Clock::now() - begin).count();
   Arrival arrival;
   if (message.size() < sizeof arrival.header)
@@ -224,7 +225,7 @@ std::vector<std::byte> StreamReceiving::receive(int sender, std::uint64_t most) 
 void StreamReceiving::consume(LayerPart& part) {
   ++call_.report->parts;
   call_.span->has_moved(call_.report->bytes);
-  const Unattended unattended(call_.inlet);
+  const Unattended unattended(call_.part_receiver);
   call_.call_back(fmt::format("the consumer threw at layer {}", part.layer), [&] { (*call_.consume)(part); });
 }
 

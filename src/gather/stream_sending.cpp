@@ -83,7 +83,7 @@ void StreamSending::send_part(std::uint64_t layer, std::uint32_t part, std::uint
   PartHeader header{.layer = layer, .part = part, .parts = parts, .record = {}};
   header.record.has_value = value != nullptr;
   ++call_.report->parts;
-  if (call_.outlet != nullptr) return send_through_outlet(header, slices, value);
+  if (call_.part_sender != nullptr) return send_by_part_sender(header, slices, value);
   if (value == nullptr) {
     send_header(header, slices);
     under_way_.emplace_back();
@@ -120,16 +120,16 @@ void StreamSending::withdraw() noexcept {
     for (const auto& obligation : part) obligation->withdraw();
 }
 
-void StreamSending::send_through_outlet(PartHeader header, const std::vector<TensorSlice>& slices,
+void StreamSending::send_by_part_sender(PartHeader header, const std::vector<TensorSlice>& slices,
                                         const Config* value) {
-  call_.outlet->offer(value, header.record);
-  call_.outlet->send(message_of(header, slices), call_.wait("gather_each: sending"));
+  call_.part_sender->offer(value, header.record);
+  call_.part_sender->send(message_of(header, slices), call_.wait("gather_each: sending"));
   call_.report->bytes += header.record.payload_bytes;
   call_.span->has_moved(call_.report->bytes);
 }
 
 void StreamSending::send_header(const PartHeader& header, const std::vector<TensorSlice>& slices) {
-  if (call_.outlet != nullptr) return send_through_outlet(header, slices, nullptr);
+  if (call_.part_sender != nullptr) return send_by_part_sender(header, slices, nullptr);
   call_.companion->send(call_.entry.first(), message_of(header, slices), call_.wait("gather_each: sending"));
 }
 
@@ -137,10 +137,10 @@ void StreamSending::wait_for_credit() {
   call_.check();
   const auto depth = static_cast<std::size_t>(call_.part_options.pipeline_depth);
   const WaitOptions wait = call_.wait("gather_each: waiting until the first rank gives an earlier part back");
-  if (under_way_.size() < depth && call_.outlet == nullptr) return;
+  if (under_way_.size() < depth && call_.part_sender == nullptr) return;
   const Clock::time_point begin = Clock::now();
   const int first = call_.entry.first();
-  if (call_.outlet != nullptr) call_.outlet->wait_for_credit(depth, wait);
+  if (call_.part_sender != nullptr) call_.part_sender->wait_for_credit(depth, wait);
   while (under_way_.size() >= depth) {
     for (const auto& obligation : under_way_.front())
       call_.companion->wait_until(

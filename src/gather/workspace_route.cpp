@@ -58,17 +58,17 @@ const workspace::WorkspaceDirectory& workspace_of(const Call& call, WorkspaceRou
 namespace {
 
 /// Step 1: do all ranks of a list see one directory?
-class WorkspaceProof final : public Proof {
+class WorkspacePreflight final : public Preflight {
  public:
-  WorkspaceProof(const Call& call, Record& record) : call_(call), state_(workspace_state_of(*call.group)) {
+  WorkspacePreflight(const Call& call, Record& record) : call_(call), state_(workspace_state_of(*call.group)) {
     path_ = workspace_path_of(call);
     const workspace::WorkspaceDirectory& directory = workspace_of(call, *state_);
     const bool is_known = std::ranges::all_of(call.list, [&](int rank) {
       return rank == call.group->rank() || (!call.is_first() && rank != call.first()) ||
-             state_->proved.contains({path_, rank});
+             state_->confirmed.contains({path_, rank});
     });
     if (is_known) return;
-    record.proves = true;
+    record.needs_preflight = true;
     if (!call.is_first()) return;
     workspace::Name name{.kind = workspace::NameKind::token,
                          .job = workspace::job_text(call.group->nonce()),
@@ -83,8 +83,8 @@ class WorkspaceProof final : public Proof {
   void check(std::span<const Record> records) override {
     if (!call_.is_sender()) return;
     const Record& first = records[static_cast<std::size_t>(call_.first())];
-    if (!first.proves) {
-      if (!records[static_cast<std::size_t>(call_.group->rank())].proves) return;
+    if (!first.needs_preflight) {
+      if (!records[static_cast<std::size_t>(call_.group->rank())].needs_preflight) return;
       throw Error(ErrorKind::argument,
                   fmt::format("rank {} goes by the workspace {} now, and rank {} still by the one of "
                               "before: change the path on all ranks, or on none",
@@ -97,9 +97,9 @@ class WorkspaceProof final : public Proof {
     token_ = PassingFile();
     try {
       for (const int rank : call_.list)
-        if (call_.is_first() || rank == call_.first()) state_->proved.emplace(path_, rank);
+        if (call_.is_first() || rank == call_.first()) state_->confirmed.emplace(path_, rank);
     } catch (const std::bad_alloc&) {
-      // It is proved again next time.
+      // It is checked again next time.
     }
   }
 
@@ -237,9 +237,9 @@ class WorkspaceRoute final : public RouteDriver {
     return fmt::format("the ranks share nothing but the workspace {}", in_quotes(workspace_path_of(call)));
   }
   [[nodiscard]] bool moves(const TensorView&) const override { return true; }
-  std::unique_ptr<Proof> prove(const Call& call, Record& record) const override {
+  std::unique_ptr<Preflight> preflight(const Call& call, Record& record) const override {
     if (!moves_elements(call)) return nullptr;
-    return std::make_unique<WorkspaceProof>(call, record);
+    return std::make_unique<WorkspacePreflight>(call, record);
   }
   std::unique_ptr<Transfer> begin(const Call& call) const override {
     if (call.operation == Operation::merge) return std::make_unique<WorkspaceMerge>(call);

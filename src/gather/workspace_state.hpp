@@ -2,9 +2,9 @@
 #pragma once
 // The workspace route: what its parts have in common, and what a rank keeps with a group for it.
 //
-//  1. prove: the first time that ranks of a list use a directory together, the first rank puts a token into it before
-//     round 1 and says so in its record. The senders look for it before a byte moves: a directory that is only called
-//     the same on two hosts is refused on all ranks, in a round of its own.
+//  1. preflight: the first time that ranks of a list use a directory together, the first rank puts a token into it
+//     before round 1 and says so in its record. The senders look for it before a byte moves: a directory that is only
+//     called the same on two hosts is refused on all ranks, in a round of its own.
 //  2. move, sender: its tree, split into config and weights, becomes a state file under a name that was never used.
 //     It is whole when it has its name; it is not fsynced unless it is to stay, because it goes as soon as it was read.
 //     The name goes to the first rank through the group. If writing fails, a message without a name says so: the
@@ -56,7 +56,7 @@ class PassingFile {
 
 struct WorkspaceRouteState {
   std::map<std::string, workspace::WorkspaceDirectory> directories;  // by the path as it was given
-  std::set<std::pair<std::string, int>> proved;                      // path, and a rank that sees the same there
+  std::set<std::pair<std::string, int>> confirmed;                   // path, and a rank that sees the same there
   std::uint64_t parts = 0;                                           // of streams: numbers their files
   std::deque<PassingFile> under_way;                                 // of streams: what the first rank may not have yet
 };

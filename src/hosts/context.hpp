@@ -13,7 +13,7 @@
 //  4. When it is through, nobody asks anybody any more, and messages that have not been received are dropped. So what
 //     was sent meanwhile finishes; a second barrier says that all has.
 //  5. The receive that nobody will answer is taken back, what a failure left behind is dropped, the transport is
-//  closed.
+//     closed.
 // Until then all of this goes on by the way, whenever some group is used: nobody waits for it. Only the end of the
 // transport waits, with a deadline: it ends all groups that still are, and waits until all ranks' have (end_all).
 

@@ -48,16 +48,16 @@ struct MessageHead {
 constexpr std::uint64_t most_untaken = 256 << 10;
 /// Pieces of a long message: several are on their way at a time, so that a network is never without one.
 constexpr std::size_t longest_piece_between_hosts = 1 << 20;
-constexpr std::uint64_t most_untaken_letters = 4 << 20;
+constexpr std::uint64_t most_untaken_packets = 4 << 20;
 constexpr std::size_t most_coming = 4;
-/// Memory for letters that stays with the group.
-constexpr std::uint64_t most_letter_memory = 16 << 20;
+/// Memory for packets that stays with the group.
+constexpr std::uint64_t most_packet_memory = 16 << 20;
 /// A message takes up at least so much of that, as the transport has to remember it.
 constexpr std::uint64_t least_cost = 256;
 
 /// A page is too much for a small one.
-std::shared_ptr<std::byte> memory_for_letter(BufferPool& pool, std::size_t bytes) {
-  if (bytes >= 64 << 10) return pool.take(bytes, most_letter_memory);
+std::shared_ptr<std::byte> memory_for_packet(BufferPool& pool, std::size_t bytes) {
+  if (bytes >= 64 << 10) return pool.take(bytes, most_packet_memory);
   const auto memory = std::make_shared_for_overwrite<std::byte[]>(bytes);
   return {memory, memory.get()};
 }
@@ -70,7 +70,7 @@ struct Untaken {
   std::shared_ptr<std::atomic<std::uint64_t>> sum;  // of all like this
 
   Untaken(BufferPool& pool, std::size_t head, std::size_t piece, std::shared_ptr<std::atomic<std::uint64_t>> all)
-      : memory(memory_for_letter(pool, head + piece)),
+      : memory(memory_for_packet(pool, head + piece)),
         bytes(memory.get(), head + piece),
         cost(std::max<std::uint64_t>(piece, least_cost)),
         sum(std::move(all)) {
@@ -288,7 +288,7 @@ void HostsGroup::do_send(int to, sync::Subject subject, std::span<const std::byt
   do {
     const std::size_t begin = sent == 0 ? sizeof head : 0;
     const std::size_t piece = std::min(message.size() - sent, largest_piece - begin);
-    auto part = std::make_shared<Untaken>(*letter_memory_, begin, piece, untaken);
+    auto part = std::make_shared<Untaken>(*packet_memory_, begin, piece, untaken);
     std::memcpy(part->bytes.data(), &head, begin);
     if (piece != 0) std::memcpy(part->bytes.data() + begin, message.data() + sent, piece);
     or_fail(to, options, [&] {
@@ -328,70 +328,70 @@ std::shared_ptr<std::atomic<std::uint64_t>> HostsGroup::untaken(int to, int tag)
   return count;
 }
 
-std::size_t HostsGroup::longest_letter() const noexcept {
+std::size_t HostsGroup::longest_packet() const noexcept {
   // With its head it goes over TCP without being asked for.
-  return Group::longest_letter() - sizeof(sync::LetterHead);
+  return Group::longest_packet() - sizeof(sync::PacketHead);
 }
 
 std::size_t HostsGroup::longest_piece(int to) const {
   return hosts_.is_here(to) ? local().longest_piece(place_of(to)) : longest_piece_between_hosts;
 }
 
-bool HostsGroup::letters_have_left(int to) {
+bool HostsGroup::packets_have_left(int to) {
   if (hosts_.is_here(to)) return true;
   return untaken(to, tag(Tag::long_mail))->load() == 0 && transport().has_left(number_of(to));
 }
 
-bool HostsGroup::do_try_send(int to, const sync::LetterHead& head, std::span<const std::byte> letter) {
-  if (hosts_.is_here(to)) return locally(to, [&] { return local().try_send(place_of(to), head, letter); });
+bool HostsGroup::do_try_send(int to, const sync::PacketHead& head, std::span<const std::byte> packet) {
+  if (hosts_.is_here(to)) return locally(to, [&] { return local().try_send(place_of(to), head, packet); });
   // Long ones must not keep short ones waiting: those say what is wanted next.
-  const bool is_long = letter.size() > longest_letter();
+  const bool is_long = packet.size() > longest_packet();
   const int tag = this->tag(is_long ? Tag::long_mail : Tag::mail);
   const auto untaken = this->untaken(to, tag);
-  if (untaken->load() > most_untaken_letters - letter.size()) return false;
-  auto copy = std::make_shared<Untaken>(*letter_memory_, head.size(), letter.size(), untaken);
+  if (untaken->load() > most_untaken_packets - packet.size()) return false;
+  auto copy = std::make_shared<Untaken>(*packet_memory_, head.size(), packet.size(), untaken);
   std::memcpy(copy->bytes.data(), head.data(), head.size());
-  if (!letter.empty()) std::memcpy(copy->bytes.data() + head.size(), letter.data(), letter.size());
+  if (!packet.empty()) std::memcpy(copy->bytes.data() + head.size(), packet.data(), packet.size());
   towards(to, [&] { post(to, tag, copy->bytes, copy, is_long ? Finished::sent : Finished::taken); });
   progress();
   return true;
 }
 
-bool HostsGroup::do_try_receive(int from, const sync::LetterPlace& place) {
+bool HostsGroup::do_try_receive(int from, const sync::PacketPlace& place) {
   if (hosts_.is_here(from)) return locally(from, [&] { return local().try_receive(place_of(from), place); });
   const WaitOptions options{.timeout = {}, .stop = {}, .phase = phase_.load()};
   return or_fail(from, options, [&] {
-    return take_letter(from, Tag::mail, longest_letter(), place) ||
-           take_letter(from, Tag::long_mail, longest_piece_between_hosts, place);
+    return take_packet(from, Tag::mail, longest_packet(), place) ||
+           take_packet(from, Tag::long_mail, longest_piece_between_hosts, place);
   });
 }
 
-bool HostsGroup::take_letter(int from, Tag kind, std::uint64_t most, const sync::LetterPlace& place) {
+bool HostsGroup::take_packet(int from, Tag kind, std::uint64_t most, const sync::PacketPlace& place) {
   const int tag = this->tag(kind);
-  std::deque<Coming>& coming = letters_[{from, tag}];
+  std::deque<Coming>& coming = packets_[{from, tag}];
   while (coming.size() < most_coming) {
     const std::unique_ptr<Found> found = transport().find(number_of(from), tag);
     if (!found) break;
     const std::size_t length = found->bytes();
-    if (length < sizeof(sync::LetterHead) || length > sizeof(sync::LetterHead) + most)
+    if (length < sizeof(sync::PacketHead) || length > sizeof(sync::PacketHead) + most)
       sync::fail_on_message(*this, from, length, most);
-    const std::shared_ptr<std::byte> memory = memory_for_letter(*letter_memory_, length);
+    const std::shared_ptr<std::byte> memory = memory_for_packet(*packet_memory_, length);
     const std::span<std::byte> bytes(memory.get(), length);
     coming.push_back({memory, bytes, found->receive(bytes, memory)});
   }
   if (coming.empty() || !coming.front().pending.test()) return false;
   const Coming next = std::move(coming.front());
   coming.pop_front();
-  sync::LetterHead head;
+  sync::PacketHead head;
   std::memcpy(head.data(), next.bytes.data(), head.size());
-  const std::span<const std::byte> letter = next.bytes.subspan(head.size());
-  const std::span<std::byte> room = place(head, letter.size());
-  if (!letter.empty()) std::memcpy(room.data(), letter.data(), letter.size());
+  const std::span<const std::byte> packet = next.bytes.subspan(head.size());
+  const std::span<std::byte> room = place(head, packet.size());
+  if (!packet.empty()) std::memcpy(room.data(), packet.data(), packet.size());
   progress();
   return true;
 }
 
-void HostsGroup::do_wait_for_letters(const std::function<bool()>& done, std::span<const int> on,
+void HostsGroup::do_wait_for_packets(const std::function<bool()>& done, std::span<const int> on,
                                      const WaitOptions& options) {
   const auto phase = in_phase(options);
   if (!std::ranges::all_of(on, [&](int rank) { return hosts_.is_here(rank); })) {
@@ -400,7 +400,7 @@ void HostsGroup::do_wait_for_letters(const std::function<bool()>& done, std::spa
   }
   std::vector<int> places;
   for (const int rank : on) places.push_back(place_of(rank));
-  locally(on.empty() ? -1 : on.front(), [&] { local().wait_for_letters(done, places, later(options)); });
+  locally(on.empty() ? -1 : on.front(), [&] { local().wait_for_packets(done, places, later(options)); });
 }
 
 int HostsGroup::agree_on_number(const Part& part, std::span<std::int32_t> words, const WaitOptions& options) {

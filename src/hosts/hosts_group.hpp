@@ -143,12 +143,12 @@ class HostsGroup final : public sync::Group, private Listener {
                                     const WaitOptions& options) override;
   void do_wait_until(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
                      std::span<const int> on, const WaitOptions& options) override;
-  [[nodiscard]] std::size_t longest_letter() const noexcept override;
+  [[nodiscard]] std::size_t longest_packet() const noexcept override;
   [[nodiscard]] std::size_t longest_piece(int to) const override;
-  [[nodiscard]] bool letters_have_left(int to) override;
-  bool do_try_send(int to, const sync::LetterHead& head, std::span<const std::byte> letter) override;
-  bool do_try_receive(int from, const sync::LetterPlace& place) override;
-  void do_wait_for_letters(const std::function<bool()>& done, std::span<const int> on,
+  [[nodiscard]] bool packets_have_left(int to) override;
+  bool do_try_send(int to, const sync::PacketHead& head, std::span<const std::byte> packet) override;
+  bool do_try_receive(int from, const sync::PacketPlace& place) override;
+  void do_wait_for_packets(const std::function<bool()>& done, std::span<const int> on,
                            const WaitOptions& options) override;
   std::shared_ptr<sync::Group> make_part(const Part& part, Tie tie, const WaitOptions& options) override;
 
@@ -196,8 +196,8 @@ class HostsGroup final : public sync::Group, private Listener {
   int agree_on_number(const Part& part, std::span<std::int32_t> words, const WaitOptions& options);
   std::vector<std::byte> take_message(int from, int tag, std::uint64_t most, const WaitOptions& options,
                                       std::chrono::milliseconds grace);
-  /// A letter of that kind, if it is here.
-  bool take_letter(int from, Tag kind, std::uint64_t most, const sync::LetterPlace& place);
+  /// A packet of that kind, if it is here.
+  bool take_packet(int from, Tag kind, std::uint64_t most, const sync::PacketPlace& place);
   /// What has been found. Throws as take_message.
   std::vector<std::byte> take_found(Found& found, int from, std::uint64_t most, const WaitOptions& options,
                                     std::chrono::milliseconds grace);
@@ -259,14 +259,14 @@ class HostsGroup final : public sync::Group, private Listener {
   // Bytes of messages that have not been taken yet, by their receiver on another host and their tag: those of a program
   // leave room for an exchange's.
   std::map<std::pair<int, int>, std::shared_ptr<std::atomic<std::uint64_t>>> untaken_;
-  /// A letter that comes from another host.
+  /// A packet that comes from another host.
   struct Coming {
     std::shared_ptr<std::byte> memory;
     std::span<const std::byte> bytes;
     Pending pending;
   };
-  std::map<std::pair<int, int>, std::deque<Coming>> letters_;  // by sender and tag, in order
-  std::shared_ptr<BufferPool> letter_memory_ = std::make_shared<BufferPool>();
+  std::map<std::pair<int, int>, std::deque<Coming>> packets_;  // by sender and tag, in order
+  std::shared_ptr<BufferPool> packet_memory_ = std::make_shared<BufferPool>();
   std::atomic<int> waits_for_{-1};
   std::atomic<const char*> phase_{sync::between_calls};
   std::vector<View> views_;  // guarded by the context's lock

@@ -134,12 +134,12 @@ class HostsRoute final : public gather::RouteDriver {
     if (call.operation == Operation::merge) return make_hosts_merge(call, group);
     return std::make_unique<HostsTransfer>(call, group);
   }
-  std::unique_ptr<gather::PartOutlet> open_outlet(const Call& call) const override {
+  std::unique_ptr<gather::PartSender> open_part_sender(const Call& call) const override {
     HostsGroup& group = HostsGroup::of(*call.group);
     if (!call.is_sender() || !goes_between_hosts(call, group, group.rank())) return nullptr;
     return std::make_unique<Sender>(call, group);
   }
-  std::unique_ptr<gather::PartInlet> open_inlet(const Call& call, std::uint64_t part_bytes) const override {
+  std::unique_ptr<gather::PartReceiver> open_part_receiver(const Call& call, std::uint64_t part_bytes) const override {
     HostsGroup& group = HostsGroup::of(*call.group);
     std::vector<Receiver::Source> sources;
     for (std::size_t position = 1; position < call.list.size(); ++position)

@@ -55,7 +55,7 @@ void HostsGroup::tell_leaving() noexcept {
 
 void HostsGroup::end() noexcept {
   tell_leaving();
-  letters_.clear();
+  packets_.clear();
   has_ended_.store(true);
   health_->decide(transport().ended());
 }

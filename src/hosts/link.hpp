@@ -9,9 +9,8 @@
 //     themselves if they are few. The head of an exchange says that it is the last, and if the sender cannot send that
 //     there is no part.
 //  3. The first rank takes heads whenever it may call the transport. If more bytes follow it takes memory, opens
-//  receives, and
-//     sends a grant: what is sent has a place already, so that nothing piles up on the way. What it cannot take in it
-//     refuses, and all parts after that: round 2 says why.
+//     receives, and sends a grant: what is sent has a place already, so that nothing piles up on the way. What it
+//     cannot take in it refuses, and all parts after that: round 2 says why.
 //  4. The sender sends pieces (pieces.hpp), straight from its tensors, and waits until they are sent.
 //  5. When the consumer asks for the part, the first rank waits for its pieces. A credit follows when the buffer's last
 //     owner lets it go, on any thread; of a part without bytes, when the consumer has it.
@@ -102,7 +101,7 @@ class Eagerness {
   Clock::time_point entered_ = moved_;
 };
 
-class Sender final : public gather::PartOutlet {
+class Sender final : public gather::PartSender {
  public:
   Sender(const gather::Call& call, HostsGroup& group);
 
@@ -153,7 +152,7 @@ class Sender final : public gather::PartOutlet {
   std::size_t next_piece_ = 0;
 };
 
-class Receiver final : public gather::PartInlet {
+class Receiver final : public gather::PartReceiver {
  public:
   /// A part as it comes.
   struct Part {

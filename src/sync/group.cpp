@@ -189,16 +189,16 @@ std::vector<std::byte> Group::receive(int from, std::uint64_t most, const WaitOp
   return message;
 }
 
-bool Group::try_send(int to, const LetterHead& head, std::span<const std::byte> letter) {
-  return or_fail(*this, [&] { return do_try_send(to, head, letter); });
+bool Group::try_send(int to, const PacketHead& head, std::span<const std::byte> packet) {
+  return or_fail(*this, [&] { return do_try_send(to, head, packet); });
 }
 
-bool Group::try_receive(int from, const LetterPlace& place) {
+bool Group::try_receive(int from, const PacketPlace& place) {
   return or_fail(*this, [&] { return do_try_receive(from, place); });
 }
 
-void Group::wait_for_letters(const std::function<bool()>& done, std::span<const int> on, const WaitOptions& options) {
-  do_wait_for_letters(done, on, options);
+void Group::wait_for_packets(const std::function<bool()>& done, std::span<const int> on, const WaitOptions& options) {
+  do_wait_for_packets(done, on, options);
 }
 
 void Group::wait_until(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,

@@ -30,13 +30,13 @@ enum class Subject : std::uint32_t {
   caller,    ///< of programs: all that they send
   exchange,  ///< of gathers, merges, streams and exports
   round,     ///< of the groups' own rounds
-  mail,      ///< of collectives: letters
+  mail,      ///< of collectives: packets
 };
 
-/// What begins a letter: whatever its sender means by it.
-using LetterHead = std::array<std::byte, 32>;
-/// Called with what a letter begins with and how long the rest is; returns room of just that length.
-using LetterPlace = FunctionRef<std::span<std::byte>(const LetterHead& head, std::size_t bytes)>;
+/// What begins a packet: whatever its sender means by it.
+using PacketHead = std::array<std::byte, 32>;
+/// Called with what a packet begins with and how long the rest is; returns room of just that length.
+using PacketPlace = FunctionRef<std::span<std::byte>(const PacketHead& head, std::size_t bytes)>;
 
 /// Whether a rank's process lives: outlasts the group, so that what was lent to a dead rank can be taken back.
 class PeerLiveness {
@@ -74,22 +74,22 @@ class Group : public SyncGroup {
                   std::span<const int> on, const WaitOptions& options = {}) final;
   std::shared_ptr<SyncGroup> duplicate(const WaitOptions& options = {}) final;
   std::shared_ptr<SyncGroup> split(const RankList& ranks, const WaitOptions& options = {}) final;
-  // Letters: messages that no call waits for. Those from one rank to another come whole, and those of at most
-  // longest_letter() bytes in order. Both calls are made by the thread that uses the group; `to` and `from` are other
+  // Packets: messages that no call waits for. Those from one rank to another come whole, and those of at most
+  // longest_packet() bytes in order. Both calls are made by the thread that uses the group; `to` and `from` are other
   // ranks.
 
   /// How long one can be, without its head.
-  [[nodiscard]] virtual std::size_t longest_letter() const noexcept { return 64 << 10; }
+  [[nodiscard]] virtual std::size_t longest_packet() const noexcept { return 64 << 10; }
   /// Likewise, of what is known to be wanted: nobody has to keep it. Shorter ones may overtake it.
-  [[nodiscard]] virtual std::size_t longest_piece(int) const { return longest_letter(); }
+  [[nodiscard]] virtual std::size_t longest_piece(int) const { return longest_packet(); }
   /// Sends one, if there is room for it; false if there is not. Throws as send().
-  bool try_send(int to, const LetterHead& head, std::span<const std::byte> letter);
+  bool try_send(int to, const PacketHead& head, std::span<const std::byte> packet);
   /// Whether all that try_send took for that rank goes on without this one, which may stay outside of the library then.
-  [[nodiscard]] virtual bool letters_have_left(int) { return true; }
+  [[nodiscard]] virtual bool packets_have_left(int) { return true; }
   /// Takes the next one, if it has come; false if not. What `place` throws is the failure of the group.
-  bool try_receive(int from, const LetterPlace& place);
+  bool try_receive(int from, const PacketPlace& place);
   /// Waits until done(), which makes those calls for ranks of `on`: they are who it depends on. Throws as wait_until.
-  void wait_for_letters(const std::function<bool()>& done, std::span<const int> on, const WaitOptions& options);
+  void wait_for_packets(const std::function<bool()>& done, std::span<const int> on, const WaitOptions& options);
 
   /// Collective. A duplicate for one long operation of this group, used in turns with it by the same thread: progress
   /// on either counts for both, a failure of this group is one of the companion (but not the other way round), and a
@@ -135,9 +135,9 @@ class Group : public SyncGroup {
   virtual void do_wait_until(const std::function<bool()>& done,
                              const std::function<void(std::chrono::nanoseconds)>& sleep, std::span<const int> on,
                              const WaitOptions& options) = 0;
-  virtual bool do_try_send(int to, const LetterHead& head, std::span<const std::byte> letter) = 0;
-  virtual bool do_try_receive(int from, const LetterPlace& place) = 0;
-  virtual void do_wait_for_letters(const std::function<bool()>& done, std::span<const int> on,
+  virtual bool do_try_send(int to, const PacketHead& head, std::span<const std::byte> packet) = 0;
+  virtual bool do_try_receive(int from, const PacketPlace& place) = 0;
+  virtual void do_wait_for_packets(const std::function<bool()>& done, std::span<const int> on,
                                    const WaitOptions& options) = 0;
   enum class Tie : std::uint8_t { none, companion };
   /// Some ranks of this group that become one. Several such parts are made at the same time.

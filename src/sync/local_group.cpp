@@ -205,30 +205,30 @@ std::vector<std::byte> LocalGroup::do_receive(int from, Subject subject, std::ui
 }
 
 namespace {
-/// Stands before a letter in its ring.
-struct LetterBegin {
+/// Stands before a packet in its ring.
+struct PacketBegin {
   std::uint64_t bytes = 0;
-  LetterHead head{};
+  PacketHead head{};
 };
 }  // namespace
 
-bool LocalGroup::do_try_send(int to, const LetterHead& head, std::span<const std::byte> letter) {
+bool LocalGroup::do_try_send(int to, const PacketHead& head, std::span<const std::byte> packet) {
   Ring& ring = outgoing(to, Subject::mail);
-  const LetterBegin begin{letter.size(), head};
-  if (ring.room() < sizeof begin + letter.size()) return false;
+  const PacketBegin begin{packet.size(), head};
+  if (ring.room() < sizeof begin + packet.size()) return false;
   ring.write(std::as_bytes(std::span(&begin, 1)));
-  if (!letter.empty()) ring.write(letter);
+  if (!packet.empty()) ring.write(packet);
   control_->cell(to).bell.ring();
   progress();
   return true;
 }
 
-bool LocalGroup::do_try_receive(int from, const LetterPlace& place) {
+bool LocalGroup::do_try_receive(int from, const PacketPlace& place) {
   Ring* const ring = incoming(from, Subject::mail);
-  LetterBegin begin;
+  PacketBegin begin;
   if (ring == nullptr || ring->filled() < sizeof begin) return false;
   ring->peek(std::as_writable_bytes(std::span(&begin, 1)));
-  if (begin.bytes > longest_letter()) fail_on_message(*this, from, begin.bytes, longest_letter());
+  if (begin.bytes > longest_packet()) fail_on_message(*this, from, begin.bytes, longest_packet());
   if (ring->filled() < sizeof begin + begin.bytes) return false;
   const std::span<std::byte> room = place(begin.head, begin.bytes);
   ring->take(sizeof begin);
@@ -237,7 +237,7 @@ bool LocalGroup::do_try_receive(int from, const LetterPlace& place) {
   return true;
 }
 
-void LocalGroup::do_wait_for_letters(const std::function<bool()>& done, std::span<const int> on,
+void LocalGroup::do_wait_for_packets(const std::function<bool()>& done, std::span<const int> on,
                                      const WaitOptions& options) {
   const auto phase = in_phase(options);
   await(on, options, done);

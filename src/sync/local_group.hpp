@@ -79,9 +79,9 @@ class LocalGroup final : public Group {
   std::vector<std::byte> do_receive(int from, Subject subject, std::uint64_t most, const WaitOptions& options) override;
   void do_wait_until(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
                      std::span<const int> on, const WaitOptions& options) override;
-  bool do_try_send(int to, const LetterHead& head, std::span<const std::byte> letter) override;
-  bool do_try_receive(int from, const LetterPlace& place) override;
-  void do_wait_for_letters(const std::function<bool()>& done, std::span<const int> on,
+  bool do_try_send(int to, const PacketHead& head, std::span<const std::byte> packet) override;
+  bool do_try_receive(int from, const PacketPlace& place) override;
+  void do_wait_for_packets(const std::function<bool()>& done, std::span<const int> on,
                            const WaitOptions& options) override;
   std::shared_ptr<Group> make_part(const Part& part, Tie tie, const WaitOptions& options) override;
 

@@ -51,9 +51,9 @@ class SingleGroup final : public sync::Group {
   // Messages go to other ranks: Group has refused the call already, because there is none.
   void do_send(int, sync::Subject, std::span<const std::byte>, const WaitOptions&) override {}
   std::vector<std::byte> do_receive(int, sync::Subject, std::uint64_t, const WaitOptions&) override { return {}; }
-  bool do_try_send(int, const sync::LetterHead&, std::span<const std::byte>) override { return false; }
-  bool do_try_receive(int, const sync::LetterPlace&) override { return false; }
-  void do_wait_for_letters(const std::function<bool()>& done, std::span<const int> on,
+  bool do_try_send(int, const sync::PacketHead&, std::span<const std::byte>) override { return false; }
+  bool do_try_receive(int, const sync::PacketPlace&) override { return false; }
+  void do_wait_for_packets(const std::function<bool()>& done, std::span<const int> on,
                            const WaitOptions& options) override {
     do_wait_until(
         done, [](std::chrono::nanoseconds longest) { std::this_thread::sleep_for(longest); }, on, options);

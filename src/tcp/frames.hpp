@@ -6,8 +6,7 @@
 //  1. A short message goes at once: a frame, and its bytes. The receiver gives back the room that those have taken up
 //     there when it has begun to take them in (credit), so that what waits there is never more than `window`.
 //  2. What is longer, or finds no room, is offered. The receiver asks for it when it has a place for it (want). Then
-//  its
-//     bytes go as payload.
+//     its bytes go as payload.
 //  3. Who has to know that a message is taken numbers it, and is answered by its number (taken). An offer that nobody
 //     wants is answered so, too.
 //  4. Who goes in order says bye on all of its connections, in either direction. A connection that ends without it is

@@ -7,8 +7,7 @@
 //     Rank 0 answers at once that it has heard, or that this is another job; whoever says nothing of the kind is a
 //     stranger, and dropped.
 //  3. When all have come rank 0 answers all of them: the addresses that they came from, with their ports, and a new
-//  token
-//     for the connections between them. What cannot be (versions, sizes or ranks that do not fit, ranks that are
+//     token for the connections between them. What cannot be (versions, sizes or ranks that do not fit, ranks that are
 //     missing at the deadline) it answers to all who came, and throws the same.
 // A rank on rank 0's host may have come from an address that no other host knows (127.0.0.1): it is told to the others
 // as "where rank 0 is", and each of them knows how it reached that.

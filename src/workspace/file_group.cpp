@@ -102,7 +102,7 @@ class FileGroup final : public sync::Group {
   void poison(const Error& cause) noexcept override { pulse_->poison(cause); }
   [[nodiscard]] std::optional<Error> failure() const override;
   /// Each is a file.
-  [[nodiscard]] std::size_t longest_letter() const noexcept override { return 4 << 20; }
+  [[nodiscard]] std::size_t longest_packet() const noexcept override { return 4 << 20; }
   void progress() noexcept override { (parent_ ? parent_ : pulse_)->progress(); }
   [[nodiscard]] const std::string& workspace() const noexcept { return directory_->options().workspace; }
 
@@ -114,9 +114,9 @@ class FileGroup final : public sync::Group {
                                     const WaitOptions& options) override;
   void do_wait_until(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
                      std::span<const int> on, const WaitOptions& options) override;
-  bool do_try_send(int to, const sync::LetterHead& head, std::span<const std::byte> letter) override;
-  bool do_try_receive(int from, const sync::LetterPlace& place) override;
-  void do_wait_for_letters(const std::function<bool()>& done, std::span<const int> on,
+  bool do_try_send(int to, const sync::PacketHead& head, std::span<const std::byte> packet) override;
+  bool do_try_receive(int from, const sync::PacketPlace& place) override;
+  void do_wait_for_packets(const std::function<bool()>& done, std::span<const int> on,
                            const WaitOptions& options) override;
   std::shared_ptr<sync::Group> make_part(const Part& part, Tie tie, const WaitOptions& options) override;
 
@@ -306,9 +306,9 @@ std::vector<std::byte> FileGroup::do_receive(int from, sync::Subject subject, st
   return message;
 }
 
-bool FileGroup::do_try_send(int to, const sync::LetterHead& head, std::span<const std::byte> letter) {
+bool FileGroup::do_try_send(int to, const sync::PacketHead& head, std::span<const std::byte> packet) {
   std::vector<std::byte> bytes(head.begin(), head.end());
-  bytes.insert(bytes.end(), letter.begin(), letter.end());
+  bytes.insert(bytes.end(), packet.begin(), packet.end());
   const std::string prefix =
       message_prefix(number_, rank(), to, {sync::Subject::mail, ++sent_[{to, sync::Subject::mail}]});
   directory_->publish(numbered(prefix, bytes.size()), bytes);
@@ -316,27 +316,27 @@ bool FileGroup::do_try_send(int to, const sync::LetterHead& head, std::span<cons
   return true;
 }
 
-bool FileGroup::do_try_receive(int from, const sync::LetterPlace& place) {
+bool FileGroup::do_try_receive(int from, const sync::PacketPlace& place) {
   std::uint64_t& received = received_[{from, sync::Subject::mail}];
   const std::string prefix = message_prefix(number_, from, rank(), {sync::Subject::mail, received + 1});
   const auto seen = directory_->recent(directory_->options().is_network ? milliseconds(500) : milliseconds(20));
   const std::string name = seen->first(prefix);
   if (name.empty()) return false;
-  const std::uint64_t most = sizeof(sync::LetterHead) + longest_letter();
+  const std::uint64_t most = sizeof(sync::PacketHead) + longest_packet();
   const std::uint64_t length = number_behind(name, prefix).value_or(0);
-  if (length < sizeof(sync::LetterHead) || length > most) sync::fail_on_message(*this, from, length, most);
+  if (length < sizeof(sync::PacketHead) || length > most) sync::fail_on_message(*this, from, length, most);
   const std::vector<std::byte> bytes = directory_->read(name, length, timeout());
   ++received;
-  sync::LetterHead head;
+  sync::PacketHead head;
   std::copy_n(bytes.begin(), head.size(), head.begin());
-  const std::span<const std::byte> letter = std::span(bytes).subspan(head.size());
-  std::ranges::copy(letter, place(head, letter.size()).begin());
+  const std::span<const std::byte> packet = std::span(bytes).subspan(head.size());
+  std::ranges::copy(packet, place(head, packet.size()).begin());
   directory_->remove(name);
   progress();
   return true;
 }
 
-void FileGroup::do_wait_for_letters(const std::function<bool()>& done, std::span<const int> on,
+void FileGroup::do_wait_for_packets(const std::function<bool()>& done, std::span<const int> on,
                                     const WaitOptions& options) {
   const auto phase = in_phase(options);
   const auto is_awaited = [on](int rank) { return std::ranges::find(on, rank) != on.end(); };

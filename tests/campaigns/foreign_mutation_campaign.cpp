@@ -209,7 +209,7 @@ Verdict verdict_of(const Look& seen) {
 }
 
 /// What it cost too much, or how it ended.
-std::string objection_to(const Look& seen) {
+std::string problem_of(const Look& seen) {
   std::string words = seen.end;
   if (seen.cpu_seconds > most_seconds || seen.seconds > most_wall_seconds)
     words += fmt::format(" took {:.1f} s of CPU time, {:.1f} on the clock", seen.cpu_seconds, seen.seconds);
@@ -263,7 +263,7 @@ int main(int argc, char** argv) {
     write_text(mutant, mutate(sample));
     const Look seen = look_from_outside(mutant, options);
     const Verdict verdict = verdict_of(seen);
-    const std::string words = objection_to(seen);
+    const std::string words = problem_of(seen);
     ++verdicts[verdict];
     slowest = std::max(slowest, seen.cpu_seconds);
     largest = std::max(largest, seen.peak_bytes);

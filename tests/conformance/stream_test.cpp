@@ -43,7 +43,7 @@ TEST_CASE("each rank as the first, layers of every kind, several streams of one 
     run_ranks(size, [&](SyncGroup& group) {
       for (int first = 0; first < size; ++first) {
         const StreamReport report = stream_and_check(group, ranks_from(first, size), 24, layer_of);
-        // A route may have to prove something once.
+        // A route may need a preflight once.
         RANK_CHECK(report.rounds >= 2);
         RANK_CHECK(report.rounds <= (first == 0 ? 5 : 3));
         RANK_CHECK(report.route != Route::automatic);

@@ -5,7 +5,7 @@
 #include "doctest/doctest.h"
 #include "muster/cuda.hpp"
 #include "src/device/copy_queue.hpp"
-#include "src/device/landing_choice.hpp"
+#include "src/device/way_choice.hpp"
 #include "tests/support/thrown.hpp"
 
 using namespace muster;

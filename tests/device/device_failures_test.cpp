@@ -187,15 +187,15 @@ TEST_CASE("what is refused leaves NCCL's communicators as they are") {
 TEST_CASE("a killed sender is named by all others within a second or so, on every way") {
   for (const char* way : {"host", "staging", "ipc", "nccl"}) {
     CAPTURE(std::string(way));
-    const bool is_landing = std::string(way) != "host";
+    const bool is_to_device = std::string(way) != "host";
     std::optional<Setting> setting;
-    if (is_landing) setting.emplace("MUSTER_DEVICE_WAY", way);
+    if (is_to_device) setting.emplace("MUSTER_DEVICE_WAY", way);
     const Setting devices("FAKE_CUDA_DEVICES", "3");
     const GroupOf groups(3);
     Ranks ranks(3, [&](int rank) {
       const auto group = groups.join(rank);
       const Tensor mine = device_pattern(DType::u8, {8 << 20}, 1, rank);
-      const GatherOptions options = is_landing ? to_device() : GatherOptions{};
+      const GatherOptions options = is_to_device ? to_device() : GatherOptions{};
       try {
         for (;;) (void)get_tensors_parallel(mine, all_of(*group), *group, options);
       } catch (const Error& error) {

@@ -191,7 +191,7 @@ TEST_CASE("stale handles, late entries, old bytes and short files are waited for
   }
 }
 
-TEST_CASE("senders with late entries and remembered absence: the proof, the files and a stream come through") {
+TEST_CASE("senders with late entries and remembered absence: the preflight, the files and a stream come through") {
   over_two_mounts({"absent=400"}, {"late=60", "absent=400"}, 3, [&](SyncGroup& group, const std::string& path) {
     gather_and_check(group, through(path), 0);
     const Model model = [](int, std::uint64_t layer) { return state_of(static_cast<int>(layer)); };
@@ -233,15 +233,15 @@ TEST_CASE("what stays wrong is an error on all ranks, with file and cause, in ti
                             Case{"late=60000", ErrorKind::argument, "not one directory"}}) {
     CAPTURE(std::string(fault.rule));
     // The first rank reads; the senders look for its token.
-    const bool is_proof = fault.kind == ErrorKind::argument;
+    const bool is_preflight = fault.kind == ErrorKind::argument;
     const std::vector<std::string> none;
-    over_two_mounts(is_proof ? none : std::vector<std::string>{fault.rule},
-                    is_proof ? std::vector<std::string>{fault.rule} : none, 3,
+    over_two_mounts(is_preflight ? none : std::vector<std::string>{fault.rule},
+                    is_preflight ? std::vector<std::string>{fault.rule} : none, 3,
                     [&](SyncGroup& group, const std::string& path) {
                       const auto since = std::chrono::steady_clock::now();
                       const Error error =
                           error_of(fault.kind, {fault.word}, [&] { gather_and_check(group, through(path, 500ms), 0); });
-                      RANK_CHECK(is_proof || error.path().find("exchange-") != std::string::npos);
+                      RANK_CHECK(is_preflight || error.path().find("exchange-") != std::string::npos);
                       RANK_CHECK(error.rank().has_value());
                       RANK_CHECK(std::chrono::steady_clock::now() - since < 4s);
                       group.barrier();

@@ -41,7 +41,7 @@ Tensor numbers(std::int64_t count) {
 TEST_CASE("tensors are made, filled, copied, added and fetched on workers") {
   for (const int size : {2, 4}) {
     run_ranks(size, playing([size](MasterWorker& ranks) {
-                // Small ones, and such as do not fit a letter.
+                // Small ones, and such as do not fit a packet.
                 for (const std::int64_t count : {0, 1, 1000, 300000}) {
                   std::vector<RemoteTensor> sums;
                   for (int worker = 1; worker < size; ++worker) {

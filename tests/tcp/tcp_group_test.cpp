@@ -331,7 +331,7 @@ TEST_CASE("a group that has failed gives its connections back, also if others do
 }
 
 TEST_CASE("what a rank has sent when its call returns goes on without it") {
-  // Of each length in turns: a letter, some letters, and what goes in pieces.
+  // Of each length in turns: a packet, some packets, and what goes in pieces.
   constexpr std::array<std::int64_t, 3> lengths{60'000, 250'000, 40'000'000};
   SharedWords words;
   run_hosts(2, {}, [&](SyncGroup& group) {

@@ -78,9 +78,9 @@ class TwoHosts final : public sync::Group {
   std::vector<std::byte> do_receive(int, sync::Subject, std::uint64_t, const WaitOptions&) override { return {}; }
   void do_wait_until(const std::function<bool()>&, const std::function<void(std::chrono::nanoseconds)>&,
                      std::span<const int>, const WaitOptions&) override {}
-  bool do_try_send(int, const sync::LetterHead&, std::span<const std::byte>) override { return false; }
-  bool do_try_receive(int, const sync::LetterPlace&) override { return false; }
-  void do_wait_for_letters(const std::function<bool()>&, std::span<const int>, const WaitOptions&) override {}
+  bool do_try_send(int, const sync::PacketHead&, std::span<const std::byte>) override { return false; }
+  bool do_try_receive(int, const sync::PacketPlace&) override { return false; }
+  void do_wait_for_packets(const std::function<bool()>&, std::span<const int>, const WaitOptions&) override {}
   std::shared_ptr<sync::Group> make_part(const Part&, Tie, const WaitOptions&) override { return nullptr; }
 };
 
@@ -236,24 +236,24 @@ TEST_CASE("a first rank needs memory for what other hosts send, less what its po
 }
 
 TEST_CASE("memory is summed by host, a budget is one rank's") {
-  using Reason = gather::Objection::Reason;
+  using Reason = gather::Problem::Reason;
   const TwoHosts group(4);
   auto records = records_of(4, 4096);
-  CHECK(!gather::object(records, group));
+  CHECK(!gather::find_problem(records, group));
   // Rank 2 sends by shared memory on the first rank's host, 1 and 3 are on the other.
   records[2].fresh_bytes = 100;
   records[2].available_bytes = 8291;
-  const auto memory = gather::object(records, group);
+  const auto memory = gather::find_problem(records, group);
   REQUIRE(memory);
   CHECK(memory->reason == Reason::memory);
   CHECK(memory->ranks == std::vector<int>{0, 2});
   records[2].available_bytes = 8292;
-  CHECK(!gather::object(records, group));
+  CHECK(!gather::find_problem(records, group));
   records[1].fresh_bytes = 1000;
   records[1].available_bytes = 1000;
-  CHECK(!gather::object(records, group));
+  CHECK(!gather::find_problem(records, group));
   records.front().room = 8191;
-  const auto budget = gather::object(records, group);
+  const auto budget = gather::find_problem(records, group);
   REQUIRE(budget);
   CHECK(budget->reason == Reason::budget);
   CHECK(budget->ranks == std::vector<int>{0});

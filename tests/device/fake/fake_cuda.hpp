@@ -15,9 +15,8 @@
 //  - Copies from and to host memory that is not page-locked wait for the stream, and the CPU with them; those over the
 //    edge of what is locked are refused. Pages are locked once.
 //  - While a stream is captured into a graph, calls that are no part of one are refused and end the capture, and so
-//  does
-//    the default stream's use where they wait for each other; threads that are relaxed about it may ask events and take
-//    memory. What waits for a captured stream is captured, too.
+//    does the default stream's use where they wait for each other; threads that are relaxed about it may ask events and
+//    take memory. What waits for a captured stream is captured, too.
 //  - Rows that are too far apart are not copied. A stream that is gone is no stream.
 //  - A process that was forked after the driver was started has none.
 //

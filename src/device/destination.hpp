@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Tensors that land on the first rank's device, each sender's by its way (landing_choice.hpp). What passes between a
+// Tensors that go to the first rank's device, each sender's by its way (way_choice.hpp). What passes between a
 // sender and the first rank, besides the bytes:
 //
 //  IPC:
@@ -96,9 +96,9 @@ class DeviceSending {
 };
 
 /// The first rank's side.
-class DeviceLanding {
+class DeviceDestination {
  public:
-  DeviceLanding(const gather::Call& call, DeviceState& state, int device)
+  DeviceDestination(const gather::Call& call, DeviceState& state, int device)
       : call_(call), state_(state), device_(device) {}
 
   /// What the sender at this place of the list offers. False: it was asked for staging.
@@ -116,7 +116,7 @@ class DeviceLanding {
   void deliver(std::vector<std::optional<Config>>& entries);
 
  private:
-  struct Parcel {
+  struct IncomingTree {
     std::size_t position = 0;
     std::vector<std::pair<DevicePointer, std::uint64_t>> places;  // by NCCL: where each tensor goes, and its bytes
     std::optional<Config> config;                                 // keeps the memory
@@ -124,18 +124,18 @@ class DeviceLanding {
   /// Brings a tensor that has elements: from its place, as the sender says it, to that address.
   using TakeIn = std::function<void(core::Place place, DevicePointer to, std::uint64_t bytes)>;
   /// Takes memory for a tree, and puts it together there.
-  Parcel take_in(std::size_t position, const gather::Record& record, std::span<const std::byte> descriptor,
-                 const TakeIn& take);
-  [[nodiscard]] Tensor landed(DType dtype, const Shape& shape, const MemoryPool::Buffer& buffer, std::uint64_t offset,
-                              std::uint64_t bytes) const;
-  void receive_parcels(std::vector<Parcel>& parcels, Communicator& communicator, std::span<const int> senders);
+  IncomingTree take_in(std::size_t position, const gather::Record& record, std::span<const std::byte> descriptor,
+                       const TakeIn& take);
+  [[nodiscard]] Tensor tensor_at(DType dtype, const Shape& shape, const MemoryPool::Buffer& buffer,
+                                 std::uint64_t offset, std::uint64_t bytes) const;
+  void receive_trees(std::vector<IncomingTree>& trees, Communicator& communicator, std::span<const int> senders);
   void begin();
 
   const gather::Call& call_;
   DeviceState& state_;
   int device_;
   bool has_begun_ = false;
-  std::vector<Parcel> parcels_;
+  std::vector<IncomingTree> trees_;
   std::vector<std::pair<std::size_t, MemoryPool::Buffer>> reserved_;  // by position
 };
 

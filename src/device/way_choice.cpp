@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/device/landing_choice.hpp"
+#include "src/device/way_choice.hpp"
 
 #include <fmt/core.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/device/landing.hpp"
+#include "src/device/destination.hpp"
 
 #define XXH_INLINE_ALL
 #include <fmt/core.h>
@@ -16,7 +16,7 @@
 namespace muster::cuda {
 namespace {
 
-constexpr const char* phase = "gather: landing on a device";
+constexpr const char* phase = "gather: receiving on a device";
 constexpr const char* offer_phase = "gather: offering device memory";
 constexpr const char* nccl_failed_phase = "gather: NCCL has failed";
 
@@ -165,38 +165,38 @@ void DeviceSending::send_by_nccl(std::span<const Tensor* const> tensors, NcclLis
 
 // The first rank's side.
 
-Tensor DeviceLanding::landed(DType dtype, const Shape& shape, const MemoryPool::Buffer& buffer, std::uint64_t offset,
-                             std::uint64_t bytes) const {
+Tensor DeviceDestination::tensor_at(DType dtype, const Shape& shape, const MemoryPool::Buffer& buffer,
+                                    std::uint64_t offset, std::uint64_t bytes) const {
   const std::byte* const data = bytes == 0 ? nullptr : buffer.data.get() + offset;
   return {TensorView(dtype, shape, data, {}, {Device::Kind::cuda, device_}), buffer.data};
 }
 
-void DeviceLanding::begin() {
+void DeviceDestination::begin() {
   if (has_begun_) return;
   // Memory of an earlier result is used again: what the caller has queued to read it comes first.
   state_.queue(device_).follow_caller();
   has_begun_ = true;
 }
 
-DeviceLanding::Parcel DeviceLanding::take_in(std::size_t position, const gather::Record& record,
-                                             std::span<const std::byte> descriptor, const TakeIn& take) {
-  Parcel parcel;
-  parcel.position = position;
+DeviceDestination::IncomingTree DeviceDestination::take_in(std::size_t position, const gather::Record& record,
+                                                           std::span<const std::byte> descriptor, const TakeIn& take) {
+  IncomingTree tree;
+  tree.position = position;
   const MemoryPool::Buffer buffer = state_.memory_of(device_).take(record.moving_bytes);
   state_.queue(device_).keep(buffer.data);
   core::SlotLayout layout;
-  parcel.config = core::decode_descriptor(
+  tree.config = core::decode_descriptor(
       descriptor, [&](DType dtype, const Shape& shape, std::uint64_t bytes, core::Place place) -> Tensor {
         const std::uint64_t to = layout.place(bytes);
         if (to > buffer.bytes || bytes > buffer.bytes - to)
           throw Error(ErrorKind::corrupt, "a tensor lies outside what was announced");
         if (bytes != 0) take(place, device_pointer(buffer.data.get()) + to, bytes);
-        return landed(dtype, shape, buffer, to, bytes);
+        return tensor_at(dtype, shape, buffer, to, bytes);
       });
-  return parcel;
+  return tree;
 }
 
-bool DeviceLanding::take_ipc(std::size_t position, const gather::Record& record) {
+bool DeviceDestination::take_ipc(std::size_t position, const gather::Record& record) {
   const int sender = call_.list[position];
   Answer answer{.exchange = call_.number};
   const auto reply = [&] {
@@ -233,7 +233,7 @@ bool DeviceLanding::take_ipc(std::size_t position, const gather::Record& record)
         throw Error(ErrorKind::corrupt, "a tensor lies outside what was announced");
       state_.queue(device_).on_device(opened[place.segment - 1] + place.offset, to, bytes);
     };
-    parcels_.push_back(take_in(position, record, offer.body, copy));
+    trees_.push_back(take_in(position, record, offer.body, copy));
     answer.verdict = Verdict::taken;
   } catch (const Error& error) {
     if (call_.group->failure()) throw;
@@ -247,13 +247,13 @@ bool DeviceLanding::take_ipc(std::size_t position, const gather::Record& record)
   return true;
 }
 
-void DeviceLanding::take_nccl(std::span<const std::size_t> positions, std::span<const gather::Record> records) {
+void DeviceDestination::take_nccl(std::span<const std::size_t> positions, std::span<const gather::Record> records) {
   std::vector<int> members{call_.first()};
   for (const std::size_t position : positions) members.push_back(call_.list[position]);
   NcclLists::Entry& entry = state_.nccl.of(members);
   gather::Attempts attempt(*call_.group);
   std::vector<bool> waits(positions.size(), true);  // for an answer
-  std::vector<Parcel> parcels;
+  std::vector<IncomingTree> trees;
   bool is_known = entry.communicator != nullptr;
   for (std::size_t i = 0; i < positions.size(); ++i) {
     const int sender = call_.list[positions[i]];
@@ -267,10 +267,10 @@ void DeviceLanding::take_nccl(std::span<const std::size_t> positions, std::span<
         is_known = is_known && offer.header.communicator == entry.number;
         entry.number = std::max(entry.number, offer.header.communicator);
         std::vector<std::pair<DevicePointer, std::uint64_t>> places;
-        parcels.push_back(
+        trees.push_back(
             take_in(positions[i], record, offer.body,
                     [&](core::Place, DevicePointer to, std::uint64_t bytes) { places.emplace_back(to, bytes); }));
-        parcels.back().places = std::move(places);
+        trees.back().places = std::move(places);
       } catch (const Error& error) {
         throw error.with_context(fmt::format("taking what rank {} has on its device", sender));
       }
@@ -306,23 +306,23 @@ void DeviceLanding::take_nccl(std::span<const std::size_t> positions, std::span<
           *call_.group, [&] { return entry.communicator->is_ready(); }, "NCCL to meet the other ranks",
           call_.wait(phase), senders);
     }
-    receive_parcels(parcels, *entry.communicator, senders);
+    receive_trees(trees, *entry.communicator, senders);
   };
   by_nccl_or_fail(*call_.group, senders, call_.wait(nccl_failed_phase), receive, [&] { entry.communicator.reset(); });
-  std::ranges::move(parcels, std::back_inserter(parcels_));
+  std::ranges::move(trees, std::back_inserter(trees_));
 }
 
-void DeviceLanding::receive_parcels(std::vector<Parcel>& parcels, Communicator& communicator,
-                                    std::span<const int> senders) {
+void DeviceDestination::receive_trees(std::vector<IncomingTree>& trees, Communicator& communicator,
+                                      std::span<const int> senders) {
   begin();
   CopyQueue& queue = state_.queue(device_);
   std::size_t most = 0;
-  for (const Parcel& parcel : parcels) most = std::max(most, parcel.places.size());
+  for (const IncomingTree& tree : trees) most = std::max(most, tree.places.size());
   for (std::size_t at = 0; at < most; at += nccl_batch) {
     Communicator::batch([&] {
-      for (std::size_t i = 0; i < parcels.size(); ++i)
-        for (std::size_t k = at; k < std::min(parcels[i].places.size(), at + nccl_batch); ++k)
-          communicator.receive(parcels[i].places[k].first, parcels[i].places[k].second, static_cast<int>(i + 1),
+      for (std::size_t i = 0; i < trees.size(); ++i)
+        for (std::size_t k = at; k < std::min(trees[i].places.size(), at + nccl_batch); ++k)
+          communicator.receive(trees[i].places[k].first, trees[i].places[k].second, static_cast<int>(i + 1),
                                queue.stream());
     });
     wait_for_device(
@@ -333,13 +333,13 @@ void DeviceLanding::receive_parcels(std::vector<Parcel>& parcels, Communicator& 
   queue.finish(*call_.group, call_.wait(phase), {senders, [&] { (void)communicator.is_ready(); }});
 }
 
-void DeviceLanding::reserve(std::size_t position, std::uint64_t bytes) {
+void DeviceDestination::reserve(std::size_t position, std::uint64_t bytes) {
   begin();
   reserved_.emplace_back(position, state_.memory_of(device_).take(bytes));
   state_.queue(device_).keep(reserved_.back().second.data);
 }
 
-Config DeviceLanding::upload(std::size_t position, const Config& tree) {
+Config DeviceDestination::upload(std::size_t position, const Config& tree) {
   const auto found = std::ranges::find(reserved_, position, [](const auto& item) { return item.first; });
   const MemoryPool::Buffer buffer = found == reserved_.end() ? MemoryPool::Buffer{} : found->second;
   core::SlotLayout layout;
@@ -351,11 +351,11 @@ Config DeviceLanding::upload(std::size_t position, const Config& tree) {
       throw Error(ErrorKind::corrupt, "a rank has sent more than it announced");
     queue.bounce_to_device(tensor.bytes().data(), device_pointer(buffer.data.get()) + to, tensor.nbytes(),
                            *state_.pinned, *call_.group, call_.wait(phase));
-    return landed(tensor.dtype(), tensor.shape(), buffer, to, tensor.nbytes());
+    return tensor_at(tensor.dtype(), tensor.shape(), buffer, to, tensor.nbytes());
   });
 }
 
-Config DeviceLanding::copy_of(const Config& tree) {
+Config DeviceDestination::copy_of(const Config& tree) {
   core::SlotLayout sizes;
   visit_device_tensors(tree, [&](const Tensor& tensor) { sizes.place(tensor.nbytes()); });
   if (sizes.size() == 0) return tree;
@@ -377,19 +377,19 @@ Config DeviceLanding::copy_of(const Config& tree) {
                       to_string(tensor.shape()), to_string(tensor.device())));
     const std::uint64_t to = layout.place(tensor.nbytes());
     queue.on_device(device_pointer(tensor.data()), device_pointer(buffer.data.get()) + to, tensor.nbytes());
-    return landed(tensor.dtype(), tensor.shape(), buffer, to, tensor.nbytes());
+    return tensor_at(tensor.dtype(), tensor.shape(), buffer, to, tensor.nbytes());
   });
 }
 
-void DeviceLanding::finish() {
+void DeviceDestination::finish() {
   if (!has_begun_) return;
   state_.queue(device_).finish(*call_.group, call_.wait(phase));
   state_.opened.close_surplus();
 }
 
-void DeviceLanding::deliver(std::vector<std::optional<Config>>& entries) {
-  for (Parcel& parcel : parcels_) entries[parcel.position] = std::move(parcel.config);
-  parcels_.clear();
+void DeviceDestination::deliver(std::vector<std::optional<Config>>& entries) {
+  for (IncomingTree& tree : trees_) entries[tree.position] = std::move(tree.config);
+  trees_.clear();
 }
 
 }  // namespace muster::cuda
