@@ -143,8 +143,10 @@ void ModelDir::Contents::join_files() {
     if (!is_new)
       throw file_error(
           ErrorKind::corrupt, "reading", path,
-          fmt::format("tensor {} is there twice, in {} and in {}", in_quotes(tensors[i].name),
-                      in_quotes(files[file_of(other->second)].path()), in_quotes(files[file_of(i)].path())));
+          fmt::format("tensor {} is there twice, in {} and in {}; if ranks have written them, name a plan, and their "
+                      "files by a pattern (--shards 'rank{{rank}}.safetensors')",
+                      in_quotes(tensors[i].name), in_quotes(files[file_of(other->second)].path()),
+                      in_quotes(files[file_of(i)].path())));
   }
 }
 

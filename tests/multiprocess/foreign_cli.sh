@@ -148,6 +148,7 @@ refused "zero_pp_rank_1_mp_rank_00_model_states.pt" "$data/zero3/in" 'rm */*rank
 refused "its config.json is of 2 ranks, and 1 are there" ranks 'rm rank1.safetensors' --plan plan.json
 refused "rank1.safetensors" ranks 'truncate -s -1 rank1.safetensors' --plan plan.json
 refused "by which plan they were cut; name one with --plan" ranks :
+refused "by a pattern (--shards 'rank{rank}.safetensors')" ranks 'rm config.json'
 refused 'tensor "tall"' ranks : --plan misfit.json
 refused "the layout 3 is for 3 ranks, and there are 2 shards" ranks : --plan plan.json --layout 3
 refused 'tensor "wide" (rule 1): the shape [512, 3000] has no dimension 2' ranks : --plan flat.json
