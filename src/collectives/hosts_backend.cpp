@@ -35,6 +35,7 @@ namespace {
 /// Which ranks are on which host.
 hosts::Hosts hosts_of(const sync::Group& group) {
   std::vector<int> keys;
+  keys.reserve(static_cast<std::size_t>(group.size()));
   for (int rank = 0; rank < group.size(); ++rank) keys.push_back(group.host_of(rank));
   return {keys, group.rank()};
 }

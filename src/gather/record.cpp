@@ -222,7 +222,7 @@ Error make_error(const Problem& problem, std::span<const Record> records, std::s
 
 Error failure_of(std::span<const int> failed, std::span<const Words> words, const SyncGroup& group) {
   const int origin = failed.front();
-  const Error cause = sync::in_name_of(group.info(origin), words[static_cast<std::size_t>(origin)].get());
+  Error cause = sync::in_name_of(group.info(origin), words[static_cast<std::size_t>(origin)].get());
   if (failed.size() == 1) return cause;
   return Error(cause.kind(), fmt::format("{} (and {} more ranks failed)", cause.what(), failed.size() - 1),
                cause.details());

@@ -68,6 +68,7 @@ void ShmReceiving::unpack(std::size_t position, const Record& record, std::span<
   if (!entries.empty())
     std::memcpy(entries.data(), message.data() + sizeof header, entries.size() * sizeof(ArenaEntry));
   std::vector<std::shared_ptr<shm::Lease>> arenas;
+  arenas.reserve(entries.size());
   for (const ArenaEntry& entry : entries)
     arenas.push_back(std::make_shared<shm::Lease>(segment(sender, entry.segment), entry.lease));
   std::shared_ptr<shm::Lease> slot;
