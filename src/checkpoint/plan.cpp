@@ -125,6 +125,7 @@ std::string plan_for_model(const Config* model_config) {
   if (chosen != nullptr) return chosen->plan;
 
   std::vector<std::string_view> said;
+  said.reserve(hints.size());
   for (const Hint& hint : hints) said.push_back(hint.words);
   const Config* type = model_config->as_object().find("model_type");
   const KnownModel* nearest = type != nullptr && type->is_string() ? nearest_model(type->as_string()) : nullptr;

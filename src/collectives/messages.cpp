@@ -159,7 +159,7 @@ auto finished(Engine& engine, int other, const CollectiveOptions& options, const
   const sync::Use use(engine.group());
   sync::Group& group = sync::inside(engine.group());
   trace::Span span(trace::Kind::message, phase, group.some_operation(), number_of(group, other));
-  const auto message = begin();
+  auto message = begin();
   engine.mail().wait([&] { return message->is_done; }, other, waits(options, phase));
   span.add_bytes(bytes_of(*message));
   return message;

@@ -188,7 +188,7 @@ RemoteSegment::~RemoteSegment() {
 
 std::shared_ptr<RemoteSegment> RemoteSegments::at(const sync::Group& group, int owner, std::uint64_t place,
                                                   os::Access access) {
-  if (const auto segment = known(owner, place); segment && segment->access() >= access) return segment;
+  if (auto segment = known(owner, place); segment && segment->access() >= access) return segment;
   forget_retired();
   const auto region = owner == group.rank() ? sync::Region::own() : group.region_of(owner);
   auto segment = std::make_shared<RemoteSegment>(*region, place, access);

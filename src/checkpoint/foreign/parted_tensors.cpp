@@ -169,6 +169,7 @@ void PartedTensors::check_cover(std::size_t tensor) const {
   std::size_t most = 0;
   for (std::size_t dim = 0; boxes.size() > 1 && dim < dims; ++dim) {
     std::vector<std::int64_t> begins;
+    begins.reserve(boxes.size());
     for (const Box* box : boxes) begins.push_back(begin_of(box)[dim]);
     std::ranges::sort(begins);
     const auto distinct = static_cast<std::size_t>(std::unique(begins.begin(), begins.end()) - begins.begin());
