@@ -32,14 +32,6 @@ struct Agreed {
   std::uint64_t high = 0;
 };
 
-ModelSource model_of(const std::string& path, const std::string& plan, const ParallelLayout& layout,
-                     const LoadShardOptions& options) {
-  if (options.to_plan.empty() && !contents_of(path, {options.at, options.shards}).has_ranks())
-    return open_model(path, plan, layout, {.at = options.at, .base = options.base});
-  return merge_model(path, plan,
-                     {.layout = options.from, .base = options.base, .at = options.at, .shards = options.shards});
-}
-
 /// A part of the model, or of a tensor that views make of several, and where it goes.
 struct Wanted {
   const MergedTensor* tensor = nullptr;
@@ -58,16 +50,23 @@ class RankPart {
                                                    to_string(layout), layout.ranks() - 1));
     const auto file = static_cast<std::size_t>(rank);
     const foreign::Choice choice{options.at, options.shards};
-    if (is_alone && options.to_plan.empty() && contents_of(path, choice).has_ranks()) {
+    const bool has_one_plan = options.to_plan.empty();
+    const bool has_ranks = has_one_plan && contents_of(path, choice).has_ranks();
+    if (is_alone && has_ranks) {
       const auto shards = std::make_shared<ShardSet>(path, 0, 1, workspace::StateChoice(), choice);
       ExportOptions cut{.layout = options.from, .to = layout, .base = options.base};
       ExportJob job = plan_job(path, plan, shards->listings(), shards->metadata(), cut);
       mine_ = merged_of(shards, job, std::move(job.outputs.files[file].tensors));
       return;
     }
-    ModelSource model = model_of(path, plan, layout, options);
-    const std::string& cutting = options.to_plan.empty() && !model.plan ? plan : options.to_plan;
-    job_ = std::make_unique<ShardJob>(std::move(model), cutting, layout);
+    if (has_one_plan && !has_ranks)
+      job_ = std::make_unique<ShardJob>(open_model(path, plan, layout, {.at = options.at, .base = options.base}), plan,
+                                        layout);
+    else
+      job_ = std::make_unique<ShardJob>(
+          merge_model(path, plan,
+                      {.layout = options.from, .base = options.base, .at = options.at, .shards = options.shards}),
+          options.to_plan, layout);
     mine_ = std::make_unique<MergedTensors>(job_->source, std::vector<RankSources>(1),
                                             job_->outputs.files[file].tensors, job_->outputs.equal);
     agree_on_model(layout, rank);
