@@ -55,10 +55,10 @@ struct ExportArguments {
   bool alone = false;
 };
 
-std::string json_of(const ExportReport& report, Writers writers) {
+std::string json_of(const ExportReport& report) {
   Config json = inspect::account_tree(report.account);
   json["written"] =
-      Config::object({{"writers", to_string(writers)},
+      Config::object({{"writers", to_string(report.writers)},
                       {"bytes_by_rank", ConfigArray(report.bytes_written.begin(), report.bytes_written.end())},
                       {"windows", report.windows},
                       {"files_resumed", report.files_resumed},
@@ -70,7 +70,7 @@ std::string json_of(const ExportReport& report, Writers writers) {
 }
 
 std::string words_of(const ExportReport& report, const ExportArguments& arguments) {
-  if (arguments.json) return json_of(report, arguments.options.writers);
+  if (arguments.json) return json_of(report);
   std::string words = inspect::notes_lines(report.account.notes);
   words += fmt::format(
       "{}: {:.2f} s, {:.2f} GB/s\n", inspect::account_line(report.account), report.seconds,
@@ -82,7 +82,7 @@ std::string words_of(const ExportReport& report, const ExportArguments& argument
   std::string written;
   for (std::size_t rank = 0; rank < report.bytes_written.size(); ++rank)
     written += fmt::format("{}{:.1f}", rank == 0 ? "" : ", ", static_cast<double>(report.bytes_written[rank]) / 1e6);
-  words += fmt::format("written by rank: {} MB (writers: {})\n", written, to_string(arguments.options.writers));
+  words += fmt::format("written by rank: {} MB (writers: {})\n", written, to_string(report.writers));
   return words + inspect::left_line(report.left);
 }
 
@@ -154,7 +154,7 @@ int export_with(SyncGroup& group, const ExportArguments& arguments) {
   if (group.rank() != 0) return 0;
   int status = 0;
   try {
-    if (!arguments.report.empty()) write_report(arguments.report, json_of(report, arguments.options.writers));
+    if (!arguments.report.empty()) write_report(arguments.report, json_of(report));
   } catch (const Error& error) {
     complain(fmt::format("{} is complete, but not its report: {}", in_quotes(arguments.out), error.what()));
     status = done_unsaid;
@@ -163,13 +163,18 @@ int export_with(SyncGroup& group, const ExportArguments& arguments) {
   return status;
 }
 
+/// Whether every process can read all of it: a foreign checkpoint that is not of ranks.
+bool is_whole(const ExportArguments& arguments) {
+  if (workspace::is_workspace_directory(arguments.shards)) return false;
+  const auto found = foreign::find_checkpoint(arguments.shards, {arguments.options.at, arguments.options.shards});
+  return found && found->ranks == 0;
+}
+
 /// How many ranks of its own an export starts.
 int own_ranks(const ExportArguments& arguments) {
   const ExportOptions& options = arguments.options;
-  // Every process can read all of what is whole; one uses all cores by its threads.
-  if (arguments.jobs > 1 && !workspace::is_workspace_directory(arguments.shards))
-    if (const auto found = foreign::find_checkpoint(arguments.shards, {options.at, options.shards}))
-      if (found->ranks == 0) return arguments.jobs;
+  // One uses all cores by its threads.
+  if (arguments.jobs > 1 && is_whole(arguments)) return arguments.jobs;
   return std::min(arguments.jobs != 0 ? arguments.jobs : os::usable_cores(),
                   count_shards(arguments.shards, options.job, options.shards));
 }
@@ -179,9 +184,9 @@ int show_plan(const ExportArguments& arguments) {
   const ExportOptions& options = arguments.options;
   const ExportAccount account = plan_export(arguments.shards, arguments.plan, options);
   const int ranks = own_ranks(arguments);
-  const Forecast forecast =
-      forecast_of(account.bytes_out, shape_windows(options.memory_budget, ranks, options.writers, false), ranks,
-                  options.writers, arguments.out);
+  const Writers writers = options.writers.value_or(is_whole(arguments) ? Writers::owners : Writers::first);
+  const Forecast forecast = forecast_of(account.bytes_out, shape_windows(options.memory_budget, ranks, writers, false),
+                                        ranks, writers, arguments.out);
   std::string json;
   if (arguments.json || !arguments.report.empty()) {
     Config tree = inspect::account_tree(account);
@@ -293,9 +298,9 @@ void add_export_command(CLI::App& app, int& status) {
           [&options](const std::string& word) {
             options.writers = word == to_string(Writers::first) ? Writers::first : Writers::owners;
           },
-          "owners: every rank writes what it has; first: rank 0 alone writes")
+          "owners: every rank writes what it has; first: rank 0 alone writes; default: owners for several hosts on a "
+          "network file system and for what every rank can read whole, else first")
       ->check(CLI::IsMember({"first", "owners"}))
-      ->default_str("owners")
       ->type_name("first|owners");
   size("--memory-budget", options.memory_budget, "Memory of all ranks together for bytes on their way", "256MiB");
   size("--max-shard-size", options.max_shard_size, "Bytes of tensors in one file: 5GB, 500MB, 2GiB", "5GB");

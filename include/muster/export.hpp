@@ -91,7 +91,9 @@ struct ExportOptions {
   bool force = false;                            ///< as for sharding
   std::uint64_t max_shard_size = 5'000'000'000;  ///< bytes of tensors in one file of the checkpoint
   std::uint64_t memory_budget = 256 << 20;       ///< bytes of memory of all ranks together for bytes on their way
-  Writers writers = Writers::owners;
+  /// None: owners if the group is of several hosts and `out` is on a network file system, and for a foreign checkpoint
+  /// that every rank can read whole; else first, because writers of one file wait for each other.
+  std::optional<Writers> writers = {};
   std::optional<ParallelLayout> layout = {};  ///< of the shards; none: what they say, else tensor parallelism alone
   std::optional<ParallelLayout> to = {};      ///< shards of this layout are made instead of one checkpoint
   /// The plan that those are cut by, one without views; empty: that of the ranks, or "auto" if that has views.
@@ -159,6 +161,7 @@ struct ExportReport {
   ExportAccount account;            ///< this and all below are filled on rank 0 alone
   std::uint64_t files_resumed = 0;  ///< that were there already, and verified
   std::uint64_t bytes_resumed = 0;
+  Writers writers = Writers::first;          ///< that were given, or chosen
   std::vector<std::uint64_t> bytes_written;  ///< by each rank
   std::uint64_t windows = 0;                 ///< pieces that several ranks put together in shared memory
   std::vector<LeftFile> left = {};           ///< files that did not go along

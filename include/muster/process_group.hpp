@@ -209,7 +209,7 @@ class ProcessGroup {
   [[nodiscard]] Work<void> isend(Tensor tensor, int to, int tag = 0, const CollectiveOptions& options = {});
   [[nodiscard]] Work<void> isend_config(const Config& config, int to, int tag = 0,
                                         const CollectiveOptions& options = {});
-  [[nodiscard]] Work<int> irecv(Tensor out, int from, int tag = 0, const CollectiveOptions& options = {});
+  [[nodiscard]] Work<int> irecv(const Tensor& out, int from, int tag = 0, const CollectiveOptions& options = {});
   [[nodiscard]] Work<ReceivedConfig> irecv_config(int from, int tag = 0, const CollectiveOptions& options = {});
 
   // Calls that run while the caller goes on.

@@ -332,7 +332,7 @@ nb::object load_shard_of(const std::string& model_dir, const std::string& plan, 
 ExportOptions export_options_of(const nb::dict& given) {
   const Options options(given);
   ExportOptions made;
-  std::string writers(to_string(made.writers));
+  std::optional<std::string> writers;
   options.take("force", made.force);
   options.take_bytes("max_shard_size", made.max_shard_size);
   options.take_bytes("memory_budget", made.memory_budget);
@@ -352,8 +352,9 @@ ExportOptions export_options_of(const nb::dict& given) {
   options.take("shards", made.shards);
   options.take("carry", made.carry);
   options.take("abandoned_after", made.abandoned_after);
+  if (!writers) return made;
   if (writers != to_string(Writers::first) && writers != to_string(Writers::owners))
-    throw Error(ErrorKind::argument, fmt::format("writers is 'owners' or 'first', not '{}'", writers));
+    throw Error(ErrorKind::argument, fmt::format("writers is 'owners' or 'first', not '{}'", *writers));
   made.writers = writers == to_string(Writers::first) ? Writers::first : Writers::owners;
   return made;
 }
@@ -375,6 +376,7 @@ nb::object export_shards(const std::string& shards_dir, const std::string& out, 
   told["account"] = object_of(inspect::account_tree(report.account));
   told["files_resumed"] = report.files_resumed;
   told["bytes_resumed"] = report.bytes_resumed;
+  told["writers"] = std::string(to_string(report.writers));
   told["bytes_written"] = nb::cast(report.bytes_written);
   told["left"] = left_of(report.left);
   told["seconds"] = report.seconds;

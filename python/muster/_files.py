@@ -246,7 +246,7 @@ def export_model(
     force: bool = False,
     max_shard_size: int | str = 5_000_000_000,
     memory_budget: int | str = "256MiB",
-    writers: str = "owners",
+    writers: str | None = None,
     layout: str | int | None = None,
     to: str | int | None = None,
     to_plan: _Path = "",
@@ -268,7 +268,8 @@ def export_model(
 
     All parameters but `group` count on rank 0 (`shards_dir` on every rank). `plan`: a built-in plan's name, "auto" or a
     file; empty: the one that the shards were cut by. `max_shard_size`, `memory_budget`: bytes, or texts such as "256MiB",
-    of one file and of all ranks' memory for what is on its way. `writers`: "owners" or "first". `layout`: of the shards,
+    of one file and of all ranks' memory for what is on its way. `writers`: "first", or "owners", the default for several hosts on a network
+    file system and for what every rank can read whole. `layout`: of the shards,
     where they do not say. `to_plan`: that cuts for `to`; else `plan`, or "auto" if `plan` has views. `dtype`: floating point
     tensors are cast to "F32", "F16" or "BF16". `resume`: goes on with what an earlier export to `out` left. `base`: a model's directory, from which config.json and all other files beside the weights
     come. `select`, `exclude`: globs of the result's names: only these tensors, not these. `checksums`: writes them beside
@@ -279,7 +280,7 @@ def export_model(
     raises on its rank, and Ctrl-C on any, end the export and the group: the others raise CancelledError, and nothing is
     left behind, unless `resume`.
 
-    Returns the report on rank 0 (account, files_resumed, bytes_resumed, bytes_written, left, seconds), {} elsewhere.
+    Returns the report on rank 0 (account, files_resumed, bytes_resumed, writers, bytes_written, left, seconds), {} elsewhere.
     Raises the same on all ranks: ArgumentError, RankMismatchError, CorruptError, NotFoundError, IoError, NoSpaceError,
     after which the group is usable; TimeoutError and PeerLostError, which end it.
     """

@@ -200,13 +200,16 @@ class Export {
     std::vector<std::size_t> counts;
     for (const RankTensors& rank : job_->ranks) counts.push_back(rank.tensors.size());
     sources_ = sources_by_rank(counts, group_.size());
-    const WindowShape windows =
-        shape_windows(options_.memory_budget, group_.size(), options_.writers, is_spread(group_));
-    AssemblyShape shape{group_.size(), options_.writers, windows.bytes, windows.depth};
-    shape.all_have_all = !shards_->whole().empty();
-    for (int rank = 0; rank < group_.size(); ++rank) shape.hosts.push_back(group_.host_of(rank));
     open_output();
-    shape.one_host_a_file = is_spread(group_) && os::file_system_of(output_->partial()).is_network;
+    const bool by_network = is_spread(group_) && os::file_system_of(output_->partial()).is_network;
+    const bool all_have_all = !shards_->whole().empty();
+    report_.writers = options_.writers.value_or(by_network || all_have_all ? Writers::owners : Writers::first);
+    const WindowShape windows =
+        shape_windows(options_.memory_budget, group_.size(), report_.writers, is_spread(group_));
+    AssemblyShape shape{group_.size(), report_.writers, windows.bytes, windows.depth};
+    shape.all_have_all = all_have_all;
+    for (int rank = 0; rank < group_.size(); ++rank) shape.hosts.push_back(group_.host_of(rank));
+    shape.one_host_a_file = by_network;
     assembly_ = plan_assembly(job_->outputs.files, job_->outputs.equal, sources_, shape, there_);
     check_memory();
     const std::string& partial = output_->partial();

@@ -214,7 +214,7 @@ Work<void> ProcessGroup::isend_config(const Config& config, int to, int tag, con
   return work_of<void>(engine_, begin_send(*engine_, config, to, tag), to, options, [](const Mail::Sending&) {});
 }
 
-Work<int> ProcessGroup::irecv(Tensor out, int from, int tag, const CollectiveOptions& options) {
+Work<int> ProcessGroup::irecv(const Tensor& out, int from, int tag, const CollectiveOptions& options) {
   const sync::Use use(group());
   return work_of<int>(engine_, begin_receive_tensor(*engine_, out, from, tag), from, options, sender_of);
 }

@@ -160,7 +160,8 @@ ZipArchive::ZipArchive(ReadAt read, std::uint64_t bytes) : read_(std::move(read)
     fields.skip(comment);
     if (disk != 0 && disk != UINT16_MAX) refuse_zip_entry(entry, "is in another part of the archive");
     if (entry.method == 0 && compressed != entry.bytes) refuse_zip_entry(entry, "has two sizes");
-    if (entry.header > directory_begin_ || header_bytes + compressed > directory_begin_ - entry.header)
+    if (entry.header > directory_begin_ || directory_begin_ - entry.header < header_bytes ||
+        compressed > directory_begin_ - entry.header - header_bytes)
       refuse_zip_entry(entry, "is outside of the archive");
     entries_.push_back(std::move(entry));
   }

@@ -147,7 +147,7 @@ class ExchangeRun {
       if (call_.is_first()) {
         outcome.entries = transfer_->deliver();
         if (call_.value != nullptr && !outcome.entries.front())
-          outcome.entries.front() = copies_own_ ? std::move(own_) : *call_.value;
+          outcome.entries.front() = copies_own_ ? std::move(own_) : Config(*call_.value);
         if (receives_into()) fill(outcome.entries);
       }
       state_->obligations = transfer_->obligations();

@@ -19,7 +19,7 @@ class Forkable {
   virtual void in_child() noexcept = 0;
 
  protected:
-  virtual ~Forkable() = default;
+  ~Forkable() = default;
   /// From here on forks count,
   void begin_forkable();
   /// and no more.

@@ -352,7 +352,7 @@ class Visitor {
     // The system's own deadlines count here.
     for (const auto& entry : resolver.resolve(place_.host, place_.port, failure)) all.push_back(entry.endpoint());
     if (failure) reason_ = fmt::format("no address is known of '{}' ({})", place_.host, failure.message());
-    return {std::move(all), {}};
+    return {std::move(all), std::string()};
   }
 
   std::optional<Addresses> visit(const Endpoint& endpoint, const std::string& number, std::uint16_t port) {
