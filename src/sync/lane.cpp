@@ -30,7 +30,7 @@ Lane::Lane(SyncGroup& group)
 Lane::~Lane() {
   if (os::process_id() != owner_) {
     // A forked child has no such thread to wait for.
-    (void)new std::thread(std::move(thread_));
+    (void)thread_.release();
     return;
   }
   {
@@ -38,7 +38,7 @@ Lane::~Lane() {
     is_ending_ = true;
   }
   changed_.notify_one();
-  if (thread_.joinable()) thread_.join();
+  if (thread_) thread_->join();
 }
 
 bool Lane::is_this_thread() noexcept {
@@ -49,7 +49,7 @@ void Lane::add(std::function<void()> task) {
   or_fail(*own_, [&] {
     const std::lock_guard lock(mutex_);
     try {
-      if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+      if (!thread_) thread_ = std::make_unique<std::thread>([this] { run(); });
     } catch (const std::system_error& error) {
       throw Error(ErrorKind::no_space, std::string("no thread for asynchronous calls: ") + error.what() +
                                            "; raise the limit of processes (ulimit -u), or make the calls that wait");

@@ -48,7 +48,7 @@ class Lane {
   std::condition_variable changed_;
   std::deque<std::function<void()>> tasks_;
   bool is_ending_ = false;
-  std::thread thread_;
+  std::unique_ptr<std::thread> thread_;
 };
 
 }  // namespace muster::sync
