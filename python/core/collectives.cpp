@@ -2,10 +2,13 @@
 // muster.ProcessGroup: collectives and messages.
 
 #include <fmt/core.h>
+#include <nanobind/stl/pair.h>
 
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "muster/process_group.hpp"
@@ -21,67 +24,138 @@ using Seconds = std::optional<double>;
 using Sizes = std::vector<std::int64_t>;
 using Number = std::optional<int>;
 
-Tensor tensor_for(ProcessGroup& group, nb::handle object) {
-  return made_for(group.group(), [&] { return tensor_of(object); });
-}
-
-std::vector<Tensor> tensors_for(ProcessGroup& group, nb::handle objects) {
-  return made_for(group.group(), [&] {
-    std::vector<Tensor> tensors;
-    if (!objects.is_none())
-      for (const nb::handle each : nb::iter(objects)) tensors.push_back(tensor_of(each));
-    return tensors;
-  });
-}
-
-Config config_for(ProcessGroup& group, nb::handle object) {
-  return made_for(group.group(), [&] { return config_of(object); });
-}
-
 bool is_list(nb::handle object) {
   return PyList_Check(object.ptr()) != 0 || PyTuple_Check(object.ptr()) != 0;
 }
 
-ReduceOp op_for(ProcessGroup& group, const Given<std::string>& op) {
-  return made_for(group.group(), [&] {
-    const auto name = argument_of<std::string>(op, "op");
-    if (name == "sum") return ReduceOp::sum;
-    if (name == "product") return ReduceOp::product;
-    if (name == "min") return ReduceOp::min;
-    if (name == "max") return ReduceOp::max;
-    if (name == "average") return ReduceOp::average;
-    throw Error(ErrorKind::argument, fmt::format("op is 'sum', 'product', 'min', 'max' or 'average', not '{}'", name));
-  });
+std::vector<Tensor> tensors_of(nb::handle objects) {
+  std::vector<Tensor> tensors;
+  if (!objects.is_none())
+    for (const nb::handle each : nb::iter(objects)) tensors.push_back(tensor_of(each));
+  return tensors;
 }
 
-/// Of a call that nobody waits for but by its messages.
-CollectiveOptions options_of(const Given<Seconds>& timeout) {
+/// One tensor for all ranks, or a list of one for each.
+using TensorOrList = std::variant<Tensor, std::vector<Tensor>>;
+TensorOrList tensor_or_list_of(nb::handle given) {
+  if (given.is_none() || is_list(given)) return tensors_of(given);
+  return tensor_of(given);
+}
+
+ReduceOp op_of(nb::handle op) {
+  const auto name = argument_of<std::string>(op, "op");
+  if (name == "sum") return ReduceOp::sum;
+  if (name == "product") return ReduceOp::product;
+  if (name == "min") return ReduceOp::min;
+  if (name == "max") return ReduceOp::max;
+  if (name == "average") return ReduceOp::average;
+  throw Error(ErrorKind::argument, fmt::format("op is 'sum', 'product', 'min', 'max' or 'average', not '{}'", name));
+}
+
+CollectiveOptions options_of(nb::handle timeout) {
   return {.timeout = timeout_of(argument_of<Seconds>(timeout, "timeout"))};
 }
 
-int sender_of(const Given<Number>& from) {
-  return argument_of<Number>(from, "source").value_or(any_rank);
+/// As Python has a result.
+template <class Result>
+Result python_of(Result result) {
+  return result;
 }
-int tag_of(const Given<Number>& tag) {
-  return argument_of<Number>(tag, "tag").value_or(any_tag);
+nb::object python_of(const Config& config) {
+  return object_of(config);
 }
-
-CollectiveOptions options_for(SyncGroup& group, const Given<Seconds>& timeout) {
-  return made_for(group, [&] { return options_of(timeout); });
-}
-
-nb::object object_of(std::optional<Tensor> tensor) {
-  return tensor ? nb::cast(std::move(*tensor)) : nb::none();
-}
-
-nb::list list_of(const std::vector<Config>& configs) {
+nb::list python_of(const std::vector<Config>& configs) {
   nb::list list;
-  for (const Config& config : configs) list.append(python::object_of(config));
+  for (const Config& config : configs) list.append(object_of(config));
   return list;
 }
+nb::tuple python_of(const ReceivedConfig& received) {
+  return nb::make_tuple(object_of(received.config), received.from, received.tag);
+}
 
-nb::tuple tuple_of(const ReceivedConfig& received) {
-  return nb::make_tuple(python::object_of(received.config), received.from, received.tag);
+/// A parameter: how Python knows it, and make(object), the argument that the library takes. `Value`: what Python is
+/// told that it is.
+template <class Value, class Name, class Make>
+struct Parameter {
+  Name name;
+  Make make;
+  using Object = Given<Value>;
+};
+template <class Value, class Name, class Make>
+Parameter<Value, Name, Make> parameter(Name name, Make make) {
+  return {std::move(name), std::move(make)};
+}
+
+template <class Value>
+auto value(const char* name) {
+  return parameter<Value>(nb::arg(name), [name](nb::handle given) { return argument_of<Value>(given, name); });
+}
+template <class Value>
+auto value(const char* name, int preset) {
+  return parameter<Value>(nb::arg(name) = preset, [name](nb::handle given) { return argument_of<Value>(given, name); });
+}
+auto tensor(const char* name) {
+  return parameter<nb::object>(nb::arg(name), tensor_of);
+}
+auto config() {
+  return parameter<nb::object>(nb::arg("config").none(), config_of);
+}
+auto reduction() {
+  return parameter<std::string>(nb::arg("op") = "sum", op_of);
+}
+auto all_sizes() {
+  using Value = std::optional<Sizes>;
+  return parameter<Value>(nb::arg("sizes") = nb::none(),
+                          [](nb::handle given) { return argument_of<Value>(given, "sizes"); });
+}
+auto sender() {
+  return parameter<Number>(nb::arg("source").none(),
+                           [](nb::handle given) { return argument_of<Number>(given, "source").value_or(any_rank); });
+}
+auto received_tag() {
+  return parameter<Number>(nb::arg("tag").none() = 0,
+                           [](nb::handle given) { return argument_of<Number>(given, "tag").value_or(any_tag); });
+}
+
+auto tensors(const char* name) {
+  return parameter<nb::object>(nb::arg(name).none(), tensors_of);
+}
+auto tensor_or_list(const char* name) {
+  return parameter<nb::object>(nb::arg(name).none(), tensor_or_list_of);
+}
+
+enum class Kind : std::uint8_t {
+  collective,  ///< all ranks make the call: arguments that it does not take end the group, because the others wait
+  message,     ///< between two ranks: what is wrong with its arguments is this rank's alone
+  begun,       ///< a message that nobody waits for: call() gives its Work, which keeps the group
+};
+
+/// A call of a process group: call(self, arguments..., options), without the interpreter where it may wait.
+template <Kind kind, class Call, class... Parameters>
+void def(nb::class_<ProcessGroup>& group, const char* name, const char* words, Call call, Parameters... parameters) {
+  const auto bound = [call, ... make = parameters.make](ProcessGroup& self, const typename Parameters::Object&... given,
+                                                        const Given<Seconds>& timeout) {
+    // Braces: in the order of the parameters.
+    const auto make_all = [&] { return std::tuple{make(given)..., options_of(timeout)}; };
+    const auto arguments = [&] {
+      if constexpr (kind == Kind::collective)
+        return made_for(self.group(), make_all);
+      else
+        return make_all();
+    }();
+    const auto run = [&] { return std::apply([&](const auto&... each) { return call(self, each...); }, arguments); };
+    if constexpr (kind == Kind::begun)
+      return run();
+    else if constexpr (std::is_void_v<decltype(run())>)
+      without_gil(run);
+    else
+      return python_of(without_gil(run));
+  };
+  if constexpr (kind == Kind::begun)
+    group.def(name, bound, nb::keep_alive<0, 1>(), parameters.name..., nb::kw_only(), nb::arg("timeout") = nb::none(),
+              words);
+  else
+    group.def(name, bound, parameters.name..., nb::kw_only(), nb::arg("timeout") = nb::none(), words);
 }
 
 template <class Result>
@@ -102,367 +176,174 @@ void bind_work(nb::module_& module, const char* name) {
             if constexpr (std::is_void_v<Result>) {
               without_gil([&] { self.get(); });
               return nb::none();
-            } else if constexpr (std::is_same_v<Result, ReceivedConfig>) {
-              return tuple_of(without_gil([&] { return self.get(); }));
             } else {
-              return nb::cast(without_gil([&] { return self.get(); }));
+              return nb::cast(python_of(without_gil([&] { return self.get(); })));
             }
           },
           "Waits until it has ended, and gives its result or raises its error. Once.");
 }
 
 void bind_collectives_in_place(nb::class_<ProcessGroup>& group) {
-  group
-      .def(
-          "all_reduce",
-          [](ProcessGroup& self, const GivenTensor& tensor, const Given<std::string>& op,
-             const Given<Seconds>& timeout) {
-            const Tensor own = tensor_for(self, tensor);
-            const ReduceOp how = op_for(self, op);
-            const CollectiveOptions options = options_for(self.group(), timeout);
-            without_gil([&] { self.all_reduce(own, how, options); });
-          },
-          nb::arg("tensor"), nb::arg("op") = "sum", nb::kw_only(), nb::arg("timeout") = nb::none(),
-          "In place: each element becomes that of all ranks by `op` (sum, product, min, max, average), the same bits "
-          "on all.")
-      .def(
-          "all_reduce_into",
-          [](ProcessGroup& self, const GivenTensor& out, const GivenTensor& tensor, const Given<std::string>& op,
-             const Given<Seconds>& timeout) {
-            const Tensor target = tensor_for(self, out);
-            const Tensor own = tensor_for(self, tensor);
-            const ReduceOp how = op_for(self, op);
-            const CollectiveOptions options = options_for(self.group(), timeout);
-            without_gil([&] { self.all_reduce_into(target, own, how, options); });
-          },
-          nb::arg("out"), nb::arg("tensor"), nb::arg("op") = "sum", nb::kw_only(), nb::arg("timeout") = nb::none(),
-          "all_reduce() of `tensor` into `out`, of its dtype and shape.")
-      .def(
-          "reduce",
-          [](ProcessGroup& self, const GivenTensor& tensor, const Given<int>& root, const Given<std::string>& op,
-             const Given<Seconds>& timeout) {
-            const Tensor own = tensor_for(self, tensor);
-            const ReduceOp how = op_for(self, op);
-            const int root_rank = value_for(self.group(), root, "root");
-            const CollectiveOptions options = options_for(self.group(), timeout);
-            without_gil([&] { self.reduce(own, root_rank, how, options); });
-          },
-          nb::arg("tensor"), nb::arg("root"), nb::arg("op") = "sum", nb::kw_only(), nb::arg("timeout") = nb::none(),
-          "The result is in root's tensor; the others' stay as they are.")
-      .def(
-          "broadcast",
-          [](ProcessGroup& self, const GivenTensor& tensor, const Given<int>& root, const Given<Seconds>& timeout) {
-            const Tensor own = tensor_for(self, tensor);
-            const int root_rank = value_for(self.group(), root, "root");
-            const CollectiveOptions options = options_for(self.group(), timeout);
-            without_gil([&] { self.broadcast(own, root_rank, options); });
-          },
-          nb::arg("tensor"), nb::arg("root"), nb::kw_only(), nb::arg("timeout") = nb::none(),
-          "Root's elements come into all tensors.")
-      .def(
-          "reduce_scatter_into",
-          [](ProcessGroup& self, const GivenTensor& out, const GivenTensor& tensor, const Given<std::string>& op,
-             const Given<Seconds>& timeout) {
-            const Tensor target = tensor_for(self, out);
-            const Tensor own = tensor_for(self, tensor);
-            const ReduceOp how = op_for(self, op);
-            const CollectiveOptions options = options_for(self.group(), timeout);
-            without_gil([&] { self.reduce_scatter_into(target, own, how, options); });
-          },
-          nb::arg("out"), nb::arg("tensor"), nb::arg("op") = "sum", nb::kw_only(), nb::arg("timeout") = nb::none(),
-          "This rank's of size equal slices of the reduced tensor, along dimension 0, into `out`.")
-      .def(
-          "all_gather_into",
-          [](ProcessGroup& self, const GivenTensor& out, const GivenTensor& tensor, const Given<Seconds>& timeout) {
-            const Tensor own = tensor_for(self, tensor);
-            const CollectiveOptions options = options_for(self.group(), timeout);
-            if (is_list(out)) {
-              const std::vector<Tensor> targets = tensors_for(self, out);
-              without_gil([&] { self.all_gather_into(targets, own, options); });
-            } else {
-              const Tensor target = tensor_for(self, out);
-              without_gil([&] { self.all_gather_into(target, own, options); });
-            }
-          },
-          nb::arg("out"), nb::arg("tensor"), nb::kw_only(), nb::arg("timeout") = nb::none(),
-          "`out`: one tensor, size times as long along dimension 0, or a list of one for each rank, whose extents of "
-          "dimension 0 may differ.")
-      .def(
-          "gather_into",
-          [](ProcessGroup& self, const GivenTensor& out, const GivenTensor& tensor, const Given<int>& root,
-             const Given<Seconds>& timeout) {
-            const Tensor own = tensor_for(self, tensor);
-            const int root_rank = value_for(self.group(), root, "root");
-            const CollectiveOptions options = options_for(self.group(), timeout);
-            if (out.object.is_none() || is_list(out)) {
-              const std::vector<Tensor> targets = tensors_for(self, out);
-              without_gil([&] { self.gather_into(targets, own, root_rank, options); });
-            } else {
-              const Tensor target = tensor_for(self, out);
-              without_gil([&] { self.gather_into(target, own, root_rank, options); });
-            }
-          },
-          nb::arg("out").none(), nb::arg("tensor"), nb::arg("root"), nb::kw_only(), nb::arg("timeout") = nb::none(),
-          "`out` on root: a list of one tensor for each rank; None on the others. Or one tensor on all ranks.")
-      .def(
-          "scatter",
-          [](ProcessGroup& self, const GivenTensor& out, const GivenTensor& parts, const Given<int>& root,
-             const Given<Seconds>& timeout) {
-            const Tensor target = tensor_for(self, out);
-            const std::vector<Tensor> tensors = tensors_for(self, parts);
-            const std::vector<TensorView> views(tensors.begin(), tensors.end());
-            const int root_rank = value_for(self.group(), root, "root");
-            const CollectiveOptions options = options_for(self.group(), timeout);
-            without_gil([&] { self.scatter(target, views, root_rank, options); });
-          },
-          nb::arg("out"), nb::arg("parts").none(), nb::arg("root"), nb::kw_only(), nb::arg("timeout") = nb::none(),
-          "`parts`: on root one tensor for each rank; None on the others.")
-      .def(
-          "all_to_all_into",
-          [](ProcessGroup& self, const GivenTensor& out, const GivenTensor& tensor, const Given<Seconds>& timeout) {
-            const Tensor target = tensor_for(self, out);
-            const Tensor own = tensor_for(self, tensor);
-            const CollectiveOptions options = options_for(self.group(), timeout);
-            without_gil([&] { self.all_to_all_into(target, own, options); });
-          },
-          nb::arg("out"), nb::arg("tensor"), nb::kw_only(), nb::arg("timeout") = nb::none(),
-          "all_to_all() into `out`, of the tensor's dtype and shape, and not its memory.");
+  def<Kind::collective>(
+      group, "all_reduce",
+      "In place: each element becomes that of all ranks by `op` (sum, product, min, max, average), the same bits on "
+      "all.",
+      [](ProcessGroup& self, const auto&... given) { self.all_reduce(given...); }, tensor("tensor"), reduction());
+  def<Kind::collective>(
+      group, "all_reduce_into", "all_reduce() of `tensor` into `out`, of its dtype and shape.",
+      [](ProcessGroup& self, const auto&... given) { self.all_reduce_into(given...); }, tensor("out"), tensor("tensor"),
+      reduction());
+  def<Kind::collective>(
+      group, "reduce", "The result is in root's tensor; the others' stay as they are.",
+      [](ProcessGroup& self, const auto&... given) { self.reduce(given...); }, tensor("tensor"), value<int>("root"),
+      reduction());
+  def<Kind::collective>(
+      group, "broadcast", "Root's elements come into all tensors.",
+      [](ProcessGroup& self, const auto&... given) { self.broadcast(given...); }, tensor("tensor"), value<int>("root"));
+  def<Kind::collective>(
+      group, "reduce_scatter_into",
+      "This rank's of size equal slices of the reduced tensor, along dimension 0, into `out`.",
+      [](ProcessGroup& self, const auto&... given) { self.reduce_scatter_into(given...); }, tensor("out"),
+      tensor("tensor"), reduction());
+  def<Kind::collective>(
+      group, "all_gather_into",
+      "`out`: one tensor, size times as long along dimension 0, or a list of one for each rank, whose extents of "
+      "dimension 0 may differ.",
+      [](ProcessGroup& self, const TensorOrList& out, const auto&... given) {
+        std::visit([&](const auto& to) { self.all_gather_into(to, given...); }, out);
+      },
+      tensor_or_list("out"), tensor("tensor"));
+  def<Kind::collective>(
+      group, "gather_into",
+      "`out` on root: a list of one tensor for each rank; None on the others. Or one tensor on all ranks.",
+      [](ProcessGroup& self, const TensorOrList& out, const auto&... given) {
+        std::visit([&](const auto& to) { self.gather_into(to, given...); }, out);
+      },
+      tensor_or_list("out"), tensor("tensor"), value<int>("root"));
+  def<Kind::collective>(
+      group, "scatter", "`parts`: on root one tensor for each rank; None on the others.",
+      [](ProcessGroup& self, const Tensor& out, const std::vector<Tensor>& parts, const auto&... given) {
+        self.scatter(out, std::vector<TensorView>(parts.begin(), parts.end()), given...);
+      },
+      tensor("out"), tensors("parts"), value<int>("root"));
+  def<Kind::collective>(
+      group, "all_to_all_into", "all_to_all() into `out`, of the tensor's dtype and shape, and not its memory.",
+      [](ProcessGroup& self, const auto&... given) { self.all_to_all_into(given...); }, tensor("out"),
+      tensor("tensor"));
 }
 
 void bind_collectives_with_results(nb::class_<ProcessGroup>& group) {
-  group
-      .def(
-          "all_reduce_shared",
-          [](ProcessGroup& self, const GivenTensor& tensor, const Given<std::string>& op,
-             const Given<Seconds>& timeout) {
-            const Tensor own = tensor_for(self, tensor);
-            const ReduceOp how = op_for(self, op);
-            const CollectiveOptions options = options_for(self.group(), timeout);
-            return without_gil([&] { return self.all_reduce_shared(own, how, options); });
-          },
-          nb::arg("tensor"), nb::arg("op") = "sum", nb::kw_only(), nb::arg("timeout") = nb::none(),
-          "One result for all ranks of a host, which each has mapped, read-only.")
-      .def(
-          "all_gather_shared",
-          [](ProcessGroup& self, const GivenTensor& tensor, const Given<Seconds>& timeout) {
-            const Tensor own = tensor_for(self, tensor);
-            const CollectiveOptions options = options_for(self.group(), timeout);
-            return without_gil([&] { return self.all_gather_shared(own, options); });
-          },
-          nb::arg("tensor"), nb::kw_only(), nb::arg("timeout") = nb::none(), "Likewise, along dimension 0.")
-      .def(
-          "reduce_scatter",
-          [](ProcessGroup& self, const GivenTensor& tensor, const Given<int>& dim, const Given<std::string>& op,
-             const Given<std::optional<Sizes>>& sizes, const Given<Seconds>& timeout) {
-            const Tensor own = tensor_for(self, tensor);
-            const ReduceOp how = op_for(self, op);
-            const int along = value_for(self.group(), dim, "dim");
-            const auto extents = value_for(self.group(), sizes, "sizes");
-            const CollectiveOptions options = options_for(self.group(), timeout);
-            return without_gil([&] {
-              return extents ? self.reduce_scatterv(own, *extents, along, how, options)
-                             : self.reduce_scatter(own, along, how, options);
-            });
-          },
-          nb::arg("tensor"), nb::arg("dim") = 0, nb::arg("op") = "sum", nb::kw_only(), nb::arg("sizes") = nb::none(),
-          nb::arg("timeout") = nb::none(), "This rank's slice. `sizes`: the extents of all; None: equal ones.")
-      .def(
-          "all_gather",
-          [](ProcessGroup& self, const GivenTensor& tensor, const Given<int>& dim, const Given<Seconds>& timeout) {
-            const Tensor own = tensor_for(self, tensor);
-            const int along = value_for(self.group(), dim, "dim");
-            const CollectiveOptions options = options_for(self.group(), timeout);
-            return without_gil([&] { return self.all_gather(own, along, options); });
-          },
-          nb::arg("tensor"), nb::arg("dim") = 0, nb::kw_only(), nb::arg("timeout") = nb::none(),
-          "All ranks' tensors, of one dtype and shape, joined along `dim` in their order; on all ranks.")
-      .def(
-          "all_gatherv",
-          [](ProcessGroup& self, const GivenTensor& tensor, const Given<int>& dim,
-             const Given<std::optional<Sizes>>& sizes, const Given<Seconds>& timeout) {
-            const Tensor own = tensor_for(self, tensor);
-            const int along = value_for(self.group(), dim, "dim");
-            const auto extents = value_for(self.group(), sizes, "sizes");
-            const CollectiveOptions options = options_for(self.group(), timeout);
-            return without_gil([&] { return self.all_gatherv(own, along, extents.value_or(Sizes{}), options); });
-          },
-          nb::arg("tensor"), nb::arg("dim") = 0, nb::kw_only(), nb::arg("sizes") = nb::none(),
-          nb::arg("timeout") = nb::none(),
-          "As all_gather(); the extents along `dim` may differ. `sizes`: those of all ranks, if they are known.")
-      .def(
-          "gather",
-          [](ProcessGroup& self, const GivenTensor& tensor, const Given<int>& root, const Given<int>& dim,
-             const Given<Seconds>& timeout) {
-            const Tensor own = tensor_for(self, tensor);
-            const int root_rank = value_for(self.group(), root, "root");
-            const int along = value_for(self.group(), dim, "dim");
-            const CollectiveOptions options = options_for(self.group(), timeout);
-            return object_of(without_gil([&] { return self.gather(own, root_rank, along, options); }));
-          },
-          nb::arg("tensor"), nb::arg("root"), nb::arg("dim") = 0, nb::kw_only(), nb::arg("timeout") = nb::none(),
-          "On root all tensors along `dim`; None elsewhere.")
-      .def(
-          "gatherv",
-          [](ProcessGroup& self, const GivenTensor& tensor, const Given<int>& root, const Given<int>& dim,
-             const Given<Seconds>& timeout) {
-            const Tensor own = tensor_for(self, tensor);
-            const int root_rank = value_for(self.group(), root, "root");
-            const int along = value_for(self.group(), dim, "dim");
-            const CollectiveOptions options = options_for(self.group(), timeout);
-            return object_of(without_gil([&] { return self.gatherv(own, root_rank, along, options); }));
-          },
-          nb::arg("tensor"), nb::arg("root"), nb::arg("dim") = 0, nb::kw_only(), nb::arg("timeout") = nb::none(),
-          "As gather(); the extents along `dim` may differ.")
-      .def(
-          "all_to_all",
-          [](ProcessGroup& self, const GivenTensor& tensor, const Given<Seconds>& timeout) {
-            const Tensor own = tensor_for(self, tensor);
-            const CollectiveOptions options = options_for(self.group(), timeout);
-            return without_gil([&] { return self.all_to_all(own, options); });
-          },
-          nb::arg("tensor"), nb::kw_only(), nb::arg("timeout") = nb::none(),
-          "Cut along dimension 0 into size equal slices: the result has this rank's slice of each rank's tensor, in "
-          "their order.")
-      .def(
-          "all_to_allv",
-          [](ProcessGroup& self, const GivenTensor& tensor, const Given<Sizes>& rows, const Given<Seconds>& timeout) {
-            const Tensor own = tensor_for(self, tensor);
-            const Sizes counts = value_for(self.group(), rows, "rows");
-            const CollectiveOptions options = options_for(self.group(), timeout);
-            Sizes received;
-            Tensor result = without_gil([&] { return self.all_to_allv(own, counts, &received, options); });
-            return nb::make_tuple(std::move(result), received);
-          },
-          nb::arg("tensor"), nb::arg("rows"), nb::kw_only(), nb::arg("timeout") = nb::none(),
-          "`rows`: how many rows of dimension 0 go to each rank. Returns (the rows that came from all, in their order; "
-          "how many from each).")
-      .def(
-          "broadcast_config",
-          [](ProcessGroup& self, nb::handle config, const Given<int>& root, const Given<Seconds>& timeout) {
-            const int root_rank = value_for(self.group(), root, "root");
-            const CollectiveOptions options = options_for(self.group(), timeout);
-            const Config own = self.rank() == root_rank ? config_for(self, config) : Config();
-            return python::object_of(without_gil([&] { return self.broadcast_config(own, root_rank, options); }));
-          },
-          nb::arg("config").none(), nb::arg("root"), nb::kw_only(), nb::arg("timeout") = nb::none(),
-          "Root's, on all ranks; what the others give is not looked at.")
-      .def(
-          "all_gather_config",
-          [](ProcessGroup& self, nb::handle config, const Given<Seconds>& timeout) {
-            const Config own = config_for(self, config);
-            const CollectiveOptions options = options_for(self.group(), timeout);
-            return list_of(without_gil([&] { return self.all_gather_config(own, options); }));
-          },
-          nb::arg("config").none(), nb::kw_only(), nb::arg("timeout") = nb::none(),
-          "A list of each rank's config, on all ranks.")
-      .def(
-          "gather_config",
-          [](ProcessGroup& self, nb::handle config, const Given<int>& root, const Given<Seconds>& timeout) {
-            const Config own = config_for(self, config);
-            const int root_rank = value_for(self.group(), root, "root");
-            const CollectiveOptions options = options_for(self.group(), timeout);
-            return list_of(without_gil([&] { return self.gather_config(own, root_rank, options); }));
-          },
-          nb::arg("config").none(), nb::arg("root"), nb::kw_only(), nb::arg("timeout") = nb::none(),
-          "On root a list of each rank's; empty elsewhere.");
+  def<Kind::collective>(
+      group, "all_reduce_shared", "One result for all ranks of a host, which each has mapped, read-only.",
+      [](ProcessGroup& self, const auto&... given) { return self.all_reduce_shared(given...); }, tensor("tensor"),
+      reduction());
+  def<Kind::collective>(
+      group, "all_gather_shared", "Likewise, along dimension 0.",
+      [](ProcessGroup& self, const auto&... given) { return self.all_gather_shared(given...); }, tensor("tensor"));
+  def<Kind::collective>(
+      group, "reduce_scatter", "This rank's slice. `sizes`: the extents of all; None: equal ones.",
+      [](ProcessGroup& self, const Tensor& own, int dim, ReduceOp op, const std::optional<Sizes>& sizes,
+         const auto& options) {
+        return sizes ? self.reduce_scatterv(own, *sizes, dim, op, options) : self.reduce_scatter(own, dim, op, options);
+      },
+      tensor("tensor"), value<int>("dim", 0), reduction(), all_sizes());
+  def<Kind::collective>(
+      group, "all_gather",
+      "All ranks' tensors, of one dtype and shape, joined along `dim` in their order; on all ranks.",
+      [](ProcessGroup& self, const auto&... given) { return self.all_gather(given...); }, tensor("tensor"),
+      value<int>("dim", 0));
+  def<Kind::collective>(
+      group, "all_gatherv",
+      "As all_gather(); the extents along `dim` may differ. `sizes`: those of all ranks, if they are known.",
+      [](ProcessGroup& self, const Tensor& own, int dim, const std::optional<Sizes>& sizes, const auto& options) {
+        return self.all_gatherv(own, dim, sizes.value_or(Sizes{}), options);
+      },
+      tensor("tensor"), value<int>("dim", 0), all_sizes());
+  def<Kind::collective>(
+      group, "gather", "On root all tensors along `dim`; None elsewhere.",
+      [](ProcessGroup& self, const auto&... given) { return self.gather(given...); }, tensor("tensor"),
+      value<int>("root"), value<int>("dim", 0));
+  def<Kind::collective>(
+      group, "gatherv", "As gather(); the extents along `dim` may differ.",
+      [](ProcessGroup& self, const auto&... given) { return self.gatherv(given...); }, tensor("tensor"),
+      value<int>("root"), value<int>("dim", 0));
+  def<Kind::collective>(
+      group, "all_to_all",
+      "Cut along dimension 0 into size equal slices: the result has this rank's slice of each rank's tensor, in their "
+      "order.",
+      [](ProcessGroup& self, const auto&... given) { return self.all_to_all(given...); }, tensor("tensor"));
+  def<Kind::collective>(
+      group, "all_to_allv",
+      "`rows`: how many rows of dimension 0 go to each rank. Returns (the rows that came from all, in their order; how "
+      "many from each).",
+      [](ProcessGroup& self, const Tensor& own, const Sizes& rows, const auto& options) {
+        Sizes received;
+        Tensor result = self.all_to_allv(own, rows, &received, options);
+        return std::pair(std::move(result), std::move(received));
+      },
+      tensor("tensor"), value<Sizes>("rows"));
+  group.def(
+      "broadcast_config",
+      [](ProcessGroup& self, nb::handle given, const Given<int>& root, const Given<Seconds>& timeout) {
+        const auto [own, root_rank, options] = made_for(self.group(), [&] {
+          const int rank = argument_of<int>(root, "root");
+          return std::tuple{self.rank() == rank ? config_of(given) : Config(), rank, options_of(timeout)};
+        });
+        return object_of(without_gil([&] { return self.broadcast_config(own, root_rank, options); }));
+      },
+      nb::arg("config").none(), nb::arg("root"), nb::kw_only(), nb::arg("timeout") = nb::none(),
+      "Root's, on all ranks; what the others give is not looked at.");
+  def<Kind::collective>(
+      group, "all_gather_config", "A list of each rank's config, on all ranks.",
+      [](ProcessGroup& self, const auto&... given) { return self.all_gather_config(given...); }, config());
+  def<Kind::collective>(
+      group, "gather_config", "On root a list of each rank's; empty elsewhere.",
+      [](ProcessGroup& self, const auto&... given) { return self.gather_config(given...); }, config(),
+      value<int>("root"));
 }
 
 void bind_messages(nb::class_<ProcessGroup>& group) {
-  group
-      .def(
-          "send",
-          [](ProcessGroup& self, const GivenTensor& tensor, const Given<int>& to, const Given<int>& tag,
-             const Given<Seconds>& timeout) {
-            const Tensor own = tensor_of(tensor);
-            const int receiver = argument_of<int>(to, "to");
-            const int number = argument_of<int>(tag, "tag");
-            const CollectiveOptions options = options_of(timeout);
-            without_gil([&] { self.send(own, receiver, number, options); });
-          },
-          nb::arg("tensor"), nb::arg("to"), nb::arg("tag") = 0, nb::kw_only(), nb::arg("timeout") = nb::none(),
-          "To one rank, which receives it by recv(): messages of one tag come in order. `tag`: 0 or more. May wait for "
-          "the receiver beyond 64 KiB.")
-      .def(
-          "recv",
-          [](ProcessGroup& self, const GivenTensor& out, const Given<Number>& from, const Given<Number>& tag,
-             const Given<Seconds>& timeout) {
-            const Tensor target = tensor_of(out);
-            const int sender = sender_of(from);
-            const int number = tag_of(tag);
-            const CollectiveOptions options = options_of(timeout);
-            return without_gil([&] { return self.recv(target, sender, number, options); });
-          },
-          nb::arg("out"), nb::arg("source").none(), nb::arg("tag").none() = 0, nb::kw_only(),
-          nb::arg("timeout") = nb::none(),
-          "Into `out`, of the sent dtype and shape, else RankMismatchError; returns the sender. None: any rank, any "
-          "tag.")
-      .def(
-          "send_config",
-          [](ProcessGroup& self, nb::handle config, const Given<int>& to, const Given<int>& tag,
-             const Given<Seconds>& timeout) {
-            const Config own = config_of(config);
-            const int receiver = argument_of<int>(to, "to");
-            const int number = argument_of<int>(tag, "tag");
-            const CollectiveOptions options = options_of(timeout);
-            without_gil([&] { self.send_config(own, receiver, number, options); });
-          },
-          nb::arg("config").none(), nb::arg("to"), nb::arg("tag") = 0, nb::kw_only(), nb::arg("timeout") = nb::none(),
-          "To one rank, which receives it by recv_config(); as send().")
-      .def(
-          "recv_config",
-          [](ProcessGroup& self, const Given<Number>& from, const Given<Number>& tag, const Given<Seconds>& timeout) {
-            const int sender = sender_of(from);
-            const int number = tag_of(tag);
-            const CollectiveOptions options = options_of(timeout);
-            return tuple_of(without_gil([&] { return self.recv_message(sender, number, options); }));
-          },
-          nb::arg("source").none(), nb::arg("tag").none() = 0, nb::kw_only(), nb::arg("timeout") = nb::none(),
-          "(config, sender, tag). None: any rank, any tag.")
-      .def(
-          "probe",
-          [](ProcessGroup& self, const Given<Number>& from, const Given<Number>& tag) -> nb::object {
-            const auto found = self.probe(sender_of(from), tag_of(tag));
-            return found ? nb::object(nb::make_tuple(found->from, found->tag, found->bytes)) : nb::none();
-          },
-          nb::arg("source").none(), nb::arg("tag").none() = nb::none(),
-          "(sender, tag, bytes of its tensors) of the oldest message that has come; None if there is none. Never "
-          "waits.")
-      .def(
-          "isend",
-          [](ProcessGroup& self, const GivenTensor& tensor, const Given<int>& to, const Given<int>& tag,
-             const Given<Seconds>& timeout) {
-            return self.isend(tensor_of(tensor), argument_of<int>(to, "to"), argument_of<int>(tag, "tag"),
-                              options_of(timeout));
-          },
-          nb::keep_alive<0, 1>(), nb::arg("tensor"), nb::arg("to"), nb::arg("tag") = 0, nb::kw_only(),
-          nb::arg("timeout") = nb::none(),
-          "As send() without waiting: the tensor has to stay as it is until the work is done.")
-      .def(
-          "irecv",
-          [](ProcessGroup& self, const GivenTensor& out, const Given<Number>& from, const Given<Number>& tag,
-             const Given<Seconds>& timeout) {
-            return self.irecv(tensor_of(out), sender_of(from), tag_of(tag), options_of(timeout));
-          },
-          nb::keep_alive<0, 1>(), nb::arg("out"), nb::arg("source").none(), nb::arg("tag").none() = 0, nb::kw_only(),
-          nb::arg("timeout") = nb::none(),
-          "As recv() without waiting: `out` is the work's until it is done; its get() is the sender.")
-      .def(
-          "isend_config",
-          [](ProcessGroup& self, nb::handle config, const Given<int>& to, const Given<int>& tag,
-             const Given<Seconds>& timeout) {
-            return self.isend_config(config_of(config), argument_of<int>(to, "to"), argument_of<int>(tag, "tag"),
-                                     options_of(timeout));
-          },
-          nb::keep_alive<0, 1>(), nb::arg("config").none(), nb::arg("to"), nb::arg("tag") = 0, nb::kw_only(),
-          nb::arg("timeout") = nb::none(), "As send_config() without waiting.")
-      .def(
-          "irecv_config",
-          [](ProcessGroup& self, const Given<Number>& from, const Given<Number>& tag, const Given<Seconds>& timeout) {
-            return self.irecv_config(sender_of(from), tag_of(tag), options_of(timeout));
-          },
-          nb::keep_alive<0, 1>(), nb::arg("source").none(), nb::arg("tag").none() = 0, nb::kw_only(),
-          nb::arg("timeout") = nb::none(),
-          "As recv_config() without waiting: the work's get() is (config, sender, tag).");
+  def<Kind::message>(
+      group, "send",
+      "To one rank, which receives it by recv(): messages of one tag come in order. `tag`: 0 or more. May wait for the "
+      "receiver beyond 64 KiB.",
+      [](ProcessGroup& self, const auto&... given) { self.send(given...); }, tensor("tensor"), value<int>("to"),
+      value<int>("tag", 0));
+  def<Kind::message>(
+      group, "recv",
+      "Into `out`, of the sent dtype and shape, else RankMismatchError; returns the sender. None: any rank, any tag.",
+      [](ProcessGroup& self, const auto&... given) { return self.recv(given...); }, tensor("out"), sender(),
+      received_tag());
+  def<Kind::message>(
+      group, "send_config", "To one rank, which receives it by recv_config(); as send().",
+      [](ProcessGroup& self, const auto&... given) { self.send_config(given...); }, config(), value<int>("to"),
+      value<int>("tag", 0));
+  def<Kind::message>(
+      group, "recv_config", "(config, sender, tag). None: any rank, any tag.",
+      [](ProcessGroup& self, const auto&... given) { return self.recv_message(given...); }, sender(), received_tag());
+  def<Kind::begun>(
+      group, "isend", "As send() without waiting: the tensor has to stay as it is until the work is done.",
+      [](ProcessGroup& self, const auto&... given) { return self.isend(given...); }, tensor("tensor"), value<int>("to"),
+      value<int>("tag", 0));
+  def<Kind::begun>(
+      group, "irecv", "As recv() without waiting: `out` is the work's until it is done; its get() is the sender.",
+      [](ProcessGroup& self, const auto&... given) { return self.irecv(given...); }, tensor("out"), sender(),
+      received_tag());
+  def<Kind::begun>(
+      group, "isend_config", "As send_config() without waiting.",
+      [](ProcessGroup& self, const auto&... given) { return self.isend_config(given...); }, config(), value<int>("to"),
+      value<int>("tag", 0));
+  def<Kind::begun>(
+      group, "irecv_config", "As recv_config() without waiting: the work's get() is (config, sender, tag).",
+      [](ProcessGroup& self, const auto&... given) { return self.irecv_config(given...); }, sender(), received_tag());
+  group.def(
+      "probe",
+      [](ProcessGroup& self, const Given<Number>& source, const Given<Number>& tag) -> nb::object {
+        const auto found = self.probe(sender().make(source), received_tag().make(tag));
+        return found ? nb::object(nb::make_tuple(found->from, found->tag, found->bytes)) : nb::none();
+      },
+      nb::arg("source").none(), nb::arg("tag").none() = nb::none(),
+      "(sender, tag, bytes of its tensors) of the oldest message that has come; None if there is none. Never waits.");
 }
 
 }  // namespace
@@ -489,7 +370,7 @@ void bind_collectives(nb::module_& module) {
           "__init__",
           [](ProcessGroup* self, nb::handle of, const Given<Seconds>& timeout) {
             const auto made = group_of(of);
-            const CollectiveOptions options = options_for(*made, timeout);
+            const CollectiveOptions options = made_for(*made, [&] { return options_of(timeout); });
             new (self) ProcessGroup(without_gil([&] { return ProcessGroup(*made, options); }));
           },
           nb::arg("group").none() = nb::none(), nb::kw_only(), nb::arg("timeout") = nb::none(),
@@ -501,28 +382,17 @@ void bind_collectives(nb::module_& module) {
       .def("rank_of_global", &ProcessGroup::rank_of_global, nb::arg("global_rank"),
            "The rank here of a rank of the job; None if it is not in this group.")
       .def(
-          "split",
-          [](ProcessGroup& self, const Given<std::vector<int>>& ranks, const Given<Seconds>& timeout) {
-            const std::vector<int> list = value_for(self.group(), ranks, "ranks");
-            const CollectiveOptions options = options_for(self.group(), timeout);
-            return without_gil([&] { return self.split(list, options); });
-          },
-          nb::arg("ranks"), nb::kw_only(), nb::arg("timeout") = nb::none(),
-          "Collective. The group of the ranks of a list; None on a rank that is not in its list.")
-      .def(
-          "barrier",
-          [](ProcessGroup& self, const Given<Seconds>& timeout) {
-            const CollectiveOptions options = options_for(self.group(), timeout);
-            without_gil([&] { self.barrier(options); });
-          },
-          nb::kw_only(), nb::arg("timeout") = nb::none(), "Returns when all ranks have come.")
-      .def(
           "abort",
           [](ProcessGroup& self, const std::string& reason) {
             self.group().poison(sync::in_own_name(self.group(), Error(ErrorKind::cancelled, reason)));
           },
           nb::arg("reason"),
           "Local, any thread. Ends the group: what waits on any rank, and each later call, raises CancelledError.");
+  def<Kind::collective>(
+      group, "split", "Collective. The group of the ranks of a list; None on a rank that is not in its list.",
+      [](ProcessGroup& self, const auto&... given) { return self.split(given...); }, value<std::vector<int>>("ranks"));
+  def<Kind::collective>(group, "barrier", "Returns when all ranks have come.",
+                        [](ProcessGroup& self, const auto&... given) { self.barrier(given...); });
   bind_collectives_in_place(group);
   bind_collectives_with_results(group);
   bind_messages(group);
