@@ -23,7 +23,6 @@
 
 #include "src/collectives/backend.hpp"
 #include "src/collectives/mail.hpp"
-#include "src/collectives/slices.hpp"
 #include "src/hosts/hosts.hpp"
 #include "src/os/process.hpp"
 #include "src/sync/failing.hpp"

@@ -5,7 +5,7 @@
 
 #include <span>
 
-#include "src/collectives/device_backend.hpp"
+#include "src/collectives/backend.hpp"
 #include "src/device/nccl_calls.hpp"
 
 namespace muster::cuda {

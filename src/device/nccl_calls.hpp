@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "src/base/function_ref.hpp"
-#include "src/collectives/device_backend.hpp"
+#include "src/collectives/backend.hpp"
 #include "src/device/copy_queue.hpp"
 #include "src/device/nccl.hpp"
 

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "muster/log.hpp"
-#include "src/collectives/init_group.hpp"
+#include "src/collectives/dist.hpp"
 #include "src/collectives/engine.hpp"
 #include "src/os/process.hpp"
 #include "src/sync/failing.hpp"
