@@ -30,7 +30,7 @@
 #include "src/inspect/reports.hpp"
 #include "src/inspect/show.hpp"
 #include "src/sync/failing.hpp"
-#include "src/sync/interruption.hpp"
+#include "src/sync/waits.hpp"
 
 namespace muster::python {
 namespace {

@@ -26,7 +26,7 @@
 #include "src/hosts/hosts.hpp"
 #include "src/os/process.hpp"
 #include "src/sync/failing.hpp"
-#include "src/sync/settings.hpp"
+#include "src/sync/waits.hpp"
 
 namespace muster::collectives {
 namespace {

@@ -36,7 +36,7 @@
 #include "src/shm/segment.hpp"
 #include "src/sync/failing.hpp"
 #include "src/sync/group.hpp"
-#include "src/sync/settings.hpp"
+#include "src/sync/waits.hpp"
 #include "src/trace/span.hpp"
 
 namespace muster {

@@ -20,7 +20,7 @@
 #include "muster/error.hpp"
 #include "src/base/escaped.hpp"
 #include "src/os/process.hpp"
-#include "src/sync/settings.hpp"
+#include "src/sync/waits.hpp"
 
 namespace muster::launch {
 namespace {

@@ -24,7 +24,7 @@
 #include "src/launch/job.hpp"
 #include "src/os/process.hpp"
 #include "src/os/shared_memory.hpp"
-#include "src/sync/interruption.hpp"
+#include "src/sync/waits.hpp"
 
 namespace muster {
 namespace launch {

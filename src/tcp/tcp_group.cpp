@@ -43,9 +43,8 @@
 #include "src/os/directory.hpp"
 #include "src/os/process.hpp"
 #include "src/sync/failing.hpp"
-#include "src/sync/interruption.hpp"
-#include "src/sync/registered.hpp"
-#include "src/sync/settings.hpp"
+#include "src/sync/waits.hpp"
+#include "src/sync/world.hpp"
 #include "src/tcp/meeting_words.hpp"
 
 namespace muster {
