@@ -26,7 +26,6 @@
 #include "python/core/arguments.hpp"
 #include "python/core/bindings.hpp"
 #include "python/core/waiting.hpp"
-#include "src/inspect/diff.hpp"
 #include "src/inspect/reports.hpp"
 #include "src/inspect/show.hpp"
 #include "src/sync/failing.hpp"
