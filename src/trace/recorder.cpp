@@ -111,17 +111,44 @@ std::string new_path(const std::string& directory) {
 class TraceFile {
  public:
   /// A new one in the directory, which is made if it is not there. Throws Error.
-  TraceFile(const std::string& directory, const Header& header);
+  TraceFile(const std::string& directory, const Header& header) : file_(new_path(directory)) {
+    pieces_[0] = file_.grow(piece_records * sizeof(Record));
+    this->header() = header;
+  }
 
   /// A record of zeros, with its number; null once the file cannot grow. Any thread.
-  Record* claim(std::uint32_t& number) noexcept;
+  Record* claim(std::uint32_t& number) noexcept {
+    if (has_stopped()) return nullptr;
+    const std::uint64_t at = next_.fetch_add(1, std::memory_order_relaxed);
+    const std::uint64_t piece = at / piece_records;
+    std::byte* begin = piece < pieces_.size() ? pieces_[piece].load(std::memory_order_acquire) : nullptr;
+    if (begin == nullptr && (begin = grow(piece)) == nullptr) return nullptr;
+    number = static_cast<std::uint32_t>(at - first_record + 1);
+    return reinterpret_cast<Record*>(begin) + at % piece_records;
+  }
+
   [[nodiscard]] Header& header() noexcept { return *reinterpret_cast<Header*>(pieces_[0].load()); }
   [[nodiscard]] bool has_stopped() const noexcept { return has_stopped_.load(std::memory_order_relaxed); }
 
  private:
   static constexpr std::uint64_t piece_records = 8192;
   static constexpr std::uint64_t first_record = sizeof(Header) / sizeof(Record);
-  std::byte* grow(std::uint64_t piece) noexcept;
+
+  std::byte* grow(std::uint64_t piece) noexcept {
+    try {
+      const std::lock_guard lock(mutex_);
+      if (has_stopped()) return nullptr;
+      if (piece >= pieces_.size())
+        throw Error(ErrorKind::no_space, fmt::format("{} has the most records that it can have", file_.path()));
+      for (std::uint64_t at = 0; at <= piece; ++at)
+        if (pieces_[at] == nullptr) pieces_[at] = file_.grow(piece_records * sizeof(Record));
+      return pieces_[piece];
+    } catch (const std::exception& error) {
+      has_stopped_ = true;
+      log(LogLevel::warning, fmt::format("tracing stops here, and the job goes on: {}", error.what()));
+      return nullptr;
+    }
+  }
 
   os::GrowingFile file_;
   std::mutex mutex_;
@@ -129,37 +156,6 @@ class TraceFile {
   std::atomic<bool> has_stopped_{false};
   std::array<std::atomic<std::byte*>, 4096> pieces_{};
 };
-
-TraceFile::TraceFile(const std::string& directory, const Header& header) : file_(new_path(directory)) {
-  pieces_[0] = file_.grow(piece_records * sizeof(Record));
-  this->header() = header;
-}
-
-Record* TraceFile::claim(std::uint32_t& number) noexcept {
-  if (has_stopped()) return nullptr;
-  const std::uint64_t at = next_.fetch_add(1, std::memory_order_relaxed);
-  const std::uint64_t piece = at / piece_records;
-  std::byte* begin = piece < pieces_.size() ? pieces_[piece].load(std::memory_order_acquire) : nullptr;
-  if (begin == nullptr && (begin = grow(piece)) == nullptr) return nullptr;
-  number = static_cast<std::uint32_t>(at - first_record + 1);
-  return reinterpret_cast<Record*>(begin) + at % piece_records;
-}
-
-std::byte* TraceFile::grow(std::uint64_t piece) noexcept {
-  try {
-    const std::lock_guard lock(mutex_);
-    if (has_stopped()) return nullptr;
-    if (piece >= pieces_.size())
-      throw Error(ErrorKind::no_space, fmt::format("{} has the most records that it can have", file_.path()));
-    for (std::uint64_t at = 0; at <= piece; ++at)
-      if (pieces_[at] == nullptr) pieces_[at] = file_.grow(piece_records * sizeof(Record));
-    return pieces_[piece];
-  } catch (const std::exception& error) {
-    has_stopped_ = true;
-    log(LogLevel::warning, fmt::format("tracing stops here, and the job goes on: {}", error.what()));
-    return nullptr;
-  }
-}
 
 /// What one process records to. Made at the first record and never destroyed: threads may record as long as it runs.
 class Recorder {
