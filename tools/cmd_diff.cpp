@@ -4,7 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "src/inspect/diff.hpp"
+#include "src/inspect/reports.hpp"
 #include "tools/commands.hpp"
 #include "tools/terminal.hpp"
 

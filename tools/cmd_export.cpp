@@ -31,7 +31,7 @@
 #include "src/inspect/reports.hpp"
 #include "src/os/fd.hpp"
 #include "src/os/process.hpp"
-#include "src/sync/start.hpp"
+#include "src/sync/world.hpp"
 #include "src/workspace/survey.hpp"
 #include "tools/commands.hpp"
 #include "tools/forecast.hpp"

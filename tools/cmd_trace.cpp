@@ -4,7 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "src/inspect/trace_output.hpp"
+#include "src/inspect/traces.hpp"
 #include "src/os/publish.hpp"
 #include "tools/commands.hpp"
 #include "tools/terminal.hpp"

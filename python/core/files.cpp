@@ -26,11 +26,10 @@
 #include "python/core/arguments.hpp"
 #include "python/core/bindings.hpp"
 #include "python/core/waiting.hpp"
-#include "src/inspect/diff.hpp"
 #include "src/inspect/reports.hpp"
 #include "src/inspect/show.hpp"
 #include "src/sync/failing.hpp"
-#include "src/sync/interruption.hpp"
+#include "src/sync/waits.hpp"
 
 namespace muster::python {
 namespace {

@@ -16,7 +16,7 @@
 #include "python/core/arguments.hpp"
 #include "python/core/bindings.hpp"
 #include "python/core/waiting.hpp"
-#include "src/launch/call.hpp"
+#include "src/launch/subprocesses.hpp"
 
 namespace muster::python {
 namespace {

@@ -11,7 +11,7 @@
 
 #include "muster/process_group.hpp"
 #include "muster/tensor.hpp"
-#include "src/collectives/device_backend.hpp"
+#include "src/collectives/backend.hpp"
 
 namespace muster::collectives {
 

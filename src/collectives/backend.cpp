@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/collectives/backend.hpp"
 
+#include <fmt/core.h>
+
+#include <atomic>
 #include <vector>
 
+#include "muster/error.hpp"
 #include "muster/tensor.hpp"
 
 namespace muster::collectives {
@@ -18,6 +22,8 @@ struct Own {
   HeldResult held;
   Room room;
 };
+
+std::atomic<MakeDeviceBackend> make_device_backend{nullptr};
 
 }  // namespace
 
@@ -36,6 +42,29 @@ HeldResult Backend::all_gather_shared(const Card& card, const Opened& opened, By
     outs[rank] = own.room.subspan(rank * in.size(), in.size());
   all_gather(card, opened, in, outs, options);
   return own.held;
+}
+
+std::string Place::words() const {
+  if (count == 0) return {};
+  std::string text = count == 1 ? " on a device" : fmt::format(" on {} devices of each rank", count);
+  return is_captured ? text + ", captured into a graph" : text;
+}
+
+void set_device_backend(MakeDeviceBackend make) noexcept {
+  make_device_backend = make;
+}
+
+bool has_device_backend() noexcept {
+  return make_device_backend.load() != nullptr;
+}
+
+std::unique_ptr<DeviceBackend> device_backend(sync::Group& group, Backend& round) {
+  const MakeDeviceBackend make = make_device_backend;
+  if (make == nullptr)
+    throw Error(ErrorKind::unsupported,
+                "collectives take tensors on devices only in a program that is linked with libmuster-cuda (pkg-config "
+                "muster-cuda): link it, or copy them to the host first");
+  return make(group, round);
 }
 
 }  // namespace muster::collectives

@@ -13,7 +13,6 @@
 #include "muster/process_group.hpp"
 #include "src/collectives/arguments.hpp"
 #include "src/collectives/backend.hpp"
-#include "src/collectives/device_backend.hpp"
 #include "src/collectives/mail.hpp"
 
 namespace muster::collectives {

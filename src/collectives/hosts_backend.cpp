@@ -23,11 +23,10 @@
 
 #include "src/collectives/backend.hpp"
 #include "src/collectives/mail.hpp"
-#include "src/collectives/slices.hpp"
 #include "src/hosts/hosts.hpp"
 #include "src/os/process.hpp"
 #include "src/sync/failing.hpp"
-#include "src/sync/settings.hpp"
+#include "src/sync/waits.hpp"
 
 namespace muster::collectives {
 namespace {

@@ -9,7 +9,6 @@
 
 #include "src/collectives/backend.hpp"
 #include "src/collectives/mail.hpp"
-#include "src/collectives/slices.hpp"
 #include "src/merge/reduce.hpp"
 
 namespace muster::collectives {

@@ -22,8 +22,6 @@
 
 #include "src/collectives/backend.hpp"
 #include "src/collectives/lent_memory.hpp"
-#include "src/collectives/shared_blocks.hpp"
-#include "src/collectives/slices.hpp"
 #include "src/merge/reduce.hpp"
 #include "src/os/futex.hpp"
 #include "src/os/pages.hpp"

@@ -12,7 +12,7 @@
 
 #include "muster/error.hpp"
 #include "src/sync/failing.hpp"
-#include "src/sync/settings.hpp"
+#include "src/sync/waits.hpp"
 
 namespace muster::cuda {
 namespace {

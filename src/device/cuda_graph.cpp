@@ -9,7 +9,7 @@
 #include "muster/error.hpp"
 #include "src/device/copy_queue.hpp"
 #include "src/device/driver.hpp"
-#include "src/device/graph_api.hpp"
+#include "src/device/driver_api.hpp"
 
 namespace muster {
 using namespace cuda;

@@ -9,6 +9,8 @@
 
 struct CUctx_st;
 struct CUevent_st;
+struct CUgraph_st;
+struct CUgraphExec_st;
 struct CUstream_st;
 
 namespace muster::cuda {
@@ -183,6 +185,33 @@ void for_each_function(Functions& f, const Use& use) {
   use("cuIpcGetMemHandle", f.ipc_export);
   use("cuIpcOpenMemHandle_v2", f.ipc_open);
   use("cuIpcCloseMemHandle", f.ipc_close);
+}
+
+// For graphs: a driver that is too old for them does everything else.
+
+using GraphHandle = ::CUgraph_st*;
+using GraphExecHandle = ::CUgraphExec_st*;
+
+/// CUstreamCaptureMode: what other threads do is no harm. NCCL has threads of its own.
+inline constexpr int capture_mode_thread_local = 1;
+
+struct GraphFunctions {
+  Status (*begin_capture)(StreamHandle, int) = nullptr;
+  Status (*end_capture)(StreamHandle, GraphHandle*) = nullptr;
+  Status (*instantiate)(GraphExecHandle*, GraphHandle, unsigned long long) = nullptr;
+  Status (*launch)(GraphExecHandle, StreamHandle) = nullptr;
+  Status (*destroy)(GraphHandle) = nullptr;
+  Status (*destroy_exec)(GraphExecHandle) = nullptr;
+};
+
+template <class Functions, class Use>
+void for_each_graph_function(Functions& f, const Use& use) {
+  use("cuStreamBeginCapture_v2", f.begin_capture);
+  use("cuStreamEndCapture", f.end_capture);
+  use("cuGraphInstantiateWithFlags", f.instantiate);
+  use("cuGraphLaunch", f.launch);
+  use("cuGraphDestroy", f.destroy);
+  use("cuGraphExecDestroy", f.destroy_exec);
 }
 
 }  // namespace muster::cuda

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/device/nccl_calls.hpp"
+#include "src/device/nccl_backend.hpp"
 
 #include <fmt/core.h>
 #define XXH_INLINE_ALL

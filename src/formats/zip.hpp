@@ -51,4 +51,7 @@ class ZipArchive {
   std::vector<ZipEntry> entries_;
 };
 
+/// The checksum of zip archives, of `bytes` after those that `before` is of.
+std::uint32_t crc32(std::span<const std::byte> bytes, std::uint32_t before = 0) noexcept;
+
 }  // namespace muster::formats

@@ -11,7 +11,7 @@
 #include "src/gather/exchange.hpp"
 #include "src/gather/opening.hpp"
 #include "src/gather/stream.hpp"
-#include "src/sync/settings.hpp"
+#include "src/sync/waits.hpp"
 
 namespace muster {
 

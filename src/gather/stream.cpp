@@ -15,7 +15,7 @@
 #include "muster/log.hpp"
 #include "src/gather/needs.hpp"
 #include "src/gather/opening.hpp"
-#include "src/sync/settings.hpp"
+#include "src/sync/waits.hpp"
 
 namespace muster::gather {
 namespace {

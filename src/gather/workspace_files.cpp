@@ -11,7 +11,7 @@
 #include "muster/state_file.hpp"
 #include "src/core/quoted.hpp"
 #include "src/os/directory.hpp"
-#include "src/sync/settings.hpp"
+#include "src/sync/waits.hpp"
 #include "src/workspace/discovery.hpp"
 #include "src/workspace/names.hpp"
 

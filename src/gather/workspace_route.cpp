@@ -15,7 +15,7 @@
 #include "src/os/directory.hpp"
 #include "src/os/process.hpp"
 #include "src/os/publish.hpp"
-#include "src/sync/settings.hpp"
+#include "src/sync/waits.hpp"
 #include "src/workspace/discovery.hpp"
 #include "src/workspace/gc.hpp"
 #include "src/workspace/group_directory.hpp"

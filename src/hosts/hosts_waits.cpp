@@ -10,7 +10,7 @@
 
 #include "src/base/written.hpp"
 #include "src/sync/local_group.hpp"
-#include "src/sync/settings.hpp"
+#include "src/sync/waits.hpp"
 
 namespace muster::hosts {
 namespace {

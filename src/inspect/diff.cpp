@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/inspect/diff.hpp"
+#include "src/inspect/reports.hpp"
 
 #include <fmt/core.h>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the program says of an export, a verification, a workspace and its clean-up: as text for people, and as a tree
-// for JSON (docs/inspecting.md). Lines end with '\n'.
+// What the program says of an export, a verification, a workspace and its clean-up, and of two paths that are compared:
+// as text for people, and as a tree for JSON (docs/inspecting.md). Lines end with '\n'.
 
 #include <chrono>
 #include <string>
@@ -11,10 +11,12 @@
 #include "muster/export.hpp"
 #include "muster/verify.hpp"
 #include "src/inspect/output.hpp"
+#include "src/inspect/source.hpp"
 #include "src/workspace/gc.hpp"
 #include "src/workspace/survey.hpp"
 
 namespace muster::inspect {
+
 // What becomes of the tensors of an export.
 
 /// A line for each tensor: rule, action, what comes from which ranks, what it becomes; then the sums.
@@ -51,5 +53,21 @@ Config survey_tree(const workspace::Survey& survey, std::chrono::system_clock::t
 /// Every file with its verdict, and the sum.
 std::string gc_text(const workspace::GcReport& report, bool is_dry_run, const OutputStyle& style);
 Config gc_tree(const workspace::GcReport& report, bool is_dry_run);
+
+/// What `muster diff` says of two files, model directories, workspaces or directories with the shards of ranks.
+/// Tensors by name, bit for bit, however they are spread over files; carried files if both are directories; configs
+/// if a state is among them, a safetensors file's metadata being its config (shard_set.hpp). Memory is that of
+/// a few pieces of some MiB. Shards and the states of ranks are merged by `options.plan` (a name, "auto", a file) while
+/// they are read, each with its own directory's config.json. Throws like open_source; Error(rank_mismatch) if ranks
+/// that must have the same values do not.
+///
+/// {"same", "a", "b", "tensors", "bytes", "files", "config", "metadata_differs", "tensor_differences": [{"name",
+/// "kind", "a", "b", "values", "elements", "nans", "absolute", "relative"}], "file_differences": [{"name", "kind",
+/// "detail"}], "config_differences": [{"place", "a", "b"}], "config_differences_in_all"} (docs/inspecting.md); numbers
+/// that are not finite are strings. At most 1000 places of the config are listed.
+Config diff_models(const std::string& a, const std::string& b, const SourceOptions& options = {});
+
+/// The same for people: a line for each difference and one for the whole.
+std::string diff_text(const Config& report);
 
 }  // namespace muster::inspect

@@ -9,7 +9,7 @@
 
 #include "muster/error.hpp"
 #include "src/core/quoted.hpp"
-#include "src/inspect/trace_output.hpp"
+#include "src/inspect/traces.hpp"
 #include "src/os/clock.hpp"
 #include "src/os/directory.hpp"
 #include "src/os/file.hpp"

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The processes that launch_subprocesses() starts: the launcher and the ranks. The numbers are those of call.hpp.
+// The processes that launch_subprocesses() starts: the launcher and the ranks. The numbers are those of
+// subprocesses.hpp.
 
 #include <fcntl.h>
 #include <fmt/core.h>
@@ -22,8 +23,8 @@
 #include <utility>
 
 #include "muster/error.hpp"
-#include "src/launch/call.hpp"
 #include "src/launch/job.hpp"
+#include "src/launch/subprocesses.hpp"
 #include "src/os/process.hpp"
 #include "src/sync/failing.hpp"
 

@@ -12,8 +12,8 @@
 
 #include "muster/dist.hpp"
 #include "muster/parallel_groups.hpp"
-#include "src/collectives/device_backend.hpp"
-#include "src/collectives/init_group.hpp"
+#include "src/collectives/backend.hpp"
+#include "src/collectives/dist.hpp"
 #include "src/launch/job.hpp"
 #include "src/os/process.hpp"
 

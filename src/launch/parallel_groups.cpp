@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "muster/dist.hpp"
-#include "src/collectives/init_group.hpp"
+#include "src/collectives/dist.hpp"
 #include "src/launch/job.hpp"
 #include "src/sync/group.hpp"
 

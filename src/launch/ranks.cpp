@@ -25,7 +25,7 @@
 #include <thread>
 
 #include "src/os/process.hpp"
-#include "src/sync/start.hpp"
+#include "src/sync/world.hpp"
 
 namespace muster::launch {
 namespace {

@@ -29,8 +29,8 @@
 #include "src/hosts/link.hpp"
 #include "src/mpi/mpi_transport.hpp"
 #include "src/os/process.hpp"
-#include "src/sync/registered.hpp"
-#include "src/sync/settings.hpp"
+#include "src/sync/waits.hpp"
+#include "src/sync/world.hpp"
 
 namespace muster::mpi {
 namespace {

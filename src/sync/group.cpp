@@ -14,7 +14,7 @@
 #include "src/os/process.hpp"
 #include "src/sync/failing.hpp"
 #include "src/sync/region.hpp"
-#include "src/sync/settings.hpp"
+#include "src/sync/waits.hpp"
 #include "src/trace/span.hpp"
 
 namespace muster {

@@ -11,7 +11,7 @@
 #include "src/os/futex.hpp"
 #include "src/os/process.hpp"
 #include "src/sync/failing.hpp"
-#include "src/sync/settings.hpp"
+#include "src/sync/waits.hpp"
 
 namespace muster::sync {
 namespace {

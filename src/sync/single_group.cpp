@@ -4,9 +4,8 @@
 #include <algorithm>
 
 #include "src/os/process.hpp"
-#include "src/sync/interruption.hpp"
 #include "src/sync/pulse.hpp"
-#include "src/sync/settings.hpp"
+#include "src/sync/waits.hpp"
 
 namespace muster {
 namespace {

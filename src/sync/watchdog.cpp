@@ -8,7 +8,7 @@
 
 #include "muster/log.hpp"
 #include "src/sync/failing.hpp"
-#include "src/sync/interruption.hpp"
+#include "src/sync/waits.hpp"
 #include "src/trace/rings.hpp"
 
 namespace muster::sync {

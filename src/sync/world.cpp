@@ -1,31 +1,232 @@
 // SPDX-License-Identifier: Apache-2.0
-// world(): finds out how this process was started.
+// world(): finds out how this process was started, and makes the group. The numbers are those of world.hpp.
+
+#include "src/sync/world.hpp"
 
 #include <fmt/core.h>
+#include <sys/stat.h>
 
+#include <algorithm>
 #include <array>
 #include <charconv>
-#include <cmath>
 #include <mutex>
-#include <optional>
+#include <string_view>
+#include <utility>
 
-#include "muster/sync_group.hpp"
+#include "muster/error.hpp"
 #include "muster/version.hpp"
 #include "src/os/library.hpp"
 #include "src/os/process.hpp"
-#include "src/sync/registered.hpp"
-#include "src/sync/settings.hpp"
-#include "src/sync/start.hpp"
 
-namespace muster::sync {
+namespace muster {
+namespace sync {
 namespace {
+
+class Reader {
+ public:
+  explicit Reader(const Surroundings& surroundings) : surroundings_(surroundings) {}
+
+  [[nodiscard]] std::optional<std::string> text(const char* name) const { return surroundings_.variable(name); }
+  [[nodiscard]] bool has(const char* name) const { return text(name).has_value(); }
+  [[nodiscard]] std::string text_or_nothing(const char* name) const { return text(name).value_or(""); }
+  [[nodiscard]] std::optional<int> number(const char* name) const {
+    const auto found = text(name);
+    if (!found) return std::nullopt;
+    int value = 0;
+    const auto [end, error] = std::from_chars(found->data(), found->data() + found->size(), value);
+    if (error != std::errc{} || end != found->data() + found->size() || value < 0)
+      throw Error(ErrorKind::argument,
+                  fmt::format("the environment's {} is '{}': it must be a number from 0 on", name, *found));
+    return value;
+  }
+  [[nodiscard]] bool is_socket(int descriptor) const { return surroundings_.is_socket(descriptor); }
+
+ private:
+  const Surroundings& surroundings_;
+};
+
+/// What two variables say. Throws if that cannot be.
+void tell(Start& start, const char* rank_name, int rank, const char* size_name, int size) {
+  start.rank = rank;
+  start.size = size;
+  start.said = fmt::format("{}={} {}={}", rank_name, rank, size_name, size);
+  if (start.size < 1 || start.rank >= start.size)
+    throw Error(ErrorKind::argument, fmt::format("the environment says rank {} in a world of {} ranks, which cannot be",
+                                                 start.rank, start.size));
+}
+
+/// Step 1. PMI and its successor tell a process its rank; whether somebody listens is seen by the channel to it.
+std::optional<Start> started_by_mpi(const Reader& environment) {
+  Start start;
+  start.by = StartedBy::mpi;
+  start.is_here = false;
+  const auto rank = environment.number("PMI_RANK");
+  const auto size = environment.number("PMI_SIZE");
+  if (rank && size) {
+    const auto descriptor = environment.number("PMI_FD");
+    if (descriptor ? environment.is_socket(*descriptor)
+                   : environment.has("PMI_PORT") || environment.has("PMI_CONTROL_PORT")) {
+      tell(start, "PMI_RANK", *rank, "PMI_SIZE", *size);
+      return start;
+    }
+  }
+  const auto open_rank = environment.number("OMPI_COMM_WORLD_RANK");
+  const auto open_size = environment.number("OMPI_COMM_WORLD_SIZE");
+  if (open_rank && open_size) {
+    tell(start, "OMPI_COMM_WORLD_RANK", *open_rank, "OMPI_COMM_WORLD_SIZE", *open_size);
+    return start;
+  }
+  if (const auto pmix_rank = environment.number("PMIX_RANK")) {
+    start.rank = *pmix_rank;
+    // PMIx tells the number of processes by calls alone.
+    start.size = environment.number("SLURM_STEP_NUM_TASKS").value_or(0);
+    start.said = fmt::format("PMIX_RANK={}", *pmix_rank);
+    return start;
+  }
+  return std::nullopt;
+}
+
+bool is_loopback(std::string_view host) {
+  return host == "localhost" || host.starts_with("127.") || host == "::1";
+}
+
+std::string address_text(const std::string& host, int port) {
+  if (port < 1 || port > UINT16_MAX)
+    throw Error(ErrorKind::argument,
+                fmt::format("the ranks cannot meet at port {}: set MUSTER_PORT to a free one of {}", port, host));
+  const bool is_bracketed = host.find(':') != std::string::npos;
+  return fmt::format("{}{}{}:{}", is_bracketed ? "[" : "", host, is_bracketed ? "]" : "", port);
+}
+
+/// Step 2.
+std::optional<Start> started_by_launcher(const Reader& environment) {
+  const auto rank = environment.number("RANK");
+  const auto size = environment.number("WORLD_SIZE");
+  if (!rank && !size) return std::nullopt;
+  if (!rank || !size)
+    throw Error(ErrorKind::argument,
+                fmt::format("the environment has {} but not {}: muster run, torchrun and init_dist() set both; unset "
+                            "the one to run alone",
+                            rank ? "RANK" : "WORLD_SIZE", rank ? "WORLD_SIZE" : "RANK"));
+  Start start;
+  start.by = StartedBy::launcher;
+  tell(start, "RANK", *rank, "WORLD_SIZE", *size);
+  const auto here = environment.number("LOCAL_WORLD_SIZE");
+  start.is_here = here && *here == *size;
+  start.is_apart = here && !start.is_here;
+  const auto first_host = environment.text("MASTER_ADDR");
+  const auto own_port = environment.number("MUSTER_PORT");
+  const auto master_port = environment.number("MASTER_PORT");
+  if (!start.is_here && first_host && (own_port || master_port) && (here || !is_loopback(*first_host)))
+    start.meeting = address_text(*first_host, own_port ? *own_port : *master_port + 1);
+  if (const auto job = environment.text("MUSTER_JOB")) {
+    start.key = "job " + *job;
+  } else if (environment.has("MASTER_ADDR") && environment.has("MASTER_PORT")) {
+    // torchrun's own port is another program's: its number only tells jobs apart.
+    start.key = fmt::format(
+        "torchrun {} {} {} {}", environment.text_or_nothing("MASTER_ADDR"), environment.text_or_nothing("MASTER_PORT"),
+        environment.text_or_nothing("TORCHELASTIC_RUN_ID"), environment.text_or_nothing("TORCHELASTIC_RESTART_COUNT"));
+  }
+  return start;
+}
+
+/// The first of Slurm's list of nodes: "a1" of "a[1-3,7],b".
+std::string first_node(std::string_view list) {
+  std::string name;
+  for (std::size_t at = 0; at < list.size() && list[at] != ','; ++at) {
+    if (list[at] != '[') {
+      name += list[at];
+      continue;
+    }
+    const std::size_t end = list.find(']', at);
+    if (end == std::string_view::npos) return {};
+    const std::string_view numbers = list.substr(at + 1, end - at - 1);
+    name += numbers.substr(0, numbers.find_first_of("-,"));
+    at = end;
+  }
+  return name;
+}
+
+/// Step 4.
+std::optional<Start> started_by_slurm(const Reader& environment) {
+  const auto rank = environment.number("SLURM_PROCID");
+  const auto size = environment.number("SLURM_STEP_NUM_TASKS");
+  const auto step = environment.text("SLURM_STEP_ID");
+  if (!rank || !step || !size || *size < 2) return std::nullopt;
+  Start start;
+  start.by = StartedBy::slurm;
+  tell(start, "SLURM_PROCID", *rank, "SLURM_STEP_NUM_TASKS", *size);
+  start.is_here = environment.number("SLURM_STEP_NUM_NODES").value_or(0) == 1;
+  start.is_apart = !start.is_here;
+  start.key = fmt::format("slurm {} {} {}", environment.text_or_nothing("SLURM_JOB_ID"), *step,
+                          environment.text_or_nothing("SLURM_RESTART_COUNT"));
+  const std::string first_host =
+      environment.text("MASTER_ADDR").value_or(first_node(environment.text_or_nothing("SLURM_STEP_NODELIST")));
+  constexpr int first_port = 20000;
+  constexpr int ports = 10000;
+  const int number =
+      environment.number("SLURM_JOB_ID").value_or(0) % ports + environment.number("SLURM_STEP_ID").value_or(0) % ports;
+  if (start.is_apart && !first_host.empty())
+    start.meeting = address_text(first_host, environment.number("MUSTER_PORT").value_or(first_port + number % ports));
+  return start;
+}
 
 std::optional<MpiSupport>& registered() {
   static std::optional<MpiSupport> support;
   return support;
 }
 
+WorldMaker& maker_by(MeetBy by) {
+  static std::array<WorldMaker, 2> makers;
+  return makers.at(static_cast<std::size_t>(by));
+}
+
 }  // namespace
+
+Surroundings own_surroundings() {
+  return {.variable = [](const char* name) { return os::environment(name); },
+          .is_socket =
+              [](int descriptor) {
+                struct stat status {};
+                return ::fstat(descriptor, &status) == 0 && S_ISSOCK(status.st_mode);
+              }};
+}
+
+Start find_start(const Surroundings& surroundings) {
+  const Reader environment(surroundings);
+  // Step 0.
+  if (environment.number("MUSTER_ALONE").value_or(0) != 0) return {};
+  const std::optional<Start> mpi = started_by_mpi(environment);
+  const std::optional<Start> launcher = started_by_launcher(environment);
+  if (mpi && mpi->size != 1 && launcher) {
+    // Step 3.
+    const bool is_same = mpi->rank == launcher->rank && mpi->size == launcher->size;
+    if (is_same || environment.has("MUSTER_JOB")) return *mpi;
+    if (environment.has("TORCHELASTIC_RUN_ID")) return *launcher;
+    throw Error(
+        ErrorKind::argument,
+        fmt::format("the environment says two things: {} and {}: unset those of the launcher that did not start "
+                    "this process, or say which group is the world by set_world()",
+                    launcher->said, mpi->said));
+  }
+  if (launcher) return *launcher;
+  if (mpi && mpi->size != 1) return *mpi;
+  // Processes of Slurm that its own PMI has not been told about.
+  if (const auto slurm = started_by_slurm(environment); slurm && !mpi) return *slurm;
+  return {};
+}
+
+bool is_own_variable(std::string_view name) noexcept {
+  constexpr std::array<std::string_view, 10> beginnings = {
+      "PMI_",         "PMIX_",           "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_SIZE", "MPI_LOCAL", "HYDI_CONTROL_FD",
+      "MUSTER_ALONE", "MUSTER_LISTENER", "MUSTER_CALL",      "MUSTER_PORT",
+  };
+  return std::ranges::any_of(beginnings, [name](std::string_view beginning) { return name.starts_with(beginning); });
+}
+
+void set_world_maker(MeetBy by, WorldMaker maker) {
+  maker_by(by) = std::move(maker);
+}
 
 void set_mpi_support(MpiSupport support) {
   registered() = std::move(support);
@@ -50,20 +251,14 @@ const MpiSupport& require_mpi() {
               {.path = library.file});
 }
 
-}  // namespace muster::sync
+}  // namespace sync
 
-namespace muster {
 namespace {
-
-sync::WorldMaker& maker_by(sync::MeetBy by) {
-  static std::array<sync::WorldMaker, 2> makers;
-  return makers.at(static_cast<std::size_t>(by));
-}
 
 /// Ranks whose launcher has told them who they are, but has no way between them.
 std::shared_ptr<SyncGroup> world_of_numbers(const sync::Start& start) {
   const auto workspace = os::environment("MUSTER_WORKSPACE");
-  const sync::WorldMaker& maker = maker_by(workspace ? sync::MeetBy::files : sync::MeetBy::tcp);
+  const sync::WorldMaker& maker = sync::maker_by(workspace ? sync::MeetBy::files : sync::MeetBy::tcp);
   const std::string& place = workspace ? *workspace : start.meeting;
   const bool can_meet = maker && !place.empty();
   if (start.is_apart && !can_meet)
@@ -126,22 +321,4 @@ void set_world(std::shared_ptr<SyncGroup> group) {
   world.group = std::move(group);
 }
 
-namespace sync {
-
-void set_world_maker(MeetBy by, WorldMaker maker) {
-  maker_by(by) = std::move(maker);
-}
-
-std::chrono::milliseconds default_timeout() {
-  const auto text = os::environment("MUSTER_TIMEOUT");
-  if (!text) return std::chrono::minutes(10);
-  double seconds = 0;
-  const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), seconds);
-  if (error != std::errc{} || end != text->data() + text->size() || !std::isfinite(seconds) || seconds <= 0 ||
-      seconds > std::chrono::duration<double>(longest_timeout).count())
-    throw Error(ErrorKind::argument, fmt::format("MUSTER_TIMEOUT is '{}': it must be a number of seconds", *text));
-  return std::chrono::milliseconds(std::max<std::int64_t>(1, std::llround(seconds * 1000)));
-}
-
-}  // namespace sync
 }  // namespace muster

@@ -11,7 +11,6 @@
 #include <span>
 #include <string>
 
-#include "src/tcp/forks.hpp"
 #include "src/tcp/frames.hpp"
 #include "src/tcp/sockets.hpp"
 

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "muster/log.hpp"
-#include "src/tcp/forks.hpp"
+#include "src/tcp/sockets.hpp"
 
 namespace muster::tcp {
 namespace {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What ranks say to rank 0 at a meeting, and what it answers. The beginning of a card stays the same in all versions.
+// What ranks say to rank 0 at a meeting (tcp_group.cpp), what it answers, and the file that tells where it listens. The
+// beginning of a card stays the same in all versions.
 
 #include <array>
 #include <cstddef>
@@ -9,8 +10,10 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "muster/error.hpp"
+#include "src/tcp/sockets.hpp"
 #include "src/tcp/tcp_transport.hpp"
 
 namespace muster::tcp {
@@ -77,5 +80,27 @@ AddressEntry entry_of(const asio::ip::address& from, std::uint16_t port);
 Endpoint endpoint_of(const AddressEntry& entry, const asio::ip::address& first);
 /// Of an answer's body, of a length that is_answer() has seen.
 Addresses addresses_in(std::span<const std::byte> body, const asio::ip::address& first);
+
+/// Where rank 0 of a meeting listens, in a file that all hosts see. Lines of text:
+///
+///   muster meeting 1
+///   number HEXADECIMAL
+///   at ADDRESS:PORT           one a line, the one to be tried first in front
+struct PublishedAddress {
+  std::string number;  ///< of the meeting: no other has it
+  std::vector<Endpoint> endpoints;
+};
+
+/// "HOST:PORT" of numbers; none of what is not.
+std::optional<Endpoint> parse_endpoint(std::string_view text);
+
+std::string text_of(const PublishedAddress& address);
+/// None of what is no such file. Any bytes.
+std::optional<PublishedAddress> parse_published(std::string_view text);
+
+/// In place of what an earlier meeting has left. Throws Error(io | no_space | not_found).
+void publish(const std::string& path, const PublishedAddress& address);
+/// None if it is not there yet, or none. Throws Error(io).
+std::optional<PublishedAddress> read_published(const std::string& path);
 
 }  // namespace muster::tcp

@@ -7,7 +7,9 @@
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netinet/tcp.h>
+#include <pthread.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -15,6 +17,8 @@
 #include <cerrno>
 #include <charconv>
 #include <memory>
+#include <mutex>
+#include <vector>
 
 #include "src/os/fd.hpp"
 #include "src/os/process.hpp"
@@ -31,6 +35,32 @@ int descriptor_for(const Endpoint& address) {
   const int descriptor = ::socket(address.protocol().family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_TCP);
   if (descriptor < 0) throw os::errno_error("TCP: making a socket");
   return descriptor;
+}
+
+struct Forkables {
+  std::mutex mutex;
+  std::vector<Forkable*> all;
+};
+
+/// Never destroyed: a process may fork at its end.
+Forkables& forkables() {
+  static auto* const the_forkables = [] {
+    ::pthread_atfork(
+        [] {
+          forkables().mutex.lock();
+          for (Forkable* const one : forkables().all) one->before_fork();
+        },
+        [] {
+          for (Forkable* const one : forkables().all) one->after_fork();
+          forkables().mutex.unlock();
+        },
+        [] {
+          for (Forkable* const one : forkables().all) one->in_child();
+          forkables().mutex.unlock();
+        });
+    return new Forkables;
+  }();
+  return *the_forkables;
 }
 
 }  // namespace
@@ -146,6 +176,26 @@ std::vector<asio::ip::address> own_addresses() {
   }
   all.emplace_back(asio::ip::address_v4::loopback());
   return all;
+}
+
+void Forkable::begin_forkable() {
+  Forkables& them = forkables();
+  const std::lock_guard lock(them.mutex);
+  them.all.push_back(this);
+}
+
+void Forkable::end_forkable() noexcept {
+  Forkables& them = forkables();
+  const std::lock_guard lock(them.mutex);
+  std::erase(them.all, this);
+}
+
+void give_up(int descriptor) noexcept {
+  if (descriptor < 0) return;
+  const int nowhere = ::open("/dev/null", O_RDWR | O_CLOEXEC);
+  if (nowhere < 0) return;
+  ::dup3(nowhere, descriptor, O_CLOEXEC);
+  ::close(nowhere);
 }
 
 }  // namespace muster::tcp

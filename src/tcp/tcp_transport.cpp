@@ -4,11 +4,12 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 
 #include "muster/log.hpp"
+#include "src/hosts/hosts.hpp"
 #include "src/tcp/listener.hpp"
-#include "src/tcp/tree_calls.hpp"
 
 namespace muster::tcp {
 
@@ -213,12 +214,103 @@ std::unique_ptr<hosts::Found> TcpTransport::find_any() {
   return nullptr;
 }
 
+namespace {
+
+// What all ranks do together goes by messages up and down a tree: no rank has to reach all others.
+enum class TreeTag : int { barrier = 1, tell = 2 };
+static_assert(static_cast<int>(TreeTag::tell) < hosts::first_tag);
+
+/// Ranks in place of hosts.
+hosts::HostTree tree_of(const hosts::Transport& transport) {
+  return {transport.size()};
+}
+
+class TreeBarrier final : public hosts::Operation {
+ public:
+  explicit TreeBarrier(hosts::Transport& transport)
+      : transport_(transport), parent_(tree_of(transport).parent(transport.rank())) {
+    for (const int child : tree_of(transport).children(transport.rank())) from_children_.push_back(receive(child));
+  }
+
+  bool test() override {
+    std::erase_if(from_children_, [](hosts::Pending& one) { return one.test(); });
+    if (!from_children_.empty()) return false;
+    if (parent_ >= 0 && !std::exchange(has_told_, true)) {
+      from_parent_ = receive(parent_);
+      send(parent_);
+    }
+    if (!from_parent_.test()) return false;
+    if (!std::exchange(is_through_, true))
+      for (const int child : tree_of(transport_).children(transport_.rank())) send(child);
+    std::erase_if(sends_, [](hosts::Pending& one) { return one.test(); });
+    return sends_.empty();
+  }
+  bool cancel() noexcept override { return false; }
+  void abandon() noexcept override {}
+  [[nodiscard]] bool borrows() const noexcept override { return false; }
+
+ private:
+  hosts::Pending receive(int from) { return transport_.receive(from, static_cast<int>(TreeTag::barrier), {}, nullptr); }
+  void send(int to) {
+    sends_.push_back(transport_.send(to, static_cast<int>(TreeTag::barrier), {}, nullptr, hosts::Finished::sent));
+  }
+
+  hosts::Transport& transport_;
+  int parent_;
+  bool has_told_ = false;
+  bool is_through_ = false;
+  std::vector<hosts::Pending> from_children_;
+  hosts::Pending from_parent_;
+  std::vector<hosts::Pending> sends_;
+};
+
+}  // namespace
+
 hosts::Pending TcpTransport::barrier() {
-  return tree_barrier(*this);
+  return hosts::Pending(std::make_shared<TreeBarrier>(*this));
 }
 
 std::vector<std::byte> TcpTransport::tell_all(std::span<const std::byte> mine, std::chrono::milliseconds timeout) {
-  return tell_over_tree(*this, mine, timeout);
+  const hosts::HostTree tree = tree_of(*this);
+  const int self = rank();
+  const auto begin = std::chrono::steady_clock::now();
+  const auto wait = [&](hosts::Pending pending, int on) {
+    const auto waited = std::chrono::steady_clock::now() - begin;
+    // Who is below waits for those above: they name who is missing first.
+    const auto grace = std::chrono::milliseconds(400) * (tree.depth(self) + 1);
+    pending.wait(
+        std::chrono::duration_cast<std::chrono::milliseconds>(std::max(timeout + grace - waited, 0 * waited)),
+        fmt::format("TCP: rank {} waited {:.1f} s at the meeting for rank {}: look what it does, and whether its host "
+                    "can be reached from this one",
+                    self, std::chrono::duration<double>(timeout).count(), on));
+  };
+  const auto receive_from = [&](int from, std::size_t bytes) {
+    auto memory = std::make_shared<std::vector<std::byte>>(bytes);
+    wait(receive(from, static_cast<int>(TreeTag::tell), *memory, memory), from);
+    return memory;
+  };
+  const auto send_to = [&](int to, const std::shared_ptr<std::vector<std::byte>>& bytes) {
+    wait(send(to, static_cast<int>(TreeTag::tell), *bytes, bytes, hosts::Finished::sent), to);
+  };
+  // What comes from below is in the order of the tree.
+  const auto below = std::make_shared<std::vector<std::byte>>(mine.begin(), mine.end());
+  for (const int child : tree.children(self)) {
+    const auto theirs = receive_from(child, mine.size() * tree.with_all_below(child).size());
+    below->insert(below->end(), theirs->begin(), theirs->end());
+  }
+  auto all = std::make_shared<std::vector<std::byte>>(mine.size() * static_cast<std::size_t>(size()));
+  if (self == 0) {
+    const std::byte* next = below->data();
+    for (const int rank : tree.with_all_below(0)) {
+      std::copy_n(next, mine.size(), all->data() + static_cast<std::size_t>(rank) * mine.size());
+      next += mine.size();
+    }
+  } else {
+    send_to(tree.parent(self), below);
+    all = receive_from(tree.parent(self), all->size());
+  }
+  for (const int child : tree.children(self)) send_to(child, all);
+  return std::move(*all);
 }
 
 int TcpTransport::next_lost() noexcept {

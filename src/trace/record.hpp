@@ -13,6 +13,8 @@ namespace muster::trace {
 
 inline constexpr std::string_view magic = "MUSTERTR";
 inline constexpr std::uint32_t version = 1;
+/// The end of the name of a trace file.
+inline constexpr const char* file_suffix = ".mtrace";
 
 enum class Kind : std::uint8_t {
   none,

@@ -1,20 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <fmt/core.h>
+
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <exception>
 #include <memory>
 #include <mutex>
 #include <new>
+#include <string>
 #include <type_traits>
 
 #include "muster/log.hpp"
 #include "muster/trace.hpp"
 #include "src/base/written.hpp"
 #include "src/os/clock.hpp"
+#include "src/os/directory.hpp"
+#include "src/os/file.hpp"
 #include "src/os/process.hpp"
 #include "src/trace/span.hpp"
-#include "src/trace/trace_file.hpp"
 
 namespace muster::trace {
 namespace {
@@ -93,7 +98,64 @@ Header own_header() {
   return header;
 }
 
+std::string new_path(const std::string& directory) {
+  if (!os::file_status(directory, os::Links::followed)) os::make_directory(directory);
+  const os::ProcessIdentity own = os::own_identity();
+  return fmt::format("{}/{}-{}-{}{}", directory, own.host, own.pid, os::random_hex(4), file_suffix);
+}
+
 }  // namespace
+
+/// The file that one process writes its records to. It is mapped, so that nothing is lost with the process, and grows
+/// by pieces whose space is taken before they are touched, so that a full disk is an error and no SIGBUS.
+class TraceFile {
+ public:
+  /// A new one in the directory, which is made if it is not there. Throws Error.
+  TraceFile(const std::string& directory, const Header& header) : file_(new_path(directory)) {
+    pieces_[0] = file_.grow(piece_records * sizeof(Record));
+    this->header() = header;
+  }
+
+  /// A record of zeros, with its number; null once the file cannot grow. Any thread.
+  Record* claim(std::uint32_t& number) noexcept {
+    if (has_stopped()) return nullptr;
+    const std::uint64_t at = next_.fetch_add(1, std::memory_order_relaxed);
+    const std::uint64_t piece = at / piece_records;
+    std::byte* begin = piece < pieces_.size() ? pieces_[piece].load(std::memory_order_acquire) : nullptr;
+    if (begin == nullptr && (begin = grow(piece)) == nullptr) return nullptr;
+    number = static_cast<std::uint32_t>(at - first_record + 1);
+    return reinterpret_cast<Record*>(begin) + at % piece_records;
+  }
+
+  [[nodiscard]] Header& header() noexcept { return *reinterpret_cast<Header*>(pieces_[0].load()); }
+  [[nodiscard]] bool has_stopped() const noexcept { return has_stopped_.load(std::memory_order_relaxed); }
+
+ private:
+  static constexpr std::uint64_t piece_records = 8192;
+  static constexpr std::uint64_t first_record = sizeof(Header) / sizeof(Record);
+
+  std::byte* grow(std::uint64_t piece) noexcept {
+    try {
+      const std::lock_guard lock(mutex_);
+      if (has_stopped()) return nullptr;
+      if (piece >= pieces_.size())
+        throw Error(ErrorKind::no_space, fmt::format("{} has the most records that it can have", file_.path()));
+      for (std::uint64_t at = 0; at <= piece; ++at)
+        if (pieces_[at] == nullptr) pieces_[at] = file_.grow(piece_records * sizeof(Record));
+      return pieces_[piece];
+    } catch (const std::exception& error) {
+      has_stopped_ = true;
+      log(LogLevel::warning, fmt::format("tracing stops here, and the job goes on: {}", error.what()));
+      return nullptr;
+    }
+  }
+
+  os::GrowingFile file_;
+  std::mutex mutex_;
+  std::atomic<std::uint64_t> next_{first_record};
+  std::atomic<bool> has_stopped_{false};
+  std::array<std::atomic<std::byte*>, 4096> pieces_{};
+};
 
 /// What one process records to. Made at the first record and never destroyed: threads may record as long as it runs.
 class Recorder {

@@ -1,13 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/trace/rings.hpp"
 
+#include <fmt/core.h>
+
 #include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <exception>
 #include <set>
 
+#include "src/base/written.hpp"
+#include "src/os/clock.hpp"
 #include "src/os/directory.hpp"
 #include "src/os/process.hpp"
+#include "src/os/publish.hpp"
 #include "src/os/shared_memory.hpp"
-#include "src/trace/record.hpp"
+#include "src/trace/reading.hpp"
 
 namespace muster::trace {
 namespace {
@@ -21,6 +29,46 @@ bool is_ring(const Ring& bytes) {
 std::string owner_of(const Ring& ring) {
   const char* const text = reinterpret_cast<const char*>(ring.data()) + offsetof(Header, identity);
   return {text, ::strnlen(text, sizeof(Header::identity))};
+}
+
+constexpr std::size_t most_kept = 8;
+constexpr std::chrono::seconds one_failure{5};  // for so long a rank that fails has failed by the same cause
+
+std::vector<std::byte> bytes_of(std::string_view words, const std::vector<Ring>& rings) {
+  FailureHead head{};
+  std::ranges::copy(failure_magic, head.magic.begin());
+  head.version = version;
+  head.rings = static_cast<std::uint32_t>(rings.size());
+  head.time = os::now_ns();
+  head.wall_clock = static_cast<std::int64_t>(os::clock_ns(CLOCK_REALTIME) - head.time);
+  put_text(head.words, words);
+  std::vector<std::byte> bytes(sizeof head + rings.size() * ring_bytes);
+  std::memcpy(bytes.data(), &head, sizeof head);
+  for (std::size_t i = 0; i < rings.size(); ++i)
+    std::memcpy(bytes.data() + sizeof head + i * ring_bytes, rings[i].data(), ring_bytes);
+  return bytes;
+}
+
+/// Of the job of this process.
+std::vector<Ring> rings_of_job(std::string& job) {
+  std::vector<Ring> rings = rings_of("self");
+  const os::ProcessIdentity own = os::own_identity();
+  std::vector<std::string> jobs;
+  std::set<std::string> owners;
+  std::erase_if(rings, [&](const Ring& ring) {
+    try {
+      const Process process = parse(ring, "a ring");
+      if (!owners.insert(os::identity_text(process.identity)).second) return true;
+      if (process.identity == own) job = process.job;
+      jobs.push_back(process.job);
+      return false;
+    } catch (const std::exception&) {
+      return true;
+    }
+  });
+  std::size_t at = 0;
+  std::erase_if(rings, [&](const Ring&) { return jobs[at++] != job; });
+  return rings;
 }
 
 }  // namespace
@@ -48,6 +96,55 @@ std::vector<Ring> all_rings() {
       if (owners.insert(owner_of(ring)).second) rings.push_back(std::move(ring));
   }
   return rings;
+}
+
+std::string failure_directory() {
+  return os::environment("MUSTER_TRACE")
+      .value_or(fmt::format("{}/muster-{}", os::environment("TMPDIR").value_or("/tmp"), os::user_id()));
+}
+
+std::vector<std::string> failures_in(const std::string& directory) {
+  std::vector<std::pair<std::chrono::system_clock::time_point, std::string>> found;
+  if (!os::file_status(directory, os::Links::followed)) return {};
+  for (const os::DirectoryEntry& entry : os::list_directory(directory)) {
+    if (!entry.name.ends_with(failure_suffix)) continue;
+    const std::string path = directory + "/" + entry.name;
+    const auto status = os::file_status(path);
+    if (status && status->is_regular) found.emplace_back(status->changed, path);
+  }
+  std::ranges::sort(found, std::greater());
+  std::vector<std::string> paths;
+  paths.reserve(found.size());
+  for (auto& [time, path] : found) paths.push_back(std::move(path));
+  return paths;
+}
+
+RanksAtFailure::RanksAtFailure(bool is_first) noexcept {
+  try {
+    if (is_first) rings_ = rings_of_job(job_);
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): the failure itself is what counts
+  }
+}
+
+void RanksAtFailure::keep(std::string_view words) const noexcept {
+  if (rings_.empty()) return;
+  try {
+    const std::string directory = failure_directory();
+    // What is traced lies where the user wants it; else nobody but this user may have a say in the directory.
+    if (os::environment("MUSTER_TRACE") ? !os::file_status(directory, os::Links::followed)
+                                        : !os::make_own_directory(directory))
+      return;
+    // One a job and host: whichever rank is first.
+    const std::string path = fmt::format("{}/{}-{}{}", directory, job_, os::own_identity().host, failure_suffix);
+    if (const auto there = os::file_status(path)) {
+      if (std::chrono::system_clock::now() - there->changed < one_failure) return;
+      os::remove_file(path);
+    }
+    os::write_new_file(path, bytes_of(words, rings_));
+    const std::vector<std::string> all = failures_in(directory);
+    for (std::size_t i = most_kept; i < all.size(); ++i) os::remove_file(all[i]);
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): likewise
+  }
 }
 
 }  // namespace muster::trace

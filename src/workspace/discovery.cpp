@@ -17,7 +17,7 @@
 #include "src/os/file.hpp"
 #include "src/os/publish.hpp"
 #include "src/statefile/format.hpp"
-#include "src/sync/interruption.hpp"
+#include "src/sync/waits.hpp"
 #include "src/workspace/names.hpp"
 
 namespace muster::workspace {

@@ -33,7 +33,7 @@
 #include "src/os/file.hpp"
 #include "src/os/process.hpp"
 #include "src/os/publish.hpp"
-#include "src/sync/interruption.hpp"
+#include "src/sync/waits.hpp"
 #include "src/workspace/discovery.hpp"
 #include "src/workspace/group_directory.hpp"
 #include "src/workspace/names.hpp"

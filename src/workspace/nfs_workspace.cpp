@@ -22,7 +22,7 @@
 #include "muster/workspace.hpp"
 #include "src/core/quoted.hpp"
 #include "src/os/directory.hpp"
-#include "src/sync/settings.hpp"
+#include "src/sync/waits.hpp"
 #include "src/trace/span.hpp"
 #include "src/workspace/discovery.hpp"
 #include "src/workspace/gc.hpp"

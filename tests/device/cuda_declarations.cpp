@@ -6,7 +6,6 @@
 #include <cstddef>
 
 #include "src/device/driver_api.hpp"
-#include "src/device/graph_api.hpp"
 #include "tests/device/declarations.hpp"
 
 namespace muster::cuda {

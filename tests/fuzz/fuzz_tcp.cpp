@@ -13,7 +13,6 @@
 #include "src/hosts/transport.hpp"
 #include "src/tcp/frames.hpp"
 #include "src/tcp/meeting_words.hpp"
-#include "src/tcp/published_address.hpp"
 
 namespace {
 

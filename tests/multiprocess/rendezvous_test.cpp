@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How ranks find each other, and who is turned away.
 
-#include "src/sync/rendezvous.hpp"
+#include "src/sync/local_group.hpp"
 
 #include <signal.h>
 #include <sys/wait.h>

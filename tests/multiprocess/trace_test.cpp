@@ -25,7 +25,7 @@
 #include "muster/merge_gather.hpp"
 #include "muster/process_group.hpp"
 #include "muster/state.hpp"
-#include "src/inspect/trace_output.hpp"
+#include "src/inspect/traces.hpp"
 #include "src/trace/rings.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/patterns.hpp"

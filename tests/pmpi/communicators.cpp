@@ -13,7 +13,7 @@
 #include <string>
 
 #include "src/sync/local_group.hpp"
-#include "src/sync/settings.hpp"
+#include "src/sync/waits.hpp"
 
 namespace muster::pmpi {
 namespace {

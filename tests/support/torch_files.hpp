@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "src/formats/crc32.hpp"
+#include "src/formats/zip.hpp"
 
 namespace muster::test {
 

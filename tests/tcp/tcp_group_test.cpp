@@ -20,7 +20,6 @@
 #include "muster/process_group.hpp"
 #include "src/hosts/context.hpp"
 #include "src/tcp/meeting_words.hpp"
-#include "src/tcp/published_address.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/networks.hpp"
 #include "tests/support/patterns.hpp"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How a process finds out who has started it.
 
-#include "src/sync/start.hpp"
+#include "src/sync/world.hpp"
 
 #include <map>
 

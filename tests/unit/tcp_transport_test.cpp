@@ -13,7 +13,7 @@
 #include <boost/asio/write.hpp>
 
 #include "doctest/doctest.h"
-#include "src/tcp/published_address.hpp"
+#include "src/tcp/meeting_words.hpp"
 
 using namespace muster;
 using namespace muster::tcp;

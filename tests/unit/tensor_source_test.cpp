@@ -17,7 +17,7 @@
 #include "muster/export.hpp"
 #include "src/checkpoint/shard_set.hpp"
 #include "src/checkpoint/strided_read.hpp"
-#include "src/inspect/diff.hpp"
+#include "src/inspect/reports.hpp"
 #include "tests/support/checkpoints.hpp"
 #include "tests/support/memory_source.hpp"
 #include "tests/support/patterns.hpp"

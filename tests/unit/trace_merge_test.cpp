@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "muster/time_report.hpp"
-#include "src/inspect/trace_output.hpp"
+#include "src/inspect/traces.hpp"
+#include "src/trace/record.hpp"
 #include "src/trace/rings.hpp"
-#include "src/trace/trace_file.hpp"
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/thrown.hpp"
 

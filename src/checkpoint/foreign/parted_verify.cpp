@@ -12,7 +12,7 @@
 #include "src/checkpoint/foreign/parted_tensors.hpp"
 #include "src/core/parallel.hpp"
 #include "src/core/quoted.hpp"
-#include "src/formats/crc32.hpp"
+#include "src/formats/zip.hpp"
 
 namespace muster::foreign {
 namespace {

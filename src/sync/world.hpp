@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How this process was started: what world() concludes from the environment.
+// world(): how this process was started, as it concludes from the environment, and who makes the group.
 //
 //  0. MUSTER_ALONE=1: the process is alone, whatever else is set.
 //  1. A process manager of MPI that still listens (PMI_FD is an open socket, PMI_PORT, PMIX_RANK, OMPI_COMM_WORLD_SIZE)
@@ -13,10 +13,14 @@
 //  4. A step of Slurm with several tasks (SLURM_STEP_NUM_TASKS; SLURM_NTASKS is also set in the shell of a job).
 //  5. Else the process is alone.
 
+#include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+
+#include "muster/sync_group.hpp"
 
 namespace muster::sync {
 
@@ -51,5 +55,39 @@ Start find_start(const Surroundings& surroundings);
 /// Whether a variable of a launcher must not be inherited by the ranks that it starts: what a process manager of MPI
 /// told the launcher of itself, MUSTER_ALONE, and what a launcher has told this process for itself alone.
 bool is_own_variable(std::string_view name) noexcept;
+
+// How world() makes a group of ranks on several hosts without knowing what such a group is made of: the layers that can
+// register their ways here when their library is loaded. libmuster-mpi is there from the start in a program that is
+// linked with it; for others it is loaded if the environment says that MPI has started them.
+
+struct DistantWorld {
+  std::string place;  ///< where the ranks meet: a directory (MUSTER_WORKSPACE), or an address (Start::meeting)
+  std::string key;
+  int rank = 0;
+  int size = 1;
+};
+using WorldMaker = std::function<std::shared_ptr<SyncGroup>(const DistantWorld&)>;
+enum class MeetBy : std::uint8_t { files, tcp };
+
+void set_world_maker(MeetBy by, WorldMaker maker);
+
+struct MpiSupport {
+  /// Ranks of MPI_COMM_WORLD; 0 if the program has not initialised MPI, or ended it.
+  std::function<int()> ranks;
+  /// The group of MPI_COMM_WORLD. Initialises MPI where the program has not; then it is finalised at exit. Throws as
+  /// world(), and Error(unsupported) if MPI does not find the ranks that the environment tells of.
+  std::function<std::shared_ptr<SyncGroup>(const Start& start)> make_world;
+  /// What the library was built for and what is there, for `muster doctor`: "MPICH Version 4.0.2".
+  std::function<std::string()> describe;
+};
+
+void set_mpi_support(MpiSupport support);
+
+/// Null if it was not loaded yet.
+const MpiSupport* mpi_support();
+
+/// Loads the library of this version unless it is there: beside libmuster, else where the system looks. Throws
+/// Error(unsupported).
+const MpiSupport& require_mpi();
 
 }  // namespace muster::sync

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the environment says about groups.
+// How long the waits of groups are, and whether the program wants those of this thread to end (muster/interrupt.hpp).
 
 #include <chrono>
 #include <optional>
@@ -26,5 +26,17 @@ constexpr std::chrono::milliseconds timeout_of(const std::optional<std::chrono::
 inline std::chrono::milliseconds timeout_of(const WaitOptions& options, const SyncGroup& group) {
   return timeout_of(options.timeout, group.timeout());
 }
+
+/// So long a wait sleeps at most between two questions whether it is interrupted.
+inline constexpr std::chrono::milliseconds between_questions{40};
+
+/// Whether the program wants the waits of this thread to end.
+bool is_interrupted() noexcept;
+
+/// Throws Error(cancelled) if it does. `phase`: what is waited for.
+void check_interrupted(const char* phase);
+
+/// Sleeps, and asks meanwhile: throws as check_interrupted().
+void sleep_unless_interrupted(std::chrono::milliseconds time, const char* phase);
 
 }  // namespace muster::sync

@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/sync/interruption.hpp"
+#include "src/sync/waits.hpp"
+
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <atomic>
+#include <charconv>
+#include <cmath>
 #include <string>
 #include <thread>
 
 #include "muster/error.hpp"
 #include "muster/interrupt.hpp"
+#include "src/os/process.hpp"
 
 namespace muster {
 namespace {
@@ -18,6 +23,17 @@ std::atomic<InterruptHook> interrupt_hook{nullptr};
 
 void set_interrupt_hook(InterruptHook hook) noexcept {
   interrupt_hook.store(hook, std::memory_order_release);
+}
+
+std::chrono::milliseconds sync::default_timeout() {
+  const auto text = os::environment("MUSTER_TIMEOUT");
+  if (!text) return std::chrono::minutes(10);
+  double seconds = 0;
+  const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), seconds);
+  if (error != std::errc{} || end != text->data() + text->size() || !std::isfinite(seconds) || seconds <= 0 ||
+      seconds > std::chrono::duration<double>(longest_timeout).count())
+    throw Error(ErrorKind::argument, fmt::format("MUSTER_TIMEOUT is '{}': it must be a number of seconds", *text));
+  return std::chrono::milliseconds(std::max<std::int64_t>(1, std::llround(seconds * 1000)));
 }
 
 bool sync::is_interrupted() noexcept {
