@@ -38,9 +38,9 @@ void check_names(const MergePlan& plan, std::span<const NamedSpec> model) {
                       in_quotes(tensor.name), in_quotes(plan.name())));
 }
 
-/// Rows of a tensor may lie in all of so many `files`.
+/// Each row of a tensor may have a part in each of so many `files`.
 std::shared_ptr<const TensorSource> with_recent_pieces(std::shared_ptr<const TensorSource> source, std::size_t files) {
-  // Twice what the windows of all ranks together are of (shard_window_bytes), and where that begins and ends in a file.
+  // Twice what the windows of all ranks hold, and in each file one where that begins and one where it ends.
   return std::make_shared<RecentPieces>(std::move(source), 2 * shard_window_bytes / checked_piece_bytes + 2 * files);
 }
 
