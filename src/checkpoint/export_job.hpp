@@ -72,7 +72,7 @@ struct WindowShape {
     return (writers == Writers::first ? 1 : static_cast<std::uint64_t>(processes)) * (depth + std::uint64_t{1});
   }
 };
-/// Of muster shard, which is one process.
+/// Of muster shard, which is one process: all files that it writes side by side.
 inline constexpr std::uint64_t shard_window_bytes = 8 << 20;
 WindowShape shape_windows(std::uint64_t budget, int processes, Writers writers, bool spread);
 

@@ -4,10 +4,12 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <filesystem>
 #include <optional>
 #include <system_error>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -38,10 +40,30 @@
 namespace muster {
 namespace {
 
-void write_files(ShardJob& job, const std::string& model_dir, const std::string& out, const ShardOptions& options) {
+// Whoever opens a source leaves descriptors for so many more.
+constexpr int most_files_at_once = 128;
+
+// Ranks of one stage have parts of the same tensors. Their files are written side by side, in the order in which the
+// parts lie in the model, so that what one file needs is still there if another one needs it (RecentPieces).
+void order_steps(std::vector<Step>& steps, const ShardJob& job, std::uint32_t files_at_once) {
+  std::vector<std::pair<std::size_t, std::uint64_t>> places;
+  for (std::size_t i = 0; i < job.source->tensors().size(); ++i) places.push_back(job.place_in_model(i));
+  std::ranges::stable_sort(steps, {}, [&](const Step& step) {
+    const merge::Rectangle& first = step.copies.front();
+    const auto& [tensor, begin] = places[static_cast<std::size_t>(first.source)];
+    return std::tuple(step.file / files_at_once, tensor, begin + first.from);
+  });
+}
+
+void write_files(ShardJob& job, const std::string& model_dir, const std::string& out, const ParallelLayout& layout,
+                 const ShardOptions& options) {
   const std::vector<RankSources> ranks(1);
+  const auto files_at_once = static_cast<std::uint32_t>(std::min(layout.tensor * layout.expert, most_files_at_once));
+  // A power of two: windows begin and end with elements.
+  const std::uint64_t window_bytes = shard_window_bytes / std::bit_ceil(files_at_once);
   AssemblyPlan assembly =
-      plan_assembly(job.outputs.files, job.outputs.equal, ranks, {1, Writers::owners, shard_window_bytes});
+      plan_assembly(job.outputs.files, job.outputs.equal, ranks, {1, Writers::owners, window_bytes});
+  order_steps(assembly.processes.front().steps, job, files_at_once);
   OutputDirectory output(out, {options.force, model_dir, options.abandoned_after});
   const std::shared_ptr<SyncGroup> group = single_group();
   const FailOnStop on_stop = fail_on_stop(*group, options.stop);
@@ -140,13 +162,15 @@ ShardReport shard_model(const std::string& model_dir, const std::string& out, co
       throw Error(ErrorKind::argument, "safetensors files are not compressed; the states of a workspace can be");
     if (!options.dry_run) check_output(out, {options.force, model_dir});
   }
-  ShardJob job = options.to_plan.empty()
-                     ? ShardJob(open_model(model_dir, plan_name, layout, options), plan_name, layout)
-                     : ShardJob(merge_model(model_dir, plan_name,
-                                            {.base = options.base, .at = options.at, .carry = options.carry}),
-                                options.to_plan, layout);
+  const bool side_by_side = !options.to_workspace;
+  ShardJob job =
+      options.to_plan.empty()
+          ? ShardJob(open_model(model_dir, plan_name, layout, options, side_by_side), plan_name, layout)
+          : ShardJob(merge_model(model_dir, plan_name, {.base = options.base, .at = options.at, .carry = options.carry},
+                                 side_by_side),
+                     options.to_plan, layout);
   if (options.to_workspace && !options.dry_run) write_states(job, out, options);
-  if (!options.to_workspace && !options.dry_run) write_files(job, model_dir, out, options);
+  if (!options.to_workspace && !options.dry_run) write_files(job, model_dir, out, layout, options);
   job.report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return std::move(job.report);
 }

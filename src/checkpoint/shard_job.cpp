@@ -13,6 +13,7 @@
 #include "src/checkpoint/arrangement.hpp"
 #include "src/checkpoint/checksums.hpp"
 #include "src/checkpoint/plan_views.hpp"
+#include "src/checkpoint/recent_pieces.hpp"
 #include "src/checkpoint/shard_set.hpp"
 #include "src/core/quoted.hpp"
 
@@ -35,6 +36,12 @@ void check_names(const MergePlan& plan, std::span<const NamedSpec> model) {
           fmt::format("the tensor {} has a name as ranks of the plan {} have it: that plan reads the checkpoint "
                       "then, and --to-plan (\"to_plan\") says by which it is cut",
                       in_quotes(tensor.name), in_quotes(plan.name())));
+}
+
+/// Each row of a tensor may have a part in each of so many `files`.
+std::shared_ptr<const TensorSource> with_recent_pieces(std::shared_ptr<const TensorSource> source, std::size_t files) {
+  // Twice what the windows of all ranks hold, and in each file one where that begins and one where it ends.
+  return std::make_shared<RecentPieces>(std::move(source), 2 * shard_window_bytes / checked_piece_bytes + 2 * files);
 }
 
 }  // namespace
@@ -66,7 +73,7 @@ ShardJob::ShardJob(ModelSource from, const std::string& plan_name, const Paralle
 }
 
 ModelSource open_model(const std::string& path, const std::string& plan, const ParallelLayout& layout,
-                       const ShardOptions& options) {
+                       const ShardOptions& options, bool side_by_side) {
   ModelSource model;
   model.carried_from = options.base.empty() ? path : options.base;
   model.config = config_around(path, options.base);
@@ -91,21 +98,22 @@ ModelSource open_model(const std::string& path, const std::string& plan, const P
     if (options.base.empty()) model.carried = carried_files(path, options.carry);
   }
   if (!options.base.empty()) model.carried = carried_files(options.base, options.carry);
+  if (side_by_side) model.tensors = with_recent_pieces(std::move(model.tensors), 1);
   return model;
 }
 
-std::unique_ptr<MergedTensors> merged_of(const std::shared_ptr<ShardSet>& shards, ExportJob& job,
+std::unique_ptr<MergedTensors> merged_of(std::shared_ptr<const TensorSource> shards, ExportJob& job,
                                          std::vector<MergedTensor> tensors) {
   std::vector<std::size_t> counts;
   for (const RankTensors& rank : job.ranks) counts.push_back(rank.tensors.size());
-  std::shared_ptr<const TensorSource> source = shards;
   if (has_views(job.plan))
-    source = std::make_shared<ViewedTensors>(source, std::move(views_by_process(job.views, job.counts, 1).front()));
-  return std::make_unique<MergedTensors>(std::move(source), sources_by_rank(counts, 1), std::move(tensors),
+    shards = std::make_shared<ViewedTensors>(shards, std::move(views_by_process(job.views, job.counts, 1).front()));
+  return std::make_unique<MergedTensors>(std::move(shards), sources_by_rank(counts, 1), std::move(tensors),
                                          std::move(job.outputs.equal));
 }
 
-ModelSource merge_model(const std::string& path, const std::string& plan, const ExportOptions& options) {
+ModelSource merge_model(const std::string& path, const std::string& plan, const ExportOptions& options,
+                        bool side_by_side) {
   const auto shards =
       std::make_shared<ShardSet>(path, 0, 1, workspace::StateChoice(), foreign::Choice{options.at, options.shards});
   ExportJob job = plan_job(path, plan, shards->listings(), shards->metadata(), options);
@@ -113,7 +121,8 @@ ModelSource merge_model(const std::string& path, const std::string& plan, const 
   std::vector<MergedTensor> tensors;
   for (OutputFile& file : job.outputs.files)
     for (MergedTensor& tensor : file.tensors) tensors.push_back(std::move(tensor));
-  model.tensors = merged_of(shards, job, std::move(tensors));
+  model.tensors =
+      merged_of(side_by_side ? with_recent_pieces(shards, shards->listings().size()) : shards, job, std::move(tensors));
   model.config = config_around(path, options.base);
   model.metadata = shards->metadata();
   model.carried = options.base.empty() ? shards->carried(options.carry) : carried_files(options.base, options.carry);
@@ -122,6 +131,15 @@ ModelSource merge_model(const std::string& path, const std::string& plan, const 
   model.plan = std::move(job.plan);
   model.set = shards->listings().front().set;
   return model;
+}
+
+std::pair<std::size_t, std::uint64_t> ShardJob::place_in_model(std::size_t tensor) const {
+  if (!viewed) return {tensor, 0};
+  const std::vector<merge::Box>& boxes = viewed->viewed()[tensor].boxes;
+  if (boxes.empty()) return {};
+  const MergedTensor& part = cut->merged()[static_cast<std::size_t>(boxes.front().source)];
+  const std::vector<merge::Run> runs = merge::rows_of(part.layout).runs;
+  return {part.sources.front().index, runs.empty() ? 0 : runs.front().begin};
 }
 
 void ShardJob::turn_views(const ParallelLayout& layout) {

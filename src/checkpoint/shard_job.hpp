@@ -31,16 +31,19 @@ struct ModelSource {
 };
 
 /// A model, or a foreign checkpoint that is whole, as it is. Throws as shard_model; `plan` and `layout` are for words.
+/// `side_by_side`: several ranks' parts of a tensor are read at about the same time.
 ModelSource open_model(const std::string& path, const std::string& plan, const ParallelLayout& layout,
-                       const ShardOptions& options);
+                       const ShardOptions& options, bool side_by_side = false);
 
 /// Tensors of a job's outputs, put together as they are read. `shards`: all of them, of this process. Takes the sets of
 /// equal sources out of the job.
-std::unique_ptr<MergedTensors> merged_of(const std::shared_ptr<ShardSet>& shards, ExportJob& job,
+std::unique_ptr<MergedTensors> merged_of(std::shared_ptr<const TensorSource> shards, ExportJob& job,
                                          std::vector<MergedTensor> tensors);
 
-/// What export_model would write as one checkpoint, put together as it is read. Throws as that.
-ModelSource merge_model(const std::string& path, const std::string& plan, const ExportOptions& options);
+/// What export_model would write as one checkpoint, put together as it is read. Throws as that. `side_by_side`: as
+/// open_model's.
+ModelSource merge_model(const std::string& path, const std::string& plan, const ExportOptions& options,
+                        bool side_by_side = false);
 
 struct ShardJob {
   /// `plan_name` may be empty: the plan that the model was put together by, but "auto" if that has views. Throws as
@@ -58,6 +61,9 @@ struct ShardJob {
   CarriedFiles carried;
   std::string carried_from;
   ShardReport report;
+
+  /// Where what the source has as this tensor begins in the model: a tensor of it, and the byte.
+  [[nodiscard]] std::pair<std::size_t, std::uint64_t> place_in_model(std::size_t tensor) const;
 
  private:
   /// Ranks have what the plan's views are of: the parts that the rules cut are tensors of their own, put together as

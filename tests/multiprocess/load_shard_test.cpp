@@ -8,7 +8,6 @@
 
 #include <csignal>
 #include <filesystem>
-#include <fstream>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -23,15 +22,6 @@
 using namespace muster;
 
 namespace {
-
-/// That this process has read, from page cache or disk.
-std::uint64_t bytes_read() {
-  std::ifstream file("/proc/self/io");
-  std::string word;
-  std::uint64_t bytes = 0;
-  file >> word >> bytes;
-  return bytes;
-}
 
 std::uint64_t sum_of(SyncGroup& group, std::uint64_t mine) {
   std::vector<std::uint64_t> all(static_cast<std::size_t>(group.size()));
@@ -85,12 +75,12 @@ TEST_CASE("ranks of a group get their shards, and read each byte of the model on
     shard_model(work / "model", work / "shards", each.plan, layout);
     test::run_ranks(static_cast<int>(each.parts.size()), [&](SyncGroup& group) {
       const int part = each.parts[static_cast<std::size_t>(group.rank())];
-      const std::uint64_t before = bytes_read();
+      const std::uint64_t before = test::bytes_read();
       std::uint64_t told = 0;
       const std::vector<NamedTensor> tensors =
           load_shard(work / "model", each.plan, layout, part, group,
                      {.progress = [&](const Progress& progress) { told = progress.bytes; }});
-      const std::uint64_t read = sum_of(group, bytes_read() - before);
+      const std::uint64_t read = sum_of(group, test::bytes_read() - before);
       check_shard(tensors, (work / "shards/") + shard_file_name(part, layout.ranks()));
       RANK_CHECK(told != 0);
       constexpr std::uint64_t of_headers = 256 << 10;
@@ -132,9 +122,9 @@ TEST_CASE("shards, states and files of ranks are loaded for another layout") {
       check_shard(load_shard(work / each.source, each.plan, {.tensor = 3}, rank, each.options),
                   (work / "want/") + shard_file_name(rank, 3));
     test::run_ranks(3, [&](SyncGroup& group) {
-      const std::uint64_t before = bytes_read();
+      const std::uint64_t before = test::bytes_read();
       const auto tensors = load_shard(work / each.source, each.plan, {.tensor = 3}, group.rank(), group, each.options);
-      const std::uint64_t read = sum_of(group, bytes_read() - before);
+      const std::uint64_t read = sum_of(group, test::bytes_read() - before);
       check_shard(tensors, (work / "want/") + shard_file_name(group.rank(), 3));
       // Each byte once; once more what ranks have alike, and where blocks end within what has a checksum.
       if (read > bytes + bytes / 4) throw test::RankFailure("read " + std::to_string(read));

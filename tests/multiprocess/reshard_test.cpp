@@ -174,6 +174,39 @@ TEST_CASE("4 to 2, 2 to 8, 3 to 5: the shards are those that the model is cut in
   }
 }
 
+TEST_CASE("a model, or shards, are cut for files with every byte read about once") {
+  const test::TemporaryDirectory work{test::Medium::memory};
+  // Rows end within pieces that have a checksum, and matrices have many of those.
+  inspect::write_demo_model(
+      inspect::llama_model(
+          {.hidden = 600, .intermediate = 5000, .layers = 2, .heads = 12, .key_value_heads = 12, .vocabulary = 3000}),
+      work / "model", 1 << 30);
+  const std::uint64_t bytes = fs::file_size(work / "model/model.safetensors");
+  shard_model(work / "model", work / "four", "llama", {.tensor = 4});
+  struct Case {
+    const char* from;
+    const char* plan;
+    const char* to_plan;
+    const char* layout;
+  };
+  for (const Case& each :
+       {Case{"model", "llama", "", "8"}, Case{"model", "llama", "", "tp=3,pp=2"}, Case{"model", "vllm", "", "6"},
+        Case{"four", "llama", "llama", "8"}, Case{"four", "llama", "llama", "3"}, Case{"four", "llama", "vllm", "6"}}) {
+    CAPTURE(each.from);
+    CAPTURE(each.plan);
+    CAPTURE(each.layout);
+    const ParallelLayout layout = ParallelLayout::parse(each.layout);
+    const std::uint64_t before = test::bytes_read();
+    shard_model(work / each.from, work / "out", each.plan, layout, {.force = true, .to_plan = each.to_plan});
+    const std::uint64_t read = test::bytes_read() - before;
+    CHECK(read >= bytes);
+    CHECK(read < bytes + bytes / 10);
+    if (std::string(each.from) == "model") continue;
+    shard_model(work / "model", work / "want", each.to_plan, layout, {.force = true});
+    check_same_files(work / "out", work / "want", layout.ranks());
+  }
+}
+
 TEST_CASE("a model with 8 ranks and 2 key-value heads, which engines replicate, comes back") {
   for (const bool fused : {false, true}) {
     CAPTURE(fused);

@@ -4,6 +4,7 @@
 
 #include <doctest/doctest.h>
 
+#include <cstdint>
 #include <fstream>
 #include <map>
 #include <string>
@@ -44,6 +45,15 @@ inline void write_tensors(const std::string& path, const std::vector<NamedTensor
   SafetensorsWriter writer(path, entries, metadata);
   for (const auto& [name, tensor] : tensors) writer.write(name, tensor);
   writer.commit();
+}
+
+/// That this process has read, from page cache or disk; of mappings nothing.
+inline std::uint64_t bytes_read() {
+  std::ifstream file("/proc/self/io");
+  std::string word;
+  std::uint64_t bytes = 0;
+  file >> word >> bytes;
+  return bytes;
 }
 
 inline void flip_byte(const std::string& path, std::uint64_t offset) {

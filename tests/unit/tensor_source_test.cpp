@@ -5,6 +5,7 @@
 
 #include <doctest/doctest.h>
 
+#include <atomic>
 #include <cstring>
 #include <filesystem>
 #include <functional>
@@ -15,8 +16,10 @@
 
 #include "muster/error.hpp"
 #include "muster/export.hpp"
+#include "src/checkpoint/recent_pieces.hpp"
 #include "src/checkpoint/shard_set.hpp"
 #include "src/checkpoint/strided_read.hpp"
+#include "src/core/parallel.hpp"
 #include "src/inspect/reports.hpp"
 #include "tests/support/checkpoints.hpp"
 #include "tests/support/memory_source.hpp"
@@ -235,6 +238,33 @@ TEST_CASE("what lies with strides is read in stretches where it is near, else ru
   CHECK(is_within(6, axes, 2, 32));
   CHECK_FALSE(is_within(7, axes, 2, 32));
   CHECK_FALSE(is_within(0, std::vector<StridedAxis>{{std::uint64_t{1} << 33, std::uint64_t{1} << 33, 2}}, 2, 32));
+}
+
+TEST_CASE("any window of tensors whose pieces are kept is what they have there, on several threads") {
+  auto memory = std::make_shared<test::MemorySource>();
+  for (const std::int64_t bytes : {0, 1, 5'000'000, 1 << 20, 3'500'000}) {
+    std::vector<std::byte> content(static_cast<std::size_t>(bytes));
+    test::fill(content.data(), content.size(), static_cast<std::uint64_t>(bytes));
+    memory->add("", DType::u8, {bytes}, std::move(content));
+  }
+  // Fewer than a thread may use at once, and as many as there are.
+  for (const std::size_t count : {1U, 3U, 11U}) {
+    CAPTURE(count);
+    const RecentPieces pieces(memory, count);
+    std::atomic<int> wrong = 0;
+    parallel_for(400, 3, [&](std::size_t number, std::size_t) {
+      std::mt19937_64 random(number);
+      const std::size_t tensor = number % 5;
+      const std::uint64_t bytes = memory->tensors()[tensor].bytes;
+      const std::uint64_t begin = random() % (bytes + 1);
+      std::vector<std::byte> want(random() % (bytes - begin + 1));
+      std::vector<std::byte> got(want.size());
+      memory->read(tensor, begin, want);
+      pieces.read(tensor, begin, got);
+      if (got != want) ++wrong;
+    });
+    CHECK(wrong == 0);
+  }
 }
 
 TEST_CASE("what is at a path is told by names, of a directory with several things, too") {

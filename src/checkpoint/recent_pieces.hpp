@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Tensors that several files get parts of: what is read of them is kept for a while.
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "src/checkpoint/tensor_source.hpp"
+
+namespace muster {
+
+/// Reads whole pieces of 1 MiB, and keeps the last of them. They are those that shards have checksums of: each is held
+/// against its own as it is read, and not read once more for that.
+class RecentPieces : public TensorSource {
+ public:
+  /// Keeps `count` pieces, or more if threads use more at once.
+  RecentPieces(std::shared_ptr<const TensorSource> source, std::size_t count)
+      : source_(std::move(source)), count_(count) {}
+  [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept override { return source_->tensors(); }
+  [[nodiscard]] TensorDetail detail(std::size_t tensor) const override { return source_->detail(tensor); }
+  void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const override;
+
+ private:
+  struct Piece {
+    std::size_t tensor = 0;
+    std::uint64_t begin = 0;
+    std::size_t users = 0;
+    std::mutex reading;
+    bool is_read = false;
+    std::vector<std::byte> bytes;
+  };
+  using Use = std::unique_ptr<Piece, std::function<void(Piece*)>>;
+  /// Its memory is no other piece's as long as anybody has a Use of it.
+  [[nodiscard]] Use use(std::size_t tensor, std::uint64_t begin) const;
+
+  std::shared_ptr<const TensorSource> source_;
+  std::size_t count_;
+  mutable std::mutex mutex_;
+  mutable std::vector<std::unique_ptr<Piece>> pieces_;  // the last that was asked for comes first
+};
+
+}  // namespace muster
