@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <system_error>
 
-#include "src/core/quoted.hpp"
+#include "src/base/escaped.hpp"
 #include "src/inspect/reports.hpp"
 
 namespace muster::tools {

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "muster/version.hpp"
-#include "src/core/quoted.hpp"
+#include "src/base/escaped.hpp"
 #include "tools/commands.hpp"
 #include "tools/terminal.hpp"
 

@@ -14,7 +14,6 @@
 #include <utility>
 
 #include "src/base/escaped.hpp"
-#include "src/core/quoted.hpp"
 #include "src/os/fd.hpp"
 #include "src/os/process.hpp"
 #include "tools/commands.hpp"

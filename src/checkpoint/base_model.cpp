@@ -10,8 +10,8 @@
 
 #include "muster/error.hpp"
 #include "muster/state.hpp"
+#include "src/base/escaped.hpp"
 #include "src/checkpoint/foreign/torch_archive.hpp"
-#include "src/core/quoted.hpp"
 
 namespace muster {
 namespace {

@@ -10,10 +10,10 @@
 #include "muster/error.hpp"
 #include "muster/model_dir.hpp"
 #include "muster/state.hpp"
+#include "src/base/escaped.hpp"
 #include "src/checkpoint/model_files.hpp"
 #include "src/core/checksum.hpp"
 #include "src/core/parallel.hpp"
-#include "src/core/quoted.hpp"
 #include "src/os/file.hpp"
 
 namespace muster {

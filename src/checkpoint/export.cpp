@@ -28,6 +28,7 @@
 
 #include "muster/error.hpp"
 #include "muster/log.hpp"
+#include "src/base/escaped.hpp"
 #include "src/checkpoint/agreement.hpp"
 #include "src/checkpoint/assembly.hpp"
 #include "src/checkpoint/checksums.hpp"
@@ -35,7 +36,6 @@
 #include "src/checkpoint/output_directory.hpp"
 #include "src/checkpoint/shard_set.hpp"
 #include "src/core/descriptor.hpp"
-#include "src/core/quoted.hpp"
 #include "src/os/directory.hpp"
 #include "src/os/process.hpp"
 #include "src/os/shared_memory.hpp"

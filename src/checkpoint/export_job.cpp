@@ -11,10 +11,10 @@
 
 #include "muster/error.hpp"
 #include "muster/model_dir.hpp"
+#include "src/base/escaped.hpp"
 #include "src/checkpoint/base_model.hpp"
 #include "src/checkpoint/checksums.hpp"
 #include "src/checkpoint/model_files.hpp"
-#include "src/core/quoted.hpp"
 
 namespace muster {
 namespace {

@@ -15,7 +15,6 @@
 #include "muster/error.hpp"
 #include "src/base/escaped.hpp"
 #include "src/checkpoint/reader_place.hpp"
-#include "src/core/quoted.hpp"
 #include "src/os/library.hpp"
 #include "src/os/process.hpp"
 

@@ -9,7 +9,7 @@
 #include <unordered_map>
 
 #include "muster/error.hpp"
-#include "src/core/quoted.hpp"
+#include "src/base/escaped.hpp"
 
 namespace muster {
 namespace {

@@ -13,9 +13,9 @@
 #include "muster/error.hpp"
 #include "muster/plan.hpp"
 #include "muster/state.hpp"
+#include "src/base/escaped.hpp"
 #include "src/checkpoint/arrangement.hpp"
 #include "src/checkpoint/model_files.hpp"
-#include "src/core/quoted.hpp"
 
 namespace muster {
 namespace {

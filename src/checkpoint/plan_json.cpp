@@ -16,10 +16,10 @@
 
 #include "muster/error.hpp"
 #include "muster/state.hpp"
+#include "src/base/escaped.hpp"
 #include "src/checkpoint/arrangement.hpp"
 #include "src/checkpoint/model_files.hpp"
 #include "src/core/json_text.hpp"
-#include "src/core/quoted.hpp"
 
 namespace muster {
 namespace {

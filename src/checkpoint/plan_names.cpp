@@ -12,8 +12,8 @@
 #include <set>
 
 #include "muster/error.hpp"
+#include "src/base/escaped.hpp"
 #include "src/checkpoint/arrangement.hpp"
-#include "src/core/quoted.hpp"
 
 namespace muster {
 namespace {

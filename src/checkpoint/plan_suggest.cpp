@@ -9,7 +9,7 @@
 
 #include "muster/plan.hpp"
 #include "muster/state.hpp"
-#include "src/core/quoted.hpp"
+#include "src/base/escaped.hpp"
 
 namespace muster {
 namespace {

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "muster/error.hpp"
-#include "src/core/quoted.hpp"
+#include "src/base/escaped.hpp"
 #include "src/merge/cast.hpp"
 
 namespace muster {

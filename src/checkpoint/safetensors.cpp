@@ -16,7 +16,6 @@
 #include "muster/state.hpp"
 #include "src/base/escaped.hpp"
 #include "src/checkpoint/model_files.hpp"
-#include "src/core/quoted.hpp"
 #include "src/os/publish.hpp"
 
 namespace muster {

@@ -14,8 +14,8 @@
 
 #include "muster/error.hpp"
 #include "muster/state.hpp"
+#include "src/base/escaped.hpp"
 #include "src/core/json_text.hpp"
-#include "src/core/quoted.hpp"
 
 namespace muster {
 namespace {

@@ -10,12 +10,12 @@
 
 #include "muster/error.hpp"
 #include "muster/model_dir.hpp"
+#include "src/base/escaped.hpp"
 #include "src/checkpoint/arrangement.hpp"
 #include "src/checkpoint/checksums.hpp"
 #include "src/checkpoint/plan_views.hpp"
 #include "src/checkpoint/recent_pieces.hpp"
 #include "src/checkpoint/shard_set.hpp"
-#include "src/core/quoted.hpp"
 
 namespace muster {
 

@@ -8,7 +8,7 @@
 #include <set>
 
 #include "muster/error.hpp"
-#include "src/core/quoted.hpp"
+#include "src/base/escaped.hpp"
 #include "src/merge/reduce.hpp"
 #include "src/trace/span.hpp"
 

@@ -14,6 +14,7 @@
 
 #include "muster/error.hpp"
 #include "muster/state_file.hpp"
+#include "src/base/escaped.hpp"
 #include "src/checkpoint/checksums.hpp"
 #include "src/checkpoint/foreign/checkpoint.hpp"
 #include "src/checkpoint/foreign_hdf5.hpp"
@@ -21,7 +22,6 @@
 #include "src/checkpoint/verification.hpp"
 #include "src/core/checksum.hpp"
 #include "src/core/parallel.hpp"
-#include "src/core/quoted.hpp"
 #include "src/os/process.hpp"
 #include "src/workspace/survey.hpp"
 

@@ -14,11 +14,11 @@
 #include "muster/config.hpp"
 #include "muster/error.hpp"
 #include "muster/state.hpp"
+#include "src/base/escaped.hpp"
 #include "src/checkpoint/checksums.hpp"
 #include "src/checkpoint/model_files.hpp"
 #include "src/checkpoint/shard_set.hpp"
 #include "src/checkpoint/verification.hpp"
-#include "src/core/quoted.hpp"
 
 namespace muster {
 namespace {

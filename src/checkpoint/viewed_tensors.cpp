@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "muster/error.hpp"
+#include "src/base/escaped.hpp"
 #include "src/checkpoint/strided_read.hpp"
-#include "src/core/quoted.hpp"
 #include "src/merge/cast.hpp"
 
 namespace muster {

@@ -22,7 +22,6 @@
 #include "muster/state.hpp"
 #include "src/base/escaped.hpp"
 #include "src/core/json_text.hpp"
-#include "src/core/quoted.hpp"
 
 namespace muster {
 namespace {

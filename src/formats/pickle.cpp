@@ -4,7 +4,7 @@
 #include <array>
 
 #include "muster/error.hpp"
-#include "src/core/quoted.hpp"
+#include "src/base/escaped.hpp"
 
 namespace muster::formats {
 

@@ -10,7 +10,7 @@
 #include <unordered_set>
 
 #include "muster/error.hpp"
-#include "src/core/quoted.hpp"
+#include "src/base/escaped.hpp"
 #include "src/formats/pickle.hpp"
 
 namespace muster::formats {

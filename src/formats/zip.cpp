@@ -17,7 +17,7 @@
 #include <unordered_set>
 
 #include "muster/error.hpp"
-#include "src/core/quoted.hpp"
+#include "src/base/escaped.hpp"
 
 namespace muster::formats {
 namespace {

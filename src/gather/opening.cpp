@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "src/core/quoted.hpp"
+#include "src/base/escaped.hpp"
 
 namespace muster::gather {
 namespace {

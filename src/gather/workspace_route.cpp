@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <charconv>
 
-#include "src/core/quoted.hpp"
+#include "src/base/escaped.hpp"
 #include "src/gather/merge_record.hpp"
 #include "src/gather/route.hpp"
 #include "src/gather/workspace_state.hpp"

@@ -8,7 +8,7 @@
 #include <charconv>
 
 #include "muster/error.hpp"
-#include "src/core/quoted.hpp"
+#include "src/base/escaped.hpp"
 #include "src/inspect/elements.hpp"
 
 namespace muster::inspect {

@@ -11,7 +11,6 @@
 
 #include "muster/error.hpp"
 #include "src/base/escaped.hpp"
-#include "src/core/quoted.hpp"
 
 namespace muster::inspect {
 namespace {

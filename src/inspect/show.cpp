@@ -15,7 +15,6 @@
 #include "src/base/escaped.hpp"
 #include "src/checkpoint/arrangement.hpp"
 #include "src/core/checksum.hpp"
-#include "src/core/quoted.hpp"
 
 namespace muster::inspect {
 

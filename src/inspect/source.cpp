@@ -10,12 +10,12 @@
 
 #include "muster/error.hpp"
 #include "muster/plan.hpp"
+#include "src/base/escaped.hpp"
 #include "src/checkpoint/export_job.hpp"
 #include "src/checkpoint/foreign_hdf5.hpp"
 #include "src/checkpoint/model_files.hpp"
 #include "src/checkpoint/shard_job.hpp"
 #include "src/checkpoint/shard_set.hpp"
-#include "src/core/quoted.hpp"
 #include "src/workspace/names.hpp"
 
 namespace muster::inspect {

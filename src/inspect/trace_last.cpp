@@ -8,7 +8,7 @@
 #include <tuple>
 
 #include "muster/error.hpp"
-#include "src/core/quoted.hpp"
+#include "src/base/escaped.hpp"
 #include "src/inspect/traces.hpp"
 #include "src/os/clock.hpp"
 #include "src/os/directory.hpp"

@@ -10,8 +10,8 @@
 
 #include "muster/error.hpp"
 #include "muster/version.hpp"
+#include "src/base/escaped.hpp"
 #include "src/core/parallel.hpp"
-#include "src/core/quoted.hpp"
 #include "src/os/file.hpp"
 #include "src/os/library.hpp"
 #include "src/os/process.hpp"

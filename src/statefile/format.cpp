@@ -10,7 +10,6 @@
 #include "muster/error.hpp"
 #include "src/base/escaped.hpp"
 #include "src/core/checksum.hpp"
-#include "src/core/quoted.hpp"
 #include "src/os/process.hpp"
 
 namespace muster::statefile {

@@ -9,9 +9,9 @@
 #include <numeric>
 
 #include "muster/error.hpp"
+#include "src/base/escaped.hpp"
 #include "src/core/checksum.hpp"
 #include "src/core/parallel.hpp"
-#include "src/core/quoted.hpp"
 #include "src/os/file.hpp"
 #include "src/os/process.hpp"
 #include "src/statefile/chunk_codec.hpp"

@@ -10,7 +10,6 @@
 #include "src/base/escaped.hpp"
 #include "src/core/element_range.hpp"
 #include "src/core/parallel.hpp"
-#include "src/core/quoted.hpp"
 #include "src/os/process.hpp"
 #include "src/statefile/writer_state.hpp"
 #include "src/trace/span.hpp"

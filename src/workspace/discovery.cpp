@@ -12,7 +12,7 @@
 
 #include "muster/error.hpp"
 #include "muster/state.hpp"
-#include "src/core/quoted.hpp"
+#include "src/base/escaped.hpp"
 #include "src/os/directory.hpp"
 #include "src/os/file.hpp"
 #include "src/os/publish.hpp"

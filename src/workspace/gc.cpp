@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "src/core/quoted.hpp"
+#include "src/base/escaped.hpp"
 #include "src/os/directory.hpp"
 #include "src/os/publish.hpp"
 #include "src/workspace/discovery.hpp"

@@ -20,7 +20,7 @@
 
 #include "muster/state_file.hpp"
 #include "muster/workspace.hpp"
-#include "src/core/quoted.hpp"
+#include "src/base/escaped.hpp"
 #include "src/os/directory.hpp"
 #include "src/sync/waits.hpp"
 #include "src/trace/span.hpp"

@@ -9,7 +9,7 @@
 #include <set>
 
 #include "muster/state_file.hpp"
-#include "src/core/quoted.hpp"
+#include "src/base/escaped.hpp"
 #include "src/os/directory.hpp"
 #include "src/os/publish.hpp"
 #include "src/workspace/discovery.hpp"

@@ -12,7 +12,7 @@
 #include "muster/error.hpp"
 #include "muster/model_dir.hpp"
 #include "muster/state.hpp"
-#include "src/core/quoted.hpp"
+#include "src/base/escaped.hpp"
 #include "src/inspect/elements.hpp"
 #include "src/inspect/output.hpp"
 #include "src/inspect/reports.hpp"

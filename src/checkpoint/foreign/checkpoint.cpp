@@ -9,12 +9,12 @@
 #include <system_error>
 
 #include "muster/error.hpp"
+#include "src/base/escaped.hpp"
 #include "src/checkpoint/foreign/dcp.hpp"
 #include "src/checkpoint/foreign/deepspeed.hpp"
 #include "src/checkpoint/foreign/fsdp.hpp"
 #include "src/checkpoint/foreign/rank_files.hpp"
 #include "src/checkpoint/foreign/torch_model.hpp"
-#include "src/core/quoted.hpp"
 
 namespace muster::foreign {
 namespace {

@@ -18,10 +18,10 @@
 #include "muster/config.hpp"
 #include "muster/error.hpp"
 #include "muster/state.hpp"
+#include "src/base/escaped.hpp"
 #include "src/checkpoint/foreign/dcp_metadata.hpp"
 #include "src/checkpoint/foreign/torch_model.hpp"
 #include "src/checkpoint/model_files.hpp"
-#include "src/core/quoted.hpp"
 #include "src/os/process.hpp"
 
 namespace muster::foreign {

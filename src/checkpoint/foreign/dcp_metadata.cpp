@@ -15,9 +15,9 @@
 #include <utility>
 
 #include "muster/error.hpp"
+#include "src/base/escaped.hpp"
 #include "src/checkpoint/foreign/torch_archive.hpp"
 #include "src/checkpoint/model_files.hpp"
-#include "src/core/quoted.hpp"
 
 namespace muster::foreign {
 namespace {

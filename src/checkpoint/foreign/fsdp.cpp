@@ -18,9 +18,9 @@
 #include <set>
 
 #include "muster/error.hpp"
+#include "src/base/escaped.hpp"
 #include "src/checkpoint/foreign/torch_model.hpp"
 #include "src/checkpoint/model_files.hpp"
-#include "src/core/quoted.hpp"
 #include "src/os/process.hpp"
 
 namespace muster::foreign {

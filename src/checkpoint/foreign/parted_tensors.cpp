@@ -9,9 +9,9 @@
 #include <numeric>
 
 #include "muster/error.hpp"
+#include "src/base/escaped.hpp"
 #include "src/checkpoint/foreign/packed_items.hpp"
 #include "src/checkpoint/strided_read.hpp"
-#include "src/core/quoted.hpp"
 
 namespace muster::foreign {
 namespace {

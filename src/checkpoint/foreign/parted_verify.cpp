@@ -9,9 +9,9 @@
 #include <tuple>
 
 #include "muster/error.hpp"
+#include "src/base/escaped.hpp"
 #include "src/checkpoint/foreign/parted_tensors.hpp"
 #include "src/core/parallel.hpp"
-#include "src/core/quoted.hpp"
 #include "src/formats/zip.hpp"
 
 namespace muster::foreign {

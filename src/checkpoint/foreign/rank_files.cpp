@@ -13,9 +13,9 @@
 #include "muster/config.hpp"
 #include "muster/error.hpp"
 #include "muster/model_dir.hpp"
+#include "src/base/escaped.hpp"
 #include "src/checkpoint/foreign/torch_model.hpp"
 #include "src/checkpoint/model_files.hpp"
-#include "src/core/quoted.hpp"
 #include "src/os/process.hpp"
 
 namespace muster::foreign {

@@ -15,7 +15,7 @@
 #include <cstring>
 
 #include "muster/error.hpp"
-#include "src/core/quoted.hpp"
+#include "src/base/escaped.hpp"
 #include "src/formats/zip.hpp"
 
 namespace muster::foreign {

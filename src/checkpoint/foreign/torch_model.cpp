@@ -10,8 +10,8 @@
 #include <unordered_set>
 
 #include "muster/error.hpp"
+#include "src/base/escaped.hpp"
 #include "src/checkpoint/model_files.hpp"
-#include "src/core/quoted.hpp"
 #include "src/os/process.hpp"
 
 namespace muster::foreign {

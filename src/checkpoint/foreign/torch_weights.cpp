@@ -7,8 +7,8 @@
 #include <array>
 
 #include "muster/error.hpp"
+#include "src/base/escaped.hpp"
 #include "src/checkpoint/foreign/torch_archive.hpp"
-#include "src/core/quoted.hpp"
 
 namespace muster::foreign {
 namespace {
