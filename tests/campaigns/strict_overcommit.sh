@@ -9,8 +9,14 @@ before=$(cat /proc/sys/vm/overcommit_memory)
 trap 'echo "$before" > /proc/sys/vm/overcommit_memory' EXIT
 echo 2 > /proc/sys/vm/overcommit_memory || { echo "skipped: vm.overcommit_memory cannot be set"; exit 77; }
 failed=0
-for program in conformance/gather_conformance conformance/merge_conformance conformance/stream_conformance \
-  multiprocess/region_test multiprocess/shm_route_test multiprocess/memory_test; do
-  if "$build/tests/$program" > /dev/null; then echo "ok      $program"; else echo "FAILED  $program"; failed=1; fi
-done
+while read -r program file; do
+  if "$build/tests/$program" "-sf=*/${file}_test.cpp" < /dev/null > /dev/null; then echo "ok      $file"; else echo "FAILED  $file"; failed=1; fi
+done <<'END'
+conformance/conformance gather
+conformance/conformance merge
+conformance/conformance stream
+multiprocess/multiprocess_tests region
+multiprocess/multiprocess_tests shm_route
+multiprocess/multiprocess_tests memory
+END
 exit $failed

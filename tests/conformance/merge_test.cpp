@@ -17,8 +17,6 @@ using namespace muster::test;
 
 namespace {
 
-constexpr int sizes[] = {1, 2, 4, 7};
-
 Make equal_patterns(DType dtype, const Shape& shape, int round) {
   return [=](int) { return pattern(dtype, shape, seed_of(0, round)); };
 }
@@ -41,7 +39,7 @@ std::string refused(SyncGroup& group, const TensorView& mine, const Merge& merge
 }  // namespace
 
 TEST_CASE("every kind of merge, each rank as the first") {
-  for (const int size : sizes) {
+  for (const int size : group_sizes) {
     CAPTURE(size);
     run_ranks(size, [&](SyncGroup& group) {
       int round = 0;

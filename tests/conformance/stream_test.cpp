@@ -17,10 +17,8 @@ using namespace muster::test;
 
 namespace {
 
-constexpr int sizes[] = {1, 2, 4, 7};
-
 /// Of every kind: nested values, scalars, empty tensors, all dtypes, absent ones.
-Config layer_of(int rank, std::uint64_t layer) {
+Config layer_of_stream(int rank, std::uint64_t layer) {
   if ((static_cast<std::uint64_t>(rank) + layer) % 5 == 4) return {};
   Config config = Config::object({{"rank", rank},
                                   {"layer", layer},
@@ -38,18 +36,18 @@ Config layer_of(int rank, std::uint64_t layer) {
 }  // namespace
 
 TEST_CASE("each rank as the first, layers of every kind, several streams of one group") {
-  for (const int size : sizes) {
+  for (const int size : group_sizes) {
     CAPTURE(size);
     run_ranks(size, [&](SyncGroup& group) {
       for (int first = 0; first < size; ++first) {
-        const StreamReport report = stream_and_check(group, ranks_from(first, size), 24, layer_of);
+        const StreamReport report = stream_and_check(group, ranks_from(first, size), 24, layer_of_stream);
         // A route may need a preflight once.
         RANK_CHECK(report.rounds >= 2);
         RANK_CHECK(report.rounds <= (first == 0 ? 5 : 3));
         RANK_CHECK(report.route != Route::automatic);
         RANK_CHECK(!report.reason.empty());
       }
-      RANK_CHECK(stream_and_check(group, ranks_from(0, size), 0, layer_of).parts == 0);
+      RANK_CHECK(stream_and_check(group, ranks_from(0, size), 0, layer_of_stream).parts == 0);
     });
   }
 }
@@ -140,7 +138,7 @@ TEST_CASE("disjoint lists with budgets of their own, and ranks in none") {
       if (std::ranges::find(list, group.rank()) != list.end()) mine = list;
     const std::uint64_t budget = mine.size() == 3 ? 128_KiB : 1_MiB;
     const Model model = [](int rank, std::uint64_t layer) {
-      Config config = layer_of(rank, layer);
+      Config config = layer_of_stream(rank, layer);
       if (config.is_object()) config["large"] = pattern(DType::f16, {90, 999}, seed_of(rank, layer));
       return config;
     };
@@ -193,7 +191,7 @@ TEST_CASE("arguments: everybody hears the same, and the group goes on") {
   run_ranks(3, [](SyncGroup& group) {
     const auto refused = [&](ErrorKind kind, const std::string& part, const std::function<void()>& call) {
       error_of(kind, {part}, call);
-      stream_and_check(group, {0, 1, 2}, 2, layer_of);
+      stream_and_check(group, {0, 1, 2}, 2, layer_of_stream);
     };
     const std::vector<int> all = {0, 1, 2};
     const LayerSource none = [] { return std::nullopt; };

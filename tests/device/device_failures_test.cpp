@@ -196,11 +196,10 @@ TEST_CASE("a killed sender is named by all others within a second or so, on ever
       const auto group = groups.join(rank);
       const Tensor mine = device_pattern(DType::u8, {8 << 20}, 1, rank);
       const GatherOptions options = is_to_device ? to_device() : GatherOptions{};
-      try {
+      const Error error = error_of(ErrorKind::peer_lost, {}, [&] {
         for (;;) (void)get_tensors_parallel(mine, all_of(*group), *group, options);
-      } catch (const Error& error) {
-        if (error.kind() != ErrorKind::peer_lost || error.rank() != 1) throw;
-      }
+      });
+      RANK_CHECK(error.rank() == 1);
     });
     std::this_thread::sleep_for(300ms);
     ranks.signal(1, SIGKILL);

@@ -6,7 +6,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <optional>
 #include <string>
@@ -14,17 +13,16 @@
 
 #include "muster/error.hpp"
 #include "src/statefile/format.hpp"
+#include "tests/fuzz/target.hpp"
 
 namespace {
 
 using namespace muster;
 using namespace muster::statefile;
+using muster::test::may_fail;
+using muster::test::require;
 
 constexpr std::uint64_t file_bytes = 1 << 20;
-
-void require(bool condition) {
-  if (!condition) std::abort();
-}
 
 void check_tensor(const Catalogue& catalogue, std::size_t i) {
   const StateTensor& tensor = catalogue.tensors[i];
@@ -70,12 +68,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     counts[3] = bytes.size() - before;
     if (data[0] % 2 == 1) std::memcpy(bytes.data() + 32, &counts[3], 8);
   }
-  try {
+  may_fail({ErrorKind::corrupt}, [&] {
     const Catalogue catalogue = decode_catalogue(bytes, block, name);
     check(catalogue);
     require(encode_catalogue(catalogue) == bytes);
-  } catch (const Error& error) {
-    require(error.kind() == ErrorKind::corrupt);
-  }
+  });
   return 0;
 }

@@ -8,18 +8,15 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <vector>
 
 #include "src/statefile/chunk_codec.hpp"
+#include "tests/fuzz/target.hpp"
 
 namespace {
 
 using namespace muster::statefile;
-
-void require(bool condition) {
-  if (!condition) std::abort();
-}
+using muster::test::require;
 
 }  // namespace
 

@@ -3,15 +3,17 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <span>
 
 #include "muster/error.hpp"
 #include "src/core/descriptor.hpp"
+#include "tests/fuzz/target.hpp"
 
 namespace {
 
 using namespace muster;
+using muster::test::may_fail;
+using muster::test::require;
 
 constexpr std::uint64_t memory_size = 4096;
 // All alike, so that a tensor may come to lie elsewhere.
@@ -27,14 +29,12 @@ Tensor in_memory(DType dtype, const Shape& shape, std::uint64_t nbytes, core::Pl
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const std::span bytes(reinterpret_cast<const std::byte*>(data), size);
-  try {
+  may_fail({ErrorKind::corrupt, ErrorKind::version}, [&] {
     const Config config = core::decode_descriptor(bytes, in_memory);
     const auto again = core::encode_descriptor(config, [](const Tensor& tensor) {
       return std::optional(core::Place{1, static_cast<std::uint64_t>(tensor.data() - memory)});
     });
-    if (!(core::decode_descriptor(again, in_memory) == config)) std::abort();
-  } catch (const Error& error) {
-    if (error.kind() != ErrorKind::corrupt && error.kind() != ErrorKind::version) std::abort();
-  }
+    require(core::decode_descriptor(again, in_memory) == config);
+  });
   return 0;
 }

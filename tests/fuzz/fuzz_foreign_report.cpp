@@ -5,22 +5,15 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <span>
 #include <string>
 
 #include "muster/error.hpp"
 #include "src/checkpoint/foreign_hdf5.hpp"
+#include "tests/fuzz/target.hpp"
 
 using namespace muster;
-
-namespace {
-
-void require(bool condition) {
-  if (!condition) std::abort();
-}
-
-}  // namespace
+using muster::test::require;
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   constexpr std::uint64_t file_bytes = 4096;

@@ -7,14 +7,16 @@
 
 #include "muster/error.hpp"
 #include "src/formats/pickle.hpp"
+#include "tests/fuzz/target.hpp"
 
 using namespace muster;
 using formats::Pickle;
 using formats::PickleKind;
+using muster::test::may_fail;
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   std::size_t used = 0;
-  try {
+  may_fail({ErrorKind::corrupt, ErrorKind::unsupported}, [&] {
     const Pickle pickle = Pickle::parse(std::as_bytes(std::span(data, size)), &used);
     if (used > size || pickle.root() >= pickle.size()) std::abort();
     std::size_t sum = 0;
@@ -28,8 +30,6 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       if (const auto state = pickle.state(ref); state && *state >= pickle.size()) std::abort();
     }
     if (sum == SIZE_MAX) std::abort();
-  } catch (const Error& error) {
-    if (error.kind() != ErrorKind::corrupt && error.kind() != ErrorKind::unsupported) std::abort();
-  }
+  });
   return 0;
 }

@@ -6,19 +6,16 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <string>
 
 #include "muster/error.hpp"
 #include "src/checkpoint/model_files.hpp"
+#include "tests/fuzz/target.hpp"
 
 namespace {
 
 using namespace muster;
-
-void require(bool condition) {
-  if (!condition) std::abort();
-}
+using muster::test::require;
 
 SafetensorsHeader parse(const std::string& head, std::uint64_t file_size) {
   return parse_safetensors_header(std::as_bytes(std::span(head)), file_size, "fuzz");

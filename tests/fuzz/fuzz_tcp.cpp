@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <span>
 
@@ -13,11 +12,14 @@
 #include "src/hosts/transport.hpp"
 #include "src/tcp/frames.hpp"
 #include "src/tcp/meeting_words.hpp"
+#include "tests/fuzz/target.hpp"
 
 namespace {
 
 using namespace muster;
 using namespace muster::tcp;
+using muster::test::may_fail;
+using muster::test::require;
 
 constexpr int ranks = 4;
 constexpr Token token{std::byte{1}};
@@ -30,33 +32,27 @@ Value first_of(std::span<const std::byte> bytes) {
   return value;
 }
 
-void expect(bool holds) {
-  if (!holds) std::abort();
-}
-
 void check_frames(std::span<const std::byte> bytes, Way way) {
   for (; bytes.size() >= sizeof(Frame); bytes = bytes.subspan(sizeof(Frame))) {
-    try {
+    may_fail({ErrorKind::corrupt}, [&] {
       const Frame frame = parse_frame(bytes.first<sizeof(Frame)>(), way);
-      expect(frame.bytes_behind() <= hosts::largest_piece && frame.tag >= 0);
-      expect(frame.bytes_behind() == 0 || way == Way::forwards);
-    } catch (const Error& error) {
-      expect(error.kind() == ErrorKind::corrupt);
-    }
+      require(frame.bytes_behind() <= hosts::largest_piece && frame.tag >= 0);
+      require(frame.bytes_behind() == 0 || way == Way::forwards);
+    });
   }
 }
 
 void check_meeting(std::span<const std::byte> bytes) {
   const CardVerdict verdict = verdict_on(first_of<Card>(bytes), token, ranks);
-  expect(!verdict.is_stranger || !verdict.failure);
+  require(!verdict.is_stranger || !verdict.failure);
   const auto head = first_of<AnswerHead>(bytes);
   if (!is_answer(head, ranks)) return;
-  expect(head.bytes <= 4096);
+  require(head.bytes <= 4096);
   if (head.kind != AnswerKind::addresses) return;
   std::vector<std::byte> body(head.bytes);
   const auto rest = bytes.subspan(std::min(bytes.size(), sizeof head));
   std::ranges::copy(rest.first(std::min(rest.size(), body.size())), body.begin());
-  expect(addresses_in(body, asio::ip::address_v4::loopback()).of_ranks.size() == ranks);
+  require(addresses_in(body, asio::ip::address_v4::loopback()).of_ranks.size() == ranks);
 }
 
 }  // namespace
@@ -67,7 +63,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   switch (data[0] % 5) {
     case 0: {
       const auto rank = parse_hello(bytes, token, 1, ranks);
-      expect(!rank || (*rank >= 0 && *rank < ranks && *rank != 1));
+      require(!rank || (*rank >= 0 && *rank < ranks && *rank != 1));
       break;
     }
     case 1:
@@ -81,7 +77,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       break;
     default:
       if (const auto address = parse_published({reinterpret_cast<const char*>(bytes.data()), bytes.size()}))
-        expect(parse_published(text_of(*address)).has_value());
+        require(parse_published(text_of(*address)).has_value());
   }
   return 0;
 }

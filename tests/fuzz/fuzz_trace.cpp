@@ -3,19 +3,16 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <span>
 
 #include "muster/error.hpp"
 #include "src/trace/reading.hpp"
+#include "tests/fuzz/target.hpp"
 
 namespace {
 
 using namespace muster::trace;
-
-void require(bool condition) {
-  if (!condition) std::abort();
-}
+using muster::test::require;
 
 void check(const Process& process) {
   require(process.rank >= -1 && process.job.size() == 32);

@@ -9,25 +9,23 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <string>
 
 #include "muster/error.hpp"
 #include "src/core/checksum.hpp"
 #include "src/statefile/format.hpp"
+#include "tests/fuzz/target.hpp"
 
 namespace {
 
 using namespace muster;
 using namespace muster::statefile;
+using muster::test::may_fail;
+using muster::test::require;
 
 constexpr std::size_t fields_bytes = 136;  // and some of the zeros
 constexpr std::size_t at_superblock_checksum = 112;
-
-void require(bool condition) {
-  if (!condition) std::abort();
-}
 
 bool is_inside(const Extent& extent, std::uint64_t file_bytes) {
   return extent.offset >= head_bytes && extent.offset <= file_bytes && extent.bytes <= file_bytes - extent.offset;
@@ -35,15 +33,13 @@ bool is_inside(const Extent& extent, std::uint64_t file_bytes) {
 
 void decode(std::span<const std::byte> head, std::uint64_t file_bytes) {
   static const std::string name = "fuzz";
-  try {
+  may_fail({ErrorKind::corrupt, ErrorKind::version}, [&] {
     const UserBlock block = decode_user_block(head, file_bytes, name);
     require(block.file_bytes == file_bytes && block.version == format_version && has_magic(head));
     require(block.info.rank >= 0 && block.info.rank < block.info.world_size);
     require(is_inside(block.catalogue, file_bytes) && is_inside(block.config, file_bytes));
     require(std::ranges::equal(encode_user_block(block), head.first(user_block_bytes)));
-  } catch (const Error& error) {
-    require(error.kind() == ErrorKind::corrupt || error.kind() == ErrorKind::version);
-  }
+  });
 }
 
 }  // namespace

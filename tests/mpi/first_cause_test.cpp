@@ -30,33 +30,20 @@ void expect_one_cause(const std::function<void(SyncGroup&, Clock::time_point)>& 
           (void)get_tensors_parallel(Tensor::allocate(DType::u8, {100000}), ranks_from(first, group.size()), group);
         if (group.rank() == 0) words[0] = static_cast<std::uint64_t>((Clock::now() + 20ms).time_since_epoch().count());
         Clock::time_point moment;
-        std::string said;
-        try {
+        const Error error = error_of([&] {
           // Who is slow may hear of it here.
           group.barrier();
           moment = Clock::time_point(Clock::duration(static_cast<Clock::rep>(words[0].load())));
           fails(group, moment);
-        } catch (const Error& error) {
-          said = error.what();
-          RANK_CHECK(Clock::now() - moment < 3s || moment == Clock::time_point());
-        }
-        RANK_CHECK(!said.empty());
+        });
+        RANK_CHECK(Clock::now() - moment < 3s || moment == Clock::time_point());
+        const std::string said = error.what();
         say(said);
-        for (int again = 0; again < 2; ++again) {
-          std::string then;
-          try {
-            group.barrier();
-          } catch (const Error& error) {
-            then = error.what();
-          }
-          RANK_CHECK(then == said);
-        }
+        for (int again = 0; again < 2; ++again) RANK_CHECK(error_of([&] { group.barrier(); }).what() == said);
       },
       20s);
-  for (const Ended& one : ended) {
-    CHECK_MESSAGE(one.ok(), "status ", one.exit_status, ", signal ", one.signal, ": ", one.words);
-    CHECK(one.words == ended.front().words);
-  }
+  check_ended(ended);
+  for (const Ended& one : ended) CHECK(one.words == ended.front().words);
 }
 
 }  // namespace

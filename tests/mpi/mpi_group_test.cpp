@@ -13,6 +13,7 @@
 #include "src/hosts/hosts.hpp"
 #include "src/mpi/mpi_transport.hpp"
 #include "src/sync/group.hpp"
+#include "tests/support/exchanges.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/patterns.hpp"
 #include "tests/support/thrown.hpp"
@@ -22,17 +23,6 @@ using namespace muster::test;
 using namespace std::chrono_literals;
 
 namespace {
-
-ErrorKind kind_of(const std::function<void()>& call, const std::string& words) {
-  try {
-    call();
-  } catch (const Error& error) {
-    if (std::string(error.what()).find(words) == std::string::npos)
-      throw RankFailure(std::string("other words: ") + error.what());
-    return error.kind();
-  }
-  throw RankFailure("nothing was thrown, which should have said: " + words);
-}
 
 /// A communicator of this test's own, freed at its end.
 struct OwnComm {
@@ -44,15 +34,6 @@ struct OwnComm {
     if (comm != MPI_COMM_NULL) MPI_Comm_free(&comm);
   }
 };
-
-void check_gather(SyncGroup& group) {
-  std::vector<int> ranks = ranks_from(group.size() - 1, group.size());
-  const Tensor mine = pattern(DType::f32, {1000}, static_cast<std::uint64_t>(group.rank()));
-  const GatheredTensors all = get_tensors_parallel(mine, ranks, group);
-  RANK_CHECK(all.present().size() == (group.rank() == ranks.front() ? ranks.size() : 0));
-  for (const auto& [rank, tensor] : all.present())
-    RANK_CHECK(is_pattern(tensor, DType::f32, {1000}, static_cast<std::uint64_t>(rank)));
-}
 
 }  // namespace
 
@@ -67,18 +48,18 @@ extern "C" int MPI_Comm_get_attr(MPI_Comm comm, int key, void* value, int* flag)
 
 TEST_CASE("communicators that cannot be a group are refused with the remedy, and nobody's process ends") {
   run_ranks(4, [](SyncGroup& group) {
-    RANK_CHECK(kind_of([] { mpi_group(MPI_COMM_NULL); }, "MPI_COMM_NULL") == ErrorKind::argument);
+    error_of(ErrorKind::argument, {"MPI_COMM_NULL"}, [] { mpi_group(MPI_COMM_NULL); });
     OwnComm half;
     MPI_Comm_split(MPI_COMM_WORLD, group.rank() % 2, group.rank(), &half.comm);
     OwnComm both;
     MPI_Intercomm_create(half.comm, 0, MPI_COMM_WORLD, group.rank() % 2 == 0 ? 1 : 0, 5, &both.comm);
-    RANK_CHECK(kind_of([&] { mpi_group(both.comm); }, "MPI_Intercomm_merge") == ErrorKind::argument);
+    error_of(ErrorKind::argument, {"MPI_Intercomm_merge"}, [&] { mpi_group(both.comm); });
     // Its errors are as they were: fatal, as the standard has it.
     MPI_Errhandler handler = MPI_ERRHANDLER_NULL;
     MPI_Comm_get_errhandler(MPI_COMM_WORLD, &handler);
     RANK_CHECK(handler == MPI_ERRORS_ARE_FATAL);
     MPI_Errhandler_free(&handler);
-    check_gather(group);
+    gather_and_check(group);
   });
 }
 
@@ -87,14 +68,14 @@ TEST_CASE("a rank that does not come is waited for until the deadline, and the r
     if (group.rank() == 1) {
       std::this_thread::sleep_for(600ms);
     } else {
-      RANK_CHECK(kind_of([] { mpi_group(MPI_COMM_WORLD, {.timeout = 300ms}); }, "all of them have to make the group") ==
-                 ErrorKind::timeout);
+      error_of(ErrorKind::timeout, {"all of them have to make the group"},
+               [] { mpi_group(MPI_COMM_WORLD, {.timeout = 300ms}); });
     }
     group.barrier();
     // MPI waits for the duplicate that one has not made.
     ::_exit(0);
   });
-  for (const Ended& one : ended) CHECK_MESSAGE(one.ok(), one.words);
+  check_ended(ended);
 }
 
 TEST_CASE("groups of parts, in another order, of this rank alone, several at once") {
@@ -110,10 +91,10 @@ TEST_CASE("groups of parts, in another order, of this rank alone, several at onc
     const auto alone = mpi_group(MPI_COMM_SELF);
     RANK_CHECK(alone->size() == 1);
     for (int i = 0; i < 3; ++i) {
-      check_gather(*turned);
-      check_gather(*odd_or_even);
-      check_gather(*alone);
-      check_gather(group);
+      gather_and_check(*turned);
+      gather_and_check(*odd_or_even);
+      gather_and_check(*alone);
+      gather_and_check(group);
     }
     RANK_CHECK(group.split(all_ranks)->size() == group.size());
     // Of a communicator in another order: its numbers are what messages say.
@@ -121,17 +102,17 @@ TEST_CASE("groups of parts, in another order, of this rank alone, several at onc
     RANK_CHECK((odd != nullptr) == (turned->rank() % 2 == 1));
     if (odd) {
       RANK_CHECK(odd->info(0).rank == 3);
-      check_gather(*odd);
+      gather_and_check(*odd);
     }
     const auto copy = turned->duplicate();
     const auto companion = sync::inside(*copy).companion();
     companion->barrier();
-    check_gather(*copy);
+    gather_and_check(*copy);
     // In another order on each rank: the end of a group is nobody else's business.
     std::vector<std::shared_ptr<SyncGroup>> all = {turned, odd_or_even, alone, copy};
     std::rotate(all.begin(), all.begin() + group.rank() % 4, all.end());
     all.clear();
-    check_gather(group);
+    gather_and_check(group);
   });
 }
 
@@ -141,7 +122,7 @@ TEST_CASE("many groups one after another, as MUSTER_TEST_GROUPS says: MPI has 20
     const int count = text == nullptr ? 100 : std::atoi(text);
     for (int i = 0; i < count; ++i) {
       const auto one = mpi_group(MPI_COMM_WORLD);
-      if (i % 50 == 0) check_gather(*one);
+      if (i % 50 == 0) gather_and_check(*one);
     }
     for (int i = 0; i < 100; ++i) group.duplicate()->barrier();
   });
@@ -162,11 +143,11 @@ TEST_CASE("groups have as many tags as MPI has for MPI_COMM_WORLD") {
 TEST_CASE("another thread is refused where MPI has not been initialised for it") {
   run_ranks(2, [](SyncGroup& group) {
     std::thread([&] {
-      RANK_CHECK(kind_of([] { mpi_group(MPI_COMM_SELF); }, "MPI_THREAD_MULTIPLE") == ErrorKind::unsupported);
-      RANK_CHECK(kind_of([&] { group.barrier(); }, "MPI_THREAD_MULTIPLE") == ErrorKind::unsupported);
+      error_of(ErrorKind::unsupported, {"MPI_THREAD_MULTIPLE"}, [] { mpi_group(MPI_COMM_SELF); });
+      error_of(ErrorKind::unsupported, {"MPI_THREAD_MULTIPLE"}, [&] { group.barrier(); });
     }).join();
     // Neither of them has harmed it.
-    check_gather(group);
+    gather_and_check(group);
   });
 }
 
@@ -175,8 +156,7 @@ TEST_CASE("a failure that another thread declares reaches all hosts") {
     const auto copy = group.duplicate();
     if (copy->rank() == 1)
       std::thread([&] { copy->poison(Error(ErrorKind::cancelled, "enough", {.rank = 1})); }).join();
-    RANK_CHECK(kind_of([&] { copy->barrier({.timeout = 5s, .stop = {}, .phase = "barrier"}); }, "enough") ==
-               ErrorKind::cancelled);
+    error_of(ErrorKind::cancelled, {"enough"}, [&] { copy->barrier({.timeout = 5s, .stop = {}, .phase = "barrier"}); });
     group.barrier();
   });
 }
@@ -197,18 +177,18 @@ TEST_CASE("a rank that works for long inside one call keeps those of another hos
 TEST_CASE("groups that the program forgets before MPI_Finalize end with it, and say so afterwards") {
   const auto ended = try_ranks(4, [](SyncGroup& group) {
     const auto forgotten = group.duplicate();
-    check_gather(*forgotten);
+    gather_and_check(*forgotten);
     MPI_Finalize();
-    RANK_CHECK(kind_of([&] { forgotten->barrier(); }, "MPI has ended") == ErrorKind::argument);
-    RANK_CHECK(kind_of([] { mpi_group(MPI_COMM_WORLD); }, "has ended") == ErrorKind::argument);
+    error_of(ErrorKind::argument, {"MPI has ended"}, [&] { forgotten->barrier(); });
+    error_of(ErrorKind::argument, {"has ended"}, [] { mpi_group(MPI_COMM_WORLD); });
     ::_exit(0);
   });
-  for (const Ended& one : ended) CHECK_MESSAGE(one.ok(), one.words);
+  check_ended(ended);
 }
 
 TEST_CASE("mpi_group() before MPI_Init") {
   const auto ended = Ranks(1, [](int) {
-                       RANK_CHECK(kind_of([] { mpi_group(MPI_COMM_WORLD); }, "MPI_Init_thread") == ErrorKind::argument);
+                       error_of(ErrorKind::argument, {"MPI_Init_thread"}, [] { mpi_group(MPI_COMM_WORLD); });
                      }).wait();
   CHECK_MESSAGE(ended.front().ok(), ended.front().words);
 }
@@ -217,11 +197,11 @@ TEST_CASE("ranks of other versions and of other byte order cannot be in one grou
   std::vector<hosts::Card> cards(3, hosts::own_card());
   CHECK_NOTHROW(hosts::check_versions(cards));
   std::memcpy(cards[2].version.data(), "0.0.1", 6);
-  CHECK(kind_of([&] { hosts::check_versions(cards); }, "rank 2 runs Muster 0.0.1") == ErrorKind::version);
+  error_of(ErrorKind::version, {"rank 2 runs Muster 0.0.1"}, [&] { hosts::check_versions(cards); });
   cards[2] = cards[0];
   cards[1].magic = __builtin_bswap32(hosts::Card::right_magic);
-  CHECK(kind_of([&] { hosts::check_versions(cards); }, "byte order") == ErrorKind::version);
+  error_of(ErrorKind::version, {"byte order"}, [&] { hosts::check_versions(cards); });
   cards[1] = {};
   cards[1].magic = 7;
-  CHECK(kind_of([&] { hosts::check_versions(cards); }, "one version") == ErrorKind::version);
+  error_of(ErrorKind::version, {"one version"}, [&] { hosts::check_versions(cards); });
 }

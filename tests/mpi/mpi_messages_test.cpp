@@ -101,18 +101,15 @@ TEST_CASE("ranks of two hosts that both send first go on, up to 256 KiB") {
 TEST_CASE("a rank of another host that does not receive costs 256 KiB, then its sender waits to the deadline") {
   for (const std::size_t bytes : {std::size_t{1}, std::size_t{1000}, std::size_t{100} << 10}) {
     CAPTURE(bytes);
-    const auto ended = try_ranks(2, [&](SyncGroup& group) {
+    run_ranks(2, [&](SyncGroup& group) {
       std::size_t sent = 0;
-      try {
+      const Error error = error_of(ErrorKind::timeout, {}, [&] {
         if (group.rank() == 1) group.barrier();
         for (;; ++sent) group.send(1, message_of(bytes, 1), {.timeout = 500ms, .stop = {}, .phase = "sending"});
-      } catch (const Error& error) {
-        RANK_CHECK(error.kind() == ErrorKind::timeout);
-        RANK_CHECK(error.rank() == 1);
-        if (group.rank() == 0) RANK_CHECK(sent * bytes <= 256 << 10 && sent >= (256 << 10) / std::max(bytes, 256UL));
-      }
+      });
+      RANK_CHECK(error.rank() == 1);
+      if (group.rank() == 0) RANK_CHECK(sent * bytes <= 256 << 10 && sent >= (256 << 10) / std::max(bytes, 256UL));
     });
-    for (const Ended& one : ended) CHECK_MESSAGE(one.ok(), one.words);
   }
 }
 
@@ -133,17 +130,13 @@ TEST_CASE("a message on its way outlives its sender's group") {
 
 TEST_CASE("a message that was found in a round and is longer than its receiver allows fails the group") {
   const auto ended = try_ranks(4, [](SyncGroup& group) {
-    try {
+    const Error error = error_of(ErrorKind::corrupt, {}, [&] {
       if (group.rank() == 0) group.send(1, message_of(100, 1));
       group.barrier();
       if (group.rank() == 1) (void)group.receive(0, 99);
       group.barrier();
-    } catch (const Error& error) {
-      RANK_CHECK(error.kind() == ErrorKind::corrupt);
-      say(error.what());
-      return;
-    }
-    throw RankFailure("nothing was thrown");
+    });
+    say(error.what());
   });
   for (const Ended& one : ended) {
     CHECK_MESSAGE(one.ok(), one.words);
@@ -154,21 +147,17 @@ TEST_CASE("a message that was found in a round and is longer than its receiver a
 TEST_CASE("an error of MPI on one rank fails the group: nobody waits to the deadline") {
   const auto ended = try_ranks(4, [](SyncGroup& group) {
     const auto begin = std::chrono::steady_clock::now();
-    try {
+    const Error error = error_of(ErrorKind::peer_lost, {}, [&] {
       group.barrier();
       if (group.rank() == 2) fails_at = 3;
       if (group.rank() == 0) std::this_thread::sleep_for(300ms);
       group.barrier();
-    } catch (const Error& error) {
-      RANK_CHECK(error.kind() == ErrorKind::peer_lost);
-      RANK_CHECK(std::chrono::steady_clock::now() - begin < 3s);
-      RANK_CHECK(group.failure().has_value());
-      say(error.what());
-      // The others hear it from here, too.
-      std::this_thread::sleep_for(1s);
-      return;
-    }
-    throw RankFailure("nothing was thrown");
+    });
+    RANK_CHECK(std::chrono::steady_clock::now() - begin < 3s);
+    RANK_CHECK(group.failure().has_value());
+    say(error.what());
+    // The others hear it from here, too.
+    std::this_thread::sleep_for(1s);
   });
   for (const Ended& one : ended) {
     CHECK_MESSAGE(one.ok(), one.words);
@@ -221,19 +210,14 @@ TEST_CASE("where MPI may still read what its caller frees, a thread that waits a
       looks_before = looks.load();
     });
     const auto begin = std::chrono::steady_clock::now();
-    bool is_refused = false;
-    try {
-      (void)group.receive(0, 8);
-    } catch (const Error& error) {
-      is_refused = std::string(error.what()).find(mpi::resting_words) != std::string::npos;
-    }
+    const Error error = error_of([&] { (void)group.receive(0, 8); });
     beside.join();
-    RANK_CHECK(is_refused);
+    RANK_CHECK(says(error, mpi::resting_words));
     RANK_CHECK(std::chrono::steady_clock::now() - begin < 1500ms);
     std::this_thread::sleep_for(200ms);
     RANK_CHECK(looks == looks_before);
     ::_exit(0);
   });
-  for (const Ended& one : ended) CHECK_MESSAGE(one.ok(), one.words);
+  check_ended(ended);
   ::unsetenv("MUSTER_TEST_MPI_THREADS");
 }

@@ -22,16 +22,13 @@ using namespace std::chrono_literals;
 
 namespace {
 
-constexpr int size = 4;
-const std::vector<int> list = {0, 1, 2, 3};
-
 /// What `rank` gives in `turn`.
 Tensor tensor_of(int rank, int turn, std::int64_t rows = 300) {
   return pattern(DType::u8, {rows, 100}, static_cast<std::uint64_t>(100 * turn + rank));
 }
 
 void check_turn(const GatheredTensors& result, int rank, int turn) {
-  RANK_CHECK(result.size() == (rank == 0 ? list.size() : 0));
+  RANK_CHECK(result.size() == (rank == 0 ? four.size() : 0));
   for (const auto& [from, tensor] : result.present()) RANK_CHECK(bitwise_equal(tensor, tensor_of(from, turn)));
 }
 
@@ -46,11 +43,11 @@ LayerSource layers_of(int rank, int layers) {
 }  // namespace
 
 TEST_CASE("works of a group come in the order they were started, beside other calls of the group") {
-  run_ranks(size, [](SyncGroup& group) {
+  run_ranks(4, [](SyncGroup& group) {
     std::vector<Work<GatheredTensors>> works;
     for (int turn = 0; turn < 6; ++turn) {
-      works.push_back(get_tensors_async(tensor_of(group.rank(), turn), list, group));
-      check_turn(get_tensors_parallel(tensor_of(group.rank(), 50 + turn), list, group), group.rank(), 50 + turn);
+      works.push_back(get_tensors_async(tensor_of(group.rank(), turn), four, group));
+      check_turn(get_tensors_parallel(tensor_of(group.rank(), 50 + turn), four, group), group.rank(), 50 + turn);
       group.barrier();
     }
     for (int turn = 5; turn >= 0; --turn) {
@@ -64,12 +61,12 @@ TEST_CASE("works of a group come in the order they were started, beside other ca
 }
 
 TEST_CASE("each kind of work gives what the call without _async gives") {
-  run_ranks(size, [](SyncGroup& group) {
+  run_ranks(4, [](SyncGroup& group) {
     const int rank = group.rank();
-    auto configs = get_configs_async(rank == 2 ? std::nullopt : std::optional(Config(rank)), list, group);
-    auto merged = merge_tensor_async(tensor_of(rank, 0), merge::concat(0), list, group);
+    auto configs = get_configs_async(rank == 2 ? std::nullopt : std::optional(Config(rank)), four, group);
+    auto merged = merge_tensor_async(tensor_of(rank, 0), merge::concat(0), four, group);
     std::vector<int> seen;
-    auto stream = gather_each_async(layers_of(rank, 5), list, group, [&](LayerPart& part) {
+    auto stream = gather_each_async(layers_of(rank, 5), four, group, [&](LayerPart& part) {
       for (const auto& [from, config] : part.present())
         RANK_CHECK(bitwise_equal(config.as_tensor(), tensor_of(from, static_cast<int>(part.layer))));
       seen.push_back(static_cast<int>(part.layer));
@@ -88,14 +85,14 @@ TEST_CASE("each kind of work gives what the call without _async gives") {
 }
 
 TEST_CASE("the caller goes on while a work waits for a rank that comes late, and has its memory back when it is done") {
-  run_ranks(size, [](SyncGroup& group) {
+  run_ranks(4, [](SyncGroup& group) {
     std::vector<std::byte> mine(30000, std::byte{7});
     if (group.rank() == 3) std::this_thread::sleep_for(300ms);
     const auto begin = std::chrono::steady_clock::now();
-    Work<GatheredTensors> warm = get_tensors_async(tensor_of(group.rank(), 0), list, group);
+    Work<GatheredTensors> warm = get_tensors_async(tensor_of(group.rank(), 0), four, group);
     (void)warm.get();
     if (group.rank() == 3) std::this_thread::sleep_for(300ms);
-    Work<GatheredTensors> work = get_tensors_async(Tensor::borrow({DType::u8, {30000}, mine.data()}), list, group);
+    Work<GatheredTensors> work = get_tensors_async(Tensor::borrow({DType::u8, {30000}, mine.data()}), four, group);
     if (group.rank() == 0) RANK_CHECK(!work.is_done());
     RANK_CHECK(work.wait_for(20s));
     RANK_CHECK(work.is_done());
@@ -108,8 +105,8 @@ TEST_CASE("the caller goes on while a work waits for a rank that comes late, and
 }
 
 TEST_CASE("what a work throws is what the call throws: arguments leave the group well") {
-  run_ranks(size, [](SyncGroup& group) {
-    Work<GatheredTensors> work = get_tensors_async(tensor_of(group.rank(), 0, 100 + group.rank()), list, group);
+  run_ranks(4, [](SyncGroup& group) {
+    Work<GatheredTensors> work = get_tensors_async(tensor_of(group.rank(), 0, 100 + group.rank()), four, group);
     const Error error = error_of([&] { (void)work.get(); });
     RANK_CHECK(error.kind() == ErrorKind::rank_mismatch);
     RANK_CHECK(says(error, "[101, 100]"));
@@ -118,21 +115,21 @@ TEST_CASE("what a work throws is what the call throws: arguments leave the group
           if (rank == 1) throw std::runtime_error("no such layer");
           return std::nullopt;
         },
-        list, group, [](LayerPart&) {});
+        four, group, [](LayerPart&) {});
     RANK_CHECK(says(error_of([&] { (void)stream.get(); }), "no such layer"));
     RANK_CHECK(!group.failure());
-    check_turn(get_tensors_async(tensor_of(group.rank(), 1), list, group).get(), group.rank(), 1);
+    check_turn(get_tensors_async(tensor_of(group.rank(), 1), four, group).get(), group.rank(), 1);
   });
 }
 
 TEST_CASE("a cancelled work poisons the group and the works behind it") {
-  run_ranks(size, [](SyncGroup& group) {
+  run_ranks(4, [](SyncGroup& group) {
     std::stop_source stop;
-    (void)get_tensors_async(tensor_of(group.rank(), 0), list, group).get();
+    (void)get_tensors_async(tensor_of(group.rank(), 0), four, group).get();
     // Rank 1 does not want to wait for rank 2, which may hear of it before it begins.
     if (group.rank() == 2) std::this_thread::sleep_for(300ms);
     const Error error = error_of([&] {
-      auto work = get_tensors_async(tensor_of(group.rank(), 1), list, group, {.stop = stop.get_token()});
+      auto work = get_tensors_async(tensor_of(group.rank(), 1), four, group, {.stop = stop.get_token()});
       if (group.rank() == 1) stop.request_stop();
       (void)work.get();
     });
@@ -140,17 +137,17 @@ TEST_CASE("a cancelled work poisons the group and the works behind it") {
     RANK_CHECK(error.rank() == 1);
     // The group itself has it from this rank's own work, or from another's.
     while (!group.failure()) std::this_thread::sleep_for(1ms);
-    RANK_CHECK(error_of([&] { (void)get_tensors_async(tensor_of(0, 2), list, group); }).kind() == ErrorKind::cancelled);
+    RANK_CHECK(error_of([&] { (void)get_tensors_async(tensor_of(0, 2), four, group); }).kind() == ErrorKind::cancelled);
   });
 }
 
 TEST_CASE("works that are dropped run to their end, and the end of the group waits for them") {
-  run_ranks(size, [](SyncGroup& group) {
+  run_ranks(4, [](SyncGroup& group) {
     std::atomic<int> consumed{0};
     {
       const auto copy = group.duplicate();
-      (void)get_tensors_async(tensor_of(group.rank(), 0), list, *copy);
-      (void)gather_each_async(layers_of(group.rank(), 20), list, *copy, [&](LayerPart&) { ++consumed; });
+      (void)get_tensors_async(tensor_of(group.rank(), 0), four, *copy);
+      (void)gather_each_async(layers_of(group.rank(), 20), four, *copy, [&](LayerPart&) { ++consumed; });
     }
     RANK_CHECK(consumed == (group.rank() == 0 ? 20 : 0));
     group.barrier();
@@ -158,14 +155,14 @@ TEST_CASE("works that are dropped run to their end, and the end of the group wai
 }
 
 TEST_CASE("a killed rank ends the works of the others, who are told which") {
-  const GroupOf group_of(size);
-  Ranks ranks(size, [&group_of](int rank) {
+  const GroupOf group_of(4);
+  Ranks ranks(4, [&group_of](int rank) {
     const auto group = group_of.join(rank, 20s);
-    (void)get_tensors_async(tensor_of(rank, 0), list, *group).get();
+    (void)get_tensors_async(tensor_of(rank, 0), four, *group).get();
     if (rank == 2) {
       ::raise(SIGKILL);
     }
-    Work<GatheredTensors> work = get_tensors_async(tensor_of(rank, 1), list, *group);
+    Work<GatheredTensors> work = get_tensors_async(tensor_of(rank, 1), four, *group);
     const auto begin = std::chrono::steady_clock::now();
     const Error error = error_of([&] { (void)work.get(); });
     RANK_CHECK(error.kind() == ErrorKind::peer_lost);

@@ -23,10 +23,9 @@ using namespace std::chrono_literals;
 
 namespace {
 
-constexpr int size = 4;
-constexpr int victim = 2;
+constexpr int lost_rank = 2;
 
-/// What the victim runs step by step, on whichever thread.
+/// What the lost rank runs step by step, on whichever thread.
 std::optional<SteppedEnd> stepped;
 template <class Work>
 void in_steps(const Work& work) {
@@ -44,7 +43,7 @@ const Named calls[] = {
     {"all_reduce",
      [](ProcessGroup& g, const Tensor& t, const CollectiveOptions& o) { g.all_reduce(t, ReduceOp::sum, o); }},
     {"reduce", [](ProcessGroup& g, const Tensor& t, const CollectiveOptions& o) { g.reduce(t, 1, ReduceOp::sum, o); }},
-    {"broadcast", [](ProcessGroup& g, const Tensor& t, const CollectiveOptions& o) { g.broadcast(t, victim, o); }},
+    {"broadcast", [](ProcessGroup& g, const Tensor& t, const CollectiveOptions& o) { g.broadcast(t, lost_rank, o); }},
     {"reduce_scatter", [](ProcessGroup& g, const Tensor& t,
                           const CollectiveOptions& o) { (void)g.reduce_scatter(t, 0, ReduceOp::sum, o); }},
     {"all_gather", [](ProcessGroup& g, const Tensor& t, const CollectiveOptions& o) { (void)g.all_gather(t, 0, o); }},
@@ -54,17 +53,17 @@ const Named calls[] = {
     {"irecv",
      [](ProcessGroup& g, const Tensor& t, const CollectiveOptions& o) {
        std::vector<Work<void>> sends;
-       for (int to = 0; to < size && g.rank() == victim; ++to)
-         if (to != victim) sends.push_back(g.isend(t, to, 0, o));
-       if (g.rank() != victim) (void)g.irecv(t, g.rank() == 0 ? any_rank : victim, 0, o).get();
+       for (int to = 0; to < g.size() && g.rank() == lost_rank; ++to)
+         if (to != lost_rank) sends.push_back(g.isend(t, to, 0, o));
+       if (g.rank() != lost_rank) (void)g.irecv(t, g.rank() == 0 ? any_rank : lost_rank, 0, o).get();
        for (auto& each : sends) each.get();
      },
      true},
     {"send",
      [](ProcessGroup& g, const Tensor& t, const CollectiveOptions& o) {
-       const int next = (g.rank() + 1) % size;
+       const int next = (g.rank() + 1) % g.size();
        if (g.rank() == 0) g.send(t, next, 0, o);
-       (void)g.recv(t, (g.rank() + size - 1) % size, 0, o);
+       (void)g.recv(t, (g.rank() + g.size() - 1) % g.size(), 0, o);
        if (g.rank() != 0) g.send(t, next, 0, o);
      },
      true},
@@ -89,42 +88,42 @@ Tensor ones(std::int64_t count) {
   return Tensor::take(std::vector<float>(static_cast<std::size_t>(count), 1.0F));
 }
 
-/// Makes the victim's third call, step by step.
+/// Makes the lost rank's third call, step by step.
 void call_in_steps(const Named& named, ProcessGroup& ranks, const Tensor& tensor, const CollectiveOptions& options) {
   named.has_thread ? named.call(ranks, tensor, options) : in_steps([&] { named.call(ranks, tensor, options); });
 }
 
-/// How many steps such a call has for the victim.
+/// How many steps such a call has for the lost rank.
 std::uint64_t steps_of(const Named& named, std::int64_t count) {
   SharedWords words;
-  run_ranks(size, [&](SyncGroup& group) {
+  run_ranks(4, [&](SyncGroup& group) {
     ProcessGroup ranks(group);
     const Tensor tensor = ones(count);
     for (int i = 0; i < 2; ++i) named.call(ranks, tensor, {});
-    if (group.rank() == victim) stepped.emplace(0, 0, words[1]);
+    if (group.rank() == lost_rank) stepped.emplace(0, 0, words[1]);
     call_in_steps(named, ranks, tensor, {});
-    if (group.rank() == victim) words[0] = SteppedEnd::steps();
+    if (group.rank() == lost_rank) words[0] = SteppedEnd::steps();
   });
   return words[0];
 }
 
-/// Ends the victim at that step, and looks at what the others hear, then and in later calls.
+/// Ends the lost rank at that step, and looks at what the others hear, then and in later calls.
 void end_at(const Named& named, std::int64_t count, std::uint64_t step, int signal) {
   CAPTURE(std::string(named.name));
   CAPTURE(count);
   CAPTURE(step);
   SharedWords words;
-  const bool is_slow = count > 100 || (!over_shared_memory && step > 1);  // what the victim makes in steps
+  const bool is_slow = count > 100 || (!over_shared_memory && step > 1);  // what the lost rank makes in steps
   const CollectiveOptions options = {.timeout = signal != SIGSTOP ? 30s : is_slow ? 5000ms : 600ms};
   const auto ended = try_ranks(
-      size,
+      4,
       [&](SyncGroup& group) {
         ProcessGroup ranks(group);
         const Tensor tensor = ones(count);
-        const auto pid = static_cast<pid_t>(group.info(victim).pid);
+        const auto pid = static_cast<pid_t>(group.info(lost_rank).pid);
         const Error error = error_of([&] {
           for (int i = 0;; ++i) {
-            if (i == 2 && group.rank() == victim) stepped.emplace(step, signal, words[0]);
+            if (i == 2 && group.rank() == lost_rank) stepped.emplace(step, signal, words[0]);
             i == 2 ? call_in_steps(named, ranks, tensor, options) : named.call(ranks, tensor, options);
           }
         });
@@ -139,11 +138,11 @@ void end_at(const Named& named, std::int64_t count, std::uint64_t step, int sign
           return;
         }
         const std::chrono::steady_clock::time_point since{std::chrono::nanoseconds(words[0].load())};
-        check_named(error, since, victim, pid, over_shared_memory ? 1s : 2s);
+        check_named(error, since, lost_rank, pid, over_shared_memory ? 1s : 2s);
         error_of(ErrorKind::peer_lost, {"rank 2"}, [&] { ranks.barrier(); });
       },
       30s);
-  check_ended(ended, {victim});
+  check_ended(ended, {lost_rank});
 }
 
 /// At steps from the first to the last one, in small calls and in those of several chunks.

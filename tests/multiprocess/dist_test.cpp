@@ -17,10 +17,10 @@ namespace {
 Tensor row(float value) {
   return Tensor::take(std::vector<float>(3, value));
 }
-bool is(const Tensor& tensor, float value) {
+bool is_row(const Tensor& tensor, float value) {
   return bitwise_equal(tensor, row(value));
 }
-std::vector<Tensor> rows(int count) {
+std::vector<Tensor> empty_rows(int count) {
   std::vector<Tensor> all;
   for (int i = 0; i < count; ++i) all.push_back(row(-1));
   return all;
@@ -32,21 +32,22 @@ void all_calls() {
   RANK_CHECK(dist::get_world_size() == 4);
   Tensor tensor = row(mine);
   dist::all_reduce(tensor);
-  RANK_CHECK(is(tensor, 6));
+  RANK_CHECK(is_row(tensor, 6));
   tensor = row(mine);
   dist::reduce(tensor, 3, ReduceOp::max);
-  RANK_CHECK(is(tensor, self == 3 ? 3 : mine));
+  RANK_CHECK(is_row(tensor, self == 3 ? 3 : mine));
   dist::broadcast(tensor, 2);
-  RANK_CHECK(is(tensor, 2));
-  const std::vector<Tensor> all = rows(4);
+  RANK_CHECK(is_row(tensor, 2));
+  const std::vector<Tensor> all = empty_rows(4);
   dist::all_gather(all, row(mine));
-  for (int rank = 0; rank < 4; ++rank) RANK_CHECK(is(all[static_cast<std::size_t>(rank)], static_cast<float>(rank)));
-  const std::vector<Tensor> some = rows(self == 1 ? 4 : 0);
+  for (int rank = 0; rank < 4; ++rank)
+    RANK_CHECK(is_row(all[static_cast<std::size_t>(rank)], static_cast<float>(rank)));
+  const std::vector<Tensor> some = empty_rows(self == 1 ? 4 : 0);
   dist::gather(row(mine), 1, some);
-  if (self == 1) RANK_CHECK(is(some[3], 3));
+  if (self == 1) RANK_CHECK(is_row(some[3], 3));
   tensor = row(-1);
   dist::scatter(tensor, 1, some);
-  RANK_CHECK(is(tensor, mine));
+  RANK_CHECK(is_row(tensor, mine));
   dist::barrier();
 
   // Of a group: `src` and `dst` stay ranks of the job.
@@ -54,16 +55,16 @@ void all_calls() {
   if (self % 2 == 1) {
     tensor = row(mine);
     dist::broadcast(tensor, 3, odd);
-    RANK_CHECK(is(tensor, 3));
+    RANK_CHECK(is_row(tensor, 3));
     dist::all_reduce(tensor, ReduceOp::sum, odd);
-    RANK_CHECK(is(tensor, 6));
+    RANK_CHECK(is_row(tensor, 6));
     error_of(ErrorKind::argument, {"rank 2 is not in this group"}, [&] { dist::broadcast(tensor, 2, odd); });
     dist::barrier(odd);
   } else {
     error_of(ErrorKind::argument, {"not in this group"}, [&] { dist::all_reduce(tensor, ReduceOp::sum, odd); });
   }
   error_of(ErrorKind::argument, {"rank 4 is not in this group"}, [&] { dist::reduce(tensor, 4); });
-  error_of(ErrorKind::argument, {"wants 4 tensors"}, [&] { dist::all_gather(rows(3), row(mine)); });
+  error_of(ErrorKind::argument, {"wants 4 tensors"}, [&] { dist::all_gather(empty_rows(3), row(mine)); });
   error_of(ErrorKind::argument, {"there is no rank 7"}, [&] { dist::send(tensor, 7); });
 
   // In a circle, and from whoever is first.
@@ -72,11 +73,11 @@ void all_calls() {
   Work<int> received = dist::irecv(tensor, (self + 3) % 4);
   RANK_CHECK(received.get() == (self + 3) % 4);
   sent.get();
-  RANK_CHECK(is(tensor, static_cast<float>((self + 3) % 4)));
+  RANK_CHECK(is_row(tensor, static_cast<float>((self + 3) % 4)));
   if (self == 0)
     for (int i = 0; i < 3; ++i) {
       const int from = dist::recv(tensor);
-      RANK_CHECK(is(tensor, static_cast<float>(from)));
+      RANK_CHECK(is_row(tensor, static_cast<float>(from)));
     }
   else
     dist::send(row(mine), 0);
@@ -149,7 +150,7 @@ TEST_CASE("a master and its workers in place of a process group") {
     if (!ranks.is_master()) return ranks.serve();
     const RemoteTensor tensor = ranks.make(2, DType::f32, {3});
     ranks.copy(tensor, row(4));
-    RANK_CHECK(is(ranks.fetch(tensor), 4));
+    RANK_CHECK(is_row(ranks.fetch(tensor), 4));
     ranks.shutdown();
   });
 }

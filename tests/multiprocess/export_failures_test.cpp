@@ -22,15 +22,12 @@
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/models.hpp"
 #include "tests/support/temporary_directory.hpp"
+#include "tests/support/thrown.hpp"
 
 using namespace muster;
 namespace fs = std::filesystem;
 
 namespace {
-
-bool has(const std::string& text, std::string_view part) {
-  return text.find(part) != std::string::npos;
-}
 
 void kill_self() {
   ::kill(::getpid(), SIGKILL);
@@ -70,7 +67,7 @@ struct World {
     test::check_ended(ended);
     for (const test::Ended& rank : ended) {
       CAPTURE(rank.words);
-      for (const std::string& part : parts) CHECK(has(rank.words, part));
+      for (const std::string& part : parts) CHECK(test::has(rank.words, part));
     }
     test::check_equal(work / "old", work / "out");
     CHECK(partials().empty());
@@ -111,14 +108,14 @@ TEST_CASE("every call that fails, on the first rank and on another, is every ran
           const auto ended =
               world.run(victim, {.call = call, .error = error, .after = nth - 1, .times = 1}, world.options(writers));
           test::check_ended(ended);
-          if (!has(ended[static_cast<std::size_t>(victim)].words, "happened")) {
+          if (ended[static_cast<std::size_t>(victim)].words.find("happened") == std::string::npos) {
             for (const test::Ended& rank : ended) CHECK(rank.words.empty());
             break;
           }
           ++reached;
           for (const test::Ended& rank : ended) {
             CAPTURE(rank.words);
-            CHECK(has(rank.words, "failed"));
+            CHECK(test::has(rank.words, "failed"));
           }
           // The last directory that is synced is the output's parent: the new one has the name by then.
           const bool is_renamed = std::string_view(call) == "fsync-directory" && world.is_new();
@@ -155,8 +152,8 @@ TEST_CASE("a rank that is killed while it writes is named by the others, and a r
             CHECK(end.signal == SIGKILL);
           } else {
             CHECK(end.ok());
-            CHECK(has(end.words, "failed"));
-            CHECK(has(end.words, "rank " + std::to_string(victim)));
+            CHECK(test::has(end.words, "failed"));
+            CHECK(test::has(end.words, "rank " + std::to_string(victim)));
           }
         }
         test::check_equal(world.work / "old", world.work / "out");
@@ -167,7 +164,7 @@ TEST_CASE("a rank that is killed while it writes is named by the others, and a r
         test::check_equal(world.work / "model", world.work / "out");
         CHECK(world.partials().empty());
         for (const auto& entry : fs::directory_iterator(world.work / "out"))
-          CHECK_FALSE(has(entry.path().filename().string(), "muster-export"));
+          CHECK(entry.path().filename().string().find("muster-export") == std::string::npos);
       }
     }
   }

@@ -26,10 +26,10 @@ inspect::DemoModel tiny_llama() {
 }
 
 /// A model and its shards.
-class Work : public test::TemporaryDirectory {
+class ModelFolder : public test::TemporaryDirectory {
  public:
-  Work() = default;
-  explicit Work(int ranks) {
+  ModelFolder() = default;
+  explicit ModelFolder(int ranks) {
     inspect::write_demo_model(tiny_llama(), *this / "model", 1 << 30);
     shard_model(*this / "model", *this / "shards", "llama", {.tensor = ranks});
   }
@@ -56,7 +56,7 @@ class Work : public test::TemporaryDirectory {
 }  // namespace
 
 TEST_CASE("one file where all fits, and the same bytes every time, whoever writes") {
-  const Work work(4);
+  const ModelFolder work(4);
   for (const std::string out : {"a", "b"}) {
     test::run_ranks(4, [&](SyncGroup& group) {
       export_model(work / "shards", work / out, "llama", group,
@@ -69,7 +69,7 @@ TEST_CASE("one file where all fits, and the same bytes every time, whoever write
 }
 
 TEST_CASE("an output that exists is refused, and replaced with force") {
-  const Work work(2);
+  const ModelFolder work(2);
   const std::string plan = "llama";
   CHECK_THROWS_WITH_AS(shard_model(work / "model", work / "shards", plan, {.tensor = 3}), doctest::Contains("--force"),
                        Error);
@@ -90,14 +90,14 @@ TEST_CASE("an output that exists is refused, and replaced with force") {
 }
 
 TEST_CASE("a missing shard is named on every rank") {
-  const Work work(4);
+  const ModelFolder work(4);
   fs::remove(work.shard(2, 4));
   work.fail(4, ErrorKind::not_found, {"rank-00002-of-00004"});
   CHECK(test::names_in(work.path()) == std::vector<std::string>{"model", "shards"});
 }
 
 TEST_CASE("any number of ranks exports any number of shards; sets that are mixed are refused") {
-  const Work work(4);
+  const ModelFolder work(4);
   for (const int ranks : {1, 2, 3, 6}) {
     CAPTURE(ranks);
     test::run_ranks(
@@ -111,7 +111,7 @@ TEST_CASE("any number of ranks exports any number of shards; sets that are mixed
 }
 
 TEST_CASE("shards of our own need no plan, and say when another one is given") {
-  const Work work;
+  const ModelFolder work;
   inspect::write_demo_model(tiny_llama(), work / "model", 1 << 30);
   test::write_text(work / "plan.json", std::string(R"({"muster_plan": 1, "comment": "mine", "rules": [
     {"match": "*{o_proj,down_proj}.weight", "action": "concat", "dim": 1}, {"match": "*norm.*", "action": "same"},
@@ -136,7 +136,7 @@ TEST_CASE("shards of our own need no plan, and say when another one is given") {
 }
 
 TEST_CASE("a flipped byte in a shard is an error that names file and tensor") {
-  const Work work(3);
+  const ModelFolder work(3);
   const std::string victim = work.shard(1, 3);
   const auto shard = SafetensorsFile::open(victim);
   for (const TensorEntry& entry : shard.tensors()) {
@@ -158,7 +158,7 @@ TEST_CASE("a flipped byte in a shard is an error that names file and tensor") {
 }
 
 TEST_CASE("checksums that are none are refused, those of a later version left out of account") {
-  const Work work;
+  const ModelFolder work;
   for (const auto& [text, is_good] : std::vector<std::pair<std::string, bool>>{
            {"{", false},
            {R"({"version": 1})", false},
@@ -179,7 +179,7 @@ TEST_CASE("checksums that are none are refused, those of a later version left ou
 }
 
 TEST_CASE("a truncated shard is an error on every rank, with its rank") {
-  const Work work(4);
+  const ModelFolder work(4);
   const std::string victim = work.shard(3, 4);
   fs::resize_file(victim, fs::file_size(victim) / 2);
   const auto words = work.fail(4, ErrorKind::corrupt, {"rank-00003-of-00004.safetensors"});
@@ -188,7 +188,7 @@ TEST_CASE("a truncated shard is an error on every rank, with its rank") {
 }
 
 TEST_CASE("shards that changed places are told by their metadata") {
-  const Work work(2);
+  const ModelFolder work(2);
   fs::rename(work.shard(0, 2), work / "shards/x");
   fs::rename(work.shard(1, 2), work.shard(0, 2));
   fs::rename(work / "shards/x", work.shard(1, 2));
@@ -196,7 +196,7 @@ TEST_CASE("shards that changed places are told by their metadata") {
 }
 
 TEST_CASE("a plan that does not fit is an error on every rank") {
-  const Work work;
+  const ModelFolder work;
   inspect::write_demo_model(tiny_llama(), work / "model", 1 << 30);
   CHECK_THROWS_WITH_AS(shard_model(work / "model", work / "shards", "bert", {.tensor = 2}),
                        doctest::Contains("no rule matches"), Error);
@@ -217,7 +217,7 @@ TEST_CASE("a plan that does not fit is an error on every rank") {
 }
 
 TEST_CASE("ranks whose shapes do not fit the plan are named") {
-  const Work work;
+  const ModelFolder work;
   fs::create_directory(work / "shards");
   for (int rank = 0; rank < 2; ++rank)
     test::write_tensors(work.shard(rank, 2), {{"model.norm.weight", test::pattern(DType::f32, {2, 3 + rank}, 1)}});
@@ -226,7 +226,7 @@ TEST_CASE("ranks whose shapes do not fit the plan are named") {
 }
 
 TEST_CASE("shards from elsewhere, without metadata and of unequal sizes, are joined") {
-  const Work work;
+  const ModelFolder work;
   fs::create_directory(work / "shards");
   for (int rank = 0; rank < 3; ++rank) {
     Tensor tensor = Tensor::allocate(DType::u8, {4, 1 + rank});

@@ -48,7 +48,7 @@ bool is_clean(const TemporaryDirectory& directory) {
 }
 
 /// What a job's process on a host that is not this one would leave.
-os::ProcessIdentity elsewhere(std::int64_t pid = 4711) {
+os::ProcessIdentity writer_elsewhere(std::int64_t pid = 4711) {
   return {"elsewhere", "0123456789abcdef", pid, 99, 7};
 }
 
@@ -142,14 +142,22 @@ TEST_CASE("old hellos, calls and answers of other hosts are not taken for live r
   const std::string old_second(16, 'b');
   for (const auto& [rank, token] : {std::pair(0, old_first), std::pair(1, old_second)})
     touch(meeting + "/" +
-          workspace::meeting_file_name(
-              {.kind = Kind::hello, .version = 1, .rank = rank, .size = 2, .token = token, .writer = elsewhere()}));
-  write_text(meeting + "/" +
-                 workspace::meeting_file_name({.kind = Kind::call, .first_token = old_first, .writer = elsewhere()}),
-             old_second + "\n");
+          workspace::meeting_file_name({.kind = Kind::hello,
+                                        .version = 1,
+                                        .rank = rank,
+                                        .size = 2,
+                                        .token = token,
+                                        .writer = writer_elsewhere()}));
+  write_text(
+      meeting + "/" +
+          workspace::meeting_file_name({.kind = Kind::call, .first_token = old_first, .writer = writer_elsewhere()}),
+      old_second + "\n");
   touch(meeting + "/" +
-        workspace::meeting_file_name(
-            {.kind = Kind::here, .rank = 1, .token = old_second, .first_token = old_first, .writer = elsewhere()}));
+        workspace::meeting_file_name({.kind = Kind::here,
+                                      .rank = 1,
+                                      .token = old_second,
+                                      .first_token = old_first,
+                                      .writer = writer_elsewhere()}));
   run_processes(2, [&](int rank) {
     const auto group = file_group(options_of(directory, rank, 2));
     for (int other = 0; other < 2; ++other) RANK_CHECK(group->info(other).host != "elsewhere");

@@ -25,7 +25,7 @@ void check(const TensorView& tensor, const Shape& shape, const std::vector<float
 }
 
 /// Six ranks as two groups of three, and as three of two.
-const std::vector<std::vector<int>> rows = {{0, 1, 2}, {3, 4, 5}};
+const std::vector<std::vector<int>> two_rows = {{0, 1, 2}, {3, 4, 5}};
 const std::vector<std::vector<int>> columns = {{0, 3}, {1, 4}, {2, 5}};
 
 }  // namespace
@@ -53,13 +53,13 @@ TEST_CASE("ranks of a group, its ends and neighbours, and a name of its own") {
                             {{0, 1, 2, 3, 4, 5, -1}}})
       error_of(ErrorKind::argument, {"each of 6 ranks once"}, [&] { GroupCoordinator(bad, world, "bad"); });
     error_of(ErrorKind::rank_mismatch, {"different lists"},
-             [&] { GroupCoordinator(self == 4 ? columns : rows, world, "bad"); });
+             [&] { GroupCoordinator(self == 4 ? columns : two_rows, world, "bad"); });
   });
 }
 
 TEST_CASE("the calls, with their defaults, in groups of three beside each other") {
   run_ranks(6, [](SyncGroup& world) {
-    GroupCoordinator group(rows, world, "tp");
+    GroupCoordinator group(two_rows, world, "tp");
     const auto me = static_cast<float>(group.rank_in_group());
     const Tensor mine = numbers({me, me + 10, me + 20, me + 30}, {2, 2});
     check(group.all_reduce(mine), {2, 2}, {3, 33, 63, 93});
@@ -112,7 +112,7 @@ TEST_CASE("a group of one has results of its own memory") {
 TEST_CASE("dicts, to all and from stage to stage, in slices or whole") {
   run_ranks(6, [](SyncGroup& world) {
     GroupCoordinator stages(columns, world, "pp");
-    GroupCoordinator tensor_parallel(rows, world, "tp");
+    GroupCoordinator tensor_parallel(two_rows, world, "tp");
     ConfigObject dict;
     dict["whole"] = pattern(DType::bf16, {5, 7}, 1);
     dict["sliced"] = pattern(DType::f32, {3, 4}, 2);
@@ -161,7 +161,7 @@ TEST_CASE("a mixture of experts: rows to all, and the sums back") {
 
 TEST_CASE("objects through a queue, which the first rank alone writes") {
   run_ranks(6, [](SyncGroup& world) {
-    GroupCoordinator group(rows, world, "tp", {.use_message_queue_broadcaster = true});
+    GroupCoordinator group(two_rows, world, "tp", {.use_message_queue_broadcaster = true});
     const Config large = Config::object({{"weights", pattern(DType::f32, {50000}, 1)}});
     for (int i = 0; i < 100; ++i) {
       RANK_CHECK(group.broadcast_object(group.is_first_rank() ? Config(i) : Config()) == Config(i));
@@ -170,7 +170,7 @@ TEST_CASE("objects through a queue, which the first rank alone writes") {
       if (i % 25 == 0) RANK_CHECK(group.broadcast_object(group.is_last_rank() ? large : Config(), 2) == large);
     }
     error_of(ErrorKind::rank_mismatch, {"options"},
-             [&] { GroupCoordinator(rows, world, "tp", {.use_message_queue_broadcaster = world.rank() == 0}); });
+             [&] { GroupCoordinator(two_rows, world, "tp", {.use_message_queue_broadcaster = world.rank() == 0}); });
   });
 }
 
@@ -184,7 +184,7 @@ TEST_CASE("queues: from one rank to all, from outside, from each rank to one") {
       return;
     }
     const auto world = groups.join(self);
-    GroupCoordinator group(rows, *world, "tp");
+    GroupCoordinator group(two_rows, *world, "tp");
     MessageQueue from_last = group.create_mq_broadcaster({.writer = 2});
     for (int i = 0; i < 100; ++i)
       if (group.is_last_rank())

@@ -21,9 +21,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int size = 4;
-const std::vector<int> four = {0, 1, 2, 3};
-
 /// How the victim's part in a job ends. It tells the others when.
 class End {
  public:
@@ -130,7 +127,7 @@ const Place places[] = {
     {"all-gather",
      [](const Part& part) {
        const std::array<std::byte, 8> mine{};
-       std::array<std::byte, 8 * size> all{};
+       std::array<std::byte, 8 * 4> all{};
        part.group.all_gather(mine, all, part.options);
      },
      {1},
@@ -150,7 +147,7 @@ const Place places[] = {
     {"messages in a circle",
      [](const Part& part) {
        if (part.is_victim()) part.end.after(10ms);
-       for (const int other = (part.group.rank() + 2) % size;;) {
+       for (const int other = (part.group.rank() + 2) % 4;;) {
          part.group.send(other, std::vector<std::byte>(1), part.options);
          (void)part.group.receive(other, 1, part.options);
          part.group.barrier(part.options);
@@ -245,7 +242,7 @@ void take_part(SyncGroup& group, const Place& place, int victim, End& end, const
     }
   }
   for (const auto& [rank, tensor] : gathered.present()) RANK_CHECK(is_pattern(tensor, DType::u8, {100000}, seed(rank)));
-  for (int rank = 0; merged.tensor() && rank < size; ++rank)
+  for (int rank = 0; merged.tensor() && rank < 4; ++rank)
     RANK_CHECK(is_pattern(merged.tensor()->view().slice(0, rank, rank + 1), DType::u8, {1, 100000}, seed(rank)));
 }
 
@@ -263,7 +260,7 @@ void kill_at(bool where_others_wait) {
       CAPTURE(victim);
       End end;
       const auto ended = try_ranks(
-          size,
+          4,
           [&](SyncGroup& group) {
             take_part(group, place, victim, end, {}, [](const Error& error, const Part& part, Clock::time_point since) {
               RANK_CHECK(says(error, part.group.info(part.victim).host));
@@ -297,9 +294,9 @@ TEST_CASE("a rank that hangs wherever others wait for it: a deadline of 3 s come
   std::list<Ranks> jobs;  // all at the same time
   for (const Place& place : places) {
     if (place.others == Others::work) continue;
-    const GroupOf& group = groups.emplace_back(size);
+    const GroupOf& group = groups.emplace_back(4);
     End& end = ends.emplace_back(latest + 1s);
-    jobs.emplace_back(size, [&](int rank) {
+    jobs.emplace_back(4, [&](int rank) {
       const auto expect = [](const Error& error, const Part& part, Clock::time_point since) {
         if (error.kind() != ErrorKind::timeout || error.rank() != part.victim) throw RankFailure(error.what());
         const auto now = Clock::now();

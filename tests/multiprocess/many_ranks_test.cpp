@@ -20,8 +20,8 @@ namespace {
 
 constexpr int many = 100;
 
-void gather_and_check(SyncGroup& group) {
-  test::gather_and_check(group, ranks_from(0, many), 300, 0);
+void gather_of_all(SyncGroup& group) {
+  gather_and_check(group, ranks_from(0, many), 300, 0);
 }
 
 }  // namespace
@@ -33,7 +33,7 @@ TEST_CASE("a hundred ranks gather, with room for fewer open files than that take
   REQUIRE(::setrlimit(RLIMIT_NOFILE, &tight) == 0);
   // The test's own pipes need some, and its children raise their limit by themselves.
   run_ranks(many, [](SyncGroup& group) {
-    for (int turn = 0; turn < 3; ++turn) gather_and_check(group);
+    for (int turn = 0; turn < 3; ++turn) gather_of_all(group);
   });
   CHECK(::setrlimit(RLIMIT_NOFILE, &before) == 0);
 }
@@ -46,7 +46,7 @@ TEST_CASE("one of a hundred ranks is killed: all others name it, soon, and so do
     SharedWords heard;
     run_ranks(many,
               [&](SyncGroup& group) {
-                gather_and_check(group);
+                gather_of_all(group);
                 group.barrier();
                 if (group.rank() == victim) ::raise(SIGKILL);
                 // Nobody but rank 0 is inside then: it is alone with the watch.
@@ -55,7 +55,7 @@ TEST_CASE("one of a hundred ranks is killed: all others name it, soon, and so do
                 const Clock::time_point begin = Clock::now();
                 const Error error = error_of(ErrorKind::peer_lost, {}, [&] {
                   if (is_alone) return group.barrier();
-                  gather_and_check(group);
+                  gather_of_all(group);
                 });
                 const auto took = Clock::now() - begin;
                 heard[0] = 1;

@@ -30,7 +30,7 @@ std::function<void(SyncGroup&)> playing(std::function<void(MasterWorker&)> play)
   };
 }
 
-Tensor numbers(std::int64_t count) {
+Tensor counted(std::int64_t count) {
   std::vector<float> values(static_cast<std::size_t>(count));
   std::iota(values.begin(), values.end(), 0.0F);
   return Tensor::take(std::move(values));
@@ -49,12 +49,12 @@ TEST_CASE("tensors are made, filled, copied, added and fetched on workers") {
                     sums.push_back(ranks.make(worker, DType::f32, {count}));
                     RANK_CHECK(ones.worker() == worker);
                     ranks.fill(ones, 1.0F);
-                    ranks.copy(sums.back(), numbers(count));
+                    ranks.copy(sums.back(), counted(count));
                     for (int i = 0; i < worker; ++i) ranks.add(sums.back(), ones);
                   }
                   for (int worker = 1; worker < size; ++worker) {
                     const Tensor got = ranks.fetch(sums[static_cast<std::size_t>(worker - 1)]);
-                    const Tensor expected = numbers(count);
+                    const Tensor expected = counted(count);
                     for (float& value : expected.mutable_values<float>()) value += static_cast<float>(worker);
                     RANK_CHECK(bitwise_equal(got, expected));
                   }
@@ -112,10 +112,10 @@ TEST_CASE("what a worker cannot do is told by the next call that waits for it, a
               const RemoteTensor other = ranks.make(1, DType::f32, {5});
               error_of(ErrorKind::argument, {"F32 [5]", "F32 [4]"}, [&] { ranks.add(well, other); });
               error_of(ErrorKind::argument, {"F32 [5]", "F32 [4]"}, [&] { ranks.copy(well, other); });
-              error_of(ErrorKind::argument, {"F32 [2]", "F32 [4]"}, [&] { ranks.copy(well, numbers(2)); });
+              error_of(ErrorKind::argument, {"F32 [2]", "F32 [4]"}, [&] { ranks.copy(well, counted(2)); });
               error_of(ErrorKind::argument, {"rank 2", "rank 1"}, [&] { ranks.add(well, elsewhere); });
               error_of(ErrorKind::argument, {"F32 [4]", "F64"}, [&] { ranks.fill(well, 1.0); });
-              error_of(ErrorKind::argument, {"one element"}, [&] { ranks.fill(well, numbers(2)); });
+              error_of(ErrorKind::argument, {"one element"}, [&] { ranks.fill(well, counted(2)); });
               error_of(ErrorKind::argument, {"rank 0", "1 to 2"}, [&] { (void)ranks.make(0, DType::f32, {1}); });
               error_of(ErrorKind::argument, {"rank 3", "1 to 2"}, [&] { ranks.wait(3); });
               error_of(ErrorKind::argument, {"none"}, [&] { ranks.fill(RemoteTensor(), 1.0F); });

@@ -22,8 +22,6 @@ using namespace muster::test;
 
 namespace {
 
-const std::vector<int> four = {0, 1, 2, 3};
-
 /// Runs a test in a child of its own, which may change its surroundings, or say that it is skipped here.
 void in_child(const std::function<void()>& body) {
   Ranks child(1, [&](int) { body(); });

@@ -26,7 +26,7 @@ namespace fs = std::filesystem;
 namespace {
 
 /// A process that runs `body` and ends: the signal that ended it, or 0.
-int in_child(const std::function<void()>& body) {
+int signal_of_child(const std::function<void()>& body) {
   return Ranks(1, [&](int) { body(); }).wait().front().signal;
 }
 
@@ -44,7 +44,7 @@ void replace_model(const std::string& out, std::string_view words) {
 
 /// What a process that is killed while it writes to `out` leaves.
 std::string leave_one(const std::string& out) {
-  CHECK(in_child([&] {
+  CHECK(signal_of_child([&] {
           OutputDirectory output(out);
           write_text(output.partial() + "/model.safetensors", "half");
           ::kill(::getpid(), SIGKILL);
@@ -141,7 +141,7 @@ TEST_CASE("--force that is killed at any call leaves the old or the new one, wit
     int parked = 0;
     for (int call = 1;; ++call) {
       CAPTURE(call);
-      const int signal = in_child([&] {
+      const int signal = signal_of_child([&] {
         nth = call;
         without_exchange = fallback;
         os::set_fault_hook(kill_hook);
@@ -172,7 +172,7 @@ TEST_CASE("an earlier model stays if another one has its name when it could come
   const TemporaryDirectory work;
   write_model(work / "out", "old");
   for (int call = 1; fs::exists(work / "out"); ++call) {
-    CHECK(in_child([&] {
+    CHECK(signal_of_child([&] {
             nth = call;
             without_exchange = true;
             os::set_fault_hook(kill_hook);
@@ -258,7 +258,7 @@ TEST_CASE("a directory with a long name, and what is left of it") {
   const TemporaryDirectory work;
   const std::string name(250, 'n');
   leave_one(work / name.substr(0, 70));
-  CHECK(in_child([&] {
+  CHECK(signal_of_child([&] {
           OutputDirectory output(work / name);
           ::kill(::getpid(), SIGKILL);
         }) == SIGKILL);

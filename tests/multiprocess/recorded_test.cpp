@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What an earlier Muster wrote is read with every value: tests/data/recorded-VERSION. The case "record" made the files
 // there, with the library and the program of that version:
-//   MUSTER_RECORD=FOLDER MUSTER_PROGRAM=... LD_LIBRARY_PATH=... recorded_test -ns -tc=record
+//   MUSTER_RECORD=FOLDER MUSTER_PROGRAM=... LD_LIBRARY_PATH=... multiprocess_tests -ns -tc=record
 
 #include <cstdlib>
 #include <filesystem>
@@ -43,13 +43,13 @@ std::vector<NamedTensor> large_tensors() {
   return all;
 }
 
-Config state_of(int rank, int generation) {
+Config recorded_state(int rank, int generation) {
   const auto seed = static_cast<std::uint64_t>(10 * rank + generation);
   return Config::object(
       {{"rank", rank}, {"text", "Gewicht é"}, {"weight", pattern(DType::bf16, {7, 9}, seed)}, {"none", nullptr}});
 }
 
-constexpr inspect::LlamaSizes sizes{
+constexpr inspect::LlamaSizes model_sizes{
     .hidden = 16, .intermediate = 24, .layers = 1, .heads = 4, .key_value_heads = 2, .vocabulary = 11};
 
 /// "MUSTER_PROGRAM arguments": its exit status is 0.
@@ -68,9 +68,9 @@ TEST_CASE("record" * doctest::skip()) {
   write_state_file(folder + "compressed.h5", some_config(), large_tensors(), {.zstd_level = 1, .chunk_bytes = 1000});
   run_ranks(2, [&](SyncGroup& group) {
     NFSWorkspace workspace(folder + "workspace", group.shared_from_this());
-    for (const int generation : {1, 2}) workspace.write_configs_and_weights(state_of(group.rank(), generation));
+    for (const int generation : {1, 2}) workspace.write_configs_and_weights(recorded_state(group.rank(), generation));
   });
-  inspect::write_demo_model(inspect::llama_model(sizes), folder + "model", 1 << 20);
+  inspect::write_demo_model(inspect::llama_model(model_sizes), folder + "model", 1 << 20);
   run("shard " + folder + "model --ranks 2 --plan llama --out " + folder + "shards");
   run("shard " + folder + "model --ranks 2 --plan llama --workspace --out " + folder + "shards-workspace");
   run("export " + folder + "shards --plan llama --checksums --out " + folder + "exported");
@@ -102,13 +102,13 @@ TEST_CASE("a workspace of 0.1.0 is read") {
   REQUIRE(job.states.size() == 4);
   for (const workspace::SurveyState& state : job.states) {
     const StateFile file = StateFile::open(recorded + "workspace/" + state.entry.file);
-    CHECK(join(file.load()) == state_of(state.rank, static_cast<int>(state.generation)));
+    CHECK(join(file.load()) == recorded_state(state.rank, static_cast<int>(state.generation)));
   }
   run("verify " + recorded + "workspace " + recorded + "shards-workspace");
 }
 
 TEST_CASE("shards and checkpoints of 0.1.0 are read, and their checksums hold") {
-  const inspect::DemoModel model = inspect::llama_model(sizes);
+  const inspect::DemoModel model = inspect::llama_model(model_sizes);
   const auto exported = tensors_of(recorded + "exported");
   REQUIRE(exported.size() == model.tensors.size());
   for (const TensorEntry& part : model.tensors) {

@@ -23,13 +23,12 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 /// Four ranks: 3 is in no list.
-constexpr int size = 4;
-const std::vector<int> list = {1, 0, 2};
+const std::vector<int> listed = {1, 0, 2};
 constexpr int first = 1;
 constexpr int outsider = 3;
 constexpr std::uint64_t endless = UINT64_MAX;
 
-LayerSource layers_of(std::uint64_t layers, std::int64_t bytes, std::function<void(std::uint64_t)> before = {}) {
+LayerSource layers_of_bytes(std::uint64_t layers, std::int64_t bytes, std::function<void(std::uint64_t)> before = {}) {
   return [=, next = std::uint64_t{0}]() mutable -> std::optional<Config> {
     if (before) before(next);
     if (next == layers) return std::nullopt;
@@ -45,7 +44,7 @@ void expect_usable(SyncGroup& group) {
       RANK_CHECK(is_pattern(config.at("w").as_tensor(), DType::u8, {50000}, part.layer));
     ++taken;
   };
-  gather_each(layers_of(5, 50000), list, group, consume);
+  gather_each(layers_of_bytes(5, 50000), listed, group, consume);
   RANK_CHECK(taken == (group.rank() == first ? 5 : 0));
   const Tensor mine = pattern(DType::u8, {100}, 1);
   (void)get_tensors_parallel(mine, std::vector<int>{0, 1, 2, 3}, group);
@@ -55,7 +54,7 @@ void expect_usable(SyncGroup& group) {
 std::string fail_alike(const std::function<void(SyncGroup&)>& stream, const std::function<void(const Error&)>& check,
                        bool is_usable) {
   const auto ended = try_ranks(
-      size,
+      4,
       [&](SyncGroup& group) {
         expect_usable(group);
         group.barrier();
@@ -80,7 +79,7 @@ std::size_t open_descriptors() {
 }  // namespace
 
 TEST_CASE("a source throws, on each rank and early and late: the origin's words on all, within a second") {
-  for (const int origin : list) {
+  for (const int origin : listed) {
     for (const std::uint64_t layer : {0, 3}) {
       CAPTURE(origin);
       CAPTURE(layer);
@@ -95,7 +94,7 @@ TEST_CASE("a source throws, on each rank and early and late: the origin's words 
             };
             // Slow enough that all others wait for the origin, or for credits.
             const auto consume = [](LayerPart&) { std::this_thread::sleep_for(2ms); };
-            gather_each(layers_of(endless, 100000, boom), list, group, consume);
+            gather_each(layers_of_bytes(endless, 100000, boom), listed, group, consume);
           },
           [&](const Error& error) {
             RANK_CHECK(error.kind() == ErrorKind::io);
@@ -117,7 +116,7 @@ TEST_CASE("a consumer throws: an Error keeps its kind and path, and the group go
         const auto consume = [](LayerPart& part) {
           if (part.layer == 4) throw Error(ErrorKind::no_space, "the disk is full", {.path = "/out/model.safetensors"});
         };
-        gather_each(layers_of(endless, 100000), list, group, consume);
+        gather_each(layers_of_bytes(endless, 100000), listed, group, consume);
       },
       [](const Error& error) {
         RANK_CHECK(error.kind() == ErrorKind::no_space);
@@ -135,21 +134,21 @@ TEST_CASE("a config that no route takes is its rank's failure, with the layer's 
         const auto source = [&]() -> std::optional<Config> {
           return group.rank() == 2 && ++given == 3 ? Config("\xff") : Config("x");
         };
-        gather_each(source, list, group, [](LayerPart&) {});
+        gather_each(source, listed, group, [](LayerPart&) {});
       },
       [](const Error& error) { RANK_CHECK(error.kind() == ErrorKind::argument && error.rank() == 2); }, true);
   CHECK(words.find("layer 2: a key or string of a config is not UTF-8") != std::string::npos);
 }
 
 TEST_CASE("sources of different lengths: everybody hears who had how many") {
-  for (const int shorter : list) {
+  for (const int shorter : listed) {
     CAPTURE(shorter);
     const std::string words = fail_alike(
         [&](SyncGroup& group) {
-          gather_each(layers_of(group.rank() == shorter ? 3 : 6, 100000), list, group, [](LayerPart&) {});
+          gather_each(layers_of_bytes(group.rank() == shorter ? 3 : 6, 100000), listed, group, [](LayerPart&) {});
         },
         [](const Error& error) { RANK_CHECK(error.kind() == ErrorKind::rank_mismatch); }, true);
-    for (const int rank : list)
+    for (const int rank : listed)
       CHECK(words.find("rank " + std::to_string(rank) + (rank == shorter ? " 3" : " more than 3")) !=
             std::string::npos);
   }
@@ -162,20 +161,20 @@ TEST_CASE("another list's failure ends this one's stream as well") {
         const auto boom = [&](std::uint64_t layer) {
           if (group.rank() == 3 && layer == 5) throw std::runtime_error("boom");
         };
-        gather_each(layers_of(endless, 10000, boom), is_failing ? std::vector<int>{2, 3} : std::vector<int>{0, 1},
+        gather_each(layers_of_bytes(endless, 10000, boom), is_failing ? std::vector<int>{2, 3} : std::vector<int>{0, 1},
                     group, [](LayerPart&) {});
       },
       [](const Error& error) { RANK_CHECK(error.rank() == 3); }, true);
 }
 
 TEST_CASE("failures over and over leave no descriptors behind") {
-  run_ranks(size, [](SyncGroup& group) {
+  run_ranks(4, [](SyncGroup& group) {
     std::size_t after_two = 0;
     for (int round = 0; round < 8; ++round) {
       const auto boom = [&](std::uint64_t layer) {
         if (group.rank() == round % 3 && layer == 2) throw std::runtime_error("boom");
       };
-      (void)error_of([&] { gather_each(layers_of(endless, 100000, boom), list, group, [](LayerPart&) {}); });
+      (void)error_of([&] { gather_each(layers_of_bytes(endless, 100000, boom), listed, group, [](LayerPart&) {}); });
       group.barrier();
       if (round == 1) after_two = open_descriptors();
     }
@@ -201,7 +200,7 @@ void slow_stream(SyncGroup& group, int slow, bool tells) {
   const auto consume = [&](LayerPart& part) {
     if (is_slow && part.layer == 3) work();
   };
-  gather_each(layers_of(8, 10000, before), list, group, consume, {.timeout = 500ms});
+  gather_each(layers_of_bytes(8, 10000, before), listed, group, consume, {.timeout = 500ms});
 }
 
 }  // namespace
@@ -209,7 +208,7 @@ void slow_stream(SyncGroup& group, int slow, bool tells) {
 TEST_CASE("a consumer or a source that takes longer than the deadline and tells progress is no timeout") {
   for (const int slow : {first, 2}) {
     CAPTURE(slow);
-    run_ranks(size, [&](SyncGroup& group) { slow_stream(group, slow, true); });
+    run_ranks(4, [&](SyncGroup& group) { slow_stream(group, slow, true); });
   }
 }
 
@@ -222,9 +221,9 @@ TEST_CASE("a consumer or a source that hangs is a timeout on all") {
 }
 
 TEST_CASE("a stream that is longer than the deadline: who has ended and who is in no list keep waiting") {
-  run_ranks(size, [](SyncGroup& group) {
+  run_ranks(4, [](SyncGroup& group) {
     const auto consume = [](LayerPart&) { std::this_thread::sleep_for(12ms); };
-    gather_each(layers_of(60, 1000), list, group, consume, {.timeout = 400ms});
+    gather_each(layers_of_bytes(60, 1000), listed, group, consume, {.timeout = 400ms});
   });
 }
 
@@ -240,7 +239,7 @@ TEST_CASE("a stop token on any rank cancels the stream of all") {
               std::this_thread::sleep_for(30ms);
               stop.request_stop();
             });
-          gather_each(layers_of(endless, 10000), list, group, [](LayerPart&) {}, {.stop = stop.get_token()});
+          gather_each(layers_of_bytes(endless, 10000), listed, group, [](LayerPart&) {}, {.stop = stop.get_token()});
         },
         [&](const Error& error) {
           RANK_CHECK(error.kind() == ErrorKind::cancelled);
@@ -255,7 +254,7 @@ TEST_CASE("source and consumer may use another group meanwhile") {
     const auto other = group.duplicate();
     const auto before = [&](std::uint64_t) { other->barrier(); };
     std::uint64_t taken = 0;
-    gather_each(layers_of(5, 1000, before), std::vector<int>{0, 1, 2}, group, [&](LayerPart&) { ++taken; },
+    gather_each(layers_of_bytes(5, 1000, before), std::vector<int>{0, 1, 2}, group, [&](LayerPart&) { ++taken; },
                 {.pipeline_depth = 8});
     RANK_CHECK(taken == (group.rank() == 0 ? 5 : 0));
   });

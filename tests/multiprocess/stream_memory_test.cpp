@@ -20,8 +20,6 @@ using namespace std::chrono_literals;
 
 namespace {
 
-const std::vector<int> four = {0, 1, 2, 3};
-
 /// Memory of this process's slots.
 std::uint64_t own_segment_bytes() {
   struct ::stat facts {};

@@ -328,7 +328,7 @@ TEST_CASE("jobs that end well leave nothing, and those that fail no more than ei
   std::filesystem::remove(own);
   for (int i = 0; i < 10; ++i) fail();
   CHECK(trace::failures_in(own).size() == 8);
-  CHECK(names_in(own).size() == 8);
+  CHECK(test::names_in(own).size() == 8);
 }
 
 TEST_CASE("a full disk ends the trace with one line, and the job goes on") {

@@ -148,7 +148,7 @@ TEST_CASE("what cannot be a workspace is refused with a word, and not changed") 
   std::filesystem::create_directory(directory / "mine");
   write_text(directory / "mine/thesis.tex", "x");
   CHECK(has(words_of(ErrorKind::argument, [&] { make(directory / "mine"); }), "thesis.tex"));
-  CHECK(names_in(directory / "mine") == std::vector<std::string>{"thesis.tex"});
+  CHECK(test::names_in(directory / "mine") == std::vector<std::string>{"thesis.tex"});
   std::filesystem::create_directory(directory / "newer");
   write_text(directory / "newer/muster-workspace.json", R"({"muster_workspace": 2})");
   CHECK(has(words_of(ErrorKind::version, [&] { make(directory / "newer"); }), "of version 2"));
@@ -177,7 +177,7 @@ TEST_CASE(
   const TemporaryDirectory directory;
   NFSWorkspace workspace(directory / "w", single_group());
   workspace.write_configs_and_weights(layer_of(0, 1));
-  auto before = names_in(workspace.path());
+  auto before = test::names_in(workspace.path());
   int last = 1;
   for (const char* call : {"create", "fallocate", "pwrite", "fsync", "fdatasync", "close", "rename", "fsync-directory"})
     for (int after = 0; after < 6; ++after)
@@ -199,11 +199,11 @@ TEST_CASE(
         }
         if (!has_failed) {
           // There are not that many such calls.
-          before = names_in(workspace.path());
+          before = test::names_in(workspace.path());
           ++last;
         }
-        INFO(names_in(workspace.path()).size(), " files, ", before.size(), " before");
-        CHECK(names_in(workspace.path()) == before);
+        INFO(test::names_in(workspace.path()).size(), " files, ", before.size(), " before");
+        CHECK(test::names_in(workspace.path()) == before);
         CHECK(join(workspace.read_configs_and_weights_from_rank(0)->state) == layer_of(0, last));
       }
 }

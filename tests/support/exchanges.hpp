@@ -18,6 +18,9 @@
 
 namespace muster::test {
 
+/// Sizes of the groups that the conformance suite looks at.
+inline constexpr int group_sizes[] = {1, 2, 4, 7};
+
 /// Gathers a tensor of each rank, another one in each round.
 inline void gather_and_check(SyncGroup& group, const std::vector<int>& ranks, DType dtype, const Shape& shape,
                              std::uint64_t round, const GatherOptions& options = {}) {
@@ -31,6 +34,10 @@ inline void gather_and_check(SyncGroup& group, const std::vector<int>& ranks, DT
 inline void gather_and_check(SyncGroup& group, const std::vector<int>& ranks, std::int64_t bytes, std::uint64_t round,
                              const GatherOptions& options = {}) {
   gather_and_check(group, ranks, DType::u8, {bytes}, round, options);
+}
+/// From all ranks, to the last one.
+inline void gather_and_check(SyncGroup& group) {
+  gather_and_check(group, ranks_from(group.size() - 1, group.size()), 4000, 0);
 }
 
 /// The call fails on every rank of the group with the same words, all of `parts` among them, and the group goes on.

@@ -158,6 +158,9 @@ class GroupOf {
   std::unique_ptr<GroupMaker> maker_;  // none for a local group
 };
 
+/// All of four ranks.
+inline const std::vector<int> four = {0, 1, 2, 3};
+
 /// All ranks of a group, `first` in front.
 inline std::vector<int> ranks_from(int first, int size) {
   std::vector<int> ranks(static_cast<std::size_t>(size));

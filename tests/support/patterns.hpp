@@ -32,6 +32,10 @@ inline Tensor pattern(DType dtype, Shape shape, std::uint64_t seed) {
   return tensor;
 }
 
+inline Tensor small(std::uint64_t seed = 1) {
+  return pattern(DType::bf16, {2, 3}, seed);
+}
+
 inline bool is_pattern(const TensorView& tensor, DType dtype, const Shape& shape, std::uint64_t seed) {
   return bitwise_equal(tensor, pattern(dtype, shape, seed));
 }

@@ -20,6 +20,7 @@
 #include "muster/process_group.hpp"
 #include "src/hosts/context.hpp"
 #include "src/tcp/meeting_words.hpp"
+#include "tests/support/exchanges.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/networks.hpp"
 #include "tests/support/patterns.hpp"
@@ -44,13 +45,6 @@ std::string free_address() {
 std::shared_ptr<SyncGroup> join(const std::string& address, int rank, int size, std::chrono::milliseconds timeout = 20s,
                                 const std::string& key = "test") {
   return tcp_group({.address = address, .rank = rank, .size = size, .timeout = timeout, .key = key});
-}
-
-void check_gather(SyncGroup& group) {
-  const Tensor mine = pattern(DType::f32, {1000}, static_cast<std::uint64_t>(group.rank()));
-  const GatheredTensors all = get_tensors_parallel(mine, ranks_from(0, group.size()), group);
-  for (const auto& [rank, tensor] : all.present())
-    RANK_CHECK(is_pattern(tensor, DType::f32, {1000}, static_cast<std::uint64_t>(rank)));
 }
 
 /// Ranks that all end in order.
@@ -175,7 +169,7 @@ TEST_CASE("strangers at the meeting are dropped, and a rank of another job waits
       std::this_thread::sleep_for(1s);
     }
     const auto group = join(address, rank, 3);
-    check_gather(*group);
+    gather_and_check(*group);
     end(group);
   });
 }
@@ -198,7 +192,7 @@ TEST_CASE("a file: what an earlier job left there leads nobody astray, and the f
       // The others find the old one first.
       if (rank == 0) std::this_thread::sleep_for(300ms);
       const auto group = join("file://" + path, rank, 3);
-      check_gather(*group);
+      gather_and_check(*group);
       RANK_CHECK(!std::filesystem::exists(path));
       end(group);
     });
@@ -223,7 +217,7 @@ TEST_CASE("a file that leads to another job's meeting, which is not disturbed") 
     }
     if (rank == 3) std::this_thread::sleep_for(600ms);
     const auto group = join("file://" + (is_other ? other : path), rank % 2, 2);
-    check_gather(*group);
+    gather_and_check(*group);
     end(group);
   });
   CHECK(std::filesystem::is_empty(directory.path()));
@@ -281,7 +275,7 @@ TEST_CASE("a rank that dies alone on its host is named by all others within a se
     CAPTURE(has_forked);
     SharedWords words;
     run_hosts(3, {2}, [&](SyncGroup& group) {
-      check_gather(group);
+      gather_and_check(group);
       if (group.rank() == 2) {
         // What a rank's child has inherited keeps nobody from hearing of its end.
         if (has_forked && ::fork() == 0) {
@@ -370,7 +364,7 @@ TEST_CASE("strangers at the ports of ranks that work disturb nothing") {
     for (int i = 0; i < 150; ++i) {
       strangers.push_back(std::make_unique<Caller>(network_address(group.rank()) + own.substr(own.find(':'))));
       if (i % 3 != 0) strangers.back()->say(garbage);
-      if (i % 10 == 0) check_gather(group);
+      if (i % 10 == 0) gather_and_check(group);
     }
   });
 }
@@ -390,7 +384,7 @@ TEST_CASE("world() under torchrun's variables on two hosts meets by TCP") {
       auto group = world();
       RANK_CHECK(group->kind() == "tcp" && group->rank() == rank && group->size() == 4);
       RANK_CHECK(group->shares_memory(rank ^ 1) && !group->shares_memory(rank ^ 2));
-      check_gather(*group);
+      gather_and_check(*group);
       set_world(nullptr);
       end(std::move(group));
     });

@@ -13,26 +13,24 @@
 #include "muster/error.hpp"
 #include "muster/state.hpp"
 #include "src/checkpoint/export_job.hpp"
+#include "tests/support/plans.hpp"
 #include "tests/support/thrown.hpp"
 
 using namespace muster;
 using test::has;
+using test::plan_of;
 using test::words_of;
 
 namespace {
-
-MergePlan plan_of(const std::string& rules, const std::string& more = "") {
-  return MergePlan::parse(R"({"muster_plan": 1, )" + more + R"("rules": [)" + rules + "]}", "p");
-}
 
 NamedSpec spec(std::string name, Shape shape, DType dtype = DType::f32) {
   return {std::move(name), {dtype, std::move(shape)}};
 }
 
-using Ranks = std::vector<RankTensors>;
+using ListsOfRanks = std::vector<RankTensors>;
 
-Ranks ranks_of(std::vector<std::vector<NamedSpec>> lists) {
-  Ranks ranks;
+ListsOfRanks ranks_of(std::vector<std::vector<NamedSpec>> lists) {
+  ListsOfRanks ranks;
   for (auto& list : lists) ranks.push_back({std::move(list), {}});
   return ranks;
 }
@@ -41,16 +39,16 @@ ParallelLayout tensor_parallel(std::size_t ranks) {
   return {.tensor = static_cast<int>(ranks)};
 }
 
-std::string refused(const MergePlan& plan, const ParallelLayout& layout, const Ranks& ranks,
+std::string refused(const MergePlan& plan, const ParallelLayout& layout, const ListsOfRanks& ranks,
                     ErrorKind kind = ErrorKind::argument) {
   return words_of(kind, [&] { arrange(plan, layout, ranks); });
 }
 
 // A model cut for `layout`, as the shards' listings would say it.
-Ranks cut(const MergePlan& plan, const ParallelLayout& layout, const std::vector<NamedSpec>& model) {
+ListsOfRanks cut(const MergePlan& plan, const ParallelLayout& layout, const std::vector<NamedSpec>& model) {
   const auto wholes = wholes_of(plan, model);
   const Placement placement = place(plan, layout, wholes);
-  Ranks ranks(placement.ranks.size());
+  ListsOfRanks ranks(placement.ranks.size());
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     for (const PlacedTensor& placed : placement.ranks[rank])
       ranks[rank].tensors.push_back({placed.name, placement.cuts[placed.whole].part});
@@ -93,7 +91,7 @@ std::vector<NamedSpec> moe_model(int layers, int experts) {
 
 TEST_CASE("tensors without a rule are listed, at most ten of them") {
   const MergePlan plan = plan_of(R"({"match": "a", "action": "same"})");
-  const Ranks ranks =
+  const ListsOfRanks ranks =
       ranks_of(std::vector<std::vector<NamedSpec>>(2, {spec("a", {1}), spec("b", {1}), spec("c\n", {1})}));
   CHECK(has(refused(plan, tensor_parallel(2), ranks), R"(the tensors "b", "c\n"; add one)"));
   std::vector<NamedSpec> many;
@@ -138,7 +136,7 @@ TEST_CASE("shapes that do not fit are refused with both ranks' shapes") {
 TEST_CASE("padding that contradicts the plan is refused") {
   const MergePlan plan = plan_of(R"({"match": "*", "action": "concat", "dim": 0})");
   const auto with = [&](PaddedSizes padded) {
-    Ranks ranks = ranks_of(std::vector<std::vector<NamedSpec>>(2, {spec("a", {3, 2})}));
+    ListsOfRanks ranks = ranks_of(std::vector<std::vector<NamedSpec>>(2, {spec("a", {3, 2})}));
     for (RankTensors& rank : ranks) rank.padded = padded;
     return ranks;
   };
@@ -146,7 +144,7 @@ TEST_CASE("padding that contradicts the plan is refused") {
   CHECK(has(refused(plan, tensor_parallel(2), with({{"a", {1, 2}}})), "cut along dimension 1"));
   CHECK(has(refused(plan, tensor_parallel(2), with({{"a", {0, 7}}})), "is said to be 7, but the ranks have 6"));
   CHECK(has(refused(plan, tensor_parallel(2), with({{"a", {0, -1}}})), "said to be -1"));
-  Ranks differing = with({{"a", {0, 5}}});
+  ListsOfRanks differing = with({{"a", {0, 5}}});
   differing[1].padded["a"].second = 6;
   CHECK(has(refused(plan, tensor_parallel(2), differing, ErrorKind::rank_mismatch), "remember different paddings"));
 }
@@ -178,7 +176,7 @@ TEST_CASE("a model cut for any layout is the same model again") {
        {"1", "2", "3", "4", "7", "tp=2,pp=2,ep=2", "pp=3", "ep=4", "tp=3,pp=2", "pp=2,ep=2", "pp=5"}) {
     CAPTURE(text);
     const ParallelLayout layout = ParallelLayout::parse(text);
-    const Ranks ranks = cut(plan, layout, model);
+    const ListsOfRanks ranks = cut(plan, layout, model);
     REQUIRE(ranks.size() == static_cast<std::size_t>(layout.ranks()));
     const Arrangement again = arrange(plan, layout, ranks);
     REQUIRE(again.tensors.size() == model.size());
@@ -194,7 +192,7 @@ TEST_CASE("a model cut for any layout is the same model again") {
 TEST_CASE("stages count their layers from 0, and replicas are compared") {
   const MergePlan plan = plan_of(moe_rules, moe_numbers);
   const ParallelLayout layout = ParallelLayout::parse("tp=2,pp=2,ep=2");
-  const Ranks ranks = cut(plan, layout, moe_model(3, 4));
+  const ListsOfRanks ranks = cut(plan, layout, moe_model(3, 4));
   const auto has_name = [&](int rank, const std::string& name) {
     return std::ranges::any_of(ranks[static_cast<std::size_t>(rank)].tensors,
                                [&](const NamedSpec& tensor) { return tensor.name == name; });
@@ -282,7 +280,7 @@ TEST_CASE("scales follow their weights") {
   CHECK(merged("column.scale", {4, 3}).target.shape == Shape{4, 6});
   // Backwards, a scalar goes to all; what looks like a scalar afterwards is remembered.
   CHECK(cut(plan, tensor_parallel(2), {spec("row.scale", {1})})[1].tensors[0].spec.shape == Shape{1});
-  const Ranks ones = cut(plan, tensor_parallel(2), {spec("row.scale", {2})});
+  const ListsOfRanks ones = cut(plan, tensor_parallel(2), {spec("row.scale", {2})});
   CHECK(ones[1].tensors[0].spec.shape == Shape{1});
   CHECK(arrange(plan, tensor_parallel(2), ones).tensors[0].layout.target.shape == Shape{2});
 }
@@ -326,7 +324,7 @@ TEST_CASE("a cut through the blocks of a scale is refused, one between them come
     const Arrangement again = arrange(plan, tensor_parallel(ranks), cut(plan, tensor_parallel(ranks), whole));
     CHECK(again.tensors.at(1).layout.target.shape == Shape{8, 4});
   }
-  const Ranks of_all_rows = cut(plan, tensor_parallel(2), model({1024, 512}, {1, 4}));
+  const ListsOfRanks of_all_rows = cut(plan, tensor_parallel(2), model({1024, 512}, {1, 4}));
   CHECK(of_all_rows[1].tensors[1].spec.shape == Shape{1, 4});
   for (const auto& [whole, ranks] :
        std::vector<std::pair<std::vector<NamedSpec>, std::size_t>>{{model({1024, 512}, {8, 4}), 16},
@@ -352,7 +350,7 @@ TEST_CASE("heads that several ranks have are merged once, as config.json says") 
   };
   for (const std::size_t count : {2U, 3U, 4U, 5U, 8U}) {
     CAPTURE(count);
-    Ranks ranks = cut(plan, tensor_parallel(count), model);
+    ListsOfRanks ranks = cut(plan, tensor_parallel(count), model);
     for (const bool is_ours : {true, false}) {
       if (!is_ours && 8 % count != 0) continue;  // no engine's
       for (RankTensors& rank : ranks) {

@@ -63,7 +63,7 @@ TEST_CASE("what is written is read again, and lies beside the model without bein
   const Checksums checksums = {{"a", 0}, {"b \"\n\xc3\xa4", ~std::uint64_t{0}}, {"c", 0x0123456789abcdef}};
   write_checksums(work.path(), checksums);
   CHECK(read_checksums(work.path()) == checksums);
-  write_checksums(work.path(), {});
+  write_checksums(work.path(), Checksums{});
   CHECK(read_checksums(work.path())->empty());
   test::write_text(work / "config.json", "{}");
   CHECK(carried_files(work.path()).names == std::vector<std::string>{"config.json"});

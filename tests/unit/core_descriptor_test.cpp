@@ -9,6 +9,7 @@
 
 using namespace muster;
 using core::Place;
+using test::small;
 
 namespace {
 
@@ -65,10 +66,6 @@ ErrorKind refusal(std::span<const std::byte> bytes) {
     return error.kind();
   }
   return ErrorKind::cancelled;
-}
-
-Tensor small(std::uint64_t seed = 1) {
-  return test::pattern(DType::bf16, {2, 3}, seed);
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "tests/support/thrown.hpp"
 
 using namespace muster;
+using test::small;
 
 namespace {
 
@@ -28,10 +29,6 @@ Config nested(Config value, int depth) {
     value = std::move(around);
   }
   return value;
-}
-
-Tensor small(std::uint64_t seed = 1) {
-  return test::pattern(DType::bf16, {2, 3}, seed);
 }
 
 std::vector<std::string> names(const State& state) {

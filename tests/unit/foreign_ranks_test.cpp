@@ -23,7 +23,7 @@ using namespace muster::test;
 namespace {
 
 namespace fs = std::filesystem;
-using Matrix = std::vector<std::vector<float>>;  // one row: a vector
+using FloatRows = std::vector<std::vector<float>>;  // one row: a vector
 
 constexpr int on_all = -1;
 
@@ -36,26 +36,26 @@ struct Whole {
   int stage = on_all;  ///< of no layer: where it is
 };
 
-Matrix make(const Whole& whole, std::size_t seed) {
-  Matrix values(static_cast<std::size_t>(whole.rows));
+FloatRows make(const Whole& whole, std::size_t seed) {
+  FloatRows values(static_cast<std::size_t>(whole.rows));
   for (int i = 0; i < whole.rows * whole.columns; ++i)
     values[static_cast<std::size_t>(i / whole.columns)].push_back(static_cast<float>(1000 * seed) +
                                                                   static_cast<float>(i));
   return values;
 }
 
-Matrix turned(const Matrix& values) {
-  Matrix out(values.front().size());
+FloatRows turned(const FloatRows& values) {
+  FloatRows out(values.front().size());
   for (const std::vector<float>& row : values)
     for (std::size_t i = 0; i < row.size(); ++i) out[i].push_back(row[i]);
   return out;
 }
 
 /// Of each block the part of one rank.
-Matrix part_of(const Matrix& values, int dim, int blocks, int rank, int ranks) {
+FloatRows part_of(const FloatRows& values, int dim, int blocks, int rank, int ranks) {
   if (dim == on_all) return values;
   if (dim == 1) return turned(part_of(turned(values), 0, blocks, rank, ranks));
-  Matrix out;
+  FloatRows out;
   const std::size_t block = values.size() / static_cast<std::size_t>(blocks);
   const std::size_t step = block / static_cast<std::size_t>(ranks);
   for (std::size_t begin = 0; begin < values.size(); begin += block)
@@ -63,7 +63,7 @@ Matrix part_of(const Matrix& values, int dim, int blocks, int rank, int ranks) {
   return out;
 }
 
-std::string bytes_of(const Matrix& values) {
+std::string bytes_of(const FloatRows& values) {
   std::string out;
   for (const std::vector<float>& row : values)
     out.append(reinterpret_cast<const char*>(row.data()), row.size() * sizeof(float));
@@ -220,7 +220,7 @@ void save(const Way& way, const std::string& folder) {
         const Whole& whole = way.model[i];
         const auto name = local_name(way, whole.name, stage);
         if (!name || (whole.stage != on_all && whole.stage != stage)) continue;
-        const Matrix part = part_of(make(whole, i), whole.dim, whole.blocks, rank, way.tensor);
+        const FloatRows part = part_of(make(whole, i), whole.dim, whole.blocks, rank, way.tensor);
         std::vector<std::int32_t> shape = {static_cast<std::int32_t>(part.size()),
                                            static_cast<std::int32_t>(part.front().size())};
         if (whole.rows == 1) shape.erase(shape.begin());

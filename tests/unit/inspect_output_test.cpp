@@ -19,7 +19,7 @@ using namespace muster::inspect;
 
 namespace {
 
-std::vector<TensorEntry> entries_of(const std::vector<std::string>& names) {
+std::vector<TensorEntry> entries_named(const std::vector<std::string>& names) {
   std::vector<TensorEntry> entries;
   for (const std::string& name : names) entries.push_back({name, DType::f32, {4}, 0, 16});
   return entries;
@@ -44,18 +44,18 @@ std::string tree_of(const std::vector<TensorEntry>& entries, bool folds = true) 
 }  // namespace
 
 TEST_CASE("names are a tree whose alike branches are one") {
-  CHECK(tree_of(entries_of({"a.b.c", "a.b.d", "e"})) == "a.b/\n c\n d\ne\n");
-  CHECK(tree_of(entries_of({"h.0.w", "h.0.b", "h.1.w", "h.1.b", "h.2.w"})) == "h/\n 0 to 1/\n  w\n  b\n 2.w\n");
-  CHECK(tree_of(entries_of({"h.0.w", "h.1.w"}), false) == "h/\n 0.w\n 1.w\n");
-  CHECK(tree_of(entries_of({"rank0/w", "rank1/w"})) == "rank0/w to 1\n");
+  CHECK(tree_of(entries_named({"a.b.c", "a.b.d", "e"})) == "a.b/\n c\n d\ne\n");
+  CHECK(tree_of(entries_named({"h.0.w", "h.0.b", "h.1.w", "h.1.b", "h.2.w"})) == "h/\n 0 to 1/\n  w\n  b\n 2.w\n");
+  CHECK(tree_of(entries_named({"h.0.w", "h.1.w"}), false) == "h/\n 0.w\n 1.w\n");
+  CHECK(tree_of(entries_named({"rank0/w", "rank1/w"})) == "rank0/w to 1\n");
   // A tensor's name may be the beginning of others.
-  CHECK(tree_of(entries_of({"a", "a.b"})) == "a\n b\n");
-  CHECK(tree_of(entries_of({"", ".", "x..y"})) == "\n \nx..y\n");
-  std::vector<TensorEntry> other = entries_of({"h.0.w", "h.1.w"});
+  CHECK(tree_of(entries_named({"a", "a.b"})) == "a\n b\n");
+  CHECK(tree_of(entries_named({"", ".", "x..y"})) == "\n \nx..y\n");
+  std::vector<TensorEntry> other = entries_named({"h.0.w", "h.1.w"});
   other[1].shape = {2, 2};
   CHECK(tree_of(other) == "h/\n 0.w\n 1.w\n");
   // A name of dots is no reason to go deep.
-  CHECK(tree_of(entries_of({std::string(100'000, '.'), "a"})).size() > 100'000);
+  CHECK(tree_of(entries_named({std::string(100'000, '.'), "a"})).size() > 100'000);
 }
 
 TEST_CASE("tables fit a width by the column that can be cut") {

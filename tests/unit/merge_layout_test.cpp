@@ -21,7 +21,7 @@ namespace {
 
 using Bytes = std::vector<std::byte>;
 
-Bytes random_bytes(std::size_t count, std::uint64_t seed) {
+Bytes bytes_of_seed(std::size_t count, std::uint64_t seed) {
   Bytes bytes(count);
   test::fill(bytes.data(), count, seed);
   return bytes;
@@ -90,7 +90,7 @@ TEST_CASE("random joins: units, windows of the target and pieces of the sources 
     for (std::int64_t i = 1 + below(5); i > 0; --i) {
       TensorSpec spec{dtype, shape};
       spec.shape[dim] = below(5) * multiple;
-      sources.push_back(random_bytes(byte_size(dtype, spec.shape), static_cast<std::uint64_t>(round * 10 + i)));
+      sources.push_back(bytes_of_seed(byte_size(dtype, spec.shape), static_cast<std::uint64_t>(round * 10 + i)));
       specs.push_back(std::move(spec));
     }
     const bool is_stack = below(4) == 0;
@@ -119,7 +119,7 @@ TEST_CASE("what is cut is joined again, padding trimmed, and composed in one ste
       if (merge == merge::concat_blocks(1, {2, 1}) && 12 / 3 % parts != 0) continue;
       const TensorSpec whole{DType::bf16,
                              std::holds_alternative<merge::Stack>(merge) ? Shape{parts, 6, 4} : Shape{7, 12, 3}};
-      const Bytes bytes = random_bytes(byte_size(whole.dtype, whole.shape), 5);
+      const Bytes bytes = bytes_of_seed(byte_size(whole.dtype, whole.shape), 5);
       const Cut cut_up = cut(merge, whole, parts);
       std::vector<Bytes> shards;
       for (int part = 0; part < parts; ++part) shards.push_back(apply_units(part_of(cut_up, part), {bytes}));

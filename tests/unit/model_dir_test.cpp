@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-TensorEntry spec(std::string name, Shape shape, DType dtype = DType::u8) {
+TensorEntry entry(std::string name, Shape shape, DType dtype = DType::u8) {
   return {.name = std::move(name), .dtype = dtype, .shape = std::move(shape)};
 }
 
@@ -25,7 +25,7 @@ TensorEntry spec(std::string name, Shape shape, DType dtype = DType::u8) {
 void write_file_of(const std::string& path, const std::vector<std::string>& names, int value = 1,
                    const std::map<std::string, std::string>& metadata = {}) {
   std::vector<TensorEntry> specs;
-  for (const std::string& name : names) specs.push_back(spec(name, {4}));
+  for (const std::string& name : names) specs.push_back(entry(name, {4}));
   SafetensorsWriter writer(path, specs, metadata);
   const std::vector<std::byte> bytes(4, static_cast<std::byte>(value));
   for (const std::string& name : names) writer.write(name, 0, bytes);
@@ -133,9 +133,9 @@ TEST_CASE("directories that do not say what is meant") {
 }
 
 TEST_CASE("planning files: as few as the limit asks for, and as equal as the order allows") {
-  const std::vector<TensorEntry> entries = {spec("b", {60}),           spec("a", {40}), spec("d", {1}),
-                                            spec("c", {500}),          spec("e", {0}),  spec("f", {99}),
-                                            spec("g", {1}, DType::f16)};
+  const std::vector<TensorEntry> entries = {entry("b", {60}),           entry("a", {40}), entry("d", {1}),
+                                            entry("c", {500}),          entry("e", {0}),  entry("f", {99}),
+                                            entry("g", {1}, DType::f16)};
   const ShardLayout layout = plan_shards(entries, 100);
   REQUIRE(layout.files.size() == 5);
   const std::vector<std::vector<std::size_t>> expected = {{0}, {1, 2}, {3}, {4, 5}, {6}};
@@ -152,7 +152,7 @@ TEST_CASE("planning files: as few as the limit asks for, and as equal as the ord
       layout.index.starts_with("{\n  \"metadata\": {\n    \"total_size\": 702\n  },\n  \"weight_map\": {\n    \"a\""));
 
   std::vector<TensorEntry> many;
-  for (int i = 0; i < 12; ++i) many.push_back(spec("t" + std::to_string(i), {10}));
+  for (int i = 0; i < 12; ++i) many.push_back(entry("t" + std::to_string(i), {10}));
   const ShardLayout balanced = plan_shards(many, 110);  // filled to the limit it would be 11 and 1
   REQUIRE(balanced.files.size() == 2);
   CHECK(balanced.files[0].tensors.size() == 6);
@@ -162,7 +162,7 @@ TEST_CASE("planning files: as few as the limit asks for, and as equal as the ord
   CHECK(single.files[0].name == "model.safetensors");
   CHECK(single.index.empty());
   CHECK(plan_shards({}, 1).files.size() == 1);
-  const std::vector<TensorEntry> twice = {spec("a", {1}), spec("a", {1})};
+  const std::vector<TensorEntry> twice = {entry("a", {1}), entry("a", {1})};
   CHECK(has(words_of(ErrorKind::argument, [&] { plan_shards(twice, 10); }), "two tensors have the name \"a\""));
 }
 

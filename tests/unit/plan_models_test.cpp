@@ -22,19 +22,19 @@ using namespace muster;
 
 namespace {
 
-struct Model {
+struct NamedModel {
   std::string name;
   Config config;
   std::map<std::string, Shape> tensors;
 };
 
-std::vector<Model> models() {
-  std::vector<Model> all;
+std::vector<NamedModel> models() {
+  std::vector<NamedModel> all;
   for (const auto& entry : std::filesystem::directory_iterator(MUSTER_TEST_DATA "/model_names")) {
     std::ifstream file(entry.path());
     const std::string text(std::istreambuf_iterator<char>(file), {});
     const Config json = parse_json(text);
-    Model model{entry.path().stem(), json.at("config"), {}};
+    NamedModel model{entry.path().stem(), json.at("config"), {}};
     for (const auto& [name, extents] : json.at("tensors").as_object()) {
       Shape shape;
       for (const Config& extent : extents.as_array()) shape.push_back(extent.as_int());
@@ -45,25 +45,25 @@ std::vector<Model> models() {
   return all;
 }
 
-TensorSpec spec(Shape shape) {
+TensorSpec spec_of_shape(Shape shape) {
   return {DType::f32, std::move(shape)};
 }
 
 // What the scale of a weight has to become, by what the weight does.
-enum class Cut { rows, columns, none };
-Cut cut_of(const Merge& merge) {
+enum class CutWay { rows, columns, none };
+CutWay cut_of(const Merge& merge) {
   const auto* concat = std::get_if<merge::Concat>(&merge);
-  if (concat == nullptr) return Cut::none;
-  return concat->dim == 0 ? Cut::rows : Cut::columns;
+  if (concat == nullptr) return CutWay::none;
+  return concat->dim == 0 ? CutWay::rows : CutWay::columns;
 }
 
 }  // namespace
 
 TEST_CASE("every tensor of the models that auto knows has a rule that fits its shape") {
-  const std::vector<Model> all = models();
+  const std::vector<NamedModel> all = models();
   REQUIRE(all.size() >= 45);
   std::set<std::string> plans;
-  for (const Model& model : all) {
+  for (const NamedModel& model : all) {
     CAPTURE(model.name);
     const MergePlan plan = MergePlan::load("auto", &model.config);
     plans.insert(plan.name());
@@ -73,7 +73,7 @@ TEST_CASE("every tensor of the models that auto knows has a rule that fits its s
       REQUIRE(rule != nullptr);
       CHECK(MergePlan::renamed(*rule, name) == name);
       CHECK(plan.origin(name)->rule == rule);
-      const std::vector<TensorSpec> whole = {spec(shape)};
+      const std::vector<TensorSpec> whole = {spec_of_shape(shape)};
       const ResolvedMerge resolved = plan.resolve(*rule, name, whole, true);
       CHECK_FALSE(resolved.true_size);
       if (const auto* concat = std::get_if<merge::Concat>(&resolved.merge)) {
@@ -113,11 +113,11 @@ TEST_CASE("every tensor of the models that auto knows has a rule that fits its s
 }
 
 TEST_CASE("the models that auto knows fit their config.json, and come back from any number of ranks") {
-  for (const Model& model : models()) {
+  for (const NamedModel& model : models()) {
     CAPTURE(model.name);
     const MergePlan plan = MergePlan::load("auto", &model.config);
     std::vector<NamedSpec> tensors;
-    for (const auto& [name, shape] : model.tensors) tensors.push_back({name, spec(shape)});
+    for (const auto& [name, shape] : model.tensors) tensors.push_back({name, spec_of_shape(shape)});
     CHECK_NOTHROW(check_against_config(plan, tensors));
     for (const int ranks : {2, 3, 4}) {
       CAPTURE(ranks);
@@ -163,7 +163,7 @@ TEST_CASE("what config.json does not say of a tensor is no error") {
 }
 
 TEST_CASE("a layer moved to another stage keeps its name but for the number") {
-  for (const Model& model : models()) {
+  for (const NamedModel& model : models()) {
     const MergePlan plan = MergePlan::load("auto", &model.config);
     for (const auto& [name, shape] : model.tensors) {
       const auto number = plan.layers()->pattern.find(name);
@@ -179,7 +179,7 @@ TEST_CASE("a layer moved to another stage keeps its name but for the number") {
 
 TEST_CASE("the scales of a quantised weight are cut as the weight is") {
   std::size_t checked = 0;
-  for (const Model& model : models()) {
+  for (const NamedModel& model : models()) {
     CAPTURE(model.name);
     const MergePlan plan = MergePlan::load("auto", &model.config);
     for (const auto& [name, shape] : model.tensors) {
@@ -189,15 +189,15 @@ TEST_CASE("the scales of a quantised weight are cut as the weight is") {
       if (!is_linear) continue;
       const std::string module = name.substr(0, name.size() - 7);
       CAPTURE(module);
-      const std::vector<TensorSpec> weight = {spec(shape)};
+      const std::vector<TensorSpec> weight = {spec_of_shape(shape)};
       const Merge weights = plan.resolve(*plan.find(name), name, weight, true).merge;
-      const Cut cut = cut_of(weights);
+      const CutWay cut = cut_of(weights);
       const auto resolve = [&](const std::string& suffix, Shape of, std::size_t ranks) {
         const std::string full = module + suffix;
         CAPTURE(full);
         const MergeRule* rule = plan.find(full);
         REQUIRE(rule != nullptr);
-        const std::vector<TensorSpec> specs(ranks, spec(std::move(of)));
+        const std::vector<TensorSpec> specs(ranks, spec_of_shape(std::move(of)));
         return plan.resolve(*rule, full, specs, ranks == 1).merge;
       };
       const auto is_concat = [](const Merge& merge, std::int64_t dim) {
@@ -208,13 +208,13 @@ TEST_CASE("the scales of a quantised weight are cut as the weight is") {
            {".weight_scale", ".weight_scale_2", ".weight_scale_inv", ".weight_quantizer._amax",
             ".weight_quantizer._scale", ".weight_quantizer.0._amax"}) {
         for (const Shape& one : {Shape{}, Shape{1}, Shape{1, 1}}) {
-          CHECK(resolve(suffix, one, 2) == (cut == Cut::none ? merge::same() : merge::max()));
+          CHECK(resolve(suffix, one, 2) == (cut == CutWay::none ? merge::same() : merge::max()));
           CHECK(resolve(suffix, one, 1) == merge::same());
         }
         const Merge per_row = resolve(suffix, {shape[0]}, 2);
         const Merge per_kept_row = resolve(suffix, {shape[0], 1}, 2);
         const Merge per_block = resolve(suffix, {shape[0], 2}, 2);
-        if (cut == Cut::rows) {
+        if (cut == CutWay::rows) {
           // A fused weight has a fused scale.
           CHECK(per_row == weights);
           CHECK(per_kept_row == weights);
@@ -222,14 +222,14 @@ TEST_CASE("the scales of a quantised weight are cut as the weight is") {
         } else {
           CHECK(per_row == merge::same());
           CHECK(per_kept_row == merge::same());
-          CHECK((cut == Cut::columns ? is_concat(per_block, 1) : per_block == merge::same()));
+          CHECK((cut == CutWay::columns ? is_concat(per_block, 1) : per_block == merge::same()));
         }
       }
       for (const std::string suffix : {".input_scale", ".input_quantizer._amax", ".output_quantizer._amax"})
         CHECK(resolve(suffix, {}, 2) == merge::max());
       for (const std::string suffix : {".pre_quant_scale", ".input_quantizer._pre_quant_scale"}) {
         const Merge inputs = resolve(suffix, {shape[1]}, 2);
-        CHECK((cut == Cut::columns ? is_concat(inputs, -1) : inputs == merge::same()));
+        CHECK((cut == CutWay::columns ? is_concat(inputs, -1) : inputs == merge::same()));
       }
       ++checked;
     }
@@ -247,8 +247,8 @@ TEST_CASE("scales of keys and values, however they are called") {
       CAPTURE(full);
       const MergeRule* rule = plan.find(full);
       REQUIRE(rule != nullptr);
-      CHECK(plan.resolve(*rule, full, std::vector<TensorSpec>(2, spec({}))).merge == merge::max());
-      CHECK(plan.resolve(*rule, full, std::vector<TensorSpec>(2, spec({4}))).merge == merge::concat(0));
+      CHECK(plan.resolve(*rule, full, std::vector<TensorSpec>(2, spec_of_shape({}))).merge == merge::max());
+      CHECK(plan.resolve(*rule, full, std::vector<TensorSpec>(2, spec_of_shape({4}))).merge == merge::concat(0));
     }
   }
 }
@@ -263,7 +263,7 @@ TEST_CASE("fused experts are joined across expert ranks, with their scales") {
     const MergeRule* rule = plan.find(full);
     REQUIRE(rule != nullptr);
     CHECK(rule->across == Axis::expert);
-    CHECK(plan.resolve(*rule, full, std::vector<TensorSpec>(2, spec({4, 2, 2}))).merge == merge::concat(0));
+    CHECK(plan.resolve(*rule, full, std::vector<TensorSpec>(2, spec_of_shape({4, 2, 2}))).merge == merge::concat(0));
   }
   // DeepSeek-V3's layer for the second next token.
   for (const std::string name : {"enorm.weight", "hnorm.weight", "eh_proj.weight", "embed_tokens.weight",

@@ -15,11 +15,13 @@
 #include "muster/plan.hpp"
 #include "muster/state.hpp"
 #include "src/checkpoint/plan_suggest.hpp"
+#include "tests/support/plans.hpp"
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/thrown.hpp"
 
 using namespace muster;
 using test::has;
+using test::plan_of;
 using test::words_of;
 
 namespace {
@@ -28,10 +30,6 @@ std::string plan_error(const std::string& rules, const std::string& more = "") {
   return words_of(ErrorKind::corrupt, [&] {
     MergePlan::parse("{\"muster_plan\": 1, " + more + "\"rules\": [\n" + rules + "]}", "p.json");
   });
-}
-
-MergePlan plan_of(const std::string& rules, const std::string& more = "") {
-  return MergePlan::parse("{\"muster_plan\": 1, " + more + "\"rules\": [" + rules + "]}", "p.json");
 }
 
 std::vector<TensorSpec> specs(Shape shape, std::size_t count = 2) {

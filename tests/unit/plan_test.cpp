@@ -10,20 +10,18 @@
 #include <string_view>
 
 #include "muster/error.hpp"
+#include "tests/support/plans.hpp"
 #include "tests/support/thrown.hpp"
 
 using namespace muster;
 using test::has;
+using test::plan_of;
 using test::words_of;
 
 namespace {
 
 std::string parse_error(std::string_view json) {
   return words_of(ErrorKind::corrupt, [&] { MergePlan::parse(json, "p.json"); });
-}
-
-MergePlan plan_of(const std::string& rules) {
-  return MergePlan::parse(R"({"muster_plan": 1, "rules": [)" + rules + "]}", "p.json");
 }
 
 std::string renamed(const MergePlan& plan, std::string_view name) {

@@ -25,7 +25,7 @@ using test::words_of;
 
 namespace {
 
-const char* const config_text =
+const char* const views_config =
     R"({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_attention_heads": 8, "num_key_value_heads": 4,
 "head_dim": 4, "hidden_size": 16, "intermediate_size": 24, "vocab_size": 37, "num_hidden_layers": 2})";
 
@@ -146,7 +146,7 @@ TEST_CASE("casts round to the nearest, ties to even, and tell of what becomes in
 }
 
 TEST_CASE("views that contradict themselves, the model or the ranks are one clear error") {
-  const Config config = parse_json(config_text);
+  const Config config = parse_json(views_config);
   const auto error = [&](const std::string& view, const Shape& shape, int ranks = 1, DType dtype = DType::f32) {
     return words_of(ErrorKind::argument, [&] {
       const MergePlan plan = MergePlan::parse(
@@ -193,7 +193,7 @@ TEST_CASE("views that contradict themselves, the model or the ranks are one clea
 }
 
 TEST_CASE("turned around, a view that loses something, or lacks a part, is one clear error") {
-  const Config config = parse_json(config_text);
+  const Config config = parse_json(views_config);
   const auto error = [&](const std::string& view, const std::vector<NamedSpec>& tensors) {
     return words_of(ErrorKind::argument, [&] {
       const MergePlan plan = MergePlan::parse(
@@ -216,7 +216,7 @@ TEST_CASE("turned around, a view that loses something, or lacks a part, is one c
 }
 
 TEST_CASE("scales of one element a layer go to every part of a fused matrix") {
-  const Config config = parse_json(config_text);
+  const Config config = parse_json(views_config);
   const MergePlan plan = MergePlan::load("megatron", &config);
   for (const Shape& shape : {Shape{2}, Shape{2, 1}}) {
     const ViewedRank viewed = view_rank(

@@ -25,7 +25,7 @@ std::uint8_t bits(std::initializer_list<Route> routes) {
   return all;
 }
 
-bool has(std::uint8_t routes, Route route) {
+bool includes(std::uint8_t routes, Route route) {
   return (routes & route_bit(route)) != 0;
 }
 
@@ -64,7 +64,7 @@ TEST_CASE("every combination of facts has the outcome that the rules of docs/rou
     CAPTURE(static_cast<int>(decision.refusal));
     // What is taken can be taken by all, and is what was forced.
     if (!decision.is_refused()) {
-      REQUIRE(has(facts.routes, decision.route));
+      REQUIRE(includes(facts.routes, decision.route));
       REQUIRE((facts.forced == Route::automatic || decision.route == facts.forced));
       REQUIRE(facts.residency != Residency::mixed);
       REQUIRE((!on_devices || decision.route == Route::device));
@@ -79,12 +79,12 @@ TEST_CASE("every combination of facts has the outcome that the rules of docs/rou
     } else if (on_devices && facts.forced != Route::automatic && facts.forced != Route::device) {
       REQUIRE(decision == refused(Refusal::forced_off_devices, facts.forced));
     } else if (on_devices) {
-      REQUIRE(decision.is_refused() != has(facts.routes, Route::device));
+      REQUIRE(decision.is_refused() != includes(facts.routes, Route::device));
       if (decision.is_refused()) REQUIRE(decision == refused(Refusal::no_device_route, Route::device));
     } else if (facts.forced == Route::device && (facts.residency == Residency::host || host_only)) {
       REQUIRE(decision == refused(Refusal::forced_onto_devices, Route::device));
     } else if (facts.forced != Route::automatic) {
-      REQUIRE(decision.is_refused() != has(facts.routes, facts.forced));
+      REQUIRE(decision.is_refused() != includes(facts.routes, facts.forced));
       if (decision.is_refused()) REQUIRE(decision == refused(Refusal::forced_unusable, facts.forced));
     } else {
       const bool reachable = (facts.routes & ~route_bit(Route::device)) != 0;
@@ -102,7 +102,7 @@ TEST_CASE("routes are preferred in one order, and one more route never makes a l
     const Decision decision = choose_route(facts);
     if (facts.forced == Route::automatic && !decision.is_refused() && facts.residency != Residency::device)
       for (const Route better : order)
-        if (place(better) < place(decision.route)) REQUIRE(!has(facts.routes, better));
+        if (place(better) < place(decision.route)) REQUIRE(!includes(facts.routes, better));
     for (const Route more : all_routes) {
       RouteFacts richer = facts;
       richer.routes |= route_bit(more);

@@ -22,7 +22,7 @@ using namespace muster::test;
 
 namespace {
 
-TensorEntry spec(std::string name, DType dtype, Shape shape) {
+TensorEntry entry_of(std::string name, DType dtype, Shape shape) {
   return {.name = std::move(name), .dtype = dtype, .shape = std::move(shape)};
 }
 
@@ -54,10 +54,10 @@ TEST_CASE("every dtype comes back, with scalars, empty tensors and odd numbers o
   std::vector<TensorEntry> specs;
   for (const DType dtype : all_dtypes()) {
     const std::string name(to_string(dtype));
-    specs.push_back(spec(name + ".matrix", dtype, {3, 4}));
-    specs.push_back(spec(name + ".odd", dtype, {3, 5}));
-    specs.push_back(spec(name + ".scalar", dtype, {}));
-    specs.push_back(spec(name + ".empty", dtype, {0, 7}));
+    specs.push_back(entry_of(name + ".matrix", dtype, {3, 4}));
+    specs.push_back(entry_of(name + ".odd", dtype, {3, 5}));
+    specs.push_back(entry_of(name + ".scalar", dtype, {}));
+    specs.push_back(entry_of(name + ".empty", dtype, {0, 7}));
   }
   const std::map<std::string, std::string> metadata = {{"format", "pt"}, {"who\"\n", "\\ \u00e9 \x01"}};
   const std::string path = directory / "all.safetensors";
@@ -70,7 +70,8 @@ TEST_CASE("every dtype comes back, with scalars, empty tensors and odd numbers o
 TEST_CASE("the header says what the format asks for") {
   const TemporaryDirectory directory;
   const std::string path = directory / "a.safetensors";
-  write_all(path, {spec("b", DType::u8, {3}), spec("a", DType::f32, {1}), spec("c", DType::u4, {3})}, {{"k", "v"}});
+  write_all(path, {entry_of("b", DType::u8, {3}), entry_of("a", DType::f32, {1}), entry_of("c", DType::u4, {3})},
+            {{"k", "v"}});
   const std::string bytes = read_text(path);
   std::uint64_t length = 0;
   std::memcpy(&length, bytes.data(), 8);
@@ -89,12 +90,12 @@ TEST_CASE("a file without tensors, and names of all kinds") {
   const TemporaryDirectory directory;
   write_all(directory / "none.safetensors", {});
   CHECK(SafetensorsFile::open(directory / "none.safetensors").tensors().empty());
-  const std::vector<TensorEntry> specs = {spec("", DType::u8, {1}),
-                                          spec("a/b", DType::u8, {2}),
-                                          spec("\u00fc\U0001f600", DType::u8, {3}),
-                                          spec("new\nline \"quoted\" \\", DType::u8, {4}),
-                                          spec("muster.dtype.x", DType::i4, {5}),
-                                          spec(std::string("nul\0nul", 7), DType::u8, {6})};
+  const std::vector<TensorEntry> specs = {entry_of("", DType::u8, {1}),
+                                          entry_of("a/b", DType::u8, {2}),
+                                          entry_of("\u00fc\U0001f600", DType::u8, {3}),
+                                          entry_of("new\nline \"quoted\" \\", DType::u8, {4}),
+                                          entry_of("muster.dtype.x", DType::i4, {5}),
+                                          entry_of(std::string("nul\0nul", 7), DType::u8, {6})};
   write_all(directory / "names.safetensors", specs);
   check_all(directory / "names.safetensors", specs);
 }
@@ -102,7 +103,7 @@ TEST_CASE("a file without tensors, and names of all kinds") {
 TEST_CASE("10,000 tensors, looked up by name") {
   const TemporaryDirectory directory;
   std::vector<TensorEntry> specs;
-  for (int i = 0; i < 10'000; ++i) specs.push_back(spec(fmt::format("layers.{}.weight", i), DType::bf16, {4, 2}));
+  for (int i = 0; i < 10'000; ++i) specs.push_back(entry_of(fmt::format("layers.{}.weight", i), DType::bf16, {4, 2}));
   const std::string path = directory / "many.safetensors";
   write_all(path, specs);
   check_all(path, specs);
@@ -111,7 +112,7 @@ TEST_CASE("10,000 tensors, looked up by name") {
 TEST_CASE("pieces from threads, in any order") {
   const TemporaryDirectory directory;
   const std::string path = directory / "a.safetensors";
-  const std::vector<TensorEntry> specs = {spec("x", DType::f32, {1000, 33}), spec("y", DType::u8, {777'777})};
+  const std::vector<TensorEntry> specs = {entry_of("x", DType::f32, {1000, 33}), entry_of("y", DType::u8, {777'777})};
   SafetensorsWriter writer(path, specs);
   const std::array<Tensor, 2> tensors = {pattern(DType::f32, {1000, 33}, 0), pattern(DType::u8, {777'777}, 1)};
   constexpr std::size_t piece = 5003;
@@ -138,7 +139,7 @@ TEST_CASE("a strided tensor, and tensors that outlive their file") {
   const TemporaryDirectory directory;
   const std::string path = directory / "a.safetensors";
   const Tensor matrix = pattern(DType::i16, {5, 3}, 4);
-  SafetensorsWriter writer(path, {spec("t", DType::i16, {3, 5})});
+  SafetensorsWriter writer(path, {entry_of("t", DType::i16, {3, 5})});
   writer.write("t", matrix.view().transposed());
   writer.commit();
   Tensor read;
@@ -157,19 +158,20 @@ TEST_CASE("what a writer refuses") {
   const auto refuse = [&](std::vector<TensorEntry> specs, std::map<std::string, std::string> metadata = {}) {
     return words_of(ErrorKind::argument, [&] { SafetensorsWriter(path, std::move(specs), std::move(metadata)); });
   };
-  CHECK(has(refuse({spec("a", DType::u8, {1}), spec("a", DType::u8, {1})}), "two tensors have the name \"a\""));
-  CHECK(has(refuse({spec("a", DType::u8, {1}), spec("a", DType::f32, {1})}), "two tensors have the name \"a\""));
-  CHECK(has(refuse({spec("__metadata__", DType::u8, {1})}), "kept for metadata"));
-  CHECK(has(refuse({spec("\xff", DType::u8, {1})}), "not UTF-8"));
+  CHECK(has(refuse({entry_of("a", DType::u8, {1}), entry_of("a", DType::u8, {1})}), "two tensors have the name \"a\""));
+  CHECK(
+      has(refuse({entry_of("a", DType::u8, {1}), entry_of("a", DType::f32, {1})}), "two tensors have the name \"a\""));
+  CHECK(has(refuse({entry_of("__metadata__", DType::u8, {1})}), "kept for metadata"));
+  CHECK(has(refuse({entry_of("\xff", DType::u8, {1})}), "not UTF-8"));
   CHECK(has(refuse({}, {{"k", "\xc0\x80"}}), "not UTF-8"));
-  CHECK(has(refuse({spec("a", DType::u8, {-1})}), "negative"));
-  CHECK(has(refuse({spec("a", DType::u8, {INT64_MAX})}), "tensor \"a\""));
+  CHECK(has(refuse({entry_of("a", DType::u8, {-1})}), "negative"));
+  CHECK(has(refuse({entry_of("a", DType::u8, {INT64_MAX})}), "tensor \"a\""));
   std::vector<TensorEntry> huge;
-  for (int i = 0; i < 9; ++i) huge.push_back(spec(std::to_string(i), DType::u8, {INT64_MAX / 8 - 1}));
+  for (int i = 0; i < 9; ++i) huge.push_back(entry_of(std::to_string(i), DType::u8, {INT64_MAX / 8 - 1}));
   CHECK(has(refuse(huge), "larger than a file"));
   CHECK(has(refuse({}, {{"k", std::string(max_safetensors_header, 'x')}}), "write several files"));
 
-  SafetensorsWriter writer(path, {spec("a", DType::u8, {4}), spec("b", DType::u8, {2})});
+  SafetensorsWriter writer(path, {entry_of("a", DType::u8, {4}), entry_of("b", DType::u8, {2})});
   const std::array<std::byte, 8> bytes{};
   CHECK(has(words_of(ErrorKind::not_found, [&] { writer.write("c", 0, bytes); }), "\"c\" was not announced"));
   CHECK(has(words_of(ErrorKind::argument, [&] { writer.write("a", 0, bytes); }), "past the end of its 4 bytes"));
@@ -189,7 +191,7 @@ TEST_CASE("what a writer refuses") {
 TEST_CASE("without commit nothing is left") {
   const TemporaryDirectory directory;
   {
-    SafetensorsWriter writer(directory / "a.safetensors", {spec("a", DType::u8, {4})});
+    SafetensorsWriter writer(directory / "a.safetensors", {entry_of("a", DType::u8, {4})});
     SafetensorsWriter moved = std::move(writer);
     moved.write("a", pattern(DType::u8, {4}, 0));
     CHECK(directory.count() == 1);
@@ -204,7 +206,7 @@ TEST_CASE("what cannot be opened") {
   const TemporaryDirectory directory;
   CHECK(has(words_of(ErrorKind::not_found, [&] { SafetensorsFile::open(directory / "none"); }), "none: No such file"));
   CHECK(has(words_of(ErrorKind::argument, [&] { SafetensorsFile::open(directory.path().string()); }), "a directory"));
-  write_all(directory / "a", {spec("a", DType::u8, {4})});
+  write_all(directory / "a", {entry_of("a", DType::u8, {4})});
   const SafetensorsFile file = SafetensorsFile::open(directory / "a");
   CHECK(has(words_of(ErrorKind::not_found, [&] { static_cast<void>(file.tensor("b")); }), "no tensor \"b\""));
   CHECK(has(words_of(ErrorKind::not_found, [&] { static_cast<void>(file.tensor(1)); }), "1 tensors"));
@@ -213,7 +215,7 @@ TEST_CASE("what cannot be opened") {
 TEST_CASE("every call that fails leaves the earlier file and no other") {
   const TemporaryDirectory directory;
   const std::string path = directory / "a.safetensors";
-  write_all(path, {spec("old", DType::u8, {4})});
+  write_all(path, {entry_of("old", DType::u8, {4})});
   const std::string before = read_text(path);
   struct Case {
     const char* call;
@@ -232,7 +234,7 @@ TEST_CASE("every call that fails leaves the earlier file and no other") {
     INFO(each.call << " " << each.error);
     const FailingCall fault({.call = each.call, .error = each.error, .after = each.after, .times = 1});
     const std::string words = words_of(each.kind, [&] {
-      write_all(path, {spec("new", DType::u8, {4}), spec("new2", DType::u8, {4})});
+      write_all(path, {entry_of("new", DType::u8, {4}), entry_of("new2", DType::u8, {4})});
     });
     CHECK(has(words, path));
     CHECK(read_text(path) == before);
@@ -240,13 +242,13 @@ TEST_CASE("every call that fails leaves the earlier file and no other") {
   }
   {
     const FailingCall fault({.call = "fallocate", .error = ENOSPC, .times = 1});
-    CHECK(
-        has(words_of(ErrorKind::no_space, [&] { SafetensorsWriter(path, {spec("a", DType::u8, {4})}); }), "are free"));
+    CHECK(has(words_of(ErrorKind::no_space, [&] { SafetensorsWriter(path, {entry_of("a", DType::u8, {4})}); }),
+              "are free"));
   }
   // Only the promise that a power cut does not undo it is broken by this one.
   {
     const FailingCall fault({.call = "fsync-directory", .error = EIO, .times = 1});
-    words_of(ErrorKind::io, [&] { write_all(path, {spec("new", DType::u8, {4})}); });
+    words_of(ErrorKind::io, [&] { write_all(path, {entry_of("new", DType::u8, {4})}); });
     CHECK(SafetensorsFile::open(path).find("new"));
   }
   CHECK(directory.count() == 1);
@@ -255,7 +257,7 @@ TEST_CASE("every call that fails leaves the earlier file and no other") {
 TEST_CASE("short writes, interrupted ones and file systems that reserve nothing are no failures") {
   const TemporaryDirectory directory;
   const std::string path = directory / "a.safetensors";
-  const std::vector<TensorEntry> specs = {spec("a", DType::f64, {1001})};
+  const std::vector<TensorEntry> specs = {entry_of("a", DType::f64, {1001})};
   for (const auto& [call, error] : {std::pair("pwrite", os::short_transfer), std::pair("pwrite", EINTR),
                                     std::pair("fallocate", EOPNOTSUPP), std::pair("fallocate", EINTR)}) {
     INFO(call << " " << error);
@@ -277,14 +279,15 @@ TEST_CASE("a device, a pipe or a link is not replaced by a file") {
   REQUIRE(::mkfifo((directory / "pipe.safetensors").c_str(), 0600) == 0);
   for (const auto& [name, what] :
        {std::pair("link.safetensors", "a link"), std::pair("pipe.safetensors", "a device or a pipe")})
-    CHECK(has(words_of(ErrorKind::argument, [&] { write_all(directory / name, {spec("a", DType::u8, {4})}); }), what));
+    CHECK(has(words_of(ErrorKind::argument, [&] { write_all(directory / name, {entry_of("a", DType::u8, {4})}); }),
+              what));
   CHECK(directory.count() == 3);
 }
 
 TEST_CASE("a file whose file system is not known to be local is read, not mapped: shortened, it is an error") {
   const TemporaryDirectory directory;
   const std::string path = directory / "a.safetensors";
-  const std::vector<TensorEntry> specs = {spec("a", DType::u8, {100'000}), spec("b", DType::f32, {3})};
+  const std::vector<TensorEntry> specs = {entry_of("a", DType::u8, {100'000}), entry_of("b", DType::f32, {3})};
   write_all(path, specs);
   CHECK(SafetensorsFile::open(path).is_mapped());
   const FailingCall fault({.call = "statfs", .error = EIO, .times = 1});

@@ -154,8 +154,8 @@ TEST_CASE("a failure of libhdf5 is told, and the next call works") {
 namespace {
 
 /// A catalogue of four tensors and its block, for a file of 1 MiB.
-struct Sample {
-  Sample() {
+struct SampleFile {
+  SampleFile() {
     Catalogue catalogue;
     catalogue.tensors = {
         {.name = "plain", .dtype = DType::f32, .shape = {10, 10}, .bytes = 400, .stored_bytes = 400, .offset = 8192},
@@ -193,7 +193,7 @@ struct Sample {
 }  // namespace
 
 TEST_CASE("a catalogue comes back") {
-  const Sample sample;
+  const SampleFile sample;
   CHECK(sample.bytes.size() == 64 + 4 * 64 + 8 * 8 + 2 * 24 + 22);
   const Catalogue catalogue = decode_catalogue(sample.bytes, sample.block, "file");
   CHECK(encode_catalogue(catalogue) == sample.bytes);
@@ -203,57 +203,57 @@ TEST_CASE("a catalogue comes back") {
 
 TEST_CASE("catalogues that contradict themselves are refused") {
   const auto with = [](auto&& change) {
-    Sample sample;
+    SampleFile sample;
     change(sample);
     return sample.refused();
   };
-  CHECK(has(with([](Sample& s) { s.bytes.pop_back(); }), "length"));
-  CHECK(has(with([](Sample& s) { s.bytes.resize(63); }), "something else"));
-  CHECK(has(with([](Sample& s) { s.bytes.emplace_back(); }), "length"));
-  CHECK(has(with([](Sample& s) { s.put(0, std::uint64_t{0}); }), "something else"));
+  CHECK(has(with([](SampleFile& s) { s.bytes.pop_back(); }), "length"));
+  CHECK(has(with([](SampleFile& s) { s.bytes.resize(63); }), "something else"));
+  CHECK(has(with([](SampleFile& s) { s.bytes.emplace_back(); }), "length"));
+  CHECK(has(with([](SampleFile& s) { s.put(0, std::uint64_t{0}); }), "something else"));
   for (const std::size_t count : {8U, 16U, 24U, 32U})
     for (const std::uint64_t value : {0ULL, 3ULL, 1ULL << 60, ~0ULL, 1ULL << 58})
-      CHECK(has(with([&](Sample& s) { s.put(count, value); }), "length"));
-  CHECK(has(with([](Sample& s) { s.put(40, std::uint8_t{1}); }), "length"));
-  CHECK(has(with([](Sample& s) { s.block.tensors = 5; }), "commit mark"));
+      CHECK(has(with([&](SampleFile& s) { s.put(count, value); }), "length"));
+  CHECK(has(with([](SampleFile& s) { s.put(40, std::uint8_t{1}); }), "length"));
+  CHECK(has(with([](SampleFile& s) { s.block.tensors = 5; }), "commit mark"));
   // Entries.
-  CHECK(has(with([](Sample& s) { s.put(s.entry(0) + 52, std::uint8_t{99}); }), "number 99"));
-  CHECK(has(with([](Sample& s) { s.put(s.entry(0) + 52, std::uint8_t{0}); }), "length is not that of its shape"));
-  CHECK(has(with([](Sample& s) { s.put(s.entry(0) + 53, std::uint8_t{33}); }), "dimensions"));
-  CHECK(has(with([](Sample& s) { s.put(s.entry(3) + 53, std::uint8_t{3}); }), "dimensions"));
-  CHECK(has(with([](Sample& s) { s.put(s.entry(3) + 53, std::uint8_t{0}); }), "length"));
-  CHECK(has(with([](Sample& s) { s.put(s.entry(0) + 55, std::uint8_t{1}); }), "does not know"));
-  CHECK(has(with([](Sample& s) { s.put(s.entry(0) + 48, std::uint32_t{0}); }), "name"));
-  CHECK(has(with([](Sample& s) { s.put(s.entry(0) + 48, std::uint32_t{4097}); }), "name"));
-  CHECK(has(with([](Sample& s) { s.put(s.entry(3) + 48, std::uint32_t{5}); }), "more than"));
-  CHECK(has(with([](Sample& s) { s.put(s.entry(3) + 48, std::uint32_t{7}); }), "name"));
-  CHECK(has(with([](Sample& s) { s.put(s.bytes.size() - 1, std::uint8_t{0xff}); }), "no text"));
-  CHECK(has(with([](Sample& s) { s.put(s.bytes.size() - 1, std::uint8_t{0}); }), "no text"));
-  CHECK(has(with([](Sample& s) { s.put(s.extents(), std::int64_t{-1}); }), "negative"));
-  CHECK(has(with([](Sample& s) { s.put(s.extents(), INT64_MAX); }), "63 bits"));
-  CHECK(has(with([](Sample& s) { s.put(s.entry(0), std::uint64_t{8193}); }), "cannot begin at 8193"));
-  CHECK(has(with([](Sample& s) { s.put(s.entry(0), std::uint64_t{0}); }), "two things"));
-  CHECK(has(with([](Sample& s) { s.put(s.entry(0), std::uint64_t{4096}); }), "two things"));
-  CHECK(has(with([](Sample& s) { s.put(s.entry(0), std::uint64_t{16384}); }), "two things"));
-  CHECK(has(with([](Sample& s) { s.put(s.entry(0), std::uint64_t{1} << 20); }), "outside"));
-  CHECK(has(with([](Sample& s) { s.put(s.entry(0), ~std::uint64_t{63}); }), "outside"));
-  CHECK(has(with([](Sample& s) { s.put(s.entry(0), std::uint64_t{39'936}); }), "two things"));
-  CHECK(has(with([](Sample& s) { s.put(s.entry(1), std::uint64_t{64}); }), "cannot begin"));
-  CHECK(has(with([](Sample& s) { s.put(s.entry(0) + 8, std::uint64_t{399}); }), "contradicts"));
-  CHECK(has(with([](Sample& s) { s.put(s.entry(0) + 24, std::uint64_t{401}); }), "length"));
-  CHECK(has(with([](Sample& s) { s.put(s.entry(0) + 40, std::uint64_t{1}); }), "contradicts"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.entry(0) + 52, std::uint8_t{99}); }), "number 99"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.entry(0) + 52, std::uint8_t{0}); }), "length is not that of its shape"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.entry(0) + 53, std::uint8_t{33}); }), "dimensions"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.entry(3) + 53, std::uint8_t{3}); }), "dimensions"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.entry(3) + 53, std::uint8_t{0}); }), "length"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.entry(0) + 55, std::uint8_t{1}); }), "does not know"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.entry(0) + 48, std::uint32_t{0}); }), "name"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.entry(0) + 48, std::uint32_t{4097}); }), "name"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.entry(3) + 48, std::uint32_t{5}); }), "more than"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.entry(3) + 48, std::uint32_t{7}); }), "name"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.bytes.size() - 1, std::uint8_t{0xff}); }), "no text"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.bytes.size() - 1, std::uint8_t{0}); }), "no text"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.extents(), std::int64_t{-1}); }), "negative"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.extents(), INT64_MAX); }), "63 bits"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.entry(0), std::uint64_t{8193}); }), "cannot begin at 8193"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.entry(0), std::uint64_t{0}); }), "two things"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.entry(0), std::uint64_t{4096}); }), "two things"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.entry(0), std::uint64_t{16384}); }), "two things"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.entry(0), std::uint64_t{1} << 20); }), "outside"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.entry(0), ~std::uint64_t{63}); }), "outside"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.entry(0), std::uint64_t{39'936}); }), "two things"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.entry(1), std::uint64_t{64}); }), "cannot begin"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.entry(0) + 8, std::uint64_t{399}); }), "contradicts"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.entry(0) + 24, std::uint64_t{401}); }), "length"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.entry(0) + 40, std::uint64_t{1}); }), "contradicts"));
   // Chunks.
-  CHECK(has(with([](Sample& s) { s.put(s.entry(2), std::uint64_t{64}); }), "cannot be cut"));
-  CHECK(has(with([](Sample& s) { s.put(s.entry(2) + 32, std::uint64_t{101}); }), "cannot be cut"));
-  CHECK(has(with([](Sample& s) { s.put(s.entry(2) + 54, std::uint8_t{2}); }), "cannot be cut"));
-  CHECK(has(with([](Sample& s) { s.put(s.entry(2) + 32, std::uint64_t{1}); }), "not those"));
-  CHECK(has(with([](Sample& s) { s.put(s.entry(2) + 32, std::uint64_t{100}); }), "stored length"));
-  CHECK(has(with([](Sample& s) { s.put(s.entry(2) + 40, std::uint64_t{1}); }), "not those"));
-  CHECK(has(with([](Sample& s) { s.put(s.entry(2) + 8, std::uint64_t{1301}); }), "stored length"));
-  CHECK(has(with([](Sample& s) { s.put(s.chunk(0) + 8, std::uint32_t{0}); }), "chunk 0"));
-  CHECK(has(with([](Sample& s) { s.put(s.chunk(0) + 8, std::uint32_t{1200}); }), "chunk 0"));
-  CHECK(has(with([](Sample& s) { s.put(s.chunk(0) + 12, std::uint32_t{2}); }), "chunk 0"));
-  CHECK(has(with([](Sample& s) { s.put(s.chunk(1) + 12, std::uint32_t{0}); }), "chunk 1"));
-  CHECK(has(with([](Sample& s) { s.put(s.chunk(0), std::uint64_t{20'001}); }), "two things"));
-  CHECK(has(with([](Sample& s) { s.put(s.chunk(0), ~std::uint64_t{0}); }), "outside"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.entry(2), std::uint64_t{64}); }), "cannot be cut"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.entry(2) + 32, std::uint64_t{101}); }), "cannot be cut"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.entry(2) + 54, std::uint8_t{2}); }), "cannot be cut"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.entry(2) + 32, std::uint64_t{1}); }), "not those"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.entry(2) + 32, std::uint64_t{100}); }), "stored length"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.entry(2) + 40, std::uint64_t{1}); }), "not those"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.entry(2) + 8, std::uint64_t{1301}); }), "stored length"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.chunk(0) + 8, std::uint32_t{0}); }), "chunk 0"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.chunk(0) + 8, std::uint32_t{1200}); }), "chunk 0"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.chunk(0) + 12, std::uint32_t{2}); }), "chunk 0"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.chunk(1) + 12, std::uint32_t{0}); }), "chunk 1"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.chunk(0), std::uint64_t{20'001}); }), "two things"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.chunk(0), ~std::uint64_t{0}); }), "outside"));
 }

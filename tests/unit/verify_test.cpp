@@ -33,7 +33,7 @@ namespace fs = std::filesystem;
 constexpr const char* file_1 = "model-00001-of-00003.safetensors";
 constexpr const char* file_2 = "model-00002-of-00003.safetensors";
 constexpr const char* file_3 = "model-00003-of-00003.safetensors";
-constexpr const char* index_name = "model.safetensors.index.json";
+constexpr const char* index_file = "model.safetensors.index.json";
 
 // Three files, five tensors of 8 bytes each but e, which has more than a piece.
 void write_checkpoint(const test::TemporaryDirectory& at) {
@@ -45,7 +45,7 @@ void write_checkpoint(const test::TemporaryDirectory& at) {
   for (const char* name : {"a", "b"}) map[name] = file_1;
   for (const char* name : {"c", "d"}) map[name] = file_2;
   map["e"] = file_3;
-  test::write_text(at / index_name,
+  test::write_text(at / index_file,
                    to_json(Config::object({{"metadata", Config::object({{"total_size", 32 + (10 << 20)}})},
                                            {"weight_map", std::move(map)}})));
   test::write_text(at / "config.json", "{}");
@@ -53,10 +53,10 @@ void write_checkpoint(const test::TemporaryDirectory& at) {
 
 // Changes the index's text.
 void edit_index(const test::TemporaryDirectory& at, const std::string& from, const std::string& to) {
-  std::string text = test::read_text(at / index_name);
+  std::string text = test::read_text(at / index_file);
   const std::size_t place = text.find(from);
   REQUIRE(place != std::string::npos);
-  test::write_text(at / index_name, text.replace(place, from.size(), to));
+  test::write_text(at / index_file, text.replace(place, from.size(), to));
 }
 
 // The problems as "defect file tensor".
@@ -87,8 +87,8 @@ TEST_CASE("a whole checkpoint is good, with and without checksums") {
   CHECK(inspect::verify_text(report) == "good: 5 tensors of 3 files, 10.5 MB; no checksums\n");
 
   CHECK(write_checksums(work.path()) == 5);
-  Progress last;
-  report = verify(work.path(), {.progress = [&](const Progress& progress) {
+  muster::Progress last;
+  report = verify(work.path(), {.progress = [&](const muster::Progress& progress) {
                     CHECK(progress.bytes >= last.bytes);
                     last = progress;
                   }});
@@ -133,7 +133,7 @@ TEST_CASE("every defect of a checkpoint is told") {
     fs::remove(work / file_2);
     const List problems = found(path);
     CHECK(std::count(problems.begin(), problems.end(), "missing " + std::string(file_2) + " ") == 2);
-    CHECK(std::count(problems.begin(), problems.end(), "index " + std::string(index_name) + " ") == 1);  // the total
+    CHECK(std::count(problems.begin(), problems.end(), "index " + std::string(index_file) + " ") == 1);  // the total
     CHECK(problems.size() == 3);
   }
   SUBCASE("a file is cut short") {
@@ -162,7 +162,7 @@ TEST_CASE("every defect of a checkpoint is told") {
   }
   SUBCASE("total_size is not so") {
     edit_index(work, "\"total_size\":1", "\"total_size\":2");
-    CHECK(found(path) == List{"index " + std::string(index_name) + " "});
+    CHECK(found(path) == List{"index " + std::string(index_file) + " "});
     edit_index(work, "\"total_size\":2", "\"total_size\":\"\",\"x\":1");
     CHECK(has(inspect::verify_text(verify(path)), "no number"));
     edit_index(work, "\"total_size\"", "\"size\"");
@@ -180,19 +180,19 @@ TEST_CASE("every defect of a checkpoint is told") {
       write_checkpoint(work);
       edit_index(work, "\"e\":\"model-00003-of-00003.safetensors\"", "\"e\":\"" + std::string(name) + "\"");
       const List problems = found(path);
-      CHECK(std::count(problems.begin(), problems.end(), "index " + std::string(index_name) + " e") == 1);
+      CHECK(std::count(problems.begin(), problems.end(), "index " + std::string(index_file) + " e") == 1);
     }
     write_checkpoint(work);
     edit_index(work, "\"model-00003-of-00003.safetensors\"", "7");
-    CHECK(found(path).front() == "index " + std::string(index_name) + " e");
+    CHECK(found(path).front() == "index " + std::string(index_file) + " e");
   }
   SUBCASE("the index is none") {
     for (const char* text : {"", "{", "[]", "{}", R"({"weight_map": 3})", "\xff"}) {
-      test::write_text(work / index_name, text);
-      CHECK(found(path) == List{"index " + std::string(index_name) + " "});
+      test::write_text(work / index_file, text);
+      CHECK(found(path) == List{"index " + std::string(index_file) + " "});
     }
-    fs::remove(work / index_name);
-    CHECK(found(path) == List{"missing " + std::string(index_name) + " "});
+    fs::remove(work / index_file);
+    CHECK(found(path) == List{"missing " + std::string(index_file) + " "});
   }
   SUBCASE("two indexes") {
     test::write_text(work / "other.safetensors.index.json", "{}");
@@ -313,11 +313,11 @@ TEST_CASE("whatever bytes are broken, there is a verdict") {
   test::write_tensors(work / "model-00001-of-00002.safetensors", {{"a", test::pattern(DType::f32, {2}, 1)}});
   test::write_tensors(work / "model-00002-of-00002.safetensors", {{"b", test::pattern(DType::f32, {2}, 1)}});
   test::write_text(
-      work / index_name,
+      work / index_file,
       R"({"metadata": {"total_size": 16}, "weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}})");
   write_checksums(work.path());
   std::mt19937 random(11);
-  const List names = {"model-00001-of-00002.safetensors", index_name, std::string(checksums_file_name)};
+  const List names = {"model-00001-of-00002.safetensors", index_file, std::string(checksums_file_name)};
   int bad = 0;
   for (int i = 0; i < 3'000; ++i) {
     const std::string& name = names[random() % names.size()];
