@@ -17,8 +17,6 @@
 
 namespace muster {
 
-using collectives::What;
-
 ProcessGroup::ProcessGroup(std::shared_ptr<SyncGroup> group, const CollectiveOptions& options)
     : engine_(std::make_shared<collectives::Engine>(std::move(group), options)) {}
 
@@ -162,7 +160,8 @@ Tensor ProcessGroup::all_to_allv(const TensorView& tensor, std::span<const std::
 
 Config ProcessGroup::broadcast_config(const Config& config, int root, const CollectiveOptions& options) {
   std::vector<Config> received = engine_->configs({"broadcast_config", {}, root}, config, true, false, options);
-  return received.empty() ? config : std::move(received.front());
+  if (received.empty()) return config;
+  return std::move(received.front());
 }
 
 std::vector<Config> ProcessGroup::all_gather_config(const Config& config, const CollectiveOptions& options) {

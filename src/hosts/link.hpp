@@ -177,7 +177,7 @@ class Receiver final : public gather::PartReceiver {
   /// Where the part of a source goes that is no tree; its bytes never come with the head.
   using Open = std::function<Part(std::size_t source)>;
 
-  Receiver(const gather::Call& call, HostsGroup& group, std::vector<Source> sources, Open open = {});
+  Receiver(const gather::Call& call, HostsGroup& group, const std::vector<Source>& sources, Open open = {});
   ~Receiver() override;
   Receiver(const Receiver&) = delete;
   Receiver& operator=(const Receiver&) = delete;

@@ -26,7 +26,7 @@ bool is_whole(const Receiver::Part& part) {
 
 }  // namespace
 
-Receiver::Receiver(const gather::Call& call, HostsGroup& group, std::vector<Source> sources, Open open)
+Receiver::Receiver(const gather::Call& call, HostsGroup& group, const std::vector<Source>& sources, Open open)
     : call_(call), group_(group), under_way_(group.context()), pool_(buffer_pool_of(group)), open_(std::move(open)) {
   for (const Source& source : sources) lanes_.push_back({.rank = source.rank, .most = source.most});
   if (lanes_.empty()) return;

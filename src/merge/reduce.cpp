@@ -415,6 +415,7 @@ Tensor merge_in_memory(const Merge& merge, std::span<const TensorView> sources, 
       copy_window(rows, begin, end, plain, target);
     } else {
       std::vector<const std::byte*> parts;
+      parts.reserve(plain.size());
       for (const TensorView& source : plain) parts.push_back(source.bytes().data() + begin);
       reduce(layout.combine, layout.target.dtype, {target + begin, end - begin}, parts);
     }

@@ -28,7 +28,7 @@ constexpr std::size_t longest_stem = 80;
 
 /// What the names beside `path` begin with, its directory apart.
 std::string stem_of(const std::string& path) {
-  const std::string name = path.substr(path.find_last_of('/') + 1);
+  std::string name = path.substr(path.find_last_of('/') + 1);
   if (name.size() <= longest_stem) return name;
   return fmt::format("{}~{:016x}", name.substr(0, longest_stem - 17), std::hash<std::string>()(name));
 }
@@ -228,7 +228,7 @@ void rename_to_new(const std::string& from, const std::string& to) {
 std::string replace_directory(const std::string& partial, const std::string& path) {
   if (exchange_names(partial, path)) return partial;
   const std::size_t mark = partial.rfind(partial_mark);
-  const std::string replaced =
+  std::string replaced =
       partial.substr(0, mark) + std::string(replaced_mark) + partial.substr(mark + partial_mark.size());
   rename_to_new(path, replaced);
   try {

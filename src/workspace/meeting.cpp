@@ -56,6 +56,7 @@ std::string where(const MeetingName& name) {
 /// Makes a directory that another process may be removing at this moment, and a first file in it. Others may know its
 /// name before it is there: where they have put a link, nothing is written behind that.
 void enter(const std::string& directory, const std::string& file) {
+  const std::string path = directory + "/" + file;
   for (int turn = 0;; ++turn) {
     try {
       if (!os::make_directory(directory))
@@ -65,7 +66,7 @@ void enter(const std::string& directory, const std::string& file) {
                                   "workspace that other users cannot write to",
                                   directory, there->is_link ? "a link" : "a file"),
                       {.path = directory});
-      os::write_new_file(directory + "/" + file, {});
+      os::write_new_file(path, {});
       return;
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::not_found || turn == 10) throw;
