@@ -155,7 +155,7 @@ Tensor Merging::run() {
     if (!plan_.is_near[source]) sources.push_back({call_.list[source], plan_.bytes[source]});
   }
   const std::optional<Error> failure = gather::attempt(group_, [&] { take_memory(); });
-  Receiver receiver(call_, group_, std::move(sources), [&](std::size_t lane) {
+  Receiver receiver(call_, group_, sources, [&](std::size_t lane) {
     if (failure) throw Error(*failure);
     return part_of(far_[lane]);
   });

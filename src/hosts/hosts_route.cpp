@@ -144,7 +144,7 @@ class HostsRoute final : public gather::RouteDriver {
     std::vector<Receiver::Source> sources;
     for (std::size_t position = 1; position < call.list.size(); ++position)
       if (goes_between_hosts(call, group, call.list[position])) sources.push_back({call.list[position], part_bytes});
-    return std::make_unique<Receiver>(call, group, std::move(sources));
+    return std::make_unique<Receiver>(call, group, sources);
   }
   [[nodiscard]] bool receives_into_own() const noexcept override { return true; }
   // Bytes that go to another host move, wherever they are.
