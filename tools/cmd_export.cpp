@@ -170,11 +170,11 @@ bool is_whole(const ExportArguments& arguments) {
   return found && found->ranks == 0;
 }
 
-/// How many ranks of its own an export starts.
-int own_ranks(const ExportArguments& arguments) {
+/// How many ranks of its own an export starts. `whole`: as is_whole() says it; it counts with `jobs` alone.
+int own_ranks(const ExportArguments& arguments, bool whole) {
   const ExportOptions& options = arguments.options;
   // One uses all cores by its threads.
-  if (arguments.jobs > 1 && is_whole(arguments)) return arguments.jobs;
+  if (arguments.jobs > 1 && whole) return arguments.jobs;
   return std::min(arguments.jobs != 0 ? arguments.jobs : os::usable_cores(),
                   count_shards(arguments.shards, options.job, options.shards));
 }
@@ -183,8 +183,9 @@ int show_plan(const ExportArguments& arguments) {
   check_report(arguments);
   const ExportOptions& options = arguments.options;
   const ExportAccount account = plan_export(arguments.shards, arguments.plan, options);
-  const int ranks = own_ranks(arguments);
-  const Writers writers = options.writers.value_or(is_whole(arguments) ? Writers::owners : Writers::first);
+  const bool whole = is_whole(arguments);
+  const int ranks = own_ranks(arguments, whole);
+  const Writers writers = writers_of(options, whole, false);
   const Forecast forecast = forecast_of(account.bytes_out, shape_windows(options.memory_budget, ranks, writers, false),
                                         ranks, writers, arguments.out);
   std::string json;
@@ -218,7 +219,7 @@ int export_with_own_ranks(const CLI::App& command, const ExportArguments& argume
   check_output(arguments.out, {arguments.options.force, arguments.shards, {}});
   check_report(arguments);
   plan_export(arguments.shards, arguments.plan, arguments.options);
-  const int jobs = own_ranks(arguments);
+  const int jobs = own_ranks(arguments, arguments.jobs > 1 && is_whole(arguments));
   if (jobs == 1) return export_with(*single_group(), arguments);
   const LaunchOptions options{.ranks = jobs, .explained = {cannot, done_unsaid}, .name = "muster export"};
   return launch_local(command_line(command, arguments), options);

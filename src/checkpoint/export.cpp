@@ -203,7 +203,7 @@ class Export {
     open_output();
     const bool by_network = is_spread(group_) && os::file_system_of(output_->partial()).is_network;
     const bool all_have_all = !shards_->whole().empty();
-    report_.writers = options_.writers.value_or(by_network || all_have_all ? Writers::owners : Writers::first);
+    report_.writers = writers_of(options_, all_have_all, by_network);
     const WindowShape windows =
         shape_windows(options_.memory_budget, group_.size(), report_.writers, is_spread(group_));
     AssemblyShape shape{group_.size(), report_.writers, windows.bytes, windows.depth};

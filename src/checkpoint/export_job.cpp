@@ -334,6 +334,10 @@ ExportJob plan_job(const std::string& shards_dir, const std::string& plan, std::
   return job;
 }
 
+Writers writers_of(const ExportOptions& options, bool all_have_all, bool by_network) {
+  return options.writers.value_or(all_have_all || by_network ? Writers::owners : Writers::first);
+}
+
 WindowShape shape_windows(std::uint64_t budget, int processes, Writers writers, bool spread) {
   const auto count = static_cast<std::uint64_t>(processes);
   const WindowShape shape{0, writers == Writers::first ? 4U : 2U};

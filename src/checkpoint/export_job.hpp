@@ -60,6 +60,10 @@ Arrangement arrange_shards(ExportJob& job, const std::vector<ShardListing>& list
 ExportJob plan_job(const std::string& shards_dir, const std::string& plan, std::vector<ShardListing> listings,
                    const Metadata& metadata, const ExportOptions& options);
 
+/// Who writes, if the options leave that open. `all_have_all`: every rank can read the whole source; `by_network`: the
+/// ranks are on several hosts that share the output's file system.
+Writers writers_of(const ExportOptions& options, bool all_have_all, bool by_network);
+
 /// Windows, and how many of them each writer has, so that all of them and what each process holds beside are within the
 /// budget; `spread`: over several hosts, which send each other parts of windows. Throws Error(argument) if it is too
 /// small for anything.
