@@ -15,6 +15,7 @@
 #include "muster/error.hpp"
 #include "src/base/escaped.hpp"
 #include "src/checkpoint/reader_place.hpp"
+#include "src/formats/file_kind.hpp"
 #include "src/os/library.hpp"
 #include "src/os/process.hpp"
 
@@ -201,7 +202,9 @@ TensorDetail ForeignHdf5::detail(std::size_t tensor) const {
 }
 
 bool is_hdf5_file(const std::string& path) {
-  return has_signature(os::ReadableFile::open(path));
+  const os::ReadableFile file = os::ReadableFile::open(path);
+  // Tensors of a safetensors file may have the signature where HDF5 would look for it.
+  return formats::kind_of_file(file) != formats::FileKind::safetensors && has_signature(file);
 }
 
 std::string hdf5_reader_program() {

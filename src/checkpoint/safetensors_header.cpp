@@ -16,6 +16,7 @@
 #include "muster/state.hpp"
 #include "src/base/escaped.hpp"
 #include "src/core/json_text.hpp"
+#include "src/formats/file_kind.hpp"
 
 namespace muster {
 namespace {
@@ -160,16 +161,12 @@ std::string_view header_text(std::span<const std::byte> head, std::uint64_t file
   std::uint64_t length = 0;
   for (std::size_t i = 0; i < safetensors_prefix; ++i) length |= std::to_integer<std::uint64_t>(head[i]) << (8 * i);
   if (length > max_safetensors_header) {
-    const std::string_view start(reinterpret_cast<const char*>(head.data()), safetensors_prefix);
-    // A pickle's first opcode is its protocol, 2 to 5.
-    const bool is_pickle = start[0] == '\x80' && start[1] >= 2 && start[1] <= 5;
-    refuse_header(
-        start.starts_with("PK\x03\x04") || is_pickle
-            ? "it is no safetensors file but a zip archive or a pickle, as PyTorch writes them: give it a name "
-              "that says so"
-            : fmt::format("it is no safetensors file: its header would have {} bytes, more than the {} that "
-                          "are allowed",
-                          length, max_safetensors_header));
+    const std::string_view advice = formats::advice_about(formats::kind_of_file(head));
+    refuse_header(advice.empty()
+                      ? fmt::format("it is no safetensors file: its header would have {} bytes, more than the {} that "
+                                    "are allowed",
+                                    length, max_safetensors_header)
+                      : fmt::format("it is no safetensors file but {}", advice));
   }
   if (length > file_size - safetensors_prefix || length > head.size() - safetensors_prefix)
     refuse_header(

@@ -437,7 +437,8 @@ void ShardSet::open_foreign(const foreign::Found& found, int process, int proces
     listing.layout = found.layout;
     // What is whole needs no plan, but may have one that renames.
     if (is_whole) listing.facts = facts_of_whole();
-    if (rank == 0) notes_ = std::move(notes);
+    for (std::string& note : notes)
+      if (std::ranges::find(notes_, note) == notes_.end()) notes_.push_back(std::move(note));
     listings_.push_back(std::move(listing));
   }
 }

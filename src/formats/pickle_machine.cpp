@@ -50,6 +50,7 @@ bool runs_programs(std::string_view module, std::string_view name) {
                                                                "bdb",
                                                                "pdb",
                                                                "multiprocessing",
+                                                               "cPickle",
                                                                "commands",
                                                                "cProfile",
                                                                "profile",
@@ -64,10 +65,12 @@ bool runs_programs(std::string_view module, std::string_view name) {
                                                                "ensurepip",
                                                                "http",
                                                                "urllib"};
-  static const std::unordered_set<std::string_view> harmless = {
-      "set", "frozenset", "bytes", "bytearray", "complex", "getattr", "dict",   "list", "tuple",
-      "int", "float",     "str",   "bool",      "slice",   "range",   "object", "type", "print"};
-  if (module == "builtins" || module == "__builtin__") return !harmless.contains(name);
+  // Functions that run text or call something. Types and exceptions are only names.
+  static const std::unordered_set<std::string_view> builtins = {
+      "eval",    "exec",       "execfile", "compile", "__import__", "reload", "open", "file",
+      "input",   "raw_input",  "apply",    "map",     "globals",    "locals", "vars", "setattr",
+      "delattr", "breakpoint", "exit",     "quit",    "filter",     "reduce"};
+  if (module == "builtins" || module == "__builtin__") return builtins.contains(name);
   return modules.contains(module) || modules.contains(module.substr(0, module.find('.')));
 }
 
@@ -243,12 +246,38 @@ class PickleMachine {
     const Ref arguments = pop();
     const Ref callee = pop();
     if (!pickle_.is(arguments, PickleKind::tuple)) refuse("its pickle calls with arguments that are no tuple");
-    // An ordered dict is made empty and filled then.
-    if (pickle_.name(callee) == "collections.OrderedDict" && arguments == empty_tuple_node) {
-      push_container(PickleKind::dict, {});
-      return;
-    }
+    if (pickle_.is(callee, PickleKind::global) && push_known(pickle_.name(callee), pickle_.items(arguments))) return;
     push_node({PickleKind::object, callee, arguments, Pickle::nothing});
+  }
+  /// Makes a container of the standard library from the arguments of its class; false if it is another object.
+  bool push_known(std::string_view name, std::span<const Ref> arguments) {
+    const bool is_default = name == "collections.defaultdict";
+    if (is_default && !arguments.empty()) arguments = arguments.subspan(1);  // how it makes values
+    const bool is_dict = is_default || name == "collections.OrderedDict" || name == "collections.Counter";
+    const bool is_set = name == "builtins.set" || name == "__builtin__.set" || name == "builtins.frozenset" ||
+                        name == "__builtin__.frozenset";
+    if ((!is_dict && !is_set) || arguments.size() > 1) return false;
+    std::vector<Ref> items;
+    if (!arguments.empty()) {
+      const Ref from = arguments[0];
+      const std::span<const Ref> given = pickle_.items(from);
+      if (is_set || pickle_.is(from, PickleKind::dict)) {
+        items.assign(given.begin(), given.end());
+      } else if (is_dict) {
+        // Python 2 made an ordered dict from a list of pairs.
+        for (const Ref pair : given) {
+          const std::span<const Ref> both = pickle_.items(pair);
+          if (both.size() != 2) return false;
+          items.insert(items.end(), both.begin(), both.end());
+        }
+      }
+    }
+    // Each call copies. A pickle that a program wrote copies no item twice.
+    copied_ += items.size();
+    if (copied_ > static_cast<std::size_t>(end_ - begin_)) refuse("its pickle copies a container many times");
+    push_container(is_dict ? PickleKind::dict : PickleKind::set, {});
+    append(stack_.back(), items);
+    return true;
   }
   void build() {
     const Ref state = pop();
@@ -282,6 +311,7 @@ class PickleMachine {
   std::vector<Ref> stack_;
   std::vector<std::size_t> marks_;
   std::vector<Ref> memo_;
+  std::size_t copied_ = 0;                                  // items, from arguments into containers
   std::uint64_t kept_ = 0;                                  // places of the memo that have something
   std::unordered_map<std::string, std::uint32_t> numbers_;  // of names
 };
@@ -421,6 +451,12 @@ bool PickleMachine::step_rare(unsigned char opcode) {
       return true;
     case 'U':  // the byte strings of Python 2, which wrote names so
       push_text(PickleKind::text, number<std::uint8_t>());
+      return true;
+    case 'T':  // likewise, longer ones
+      push_text(PickleKind::text, number<std::uint32_t>());
+      return true;
+    case 0x8b:
+      push_long(number<std::uint32_t>());
       return true;
     case 'B':
       push_text(PickleKind::bytes, number<std::uint32_t>());

@@ -77,7 +77,7 @@ std::vector<HostileFile> pickles() {
       {"EXT1", zip_of(whole(std::string("\x82\x01"))), "the opcode 0x82"},
       {"protocol 0", zip_of("(dp0\n."), "no pickle of protocol 2 to 5"},
       {"protocol 9", zip_of("\x80\x09N."), "no pickle of protocol 2 to 5"},
-      {"LONG4", zip_of(whole(std::string("\x8b\xff\xff\xff\x7f", 5))), "the opcode 0x8b"},
+      {"LONG4", zip_of(whole(std::string("\x8b\xff\xff\xff\x7f", 5))), "ends inside of a number"},
       {"empty", zip_of(""), "its pickle ends"},
       {"no stop", zip_of("\x80\x02}"), "ends inside of an opcode"},
       {"after the stop", zip_of(good_pickle() + "cos\nsystem\n(tR."), "bytes follow the end"},

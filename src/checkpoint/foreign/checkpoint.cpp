@@ -145,17 +145,17 @@ std::shared_ptr<const PartedTensors> open_checkpoint(const Found& found, int ran
                                                      std::vector<std::string>& notes) {
   switch (found.kind) {
     case Kind::torch:
-      return open_torch(found, choice);
+      return open_torch(found, choice, notes);
     case Kind::torch_model:
-      return open_torch_model(found, choice);
+      return open_torch_model(found, choice, notes);
     case Kind::dcp:
       return open_dcp(found, choice, notes);
     case Kind::dcp_shards:
       return open_dcp_shards(found);
     case Kind::fsdp:
-      return open_fsdp(found, choice);
+      return open_fsdp(found, choice, notes);
     case Kind::ranks:
-      return open_rank_files(found, rank, choice);
+      return open_rank_files(found, rank, choice, notes);
     case Kind::deepspeed:
       return open_deepspeed(found, notes);
   }

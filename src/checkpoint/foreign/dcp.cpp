@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <map>
 #include <set>
+#include <tuple>
 
 #include "muster/config.hpp"
 #include "muster/error.hpp"
@@ -22,6 +23,7 @@
 #include "src/checkpoint/foreign/dcp_metadata.hpp"
 #include "src/checkpoint/foreign/torch_model.hpp"
 #include "src/checkpoint/model_files.hpp"
+#include "src/formats/file_kind.hpp"
 #include "src/os/process.hpp"
 
 namespace muster::foreign {
@@ -73,8 +75,10 @@ std::map<std::string, Shape> saved_offsets(const SafetensorsHeader& header) {
   if (text == header.metadata.end()) throw Error(ErrorKind::corrupt, "its metadata has no DCP_SHARDING_INFO");
   std::map<std::string, Shape> offsets;
   const Config said = parse_json(text->second);
-  for (const auto& [name, info] : said.as_object())
-    for (const Config& offset : info.at("saved_offsets").as_array()) offsets[name].push_back(offset.as_int());
+  for (const auto& [name, info] : said.as_object()) {
+    Shape& begin = offsets[name];  // that of a scalar has no numbers
+    for (const Config& offset : info.at("saved_offsets").as_array()) begin.push_back(offset.as_int());
+  }
   return offsets;
 }
 
@@ -86,7 +90,6 @@ void add_safetensors(DcpPieces& pieces, const PartedTensors& tensors, std::uint3
     const std::map<std::string, Shape> offsets = saved_offsets(header);
     for (const TensorEntry& entry : header.tensors) {
       const auto at = offsets.find(entry.name);
-      if (entry.bytes == 0) continue;
       if (at == offsets.end() || at->second.size() != entry.shape.size())
         throw Error(ErrorKind::corrupt,
                     fmt::format("tensor {}: its place in the whole is not said", in_quotes(entry.name)));
@@ -101,13 +104,12 @@ std::int64_t add_extents(std::int64_t a, std::int64_t b) {
   return sum;
 }
 
-bool is_zip(const os::ReadableFile& file, std::uint64_t at) {
-  std::array<char, 4> head{};
-  file.read_at(at, std::as_writable_bytes(std::span(head)));
-  return std::string_view(head.data(), head.size()) == "PK\x03\x04";
-}
-
-void add_pieces(PartedTensors& tensors, const std::vector<DcpPiece>& pieces) {
+/// Ranks that do not share out replicas store one each: the first rank's is used.
+void add_pieces(PartedTensors& tensors, std::vector<DcpPiece> pieces) {
+  const auto box = [](const DcpPiece& piece) { return std::tie(piece.begin, piece.spec.shape); };
+  std::ranges::stable_sort(pieces, {}, box);
+  const auto replicas = std::ranges::unique(pieces, {}, box);
+  pieces.erase(replicas.begin(), replicas.end());
   for (const DcpPiece& piece : pieces) {
     const Shape extents = box_extents(piece.spec.shape);
     if (piece.spec.dtype != tensors.tensors().back().dtype)
@@ -163,7 +165,7 @@ std::shared_ptr<const PartedTensors> open_dcp(const Found& found, const Choice& 
     for (const DcpTensor& tensor : metadata.tensors())
       for (const DcpChunk& chunk : tensor.chunks)
         if (!chunk.is_zstd && looked_at.insert(chunk.file).second &&
-            !is_zip(tensors->file(files[chunk.file]), chunk.at))
+            formats::kind_of_file(tensors->file(files[chunk.file]), chunk.at) == formats::FileKind::safetensors)
           add_safetensors(pieces, *tensors, files[chunk.file], chunk.at);
     std::size_t flattened = 0;
     for (const DcpTensor& tensor : metadata.tensors()) {

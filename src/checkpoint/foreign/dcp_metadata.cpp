@@ -12,6 +12,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 #include "muster/error.hpp"
@@ -98,6 +99,7 @@ void DcpMetadata::add_place(const Pickle& pickle, Pickle::Ref key, Pickle::Ref v
       }
     place.at = *at;
     place.bytes = *bytes;
+    place.metadata = added_;
     if (const Pickle::Ref offset = pickle.member(key, "offset"); !pickle.is(offset, PickleKind::none))
       place.begin = shape_of(pickle, offset);
     const auto [known, is_new] = file_numbers_.try_emplace(file, static_cast<std::uint32_t>(files_.size()));
@@ -125,18 +127,25 @@ void DcpMetadata::add(std::span<const std::byte> bytes) {
   }
   const std::span<const Pickle::Ref> places = pairs_of(pickle, pickle.root(), "storage_data");
   for (std::size_t i = 0; i + 1 < places.size(); i += 2) add_place(pickle, places[i], places[i + 1]);
+  ++added_;
 }
 
 void DcpMetadata::finish() {
   for (std::size_t i = 0; i < tensors_.size(); ++i) {
     DcpTensor& tensor = tensors_[i];
     std::vector<DcpChunk>& places = places_[i];
-    std::ranges::sort(places, {}, &DcpChunk::begin);
-    const auto twice = std::ranges::adjacent_find(places, {}, &DcpChunk::begin);
+    std::ranges::stable_sort(places, {}, &DcpChunk::begin);
+    const auto twice = std::ranges::adjacent_find(
+        places, {}, [](const DcpChunk& place) { return std::tie(place.begin, place.metadata); });
     const auto refuse = [&](std::string_view words, const Shape& begin) {
       refuse_foreign(fmt::format("tensor {}: its part at {} {}", in_quotes(tensor.name), to_string(begin), words));
     };
     if (twice != places.end()) refuse("is stored twice", twice->begin);
+    // Ranks that save without each other store a replica each: the first rank's is used.
+    const auto box = [](const DcpChunk& chunk) { return std::tie(chunk.begin, chunk.extents); };
+    std::ranges::sort(tensor.chunks, {}, box);
+    const auto replicas = std::ranges::unique(tensor.chunks, {}, box);
+    tensor.chunks.erase(replicas.begin(), replicas.end());
     for (DcpChunk& chunk : tensor.chunks) {
       const auto place = std::ranges::lower_bound(places, chunk.begin, {}, &DcpChunk::begin);
       if (place == places.end() || place->begin != chunk.begin) refuse("is not stored", chunk.begin);

@@ -22,7 +22,8 @@ struct DcpChunk {
   std::uint32_t file = 0;  ///< among the metadata's
   std::uint64_t at = 0;
   std::uint64_t bytes = 0;
-  bool is_zstd = false;  ///< the stretch is a zstd stream
+  bool is_zstd = false;        ///< the stretch is a zstd stream
+  std::uint32_t metadata = 0;  ///< the file of metadata that names it
 };
 struct DcpTensor {
   std::string name;
@@ -51,6 +52,7 @@ class DcpMetadata {
   std::vector<std::vector<DcpChunk>> places_;             // by tensor; without extents
   std::vector<std::string> files_;
   std::unordered_map<std::string, std::uint32_t> file_numbers_;
+  std::uint32_t added_ = 0;  // files of metadata
 };
 
 }  // namespace muster::foreign

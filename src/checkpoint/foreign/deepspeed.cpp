@@ -288,10 +288,10 @@ class ZeroCheckpoint {
       TorchTensor tensor = archive.tensor(ref);
       return std::pair(tensor.begin, std::move(tensor.shape));
     };
-    for_each_tensor(archive, *module, [&](const std::string& name, Ref ref) {
+    for_each_tensor(archive, {*module}, [&](const std::string& name, Ref ref) {
       if (names_.contains(name)) known.emplace(place_of(ref), name);
     });
-    for_each_tensor(archive, *module, [&](const std::string& name, Ref ref) {
+    for_each_tensor(archive, {*module}, [&](const std::string& name, Ref ref) {
       const auto other = known.find(place_of(ref));
       if (other == known.end())
         add_whole(archive, file, name, ref);

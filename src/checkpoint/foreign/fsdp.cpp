@@ -251,7 +251,8 @@ std::vector<std::string> fsdp_files(const std::string& directory, const std::vec
   return out;
 }
 
-std::shared_ptr<const PartedTensors> open_fsdp(const Found& found, const Choice& choice) {
+std::shared_ptr<const PartedTensors> open_fsdp(const Found& found, const Choice& choice,
+                                               std::vector<std::string>& notes) {
   auto tensors = std::make_shared<PartedTensors>();
   os::allow_open_files(found.files.size() + 256);
   std::map<std::string, PartedTensor> wholes;
@@ -264,7 +265,7 @@ std::shared_ptr<const PartedTensors> open_fsdp(const Found& found, const Choice&
     with_file("reading", path, [&] {
       std::size_t count = 0;
       const RankFile parts(archive, file, rank, ranks);
-      for_each_tensor(archive, find_weights(archive, choice.at), [&](const std::string& name, Pickle::Ref ref) {
+      const TensorWork add = [&](const std::string& name, Pickle::Ref ref) {
         const auto [whole, is_new] = wholes.try_emplace(name);
         if (is_new && rank != 0)
           throw Error(ErrorKind::rank_mismatch,
@@ -276,7 +277,8 @@ std::shared_ptr<const PartedTensors> open_fsdp(const Found& found, const Choice&
         } catch (const Error& error) {
           throw Error(error.kind(), fmt::format("tensor {}: {}", in_quotes(name), error.what()));
         }
-      });
+      };
+      for_each_tensor(archive, find_weights(archive, choice.at), add, &notes);
       if (count != order.size())
         throw Error(ErrorKind::rank_mismatch,
                     fmt::format("rank {} has {} tensors, rank 0 has {}", rank, count, order.size()));

@@ -16,13 +16,13 @@
 
 #include "muster/error.hpp"
 #include "src/base/escaped.hpp"
+#include "src/formats/file_kind.hpp"
 #include "src/formats/zip.hpp"
 
 namespace muster::foreign {
 namespace {
 
 constexpr std::uint64_t longest_pickle_entry = std::uint64_t{1} << 30;
-constexpr std::string_view legacy_magic("\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19", 10);
 
 struct NamedDType {
   std::string_view name;
@@ -34,18 +34,24 @@ std::optional<DType> look_up(std::span<const NamedDType> names, std::string_view
   return found == names.end() ? std::nullopt : std::optional(found->dtype);
 }
 
+/// The dtype of "torch.FloatStorage" or "torch.cuda.FloatStorage".
 std::optional<DType> dtype_of_storage(std::string_view name) noexcept {
-  static constexpr std::array<NamedDType, 11> names = {{{"torch.FloatStorage", DType::f32},
-                                                        {"torch.BFloat16Storage", DType::bf16},
-                                                        {"torch.HalfStorage", DType::f16},
-                                                        {"torch.DoubleStorage", DType::f64},
-                                                        {"torch.LongStorage", DType::i64},
-                                                        {"torch.IntStorage", DType::i32},
-                                                        {"torch.ShortStorage", DType::i16},
-                                                        {"torch.CharStorage", DType::i8},
-                                                        {"torch.ByteStorage", DType::u8},
-                                                        {"torch.BoolStorage", DType::boolean},
-                                                        {"torch.ComplexFloatStorage", DType::complex64}}};
+  static constexpr std::array<NamedDType, 11> names = {{{"Float", DType::f32},
+                                                        {"BFloat16", DType::bf16},
+                                                        {"Half", DType::f16},
+                                                        {"Double", DType::f64},
+                                                        {"Long", DType::i64},
+                                                        {"Int", DType::i32},
+                                                        {"Short", DType::i16},
+                                                        {"Char", DType::i8},
+                                                        {"Byte", DType::u8},
+                                                        {"Bool", DType::boolean},
+                                                        {"ComplexFloat", DType::complex64}}};
+  for (const std::string_view prefix : {"torch.", "cuda."})
+    if (name.starts_with(prefix)) name.remove_prefix(prefix.size());
+  constexpr std::string_view end = "Storage";
+  if (!name.ends_with(end)) return std::nullopt;
+  name.remove_suffix(end.size());
   return look_up(names, name);
 }
 
@@ -68,9 +74,17 @@ constexpr std::array<NamedDType, 17> torch_dtypes = {{{"float32", DType::f32},
                                                       {"float8_e8m0fnu", DType::f8_e8m0},
                                                       {"complex64", DType::complex64}}};
 
+constexpr std::string_view rebuild_v1 = "torch._utils._rebuild_tensor";  // before PyTorch 0.4
 constexpr std::string_view rebuild_v2 = "torch._utils._rebuild_tensor_v2";
 constexpr std::string_view rebuild_v3 = "torch._utils._rebuild_tensor_v3";
 constexpr std::string_view rebuild_typed = "torch._tensor._rebuild_from_type_v2";
+constexpr std::string_view rebuild_on_device = "torch._utils._rebuild_device_tensor_from_cpu_tensor";
+
+/// "torch.FloatTensor": the oldest files fill one with its storage, offset, shape and strides.
+bool is_tensor_class(std::string_view name) {
+  return name.ends_with("Tensor") && (name == "torch.Tensor" || name == "torch._tensor.Tensor" ||
+                                      dtype_of_storage(std::string(name.substr(0, name.size() - 6)) + "Storage"));
+}
 
 std::uint64_t read_length(const os::ReadableFile& file, std::uint64_t at) {
   std::uint64_t value = 0;
@@ -125,18 +139,15 @@ Shape shape_of(const Pickle& pickle, Pickle::Ref ref) {
   return shape;
 }
 
-bool TorchArchive::is_torch(std::span<const std::byte> head) noexcept {
-  const std::string_view text(reinterpret_cast<const char*>(head.data()), head.size());
-  return text.starts_with("PK\x03\x04") || (text.size() > 2 && text[0] == '\x80' && text[1] >= 2 && text[1] <= 5);
-}
-
 TorchArchive TorchArchive::open(const os::ReadableFile& file) {
-  std::array<std::byte, 4> head{};
-  if (file.bytes() < head.size()) refuse_foreign("it is too short for what torch.save writes");
-  file.read_at(0, head);
-  if (!is_torch(head)) refuse_foreign("it is nothing that torch.save writes");
-  if (head[0] == std::byte{'P'})
+  const formats::FileKind kind = formats::kind_of_file(file);
+  if (kind == formats::FileKind::zip)
     return open_zip([&file](std::uint64_t at, std::span<std::byte> target) { file.read_at(at, target); }, file.bytes());
+  if (kind != formats::FileKind::torch_legacy) {
+    const std::string_view advice = formats::advice_about(kind);
+    refuse_foreign(advice.empty() ? "torch.save did not write it"
+                                  : fmt::format("torch.save did not write it; it is {}", advice));
+  }
   TorchArchive archive;
   archive.open_legacy(file);
   return archive;
@@ -186,9 +197,7 @@ void TorchArchive::read_zip(const formats::ReadAt& read, std::uint64_t bytes) {
 void TorchArchive::open_legacy(const os::ReadableFile& file) {
   std::uint64_t at = 0;
   std::vector<std::byte> memory;
-  const Pickle magic = read_pickle(file, at, memory);
-  if (magic.text(magic.root()) != legacy_magic)
-    refuse_foreign("it is a pickle, and not of torch.save", ErrorKind::unsupported);
+  read_pickle(file, at, memory);  // the magic number, by which the file was told
   const Pickle version = read_pickle(file, at, memory);
   if (version.integer(version.root()) != 1001)
     refuse_foreign("it is of an unknown version of torch.save's older format", ErrorKind::unsupported);
@@ -201,6 +210,8 @@ void TorchArchive::open_legacy(const os::ReadableFile& file) {
   std::unordered_map<std::string_view, std::uint64_t> sizes;
   for (Pickle::Ref ref = 0; ref < pickle_.size(); ++ref) {
     if (!pickle_.is(ref, PickleKind::persistent)) continue;
+    // The source text of a pickled class, which is never run.
+    if (const auto id = pickle_.arguments(ref); !id.empty() && pickle_.text(id[0]) == "module") continue;
     const StoragePid pid = read_pid(ref);
     if (!sizes.try_emplace(pid.key, pid.bytes).second && sizes[pid.key] != pid.bytes)
       refuse_foreign(fmt::format("the storage {} has two sizes", in_quotes(pid.key)));
@@ -226,32 +237,48 @@ void TorchArchive::open_legacy(const os::ReadableFile& file) {
 TorchArchive::StoragePid TorchArchive::read_pid(Pickle::Ref ref) const {
   const std::span<const Pickle::Ref> pid = pickle_.arguments(ref);
   if (pid.size() < 5 || pickle_.text(pid[0]) != "storage") refuse_foreign("it refers to something that is no storage");
-  if (pid.size() > 6 || (pid.size() == 6 && !pickle_.is(pid[5], PickleKind::none)))
-    refuse_foreign("it has a view of a storage, which is not read", ErrorKind::unsupported);
-  StoragePid out{pickle_.text(pid[2]), {}, 0};
+  StoragePid out{.key = pickle_.text(pid[2])};
   const std::string_view type = pickle_.name(pid[1]);
   out.dtype = dtype_of_storage(type);
-  if (!out.dtype && type != "torch.storage.UntypedStorage")
+  const bool is_untyped = type == "torch.storage.UntypedStorage" || type == "torch.storage._UntypedStorage" ||
+                          type == "torch.UntypedStorage" || type == "torch.cuda.UntypedStorage";
+  if (!out.dtype && !is_untyped)
     refuse_foreign(fmt::format("the storages of {} are not read", in_quotes(type)), ErrorKind::unsupported);
-  const std::optional<std::uint64_t> count = pickle_.count(pid[4]);
-  if (!count || __builtin_mul_overflow(*count, out.dtype ? itemsize(*out.dtype) : 1, &out.bytes))
-    refuse_foreign("a storage has no number of elements");
+  const std::uint64_t item = out.dtype ? itemsize(*out.dtype) : 1;
+  const auto bytes_of = [&](Pickle::Ref number) {
+    std::uint64_t bytes = 0;
+    const std::optional<std::uint64_t> count = pickle_.count(number);
+    if (!count || __builtin_mul_overflow(*count, item, &bytes)) refuse_foreign("a storage has no number of elements");
+    return bytes;
+  };
+  out.bytes = out.viewed = bytes_of(pid[4]);
+  if (pid.size() < 6 || pickle_.is(pid[5], PickleKind::none)) return out;
+  // A view of a storage: its own key, where it begins, and how long it is.
+  const std::span<const Pickle::Ref> view = pickle_.items(pid[5]);
+  if (pid.size() > 6 || view.size() != 3) refuse_foreign("a view of a storage is not a key and two numbers");
+  out.begin = bytes_of(view[1]);
+  out.viewed = bytes_of(view[2]);
+  if (out.begin > out.bytes || out.viewed > out.bytes - out.begin) refuse_foreign("a view reaches past its storage");
   return out;
 }
 
 Pickle::Ref TorchArchive::unwrapped(Pickle::Ref ref) const noexcept {
-  const std::string_view name = pickle_.name(ref);
-  const bool is_parameter =
-      name == "torch._utils._rebuild_parameter" || name == "torch._utils._rebuild_parameter_with_state";
-  if (is_parameter && pickle_.is(ref, PickleKind::object) && !pickle_.arguments(ref).empty())
-    return pickle_.arguments(ref)[0];
-  return ref;
+  static constexpr std::array<std::string_view, 5> wrappers = {
+      "torch._utils._rebuild_parameter", "torch._utils._rebuild_parameter_with_state", "torch.nn.parameter.Parameter",
+      "torch.nn.parameter.Buffer", "torch.autograd.variable.Variable"};
+  if (!pickle_.is(ref, PickleKind::object) || std::ranges::find(wrappers, pickle_.name(ref)) == wrappers.end())
+    return ref;
+  if (!pickle_.arguments(ref).empty()) return pickle_.arguments(ref)[0];
+  // The oldest parameters are made empty and get their tensor in a state of five.
+  const auto state = pickle_.state(ref);
+  return state && pickle_.items(*state).size() == 5 ? pickle_.items(*state)[0] : ref;
 }
 
 bool TorchArchive::is_tensor(Pickle::Ref ref) const noexcept {
   if (!pickle_.is(ref, PickleKind::object)) return false;
   const std::string_view name = pickle_.name(ref);
-  return name.starts_with("torch._utils._rebuild_") || name == rebuild_typed;
+  return name.starts_with("torch._utils._rebuild_") || name == rebuild_typed || unwrapped(ref) != ref ||
+         (is_tensor_class(name) && pickle_.state(ref));
 }
 
 TorchTensor TorchArchive::tensor(Pickle::Ref ref) const {
@@ -265,8 +292,19 @@ TorchTensor TorchArchive::tensor(Pickle::Ref ref) const {
     name = pickle_.name(arguments[0]);
     arguments = pickle_.items(arguments[2]);
   }
+  if (name == rebuild_on_device && arguments.size() >= 2 && pickle_.name(arguments[0]) == rebuild_v2) {
+    TorchTensor on_cpu = tensor(arguments[0]);
+    if (dtype_of_torch(pickle_.name(arguments[1])) != on_cpu.dtype)
+      refuse_foreign("it is stored in another dtype than it had, which is not read", ErrorKind::unsupported);
+    return on_cpu;
+  }
+  bool is_oldest = name == rebuild_v1;
+  if (is_tensor_class(name) && pickle_.state(ref)) {
+    arguments = pickle_.items(*pickle_.state(ref));
+    is_oldest = true;
+  }
   const bool has_dtype = name == rebuild_v3;
-  if ((name != rebuild_v2 && !has_dtype) || arguments.size() < (has_dtype ? 7U : 6U))
+  if ((name != rebuild_v2 && !has_dtype && !is_oldest) || arguments.size() < (has_dtype ? 7U : is_oldest ? 4U : 6U))
     refuse_foreign(fmt::format("it is made by {}, which is not read", in_quotes(name)), ErrorKind::unsupported);
   const std::size_t metadata = has_dtype ? 7 : 6;
   if (arguments.size() > metadata && !pickle_.is(arguments[metadata], PickleKind::none))
@@ -283,10 +321,8 @@ TorchTensor TorchArchive::tensor(Pickle::Ref ref) const {
       refuse_foreign(fmt::format("its dtype {} is not read", in_quotes(pickle_.name(arguments[6]))),
                      ErrorKind::unsupported);
     tensor.dtype = *dtype;
-  } else if (pid.dtype) {
-    tensor.dtype = *pid.dtype;
   } else {
-    refuse_foreign("its storage has no dtype");
+    tensor.dtype = pid.dtype.value_or(DType::u8);  // as torch reads a storage of bytes
   }
   const auto storage = storages_.find(std::string(pid.key));
   if (storage == storages_.end()) refuse_foreign(fmt::format("its storage {} is not there", in_quotes(pid.key)));
@@ -310,11 +346,11 @@ TorchTensor TorchArchive::tensor(Pickle::Ref ref) const {
       last = UINT64_MAX;
     if (last == UINT64_MAX) break;
   }
-  if (last >= storage->second.bytes / item) refuse_foreign("it reaches past its storage");
+  if (last >= pid.viewed / item) refuse_foreign("it reaches past its storage");
   constexpr std::uint64_t most_times = 1024;
   if (bytes / most_times > storage->second.bytes)
     refuse_foreign(fmt::format("it would be {} bytes, made of the {} of its storage", bytes, storage->second.bytes));
-  tensor.begin = storage->second.begin + *offset * item;
+  tensor.begin = storage->second.begin + pid.begin + *offset * item;
   tensor.stored = storage->second;
   return tensor;
 }

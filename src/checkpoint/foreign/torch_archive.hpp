@@ -61,8 +61,6 @@ class TorchArchive {
   static TorchArchive open(const os::ReadableFile& file);
   /// A zip archive of `bytes`. Throws likewise, and what `read` throws.
   static TorchArchive open_zip(const formats::ReadAt& read, std::uint64_t bytes);
-  /// Whether bytes that a file begins with are those of either format.
-  static bool is_torch(std::span<const std::byte> head) noexcept;
 
   [[nodiscard]] const Pickle& pickle() const noexcept { return pickle_; }
   /// Whether a node stands for a tensor, of whatever kind.
@@ -77,7 +75,9 @@ class TorchArchive {
   struct StoragePid {
     std::string_view key;
     std::optional<DType> dtype;  ///< none: untyped
-    std::uint64_t bytes = 0;
+    std::uint64_t bytes = 0;     ///< of the whole storage
+    std::uint64_t begin = 0;     ///< of the view, in bytes
+    std::uint64_t viewed = 0;    ///< its length; without a view that of the storage
   };
   void read_zip(const formats::ReadAt& read, std::uint64_t bytes);
   void open_legacy(const os::ReadableFile& file);
@@ -88,12 +88,21 @@ class TorchArchive {
   std::unordered_map<std::string, StoredBytes> storages_;
 };
 
-/// The dict of tensors in an archive: the root, or what `at` names ("model", "state/ema"), or the one of the usual keys
-/// that has tensors. Throws Error(not_found) with the keys that there are.
-Pickle::Ref find_weights(const TorchArchive& archive, const std::string& at);
-/// Calls work(name, ref) for each tensor below a node; names of nested dicts are joined by dots. What is no tensor is
-/// passed over. Throws Error(corrupt) where nodes are nested too deeply.
-void for_each_tensor(const TorchArchive& archive, Pickle::Ref ref,
-                     const std::function<void(const std::string&, Pickle::Ref)>& work);
+/// The container of an archive that has the weights.
+struct TorchWeights {
+  Pickle::Ref ref = 0;
+  std::vector<Pickle::Ref> without = {};  ///< members of it that are no weights: the state of an optimizer
+};
+/// `at` for the whole root.
+inline constexpr std::string_view whole_root = ".";
+/// Returns the container that `at` names ("model", "state/ema"). If `at` is empty, returns the one of the usual keys
+/// that has tensors, or the root if its own tensors are the weights. Throws Error(not_found) that lists the keys.
+TorchWeights find_weights(const TorchArchive& archive, const std::string& at);
+/// Calls work(name, ref) for each tensor of the weights; dots join the names of nested dicts. `left_out` gets a
+/// sentence for each place with tensors that were not passed to `work`: below keys that are neither text nor numbers,
+/// in other objects, and beside the weights. Throws Error(corrupt) where nodes are nested too deeply.
+using TensorWork = std::function<void(const std::string&, Pickle::Ref)>;
+void for_each_tensor(const TorchArchive& archive, const TorchWeights& weights, const TensorWork& work,
+                     std::vector<std::string>* left_out = nullptr);
 
 }  // namespace muster::foreign

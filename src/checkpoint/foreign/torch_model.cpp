@@ -3,7 +3,6 @@
 
 #include <fmt/core.h>
 
-#include <array>
 #include <filesystem>
 #include <set>
 #include <unordered_map>
@@ -12,6 +11,7 @@
 #include "muster/error.hpp"
 #include "src/base/escaped.hpp"
 #include "src/checkpoint/model_files.hpp"
+#include "src/formats/file_kind.hpp"
 #include "src/os/process.hpp"
 
 namespace muster::foreign {
@@ -32,29 +32,28 @@ void add_torch_tensor(PartedTensors& tensors, std::uint32_t file, const TorchArc
 }
 
 bool is_torch_file(const std::string& path) {
-  const os::ReadableFile file = os::ReadableFile::open(path);
-  std::array<std::byte, 4> head{};
-  if (file.bytes() < head.size()) return false;
-  file.read_at(0, head);
-  return TorchArchive::is_torch(head);
+  const formats::FileKind kind = formats::kind_of_file(os::ReadableFile::open(path));
+  return kind == formats::FileKind::zip || kind == formats::FileKind::torch_legacy;
 }
 
 void add_torch_file(PartedTensors& tensors, const std::string& path, const Choice& choice,
-                    const std::function<void(const std::string&)>& work) {
+                    std::vector<std::string>& notes, const std::function<void(const std::string&)>& work) {
   with_file("reading", path, [&] {
     const std::uint32_t file = tensors.add_file(path);
     const TorchArchive archive = open_torch_file(tensors.file(file));
-    for_each_tensor(archive, find_weights(archive, choice.at), [&](const std::string& name, Pickle::Ref ref) {
+    const TensorWork add = [&](const std::string& name, Pickle::Ref ref) {
       work(name);
       add_torch_tensor(tensors, file, archive, name, ref);
-    });
+    };
+    for_each_tensor(archive, find_weights(archive, choice.at), add, &notes);
   });
 }
 
-std::shared_ptr<const PartedTensors> open_torch(const Found& found, const Choice& choice) {
+std::shared_ptr<const PartedTensors> open_torch(const Found& found, const Choice& choice,
+                                                std::vector<std::string>& notes) {
   auto tensors = std::make_shared<PartedTensors>();
   std::unordered_set<std::string> names;
-  add_torch_file(*tensors, found.path, choice, [&](const std::string& name) {
+  add_torch_file(*tensors, found.path, choice, notes, [&](const std::string& name) {
     // A key with a dot beside a dict in a dict.
     if (!names.insert(name).second)
       throw Error(ErrorKind::corrupt, fmt::format("two tensors have the name {}", in_quotes(name)));
@@ -63,7 +62,8 @@ std::shared_ptr<const PartedTensors> open_torch(const Found& found, const Choice
   return tensors;
 }
 
-std::shared_ptr<const PartedTensors> open_torch_model(const Found& found, const Choice& choice) {
+std::shared_ptr<const PartedTensors> open_torch_model(const Found& found, const Choice& choice,
+                                                      std::vector<std::string>& notes) {
   auto tensors = std::make_shared<PartedTensors>();
   WeightMap weights;
   std::set<std::string> files(found.files.begin(), found.files.end());
@@ -75,7 +75,7 @@ std::shared_ptr<const PartedTensors> open_torch_model(const Found& found, const 
   os::allow_open_files(files.size() + 256);
   std::unordered_map<std::string, std::string> in_file;
   for (const std::string& name : files)
-    add_torch_file(*tensors, join_path(found.path, name), choice, [&](const std::string& tensor) {
+    add_torch_file(*tensors, join_path(found.path, name), choice, notes, [&](const std::string& tensor) {
       const auto [other, is_new] = in_file.try_emplace(tensor, name);
       if (!is_new)
         throw Error(ErrorKind::corrupt, fmt::format("tensor {} is there twice, in {} and in {}", in_quotes(tensor),

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 
 #include "muster/error.hpp"
 #include "src/base/escaped.hpp"
@@ -26,17 +27,27 @@ std::optional<std::string> key_text(const Pickle& pickle, Pickle::Ref key) {
   return std::nullopt;
 }
 
+/// Walks through the dicts, lists and tuples below a node, which give tensors their names.
 class Walk {
  public:
-  Walk(const TorchArchive& archive, const std::function<bool(const std::string&, Pickle::Ref)>& work)
-      : archive_(archive), pickle_(archive.pickle()), work_(work) {}
+  using Work = std::function<bool(const std::string&, Pickle::Ref)>;
+  Walk(const TorchArchive& archive, const Work& work) : archive_(archive), pickle_(archive.pickle()), work_(work) {}
+
+  /// Passes over these values of the outermost dict.
+  void leave_out(std::span<const Pickle::Ref> values) { left_out_ = values; }
+  /// Calls unnamed(name of the container, words for the place, value) with each value that cannot have a name.
+  using Unnamed = std::function<void(const std::string&, std::string_view, Pickle::Ref)>;
+  void report_unnamed(const Unnamed& unnamed) { unnamed_ = &unnamed; }
 
   /// False if `work` has ended it.
   bool go(const std::string& name, Pickle::Ref ref, int depth) {
     if (depth > deepest_dict || ++steps_ > most_steps_)
       throw Error(ErrorKind::corrupt, "its dicts are nested too deeply, or contain themselves");
     if (archive_.is_tensor(ref)) return work_(name.empty() ? "tensor" : name, ref);
-    if (!is_container(pickle_, ref)) return true;
+    if (!is_container(pickle_, ref)) {
+      if (unnamed_ != nullptr) (*unnamed_)(name, formats::to_string(pickle_.kind(ref)), ref);
+      return true;
+    }
     const std::span<const Pickle::Ref> items = pickle_.items(ref);
     const std::string prefix = name.empty() ? "" : name + ".";
     if (!pickle_.is(ref, PickleKind::dict)) {
@@ -45,34 +56,85 @@ class Walk {
       return true;
     }
     for (std::size_t i = 0; i + 1 < items.size(); i += 2) {
-      if (!is_worth(items[i + 1])) continue;
+      const Pickle::Ref value = items[i + 1];
+      if (!is_worth(value) || (depth == 0 && std::ranges::find(left_out_, value) != left_out_.end())) continue;
       const std::optional<std::string> key = key_text(pickle_, items[i]);
-      if (key && !go(prefix + *key, items[i + 1], depth + 1)) return false;
+      if (key && !go(prefix + *key, value, depth + 1)) return false;
+      if (!key && unnamed_ != nullptr)
+        (*unnamed_)(name, fmt::format("a key that is {}", formats::to_string(pickle_.kind(items[i]))), value);
     }
     return true;
   }
 
  private:
-  [[nodiscard]] bool is_worth(Pickle::Ref ref) const { return archive_.is_tensor(ref) || is_container(pickle_, ref); }
+  [[nodiscard]] bool is_worth(Pickle::Ref ref) const {
+    const bool may_have_tensors = pickle_.is(ref, PickleKind::object) || pickle_.is(ref, PickleKind::set);
+    return archive_.is_tensor(ref) || is_container(pickle_, ref) || (unnamed_ != nullptr && may_have_tensors);
+  }
 
   const TorchArchive& archive_;
   const Pickle& pickle_;
-  const std::function<bool(const std::string&, Pickle::Ref)>& work_;
+  const Work& work_;
+  const Unnamed* unnamed_ = nullptr;
+  std::span<const Pickle::Ref> left_out_;
   // Each node once, and as often again for those that are shared.
   std::uint64_t most_steps_ = 2 * archive_.pickle().size() + 64;
   std::uint64_t steps_ = 0;
 };
 
+/// Counts tensors below nodes, whatever holds them. Each counts once.
+class TensorCount {
+ public:
+  explicit TensorCount(const TorchArchive& archive) : archive_(archive), is_seen_(archive.pickle().size()) {}
+
+  void mark(Pickle::Ref tensor) { is_seen_[tensor] = true; }
+  std::uint64_t below(Pickle::Ref top) {
+    const Pickle& pickle = archive_.pickle();
+    std::uint64_t count = 0;
+    std::vector<Pickle::Ref> rest = {top};
+    while (!rest.empty()) {
+      const Pickle::Ref ref = rest.back();
+      rest.pop_back();
+      if (is_seen_[ref]) continue;
+      is_seen_[ref] = true;
+      if (archive_.is_tensor(ref)) {
+        ++count;
+        continue;
+      }
+      for (const std::span<const Pickle::Ref> inner : {pickle.items(ref), pickle.arguments(ref)})
+        rest.insert(rest.end(), inner.begin(), inner.end());
+      if (const auto state = pickle.state(ref)) rest.push_back(*state);
+    }
+    return count;
+  }
+
+ private:
+  const TorchArchive& archive_;
+  std::vector<bool> is_seen_;
+};
+
 bool has_tensors(const TorchArchive& archive, Pickle::Ref ref) {
-  const std::function<bool(const std::string&, Pickle::Ref)> stop = [](const std::string&, Pickle::Ref) {
-    return false;
-  };
+  const Walk::Work stop = [](const std::string&, Pickle::Ref) { return false; };
   return !Walk(archive, stop).go("", ref, 0);
 }
 
-bool has_own_tensors(const TorchArchive& archive, Pickle::Ref dict) {
-  const std::span<const Pickle::Ref> items = archive.pickle().items(dict);
-  return std::ranges::any_of(items, [&](Pickle::Ref item) { return archive.is_tensor(item); });
+/// Whether a tensor at the root can be a weight, and not a result of training, a number of steps or the state of a
+/// random generator.
+bool is_like_weight(const TorchArchive& archive, Pickle::Ref ref) {
+  if (!archive.is_tensor(ref)) return false;
+  try {
+    const TorchTensor tensor = archive.tensor(ref);
+    return element_count(tensor.shape) > 1 && tensor.dtype != DType::u8;
+  } catch (const Error&) {
+    return true;  // it is refused if it is read
+  }
+}
+
+/// Whether a member of the root is the state of an optimizer, by its key or its "param_groups".
+bool is_of_optimizer(const Pickle& pickle, Pickle::Ref key, Pickle::Ref value) {
+  if (pickle.text(key).starts_with("optim") || pickle.find(value, "param_groups")) return true;
+  const std::span<const Pickle::Ref> items = pickle.items(value);
+  return pickle.is(value, PickleKind::list) && !items.empty() && pickle.find(items[0], "param_groups").has_value();
 }
 
 std::string keys_of(const Pickle& pickle, Pickle::Ref dict) {
@@ -113,42 +175,94 @@ Pickle::Ref find_at(const TorchArchive& archive, const std::string& at) {
 
 }  // namespace
 
-Pickle::Ref find_weights(const TorchArchive& archive, const std::string& at) {
+TorchWeights find_weights(const TorchArchive& archive, const std::string& at) {
   const Pickle& pickle = archive.pickle();
   const Pickle::Ref root = pickle.root();
-  if (!at.empty()) return find_at(archive, at);
+  if (at == whole_root && has_tensors(archive, root)) return {root};
+  if (!at.empty()) return {find_at(archive, at)};
   if (!pickle.is(root, PickleKind::dict)) {
-    if (archive.is_tensor(root) || has_tensors(archive, root)) return root;
+    if (archive.is_tensor(root) || has_tensors(archive, root)) return {root};
     if (pickle.is(root, PickleKind::object))
       refuse_weights(fmt::format("it is a pickled object ({}), not a dict of tensors: save its state_dict()",
                                  in_quotes(pickle.name(root))));
     refuse_weights("there is no tensor in it");
   }
-  if (has_own_tensors(archive, root)) return root;
+  bool has_weights = false;
+  bool has_others = false;
+  TorchWeights own{root};
+  TensorCount count(archive);
+  const std::span<const Pickle::Ref> items = pickle.items(root);
+  for (std::size_t i = 0; i + 1 < items.size(); i += 2) {
+    has_weights = has_weights || is_like_weight(archive, items[i + 1]);
+    if (!is_container(pickle, items[i + 1]) || count.below(items[i + 1]) == 0) continue;
+    has_others = true;
+    if (is_of_optimizer(pickle, items[i], items[i + 1])) own.without.push_back(items[i + 1]);
+  }
+  // Without dicts of tensors beside them all tensors of the root are weights. With some, but no optimizer, the root is
+  // a state_dict of parts.
+  if (!has_others || (has_weights && own.without.empty()))
+    if (has_tensors(archive, root)) return own;
   std::vector<std::pair<std::string_view, Pickle::Ref>> found;
   for (const std::string_view key : {"state_dict", "model", "module", "model_state_dict"})
-    if (const auto value = pickle.find(root, key); value && has_tensors(archive, *value))
+    if (const auto value = pickle.find(root, key); value && !archive.is_tensor(*value) && has_tensors(archive, *value))
       found.emplace_back(key, *value);
-  if (found.size() == 1) return found.front().second;
+  if (found.size() == 1) return {found.front().second};
   if (!found.empty())
     refuse_weights(fmt::format("{} and {} both have tensors; choose with --at {}", in_quotes(found[0].first),
                                in_quotes(found[1].first), found[0].first));
+  if (has_weights) return own;
   if (pickle.find(root, "model0"))
     refuse_weights(fmt::format("its model is in virtual pipeline stages; choose one with --at model0; keys: {}",
                                keys_of(pickle, root)));
   if (has_tensors(archive, root))
     refuse_weights(
-        fmt::format("it cannot be told which are the weights; choose with --at KEY; keys: {}", keys_of(pickle, root)));
+        fmt::format("it cannot be told which are the weights; choose with --at KEY, or take all tensors with "
+                    "--at {}; keys: {}",
+                    whole_root, keys_of(pickle, root)));
   refuse_weights(fmt::format("nothing here is a tensor; keys: {}", keys_of(pickle, root)));
 }
 
-void for_each_tensor(const TorchArchive& archive, Pickle::Ref ref,
-                     const std::function<void(const std::string&, Pickle::Ref)>& work) {
-  const std::function<bool(const std::string&, Pickle::Ref)> go_on = [&](const std::string& name, Pickle::Ref tensor) {
+void for_each_tensor(const TorchArchive& archive, const TorchWeights& weights, const TensorWork& work,
+                     std::vector<std::string>* left_out) {
+  struct Place {
+    std::string words;
+    Pickle::Ref value;
+  };
+  std::vector<Place> unnamed;
+  TensorCount count(archive);
+  const Walk::Work visit = [&](const std::string& name, Pickle::Ref tensor) {
+    count.mark(tensor);
     work(name, tensor);
     return true;
   };
-  Walk(archive, go_on).go("", ref, 0);
+  const Walk::Unnamed note = [&](const std::string& name, std::string_view place, Pickle::Ref value) {
+    unnamed.push_back({fmt::format("{} in {}", place, name.empty() ? "the root" : in_quotes(name)), value});
+  };
+  Walk walk(archive, visit);
+  walk.leave_out(weights.without);
+  if (left_out != nullptr) walk.report_unnamed(note);
+  walk.go("", weights.ref, 0);
+  if (left_out == nullptr) return;
+  const auto add = [&](std::string words) {
+    if (std::ranges::find(*left_out, words) == left_out->end()) left_out->push_back(std::move(words));
+  };
+  // Equal places, such as the keys of one dict, share a line.
+  std::map<std::string, std::uint64_t> tensors;
+  for (const Place& place : unnamed)
+    if (const std::uint64_t below = count.below(place.value); below != 0) tensors[place.words] += below;
+  for (const auto& [words, number] : tensors)
+    add(fmt::format("{} tensors below {} are left out, because they have no name", number, words));
+  const Pickle& pickle = archive.pickle();
+  const std::span<const Pickle::Ref> items = pickle.items(pickle.root());
+  std::string keys;
+  std::uint64_t others = 0;
+  for (std::size_t i = 0; pickle.is(pickle.root(), PickleKind::dict) && i + 1 < items.size(); i += 2)
+    if (const std::uint64_t below = items[i + 1] == weights.ref ? 0 : count.below(items[i + 1]); below != 0) {
+      others += below;
+      keys += (keys.empty() ? "" : ", ") + in_quotes(key_text(pickle, items[i]).value_or("?"));
+    }
+  if (others != 0)
+    add(fmt::format("{} tensors beside the weights are left out, below {}; --at KEY chooses others", others, keys));
 }
 
 }  // namespace muster::foreign
