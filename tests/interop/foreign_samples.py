@@ -145,6 +145,42 @@ def save_dcp(rank, count, directory, kind):
                  **({'use_collectives': False} if kind == 'no_collectives' else {}))
 
 
+def scalars():
+    """What has no dimensions or no elements, beside what ranks share out and what all of them have."""
+    return {
+        'scale': torch.tensor(2.5), 'steps': torch.tensor(7), 'empty': torch.empty(0, 4),
+        'replicated': tensor(6, 3), 'sharded': tensor(7, 5, 4), 'small': tensor(8, 1, 2, dtype=torch.bfloat16),
+    }
+
+
+def save_scalars(rank, count, directory, kind):
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.filesystem import SerializationFormat
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+    mesh = init_device_mesh('cpu', (count,), mesh_dim_names=('dp',))
+    parts = scalars()
+    for name, placement in (('sharded', Shard(0)), ('small', Shard(0)), ('steps', Replicate())):
+        parts[name] = distribute_tensor(parts[name], mesh, [placement])
+    where = directory / 'in'
+    if kind == 'fsdp':
+        where.mkdir(exist_ok=True)
+        torch.save(parts, where / f'model_world_size_{count}_rank_{rank}.pt')
+        return
+    writer = {
+        'safetensors': lambda: dcp.FileSystemWriter(where, serialization_format=SerializationFormat.SAFETENSORS),
+        'huggingface': lambda: dcp.HuggingFaceStorageWriter(str(where), save_distributed=True),
+    }.get(kind, lambda: dcp.FileSystemWriter(where))()
+    dcp.save(parts, storage_writer=writer, use_collectives=kind != 'no_collectives')
+
+
+def scalars_sample(kind):
+    def make(directory):
+        ranks(save_scalars, 2, directory, kind)
+        write(directory, scalars())
+    return make
+
+
 def dcp_sample(kind, count):
     def make(directory):
         ranks(save_dcp, count, directory, kind)
@@ -313,6 +349,11 @@ SAMPLES = {
     'dcp_zstd': dcp_sample('zstd', 2),
     'dcp_safetensors': dcp_sample('safetensors', 2),
     'dcp_huggingface': dcp_sample('huggingface', 2),
+    'dcp_scalars': scalars_sample('plain'),
+    'dcp_scalars_no_collectives': scalars_sample('no_collectives'),
+    'dcp_scalars_safetensors': scalars_sample('safetensors'),
+    'dcp_scalars_huggingface': scalars_sample('huggingface'),
+    'fsdp_scalars': scalars_sample('fsdp'),
     'torch_dist': torch_dist,
     'fsdp': fsdp,
     'fsdp_hsdp': fsdp_mesh('hsdp'),
