@@ -13,6 +13,7 @@
 #include "muster/safetensors.hpp"
 #include "muster/state_file.hpp"
 #include "src/base/escaped.hpp"
+#include "src/checkpoint/omissions.hpp"
 #include "src/checkpoint/shard_set.hpp"
 #include "src/core/parallel.hpp"
 #include "src/os/publish.hpp"
@@ -31,6 +32,7 @@ struct ConvertArguments {
   std::string compress = "none";
   foreign::Choice foreign;
   bool force = false;
+  bool skips_unreadable = false;
 };
 
 Config config_of(const inspect::Source& source) {
@@ -88,6 +90,9 @@ std::string convert(const ConvertArguments& arguments, const std::stop_token& st
     throw Error(ErrorKind::argument, "safetensors files are not compressed; a state file (.h5) can be");
   check_paths(arguments);
   const inspect::Source source = inspect::open_source(arguments.in, {.foreign = arguments.foreign});
+  const Omissions& omissions = source.tensors->omissions();
+  if (!arguments.skips_unreadable)
+    refuse_lost(omissions, "converting", arguments.in, "--skip-unreadable converts the others alone");
   std::uint64_t bytes = 0;
   for (const TensorEntry& entry : source.entries()) bytes += entry.bytes;
 
@@ -100,9 +105,12 @@ std::string convert(const ConvertArguments& arguments, const std::stop_token& st
   else
     write_safetensors(source, arguments.out, progress);
   std::error_code error;
-  return fmt::format("{}, {}, in a file of {}: {:.2f} s\n", inspect::counted(source.entries().size(), "tensor"),
-                     inspect::human_bytes(bytes), inspect::human_bytes(fs::file_size(arguments.out, error)),
-                     std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  std::string words;
+  for (const Omission& omission : omissions)
+    words += fmt::format("left out: {}: {}\n", inspect::printable(omission.name), escaped(omission.reason));
+  return words + fmt::format("{}, {}, in a file of {}: {:.2f} s\n", inspect::counted(source.entries().size(), "tensor"),
+                             inspect::human_bytes(bytes), inspect::human_bytes(fs::file_size(arguments.out, error)),
+                             std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
 }
 
 }  // namespace
@@ -120,6 +128,8 @@ void add_convert_command(CLI::App& app, int& /*status*/) {
       ->capture_default_str()
       ->type_name(compress_type);
   command->add_option("--at", arguments->foreign.at, at_help)->type_name("KEY");
+  command->add_flag("--skip-unreadable", arguments->skips_unreadable,
+                    "Leave out what cannot be read, with a line for each item; without it, such a file is refused");
   command->add_flag("--force", arguments->force, "Replace a file that is there (never a link, a device or a pipe)");
   command->footer(
       "Names, dtypes, shapes and bits stay. What stands in the metadata of a safetensors file becomes the config of a\n"

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // muster diff: whether two files, model directories or sets of shards hold the same.
 
+#include <algorithm>
+#include <array>
 #include <memory>
 #include <string>
 
@@ -41,7 +43,10 @@ void add_diff_command(CLI::App& app, int& status) {
   command->callback([arguments, &status] {
     const Config report = inspect::diff_models(arguments->a, arguments->b, arguments->source);
     print(arguments->json ? inspect::json_report(report) : inspect::diff_text(report));
-    status = report.at("same").as_bool() ? 0 : 1;
+    const bool has_differences =
+        std::ranges::any_of(std::array{"tensor_differences", "file_differences", "config_differences"},
+                            [&](const char* kind) { return !report.at(kind).as_array().empty(); });
+    status = report.at("same").as_bool() ? 0 : has_differences ? 1 : cannot;
   });
 }
 

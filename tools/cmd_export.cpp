@@ -63,7 +63,7 @@ std::string json_of(const ExportReport& report) {
                       {"windows", report.windows},
                       {"files_resumed", report.files_resumed},
                       {"seconds", report.seconds}});
-  json["not_carried"] = inspect::list_of(report.left, [](const LeftFile& file) {
+  json["not_carried"] = inspect::list_of(report.left, [](const Omission& file) {
     return Config::object({{"file", file.name}, {"reason", file.reason}});
   });
   return inspect::json_report(json);

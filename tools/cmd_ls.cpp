@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "src/checkpoint/arrangement.hpp"
+#include "src/checkpoint/omissions.hpp"
 #include "src/checkpoint/shard_set.hpp"
 #include "src/inspect/output.hpp"
 #include "src/inspect/reports.hpp"
@@ -49,12 +50,17 @@ void list_names(const ListArguments& arguments) {
   std::vector<std::string> names;
   for (const TensorEntry& entry : source.entries()) names.push_back(entry.name);
   if (arguments.json)
-    return print(inspect::json_report(Config::object(
-        {{"path", source.path}, {"kind", source.kind}, {"names", ConfigArray(names.begin(), names.end())}})));
+    return print(inspect::json_report(Config::object({{"path", source.path},
+                                                      {"kind", source.kind},
+                                                      {"names", ConfigArray(names.begin(), names.end())},
+                                                      {"not_readable", count_lost(source.tensors->omissions())}})));
   if (output_style().width != 0) std::ranges::sort(names, natural_less);
   std::string out;
   for (const std::string& name : names) out += inspect::printable(name) + "\n";
   print(out);
+  // Scripts take each line of standard output for a name.
+  if (const std::string line = inspect::omissions_line(source); !line.empty())
+    complain(line.substr(0, line.size() - 1));
 }
 
 }  // namespace

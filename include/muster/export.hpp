@@ -55,7 +55,7 @@ struct ShardReport {
   std::uint64_t bytes = 0;          ///< of its tensors
   std::uint64_t bytes_written = 0;  ///< of the shards' tensors: repeated and padded ones counted
   std::string job = {};             ///< of a workspace: the new job's nonce, 32 digits
-  std::vector<LeftFile> left = {};  ///< files that did not go along
+  Omissions left = {};              ///< files that did not go along
   /// What whoever uses the shards should know: heads on several ranks, unused rules.
   std::vector<std::string> notes = {};
   double seconds = 0;
@@ -164,7 +164,7 @@ struct ExportReport {
   Writers writers = Writers::first;          ///< that were given, or chosen
   std::vector<std::uint64_t> bytes_written;  ///< by each rank
   std::uint64_t windows = 0;                 ///< pieces that several ranks put together in shared memory
-  std::vector<LeftFile> left = {};           ///< files that did not go along
+  Omissions left = {};                       ///< files that did not go along
   double seconds = 0;                        ///< of everything
 };
 

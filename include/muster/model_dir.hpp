@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "muster/config.hpp"
+#include "muster/omission.hpp"
 #include "muster/safetensors.hpp"
 
 namespace muster {
@@ -22,11 +23,11 @@ namespace muster {
 /// All tensors of a directory or of one file, as if they were in one. Copies share the mappings. Thread-safe.
 class ModelDir {
  public:
-  /// A directory: the files that its index (model.safetensors.index.json) names, else model.safetensors, else all
-  /// *.safetensors in it. A file: that one. Reads headers only. Throws Error(not_found) if there is nothing, or an
-  /// index names a file that is missing; Error(corrupt) if the index names a tensor that its file has not, a file
-  /// has a tensor that the index lacks, or two files have one name; Error(argument) if it cannot be told which files
-  /// are meant; and what SafetensorsFile::open throws.
+  /// A directory: the files that its index (model.safetensors.index.json) names, else model.safetensors, else the one
+  /// numbered set of files, else the one file. A path to a file: that file. Reads headers only. Throws Error(not_found)
+  /// if there is no model, or a file of it is missing; Error(corrupt) if the index and the files disagree, or one name
+  /// is in two files; Error(argument) if several models are there, or a file is the shard of a rank; and as
+  /// SafetensorsFile::open. `muster verify` lists the same findings.
   static ModelDir open(const std::string& path);
 
   [[nodiscard]] const std::string& path() const noexcept;
@@ -38,6 +39,10 @@ class ModelDir {
   [[nodiscard]] const SafetensorsFile& file_of(std::size_t index) const;
   /// `__metadata__` of all files; where they disagree, the first file's.
   [[nodiscard]] const std::map<std::string, std::string>& metadata() const noexcept;
+  /// Weights in the directory that are no part of the model.
+  [[nodiscard]] const Omissions& omissions() const noexcept;
+  /// What is wrong with the directory although all tensors can be read, such as a missing index.
+  [[nodiscard]] const std::vector<std::string>& notes() const noexcept;
   /// The place of a name in tensors().
   [[nodiscard]] std::optional<std::size_t> find(std::string_view name) const noexcept;
   /// A view of the file's mapping. Throws Error(not_found) past the end.
@@ -71,14 +76,9 @@ ShardLayout plan_shards(std::span<const TensorEntry> entries, std::uint64_t max_
 /// Error(io).
 std::optional<Config> read_model_config(const std::string& directory);
 
-/// A file that a checkpoint is made without, and why.
-struct LeftFile {
-  std::string name;
-  std::string reason;  ///< "weights of another format", "a link to ..., outside the directory"
-};
 struct CarriedFiles {
   std::vector<std::string> names;  ///< relative, sorted
-  std::vector<LeftFile> left;      ///< likewise
+  Omissions left;                  ///< likewise: "weights of another format", "a link to ..., outside the directory"
 };
 
 /// Files of a model directory that go into what is made of it: all but *.safetensors, *.safetensors.index.json,

@@ -22,6 +22,7 @@
 #include "muster/message_queue.hpp"
 #include "muster/model_dir.hpp"
 #include "muster/multiprocess.hpp"
+#include "muster/omission.hpp"
 #include "muster/parallel_groups.hpp"
 #include "muster/parallel_layout.hpp"
 #include "muster/plan.hpp"

@@ -8,21 +8,23 @@
 #include <string_view>
 #include <vector>
 
+#include "muster/omission.hpp"
 #include "muster/progress.hpp"
 
 namespace muster {
 
 /// What is wrong, as a program can branch on it.
 enum class Defect : std::uint8_t {
-  file,       ///< a file cannot be opened, or its header contradicts itself
-  missing,    ///< a file, a rank or a tensor is not there
-  unindexed,  ///< a file or a tensor is there, and the index does not have it
-  twice,      ///< one name in two places
-  index,      ///< the index is none, or says what is not so
-  numbering,  ///< files or ranks are numbered with holes, or by different counts
-  disagree,   ///< shards differ in what must be the same
-  left,       ///< in a workspace: what a process that is gone has left
-  checksum,   ///< a tensor's bytes are not those that were written, or the checksums are none of these tensors
+  file,        ///< a file cannot be opened, or its header contradicts itself
+  missing,     ///< a file, a rank or a tensor is not there
+  unindexed,   ///< a file or a tensor is there, and the index does not have it
+  twice,       ///< one name in two places
+  index,       ///< the index is none, or says what is not so
+  numbering,   ///< files or ranks are numbered with holes, or by different counts
+  disagree,    ///< shards differ in what must be the same
+  left,        ///< in a workspace: what a process that is gone has left
+  checksum,    ///< a tensor's bytes are not those that were written, or the checksums are none of these tensors
+  unreadable,  ///< the file has the data, and this program cannot read it
 };
 std::string_view to_string(Defect defect) noexcept;
 
@@ -46,6 +48,7 @@ struct VerifyReport {
   std::uint64_t checked = 0;                 ///< tensors whose bytes were read and compared with checksums
   std::vector<VerifyProblem> problems = {};  ///< at most 10,000
   std::uint64_t problems_left_out = 0;       ///< beyond these
+  Omissions left_out = {};                   ///< weights in the directory that are no part of what was verified
 
   [[nodiscard]] bool is_good() const noexcept { return problems.empty(); }
 };
@@ -63,13 +66,13 @@ struct VerifyOptions {
 /// outside it and allocates what the files' own headers justify. Tensors are read in pieces by several threads, so that
 /// memory is some MiB.
 ///
-/// A checkpoint is good where the index and the files say the same of every tensor, no name is in two files, no file is
-/// left over, metadata.total_size is the tensors' bytes, numbered files are all there, and checksums, where there are
-/// some, are those of all tensors. Shards are good where all ranks are there, their metadata agrees with their names
-/// and with each other, and ranks that have the same part of a model in common have the same names, dtypes and numbers
-/// of dimensions. A state file is good where its commit mark, its catalogue and all tensors are what was written; a
-/// workspace where that is so of all its states, each job has one of every rank, and nothing is left by processes that
-/// are gone.
+/// A checkpoint is good if the index and the files agree about every tensor, no name is in two files,
+/// metadata.total_size is the tensors' bytes (tied ones may count twice), numbered files are all there, and checksums,
+/// where there are some, are those of all tensors. Files that are no part of it are listed and not verified. Shards are
+/// good where all ranks are there, their metadata agrees with their names and with each other, and ranks that have the
+/// same part of a model in common have the same names, dtypes and numbers of dimensions. A state file is good where its
+/// commit mark, its catalogue and all tensors are what was written; a workspace where that is so of all its states,
+/// each job has one of every rank, and nothing is left by processes that are gone.
 ///
 /// Throws Error(not_found) if there is nothing to verify, Error(io) if a directory cannot be read, Error(version)
 /// where a newer Muster made it.

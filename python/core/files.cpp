@@ -216,9 +216,9 @@ void bind_safetensors(nb::module_& module) {
       nb::arg(), nb::arg(), nb::arg().none());
 }
 
-nb::list left_of(const std::vector<LeftFile>& files) {
+nb::list left_of(const Omissions& files) {
   nb::list list;
-  for (const LeftFile& file : files) list.append(nb::make_tuple(file.name, file.reason));
+  for (const Omission& file : files) list.append(nb::make_tuple(file.name, file.reason));
   return list;
 }
 

@@ -21,6 +21,7 @@
 #include <atomic>
 #include <cstring>
 #include <filesystem>
+#include <iterator>
 #include <map>
 #include <set>
 #include <tuple>
@@ -197,6 +198,7 @@ class Export {
     if (options_.checksums && options_.to)
       throw Error(ErrorKind::argument, "checksums stand beside a checkpoint; shards have none");
     job_.emplace(plan_job(shards_dir_, plan_, std::move(listings), shards_->metadata(), options_));
+    std::ranges::copy(shards_->notes(), std::back_inserter(job_->account.notes));
     std::vector<std::size_t> counts;
     for (const RankTensors& rank : job_->ranks) counts.push_back(rank.tensors.size());
     sources_ = sources_by_rank(counts, group_.size());

@@ -355,7 +355,9 @@ WindowShape shape_windows(std::uint64_t budget, int processes, Writers writers, 
 
 ExportAccount plan_export(const std::string& shards_dir, const std::string& plan, const ExportOptions& options) {
   const ShardSet shards(shards_dir, 0, 1, {{}, options.generation, options.job}, {options.at, options.shards});
-  return plan_job(shards_dir, plan, shards.listings(), shards.metadata(), options).account;
+  ExportAccount account = plan_job(shards_dir, plan, shards.listings(), shards.metadata(), options).account;
+  account.notes.insert(account.notes.end(), shards.notes().begin(), shards.notes().end());
+  return account;
 }
 
 }  // namespace muster

@@ -156,7 +156,7 @@ void ForeignHdf5::list() {
     // Texts are what may be missing; tensors may not.
     if (!report_.is_listed)
       fail(ErrorKind::no_space, fmt::format("its listing has more than {} bytes", hdf5::most_report_bytes));
-    report_.issues.push_back({"", "there is more text in it than is shown"});
+    report_.omissions.push_back({"", "there is more text in it than is shown"});
   } else if (!report_.is_listed) {
     if (result.end == os::SubprocessEnd::timed_out)
       fail(ErrorKind::timeout,
@@ -170,13 +170,13 @@ void ForeignHdf5::list() {
     fail(ErrorKind::corrupt,
          fmt::format("libhdf5 does not survive it: {}. It is damaged, or was made to do that", how_it_ended(result)));
   } else if (!report_.is_whole) {
-    report_.issues.push_back(
+    report_.omissions.push_back(
         {"", fmt::format("its texts are not all shown: libhdf5 did not survive them, {}", how_it_ended(result))});
   }
   if (!cost_.seccomp)
-    report_.issues.push_back({"",
-                              "listed without a seccomp filter, which this kernel or sandbox does not offer: limits "
-                              "alone kept libhdf5 from the rest of the machine"});
+    report_.omissions.push_back({"",
+                                 "listed without a seccomp filter, which this kernel or sandbox does not offer: limits "
+                                 "alone kept libhdf5 from the rest of the machine"});
 }
 
 void ForeignHdf5::read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const {

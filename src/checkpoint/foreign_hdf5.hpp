@@ -39,12 +39,6 @@ struct ForeignHdf5Options {
   std::string reader = {};
 };
 
-/// What of a file is not shown, and why.
-struct ForeignIssue {
-  std::string path;   ///< inside the file, without the leading slash; empty: the file as a whole. UTF-8
-  std::string words;  ///< one printable line
-};
-
 /// What the other program's run took.
 struct ForeignListingCost {
   std::chrono::microseconds wall{};
@@ -77,7 +71,8 @@ struct ForeignReport {
   std::uint64_t fence = 0;  ///< hdf5::FenceFlag
   std::vector<ForeignTensor> tensors;
   std::map<std::string, std::string> texts;
-  std::vector<ForeignIssue> issues;
+  /// Paths inside the file, without the leading slash; empty: the file as a whole. UTF-8, in printable lines.
+  Omissions omissions;
   std::optional<ForeignFatal> fatal;
   bool is_listed = false;  ///< all tensors are told
   bool is_whole = false;   ///< and all texts
@@ -85,8 +80,8 @@ struct ForeignReport {
 
 /// Of a file of `file_bytes`. A listing may end anywhere: is_listed and is_whole say how far it came. Tensors come
 /// sorted by name, none with bytes outside the file or with those of another, none of more than 64 MiB that claims more
-/// than 1024 times the file's length; such are issues. Throws Error(corrupt) on a listing that no reader of this build
-/// makes.
+/// than 1024 times the file's length; such are omissions. Throws Error(corrupt) on a listing that no reader of this
+/// build makes.
 ForeignReport parse_foreign_report(std::span<const std::byte> bytes, std::uint64_t file_bytes);
 
 /// Names of tensors are their paths without the leading slash, sorted. Elements are little endian, whatever the file
@@ -112,8 +107,8 @@ class ForeignHdf5 : public TensorSource {
   /// Attributes that are text or one number, as "path@name" ("@name" of the root), and small datasets of text by their
   /// path; a list of texts is JSON.
   [[nodiscard]] const std::map<std::string, std::string>& metadata() const noexcept { return report_.texts; }
-  /// Everything that is not shown: links, types and filters that are not read, damage.
-  [[nodiscard]] const std::vector<ForeignIssue>& issues() const noexcept { return report_.issues; }
+  /// Everything that is not shown: links, attributes; and datasets, which are lost.
+  [[nodiscard]] const Omissions& omissions() const noexcept override { return report_.omissions; }
   [[nodiscard]] const ForeignListingCost& cost() const noexcept { return cost_; }
 
  private:

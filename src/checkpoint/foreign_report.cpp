@@ -117,7 +117,8 @@ class Parser {
         return;
       case ForeignRecord::issue: {
         const std::string path(cursor.text(hdf5::most_path_bytes));
-        issue(path, escaped(cursor.text(hdf5::longest_words), "\\"));
+        std::string words = escaped(cursor.text(hdf5::longest_words), "\\");
+        issue(path, std::move(words), cursor.number_below(2, "a loss of") != 0);
         return;
       }
       case ForeignRecord::fatal: {
@@ -190,8 +191,8 @@ class Parser {
     report_.texts[key] = value;
   }
 
-  void issue(const std::string& path, std::string words) {
-    report_.issues.push_back({is_utf8(path) ? path : escaped(path, "\\"), std::move(words)});
+  void issue(const std::string& path, std::string words, bool is_lost = false) {
+    report_.omissions.push_back({is_utf8(path) ? path : escaped(path, "\\"), std::move(words), is_lost});
   }
 
   /// The tensor will not be shown. One word for each is enough.
@@ -199,7 +200,7 @@ class Parser {
     is_hidden_.resize(std::max(is_hidden_.size(), number + 1));
     if (is_hidden_[number]) return;
     is_hidden_[number] = true;
-    issue(tensor.name, std::move(words));
+    issue(tensor.name, std::move(words), true);
   }
 
   /// What this project's own files say of elements that HDF5 has no type for: a copy of such a file that another tool
@@ -277,8 +278,7 @@ class Parser {
       if (!is_hidden_[i]) shown.push_back(std::move(tensor));
     }
     report_.tensors = std::move(shown);
-    std::stable_sort(report_.issues.begin(), report_.issues.end(),
-                     [](const ForeignIssue& a, const ForeignIssue& b) { return a.path < b.path; });
+    std::ranges::stable_sort(report_.omissions, {}, &Omission::name);
   }
 
   std::uint64_t file_bytes_;

@@ -91,18 +91,49 @@ class Carrying {
     // HuggingFace's cache: the files of snapshots/COMMIT/ are links to blobs/.
     if (inside_[0].parent_path().filename() == "snapshots")
       inside_.push_back(inside_[0].parent_path().parent_path() / "blobs");
+    read_modules(directory);
     walk(directory, "", 0);
     std::ranges::sort(found_.names);
-    std::ranges::sort(found_.left, {}, &LeftFile::name);
+    std::ranges::sort(found_.left, {}, &Omission::name);
   }
 
   CarriedFiles found() && { return std::move(found_); }
 
  private:
+  /// Folders of a model of sentence-transformers, each of which has weights of its own: modules.json names them.
+  void read_modules(const std::string& directory) {
+    constexpr std::uint64_t longest_modules = 1 << 20;
+    const std::string path = join_path(directory, "modules.json");
+    std::error_code error;
+    if (!fs::is_regular_file(path, error)) return;
+    try {
+      const Config modules = parse_json(read_text(path, longest_modules));
+      for (const Config& module : modules.as_array())
+        if (const Config* folder = module.find("path"); folder != nullptr && !folder->as_string().empty())
+          modules_.push_back(fs::path(folder->as_string() + "/").lexically_normal().string());
+    } catch (const Error&) {
+      modules_.clear();  // it is no list of modules: then weights in folders are left out, and reported
+    }
+  }
+
+  [[nodiscard]] bool is_in_module(const std::string& below) const {
+    return std::ranges::any_of(modules_, [&](const std::string& module) { return below.starts_with(module); });
+  }
+
+  /// Whether weights lie in a folder: then it is another model, such as an earlier checkpoint of a training.
+  [[nodiscard]] bool is_other_model(const std::string& directory, const std::string& below) const {
+    if (below.empty() || !carry_.empty() || is_in_module(below)) return false;
+    return std::ranges::any_of(entries_of(directory), [](const fs::directory_entry& entry) {
+      const std::string name = entry.path().filename().string();
+      return is_weight_name(name) || is_index_name(name) || is_other_weights(name);
+    });
+  }
+
   void walk(const std::string& directory, const std::string& below, int depth) {
     if (depth > deepest_folder)
       throw file_error(ErrorKind::argument, "reading the directory", directory,
                        fmt::format("folders more than {} deep", deepest_folder));
+    const bool is_other = is_other_model(directory, below);
     for (const fs::directory_entry& entry : entries_of(directory)) {
       const std::string name = entry.path().filename().string();
       std::error_code error;
@@ -116,7 +147,11 @@ class Carrying {
       // Checksums are of the weights that they lie beside, and of no others.
       if (depth == 0 && (is_weight_name(name) || is_index_name(name) || name == checksums_file_name)) continue;
       if (!is_wanted(below + name)) continue;
-      if (std::string reason = reason_against(entry, below + name); reason.empty())
+      std::string reason = reason_against(entry, below + name);
+      if (reason.empty() && is_other)
+        reason = is_weight_name(name) || is_index_name(name) ? "weights of another model, in a folder"
+                                                             : "in a folder with weights of another model";
+      if (reason.empty())
         found_.names.push_back(below + name);
       else
         found_.left.push_back({below + name, std::move(reason)});
@@ -128,7 +163,7 @@ class Carrying {
     if (entry.is_directory(error)) return "a link to a folder";
     if (!entry.is_regular_file(error)) return entry.is_symlink(error) ? "a link to nothing" : "not a file";
     if (!carry_.empty()) return {};
-    if (is_other_weights(name)) return "weights of another format";
+    if (is_other_weights(name) && !is_in_module(name)) return "weights of another format";
     if (!entry.is_symlink(error)) return {};
     const fs::path target = fs::canonical(entry.path(), error);
     if (!error && std::ranges::any_of(inside_, [&](const fs::path& path) { return is_inside(target, path); }))
@@ -145,6 +180,7 @@ class Carrying {
   const std::string& carry_;
   std::vector<TensorPattern> globs_;
   std::vector<fs::path> inside_;
+  std::vector<std::string> modules_;  // with a slash at the end
   CarriedFiles found_;
 };
 
@@ -169,17 +205,31 @@ std::string numbered_name(std::string_view prefix, std::uint64_t number, std::ui
   return fmt::format("{}-{:05}-of-{:05}.safetensors", prefix, number, count);
 }
 
+std::string NumberedName::with(std::uint64_t other) const {
+  return fmt::format("{}-{:0{}}-of-{}{}", prefix, other, digits, total, ending);
+}
+
 std::optional<NumberedName> parse_numbered_name(std::string_view name) {
-  constexpr std::string_view form = "-00000-of-00000.safetensors";
-  const auto fits = [](char letter, char wanted) {
-    return wanted == '0' ? letter >= '0' && letter <= '9' : letter == wanted;
-  };
-  if (name.size() < form.size()) return std::nullopt;
-  const std::string_view end = name.substr(name.size() - form.size());
-  if (!std::ranges::equal(end, form, fits)) return std::nullopt;
-  NumberedName parsed{std::string(name.substr(0, name.size() - form.size()))};
-  std::from_chars(end.data() + 1, end.data() + 6, parsed.number);
-  std::from_chars(end.data() + 10, end.data() + 15, parsed.count);
+  constexpr std::string_view between = "-of-";
+  constexpr std::size_t most_digits = 9;
+  const std::size_t middle = name.rfind(between);
+  if (middle == std::string_view::npos) return std::nullopt;
+  const std::string_view before = name.substr(0, middle);
+  const std::size_t dash = before.rfind('-');
+  if (dash == std::string_view::npos) return std::nullopt;
+  const std::string_view behind = name.substr(middle + between.size());
+  const std::string_view number = before.substr(dash + 1);
+  const std::string_view total = behind.substr(0, behind.find('.'));
+  if (total.size() == behind.size()) return std::nullopt;
+  NumberedName parsed{.prefix = std::string(before.substr(0, dash)),
+                      .ending = std::string(behind.substr(total.size())),
+                      .digits = number.size(),
+                      .total = std::string(total)};
+  for (const auto& [digits, value] : {std::pair(number, &parsed.number), std::pair(total, &parsed.count)}) {
+    if (digits.empty() || digits.size() > most_digits || digits.find_first_not_of("0123456789") != digits.npos)
+      return std::nullopt;
+    std::from_chars(digits.data(), digits.data() + digits.size(), *value);
+  }
   return parsed;
 }
 
@@ -189,7 +239,8 @@ std::string shard_file_name(int rank, int ranks) {
 
 std::optional<ShardName> parse_shard_file_name(std::string_view name) {
   const std::optional<NumberedName> parsed = parse_numbered_name(name);
-  if (!parsed || parsed->prefix != shard_prefix || parsed->number >= parsed->count) return std::nullopt;
+  if (!parsed || parsed->number >= parsed->count || name != numbered_name(shard_prefix, parsed->number, parsed->count))
+    return std::nullopt;
   return ShardName{static_cast<int>(parsed->number), static_cast<int>(parsed->count)};
 }
 
@@ -203,8 +254,8 @@ bool is_index_name(std::string_view name) noexcept {
 
 Belongs belongs_to_checkpoint(std::string_view name) {
   const std::optional<NumberedName> numbered = parse_numbered_name(name);
-  if ((numbered && numbered->prefix == model_prefix) || parse_shard_file_name(name) || name == model_file_name ||
-      name == model_index_name)
+  if ((numbered && numbered->prefix == model_prefix && is_weight_name(name)) || parse_shard_file_name(name) ||
+      name == model_file_name || name == model_index_name)
     return Belongs::weights;
   const bool is_known = name == checksums_file_name || is_journal_name(name) || os::is_partial_name(name) ||
                         has_word(names_beside_weights, name);
@@ -286,27 +337,6 @@ ShardLayout plan_shards(std::span<const TensorEntry> entries, std::uint64_t max_
                          2) +
                  "\n";
   return layout;
-}
-
-WeightMap read_weight_map(const std::string& path) {
-  const std::string text = read_text(path, longest_index);
-  return with_file("reading the index", path, [&] {
-    const auto refuse = [](const std::string& what) { throw Error(ErrorKind::corrupt, what); };
-    const Config index = parse_json(text);
-    const Config* map = index.find("weight_map");
-    if (map == nullptr || !map->is_object()) refuse("it has no object \"weight_map\"");
-    WeightMap weights;
-    weights.reserve(map->size());
-    for (const auto& [name, in_file] : map->as_object()) {
-      if (!in_file.is_string()) refuse(fmt::format("the file of tensor {} is no string", in_quotes(name)));
-      const std::string& file_name = in_file.as_string();
-      if (!is_name_beside(file_name))
-        refuse(fmt::format("tensor {} is in {}, which is no name of a file beside it", in_quotes(name),
-                           in_quotes(file_name)));
-      weights.emplace_back(name, file_name);
-    }
-    return weights;
-  });
 }
 
 std::optional<Config> read_model_config(const std::string& directory) {

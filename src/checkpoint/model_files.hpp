@@ -21,14 +21,19 @@ namespace muster {
 
 inline constexpr std::string_view model_file_name = "model.safetensors";
 inline constexpr std::string_view model_index_name = "model.safetensors.index.json";
-inline constexpr std::string_view torch_index_name = "pytorch_model.bin.index.json";
 inline constexpr std::string_view shard_prefix = "rank";
 
 /// "PREFIX-00001-of-00003.safetensors": a file of a model ("model", from 1 on), or a rank's shard ("rank", from 0 on).
+/// Other programs write other endings and other numbers of digits.
 struct NumberedName {
   std::string prefix;
   std::uint64_t number = 0;
   std::uint64_t count = 0;
+  std::string ending = {};  ///< ".safetensors", from the first dot behind the count on
+  std::size_t digits = 5;   ///< of the number
+  std::string total = {};   ///< the digits of the count
+  /// The name of another file of the set.
+  [[nodiscard]] std::string with(std::uint64_t other) const;
 };
 std::string numbered_name(std::string_view prefix, std::uint64_t number, std::uint64_t count);
 std::optional<NumberedName> parse_numbered_name(std::string_view name);
@@ -62,10 +67,6 @@ std::string join_path(const std::string& directory, const std::string& name);
 
 /// An index is at most so long.
 inline constexpr std::uint64_t longest_index = std::uint64_t{1} << 28;
-/// The weight_map of an index: names and files, which lie beside it.
-using WeightMap = std::vector<std::pair<std::string, std::string>>;
-/// Throws Error(not_found | io), and Error(corrupt) if it is no index.
-WeightMap read_weight_map(const std::string& path);
 /// A small file as text. Throws as os::read_small_file.
 std::string read_text(const std::string& path, std::uint64_t most);
 

@@ -23,6 +23,7 @@ class RecentPieces : public TensorSource {
       : source_(std::move(source)), count_(count) {}
   [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept override { return source_->tensors(); }
   [[nodiscard]] TensorDetail detail(std::size_t tensor) const override { return source_->detail(tensor); }
+  [[nodiscard]] const Omissions& omissions() const noexcept override { return source_->omissions(); }
   void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const override;
 
  private:

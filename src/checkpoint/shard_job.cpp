@@ -77,27 +77,18 @@ ModelSource open_model(const std::string& path, const std::string& plan, const P
   ModelSource model;
   model.carried_from = options.base.empty() ? path : options.base;
   model.config = config_around(path, options.base);
-  if (const auto found = foreign::find_checkpoint(path, {options.at, {}})) {
-    if (found->ranks != 0)
-      throw Error(ErrorKind::argument,
-                  fmt::format("{} has the tensors of {} ranks: muster export {} --plan {} --ranks {} --out DIR cuts "
-                              "them anew",
-                              in_quotes(path), found->ranks, path, plan, to_string(layout)),
-                  {.path = path});
-    const auto shards =
-        std::make_shared<ShardSet>(path, 0, 1, workspace::StateChoice(), foreign::Choice{options.at, {}});
-    model.tensors = shards;
-    model.notes = shards->notes();
-    if (options.base.empty()) model.carried = shards->carried(options.carry);
-  } else {
-    const ModelDir directory = ModelDir::open(path);
-    model.metadata = directory.metadata();
-    const auto files = std::make_shared<FileTensors>();
-    for (const SafetensorsFile& file : directory.files()) files->add(file);
-    model.tensors = files;
-    if (options.base.empty()) model.carried = carried_files(path, options.carry);
-  }
-  if (!options.base.empty()) model.carried = carried_files(options.base, options.carry);
+  const foreign::Choice choice{options.at, {}};
+  if (const Contents contents = contents_of(path, choice); contents.has_ranks())
+    throw Error(ErrorKind::argument,
+                fmt::format("{} has the tensors of several ranks: muster export {} --plan {} --ranks {} --out DIR cuts "
+                            "them anew",
+                            in_quotes(path), path, plan, to_string(layout)),
+                {.path = path});
+  const auto shards = std::make_shared<ShardSet>(path, 0, 1, workspace::StateChoice(), choice);
+  model.metadata = shards->metadata();
+  model.notes = shards->notes();
+  model.carried = options.base.empty() ? shards->carried(options.carry) : carried_files(options.base, options.carry);
+  model.tensors = shards;
   if (side_by_side) model.tensors = with_recent_pieces(std::move(model.tensors), 1);
   return model;
 }

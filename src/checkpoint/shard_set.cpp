@@ -2,7 +2,6 @@
 #include "src/checkpoint/shard_set.hpp"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -15,6 +14,9 @@
 #include "muster/state.hpp"
 #include "src/base/escaped.hpp"
 #include "src/checkpoint/model_files.hpp"
+#include "src/checkpoint/model_parts.hpp"
+#include "src/checkpoint/model_survey.hpp"
+#include "src/checkpoint/omissions.hpp"
 #include "src/os/process.hpp"
 
 namespace muster {
@@ -305,6 +307,7 @@ void FileTensors::add(const StateFile& file, const std::string& prefix) {
 
 void FileTensors::add(std::shared_ptr<const TensorSource> source) {
   const std::vector<TensorEntry>& entries = source->tensors();
+  add_omissions(source->omissions());
   const std::size_t first = tensors_.size();
   tensors_.insert(tensors_.end(), entries.begin(), entries.end());
   files_.push_back({first, std::move(source)});
@@ -341,47 +344,27 @@ Contents contents_of(const std::string& path, const foreign::Choice& choice) {
   std::error_code error;
   if (!std::filesystem::is_directory(path, error)) {
     if (auto found = foreign::find_checkpoint(path, choice)) return {Kind::foreign, std::move(found)};
-    const bool is_model = std::filesystem::is_regular_file(path, error) && is_weight_name(path) &&
-                          !parse_shard_file_name(std::filesystem::path(path).filename().string());
-    return {is_model ? Kind::model : Kind::other};
+    return {std::filesystem::is_regular_file(path, error) && is_weight_name(path) ? Kind::model : Kind::other};
   }
   const DirectoryNames names = names_in(path);
   if (auto found = foreign::find_in_directory(path, names, choice)) return {Kind::foreign, std::move(found)};
   const auto has = [&](auto is_one) { return std::ranges::any_of(names.files, is_one); };
-  const bool has_index = has(is_index_name);
-  if (has([](const std::string& name) { return parse_shard_file_name(name).has_value(); }))
-    return {Kind::shards, {}, has_index || has([](const std::string& name) { return name == model_file_name; })};
-  return {has_index || has(is_weight_name) ? Kind::model : Kind::other};
+  // A model beside shards is for the survey of a model to refuse.
+  const bool has_model = has(is_index_name) || has([](const std::string& name) { return name == model_file_name; });
+  if (!has_model && has([](const std::string& name) { return parse_shard_file_name(name).has_value(); }))
+    return {Kind::shards};
+  return {has_model || has(is_weight_name) ? Kind::model : Kind::other};
 }
 
 int count_shard_files(const std::string& directory) {
-  std::set<int> sizes;
-  std::set<int> found;
-  for (const std::string& file : files_in(directory)) {
-    const auto name = parse_shard_file_name(file);
-    if (!name) continue;
-    sizes.insert(name->ranks);
-    found.insert(name->rank);
-  }
-  if (sizes.empty())
-    throw Error(ErrorKind::not_found,
-                fmt::format("{} has no shards (rank-00000-of-0000N.safetensors); muster shard makes some",
-                            in_quotes(directory)),
-                {.path = directory});
-  if (sizes.size() > 1)
-    throw Error(ErrorKind::argument,
-                fmt::format("{} has shards of sets of {} ranks, two sources for one model; move all but one set away",
-                            in_quotes(directory), fmt::join(sizes, " and of ")),
-                {.path = directory});
-  const int ranks = *sizes.begin();
-  for (int rank = 0; rank < ranks; ++rank) {
-    if (found.contains(rank)) continue;
-    throw Error(ErrorKind::not_found,
-                fmt::format("{} lacks the shard {} ({} of {} are there); copy it there, or cut the model again",
-                            in_quotes(directory), shard_file_name(rank, ranks), found.size(), ranks),
-                {.path = directory});
-  }
-  return ranks;
+  const ShardSurvey survey = survey_shards(files_in(directory));
+  refuse_findings(survey.findings, directory);
+  if (survey.ranks == 0)
+    throw file_error(ErrorKind::not_found, "reading", directory,
+                     fmt::format("it has no shards (rank-00000-of-0000N.safetensors) and no model; muster shard "
+                                 "makes shards{}",
+                                 hint_below(directory)));
+  return survey.ranks;
 }
 
 ShardSet::ShardSet(const std::string& directory, int process, int processes, const workspace::StateChoice& choice,
@@ -399,14 +382,30 @@ ShardSet::ShardSet(const std::string& directory, int process, int processes, con
   } else {
     open_files(directory, process, processes);
   }
+  refuse_lost(omissions(), "reading", directory, "muster show --issues lists them; write them again in another form");
+  for (const std::string& note : omission_notes(omissions())) notes_.push_back(note);
 }
 
 CarriedFiles ShardSet::carried(const std::string& carry) const {
   CarriedFiles carried = carried_files(path_, carry);
   if (!foreign_ || !carry.empty()) return carried;
+  std::erase_if(carried.names, [&](const std::string& name) {
+    if (belongs_to_checkpoint(name) == Belongs::beside) return false;
+    carried.left.push_back({name, "no config, tokenizer or description of a model"});
+    return true;
+  });
   // The parts of the checkpoint itself are not left out: they are what was read.
-  std::erase_if(carried.names, [](const std::string& name) { return belongs_to_checkpoint(name) != Belongs::beside; });
-  carried.left.clear();
+  std::set<std::string> parts;
+  const auto add_part = [&](const std::filesystem::path& path) {
+    parts.insert(path.lexically_normal().lexically_relative(std::filesystem::path(path_).lexically_normal()));
+  };
+  for (const std::string& file : foreign_->files) add_part(join_path(foreign_->path, file));
+  for (const auto& rank : foreign_->by_rank)
+    for (const std::string& file : rank) add_part(join_path(foreign_->path, file));
+  for (const auto& tensors : parted_)
+    for (const std::string& path : tensors->paths()) add_part(path);
+  std::erase_if(carried.left, [&](const Omission& left) { return parts.contains(left.name); });
+  std::ranges::sort(carried.left, {}, &Omission::name);
   return carried;
 }
 
@@ -451,6 +450,10 @@ void ShardSet::open_model(const std::string& directory) {
     add(file);
     listing.identity += identity_of(file.path()) + "\n";
   }
+  std::error_code error;
+  if (!std::filesystem::is_directory(directory, error)) refuse_part(directory, model.metadata());
+  add_omissions(model.omissions());
+  notes_ = model.notes();
   for (const TensorEntry& entry : tensors()) listing.tensors.push_back({entry.name, {entry.dtype, entry.shape}});
   listing.facts = facts_of_whole();
   metadata_ = model.metadata();
@@ -459,6 +462,7 @@ void ShardSet::open_model(const std::string& directory) {
 
 void ShardSet::open_files(const std::string& directory, int process, int processes) {
   count_ = count_shard_files(directory);
+  if (process == 0) notes_ = notes_of(survey_shards(files_in(directory)).findings);
   os::allow_open_files(static_cast<std::uint64_t>(count_ / processes) + files_beside);
   for (int rank = process; rank < count_; rank += processes) {
     const SafetensorsFile file = SafetensorsFile::open(directory + "/" + shard_file_name(rank, count_));

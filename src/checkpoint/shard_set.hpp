@@ -112,6 +112,8 @@ class FileTensors : public TensorSource {
   [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept override { return tensors_; }
   void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const override;
   [[nodiscard]] TensorDetail detail(std::size_t tensor) const override;
+  [[nodiscard]] const Omissions& omissions() const noexcept override { return omissions_; }
+  void add_omissions(const Omissions& more) { omissions_.insert(omissions_.end(), more.begin(), more.end()); }
 
  private:
   struct File {
@@ -123,6 +125,7 @@ class FileTensors : public TensorSource {
 
   std::vector<File> files_;
   std::vector<TensorEntry> tensors_;
+  Omissions omissions_;
 };
 
 /// What is at a path: told by names, and by the first bytes of a foreign file.
@@ -136,7 +139,6 @@ struct Contents {
   };
   Kind kind = Kind::other;
   std::optional<foreign::Found> foreign = {};
-  bool has_model = false;  ///< of shards: model.safetensors or an index is beside them
 
   /// Whether a plan has to merge what is there.
   [[nodiscard]] bool has_ranks() const noexcept {
@@ -155,7 +157,8 @@ int count_shard_files(const std::string& directory);
 /// of one rank, and every process reads of a foreign one.
 class ShardSet : public FileTensors {
  public:
-  /// Opens them. `choice`: of a workspace. Throws Error(not_found | corrupt | io | argument) that names the file.
+  /// Opens them. `choice`: of a workspace. Throws Error(not_found | corrupt | io | argument) that names the file, and
+  /// Error(unsupported) if a reader has lost data.
   ShardSet(const std::string& directory, int process, int processes, const workspace::StateChoice& choice = {},
            const foreign::Choice& foreign = {});
 
@@ -170,7 +173,7 @@ class ShardSet : public FileTensors {
   /// Holds what a foreign checkpoint stores against its own checksums; where all processes have all of it, a share
   /// each. Throws Error(corrupt).
   void check_stored() const;
-  /// What whoever looks at a foreign checkpoint should know.
+  /// Facts that the user of the result should know, among them the omissions that are no loss.
   [[nodiscard]] const std::vector<std::string>& notes() const noexcept { return notes_; }
 
  private:

@@ -29,6 +29,11 @@ void check_extent(std::uint64_t begin, std::uint64_t stride, const merge::Rectan
     throw Error(ErrorKind::corrupt, "rows that are to be copied lie outside of their tensor or their window");
 }
 
+const Omissions& TensorSource::omissions() const noexcept {
+  static const Omissions none;
+  return none;
+}
+
 std::optional<std::size_t> TensorSource::find(std::string_view name) const noexcept {
   const auto found = std::ranges::find(tensors(), name, &TensorEntry::name);
   if (found == tensors().end()) return std::nullopt;

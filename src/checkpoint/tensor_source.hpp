@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "muster/model_dir.hpp"
+#include "muster/omission.hpp"
 #include "muster/safetensors.hpp"
 #include "muster/state_file.hpp"
 #include "src/core/parallel.hpp"
@@ -42,6 +43,9 @@ class TensorSource {
   [[nodiscard]] virtual TensorDetail detail(std::size_t tensor) const {
     return {.stored_bytes = tensors()[tensor].bytes};
   }
+  /// Data that the readers of this source found and left out; a source that merges or views another one returns that
+  /// one's. Commands that write or compare pass it to refuse_lost() and omission_notes() (omissions.hpp).
+  [[nodiscard]] virtual const Omissions& omissions() const noexcept;
   /// The place of a name among the tensors.
   [[nodiscard]] std::optional<std::size_t> find(std::string_view name) const noexcept;
   /// The same bytes in `memory`, which grows if it is too short. Valid until it changes.
@@ -106,6 +110,7 @@ class MergedTensors : public TensorSource {
   /// Throws also Error(rank_mismatch) if ranks that must have the same values do not.
   void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const override;
   [[nodiscard]] TensorDetail detail(std::size_t tensor) const override;
+  [[nodiscard]] const Omissions& omissions() const noexcept override { return source_->omissions(); }
 
  private:
   void compare(std::size_t tensor, std::uint64_t offset, std::uint64_t length) const;

@@ -15,14 +15,9 @@
 
 #include "muster/safetensors.hpp"
 #include "muster/verify.hpp"
+#include "src/checkpoint/model_survey.hpp"
 
 namespace muster {
-
-/// A safetensors file that could be opened.
-struct OpenedFile {
-  std::string name;  ///< in the directory
-  SafetensorsFile file;
-};
 
 /// What is verified, and what has been found of it.
 struct Verification {
@@ -40,6 +35,12 @@ struct Verification {
     else
       ++report.problems_left_out;
   }
+  void add(const Finding& finding) {
+    const VerifyProblem& problem = finding.problem;
+    add(problem.defect, problem.file, problem.tensor, "{}", problem.words);
+  }
+  /// Lost data is a problem; other omissions are listed.
+  void add_omissions(const Omissions& omissions, std::string_view file);
   /// A file that could be opened, and its tensors.
   template <class Tensor>
   void count(const std::vector<Tensor>& tensors) {
@@ -67,15 +68,6 @@ void read_all(std::vector<ReadTensor>& tensors, const ProgressCallback& progress
 
 /// Where a name of a checkpoint is: file and place in it.
 using Places = std::map<std::string_view, std::pair<const OpenedFile*, std::size_t>>;
-
-/// The index against the files. `names`: of all *.safetensors in the directory, sorted; those that cannot be opened
-/// too.
-void verify_index(const std::string& index_name, const std::vector<std::string>& names,
-                  const std::vector<OpenedFile>& files, const Places& places, Verification& verification);
-
-/// PREFIX-00002-of-00003.safetensors: all of one prefix are of one count, and all numbers are there, from 0 on of the
-/// shards of ranks, else from 1 on. True if there are such files.
-bool verify_numbering(const std::vector<std::string>& names, Verification& verification);
 
 /// rank-00002-of-00004.safetensors and nothing else.
 void verify_shards(const std::vector<std::string>& names, Verification& verification);

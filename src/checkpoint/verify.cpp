@@ -13,12 +13,15 @@
 #include <utility>
 
 #include "muster/error.hpp"
+#include "muster/model_dir.hpp"
 #include "muster/state_file.hpp"
 #include "src/base/escaped.hpp"
 #include "src/checkpoint/checksums.hpp"
 #include "src/checkpoint/foreign/checkpoint.hpp"
 #include "src/checkpoint/foreign_hdf5.hpp"
 #include "src/checkpoint/model_files.hpp"
+#include "src/checkpoint/model_parts.hpp"
+#include "src/checkpoint/shard_set.hpp"
 #include "src/checkpoint/verification.hpp"
 #include "src/core/checksum.hpp"
 #include "src/core/parallel.hpp"
@@ -76,29 +79,6 @@ void verify_checksums(const Places& places, Verification& verification) {
                      "the tensor {} in {} has the checksum {}, not {}: its bytes have changed", in_quotes(name),
                      in_quotes(in), checksum_text(found[i]), checksum_text(sums[i]));
   }
-}
-
-// What is wrong is a problem; nothing is thrown.
-void verify_checkpoint(const std::vector<std::string>& weights, const std::vector<std::string>& indexes,
-                       const std::vector<OpenedFile>& files, const Places& places, Verification& verification) {
-  const bool is_numbered = verify_numbering(weights, verification);
-  if (indexes.empty()) {
-    if (is_numbered)
-      verification.add(Defect::missing, model_index_name, "",
-                       "there is no {}, so loaders do not find the numbered files", model_index_name);
-    else if (weights.size() > 1)
-      verification.add(Defect::unindexed, weights[1], "",
-                       "{} safetensors files and no index: it cannot be told which are the model", weights.size());
-    return;
-  }
-  const bool has_usual = std::find(indexes.begin(), indexes.end(), model_index_name) != indexes.end();
-  const std::string& index = has_usual ? std::string(model_index_name) : indexes.front();
-  for (const std::string& other : indexes) {
-    if (other != index)
-      verification.add(Defect::twice, other, "", "{} and {} are both an index; the former was verified",
-                       in_quotes(index), in_quotes(other));
-  }
-  verify_index(index, weights, files, places, verification);
 }
 
 // State files, one or those of a workspace.
@@ -165,19 +145,18 @@ void verify_workspace(Verification& verification) {
     for (const workspace::SurveyEntry& entry : job.passing) find_left(entry);
 }
 
-/// Every name of the files once; a second place of one is told. The files must outlive the result.
-Places find_places(const std::vector<OpenedFile>& files, Verification& verification) {
+/// A model in safetensors files: the survey, then all tensors against the checksums beside them.
+void verify_model(const std::vector<std::string>& listing, Verification& verification) {
+  const ModelSurvey survey = survey_model(verification.directory, listing);
+  for (const Finding& finding : survey.findings) verification.add(finding);
+  verification.add_omissions(survey.left_out, "");
   Places places;
-  for (const OpenedFile& file : files) {
-    const std::vector<TensorEntry>& tensors = file.file.tensors();
-    for (std::size_t i = 0; i < tensors.size(); ++i) {
-      const auto [place, is_new] = places.try_emplace(tensors[i].name, &file, i);
-      if (!is_new)
-        verification.add(Defect::twice, file.name, tensors[i].name, "the tensor {} is in {} and in {}",
-                         in_quotes(tensors[i].name), in_quotes(place->second.first->name), in_quotes(file.name));
-    }
+  for (const OpenedFile& file : survey.files) {
+    verification.count(file.file.tensors());
+    for (std::size_t i = 0; i < file.file.tensors().size(); ++i)
+      places.try_emplace(file.file.tensors()[i].name, &file, i);
   }
-  return places;
+  verify_checksums(places, verification);
 }
 
 foreign::Choice choice_of(const VerifyOptions& options) {
@@ -194,6 +173,8 @@ void verify_foreign(const foreign::Found& found, const std::string& name, Verifi
       const auto tensors = open_checkpoint(found, rank, choice_of(verification.options), notes);
       verification.count(tensors->tensors());
       report.files += tensors->paths().size() - 1;
+      verification.add_omissions(tensors->omissions(), name);
+      for (const std::string& note : notes) report.left_out.push_back({name, note});
       if (!verification.options.checksums) continue;
       const auto add = [&](std::size_t tensor, Defect defect, const std::string& words) {
         verification.add(defect, name, tensors->tensors()[tensor].name, "{}", words);
@@ -208,34 +189,16 @@ void verify_foreign(const foreign::Found& found, const std::string& name, Verifi
 
 void verify_directory(Verification& verification) {
   const std::string& directory = verification.directory;
-  const bool is_workspace = workspace::is_workspace_directory(directory);
-  DirectoryNames names = names_in(directory);
-  if (!is_workspace)
-    if (const auto found = foreign::find_in_directory(directory, names, choice_of(verification.options)))
-      return verify_foreign(*found, "", verification);
-  std::vector<std::string> weights;
-  std::vector<std::string> indexes;
-  for (std::string& name : names.files) {
-    if (is_weight_name(name))
-      weights.push_back(std::move(name));
-    else if (is_index_name(name))
-      indexes.push_back(std::move(name));
-  }
-  if (weights.empty() && indexes.empty()) {
-    if (is_workspace) return verify_workspace(verification);
-    throw file_error(ErrorKind::not_found, "verifying", directory, "there is no *.safetensors in it");
-  }
-  const bool has_model = !indexes.empty() || std::binary_search(weights.begin(), weights.end(), model_file_name);
-  const bool has_shards = std::any_of(weights.begin(), weights.end(),
-                                      [](const std::string& name) { return parse_shard_file_name(name).has_value(); });
-  if (has_shards && !has_model) {
-    verification.report.kind = VerifiedKind::shards;
-    return verify_shards(weights, verification);
-  }
-  const std::vector<OpenedFile> files = verification.open_all(weights);
-  const Places places = find_places(files, verification);
-  verify_checkpoint(weights, indexes, files, places, verification);
-  verify_checksums(places, verification);
+  const Contents contents = contents_of(directory, choice_of(verification.options));
+  if (contents.kind == Contents::Kind::workspace) return verify_workspace(verification);
+  if (contents.foreign) return verify_foreign(*contents.foreign, "", verification);
+  const std::vector<std::string> listing = files_in(directory);
+  if (contents.kind == Contents::Kind::other)
+    throw file_error(ErrorKind::not_found, "verifying", directory,
+                     fmt::format("there is no *.safetensors in it, and no other checkpoint{}", hint_below(directory)));
+  if (contents.kind == Contents::Kind::model) return verify_model(listing, verification);
+  verification.report.kind = VerifiedKind::shards;
+  verify_shards(listing, verification);
 }
 
 void verify_file(const std::string& name, Verification& verification) {
@@ -252,7 +215,9 @@ void verify_file(const std::string& name, Verification& verification) {
     return;
   }
   try {
-    verification.count(ForeignHdf5(path).tensors());
+    const ForeignHdf5 file(path);
+    verification.count(file.tensors());
+    verification.add_omissions(file.omissions(), name);
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::unsupported) throw;
     verification.add(Defect::file, name, "", "{}", error.what());
@@ -261,14 +226,24 @@ void verify_file(const std::string& name, Verification& verification) {
 
 }  // namespace
 
+void Verification::add_omissions(const Omissions& omissions, std::string_view file) {
+  for (const Omission& omission : omissions) {
+    if (omission.is_lost)
+      add(Defect::unreadable, file, omission.name, "{} cannot be read: {}", in_quotes(omission.name), omission.reason);
+    else
+      report.left_out.push_back(omission);
+  }
+}
+
 std::vector<OpenedFile> Verification::open_all(const std::vector<std::string>& names) {
   std::vector<OpenedFile> files;
   files.reserve(names.size());
-  os::allow_open_files(names.size());
+  os::allow_open_files(names.size() + descriptors_beside_files);
   for (const std::string& name : names) {
     try {
       files.push_back({name, SafetensorsFile::open(join_path(directory, name))});
     } catch (const Error& error) {
+      refuse_lack_of_descriptors(error, directory, names.size());
       add(Defect::file, name, "", "{}", error.what());
       continue;
     }
@@ -297,8 +272,8 @@ void read_all(std::vector<ReadTensor>& tensors, const ProgressCallback& progress
 }
 
 std::string_view to_string(Defect defect) noexcept {
-  constexpr std::array<std::string_view, 9> names = {"file",      "missing",  "unindexed", "twice",   "index",
-                                                     "numbering", "disagree", "left",      "checksum"};
+  constexpr std::array<std::string_view, 10> names = {"file",      "missing",  "unindexed", "twice",    "index",
+                                                      "numbering", "disagree", "left",      "checksum", "unreadable"};
   return names[static_cast<std::size_t>(defect)];
 }
 
@@ -327,15 +302,11 @@ std::uint64_t write_checksums(const std::string& path, const ProgressCallback& p
   for (const VerifyProblem& problem : report.problems)
     if (problem.defect != Defect::checksum) refuse(fmt::format("it is not whole: {}", problem.words));
 
-  std::vector<SafetensorsFile> files;
   std::uint64_t bytes = 0;
-  for (const std::string& name : files_in(path)) {
-    if (!is_weight_name(name)) continue;
-    files.push_back(SafetensorsFile::open(join_path(path, name)));
-    for (const TensorEntry& entry : files.back().tensors()) bytes += entry.bytes;
-  }
+  const ModelDir model = ModelDir::open(path);
+  for (const TensorEntry& entry : model.tensors()) bytes += entry.bytes;
   ProgressCounter counter(progress, bytes);
-  const Checksums checksums = checksums_of(files, [&](std::uint64_t count) { counter.add(count); });
+  const Checksums checksums = checksums_of(model.files(), [&](std::uint64_t count) { counter.add(count); });
   write_checksums(path, checksums);
   return checksums.size();
 }

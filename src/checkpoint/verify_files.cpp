@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The index of a checkpoint, read without believing it: ModelDir refuses a bad one at its first defect, this lists all.
-//
-// And a directory with one file a rank.
+// A directory with one file a rank.
 
 #include <fmt/core.h>
 
@@ -22,29 +20,6 @@
 
 namespace muster {
 namespace {
-
-std::optional<Config> read_json(const std::string& name, Verification& verification) {
-  try {
-    return parse_json(read_text(join_path(verification.directory, name), longest_index));
-  } catch (const Error& error) {
-    verification.add(Defect::index, name, "", "the index {}: {}", in_quotes(name), error.what());
-    return std::nullopt;
-  }
-}
-
-void verify_total(const Config& index, const std::string& name, const Places& places, Verification& verification) {
-  const Config* metadata = index.as_object().find("metadata");
-  const Config* total =
-      metadata != nullptr && metadata->is_object() ? metadata->as_object().find("total_size") : nullptr;
-  if (total == nullptr) return;  // it may be left out
-  std::uint64_t bytes = 0;
-  for (const auto& [tensor, place] : places) bytes += place.first->file.tensors()[place.second].bytes;
-  // Some writers have it as a real number.
-  const bool is_number = total->type() == Config::Type::integer || total->type() == Config::Type::real;
-  if (!is_number || total->as_double() != static_cast<double>(bytes))
-    verification.add(Defect::index, name, "", "the index {}: \"total_size\" is {}, and the tensors have {} bytes",
-                     in_quotes(name), is_number ? to_json(*total) : "no number", bytes);
-}
 
 struct Shard {
   int rank = 0;
@@ -163,120 +138,12 @@ void verify_pieces(const std::vector<OpenedFile>& files, Verification& verificat
       verification.add(Defect::checksum, read.file->name, read.entry().name, "{}", read.failure);
 }
 
-/// Tells each run of numbers from `first` to `last` that is not there; a count from a name is only believed as far as
-/// there are files.
-void find_holes(const std::set<std::uint64_t>& there, std::uint64_t first, std::uint64_t last, std::string_view what,
-                const std::function<std::string(std::uint64_t)>& name_of, Verification& verification) {
-  for (auto next = there.lower_bound(first); first <= last; ++first) {
-    const std::uint64_t end = next == there.end() || *next > last ? last + 1 : *next++;
-    const std::string name = name_of(first);
-    if (first + 1 == end)
-      verification.add(Defect::missing, name, "", "{} is not there", in_quotes(name));
-    else if (first < end)
-      verification.add(Defect::missing, name, "", "{} and those up to {} {} are not there", in_quotes(name), what,
-                       end - 1);
-    first = end;
-  }
-}
-
 }  // namespace
 
-void verify_index(const std::string& index_name, const std::vector<std::string>& names,
-                  const std::vector<OpenedFile>& files, const Places& places, Verification& verification) {
-  const std::optional<Config> index = read_json(index_name, verification);
-  if (!index) return;
-  const auto problem = [&](Defect defect, std::string_view file, std::string_view tensor, const std::string& words) {
-    verification.add(defect, file, tensor, "the index {}: {}", in_quotes(index_name), words);
-  };
-  const Config* map = index->is_object() ? index->as_object().find("weight_map") : nullptr;
-  if (map == nullptr || !map->is_object())
-    return problem(Defect::index, index_name, "", "it has no object \"weight_map\"");
-  verify_total(*index, index_name, places, verification);
-
-  std::unordered_map<std::string_view, const OpenedFile*> opened;
-  for (const OpenedFile& file : files) opened.emplace(file.name, &file);
-  std::set<std::string_view> named;
-  std::unordered_set<std::string_view> indexed;
-  for (const auto& [tensor, value] : map->as_object()) {
-    indexed.insert(tensor);
-    if (!value.is_string() || !is_name_beside(value.as_string())) {
-      problem(Defect::index, index_name, tensor,
-              fmt::format("the tensor {} is in {}, which is no name of a file beside it", in_quotes(tensor),
-                          value.is_string() ? in_quotes(value.as_string()) : "what is no string"));
-      continue;
-    }
-    const std::string& name = value.as_string();
-    const bool is_new = named.insert(name).second;
-    if (!std::binary_search(names.begin(), names.end(), name)) {
-      if (is_new) problem(Defect::missing, name, "", fmt::format("it names {}, which is not there", in_quotes(name)));
-      continue;
-    }
-    const auto file = opened.find(name);
-    if (file == opened.end() || file->second->file.find(tensor)) continue;  // told when it could not be opened
-    const auto elsewhere = places.find(tensor);
-    problem(Defect::index, name, tensor,
-            fmt::format("the tensor {} is not in {}{}", in_quotes(tensor), in_quotes(name),
-                        elsewhere == places.end() ? ", nor in any other file"
-                                                  : ", but in " + in_quotes(elsewhere->second.first->name)));
-  }
-  for (const std::string& name : names)
-    if (!named.contains(name))
-      problem(Defect::unindexed, name, "", fmt::format("it does not name {}", in_quotes(name)));
-  for (const auto& [tensor, place] : places) {
-    if (indexed.contains(tensor) || !named.contains(place.first->name)) continue;
-    problem(Defect::unindexed, place.first->name, tensor,
-            fmt::format("it lacks the tensor {}, which {} has", in_quotes(tensor), in_quotes(place.first->name)));
-  }
-}
-
-bool verify_numbering(const std::vector<std::string>& names, Verification& verification) {
-  struct Set {
-    std::set<std::uint64_t> numbers;
-    std::string first;
-  };
-  std::map<std::string, std::map<std::uint64_t, Set>> sets;
-  for (const std::string& name : names) {
-    const std::optional<NumberedName> numbered = parse_numbered_name(name);
-    if (!numbered) continue;
-    Set& set = sets[numbered->prefix][numbered->count];
-    set.numbers.insert(numbered->number);
-    if (set.first.empty()) set.first = name;
-  }
-  for (const auto& [prefix, counts] : sets) {
-    const bool is_rank = prefix == shard_prefix;
-    if (counts.size() > 1) {
-      std::string list;
-      for (const auto& [count, set] : counts)
-        list += fmt::format("{}{}", list.empty() ? "" : ", ", in_quotes(set.first));
-      verification.add(Defect::numbering, counts.begin()->second.first, "", "{} of sets of different sizes: {}",
-                       is_rank ? "shards" : "files", list);
-    }
-    for (const auto& [count, set] : counts) {
-      const auto name_of = [&, prefix = prefix, count = count](std::uint64_t number) {
-        return numbered_name(prefix, number, count);
-      };
-      const std::uint64_t first = is_rank ? 0 : 1;
-      const std::uint64_t last = count + first - 1;
-      for (const std::uint64_t number : set.numbers)
-        if (number < first || number > last)
-          verification.add(Defect::numbering, name_of(number), "", "{} is no number from {} to {}",
-                           in_quotes(name_of(number)), first, last);
-      find_holes(set.numbers, first, last, is_rank ? "rank" : "number", name_of, verification);
-    }
-  }
-  return !sets.empty();
-}
-
 void verify_shards(const std::vector<std::string>& names, Verification& verification) {
-  std::vector<std::string> shard_names;
-  for (const std::string& name : names) {
-    if (parse_shard_file_name(name))
-      shard_names.push_back(name);
-    else
-      verification.add(Defect::numbering, name, "", "{} is no shard's name, among shards", in_quotes(name));
-  }
-  verify_numbering(shard_names, verification);
-  const std::vector<OpenedFile> files = verification.open_all(shard_names);
+  const ShardSurvey survey = survey_shards(names);
+  for (const Finding& finding : survey.findings) verification.add(finding);
+  const std::vector<OpenedFile> files = verification.open_all(survey.names);
   std::map<int, Shard> first;                           // of each set
   std::map<std::pair<int, int>, Shard> first_of_group;  // of each set and group
   for (const OpenedFile& file : files) {

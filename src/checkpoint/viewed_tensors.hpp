@@ -35,6 +35,7 @@ class ViewedTensors : public TensorSource {
   /// Error(argument) if a finite number becomes infinite that may not.
   void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const override;
   [[nodiscard]] TensorDetail detail(std::size_t tensor) const override;
+  [[nodiscard]] const Omissions& omissions() const noexcept override { return source_.omissions(); }
 
  private:
   void copy(const ViewedTensor& tensor, const merge::Box& box, std::int64_t begin, std::span<std::byte> target) const;

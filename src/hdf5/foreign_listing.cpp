@@ -75,7 +75,7 @@ class Listing {
   std::vector<ObjectToRead> run() {
     const Id root(H5Oopen(file_, "/", H5P_DEFAULT));
     if (!root) {
-      report_.issue("", "damaged, libhdf5 cannot open it: " + last_failure());
+      report_.loss("", "damaged, libhdf5 cannot open it: " + last_failure());
       return {};
     }
     object(root.get(), "", 0);
@@ -104,13 +104,13 @@ class Listing {
 
   void link(hid_t group, const char* name, const H5L_info_t& info, const std::string& parent, int depth) {
     if (++objects_ > most_objects) {
-      report_.issue("", "more than " + std::to_string(most_objects) + " names: the rest is not listed");
+      report_.loss("", "more than " + std::to_string(most_objects) + " names: the rest is not listed");
       is_full_ = true;
       return;
     }
     if (parent.size() + std::strlen(name) + 1 > most_path_bytes) {
-      report_.issue(parent, "a name of " + std::to_string(std::strlen(name)) + " bytes makes a path of more than " +
-                                std::to_string(most_path_bytes) + ": not followed");
+      report_.loss(parent, "a name of " + std::to_string(std::strlen(name)) + " bytes makes a path of more than " +
+                               std::to_string(most_path_bytes) + ": not followed");
       return;
     }
     const std::string path = under(parent, name);
@@ -120,7 +120,7 @@ class Listing {
     }
     const Id target(H5Oopen(group, name, H5P_DEFAULT));
     if (!target) {
-      report_.issue(path, "damaged, libhdf5 cannot open it: " + last_failure());
+      report_.loss(path, "damaged, libhdf5 cannot open it: " + last_failure());
       return;
     }
     object(target.get(), path, depth);
@@ -137,7 +137,7 @@ class Listing {
       return;
     }
     if (info.type != H5L_TYPE_EXTERNAL) {
-      report_.issue(path, "a link of the private kind " + std::to_string(info.type) + ": not followed");
+      report_.loss(path, "a link of the private kind " + std::to_string(info.type) + ": not followed");
       return;
     }
     std::string target;
@@ -146,13 +146,13 @@ class Listing {
     const char* object = nullptr;
     if (!value.empty() && H5Lunpack_elink_val(value.data(), info.u.val_size, &flags, &file, &object) >= 0)
       target = ", " + quoted(std::string(file) + " : " + object);
-    report_.issue(path, "a link to another file" + target + ": not followed");
+    report_.loss(path, "a link to another file" + target + ": not followed");
   }
 
   void object(hid_t id, const std::string& path, int depth) {
     H5O_info_t info{};
     if (H5Oget_info2(id, &info, H5O_INFO_BASIC | H5O_INFO_NUM_ATTRS) < 0) {
-      report_.issue(path, "damaged, libhdf5 cannot open it: " + last_failure());
+      report_.loss(path, "damaged, libhdf5 cannot open it: " + last_failure());
       return;
     }
     const auto [known, is_new] = seen_.emplace(info.addr, path);
@@ -167,16 +167,16 @@ class Listing {
     ObjectToRead more{.address = info.addr, .path = path, .has_attributes = info.num_attrs != 0};
     if (info.type == H5O_TYPE_GROUP) {
       if (depth >= most_depth) {
-        report_.issue(path, "a group that is more than " + std::to_string(most_depth) + " groups deep: not entered");
+        report_.loss(path, "a group that is more than " + std::to_string(most_depth) + " groups deep: not entered");
         return;
       }
       group(id, path, depth);
     } else if (info.type == H5O_TYPE_DATASET) {
-      if (const std::string wrong = dataset(id, more); !wrong.empty()) report_.issue(path, wrong);
+      if (const std::string wrong = dataset(id, more); !wrong.empty()) report_.loss(path, wrong);
     } else if (info.type == H5O_TYPE_NAMED_DATATYPE) {
       report_.issue(path, "a named datatype: it has no elements");
     } else {
-      report_.issue(path, "an object of the unknown kind " + std::to_string(info.type));
+      report_.loss(path, "an object of the unknown kind " + std::to_string(info.type));
     }
     if (!more.has_attributes && !more.is_text) return;
     if (to_read_.size() < most_to_read)
@@ -191,7 +191,7 @@ class Listing {
     hsize_t at = 0;
     const herr_t result = H5Literate(id, H5_INDEX_NAME, H5_ITER_NATIVE, &at, &visit_link, &here);
     if (here.failure) std::rethrow_exception(here.failure);
-    if (result < 0) report_.issue(path, "a damaged group, libhdf5 cannot list all of it: " + last_failure());
+    if (result < 0) report_.loss(path, "a damaged group, libhdf5 cannot list all of it: " + last_failure());
   }
 
   /// What is wrong with a dataset, in words; empty if it is a tensor or text.

@@ -223,8 +223,8 @@ void ReportWriter::record(const RecordBytes& record) {
   if (held_.size() >= held_at_most) flush();
 }
 
-void ReportWriter::issue(std::string_view path, std::string_view words) {
-  record(RecordBytes(ForeignRecord::issue).text(path).text(words.substr(0, longest_words)));
+void ReportWriter::issue(std::string_view path, std::string_view words, bool is_lost) {
+  record(RecordBytes(ForeignRecord::issue).text(path).text(words.substr(0, longest_words)).number(is_lost ? 1 : 0));
 }
 
 void ReportWriter::flush() {

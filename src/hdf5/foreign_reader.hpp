@@ -13,7 +13,7 @@
 //   shape    n tensor (counted from 0), n rank, extents: what its attribute "shape" has (of packed elements, the
 //            logical shape)
 //   text     t path, t attribute (empty: the dataset itself), t value
-//   issue    t path, t words
+//   issue    t path, t words, n 1 if data of a dataset or a group is not listed, 0 otherwise
 //   fatal    n FatalCode, t words; then the end
 //   end      nothing
 //
@@ -30,7 +30,7 @@
 
 namespace muster::hdf5 {
 
-inline constexpr std::string_view foreign_report_magic = "MUSTER-HDF5-2\n";
+inline constexpr std::string_view foreign_report_magic = "MUSTER-HDF5-3\n";
 
 enum class ForeignRecord : std::uint8_t { fence = 1, tensor, listed, shape, text, issue, fatal, end };
 
@@ -92,13 +92,17 @@ class ReportWriter {
  public:
   explicit ReportWriter(int descriptor);
   void record(const RecordBytes& record);
-  /// `words` may have the file's own in them: they are escaped when they are printed.
-  void issue(std::string_view path, std::string_view words);
+  /// Reports an attribute, a text or a second name that is not shown. `words` may have the file's own in them: they are
+  /// escaped when they are printed.
+  void issue(std::string_view path, std::string_view words) { issue(path, words, false); }
+  /// Reports a dataset that is not listed, or a group whose datasets are not.
+  void loss(std::string_view path, std::string_view words) { issue(path, words, true); }
   /// What is held back goes out; the last word, whatever room is left.
   void finish(const RecordBytes& last) noexcept;
   void flush();
 
  private:
+  void issue(std::string_view path, std::string_view words, bool is_lost);
   void write_out() noexcept;
   int descriptor_;
   std::uint64_t written_ = 0;

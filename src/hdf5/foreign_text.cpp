@@ -69,10 +69,15 @@ class TextReader {
   void tell(const std::string& path, std::string_view attribute, std::string_view value) {
     told_ += value.size();
     if (told_ > most_texts_bytes) {
-      report_.issue(path, text_length(attribute));
+      not_shown(path, attribute, text_length(attribute));
       return;
     }
     report_.record(RecordBytes(ForeignRecord::text).text(path).text(attribute).text(value));
+  }
+
+  /// `attribute`: empty if it is a dataset.
+  void not_shown(const std::string& path, std::string_view attribute, const std::string& words) {
+    attribute.empty() ? report_.loss(path, words) : report_.issue(path, words);
   }
 
   /// Strings of a dataset or an attribute, which `read` brings into a buffer. None if it cannot be told; the issue
@@ -83,11 +88,11 @@ class TextReader {
     const hssize_t count = H5Sget_simple_extent_npoints(space);
     const bool is_scalar = H5Sget_simple_extent_type(space) == H5S_SCALAR;
     const auto damaged = [&] {
-      report_.issue(path, text_damaged(std::string(attribute) + ": " + last_failure()));
+      not_shown(path, attribute, text_damaged(std::string(attribute) + ": " + last_failure()));
       return std::nullopt;
     };
     const auto too_long = [&] {
-      report_.issue(path, text_length(attribute));
+      not_shown(path, attribute, text_length(attribute));
       return std::nullopt;
     };
     if (count < 0) return damaged();
@@ -139,13 +144,13 @@ class TextReader {
     const Id type(H5Dget_type(id));
     const Id space(H5Dget_space(id));
     if (!type || !space) {
-      report_.issue(path, text_damaged(last_failure()));
+      report_.loss(path, text_damaged(last_failure()));
       return;
     }
     // What is compressed or in chunks would go through libhdf5's filters.
     const Id properties(H5Dget_create_plist(id));
     if (!properties || H5Pget_nfilters(properties.get()) != 0) {
-      report_.issue(path, "no tensor: its elements are text that is compressed");
+      report_.loss(path, "no tensor: its elements are text that is compressed");
       return;
     }
     const std::optional<std::string> value = strings(type.get(), space.get(), path, "", [&](hid_t as, void* to) {

@@ -18,6 +18,7 @@
 #include "muster/state.hpp"
 #include "src/base/escaped.hpp"
 #include "src/checkpoint/model_files.hpp"
+#include "src/checkpoint/omissions.hpp"
 #include "src/checkpoint/shard_set.hpp"
 #include "src/core/parallel.hpp"
 #include "src/inspect/elements.hpp"
@@ -289,7 +290,14 @@ Config diff_models(const std::string& a, const std::string& b, const SourceOptio
   };
   const bool has_files = has_carried(a) && has_carried(b);
   Differences files = has_files ? diff_files(a, b) : Differences();
-  return Config::object({{"same", tensors.found.empty() && files.found.empty() && configs->found.empty()},
+  const auto omitted = [](const Source& source) {
+    return list_of(source.tensors->omissions(), [](const Omission& omission) {
+      return Config::object({{"name", omission.name}, {"reason", omission.reason}, {"lost", omission.is_lost}});
+    });
+  };
+  const std::uint64_t lost = count_lost(left.tensors->omissions()) + count_lost(right.tensors->omissions());
+  const bool has_differences = !tensors.found.empty() || !files.found.empty() || !configs->found.empty();
+  return Config::object({{"same", !has_differences && lost == 0},
                          {"a", a},
                          {"b", b},
                          {"tensors", tensors.compared},
@@ -300,7 +308,10 @@ Config diff_models(const std::string& a, const std::string& b, const SourceOptio
                          {"tensor_differences", std::move(tensors.found)},
                          {"file_differences", std::move(files.found)},
                          {"config_differences", std::move(configs->found)},
-                         {"config_differences_in_all", configs->compared}});
+                         {"config_differences_in_all", configs->compared},
+                         {"not_compared", lost},
+                         {"left_out_a", omitted(left)},
+                         {"left_out_b", omitted(right)}});
 }
 
 std::string diff_text(const Config& report) {
@@ -322,6 +333,11 @@ std::string diff_text(const Config& report) {
   if (all_places > places.size()) add("and {} more places of the config\n", all_places - places.size());
   if (report.at("metadata_differs").as_bool())
     add("note: the headers have different metadata (muster show), which is no difference\n");
+  for (const auto& [side, key] : {std::pair("A", "left_out_a"), std::pair("B", "left_out_b")})
+    for (const Config& omission : report.at(key).as_array())
+      add("{} {}: {} ({})\n", omission.at("lost").as_bool() ? "not compared: cannot be read in" : "note: left out in",
+          side, printable(omission.at("name").as_string()), escaped(omission.at("reason").as_string()));
+  const std::uint64_t not_compared = report.at("not_compared").as_uint();
   const std::uint64_t compared_files = report.at("files").as_uint();
   const std::string compared =
       fmt::format("{}, {}{}{}", counted(report.at("tensors").as_uint(), "tensor"),
@@ -329,6 +345,8 @@ std::string diff_text(const Config& report) {
                   compared_files == 0 ? "" : ", " + counted(compared_files, "other file"));
   if (report.at("same").as_bool())
     add("same: {}\n", compared);
+  else if (tensors.empty() && files.empty() && all_places == 0)
+    add("not known: {} cannot be compared; the rest is the same ({})\n", counted(not_compared, "item"), compared);
   else
     add("different: {} and {}{} (compared: {})\n", counted(tensors.size(), "tensor"),
         counted(files.size(), "other file"),

@@ -199,7 +199,7 @@ std::string notes_lines(const std::vector<std::string>& notes) {
   return lines;
 }
 
-std::string left_line(const std::vector<LeftFile>& left) {
+std::string left_line(const Omissions& left) {
   constexpr std::size_t most = 5;
   if (left.empty()) return {};
   std::string names;
@@ -213,6 +213,8 @@ std::string verify_text(const VerifyReport& report) {
   std::string out;
   for (const VerifyProblem& problem : report.problems)
     fmt::format_to(std::back_inserter(out), "{}: {}\n", to_string(problem.defect), escaped(problem.words));
+  for (const Omission& left : report.left_out)
+    fmt::format_to(std::back_inserter(out), "left out: {}: {}\n", printable(left.name), escaped(left.reason));
   if (report.problems_left_out != 0) fmt::format_to(std::back_inserter(out), "and {} more\n", report.problems_left_out);
   const std::string seen = fmt::format("{} of {}, {}", counted(report.tensors, "tensor"), counted(report.files, "file"),
                                        human_bytes(report.bytes));
@@ -245,7 +247,10 @@ Config verify_tree(const VerifyReport& report) {
                          {"has_checksums", report.has_checksums},
                          {"checked", report.checked},
                          {"problems", list_of(report.problems, problem_tree)},
-                         {"problems_left_out", report.problems_left_out}});
+                         {"problems_left_out", report.problems_left_out},
+                         {"left_out", list_of(report.left_out, [](const Omission& left) {
+                            return Config::object({{"name", left.name}, {"reason", left.reason}});
+                          })}});
 }
 
 std::chrono::seconds parse_age(const std::string& text) {

@@ -31,7 +31,7 @@ std::string account_line(const ExportAccount& account);
 /// A line each.
 std::string notes_lines(const std::vector<std::string>& notes);
 /// "not carried: ...", a line with its end; empty if all went along.
-std::string left_line(const std::vector<LeftFile>& left);
+std::string left_line(const Omissions& left);
 
 /// A line for each problem and one for the whole.
 std::string verify_text(const VerifyReport& report);

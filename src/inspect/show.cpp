@@ -14,6 +14,7 @@
 #include "muster/state.hpp"
 #include "src/base/escaped.hpp"
 #include "src/checkpoint/arrangement.hpp"
+#include "src/checkpoint/omissions.hpp"
 #include "src/core/checksum.hpp"
 
 namespace muster::inspect {
@@ -366,7 +367,7 @@ std::string show_text(const Source& source, const ShowOptions& options) {
   for (const auto& [key, value] : source.facts) append_line(fmt::format("{}: {}", key, fact_text(value)));
   for (const auto& [key, value] : source.metadata)
     append_line(fmt::format("metadata {}: {}", printable(key), printable(value)));
-  return out;
+  return out + omissions_line(source);
 }
 
 void show_json(const Source& source, const ShowOptions& options, const Sink& sink) {
@@ -391,7 +392,8 @@ void show_json(const Source& source, const ShowOptions& options, const Sink& sin
                                {"files", list_of(source.files, file_tree)},
                                {"metadata", std::move(metadata)},
                                {"tensors", ConfigArray()},
-                               {"totals", std::move(totals)}});
+                               {"totals", std::move(totals)},
+                               {"not_readable", count_lost(source.tensors->omissions())}});
   if (options.has_issues) out["issues"] = list_of(find_issues(source), issue_tree);
   const std::string text = json_report(out);
   // A tree of all tensors takes some kilobytes each: they are written one by one, into this list.
@@ -405,6 +407,8 @@ void show_json(const Source& source, const ShowOptions& options, const Sink& sin
 
 std::vector<SourceIssue> find_issues(const Source& source) {
   std::vector<SourceIssue> issues = source.issues;
+  for (const Omission& omission : source.tensors->omissions())
+    issues.push_back({omission.is_lost ? "not readable" : "not shown", omission.name, omission.reason});
   std::map<std::tuple<std::uint64_t, std::uint64_t, DType>, std::size_t> first;  // by checksum and size
   const std::vector<TensorEntry>& tensors = source.entries();
   for (std::size_t i = 0; i < tensors.size(); ++i) {

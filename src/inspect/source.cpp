@@ -14,8 +14,11 @@
 #include "src/checkpoint/export_job.hpp"
 #include "src/checkpoint/foreign_hdf5.hpp"
 #include "src/checkpoint/model_files.hpp"
+#include "src/checkpoint/model_parts.hpp"
+#include "src/checkpoint/omissions.hpp"
 #include "src/checkpoint/shard_job.hpp"
 #include "src/checkpoint/shard_set.hpp"
+#include "src/inspect/output.hpp"
 #include "src/workspace/names.hpp"
 
 namespace muster::inspect {
@@ -31,7 +34,11 @@ SourceFile described(const File& file) {
 Source source_of_model(const std::string& path, bool is_directory) {
   const ModelDir model = ModelDir::open(path);
   Source source{.path = path, .kind = is_directory ? "model" : "safetensors", .metadata = model.metadata()};
+  for (const std::string& note : model.notes()) source.issues.push_back({"note", "", note});
+  if (const std::string part = is_directory ? "" : words_of_part(path, model.metadata()); !part.empty())
+    source.issues.push_back({"part", "", fmt::format("it is {}, not a model", part)});
   const auto tensors = std::make_shared<FileTensors>();
+  tensors->add_omissions(model.omissions());
   for (const SafetensorsFile& file : model.files()) {
     source.files.push_back(described(file));
     tensors->add(file);
@@ -42,7 +49,6 @@ Source source_of_model(const std::string& path, bool is_directory) {
 
 Source source_of_hdf5(const std::string& path, std::vector<SourceIssue> issues = {}) {
   const std::shared_ptr<const ForeignHdf5> file = ForeignHdf5::open(path);
-  for (const ForeignIssue& issue : file->issues()) issues.push_back({"not shown", issue.path, issue.words});
   return {.path = path, .kind = "hdf5", .tensors = file, .metadata = file->metadata(), .issues = std::move(issues)};
 }
 
@@ -95,9 +101,9 @@ Source source_of_states(const std::string& path, const workspace::StateChoice& c
                   {"world_size", first.world_size},
                   {"generations", std::move(generations)}};
   if (static_cast<std::size_t>(first.world_size) != source.states.size())
-    source.issues.push_back(
-        {"missing", "",
-         fmt::format("complete states of {} of {} ranks are there", source.states.size(), first.world_size)});
+    tensors->add_omissions(
+        {{"the other ranks",
+          fmt::format("complete states of {} of {} ranks are there", source.states.size(), first.world_size), true}});
   for (const StateFile& file : source.states)
     if (file.info().generation != first.generation)
       source.issues.push_back({"generation", "",
@@ -124,10 +130,12 @@ Source source_of_shards(const std::string& directory, const SourceOptions& optio
   ExportJob job{.plan = plan_of(shards->listings(), options.plan, config ? &*config : nullptr, notes)};
   const Arrangement arrangement = arrange_shards(job, shards->listings(), layout_of(shards->listings(), {}));
   job.outputs = checkpoint_outputs(arrangement, UINT64_MAX, {});
-  return {.path = directory,
-          .kind = "shards",
-          .tensors = merged_of(shards, job, std::move(job.outputs.files.front().tensors)),
-          .metadata = shards->metadata()};
+  Source source{.path = directory,
+                .kind = "shards",
+                .tensors = merged_of(shards, job, std::move(job.outputs.files.front().tensors)),
+                .metadata = shards->metadata()};
+  for (const std::string& note : shards->notes()) source.issues.push_back({"note", "", note});
+  return source;
 }
 
 /// "No such file" would be told of a name that people see in the directory.
@@ -208,11 +216,23 @@ Source open_source(const std::string& path, const SourceOptions& options) {
     if (contents.kind == Contents::Kind::workspace) return source_of_states(path, options.states);
     if (contents.foreign && contents.foreign->ranks == 0) return source_of_foreign(*contents.foreign, path, options);
   }
-  if (contents.foreign || (contents.has_ranks() && !contents.has_model)) return source_of_shards(path, options);
+  if (contents.foreign || contents.has_ranks()) return source_of_shards(path, options);
   if (std::filesystem::is_directory(status)) return source_of_model(path, true);
   if (StateFile::is_state_file(path)) return source_of_state_file(path);
   if (is_hdf5_file(path)) return source_of_hdf5(path);
   return source_of_model(path, false);
+}
+
+std::string omissions_line(const Source& source) {
+  const Omissions& omissions = source.tensors->omissions();
+  std::string line;
+  if (const std::size_t lost = count_lost(omissions); lost != 0)
+    line = fmt::format("{} cannot be read and {} not shown: {}; muster show --issues has the reasons\n",
+                       counted(lost, source.kind == "hdf5" ? "dataset" : "item"), lost == 1 ? "is" : "are",
+                       escaped(omission_words(omissions, true)));
+  if (source.kind == "hdf5") return line;
+  for (const std::string& note : omission_notes(omissions)) line += escaped(note) + "\n";
+  return line;
 }
 
 std::vector<std::size_t> matching(const Source& source, const std::string& pattern) {
@@ -230,6 +250,11 @@ std::vector<std::size_t> matching(const Source& source, const std::string& patte
 
 std::size_t find_tensor(const Source& source, std::string_view name) {
   if (const std::optional<std::size_t> place = source.tensors->find(name)) return *place;
+  const Omissions& omissions = source.tensors->omissions();
+  if (const auto lost = std::ranges::find(omissions, name, &Omission::name); lost != omissions.end())
+    throw Error(ErrorKind::unsupported,
+                fmt::format("{} of {} cannot be read: {}", in_quotes(name), in_quotes(source.path), lost->reason),
+                {.path = source.path});
   throw Error(
       ErrorKind::not_found,
       fmt::format("{} has no tensor {}{}", in_quotes(source.path), in_quotes(name), near_names(source.entries(), name)),

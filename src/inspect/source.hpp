@@ -67,6 +67,10 @@ struct SourceOptions {
 /// several jobs could be meant; Error(not_found) if there is no such job, rank or generation.
 Source open_source(const std::string& path, const SourceOptions& options = {});
 
+/// "2 items are not shown: ...", a line with its end, for the end of a listing; empty if the reader has taken
+/// everything. Attributes and links that are not shown are no part of a listing.
+std::string omissions_line(const Source& source);
+
 /// Tensors whose names match (TensorPattern::glob), in their order; all if the pattern is empty. Throws
 /// Error(argument) on a pattern that is none, Error(not_found) if no name matches, with names that are near.
 std::vector<std::size_t> matching(const Source& source, const std::string& pattern);

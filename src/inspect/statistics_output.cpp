@@ -10,6 +10,7 @@
 #include <cmath>
 #include <iterator>
 
+#include "src/checkpoint/omissions.hpp"
 #include "src/inspect/elements.hpp"
 
 namespace muster::inspect {
@@ -143,7 +144,7 @@ std::string stats_text(const Source& source, const StatsOptions& options) {
   if (suspicious != 0)
     out += ", " + coloured(options.style, Colour::bad, fmt::format("{} with NaN or infinities", suspicious));
   out += '\n';
-  return out;
+  return out + omissions_line(source);
 }
 
 Config stats_tree(const Source& source, const StatsOptions& options) {
@@ -171,7 +172,8 @@ Config stats_tree(const Source& source, const StatsOptions& options) {
                                        {"high", if_any(histogram.high)},
                                        {"counts", ConfigArray(histogram.counts.begin(), histogram.counts.end())}})}});
   };
-  return Config::object({{"tensors", list_of(of_chosen(source, options), tensor_tree)}});
+  return Config::object({{"tensors", list_of(of_chosen(source, options), tensor_tree)},
+                         {"not_readable", count_lost(source.tensors->omissions())}});
 }
 
 }  // namespace muster::inspect

@@ -28,8 +28,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       require(byte_size(tensor.dtype, tensor.shape) == tensor.bytes && tensor.item_bytes != 0);
       require(tensor.offset == 0 || (tensor.offset <= file_bytes && tensor.bytes <= file_bytes - tensor.offset));
     }
-    for (const ForeignIssue& issue : report.issues)
-      require(std::ranges::all_of(issue.words, [](char c) { return static_cast<unsigned char>(c) >= 0x20; }));
+    for (const Omission& omission : report.omissions)
+      require(std::ranges::all_of(omission.reason, [](char c) { return static_cast<unsigned char>(c) >= 0x20; }));
   } catch (const Error&) {
     // Refused.
   }

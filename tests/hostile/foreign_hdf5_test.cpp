@@ -206,7 +206,7 @@ TEST_CASE("runs of elements out of chunks of any shape, through every pipeline")
   std::mt19937 random(5);
   for (const char* name : {"old.h5", "new.h5", "growing.h5"}) {
     const auto file = ForeignHdf5::open(folder / name);
-    CHECK(file->issues().empty());
+    CHECK(file->omissions().empty());
     CHECK(file->tensors().size() == (std::string_view(name) == "growing.h5" ? 1 : 10 * 7));
     for (std::size_t i = 0; i < file->tensors().size(); ++i) {
       const TensorEntry& tensor = file->tensors()[i];
@@ -357,12 +357,12 @@ TEST_CASE("a reader that is missing, no program, silent, or of another build is 
   CHECK(has(words_of(ErrorKind::version, [&] { open_with(script("other", "printf 'MUSTER-HDF5-1\\n...' >&4")); }),
             "another build"));
   CHECK(has(words_of(ErrorKind::corrupt,
-                     [&] { open_with(script("crashes", "printf 'MUSTER-HDF5-2\\n\\001\\007' >&4; kill -SEGV $$")); }),
+                     [&] { open_with(script("crashes", "printf 'MUSTER-HDF5-3\\n\\001\\007' >&4; kill -SEGV $$")); }),
             "it crashed (SIGSEGV)"));
-  CHECK(has(words_of(ErrorKind::corrupt, [&] { open_with(script("lies", "printf 'MUSTER-HDF5-2\\n\\377' >&4")); }),
+  CHECK(has(words_of(ErrorKind::corrupt, [&] { open_with(script("lies", "printf 'MUSTER-HDF5-3\\n\\377' >&4")); }),
             "contradicts its format"));
   CHECK(has(words_of(ErrorKind::corrupt,
-                     [&] { open_with(script("talks", "while :; do printf 'MUSTER-HDF5-2\\n\\001\\007' ; done >&4")); }),
+                     [&] { open_with(script("talks", "while :; do printf 'MUSTER-HDF5-3\\n\\001\\007' ; done >&4")); }),
             "contradicts its format"));
 }
 

@@ -53,8 +53,8 @@ inline std::vector<std::string> look(const std::string& path, const ForeignHdf5O
     const auto file = ForeignHdf5::open(path, options);
     for (const TensorEntry& tensor : file->tensors()) lines.push_back("tensor " + inspect::printable(tensor.name));
     for (const auto& [key, value] : file->metadata()) lines.push_back("text " + inspect::printable(key));
-    for (const ForeignIssue& issue : file->issues())
-      lines.push_back("issue " + inspect::printable(issue.path) + ": " + issue.words);
+    for (const Omission& issue : file->omissions())
+      lines.push_back("issue " + inspect::printable(issue.name) + ": " + issue.reason);
     read_ends(*file, lines);
   } catch (const Error& error) {
     lines.push_back(fmt::format("error {}: {}", to_string(error.kind()), error.what()));

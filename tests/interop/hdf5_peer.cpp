@@ -43,7 +43,7 @@ void list(const std::string& path) {
                        {"stored", file->detail(i).stored_bytes}});
   }
   nlohmann::json issues = nlohmann::json::array();
-  for (const ForeignIssue& issue : file->issues()) issues.push_back({{"path", issue.path}, {"words", issue.words}});
+  for (const Omission& issue : file->omissions()) issues.push_back({{"path", issue.name}, {"words", issue.reason}});
   const ForeignListingCost& cost = file->cost();
   const nlohmann::json all = {{"tensors", tensors},
                               {"metadata", file->metadata()},

@@ -55,7 +55,7 @@ class Report {
 /// "path: words" of each.
 std::string issues_of(const ForeignReport& report) {
   std::string all;
-  for (const ForeignIssue& issue : report.issues) all += fmt::format("[{}: {}]", issue.path, issue.words);
+  for (const Omission& issue : report.omissions) all += fmt::format("[{}: {}]", issue.name, issue.reason);
   return all;
 }
 
@@ -137,7 +137,8 @@ TEST_CASE("reports that are cut off or changed anywhere are read as far as they 
   report.listed();
   report.add(RecordBytes(ForeignRecord::shape).number(2).number(2).number(3).number(1));
   report.add(RecordBytes(ForeignRecord::text).text("").text("format").text("pt"));
-  report.add(RecordBytes(ForeignRecord::issue).text("soft").text("a soft link to \"/a\n\x1b[2J\": not followed"));
+  report.add(
+      RecordBytes(ForeignRecord::issue).text("soft").text("a soft link to \"/a\n\x1b[2J\": not followed").number(0));
   report.end();
   const ForeignReport whole = report.parse();
   REQUIRE(whole.tensors.size() == 3);

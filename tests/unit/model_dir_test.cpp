@@ -67,7 +67,9 @@ TEST_CASE("files with an index, and without one") {
   write_file_of(directory / two_of_two, {"b"}, 2, {{"x", "2"}});
   for (const bool has_index : {false, true}) {
     INFO(has_index);
-    if (has_index) {
+    if (!has_index) {
+      CHECK(has(ModelDir::open(directory.path().string()).notes().front(), "there is no model.safetensors.index.json"));
+    } else {
       write_text(directory / index_name, index_of({{"a", one_of_two}, {"b", two_of_two}, {"c", one_of_two}}));
       // Not of this model, as the index says.
       write_file_of(directory / "consolidated.safetensors", {"a", "z"}, 3);
@@ -78,6 +80,7 @@ TEST_CASE("files with an index, and without one") {
     CHECK(model.tensor(*model.find("b")).bytes()[0] == std::byte{2});
     CHECK(fs::path(model.file_of(*model.find("b")).path()).filename() == two_of_two);
     CHECK(model.metadata().at("x") == "1");
+    CHECK(model.omissions().size() == (has_index ? 1 : 0));
   }
 }
 
@@ -96,8 +99,9 @@ TEST_CASE("what an index gets wrong") {
   };
   CHECK(has(refuse(ErrorKind::not_found, index_of({{"a", "model-00003-of-00003.safetensors"}})),
             "it names \"model-00003-of-00003.safetensors\", which is not there"));
-  CHECK(has(corrupt({{"a", one_of_two}, {"z", one_of_two}}), "puts tensor \"z\" into \"model-00001"));
-  CHECK(has(corrupt({{"a", two_of_two}, {"b", two_of_two}}), "puts tensor \"a\" into \"model-00002"));
+  CHECK(
+      has(corrupt({{"a", one_of_two}, {"b", two_of_two}, {"z", one_of_two}}), "puts tensor \"z\" into \"model-00001"));
+  CHECK(has(corrupt({{"a", two_of_two}, {"b", one_of_two}}), "puts tensor \"a\" into \"model-00002"));
   write_file_of(directory / two_of_two, {"b", "extra"});
   CHECK(has(corrupt({{"a", one_of_two}, {"b", two_of_two}}), "it lacks tensor \"extra\""));
   write_file_of(directory / two_of_two, {"a", "b"});
@@ -122,7 +126,7 @@ TEST_CASE("directories that do not say what is meant") {
   write_file_of(directory / "rank-00001-of-00002.safetensors", {"a"});
   CHECK(has(words_of(ErrorKind::argument, open), "muster export"));
   write_file_of(directory / "model.safetensors", {"a"});
-  CHECK(ModelDir::open(directory.path().string()).tensors().size() == 1);
+  CHECK(has(words_of(ErrorKind::argument, open), "two checkpoints"));
   write_text(directory / index_name, index_of({{"a", "rank-00000-of-00002.safetensors"}}));
   CHECK(has(words_of(ErrorKind::argument, open), "two models"));
   fs::remove(directory / index_name);
@@ -178,16 +182,18 @@ TEST_CASE("what is carried along") {
   fs::create_directories(from / ".git");
   fs::create_directories(from / ".cache/huggingface");
   write_text(from / "1_Pooling/config.json", std::string(3'000'000, 'x'));
-  write_text(from / "1_Pooling/deep/model.safetensors", "another model's");
+  write_text(from / "1_Pooling/deep/model.safetensors", "a module's");
+  write_text(from / "modules.json", R"([{"path": ""}, {"path": "1_Pooling"}])");
   write_text(from / ".git/config", "");
   write_text(from / ".cache/huggingface/x", "");
   fs::create_symlink("config.json", from / "linked.json");
-  const std::vector<std::string> expected = {"1_Pooling/config.json", "1_Pooling/deep/model.safetensors", "config.json",
-                                             "empty.txt", "linked.json"};
+  const std::vector<std::string> expected = {"1_Pooling/config.json", "1_Pooling/deep/model.safetensors",
+                                             "config.json",           "empty.txt",
+                                             "linked.json",           "modules.json"};
   int pieces = 0;
   copy_carried_files(from.path().string(), to.path().string(), carried_files(from.path().string()).names,
                      [&] { ++pieces; });
-  CHECK(pieces == 4);  // one of each file that is not empty: a rank that copies is not taken for a stuck one
+  CHECK(pieces == 5);  // one of each file that is not empty: a rank that copies is not taken for a stuck one
   for (const std::string& directory : {from.path().string(), to.path().string()}) {
     CHECK(carried_files(directory).names == expected);
     CHECK(carried_files(directory).left.empty());
@@ -216,7 +222,7 @@ TEST_CASE(
   const CarriedFiles usual = carried_files(model);
   CHECK(usual.names == std::vector<std::string>{"config.json"});
   std::map<std::string, std::string> reasons;
-  for (const LeftFile& file : usual.left) reasons[file.name] = file.reason;
+  for (const Omission& file : usual.left) reasons[file.name] = file.reason;
   CHECK(reasons.size() == 12);
   CHECK(reasons["folder"] == "a link to a folder");
   CHECK(reasons["loop"] == "a link to a folder");

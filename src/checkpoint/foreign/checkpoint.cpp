@@ -35,17 +35,9 @@ std::string_view words_of_kind(Kind kind) noexcept {
 std::optional<Found> find_torch_model(const std::string& directory, const std::vector<std::string>& names) {
   Found found{.kind = Kind::torch_model, .path = directory};
   for (const std::string& name : names)
-    if (name.starts_with("pytorch_model") && name.ends_with(".bin")) found.files.push_back(name);
-  const bool has_index = std::ranges::find(names, torch_index_name) != names.end();
-  if (found.files.empty() && !has_index) return std::nullopt;
-  const auto single = std::ranges::find(found.files, "pytorch_model.bin");
-  if (has_index)
-    found.files.clear();
-  else if (single != found.files.end())
-    found.files = {*single};
-  else
-    throw file_error(ErrorKind::not_found, "reading", directory,
-                     fmt::format("it has {} files of a model, and no {}", found.files.size(), torch_index_name));
+    if (name.starts_with("pytorch_model") && (name.ends_with(".bin") || name.ends_with(".bin.index.json")))
+      found.files.push_back(name);
+  if (found.files.empty()) return std::nullopt;
   return found;
 }
 

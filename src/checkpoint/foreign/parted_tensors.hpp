@@ -73,6 +73,8 @@ class PartedTensors : public TensorSource {
   void add_plain(const TensorEntry& entry, std::uint32_t file);
   /// Another name of a tensor that is there. Throws Error(corrupt) if it is not.
   void add_alias(const std::string& name, const std::string& source);
+  /// Data of the checkpoint that becomes no tensor here.
+  void add_omission(Omission omission) { omissions_.push_back(std::move(omission)); }
   /// After the last box: every element of every tensor has to be in exactly one. Throws Error(corrupt) that names the
   /// tensor, and two boxes or how much is missing.
   void finish();
@@ -80,6 +82,7 @@ class PartedTensors : public TensorSource {
   [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept override { return entries_; }
   void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const override;
   [[nodiscard]] TensorDetail detail(std::size_t tensor) const override;
+  [[nodiscard]] const Omissions& omissions() const noexcept override { return omissions_; }
   /// Reads everything once, on several threads: what has a checksum is held against it. Tells `wrong`, one call at a
   /// time, of each tensor with which something is wrong (Defect::checksum | file), and returns how many were held
   /// against checksums. Throws what `progress` throws.
@@ -122,6 +125,7 @@ class PartedTensors : public TensorSource {
   std::shared_ptr<PackedItems> packed_;
   std::vector<os::ReadableFile> files_;
   std::vector<TensorEntry> entries_;
+  Omissions omissions_;
   std::vector<Parts> parts_;
   std::vector<Box> boxes_;
   std::vector<std::int64_t> numbers_;

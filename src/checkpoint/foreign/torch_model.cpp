@@ -4,13 +4,12 @@
 #include <fmt/core.h>
 
 #include <filesystem>
-#include <set>
-#include <unordered_map>
 #include <unordered_set>
 
 #include "muster/error.hpp"
 #include "src/base/escaped.hpp"
 #include "src/checkpoint/model_files.hpp"
+#include "src/checkpoint/model_survey.hpp"
 #include "src/formats/file_kind.hpp"
 #include "src/os/process.hpp"
 
@@ -65,30 +64,20 @@ std::shared_ptr<const PartedTensors> open_torch(const Found& found, const Choice
 std::shared_ptr<const PartedTensors> open_torch_model(const Found& found, const Choice& choice,
                                                       std::vector<std::string>& notes) {
   auto tensors = std::make_shared<PartedTensors>();
-  WeightMap weights;
-  std::set<std::string> files(found.files.begin(), found.files.end());
-  const std::string index = join_path(found.path, std::string(torch_index_name));
-  if (found.files.empty()) {
-    weights = read_weight_map(index);
-    for (const auto& [tensor, file] : weights) files.insert(file);
+  ModelSurvey survey = choose_files(found.path, found.files, torch_naming);
+  refuse_findings(survey.findings, found.path);
+  os::allow_open_files(survey.names.size() + 256);
+  TensorPlaces places;
+  for (const std::string& name : survey.names) {
+    places.files.insert(name);
+    add_torch_file(*tensors, join_path(found.path, name), choice, notes,
+                   [&](const std::string& tensor) { places.add(survey, tensor, name, 0); });
+    refuse_findings(survey.findings, found.path);
   }
-  os::allow_open_files(files.size() + 256);
-  std::unordered_map<std::string, std::string> in_file;
-  for (const std::string& name : files)
-    add_torch_file(*tensors, join_path(found.path, name), choice, notes, [&](const std::string& tensor) {
-      const auto [other, is_new] = in_file.try_emplace(tensor, name);
-      if (!is_new)
-        throw Error(ErrorKind::corrupt, fmt::format("tensor {} is there twice, in {} and in {}", in_quotes(tensor),
-                                                    in_quotes(other->second), in_quotes(name)));
-    });
-  const auto refuse = [&](const std::string& words) {
-    throw file_error(ErrorKind::corrupt, "reading the index", index, words);
-  };
-  for (const auto& [tensor, file] : weights)
-    if (const auto there = in_file.find(tensor); there == in_file.end() || there->second != file)
-      refuse(fmt::format("it puts tensor {} into {}, which does not have it", in_quotes(tensor), in_quotes(file)));
-  if (found.files.empty() && in_file.size() != weights.size())
-    refuse(fmt::format("it has {} tensors, and its files have {}", weights.size(), in_file.size()));
+  check_tensors(survey, places);
+  refuse_findings(survey.findings, found.path);
+  for (Omission& left : survey.left_out) tensors->add_omission(std::move(left));
+  for (std::string& note : notes_of(survey.findings)) notes.push_back(std::move(note));
   tensors->finish();
   return tensors;
 }

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/checkpoint/model_parts.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <vector>
+
+#include "muster/config.hpp"
+#include "muster/error.hpp"
+#include "muster/state.hpp"
+#include "src/base/escaped.hpp"
+#include "src/checkpoint/model_files.hpp"
+#include "src/checkpoint/shard_set.hpp"
+
+namespace muster {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// The part that a shard or a file of a distributed save calls itself.
+std::string part_by_metadata(const std::map<std::string, std::string>& metadata) {
+  try {
+    if (const auto facts = parse_shard_facts(metadata); facts && facts->ranks > 1)
+      return fmt::format("the shard of rank {} of {}", facts->rank, facts->ranks);
+    const auto saved = metadata.find("DCP_SHARDING_INFO");
+    if (saved == metadata.end()) return {};
+    const Config tensors = parse_json(saved->second);
+    for (const auto& [tensor, info] : tensors.as_object())
+      for (const Config& offset : info.at("saved_offsets").as_array())
+        if (offset.as_int() != 0) return "a part that torch.distributed.checkpoint saved";
+  } catch (const Error&) {
+    return {};  // whoever uses the metadata throws
+  }
+  return {};
+}
+
+std::string part_by_name(const fs::path& path) {
+  const std::string name = path.filename().string();
+  if (const auto shard = parse_shard_file_name(name); shard && shard->ranks > 1)
+    return fmt::format("the shard of rank {} of {}", shard->rank, shard->ranks);
+  if (const auto numbered = parse_numbered_name(name); numbered && numbered->count > 1)
+    return fmt::format("file {} of the {} files of a model", numbered->number, numbered->count);
+  if (name.starts_with("model-rank-") || name.starts_with("model_world_size_") || name.starts_with("zero_pp_rank_"))
+    return "the file of one rank";
+  if (name.starts_with("shard-") || name.ends_with(".distcp")) return "a part that torch.distributed.checkpoint saved";
+  if (!name.starts_with("consolidated.") || !name.ends_with(".pth")) return {};
+  std::error_code error;
+  for (const fs::directory_entry& other :
+       fs::directory_iterator(path.parent_path().empty() ? "." : path.parent_path(), error)) {
+    const std::string beside = other.path().filename().string();
+    if (beside != name && beside.starts_with("consolidated.") && beside.ends_with(".pth"))
+      return "the file of one rank";
+  }
+  return {};
+}
+
+bool is_of_checkpoint(const std::string& name) {
+  return is_weight_name(name) || is_index_name(name) || name == ".metadata" || name.ends_with(".distcp") ||
+         name.ends_with(".pth") || (name.starts_with("pytorch_model") && name.ends_with(".bin")) ||
+         name == "model_optim_rng.pt" || name.starts_with("zero_pp_rank_");
+}
+
+/// Directories below `directory` that have a checkpoint, by their paths from there.
+void find_below(const fs::path& directory, const std::string& below, int depth, std::size_t& budget,
+                std::vector<std::string>& found) {
+  constexpr int deepest = 3;
+  std::vector<std::string> folders;
+  std::error_code error;
+  for (fs::directory_iterator entry(directory, error), end; !error && entry != end && budget != 0;
+       entry.increment(error)) {
+    --budget;
+    std::error_code status;
+    const std::string name = entry->path().filename().string();
+    if (entry->is_directory(status)) {
+      folders.push_back(name);
+    } else if (depth > 0 && is_of_checkpoint(name)) {
+      found.push_back(below);
+      return;
+    }
+  }
+  std::ranges::sort(folders);
+  for (const std::string& name : folders)
+    if (depth < deepest)
+      find_below(directory / name, below.empty() ? name : below + "/" + name, depth + 1, budget, found);
+}
+
+}  // namespace
+
+std::string words_of_part(const std::string& path, const std::map<std::string, std::string>& metadata) {
+  const std::string part = part_by_metadata(metadata);
+  return part.empty() ? part_by_name(path) : part;
+}
+
+void refuse_part(const std::string& path, const std::map<std::string, std::string>& metadata) {
+  if (const std::string part = words_of_part(path, metadata); !part.empty())
+    throw file_error(ErrorKind::argument, "reading", path,
+                     fmt::format("it is {}, not a model; name the directory that has all of it", part));
+}
+
+std::string hint_below(const std::string& directory) {
+  constexpr std::size_t most_entries = 5000;
+  constexpr std::size_t most_named = 3;
+  std::size_t budget = most_entries;
+  std::vector<std::string> found;
+  find_below(directory, "", 0, budget, found);
+  if (found.empty()) return {};
+  std::string names;
+  for (std::size_t i = 0; i < std::min(found.size(), most_named); ++i)
+    names += (i == 0 ? "" : ", ") + in_quotes(found[i]);
+  return fmt::format("; below it {} {}{}: name one of these directories", names,
+                     found.size() == 1 ? "has a checkpoint" : "have checkpoints",
+                     found.size() > most_named ? ", among others" : "");
+}
+
+}  // namespace muster
