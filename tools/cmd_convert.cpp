@@ -41,7 +41,8 @@ Config config_of(const inspect::Source& source) {
 
 void write_safetensors(const inspect::Source& source, const std::string& out, ProgressCounter& progress) {
   SafetensorsWriter writer(out, source.entries(), metadata_from_config(config_of(source)));
-  for_each_piece(*source.tensors, false, progress,
+  // In order, the elements of a state are held against their checksums.
+  for_each_piece(*source.tensors, !source.states.empty(), progress,
                  [&](std::size_t tensor, std::uint64_t offset, std::span<const std::byte> bytes) {
                    writer.write(source.entries()[tensor].name, offset, bytes);
                  });

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // muster diff: whether two files, model directories or sets of shards hold the same.
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <array>
 #include <memory>
 #include <string>
 
+#include "muster/error.hpp"
+#include "src/base/escaped.hpp"
 #include "src/inspect/reports.hpp"
 #include "tools/commands.hpp"
 #include "tools/terminal.hpp"
@@ -42,11 +46,15 @@ void add_diff_command(CLI::App& app, int& status) {
       "  muster diff before.h5 workspace/ --rank 2");
   command->callback([arguments, &status] {
     const Config report = inspect::diff_models(arguments->a, arguments->b, arguments->source);
-    print(arguments->json ? inspect::json_report(report) : inspect::diff_text(report));
     const bool has_differences =
         std::ranges::any_of(std::array{"tensor_differences", "file_differences", "config_differences"},
                             [&](const char* kind) { return !report.at(kind).as_array().empty(); });
-    status = report.at("same").as_bool() ? 0 : has_differences ? 1 : cannot;
+    if (!has_differences && !report.at("same").as_bool())
+      throw Error(ErrorKind::unsupported,
+                  fmt::format("comparing {} with {}: {}", in_quotes(arguments->a), in_quotes(arguments->b),
+                              report.at("not_compared_words").as_string()));
+    print(arguments->json ? inspect::json_report(report) : inspect::diff_text(report));
+    status = has_differences ? 1 : 0;
   });
 }
 

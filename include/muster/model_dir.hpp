@@ -69,8 +69,9 @@ struct ShardLayout {
 
 /// Fills files in the order of `entries`: as few as there can be with at most `max_shard_size` bytes of tensors each,
 /// and these as nearly equal as the order allows. A larger tensor has a file of its own. No entries make one file.
-/// Throws Error(argument) on a name twice.
-ShardLayout plan_shards(std::span<const TensorEntry> entries, std::uint64_t max_shard_size);
+/// `stem`: the first part of their names. Throws Error(argument) on a name twice.
+ShardLayout plan_shards(std::span<const TensorEntry> entries, std::uint64_t max_shard_size,
+                        std::string_view stem = "model");
 
 /// config.json of a model directory; none if it has none. Throws Error(corrupt) if it is no JSON object,
 /// Error(io).

@@ -34,6 +34,7 @@
 #include "src/checkpoint/assembly.hpp"
 #include "src/checkpoint/checksums.hpp"
 #include "src/checkpoint/export_job.hpp"
+#include "src/checkpoint/model_files.hpp"
 #include "src/checkpoint/output_directory.hpp"
 #include "src/checkpoint/shard_set.hpp"
 #include "src/core/descriptor.hpp"
@@ -406,7 +407,7 @@ class Export {
     copy_carried_files(has_base ? options_.base : shards_dir_, partial, carried.names, [&] { go_on(group_); });
     if (!job_->config_text.empty()) write_file(partial + "/config.json", job_->config_text);
     report_.left = std::move(carried.left);
-    if (!job_->outputs.index.empty()) write_file(partial + "/model.safetensors.index.json", job_->outputs.index);
+    if (!job_->outputs.index.empty()) write_file(join_path(partial, job_->outputs.index_name), job_->outputs.index);
     if (options_.checksums) add_checksums();
     output_->commit([&] {
       go_on(group_);

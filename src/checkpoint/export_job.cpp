@@ -11,6 +11,7 @@
 
 #include "muster/error.hpp"
 #include "muster/model_dir.hpp"
+#include "muster/state.hpp"
 #include "src/base/escaped.hpp"
 #include "src/checkpoint/base_model.hpp"
 #include "src/checkpoint/checksums.hpp"
@@ -201,15 +202,16 @@ ExportOutputs shards_by_another_plan(const std::string& shards_dir, const Arrang
 
 }  // namespace
 
-ExportOutputs checkpoint_outputs(const Arrangement& arrangement, std::uint64_t max_shard_size,
-                                 const Metadata& metadata) {
+ExportOutputs checkpoint_outputs(const Arrangement& arrangement, std::uint64_t max_shard_size, const Metadata& metadata,
+                                 std::string_view stem) {
   ExportOutputs outputs;
   const auto sets = number_sets(arrangement, outputs);
   std::vector<TensorEntry> entries;
   for (const ArrangedTensor& tensor : arrangement.tensors)
     entries.push_back({tensor.name, tensor.layout.target.dtype, tensor.layout.target.shape});
-  ShardLayout shards = plan_shards(entries, max_shard_size);
+  ShardLayout shards = plan_shards(entries, max_shard_size, stem);
   outputs.index = std::move(shards.index);
+  outputs.index_name = fmt::format("{}.safetensors.index.json", stem);
   for (ShardFile& file : shards.files) {
     OutputFile& output = outputs.files.emplace_back();
     output.name = std::move(file.name);
@@ -257,9 +259,22 @@ ExportOutputs shard_outputs(const Arrangement& arrangement, const MergePlan& pla
         output.tensors.push_back(
             {placed.name, merge::compose(tensor.layout, cut, placed.part), tensor.sources, sets[placed.whole]});
     }
-    output.metadata[std::string(piece_checksums_key)] = piece_checksums_text(no_piece_checksums(output.tensors));
+    if (!make_room_for_checksums(output) && rank == 0)
+      outputs.notes.push_back("the shards have no checksums: with so many tensors their headers would be too long");
   }
   return outputs;
+}
+
+bool make_room_for_checksums(OutputFile& file) {
+  // Of an entry beside its name: dtype, shape and offsets.
+  constexpr std::uint64_t entry_bytes = 160;
+  std::string sums = piece_checksums_text(no_piece_checksums(file.tensors));
+  std::uint64_t bytes = to_json(Config(sums)).size();
+  for (const MergedTensor& tensor : file.tensors) bytes += tensor.name.size() + entry_bytes;
+  for (const auto& [key, text] : file.metadata) bytes += key.size() + text.size();
+  if (bytes > max_safetensors_header) return false;
+  file.metadata[std::string(piece_checksums_key)] = std::move(sums);
+  return true;
 }
 
 Arrangement arrange_model(const MergePlan& plan, std::span<const NamedSpec> model) {
@@ -320,7 +335,8 @@ ExportJob plan_job(const std::string& shards_dir, const std::string& plan, std::
     if (auto text = updated_config(*config, model, notes)) job.config_text = std::move(*text);
   }
   if (!options.to)
-    job.outputs = checkpoint_outputs(arrangement, options.max_shard_size, metadata);
+    job.outputs = checkpoint_outputs(arrangement, options.max_shard_size, metadata,
+                                     model_stem(options.base.empty() ? shards_dir : options.base));
   else if (options.to_plan.empty() && !has_views(job.plan))
     job.outputs = shard_outputs(arrangement, job.plan, *options.to, metadata);
   else

@@ -21,12 +21,16 @@ struct ExportOutputs {
   std::vector<std::vector<SourceRef>> equal;  ///< sets of sources that must be bit for bit equal
   std::vector<std::string> equal_names;       ///< the tensors that they are of
   std::string index;                          ///< of a checkpoint of several files; else empty
+  std::string index_name;                     ///< likewise
   std::vector<std::string> notes;             ///< of shards: Placement's
 };
 
 /// HuggingFace's layout. Throws as plan_shards.
-ExportOutputs checkpoint_outputs(const Arrangement& arrangement, std::uint64_t max_shard_size,
-                                 const Metadata& metadata);
+ExportOutputs checkpoint_outputs(const Arrangement& arrangement, std::uint64_t max_shard_size, const Metadata& metadata,
+                                 std::string_view stem = "model");
+
+/// Puts a place for the checksums of a shard's tensors into its metadata. False if the header would be too long.
+bool make_room_for_checksums(OutputFile& file);
 
 /// A shard a rank of `layout`. Throws as place().
 ExportOutputs shard_outputs(const Arrangement& arrangement, const MergePlan& plan, const ParallelLayout& layout,

@@ -6,6 +6,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <memory>
 #include <system_error>
@@ -27,7 +28,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view model_prefix = "model";
+// The names before ".safetensors" that transformers, diffusers and PEFT look for.
+constexpr std::array<std::string_view, 3> model_stems = {"model", "diffusion_pytorch_model", "adapter_model"};
 constexpr int deepest_folder = 32;
 constexpr std::size_t largest_config = std::size_t{64} << 20;
 constexpr std::size_t copy_piece = std::size_t{8} << 20;
@@ -254,8 +256,12 @@ bool is_index_name(std::string_view name) noexcept {
 
 Belongs belongs_to_checkpoint(std::string_view name) {
   const std::optional<NumberedName> numbered = parse_numbered_name(name);
-  if ((numbered && numbered->prefix == model_prefix && is_weight_name(name)) || parse_shard_file_name(name) ||
-      name == model_file_name || name == model_index_name)
+  const std::string_view stem = numbered ? std::string_view(numbered->prefix) : name.substr(0, name.find('.'));
+  const std::string_view ending = name.substr(std::min(name.size(), name.find('.')));
+  const bool is_whole = !numbered && (ending == ".safetensors" || ending == ".safetensors.index.json");
+  if ((std::ranges::find(model_stems, stem) != model_stems.end() &&
+       (is_whole || (numbered && numbered->ending == ".safetensors"))) ||
+      parse_shard_file_name(name))
     return Belongs::weights;
   const bool is_known = name == checksums_file_name || is_journal_name(name) || os::is_partial_name(name) ||
                         has_word(names_beside_weights, name);
@@ -296,7 +302,15 @@ std::vector<std::string> files_in(const std::string& directory) {
   return names_in(directory).files;
 }
 
-ShardLayout plan_shards(std::span<const TensorEntry> entries, std::uint64_t max_shard_size) {
+std::string_view model_stem(const std::string& directory) {
+  const std::optional<Config> config = read_model_config(directory);
+  if (config && config->find("_diffusers_version") != nullptr) return model_stems[1];
+  std::error_code error;
+  const bool is_adapter = !config && fs::exists(join_path(directory, "adapter_config.json"), error);
+  return is_adapter ? model_stems[2] : model_stems[0];
+}
+
+ShardLayout plan_shards(std::span<const TensorEntry> entries, std::uint64_t max_shard_size, std::string_view stem) {
   std::vector<std::uint64_t> sizes;
   std::uint64_t total = 0;
   for (const TensorEntry& entry : entries) {
@@ -317,8 +331,8 @@ ShardLayout plan_shards(std::span<const TensorEntry> entries, std::uint64_t max_
   ShardLayout layout;
   for (std::vector<std::size_t>& tensors : fill_files(sizes, high)) layout.files.push_back({{}, std::move(tensors)});
   for (std::size_t i = 0; i < layout.files.size(); ++i)
-    layout.files[i].name = layout.files.size() == 1 ? std::string(model_file_name)
-                                                    : numbered_name(model_prefix, i + 1, layout.files.size());
+    layout.files[i].name = layout.files.size() == 1 ? fmt::format("{}.safetensors", stem)
+                                                    : numbered_name(stem, i + 1, layout.files.size());
   // By name, as HuggingFace's libraries write it.
   std::map<std::string_view, const std::string*> weights;
   for (const ShardFile& file : layout.files) {

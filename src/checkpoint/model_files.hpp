@@ -37,6 +37,9 @@ struct NumberedName {
 };
 std::string numbered_name(std::string_view prefix, std::uint64_t number, std::uint64_t count);
 std::optional<NumberedName> parse_numbered_name(std::string_view name);
+/// The name before ".safetensors" by which the programs that a directory is for find its weights: "model", of a part of
+/// a diffusers pipeline "diffusion_pytorch_model", of an adapter "adapter_model". Throws as read_model_config.
+std::string_view model_stem(const std::string& directory);
 /// The name of a rank's shard.
 std::string shard_file_name(int rank, int ranks);
 struct ShardName {

@@ -288,8 +288,10 @@ std::string make_safetensors_header(std::vector<TensorEntry>& tensors, std::map<
   json.resize((json.size() + 7) / 8 * 8, ' ');
   if (json.size() > max_safetensors_header)
     refuse_to_write(
-        path, fmt::format("its header would have {} bytes, more than the {} that are allowed; write several files",
-                          json.size(), max_safetensors_header));
+        path,
+        fmt::format("its header would have {} bytes for {} tensors, more than the {} that are allowed; divide the "
+                    "tensors among more files: a smaller --max-shard-size, or more pipeline stages or expert ranks",
+                    json.size(), tensors.size(), max_safetensors_header));
   const std::uint64_t data_begin = safetensors_prefix + json.size();
   for (TensorEntry& entry : tensors) entry.offset += data_begin;
   std::string whole;

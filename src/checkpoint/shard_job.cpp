@@ -149,7 +149,7 @@ void ShardJob::turn_views(const ParallelLayout& layout) {
     }
     for (MergedTensor& tensor : shard.tensors) parts.push_back(std::move(tensor));
     shard.tensors = std::move(fused);
-    shard.metadata[std::string(piece_checksums_key)] = piece_checksums_text(no_piece_checksums(shard.tensors));
+    make_room_for_checksums(shard);
   }
   cut = std::make_shared<const MergedTensors>(source, std::vector<RankSources>(1), std::move(parts), outputs.equal);
   source = viewed = std::make_shared<const ViewedTensors>(cut, std::move(views));

@@ -9,6 +9,7 @@
 
 #include "muster/error.hpp"
 #include "src/base/escaped.hpp"
+#include "src/core/checksum.hpp"
 #include "src/merge/reduce.hpp"
 #include "src/trace/span.hpp"
 
@@ -93,11 +94,19 @@ void for_each_piece(const TensorSource& source, bool in_order, ProgressCounter& 
   std::vector<std::vector<std::byte>> memory(copy_workers());
   parallel_for(pieces.size(), memory.size(), [&](std::size_t index, std::size_t worker) {
     const Piece& piece = pieces[index];
+    const std::optional<std::uint64_t> wanted = in_order ? source.detail(piece.tensor).checksum : std::nullopt;
+    TensorChecksum sum;
     for (std::uint64_t at = piece.offset; at < piece.offset + piece.bytes; at += written_at_once) {
       const std::uint64_t length = std::min(written_at_once, piece.offset + piece.bytes - at);
-      write(piece.tensor, at, source.read_piece(piece.tensor, at, length, memory[worker]));
+      const std::span<const std::byte> bytes = source.read_piece(piece.tensor, at, length, memory[worker]);
+      if (wanted) sum.add(bytes);
+      write(piece.tensor, at, bytes);
       progress.add(length);
     }
+    if (wanted && sum.value() != *wanted)
+      throw Error(ErrorKind::corrupt,
+                  fmt::format("the tensor {} has other elements than were written (checksum); copy its file again",
+                              in_quotes(tensors[piece.tensor].name)));
   });
 }
 
@@ -108,7 +117,8 @@ void write_state_file(const TensorSource& source, const std::string& path, const
   trace::Span span(trace::Kind::file, "write state file");
   StateFileWriter writer(path, config, std::move(entries), options);
   // Pieces that do not end with a chunk must come in their order.
-  for_each_piece(source, options.zstd_level.has_value(), progress,
+  const bool has_checksum = !source.tensors().empty() && source.detail(0).checksum.has_value();
+  for_each_piece(source, options.zstd_level.has_value() || has_checksum, progress,
                  [&](std::size_t tensor, std::uint64_t offset, std::span<const std::byte> bytes) {
                    writer.write(tensor, offset, bytes);
                  });

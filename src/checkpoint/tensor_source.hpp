@@ -62,8 +62,9 @@ void read_rows(const TensorSource& source, std::size_t tensor, std::uint64_t beg
                std::span<std::byte> target);
 
 /// Calls write(tensor, offset, bytes) for all bytes of all tensors, in pieces of some MiB, on several threads.
-/// `in_order`: those of one tensor one after the other, by one thread; else any piece at any time. Throws as the
-/// source, and what `write` and `progress` throw.
+/// `in_order`: those of one tensor one after the other, by one thread; else any piece at any time. In order, a tensor
+/// whose file has a checksum of its elements is held against that: Error(corrupt). Throws as the source, and what
+/// `write` and `progress` throw.
 void for_each_piece(const TensorSource& source, bool in_order, ProgressCounter& progress,
                     const std::function<void(std::size_t, std::uint64_t, std::span<const std::byte>)>& write);
 

@@ -5,13 +5,9 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
-#include <unordered_map>
-#include <unordered_set>
 
-#include "muster/config.hpp"
 #include "muster/error.hpp"
-#include "muster/state.hpp"
+#include "muster/export.hpp"
 #include "src/base/escaped.hpp"
 #include "src/checkpoint/checksums.hpp"
 #include "src/checkpoint/model_files.hpp"
@@ -138,6 +134,16 @@ void verify_pieces(const std::vector<OpenedFile>& files, Verification& verificat
       verification.add(Defect::checksum, read.file->name, read.entry().name, "{}", read.failure);
 }
 
+/// Shards that know their plan have to fit together by it. Other errors are of the plan, or of what it needs.
+void verify_plan(Verification& verification) {
+  try {
+    (void)plan_export(verification.directory, "");
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::rank_mismatch || error.kind() == ErrorKind::corrupt)
+      verification.add(Defect::disagree, "", "", "{}", error.what());
+  }
+}
+
 }  // namespace
 
 void verify_shards(const std::vector<std::string>& names, Verification& verification) {
@@ -155,6 +161,7 @@ void verify_shards(const std::vector<std::string>& names, Verification& verifica
     if (const auto [other, is_first] = first.try_emplace(parsed->ranks, shard); !is_first)
       compare_facts(other->second, shard, verification);
   }
+  if (verification.report.is_good()) verify_plan(verification);
   verify_pieces(files, verification);
 }
 

@@ -276,6 +276,21 @@ std::string tensor_words(const Config& diff) {
 
 }  // namespace
 
+namespace {
+
+std::string not_compared_words(const Source& left, const Source& right) {
+  std::string words;
+  for (const auto& [side, source] : {std::pair("A", &left), std::pair("B", &right)}) {
+    const Omissions& omissions = source->tensors->omissions();
+    if (const std::size_t lost = count_lost(omissions); lost != 0)
+      words += fmt::format("{}{} of {} cannot be read, {}", words.empty() ? "" : "; ", counted(lost, "item"), side,
+                           omission_words(omissions, true));
+  }
+  return words.empty() ? words : words + "; the rest is the same";
+}
+
+}  // namespace
+
 Config diff_models(const std::string& a, const std::string& b, const SourceOptions& options) {
   const Source left = open_source(a, options);
   const Source right = open_source(b, options);
@@ -310,6 +325,7 @@ Config diff_models(const std::string& a, const std::string& b, const SourceOptio
                          {"config_differences", std::move(configs->found)},
                          {"config_differences_in_all", configs->compared},
                          {"not_compared", lost},
+                         {"not_compared_words", not_compared_words(left, right)},
                          {"left_out_a", omitted(left)},
                          {"left_out_b", omitted(right)}});
 }
@@ -337,7 +353,6 @@ std::string diff_text(const Config& report) {
     for (const Config& omission : report.at(key).as_array())
       add("{} {}: {} ({})\n", omission.at("lost").as_bool() ? "not compared: cannot be read in" : "note: left out in",
           side, printable(omission.at("name").as_string()), escaped(omission.at("reason").as_string()));
-  const std::uint64_t not_compared = report.at("not_compared").as_uint();
   const std::uint64_t compared_files = report.at("files").as_uint();
   const std::string compared =
       fmt::format("{}, {}{}{}", counted(report.at("tensors").as_uint(), "tensor"),
@@ -346,7 +361,7 @@ std::string diff_text(const Config& report) {
   if (report.at("same").as_bool())
     add("same: {}\n", compared);
   else if (tensors.empty() && files.empty() && all_places == 0)
-    add("not known: {} cannot be compared; the rest is the same ({})\n", counted(not_compared, "item"), compared);
+    add("not known: {}\n", report.at("not_compared_words").as_string());
   else
     add("different: {} and {}{} (compared: {})\n", counted(tensors.size(), "tensor"),
         counted(files.size(), "other file"),

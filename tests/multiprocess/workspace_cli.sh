@@ -99,6 +99,9 @@ victim=$(ls torn/state-*-r1-*.h5)
 flip "$victim" $(($(stat -c %s "$victim") / 2))
 says 1 "checksum" "$program" verify torn
 says 0 "good: " "$program" verify torn --headers-only
+says 2 "has other elements than were written" "$program" convert "$victim" torn.safetensors
+says 2 "has other elements than were written" "$program" convert "$victim" torn.h5
+[ -e torn.safetensors ] || [ -e torn.h5 ] && fail "a refused conversion left a file"
 truncate -s -1 "$victim"
 says 1 "is not complete" "$program" verify torn
 says 0 "no complete state of rank 1" "$program" ls torn

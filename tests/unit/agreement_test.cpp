@@ -385,7 +385,8 @@ TEST_CASE("all commands agree about a damaged checkpoint, and lose nothing") {
     const std::string sound = base / "sound";
     kind.make(sound);
     std::set<std::string> whole;
-    for (const TensorEntry& entry : inspect::open_source(sound).entries()) whole.insert(entry.name);
+    const inspect::Source source = inspect::open_source(sound);
+    for (const TensorEntry& entry : source.entries()) whole.insert(entry.name);
     for (int i = 0; i < rounds; ++i, ++round) {
       const std::string in = base / "in";
       fs::copy(sound, in, fs::copy_options::recursive);
@@ -396,7 +397,8 @@ TEST_CASE("all commands agree about a damaged checkpoint, and lose nothing") {
       CAPTURE(changes);
       check_agreement(base.path().string(), kind.has_ranks);
       const Outcome exported = outcome_of([&](Outcome& outcome) {
-        for (const AccountedTensor& tensor : plan_export(in, "").tensors) outcome.tensors.insert(tensor.name);
+        const ExportAccount account = plan_export(in, "");
+        for (const AccountedTensor& tensor : account.tensors) outcome.tensors.insert(tensor.name);
       });
       if (i == 0) CHECK(exported.error.empty());
       refused += exported.error.empty() ? 0 : 1;

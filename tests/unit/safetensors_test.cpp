@@ -169,7 +169,7 @@ TEST_CASE("what a writer refuses") {
   std::vector<TensorEntry> huge;
   for (int i = 0; i < 9; ++i) huge.push_back(entry_of(std::to_string(i), DType::u8, {INT64_MAX / 8 - 1}));
   CHECK(has(refuse(huge), "larger than a file"));
-  CHECK(has(refuse({}, {{"k", std::string(max_safetensors_header, 'x')}}), "write several files"));
+  CHECK(has(refuse({}, {{"k", std::string(max_safetensors_header, 'x')}}), "divide the tensors among more files"));
 
   SafetensorsWriter writer(path, {entry_of("a", DType::u8, {4}), entry_of("b", DType::u8, {2})});
   const std::array<std::byte, 8> bytes{};

@@ -178,8 +178,8 @@ TEST_CASE("diff: the same model, in other files and with other white space in it
   const Tensor x = tensor_of<float>(DType::f32, {2}, {1, std::nanf("1")});
   const Tensor y = tensor_of<std::uint8_t>(DType::u4, {3}, {0x21, 0x03});
   write_tensors(a / "model.safetensors", {{"x", x}, {"y", y}}, {{"format", "pt"}});
-  write_tensors(b / "part-1.safetensors", {{"y", y}});
-  write_tensors(b / "part-2.safetensors", {{"x", x}});
+  write_tensors(b / "model-00001-of-00002.safetensors", {{"y", y}});
+  write_tensors(b / "model-00002-of-00002.safetensors", {{"x", x}});
   write_text(a / "config.json", R"({"a": 1, "b": [1, 2]})");
   write_text(b / "config.json", "{\"b\":[1,2],\n\"a\":1}");
   write_text(a / "vocab.txt", "one\n");

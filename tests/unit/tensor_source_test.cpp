@@ -274,7 +274,6 @@ TEST_CASE("what is at a path is told by names, of a directory with several thing
     std::vector<std::string> names;
     Kind kind;
     bool has_ranks = false;
-    bool has_model = false;
   };
   const std::vector<Case> cases = {
       {{}, Kind::other},
@@ -283,8 +282,9 @@ TEST_CASE("what is at a path is told by names, of a directory with several thing
       {{"model.safetensors.index.json"}, Kind::model},
       {{shard}, Kind::shards, true},
       {{shard, "weights.safetensors"}, Kind::shards, true},
-      {{shard, "model.safetensors"}, Kind::shards, true, true},
-      {{shard, "model.safetensors.index.json"}, Kind::shards, true, true},
+      // The survey of a model refuses the shards beside it.
+      {{shard, "model.safetensors"}, Kind::model},
+      {{shard, "model.safetensors.index.json"}, Kind::model},
       {{"pytorch_model.bin"}, Kind::foreign},
       {{"consolidated.00.pth"}, Kind::foreign, true},
       {{"muster-workspace.json"}, Kind::workspace, true},
@@ -298,11 +298,10 @@ TEST_CASE("what is at a path is told by names, of a directory with several thing
     const Contents contents = contents_of(folder.path().string());
     CHECK(contents.kind == one.kind);
     CHECK(contents.has_ranks() == one.has_ranks);
-    CHECK(contents.has_model == one.has_model);
   }
   const test::TemporaryDirectory folder;
   for (const char* name : {"weights.safetensors", shard}) test::write_text(folder / name, "");
   CHECK(contents_of(folder / "weights.safetensors").kind == Kind::model);
-  CHECK(contents_of(folder / shard).kind == Kind::other);
+  CHECK(contents_of(folder / shard).kind == Kind::model);
   CHECK(contents_of(folder / "missing").kind == Kind::other);
 }

@@ -106,19 +106,19 @@ std::optional<ParallelLayout> mapping_of(const std::string& directory) {
   return ParallelLayout{.tensor = size("tp_size"), .pipeline = size("pp_size")};
 }
 
-/// Whether the last number in the names of Megatron's folders is an expert rank's: of two numbers the second is one if
-/// there are no stages. Megatron's files have the arguments of the job.
-bool is_of_experts(const std::string& path) {
-  if (!is_torch_file(path)) return false;
+/// Pipeline, expert and tensor-parallel ranks of the job, as a file of Megatron has them in its arguments; zeros where
+/// it has none.
+std::array<int, 3> sizes_of_job(const std::string& path) {
+  if (!is_torch_file(path)) return {};
   const os::ReadableFile file = os::ReadableFile::open(path);
   const TorchArchive archive = open_torch_file(file);
   const formats::Pickle& pickle = archive.pickle();
   const auto arguments = pickle.find(pickle.root(), "args");
   const auto size = [&](const char* name) {
     const auto value = arguments ? pickle.find(*arguments, name) : std::nullopt;
-    return value ? pickle.count(*value).value_or(1) : 1;
+    return static_cast<int>(std::min<std::uint64_t>(value ? pickle.count(*value).value_or(0) : 0, largest_number));
   };
-  return size("pipeline_model_parallel_size") <= 1 && size("expert_model_parallel_size") > 1;
+  return {size("pipeline_model_parallel_size"), size("expert_model_parallel_size"), size("tensor_model_parallel_size")};
 }
 
 }  // namespace
@@ -173,12 +173,15 @@ std::optional<Found> find_megatron_ranks(const std::string& directory, const std
     ranks[{numbers[1], numbers[2], numbers[0]}] = join_path(name, std::string(file_name));
   }
   if (ranks.empty()) return std::nullopt;
-  if (fields == 2 && is_of_experts(join_path(directory, ranks.begin()->second))) {
+  // The file of the last rank may be the missing one: the names alone would not tell.
+  std::array<int, 3> sizes = sizes_of_job(join_path(directory, ranks.begin()->second));
+  // Of two numbers the second is an expert rank if there are no stages.
+  if (fields == 2 && sizes[0] <= 1 && sizes[1] > 1) {
     std::map<std::array<int, 3>, std::string> of_experts;
     for (const auto& [place, file] : ranks) of_experts[{0, place[0], place[2]}] = file;
     ranks = std::move(of_experts);
   }
-  std::array<int, 3> sizes{};
+  if (fields == 1) sizes[0] = sizes[1] = 1;
   for (const auto& [place, folder] : ranks)
     for (std::size_t i = 0; i < sizes.size(); ++i) sizes[i] = std::max(sizes[i], place[i] + 1);
   Found found{.kind = Kind::ranks, .path = directory};
@@ -190,7 +193,10 @@ std::optional<Found> find_megatron_ranks(const std::string& directory, const std
         if (folder == ranks.end())
           throw file_error(
               ErrorKind::not_found, "reading", directory,
-              fmt::format("the folder of tensor-parallel rank {}, stage {}, expert rank {} is missing", t, p, e));
+              fmt::format(
+                  "the file of tensor-parallel rank {}, stage {}, expert rank {} is missing ({} of {} ranks are "
+                  "there); copy its folder, too",
+                  t, p, e, ranks.size(), std::int64_t{sizes[0]} * sizes[1] * sizes[2]));
         found.by_rank.push_back({folder->second});
       }
   found.ranks = static_cast<int>(found.by_rank.size());
