@@ -135,7 +135,7 @@ class Damage {
       }
       case 2: {
         const std::string name = other_name(file);
-        fs::copy_file(path(file), path(name), fs::copy_options::overwrite_existing);
+        if (name != file) fs::copy_file(path(file), path(name), fs::copy_options::overwrite_existing);
         return fmt::format("copied {} to {}", file, name);
       }
       case 3: {
