@@ -259,7 +259,8 @@ class FileChoice {
       const std::size_t count = models.size();
       refuse(ErrorKind::argument, Defect::unindexed, models[1], "",
              fmt::format("{} different models and no index, {} and {}: it cannot be told which is meant; name one "
-                         "file, or move the others away",
+                         "file, move the others away, or, if ranks have written them, give their files by a pattern "
+                         "(--shards 'rank{{rank}}.safetensors')",
                          count, in_quotes(models[0]), in_quotes(models[1])));
     } else if (std::ranges::none_of(weights_,
                                     [](const std::string& name) { return parse_shard_file_name(name).has_value(); })) {

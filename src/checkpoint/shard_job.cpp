@@ -79,11 +79,12 @@ ModelSource open_model(const std::string& path, const std::string& plan, const P
   model.config = config_around(path, options.base);
   const foreign::Choice choice{options.at, {}};
   if (const Contents contents = contents_of(path, choice); contents.has_ranks())
-    throw Error(ErrorKind::argument,
-                fmt::format("{} has the tensors of several ranks: muster export {} --plan {} --ranks {} --out DIR cuts "
-                            "them anew",
-                            in_quotes(path), path, plan, to_string(layout)),
-                {.path = path});
+    throw Error(
+        ErrorKind::argument,
+        fmt::format("{} has the tensors of several ranks and is not a model: muster export {} --plan {} --ranks "
+                    "{} --out DIR cuts them anew",
+                    in_quotes(path), path, plan, to_string(layout)),
+        {.path = path});
   const auto shards = std::make_shared<ShardSet>(path, 0, 1, workspace::StateChoice(), choice);
   model.metadata = shards->metadata();
   model.notes = shards->notes();
