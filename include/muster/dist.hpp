@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // muster::dist: one process group for the whole program, by the names and rules of torch.distributed. Semantics:
-// torch.distributed of PyTorch 0.4, with global ranks for sources and destinations; its later checks (who is missing,
-// by when) are those of ProcessGroup, which all of this runs on.
+// torch.distributed of PyTorch 0.4, which takes ranks of the world as sources and destinations. Deadlines and checks are
+// those of ProcessGroup, on which all of this runs.
 
 #include <chrono>
 #include <memory>
@@ -39,8 +39,9 @@ struct InitOptions {
 /// is "nccl" and there is no libmuster-cuda; as world() and tcp_group().
 void init_process_group(std::string_view backend, const InitOptions& options = {});
 
-/// Collective over the job. The master-worker mode in place of a process group: is_initialized() stays false. Throws as
-/// init_process_group().
+/// Collective over the job. Starts the master-worker mode in place of a process group. In this mode is_initialized()
+/// returns false, get_rank() and get_world_size() work, and all other calls throw Error(argument). The mode lasts until
+/// destroy_process_group(), also if the MasterWorker is destroyed earlier. Throws as init_process_group().
 [[nodiscard]] MasterWorker init_master_worker(std::string_view backend, const InitOptions& options = {});
 
 /// Always: this library has it.
@@ -48,9 +49,11 @@ void init_process_group(std::string_view backend, const InitOptions& options = {
   return true;
 }
 [[nodiscard]] bool is_initialized() noexcept;
-/// Local. init_process_group() may be called again. Nothing if there is none.
+/// Local. Ends the process group or the master-worker mode, so that either may be initialized again. Does nothing if
+/// neither is initialized. Neither this call nor is_initialized() waits for a rendezvous that another thread runs.
 void destroy_process_group() noexcept;
-/// Throw Error(argument) before init_process_group(), as all calls below do.
+/// Return this process's rank in the world and the number of ranks. Throw Error(argument) before init_process_group()
+/// or init_master_worker(). All calls below throw it before init_process_group().
 [[nodiscard]] int get_rank();
 [[nodiscard]] int get_world_size();
 
@@ -75,8 +78,13 @@ inline const Group world_group{};
 /// What a group's calls run on: for what is not here. Throws Error(argument) on a rank that is not in it.
 [[nodiscard]] ProcessGroup& process_group(const Group& group = world_group);
 
-// `src` and `dst` are ranks of the job, also with a group; Error(argument) if they are not in it. Tensors are
-// contiguous, and written to where they are results. What else: ProcessGroup.
+/// Returns the rank inside `group` of the process that has rank `global` in the world. Returns nullopt if that process
+/// is not in the group.
+[[nodiscard]] std::optional<int> rank_in_group(const ProcessGroup& group, int global);
+
+// Every rank that these calls take or return (`src`, `dst`, the sender of a message) is a rank of the world, as
+// get_rank() returns it, also for a call with a group. A root outside the group is Error(argument). Tensors must be
+// contiguous, and results are written into them. ProcessGroup documents the other rules.
 
 [[nodiscard]] Work<void> isend(const Tensor& tensor, int dst);
 [[nodiscard]] Work<int> irecv(const Tensor& tensor, int src);

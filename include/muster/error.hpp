@@ -31,7 +31,7 @@ std::string_view to_string(ErrorKind kind) noexcept;
 
 /// Facts of a failure beside its words. Unknown ones stay empty.
 struct ErrorDetails {
-  std::optional<int> rank = {};          ///< the rank where it began, in the group of the call
+  std::optional<int> rank = {};          ///< the rank where it began, as the job numbers it (RankInfo::rank)
   std::optional<std::int64_t> pid = {};  ///< that rank's process
   std::string host = {};                 ///< that rank's host
   std::string path = {};                 ///< the file it is about

@@ -183,10 +183,7 @@ Contiguous::Contiguous(const TensorView& tensor, std::size_t dim, std::span<cons
   bytes_ = copy_->bytes();
 }
 
-Tensor joined(const Tensor& parts, std::span<const std::uint64_t> sizes, std::uint64_t rows, DeviceBackend* device) {
-  if (rows <= 1 || parts.nbytes() == 0) return parts;
-  if (device != nullptr) return device->join(parts, sizes, rows);
-  Tensor whole = Tensor::allocate(parts.dtype(), parts.shape());
+void join_parts(const Tensor& parts, std::span<const std::uint64_t> sizes, std::uint64_t rows, const Tensor& whole) {
   const std::uint64_t stride = parts.nbytes() / rows;
   const std::byte* from = parts.data();
   std::byte* begin = whole.mutable_data();
@@ -196,7 +193,6 @@ Tensor joined(const Tensor& parts, std::span<const std::uint64_t> sizes, std::ui
       std::memcpy(begin + row * stride, from, bytes);
     begin += bytes;
   }
-  return whole;
 }
 
 }  // namespace muster::collectives

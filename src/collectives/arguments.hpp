@@ -73,8 +73,8 @@ class Contiguous {
   Bytes bytes_;
 };
 
-/// Parts that lie one behind the other, each of so many rows, as the rows of one tensor.
-Tensor joined(const Tensor& parts, std::span<const std::uint64_t> sizes, std::uint64_t rows,
-              DeviceBackend* device = nullptr);
+/// Copies parts, which lie one behind the other and have `rows` rows each, into `whole`, whose rows consist of the rows
+/// of all parts.
+void join_parts(const Tensor& parts, std::span<const std::uint64_t> sizes, std::uint64_t rows, const Tensor& whole);
 
 }  // namespace muster::collectives

@@ -101,12 +101,20 @@ std::shared_ptr<SyncGroup> init_group(std::string_view name, const dist::InitOpt
 namespace muster::dist {
 namespace {
 
-struct World {
-  std::mutex mutex;
-  std::unique_ptr<ProcessGroup> group;
+struct RankAndSize {
+  int rank = 0;
+  int size = 0;
 };
 
-/// Destroyed at exit, as world() is: a rank that ends in order is seen to have left.
+/// The state of the module, as that of torch.distributed: at most one of the two modes at a time.
+struct World {
+  std::mutex mutex;  // never held while ranks meet
+  bool is_starting = false;
+  std::unique_ptr<ProcessGroup> group;
+  std::optional<RankAndSize> master_worker;
+};
+
+/// Destroyed at exit like world(), so that the other ranks see that this rank has left.
 World& the_world() {
   static World world;
   return world;
@@ -115,36 +123,66 @@ World& the_world() {
 ProcessGroup& world_now() {
   World& world = the_world();
   const std::lock_guard lock(world.mutex);
-  if (!world.group) throw Error(ErrorKind::argument, "there is no process group: call init_process_group() first");
+  if (!world.group)
+    throw Error(ErrorKind::argument, world.master_worker
+                                         ? "this process is in master-worker mode, which has no collectives and no "
+                                           "messages: call destroy_process_group(), then init_process_group()"
+                                         : "the process group is not initialized: call init_process_group() first");
   return *world.group;
 }
 
-/// The rank of the world that the job calls so.
-int rank_in(const ProcessGroup& world, int global) {
-  const std::optional<int> rank = world.rank_of_global(global);
-  if (!rank) throw Error(ErrorKind::argument, fmt::format("there is no rank {}", global));
-  return *rank;
+RankAndSize place_now() {
+  World& world = the_world();
+  const std::lock_guard lock(world.mutex);
+  if (world.group) return {world.group->rank(), world.group->size()};
+  if (world.master_worker) return *world.master_worker;
+  throw Error(ErrorKind::argument,
+              "the process group is not initialized: call init_process_group() or init_master_worker() first");
 }
 
-/// A collective call with a rank of the job: one that is not in the group is everyone's error.
+/// Runs the rendezvous without the lock, so that is_initialized() and destroy_process_group() never wait for it.
+/// `keep(world, group)` then runs under the lock and returns the result of the call.
+template <class Keep>
+auto start(std::string_view name, const InitOptions& options, const Keep& keep) {
+  World& world = the_world();
+  {
+    const std::lock_guard lock(world.mutex);
+    if (world.is_starting)
+      throw Error(ErrorKind::argument, "another thread is initializing the process group: wait for it to finish");
+    if (world.group || world.master_worker)
+      throw Error(ErrorKind::argument,
+                  "the process group has been initialized already: call destroy_process_group() first");
+    world.is_starting = true;
+  }
+  struct Started {
+    World& world;
+    ~Started() {
+      const std::lock_guard lock(world.mutex);
+      world.is_starting = false;
+    }
+  } const started{world};
+  return keep(world, *collectives::init_group(name, options));
+}
+
+int checked_rank(int rank) {
+  const int size = place_now().size;
+  if (rank < 0 || rank >= size)
+    throw Error(ErrorKind::argument,
+                fmt::format("there is no rank {}: the world has the ranks 0 to {}", rank, size - 1));
+  return rank;
+}
+
+/// A collective call whose root is the rank `global` of the world. A root outside `group` is an error on every rank.
 template <class Call>
 void with_rank(const Group& group, int global, const Call& call) {
   ProcessGroup& ranks = process_group(group);
-  const std::optional<int> rank = ranks.rank_of_global(global);
+  const std::optional<int> rank = rank_in_group(ranks, global);
   try {
     call(ranks, rank.value_or(-1));
   } catch (const Error& error) {
     if (rank || error.kind() != ErrorKind::argument) throw;
     throw Error(ErrorKind::argument, fmt::format("rank {} is not in this group", global));
   }
-}
-
-/// Of all ranks of the job. The caller has the lock.
-std::shared_ptr<SyncGroup> find_group(const World& world, std::string_view name, const InitOptions& options) {
-  if (world.group)
-    throw Error(ErrorKind::argument,
-                "init_process_group() has been called already: destroy_process_group() comes first");
-  return collectives::init_group(name, options);
 }
 
 }  // namespace
@@ -154,15 +192,20 @@ Tensor all_to_all(const Tensor& tensor, const Group& group) {
 }
 
 void init_process_group(std::string_view name, const InitOptions& options) {
-  World& world = the_world();
-  const std::lock_guard lock(world.mutex);
-  world.group = std::make_unique<ProcessGroup>(*find_group(world, name, options));
+  start(name, options, [](World& world, SyncGroup& group) {
+    auto made = std::make_unique<ProcessGroup>(group);
+    const std::lock_guard lock(world.mutex);
+    world.group = std::move(made);
+  });
 }
 
 MasterWorker init_master_worker(std::string_view name, const InitOptions& options) {
-  World& world = the_world();
-  const std::lock_guard lock(world.mutex);
-  return MasterWorker(*find_group(world, name, options));
+  return start(name, options, [](World& world, SyncGroup& group) {
+    MasterWorker made(group);
+    const std::lock_guard lock(world.mutex);
+    world.master_worker = {group.rank(), group.size()};
+    return made;
+  });
 }
 
 bool is_initialized() noexcept {
@@ -173,16 +216,18 @@ bool is_initialized() noexcept {
 
 void destroy_process_group() noexcept {
   World& world = the_world();
+  std::unique_ptr<ProcessGroup> ended;  // outside the lock: its end may wait a moment for devices
   const std::lock_guard lock(world.mutex);
-  world.group.reset();
+  ended = std::move(world.group);
+  world.master_worker.reset();
 }
 
 int get_rank() {
-  return world_now().rank();
+  return place_now().rank;
 }
 
 int get_world_size() {
-  return world_now().size();
+  return place_now().size;
 }
 
 Group new_group(const RankList& ranks) {
@@ -192,29 +237,30 @@ Group new_group(const RankList& ranks) {
 ProcessGroup& process_group(const Group& group) {
   ProcessGroup& world = world_now();
   if (group.is_world()) return world;
-  if (!group.members())
-    throw Error(ErrorKind::argument, fmt::format("rank {} is not in this group", world.global_rank(world.rank())));
+  if (!group.members()) throw Error(ErrorKind::argument, fmt::format("rank {} is not in this group", world.rank()));
   return *group.members();
 }
 
+std::optional<int> rank_in_group(const ProcessGroup& group, int global) {
+  const ProcessGroup& world = world_now();
+  if (global < 0 || global >= world.size()) return std::nullopt;
+  return group.rank_of_global(world.global_rank(global));
+}
+
 Work<void> isend(const Tensor& tensor, int dst) {
-  ProcessGroup& world = world_now();
-  return world.isend(tensor, rank_in(world, dst));
+  return world_now().isend(tensor, checked_rank(dst));
 }
 
 Work<int> irecv(const Tensor& tensor, int src) {
-  ProcessGroup& world = world_now();
-  return world.irecv(tensor, rank_in(world, src));
+  return world_now().irecv(tensor, checked_rank(src));
 }
 
 void send(const Tensor& tensor, int dst) {
-  ProcessGroup& world = world_now();
-  world.send(tensor, rank_in(world, dst));
+  world_now().send(tensor, checked_rank(dst));
 }
 
 int recv(const Tensor& tensor, std::optional<int> src) {
-  ProcessGroup& world = world_now();
-  return world.global_rank(world.recv(tensor, src ? rank_in(world, *src) : any_rank));
+  return world_now().recv(tensor, src ? checked_rank(*src) : any_rank);
 }
 
 void broadcast(const Tensor& tensor, int src, const Group& group) {

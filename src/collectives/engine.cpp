@@ -30,6 +30,9 @@ Engine::Engine(std::shared_ptr<SyncGroup> group, const CollectiveOptions& option
 
 namespace {
 
+/// Memory that is taken without an agreement: a lack of it fails the group.
+constexpr std::uint64_t most_unchecked = 1 << 20;
+
 /// A call: the loop that compilers make of a fill takes longer to begin than these few take.
 template <class Span>
 void clear(std::vector<Span>& all) {
@@ -43,7 +46,7 @@ struct Engine::Call {
   WaitOptions waits;
   Card card;
   std::optional<Error> trouble;  // of this rank's arguments
-  std::optional<Opened> then;    // once all ranks agree; what it fails with is the failure of the group
+  std::optional<Opened> then;    // allocates results whose sizes only the cards tell; given on every rank or on none
 };
 
 template <class Prepare, class Move>
@@ -77,7 +80,14 @@ void Engine::run(const What& what, std::span<const Device> where, const Collecti
       if (card.status != 0) sync::inside(*group_).agree(call.trouble, call.waits);
     for (const Card& card : cards)
       if (card.agreed != cards.front().agreed) disagree(what, cards, call.waits);
-    if (call.then) sync::or_fail(*group_, [&] { (*call.then)(cards); });
+    if (!call.then) return;
+    // All ranks know all sizes, so all take the same way. One more round costs nothing beside a large result, and a
+    // lack of memory then leaves the group usable.
+    std::uint64_t bytes = 0;
+    for (const Card& card : cards) bytes += card.bytes;
+    if (bytes <= most_unchecked) return sync::or_fail(*group_, [&] { (*call.then)(cards); });
+    const auto trouble = sync::attempt(*group_, [&] { (*call.then)(cards); });
+    sync::inside(*group_).agree(trouble, call.waits);
   };
   sync::unless_out_of_memory(*group_, [&] { move(call, opened); });
 }
@@ -209,6 +219,12 @@ std::optional<Tensor> Engine::gather(What what, const TensorView& tensor, int di
   std::size_t along = 0;
   Contiguous in;
   std::optional<Tensor> parts;  // where they are not given
+  std::optional<Tensor> whole;  // parts that are not one behind the other in the result are joined there
+  const auto allocate = [&](std::int64_t extent) {
+    Shape shape = with_extent(tensor.shape(), along, extent);
+    if (device_ == nullptr && rows_before(shape, along) > 1) whole = Tensor::allocate(tensor.dtype(), shape);
+    parts = new_result(tensor.dtype(), std::move(shape), device_);
+  };
   sizes_.clear();
   what.dtype = tensor.dtype();
   what.shape = &tensor.shape();
@@ -233,6 +249,7 @@ std::optional<Tensor> Engine::gather(What what, const TensorView& tensor, int di
           throw Error(ErrorKind::argument,
                       fmt::format("{} sizes for {} ranks, of which this rank's must be {}, its extent of dimension {}",
                                   extents.size(), ins_.size(), tensor.shape()[along], along));
+        if (into == nullptr && card.wants != 0 && !what.varies) allocate(tensor.shape()[along] * size());
       },
       [&](Call& call, const Opened& opened) {
         const auto then = [&](std::span<const Card> cards) {
@@ -242,14 +259,18 @@ std::optional<Tensor> Engine::gather(What what, const TensorView& tensor, int di
             extent += card.extent;
             sizes_.push_back(card.bytes);
           }
-          if (into == nullptr) parts = new_result(tensor.dtype(), with_extent(tensor.shape(), along, extent), device_);
+          if (into == nullptr && what.varies) allocate(extent);
           place(parts ? *parts : *into, sizes_);
         };
         call.then.emplace(then);
         mover().all_gather(call.card, opened, in.bytes(), outs_, call.waits);
       });
   if (!parts) return std::nullopt;
-  return joined(*parts, sizes_, rows_before(parts->shape(), along), device_);
+  const std::uint64_t rows = rows_before(parts->shape(), along);
+  if (rows <= 1 || parts->nbytes() == 0) return parts;
+  if (device_ != nullptr) return device_->join(*parts, sizes_, rows);
+  join_parts(*parts, sizes_, rows, *whole);
+  return whole;
 }
 
 void Engine::gather_each(What what, std::span<const Tensor> outs, const TensorView& tensor,
@@ -447,11 +468,13 @@ std::vector<Config> Engine::configs(const What& what, const Config& config, bool
         mover().all_gather(call.card, opened, in.bytes(), outs_, call.waits);
       });
   std::vector<Config> received;
-  std::uint64_t at = 0;
-  for (const std::uint64_t size : sizes) {
-    if (size != 0) received.push_back(unpacked_whole(all, at, size));
-    at += size;
-  }
+  sync::unless_out_of_memory(*group_, [&] {
+    std::uint64_t at = 0;
+    for (const std::uint64_t size : sizes) {
+      if (size != 0) received.push_back(unpacked_whole(all, at, size));
+      at += size;
+    }
+  });
   return received;
 }
 

@@ -123,7 +123,7 @@ class SharedBackend final : public Backend {
       const Part part = piece_of(out.size(), room, at);
       reduce(combine, dtype, out.subspan(part.begin, part.bytes), [&](std::size_t rank) -> const std::byte* {
         if (rank == self()) return slice(self()).data() + part.begin;
-        if (is_small) return small(rank) + bounds[self()];
+        if (is_small) return small(rank) + bounds[self()] + part.begin;
         return placed_[rank] != nullptr ? placed_[rank] + bounds[self()] + part.begin
                                         : chunk(rank, step) + self() * room;
       });

@@ -32,7 +32,7 @@ void call(const char* name, std::optional<ReduceOp> op, std::optional<int> globa
   for (const Tensor& tensor : tensors) devices.push_back(tensor.device());
   What what{.name = name, .op = op};
   // A root that is not in the group is everyone's error.
-  if (global_root) what.root = ranks.rank_of_global(*global_root).value_or(-1);
+  if (global_root) what.root = rank_in_group(ranks, *global_root).value_or(-1);
   if (!tensors.empty()) {
     what.dtype = tensors.front().dtype();
     what.shape = &tensors.front().shape();
@@ -65,7 +65,7 @@ void call(const char* name, std::optional<ReduceOp> op, std::optional<int> globa
 
 /// NCCL's number of a rank's first device.
 int first_of(int global, std::span<const Tensor> tensors, const Group& group) {
-  return process_group(group).rank_of_global(global).value_or(0) * static_cast<int>(tensors.size());
+  return rank_in_group(process_group(group), global).value_or(0) * static_cast<int>(tensors.size());
 }
 
 constexpr auto no_more_checks = [](DeviceBackend&) {};
@@ -92,7 +92,7 @@ void all_reduce_multigpu(std::span<const Tensor> tensors, ReduceOp op, const Gro
 
 void reduce_multigpu(std::span<const Tensor> tensors, int dst, ReduceOp op, const Group& group) {
   const int root = first_of(dst, tensors, group);
-  const bool is_root = process_group(group).rank_of_global(dst) == process_group(group).rank();
+  const bool is_root = rank_in_group(process_group(group), dst) == process_group(group).rank();
   call("reduce_multigpu", op, dst, tensors, group, no_more_checks,
        [&](std::size_t lane, Communicator& communicator, StreamHandle stream) {
          const auto data = device_pointer(tensors[lane].data());

@@ -11,10 +11,12 @@
 #include <system_error>
 
 #include "muster/dist.hpp"
+#include "muster/log.hpp"
 #include "muster/parallel_groups.hpp"
 #include "src/collectives/backend.hpp"
 #include "src/collectives/dist.hpp"
 #include "src/launch/job.hpp"
+#include "src/launch/visible_devices.hpp"
 #include "src/os/process.hpp"
 
 namespace muster {
@@ -32,9 +34,7 @@ int visible_devices() {
        !failure && entry != std::filesystem::directory_iterator(); entry.increment(failure))
     ++devices;
   const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
-  if (visible == nullptr) return devices;
-  const std::string_view list(visible);
-  return list.empty() ? 0 : std::min(devices, static_cast<int>(std::ranges::count(list, ',')) + 1);
+  return visible == nullptr ? devices : launch::devices_in(visible, devices);
 }
 
 struct ChosenBackend {
@@ -84,7 +84,17 @@ void MultiprocessConfig::resolve() {
 }
 
 std::string default_backend() {
-  if (auto named = os::environment("TORCH_DISTRIBUTED_BACKEND")) return std::move(*named);
+  if (auto named = os::environment("TORCH_DISTRIBUTED_BACKEND")) {
+    try {
+      collectives::check_backend_name(*named);
+      return std::move(*named);
+    } catch (const Error& error) {
+      // The variable is PyTorch's. A name that only PyTorch can use must not stop a job that did not ask for it here.
+      log(LogLevel::info,
+          fmt::format("TORCH_DISTRIBUTED_BACKEND={} is ignored, and \"tcp\" is used: {}", *named, error.what()));
+    }
+    return "tcp";
+  }
   return visible_devices() > 0 && collectives::has_device_backend() ? "nccl" : "tcp";
 }
 

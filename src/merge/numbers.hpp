@@ -27,6 +27,15 @@ struct Plain {
   }
 };
 
+/// A bool: every stored value but 0 is true, and true is written as 1.
+struct Truth : Plain<std::uint8_t> {
+  template <std::size_t N>
+  MUSTER_INLINE static void widen(const std::byte* from, Value* to) {
+    Plain::widen<N>(from, to);
+    for (std::size_t i = 0; i < N; ++i) to[i] = to[i] != 0 ? 1 : 0;
+  }
+};
+
 /// bf16 is the upper half of an f32.
 struct Bf16 {
   using Stored = std::uint16_t;

@@ -99,20 +99,6 @@ struct Multiply : Add {
   }
 };
 
-struct Or : Finished {
-  template <class T>
-  MUSTER_INLINE static T combine(T so_far, T next) {
-    return static_cast<T>(so_far | next);
-  }
-};
-
-struct And : Finished {
-  template <class T>
-  MUSTER_INLINE static T combine(T so_far, T next) {
-    return static_cast<T>(so_far & next);
-  }
-};
-
 /// One block; the sources' parts are given by `at`.
 template <class Element, class Operation, std::size_t N, class At>
 MUSTER_INLINE void reduce_block(std::byte* target, std::size_t sources, const At& at) {
@@ -365,8 +351,9 @@ void reduce(Combine combine, DType dtype, std::span<std::byte> target, std::span
     if (sources.front() != target.data()) std::memcpy(target.data(), sources.front(), target.size());
     return;
   }
-  if (dtype == DType::boolean && combine == Combine::max) return dispatch<Plain<std::uint8_t>, Or>(target, sources);
-  if (dtype == DType::boolean) return dispatch<Plain<std::uint8_t>, And>(target, sources);
+  // A maximum is a logical or; a minimum and a product are a logical and.
+  if (dtype == DType::boolean && combine == Combine::max) return dispatch<Truth, TakeMax>(target, sources);
+  if (dtype == DType::boolean) return dispatch<Truth, TakeMin>(target, sources);
   switch (combine) {
     case Combine::max:
       return reduce_reals<TakeMax>(dtype, target, sources);

@@ -24,6 +24,8 @@
 #include "muster/multiprocess.hpp"
 #include "muster/parallel_groups.hpp"
 #include "src/launch/nodes.hpp"
+#include "src/launch/visible_devices.hpp"
+
 #include "src/os/process.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/temporary_directory.hpp"
@@ -346,6 +348,33 @@ TEST_CASE("a reserved port is nobody's but for who listens as torch does") {
   CHECK(!launch::reserve_port(port->number));
 }
 
+TEST_CASE("CUDA_VISIBLE_DEVICES by the driver's rules") {
+  struct Case {
+    const char* list;
+    int devices;
+  };
+  for (const Case& row : {Case{"", 0},
+                          {"-1", 0},
+                          {"0", 1},
+                          {"0,1", 2},
+                          {"3,1", 2},
+                          {" 2, 3", 2},
+                          {"0,-1,1", 1},
+                          {"0,8,1", 1},
+                          {"1,1", 0},
+                          {"NoDevFiles", 0},
+                          {"none", 0},
+                          {"0,1,", 2},
+                          {"GPU-8932f937", 1},
+                          {"GPU-1,GPU-2", 2},
+                          {"MIG-7a", 1},
+                          {"0x1", 0},
+                          {"0,1,2,3,4,5,6,7", 8}}) {
+    CAPTURE(row.list);
+    CHECK(launch::devices_in(row.list, 8) == row.devices);
+  }
+}
+
 TEST_CASE("backends by name") {
   CHECK(default_backend() == "tcp");
   CHECK(get_distributed_backend() == "tcp");
@@ -358,6 +387,13 @@ TEST_CASE("backends by name") {
   set_distributed_backend("tcp");
   ::setenv("TORCH_DISTRIBUTED_BACKEND", "gloo", 1);
   CHECK(default_backend() == "gloo");
+  for (const char* const only_in_torch : {"nccl", "ucc", "cpu:gloo,cuda:nccl", ""}) {
+    ::setenv("TORCH_DISTRIBUTED_BACKEND", only_in_torch, 1);
+    CHECK(default_backend() == "tcp");
+    MultiprocessConfig unnamed{.world_size = 2};
+    unnamed.resolve();
+    CHECK(unnamed.backend == "tcp");
+  }
   ::unsetenv("TORCH_DISTRIBUTED_BACKEND");
 }
 

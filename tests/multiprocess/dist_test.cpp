@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // muster::dist: the rules of torch.distributed, over each way to meet.
 
+#include <atomic>
+#include <chrono>
 #include <filesystem>
+#include <thread>
 #include <vector>
 
 #include "doctest/doctest.h"
@@ -112,6 +115,92 @@ TEST_CASE("a world of each backend does what torch.distributed does, ends, and c
   }
 }
 
+TEST_CASE("over a part of a job, all calls use the ranks that get_rank() returns") {
+  run_ranks(5, [](SyncGroup& group) {
+    // Ranks 0 to 2 of the world are ranks 4, 1 and 3 of the job.
+    const auto part = group.split(std::vector{4, 1, 3});
+    if (!part) return;
+    set_world(part);
+    dist::init_process_group("shm");
+    const int self = dist::get_rank();
+    RANK_CHECK(dist::get_world_size() == 3);
+    RANK_CHECK(self == part->rank());
+    const auto mine = static_cast<float>(self);
+    for (int root = 0; root < 3; ++root) {
+      Tensor tensor = row(mine);
+      dist::broadcast(tensor, root);
+      RANK_CHECK(is_row(tensor, static_cast<float>(root)));
+      tensor = row(1);
+      dist::reduce(tensor, root);
+      RANK_CHECK(is_row(tensor, self == root ? 3 : 1));
+      const std::vector<Tensor> all = empty_rows(self == root ? 3 : 0);
+      dist::gather(row(mine), root, all);
+      if (self == root) RANK_CHECK(is_row(all[2], 2));
+      dist::scatter(tensor, root, all);
+      RANK_CHECK(is_row(tensor, mine));
+    }
+    Tensor tensor = row(-1);
+    const int next = (self + 1) % 3;
+    const int previous = (self + 2) % 3;
+    Work<void> sent = dist::isend(row(mine), next);
+    RANK_CHECK(dist::recv(tensor, previous) == previous);
+    sent.get();
+    sent = dist::isend(row(mine), next);
+    RANK_CHECK(dist::irecv(tensor, previous).get() == previous);
+    sent.get();
+    if (self == 0) {
+      const int first = dist::recv(tensor);
+      RANK_CHECK(is_row(tensor, static_cast<float>(first)));
+      const int second = dist::recv(tensor);
+      RANK_CHECK(first + second == 3);
+    } else {
+      dist::send(row(mine), 0);
+    }
+    // A group of ranks 2 and 0 of the world.
+    const dist::Group pair = dist::new_group({2, 0});
+    if (self != 1) {
+      tensor = row(mine);
+      dist::broadcast(tensor, 2, pair);
+      RANK_CHECK(is_row(tensor, 2));
+      error_of(ErrorKind::argument, {"rank 1 is not in this group"}, [&] { dist::broadcast(tensor, 1, pair); });
+    }
+    for (const int wrong : {-1, 3, 4}) {
+      error_of(ErrorKind::argument, {"there is no rank"}, [&] { dist::send(tensor, wrong); });
+      error_of(ErrorKind::argument, {"there is no rank"}, [&] { (void)dist::recv(tensor, wrong); });
+      error_of(ErrorKind::argument, {"is not in this group"}, [&] { dist::broadcast(tensor, wrong); });
+    }
+    dist::destroy_process_group();
+  });
+}
+
+TEST_CASE("is_initialized() and destroy_process_group() do not wait for a rendezvous on another thread") {
+  const std::string key = unique_key();
+  run_processes(1, [&](int) {
+    const dist::InitOptions options{.init_method = "tcp://127.0.0.1:1",
+                                    .world_size = 2,
+                                    .rank = 0,
+                                    .group_name = key,
+                                    .timeout = std::chrono::milliseconds(1500)};
+    std::atomic<bool> is_over = false;
+    std::thread meeting([&] {
+      error_of(ErrorKind::timeout, {}, [&] { dist::init_process_group("shm", options); });
+      is_over = true;
+    });
+    for (bool is_refused = false; !is_refused;) {
+      try {
+        dist::init_process_group("nowhere", options);
+      } catch (const Error& error) {
+        is_refused = std::string(error.what()).find("another thread") != std::string::npos;
+      }
+    }
+    RANK_CHECK(!dist::is_initialized());
+    dist::destroy_process_group();
+    RANK_CHECK(!is_over);
+    meeting.join();
+    RANK_CHECK(!dist::is_initialized());
+  });
+}
+
 TEST_CASE("what cannot be a world is said at once") {
   struct Bad {
     ErrorKind kind;
@@ -147,10 +236,17 @@ TEST_CASE("a master and its workers in place of a process group") {
         .init_method = "tcp://127.0.0.1:1", .world_size = 3, .rank = rank, .group_name = key};
     MasterWorker ranks = dist::init_master_worker("shm", options);
     RANK_CHECK(!dist::is_initialized());
+    RANK_CHECK(dist::get_rank() == rank);
+    RANK_CHECK(dist::get_world_size() == 3);
+    error_of(ErrorKind::argument, {"already"}, [&] { (void)dist::init_master_worker("shm", options); });
+    error_of(ErrorKind::argument, {"already"}, [&] { dist::init_process_group("shm", options); });
+    error_of(ErrorKind::argument, {"master-worker mode"}, [] { dist::barrier(); });
     if (!ranks.is_master()) return ranks.serve();
     const RemoteTensor tensor = ranks.make(2, DType::f32, {3});
     ranks.copy(tensor, row(4));
     RANK_CHECK(is_row(ranks.fetch(tensor), 4));
     ranks.shutdown();
+    dist::destroy_process_group();
+    error_of(ErrorKind::argument, {"init_master_worker"}, [] { (void)dist::get_rank(); });
   });
 }

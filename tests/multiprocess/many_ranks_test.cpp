@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <csignal>
+#include <cstring>
 #include <thread>
 
 #include "doctest/doctest.h"
 #include "muster/gather.hpp"
+#include "muster/process_group.hpp"
 #include "tests/support/exchanges.hpp"
 #include "tests/support/shared_words.hpp"
 
@@ -64,4 +66,44 @@ TEST_CASE("one of a hundred ranks is killed: all others name it, soon, and so do
               },
               {victim});
   }
+}
+
+TEST_CASE("150 ranks: slices that are longer than a rank's share of a chunk") {
+  // With 150 ranks a rank's share of a chunk is 832 bytes. An input of at most 944 bytes uses the slot of the card.
+  constexpr int ranks = 150;
+  run_ranks(ranks, [](SyncGroup& group) {
+    ProcessGroup all(group);
+    const int self = all.rank();
+    for (const std::int64_t elements : {1, 208, 209, 232, 235, 236, 237, 450, 2000}) {
+      // One rank gets nearly all of it; the other slices are empty or have one element.
+      for (const int heavy : {0, 77, 149}) {
+        std::vector<std::int64_t> sizes(ranks, 0);
+        sizes[3] = elements > 208 ? 1 : 0;
+        sizes[static_cast<std::size_t>(heavy)] += elements - sizes[3];
+        std::vector<std::int32_t> values;
+        for (std::int64_t i = 0; i < elements; ++i) values.push_back(static_cast<std::int32_t>(i + self));
+        const Tensor tensor = Tensor::take(values);
+        const Tensor slice = all.reduce_scatterv(tensor, sizes);
+        std::int64_t begin = 0;
+        for (int rank = 0; rank < self; ++rank) begin += sizes[static_cast<std::size_t>(rank)];
+        const auto at = [](const Tensor& from, std::int64_t i) {
+          std::int32_t value = 0;
+          std::memcpy(&value, from.data() + i * 4, sizeof value);
+          return value;
+        };
+        bool is_right = slice.shape()[0] == sizes[static_cast<std::size_t>(self)];
+        for (std::int64_t i = 0; is_right && i < slice.shape()[0]; ++i)
+          is_right = at(slice, i) == ranks * (begin + i) + ranks * (ranks - 1) / 2;
+        RANK_CHECK(is_right);
+        // The other way round: the heavy rank's elements reach all ranks.
+        const Tensor gathered = all.all_gatherv(slice, 0, sizes);
+        RANK_CHECK(at(gathered, elements - 1) == ranks * (elements - 1) + ranks * (ranks - 1) / 2);
+        const Tensor moved = all.all_to_allv(tensor, sizes);
+        RANK_CHECK(moved.shape()[0] == ranks * sizes[static_cast<std::size_t>(self)]);
+        for (int rank = 0; moved.shape()[0] != 0 && rank < ranks; ++rank)
+          RANK_CHECK(at(moved, (rank + 1) * sizes[static_cast<std::size_t>(self)] - 1) ==
+                     begin + sizes[static_cast<std::size_t>(self)] - 1 + rank);
+      }
+    }
+  });
 }

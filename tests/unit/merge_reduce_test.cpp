@@ -253,6 +253,12 @@ TEST_CASE("integers wrap around, booleans are or and and") {
         Bytes{0, 1, 1, 1});
   for (const Combine combine : {Combine::min, Combine::product})
     CHECK(reduced<std::uint8_t>(combine, DType::boolean, {Bytes{0, 0, 1, 1}, Bytes{0, 1, 0, 1}}) == Bytes{0, 0, 0, 1});
+  // Every stored value but 0 is true.
+  CHECK(reduced<std::uint8_t>(Combine::max, DType::boolean, {Bytes{0, 2, 0, 128}, Bytes{0, 1, 255, 128}}) ==
+        Bytes{0, 1, 1, 1});
+  for (const Combine combine : {Combine::min, Combine::product})
+    CHECK(reduced<std::uint8_t>(combine, DType::boolean,
+                                {Bytes{1, 2, 16, 3}, Bytes{2, 4, 16, 0}, Bytes{255, 8, 16, 1}}) == Bytes{1, 1, 1, 0});
 }
 
 TEST_CASE("f32 and f64 with their special values") {
