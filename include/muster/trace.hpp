@@ -12,8 +12,9 @@ namespace muster {
 
 /// From its construction to its destruction this thread is in `name` (its first 31 bytes), inside of the spans that it
 /// has begun before. Without MUSTER_TRACE the last ones of each rank are kept all the same, for `muster trace --last`,
-/// and cost some 35 ns. A span ends on the thread that it began on, after all that have begun inside of it. In a forked
-/// child it says nothing. Local, never throws.
+/// and cost some 35 ns. A span must end on the thread on which it began. Spans of one thread may end in any order;
+/// spans that are still running keep their place in the trace. In a forked child a span records nothing. Local, never
+/// throws.
 class TraceSpan {
  public:
   explicit TraceSpan(std::string_view name) noexcept;

@@ -11,7 +11,8 @@
 #include <vector>
 
 #include "python/core/bindings.hpp"
-#include "src/sync/failing.hpp"
+#include "python/core/waiting.hpp"
+#include "src/sync/group.hpp"
 
 namespace muster::python {
 
@@ -86,29 +87,48 @@ struct Given {
   nb::object object;
   operator nb::handle() const { return object; }
 };
-/// For a tensor: objects of many types.
-using GivenTensor = Given<nb::object>;
+/// For a tensor: an object of any type that as_tensor() takes.
+struct TensorLike {};
+/// One of them, a list of them, or None.
+struct TensorOrListLike {};
 
-/// make(), which turns Python's objects into arguments of a call. If it cannot, the others wait already: that is the
-/// end of the group.
-template <class Make>
-auto made_for(SyncGroup& group, const Make& make) -> decltype(make()) {
-  return sync::or_fail(group, [&] { return converted(make); });
+/// Returns make(), which turns Python's objects into the arguments of a collective call. If it fails, refuse(error)
+/// takes this rank's part in the call, so that all ranks raise the error and the group remains usable.
+template <class Make, class Refuse>
+auto made_or_refused(const Make& make, const Refuse& refuse) -> decltype(make()) {
+  std::optional<Error> failure;
+  try {
+    return converted(make);
+  } catch (const Error& error) {
+    failure = error;
+  }
+  without_gil([&] { refuse(*failure); });
+  throw Error(*failure);
 }
 
-/// argument_of() for such a call.
-template <class Value>
-Value value_for(SyncGroup& group, const Given<Value>& given, const char* name) {
-  return made_for(group, [&] { return argument_of<Value>(given, name); });
+/// The same for calls of a group that begin with Group::together().
+template <class Make>
+auto made_for(SyncGroup& group, const Make& make) -> decltype(make()) {
+  return made_or_refused(make, [&](const Error& failure) { sync::inside(group).refuse(failure); });
 }
 
 }  // namespace muster::python
 
 namespace nanobind::detail {
 
+template <>
+struct type_caster<muster::python::TensorLike> {
+  static constexpr auto Name = const_name("muster._typing.TensorLike");
+};
+template <>
+struct type_caster<muster::python::TensorOrListLike> {
+  static constexpr auto Name =
+      const_name("muster._typing.TensorLike | collections.abc.Sequence[muster._typing.TensorLike] | None");
+};
+
 template <class Wanted>
 struct type_caster<muster::python::Given<Wanted>> {
-  NB_TYPE_CASTER(muster::python::Given<Wanted>, const_name("object"))
+  NB_TYPE_CASTER(muster::python::Given<Wanted>, make_caster<Wanted>::Name)
   bool from_python(handle source, std::uint32_t, cleanup_list*) noexcept {
     value.object = borrow(source);
     return true;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "python/core/arrays.hpp"
+#include "python/core/waiting.hpp"
 
 #include <fmt/core.h>
 
@@ -76,10 +77,11 @@ const char* format_of(DType dtype) {
   switch (dtype) {
     case DType::boolean:
       return "?";
+    case DType::u8:
+      return "B";
     case DType::i8:
       return "b";
     case DType::u16:
-    case DType::bf16:
       return "H";
     case DType::i16:
       return "h";
@@ -100,8 +102,11 @@ const char* format_of(DType dtype) {
     case DType::complex64:
       return "Zf";
     default:
-      return "B";
+      return nullptr;
   }
+}
+bool has_format(DType dtype) {
+  return format_of(dtype) != nullptr;
 }
 
 /// What an exported buffer points to.
@@ -119,6 +124,10 @@ int get_buffer(PyObject* self, Py_buffer* out, int flags) {
   };
   const Tensor& tensor = *nb::inst_ptr<Tensor>(self);
   if (!tensor.device().is_host()) return refuse_request("the tensor is on a device");
+  // A format that names other elements would turn them into other numbers without a message. NumPy then asks __array__.
+  if ((flags & PyBUF_FORMAT) != 0 && !has_format(tensor.dtype()))
+    return refuse_request(
+        "the buffer protocol has no format for this dtype: use view(\"U8\") for its bytes, or numpy()");
   if ((flags & PyBUF_WRITABLE) != 0 && !tensor.is_writable()) return refuse_request("the tensor is read-only");
   const bool wants_strides = (flags & PyBUF_STRIDES) == PyBUF_STRIDES;
   if (!tensor.view().is_contiguous() && !wants_strides) return refuse_request("the tensor is not contiguous");
@@ -175,7 +184,7 @@ Tensor tensor_from_buffer(nb::handle object) {
   Py_buffer* held = buffer.release();
   const std::shared_ptr<Py_buffer> owner(held, [](Py_buffer* kept) {
     if (Py_IsInitialized() == 0) return;
-    const PyGILState_STATE state = PyGILState_Ensure();
+    const PyGILState_STATE state = ensured_gil();
     PyBuffer_Release(kept);
     PyGILState_Release(state);
     delete kept;

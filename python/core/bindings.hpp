@@ -75,8 +75,8 @@ nb::object text_object(const std::string& text);
 /// Of an int, or of a text such as "256MiB". Throws Error(argument).
 std::uint64_t bytes_of(nb::handle size);
 
-/// By its name, in letters of any size. Throws Error(argument) with the names that there are.
-DType dtype_named(std::string name);
+/// The dtype of a name, or of a dtype of NumPy, ml_dtypes or PyTorch. Throws Error(argument).
+DType dtype_of(nb::handle dtype);
 
 /// A muster.Group, or a process group of torch.distributed; None: the world.
 std::shared_ptr<SyncGroup> group_of(nb::handle group);

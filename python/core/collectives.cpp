@@ -15,6 +15,7 @@
 #include "python/core/arguments.hpp"
 #include "python/core/bindings.hpp"
 #include "python/core/waiting.hpp"
+#include "src/collectives/engine.hpp"
 #include "src/sync/failing.hpp"
 
 namespace muster::python {
@@ -56,6 +57,12 @@ CollectiveOptions options_of(nb::handle timeout) {
   return {.timeout = timeout_of(argument_of<Seconds>(timeout, "timeout"))};
 }
 
+/// The arguments of a collective call of a process group; all ranks raise an error of one.
+template <class Make>
+auto made_in(ProcessGroup& group, const Make& make) -> decltype(make()) {
+  return made_or_refused(make, [&](const Error& failure) { collectives::engine_of(group).refuse(failure); });
+}
+
 /// As Python has a result.
 template <class Result>
 Result python_of(Result result) {
@@ -95,7 +102,7 @@ auto value(const char* name, int preset) {
   return parameter<Value>(nb::arg(name) = preset, [name](nb::handle given) { return argument_of<Value>(given, name); });
 }
 auto tensor(const char* name) {
-  return parameter<nb::object>(nb::arg(name), tensor_of);
+  return parameter<TensorLike>(nb::arg(name), tensor_of);
 }
 auto config() {
   return parameter<nb::object>(nb::arg("config").none(), config_of);
@@ -118,14 +125,14 @@ auto received_tag() {
 }
 
 auto tensors(const char* name) {
-  return parameter<nb::object>(nb::arg(name).none(), tensors_of);
+  return parameter<std::optional<std::vector<TensorLike>>>(nb::arg(name).none(), tensors_of);
 }
 auto tensor_or_list(const char* name) {
-  return parameter<nb::object>(nb::arg(name).none(), tensor_or_list_of);
+  return parameter<TensorOrListLike>(nb::arg(name).none(), tensor_or_list_of);
 }
 
 enum class Kind : std::uint8_t {
-  collective,  ///< all ranks make the call: arguments that it does not take end the group, because the others wait
+  collective,  ///< all ranks make the call, and raise an error of one rank's arguments
   message,     ///< between two ranks: what is wrong with its arguments is this rank's alone
   begun,       ///< a message that nobody waits for: call() gives its Work, which keeps the group
 };
@@ -139,7 +146,7 @@ void def(nb::class_<ProcessGroup>& group, const char* name, const char* words, C
     const auto make_all = [&] { return std::tuple{make(given)..., options_of(timeout)}; };
     const auto arguments = [&] {
       if constexpr (kind == Kind::collective)
-        return made_for(self.group(), make_all);
+        return made_in(self, make_all);
       else
         return make_all();
     }();
@@ -285,7 +292,7 @@ void bind_collectives_with_results(nb::class_<ProcessGroup>& group) {
   group.def(
       "broadcast_config",
       [](ProcessGroup& self, nb::handle given, const Given<int>& root, const Given<Seconds>& timeout) {
-        const auto [own, root_rank, options] = made_for(self.group(), [&] {
+        const auto [own, root_rank, options] = made_in(self, [&] {
           const int rank = argument_of<int>(root, "root");
           return std::tuple{self.rank() == rank ? config_of(given) : Config(), rank, options_of(timeout)};
         });
@@ -362,9 +369,9 @@ void bind_collectives(nb::module_& module) {
       "caller's again when the call returns; results stay as long as they are held. `timeout`: seconds without "
       "progress of the ranks waited for; None: the group's.\n\n"
       "Raises ArgumentError, UnsupportedError or RankMismatchError on all ranks if one cannot do it or they "
-      "disagree: nothing is written, and the group goes on. TimeoutError, PeerLostError, CancelledError, and "
-      "arguments of another type than a call takes, which the others wait for, end the group: each later call raises "
-      "the same. Those of a message are ArgumentError on its rank alone.");
+      "disagree: nothing is written, and the group remains usable. TimeoutError, PeerLostError and CancelledError end "
+      "the group: each later call raises the same error. A wrong argument of a message is ArgumentError on its rank "
+      "only.");
   group
       .def(
           "__init__",
@@ -388,9 +395,17 @@ void bind_collectives(nb::module_& module) {
           },
           nb::arg("reason"),
           "Local, any thread. Ends the group: what waits on any rank, and each later call, raises CancelledError.");
-  def<Kind::collective>(
-      group, "split", "Collective. The group of the ranks of a list; None on a rank that is not in its list.",
-      [](ProcessGroup& self, const auto&... given) { return self.split(given...); }, value<std::vector<int>>("ranks"));
+  group.def(
+      "split",
+      [](ProcessGroup& self, const Given<std::vector<int>>& ranks, const Given<Seconds>& timeout) {
+        const auto [list, options] = made_for(self.group(), [&] {
+          return std::pair{argument_of<std::vector<int>>(ranks, "ranks"), options_of(timeout)};
+        });
+        auto part = without_gil([&] { return self.split(list, options); });
+        return part ? std::optional(std::move(*part)) : std::nullopt;
+      },
+      nb::arg("ranks"), nb::kw_only(), nb::arg("timeout") = nb::none(),
+      "Collective. Returns the group of the ranks of a list, in its order; None on a rank that is in no list.");
   def<Kind::collective>(group, "barrier", "Returns when all ranks have come.",
                         [](ProcessGroup& self, const auto&... given) { self.barrier(given...); });
   bind_collectives_in_place(group);

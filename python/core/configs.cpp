@@ -94,6 +94,12 @@ Config leaf_of(PyObject* object, const Place& place) {
       if (PyBool_Check(value) != 0 || PyLong_Check(value) != 0 || PyFloat_Check(value) != 0)
         return value_of(value, place, 0);
     }
+    // JSON has no bytes, and a tensor in their place would come back as another type.
+    if (PyBytes_Check(object) != 0 || PyByteArray_Check(object) != 0)
+      place.refuse(
+          fmt::format("{} is not a value of a config: pass a str (.decode()), or a tensor of its bytes "
+                      "(muster.as_tensor(value))",
+                      Py_TYPE(object)->tp_name));
     if (looks_like_tensor(object)) return tensor_of(handle);
     return std::nullopt;
   };

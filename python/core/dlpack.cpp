@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "python/core/dlpack.hpp"
+#include "python/core/waiting.hpp"
 
 #include <algorithm>
 #include <memory>
@@ -108,7 +109,7 @@ template <class Managed>
 Tensor take(Managed* managed) {
   const std::shared_ptr<const void> owner(managed, [](const void* kept) {
     if (Py_IsInitialized() == 0) return;
-    const PyGILState_STATE state = PyGILState_Ensure();
+    const PyGILState_STATE state = ensured_gil();
     auto* self = static_cast<Managed*>(const_cast<void*>(kept));
     if (self->deleter != nullptr) self->deleter(self);
     PyGILState_Release(state);
@@ -214,7 +215,7 @@ nb::object to_dlpack(const Tensor& tensor, const nb::object& max_version, const 
   // Who names no version may know the dtype all the same (apache-tvm-ffi), or says itself that it does not.
   if (named->code >= first_of_1_1 && major == 1 && minor == 0)
     refuse_to_give("this dtype needs DLPack 1.1, which the reader has not: use .view(\"U8\")");
-  const Tensor given = needs_copy ? Tensor::copy_of(tensor.view()) : tensor;
+  const Tensor given = needs_copy ? without_gil([&] { return Tensor::copy_of(tensor.view()); }) : tensor;
   if (major >= 1) return give<dlpack::ManagedTensorVersioned>(given, *named, needs_copy);
   return give<dlpack::ManagedTensor>(given, *named, needs_copy);
 }

@@ -239,7 +239,7 @@ class Options {
          [&](nb::handle object) { value = std::chrono::seconds(static_cast<std::int64_t>(nb::cast<double>(object))); });
   }
   void take(const char* name, DType& value) const {
-    read(name, [&](nb::handle object) { value = dtype_named(nb::cast<std::string>(object)); });
+    read(name, [&](nb::handle object) { value = dtype_of(object); });
   }
   template <class Value>
   void take(const char* name, std::optional<Value>& value) const {

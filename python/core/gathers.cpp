@@ -24,14 +24,7 @@ using gather::Operation;
 /// make(), which turns Python's objects into arguments. If it cannot, every rank of the group hears why.
 template <class Make>
 auto arguments_of(Operation operation, SyncGroup& group, const Make& make) -> decltype(make()) {
-  std::optional<Error> failure;
-  try {
-    return converted(make);
-  } catch (const Error& error) {
-    failure = error;
-  }
-  without_gil([&] { gather::refuse(operation, *failure, all_ranks, group, {}); });
-  throw Error(*failure);
+  return made_or_refused(make, [&](const Error& failure) { gather::refuse(operation, failure, all_ranks, group, {}); });
 }
 
 Route route_named(const std::string& name) {

@@ -20,8 +20,8 @@ namespace {
 
 using Seconds = std::optional<double>;
 
-WaitOptions options_for(SyncGroup& group, const Given<Seconds>& timeout) {
-  return made_for(group, [&] { return WaitOptions{.timeout = timeout_of(argument_of<Seconds>(timeout, "timeout"))}; });
+WaitOptions options_of(const Given<Seconds>& timeout) {
+  return {.timeout = timeout_of(argument_of<Seconds>(timeout, "timeout"))};
 }
 
 nb::object info_of(const SyncGroup& group, int rank) {
@@ -57,9 +57,8 @@ std::shared_ptr<SyncGroup> group_of(nb::handle group) {
 void bind_groups(nb::module_& module) {
   nb::class_<SyncGroup>(
       module, "Group",
-      "The ranks of a job, or some of them. A group is used by one thread at a time. A timeout, a lost "
-      "rank, a cancelled wait or an argument of another type than a call takes is its end: every later call of every "
-      "rank raises that first cause.")
+      "The ranks of a job, or some of them. One thread at a time uses a group. A timeout, a lost rank or a cancelled "
+      "wait ends it: every later call on every rank raises that first cause. After any other error it remains usable.")
       .def_prop_ro("rank", &SyncGroup::rank)
       .def_prop_ro("size", &SyncGroup::size)
       .def_prop_ro("kind", [](const SyncGroup& self) { return std::string(self.kind()); })
@@ -71,23 +70,33 @@ void bind_groups(nb::module_& module) {
       .def(
           "barrier",
           [](SyncGroup& self, const Given<Seconds>& timeout) {
-            const WaitOptions options = options_for(self, timeout);
+            std::optional<Error> refused;
+            WaitOptions options;
+            try {
+              options = converted([&] { return options_of(timeout); });
+            } catch (const Error& error) {
+              refused = error;
+            }
+            // A barrier carries no error. This rank takes part all the same, so that the group remains usable.
             without_gil([&] { self.barrier(options); });
+            if (refused) throw Error(*refused);
           },
           nb::arg("timeout") = nb::none(), "Collective. Returns when all ranks have come.")
       .def(
           "duplicate",
           [](SyncGroup& self, const Given<Seconds>& timeout) {
-            const WaitOptions options = options_for(self, timeout);
+            const WaitOptions options = made_for(self, [&] { return options_of(timeout); });
             return without_gil([&] { return self.duplicate(options); });
           },
           nb::arg("timeout") = nb::none(), "Collective. A group of the same ranks, with its own failures.")
       .def(
           "split",
           [](SyncGroup& self, const Given<std::vector<int>>& ranks, const Given<Seconds>& timeout) {
-            const std::vector<int> list = value_for(self, ranks, "ranks");
-            const WaitOptions options = options_for(self, timeout);
-            return without_gil([&] { return self.split(list, options); });
+            const auto [list, options] = made_for(self, [&] {
+              return std::pair{argument_of<std::vector<int>>(ranks, "ranks"), options_of(timeout)};
+            });
+            auto part = without_gil([&] { return self.split(list, options); });
+            return part ? std::optional(std::move(part)) : std::nullopt;
           },
           nb::arg("ranks"), nb::arg("timeout") = nb::none(),
           "Collective. The group of the ranks of a list, in its order; None on a rank that is not in its list.")
@@ -97,8 +106,9 @@ void bind_groups(nb::module_& module) {
       });
   module.def("world", [] { return without_gil([] { return world(); }); });
   module.def(
-      "set_world", [](std::shared_ptr<SyncGroup> group) { set_world(std::move(group)); }, nb::arg("group").none());
-  module.def("single_group", [] { return single_group(); });
+      "set_world", [](std::shared_ptr<SyncGroup> group) { without_gil([&] { set_world(std::move(group)); }); },
+      nb::arg("group").none());
+  module.def("single_group", [] { return without_gil([] { return single_group(); }); });
   module.def("local_group", [](std::string key, int rank, int size, Seconds timeout, std::vector<int> numbers) {
     return without_gil([&] {
       return local_group({.key = std::move(key),

@@ -8,6 +8,7 @@
 
 #include "muster/error.hpp"
 #include "muster/message_queue.hpp"
+#include "python/core/arguments.hpp"
 #include "python/core/bindings.hpp"
 #include "python/core/waiting.hpp"
 
@@ -16,10 +17,11 @@ namespace {
 
 using Seconds = std::optional<double>;
 
-QueueOptions options_of(nb::handle capacity, const std::string& dead_reader, Seconds timeout) {
+QueueOptions options_of(nb::handle capacity, nb::handle dead, nb::handle timeout) {
   QueueOptions options;
-  options.waits = {.timeout = timeout_of(timeout)};
+  options.waits = {.timeout = timeout_of(argument_of<Seconds>(timeout, "timeout"))};
   if (!capacity.is_none()) options.capacity = bytes_of(capacity);
+  const auto dead_reader = argument_of<std::string>(dead, "dead_reader");
   if (dead_reader != "fail" && dead_reader != "drop")
     throw Error(ErrorKind::argument, "dead_reader is 'fail' or 'drop', not '" + dead_reader + "'");
   if (dead_reader == "drop") options.dead_reader = QueueOptions::DeadReader::drop;
@@ -43,26 +45,30 @@ void bind_queues(nb::module_& module) {
       "TimeoutError, PeerLostError and CancelledError of waits. A reader gets what a dead writer has written before.")
       .def(
           "__init__",
-          [](MessageQueue* self, nb::handle group, int writer, std::optional<int> reader, nb::handle capacity,
-             const std::string& dead_reader, const std::string& outside_writer, Seconds timeout) {
-            QueueOptions options = options_of(capacity, dead_reader, timeout);
-            options.writer = writer;
-            options.reader = reader;
-            options.outside_writer = outside_writer;
+          [](MessageQueue* self, nb::handle group, const Given<int>& writer, const Given<std::optional<int>>& reader,
+             nb::handle capacity, const Given<std::string>& dead_reader, const Given<std::string>& outside_writer,
+             const Given<Seconds>& timeout) {
             const auto made = group_of(group);
+            const QueueOptions options = made_for(*made, [&] {
+              QueueOptions given = options_of(capacity, dead_reader, timeout);
+              given.writer = argument_of<int>(writer, "writer");
+              given.reader = argument_of<std::optional<int>>(reader, "reader");
+              given.outside_writer = argument_of<std::string>(outside_writer, "outside_writer");
+              return given;
+            });
             new (self) MessageQueue(without_gil([&] { return MessageQueue(*made, options); }));
           },
           nb::arg("group").none() = nb::none(), nb::arg("writer") = 0, nb::kw_only(), nb::arg("reader") = nb::none(),
-          nb::arg("capacity") = nb::none(), nb::arg("dead_reader") = "fail", nb::arg("outside_writer") = "",
+          nb::arg("capacity").none() = nb::none(), nb::arg("dead_reader") = "fail", nb::arg("outside_writer") = "",
           nb::arg("timeout") = nb::none())
       .def_static(
           "write_from_outside",
-          [](const std::string& handle, nb::handle capacity, const std::string& dead_reader, Seconds timeout) {
+          [](const std::string& handle, nb::handle capacity, nb::handle dead_reader, nb::handle timeout) {
             QueueOptions options = options_of(capacity, dead_reader, timeout);
             options.outside_writer = handle;
             return without_gil([&] { return MessageQueue::write_from_outside(options); });
           },
-          nb::arg("handle"), nb::kw_only(), nb::arg("capacity") = nb::none(), nb::arg("dead_reader") = "fail",
+          nb::arg("handle"), nb::kw_only(), nb::arg("capacity").none() = nb::none(), nb::arg("dead_reader") = "fail",
           nb::arg("timeout") = nb::none(), "The writer's end, in a process that is no rank; options as the ranks'.")
       .def(
           "put",

@@ -13,6 +13,7 @@
 #include "python/core/arrays.hpp"
 #include "python/core/bindings.hpp"
 #include "python/core/dlpack.hpp"
+#include "python/core/waiting.hpp"
 
 namespace muster::python {
 namespace {
@@ -59,6 +60,23 @@ Tensor seen_as(const Tensor& tensor, DType dtype, std::optional<Shape> shape) {
   return {seen, tensor.owner(), tensor.mutable_data()};
 }
 
+/// Whether the one element of a tensor is not zero. Minus zero is zero; NaN is not.
+bool is_true(const TensorView& tensor) {
+  const DType dtype = tensor.dtype();
+  const Tensor copy = Tensor::copy_of(tensor);
+  std::vector<std::byte> bytes(copy.bytes().begin(), copy.bytes().end());
+  if (dtype == DType::f8_e8m0) return true;  // it has no zero
+  const bool has_sign =
+      to_string(dtype).front() == 'F' || to_string(dtype).starts_with("BF") || dtype == DType::complex64;
+  const std::size_t number = dtype == DType::complex64 ? bytes.size() / 2 : bytes.size();
+  // The last byte of a number has its sign. An element of four bits is in the lower half of its byte.
+  if (is_packed(dtype))
+    bytes.back() &= has_sign ? std::byte{0x07} : std::byte{0x0f};
+  else if (has_sign)
+    for (std::size_t last = number - 1; last < bytes.size(); last += number) bytes[last] &= std::byte{0x7f};
+  return std::ranges::any_of(bytes, [](std::byte each) { return each != std::byte{0}; });
+}
+
 bool is_of(nb::handle object, std::string_view package) {
   const char* name = Py_TYPE(object.ptr())->tp_name;
   const nb::object module = nb::getattr(object.type(), "__module__", nb::none());
@@ -67,21 +85,26 @@ bool is_of(nb::handle object, std::string_view package) {
   return std::string_view(text) == package || std::string_view(text).starts_with(std::string(package) + ".");
 }
 
-}  // namespace
-
+/// The dtype of a name in upper or lower case. Throws Error(argument) with the names of all dtypes.
 DType dtype_named(std::string name) {
   std::ranges::transform(name, name.begin(),
                          [](unsigned char letter) { return static_cast<char>(std::toupper(letter)); });
   if (const auto dtype = dtype_from_string(name)) return *dtype;
   std::string all;
   for (const DType each : all_dtypes()) all += (all.empty() ? "" : ", ") + std::string(to_string(each));
-  throw Error(ErrorKind::argument, fmt::format("there is no dtype '{}'; those there are: {}", name, all));
+  throw Error(ErrorKind::argument, fmt::format("'{}' is not a dtype: use one of {}", name, all));
+}
+
+}  // namespace
+
+DType dtype_of(nb::handle dtype) {
+  return converted([&] { return dtype_named(nb::cast<std::string>(helper("dtype_name")(dtype))); });
 }
 
 std::shared_ptr<const void> owner_of(nb::object object) {
   return {object.release().ptr(), [](const void* kept) {
             if (Py_IsInitialized() == 0) return;
-            const PyGILState_STATE state = PyGILState_Ensure();
+            const PyGILState_STATE state = ensured_gil();
             Py_DECREF(static_cast<PyObject*>(const_cast<void*>(kept)));
             PyGILState_Release(state);
           }};
@@ -129,12 +152,12 @@ void bind_tensors(nb::module_& module) {
       .def_prop_ro("is_writable", &Tensor::is_writable)
       .def_prop_ro("is_contiguous", [](const Tensor& self) { return self.view().is_contiguous(); })
       .def(
-          "copy", [](const Tensor& self) { return Tensor::copy_of(self.view()); },
+          "copy", [](const Tensor& self) { return without_gil([&] { return Tensor::copy_of(self.view()); }); },
           "A contiguous copy, which may be written to.")
       .def(
           "view",
-          [](const Tensor& self, const std::string& dtype, std::optional<Shape> shape) {
-            return seen_as(self, dtype_named(dtype), std::move(shape));
+          [](const Tensor& self, nb::handle dtype, std::optional<Shape> shape) {
+            return seen_as(self, dtype_of(dtype), std::move(shape));
           },
           nb::arg("dtype"), nb::arg("shape") = nb::none(),
           "The same memory as elements of another dtype. Without a shape the last dimension grows or shrinks.")
@@ -143,6 +166,10 @@ void bind_tensors(nb::module_& module) {
           "A NumPy array of this memory, read-only if the tensor is. BF16 and FP8 need ml_dtypes; packed dtypes are "
           "one "
           "dimension of bytes.")
+      .def(
+          "__array__",
+          [](nb::handle self, nb::handle dtype, nb::handle copy) { return helper("to_array")(self, dtype, copy); },
+          nb::arg("dtype").none() = nb::none(), nb::arg("copy").none() = nb::none())
       .def(
           "torch", [](nb::handle self, std::optional<bool> copy) { return helper("to_torch")(self, copy); },
           nb::arg("copy") = nb::none(),
@@ -155,6 +182,15 @@ void bind_tensors(nb::module_& module) {
           nb::kw_only(), nb::arg("stream") = nb::none(), nb::arg("max_version") = nb::none(),
           nb::arg("dl_device") = nb::none(), nb::arg("copy") = nb::none())
       .def("__dlpack_device__", [](const Tensor&) { return nb::make_tuple(dlpack::on_host, 0); })
+      .def("__bool__",
+           [](const Tensor& self) {
+             if (self.view().elements() != 1)
+               throw Error(ErrorKind::argument,
+                           fmt::format("the truth value of a tensor of shape {} is ambiguous: it has {} elements, not "
+                                       "one. Compare or index it first, for example with numpy().any()",
+                                       to_string(self.shape()), self.view().elements()));
+             return is_true(self.view());
+           })
       .def("__len__",
            [](const Tensor& self) {
              if (self.shape().empty()) throw nb::type_error("a tensor without dimensions has no length");
@@ -164,19 +200,24 @@ void bind_tensors(nb::module_& module) {
         return fmt::format("muster.Tensor({}{})", to_string(TensorSpec{self.dtype(), self.shape()}),
                            self.is_writable() ? "" : ", read-only");
       });
-  module.def("bitwise_equal", [](nb::handle a, nb::handle b) { return bitwise_equal(tensor_of(a), tensor_of(b)); });
+  module.def("bitwise_equal", [](nb::handle a, nb::handle b) {
+    const Tensor first = tensor_of(a);
+    const Tensor second = tensor_of(b);
+    return without_gil([&] { return bitwise_equal(first, second); });
+  });
   module.def(
       "as_tensor",
-      [](nb::handle object, const std::optional<std::string>& dtype, std::optional<Shape> shape) {
+      [](nb::handle object, nb::handle dtype, std::optional<Shape> shape) {
         Tensor tensor = tensor_of(object);
-        if (!dtype && !shape) return tensor;
-        return seen_as(tensor, dtype ? dtype_named(*dtype) : tensor.dtype(), std::move(shape));
+        if (dtype.is_none() && !shape) return tensor;
+        return seen_as(tensor, dtype.is_none() ? tensor.dtype() : dtype_of(dtype), std::move(shape));
       },
-      nb::arg("object"), nb::arg("dtype") = nb::none(), nb::arg("shape") = nb::none());
+      nb::arg("object"), nb::arg("dtype").none() = nb::none(), nb::arg("shape") = nb::none());
   module.def("from_buffer", [](nb::handle object) { return tensor_from_buffer(object); });
   module.def("from_dlpack", [](nb::handle object) { return tensor_from_dlpack(object); });
-  module.def("empty", [](const std::string& dtype, Shape shape) {
-    return Tensor::allocate(dtype_named(dtype), std::move(shape));
+  module.def("empty", [](nb::handle dtype, Shape shape) {
+    const DType made = dtype_of(dtype);
+    return without_gil([&] { return Tensor::allocate(made, std::move(shape)); });
   });
 
   nb::class_<SharedArena>(
@@ -184,12 +225,17 @@ void bind_tensors(nb::module_& module) {
       "Shared memory for tensors: a gather on one host then moves names only. Tensors of it must not "
       "be written to while the first rank holds what it has gathered.")
       .def(
-          "__init__", [](SharedArena* self, nb::handle capacity) { new (self) SharedArena(bytes_of(capacity)); },
+          "__init__",
+          [](SharedArena* self, nb::handle capacity) {
+            const std::uint64_t bytes = bytes_of(capacity);
+            without_gil([&] { new (self) SharedArena(bytes); });
+          },
           nb::arg("capacity"))
       .def(
           "allocate",
-          [](SharedArena& self, const std::string& dtype, Shape shape) {
-            return self.allocate(dtype_named(dtype), std::move(shape));
+          [](SharedArena& self, nb::handle dtype, Shape shape) {
+            const DType made = dtype_of(dtype);
+            return without_gil([&] { return self.allocate(made, std::move(shape)); });
           },
           nb::arg("dtype"), nb::arg("shape"), "A writable tensor, not initialised.")
       .def_prop_ro("capacity", &SharedArena::capacity, "In bytes.")

@@ -2,8 +2,9 @@
 // Spans of the program in traces.
 
 #include <cstdint>
-#include <optional>
+#include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "muster/trace.hpp"
@@ -12,27 +13,45 @@
 namespace muster::python {
 namespace {
 
+/// A span of the thread that entered it.
 struct Span {
   std::string name;
-  std::optional<TraceSpan> running = {};
+  std::unique_ptr<TraceSpan> running = {};
+  std::thread::id thread = {};
+
+  [[nodiscard]] bool is_of_another_thread() const { return running && thread != std::this_thread::get_id(); }
+  Span(Span&&) noexcept = default;
+  explicit Span(std::string its_name) : name(std::move(its_name)) {}
+  ~Span() {
+    // The other thread may still be inside and look at its spans, so this one stays in memory.
+    if (is_of_another_thread()) (void)running.release();
+  }
 };
 
 }  // namespace
 
 void bind_traces(nb::module_& module) {
-  nb::class_<Span>(module, "TraceSpan",
-                   "What this thread is in while the `with` lasts, for `muster trace`: a name, of which the first 31 "
-                   "bytes count, inside of the spans that have begun before. Local. Once at a time.")
+  nb::class_<Span>(
+      module, "TraceSpan",
+      "Names the work inside a `with` block in the trace of this thread (`muster trace`). The first 31 bytes "
+      "of the name are kept. Blocks may end in any order, but on the thread on which they began. Local.")
       .def(
-          "__init__", [](Span* self, std::string name) { new (self) Span{std::move(name)}; }, nb::arg("name"))
+          "__init__", [](Span* self, std::string name) { new (self) Span(std::move(name)); }, nb::arg("name"))
       .def("__enter__",
            [](nb::object self) {
              auto& span = nb::cast<Span&>(self);
              if (span.running) throw Error(ErrorKind::argument, "this span has begun already: make another one");
-             span.running.emplace(span.name);
+             span.running = std::make_unique<TraceSpan>(span.name);
+             span.thread = std::this_thread::get_id();
              return self;
            })
-      .def("__exit__", [](Span& self, const nb::args&) { self.running.reset(); })
+      .def("__exit__",
+           [](Span& self, const nb::args&) {
+             if (self.is_of_another_thread())
+               throw Error(ErrorKind::argument,
+                           "the span \"" + self.name + "\" began on another thread: leave its `with` block there");
+             self.running.reset();
+           })
       .def(
           "add_bytes",
           [](Span& self, std::uint64_t bytes) {

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "python/core/waiting.hpp"
 
+#include <cxxabi.h>
+#include <unistd.h>
+
 #include <chrono>
 #include <utility>
 
@@ -23,6 +26,18 @@ struct Raised {
 };
 thread_local Raised raised;
 
+/// Takes the GIL. If the interpreter is ending, Python before 3.14 ends the thread instead, by an unwinding that no
+/// destructor and no C function lets pass: the process would abort. As in Python 3.14 this thread stops here, and the
+/// end of the process ends it.
+template <class Take>
+auto taken(const Take& take) noexcept -> decltype(take()) {
+  try {
+    return take();
+  } catch (const abi::__forced_unwind&) {
+    for (;;) ::pause();
+  }
+}
+
 }  // namespace
 
 Waiting::Waiting() noexcept : state_(PyEval_SaveThread()), outer_(current) {
@@ -31,15 +46,19 @@ Waiting::Waiting() noexcept : state_(PyEval_SaveThread()), outer_(current) {
 
 Waiting::~Waiting() {
   current = outer_;
-  PyEval_RestoreThread(state_);
+  taken([&] { PyEval_RestoreThread(state_); });
 }
 
 // What waits in Python's hands does not let the GIL go again.
-InPython::InPython() noexcept : outer_(std::exchange(current, nullptr)), state_(PyGILState_Ensure()) {}
+InPython::InPython() noexcept : outer_(std::exchange(current, nullptr)), state_(ensured_gil()) {}
 
 InPython::~InPython() {
   PyGILState_Release(state_);
   current = outer_;
+}
+
+PyGILState_STATE ensured_gil() noexcept {
+  return taken([] { return PyGILState_Ensure(); });
 }
 
 bool ask_for_signals() noexcept {
@@ -49,7 +68,7 @@ bool ask_for_signals() noexcept {
   if (now - asked < between_asks) return false;
   asked = now;
   // Only the main thread runs signals' handlers; elsewhere this finds nothing.
-  PyEval_RestoreThread(current->state_);
+  taken([&] { PyEval_RestoreThread(current->state_); });
   if (PyErr_CheckSignals() != 0) PyErr_Fetch(&raised.type, &raised.value, &raised.trace);
   current->state_ = PyEval_SaveThread();
   return raised.type != nullptr;

@@ -35,6 +35,9 @@ class InPython {
   PyGILState_STATE state_;
 };
 
+/// Takes the GIL on a thread that may be one of C++. Never returns if the interpreter is ending.
+PyGILState_STATE ensured_gil() noexcept;
+
 /// Makes the exception of a signal's handler (KeyboardInterrupt) Python's current one, if this thread's wait has met
 /// one.
 bool restore_interrupt() noexcept;

@@ -46,15 +46,58 @@ def from_torch(tensor):
     return _core.from_dlpack(tensor.resolve_neg() if hasattr(tensor, "resolve_neg") else tensor)
 
 
+# Other names of dtypes, as NumPy, ml_dtypes and PyTorch have them.
+_OTHER_NAMES = {
+    "bool": "BOOL",
+    "half": "F16",
+    "double": "F64",
+    "complex64": "C64",
+    **{f"{prefix}int{bits}": f"{letter}{bits}" for prefix, letter in (("u", "U"), ("", "I")) for bits in (8, 16, 32, 64)},
+    **{f"float{bits}": f"F{bits}" for bits in (16, 32, 64)},
+    **_NAMES,
+}
+
+
+def dtype_name(dtype):
+    """The name of a dtype of Muster for a name, or for a dtype of NumPy, ml_dtypes or PyTorch."""
+    if isinstance(dtype, str):
+        name = dtype
+    elif dtype in (float, int):
+        name = "F64" if dtype is float else "I64"
+    else:
+        # An instance of numpy.dtype has a name, its scalar types have __name__, and PyTorch's print as "torch.float32".
+        name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
+        if not isinstance(name, str):
+            name = str(dtype)
+        if not getattr(dtype, "isnative", True):
+            raise errors.ArgumentError(f"{dtype!r} is not in the byte order of this machine")
+    name = name.removeprefix("torch.")
+    return _OTHER_NAMES.get(name.lower(), name)
+
+
 def to_numpy(tensor):
     import numpy
 
-    array = numpy.asarray(memoryview(tensor))
+    if tensor.dtype in PACKED:
+        return numpy.asarray(memoryview(tensor.view("U8", (tensor.nbytes,))))
     if tensor.dtype not in _ML_DTYPES:
-        return array
+        return numpy.asarray(memoryview(tensor))
     import ml_dtypes
 
-    return array.view(getattr(ml_dtypes, _ML_DTYPES[tensor.dtype]))
+    same_size = "U16" if tensor.dtype == "BF16" else "U8"
+    return numpy.asarray(memoryview(tensor.view(same_size))).view(getattr(ml_dtypes, _ML_DTYPES[tensor.dtype]))
+
+
+def to_array(tensor, dtype=None, copy=None):
+    """numpy.asarray() of a dtype that the buffer protocol cannot describe."""
+    if tensor.dtype in PACKED:
+        raise errors.ArgumentError(f"NumPy has no dtype for {tensor.dtype}: numpy() gives the bytes, two elements in each")
+    array = tensor.numpy()
+    if dtype is not None and array.dtype != dtype:
+        if copy is False:
+            raise ValueError(f"{tensor.dtype} as {dtype} needs a copy")
+        return array.astype(dtype)
+    return array.copy() if copy else array
 
 
 def to_torch(tensor, copy=None):

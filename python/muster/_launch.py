@@ -46,6 +46,11 @@ def launch(
     ranks have ended: those that it did not reach get SIGTERM after `grace`. No process is left. In any thread; this process
     is not forked, but the interpreter is started again.
     """
+    if _is_loading:
+        raise _MissingGuard(
+            "launch: a rank of this job imports the program, and the program starts a job while it is imported: put "
+            'the call of muster.launch() under `if __name__ == "__main__":`'
+        )
     is_command = isinstance(target, (list, tuple))
     if is_command and arguments is not None:
         _refuse("arguments are for functions: a command has them in its list")
@@ -91,7 +96,24 @@ def _name_of(target) -> str:
     return f"{module}:{name}"
 
 
+#: Whether this process is a rank that imports the program of its function.
+_is_loading = False
+
+
+class _MissingGuard(errors.ArgumentError):
+    """A program that starts a job while its ranks import it."""
+
+
 def _load(module: str):
+    global _is_loading
+    _is_loading = True
+    try:
+        return _imported(module)
+    finally:
+        _is_loading = False
+
+
+def _imported(module: str):
     if not module.endswith(".py"):
         return importlib.import_module(module)
     # As a name that is not "__main__", so that the program does not start all over.
@@ -113,6 +135,9 @@ def _call(target: str, arguments: dict) -> None:
     except SystemExit as left:
         if left.code not in (None, 0):
             raise
+    except _MissingGuard:
+        # The launcher raises it once. A traceback of each rank would hide it.
+        raise
     except BaseException:
         # The end of what a rank writes to standard error is part of its failure's words.
         traceback.print_exc()

@@ -154,3 +154,20 @@ def test_a_program_launches_its_own_functions(tmp_path):
         assert done.stdout.split(" ", 1)[1] == "0 [1, inf]\n"
     done = subprocess.run([sys.executable, "-c", program.read_text()], capture_output=True, text=True)
     assert "train is of a program without a file" in done.stderr
+
+
+@pytest.mark.parametrize("way", ["file", "module", "function of another module"])
+def test_a_program_without_the_guard_is_one_error_that_names_it(way, tmp_path):
+    program = tmp_path / "unguarded.py"
+    target = "work" if way != "function of another module" else "'unguarded:work'"
+    program.write_text(f"import muster\n\ndef work():\n    print('worked')\n\nmuster.launch({target}, 3)\n")
+    command = [sys.executable, str(program)] if way != "module" else [sys.executable, "-m", "unguarded"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and done.stdout == "", done
+    assert done.stderr.count("Traceback") == 1 and '__name__ == "__main__"' in done.stderr, done.stderr
+    assert done.stderr.splitlines()[-1].startswith("muster.errors.ArgumentError: rank 0"), done.stderr
+
+
+def test_a_backend_that_only_pytorch_has_does_not_stop_a_job(monkeypatch):
+    monkeypatch.setenv("TORCH_DISTRIBUTED_BACKEND", "nccl")
+    muster.launch(launch_cases.leave_quietly, 2)

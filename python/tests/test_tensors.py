@@ -77,7 +77,7 @@ def test_dtypes_of_ml_dtypes_both_ways(name, numpy_name):
 @pytest.mark.parametrize("name", [*BY_BUFFER, *BY_ML_DTYPES, "F4", "U4", "I4"])
 def test_every_dtype_by_dlpack(name):
     tensor = muster.empty(name, (3, 4))
-    memoryview(tensor).cast("B")[:] = bytes(range(tensor.nbytes))
+    memoryview(tensor.view("U8")).cast("B")[:] = bytes(range(tensor.nbytes))
     back = muster.as_tensor(OnlyDLPack(tensor))
     assert (back.dtype, back.shape, back.is_writable) == (name, (3, 4), True) and bytes(back) == bytes(tensor)
 
@@ -87,13 +87,75 @@ def test_every_dtype_by_tvm_ffi_and_back():
     tvm_ffi = pytest.importorskip("tvm_ffi", reason="there is no apache-tvm-ffi here")
     for name in (*BY_BUFFER, *BY_ML_DTYPES, "F4", "U4", "I4"):
         tensor = muster.empty(name, (3, 4))
-        memoryview(tensor).cast("B")[:] = bytes(range(tensor.nbytes))
+        memoryview(tensor.view("U8")).cast("B")[:] = bytes(range(tensor.nbytes))
         theirs = tvm_ffi.from_dlpack(tensor)
         back = muster.as_tensor(theirs)
         assert (back.dtype, back.shape, back.is_writable, tuple(theirs.shape)) == (name, (3, 4), True, (3, 4))
-        memoryview(tensor).cast("B")[0] = 77  # it is the same memory
+        memoryview(tensor.view("U8")).cast("B")[0] = 77  # it is the same memory
         del tensor, theirs
         assert bytes(back) == bytes([77, *range(1, back.nbytes)])
+
+
+def test_numpy_never_gets_other_numbers():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    for name, numpy_name in BY_ML_DTYPES.items():
+        values = np.array([0.5, 1, 2, 4], dtype=getattr(ml_dtypes, numpy_name))
+        for tensor in (muster.as_tensor(values), muster.as_tensor(values).copy()):
+            array = np.asarray(tensor)
+            assert array.dtype == values.dtype and array.tobytes() == values.tobytes()
+            assert np.array(tensor, dtype="f4").tolist() == [0.5, 1, 2, 4]
+        with pytest.raises(BufferError, match="U8"):
+            memoryview(muster.as_tensor(values))
+    for name in ("F4", "U4", "I4"):
+        tensor = muster.as_tensor(np.arange(6, dtype="u1"), name, (3, 4))
+        with pytest.raises(muster.ArgumentError, match=name):
+            np.asarray(tensor)
+        with pytest.raises(BufferError, match="U8"):
+            memoryview(tensor)
+
+
+def test_truth_of_one_element():
+    for name in (*BY_BUFFER, *BY_ML_DTYPES, "F4", "U4", "I4"):
+        tensor = muster.empty(name, (1,) if name not in ("F4", "U4", "I4") else (2,))
+        if tensor.size != 1:
+            with pytest.raises(ValueError, match="ambiguous"):
+                bool(tensor)
+            continue
+        raw = memoryview(tensor.view("U8")).cast("B")
+        raw[:] = bytes(tensor.nbytes)
+        assert bool(tensor) is (name == "F8_E8M0")  # which has no zero
+        raw[0] = 1
+        assert bool(tensor)
+    assert not muster.as_tensor(np.array(-0.0)) and muster.as_tensor(np.array(np.nan)) and muster.as_tensor(np.array(0.5))
+    assert muster.as_tensor(np.array(-1)) and not muster.as_tensor(np.zeros((1, 1), "c8")) and muster.as_tensor(np.array(1j, "c8"))
+    for shape in ((0,), (2,), (2, 2)):
+        with pytest.raises(ValueError, match="ambiguous"):
+            bool(muster.empty("F32", shape))
+
+
+def test_names_of_dtypes():
+    for given, name in (
+        *[(numpy_name, name) for numpy_name, name in (("float32", "F32"), ("bool", "BOOL"), ("uint8", "U8"), ("int64", "I64"), ("complex64", "C64"))],
+        *[(np.float32, "F32"), (np.dtype("i2"), "I16"), (np.bool_, "BOOL"), (float, "F64"), (int, "I64"), (bool, "BOOL")],
+        *[("bfloat16", "BF16"), ("torch.bfloat16", "BF16"), ("float8_e4m3fn", "F8_E4M3"), ("bf16", "BF16"), ("half", "F16")],
+    ):
+        assert muster.empty(given, (2,)).dtype == name, given
+        assert muster.SharedArena("64KiB").allocate(given, (2,)).dtype == name
+        assert muster.empty("U8", (16,)).view(given).dtype == name
+        assert muster.as_tensor(bytes(16), given).dtype == name
+    for given in ("float", "F12", np.dtype(">f4"), np.dtype("f2,f4"), 3, None, object(), "", np.str_):
+        with pytest.raises(muster.ArgumentError):
+            muster.empty(given, (2,))
+
+
+def test_a_star_import_leaves_pythons_names_alone():
+    names = {}
+    exec("from muster import *", names)
+    import builtins
+
+    assert [name for name in names if hasattr(builtins, name) and not name.startswith("__")] == []
+    public = [name for name in dir(muster) if not name.startswith("_") and not isinstance(getattr(muster, name), type(muster))]
+    assert [name for name in public if name not in names and not hasattr(builtins, name)] == []
 
 
 def test_packed_dtypes_are_bytes():
@@ -168,7 +230,7 @@ def test_what_is_no_tensor_is_refused():
     ):
         with pytest.raises(muster.ArgumentError, match=words):
             muster.as_tensor(value)
-    with pytest.raises(ValueError, match="no dtype 'F12'"):
+    with pytest.raises(ValueError, match="'F12' is not a dtype"):
         muster.empty("F12", (1,))
     with pytest.raises(muster.Error, match="bytes"):
         muster.empty("U8", (3,)).view("F32", (2,))
@@ -178,8 +240,9 @@ def test_an_arena_has_writable_tensors():
     arena = muster.SharedArena("1MiB")
     tensor = arena.allocate("bf16", (4, 8))
     assert tensor.dtype == "BF16" and tensor.is_writable and arena.capacity == 1 << 20
-    memoryview(tensor)[1, 2] = 7
-    assert memoryview(tensor)[1, 2] == 7
+    words = memoryview(tensor.view("U16"))
+    words[1, 2] = 7
+    assert memoryview(tensor.view("U16"))[1, 2] == 7
     with pytest.raises(OSError, match="free"):
         arena.allocate("U8", (1 << 21,))
     for size in ("much", -1, "-1MB", 1.5, 1 << 64, "1e999"):

@@ -126,6 +126,13 @@ void Engine::barrier(const CollectiveOptions& options) {
       [&](Call& call, const Opened& opened) { mover().all_gather(call.card, opened, {}, outs_, call.waits); });
 }
 
+void Engine::refuse(const Error& failure) {
+  run(
+      What{"refused"}, {}, {}, [&](Card&) { throw Error(failure); },
+      [&](Call& call, const Opened& opened) { mover().all_gather(call.card, opened, {}, outs_, call.waits); });
+  throw Error(failure);
+}
+
 void Engine::wait_for_devices(const CollectiveOptions& options) {
   if (!devices_) return;
   const DeviceEnd at_end(*this);

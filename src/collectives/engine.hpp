@@ -49,6 +49,9 @@ class Engine {
   [[nodiscard]] Mail& mail() noexcept { return mail_; }
 
   void barrier(const CollectiveOptions& options);
+  /// In place of any collective call: this rank cannot make it. Throws `failure` on all ranks; the group remains
+  /// usable.
+  [[noreturn]] void refuse(const Error& failure);
   void wait_for_devices(const CollectiveOptions& options);
   /// Into `into`; if that is null, into a new tensor where the input is, which is returned.
   std::optional<Tensor> all_reduce(const What& what, const Tensor* into, const TensorView& tensor,

@@ -140,15 +140,20 @@ QueueRanks meet(const Handle& handle, int rank, std::vector<int> numbers, std::c
 QueueRanks queue_ranks(SyncGroup& group, const QueueOptions& options) {
   const WaitOptions waits = {.timeout = options.waits.timeout, .stop = options.waits.stop, .phase = "queue: making it"};
   const bool has_outside = !options.outside_writer.empty();
+  const sync::Use use(group);
+  Handle handle;
+  sync::inside(group).together(waits, [&] {
+    check(options, group.size(), has_outside);
+    if (!collectives::SharedBlocks::can_be(sync::inside(group)))
+      throw Error(ErrorKind::unsupported, "a queue needs ranks that share memory, on one host");
+    if (!has_outside) return;
+    handle = parsed(options.outside_writer);
+    if (handle.ranks != group.size())
+      throw Error(ErrorKind::argument,
+                  fmt::format("the queue's handle is for {} ranks, the group has {}", handle.ranks, group.size()));
+  });
   agree(group, options, has_outside, waits);
-  check(options, group.size(), has_outside);
-  if (!collectives::SharedBlocks::can_be(sync::inside(group)))
-    throw Error(ErrorKind::unsupported, "a queue needs ranks that share memory, on one host");
   if (!has_outside) return {group.duplicate(waits), options.writer};
-  const Handle handle = parsed(options.outside_writer);
-  if (handle.ranks != group.size())
-    throw Error(ErrorKind::argument,
-                fmt::format("the queue's handle is for {} ranks, the group has {}", handle.ranks, group.size()));
   std::vector<int> numbers(static_cast<std::size_t>(group.size()));
   for (std::size_t rank = 0; rank < numbers.size(); ++rank) numbers[rank] = group.info(static_cast<int>(rank)).rank;
   QueueRanks met;

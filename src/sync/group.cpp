@@ -223,6 +223,12 @@ void Group::agree(const std::optional<Error>& trouble, const WaitOptions& option
   throw in_name_of(ranks_[at], all[at].get()).with_context(options.phase);
 }
 
+void Group::refuse(const Error& failure, const WaitOptions& options) {
+  const Use use(*this);
+  agree(failure, options);
+  throw Error(failure);
+}
+
 Group::Part Group::part_of(std::span<const int> ranks, const WaitOptions& options) {
   struct Card {
     std::uint64_t hash = 0;

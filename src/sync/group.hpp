@@ -113,6 +113,9 @@ class Group : public SyncGroup {
   }
   /// Collective. The same for work that has been run: throws on all ranks if there is trouble on any.
   void agree(const std::optional<Error>& trouble, const WaitOptions& options);
+  /// Collective, in place of duplicate(), split() or another call that begins with together(): this rank cannot make
+  /// the call. Throws `failure` on all ranks; the group remains usable.
+  [[noreturn]] void refuse(const Error& failure, const WaitOptions& options = {});
 
   /// State that a higher layer keeps with the group (its pool), one of each type: made at first use and destroyed with
   /// the last owner. Local.

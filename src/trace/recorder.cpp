@@ -325,7 +325,10 @@ Record* Span::in_ring() const noexcept {
 
 Span::~Span() {
   if (recorder_ == nullptr) return;
-  this_thread.innermost = outer_;
+  // Spans of a program may end in any order, so this one need not be the innermost.
+  Span** link = &this_thread.innermost;
+  while (*link != nullptr && *link != this) link = &(*link)->outer_;
+  if (*link != nullptr) *link = outer_;
   if (!is_recorded()) return;
   const bool has_failed = std::uncaught_exceptions() > exceptions_;
   const auto finish = [&](Record& record, std::uint64_t end) {
