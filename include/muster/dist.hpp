@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // muster::dist: one process group for the whole program, by the names and rules of torch.distributed. Semantics:
-// torch.distributed of PyTorch 0.4, which takes ranks of the world as sources and destinations. Deadlines and checks are
-// those of ProcessGroup, on which all of this runs.
+// torch.distributed of PyTorch 0.4, which takes ranks of the world as sources and destinations. Deadlines and checks
+// are those of ProcessGroup, on which all of this runs.
 
 #include <chrono>
 #include <memory>
