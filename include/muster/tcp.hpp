@@ -20,6 +20,9 @@ struct TcpGroupOptions {
   std::optional<std::chrono::milliseconds> timeout = {};  ///< of the meeting, and the group's default after it
   /// What all ranks of the job know and no other job does; empty: MUSTER_JOB, else TORCHELASTIC_RUN_ID.
   std::string key = {};
+  /// Rank 0: a socket that already listens at the port of `address`; the group takes it over. Other processes cannot
+  /// take the port between its choice and this call then. Negative: rank 0 opens the address itself.
+  int listener = -1;
 };
 
 /// A group of `size` processes on any hosts: ranks that share a host meet in shared memory there, and what they say to

@@ -17,6 +17,9 @@
 #include "muster/version.hpp"
 #include "src/base/written.hpp"
 #include "src/os/process.hpp"
+#include "src/os/socket.hpp"
+#include "src/rendezvous/local_group.hpp"
+#include "src/sync/region.hpp"
 #include "src/workspace/names.hpp"
 
 namespace muster::hosts {
@@ -27,14 +30,29 @@ std::uint64_t network_namespace() noexcept {
   return ::stat("/proc/self/ns/net", &status) == 0 ? status.st_ino : 0;
 }
 
-/// Step 1's conclusion: ranks that could meet have a key in common, which is the first of them.
+/// A name that this process holds while the ranks meet. Only ranks of its network namespace can see it.
+std::string beacon_name(const SyncGroup::Nonce& nonce) {
+  return "muster-beacon-" + workspace::job_text(nonce);
+}
+
+/// What keeps this process from sharing memory; empty: nothing is known.
+std::string obstacle() noexcept {
+  try {
+    (void)sync::Region::own();
+    (void)os::own_pidfd();
+    return {};
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
+/// Ranks that could share memory by their cards have a key in common, which is the first of them.
 std::vector<int> keys_of(std::span<const Card> cards) {
   std::vector<int> keys;
   std::map<std::tuple<std::string, std::uint64_t, std::uint32_t>, int> known;
   for (int rank = 0; rank < static_cast<int>(cards.size()); ++rank) {
     const Card& card = cards[static_cast<std::size_t>(rank)];
-    // A rank that cannot tell where it is shares memory with nobody, as far as one knows.
-    const bool is_known = card.network != 0 && get_text(card.boot) != os::unknown_boot;
+    const bool is_known = card.network != 0 && get_text(card.boot) != os::unknown_boot && card.has_obstacle == 0;
     const std::string boot = is_known ? get_text(card.boot) : "rank " + std::to_string(rank);
     keys.push_back(known.emplace(std::tuple(boot, card.network, card.user), rank).first->second);
   }
@@ -112,8 +130,23 @@ void check_versions(std::span<const Card> cards) {
 }
 
 Met meet(Transport& transport, std::chrono::milliseconds timeout) {
+  using Clock = std::chrono::steady_clock;
   const int self = transport.rank();
-  const Card mine = own_card();
+  const Clock::time_point deadline = Clock::now() + timeout;
+  const auto left = [&] {
+    return std::max(std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()),
+                    std::chrono::milliseconds(1000));
+  };
+  // Step 1.
+  Card mine = own_card();
+  std::string why_not = obstacle();
+  os::Fd beacon;
+  try {
+    beacon = os::hold_name(beacon_name(mine.nonce));
+  } catch (const Error& error) {
+    why_not = error.what();
+  }
+  mine.has_obstacle = why_not.empty() ? 0 : 1;
   const std::vector<std::byte> bytes = transport.tell_all(std::as_bytes(std::span(&mine, 1)), timeout);
   std::vector<Card> cards(static_cast<std::size_t>(transport.size()));
   std::memcpy(cards.data(), bytes.data(), bytes.size());
@@ -122,30 +155,52 @@ Met meet(Transport& transport, std::chrono::milliseconds timeout) {
   met.nonce = cards.front().nonce;
   for (std::size_t rank = 0; rank < cards.size(); ++rank)
     met.ranks.push_back({static_cast<int>(rank), get_text(cards[rank].host), cards[rank].pid});
+  const auto warn = [&](const std::string& why) {
+    log(LogLevel::warning, fmt::format("rank {} does not share memory with other ranks of its host and reaches them by "
+                                       "{}: {}",
+                                       self, transport.name(), why));
+  };
+  if (!why_not.empty()) warn(why_not);
 
   std::vector<int> keys = keys_of(cards);
+  if (Hosts(keys, self).members.size() < cards.size()) {
+    // Step 2. All ranks have the cards, so that all come here or none.
+    std::int32_t first = self;
+    const Hosts hosts(keys, self);
+    for (const int rank : hosts.here()) {
+      if (rank == self || os::is_name_held(beacon_name(cards[static_cast<std::size_t>(rank)].nonce))) {
+        first = rank;
+        break;
+      }
+    }
+    const std::vector<std::byte> firsts = transport.tell_all(std::as_bytes(std::span(&first, 1)), left());
+    std::memcpy(keys.data(), firsts.data(), firsts.size());
+  }
+  // Step 3.
   const Hosts hosts(keys, self);
   const std::vector<int>& here = hosts.here();
   std::shared_ptr<SyncGroup> local;
   std::byte has_met{1};
   if (here.size() > 1) {
     try {
-      local =
-          local_group({.key = fmt::format("{} {} {}", transport.kind(), workspace::job_text(met.nonce), here.front()),
-                       .rank = hosts.place_of[static_cast<std::size_t>(self)],
-                       .size = static_cast<int>(here.size()),
-                       .timeout = timeout,
-                       .numbers = here});
+      // They were all here a moment ago.
+      const std::chrono::milliseconds longest =
+          std::chrono::seconds(10) + static_cast<int>(here.size()) * std::chrono::milliseconds(20);
+      local = rendezvous::join_local_group(
+          {.key = fmt::format("{} {} {}", transport.kind(), workspace::job_text(met.nonce), here.front()),
+           .rank = hosts.place_of[static_cast<std::size_t>(self)],
+           .size = static_cast<int>(here.size()),
+           .timeout = std::min(left(), longest),
+           .numbers = here},
+          [&] { transport.watch(); });
     } catch (const std::exception& error) {
+      transport.watch();
       has_met = std::byte{0};
-      log(LogLevel::warning,
-          fmt::format("rank {}: the ranks of this host do not meet in shared memory and go by {}: {}", self,
-                      transport.name(), error.what()));
+      warn(error.what());
     }
   }
-  // A meeting that fails takes its deadline: the others wait somewhat longer.
-  const std::vector<std::byte> met_there =
-      transport.tell_all(std::span(&has_met, 1), timeout + std::chrono::seconds(2));
+  // Step 4. Ranks whose attempt has failed come at their deadline.
+  const std::vector<std::byte> met_there = transport.tell_all(std::span(&has_met, 1), left() + std::chrono::seconds(1));
   for (const std::vector<int>& host : hosts.members) {
     const bool all_met =
         std::ranges::all_of(host, [&](int rank) { return met_there[static_cast<std::size_t>(rank)] == std::byte{1}; });

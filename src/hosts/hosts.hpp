@@ -2,10 +2,14 @@
 #pragma once
 // Which ranks share memory: found by trying, not by host name.
 //
-//  1. Every rank tells all others who it is: its version of Muster, its kernel's boot, its network namespace and its
-//     user. Ranks that have the last three in common could meet.
-//  2. They try to, as a local group. Where one of them fails, each of them is a host of its own.
-//  3. All tell each other how it went.
+//  1. Every rank tells all others who it is: its version of Muster, its kernel's boot, its network namespace, its user,
+//     and whether something keeps it from sharing memory. Meanwhile it holds a socket's name that only its network
+//     namespace sees. Ranks that have boot, namespace and user in common could share memory.
+//  2. Two virtual machines that were cloned from one snapshot have all of that in common. So every rank looks whose
+//  names
+//     it sees, and tells the first of those ranks: ranks with the same first one are on one host.
+//  3. The ranks of a host meet as a local group. This takes seconds at most, because all of them are known to be there.
+//  4. All tell each other how that went. If a rank has failed, each rank of its host counts as a host of its own.
 
 #include <algorithm>
 #include <array>
@@ -98,7 +102,7 @@ struct Card {
   std::int64_t pid = 0;
   std::uint64_t network = 0;
   std::uint32_t user = 0;
-  std::uint32_t reserved_word = 0;
+  std::uint32_t has_obstacle = 0;  ///< it cannot share memory
   SyncGroup::Nonce nonce{};
   std::array<char, 40> boot{};
   std::array<char, 128> host{};

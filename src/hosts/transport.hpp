@@ -124,6 +124,8 @@ class Transport {
   /// Collective, before there are groups: what every rank says (as many bytes on all of them), in rank order. Throws
   /// Error(timeout), Error(io).
   virtual std::vector<std::byte> tell_all(std::span<const std::byte> mine, std::chrono::milliseconds timeout) = 0;
+  /// While the ranks meet: throws the cause, which all ranks throw, if one of them has ended. Never waits.
+  virtual void watch() {}
   /// A rank that cannot be reached any more although it has not left, told once; any_rank: none. For transports that
   /// notice without an operation.
   virtual int next_lost() noexcept { return any_rank; }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/os/process.hpp"
 
+#include <dirent.h>
 #include <fmt/format.h>
 #include <poll.h>
 #include <sched.h>
@@ -230,6 +231,15 @@ void allow_open_files(std::uint64_t count) noexcept {
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= count) return;
   limit.rlim_cur = std::min<rlim_t>(count, limit.rlim_max);
   (void)::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+void allow_more_open_files(std::uint64_t count) noexcept {
+  std::uint64_t open_now = 0;
+  if (DIR* const all = ::opendir("/proc/self/fd"); all != nullptr) {
+    while (::readdir(all) != nullptr) ++open_now;
+    ::closedir(all);
+  }
+  allow_open_files(open_now + count);
 }
 
 std::optional<std::string> environment(const char* name) {

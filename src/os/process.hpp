@@ -70,6 +70,8 @@ int usable_cores() noexcept;
 
 /// Lets this process have `count` open files: raises the soft limit where it is below that, at most to the hard one.
 void allow_open_files(std::uint64_t count) noexcept;
+/// Likewise for `count` beside those that are open now.
+void allow_more_open_files(std::uint64_t count) noexcept;
 
 /// An environment variable that is set and not empty.
 std::optional<std::string> environment(const char* name);

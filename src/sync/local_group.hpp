@@ -115,7 +115,4 @@ class LocalGroup final : public Group {
   std::function<std::chrono::nanoseconds()> while_waiting_;
 };
 
-/// The abstract socket that the ranks with this key meet at (rendezvous.cpp).
-std::string meeting_name(const std::string& key);
-
 }  // namespace muster::sync

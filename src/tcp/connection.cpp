@@ -30,7 +30,7 @@ Connection::Connection(Owner& owner, Socket socket, Way incoming, bool is_connec
     : owner_(owner), socket_(std::move(socket)), incoming_(incoming), is_connected_(is_connected) {
   error_code ignored;
   socket_.non_blocking(true, ignored);
-  tune(socket_);
+  tune(socket_.native_handle());
 }
 
 void Connection::connect(const Endpoint& endpoint, const Hello& hello) {

@@ -77,8 +77,7 @@ Socket new_socket(asio::io_context& io, const Endpoint& for_address) {
   return {io, for_address.protocol(), descriptor_for(for_address)};
 }
 
-void tune(Socket& socket) noexcept {
-  const int descriptor = socket.native_handle();
+void tune(int descriptor) noexcept {
   set(descriptor, IPPROTO_TCP, TCP_NODELAY, 1);
   set(descriptor, SOL_SOCKET, SO_KEEPALIVE, 1);
   set(descriptor, IPPROTO_TCP, TCP_KEEPIDLE, 10);
@@ -121,26 +120,35 @@ std::uint16_t port_of(int socket) noexcept {
   return ntohs(reinterpret_cast<const sockaddr_in&>(address).sin_port);
 }
 
+Acceptor adopt_listener(asio::io_context& io, int descriptor) {
+  int is_listening = 0;
+  int family = 0;
+  socklen_t length = sizeof(int);
+  if (::getsockopt(descriptor, SOL_SOCKET, SO_ACCEPTCONN, &is_listening, &length) != 0 || is_listening == 0 ||
+      ::getsockopt(descriptor, SOL_SOCKET, SO_DOMAIN, &family, &length) != 0 ||
+      (family != AF_INET && family != AF_INET6))
+    throw Error(ErrorKind::argument, fmt::format("TCP: descriptor {} is not a listening TCP socket", descriptor));
+  ::fcntl(descriptor, F_SETFD, FD_CLOEXEC);
+  ::fcntl(descriptor, F_SETFL, O_NONBLOCK);
+  Acceptor acceptor(io);
+  acceptor.assign(family == AF_INET6 ? Protocol::v6() : Protocol::v4(), descriptor);
+  return acceptor;
+}
+
 std::optional<Acceptor> inherited_listener(asio::io_context& io, std::uint16_t port) {
   static std::atomic<bool> is_taken{false};
   const auto text = os::environment("MUSTER_LISTENER");
+  if (!text) return std::nullopt;
   int descriptor = -1;
-  if (!text || std::from_chars(text->data(), text->data() + text->size(), descriptor).ec != std::errc{})
+  const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), descriptor);
+  if (error != std::errc{} || end != text->data() + text->size() || descriptor <= STDERR_FILENO ||
+      port_of(descriptor) != port || is_taken.exchange(true))
     return std::nullopt;
-  int is_listening = 0;
-  socklen_t length = sizeof is_listening;
-  if (::getsockopt(descriptor, SOL_SOCKET, SO_ACCEPTCONN, &is_listening, &length) != 0 || is_listening == 0)
+  try {
+    return adopt_listener(io, descriptor);
+  } catch (const Error&) {
     return std::nullopt;
-  sockaddr_storage address{};
-  length = sizeof address;
-  ::getsockname(descriptor, reinterpret_cast<sockaddr*>(&address), &length);
-  if (port_of(descriptor) != port || is_taken.exchange(true)) return std::nullopt;
-  ::fcntl(descriptor, F_SETFD, FD_CLOEXEC);
-  Acceptor acceptor(io);
-  error_code failure;
-  acceptor.assign(address.ss_family == AF_INET6 ? Protocol::v6() : Protocol::v4(), descriptor, failure);
-  if (failure) return std::nullopt;
-  return acceptor;
+  }
 }
 
 Socket accept_one(Acceptor& acceptor, asio::io_context& io) noexcept {

@@ -28,7 +28,7 @@ Socket new_socket(asio::io_context& io, const Endpoint& for_address);
 /// What a connection of ranks has: short messages go at once, and an idle one whose other host has gone ends within
 /// half a minute. What is under way has no deadline of its own: its receiver may be busy, and the waits of groups have
 /// one.
-void tune(Socket& socket) noexcept;
+void tune(int socket) noexcept;
 
 /// Listens at the address. Throws Error(io) that names it and the remedy.
 Acceptor listen_at(asio::io_context& io, const Endpoint& endpoint);
@@ -38,6 +38,8 @@ Acceptor listen_anywhere(asio::io_context& io, const asio::ip::address& address)
 std::uint16_t port_of(int socket) noexcept;
 /// The socket that the launcher of this process listens at for it (MUSTER_LISTENER), if it is at that port. Once.
 std::optional<Acceptor> inherited_listener(asio::io_context& io, std::uint16_t port);
+/// Takes a listening socket that a program hands over. Throws Error(argument), and leaves it alone, if it is not one.
+Acceptor adopt_listener(asio::io_context& io, int descriptor);
 /// The next connection that has come; a closed socket if there is none.
 Socket accept_one(Acceptor& acceptor, asio::io_context& io) noexcept;
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <thread>
 #include <utility>
 
 #include "muster/log.hpp"
@@ -275,14 +276,20 @@ std::vector<std::byte> TcpTransport::tell_all(std::span<const std::byte> mine, s
   const int self = rank();
   const auto begin = std::chrono::steady_clock::now();
   const auto wait = [&](hosts::Pending pending, int on) {
-    const auto waited = std::chrono::steady_clock::now() - begin;
-    // Who is below waits for those above: they name who is missing first.
-    const auto grace = std::chrono::milliseconds(400) * (tree.depth(self) + 1);
-    pending.wait(
-        std::chrono::duration_cast<std::chrono::milliseconds>(std::max(timeout + grace - waited, 0 * waited)),
-        fmt::format("TCP: rank {} waited {:.1f} s at the meeting for rank {}: look what it does, and whether its host "
-                    "can be reached from this one",
-                    self, std::chrono::duration<double>(timeout).count(), on));
+    // A rank waits longer than those above it in the tree, which name the missing one first.
+    const auto grace =
+        std::chrono::milliseconds(400) * (tree.depth(self) + 1) + std::chrono::milliseconds(self == 0 ? 0 : 1500);
+    const auto until = begin + timeout + grace;
+    while (!pending.test()) {
+      watch();
+      if (std::chrono::steady_clock::now() > until)
+        throw Error(ErrorKind::timeout,
+                    fmt::format("TCP: rank {} waited {:.1f} s for rank {} while the ranks met: look what it does, and "
+                                "whether its host can be reached from this one",
+                                self, std::chrono::duration<double>(timeout).count(), on),
+                    {.rank = on});
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
   };
   const auto receive_from = [&](int from, std::size_t bytes) {
     auto memory = std::make_shared<std::vector<std::byte>>(bytes);

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -46,6 +47,10 @@ class TcpTransport final : public hosts::Transport, private Forkable {
   std::unique_ptr<hosts::Found> find_any() override;
   hosts::Pending barrier() override;
   std::vector<std::byte> tell_all(std::span<const std::byte> mine, std::chrono::milliseconds timeout) override;
+  void watch() override {
+    if (watch_) watch_();
+  }
+  void set_watch(std::function<void()> watch) { watch_ = std::move(watch); }
   int next_lost() noexcept override;
 
   [[nodiscard]] Error ended() const override;
@@ -75,6 +80,7 @@ class TcpTransport final : public hosts::Transport, private Forkable {
   std::unique_ptr<Listener> listener_;
   std::deque<int> lost_;
   bool is_closing_ = false;
+  std::function<void()> watch_;
 };
 
 }  // namespace muster::tcp

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any bytes as what comes from a network before it is known from whom: hellos, frames, cards and answers of a meeting,
-// and its file. The first byte says which. Refused, or within the bounds that its reader relies on.
+// Any bytes as input from a network before it is known who sends it: hellos, frames, messages of a rendezvous, and its
+// file. The first byte chooses the reader, which refuses them, or keeps within the bounds that its caller relies on.
 
 #include <algorithm>
 #include <cstddef>
@@ -10,8 +10,9 @@
 
 #include "muster/error.hpp"
 #include "src/hosts/transport.hpp"
+#include "src/rendezvous/messages.hpp"
 #include "src/tcp/frames.hpp"
-#include "src/tcp/meeting_words.hpp"
+#include "src/tcp/published.hpp"
 #include "tests/fuzz/target.hpp"
 
 namespace {
@@ -42,17 +43,19 @@ void check_frames(std::span<const std::byte> bytes, Way way) {
   }
 }
 
-void check_meeting(std::span<const std::byte> bytes) {
-  const CardVerdict verdict = verdict_on(first_of<Card>(bytes), token, ranks);
-  require(!verdict.is_stranger || !verdict.failure);
-  const auto head = first_of<AnswerHead>(bytes);
-  if (!is_answer(head, ranks)) return;
-  require(head.bytes <= 4096);
-  if (head.kind != AnswerKind::addresses) return;
-  std::vector<std::byte> body(head.bytes);
-  const auto rest = bytes.subspan(std::min(bytes.size(), sizeof head));
-  std::ranges::copy(rest.first(std::min(rest.size(), body.size())), body.begin());
-  require(addresses_in(body, asio::ip::address_v4::loopback()).of_ranks.size() == ranks);
+void check_rendezvous(std::span<const std::byte> bytes) {
+  for (const auto& limits : {rendezvous::Limits{ranks, true, false}, rendezvous::Limits{ranks, true, true},
+                             rendezvous::Limits{ranks, false, false}}) {
+    const auto head = rendezvous::parse_head(first_of<rendezvous::Head>(bytes), limits);
+    if (!head) continue;
+    require(head->bytes <= ranks * (rendezvous::longest_part + 1024) && head->descriptors <= 4 * ranks);
+    if (head->word != rendezvous::Word::all) continue;
+    rendezvous::Message message{.word = head->word, .body = std::vector<std::byte>(head->bytes)};
+    const auto rest = bytes.subspan(std::min(bytes.size(), sizeof(rendezvous::Head)));
+    std::ranges::copy(rest.first(std::min(rest.size(), message.body.size())), message.body.begin());
+    for (const bool is_first : {true, false})
+      if (const auto members = rendezvous::decode(message, ranks, is_first)) require(members->size() == ranks);
+  }
 }
 
 }  // namespace
@@ -73,7 +76,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       check_frames(bytes, Way::backwards);
       break;
     case 3:
-      check_meeting(bytes);
+      check_rendezvous(bytes);
       break;
     default:
       if (const auto address = parse_published({reinterpret_cast<const char*>(bytes.data()), bytes.size()}))

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How ranks find each other, and who is turned away.
 
-#include "src/sync/local_group.hpp"
+#include "src/rendezvous/local_group.hpp"
 
 #include <signal.h>
 #include <sys/wait.h>
@@ -14,8 +14,10 @@
 
 #include "doctest/doctest.h"
 #include "muster/gather.hpp"
+#include "src/base/written.hpp"
 #include "src/os/process.hpp"
-#include "src/os/unix_socket.hpp"
+#include "src/os/socket.hpp"
+#include "src/rendezvous/messages.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/patterns.hpp"
 
@@ -101,16 +103,16 @@ TEST_CASE("a rank of another version is refused on all ranks, with both versions
   const std::string key = unique_key();
   run_processes(3, [&](int rank) {
     if (rank == 2) {
-      // As a later version would begin: magic, protocol, version.
-      struct {
-        std::uint32_t magic = 0x4d535452;
-        std::uint32_t protocol = 999;
-        char version[24] = "7.8.9";
-      } hello;
+      rendezvous::Hello hello = rendezvous::own_hello(2, 3);
+      hello.token = rendezvous::token_of(key);
+      put_text(hello.version, "7.8.9");
       std::optional<os::Fd> socket;
-      while (!(socket = os::connect_abstract(sync::meeting_name(key)))) std::this_thread::sleep_for(1ms);
-      RANK_CHECK(os::send_packet(*socket, std::as_bytes(std::span(&hello, 1))) == os::SocketStatus::done);
-      RANK_CHECK(os::wait_readable(*socket, 5000ms));  // hears why
+      while (!(socket = os::connect_abstract(rendezvous::local_name(key)))) std::this_thread::sleep_for(1ms);
+      const auto message = rendezvous::make_message(rendezvous::Word::hello, std::as_bytes(std::span(&hello, 1)));
+      RANK_CHECK(os::send_some(*socket, message->bytes).bytes == message->bytes.size());
+      pollfd entry{socket->get(), POLLIN, 0};
+      os::poll_sockets({&entry, 1}, 5000ms);  // the cause comes
+      RANK_CHECK(entry.revents != 0);
       return;
     }
     error_of(ErrorKind::version, {"7.8.9"},
@@ -123,9 +125,9 @@ TEST_CASE("whoever is no rank is turned away, and the group comes together") {
   run_processes(3, [&](int rank) {
     if (rank == 2) {
       std::optional<os::Fd> socket;
-      while (!(socket = os::connect_abstract(sync::meeting_name(key)))) std::this_thread::sleep_for(1ms);
+      while (!(socket = os::connect_abstract(rendezvous::local_name(key)))) std::this_thread::sleep_for(1ms);
       const char noise[] = "GET / HTTP/1.1";
-      (void)os::send_packet(*socket, std::as_bytes(std::span(noise)));
+      (void)os::send_some(*socket, std::as_bytes(std::span(noise)));
       std::this_thread::sleep_for(50ms);
     }
     local_group({.key = key, .rank = rank, .size = 3, .timeout = 10s})->barrier();

@@ -13,7 +13,7 @@
 #include <boost/asio/write.hpp>
 
 #include "doctest/doctest.h"
-#include "src/tcp/meeting_words.hpp"
+#include "src/tcp/published.hpp"
 
 using namespace muster;
 using namespace muster::tcp;

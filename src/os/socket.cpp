@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/os/unix_socket.hpp"
+#include "src/os/socket.hpp"
 
-#include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -19,7 +18,7 @@ namespace muster::os {
 namespace {
 
 constexpr std::string_view socket_seam = "a rank's socket";  // fault.hpp
-constexpr int socket_type = SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK;
+constexpr int socket_flags = SOCK_CLOEXEC | SOCK_NONBLOCK;
 
 struct Address {
   sockaddr_un value{};
@@ -37,13 +36,84 @@ Address abstract_address(const std::string& name) {
   return address;
 }
 
-Fd make_socket() {
-  Fd socket(try_call("socket", socket_seam, [] { return ::socket(AF_UNIX, socket_type, 0); }));
+Fd make_socket(int type) {
+  Fd socket(try_call("socket", socket_seam, [&] { return ::socket(AF_UNIX, type | socket_flags, 0); }));
   if (!socket) throw errno_error("making a Unix socket");
   return socket;
 }
 
-bool peer_is_own_uid(const Fd& socket) {
+Fd bind_abstract(const std::string& name, int type) {
+  Fd socket = make_socket(type);
+  const Address address = abstract_address(name);
+  if (::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address.value), address.length) != 0)
+    throw errno_error(errno == EADDRINUSE ? ErrorKind::argument : ErrorKind::io,
+                      "binding the abstract socket @" + name);
+  return socket;
+}
+
+/// Returns whether the other end of a connection is lost, not this process short of something.
+bool is_loss(int error) noexcept {
+  switch (error) {
+    case EPIPE:
+    case ECONNRESET:
+    case ENOTCONN:
+    case ETIMEDOUT:
+    case EHOSTUNREACH:
+    case ENETUNREACH:
+    case ENETDOWN:
+    case ECONNREFUSED:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+Fd listen_abstract(const std::string& name) {
+  Fd socket = bind_abstract(name, SOCK_STREAM);
+  if (::listen(socket.get(), SOMAXCONN) != 0) throw errno_error("listening on the abstract socket @" + name);
+  return socket;
+}
+
+std::optional<Fd> connect_abstract(const std::string& name) {
+  Fd socket = make_socket(SOCK_STREAM);
+  const Address address = abstract_address(name);
+  if (is_faulty("connect", socket_seam) ||
+      ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address.value), address.length) != 0) {
+    if (errno == ECONNREFUSED || errno == EAGAIN || errno == EINTR) return std::nullopt;
+    throw errno_error("connecting to the abstract socket @" + name);
+  }
+  if (!is_of_own_user(socket))
+    throw Error(ErrorKind::unsupported, "the socket @" + name + " belongs to another user: choose another job key");
+  return socket;
+}
+
+Fd hold_name(const std::string& name) {
+  return bind_abstract(name, SOCK_DGRAM);
+}
+
+bool is_name_held(const std::string& name) {
+  const Fd socket = make_socket(SOCK_DGRAM);
+  const Address address = abstract_address(name);
+  return ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address.value), address.length) == 0;
+}
+
+std::optional<Fd> accept_next(const Fd& listener) {
+  for (;;) {
+    Fd socket;
+    if (!is_faulty("accept", socket_seam)) socket = Fd(::accept4(listener.get(), nullptr, nullptr, socket_flags));
+    if (socket) return socket;
+    if (errno == EAGAIN || errno == EWOULDBLOCK) return std::nullopt;
+    // These are failures of the connection that came, not of the listener (accept(2)).
+    if (errno == EINTR || errno == ECONNABORTED || errno == EPROTO || errno == ENONET || errno == EHOSTDOWN ||
+        errno == ENOPROTOOPT || errno == EOPNOTSUPP || is_loss(errno))
+      continue;
+    throw errno_error("accepting a rank's connection");
+  }
+}
+
+bool is_of_own_user(const Fd& socket) {
   ucred credentials{};
   socklen_t length = sizeof credentials;
   if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0)
@@ -51,52 +121,7 @@ bool peer_is_own_uid(const Fd& socket) {
   return credentials.uid == user_id();
 }
 
-bool wait_for(const Fd& socket, short events, std::chrono::milliseconds longest) noexcept {
-  pollfd entry{socket.get(), events, 0};
-  return ::poll(&entry, 1, static_cast<int>(longest.count())) > 0;
-}
-
-}  // namespace
-
-Fd listen_abstract(const std::string& name) {
-  Fd socket = make_socket();
-  const Address address = abstract_address(name);
-  if (::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address.value), address.length) != 0)
-    throw errno_error(errno == EADDRINUSE ? ErrorKind::argument : ErrorKind::io,
-                      "binding the abstract socket @" + name);
-  if (::listen(socket.get(), SOMAXCONN) != 0) throw errno_error("listening on the abstract socket @" + name);
-  return socket;
-}
-
-std::optional<Fd> connect_abstract(const std::string& name) {
-  Fd socket = make_socket();
-  const Address address = abstract_address(name);
-  if (is_faulty("connect", socket_seam) ||
-      ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address.value), address.length) != 0) {
-    if (errno == ECONNREFUSED || errno == EAGAIN || errno == EINTR) return std::nullopt;
-    throw errno_error("connecting to the abstract socket @" + name);
-  }
-  if (!peer_is_own_uid(socket))
-    throw Error(ErrorKind::unsupported, "the socket @" + name + " belongs to another user: choose another job key");
-  return socket;
-}
-
-std::optional<Fd> accept_own(const Fd& listener) {
-  for (;;) {
-    Fd socket;
-    if (!is_faulty("accept", socket_seam))
-      socket = Fd(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (socket) {
-      if (peer_is_own_uid(socket)) return socket;
-      continue;
-    }
-    if (errno == EAGAIN || errno == EWOULDBLOCK) return std::nullopt;
-    if (errno == EINTR || errno == ECONNABORTED) continue;
-    throw errno_error("accepting a rank's connection");
-  }
-}
-
-SocketStatus send_packet(const Fd& socket, std::span<const std::byte> bytes, std::span<const int> descriptors) {
+Transferred send_some(const Fd& socket, std::span<const std::byte> bytes, std::span<const int> descriptors) {
   if (descriptors.size() > most_descriptors)
     throw Error(ErrorKind::argument, "more file descriptors than one packet takes");
   iovec data{const_cast<std::byte*>(bytes.data()), bytes.size()};
@@ -114,17 +139,17 @@ SocketStatus send_packet(const Fd& socket, std::span<const std::byte> bytes, std
     header->cmsg_len = CMSG_LEN(descriptors.size_bytes());
     std::memcpy(CMSG_DATA(header), descriptors.data(), descriptors.size_bytes());
   }
-  if (try_call("sendmsg", socket_seam, [&] { return ::sendmsg(socket.get(), &message, MSG_NOSIGNAL); }) >= 0)
-    return SocketStatus::done;
-  // ETOOMANYREFS: too many descriptors of this user are under way; the receivers will take them.
-  if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ENOBUFS || errno == ETOOMANYREFS) return SocketStatus::again;
-  if (errno == EPIPE || errno == ECONNRESET || errno == ENOTCONN) return SocketStatus::closed;
-  throw errno_error("sending to a rank of this host");
+  const ssize_t sent =
+      try_call("sendmsg", socket_seam, [&] { return ::sendmsg(socket.get(), &message, MSG_NOSIGNAL); });
+  if (sent >= 0) return {SocketStatus::done, static_cast<std::size_t>(sent)};
+  // ETOOMANYREFS: too many descriptors of this user are in flight; their receivers will take them.
+  if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ETOOMANYREFS) return {SocketStatus::again};
+  if (is_loss(errno)) return {SocketStatus::closed};
+  throw errno_error("sending to a rank");
 }
 
-SocketStatus receive_packet(const Fd& socket, std::size_t most, Packet& packet) {
-  packet.bytes.resize(most);
-  iovec data{packet.bytes.data(), packet.bytes.size()};
+Transferred receive_some(const Fd& socket, std::span<std::byte> bytes, std::vector<Fd>& descriptors) {
+  iovec data{bytes.data(), bytes.size()};
   alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(sizeof(int) * most_descriptors)> control;
   msghdr message{};
   message.msg_iov = &data;
@@ -132,41 +157,32 @@ SocketStatus receive_packet(const Fd& socket, std::size_t most, Packet& packet) 
   message.msg_control = control.data();
   message.msg_controllen = control.size();
   ssize_t length = 0;
-  // A peer that has closed without reading everything is reported once, ahead of what it had sent before: look again.
+  // The kernel reports a peer that has closed without reading everything once, ahead of the bytes that it had sent.
   bool was_reset = false;
   do {
     length = is_faulty("recvmsg", socket_seam) ? -1 : ::recvmsg(socket.get(), &message, MSG_CMSG_CLOEXEC);
   } while (length < 0 && (errno == EINTR || (errno == ECONNRESET && !std::exchange(was_reset, true))));
   if (length < 0) {
-    if (errno == EAGAIN || errno == EWOULDBLOCK) return SocketStatus::again;
-    if (errno == ECONNRESET) return SocketStatus::closed;
-    throw errno_error("receiving from a rank of this host");
+    if (errno == EAGAIN || errno == EWOULDBLOCK) return {SocketStatus::again};
+    if (is_loss(errno)) return {SocketStatus::closed};
+    throw errno_error("receiving from a rank");
   }
-  packet.descriptors.clear();
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
     if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
     const std::size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
     for (std::size_t i = 0; i < count; ++i) {
       int descriptor = -1;
       std::memcpy(&descriptor, CMSG_DATA(header) + i * sizeof descriptor, sizeof descriptor);
-      packet.descriptors.emplace_back(descriptor);
+      descriptors.emplace_back(descriptor);
     }
   }
-  if ((message.msg_flags & MSG_CTRUNC) != 0)
-    throw Error(ErrorKind::io,
-                "a file descriptor from another rank could not be taken: raise the limit of open files (ulimit -n)");
-  if ((message.msg_flags & MSG_TRUNC) != 0)
-    throw Error(ErrorKind::corrupt, "a rank of this host sent a packet that is too long");
-  if (length == 0) return SocketStatus::closed;
-  packet.bytes.resize(static_cast<std::size_t>(length));
-  return SocketStatus::done;
+  if ((message.msg_flags & MSG_CTRUNC) != 0) throw errno_error("taking a file descriptor of another rank", EMFILE);
+  errno = 0;
+  return {length == 0 ? SocketStatus::closed : SocketStatus::done, static_cast<std::size_t>(length)};
 }
 
-bool wait_readable(const Fd& socket, std::chrono::milliseconds longest) noexcept {
-  return wait_for(socket, POLLIN, longest);
-}
-bool wait_writable(const Fd& socket, std::chrono::milliseconds longest) noexcept {
-  return wait_for(socket, POLLOUT, longest);
+void poll_sockets(std::span<pollfd> sockets, std::chrono::milliseconds longest) noexcept {
+  ::poll(sockets.data(), sockets.size(), static_cast<int>(std::max<std::int64_t>(longest.count(), 0)));
 }
 
 }  // namespace muster::os

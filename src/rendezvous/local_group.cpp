@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+// local_group(): processes of one host meet at an abstract Unix socket whose name is made of the key and the user.
+//
+//  1. The part of a rank is a pidfd of itself and its region: the shared memory that the others may map later. Rank 0
+//     adds another region for the groups, with the control block of this one in it, and the nonce.
+//  2. In a second round each rank has mapped the control block. No descriptor passes between ranks after that.
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <thread>
+
+#include "muster/error.hpp"
+#include "muster/sync_group.hpp"
+#include "src/os/process.hpp"
+#include "src/os/socket.hpp"
+#include "src/rendezvous/local_group.hpp"
+#include "src/rendezvous/sockets.hpp"
+#include "src/sync/local_group.hpp"
+#include "src/sync/waits.hpp"
+
+namespace muster {
+namespace rendezvous {
+namespace {
+
+using namespace std::chrono_literals;
+
+class UnixSockets final : public Sockets {
+ public:
+  UnixSockets(const std::string& key, Clock::time_point deadline)
+      : name_(local_name(key)), token_(token_of(key)), deadline_(deadline) {}
+
+  std::unique_ptr<Line> reach(Hello hello, Clock::time_point, std::string& reason) override {
+    auto socket = os::connect_abstract(name_);
+    if (!socket) {
+      reason = "no process has opened it";
+      return nullptr;
+    }
+    hello.token = token_;
+    return greet(std::move(*socket), "@" + name_, hello);
+  }
+  [[nodiscard]] milliseconds pause(int) const override { return 2ms; }
+
+ protected:
+  [[nodiscard]] Token token() const override { return token_; }
+  os::Fd listen() override {
+    // The name of an earlier group with this key lives as long as its rendezvous.
+    const Clock::time_point patience = std::min(deadline_, Clock::now() + 5s);
+    for (;;) {
+      try {
+        return os::listen_abstract(name_);
+      } catch (const Error& error) {
+        if (error.os_error() != EADDRINUSE) throw;
+        if (Clock::now() > patience)
+          throw Error(ErrorKind::argument,
+                      "local_group: another process is already rank 0 of a job with this key: give each job its own "
+                      "(MUSTER_JOB, or another MASTER_PORT or TORCHELASTIC_RUN_ID)",
+                      {.rank = 0});
+      }
+      sync::sleep_unless_interrupted(5ms, "local_group");
+    }
+  }
+  std::unique_ptr<SocketLine> line_of(os::Fd socket) override {
+    if (!os::is_of_own_user(socket)) return nullptr;
+    return std::make_unique<SocketLine>(std::move(socket), "a process of this host");
+  }
+
+ private:
+  std::string name_;
+  Token token_;
+  Clock::time_point deadline_;
+};
+
+/// Rank 0's part, behind its descriptors.
+struct GroupPlace {
+  SyncGroup::Nonce nonce{};
+  std::uint64_t control_place = 0;
+};
+
+}  // namespace
+
+std::string local_name(const std::string& key) {
+  const Token token = token_of(key);
+  return fmt::format("muster-{}-{}", os::user_id(), os::hex_text(token));
+}
+
+std::shared_ptr<SyncGroup> join_local_group(const LocalGroupOptions& options, const std::function<void()>& watch) {
+  if (options.size < 1 || options.rank < 0 || options.rank >= options.size)
+    throw Error(ErrorKind::argument,
+                fmt::format("local_group: a group of {} ranks has no rank {}", options.size, options.rank));
+  if (options.key.empty())
+    throw Error(ErrorKind::argument,
+                "local_group: the key is empty, so that ranks of any job could meet: give the job a key of its own");
+  if (!options.numbers.empty() && options.numbers.size() != static_cast<std::size_t>(options.size))
+    throw Error(ErrorKind::argument, fmt::format("local_group: {} numbers were given for a group of {} ranks",
+                                                 options.numbers.size(), options.size));
+  const milliseconds timeout = sync::timeout_of(options.timeout, sync::default_timeout());
+  const Clock::time_point deadline = Clock::now() + timeout;
+  // Each rank has a pidfd and a region of each other one; rank 0 has a socket of each.
+  os::allow_more_open_files(3 * static_cast<std::uint64_t>(options.size) + 64);
+  Session session({.call = "local_group",
+                   .place = "on this host",
+                   .hint = "are all ranks started, on this host, by this user, with the same key? Or raise the timeout "
+                           "(MUSTER_TIMEOUT, seconds)",
+                   .rank = options.rank,
+                   .size = options.size,
+                   .deadline = deadline,
+                   .watch = watch,
+                   .numbers = options.numbers},
+                  std::make_unique<UnixSockets>(options.key, deadline));
+
+  sync::Membership membership;
+  membership.rank = options.rank;
+  auto peers = std::make_shared<sync::Peers>();
+  std::shared_ptr<const os::Fd> pidfd;
+  std::shared_ptr<sync::Region> region;
+  std::vector<Member> members = session.round(
+      [&] {
+        region = sync::Region::own();
+        pidfd = std::make_shared<const os::Fd>(os::own_pidfd());
+        Part part{.descriptors = {pidfd->get(), region->memory()->get()}};
+        if (options.rank != 0) return part;
+        peers->structure = sync::Region::shared(os::default_backing());
+        membership.control = sync::ControlBlock::create(*peers->structure, options.size);
+        os::random_bytes(membership.nonce);
+        const GroupPlace place{membership.nonce, membership.control->place()};
+        const auto bytes = std::as_bytes(std::span(&place, 1));
+        part.payload.assign(bytes.begin(), bytes.end());
+        part.descriptors.push_back(peers->structure->memory()->get());
+        return part;
+      },
+      deadline);
+  std::shared_ptr<sync::LocalGroup> group;
+  session.round(
+      [&] {
+        for (Member& member : members) {
+          const bool is_self = member.rank == options.rank;
+          const std::size_t expected = is_self && options.rank == 0 ? 0 : member.rank == 0 ? 3 : 2;
+          GroupPlace place;
+          if (member.descriptors.size() != expected || member.payload.size() != (member.rank == 0 ? sizeof place : 0))
+            throw Error(ErrorKind::corrupt, fmt::format("the part of rank {} is incomplete", member.rank));
+          const int number =
+              options.numbers.empty() ? member.rank : options.numbers[static_cast<std::size_t>(member.rank)];
+          peers->ranks.push_back({number, member.host, member.pid});
+          peers->pidfds.push_back(is_self ? pidfd : std::make_shared<const os::Fd>(std::move(member.descriptors[0])));
+          peers->regions.push_back(is_self ? region : std::make_shared<sync::Region>(std::move(member.descriptors[1])));
+          if (member.rank != 0 || is_self) continue;
+          std::memcpy(&place, member.payload.data(), sizeof place);
+          membership.nonce = place.nonce;
+          peers->structure = std::make_shared<sync::Region>(std::move(member.descriptors[2]));
+          membership.control = sync::ControlBlock::open(*peers->structure, place.control_place, options.size);
+        }
+        membership.peers = peers;
+        group = std::make_shared<sync::LocalGroup>(std::move(membership), timeout);
+        return Part{};
+      },
+      deadline);
+  return group;
+}
+
+}  // namespace rendezvous
+
+std::shared_ptr<SyncGroup> local_group(const LocalGroupOptions& options) {
+  return rendezvous::join_local_group(options, {});
+}
+
+}  // namespace muster

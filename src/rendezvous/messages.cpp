@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/rendezvous/messages.hpp"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "muster/version.hpp"
+#include "src/base/written.hpp"
+#include "src/os/process.hpp"
+
+namespace muster::rendezvous {
+namespace {
+
+using Failure = WrittenError<3072>;
+
+constexpr std::uint32_t most_descriptors_of_a_rank = 4;
+
+/// Precedes each part in the body of Word::all; an Identity and the host's name follow in the first round.
+struct PartHead {
+  std::uint32_t payload = 0;
+  std::uint32_t descriptors = 0;
+};
+struct Identity {
+  std::int64_t pid = 0;
+  std::array<std::uint8_t, 16> address{};
+  std::uint32_t host_bytes = 0;
+  std::uint32_t reserved = 0;
+};
+constexpr std::size_t longest_host = 255;
+
+template <class Value>
+void append(std::vector<std::byte>& body, const Value& value) {
+  const auto bytes = std::as_bytes(std::span(&value, 1));
+  body.insert(body.end(), bytes.begin(), bytes.end());
+}
+
+class Reader {
+ public:
+  explicit Reader(std::span<const std::byte> left) : left_(left) {}
+  /// Returns nothing, and is no longer whole, if there are fewer.
+  std::span<const std::byte> bytes(std::size_t count) {
+    is_whole_ = is_whole_ && count <= left_.size();
+    if (!is_whole_) return {};
+    const auto taken = left_.first(count);
+    left_ = left_.subspan(count);
+    return taken;
+  }
+  template <class Value>
+  Value value() {
+    Value value;
+    if (const auto from = bytes(sizeof value); !from.empty()) std::memcpy(&value, from.data(), sizeof value);
+    return value;
+  }
+  [[nodiscard]] bool is_whole() const { return is_whole_; }
+  [[nodiscard]] bool is_at_end() const { return is_whole_ && left_.empty(); }
+
+ private:
+  std::span<const std::byte> left_;
+  bool is_whole_ = true;
+};
+
+}  // namespace
+
+Token token_of(std::string_view text) {
+  XXH128_canonical_t hash;
+  XXH128_canonicalFromHash(&hash, XXH3_128bits(text.data(), text.size()));
+  Token token;
+  static_assert(sizeof hash.digest == sizeof token);
+  std::memcpy(token.data(), hash.digest, sizeof token);
+  return token;
+}
+
+Hello own_hello(int rank, int size) {
+  Hello hello{.rank = rank, .size = size, .pid = os::process_id()};
+  put_text(hello.version, version());
+  put_text(hello.host, os::host_name());
+  return hello;
+}
+
+OutgoingPointer make_message(Word word, std::span<const std::byte> body, std::vector<int> descriptors) {
+  const Head head{.word = word, .descriptors = static_cast<std::uint32_t>(descriptors.size()), .bytes = body.size()};
+  auto message = std::make_shared<Outgoing>();
+  message->bytes.resize(sizeof head + body.size());
+  std::memcpy(message->bytes.data(), &head, sizeof head);
+  std::ranges::copy(body, message->bytes.begin() + sizeof head);
+  message->descriptors = std::move(descriptors);
+  return message;
+}
+
+std::optional<Head> parse_head(Head head, const Limits& limits) noexcept {
+  if (head.magic == __builtin_bswap64(Head::right_magic)) {
+    head.word = static_cast<Word>(__builtin_bswap32(static_cast<std::uint32_t>(head.word)));
+    head.bytes = __builtin_bswap64(head.bytes);
+    head.descriptors = __builtin_bswap32(head.descriptors);
+    if (head.word != Word::hello) return std::nullopt;
+  } else if (head.magic != Head::right_magic) {
+    return std::nullopt;
+  }
+  const auto size = static_cast<std::uint64_t>(limits.size);
+  const bool to_root = limits.is_root && limits.is_known;
+  std::uint64_t least = 0;
+  std::uint64_t most = 0;
+  std::uint64_t descriptors = 0;
+  switch (head.word) {
+    case Word::hello:
+      if (!limits.is_root || limits.is_known) return std::nullopt;
+      least = most = sizeof(Hello);
+      break;
+    case Word::heard:
+      if (limits.is_root) return std::nullopt;
+      least = most = sizeof(Hello);
+      break;
+    case Word::other_job:
+      if (limits.is_root) return std::nullopt;
+      break;
+    case Word::part:
+      if (!to_root) return std::nullopt;
+      most = longest_part;
+      descriptors = most_descriptors_of_a_rank;
+      break;
+    case Word::late:
+      if (!to_root) return std::nullopt;
+      break;
+    case Word::all:
+      if (limits.is_root) return std::nullopt;
+      least = size * sizeof(PartHead);
+      most = size * (sizeof(PartHead) + sizeof(Identity) + longest_host + longest_part);
+      descriptors = size * most_descriptors_of_a_rank;
+      break;
+    case Word::failure:
+      if (limits.is_root && !limits.is_known) return std::nullopt;
+      least = most = sizeof(Failure);
+      break;
+    default:
+      return std::nullopt;
+  }
+  if (head.bytes < least || head.bytes > most || head.descriptors > descriptors) return std::nullopt;
+  return head;
+}
+
+std::vector<std::byte> encode(std::span<const Member> members, std::span<const std::uint32_t> descriptors,
+                              bool is_first) {
+  std::vector<std::byte> body;
+  for (std::size_t i = 0; i < members.size(); ++i) {
+    const Member& member = members[i];
+    append(body, PartHead{static_cast<std::uint32_t>(member.payload.size()), descriptors[i]});
+    if (is_first) {
+      const auto host = std::as_bytes(std::span(member.host)).first(std::min(member.host.size(), longest_host));
+      append(body,
+             Identity{
+                 .pid = member.pid, .address = member.address, .host_bytes = static_cast<std::uint32_t>(host.size())});
+      body.insert(body.end(), host.begin(), host.end());
+    }
+    body.insert(body.end(), member.payload.begin(), member.payload.end());
+  }
+  return body;
+}
+
+std::optional<std::vector<Member>> decode(Message& message, int size, bool is_first) {
+  std::vector<Member> members;
+  Reader reader(message.body);
+  std::size_t descriptor = 0;
+  for (int rank = 0; rank < size && reader.is_whole(); ++rank) {
+    const auto head = reader.value<PartHead>();
+    Member member{.rank = rank};
+    if (is_first) {
+      const auto identity = reader.value<Identity>();
+      const auto host = reader.bytes(identity.host_bytes);
+      member.pid = identity.pid;
+      member.address = identity.address;
+      member.host.assign(reinterpret_cast<const char*>(host.data()), host.size());
+    }
+    const auto payload = reader.bytes(head.payload);
+    member.payload.assign(payload.begin(), payload.end());
+    if (head.descriptors > message.descriptors.size() - descriptor) return std::nullopt;
+    for (std::uint32_t i = 0; i < head.descriptors; ++i)
+      member.descriptors.push_back(std::move(message.descriptors[descriptor++]));
+    members.push_back(std::move(member));
+  }
+  if (!reader.is_at_end() || descriptor != message.descriptors.size()) return std::nullopt;
+  return members;
+}
+
+OutgoingPointer failure_message(const Error& cause) {
+  Failure failure;
+  failure.put(cause);
+  return make_message(Word::failure, std::as_bytes(std::span(&failure, 1)));
+}
+
+Error failure_of(const Message& message) {
+  Failure failure;
+  std::memcpy(&failure, message.body.data(), std::min(message.body.size(), sizeof failure));
+  // The kind comes from outside.
+  failure.kind = std::min(failure.kind, static_cast<std::uint32_t>(ErrorKind::cancelled));
+  return failure.get();
+}
+
+}  // namespace muster::rendezvous

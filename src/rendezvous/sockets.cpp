@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/rendezvous/sockets.hpp"
+
+#include <fcntl.h>
+#include <string.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace muster::rendezvous {
+
+void SocketLine::send(const OutgoingPointer& message) {
+  if (is_broken_) return;
+  outgoing_.push_back(message);
+  move();
+}
+
+void SocketLine::move() {
+  is_stalled_ = false;
+  while (!is_broken_ && !outgoing_.empty()) {
+    const Outgoing& message = *outgoing_.front();
+    // The descriptors of each piece travel with its first byte.
+    const std::size_t pieces = message.descriptors.size() / os::most_descriptors + 1;
+    const std::size_t piece_bytes = (message.bytes.size() + pieces - 1) / pieces;
+    const std::size_t piece = sent_ / piece_bytes;
+    std::span<const int> descriptors;
+    if (sent_ % piece_bytes == 0) {
+      descriptors = message.descriptors;
+      descriptors = descriptors.subspan(std::min(piece * os::most_descriptors, descriptors.size()));
+      descriptors = descriptors.first(std::min(os::most_descriptors, descriptors.size()));
+    }
+    const std::size_t until = std::min((piece + 1) * piece_bytes, message.bytes.size());
+    const os::Transferred sent =
+        os::send_some(socket_, std::span(message.bytes).subspan(sent_, until - sent_), descriptors);
+    if (sent.status == os::SocketStatus::closed) {
+      // next() reads what it has sent before, and finds the end.
+      is_broken_ = true;
+      is_readable_ = true;
+      return;
+    }
+    if (sent.status == os::SocketStatus::again) {
+      is_stalled_ = !descriptors.empty();
+      return;
+    }
+    sent_ += sent.bytes;
+    if (sent_ < message.bytes.size()) continue;
+    sent_ = 0;
+    outgoing_.pop_front();
+  }
+}
+
+bool SocketLine::read(std::span<std::byte> place, std::size_t& got) {
+  while (got < place.size()) {
+    const os::Transferred received = os::receive_some(socket_, place.subspan(got), message_.descriptors);
+    if (received.status == os::SocketStatus::done) {
+      got += received.bytes;
+      continue;
+    }
+    is_readable_ = false;
+    if (received.status == os::SocketStatus::closed)
+      close(errno == 0 ? "it has closed its connection"
+                       : std::string("its connection was lost (") + ::strerror(errno) + ")");
+    return false;
+  }
+  return true;
+}
+
+std::optional<Message> SocketLine::next(const Limits& limits) {
+  if (end_ || !is_readable_) return std::nullopt;
+  if (!head_) {
+    if (!read(head_bytes_, head_got_)) return std::nullopt;
+    Head head;
+    std::memcpy(&head, head_bytes_.data(), sizeof head);
+    head_ = parse_head(head, limits);
+    if (!head_) {
+      close("an invalid head", true);
+      return std::nullopt;
+    }
+    message_.word = head_->word;
+    message_.is_turned = head.magic != Head::right_magic;
+    message_.body.resize(head_->bytes);
+  }
+  if (!read(message_.body, body_got_)) return std::nullopt;
+  if (message_.descriptors.size() != head_->descriptors) {
+    close(
+        std::to_string(message_.descriptors.size()) + " descriptors in place of " + std::to_string(head_->descriptors),
+        true);
+    return std::nullopt;
+  }
+  head_.reset();
+  head_got_ = 0;
+  body_got_ = 0;
+  return std::exchange(message_, {});
+}
+
+void SocketLine::close(const std::string& words, bool is_garbage) {
+  end_ = End{.is_garbage = is_garbage, .words = words};
+  is_broken_ = is_broken_ || !is_garbage;
+  message_ = {};
+}
+
+pollfd SocketLine::wanted() const noexcept {
+  const int events = POLLIN | (outgoing_.empty() || is_stalled_ || is_broken_ ? 0 : POLLOUT);
+  return {end_ ? -1 : socket_.get(), static_cast<short>(events), 0};
+}
+
+void SocketLine::ready(short events) noexcept {
+  if ((events & ~POLLOUT) != 0) is_readable_ = true;
+}
+
+Token Sockets::open() {
+  listener_ = listen();
+  reserve_ = os::Fd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  return token();
+}
+
+std::unique_ptr<Line> Sockets::greet(os::Fd socket, std::string from, const Hello& hello) {
+  auto line = std::make_unique<SocketLine>(std::move(socket), std::move(from));
+  line->send(make_message(Word::hello, std::as_bytes(std::span(&hello, 1))));
+  return line;
+}
+
+std::vector<std::unique_ptr<Line>> Sockets::arrivals() {
+  std::vector<std::unique_ptr<Line>> lines;
+  try {
+    while (auto socket = os::accept_next(listener_))
+      if (auto line = line_of(std::move(*socket))) lines.push_back(std::move(line));
+  } catch (const Error&) {
+    // The next call meets the same failure.
+    if (lines.empty()) throw;
+  }
+  return lines;
+}
+
+void Sockets::wait(std::span<Line* const> lines, milliseconds longest) {
+  std::vector<pollfd> sockets{{listener_ ? listener_.get() : -1, POLLIN, 0}};
+  bool is_stalled = false;
+  for (Line* const line : lines) {
+    sockets.push_back(static_cast<SocketLine*>(line)->wanted());
+    is_stalled = is_stalled || static_cast<SocketLine*>(line)->is_stalled();
+  }
+  os::poll_sockets(sockets, is_stalled ? milliseconds(1) : longest);
+  for (std::size_t i = 0; i < lines.size(); ++i) static_cast<SocketLine*>(lines[i])->ready(sockets[i + 1].revents);
+}
+
+}  // namespace muster::rendezvous

@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+// The state machine of the rendezvous over lines in memory: what each side answers, and by which cause it ends.
+
+#include "src/rendezvous/session.hpp"
+
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "doctest/doctest.h"
+#include "src/base/written.hpp"
+#include "tests/support/forked_ranks.hpp"
+
+using namespace muster;
+using namespace muster::rendezvous;
+using namespace muster::test;
+using namespace std::chrono_literals;
+
+namespace {
+
+/// One end of a line; the test plays the other one.
+struct Script {
+  std::deque<Message> incoming;
+  std::optional<Line::End> end;  // when `incoming` is empty
+  std::vector<Word> sent;
+  bool takes = true;  // what is sent
+  void comes(Word word, std::span<const std::byte> body = {}) {
+    incoming.push_back({word, {body.begin(), body.end()}});
+  }
+};
+
+class ScriptedLine final : public Line {
+ public:
+  explicit ScriptedLine(std::shared_ptr<Script> script) : script_(std::move(script)) {}
+  void send(const OutgoingPointer& message) override {
+    Head head;
+    std::memcpy(&head, message->bytes.data(), sizeof head);
+    script_->sent.push_back(head.word);
+    is_drained_ = script_->takes;
+  }
+  void move() override {}
+  [[nodiscard]] bool is_drained() const override { return is_drained_; }
+  std::optional<Message> next(const Limits& limits) override {
+    if (script_->incoming.empty() || end_) return std::nullopt;
+    Message message = std::move(script_->incoming.front());
+    script_->incoming.pop_front();
+    if (!parse_head({.word = message.word, .bytes = message.body.size()}, limits)) {
+      end_ = End{.is_garbage = true, .words = "an invalid head"};
+      return std::nullopt;
+    }
+    return message;
+  }
+  [[nodiscard]] std::optional<End> end() const override {
+    return end_ ? end_ : script_->incoming.empty() ? script_->end : std::nullopt;
+  }
+
+ private:
+  std::shared_ptr<Script> script_;
+  std::optional<End> end_;
+  bool is_drained_ = true;
+};
+
+class ScriptedTransport final : public Transport {
+ public:
+  std::vector<std::shared_ptr<Script>> scripts;
+  std::optional<Error> arrival_fails;
+
+  Token open() override { return token_of("job"); }
+  std::vector<std::unique_ptr<Line>> arrivals() override {
+    if (arrival_fails) throw Error(*arrival_fails);
+    std::vector<std::unique_ptr<Line>> lines;
+    for (const auto& script : std::exchange(scripts, {})) lines.push_back(std::make_unique<ScriptedLine>(script));
+    return lines;
+  }
+  std::unique_ptr<Line> reach(Hello, Clock::time_point, std::string& reason) override {
+    reason = "there is no line";
+    if (scripts.empty()) return nullptr;
+    const auto script = scripts.front();
+    scripts.erase(scripts.begin());
+    return std::make_unique<ScriptedLine>(script);
+  }
+  [[nodiscard]] milliseconds pause(int) const override { return 1ms; }
+  void wait(std::span<Line* const>, milliseconds) override { std::this_thread::sleep_for(1ms); }
+};
+
+Hello hello_of(int rank, int size = 3) {
+  Hello hello = own_hello(rank, size);
+  hello.token = token_of("job");
+  hello.pid = 1000 + rank;
+  return hello;
+}
+
+std::span<const std::byte> bytes_of(const Hello& hello) {
+  return std::as_bytes(std::span(&hello, 1));
+}
+
+Terms terms_of(int rank) {
+  return {.call = "test", .place = "here", .hint = "look", .rank = rank, .size = 3, .deadline = Clock::now() + 300ms};
+}
+
+/// Rank 0 of three with these lines; `act` runs after its opening.
+Error root_error(
+    const std::vector<std::shared_ptr<Script>>& scripts, const Session::Prepare& prepare = [] { return Part{}; },
+    std::optional<Error> arrival_fails = std::nullopt) {
+  auto transport = std::make_unique<ScriptedTransport>();
+  transport->scripts = scripts;
+  transport->arrival_fails = std::move(arrival_fails);
+  Session session(terms_of(0), std::move(transport));
+  return error_of([&] { (void)session.round(prepare, Clock::now() + 300ms); });
+}
+
+std::shared_ptr<Script> rank_script(int rank, bool has_part = true) {
+  auto script = std::make_shared<Script>();
+  script->comes(Word::hello, bytes_of(hello_of(rank)));
+  if (has_part) script->comes(Word::part);
+  return script;
+}
+
+Error guest_error(
+    const std::shared_ptr<Script>& script, const Session::Prepare& prepare = [] { return Part{}; }) {
+  auto transport = std::make_unique<ScriptedTransport>();
+  transport->scripts = {script};
+  return error_of([&] {
+    Session session(terms_of(1), std::move(transport));
+    (void)session.round(prepare, Clock::now() + 200ms);
+  });
+}
+
+}  // namespace
+
+TEST_CASE("rank 0 gives each rank the parts of all, and takes further rounds") {
+  auto transport = std::make_unique<ScriptedTransport>();
+  const auto first = rank_script(1);
+  const auto second = rank_script(2);
+  transport->scripts = {second, first};
+  Session session(terms_of(0), std::move(transport));
+  const auto members = session.round([] { return Part{.payload = {std::byte{7}}}; }, Clock::now() + 1s);
+  REQUIRE(members.size() == 3);
+  CHECK(members[0].payload.size() == 1);
+  CHECK(members[2].pid == 1002);
+  CHECK(first->sent == std::vector{Word::heard, Word::all});
+  first->comes(Word::part);
+  second->comes(Word::part);
+  CHECK(session.round([] { return Part{}; }, Clock::now() + 1s).size() == 3);
+}
+
+TEST_CASE("each way in which a rank ends the rendezvous, and the cause that all throw") {
+  struct Way {
+    const char* name;
+    std::function<void(Script&)> change;  // of rank 2
+    ErrorKind kind;
+    std::optional<int> rank;
+    const char* words;
+  };
+  const auto with_hello = [](const std::function<void(Hello&)>& change) {
+    return [change](Script& script) {
+      Hello hello = hello_of(2);
+      change(hello);
+      script.incoming.clear();
+      script.comes(Word::hello, bytes_of(hello));
+    };
+  };
+  const Way ways[] = {
+      {"missing", [](Script& script) { script.incoming.clear(); }, ErrorKind::timeout, 2, "for rank 2 of 3 ranks"},
+      {"no part", [](Script& script) { script.incoming.pop_back(); }, ErrorKind::timeout, 2, "does not go on"},
+      {"version", with_hello([](Hello& hello) { put_text(hello.version, "0.0.1"); }), ErrorKind::version, 2, "0.0.1"},
+      {"size", with_hello([](Hello& hello) { hello.size = 4; }), ErrorKind::rank_mismatch, 2, "one of 4 ranks"},
+      {"double", with_hello([](Hello& hello) { hello.rank = 1; }), ErrorKind::rank_mismatch, 1, "two processes"},
+      {"rank 0 twice", with_hello([](Hello& hello) { hello.rank = 0; }), ErrorKind::rank_mismatch, 0, "two processes"},
+      {"out of range", with_hello([](Hello& hello) { hello.rank = 3; }), ErrorKind::rank_mismatch, 3, "cannot be one"},
+      {"dead", [](Script& script) { script.end = Line::End{.words = "closed"}; }, ErrorKind::peer_lost, 2,
+       "died or left"},
+      {"dead before its part",
+       [](Script& script) {
+         script.incoming.pop_back();
+         script.end = Line::End{.words = "closed"};
+       },
+       ErrorKind::timeout, 2, "does not go on"},
+      {"two parts", [](Script& script) { script.comes(Word::part); }, ErrorKind::corrupt, 2, "twice"},
+      {"garbage", [](Script& script) { script.comes(Word::all); }, ErrorKind::corrupt, 2, "no message"},
+      {"failure",
+       [](Script& script) {
+         const auto message = failure_message(Error(ErrorKind::no_space, "rank 2 has no memory", {.rank = 2}));
+         script.incoming.pop_back();
+         script.comes(Word::failure, std::span(message->bytes).subspan(sizeof(Head)));
+       },
+       ErrorKind::no_space, 2, "has no memory"},
+      {"takes nothing", [](Script& script) { script.takes = false; }, ErrorKind::timeout, 2, "did not take"},
+  };
+  for (const Way& way : ways) {
+    CAPTURE(way.name);
+    const auto first = rank_script(1);
+    const auto second = rank_script(2);
+    way.change(*second);
+    // A death must not hide behind a missing rank.
+    if (std::string_view(way.name) == "dead") first->incoming.pop_back();
+    const Error error = root_error({first, second});
+    CHECK_MESSAGE(error.kind() == way.kind, error.what());
+    CHECK_MESSAGE(error.rank() == way.rank, error.what());
+    CHECK_MESSAGE(says(error, way.words), error.what());
+    CHECK(std::ranges::count(first->sent, Word::failure) == 1);
+  }
+}
+
+TEST_CASE("rank 0's own failures are its own, and all ranks are told") {
+  const auto first = rank_script(1, false);
+  const Error error = root_error({first}, []() -> Part { throw Error(ErrorKind::unsupported, "no pidfd"); });
+  CHECK(error.kind() == ErrorKind::unsupported);
+  CHECK(error.rank() == 0);
+  CHECK(first->sent.back() == Word::failure);
+  const Error lack = root_error(
+      {}, [] { return Part{}; }, Error(ErrorKind::io, "accept", {.os_error = EMFILE}));
+  CHECK(lack.rank() == 0);
+  CHECK(lack.os_error() == EMFILE);
+}
+
+TEST_CASE("strangers change nothing: silent ones, garbage and ranks of other jobs") {
+  auto transport = std::make_unique<ScriptedTransport>();
+  const auto other = std::make_shared<Script>();
+  Hello hello = hello_of(1);
+  hello.token = token_of("another job");
+  other->comes(Word::hello, bytes_of(hello));
+  const auto garbage = std::make_shared<Script>();
+  garbage->comes(Word::part);
+  for (std::size_t i = 0; i < most_strangers + 40; ++i) transport->scripts.push_back(std::make_shared<Script>());
+  transport->scripts.push_back(other);
+  transport->scripts.push_back(garbage);
+  transport->scripts.push_back(rank_script(2));
+  transport->scripts.push_back(rank_script(1));
+  Session session(terms_of(0), std::move(transport));
+  CHECK(session.round([] { return Part{}; }, Clock::now() + 1s).size() == 3);
+  CHECK(other->sent == std::vector{Word::other_job});
+}
+
+TEST_CASE("a rank names rank 0 if that is silent, lost or garbled, and throws what it tells") {
+  const auto heard = [] {
+    auto script = std::make_shared<Script>();
+    script->comes(Word::heard, bytes_of(hello_of(0)));
+    return script;
+  };
+  Error error = guest_error(std::make_shared<Script>());
+  CHECK_MESSAGE((error.kind() == ErrorKind::timeout && error.rank() == 0 && says(error, "did not open")), error.what());
+  const auto silent = heard();
+  error = guest_error(silent);
+  CHECK_MESSAGE((error.kind() == ErrorKind::timeout && error.rank() == 0 && error.pid() == 1000), error.what());
+  CHECK(silent->sent == std::vector{Word::part, Word::late, Word::failure});
+  const auto lost = heard();
+  lost->end = Line::End{.words = "closed"};
+  error = guest_error(lost);
+  CHECK_MESSAGE((error.kind() == ErrorKind::peer_lost && error.rank() == 0), error.what());
+  const auto garbled = heard();
+  garbled->comes(Word::part);
+  error = guest_error(garbled);
+  CHECK_MESSAGE((error.kind() == ErrorKind::corrupt && error.rank() == 0), error.what());
+  const auto failed = heard();
+  const auto message = failure_message(Error(ErrorKind::peer_lost, "rank 2 died", {.rank = 2}));
+  failed->comes(Word::failure, std::span(message->bytes).subspan(sizeof(Head)));
+  error = guest_error(failed);
+  CHECK_MESSAGE((error.kind() == ErrorKind::peer_lost && error.rank() == 2), error.what());
+}
+
+TEST_CASE("a rank that cannot prepare says so, and throws rank 0's decision") {
+  auto script = std::make_shared<Script>();
+  script->comes(Word::heard, bytes_of(hello_of(0)));
+  const Error error = guest_error(script, []() -> Part { throw Error(ErrorKind::unsupported, "no pidfd"); });
+  CHECK_MESSAGE((error.kind() == ErrorKind::unsupported && error.rank() == 1 && says(error, "no pidfd")), error.what());
+  CHECK(script->sent == std::vector{Word::failure});
+}
