@@ -118,13 +118,14 @@ void bind_groups(nb::module_& module) {
                           .numbers = std::move(numbers)});
     });
   });
-  module.def("tcp_group", [](std::string address, int rank, int size, Seconds timeout, std::string key) {
+  module.def("tcp_group", [](std::string address, int rank, int size, Seconds timeout, std::string key, int listener) {
     return without_gil([&] {
       return tcp_group({.address = std::move(address),
                         .rank = rank,
                         .size = size,
                         .timeout = timeout_of(timeout),
-                        .key = std::move(key)});
+                        .key = std::move(key),
+                        .listener = listener});
     });
   });
   module.def("file_group", [](std::string directory, int rank, int size, Seconds timeout, std::string key) {

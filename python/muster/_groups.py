@@ -7,6 +7,7 @@ import operator
 import os
 import socket
 import sys
+import threading
 import typing
 import weakref
 
@@ -55,13 +56,15 @@ def local_group(key: str, rank: int, size: int, *, timeout: float | None = None,
     return _core.local_group(key, rank, size, timeout, list(numbers))
 
 
-def tcp_group(address: str, rank: int, size: int, *, timeout: float | None = None, key: str = "") -> Group:
+def tcp_group(address: str, rank: int, size: int, *, timeout: float | None = None, key: str = "", listener: socket.socket | None = None) -> Group:
     """A group of processes on any hosts, over TCP between them. Collective.
 
     `address` is "HOST:PORT", an address of rank 0's host and a free port there, or "file:///PATH" in a directory that
     all ranks see. `timeout`, `key`: as of local_group(). Raises as that, and IoError of sockets.
+
+    `listener`: on rank 0, a socket that listens at the port of `address` already. The call takes it over.
     """
-    return _core.tcp_group(address, rank, size, timeout, key)
+    return _core.tcp_group(address, rank, size, timeout, key, -1 if listener is None else listener.detach())
 
 
 def file_group(directory: str | os.PathLike[str], rank: int, size: int, *, timeout: float | None = None, key: str = "") -> Group:
@@ -92,23 +95,26 @@ class _Met:
         self.kept = kept
         self.key = os.urandom(16).hex()
         self.group = None
+        self.lock = threading.Lock()  # held while its ranks meet
 
 
 # By the identity of what they were made of. It is kept by this only where nothing can refer to it weakly; any other
 # process group that is destroyed goes, and its group with it.
 _met: dict[int, _Met] = {}
+_met_lock = threading.Lock()
 
 
 def _met_of(pg) -> _Met:
     number = id(pg)
-    met = _met.get(number)
-    if met is None:
-        try:
-            kept = weakref.ref(pg, lambda _: _met.pop(number, None))
-        except TypeError:
-            kept = pg
-        met = _met[number] = _Met(kept)
-    return met
+    with _met_lock:
+        met = _met.get(number)
+        if met is None:
+            try:
+                kept = weakref.ref(pg, lambda _: _met.pop(number, None))
+            except TypeError:
+                kept = pg
+            met = _met[number] = _Met(kept)
+        return met
 
 
 def from_process_group(pg: typing.Any, *, timeout: float | None = None, workspace_path: str | os.PathLike[str] | None = None) -> Group:
@@ -127,7 +133,10 @@ def from_process_group(pg: typing.Any, *, timeout: float | None = None, workspac
         store, rank, size, numbers = _parts_of(pg)
         # The others may still read the key where an earlier call has failed.
         met = _met_of(pg)
-        met.group = _meet(store, rank, size, timeout=timeout, numbers=numbers, key=met.key, workspace_path=workspace_path)
+        # The ranks meet once, whichever thread comes first.
+        with met.lock:
+            if met.group is None:
+                met.group = _meet(store, rank, size, timeout=timeout, numbers=numbers, key=met.key, workspace_path=workspace_path)
     return met.group
 
 
@@ -180,11 +189,13 @@ def _meet(store, rank: int, size: int, *, timeout: float | None, numbers=(), key
         return local_group(key, rank, size, timeout=timeout, numbers=numbers)
     if workspace_path is not None:
         return file_group(workspace_path, rank, size, timeout=timeout, key=key)
+    listener = None
     if rank == 0:
-        with socket.socket() as free:
-            free.bind(("", 0))
-            store.set("muster/address", f"{socket.gethostname()}:{free.getsockname()[1]}")
-    return tcp_group(_text(store.get("muster/address")), rank, size, timeout=timeout, key=key)
+        # It listens until the group takes it over, so that no other process gets the port.
+        dual = socket.has_dualstack_ipv6()
+        listener = socket.create_server(("", 0), family=socket.AF_INET6 if dual else socket.AF_INET, backlog=socket.SOMAXCONN, dualstack_ipv6=dual)
+        store.set("muster/address", f"{socket.gethostname()}:{listener.getsockname()[1]}")
+    return tcp_group(_text(store.get("muster/address")), rank, size, timeout=timeout, key=key, listener=listener)
 
 
 def _text(value) -> str:

@@ -10,6 +10,7 @@
 #include "muster/tcp.hpp"
 #include "src/collectives/backend.hpp"
 #include "src/collectives/dist.hpp"
+#include "src/sync/world.hpp"
 
 namespace muster::collectives {
 namespace {
@@ -31,7 +32,12 @@ Way way_of(std::string_view name) {
 
 /// env://.
 std::shared_ptr<SyncGroup> group_of_environment(const dist::InitOptions& options) {
-  auto group = muster::world();
+  auto group = sync::world_within(options.timeout);
+  if (group->failure()) {
+    // It has failed with an earlier process group.
+    sync::forget_world();
+    group = sync::world_within(options.timeout);
+  }
   if ((options.rank != -1 && options.rank != group->rank()) ||
       (options.world_size != -1 && options.world_size != group->size()))
     throw Error(ErrorKind::argument,
@@ -91,8 +97,11 @@ void check_backend(std::string_view name, const SyncGroup& group) {
 std::shared_ptr<SyncGroup> init_group(std::string_view name, const dist::InitOptions& options) {
   const Way way = way_of(name);
   auto group = options.init_method == "env://" ? group_of_environment(options) : group_at(way, options);
-  if (options.timeout) group->set_timeout(*options.timeout);
   check_backend(name, *group);
+  if (options.init_method != "env://") return group;
+  // The world keeps its own deadline. All ranks make the duplicate, whether they pass a timeout or not.
+  group = group->duplicate({.timeout = options.timeout, .stop = {}, .phase = "process group"});
+  if (options.timeout) group->set_timeout(*options.timeout);
   return group;
 }
 
@@ -110,6 +119,7 @@ struct RankAndSize {
 struct World {
   std::mutex mutex;  // never held while ranks meet
   bool is_starting = false;
+  bool is_of_environment = false;  // its ranks are those of world()
   std::unique_ptr<ProcessGroup> group;
   std::optional<RankAndSize> master_worker;
 };
@@ -153,6 +163,7 @@ auto start(std::string_view name, const InitOptions& options, const Keep& keep) 
       throw Error(ErrorKind::argument,
                   "the process group has been initialized already: call destroy_process_group() first");
     world.is_starting = true;
+    world.is_of_environment = options.init_method == "env://";
   }
   struct Started {
     World& world;
@@ -219,6 +230,8 @@ void destroy_process_group() noexcept {
   std::unique_ptr<ProcessGroup> ended;  // outside the lock: its end may wait a moment for devices
   const std::lock_guard lock(world.mutex);
   ended = std::move(world.group);
+  // Ranks that begin anew after a failure need a new rendezvous.
+  if (ended && world.is_of_environment && ended->group().failure()) sync::forget_world();
   world.master_worker.reset();
 }
 

@@ -16,6 +16,7 @@
 #include "muster/log.hpp"
 #include "muster/version.hpp"
 #include "src/base/written.hpp"
+#include "src/os/fault.hpp"
 #include "src/os/process.hpp"
 #include "src/os/socket.hpp"
 #include "src/rendezvous/local_group.hpp"
@@ -26,6 +27,8 @@ namespace muster::hosts {
 namespace {
 
 std::uint64_t network_namespace() noexcept {
+  // Tests make two hosts look like machines that were cloned from one snapshot.
+  if (os::fault("stat", "the network namespace") != 0) return 1;
   struct stat status {};
   return ::stat("/proc/self/ns/net", &status) == 0 ? status.st_ino : 0;
 }

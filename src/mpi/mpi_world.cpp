@@ -124,7 +124,7 @@ class InitWatch {
  public:
   explicit InitWatch(const sync::Start& start)
       : name_(start.size > 1 ? fmt::format("rank {} of {}", start.rank, start.size) : "a rank"),
-        timeout_(sync::default_timeout()) {}
+        timeout_(sync::timeout_of(start.timeout, sync::default_timeout())) {}
 
   void operator()(std::chrono::milliseconds waited) {
     constexpr std::chrono::seconds between_words{30};

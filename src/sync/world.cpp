@@ -17,6 +17,7 @@
 #include "muster/version.hpp"
 #include "src/os/library.hpp"
 #include "src/os/process.hpp"
+#include "src/sync/waits.hpp"
 
 namespace muster {
 namespace sync {
@@ -90,7 +91,7 @@ bool is_loopback(std::string_view host) {
   return host == "localhost" || host.starts_with("127.") || host == "::1";
 }
 
-std::string address_text(const std::string& host, int port) {
+std::string address_text(const std::string& host, std::int64_t port) {
   if (port < 1 || port > UINT16_MAX)
     throw Error(ErrorKind::argument,
                 fmt::format("the ranks cannot meet at port {}: set MUSTER_PORT to a free one of {}", port, host));
@@ -118,7 +119,7 @@ std::optional<Start> started_by_launcher(const Reader& environment) {
   const auto own_port = environment.number("MUSTER_PORT");
   const auto master_port = environment.number("MASTER_PORT");
   if (!start.is_here && first_host && (own_port || master_port) && (here || !is_loopback(*first_host)))
-    start.meeting = address_text(*first_host, own_port ? *own_port : *master_port + 1);
+    start.meeting = address_text(*first_host, own_port ? *own_port : std::int64_t{*master_port} + 1);
   if (const auto job = environment.text("MUSTER_JOB")) {
     start.key = "job " + *job;
   } else if (environment.has("MASTER_ADDR") && environment.has("MASTER_PORT")) {
@@ -274,15 +275,17 @@ std::shared_ptr<SyncGroup> world_of_numbers(const sync::Start& start) {
                 "by `muster run`, torchrun or mpiexec, or set MUSTER_JOB to the same random word on all of them");
   // Who names a workspace and does not say that all ranks are here has ranks elsewhere.
   if (can_meet && !(workspace && start.is_here))
-    return maker({.place = place, .key = start.key, .rank = start.rank, .size = start.size});
-  return local_group({.key = start.key, .rank = start.rank, .size = start.size, .timeout = {}});
+    return maker({.place = place, .key = start.key, .rank = start.rank, .size = start.size, .timeout = start.timeout});
+  return local_group({.key = start.key, .rank = start.rank, .size = start.size, .timeout = start.timeout});
 }
 
-std::shared_ptr<SyncGroup> world_of_environment() {
+std::shared_ptr<SyncGroup> world_of_environment(std::optional<std::chrono::milliseconds> timeout) {
   // A program that has initialised MPI knows better than the environment.
   const sync::MpiSupport* mpi = sync::mpi_support();
-  if (mpi != nullptr && mpi->ranks() > 1) return mpi->make_world({.by = sync::StartedBy::mpi, .size = 0});
-  const sync::Start start = sync::find_start(sync::own_surroundings());
+  if (mpi != nullptr && mpi->ranks() > 1)
+    return mpi->make_world({.by = sync::StartedBy::mpi, .size = 0, .timeout = timeout});
+  sync::Start start = sync::find_start(sync::own_surroundings());
+  start.timeout = timeout;
   switch (start.by) {
     case sync::StartedBy::alone:
       return single_group();
@@ -296,8 +299,10 @@ std::shared_ptr<SyncGroup> world_of_environment() {
 }
 
 struct World {
-  std::mutex mutex;
+  std::mutex making;  // held while the ranks meet
+  std::mutex mutex;   // never held for long
   std::shared_ptr<SyncGroup> group;
+  bool is_set = false;  // by the program
 };
 
 World& the_world() {
@@ -308,16 +313,35 @@ World& the_world() {
 
 }  // namespace
 
-std::shared_ptr<SyncGroup> world() {
+std::shared_ptr<SyncGroup> sync::world_within(std::optional<std::chrono::milliseconds> timeout) {
+  World& world = the_world();
+  const std::lock_guard making(world.making);
+  {
+    const std::lock_guard lock(world.mutex);
+    if (world.group) return world.group;
+  }
+  auto made = world_of_environment(timeout);
+  if (timeout) made->set_timeout(sync::default_timeout());
+  const std::lock_guard lock(world.mutex);
+  // A group that another thread has set meanwhile counts.
+  if (!world.group) world.group = std::move(made);
+  return world.group;
+}
+
+void sync::forget_world() {
   World& world = the_world();
   const std::lock_guard lock(world.mutex);
-  if (!world.group) world.group = world_of_environment();
-  return world.group;
+  if (!world.is_set) world.group = nullptr;
+}
+
+std::shared_ptr<SyncGroup> world() {
+  return sync::world_within(std::nullopt);
 }
 
 void set_world(std::shared_ptr<SyncGroup> group) {
   World& world = the_world();
   const std::lock_guard lock(world.mutex);
+  world.is_set = group != nullptr;
   world.group = std::move(group);
 }
 

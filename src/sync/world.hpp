@@ -13,6 +13,7 @@
 //  4. A step of Slurm with several tasks (SLURM_STEP_NUM_TASKS; SLURM_NTASKS is also set in the shell of a job).
 //  5. Else the process is alone.
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -46,11 +47,19 @@ struct Start {
   /// the first of a step's nodes; the port MUSTER_PORT, else MASTER_PORT + 1 (torchrun's own store is often at
   /// MASTER_PORT), or of a step 20000 and something that follows from its number.
   std::string meeting = {};
+  std::optional<std::chrono::milliseconds> timeout = {};  ///< of the rendezvous; empty: the default
   std::string said = {};  ///< the variables that say so, for messages: "PMI_RANK=1 PMI_SIZE=4"
 };
 
 /// Throws Error(argument) on variables that do not parse, are not complete or contradict each other.
 Start find_start(const Surroundings& surroundings);
+
+/// muster::world(), whose rendezvous takes at most `timeout` if this call makes it. The deadline of the group's later
+/// calls is the default all the same.
+std::shared_ptr<SyncGroup> world_within(std::optional<std::chrono::milliseconds> timeout);
+
+/// The next world() looks at the environment again, unless the program has set the world.
+void forget_world();
 
 /// Whether a variable of a launcher must not be inherited by the ranks that it starts: what a process manager of MPI
 /// told the launcher of itself, MUSTER_ALONE, and what a launcher has told this process for itself alone.
@@ -65,6 +74,7 @@ struct DistantWorld {
   std::string key;
   int rank = 0;
   int size = 1;
+  std::optional<std::chrono::milliseconds> timeout = {};  ///< of the rendezvous; empty: the default
 };
 using WorldMaker = std::function<std::shared_ptr<SyncGroup>(const DistantWorld&)>;
 enum class MeetBy : std::uint8_t { files, tcp };

@@ -163,8 +163,12 @@ class TcpSockets final : public rendezvous::Sockets {
 
  private:
   /// A name may stand for another address here than on other hosts (Debian's 127.0.1.1); a number is taken as it is.
-  Acceptor listen_at_place(asio::io_context& io) const {
-    if (given_listener_ >= 0) return adopt_listener(io, given_listener_);
+  Acceptor listen_at_place(asio::io_context& io) {
+    if (given_listener_) {
+      Acceptor acceptor = adopt_listener(io, given_listener_.get());
+      (void)given_listener_.release();
+      return acceptor;
+    }
     if (auto inherited = inherited_listener(io, place_.port)) return std::move(*inherited);
     if (place_.literal) return listen_at(io, *place_.literal);
     try {
@@ -238,7 +242,7 @@ class TcpSockets final : public rendezvous::Sockets {
 
   const Place place_;
   const std::string key_;
-  const int given_listener_;
+  os::Fd given_listener_;
   PublishedAddress published_;
   asio::ip::address first_ = asio::ip::address_v4::loopback();
   std::size_t next_ = 0;
@@ -295,7 +299,8 @@ void end_with_process() {
 [[maybe_unused]] const bool is_registered = [] {
   hosts::add_route(Route::tcp, "TCP", "make it with tcp_group()");
   sync::set_world_maker(sync::MeetBy::tcp, [](const sync::DistantWorld& world) {
-    return tcp_group({.address = world.place, .rank = world.rank, .size = world.size, .key = world.key});
+    return tcp_group(
+        {.address = world.place, .rank = world.rank, .size = world.size, .timeout = world.timeout, .key = world.key});
   });
   return true;
 }();

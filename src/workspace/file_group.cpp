@@ -413,7 +413,7 @@ void check(const FileGroupOptions& options) {
 [[maybe_unused]] const bool is_registered = [] {
   sync::set_world_maker(sync::MeetBy::files, [](const sync::DistantWorld& world) {
     return file_group(
-        {.directory = world.place, .key = world.key, .rank = world.rank, .size = world.size, .timeout = {}});
+        {.directory = world.place, .key = world.key, .rank = world.rank, .size = world.size, .timeout = world.timeout});
   });
   return true;
 }();

@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// The meeting: how processes that know nothing but a directory, a key and their rank become a job.
+// The rendezvous of a file group: how processes that know a directory, a key and their rank become a job. Its steps are
+// those of src/rendezvous/session.hpp; here a line is made of files in meeting-KEY/ (names.hpp):
 //
-//  1. Each rank makes a random token and says hello in meeting-KEY/: rank, size and token are in the file's name.
+//  1. Each rank makes a random token. Its hello is a file with the token in its name.
 //  2. Rank 0 lists, and calls: one file with all tokens that it sees, another one whenever it sees more. Hellos of
-//     processes that are proved dead are left out, and removed.
-//  3. A rank that finds its own token in a call answers "here". What an earlier job left behind does not answer, and
-//     its calls do not have this rank's token: neither can be taken for a live rank.
-//  4. Once each rank has answered, rank 0 makes the job's nonce and directory and writes who the ranks are. If two
-//     answer for one rank, sizes or versions differ, or a rank was called by two, it writes that instead, for
-//     everybody.
-//  5. Each rank reads that, says in the job's directory which process it is, removes its hello and its answer, and all
-//     meet in a first barrier; then rank 0 removes its calls and the list.
-// A rank that dies before it has answered is missed at the deadline; one that dies later is missed in the first
-// barrier.
+//     processes that are proved dead are removed.
+//  3. A rank that finds its own token in a call answers "here": that is a line. The files of an earlier job do not
+//     answer, and its calls do not have this rank's token, so that neither is taken for a live rank.
+//  4. Each further message is a numbered file: one per rank to rank 0, one for all ranks from it.
+//  5. The part of rank 0 is the job's nonce and directory, in which each rank then tells which process it is. All meet
+//  in
+//     a first barrier of the group, and then remove their files.
+// A line ends if the process at its other end is proved dead; one of another host is missed at the deadline.
 
 #include <fmt/core.h>
 #define XXH_INLINE_ALL
@@ -20,20 +19,22 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <optional>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
-#include "muster/state.hpp"
 #include "muster/workspace.hpp"
+#include "src/base/written.hpp"
 #include "src/os/directory.hpp"
 #include "src/os/file.hpp"
 #include "src/os/process.hpp"
 #include "src/os/publish.hpp"
-#include "src/sync/waits.hpp"
+#include "src/rendezvous/session.hpp"
 #include "src/workspace/discovery.hpp"
 #include "src/workspace/group_directory.hpp"
 #include "src/workspace/names.hpp"
@@ -41,32 +42,35 @@
 namespace muster::workspace {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-using std::chrono::milliseconds;
+using rendezvous::Clock;
+using rendezvous::milliseconds;
 using Kind = MeetingName::Kind;
 
-constexpr int protocol_version = 2;
+constexpr int protocol_version = 3;
 constexpr std::uint64_t longest_text = 64 << 20;
-constexpr milliseconds longest_refusal{1000};
+constexpr milliseconds between_proofs{100};
 
 std::string where(const MeetingName& name) {
   return fmt::format("host {}, pid {}", name.writer.host, name.writer.pid);
 }
 
 /// Makes a directory that another process may be removing at this moment, and a first file in it. Others may know its
-/// name before it is there: where they have put a link, nothing is written behind that.
-void enter(const std::string& directory, const std::string& file) {
+/// name before it exists: where they have put a link, nothing is written behind that.
+void enter(const std::string& directory, const std::string& file, std::span<const std::byte> bytes) {
   const std::string path = directory + "/" + file;
   for (int turn = 0;; ++turn) {
     try {
       if (!os::make_directory(directory))
         if (const auto there = os::file_status(directory, os::Links::themselves); there && !there->is_directory)
           throw Error(ErrorKind::argument,
-                      fmt::format("meeting in {}: it is {}, not a directory: remove it if it is nobody's, or give a "
+                      fmt::format("file_group: {} is {}, not a directory: remove it if nobody needs it, or give a "
                                   "workspace that other users cannot write to",
                                   directory, there->is_link ? "a link" : "a file"),
                       {.path = directory});
-      os::write_new_file(path, {});
+      if (bytes.empty())
+        os::write_new_file(path, {});
+      else
+        os::publish(path, bytes, growing_name());
       return;
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::not_found || turn == 10) throw;
@@ -74,66 +78,142 @@ void enter(const std::string& directory, const std::string& file) {
   }
 }
 
-/// A rank's files in a meeting, removed with it.
-class Meeting {
- public:
-  /// `workspace` is prepared. Step 1.
-  Meeting(const WorkspaceDirectory& workspace, const FileGroupOptions& options, milliseconds timeout);
-  Meeting(const Meeting&) = delete;
-  Meeting& operator=(const Meeting&) = delete;
-  ~Meeting();
+class FileLine;
 
-  /// Steps 2 to 4, and "member" of step 5.
-  Job attend() { return options_.rank == 0 ? lead() : follow(); }
+/// This process's files in a meeting, removed with it, and the last listing.
+class Meeting final : public rendezvous::Transport {
+ public:
+  Meeting(WorkspaceDirectory workspace, const FileGroupOptions& options, Clock::time_point deadline)
+      : workspace_(std::move(workspace)),
+        token_of_key_(rendezvous::token_of(options.key)),
+        deadline_(deadline),
+        path_(workspace_.path + "/" +
+              file_name({.kind = NameKind::meeting,
+                         .random = fmt::format("{:016x}", XXH3_64bits(options.key.data(), options.key.size()))})),
+        token_(os::random_hex(8)) {}
+  ~Meeting() override;
+
+  rendezvous::Token open() override;
+  std::vector<std::unique_ptr<rendezvous::Line>> arrivals() override;
+  /// What has been told stays for those who have still to read it, and is garbage when this process ends.
+  void give_up() noexcept override { own_files_.clear(); }
+  void tell_all(std::span<rendezvous::Line* const>, const rendezvous::OutgoingPointer& message) override;
+  [[nodiscard]] std::string trace_of(int rank) const override;
+  std::unique_ptr<rendezvous::Line> reach(rendezvous::Hello hello, Clock::time_point until,
+                                          std::string& reason) override;
+  [[nodiscard]] milliseconds pause(int tries) const override {
+    return milliseconds(std::min(1 << std::min(tries, 8), workspace_.is_network ? 250 : 10));
+  }
+  void wait(std::span<rendezvous::Line* const> lines, milliseconds longest) override;
 
  private:
-  /// What a listing of the meeting shows. Of each kind, file names with what they say.
-  struct Seen {
-    std::vector<std::pair<std::string, MeetingName>> of(Kind kind) const {
-      std::vector<std::pair<std::string, MeetingName>> some;
-      std::ranges::copy_if(all, std::back_inserter(some), [&](const auto& item) { return item.second.kind == kind; });
-      return some;
-    }
-    std::vector<std::pair<std::string, MeetingName>> all;
-  };
-  Job lead();
-  Job follow();
-  std::map<std::string, MeetingName> call_all(const Seen& seen);
-  [[nodiscard]] bool has_answered(const Seen& seen, const std::map<std::string, MeetingName>& hellos) const;
-  /// For all who meet here. `rank`: whom it is about.
-  [[noreturn]] void refuse(ErrorKind kind, const std::string& words, std::optional<int> rank);
-  void write(const std::string& name, const std::string& text);
-  [[nodiscard]] Seen look() const;
-  [[nodiscard]] std::string text_of(const std::string& file) const;
-  [[nodiscard]] bool is_late(milliseconds grace = {}) const { return Clock::now() >= deadline_ + grace; }
-  Job take(const std::string& file);
+  friend class FileLine;
+  void look();
+  void call(const std::map<std::string, MeetingName>& hellos);
+  void write(const MeetingName& name, std::span<const std::byte> bytes);
+  [[nodiscard]] std::vector<std::byte> read(const std::string& file) const;
+  [[nodiscard]] std::string name_of(MeetingName name) const {
+    name.writer = os::own_identity();
+    return meeting_file_name(name);
+  }
+  /// A call that this rank has not read before, and that has its token; `except`: a rank 0 that has called it already.
+  std::optional<MeetingName> next_call(const std::string& except);
 
-  WorkspaceDirectory workspace_;
-  FileGroupOptions options_;
-  milliseconds timeout_;
-  Clock::time_point deadline_;
-  std::string path_;
-  std::string token_;
+  const WorkspaceDirectory workspace_;
+  const rendezvous::Token token_of_key_;
+  const Clock::time_point deadline_;
+  const std::string path_;
+  const std::string token_;
+  Pauses pauses_{workspace_.is_network};
   std::vector<std::string> own_files_;
+  std::vector<std::pair<std::string, MeetingName>> seen_;
   // Rank 0's.
   std::set<std::string> called_;
-  std::uint64_t calls_ = 0;
+  std::set<std::string> answered_;
+  std::uint64_t calls_ = 1;
+  std::uint64_t told_ = 0;
+  // The others'.
+  std::set<std::string> read_;
+  int rank_ = 0;
 };
 
-Meeting::Meeting(const WorkspaceDirectory& workspace, const FileGroupOptions& options,
-                 std::chrono::milliseconds timeout)
-    : workspace_(workspace), options_(options), timeout_(timeout), deadline_(Clock::now() + timeout) {
-  const Name name{.kind = NameKind::meeting,
-                  .random = fmt::format("{:016x}", XXH3_64bits(options.key.data(), options.key.size()))};
-  path_ = workspace_.path + "/" + file_name(name);
-  token_ = os::random_hex(8);
-  own_files_.push_back(meeting_file_name({.kind = Kind::hello,
-                                          .version = protocol_version,
-                                          .rank = options.rank,
-                                          .size = options.size,
-                                          .token = token_,
-                                          .writer = os::own_identity()}));
-  enter(path_, own_files_.back());
+/// `mine` and `theirs` name the messages of this process and of the other one, but for their numbers.
+class FileLine final : public rendezvous::Line {
+ public:
+  FileLine(Meeting& meeting, MeetingName mine, MeetingName theirs, rendezvous::Message first)
+      : meeting_(meeting), mine_(std::move(mine)), theirs_(std::move(theirs)), first_(std::move(first)) {}
+
+  void send(const rendezvous::OutgoingPointer& message) override {
+    // Rank 0 has told all, and its call has told this rank that it is heard.
+    if (mine_.kind == Kind::said) return;
+    meeting_.write(mine_, message->bytes);
+    ++mine_.number;
+    rendezvous::Head head;
+    std::memcpy(&head, message->bytes.data(), sizeof head);
+    if (head.word == rendezvous::Word::failure) meeting_.give_up();
+  }
+  void move() override {}
+  [[nodiscard]] bool is_drained() const override { return true; }
+  std::optional<rendezvous::Message> next(const rendezvous::Limits& limits) override;
+  [[nodiscard]] std::optional<End> end() const override { return end_; }
+  [[nodiscard]] std::string from() const override { return where(theirs_); }
+
+ private:
+  void check_clash();
+
+  Meeting& meeting_;
+  MeetingName mine_;
+  MeetingName theirs_;
+  std::optional<rendezvous::Message> first_;  // what comes before all files
+  std::optional<End> end_;
+  bool is_dead_ = false;  // before the last listing
+  Clock::time_point proved_;
+};
+
+std::optional<rendezvous::Message> FileLine::next(const rendezvous::Limits& limits) {
+  if (end_) return std::nullopt;
+  if (first_) return std::exchange(first_, std::nullopt);
+  if (theirs_.kind == Kind::said) check_clash();
+  const std::string file = meeting_file_name(theirs_);
+  const auto found = std::ranges::find(
+      meeting_.seen_, file, [](const auto& item) -> auto& { return item.first; });
+  if (found == meeting_.seen_.end()) {
+    if (is_dead_) end_ = End{.words = "its process has ended"};
+    // What it wrote last may be younger than the listing.
+    if (!is_dead_ && Clock::now() - proved_ > between_proofs) {
+      is_dead_ = os::life_of(theirs_.writer) == os::Life::dead;
+      if (is_dead_) meeting_.look();
+      proved_ = Clock::now();
+      if (is_dead_) return next(limits);
+    }
+    return std::nullopt;
+  }
+  const std::vector<std::byte> bytes = meeting_.read(file);
+  ++theirs_.number;
+  rendezvous::Head head;
+  if (bytes.size() >= sizeof head) std::memcpy(&head, bytes.data(), sizeof head);
+  const auto parsed = bytes.size() >= sizeof head ? parse_head(head, limits) : std::nullopt;
+  if (!parsed || parsed->bytes != bytes.size() - sizeof head || parsed->descriptors != 0) {
+    end_ = End{.is_garbage = true, .words = file};
+    return std::nullopt;
+  }
+  return rendezvous::Message{.word = parsed->word, .body = {bytes.begin() + sizeof head, bytes.end()}};
+}
+
+void FileLine::check_clash() {
+  const auto other = meeting_.next_call(theirs_.first_token);
+  if (!other) return;
+  const Error clash(ErrorKind::rank_mismatch,
+                    fmt::format("file_group: two processes are rank 0: {}; and {}: give each process a rank of its "
+                                "own, and each job a key of its own",
+                                where(theirs_), where(*other)),
+                    {.rank = 0, .pid = other->writer.pid, .host = other->writer.host});
+  // The other rank 0 must end, too; the first one is told as of any failure.
+  meeting_.write(
+      {.kind = Kind::here, .rank = meeting_.rank_, .token = meeting_.token_, .first_token = other->first_token}, {});
+  meeting_.write({.kind = Kind::told, .token = meeting_.token_, .first_token = other->first_token},
+                 rendezvous::failure_message(clash)->bytes);
+  throw clash;
 }
 
 Meeting::~Meeting() {
@@ -145,260 +225,208 @@ Meeting::~Meeting() {
   }
 }
 
-Meeting::Seen Meeting::look() const {
-  Seen seen;
+void Meeting::look() {
+  seen_.clear();
   for (const os::DirectoryEntry& entry : fresh_listing(path_, workspace_.is_network))
-    if (auto name = parse_meeting_name(entry.name)) seen.all.emplace_back(entry.name, std::move(*name));
-  return seen;
+    if (auto name = parse_meeting_name(entry.name)) seen_.emplace_back(entry.name, std::move(*name));
 }
 
-std::string Meeting::text_of(const std::string& file) const {
-  const std::string path = path_ + "/" + file;
+void Meeting::wait(std::span<rendezvous::Line* const> lines, milliseconds longest) {
+  if (longest <= milliseconds(0)) return look();
+  // A rank that has not been called looks when it tries again.
+  if (lines.empty() && rank_ != 0) return std::this_thread::sleep_for(longest);
+  pauses_.sleep();
+  look();
+}
+
+std::vector<std::byte> Meeting::read(const std::string& file) const {
+  std::vector<std::byte> bytes;
+  patiently(path_ + "/" + file, {.deadline = deadline_},
+            [&] { bytes = os::read_small_file(path_ + "/" + file, longest_text); });
+  return bytes;
+}
+
+void Meeting::write(const MeetingName& name, std::span<const std::byte> bytes) {
+  const std::string file = name_of(name);
+  own_files_.push_back(file);
+  if (bytes.empty())
+    os::write_new_file(path_ + "/" + file, {});
+  else
+    os::publish(path_ + "/" + file, bytes, growing_name());
+  pauses_ = Pauses(workspace_.is_network);
+}
+
+rendezvous::Token Meeting::open() {
+  own_files_.push_back(name_of({.kind = Kind::call, .first_token = token_}));
+  enter(path_, own_files_.back(), {});
+  look();
+  return token_of_key_;
+}
+
+/// Makes a new call if there are new hellos.
+void Meeting::call(const std::map<std::string, MeetingName>& hellos) {
+  bool is_new = false;
+  for (const auto& [token, name] : hellos) is_new = called_.insert(token).second || is_new;
+  if (!is_new) return;
+  std::string tokens;
+  for (const std::string& token : called_) tokens += token + "\n";
+  write({.kind = Kind::call, .number = calls_++, .first_token = token_}, std::as_bytes(std::span(tokens)));
+}
+
+std::vector<std::unique_ptr<rendezvous::Line>> Meeting::arrivals() {
+  std::map<std::string, MeetingName> hellos;
+  std::set<std::string> here;
+  std::vector<std::unique_ptr<rendezvous::Line>> lines;
+  for (const auto& [file, name] : seen_)
+    if (name.kind == Kind::here && name.first_token == token_) here.insert(name.token);
+  for (const auto& [file, name] : seen_) {
+    if (name.kind != Kind::hello || answered_.contains(name.token)) continue;
+    if (!here.contains(name.token) && os::life_of(name.writer) == os::Life::dead)
+      os::remove_file(path_ + "/" + file);
+    else
+      hellos.emplace(name.token, name);
+  }
+  call(hellos);
+  for (const auto& [file, answer] : seen_) {
+    const auto hello = hellos.find(answer.token);
+    if (answer.kind != Kind::here || answer.first_token != token_ || hello == hellos.end()) continue;
+    answered_.insert(answer.token);
+    rendezvous::Message first{.word = rendezvous::Word::hello};
+    if (hello->second.version == protocol_version) {
+      first.body = read(meeting_file_name(hello->second));
+    } else {
+      rendezvous::Hello other{.token = token_of_key_,
+                              .rank = hello->second.rank,
+                              .size = hello->second.size,
+                              .pid = hello->second.writer.pid};
+      put_text(other.version, fmt::format("of protocol {}", hello->second.version));
+      put_text(other.host, hello->second.writer.host);
+      const auto bytes = std::as_bytes(std::span(&other, 1));
+      first.body.assign(bytes.begin(), bytes.end());
+    }
+    first.body.resize(sizeof(rendezvous::Hello));
+    lines.push_back(std::make_unique<FileLine>(
+        *this, MeetingName{.kind = Kind::said},
+        MeetingName{.kind = Kind::told, .token = answer.token, .first_token = token_, .writer = answer.writer},
+        std::move(first)));
+  }
+  return lines;
+}
+
+void Meeting::tell_all(std::span<rendezvous::Line* const>, const rendezvous::OutgoingPointer& message) {
+  const bool keeps = own_files_.empty();
+  write({.kind = Kind::said, .number = told_++, .first_token = token_}, message->bytes);
+  if (keeps) give_up();
+}
+
+std::string Meeting::trace_of(int rank) const {
   std::string text;
-  patiently(path, {.deadline = deadline_}, [&] {
-    const auto bytes = os::read_small_file(path, longest_text);
-    text.assign(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  });
+  for (const auto& [file, name] : seen_)
+    if (name.kind == Kind::hello && name.rank == rank)
+      text += fmt::format(" (a hello of {} does not answer)", where(name));
   return text;
 }
 
-void Meeting::write(const std::string& name, const std::string& text) {
-  own_files_.push_back(name);
-  if (text.empty())
-    os::write_new_file(path_ + "/" + name, {});
-  else
-    os::publish(path_ + "/" + name, std::as_bytes(std::span(text)), growing_name());
-}
-
-/// The hellos of those who may live, by token. A new call, where there are new ones.
-std::map<std::string, MeetingName> Meeting::call_all(const Seen& seen) {
-  std::map<std::string, MeetingName> hellos;
-  bool is_new = false;
-  for (const auto& [file, name] : seen.of(Kind::hello)) {
-    if (name.token == token_) continue;
-    if (os::life_of(name.writer) == os::Life::dead) {
-      os::remove_file(path_ + "/" + file);
+std::optional<MeetingName> Meeting::next_call(const std::string& except) {
+  for (const auto& [file, name] : seen_) {
+    if (name.kind != Kind::call || name.first_token == except || os::life_of(name.writer) == os::Life::dead ||
+        !read_.insert(file).second)
       continue;
+    try {
+      const std::vector<std::byte> bytes = read(file);
+      const std::string_view tokens(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+      if (tokens.find(token_ + "\n") != std::string_view::npos) return name;
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::not_found) throw;  // else its rank 0 has given up
     }
-    hellos.emplace(name.token, name);
-    is_new = called_.insert(name.token).second || is_new;
   }
-  if (!is_new) return hellos;
-  std::string tokens;
-  for (const std::string& token : called_) tokens += token + "\n";
-  write(
-      meeting_file_name({.kind = Kind::call, .number = calls_++, .first_token = token_, .writer = os::own_identity()}),
-      tokens);
-  return hellos;
+  return std::nullopt;
 }
 
-/// Whether all ranks have come, and everyone who did has answered.
-bool Meeting::has_answered(const Seen& seen, const std::map<std::string, MeetingName>& hellos) const {
-  std::set<int> ranks;
-  for (const auto& [token, hello] : hellos) ranks.insert(hello.rank);
-  std::size_t answers = 0;
-  for (const auto& [file, name] : seen.of(Kind::here))
-    if (name.first_token == token_ && hellos.contains(name.token)) ++answers;
-  return static_cast<int>(ranks.size()) >= options_.size - 1 && answers == hellos.size();
-}
-
-void Meeting::refuse(ErrorKind kind, const std::string& words, std::optional<int> rank) {
-  const Error cause(kind, words, {.rank = rank});
-  const MeetingName name{.kind = Kind::job, .first_token = token_, .writer = os::own_identity()};
-  write(meeting_file_name(name),
-        to_json(Config::object({{"kind", static_cast<int>(kind)}, {"error", std::string(cause.what())}})));
-  // Those who are only coming shall hear it, too: they are still called. But who has interrupted the program waits for
-  // its end.
-  Pauses pauses(workspace_.is_network);
-  const Clock::time_point end = Clock::now() + (kind == ErrorKind::cancelled ? milliseconds(50) : longest_refusal);
-  for (;;) {
-    const Seen seen = look();
-    if (has_answered(seen, call_all(seen)) || Clock::now() >= end) break;
-    pauses.sleep();
+std::unique_ptr<rendezvous::Line> Meeting::reach(rendezvous::Hello hello, Clock::time_point, std::string& reason) {
+  if (own_files_.empty()) {
+    hello.token = token_of_key_;
+    rank_ = hello.rank;
+    own_files_.push_back(name_of(
+        {.kind = Kind::hello, .version = protocol_version, .rank = hello.rank, .size = hello.size, .token = token_}));
+    enter(path_, own_files_.back(), std::as_bytes(std::span(&hello, 1)));
   }
-  // Calls and refusal stay for those who have still to read them; this process's end makes them garbage.
-  own_files_.resize(1);
-  throw cause;
-}
-
-Job Meeting::lead() {
-  Pauses pauses(workspace_.is_network);
-  for (;;) {
-    const Seen seen = look();
-    const std::map<std::string, MeetingName> hellos = call_all(seen);
-    std::map<int, MeetingName> present;
-    for (const auto& [file, name] : seen.of(Kind::here)) {
-      if (name.first_token != token_) continue;
-      const auto hello = hellos.find(name.token);
-      if (hello == hellos.end()) continue;  // it has died, or given up, since
-      const MeetingName& rank = hello->second;
-      if (rank.version != protocol_version)
-        refuse(ErrorKind::version,
-               fmt::format("rank {} ({}) runs another version of Muster: start all ranks with one", rank.rank,
-                           where(rank)),
-               rank.rank);
-      if (rank.size != options_.size)
-        refuse(ErrorKind::rank_mismatch,
-               fmt::format("rank {} ({}) is one of {} ranks, and rank 0 one of {}: two jobs meet in {}; give each "
-                           "its own key",
-                           rank.rank, where(rank), rank.size, options_.size, workspace_.path),
-               rank.rank);
-      const auto [other, is_first] = present.emplace(rank.rank, rank);
-      if (!is_first)
-        refuse(ErrorKind::rank_mismatch,
-               fmt::format("rank {} is there twice ({}; {}): two ranks were given one number, or two jobs meet in "
-                           "{}; give each its own key",
-                           rank.rank, where(other->second), where(rank), workspace_.path),
-               rank.rank);
-    }
-    for (const auto& [file, name] : seen.of(Kind::clash))
-      if (name.first_token == token_)
-        refuse(ErrorKind::rank_mismatch,
-               fmt::format("rank {} was called by two of rank 0: two jobs meet in {}; give each its own key", name.rank,
-                           workspace_.path),
-               0);
-    if (static_cast<int>(present.size()) == options_.size - 1 && !present.contains(0)) {
-      Job job;
-      os::random_bytes(job.nonce);
-      const std::string nonce = job_text(job.nonce);
-      // With a name in it at once, so that what is left of it can be told to be nobody's.
-      enter(workspace_.path + "/" + file_name({.kind = NameKind::job, .job = nonce}),
-            member_name(0, os::own_identity()));
-      Config members = Config::array({});
-      members.push_back(Config::object({{"token", token_}, {"process", identity_text(os::own_identity())}}));
-      for (const auto& [rank, name] : present)
-        members.push_back(Config::object({{"token", name.token}, {"process", identity_text(name.writer)}}));
-      const std::string file =
-          meeting_file_name({.kind = Kind::job, .first_token = token_, .writer = os::own_identity()});
-      write(file, to_json(Config::object({{"nonce", nonce}, {"members", std::move(members)}})));
-      return take(file);
-    }
-    if (present.contains(0))
-      refuse(ErrorKind::rank_mismatch,
-             fmt::format("rank 0 is there twice (the other one: {}): two ranks were given one number, or two jobs "
-                         "meet in {}; give each its own key",
-                         where(present.at(0)), workspace_.path),
-             0);
-    if (is_late()) {
-      std::string missing;
-      std::optional<int> first;
-      for (int rank = 1; rank < options_.size; ++rank) {
-        if (present.contains(rank)) continue;
-        if (!first) first = rank;
-        missing += fmt::format("{}rank {}", missing.empty() ? "" : ", ", rank);
-        for (const auto& [token, name] : hellos)
-          if (name.rank == rank) missing += fmt::format(" (an old hello of {} does not answer)", where(name));
-      }
-      refuse(ErrorKind::timeout,
-             fmt::format("{} never came to the meeting in {} within {:.1f} s: are all {} ranks started, with one "
-                         "directory and key?",
-                         missing, workspace_.path, std::chrono::duration<double>(timeout_).count(), options_.size),
-             first);
-    }
-    if (sync::is_interrupted())
-      refuse(
-          ErrorKind::cancelled,
-          fmt::format("rank 0 (host {}) was interrupted while the ranks met in {}", os::host_name(), workspace_.path),
-          0);
-    pauses.sleep();
+  look();
+  const auto caller = next_call({});
+  if (!caller) {
+    reason = "it has not called this rank in " + path_;
+    return nullptr;
   }
-}
-
-Job Meeting::follow() {
-  std::set<std::string> read;
-  std::optional<MeetingName> caller;
-  bool has_died = false;
-  Pauses pauses(workspace_.is_network);
-  for (;;) {
-    const Seen seen = look();
-    for (const auto& [file, name] : seen.of(Kind::call)) {
-      if (os::life_of(name.writer) == os::Life::dead || !read.insert(file).second) continue;
-      std::string tokens;
-      try {
-        tokens = text_of(file);
-      } catch (const Error& error) {
-        if (error.kind() == ErrorKind::not_found) continue;  // its rank 0 has given up
-        throw;
-      }
-      if (tokens.find(token_ + "\n") == std::string::npos) continue;
-      if (!caller) {
-        caller = name;
-        write(meeting_file_name({.kind = Kind::here,
-                                 .rank = options_.rank,
-                                 .token = token_,
-                                 .first_token = name.first_token,
-                                 .writer = os::own_identity()}),
-              {});
-      } else if (caller->first_token != name.first_token) {
-        for (const std::string& first : {caller->first_token, name.first_token})
-          write(meeting_file_name(
-                    {.kind = Kind::clash, .rank = options_.rank, .first_token = first, .writer = os::own_identity()}),
-                {});
-        // Both of rank 0 have to see it; it becomes garbage with this process.
-        own_files_.resize(own_files_.size() - 2);
-        throw Error(
-            ErrorKind::rank_mismatch,
-            fmt::format("two of rank 0 ({}; {}) have called rank {}: two jobs meet in {}; give each its own key",
-                        where(*caller), where(name), options_.rank, workspace_.path),
-            {.rank = 0});
-      }
-    }
-    if (caller) {
-      for (const auto& [file, name] : seen.of(Kind::job))
-        if (name.first_token == caller->first_token) return take(file);
-      if (has_died)
-        throw Error(ErrorKind::peer_lost, fmt::format("rank 0 ({}) died while the ranks met", where(*caller)),
-                    {.rank = 0, .pid = caller->writer.pid, .host = caller->writer.host});
-      // What it wrote last may be younger than this look.
-      has_died = os::life_of(caller->writer) == os::Life::dead;
-    }
-    // Rank 0 knows who is missing: it has the time to say so.
-    const auto grace = caller ? std::max<milliseconds>(std::chrono::seconds(1), timeout_ / 10) : milliseconds(0);
-    if (is_late(grace))
-      throw Error(ErrorKind::timeout,
-                  fmt::format("{} in {} within {:.1f} s: are all {} ranks started, with one directory and key?",
-                              caller ? fmt::format("rank 0 ({}) did not say who the ranks are", where(*caller))
-                                     : "rank 0 never came to the meeting",
-                              workspace_.path, std::chrono::duration<double>(timeout_).count(), options_.size),
-                  {.rank = 0});
-    sync::check_interrupted("file_group");
-    pauses.sleep();
-  }
-}
-
-Job Meeting::take(const std::string& file) {
-  const Config text = parse_json(text_of(file));
-  if (const Config* error = text.as_object().find("error"))
-    throw Error(static_cast<ErrorKind>(std::clamp<std::int64_t>(text.at("kind").as_int(), 0,
-                                                                static_cast<std::int64_t>(ErrorKind::cancelled))),
-                error->as_string(), {.rank = 0});
-  Job job;
-  const auto nonce = parse_job(text.at("nonce").as_string());
-  const ConfigArray& members = text.at("members").as_array();
-  if (!nonce || static_cast<int>(members.size()) != options_.size ||
-      members[static_cast<std::size_t>(options_.rank)].at("token").as_string() != token_)
-    throw Error(ErrorKind::corrupt, fmt::format("{}/{} does not say who the ranks are", path_, file),
-                {.path = path_ + "/" + file});
-  job.nonce = *nonce;
-  job.directory = workspace_.path + "/" + file_name({.kind = NameKind::job, .job = job_text(job.nonce)});
-  for (const Config& member : members) {
-    const auto identity = parse_identity(member.at("process").as_string());
-    if (!identity) throw Error(ErrorKind::corrupt, "a member of the job is no process");
-    const int rank = static_cast<int>(job.members.size());
-    job.members.push_back({RankInfo{rank, identity->host, identity->pid}, *identity});
-  }
-  if (options_.rank == 0) return job;
-  const std::string own = job.directory + "/" + member_name(options_.rank, os::own_identity());
-  patiently(own, {.deadline = deadline_}, [&] { os::write_new_file(own, {}); });
-  return job;
+  write({.kind = Kind::here, .rank = rank_, .token = token_, .first_token = caller->first_token}, {});
+  rendezvous::Hello root{.token = token_of_key_, .rank = 0, .size = hello.size, .pid = caller->writer.pid};
+  put_text(root.host, caller->writer.host);
+  const auto bytes = std::as_bytes(std::span(&root, 1));
+  return std::make_unique<FileLine>(
+      *this, MeetingName{.kind = Kind::told, .token = token_, .first_token = caller->first_token},
+      MeetingName{.kind = Kind::said, .first_token = caller->first_token, .writer = caller->writer},
+      rendezvous::Message{.word = rendezvous::Word::heard, .body = {bytes.begin(), bytes.end()}});
 }
 
 }  // namespace
 
 Job meet(const WorkspaceDirectory& workspace, const FileGroupOptions& options, milliseconds timeout) {
-  const auto meeting = std::make_shared<Meeting>(workspace, options, timeout);
-  Job job = meeting->attend();
-  job.meeting = meeting;
+  const Clock::time_point deadline = Clock::now() + timeout;
+  const auto session = std::make_shared<rendezvous::Session>(
+      rendezvous::Terms{.call = "file_group",
+                        .place = "in " + workspace.path,
+                        .hint = "are all ranks started, with one directory and key? Or raise the timeout "
+                                "(MUSTER_TIMEOUT, seconds)",
+                        .rank = options.rank,
+                        .size = options.size,
+                        .deadline = deadline},
+      std::make_unique<Meeting>(workspace, options, deadline));
+  Job job;
+  job.meeting = session;
+  const auto directory_of = [&](const SyncGroup::Nonce& nonce) {
+    return workspace.path + "/" + file_name({.kind = NameKind::job, .job = job_text(nonce)});
+  };
+  try {
+    // The part of each rank is its identity, behind the nonce on rank 0.
+    const std::vector<rendezvous::Member> members = session->round(
+        [&] {
+          rendezvous::Part part;
+          const std::string identity = identity_text(os::own_identity());
+          if (options.rank == 0) {
+            os::random_bytes(job.nonce);
+            job.directory = directory_of(job.nonce);
+            // With a name in it at once, so that others can tell whose it is.
+            enter(job.directory, member_name(0, os::own_identity()), {});
+            part.payload.assign(job.nonce.begin(), job.nonce.end());
+          }
+          const auto bytes = std::as_bytes(std::span(identity));
+          part.payload.insert(part.payload.end(), bytes.begin(), bytes.end());
+          return part;
+        },
+        deadline);
+    session->round(
+        [&] {
+          for (const rendezvous::Member& member : members) {
+            std::span<const std::byte> left = member.payload;
+            if (member.rank == 0 && left.size() >= sizeof job.nonce) {
+              std::memcpy(job.nonce.data(), left.data(), sizeof job.nonce);
+              left = left.subspan(sizeof job.nonce);
+            }
+            const auto identity = os::parse_identity({reinterpret_cast<const char*>(left.data()), left.size()});
+            if (!identity)
+              throw Error(ErrorKind::corrupt, fmt::format("the part of rank {} is not valid", member.rank));
+            job.members.push_back({RankInfo{member.rank, identity->host, identity->pid}, *identity});
+          }
+          job.directory = directory_of(job.nonce);
+          if (options.rank == 0) return rendezvous::Part{};
+          const std::string own = job.directory + "/" + member_name(options.rank, os::own_identity());
+          patiently(own, {.deadline = deadline}, [&] { os::write_new_file(own, {}); });
+          return rendezvous::Part{};
+        },
+        deadline);
+  } catch (const Error&) {
+    if (options.rank == 0 && !job.directory.empty()) remove_group_directory(job.directory);
+    throw;
+  }
   return job;
 }
 

@@ -141,8 +141,8 @@ class NameReader {
 //   hello-VERSION-R-SIZE-T@WRITER         rank R is here
 //   call-T0-N@WRITER                      rank 0 asks: which of these tokens live?
 //   here-T0-R-T@WRITER                    rank R's answer
-//   clash-T0-R@WRITER                     rank R was called by two of rank 0
-//   job-T0@WRITER                         who the ranks are, or why there is no job
+//   told-T0-T-N@WRITER                    message N of that rank to rank 0
+//   said-T0-N@WRITER                      message N of rank 0 to all ranks
 
 // In a job's directory. The functions that end in _prefix give all of a name but what the reader does not know yet.
 std::string member_name(int rank, const os::ProcessIdentity& writer);
@@ -181,14 +181,14 @@ bool is_group_file(std::string_view name);
 
 /// What a name in a meeting says.
 struct MeetingName {
-  enum class Kind : std::uint8_t { hello, call, here, clash, job };
+  enum class Kind : std::uint8_t { hello, call, here, told, said };
   Kind kind = Kind::hello;
   int version = 0;               ///< of hello
-  int rank = 0;                  ///< of hello, here, clash
+  int rank = 0;                  ///< of hello, here
   int size = 0;                  ///< of hello
-  std::uint64_t number = 0;      ///< of call
-  std::string token = {};        ///< of hello, here
-  std::string first_token = {};  ///< of call, here, clash, job
+  std::uint64_t number = 0;      ///< of call, told, said
+  std::string token = {};        ///< of hello, here, told
+  std::string first_token = {};  ///< of call, here, told, said
   os::ProcessIdentity writer = {};
 };
 std::string meeting_file_name(const MeetingName& name);

@@ -181,7 +181,7 @@ TEST_CASE("a rank 0 that never came is named; double ranks and other sizes are e
     const TemporaryDirectory directory;
     FileGroupOptions options = options_of(directory, 1, 2);
     options.timeout = 200ms;
-    CHECK(has(words_of(ErrorKind::timeout, [&] { file_group(options); }), "rank 0 never came"));
+    CHECK(has(words_of(ErrorKind::timeout, [&] { file_group(options); }), "for rank 0, which did not open"));
     CHECK(is_clean(directory));
   }
   SUBCASE("double") {
@@ -189,7 +189,7 @@ TEST_CASE("a rank 0 that never came is named; double ranks and other sizes are e
     run_processes(4, [&](int process) {
       FileGroupOptions options = options_of(directory, std::min(process, 2), 4);
       options.timeout = 2s;
-      error_of(ErrorKind::rank_mismatch, {"rank 2 is there twice"}, [&] { (void)file_group(options); });
+      error_of(ErrorKind::rank_mismatch, {"two processes are rank 2"}, [&] { (void)file_group(options); });
     });
   }
   SUBCASE("sizes") {

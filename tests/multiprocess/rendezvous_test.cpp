@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "doctest/doctest.h"
+#include "muster/dist.hpp"
 #include "muster/gather.hpp"
 #include "src/base/written.hpp"
 #include "src/os/process.hpp"
@@ -20,6 +21,7 @@
 #include "src/rendezvous/messages.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/patterns.hpp"
+#include "tests/support/sandbox.hpp"
 
 using namespace muster;
 using namespace muster::test;
@@ -131,6 +133,66 @@ TEST_CASE("whoever is no rank is turned away, and the group comes together") {
       std::this_thread::sleep_for(50ms);
     }
     local_group({.key = key, .rank = rank, .size = 3, .timeout = 10s})->barrier();
+  });
+}
+
+TEST_CASE("a rank whose sandbox forbids pidfd_open is the cause that all ranks throw at once") {
+  for (const int sandboxed : {0, 2}) {
+    const std::string key = unique_key();
+    run_processes(4, [&](int rank) {
+      if (rank == sandboxed) forbid_pidfd_open();
+      const auto begin = std::chrono::steady_clock::now();
+      const Error error = error_of(ErrorKind::unsupported, {"pidfd_open", "cannot join"},
+                                   [&] { (void)local_group({.key = key, .rank = rank, .size = 4, .timeout = 30s}); });
+      RANK_CHECK(error.rank() == sandboxed);
+      RANK_CHECK(std::chrono::steady_clock::now() - begin < 10s);
+    });
+  }
+}
+
+TEST_CASE("env:// has the timeout of its call, world() keeps the default, and a failed world is made anew") {
+  const std::string key = unique_key();
+  run_processes(2, [&](int rank) {
+    set_variables(
+        {{"RANK", std::to_string(rank)}, {"WORLD_SIZE", "2"}, {"LOCAL_WORLD_SIZE", "2"}, {"MUSTER_JOB", key}});
+    const auto begin = std::chrono::steady_clock::now();
+    if (rank == 0)
+      error_of(ErrorKind::timeout, {"rank 1"}, [] { dist::init_process_group("shm", {.timeout = 500ms}); });
+    else
+      std::this_thread::sleep_for(2s);
+    RANK_CHECK(std::chrono::steady_clock::now() - begin < 10s);
+    for (int turn = 0; turn < 3; ++turn) {
+      dist::init_process_group("shm", {.timeout = 7s});
+      SyncGroup& group = dist::process_group().group();
+      RANK_CHECK(group.timeout() == 7s);
+      RANK_CHECK(world()->timeout() == 600s);
+      dist::barrier();
+      // Ranks that go on with one that has failed need a new rendezvous.
+      if (turn == 0) group.poison(Error(ErrorKind::cancelled, "the group has failed"));
+      if (turn == 1) world()->poison(Error(ErrorKind::cancelled, "the world has failed"));
+      if (turn < 2)
+        error_of(ErrorKind::cancelled, {"has failed"}, [&] { turn == 0 ? group.barrier() : world()->barrier(); });
+      dist::destroy_process_group();
+      RANK_CHECK(turn == 1 || world()->timeout() == 600s);
+    }
+  });
+}
+
+TEST_CASE("set_world() does not wait for a rendezvous of another thread") {
+  run_processes(1, [](int) {
+    set_variables({{"RANK", "0"},
+                   {"WORLD_SIZE", "2"},
+                   {"LOCAL_WORLD_SIZE", "2"},
+                   {"MUSTER_JOB", unique_key()},
+                   {"MUSTER_TIMEOUT", "3"}});
+    std::thread waiting([] { error_of(ErrorKind::timeout, {"rank 1"}, [] { (void)world(); }); });
+    std::this_thread::sleep_for(300ms);
+    const auto begin = std::chrono::steady_clock::now();
+    set_world(single_group());
+    const bool was_quick = std::chrono::steady_clock::now() - begin < 1s;
+    waiting.join();
+    ::unsetenv("MUSTER_TIMEOUT");
+    RANK_CHECK(was_quick);
   });
 }
 

@@ -23,9 +23,11 @@
 #include "src/rendezvous/messages.hpp"
 #include "src/tcp/published.hpp"
 #include "tests/support/exchanges.hpp"
+#include "tests/support/failing_call.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/networks.hpp"
 #include "tests/support/patterns.hpp"
+#include "tests/support/sandbox.hpp"
 #include "tests/support/shared_words.hpp"
 #include "tests/support/temporary_directory.hpp"
 
@@ -170,7 +172,7 @@ TEST_CASE("strangers at the meeting are dropped, and a rank of another job waits
     std::vector<std::unique_ptr<Caller>> strangers;
     if (rank == 2) {
       const std::vector<std::byte> garbage(1000, std::byte{0x47});
-      for (int i = 0; i < 20; ++i) strangers.push_back(std::make_unique<Caller>(address));
+      for (int i = 0; i < 140; ++i) strangers.push_back(std::make_unique<Caller>(address));
       for (int i = 0; i < 10; ++i) strangers[static_cast<std::size_t>(i)]->say(garbage);
       std::this_thread::sleep_for(1s);
     }
@@ -178,6 +180,74 @@ TEST_CASE("strangers at the meeting are dropped, and a rank of another job waits
     gather_and_check(*group);
     end(group);
   });
+}
+
+TEST_CASE("a soft limit of open files below the number of ranks is raised") {
+  TemporaryDirectory directory;
+  run_processes(24, [&](int rank) {
+    limit_open_files(20, std::nullopt);
+    const auto group = join("file://" + (directory / "place"), rank, 24, 60s);
+    gather_and_check(*group);
+    end(group);
+  });
+}
+
+TEST_CASE("rank 0 that runs out of open files is the cause that all ranks throw") {
+  TemporaryDirectory directory;
+  run_processes(12, [&](int rank) {
+    if (rank == 0) limit_open_files(8, 8);
+    const Error error = error_of([&] { (void)join("file://" + (directory / "place"), rank, 12, 20s); });
+    if (error.rank() != 0 || error.os_error() != EMFILE || !says(error, "ulimit -n")) throw RankFailure(error.what());
+  });
+}
+
+TEST_CASE("a rank that its sandbox keeps from shared memory costs no time, and the others share it") {
+  TemporaryDirectory directory;
+  run_processes(4, [&](int rank) {
+    if (rank == 1) forbid_pidfd_open();
+    const auto begin = Clock::now();
+    const auto group = join("file://" + (directory / "place"), rank, 4, 60s);
+    RANK_CHECK(Clock::now() - begin < 10s);
+    RANK_CHECK(group->shares_memory((rank + 2) % 4) == (rank % 2 == 0));
+    gather_and_check(*group);
+    end(group);
+  });
+}
+
+TEST_CASE("machines cloned from one snapshot are told apart at once") {
+  std::vector<os::Fd> networks;
+  for (int host = 0; host < 2; ++host) networks.push_back(fresh_network());
+  join_networks(networks);
+  run_processes(4, [&](int rank) {
+    enter_network(networks[static_cast<std::size_t>(rank / 2)]);
+    const FailingCall same_number({.call = "stat", .path = "the network namespace", .error = 1});
+    const auto begin = Clock::now();
+    const auto group = join(network_address(0) + ":29500", rank, 4, 60s);
+    RANK_CHECK(Clock::now() - begin < 10s);
+    RANK_CHECK(group->shares_memory(rank ^ 1) && !group->shares_memory(rank ^ 2));
+    gather_and_check(*group);
+    end(group);
+  });
+}
+
+TEST_CASE("rank 0 takes over a socket that its caller listens at") {
+  tcp::asio::io_context io;
+  tcp::Acceptor acceptor = tcp::listen_anywhere(io, tcp::asio::ip::address_v4::loopback());
+  const std::string address = tcp::text_of(acceptor.local_endpoint());
+  const int listener = acceptor.release();
+  run_processes(2, [&](int rank) {
+    const auto group = tcp_group({.address = address,
+                                  .rank = rank,
+                                  .size = 2,
+                                  .timeout = 20s,
+                                  .key = "test",
+                                  .listener = rank == 0 ? listener : -1});
+    gather_and_check(*group);
+    end(group);
+  });
+  ::close(listener);
+  error_of(ErrorKind::argument, {"not a listening TCP socket"},
+           [&] { (void)tcp_group({.address = address, .rank = 0, .size = 2, .key = "test", .listener = ::dup(1)}); });
 }
 
 TEST_CASE("a stranger that listens in place of rank 0 is told from it") {

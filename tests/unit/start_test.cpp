@@ -68,7 +68,8 @@ TEST_CASE("ranks of several hosts have a port to meet at, beside torchrun's own"
   CHECK(start_of(torchrun).meeting == "h1:29501");
   CHECK(start_of(torchrun + Variables{{"MUSTER_PORT", "4000"}}).meeting == "h1:4000");
   CHECK(start_of(torchrun + Variables{{"MASTER_ADDR", "fe80::1"}}).meeting == "[fe80::1]:29501");
-  CHECK_THROWS_AS(start_of(torchrun + Variables{{"MASTER_PORT", "65535"}}), Error);
+  for (const char* port : {"65535", "2147483647", "2147483648", "-1", "29500x"})
+    CHECK_THROWS_AS(start_of(torchrun + Variables{{"MASTER_PORT", port}}), Error);
   // By hand: nothing says how many ranks are here.
   Variables by_hand = torchrun;
   by_hand.erase("LOCAL_WORLD_SIZE");

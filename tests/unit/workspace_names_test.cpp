@@ -102,8 +102,8 @@ TEST_CASE("names of a file group") {
   for (const MeetingName& name : {MeetingName{.kind = Kind::hello, .version = 1, .rank = 2, .size = 3, .token = token},
                                   MeetingName{.kind = Kind::call, .number = 4, .first_token = token},
                                   MeetingName{.kind = Kind::here, .rank = 2, .token = token, .first_token = token},
-                                  MeetingName{.kind = Kind::clash, .rank = 2, .first_token = token},
-                                  MeetingName{.kind = Kind::job, .first_token = token}}) {
+                                  MeetingName{.kind = Kind::told, .number = 3, .token = token, .first_token = token},
+                                  MeetingName{.kind = Kind::said, .number = 1, .first_token = token}}) {
     MeetingName whole = name;
     whole.writer = somebody();
     const std::string file = meeting_file_name(whole);
