@@ -42,7 +42,8 @@ void use_field(AnyName& name, char field, Use& use) {
   use.writer(name.writer);
 }
 
-// In a meeting. %v: version, %r: rank, %s: size, %c: a number that counts up, %t: token, %f: rank 0's token, %w: writer.
+// In a meeting. %v: version, %r: rank, %s: size, %c: a number that counts up, %t: token, %f: rank 0's token, %w:
+// writer.
 constexpr std::array<std::string_view, 5> meeting_forms = {
     "hello-%v-%r-%s-%t@%w", "call-%f-%c@%w", "here-%f-%r-%t@%w", "told-%f-%t-%c@%w", "said-%f-%c@%w",
 };
