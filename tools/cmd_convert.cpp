@@ -107,6 +107,7 @@ std::string convert(const ConvertArguments& arguments, const std::stop_token& st
     write_safetensors(source, arguments.out, progress);
   std::error_code error;
   std::string words;
+  for (const inspect::SourceIssue& issue : source.issues) words += fmt::format("note: {}\n", escaped(issue.words));
   for (const Omission& omission : omissions)
     words += fmt::format("left out: {}: {}\n", inspect::printable(omission.name), escaped(omission.reason));
   return words + fmt::format("{}, {}, in a file of {}: {:.2f} s\n", inspect::counted(source.entries().size(), "tensor"),

@@ -251,7 +251,8 @@ bool is_weight_name(std::string_view name) noexcept {
 }
 
 bool is_index_name(std::string_view name) noexcept {
-  return name.ends_with(".safetensors.index.json");
+  // Of a variant: "model.safetensors.index.fp16.json".
+  return name.find(".safetensors.index.") != std::string_view::npos && name.ends_with(".json");
 }
 
 Belongs belongs_to_checkpoint(std::string_view name) {

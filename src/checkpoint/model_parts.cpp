@@ -4,6 +4,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <vector>
 
@@ -36,23 +37,50 @@ std::string part_by_metadata(const std::map<std::string, std::string>& metadata)
   return {};
 }
 
+/// A name with each run of digits as one '#'.
+std::string without_numbers(std::string_view name) {
+  std::string form;
+  for (const char letter : name) {
+    const bool is_digit = letter >= '0' && letter <= '9';
+    if (!is_digit)
+      form += letter;
+    else if (form.empty() || form.back() != '#')
+      form += '#';
+  }
+  return form;
+}
+
+/// Whether another name beside this one differs in its numbers alone.
+bool has_siblings(const fs::path& path) {
+  const std::string name = path.filename().string();
+  const std::string form = without_numbers(name);
+  const fs::path parent = path.parent_path();
+  std::error_code error;
+  for (fs::directory_iterator entry(parent.empty() ? "." : parent, error), end; !error && entry != end;
+       entry.increment(error)) {
+    const std::string other = entry->path().filename().string();
+    if (other != name && without_numbers(other) == form) return true;
+  }
+  return false;
+}
+
 std::string part_by_name(const fs::path& path) {
   const std::string name = path.filename().string();
   if (const auto shard = parse_shard_file_name(name); shard && shard->ranks > 1)
     return fmt::format("the shard of rank {} of {}", shard->rank, shard->ranks);
   if (const auto numbered = parse_numbered_name(name); numbered && numbered->count > 1)
     return fmt::format("file {} of the {} files of a model", numbered->number, numbered->count);
-  if (name.starts_with("model-rank-") || name.starts_with("model_world_size_") || name.starts_with("zero_pp_rank_"))
+  if (name.ends_with(".distcp")) return "a part that torch.distributed.checkpoint saved";
+  constexpr std::array<std::string_view, 6> of_ranks = {"rank#.safetensors",
+                                                        "model-rank-#-part-#.safetensors",
+                                                        "shard-#-model-#-of-#.safetensors",
+                                                        "model_world_size_#_rank_#.pt",
+                                                        "consolidated.#.pth",
+                                                        "mp_rank_#_model_states.pt"};
+  const fs::path folder = fs::absolute(path).parent_path();
+  const bool is_megatron = folder.filename().string().starts_with("mp_rank_") && has_siblings(folder);
+  if (is_megatron || (std::ranges::find(of_ranks, without_numbers(name)) != of_ranks.end() && has_siblings(path)))
     return "the file of one rank";
-  if (name.starts_with("shard-") || name.ends_with(".distcp")) return "a part that torch.distributed.checkpoint saved";
-  if (!name.starts_with("consolidated.") || !name.ends_with(".pth")) return {};
-  std::error_code error;
-  for (const fs::directory_entry& other :
-       fs::directory_iterator(path.parent_path().empty() ? "." : path.parent_path(), error)) {
-    const std::string beside = other.path().filename().string();
-    if (beside != name && beside.starts_with("consolidated.") && beside.ends_with(".pth"))
-      return "the file of one rank";
-  }
   return {};
 }
 
@@ -76,7 +104,10 @@ void find_below(const fs::path& directory, const std::string& below, int depth, 
     if (entry->is_directory(status)) {
       folders.push_back(name);
     } else if (depth > 0 && is_of_checkpoint(name)) {
-      found.push_back(below);
+      // Megatron has a folder for each rank.
+      const bool is_rank = directory.filename().string().starts_with("mp_rank_");
+      const std::string whole = is_rank ? fs::path(below).parent_path().string() : below;
+      if (!whole.empty() && (found.empty() || found.back() != whole)) found.push_back(whole);
       return;
     }
   }
@@ -90,7 +121,7 @@ void find_below(const fs::path& directory, const std::string& below, int depth, 
 
 std::string words_of_part(const std::string& path, const std::map<std::string, std::string>& metadata) {
   const std::string part = part_by_metadata(metadata);
-  return part.empty() ? part_by_name(path) : part;
+  return part.empty() && !path.empty() ? part_by_name(path) : part;
 }
 
 void refuse_part(const std::string& path, const std::map<std::string, std::string>& metadata) {

@@ -9,7 +9,7 @@
 namespace muster {
 
 /// The words for the part of a larger whole that a file is, by its name or by its metadata; empty if neither tells of
-/// one. Such a file can be looked at, and is no model.
+/// one. Such a file can be looked at, and is no model. With an empty path the metadata alone count.
 std::string words_of_part(const std::string& path, const std::map<std::string, std::string>& metadata = {});
 
 /// Throws Error(argument) with the remedy if the file is a part.

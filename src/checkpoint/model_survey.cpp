@@ -58,6 +58,8 @@ class FileChoice {
         weights_.push_back(name);
       else if (name.ends_with(index_ending))
         indexes_.push_back(name);
+      else if (name.find(std::string(naming.ending) + ".index.") != std::string::npos && name.ends_with(".json"))
+        leave_out(name, "an index of another model");
     }
     std::ranges::sort(weights_);
   }

@@ -17,6 +17,7 @@
 #include "src/checkpoint/model_parts.hpp"
 #include "src/checkpoint/model_survey.hpp"
 #include "src/checkpoint/omissions.hpp"
+#include "src/formats/file_kind.hpp"
 #include "src/os/process.hpp"
 
 namespace muster {
@@ -379,6 +380,11 @@ ShardSet::ShardSet(const std::string& directory, int process, int processes, con
   } else if (contents.kind == Contents::Kind::model) {
     if (process == 0) open_model(directory);
     count_ = 1;
+  } else if (std::error_code error; std::filesystem::is_regular_file(directory, error)) {
+    const std::string_view advice = formats::advice_about(formats::kind_of_file(os::ReadableFile::open(directory)));
+    throw file_error(ErrorKind::argument, "reading", directory,
+                     advice.empty() ? "it is no model; muster convert makes a safetensors file of an HDF5 file"
+                                    : fmt::format("it is no model but {}", advice));
   } else {
     open_files(directory, process, processes);
   }
@@ -419,6 +425,7 @@ void ShardSet::check_stored() const {
 }
 
 void ShardSet::open_foreign(const foreign::Found& found, int process, int processes, const foreign::Choice& choice) {
+  if (found.kind == foreign::Kind::torch) refuse_part(found.path);
   count_ = std::max(found.ranks, 1);
   const bool is_whole = found.ranks == 0;
   if (is_whole) share_ = {process, processes};

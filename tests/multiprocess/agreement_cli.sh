@@ -4,6 +4,7 @@
 # behind; weights that are no part of the model are named by all of them, and verify calls the directory good.
 #   MUSTER_PROGRAM, MUSTER_DEMO_MODEL: the programs under test
 set -u
+data=$(cd "$(dirname "$0")/../data" && pwd) || exit 1
 source "$(dirname "$0")/cli.sh"
 
 "$demo" one --megabytes 3 > /dev/null || fail "no demo model"
@@ -48,6 +49,24 @@ for file in "parts/$(name 1)" shards/rank-00001-of-00003.safetensors; do
   done
 done
 
+mkdir torch && cp -r "$data"/foreign/torch_model/in/* torch/
+mkdir fsdp && cp "$data"/foreign/fsdp/in/* fsdp/
+mkdir dcp && cp "$data"/foreign/dcp/in/* dcp/
+mkdir megatron && cp -r "$data"/megatron/dense/ranks/iter_0000100/* megatron/
+for file in torch/pytorch_model-00001-of-00002.bin fsdp/model_world_size_3_rank_0.pt dcp/__0_0.distcp megatron/mp_rank_00_000/model_optim_rng.pt; do
+  says 2 "not a model" "$program" export "$file" --out new
+  [ -e new ] && fail "a part became a model: $file"
+done
+# The names of Megatron's folders do not tell that the last rank is missing.
+rm -r megatron/mp_rank_01_00?
+says 2 "the file of tensor-parallel rank 1, stage 0, expert rank 0 is missing" "$program" export megatron --plan megatron --out new
+rm torch/*.index.json torch/pytorch_model-00001-of-00002.bin
+says 2 '"pytorch_model-00001-of-00002.bin" is missing' "$program" export torch --out new
+says 1 '"pytorch_model-00001-of-00002.bin" is missing' "$program" verify torch
+echo '{"weight_map": {}}' > torch/pytorch_model.bin.index.json
+says 2 'its "weight_map" is empty' "$program" export torch --out new
+says 2 "it is no model" "$program" export one/config.json --out new
+
 # left_out NAME SETUP: a file that is no part of the model.
 left_out() {
   rm -rf good new cut && cp -r parts good && (cd good && eval "$2") || fail "no setup: $2"
@@ -61,6 +80,8 @@ left_out() {
 left_out consolidated.safetensors "cp $(name 1) consolidated.safetensors"
 left_out adapter_model.safetensors "cp $(name 1) adapter_model.safetensors"
 left_out model.fp16.safetensors "cp $(name 1) model.fp16.safetensors"
+left_out model.safetensors.index.fp16.json "cp $index model.safetensors.index.fp16.json"
+left_out consolidated.safetensors.index.json "cp $index consolidated.safetensors.index.json"
 
 # Folders with weights stay behind, but for those of modules.json.
 mkdir -p good/checkpoint-500 good/1_Dense
