@@ -7,7 +7,6 @@
 #include <cerrno>
 #include <utility>
 
-#include "muster/log.hpp"
 #include "src/tcp/sockets.hpp"
 
 namespace muster::tcp {
@@ -99,8 +98,8 @@ void Listener::hear(const GuestPointer& guest) {
 void Listener::drop(const GuestPointer& guest, const char* why) {
   error_code failure;
   const Endpoint from = guest->socket.remote_endpoint(failure);
-  log(LogLevel::info, fmt::format("TCP: rank {} drops a connection from {}: {}", self_,
-                                  failure ? std::string("somebody") : text_of(from), why));
+  strangers_(fmt::format("TCP: rank {} drops a connection from {}: {}", self_,
+                         failure ? std::string("somebody") : text_of(from), why));
   guest->socket.close(failure);
   forget(guest);
 }

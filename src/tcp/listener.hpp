@@ -10,6 +10,7 @@
 #include <list>
 #include <memory>
 
+#include "src/base/rare_log.hpp"
 #include "src/tcp/frames.hpp"
 #include "src/tcp/sockets.hpp"
 
@@ -48,6 +49,7 @@ class Listener {
   const int size_;
   Accepted accepted_;
   std::list<GuestPointer> guests_;
+  RareLog strangers_{LogLevel::info};
 };
 
 }  // namespace muster::tcp

@@ -51,7 +51,6 @@ namespace muster {
 namespace tcp {
 namespace {
 
-using rendezvous::Clock;
 using rendezvous::milliseconds;
 
 /// Where ranks meet.
@@ -116,7 +115,7 @@ class TcpSockets final : public rendezvous::Sockets {
       : place_(std::move(place)), key_(std::move(key)), given_listener_(listener) {}
   ~TcpSockets() override { unpublish(); }
 
-  std::unique_ptr<rendezvous::Line> reach(rendezvous::Hello hello, Clock::time_point until,
+  std::unique_ptr<rendezvous::Line> reach(rendezvous::Hello hello, rendezvous::Clock::time_point until,
                                           std::string& reason) override {
     const auto [endpoints, number] = candidates(reason);
     hello.token = job_token(key_, number);
@@ -220,7 +219,7 @@ class TcpSockets final : public rendezvous::Sockets {
   }
 
   /// Empty if nobody listens there, with the reason.
-  static os::Fd connect(const Endpoint& endpoint, Clock::time_point until, std::string& reason) {
+  static os::Fd connect(const Endpoint& endpoint, rendezvous::Clock::time_point until, std::string& reason) {
     asio::io_context io;
     os::Fd socket(new_socket(io, endpoint).release());
     tune(socket.get());
@@ -232,7 +231,7 @@ class TcpSockets final : public rendezvous::Sockets {
       socklen_t length = sizeof failure;
       if (entry.revents != 0)
         ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &failure, &length);
-      else if (Clock::now() >= until)
+      else if (rendezvous::Clock::now() >= until)
         failure = ETIMEDOUT;
     }
     if (failure == 0) return socket;
@@ -263,7 +262,7 @@ std::string key_of(const TcpGroupOptions& options) {
 
 /// Step 1.
 std::shared_ptr<TcpTransport> meet(const TcpGroupOptions& options, const Place& place, rendezvous::Session& session,
-                                   const TcpSockets& sockets, Clock::time_point deadline) {
+                                   const TcpSockets& sockets, rendezvous::Clock::time_point deadline) {
   auto io = std::make_unique<asio::io_context>(1);
   std::optional<Acceptor> acceptor;
   RankPart mine;

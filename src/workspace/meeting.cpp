@@ -42,7 +42,6 @@
 namespace muster::workspace {
 namespace {
 
-using rendezvous::Clock;
 using rendezvous::milliseconds;
 using Kind = MeetingName::Kind;
 
@@ -83,7 +82,7 @@ class FileLine;
 /// This process's files in a meeting, removed with it, and the last listing.
 class Meeting final : public rendezvous::Transport {
  public:
-  Meeting(WorkspaceDirectory workspace, const FileGroupOptions& options, Clock::time_point deadline)
+  Meeting(WorkspaceDirectory workspace, const FileGroupOptions& options, rendezvous::Clock::time_point deadline)
       : workspace_(std::move(workspace)),
         token_of_key_(rendezvous::token_of(options.key)),
         deadline_(deadline),
@@ -99,7 +98,7 @@ class Meeting final : public rendezvous::Transport {
   void give_up() noexcept override { own_files_.clear(); }
   void tell_all(std::span<rendezvous::Line* const>, const rendezvous::OutgoingPointer& message) override;
   [[nodiscard]] std::string trace_of(int rank) const override;
-  std::unique_ptr<rendezvous::Line> reach(rendezvous::Hello hello, Clock::time_point until,
+  std::unique_ptr<rendezvous::Line> reach(rendezvous::Hello hello, rendezvous::Clock::time_point until,
                                           std::string& reason) override;
   [[nodiscard]] milliseconds pause(int tries) const override {
     return milliseconds(std::min(1 << std::min(tries, 8), workspace_.is_network ? 250 : 10));
@@ -121,7 +120,7 @@ class Meeting final : public rendezvous::Transport {
 
   const WorkspaceDirectory workspace_;
   const rendezvous::Token token_of_key_;
-  const Clock::time_point deadline_;
+  const rendezvous::Clock::time_point deadline_;
   const std::string path_;
   const std::string token_;
   Pauses pauses_{workspace_.is_network};
@@ -167,7 +166,7 @@ class FileLine final : public rendezvous::Line {
   std::optional<rendezvous::Message> first_;  // what comes before all files
   std::optional<End> end_;
   bool is_dead_ = false;  // before the last listing
-  Clock::time_point proved_;
+  rendezvous::Clock::time_point proved_;
 };
 
 std::optional<rendezvous::Message> FileLine::next(const rendezvous::Limits& limits) {
@@ -180,10 +179,10 @@ std::optional<rendezvous::Message> FileLine::next(const rendezvous::Limits& limi
   if (found == meeting_.seen_.end()) {
     if (is_dead_) end_ = End{.words = "its process has ended"};
     // What it wrote last may be younger than the listing.
-    if (!is_dead_ && Clock::now() - proved_ > between_proofs) {
+    if (!is_dead_ && rendezvous::Clock::now() - proved_ > between_proofs) {
       is_dead_ = os::life_of(theirs_.writer) == os::Life::dead;
       if (is_dead_) meeting_.look();
-      proved_ = Clock::now();
+      proved_ = rendezvous::Clock::now();
       if (is_dead_) return next(limits);
     }
     return std::nullopt;
@@ -343,7 +342,8 @@ std::optional<MeetingName> Meeting::next_call(const std::string& except) {
   return std::nullopt;
 }
 
-std::unique_ptr<rendezvous::Line> Meeting::reach(rendezvous::Hello hello, Clock::time_point, std::string& reason) {
+std::unique_ptr<rendezvous::Line> Meeting::reach(rendezvous::Hello hello, rendezvous::Clock::time_point,
+                                                 std::string& reason) {
   if (own_files_.empty()) {
     hello.token = token_of_key_;
     rank_ = hello.rank;
@@ -370,7 +370,7 @@ std::unique_ptr<rendezvous::Line> Meeting::reach(rendezvous::Hello hello, Clock:
 }  // namespace
 
 Job meet(const WorkspaceDirectory& workspace, const FileGroupOptions& options, milliseconds timeout) {
-  const Clock::time_point deadline = Clock::now() + timeout;
+  const rendezvous::Clock::time_point deadline = rendezvous::Clock::now() + timeout;
   const auto session = std::make_shared<rendezvous::Session>(
       rendezvous::Terms{.call = "file_group",
                         .place = "in " + workspace.path,
