@@ -6,12 +6,14 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <ranges>
 #include <string_view>
+#include <tuple>
 
 #include "muster/error.hpp"
-#include "muster/state.hpp"
 #include "src/base/escaped.hpp"
 #include "src/checkpoint/foreign/torch_archive.hpp"
+#include "src/core/json_text.hpp"
 
 namespace muster {
 namespace {
@@ -50,19 +52,33 @@ std::string_view most_used(std::span<const NamedSpec> model) {
   return most == elements.end() ? std::string_view() : foreign::torch_name(most->first);
 }
 
-/// Of the config and of those in it that say a dtype of their own.
-bool set_dtype(Config& config, std::string_view dtype) {
-  bool is_changed = false;
-  for (const char* key : {"dtype", "torch_dtype"}) {
-    if (!config.contains(key) || !config[key].is_string() || config[key].as_string() == dtype) continue;
-    config[key] = std::string(dtype);
-    is_changed = true;
+/// A stretch of a text and its replacement.
+struct TextEdit {
+  std::size_t begin = 0;
+  std::size_t end = 0;
+  std::string text = {};
+};
+
+/// Changes the dtype of the config that begins at a byte of a text, and of the configs in it.
+void set_dtype(std::string_view text, std::size_t begin, const std::string& dtype, std::vector<TextEdit>& edits) {
+  for (const core::JsonMember& member : core::members_of(text, begin)) {
+    const std::string_view value = text.substr(member.value, member.end - member.value);
+    const bool is_dtype = (member.key == "dtype" || member.key == "torch_dtype") && value.starts_with('"');
+    if (is_dtype && value != dtype) edits.push_back({member.value, member.end, dtype});
+    if (value.starts_with('{') && member.key.ends_with("_config") && member.key != "quantization_config")
+      set_dtype(text, member.value, dtype, edits);
   }
-  std::vector<std::string> inner;
-  for (const auto& [key, value] : config.as_object())
-    if (value.is_object() && key.ends_with("_config") && key != "quantization_config") inner.push_back(key);
-  for (const std::string& key : inner) is_changed = set_dtype(config[key], dtype) || is_changed;
-  return is_changed;
+}
+
+/// Erases a member of the outermost object, with one of the commas beside it. False if there is none.
+bool erase_member(std::string& text, std::string_view key) {
+  const std::vector<core::JsonMember> members = core::members_of(text);
+  const auto member = std::ranges::find(members, key, &core::JsonMember::key);
+  if (member == members.end()) return false;
+  const bool is_last = member + 1 == members.end();
+  const std::size_t begin = is_last && member != members.begin() ? (member - 1)->end : member->begin;
+  text.erase(begin, (is_last ? member->end : (member + 1)->begin) - begin);
+  return true;
 }
 
 }  // namespace
@@ -95,7 +111,11 @@ void leave_out_tied_head(const Config& config, Arrangement& arrangement, std::ve
                     "is {}; take the config.json of this model, or set it to false",
                     in_quotes(head->name), to_string(head->layout.target), in_quotes(embeddings->name),
                     to_string(embeddings->layout.target)));
-  if (head->sources.size() != embeddings->sources.size()) {
+  // Parts can be compared only if both were cut at the same places: TensorRT-LLM cuts the head, and not the embeddings.
+  const auto cut_of = [](const ArrangedTensor& tensor) {
+    return std::tie(tensor.layout.grain, tensor.layout.source_units, tensor.layout.pieces, tensor.layout.must_equal);
+  };
+  if (head->sources.size() != embeddings->sources.size() || cut_of(*head) != cut_of(*embeddings)) {
     notes.push_back(
         fmt::format("config.json ties {} to {}, which ranks were cut for in another way: they are not compared, and "
                     "programs that load the model leave the first out",
@@ -117,24 +137,29 @@ DroppedTensor to_dropped(ArrangedTensor tensor, std::string reason) {
   return {std::move(tensor.origin), tensor.rule, std::move(sources), std::move(reason)};
 }
 
-std::optional<std::string> updated_config(const Config& config, std::span<const NamedSpec> model,
+std::optional<std::string> updated_config(const std::string& text, std::span<const NamedSpec> model,
                                           std::vector<std::string>& notes) {
-  Config updated = config;
-  bool is_changed = false;
-  if (const std::string_view dtype = most_used(model); !dtype.empty() && set_dtype(updated, dtype)) {
-    notes.push_back(fmt::format("config.json says {} now, as the tensors are", dtype));
-    is_changed = true;
+  // Only these places change: the rest stays as its author wrote it.
+  std::string updated = text;
+  if (const std::string_view dtype = most_used(model); !dtype.empty()) {
+    std::vector<TextEdit> edits;
+    set_dtype(text, 0, fmt::format("\"{}\"", dtype), edits);
+    for (const TextEdit& edit : std::views::reverse(edits))
+      updated.replace(edit.begin, edit.end - edit.begin, edit.text);
+    if (!edits.empty()) notes.push_back(fmt::format("config.json says {} now, as the tensors are", dtype));
   }
-  const bool quantised = is_quantised(model);
-  if (updated.contains("quantization_config") && !quantised) {
-    updated.as_object().erase("quantization_config");
-    notes.push_back("config.json has no \"quantization_config\" any more: none of the tensors is quantised");
-    is_changed = true;
-  } else if (!updated.contains("quantization_config") && quantised) {
+  constexpr std::string_view quantization = "quantization_config";
+  const bool has_quantization = std::ranges::count(core::members_of(text), quantization, &core::JsonMember::key) != 0;
+  if (!is_quantised(model)) {
+    while (erase_member(updated, quantization)) {
+    }
+    if (has_quantization)
+      notes.push_back("config.json has no \"quantization_config\" any more: none of the tensors is quantised");
+  } else if (!has_quantization) {
     notes.push_back("tensors are quantised, and config.json has no \"quantization_config\"");
   }
-  if (!is_changed) return std::nullopt;
-  return to_json(updated, 2) + "\n";
+  if (updated == text) return std::nullopt;
+  return updated;
 }
 
 }  // namespace muster

@@ -25,9 +25,10 @@ void leave_out_tied_head(const Config& config, Arrangement& arrangement, std::ve
 /// What becomes of a tensor that is left out of an arrangement.
 DroppedTensor to_dropped(ArrangedTensor tensor, std::string reason);
 
-/// The text of config.json for these tensors: with the dtype that most of their elements have, and without
-/// "quantization_config" if nothing of them is quantised. None if it is right as it is. What was changed is noted.
-std::optional<std::string> updated_config(const Config& config, std::span<const NamedSpec> model,
+/// Returns the text of config.json for these tensors: with the dtype that most of their elements have, and without
+/// "quantization_config" if no tensor is quantised. Every other byte stays. None if `text` is right as it is. `notes`
+/// gets the changes.
+std::optional<std::string> updated_config(const std::string& text, std::span<const NamedSpec> model,
                                           std::vector<std::string>& notes);
 
 }  // namespace muster

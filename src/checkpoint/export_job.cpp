@@ -332,7 +332,9 @@ ExportJob plan_job(const std::string& shards_dir, const std::string& plan, std::
       check_base(*config, model);
       leave_out_tied_head(*config, arrangement, notes);
     }
-    if (auto text = updated_config(*config, model, notes)) job.config_text = std::move(*text);
+    const std::string config_text =
+        read_model_config_text(options.base.empty() ? shards_dir : options.base).value_or("");
+    if (auto text = updated_config(config_text, model, notes)) job.config_text = std::move(*text);
   }
   if (!options.to)
     job.outputs = checkpoint_outputs(arrangement, options.max_shard_size, metadata,

@@ -19,6 +19,7 @@
 #include "src/base/escaped.hpp"
 #include "src/checkpoint/checksums.hpp"
 #include "src/checkpoint/output_directory.hpp"
+#include "src/core/json_text.hpp"
 #include "src/os/file.hpp"
 #include "src/os/publish.hpp"
 #include "src/workspace/names.hpp"
@@ -109,7 +110,7 @@ class Carrying {
     std::error_code error;
     if (!fs::is_regular_file(path, error)) return;
     try {
-      const Config modules = parse_json(read_text(path, longest_modules));
+      const Config modules = core::parse_tolerantly(read_text(path, longest_modules));
       for (const Config& module : modules.as_array())
         if (const Config* folder = module.find("path"); folder != nullptr && !folder->as_string().empty())
           modules_.push_back(fs::path(folder->as_string() + "/").lexically_normal().string());
@@ -354,13 +355,18 @@ ShardLayout plan_shards(std::span<const TensorEntry> entries, std::uint64_t max_
   return layout;
 }
 
-std::optional<Config> read_model_config(const std::string& directory) {
+std::optional<std::string> read_model_config_text(const std::string& directory) {
   const std::string path = join_path(directory, "config.json");
   std::error_code error;
   if (!fs::exists(path, error)) return std::nullopt;
-  const std::string text = read_text(path, largest_config);
-  return with_file("reading", path, [&] {
-    Config config = parse_json(text);
+  return read_text(path, largest_config);
+}
+
+std::optional<Config> read_model_config(const std::string& directory) {
+  const std::optional<std::string> text = read_model_config_text(directory);
+  if (!text) return std::nullopt;
+  return with_file("reading", join_path(directory, "config.json"), [&] {
+    Config config = core::parse_tolerantly(*text);
     if (!config.is_object()) throw Error(ErrorKind::corrupt, "it is no JSON object");
     return std::optional(std::move(config));
   });

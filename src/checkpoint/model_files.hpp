@@ -70,6 +70,8 @@ std::string join_path(const std::string& directory, const std::string& name);
 
 /// An index is at most so long.
 inline constexpr std::uint64_t longest_index = std::uint64_t{1} << 28;
+/// The text of config.json in a directory; none if there is none. Throws as os::read_small_file.
+std::optional<std::string> read_model_config_text(const std::string& directory);
 /// A small file as text. Throws as os::read_small_file.
 std::string read_text(const std::string& path, std::uint64_t most);
 

@@ -17,6 +17,7 @@
 #include "src/base/escaped.hpp"
 #include "src/checkpoint/arrangement.hpp"
 #include "src/checkpoint/model_parts.hpp"
+#include "src/core/json_text.hpp"
 #include "src/os/process.hpp"
 
 namespace muster {
@@ -104,7 +105,7 @@ class FileChoice {
     const std::string path = join_path(survey_.directory, survey_.index);
     Config index;
     try {
-      index = parse_json(read_text(path, longest_index));
+      index = core::parse_tolerantly(read_text(path, longest_index));
     } catch (const Error& error) {
       refuse_index(error.kind() == ErrorKind::io ? ErrorKind::io : ErrorKind::corrupt, Defect::index, survey_.index, "",
                    error.what());

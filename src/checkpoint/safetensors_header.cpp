@@ -47,6 +47,7 @@ std::string_view kind_of(const Config& value) noexcept {
 }
 
 void read_metadata(const Config& said, std::map<std::string, std::string>& metadata) {
+  if (said.is_null()) return;  // as if there were none
   if (!said.is_object())
     refuse_header(fmt::format("{} is {}, not an object of strings", safetensors_metadata_key, kind_of(said)));
   for (const auto& [key, value] : said.as_object()) {

@@ -196,6 +196,9 @@ class Reader {
       : text_(text), read_(text.data()), key_(key), lines_(&lines), counted_(text.data()) {}
   Reader(std::string_view text, const core::MemberVisit& visit) : text_(text), read_(text.data()), visit_(&visit) {}
 
+  /// Takes the last of several equal keys.
+  void allow_equal_keys() { allows_equal_keys_ = true; }
+
   Config whole() {
     // The parser takes a NUL for the end of the text and would not look at what follows.
     if (const std::size_t nul = text_.find('\0'); nul != std::string_view::npos) {
@@ -225,7 +228,7 @@ class Reader {
   bool start_object(std::size_t) { return open(ConfigObject()); }
   bool key(std::string& name) {
     Frame& frame = frames_.back();
-    if (std::get<ConfigObject>(frame.container).find(name) != nullptr)
+    if (!allows_equal_keys_ && std::get<ConfigObject>(frame.container).find(name) != nullptr)
       defect("the key " + in_quotes(name) + " is there twice");
     frame.key = std::move(name);
     return true;
@@ -234,7 +237,9 @@ class Reader {
     ConfigObject object = std::move(std::get<ConfigObject>(frames_.back().container));
     frames_.pop_back();
     const std::size_t dollars = visit_ == nullptr ? core::reserved_dollars(object, core::float_word) : 0;
-    if (dollars == 0) return add(std::move(object));
+    // Third parties have no such words: only strict_text() wrote one.
+    const bool is_ours = !allows_equal_keys_ || (dollars == 1 && object.begin()->second.is_string());
+    if (dollars == 0 || !is_ours) return add(std::move(object));
     if (dollars == 1) return add(special_float(object.begin()->second));
     ConfigObject own;
     own.insert(object.begin()->first.substr(1), std::move(*object.find(object.begin()->first)));
@@ -309,6 +314,8 @@ class Reader {
       items->push_back(std::move(value));
     else if (visit_ != nullptr && frames_.size() == 1)
       (*visit_)(frame.key, value);
+    else if (allows_equal_keys_)
+      std::get<ConfigObject>(frame.container)[frame.key] = std::move(value);
     else
       std::get<ConfigObject>(frame.container).insert(std::move(frame.key), std::move(value));
     return true;
@@ -335,8 +342,91 @@ class Reader {
   std::vector<std::size_t>* lines_ = nullptr;
   const char* counted_ = nullptr;
   std::size_t line_ = 1;
+  bool allows_equal_keys_ = false;
   const core::MemberVisit* visit_ = nullptr;  // of the members of the outermost object, if it is not to be built
 };
+
+/// The end of the string that begins at a quote.
+std::size_t string_end(std::string_view text, std::size_t at) {
+  for (++at; at < text.size() && text[at] != '"'; ++at)
+    if (text[at] == '\\') ++at;
+  return std::min(at + 1, text.size());
+}
+
+/// The code unit of "\uXXXX"; none if that is not at this place.
+std::optional<unsigned> escaped_unit(std::string_view text, std::size_t at) {
+  unsigned unit = 0;
+  if (!text.substr(at).starts_with("\\u") || text.size() < at + 6) return std::nullopt;
+  const char* end = text.data() + at + 6;
+  if (std::from_chars(text.data() + at + 2, end, unit, 16).ptr != end) return std::nullopt;
+  return unit;
+}
+
+/// A string with its quotes, without lone surrogates.
+void append_without_surrogates(std::string_view text, std::string& out) {
+  const auto is_high = [](std::optional<unsigned> unit) { return unit && *unit >= 0xd800 && *unit < 0xdc00; };
+  const auto is_low = [](std::optional<unsigned> unit) { return unit && *unit >= 0xdc00 && *unit < 0xe000; };
+  std::size_t done = 0;
+  for (std::size_t at = text.find('\\'); at != std::string_view::npos; at = text.find('\\', at)) {
+    const std::optional<unsigned> unit = escaped_unit(text, at);
+    const bool is_pair = is_high(unit) && is_low(escaped_unit(text, at + 6));
+    if (!is_pair && (is_high(unit) || is_low(unit))) {
+      out.append(text, done, at - done);
+      out += "\\ufffd";
+      done = at + 6;
+    }
+    at += is_pair ? 12 : unit ? 6 : 2;
+  }
+  out.append(text, std::min(done, text.size()));
+}
+
+/// A number, or a word, as JSON can say it.
+void append_word(std::string_view word, std::string& out) {
+  constexpr std::array<std::pair<std::string_view, std::string_view>, 3> specials = {
+      {{"NaN", "nan"}, {"Infinity", "inf"}, {"-Infinity", "-inf"}}};
+  const auto append_special = [&](std::string_view name) { out.append(R"({"$float":")").append(name).append("\"}"); };
+  for (const auto& [name, ours] : specials)
+    if (word == name) return append_special(ours);
+  const bool is_negative = word.starts_with('-');
+  const std::string_view digits = word.substr(is_negative ? 1 : 0);
+  const bool is_number = !digits.empty() && digits[0] >= '0' && digits[0] <= '9';
+  double value = 0;
+  const char* end = word.data() + word.size();
+  // What is too small is zero, and nlohmann's parser knows that.
+  const auto [last, range] = std::from_chars(word.data(), end, value);
+  const bool is_beyond = is_number && last == end && range == std::errc::result_out_of_range &&
+                         word.find("e-") == std::string_view::npos && word.find("E-") == std::string_view::npos;
+  if (is_beyond) return append_special(is_negative ? "-inf" : "inf");
+  out += word;
+  if (!is_number || word.find_first_not_of("0123456789", is_negative ? 1 : 0) != std::string_view::npos) return;
+  std::uint64_t whole = 0;
+  std::int64_t negative = 0;
+  const auto [place, status] =
+      is_negative ? std::from_chars(word.data(), end, negative) : std::from_chars(word.data(), end, whole);
+  if (status == std::errc::result_out_of_range) out += ".0";
+}
+
+/// The same tree as JSON's grammar has it.
+std::string strict_text(std::string_view text) {
+  constexpr std::string_view words = "+-.0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+  constexpr std::string_view byte_order_mark = "\xef\xbb\xbf";
+  if (text.starts_with(byte_order_mark)) text.remove_prefix(byte_order_mark.size());
+  std::string out;
+  out.reserve(text.size() + 64);
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t begin = at;
+    if (text[at] == '"') {
+      at = string_end(text, at);
+      append_without_surrogates(text.substr(begin, at - begin), out);
+    } else if (words.find(text[at]) != std::string_view::npos) {
+      at = std::min(text.find_first_not_of(words, at), text.size());
+      append_word(text.substr(begin, at - begin), out);
+    } else {
+      out += text[at++];
+    }
+  }
+  return out;
+}
 
 }  // namespace
 
@@ -348,6 +438,43 @@ std::string to_json(const Config& config, int indent) {
 
 Config parse_json(std::string_view text) {
   return Reader(text).whole();
+}
+
+Config core::parse_tolerantly(std::string_view text) {
+  const std::string strict = strict_text(text);
+  Reader reader(strict);
+  reader.allow_equal_keys();
+  return reader.whole();
+}
+
+std::vector<core::JsonMember> core::members_of(std::string_view text, std::size_t begin) {
+  std::vector<JsonMember> members;
+  int depth = 0;
+  bool is_key = true;
+  for (std::size_t at = text.find('{', begin); at < text.size(); ++at) {
+    const char c = text[at];
+    const bool is_space = c == ' ' || c == '\n' || c == '\t' || c == '\r';
+    const bool is_end = depth == 1 && (c == ',' || c == '}');
+    // A value ends with its last byte that is no space.
+    if (depth >= 1 && !is_key && !is_end && !is_space && c != ':') {
+      if (members.back().value == 0) members.back().value = at;
+      members.back().end = at + 1;
+    }
+    if (is_end) is_key = true;
+    if (c == '"') {
+      const std::size_t end = string_end(text, at);
+      if (depth == 1 && is_key) {
+        members.push_back({parse_tolerantly(text.substr(at, end - at)).as_string(), at, 0, 0});
+        is_key = false;
+      } else {
+        members.back().end = end;
+      }
+      at = end - 1;
+    }
+    depth += c == '{' || c == '[' ? 1 : c == '}' || c == ']' ? -1 : 0;
+    if (depth == 0) break;
+  }
+  return members;
 }
 
 void core::visit_members(std::string_view text, const MemberVisit& visit) {

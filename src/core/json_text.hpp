@@ -27,6 +27,23 @@ inline std::size_t reserved_dollars(const ConfigObject& object, std::string_view
   return key.find_first_not_of('$') >= dollars ? dollars : 0;
 }
 
+/// Reads the JSON of third parties as tolerantly as Python does, which most of them are written with: NaN, Infinity and
+/// -Infinity are numbers, the last of several equal keys counts, integers beyond 64 bits and numbers beyond a double
+/// become reals, a lone surrogate becomes U+FFFD, and a byte order mark is passed over. Throws as parse_json.
+Config parse_tolerantly(std::string_view text);
+
+/// A member of an object in a JSON text: its key, and the places of its first byte, of its value and of the value's
+/// end.
+struct JsonMember {
+  std::string key;
+  std::size_t begin = 0;
+  std::size_t value = 0;
+  std::size_t end = 0;
+};
+/// Finds the members of the object that begins at the first bracket from the byte `begin` on. For texts that
+/// parse_tolerantly accepts, to change some members and keep every other byte.
+std::vector<JsonMember> members_of(std::string_view text, std::size_t begin = 0);
+
 /// As parse_json. `lines` gets one number an item: the line, from 1 on, where that item of the array `key` begins,
 /// which is a member of the outermost object. Local. It stays empty if there is no such array.
 Config parse_json_lines(std::string_view text, std::string_view key, std::vector<std::size_t>& lines);

@@ -47,7 +47,7 @@ bool is_html(std::string_view head) noexcept {
   return starts("<!doctype html") || starts("<html");
 }
 
-bool is_json(std::string_view head) noexcept {
+bool is_json_text(std::string_view head) noexcept {
   const std::size_t begin = head.find_first_not_of(" \t\r\n");
   return begin != std::string_view::npos && head[begin] == '{';
 }
@@ -67,7 +67,7 @@ FileKind kind_of_file(std::span<const std::byte> bytes) noexcept {
   if (is_tar(head)) return FileKind::tar;
   if (is_pickle(head)) return FileKind::pickle;
   if (is_html(head)) return FileKind::html;
-  return is_json(head) ? FileKind::json : FileKind::unknown;
+  return is_json_text(head) ? FileKind::json : FileKind::unknown;
 }
 
 FileKind kind_of_file(const os::ReadableFile& file, std::uint64_t begin) {

@@ -64,7 +64,11 @@ std::string quoted(std::string_view words) {
 }
 
 std::string damaged_dataset(const std::string& why) {
-  return "a damaged dataset: " + why;
+  return refusal_words("a damaged dataset: ", why);
+}
+
+std::string cannot_open() {
+  return refusal_words("damaged, libhdf5 cannot open it: ", last_failure());
 }
 
 class Listing {
@@ -75,7 +79,7 @@ class Listing {
   std::vector<ObjectToRead> run() {
     const Id root(H5Oopen(file_, "/", H5P_DEFAULT));
     if (!root) {
-      report_.loss("", "damaged, libhdf5 cannot open it: " + last_failure());
+      report_.loss("", cannot_open());
       return {};
     }
     object(root.get(), "", 0);
@@ -120,7 +124,7 @@ class Listing {
     }
     const Id target(H5Oopen(group, name, H5P_DEFAULT));
     if (!target) {
-      report_.loss(path, "damaged, libhdf5 cannot open it: " + last_failure());
+      report_.loss(path, cannot_open());
       return;
     }
     object(target.get(), path, depth);
@@ -152,7 +156,7 @@ class Listing {
   void object(hid_t id, const std::string& path, int depth) {
     H5O_info_t info{};
     if (H5Oget_info2(id, &info, H5O_INFO_BASIC | H5O_INFO_NUM_ATTRS) < 0) {
-      report_.loss(path, "damaged, libhdf5 cannot open it: " + last_failure());
+      report_.loss(path, cannot_open());
       return;
     }
     const auto [known, is_new] = seen_.emplace(info.addr, path);

@@ -5,8 +5,11 @@
 
 #include <hdf5.h>
 
+#include <algorithm>
+#include <iterator>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 
 namespace muster::hdf5 {
@@ -22,6 +25,22 @@ inline std::string last_failure() {
   H5Ewalk2(H5E_DEFAULT, H5E_WALK_DOWNWARD, keep, &words);
   H5Eclear2(H5E_DEFAULT);
   return words.empty() ? "no reason given" : words;
+}
+
+/// Describes an object that libhdf5 refuses: `damaged` and its reason, or that a newer libhdf5 wrote it.
+inline std::string refusal_words(const std::string& damaged, const std::string& reason) {
+  constexpr std::string_view versions[] = {"bad version number", "unknown version", "bad superblock version"};
+  if (std::none_of(std::begin(versions), std::end(versions),
+                   [&](std::string_view part) { return reason.find(part) != std::string::npos; }))
+    return damaged + reason;
+  unsigned major = 0;
+  unsigned minor = 0;
+  unsigned release = 0;
+  H5get_libversion(&major, &minor, &release);
+  return "in a newer format than libhdf5 " + std::to_string(major) + "." + std::to_string(minor) + "." +
+         std::to_string(release) + " reads (" + reason +
+         "): write the file again with h5py and libver=(\"earliest\", \"v110\"), or with the h5repack of HDF5 2 and "
+         "--high=2";
 }
 
 /// A call of libhdf5 failed. Nothing throws it out of libmuster-hdf5.

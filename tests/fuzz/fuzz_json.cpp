@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Any text as JSON: refused with an Error, or a tree that, written again, reads as the same tree, and that split and
-// join give back.
+// join give back. Read tolerantly, the members that are found in the text are those of the tree.
 
 #include <cstdint>
 #include <cstdlib>
+#include <set>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "muster/error.hpp"
 #include "muster/state.hpp"
+#include "src/core/json_text.hpp"
 
 namespace {
 
@@ -25,10 +29,32 @@ bool is_too_deep(const Config& config, int depth = 0) {
   return false;
 }
 
+void check_tolerant(std::string_view text) {
+  Config config;
+  try {
+    config = core::parse_tolerantly(text);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::corrupt) std::abort();
+    return;
+  }
+  if (!config.is_object()) return;
+  const std::vector<core::JsonMember> members = core::members_of(text);
+  std::set<std::string> keys;
+  for (std::size_t i = members.size(); i-- > 0;) {
+    const auto& [key, begin, value, end] = members[i];
+    // The last of several equal keys counts.
+    if (!keys.insert(key).second) continue;
+    const Config* found = config.find(key);
+    if (found == nullptr || !(core::parse_tolerantly(text.substr(value, end - value)) == *found)) std::abort();
+  }
+  if (keys.size() != config.size()) std::abort();
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   const std::string_view text(reinterpret_cast<const char*>(data), size);
+  check_tolerant(text);
   Config config;
   try {
     config = parse_json(text);

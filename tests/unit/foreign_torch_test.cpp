@@ -31,7 +31,7 @@ std::string list(const std::vector<std::string>& items) {
   for (const std::string& item : items) out += item;
   return out + "e";
 }
-const std::string none = "N";
+const std::string none_object = "N";
 const std::string no_hooks = call(global("collections", "OrderedDict"), ")");
 
 /// The elements [first, first + count) of the storage "0", which has 0, 1, ..., 7.
@@ -96,8 +96,8 @@ std::vector<TorchCase> ways_to_write_tensors() {
       {"a Parameter of its data", weights(call(parameter, tuple(oldest)))},
       {"a Parameter with a state",
        weights(built(call(parameter, tuple(oldest)), tuple(std::string("\x88"), std::string("\x89"), no_hooks)))},
-      {"a Parameter made empty",
-       weights(built(parameter + ")\x81", tuple(oldest, none, none, std::string("\x88"), std::string("\x89"))))},
+      {"a Parameter made empty", weights(built(parameter + ")\x81", tuple(oldest, none_object, none_object,
+                                                                          std::string("\x88"), std::string("\x89"))))},
       {"a Parameter by NEWOBJ", weights(parameter + tuple(floats(1, 4)) + "\x81")},
       {"a Variable", weights(call(global("torch.autograd.variable", "Variable"), tuple(oldest)))},
       {"a tensor that gets its storage",
@@ -181,7 +181,7 @@ std::vector<TorchCase> places_of_weights() {
       {"scalars alone", dict({{"w", scalar(1)}, {"v", scalar(2)}}), "w[]=1 v[]=2"},
       {"a key that is a tuple", keyed(tuple(number(0), text("a"))), "w[4]=1,2,3,4", "",
        "1 tensors below a key that is a tuple in \"rest\" are left out"},
-      {"a key that is None", keyed(none), "w[4]=1,2,3,4", "", "below a key that is None in \"rest\""},
+      {"a key that is None", keyed(none_object), "w[4]=1,2,3,4", "", "below a key that is None in \"rest\""},
       {"a key of bytes", keyed("C\x01k"), "w[4]=1,2,3,4", "", "below a key that is bytes in \"rest\""},
       {"a key of bytes in protocol 2", keyed(bytes_key), "w[4]=1,2,3,4", "", "below a key that is an opaque object"},
       {"a key that is a real number", keyed("G" + std::string(8, '\0')), "w[4]=1,2,3,4", "", "a key that is a number"},
@@ -189,8 +189,11 @@ std::vector<TorchCase> places_of_weights() {
        dict({{"w", floats(1, 4)},
              {"args", built(call(global("argparse", "Namespace"), ")"), dict({{"mean", floats(0, 2)}}))}}),
        "w[4]=1,2,3,4", "", "1 tensors below an opaque object in \"args\" are left out"},
+      {"an array of NumPy",
+       dict({{"w", floats(1, 4)}, {"mean", call(global("numpy.core.multiarray", "_reconstruct"), tuple(number(0)))}}),
+       "w[4]=1,2,3,4", "", "1 NumPy arrays at \"mean\" are left out"},
       {"a tied tensor under such a key",
-       "}(" + text("w") + floats(1, 4) + "q\x01" + text("rest") + "}(" + none + "h\x01uu", "w[4]=1,2,3,4"},
+       "}(" + text("w") + floats(1, 4) + "q\x01" + text("rest") + "}(" + none_object + "h\x01uu", "w[4]=1,2,3,4"},
   };
 }
 
@@ -204,7 +207,7 @@ float value_at(const TensorSource& source, std::size_t tensor, std::size_t index
   return value;
 }
 
-std::string text_of(const TensorSource& source) {
+std::string tensors_text(const TensorSource& source) {
   std::string out;
   for (std::size_t i = 0; i < source.tensors().size(); ++i) {
     const TensorEntry& entry = source.tensors()[i];
@@ -228,7 +231,7 @@ std::string legacy_file(const std::string& body) {
          whole(list({old_text("0")})) + bytes_of(std::uint64_t{8}) + eight_floats();
 }
 
-void check(const std::vector<TorchCase>& cases) {
+void check_torch_cases(const std::vector<TorchCase>& cases) {
   const TemporaryDirectory folder(Medium::memory);
   const std::string path = folder / "file.pt";
   for (const TorchCase& one : cases)
@@ -242,7 +245,7 @@ void check(const std::vector<TorchCase>& cases) {
       std::string tensors;
       try {
         const auto found = foreign::find_checkpoint(path);
-        if (found) tensors = text_of(*open_checkpoint(*found, 0, {.at = one.at, .shards = {}}, notes));
+        if (found) tensors = tensors_text(*open_checkpoint(*found, 0, {.at = one.at, .shards = {}}, notes));
       } catch (const Error& error) {
         words = error.what();
       }
@@ -260,11 +263,11 @@ void check(const std::vector<TorchCase>& cases) {
 }  // namespace
 
 TEST_CASE("tensors are read in all the ways in which PyTorch has written them") {
-  check(ways_to_write_tensors());
+  check_torch_cases(ways_to_write_tensors());
 }
 
 TEST_CASE("the weights of a training checkpoint are found, and the rest is reported") {
-  check(places_of_weights());
+  check_torch_cases(places_of_weights());
 }
 
 namespace {
@@ -322,7 +325,7 @@ TEST_CASE("a safetensors file is read whatever other kind the length of its head
         for (const char* name : {"a.safetensors", "model.bin", "other.pt"}) {
           write_text(folder / name, bytes_of(length) + header + data);
           if (std::string(name) == "a.safetensors")
-            CHECK(text_of(*inspect::open_source(folder / name).tensors).starts_with("w[2]="));
+            CHECK(tensors_text(*inspect::open_source(folder / name).tensors).starts_with("w[2]="));
           CHECK(!foreign::find_checkpoint(folder / name).has_value());
           CHECK(inspect::open_source(folder / name).kind == "safetensors");
         }

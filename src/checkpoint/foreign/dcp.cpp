@@ -23,6 +23,7 @@
 #include "src/checkpoint/foreign/dcp_metadata.hpp"
 #include "src/checkpoint/foreign/torch_model.hpp"
 #include "src/checkpoint/model_files.hpp"
+#include "src/core/json_text.hpp"
 #include "src/formats/file_kind.hpp"
 #include "src/os/process.hpp"
 
@@ -61,7 +62,8 @@ void check_backend(const std::string& directory) {
   const std::string path = join_path(directory, "metadata.json");
   std::error_code error;
   if (!std::filesystem::exists(path, error)) return;
-  const Config said = with_file("reading", path, [&] { return parse_json(read_text(path, longest_facts)); });
+  const Config said =
+      with_file("reading", path, [&] { return core::parse_tolerantly(read_text(path, longest_facts)); });
   const Config* backend = said.is_object() ? said.find("sharded_backend") : nullptr;
   if (backend != nullptr && backend->is_string() && backend->as_string() != "torch_dist")
     throw file_error(
@@ -74,7 +76,7 @@ std::map<std::string, Shape> saved_offsets(const SafetensorsHeader& header) {
   const auto text = header.metadata.find("DCP_SHARDING_INFO");
   if (text == header.metadata.end()) throw Error(ErrorKind::corrupt, "its metadata has no DCP_SHARDING_INFO");
   std::map<std::string, Shape> offsets;
-  const Config said = parse_json(text->second);
+  const Config said = core::parse_tolerantly(text->second);
   for (const auto& [name, info] : said.as_object()) {
     Shape& begin = offsets[name];  // that of a scalar has no numbers
     for (const Config& offset : info.at("saved_offsets").as_array()) begin.push_back(offset.as_int());

@@ -237,7 +237,8 @@ void TorchArchive::open_legacy(const os::ReadableFile& file) {
 TorchArchive::StoragePid TorchArchive::read_pid(Pickle::Ref ref) const {
   const std::span<const Pickle::Ref> pid = pickle_.arguments(ref);
   if (pid.size() < 5 || pickle_.text(pid[0]) != "storage") refuse_foreign("it refers to something that is no storage");
-  StoragePid out{.key = pickle_.text(pid[2])};
+  StoragePid out;
+  out.key = pickle_.text(pid[2]);
   const std::string_view type = pickle_.name(pid[1]);
   out.dtype = dtype_of_storage(type);
   const bool is_untyped = type == "torch.storage.UntypedStorage" || type == "torch.storage._UntypedStorage" ||

@@ -113,6 +113,12 @@ class TensorCount {
   std::vector<bool> is_seen_;
 };
 
+bool is_numpy_array(const Pickle& pickle, Pickle::Ref ref) {
+  const std::string_view name = pickle.name(ref);
+  return pickle.is(ref, PickleKind::object) &&
+         (name == "numpy.core.multiarray._reconstruct" || name == "numpy._core.multiarray._reconstruct");
+}
+
 bool has_tensors(const TorchArchive& archive, Pickle::Ref ref) {
   const Walk::Work stop = [](const std::string&, Pickle::Ref) { return false; };
   return !Walk(archive, stop).go("", ref, 0);
@@ -235,8 +241,11 @@ void for_each_tensor(const TorchArchive& archive, const TorchWeights& weights, c
     work(name, tensor);
     return true;
   };
+  std::map<std::string, std::uint64_t> arrays;
   const Walk::Unnamed note = [&](const std::string& name, std::string_view place, Pickle::Ref value) {
-    unnamed.push_back({fmt::format("{} in {}", place, name.empty() ? "the root" : in_quotes(name)), value});
+    const std::string parent = name.empty() ? "the root" : in_quotes(name);
+    if (is_numpy_array(archive.pickle(), value)) ++arrays[parent];
+    unnamed.push_back({fmt::format("{} in {}", place, parent), value});
   };
   Walk walk(archive, visit);
   walk.leave_out(weights.without);
@@ -252,6 +261,8 @@ void for_each_tensor(const TorchArchive& archive, const TorchWeights& weights, c
     if (const std::uint64_t below = count.below(place.value); below != 0) tensors[place.words] += below;
   for (const auto& [words, number] : tensors)
     add(fmt::format("{} tensors below {} are left out, because they have no name", number, words));
+  for (const auto& [name, number] : arrays)
+    add(fmt::format("{} NumPy arrays at {} are left out: save them as tensors", number, name));
   const Pickle& pickle = archive.pickle();
   const std::span<const Pickle::Ref> items = pickle.items(pickle.root());
   std::string keys;
