@@ -11,6 +11,9 @@
 #include <thread>
 
 #include "muster/log.hpp"
+#include "src/os/fault.hpp"
+#include "src/os/fd.hpp"
+#include "src/os/shortage.hpp"
 
 namespace muster::hosts {
 namespace {
@@ -29,17 +32,12 @@ constexpr milliseconds last_data{1000};
 
 }  // namespace
 
-Control failure_notice(int from, int group, const Error& cause, std::uint32_t round) {
-  Control notice{.kind = ControlKind::failure, .from = from, .group = group, .round = round};
-  notice.error.put(cause);
-  return notice;
-}
-
 Context::Context(std::shared_ptr<Transport> transport, milliseconds timeout)
     : transport_(std::move(transport)),
       rank_(transport_->rank()),
       size_(transport_->size()),
       timeout_(timeout),
+      deliveries_(size_, [this](int rank, const Control& control) { tell(rank, control); }),
       has_disconnected_(static_cast<std::size_t>(size_)) {
   open_inbox();
 }
@@ -68,9 +66,9 @@ void Context::introduce(std::vector<RankInfo> ranks, const Hosts& hosts) {
   for (const int rank : hosts.here())
     if (rank != rank_)
       neighbours_[rank] = sync::inside(*hosts.local).liveness(hosts.place_of[static_cast<std::size_t>(rank)]);
-  if (hosts.members.size() == 1) return;
-  told_ = hosts.told_by(rank_);
-  has_other_hosts_.store(true);
+  hosts_ = hosts;
+  hosts_.local = nullptr;
+  has_other_hosts_.store(hosts.members.size() > 1);
 }
 
 int Context::next_number() noexcept {
@@ -120,15 +118,29 @@ void Context::open_inbox() {
                                inbox_memory_);
 }
 
+bool Context::has_mail() {
+  try {
+    return inbox_.test();
+  } catch (const Error&) {
+    // One message that does not come must not keep this rank from the next ones.
+    open_inbox();
+    throw;
+  }
+}
+
 void Context::tell(int rank, const Control& control) {
   const auto hold = lock();
   if (!may_call()) {
     outbox_.emplace_back(rank, control);
     return;
   }
-  // Step 1; but who hears of a failure may be gone before it hears of it again.
+  // Step 1; but a rank that receives a message about a failure may be gone before it receives the next one.
   const auto bytes = std::as_bytes(std::span(&control, 1));
-  const Finished finished = control.kind == ControlKind::failure ? Finished::sent : Finished::taken;
+  const bool is_about_failure = control.kind == ControlKind::notice || control.kind == ControlKind::decision ||
+                                control.kind == ControlKind::confirm;
+  if (is_about_failure && os::is_faulty("send", "about a failure"))
+    throw os::errno_error(fmt::format("sending to rank {}", rank));
+  const Finished finished = is_about_failure ? Finished::sent : Finished::taken;
   reach(rank, [&] {
     sends_.push_back({rank, transport_->send_copy(rank, control_tag, bytes, finished)});
     return true;
@@ -140,10 +152,34 @@ bool Context::reach(int rank, const Call& call) {
   try {
     return call();
   } catch (const Error& error) {
-    if (error.kind() != ErrorKind::io) throw;
+    if (error.kind() != ErrorKind::io || os::is_own_shortage(error.os_error())) throw;
   }
-  take({.kind = ControlKind::died, .from = rank_, .about = rank});
+  lose(rank);
   return true;
+}
+
+void Context::reply(int rank, const Control& control) noexcept {
+  try {
+    tell(rank, control);
+  } catch (const std::exception&) {
+    // The other rank asks again, or does without it.
+  }
+}
+
+void Context::lose(int rank) {
+  take({.kind = ControlKind::died, .from = rank_, .about = rank});
+}
+
+void Context::ask_about(int rank) {
+  constexpr int most = 3;
+  int asked = 0;
+  const auto hold = lock();
+  for (const int mate : hosts_.on(hosts_.host_of[static_cast<std::size_t>(rank)])) {
+    if (mate == rank || mate == rank_ || asked++ >= most) continue;
+    // A rank that takes in nothing needs no more messages.
+    if (std::ranges::find(sends_, mate, &Sent::to) == sends_.end())
+      tell(mate, {.kind = ControlKind::ask, .from = rank_, .about = rank});
+  }
 }
 
 void Context::pump() {
@@ -155,16 +191,13 @@ void Context::pump() {
   for (std::vector<Sent>* const sends : {&sends_, &adopted_})
     std::erase_if(*sends, [&](Sent& sent) { return reach(sent.to, [&] { return sent.message.test(); }); });
   // Taken back at the end.
-  while (inbox_.is_open() && inbox_.test()) {
+  while (inbox_.is_open() && has_mail()) {
     const Control control = *inbox_memory_;
     open_inbox();
     take(control);
   }
-  for (int lost = transport_->next_lost(); lost != any_rank; lost = transport_->next_lost()) {
-    const Control notice{.kind = ControlKind::died, .from = rank_, .about = lost};
-    take(notice);
-    for (const int rank : told_) tell(rank, notice);
-  }
+  for (int lost = transport_->next_lost(); lost != any_rank; lost = transport_->next_lost()) lose(lost);
+  deliveries_.advance();
   for (const auto& [owner, hook] : hooks_) hook();
 }
 
@@ -190,53 +223,66 @@ Clock::duration Context::since_pumped() const noexcept {
   return Clock::now().time_since_epoch() - Clock::duration(pumped_.load(std::memory_order_relaxed));
 }
 
-void Context::flush(milliseconds longest) {
-  const Clock::time_point until = Clock::now() + longest;
-  for (;;) {
-    pump();
-    {
-      const auto hold = lock();
-      if (sends_.empty() || !may_call()) return;
-    }
-    if (Clock::now() > until) return;
-    std::this_thread::sleep_for(std::chrono::microseconds(100));
-  }
-}
-
 void Context::take(const Control& control) {
-  if (control.from < 0 || control.from >= size_ || control.kind == ControlKind::heard) return;
-  if (control.kind == ControlKind::disconnect) {
-    const auto from = static_cast<std::size_t>(control.from);
-    if (!has_disconnected_[from]) ++disconnected_;
-    has_disconnected_[from] = true;
-    return;
-  }
-  if (control.kind == ControlKind::died) {
-    has_failed();
-    for (const auto& [number, group] : groups_) group->take(control);
-    return;
-  }
-  if (control.group == every_group) {
-    // Groups that there still are go on.
-    const std::string why = control.error.get().what();
-    if (is_retired())
-      give_up(why);
-    else
-      warn_others(why);
-    return;
-  }
-  if (control.kind == ControlKind::failure) {
-    has_failed();
-    tell(control.from, {.kind = ControlKind::heard, .from = rank_});
+  if (control.from < 0 || control.from >= size_) return;
+  if (control.from != rank_) deliveries_.hear_from(control.from);
+  switch (control.kind) {
+    case ControlKind::disconnect: {
+      const auto from = static_cast<std::size_t>(control.from);
+      if (!has_disconnected_[from]) ++disconnected_;
+      has_disconnected_[from] = true;
+      return;
+    }
+    case ControlKind::died:
+      if (control.about < 0 || control.about >= size_) return;
+      has_failed();
+      deliveries_.lose(control.about);
+      for (const auto& [number, group] : groups_) group->take(control);
+      return;
+    case ControlKind::confirm:
+      return deliveries_.confirm(control);
+    case ControlKind::ask:
+      if (control.about < 0) break;
+      look_for_the_dead();
+      if (std::ranges::find(dead_, control.about) != dead_.end())
+        reply(control.from, {.kind = ControlKind::died, .from = rank_, .about = control.about});
+      return;
+    case ControlKind::notice:
+    case ControlKind::decision:
+      if (control.group != every_group) return take_failure(control);
+      // Groups that there still are go on.
+      if (const std::string why = control.error.get().what(); is_retired())
+        give_up(why);
+      else
+        warn_others(why);
+      return;
+    case ControlKind::left:
+    case ControlKind::answer:
+      break;
   }
   if (const auto found = groups_.find(control.group); found != groups_.end()) {
     found->second->take(control);
     return;
   }
-  if (control.kind != ControlKind::ask) return;
   // This rank has left the group already, or has not made it yet: it cannot be that a rank waits in one that others
   // have not made.
-  tell(control.from, {.kind = ControlKind::answer, .from = rank_, .group = control.group, .has_left = 1});
+  if (control.kind == ControlKind::ask)
+    reply(control.from, {.kind = ControlKind::answer, .from = rank_, .group = control.group, .has_left = 1});
+}
+
+void Context::take_failure(const Control& control) {
+  has_failed();
+  Control answer{.kind = ControlKind::confirm, .from = rank_, .group = control.group, .serial = control.serial};
+  if (const auto found = groups_.find(control.group); found != groups_.end()) {
+    found->second->take(control);
+    if (const auto decision = found->second->decision()) {
+      answer.is_decided = 1;
+      answer.error.put(*decision);
+    }
+  } else {
+    answer.has_left = 1;
+  }
+  reply(control.from, answer);
 }
 
 void Context::end_groups() noexcept {
@@ -255,7 +301,8 @@ void Context::advance() noexcept {
     step();
     if (has_ended()) return;
     look_for_the_dead();
-    if (death_seen_ && Clock::now() - *death_seen_ > last_words) give_up(fmt::format("{} died", name_of(dead_)));
+    if (death_seen_ && Clock::now() - *death_seen_ > last_words)
+      give_up(fmt::format("{} died", name_of(dead_.front())));
   } catch (const std::exception& error) {
     give_up(error.what());
   }
@@ -266,6 +313,7 @@ void Context::step() {
     case Stage::disconnecting:
       // Step 3.
       if (!sends_.empty() || !outbox_.empty() || (rank_ == 0 && disconnected_ != size_ - 1)) return;
+      deliveries_.clear();
       barrier_ = transport_->barrier();
       stage_.store(Stage::first_barrier);
       return;
@@ -274,8 +322,7 @@ void Context::step() {
       return;
     case Stage::draining:
       // Step 4.
-      sweep();
-      if (!sends_.empty() || !adopted_.empty()) return;
+      if (!sweep() || !sends_.empty() || !adopted_.empty()) return;
       barrier_ = transport_->barrier();
       second_barrier_since_ = Clock::now();
       stage_.store(Stage::second_barrier);
@@ -286,11 +333,10 @@ void Context::step() {
       second_barrier_took_ = Clock::now() - second_barrier_since_;
       // Step 5.
       inbox_.cancel();
-      sweep();
       stage_.store(Stage::closing);
       [[fallthrough]];
     case Stage::closing:
-      if (transport_->close()) stage_.store(Stage::closed);
+      if (sweep() && transport_->close()) stage_.store(Stage::closed);
       return;
     case Stage::used:
     case Stage::closed:
@@ -299,15 +345,23 @@ void Context::step() {
   }
 }
 
-void Context::sweep() {
+bool Context::sweep() {
   while (const std::unique_ptr<Found> found = transport_->find_any()) {
     if (found->tag() != control_tag || found->bytes() != sizeof(Control)) continue;
-    // It has come while the inbox was full.
     const auto control = std::make_shared<Control>();
-    Pending pending = found->receive(std::as_writable_bytes(std::span(control.get(), 1)), control);
-    while (!pending.test()) std::this_thread::yield();
-    take(*control);
+    late_.emplace_back(control, found->receive(std::as_writable_bytes(std::span(control.get(), 1)), control));
   }
+  std::erase_if(late_, [this](auto& one) {
+    try {
+      if (!one.second.test()) return false;
+    } catch (const Error&) {
+      // Its sender has died meanwhile.
+      return true;
+    }
+    take(*one.first);
+    return true;
+  });
+  return late_.empty();
 }
 
 milliseconds Context::rest() const noexcept {
@@ -321,13 +375,11 @@ void Context::look_for_the_dead() {
   looked_ = now;
   std::erase_if(neighbours_, [&](const auto& neighbour) {
     if (!neighbour.second->is_dead()) return false;
-    if (!death_seen_) dead_ = neighbour.first;
     if (!death_seen_) death_seen_ = now;
-    const Control notice{.kind = ControlKind::died, .from = rank_, .about = neighbour.first};
-    take(notice);
-    for (const int rank : told_) tell(rank, notice);
+    dead_.push_back(neighbour.first);
     return true;
   });
+  for (; passed_on_ < dead_.size(); ++passed_on_) lose(dead_[passed_on_]);
 }
 
 std::string Context::name_of(int rank) const {
@@ -363,10 +415,15 @@ void Context::give_up_after(Clock::duration waited) noexcept {
 
 void Context::warn_others(const std::string& why) {
   if (failed_.exchange(true) || !may_call()) return;
-  const Control notice = failure_notice(rank_, every_group, Error(ErrorKind::peer_lost, why));
-  for (int other = 0; other < size_; ++other)
-    if (other != rank_ && (rank_ == 0 || other == 0)) tell(other, notice);
-  flush(milliseconds(100));
+  Control notice{.kind = ControlKind::notice, .from = rank_};
+  notice.error.put(Error(ErrorKind::peer_lost, why));
+  // Each rank passes it on once.
+  const HostTree tree{size_};
+  for (const int child : tree.children(rank_)) reply(child, notice);
+  if (rank_ != 0) reply(tree.parent(rank_), notice);
+  const Clock::time_point until = Clock::now() + milliseconds(100);
+  for (pump(); !sends_.empty() && may_call() && Clock::now() < until; pump())
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
 }
 
 void Context::give_up(const std::string& why) noexcept {

@@ -6,7 +6,7 @@
 // MPI wants every message to be received before it ends, and a rank that closes its connections before all others are
 // through looks like one that died. So a context ends when its last group is gone, or when the transport or the process
 // ends:
-//  1. Control messages, but for those of failures, are sent such that they have finished only when they are received
+//  1. Control messages, but for those about failures, are sent such that they have finished only when they are received
 //     (Finished::taken): who has none open has nothing on its way.
 //  2. Who has no group any more tells rank 0 that it disconnects.
 //  3. Rank 0, which knows who is missing, enters a barrier when all have said so; the others enter it at once.
@@ -26,49 +26,18 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "muster/error.hpp"
-#include "src/base/written.hpp"
+#include "src/hosts/control.hpp"
+#include "src/hosts/deliveries.hpp"
 #include "src/hosts/hosts.hpp"
 #include "src/hosts/transport.hpp"
 #include "src/sync/failing.hpp"
 #include "src/sync/group.hpp"
 
 namespace muster::hosts {
-
-enum class ControlKind : std::uint32_t {
-  failure = 1,     ///< the group has failed: why
-  left = 2,        ///< the sender has left the group
-  ask = 3,         ///< a rank that waits asks whether the receiver moves
-  answer = 4,      ///< to that
-  died = 6,        ///< the sender has seen that a rank of its host is dead
-  disconnect = 5,  ///< the sender has no group of this context any more
-  heard = 7,       ///< to a failure, so that whoever sends to a rank is sent to by it
-};
-
-/// Instead of a group's number: all groups of the context.
-inline constexpr std::int32_t every_group = -1;
-
-struct Control {
-  ControlKind kind = ControlKind::failure;
-  std::int32_t from = 0;
-  std::int32_t group = every_group;
-  std::int32_t about = -1;  ///< the rank that has died
-  std::uint32_t round = 0;  ///< of a failure: the last one that has ended for the sender
-  // Of an answer.
-  std::uint64_t progress = 0;
-  std::int32_t waits_for = -1;  ///< the rank that it waits for itself
-  std::int32_t has_left = 0;    ///< the group that was asked about
-  std::array<char, 48> phase{};
-  WrittenError<1600> error = {};  ///< of a failure
-};
-static_assert(std::is_trivially_copyable_v<Control> && sizeof(Control) <= 2048);
-
-/// Of all groups, or of one.
-Control failure_notice(int from, int group, const Error& cause, std::uint32_t round = 0);
 
 using sync::error_of;
 using sync::name_of;
@@ -79,6 +48,8 @@ class Listener {
   virtual ~Listener() = default;
   /// Called with the context locked.
   virtual void take(const Control& control) = 0;
+  /// Called likewise. The decision about the group's failure, if this rank knows it.
+  [[nodiscard]] virtual std::optional<Error> decision() const = 0;
   /// The transport ends: the group cannot be used any more. Tells others that this rank has left.
   virtual void end() noexcept = 0;
 };
@@ -122,11 +93,12 @@ class Context : public std::enable_shared_from_this<Context> {
   /// pumps.
   void add_hook(const void* owner, std::function<void()> hook);
   void remove_hook(const void* owner);
-  /// Who of this host has died is told to all groups, here and on other hosts: their ranks may wait for it where nobody
-  /// of this host is.
+  /// Passes on to the groups of this rank which ranks of this host have died.
   void look_for_the_dead();
-  /// Pumps until all control messages have arrived, for a while.
-  void flush(std::chrono::milliseconds longest);
+  /// Asks some other ranks of that rank's host whether it is dead. Its groups need not have a rank there that is not.
+  void ask_about(int rank);
+  /// Guarded by lock().
+  [[nodiscard]] Deliveries& deliveries() noexcept { return deliveries_; }
   /// Guards what take() changes.
   [[nodiscard]] std::unique_lock<std::recursive_mutex> lock() { return std::unique_lock(mutex_); }
   [[nodiscard]] std::chrono::steady_clock::duration since_pumped() const noexcept;
@@ -184,6 +156,9 @@ class Context : public std::enable_shared_from_this<Context> {
     Pending message;
   };
   void open_inbox();
+  bool has_mail();
+  /// A notice or a decision of a group.
+  void take_failure(const Control& control);
   /// Runs a call for a message to `rank` that nobody waits for. If the transport cannot reach it any more, the groups
   /// hear that it has died, and nobody else is kept from hearing the message. Returns what the call does; true if it
   /// failed.
@@ -193,8 +168,12 @@ class Context : public std::enable_shared_from_this<Context> {
   /// The end will not come in order. Others hear it from where it is found first.
   void warn_others(const std::string& why);
   void step();
-  /// Drops what nobody has received.
-  void sweep();
+  /// Drops what nobody has received. Returns whether all that has begun to come has come.
+  bool sweep();
+  /// Repeats a message that another rank may need, and that this rank need not wait for.
+  void reply(int rank, const Control& control) noexcept;
+  /// This rank cannot reach `rank` any more.
+  void lose(int rank);
   [[nodiscard]] std::string name_of(int rank) const;
   [[nodiscard]] std::string missing() const;
 
@@ -224,12 +203,15 @@ class Context : public std::enable_shared_from_this<Context> {
   Pending inbox_;
   std::vector<RankInfo> ranks_;
   std::map<int, std::shared_ptr<const sync::PeerLiveness>> neighbours_;  // that live, as far as is known
-  std::vector<int> told_;                                                // on other hosts
+  Hosts hosts_;                                                          // without the local group
+  Deliveries deliveries_;
+  std::vector<std::pair<std::shared_ptr<Control>, Pending>> late_;  // that have come while the inbox was full
   std::vector<bool> has_disconnected_;
   int disconnected_ = 0;
   Pending barrier_;
   std::optional<std::chrono::steady_clock::time_point> death_seen_;
-  int dead_ = -1;  // the first that was seen
+  std::vector<int> dead_;      // ranks of this host
+  std::size_t passed_on_ = 0;  // of those, to the groups
   std::chrono::steady_clock::time_point looked_{};
 };
 

@@ -77,29 +77,6 @@ Hosts::Hosts(std::span<const int> keys, int self) {
   mine = host_of[static_cast<std::size_t>(self)];
 }
 
-std::size_t Hosts::told_of(int host) const noexcept {
-  constexpr std::size_t most = 64;  // of all hosts
-  return std::min(std::max<std::size_t>(2, most / (members.size() - 1)), on(host).size());
-}
-
-std::vector<int> Hosts::told_by(int self) const {
-  std::vector<int> told;
-  for (int host = 0; host < static_cast<int>(members.size()); ++host) {
-    if (host == mine) continue;
-    const std::vector<int>& there = on(host);
-    told.push_back(there.front());
-    const auto place = static_cast<std::size_t>(place_of[static_cast<std::size_t>(self)]);
-    std::size_t left = told_of(host) - 1;
-    for (std::size_t i = 0; left != 0; ++i) {
-      const std::size_t next = (place + i) % there.size();
-      if (next == 0) continue;
-      told.push_back(there[next]);
-      --left;
-    }
-  }
-  return told;
-}
-
 Card own_card() {
   Card card;
   card.bytes = sizeof card;

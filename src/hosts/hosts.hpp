@@ -38,16 +38,11 @@ struct Hosts {
   [[nodiscard]] const std::vector<int>& here() const { return on(mine); }
   [[nodiscard]] int leader(int host) const { return on(host).front(); }
   [[nodiscard]] bool is_here(int rank) const { return host_of[static_cast<std::size_t>(rank)] == mine; }
-  /// Ranks of that host that are told of a failure by one of another: one must listen, and all are where they are few.
-  [[nodiscard]] std::size_t told_of(int host) const noexcept;
-  /// Whom `self` tells. Its leader, who decides, of each other host; and beginning with the counterpart, so that
-  /// together the ranks of this host tell all of that one.
-  [[nodiscard]] std::vector<int> told_by(int self) const;
 };
 
-/// The tree that the records of a round go up and down by. With one hub for all hosts it would send all records as
-/// often as there are hosts: 268 MB a round for 4,096 ranks on 512 hosts. With few hosts the tree is that hub. Of hosts
-/// 0 to `hosts` - 1; host 0 is its root, and each has at most most_children right below it.
+/// The tree that the records of a round, and messages about failures, go up and down by. With one hub for all hosts it
+/// would send all records as often as there are hosts: 268 MB a round for 4,096 ranks on 512 hosts. With few hosts the
+/// tree is that hub. Of hosts 0 to `hosts` - 1; host 0 is its root, and each has at most most_children right below it.
 struct HostTree {
   static constexpr int most_children = 8;
 

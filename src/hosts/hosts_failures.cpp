@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How an HostsGroup fails: which words all ranks throw, and how the other hosts hear of them. The numbers are those of
-// Health in hosts_group.hpp.
+// How an HostsGroup fails: how all ranks come to throw one cause. The numbers are those of Health in hosts_group.hpp.
 
 #include <algorithm>
 #include <exception>
@@ -18,25 +17,23 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-constexpr std::chrono::microseconds settle_nap{200};
 constexpr milliseconds longest_unpumped{1};
+// A rank sends for its host when those before it could have done so.
+constexpr milliseconds turn_of_a_rank{100};
+constexpr int most_turns = 8;
+// A notice that waits for a decision.
+constexpr milliseconds between_notices{200};
+// Hosts that are asked to have the decision before all others. Each may be stopped.
+constexpr int most_behind = 2;
+// A rank that has no decision by then throws what it knows.
+constexpr std::chrono::seconds longest_agreement{10};
+// In a thread that may not call the transport.
+constexpr milliseconds longest_silence{300};
 
 }  // namespace
 
-void Health::propose(int host, const Error& cause) {
-  const std::lock_guard lock(mutex_);
-  if (!since_) since_ = Clock::now();
-  proposals_.emplace(host, cause);
-}
-
-std::optional<Health::Clock::time_point> Health::since() const {
-  const std::lock_guard lock(mutex_);
-  return since_;
-}
-
 void Health::decide(const Error& cause) {
   const std::lock_guard lock(mutex_);
-  if (!since_) since_ = Clock::now();
   if (!decided_) decided_ = cause;
 }
 
@@ -46,71 +43,182 @@ std::optional<Error> Health::decided() const {
 }
 
 std::optional<Error> Health::known_failure() const {
-  {
-    const std::lock_guard lock(mutex_);
-    if (decided_) return decided_;
-    if (!proposals_.empty()) return proposals_.begin()->second;
-  }
+  if (auto cause = decided()) return cause;
   if (const auto host = local_.lock())
     if (auto cause = host->failure()) return cause;
   return parent ? parent->known_failure() : std::nullopt;
 }
 
-void HostsGroup::tell_other_hosts(const Error& cause) noexcept {
-  context_->has_failed();
-  if (!has_other_hosts()) return;
-  try {
-    const Control notice = failure_notice(context_->rank(), number_, cause, ended_round_.load());
-    for (const int rank : hosts_.told_by(this->rank())) context_->tell(number_of(rank), notice);
-    // This process may end soon. Whoever does not listen, such as the one that is blamed, keeps the others no longer
-    // than settling does.
-    context_->flush(Health::settling);
-  } catch (const std::exception&) {
-    // They find out by their own deadlines.
+bool HostsGroup::needs_decision() const noexcept {
+  return has_other_hosts() && !is_companion() && !has_ended_.load();
+}
+
+std::optional<Error> HostsGroup::decision() const {
+  return shared() == nullptr ? own_decision_ : shared()->decision();
+}
+
+Error HostsGroup::decide(const Error& cause) {
+  if (shared() != nullptr)
+    shared()->decide(cause);
+  else if (!own_decision_)
+    own_decision_ = cause;
+  return decision().value_or(cause);
+}
+
+Control HostsGroup::about_failure(ControlKind kind, const Error& cause) const {
+  Control control{.kind = kind, .from = context_->rank(), .group = number_, .round = ended_round_.load()};
+  control.error.put(cause);
+  return control;
+}
+
+const std::shared_ptr<const Contacts>& HostsGroup::contacts() {
+  if (contacts_) return contacts_;
+  const auto made = std::make_shared<Contacts>();
+  made->mine = hosts_.mine;
+  for (const std::vector<int>& host : hosts_.members) {
+    std::vector<int>& numbers = made->of_hosts.emplace_back();
+    for (const int rank : host) numbers.push_back(number_of(rank));
   }
+  return contacts_ = made;
 }
 
-HostsGroup::InRound::InRound(HostsGroup& group) noexcept : group_(group) {
-  group_.in_round_.store(group_.round_);
+void HostsGroup::take_failure(const Control& control) {
+  if (control.kind == ControlKind::decision) {
+    decide(control.error.get());
+    passed_by_ = host_of(rank_of(control.from));
+  }
+  // For the sender this round has ended: its end is on the way to this rank, too, unless that fails by itself.
+  const std::uint32_t mine = round_.load();
+  if (mine == ended_round_.load() || control.round < mine || knows_failure_)
+    return learn(control.error.get(), host_of(rank_of(control.from)));
+  if (!later_since_) later_since_ = Clock::now();
+  later_failures_.push_back(control);
 }
 
-HostsGroup::InRound::~InRound() {
-  const auto hold = group_.context_->lock();
-  group_.in_round_.store(0);
-  if (std::uncaught_exceptions() == uncaught_) group_.ended_round_.store(group_.round_);
-  group_.hear_later_failures();
+void HostsGroup::learn_later_failures() {
+  later_since_.reset();
+  for (const Control& control : std::exchange(later_failures_, {}))
+    learn(control.error.get(), host_of(rank_of(control.from)));
 }
 
-void HostsGroup::hear_later_failures() {
+void HostsGroup::end_round() {
+  ended_round_.store(round_.load());
   const auto hold = context_->lock();
-  for (const Control& failure : std::exchange(later_failures_, {}))
-    hear(host_of(rank_of(failure.from)), failure.error.get());
+  learn_later_failures();
 }
 
-void HostsGroup::hear(int host, const Error& cause) {
-  if (settles()) {
-    health_->propose(host, cause);
-    return;
-  }
-  health_->decide(cause);
+void HostsGroup::learn(const Error& cause, int host) {
+  const auto hold = context_->lock();
+  context_->has_failed();
+  const bool is_new = !knows_failure_;
+  if (is_new) knows_failure_.emplace();
+  // Step 1.
   local().poison(cause);
+  has_message_ = has_message_ || host >= 0;
+  if (needs_decision()) return advance_failure();
+  const Error first = local().failure().value_or(cause);
+  health_->decide(first);
+  if (is_new && has_other_hosts() && !has_ended_.load())
+    spread_ = context_->deliveries().spread(contacts(), about_failure(ControlKind::notice, first), host);
 }
 
-// Step 1.
-void HostsGroup::pass_on_local_failure() noexcept {
-  const std::optional<Error> cause = local().failure();
-  if (!cause || has_passed_on_.exchange(true)) return;
-  if (settles()) {
-    // Step 4 has put it there, or it was decided before this rank came to know.
-    if (health_->decided() || verdict()) return;
-    health_->propose(hosts_.mine, *cause);
-    tell_other_hosts(*cause);
-    return;
+bool HostsGroup::sends_for_host() const {
+  if (shared() == nullptr || has_message_) return true;
+  int before = 0;
+  for (int place = 0; place < place_of(rank()); ++place)
+    if (!shared()->is_gone(place)) ++before;
+  return before < most_turns && knows_failure_->sum() >= before * turn_of_a_rank;
+}
+
+bool HostsGroup::is_passed_on() const {
+  return shared() == nullptr ? is_passed_on_ : shared()->is_passed_on();
+}
+
+void HostsGroup::advance_failure() {
+  if (!knows_failure_ || is_passed_on()) return;
+  knows_failure_->turn();
+  if (!sends_for_host()) return;
+  if (!decision() || (decides_ && !is_settled_)) advance_notice();
+  const std::optional<Error> cause = decision();
+  if (!cause || (decides_ && !is_settled_)) return;
+  // Step 4.
+  if (!spread_)
+    spread_ = context_->deliveries().spread(contacts(), about_failure(ControlKind::decision, *cause), passed_by_);
+  if (spread_->open != 0) return;
+  is_passed_on_ = true;
+  if (shared() != nullptr) shared()->set_passed_on();
+}
+
+void HostsGroup::advance_notice() {
+  const Error first = local().failure().value_or(Error(ErrorKind::peer_lost, "the group has failed"));
+  const auto send = [&](int host, ControlKind kind, const Error& cause) {
+    sent_ = Clock::now();
+    delivery_ =
+        context_->deliveries().begin(contacts()->of_hosts[static_cast<std::size_t>(host)], about_failure(kind, cause));
+  };
+  if (above_.empty() && !decides_) {
+    const HostTree tree = host_tree();
+    for (int host = hosts_.mine; host != 0; host = tree.parent(host)) above_.push_back(tree.parent(host));
+    for (int host = 1; host < hosts_.mine; ++host)
+      if (std::ranges::find(above_, host) == above_.end()) above_.push_back(host);
   }
-  health_->decide(*cause);
-  // What began on another host is known there.
-  const int blamed = rank_of(cause->rank().value_or(-1));
-  if (blamed < 0 || hosts_.is_here(blamed)) tell_other_hosts(*cause);
+  // Step 2.
+  while (!decides_ && !above_.empty()) {
+    if (!delivery_) send(above_.front(), ControlKind::notice, first);
+    if (delivery_->decision) {
+      decide(*delivery_->decision);
+      return;
+    }
+    if (delivery_->state == Delivery::State::confirmed && Clock::now() - sent_ > between_notices)
+      send(above_.front(), ControlKind::notice, first);
+    if (delivery_->state != Delivery::State::failed) return;
+    above_.erase(above_.begin());
+    delivery_ = nullptr;
+  }
+  // Step 3.
+  if (!std::exchange(decides_, true)) {
+    behind_ = hosts_.mine;
+    if (hosts_.mine != 0) decide(first);
+  }
+  while (!delivery_ || delivery_->state == Delivery::State::failed) {
+    const int hosts = static_cast<int>(hosts_.members.size());
+    if (++behind_ == std::min(hosts, hosts_.mine + 1 + most_behind)) {
+      decide(first);
+      is_settled_ = true;
+      return;
+    }
+    send(behind_, ControlKind::decision, decision().value_or(first));
+  }
+  if (delivery_->state != Delivery::State::confirmed) return;
+  decide(delivery_->decision.value_or(first));
+  is_settled_ = true;
+}
+
+Error HostsGroup::await_decision() noexcept {
+  if (const auto decided = health_->decided()) return *decided;
+  RunningTime waited;
+  for (;;) {
+    try {
+      const auto hold = context_->lock();
+      context_->has_failed();
+      if (!knows_failure_) knows_failure_.emplace();
+      // The round of this rank has failed, too.
+      learn_later_failures();
+      advance_failure();
+      if (decision() && is_passed_on()) break;
+    } catch (const std::exception&) {
+      // Out of memory, which may pass.
+    }
+    context_->try_pump();
+    waited.turn();
+    if (waited.sum() > (context_->may_call() ? milliseconds(longest_agreement) : longest_silence)) break;
+    std::this_thread::sleep_for(
+        std::clamp<Clock::duration>(waited.sum() / 16, std::chrono::microseconds(100), milliseconds(10)));
+  }
+  const auto hold = context_->lock();
+  const Error cause = decide(known_failure().value_or(Error(ErrorKind::peer_lost, "the group has failed")));
+  health_->decide(cause);
+  return cause;
 }
 
 Error HostsGroup::origin_of(const Error& cause) const {
@@ -126,78 +234,41 @@ Error HostsGroup::origin_of(const Error& cause) const {
 }
 
 void HostsGroup::poison(const Error& news) noexcept {
-  if (settles()) context_->try_pump();
-  if (!known_failure()) {
-    const Error cause = origin_of(news);
-    local().poison(cause);
-    if (!settles()) {
-      // Also what this rank alone knows: its causes need not be of its host.
-      const Error first = local().failure().value_or(cause);
-      health_->decide(first);
-      if (!has_passed_on_.exchange(true)) tell_other_hosts(first);
-      return;
-    }
+  try {
+    if (needs_decision()) context_->try_pump();
+    if (!known_failure()) learn(origin_of(news), -1);
+  } catch (const std::exception&) {
+    local().poison(news);
   }
-  pass_on_local_failure();
-  if (settles()) settle();
-}
-
-bool HostsGroup::settles() const noexcept {
-  return has_other_hosts() && !is_companion() && !has_ended_.load();
-}
-
-std::optional<Error> HostsGroup::verdict() const {
-  return shared() == nullptr ? std::nullopt : shared()->verdict();
+  (void)failure();
 }
 
 std::optional<Error> HostsGroup::failure() const {
   auto known = known_failure();
   if (!known && has_other_hosts() && context_->since_pumped() > longest_unpumped) {
-    // Who only asks has to hear of other hosts, too.
+    // A rank that only asks has to learn of other hosts, too.
     context_->try_pump();
     known = known_failure();
   }
-  // Settling listens and tells, but changes nothing that a caller could see but the failure itself.
-  if (known && settles())
-    known = const_cast<HostsGroup*>(this)->settle();  // NOLINT(cppcoreguidelines-pro-type-const-cast)
-  if (known && !is_companion() && transport().must_rest())
+  if (!known) return known;
+  // Nothing changes that a caller could see but the failure itself.
+  auto& self = const_cast<HostsGroup&>(*this);  // NOLINT(cppcoreguidelines-pro-type-const-cast)
+  if (needs_decision()) {
+    known = self.await_decision();
+  } else if (!health_->decided() && !has_ended_.load() && local().failure()) {
+    // The ranks of another host have learnt of a failure that began there.
+    const int blamed = rank_of(known->rank().value_or(-1));
+    if (blamed < 0 || hosts_.is_here(blamed))
+      self.learn(*known, -1);
+    else
+      health_->decide(*known);
+  }
+  if (!is_companion() && transport().must_rest())
     return known->with_context(
         fmt::format("tensors were being sent, and {} may still read them: leave them where they are until the process "
                     "ends",
                     transport().name()));
   return known;
-}
-
-bool HostsGroup::is_settled() const {
-  const auto since = health_->since();
-  if (!since) return false;
-  const bool decides = rank() == hosts_.leader(hosts_.mine) || hosts_.told_of(hosts_.mine) == hosts_.here().size();
-  return Clock::now() - *since > Health::settling + (decides ? milliseconds(0) : Health::lead);
-}
-
-Error HostsGroup::settle() noexcept {
-  if (const auto decided = health_->decided()) return *decided;
-  pass_on_local_failure();
-  // The round of this rank has failed, too.
-  hear_later_failures();
-  // Step 2.
-  while (!verdict() && !is_settled()) {
-    // A mate has put it there, and may be telling it.
-    if (const auto own = local().failure(); own && !verdict()) health_->propose(hosts_.mine, *own);
-    context_->try_pump();
-    std::this_thread::sleep_for(settle_nap);
-  }
-  return decide();
-}
-
-// Steps 3 and 4.
-Error HostsGroup::decide() noexcept {
-  context_->has_failed();
-  const Error best = known_failure().value_or(Error(ErrorKind::peer_lost, "the group has failed"));
-  const Error cause = shared() == nullptr ? best : shared()->decide(best);
-  health_->decide(cause);
-  local().poison(cause);
-  return *health_->decided();
 }
 
 }  // namespace muster::hosts

@@ -97,7 +97,6 @@ HostsGroup::HostsGroup(std::shared_ptr<Context> context, int number, Met met, in
   if (context_->has_other_hosts() && shared() != nullptr)
     shared()->while_waiting([this, context = context_]() -> std::chrono::nanoseconds {
       look_around();
-      if (settles() && is_settled()) decide();
       return context->is_under_way() ? busy_slice : std::chrono::nanoseconds(sync::Watchdog::slice);
     });
 }
@@ -158,7 +157,6 @@ void HostsGroup::do_all_gather(std::span<const std::byte> mine, std::span<std::b
     locally(-1, [&] { local().all_gather(mine, all, later(options)); });
     return;
   }
-  const InRound in_round(*this);
   const std::size_t here = hosts_.here().size();
   std::vector<std::byte> records(mine.begin(), mine.end());
   records.resize(mine.size() * here);
@@ -173,12 +171,13 @@ void HostsGroup::do_all_gather(std::span<const std::byte> mine, std::span<std::b
         locally(leader, [&] { return local().receive(place_of(leader), most, wait, sync::Subject::round); });
     check_round(leader, answer, static_cast<std::size_t>(size()), mine.size(), options);
     if (!all.empty()) std::memcpy(all.data(), answer.data() + sizeof(RoundHead), all.size());
-    return;
+    return end_round();
   }
   const auto answer = gather_hosts(records, all, options);
   const WaitOptions wait = later(options, 2 * levels * wait_step);
   for (const int mate : hosts_.here())
     if (mate != leader) locally(mate, [&] { local().send(place_of(mate), *answer, wait, sync::Subject::round); });
+  end_round();
 }
 
 void HostsGroup::check_round(int from, std::span<const std::byte> message, std::size_t ranks, std::size_t record_bytes,
@@ -193,7 +192,7 @@ void HostsGroup::check_round(int from, std::span<const std::byte> message, std::
       Error(ErrorKind::rank_mismatch,
             fmt::format("in '{}' rank {} is in round {} with records of {} bytes and rank {} in round {} with {}: "
                         "the ranks are in different calls",
-                        options.phase, number_of(rank()), round_, record_bytes, number_of(from), theirs.round,
+                        options.phase, number_of(rank()), round_.load(), record_bytes, number_of(from), theirs.round,
                         theirs.record_bytes),
             {.rank = number_of(from)}));
 }

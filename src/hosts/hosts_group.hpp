@@ -17,10 +17,11 @@
 // A message between ranks of two hosts is one of the transport (more beyond 1 GiB); on one host it goes the local
 // group's way.
 //
-// Failures: who finds one tells ranks of each other host, all of them where they are few; the local groups tell the
-// rest. The dead are found by those who share their host, and told by them; a host that is silent as a whole, by the
-// deadline. A rank that waits for one of another host asks it every second whether it moves: ranks answer whenever they
-// are inside the library, waits within a host included. Those messages are the context's (context.hpp).
+// Failures: how all ranks come to throw one cause is described at Health. The dead are found by ranks of their host,
+// and by whoever has a connection to them; a host that is silent as a whole, by the deadline. A rank that waits for one
+// of another host asks it every second whether it moves: ranks answer whenever they are inside the library, waits
+// within a host included. If no answer comes it asks other ranks of that host, which see a death. Those messages are
+// the context's (context.hpp).
 
 #include <array>
 #include <atomic>
@@ -51,33 +52,29 @@ namespace muster::hosts {
 /// which may be gone before it, and which owns it where it has streams: so it holds no more of it than this. Any
 /// thread.
 ///
-/// Where ranks of several hosts find a failure at about the same time (deadlines pass on all of them at once), all
-/// throw the same one:
+/// Ranks of several hosts find a failure at about the same time, each with its own cause (deadlines pass on all of them
+/// at once). All throw the same one:
 //
-///  1. On one host the first is right: its words are in the local group's failure cell. Whoever put them there proposes
-///     them to the other hosts. Who has heard of a failure proposes none any more.
-///  2. Whoever knows of a failure listens for `settling` to what other hosts propose. That of the lowest host counts.
-///  3. It goes into the local group's verdict cell, where the first stays: the ranks of a host throw what stands there.
-///     Where the others do not tell all ranks of a host, they tell its leader: the rest leave it `lead` to decide.
-///  4. Only then the local group is poisoned, which ends the waits of ranks that have not heard of it themselves.
-/// A companion does not settle: what fails it for good fails its parent as well, and the parent's words are thrown.
+///  1. The first cause on a host is the notice of that host: it stands in the local group's failure cell.
+///  2. One rank of the host, its leader if that lives and is in a call, sends the notice up the tree of hosts, and
+///     repeats it until it is answered with the decision. If the host above does not confirm the notice, the next one
+///     towards the root takes its place, then the hosts before this one. A host that has none of them left decides.
+///  3. The host that decides, host 0 as a rule, decides for the first notice that it knows. It first sends the decision
+///     to the first host behind it that confirms it. If the deciding host dies now, that one decides next, and has the
+///     decision already. If that one has had to decide, because host 0 was stopped for a while, its decision is taken.
+///  4. The decision then goes from host to host along the tree (Deliveries::spread); hosts that do not confirm it are
+///     bypassed. It stands in the local group's decision cell, where the first stays. When the hosts next to this one
+///     have it, all ranks of this host throw it.
+/// A companion has no decision: a failure that ends it for good fails its parent as well, and the parent's decision is
+/// thrown. Its notices go from host to host along the tree.
 class Health {
  public:
-  using Clock = std::chrono::steady_clock;
-  /// Long against a message's way to a rank that waits (those look every 60 ms), short against the deadlines.
-  static constexpr std::chrono::milliseconds settling{200};
-  static constexpr std::chrono::milliseconds lead{100};
-
   /// `of`: the parent of a companion.
   Health(const std::shared_ptr<SyncGroup>& local, std::shared_ptr<Health> of) : parent(std::move(of)), local_(local) {}
-  /// What a host has found; its first proposal stays.
-  void propose(int host, const Error& cause);
-  /// Since when this rank knows of a failure; none where it does not.
-  [[nodiscard]] std::optional<Clock::time_point> since() const;
-  /// What is thrown from now on; the first stays.
+  /// What this rank throws from now on; the first stays.
   void decide(const Error& cause);
   [[nodiscard]] std::optional<Error> decided() const;
-  /// A failure that this rank knows of, which need not be the one that all come to throw. Never waits.
+  /// A failure that this rank knows of, which need not be the one that all throw. Never waits.
   [[nodiscard]] std::optional<Error> known_failure() const;
 
   std::atomic<std::uint64_t> progress{0};
@@ -86,8 +83,6 @@ class Health {
  private:
   std::weak_ptr<const SyncGroup> local_;  // of the ranks of this host
   mutable std::mutex mutex_;
-  std::map<int, Error> proposals_;  // by host
-  std::optional<Clock::time_point> since_;
   std::optional<Error> decided_;
 };
 
@@ -117,9 +112,7 @@ class HostsGroup final : public sync::Group, private Listener {
   /// This tag and the three after it are the routes' own.
   [[nodiscard]] int data_tag() const noexcept;
 
-  /// What the local group has failed with is this group's failure; other hosts are told of what began on this one.
-  void pass_on_local_failure() noexcept;
-  /// A failure that this rank knows of, which need not be the one that all come to throw. Never waits.
+  /// A failure that this rank knows of, which need not be the one that all throw. Never waits.
   [[nodiscard]] std::optional<Error> known_failure() const { return health_->known_failure(); }
 
   /// Sends `bytes`, which `keeper` keeps. The group may go before that has finished.
@@ -154,18 +147,6 @@ class HostsGroup final : public sync::Group, private Listener {
 
  private:
   class Awaiting;
-  /// While this rank is in a round.
-  class InRound {
-   public:
-    explicit InRound(HostsGroup& group) noexcept;
-    ~InRound();
-    InRound(const InRound&) = delete;
-    InRound& operator=(const InRound&) = delete;
-
-   private:
-    HostsGroup& group_;
-    int uncaught_ = std::uncaught_exceptions();
-  };
   class Others;
   class OthersPulse;
   /// A call of the group. Throws if the thread may not call the transport.
@@ -179,6 +160,7 @@ class HostsGroup final : public sync::Group, private Listener {
     bool is_asked = false;  // and has not answered yet
     std::string phase;
     std::chrono::steady_clock::time_point asked{};
+    std::chrono::steady_clock::time_point asked_about{};  // other ranks of its host
     std::chrono::steady_clock::time_point heard{};
   };
 
@@ -202,21 +184,33 @@ class HostsGroup final : public sync::Group, private Listener {
   std::vector<std::byte> take_found(Found& found, int from, std::uint64_t most, const WaitOptions& options,
                                     std::chrono::milliseconds grace);
   void tell_leaving() noexcept;
-  void tell_other_hosts(const Error& cause) noexcept;
-  /// Another host's failure.
-  void hear(int host, const Error& cause);
-  void hear_later_failures();
-  /// Whether the hosts have to come to the same cause (Health).
-  [[nodiscard]] bool settles() const noexcept;
+  /// Whether a failure of this group needs a decision of all hosts (Health).
+  [[nodiscard]] bool needs_decision() const noexcept;
+  [[nodiscard]] std::optional<Error> decision() const override;
+  /// Makes it this host's decision unless it has one, and returns that.
+  Error decide(const Error& cause);
+  /// A notice or a decision. It waits until the round of this rank has ended, if it has for the sender.
+  void take_failure(const Control& control);
+  /// The other hosts have this host's decision, as far as they can.
+  [[nodiscard]] bool is_passed_on() const;
+  /// The round has ended well for this rank.
+  void end_round();
+  /// This rank knows of a failure. `host`: where its notice or the decision has come from; -1: from this one.
+  void learn(const Error& cause, int host);
+  void learn_later_failures();
+  /// Sends what is to be sent about the failure next: steps 2 to 4. Never waits.
+  void advance_failure();
+  /// Step 2, or 3 where this host decides. Afterwards there may be a decision.
+  void advance_notice();
+  /// Whether this rank sends for its host.
+  [[nodiscard]] bool sends_for_host() const;
+  [[nodiscard]] Control about_failure(ControlKind kind, const Error& cause) const;
+  [[nodiscard]] const std::shared_ptr<const Contacts>& contacts();
+  /// Waits for the decision. Returns it.
+  Error await_decision() noexcept;
   /// Connections break where a rank has died, and where one has left because of that: a death on this host comes first.
   [[nodiscard]] Error origin_of(const Error& cause) const;
   [[noreturn]] void throw_lost(int other, const char* phase, const Error& error) const;
-  [[nodiscard]] bool is_settled() const;
-  /// What this host's ranks throw, where that is decided.
-  [[nodiscard]] std::optional<Error> verdict() const;
-  /// Waits until all hosts' proposals are in.
-  Error settle() noexcept;
-  Error decide() noexcept;
   void wait(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
             std::span<const int> on, const WaitOptions& options, std::chrono::milliseconds grace,
             bool may_have_left = false);
@@ -252,10 +246,24 @@ class HostsGroup final : public sync::Group, private Listener {
   int number_;
   Hosts hosts_;
   std::shared_ptr<Health> health_;
-  std::uint32_t round_ = 0;
-  std::atomic<std::uint32_t> in_round_{0};  // 0: in none
+  std::atomic<std::uint32_t> round_{0};
   std::atomic<std::uint32_t> ended_round_{0};
-  std::vector<Control> later_failures_;  // heard when the round has ended; guarded by the context's lock
+  // About a failure; all of it guarded by the context's lock.
+  std::vector<Control> later_failures_;  // that this rank learns of when its round has ended
+  std::optional<std::chrono::steady_clock::time_point> later_since_;
+  std::optional<RunningTime> knows_failure_;  // since when
+  bool has_message_ = false;                  // from another host: then this rank sends for its own, too
+  int passed_by_ = -1;                        // the host that the decision has come from
+  std::shared_ptr<const Contacts> contacts_;
+  std::vector<int> above_;                        // hosts that the notice goes to, the next one in front
+  int behind_ = -1;                               // the host that the decision goes to first
+  bool decides_ = false;                          // this host
+  bool is_settled_ = false;                       // then, and there is a host behind that has the decision
+  std::shared_ptr<const Delivery> delivery_;      // of the notice, or of the decision to the host behind
+  std::chrono::steady_clock::time_point sent_{};  // the notice
+  std::shared_ptr<const Spread> spread_;
+  std::optional<Error> own_decision_;  // of a host of one rank
+  bool is_passed_on_ = false;          // likewise
   // Bytes of messages that have not been taken yet, by their receiver on another host and their tag: those of a program
   // leave room for an exchange's.
   std::map<std::pair<int, int>, std::shared_ptr<std::atomic<std::uint64_t>>> untaken_;
@@ -272,7 +280,6 @@ class HostsGroup final : public sync::Group, private Listener {
   std::vector<View> views_;  // guarded by the context's lock
   std::unique_ptr<const sync::Peers> others_;
   std::atomic<bool> has_ended_{false};
-  std::atomic<bool> has_passed_on_{false};
 };
 
 /// Collective. The group of all ranks of a new context, which is kept from now on. `phase`: what this is, for messages.
@@ -312,7 +319,6 @@ auto HostsGroup::or_fail(int on, const WaitOptions& options, const Call& call) {
     return towards(on, call, options.phase);
   } catch (const Error& error) {
     if (!known_failure()) sync::fail(*this, sync::in_own_name(*this, error));
-    pass_on_local_failure();
     throw *failure();
   }
 }
@@ -325,7 +331,6 @@ auto HostsGroup::locally(int on, const Call& call) {
   } catch (const Error&) {
     // An argument error leaves the local group as it was.
     if (!local().failure()) throw;
-    pass_on_local_failure();
     throw *failure();
   }
 }

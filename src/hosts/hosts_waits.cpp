@@ -7,8 +7,10 @@
 
 #include <algorithm>
 #include <thread>
+#include <utility>
 
 #include "src/base/written.hpp"
+#include "src/os/shortage.hpp"
 #include "src/sync/local_group.hpp"
 #include "src/sync/waits.hpp"
 
@@ -25,15 +27,17 @@ constexpr std::chrono::microseconds spinning{200};
 constexpr std::chrono::microseconds shortest_nap{100};
 constexpr int naps_a_wait = 64;
 constexpr milliseconds asking{1000};
+constexpr milliseconds first_question{250};
 // A rank that has left may have sent before what is waited for.
 constexpr milliseconds last_messages{200};
+// The end of a round is on its way as long.
+constexpr milliseconds end_of_round{300};
 
 }  // namespace
 
 HostsGroup::~HostsGroup() {
   if (!is_owner_process()) return;
   context_->take_over();
-  pass_on_local_failure();
   tell_leaving();
   context_->remove_group(number_);
   advance_endings(kind());
@@ -70,12 +74,9 @@ void HostsGroup::take(const Control& control) {
   View& view = views_[static_cast<std::size_t>(from)];
   view.heard = Clock::now();
   switch (control.kind) {
-    case ControlKind::failure:
-      // For the sender this round has ended: its end is on the way to this rank, too, unless that fails by itself.
-      if (const std::uint32_t mine = in_round_.load(); mine != 0 && control.round >= mine && !health_->since())
-        later_failures_.push_back(control);
-      else
-        hear(host_of(from), control.error.get());
+    case ControlKind::notice:
+    case ControlKind::decision:
+      take_failure(control);
       break;
     case ControlKind::left:
       view.has_left = true;
@@ -107,7 +108,7 @@ void HostsGroup::take(const Control& control) {
       break;
     case ControlKind::died:
     case ControlKind::disconnect:
-    case ControlKind::heard:
+    case ControlKind::confirm:
       break;
   }
 }
@@ -183,13 +184,20 @@ class HostsGroup::OthersPulse final : public sync::Pulse {
     const auto hold = group_.context_->lock();
     const Clock::time_point now = Clock::now();
     View& asked = view(rank);
-    // A question that was not taken in yet needs no second one.
     // Ranks of this host are asked, too: what they show in shared memory also moves while they wait for others.
-    if (now - begin_ > every_ && now - asked.asked > every_ && !asked.is_asked && !asked.is_dead) {
+    const milliseconds soon = std::min(every_, first_question);
+    if (asked.is_dead || now - begin_ < soon) return asked.progress;
+    if (!asked.is_asked && now - asked.asked > every_) {
       asked.asked = now;
       asked.is_asked = true;
-      group_.context_->tell(group_.number_of(rank),
-                            {.kind = ControlKind::ask, .from = group_.context_->rank(), .group = group_.number_});
+      sync::or_fail(group_, [&] {
+        group_.context_->tell(group_.number_of(rank),
+                              {.kind = ControlKind::ask, .from = group_.context_->rank(), .group = group_.number_});
+      });
+    } else if (asked.is_asked && now - asked.asked > soon && now - asked.asked_about > every_) {
+      // The question has not been taken in yet: it needs no second one.
+      asked.asked_about = now;
+      group_.context_->ask_about(group_.number_of(rank));
     }
     return asked.progress;
   }
@@ -205,10 +213,7 @@ class HostsGroup::OthersPulse final : public sync::Pulse {
     return view(rank).phase;
   }
   void poison(const Error& cause) noexcept override { group_.poison(cause); }
-  [[nodiscard]] std::optional<Error> failure() const override {
-    group_.pass_on_local_failure();
-    return group_.failure();
-  }
+  [[nodiscard]] std::optional<Error> failure() const override { return group_.failure(); }
   [[nodiscard]] bool has_failure() const noexcept override { return group_.known_failure().has_value(); }
 
  private:
@@ -273,7 +278,10 @@ void HostsGroup::throw_if_dead(int other) const {
 }
 
 void HostsGroup::throw_lost(int other, const char* phase, const Error& error) const {
-  if (error.kind() != ErrorKind::io) throw Error(error);
+  if (error.rank() || (error.kind() != ErrorKind::io && !os::is_own_shortage(error.os_error()))) throw Error(error);
+  // A shortage of this process is no failure of the other rank.
+  if (os::is_own_shortage(error.os_error()))
+    throw sync::in_own_name(*this, error.with_context(fmt::format("in '{}', for rank {}", phase, number_of(other))));
   throw error_of(
       info(other), ErrorKind::peer_lost,
       fmt::format("in '{}' of rank {} with {}: {}", phase, number_of(rank()), name_of(info(other)), error.what()));
@@ -281,8 +289,11 @@ void HostsGroup::throw_lost(int other, const char* phase, const Error& error) co
 
 void HostsGroup::look_around() {
   context_->try_pump();
-  // Who is dead now may have told before what all fail with.
+  const auto hold = context_->lock();
+  // A rank that is dead now may have sent before what all fail with.
   if (!known_failure()) context_->look_for_the_dead();
+  if (later_since_ && Clock::now() - *later_since_ > end_of_round) learn_later_failures();
+  advance_failure();
 }
 
 void HostsGroup::do_wait_until(const std::function<bool()>& done,
@@ -295,10 +306,7 @@ void HostsGroup::do_wait_until(const std::function<bool()>& done,
     return;
   }
   // What began on another host need not be known to the local group yet.
-  if (!done() && known_failure()) {
-    pass_on_local_failure();
-    throw *failure();
-  }
+  if (!done() && known_failure()) throw *failure();
   std::vector<int> places;
   for (const int rank : on) places.push_back(place_of(rank));
   locally(on.empty() ? -1 : on.front(), [&] { local().wait_until(done, sleep, places, later(options)); });

@@ -142,7 +142,8 @@ class Transport {
   [[nodiscard]] virtual bool is_for_all_threads() const noexcept { return true; }
   /// Nothing of it may be called any more, because it may still read memory that its owner may have freed.
   [[nodiscard]] virtual bool must_rest() const noexcept { return false; }
-  /// Throws Error(unsupported) if so: also what another thread waits for ends then.
+  /// Throws Error(unsupported) if so: also what another thread waits for ends then. Throws what keeps other ranks from
+  /// reaching this one.
   virtual void throw_if_resting() const {}
 
   // The end.

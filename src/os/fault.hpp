@@ -2,8 +2,8 @@
 #pragma once
 // The seam where tests let system calls fail: the wrappers of files, shared memory (memfd_create, open, fcntl,
 // ftruncate, fallocate, fstat, pwrite, mmap; their path is "shared memory") and Unix sockets (socket, connect, accept,
-// sendmsg, recvmsg; "a rank's socket") ask here before they call the kernel. So does the look at "the network
-// namespace" (stat).
+// sendmsg, recvmsg; "a rank's socket"; socket: "TCP") ask here before they call the kernel. So do the look at "the
+// network namespace" (stat), and messages between hosts "about a failure" (send).
 //
 // From outside a process: MUSTER_FAULT=CALL:ERRNO:NTH[:PATH-PART], such as "pwrite:ENOSPC:3:model-00002". The NTH such
 // call (from 1 on; 0: each) on a path that has PATH-PART in it fails with ERRNO, a name or a number. "pwrite:short:1"

@@ -238,11 +238,11 @@ std::optional<Error> ControlBlock::failure() const {
 }
 
 void ControlBlock::decide(const Error& cause) noexcept {
-  put(header().verdict, cause);
+  put(header().decision, cause);
 }
 
-std::optional<Error> ControlBlock::verdict() const {
-  return get(header().verdict);
+std::optional<Error> ControlBlock::decision() const {
+  return get(header().decision);
 }
 
 void ControlBlock::set_phase(int rank, std::string_view phase) noexcept {

@@ -55,7 +55,8 @@ struct alignas(64) ControlHeader {
   std::atomic<std::uint32_t> waiting;
   std::atomic<std::uint32_t> left;  // ranks that have left
   alignas(64) FailureCell failure;
-  alignas(64) FailureCell verdict;
+  alignas(64) FailureCell decision;
+  std::atomic<std::uint32_t> is_passed_on;  // the decision, to the other hosts
 };
 
 /// Messages of one subject from one rank to another: a byte stream with one writer and one reader.
@@ -126,9 +127,10 @@ class ControlBlock final : public Pulse {
     return header().failure.state.load(std::memory_order_acquire) != 0;
   }
 
-  /// Where this group is a part of a larger one: what that one's ranks throw here. The first stays, and wakes nobody.
+  /// For a group of several hosts that this group is a part of: the cause that its ranks throw here. The first one
+  /// stays, and wakes nobody.
   void decide(const Error& cause) noexcept;
-  [[nodiscard]] std::optional<Error> verdict() const;
+  [[nodiscard]] std::optional<Error> decision() const;
 
   [[nodiscard]] bool has_left(int rank) const override { return cell(rank).left.load(std::memory_order_acquire) != 0; }
   [[nodiscard]] std::uint64_t progress_of(int rank) const override {

@@ -56,13 +56,17 @@ class LocalGroup final : public Group {
   void poison(const Error& cause) noexcept override { control_->poison(cause); }
   [[nodiscard]] std::optional<Error> failure() const override;
   void progress() noexcept override;
-  /// For a group that this one is a part of: what its ranks throw here, which need not be this group's own failure.
-  /// Returns the first that was decided.
-  Error decide(const Error& cause) noexcept {
-    control_->decide(cause);
-    return control_->verdict().value_or(cause);
+  /// For a group of several hosts that this one is a part of: the cause that all ranks throw, which need not be this
+  /// group's own failure. The first one stays.
+  void decide(const Error& cause) noexcept { control_->decide(cause); }
+  [[nodiscard]] std::optional<Error> decision() const { return control_->decision(); }
+  /// The other hosts have received the decision, as far as they can.
+  void set_passed_on() noexcept { control_->header().is_passed_on.store(1, std::memory_order_release); }
+  [[nodiscard]] bool is_passed_on() const noexcept {
+    return control_->header().is_passed_on.load(std::memory_order_acquire) != 0;
   }
-  [[nodiscard]] std::optional<Error> verdict() const { return control_->verdict(); }
+  /// The rank has left the group or is dead.
+  [[nodiscard]] bool is_gone(int rank) const noexcept { return control_->has_left(rank) || peers_->has_ended(rank); }
   /// For the same: the first rank that has not come to the round that this one is in; none if it is in none. Any
   /// thread.
   [[nodiscard]] std::optional<int> missing() const;

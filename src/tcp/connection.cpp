@@ -3,11 +3,13 @@
 
 #include <array>
 #include <boost/asio/buffer.hpp>
+#include <cerrno>
 #include <cstring>
 #include <new>
 #include <utility>
 
-#include "muster/error.hpp"
+#include "src/os/fd.hpp"
+#include "src/os/shortage.hpp"
 
 namespace muster::tcp {
 namespace {
@@ -15,8 +17,12 @@ namespace {
 // Of one connection, before the others have their turn.
 constexpr std::size_t most_in_turn = 8 << 20;
 
-std::string words_of(const error_code& failure) {
-  return failure == asio::error::eof ? std::string() : failure.message();
+/// Nullopt if the other side has closed the connection.
+std::optional<Error> error_of(const char* operation, const error_code& failure) {
+  if (failure == asio::error::eof) return std::nullopt;
+  // A peer whose connection breaks is named by its owner, a shortage of this process here.
+  if (os::is_own_shortage(failure.value())) return os::errno_error(operation, failure.value());
+  return Error(ErrorKind::io, failure.message(), {.os_error = failure.value()});
 }
 
 bool is_for_later(const error_code& failure) {
@@ -38,7 +44,10 @@ void Connection::connect(const Endpoint& endpoint, const Hello& hello) {
   hello_left_ = sizeof hello;
   socket_.async_connect(endpoint, [this](const error_code& failure) {
     if (failure == asio::error::operation_aborted) return;
-    if (failure) return end("connecting to it: " + failure.message());
+    if (failure) {
+      const Error cause = *error_of("making a connection", failure);
+      return end(os::is_own_shortage(failure.value()) ? cause : cause.with_context("connecting to it"));
+    }
     is_connected_ = true;
     read();
     write();
@@ -57,7 +66,7 @@ std::deque<Connection::Output> Connection::close() {
   return std::exchange(outputs_, {});
 }
 
-void Connection::end(const std::string& failure) {
+void Connection::end(const std::optional<Error>& failure) {
   if (!is_open()) return;
   error_code ignored;
   socket_.close(ignored);
@@ -89,7 +98,7 @@ void Connection::write() {
       });
       return;
     }
-    if (failure) return end(words_of(failure));
+    if (failure) return end(error_of("sending", failure));
     const std::size_t of_hello = std::min(sent, hello_left_);
     hello_left_ -= of_hello;
     sent -= of_hello;
@@ -116,7 +125,7 @@ void Connection::read() {
       });
       return;
     }
-    if (failure) return end(words_of(failure));
+    if (failure) return end(error_of("receiving", failure));
     in_turn += got;
     if (!take(got)) return;
   }
@@ -138,9 +147,9 @@ bool Connection::take(std::size_t bytes) {
     owner_.arrived(*this, frame_);
     return true;
   } catch (const Error& error) {
-    end(error.what());
+    end(error);
   } catch (const std::bad_alloc&) {
-    end("out of memory");
+    end(os::errno_error("receiving", ENOMEM));
   }
   return false;
 }

@@ -8,9 +8,10 @@
 #include <cstddef>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <span>
-#include <string>
 
+#include "muster/error.hpp"
 #include "src/tcp/frames.hpp"
 #include "src/tcp/sockets.hpp"
 
@@ -38,8 +39,8 @@ class Connection {
     virtual void arrived(Connection& connection, const Frame& frame) = 0;
     /// The kernel has the frame and what is behind it.
     virtual void sent(Connection& connection, const Frame& frame, const std::shared_ptr<Source>& source) = 0;
-    /// Nothing more comes or goes. `failure`: empty if the other side has closed it.
-    virtual void ended(Connection& connection, const std::string& failure) = 0;
+    /// Nothing more comes or goes. `failure`: nullopt if the other side has closed the connection.
+    virtual void ended(Connection& connection, const std::optional<Error>& failure) = 0;
   };
 
   /// Of a socket that is connected, or (`is_connected` false) will be: then connect() follows. Frames that come go
@@ -71,7 +72,7 @@ class Connection {
   void write();
   /// Whether it goes on.
   bool take(std::size_t bytes);
-  void end(const std::string& failure);
+  void end(const std::optional<Error>& failure);
 
   Owner& owner_;
   Socket socket_;

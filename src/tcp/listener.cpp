@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "src/os/fd.hpp"
 #include "src/tcp/sockets.hpp"
 
 namespace muster::tcp {
@@ -17,6 +18,7 @@ constexpr std::chrono::seconds longest_hello{10};
 constexpr std::size_t most_strangers = 64;
 // No descriptor is free: others end meanwhile.
 constexpr std::chrono::milliseconds pause_without_descriptors{100};
+constexpr std::chrono::seconds longest_block{1};
 
 }  // namespace
 
@@ -68,11 +70,21 @@ void Listener::take_in() {
     });
     hear(guest);
   }
-  if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ECONNABORTED || errno == EINTR) return wait();
+  if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ECONNABORTED || errno == EINTR) {
+    blocked_since_.reset();
+    return wait();
+  }
+  blocked_by_ = errno;
+  if (!blocked_since_) blocked_since_ = std::chrono::steady_clock::now();
   pause_.expires_after(pause_without_descriptors);
   pause_.async_wait([this](const error_code& failure) {
     if (!failure) take_in();
   });
+}
+
+void Listener::throw_if_blocked() const {
+  if (!blocked_since_ || std::chrono::steady_clock::now() - *blocked_since_ < longest_block) return;
+  throw os::errno_error("TCP: accepting connections of other ranks", blocked_by_);
 }
 
 void Listener::hear(const GuestPointer& guest) {

@@ -5,10 +5,12 @@
 
 #include <array>
 #include <boost/asio/steady_timer.hpp>
+#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <list>
 #include <memory>
+#include <optional>
 
 #include "src/base/rare_log.hpp"
 #include "src/tcp/frames.hpp"
@@ -22,6 +24,8 @@ class Listener {
   using Accepted = std::function<void(int rank, Socket socket)>;
   Listener(asio::io_context& io, Acceptor acceptor, const Token& token, int self, int size, Accepted accepted);
   void close();
+  /// Throws what keeps this process from accepting connections, if that has lasted for a while.
+  void throw_if_blocked() const;
   /// In a forked child.
   void give_up_sockets() noexcept;
 
@@ -44,6 +48,8 @@ class Listener {
   asio::io_context& io_;
   Acceptor acceptor_;
   asio::steady_timer pause_;
+  std::optional<std::chrono::steady_clock::time_point> blocked_since_;
+  int blocked_by_ = 0;  // errno
   const Token token_;
   const int self_;
   const int size_;

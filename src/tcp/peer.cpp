@@ -28,8 +28,8 @@ std::shared_ptr<Incoming> take_first(std::deque<std::shared_ptr<Incoming>>& rece
   return first;
 }
 
-std::string too_long(std::uint64_t bytes, std::uint64_t room) {
-  return fmt::format("a message of {} bytes has come where at most {} are expected", bytes, room);
+Error too_long(std::uint64_t bytes, std::uint64_t room) {
+  return Error(ErrorKind::io, fmt::format("a message of {} bytes has come where at most {} are expected", bytes, room));
 }
 
 [[noreturn]] void refuse(const char* words) {
@@ -98,7 +98,7 @@ std::shared_ptr<Incoming> Peer::match(int tag) {
 
 void Peer::want(std::uint64_t number, std::uint64_t bytes, const std::shared_ptr<Incoming>& receive) {
   if (bytes > receive->place.size()) {
-    finish(receive->progress, too_long(bytes, receive->place.size()));
+    give_up(receive, too_long(bytes, receive->place.size()));
     if (from_) from_->send({.kind = FrameKind::taken, .number = number}, nullptr);
     return;
   }
@@ -140,12 +140,11 @@ std::shared_ptr<Arrival> Peer::find(std::optional<int> tag) {
 void Peer::receive(const std::shared_ptr<Arrival>& arrival, const std::shared_ptr<Incoming>& receive) {
   took(*arrival);
   if (arrival->is_offer) {
-    if (failure_) return finish(receive->progress, failure_);
+    if (failure_) return give_up(receive, *failure_);
     return want(arrival->number, arrival->bytes, receive);
   }
-  if (!arrival->is_whole && failure_) return finish(receive->progress, failure_);
-  if (arrival->bytes > receive->place.size())
-    return finish(receive->progress, too_long(arrival->bytes, receive->place.size()));
+  if (!arrival->is_whole && failure_) return give_up(receive, *failure_);
+  if (arrival->bytes > receive->place.size()) return give_up(receive, too_long(arrival->bytes, receive->place.size()));
   if (!arrival->is_whole) {
     arrival->taker = receive;
     return;
@@ -186,8 +185,8 @@ std::span<std::byte> Peer::place_for(Connection&, const Frame& frame) {
   const std::span<std::byte> place(into_arrival_->memory.get(), frame.bytes);
   if (into_) {
     // It is dropped when it has come.
-    finish(into_->progress, too_long(frame.bytes, into_->place.size()));
-    into_ = nullptr;
+    const auto receive = std::exchange(into_, nullptr);
+    give_up(receive, too_long(frame.bytes, receive->place.size()));
     return place;
   }
   waiting_ += cost_of(frame.bytes);
@@ -231,14 +230,14 @@ bool Peer::has_left(const Connection& connection) const noexcept {
   return std::ranges::find(left_, &connection) != left_.end();
 }
 
-void Peer::ended(Connection& connection, const std::string& failure) {
-  if (failure.empty() && has_left(connection)) return;
+void Peer::ended(Connection& connection, const std::optional<Error>& failure) {
+  if (!failure && has_left(connection)) return;
   // What it has said before comes first: why it ends, for one.
   if (&connection == to_.get() && from_ && from_->is_open()) from_->read();
-  fail(failure.empty() ? "its connection has ended" : failure);
+  fail(failure.value_or(Error(ErrorKind::io, "its connection has ended")));
 }
 
-void Peer::fail(const std::string& why) {
+void Peer::fail(const Error& why) {
   if (failure_) return;
   failure_ = why;
   for (Connection* const connection : {to_.get(), from_.get()}) {
@@ -248,16 +247,22 @@ void Peer::fail(const std::string& why) {
   }
   for (const auto& [number, message] : std::exchange(unanswered_, {})) finish(message->progress, why);
   for (const auto& receive : std::exchange(posted_, {})) finish(receive->progress, why);
-  for (const auto& [number, receive] : std::exchange(wanted_, {})) finish(receive->progress, why);
-  if (into_) finish(std::exchange(into_, nullptr)->progress, why);
-  if (into_arrival_ && into_arrival_->taker) finish(into_arrival_->taker->progress, why);
-  into_arrival_ = nullptr;
   // What has come whole can still be received.
   std::erase_if(arrivals_, [](const auto& arrival) { return !arrival->is_whole; });
+  for (const auto& [number, receive] : std::exchange(wanted_, {})) give_up(receive, why);
+  if (into_) give_up(std::exchange(into_, nullptr), why);
+  const auto arrival = std::exchange(into_arrival_, nullptr);
+  if (arrival && arrival->taker) give_up(arrival->taker, why);
   shared_.lost(*this);
 }
 
-void Peer::finish(Progress& progress, std::optional<std::string> failure) {
+void Peer::give_up(const std::shared_ptr<Incoming>& receive, const Error& failure) {
+  // The healthy peers still answer it: it is not over with this one.
+  if (!receive->is_from_anybody || receive->progress.is_over) return finish(receive->progress, failure);
+  shared_.receive_from_anybody(receive);
+}
+
+void Peer::finish(Progress& progress, std::optional<Error> failure) {
   if (progress.is_over) return;
   progress.is_over = true;
   progress.failure = std::move(failure);

@@ -9,9 +9,9 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <string>
 #include <vector>
 
+#include "muster/error.hpp"
 #include "src/hosts/transport.hpp"
 #include "src/tcp/connection.hpp"
 
@@ -21,7 +21,7 @@ namespace muster::tcp {
 struct Progress {
   std::shared_ptr<const void> keeper;
   bool is_over = false;
-  std::optional<std::string> failure;  ///< why it is over
+  std::optional<Error> failure;  ///< why it is over
 };
 
 /// A message that goes.
@@ -47,6 +47,7 @@ struct Outgoing final : Source {
 struct Incoming {
   int tag = 0;
   std::span<std::byte> place;
+  bool is_from_anybody = false;  ///< if the peer that answers it fails, it waits for the others again
   Progress progress = {};
 };
 
@@ -66,6 +67,8 @@ class Peer final : public Connection::Owner {
   /// What peers have in common.
   struct Shared {
     std::deque<std::shared_ptr<Incoming>> from_anybody;
+    /// Makes a receive from anybody wait again.
+    std::function<void(const std::shared_ptr<Incoming>&)> receive_from_anybody;
     /// Who kept what is over: destroyed when the lock is not held, because it may be anybody's.
     std::vector<std::shared_ptr<const void>> over;
     std::function<std::unique_ptr<Connection>(Peer&)> connect;
@@ -76,7 +79,7 @@ class Peer final : public Connection::Owner {
 
   [[nodiscard]] int rank() const noexcept { return rank_; }
   /// Nothing comes from it any more, and nothing goes to it: why.
-  [[nodiscard]] const std::optional<std::string>& failure() const noexcept { return failure_; }
+  [[nodiscard]] const std::optional<Error>& failure() const noexcept { return failure_; }
   /// Not of one with a failure.
   void send(const std::shared_ptr<Outgoing>& message);
   /// Nothing waits for this side to go on.
@@ -98,7 +101,7 @@ class Peer final : public Connection::Owner {
   std::span<std::byte> place_for(Connection& connection, const Frame& frame) override;
   void arrived(Connection& connection, const Frame& frame) override;
   void sent(Connection& connection, const Frame& frame, const std::shared_ptr<Source>& source) override;
-  void ended(Connection& connection, const std::string& failure) override;
+  void ended(Connection& connection, const std::optional<Error>& failure) override;
 
  private:
   std::shared_ptr<Incoming> match(int tag);
@@ -107,12 +110,14 @@ class Peer final : public Connection::Owner {
   void took(const Arrival& arrival);
   void answered(const Frame& frame);
   [[nodiscard]] bool has_left(const Connection& connection) const noexcept;
-  void finish(Progress& progress, std::optional<std::string> failure = {});
-  void fail(const std::string& why);
+  void finish(Progress& progress, std::optional<Error> failure = {});
+  /// The message that answers the receive does not come, or not whole.
+  void give_up(const std::shared_ptr<Incoming>& receive, const Error& failure);
+  void fail(const Error& why);
 
   Shared& shared_;
   const int rank_;
-  std::optional<std::string> failure_;
+  std::optional<Error> failure_;
   bool has_said_bye_ = false;
   std::vector<const Connection*> left_;  // those that the other side has said bye on
 

@@ -20,6 +20,7 @@
 #include <mutex>
 #include <vector>
 
+#include "src/os/fault.hpp"
 #include "src/os/fd.hpp"
 #include "src/os/process.hpp"
 
@@ -32,7 +33,9 @@ void set(int socket, int level, int name, int value) noexcept {
 }
 
 int descriptor_for(const Endpoint& address) {
-  const int descriptor = ::socket(address.protocol().family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_TCP);
+  const int descriptor = os::try_call("socket", "TCP", [&] {
+    return ::socket(address.protocol().family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_TCP);
+  });
   if (descriptor < 0) throw os::errno_error("TCP: making a socket");
   return descriptor;
 }

@@ -10,6 +10,8 @@
 
 #include "muster/log.hpp"
 #include "src/hosts/hosts.hpp"
+#include "src/os/process.hpp"
+#include "src/os/shortage.hpp"
 #include "src/tcp/listener.hpp"
 
 namespace muster::tcp {
@@ -32,8 +34,9 @@ class TcpTransport::Hold {
 
 namespace {
 
-[[noreturn]] void throw_lost(const std::string& why) {
-  throw Error(ErrorKind::io, "TCP: " + why);
+[[noreturn]] void throw_lost(const Error& why) {
+  throw Error(why.kind() == ErrorKind::no_space ? why.kind() : ErrorKind::io, fmt::format("TCP: {}", why.what()),
+              why.details());
 }
 
 bool is_over(const Progress& progress) {
@@ -90,6 +93,7 @@ class TcpTransport::Receive final : public hosts::Operation {
       std::erase(transport_.shared_.from_anybody, receive_);
     else
       transport_.peer(from_).take_back(receive_);
+    receive_->is_from_anybody = false;
   }
   [[nodiscard]] bool borrows() const noexcept override { return false; }
 
@@ -132,10 +136,14 @@ TcpTransport::TcpTransport(int rank, Addresses addresses, std::unique_ptr<asio::
     : Transport(rank, static_cast<int>(addresses.of_ranks.size())),
       io_(std::move(io)),
       addresses_(std::move(addresses)) {
+  constexpr std::uint64_t other_files = 256;
+  // Two ranks have a connection in each direction.
+  os::allow_open_files(2 * static_cast<std::uint64_t>(size()) + other_files);
   shared_.connect = [this](Peer& to) { return connect(to); };
   shared_.lost = [this](Peer& lost) {
-    if (!is_closing_) lost_.push_back(lost.rank());
+    if (!is_closing_ && !os::is_own_shortage(lost.failure()->os_error())) lost_.push_back(lost.rank());
   };
+  shared_.receive_from_anybody = [this](const auto& receive) { receive_from_anybody(receive); };
   for (int other = 0; other < size(); ++other) peers_.push_back(std::make_unique<Peer>(shared_, other));
   listener_ = std::make_unique<Listener>(
       *io_, std::move(acceptor), addresses_.token, rank, size(), [this](int from, Socket socket) {
@@ -178,20 +186,22 @@ bool TcpTransport::has_left(int to) {
 
 hosts::Pending TcpTransport::receive(int from, int tag, std::span<std::byte> bytes,
                                      std::shared_ptr<const void> keeper) {
-  const auto receive = std::make_shared<Incoming>(Incoming{.tag = tag, .place = bytes});
+  const bool is_from_anybody = from == hosts::any_rank;
+  const auto receive =
+      std::make_shared<Incoming>(Incoming{.tag = tag, .place = bytes, .is_from_anybody = is_from_anybody});
   receive->progress.keeper = std::move(keeper);
   const Hold hold(*this);
-  if (from != hosts::any_rank) {
+  if (is_from_anybody)
+    receive_from_anybody(receive);
+  else
     peer(from).receive(receive);
-  } else {
-    const auto sender = std::ranges::find_if(peers_, [&](const auto& one) {
-      const std::shared_ptr<Arrival> arrival = one->find(tag);
-      if (arrival) one->receive(arrival, receive);
-      return arrival != nullptr;
-    });
-    if (sender == peers_.end()) shared_.from_anybody.push_back(receive);
-  }
   return hosts::Pending(std::make_shared<Receive>(*this, from, receive));
+}
+
+void TcpTransport::receive_from_anybody(const std::shared_ptr<Incoming>& receive) {
+  for (const auto& one : peers_)
+    if (const std::shared_ptr<Arrival> arrival = one->find(receive->tag)) return one->receive(arrival, receive);
+  shared_.from_anybody.push_back(receive);
 }
 
 std::unique_ptr<hosts::Found> TcpTransport::find(int from, int tag) {
@@ -326,6 +336,11 @@ int TcpTransport::next_lost() noexcept {
   const int lost = lost_.front();
   lost_.pop_front();
   return lost;
+}
+
+void TcpTransport::throw_if_resting() const {
+  const std::lock_guard lock(mutex_);
+  listener_->throw_if_blocked();
 }
 
 Error TcpTransport::ended() const {

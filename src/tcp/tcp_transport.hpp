@@ -53,6 +53,7 @@ class TcpTransport final : public hosts::Transport, private Forkable {
   void set_watch(std::function<void()> watch) { watch_ = std::move(watch); }
   int next_lost() noexcept override;
 
+  void throw_if_resting() const override;
   [[nodiscard]] Error ended() const override;
   /// Says bye to all, and waits for theirs: a socket that is closed while something is unread takes back what it has
   /// sent.
@@ -67,12 +68,13 @@ class TcpTransport final : public hosts::Transport, private Forkable {
  private:
   Peer& peer(int rank) { return *peers_[static_cast<std::size_t>(rank)]; }
   std::unique_ptr<Connection> connect(Peer& peer);
+  void receive_from_anybody(const std::shared_ptr<Incoming>& receive);
   void poll();
   void before_fork() override { mutex_.lock(); }
   void after_fork() override { mutex_.unlock(); }
   void in_child() noexcept override;
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::unique_ptr<asio::io_context> io_;
   Addresses addresses_;
   Peer::Shared shared_;

@@ -4,8 +4,10 @@
 
 #include "src/tcp/tcp_transport.hpp"
 
+#include <cerrno>
 #include <cstring>
 #include <numeric>
+#include <optional>
 #include <thread>
 
 #include <boost/asio/buffer.hpp>
@@ -14,6 +16,7 @@
 
 #include "doctest/doctest.h"
 #include "src/tcp/published.hpp"
+#include "tests/support/failing_call.hpp"
 
 using namespace muster;
 using namespace muster::tcp;
@@ -340,6 +343,68 @@ TEST_CASE("frames that no rank sends are the loss of whoever sends them") {
       lost = ends[1].next_lost();
     }
     CHECK(lost == 0);
+  }
+}
+
+TEST_CASE("a receive from anybody outlives a rank that dies in the middle of a message to it") {
+  struct Cut {
+    FrameKind kind;
+    std::uint64_t bytes;  // that are announced
+    std::size_t sent;     // of those
+  };
+  const Cut cuts[] = {{FrameKind::message, 4, 0}, {FrameKind::message, 4, 2}, {FrameKind::message, 9, 9},
+                      {FrameKind::offer, 4, 0},   {FrameKind::offer, 4, 2},   {FrameKind::offer, 9, 0}};
+  for (const Cut& cut : cuts)
+    for (const bool is_posted_first : {false, true}) {
+      CAPTURE(static_cast<int>(cut.kind));
+      CAPTURE(cut.sent);
+      Ends ends(3);
+      const auto look = [&](int turns) {
+        for (int turn = 0; turn < turns; ++turn) {
+          (void)words_of([&] { (void)ends[0].find(2, 999); });
+          std::this_thread::sleep_for(1ms);
+        }
+      };
+      std::optional<Received> inbox;
+      if (is_posted_first) inbox.emplace(ends[0], hosts::any_rank, 3, 4);
+      std::optional<Stranger> dying(std::in_place, ends.addresses.of_ranks[0]);
+      const Hello hello{.from = 2, .to = 0, .token = ends.addresses.token};
+      const Frame frame{.kind = cut.kind, .tag = 3, .number = 1, .bytes = cut.bytes};
+      dying->say(&hello, sizeof hello);
+      dying->say(&frame, sizeof frame);
+      look(5);
+      if (!is_posted_first) inbox.emplace(ends[0], hosts::any_rank, 3, 4);
+      look(5);
+      const Frame payload{.kind = FrameKind::payload, .tag = 3, .number = 1, .bytes = cut.bytes};
+      if (cut.kind == FrameKind::offer && cut.sent != 0) dying->say(&payload, sizeof payload);
+      dying->say(pattern(cut.sent, 7).data(), cut.sent);
+      look(5);
+      dying.reset();
+      look(10);
+      CHECK(ends[0].next_lost() == 2);
+      CHECK(!inbox->pending.test());
+      Pending message = send(ends[1], 0, 3, pattern(4, 1));
+      ends.until([&] { return message.test() && inbox->pending.test(); });
+      CHECK(*inbox->bytes == pattern(4, 1));
+    }
+}
+
+TEST_CASE("a shortage of this process is not the loss of the rank that it wanted to reach") {
+  for (const int shortage : {EMFILE, ENFILE, ENOBUFS, ENOMEM}) {
+    Ends ends(2);
+    {
+      const test::FailingCall failing({.call = "socket", .path = "TCP", .error = shortage});
+      try {
+        (void)send(ends[0], 1, 5, pattern(4, 1));
+        CHECK(false);
+      } catch (const Error& error) {
+        CHECK(error.os_error() == shortage);
+      }
+    }
+    CHECK(ends[0].next_lost() == hosts::any_rank);
+    Received received(ends[1], 0, 5, 4);
+    Pending message = send(ends[0], 1, 5, pattern(4, 1));
+    ends.until([&] { return message.test() && received.pending.test(); });
   }
 }
 

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+// Many ranks on many imitated hosts of one machine: `many_hosts_campaign RANKS HOSTS ROUNDS OPEN_FILES [VICTIM]`. They
+// meet over TCP with a soft limit of OPEN_FILES open files, run ROUNDS rounds, and one of them is killed. All others
+// must throw one cause that names it.
+
+#include <fmt/core.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <new>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "src/base/written.hpp"
+#include "tests/support/imitated_hosts.hpp"
+
+using namespace muster;
+using namespace muster::test;
+using namespace std::chrono_literals;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Job {
+  int ranks = 0;
+  int hosts = 0;
+  int rounds = 0;
+  rlim_t open_files = 0;
+  int victim = 0;
+};
+
+/// What a rank reports to the parent.
+struct Report {
+  std::atomic<std::uint64_t> joined{0};
+  std::atomic<std::uint64_t> worked{0};
+  std::atomic<std::uint64_t> threw{0};
+  std::atomic<std::uint64_t> resident{0};  // bytes that are the rank's own
+  std::atomic<std::uint64_t> descriptors{0};
+  std::atomic<int> named{-1};
+  std::array<char, 2048> words{};
+};
+
+std::uint64_t now() {
+  return static_cast<std::uint64_t>(Clock::now().time_since_epoch().count());
+}
+
+double seconds(std::uint64_t from, std::uint64_t to) {
+  return std::chrono::duration<double>(Clock::duration(static_cast<Clock::rep>(to - from))).count();
+}
+
+std::uint64_t own_memory() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);)
+    if (line.starts_with("RssAnon:")) return std::strtoull(line.c_str() + 8, nullptr, 10) << 10;
+  return 0;
+}
+
+void be_rank(const Job& job, const std::string& address, int rank, Report& report) {
+  const rlimit limit{job.open_files, std::max<rlim_t>(job.open_files, 65536)};
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+  try {
+    const auto group = join_on_host(address, rank, job.ranks, job.hosts, 240s);
+    report.joined = now();
+    for (int round = 0; round < job.rounds; ++round) {
+      std::vector<int> all(static_cast<std::size_t>(job.ranks));
+      const int mine = rank * 1000 + round;
+      group->all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)));
+      for (int other = 0; other < job.ranks; ++other)
+        if (all[static_cast<std::size_t>(other)] != other * 1000 + round) throw std::runtime_error("a record is wrong");
+    }
+    report.worked = now();
+    report.resident = own_memory();
+    const std::filesystem::directory_iterator open("/proc/self/fd");
+    report.descriptors = static_cast<std::uint64_t>(std::distance(begin(open), end(open)));
+    for (;;) group->barrier();
+  } catch (const Error& error) {
+    report.named = error.rank().value_or(-1);
+    put_text(report.words, error.what());
+  } catch (const std::exception& error) {
+    put_text(report.words, error.what());
+  }
+  report.threw = now();
+}
+
+/// Until all but the victim have come so far.
+bool wait_for(const std::vector<Report*>& reports, int except, std::atomic<std::uint64_t> Report::*what,
+              std::chrono::seconds longest) {
+  const auto until = Clock::now() + longest;
+  const auto has_come = [&](const Report* report) {
+    return report == reports[static_cast<std::size_t>(except)] || (report->*what).load() != 0 || report->threw != 0;
+  };
+  while (!std::ranges::all_of(reports, has_come)) {
+    if (Clock::now() > until) return false;
+    std::this_thread::sleep_for(2ms);
+  }
+  return true;
+}
+
+std::uint64_t latest(const std::vector<Report*>& reports, std::atomic<std::uint64_t> Report::*what) {
+  std::uint64_t last = 0;
+  for (const Report* report : reports) last = std::max(last, (report->*what).load());
+  return last;
+}
+
+int run(const Job& job) {
+  const std::size_t bytes = sizeof(Report) * static_cast<std::size_t>(job.ranks);
+  void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) throw std::runtime_error("no shared memory");
+  std::vector<Report*> reports;
+  for (int rank = 0; rank < job.ranks; ++rank) reports.push_back(new (static_cast<Report*>(memory) + rank) Report);
+  const std::string address = free_local_address();
+  const std::uint64_t begin = now();
+  const pid_t parent = ::getpid();
+  std::vector<pid_t> pids;
+  for (int rank = 0; rank < job.ranks; ++rank) {
+    const pid_t pid = ::fork();
+    if (pid < 0) throw std::runtime_error("fork");
+    if (pid == 0) {
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      if (::getppid() != parent) ::_exit(3);
+      be_rank(job, address, rank, *reports[static_cast<std::size_t>(rank)]);
+      ::_exit(0);
+    }
+    pids.push_back(pid);
+  }
+  const bool have_met = wait_for(reports, job.victim, &Report::joined, 300s);
+  const std::uint64_t met = latest(reports, &Report::joined);
+  const bool have_worked = have_met && wait_for(reports, job.victim, &Report::worked, 300s);
+  std::this_thread::sleep_for(100ms);
+  const std::uint64_t killed = now();
+  ::kill(pids[static_cast<std::size_t>(job.victim)], SIGKILL);
+  const bool have_thrown = wait_for(reports, job.victim, &Report::threw, 120s);
+  for (const pid_t pid : pids) ::kill(pid, SIGKILL);
+  for (const pid_t pid : pids) ::waitpid(pid, nullptr, 0);
+
+  std::map<std::string, int> causes;
+  bool is_right = have_thrown;
+  std::uint64_t resident = 0;
+  std::uint64_t descriptors = 0;
+  for (int rank = 0; rank < job.ranks; ++rank) {
+    const Report& report = *reports[static_cast<std::size_t>(rank)];
+    if (rank == job.victim) continue;
+    ++causes[get_text(report.words)];
+    is_right = is_right && report.named == job.victim && report.worked != 0;
+    resident += report.resident;
+    descriptors = std::max(descriptors, report.descriptors.load());
+  }
+  fmt::print(
+      "{} ranks on {} hosts, soft limit of {} open files: met after {:.2f} s; {} rounds in {:.2f} s; {:.1f} MiB and at "
+      "most {} descriptors a rank; all threw {:.2f} s after rank {} was killed, {} cause(s)\n",
+      job.ranks, job.hosts, job.open_files, seconds(begin, met), job.rounds,
+      have_worked ? seconds(met, latest(reports, &Report::worked)) : -1.0,
+      static_cast<double>(resident) / (1 << 20) / (job.ranks - 1), descriptors,
+      have_thrown ? seconds(killed, latest(reports, &Report::threw)) : -1.0, job.victim, causes.size());
+  for (const auto& [words, count] : causes) fmt::print("{} ranks: {}\n", count, words);
+  return is_right && causes.size() == 1 ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 5 && argc != 6) {
+    fmt::print(stderr, "usage: many_hosts_campaign RANKS HOSTS ROUNDS OPEN_FILES [VICTIM]\n");
+    return 2;
+  }
+  try {
+    Job job{std::atoi(argv[1]), std::atoi(argv[2]), std::atoi(argv[3]), static_cast<rlim_t>(std::atoi(argv[4])), 0};
+    job.victim = argc == 6 ? std::atoi(argv[5]) : job.ranks / 2;
+    return run(job);
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "{}\n", error.what());
+    return 1;
+  }
+}
