@@ -16,7 +16,7 @@ using std::chrono::milliseconds;
 // A rank that waits looks at its messages every 60 ms.
 constexpr milliseconds patience{150};
 constexpr milliseconds patience_with_one{75};
-// Of one host.
+// Ranks of one host that receive a message.
 constexpr std::size_t most_contacts = 4;
 
 }  // namespace
@@ -32,7 +32,7 @@ Deliveries::Deliveries(int ranks, Tell tell)
     : tell_(std::move(tell)), is_lost_(static_cast<std::size_t>(ranks)), is_silent_(static_cast<std::size_t>(ranks)) {}
 
 std::shared_ptr<const Delivery> Deliveries::begin(std::vector<int> contacts, const Control& control,
-                                                  std::function<void(bool)> over) {
+                                                  std::function<void(const Delivery&)> over) {
   const auto delivery = std::make_shared<Delivery>();
   delivery->contacts = std::move(contacts);
   delivery->control = control;
@@ -63,7 +63,7 @@ void Deliveries::send_further(Delivery& delivery) {
     try {
       if (!is_lost_[static_cast<std::size_t>(contact)]) tell_(contact, delivery.control);
     } catch (const std::exception&) {
-      // This process cannot reach it, which is no failure of that rank.
+      // This process cannot reach the rank, which may be healthy.
       delivery.refused.push_back(contact);
     }
   }
@@ -83,7 +83,7 @@ void Deliveries::confirm(const Control& control) {
 
 void Deliveries::advance() {
   const auto passed = time_.turn();
-  // What is called when one is over begins others.
+  // The callbacks begin other deliveries.
   const std::vector<std::shared_ptr<Delivery>> all = open_;
   for (const std::shared_ptr<Delivery>& delivery : all) {
     const std::span<const int> tried(delivery->contacts.data(), delivery->sent);
@@ -98,8 +98,7 @@ void Deliveries::advance() {
   }
   std::erase_if(open_, [](const auto& one) { return one->state != Delivery::State::open; });
   for (const std::shared_ptr<Delivery>& delivery : all)
-    if (delivery->state != Delivery::State::open && delivery->over)
-      std::exchange(delivery->over, {})(delivery->state == Delivery::State::confirmed);
+    if (delivery->state != Delivery::State::open && delivery->over) std::exchange(delivery->over, {})(*delivery);
 }
 
 std::shared_ptr<const Spread> Deliveries::spread(std::shared_ptr<const Contacts> contacts, const Control& control,
@@ -123,10 +122,12 @@ void Deliveries::pass_on(const std::shared_ptr<Spread>& spread, int host) {
     if (spread->has_had[at]) continue;
     spread->has_had[at] = true;
     ++spread->open;
-    begin(spread->contacts->of_hosts[at], spread->control, [this, spread, other](bool is_confirmed) {
+    begin(spread->contacts->of_hosts[at], spread->control, [this, spread, other](const Delivery& delivery) {
       --spread->open;
+      // A companion that a rank has left needs its notice no more.
+      const bool is_needed = spread->control.kind == ControlKind::decision || delivery.refused.empty();
       // Step 2.
-      if (!is_confirmed) pass_on(spread, other);
+      if (delivery.state == Delivery::State::failed && is_needed) pass_on(spread, other);
     });
   }
 }

@@ -2,7 +2,7 @@
 #pragma once
 // Deliveries: control messages to hosts, of which any rank may be dead, stopped or busy.
 //
-//  1. A message goes to the first rank of a host. If that rank does not confirm it in time, it goes to some others.
+//  1. A message is sent to the first rank of a host. If that rank does not confirm it in time, some others receive it.
 //  2. If none of them confirms it, the host is bypassed: a spread then continues with the hosts next to it in the tree.
 //  3. A rank that has not confirmed a message gets the next ones, too, but nobody waits for it until it sends
 //  something.
@@ -50,7 +50,7 @@ struct Delivery {
 
   std::vector<int> contacts;
   Control control;
-  std::function<void(bool is_confirmed)> over;
+  std::function<void(const Delivery&)> over;
   std::size_t sent = 0;  ///< to so many contacts
   std::vector<int> refused;
   std::chrono::steady_clock::duration waited{};
@@ -64,7 +64,7 @@ struct Spread {
   int open = 0;               ///< deliveries that are not over
 };
 
-/// Of one context, and guarded by its lock.
+/// A context has one, which its lock guards.
 class Deliveries {
  public:
   using Tell = std::function<void(int rank, const Control&)>;
@@ -72,7 +72,7 @@ class Deliveries {
 
   /// `over` is called when the delivery has been confirmed or has failed.
   std::shared_ptr<const Delivery> begin(std::vector<int> contacts, const Control& control,
-                                        std::function<void(bool)> over = {});
+                                        std::function<void(const Delivery&)> over = {});
   /// Begins with the hosts next to this one. `from`: a host that has the message already.
   std::shared_ptr<const Spread> spread(std::shared_ptr<const Contacts> contacts, const Control& control, int from);
   /// A message of kind `confirm`.

@@ -21,13 +21,13 @@ constexpr milliseconds longest_unpumped{1};
 // A rank sends for its host when those before it could have done so.
 constexpr milliseconds turn_of_a_rank{100};
 constexpr int most_turns = 8;
-// A notice that waits for a decision.
+// A host that waits for a decision repeats its notice.
 constexpr milliseconds between_notices{200};
 // Hosts that are asked to have the decision before all others. Each may be stopped.
 constexpr int most_behind = 2;
-// A rank that has no decision by then throws what it knows.
-constexpr std::chrono::seconds longest_agreement{10};
-// In a thread that may not call the transport.
+// A rank without a decision then throws the first cause that it knows.
+constexpr std::chrono::seconds longest_agreement{5};
+// The same, for a thread that must not call the transport.
 constexpr milliseconds longest_silence{300};
 
 }  // namespace
@@ -87,7 +87,7 @@ void HostsGroup::take_failure(const Control& control) {
     decide(control.error.get());
     passed_by_ = host_of(rank_of(control.from));
   }
-  // For the sender this round has ended: its end is on the way to this rank, too, unless that fails by itself.
+  // If this round has ended for the sender, its last message arrives here, too, unless this rank fails by itself.
   const std::uint32_t mine = round_.load();
   if (mine == ended_round_.load() || control.round < mine || knows_failure_)
     return learn(control.error.get(), host_of(rank_of(control.from)));

@@ -30,7 +30,7 @@ constexpr milliseconds asking{1000};
 constexpr milliseconds first_question{250};
 // A rank that has left may have sent before what is waited for.
 constexpr milliseconds last_messages{200};
-// The end of a round is on its way as long.
+// The last message of a round takes at most so long.
 constexpr milliseconds end_of_round{300};
 
 }  // namespace

@@ -41,7 +41,7 @@ struct Job {
   int victim = 0;
 };
 
-/// What a rank reports to the parent.
+/// A rank fills it for the parent.
 struct Report {
   std::atomic<std::uint64_t> joined{0};
   std::atomic<std::uint64_t> worked{0};

@@ -44,7 +44,7 @@ struct Case {
   How how = How::killed;
   int second = -1;          ///< -1: nobody
   bool is_stopped = false;  ///< the second; else it is killed
-  int step = 0;             ///< of the second: its message about the failure that it does not send any more
+  int step = 0;             ///< the message about the failure that the second rank does not send any more
   std::chrono::microseconds moment{};
 };
 
@@ -109,7 +109,7 @@ Clock::duration run(const Case& one) {
   });
   std::set<int> gone;
   if (one.how == How::killed || one.how == How::stopped) gone.insert(one.first);
-  // Whoever is stopped lives until all others have thrown.
+  // A stopped rank lives until all others have thrown.
   const auto until = Clock::now() + 20s;
   const auto survivors = [&] { return size - gone.size() - (words[1] != 0 && !gone.contains(one.second) ? 1 : 0); };
   while (words[2] < survivors() && Clock::now() < until) std::this_thread::sleep_for(1ms);
@@ -145,7 +145,7 @@ void run_all(std::vector<Case> cases, int most) {
     CAPTURE(words_of(one));
     const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(run(one));
     const auto deadline = one.how == How::stopped ? 800ms : 0ms;
-    // Two seconds, and what a busy machine adds.
+    // A busy machine adds up to two seconds.
     CHECK(took.count() < (deadline + 2s + 2s).count());
     MESSAGE(words_of(one), ": ", took.count(), " ms");
   }
