@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The messages of a rendezvous, the same over every transport. A message is a head, a body and, over Unix sockets, file
-// descriptors. The head and the hello keep their layout in all versions, so that ranks of different versions can tell.
+// descriptors. The head and the hello keep their layout in all versions, so that ranks recognize other versions.
 
 #include <array>
 #include <cstddef>
@@ -25,7 +25,7 @@ enum class Word : std::uint32_t {
   part = 4,       ///< to rank 0: this rank's part of a round
   late = 5,       ///< to rank 0: this rank's deadline has passed
   all = 6,        ///< from rank 0: the parts of all ranks
-  failure = 7,    ///< either way: why there will be no group
+  failure = 7,    ///< in both directions: the cause that ends the rendezvous
 };
 
 struct Head {
@@ -41,7 +41,7 @@ static_assert(sizeof(Head) == 24);
 using Token = std::array<std::byte, 16>;
 Token token_of(std::string_view text);
 
-/// Who a process is.
+/// Identifies a process.
 struct Hello {
   Token token{};
   std::array<char, 24> version{};
@@ -87,11 +87,11 @@ struct Member {
   int rank = 0;
   std::int64_t pid = 0;
   std::string host = {};
-  std::array<std::uint8_t, 16> address = {};  ///< where rank 0 sees it (IPv6); zeros: on rank 0's host
+  std::array<std::uint8_t, 16> address = {};  ///< as rank 0 sees it (IPv6); zeros: on rank 0's host
   std::vector<std::byte> payload = {};
   std::vector<os::Fd> descriptors = {};
 };
-/// The body of Word::all, and back; only the first round tells which processes the ranks are. decode() accepts any
+/// The body of Word::all, and back; only the first round contains the processes of the ranks. decode() accepts any
 /// bytes, and returns nothing if they are not the parts of `size` ranks.
 std::vector<std::byte> encode(std::span<const Member> members, std::span<const std::uint32_t> descriptors,
                               bool is_first);

@@ -3,12 +3,10 @@
 // The rendezvous: how processes that know a place, a key and their rank come to know each other. There is one state
 // machine for local groups (Unix sockets), groups of several hosts (TCP) and groups over files.
 //
-//  1. Rank 0 opens the place. Every other rank reaches for it until its deadline, and sends a hello: job, version,
-//  rank,
-//     size, process. Rank 0 answers at once: "heard" with its own hello, or "another job".
-//  2. Each rank then prepares its part (what the others need of it), and sends it; or it sends the failure that keeps
-//  it
-//     from that. It prepares after its hello, so that a rank that cannot join can say so.
+//  1. Rank 0 opens the place. Every other rank tries to reach it until its deadline, and sends a hello: job, version,
+//     rank, size, process. Rank 0 answers at once: "heard" with its own hello, or "another job".
+//  2. Each rank then prepares its part, which the others need, and sends it. If that fails, it sends the failure. It
+//     prepares after its hello, so that a rank that cannot join can report it.
 //  3. When rank 0 has all parts, it sends all of them to every rank.
 //  4. Steps 2 and 3 are a round. The ranks may make further rounds while the session lasts.
 //
@@ -57,7 +55,7 @@ class Line {
   /// The next message that has come. Throws as move().
   virtual std::optional<Message> next(const Limits& limits) = 0;
   struct End {
-    bool is_garbage = false;  ///< it sent something that is no message
+    bool is_garbage = false;  ///< it sent bytes that are not a message
     std::string words;        ///< "its connection was closed"
   };
   /// Why nothing more comes; empty as long as something may.
@@ -81,13 +79,13 @@ class Transport {
   virtual Token open() = 0;
   /// Rank 0: the lines that have come since. Throws as Line::move().
   virtual std::vector<std::unique_ptr<Line>> arrivals() = 0;
-  /// Rank 0: there will be no group. Gives free what arrivals() may need to turn more ranks away.
+  /// Rank 0: the rendezvous has failed. Frees what arrivals() may need to turn more ranks away.
   virtual void give_up() noexcept {}
   /// Rank 0: sends one message over all lines.
   virtual void tell_all(std::span<Line* const> lines, const OutgoingPointer& message) {
     for (Line* const line : lines) line->send(message);
   }
-  /// Rank 0: what is known of a rank that has not come, for messages.
+  /// Rank 0: traces of a rank that has not come, for messages.
   [[nodiscard]] virtual std::string trace_of(int /*rank*/) const { return {}; }
   /// Other ranks: tries to reach rank 0 and to send the hello, until then at the latest. Null if that failed, with the
   /// reason. Throws Error if no later try can succeed.
@@ -114,7 +112,7 @@ struct Terms {
   }
 };
 
-/// What a rank gives to a round. The caller keeps the descriptors open until the round has ended.
+/// The contribution of a rank to a round. The caller keeps the descriptors open until the round has ended.
 struct Part {
   std::vector<std::byte> payload = {};
   std::vector<int> descriptors = {};
@@ -135,8 +133,8 @@ class Session {
   /// Between rounds, while the ranks do something together that can take long: throws the cause if a rank has ended or
   /// failed. Local, never waits.
   void watch();
-  /// This rank cannot go on: tells the others, and returns the cause that all ranks throw. That is another one if this
-  /// failure follows from it (a connection to a rank that has died).
+  /// Sends a failure of this rank to the others, and returns the cause that all ranks throw. That is another one if
+  /// this failure follows from it (a connection to a rank that has died).
   Error settle(const Error& own) noexcept;
 
   class Side;

@@ -20,7 +20,7 @@ void SocketLine::move() {
   is_stalled_ = false;
   while (!is_broken_ && !outgoing_.empty()) {
     const Outgoing& message = *outgoing_.front();
-    // The descriptors of each piece travel with its first byte.
+    // The descriptors of each piece are sent with its first byte.
     const std::size_t pieces = message.descriptors.size() / os::most_descriptors + 1;
     const std::size_t piece_bytes = (message.bytes.size() + pieces - 1) / pieces;
     const std::size_t piece = sent_ / piece_bytes;
@@ -34,7 +34,7 @@ void SocketLine::move() {
     const os::Transferred sent =
         os::send_some(socket_, std::span(message.bytes).subspan(sent_, until - sent_), descriptors);
     if (sent.status == os::SocketStatus::closed) {
-      // next() reads what it has sent before, and finds the end.
+      // next() reads the bytes that arrived before, and finds the end.
       is_broken_ = true;
       is_readable_ = true;
       return;

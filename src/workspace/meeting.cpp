@@ -94,7 +94,7 @@ class Meeting final : public rendezvous::Transport {
 
   rendezvous::Token open() override;
   std::vector<std::unique_ptr<rendezvous::Line>> arrivals() override;
-  /// What has been told stays for those who have still to read it, and is garbage when this process ends.
+  /// The messages stay for ranks that have not read them yet, and become garbage when this process ends.
   void give_up() noexcept override { own_files_.clear(); }
   void tell_all(std::span<rendezvous::Line* const>, const rendezvous::OutgoingPointer& message) override;
   [[nodiscard]] std::string trace_of(int rank) const override;
@@ -143,7 +143,7 @@ class FileLine final : public rendezvous::Line {
       : meeting_(meeting), mine_(std::move(mine)), theirs_(std::move(theirs)), first_(std::move(first)) {}
 
   void send(const rendezvous::OutgoingPointer& message) override {
-    // Rank 0 has told all, and its call has told this rank that it is heard.
+    // Rank 0 sends to all by tell_all(), and its call stands for Word::heard.
     if (mine_.kind == Kind::said) return;
     meeting_.write(mine_, message->bytes);
     ++mine_.number;
@@ -163,7 +163,7 @@ class FileLine final : public rendezvous::Line {
   Meeting& meeting_;
   MeetingName mine_;
   MeetingName theirs_;
-  std::optional<rendezvous::Message> first_;  // what comes before all files
+  std::optional<rendezvous::Message> first_;  // precedes all files
   std::optional<End> end_;
   bool is_dead_ = false;  // before the last listing
   rendezvous::Clock::time_point proved_;
@@ -178,7 +178,7 @@ std::optional<rendezvous::Message> FileLine::next(const rendezvous::Limits& limi
       meeting_.seen_, file, [](const auto& item) -> auto& { return item.first; });
   if (found == meeting_.seen_.end()) {
     if (is_dead_) end_ = End{.words = "its process has ended"};
-    // What it wrote last may be younger than the listing.
+    // Its last file may be younger than the listing.
     if (!is_dead_ && rendezvous::Clock::now() - proved_ > between_proofs) {
       is_dead_ = os::life_of(theirs_.writer) == os::Life::dead;
       if (is_dead_) meeting_.look();
@@ -207,7 +207,7 @@ void FileLine::check_clash() {
                                 "own, and each job a key of its own",
                                 where(theirs_), where(*other)),
                     {.rank = 0, .pid = other->writer.pid, .host = other->writer.host});
-  // The other rank 0 must end, too; the first one is told as of any failure.
+  // The other rank 0 must end, too; the first one receives the failure as usual.
   meeting_.write(
       {.kind = Kind::here, .rank = meeting_.rank_, .token = meeting_.token_, .first_token = other->first_token}, {});
   meeting_.write({.kind = Kind::told, .token = meeting_.token_, .first_token = other->first_token},
@@ -220,7 +220,7 @@ Meeting::~Meeting() {
     for (const std::string& file : own_files_) os::remove_file(path_ + "/" + file);
     os::remove_empty_directory(path_);
   } catch (const std::exception&) {
-    // Their names tell whose they are: a clean-up finds them.
+    // A clean-up finds them by the process in their names.
   }
 }
 
@@ -394,7 +394,7 @@ Job meet(const WorkspaceDirectory& workspace, const FileGroupOptions& options, m
           if (options.rank == 0) {
             os::random_bytes(job.nonce);
             job.directory = directory_of(job.nonce);
-            // With a name in it at once, so that others can tell whose it is.
+            // With a name in it at once, by which a clean-up finds its owner.
             enter(job.directory, member_name(0, os::own_identity()), {});
             part.payload.assign(job.nonce.begin(), job.nonce.end());
           }

@@ -164,7 +164,7 @@ TEST_CASE("each way in which a rank ends the rendezvous, and the cause that all 
   };
   const Way ways[] = {
       {"missing", [](Script& script) { script.incoming.clear(); }, ErrorKind::timeout, 2, "for rank 2 of 3 ranks"},
-      {"no part", [](Script& script) { script.incoming.pop_back(); }, ErrorKind::timeout, 2, "does not go on"},
+      {"no part", [](Script& script) { script.incoming.pop_back(); }, ErrorKind::timeout, 2, "does not respond"},
       {"version", with_hello([](Hello& hello) { put_text(hello.version, "0.0.1"); }), ErrorKind::version, 2, "0.0.1"},
       {"size", with_hello([](Hello& hello) { hello.size = 4; }), ErrorKind::rank_mismatch, 2, "one of 4 ranks"},
       {"double", with_hello([](Hello& hello) { hello.rank = 1; }), ErrorKind::rank_mismatch, 1, "two processes"},
@@ -177,9 +177,9 @@ TEST_CASE("each way in which a rank ends the rendezvous, and the cause that all 
          script.incoming.pop_back();
          script.end = Line::End{.words = "closed"};
        },
-       ErrorKind::timeout, 2, "does not go on"},
+       ErrorKind::timeout, 2, "does not respond"},
       {"two parts", [](Script& script) { script.comes(Word::part); }, ErrorKind::corrupt, 2, "twice"},
-      {"garbage", [](Script& script) { script.comes(Word::all); }, ErrorKind::corrupt, 2, "no message"},
+      {"garbage", [](Script& script) { script.comes(Word::all); }, ErrorKind::corrupt, 2, "not a message"},
       {"failure",
        [](Script& script) {
          const auto message = failure_message(Error(ErrorKind::no_space, "rank 2 has no memory", {.rank = 2}));

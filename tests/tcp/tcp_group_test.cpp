@@ -255,7 +255,8 @@ TEST_CASE("a stranger that listens in place of rank 0 is told from it") {
   const tcp::Acceptor other = tcp::listen_anywhere(io, tcp::asio::ip::address_v4::loopback());
   const std::string address = tcp::text_of(other.local_endpoint());
   // It says nothing, and takes what it is told.
-  error_of(ErrorKind::timeout, {"is no rank 0 that this rank understands"}, [&] { (void)join(address, 1, 2, 400ms); });
+  error_of(ErrorKind::timeout, {"is not a rank 0 that this rank understands"},
+           [&] { (void)join(address, 1, 2, 400ms); });
 }
 
 TEST_CASE("a file: what an earlier job left there leads nobody astray, and the file goes when all have met") {

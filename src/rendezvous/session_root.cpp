@@ -1,0 +1,413 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rank 0's side. The numbers are those of session.hpp.
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cstring>
+#include <list>
+#include <thread>
+#include <utility>
+
+#include "muster/version.hpp"
+#include "src/base/rare_log.hpp"
+#include "src/rendezvous/session_side.hpp"
+
+namespace muster::rendezvous {
+namespace {
+
+using namespace std::chrono_literals;
+
+// A rank that has lost its connection before it has sent its part may come back.
+constexpr milliseconds longest_return = 600ms;
+
+class Root final : public Session::Side {
+ public:
+  Root(Terms terms, std::unique_ptr<Transport> transport) : Side(std::move(terms), std::move(transport)) {
+    ranks_.resize(static_cast<std::size_t>(terms_.size));
+    token_ = transport_->open();
+  }
+
+  void watch() override {
+    if (cause_) throw *cause_;
+    try {
+      wait(milliseconds(0));
+      for (Visitor& visitor : visitors_) hear(visitor);
+      check_lost();
+    } catch (const Error& cause) {
+      fail(cause);
+      throw;
+    }
+  }
+
+  std::vector<Member> round(const Session::Prepare& prepare, Clock::time_point deadline) override {
+    begin_ = Clock::now();
+    deadline_ = deadline;
+    try {
+      try {
+        own_part_ = prepare();
+      } catch (const Error& cause) {
+        throw own_failure(cause);
+      }
+      collect();
+      distribute();
+      return std::exchange(members_, {});
+    } catch (const Error& cause) {
+      fail(cause);
+      throw;
+    } catch (const std::exception& cause) {
+      const Error failure = own_failure(Error(ErrorKind::no_space, cause.what()));
+      fail(failure);
+      throw failure;
+    }
+  }
+
+  Error settle(const Error& own) noexcept override {
+    if (!cause_) {
+      // A rank whose connections have broken is seen to have ended soon.
+      const Clock::time_point until = Clock::now() + longest_return + 200ms;
+      try {
+        while (own.kind() != ErrorKind::cancelled && Clock::now() < until && !is_own_lack(own)) {
+          watch();
+          std::this_thread::sleep_for(1ms);
+        }
+      } catch (const Error&) {  // NOLINT(bugprone-empty-catch): it is the cause now
+      }
+      if (!cause_) fail(own_failure(own));
+    }
+    return *cause_;
+  }
+
+ private:
+  void fail(const Error& cause) noexcept {
+    if (cause_) return;
+    cause_ = cause;
+    try {
+      tell_failure(cause);
+    } catch (...) {  // NOLINT(bugprone-empty-catch): the caller throws the cause
+    }
+  }
+
+  struct Visitor {
+    std::unique_ptr<Line> line;
+    Clock::time_point since = Clock::now();
+    std::optional<Clock::time_point> gone = {};  // since when it is lost, and may come back
+    std::optional<Hello> hello = {};             // once it is known as a rank of this job
+    bool has_part = false;
+    bool is_over = false;  // it is dropped at the end of the turn
+    Message part = {};
+  };
+
+  /// Until each rank has sent its part.
+  void collect() {
+    for (;;) {
+      take_in();
+      for (Visitor& visitor : visitors_) hear(visitor);
+      std::erase_if(visitors_, [](const Visitor& visitor) { return visitor.is_over; });
+      check_lost();
+      if (is_complete()) return;
+      if (Clock::now() > deadline_) throw late();
+      check_others();
+      wait();
+    }
+  }
+
+  void wait(milliseconds longest = sync::between_questions) {
+    std::vector<Line*> lines;
+    for (Visitor& visitor : visitors_) lines.push_back(visitor.line.get());
+    transport_->wait(lines, longest);
+  }
+
+  [[nodiscard]] bool is_complete() const {
+    return std::all_of(ranks_.begin() + 1, ranks_.end(),
+                       [](const Visitor* visitor) { return visitor != nullptr && visitor->has_part; });
+  }
+
+  void take_in() {
+    std::vector<std::unique_ptr<Line>> arrivals;
+    try {
+      arrivals = transport_->arrivals();
+    } catch (const Error& cause) {
+      // Connections of strangers may hold the descriptors or the memory.
+      if (cause.os_error() == 0 || std::erase_if(visitors_, [](const Visitor& one) { return !one.hello; }) == 0)
+        throw own_failure(cause);
+      strangers_(
+          fmt::format("{}: rank 0 dropped all connections that had sent no hello: {}", terms_.call, cause.what()));
+    }
+    for (auto& line : arrivals) {
+      visitors_.push_back({.line = std::move(line)});
+      // Its hello has usually arrived already, so that it does not count as a stranger.
+      hear(visitors_.back());
+    }
+    std::size_t silent = 0;
+    for (auto visitor = visitors_.rbegin(); visitor != visitors_.rend(); ++visitor)
+      if (!visitor->hello &&
+          (++silent > most_strangers + ranks_.size() || Clock::now() - visitor->since > longest_silence))
+        drop(*visitor, silent > most_strangers + ranks_.size() ? "too many of them are silent" : "it is silent");
+  }
+
+  void drop(Visitor& visitor, const char* why) {
+    strangers_(fmt::format("{}: rank 0 drops a connection from {}, which does not belong to this job: {}", terms_.call,
+                           visitor.line->from(), why));
+    visitor.is_over = true;
+  }
+
+  void hear(Visitor& visitor) {
+    if (visitor.is_over) return;
+    while (!visitor.is_over) {
+      std::optional<Message> message;
+      try {
+        visitor.line->move();
+        message = visitor.line->next({.size = terms_.size, .is_root = true, .is_known = visitor.hello.has_value()});
+      } catch (const Error& cause) {
+        throw own_failure(cause);
+      }
+      if (!message) break;
+      if (visitor.hello)
+        take(visitor, *message);
+      else
+        greet(visitor, *message);
+    }
+    if (visitor.is_over || visitor.gone) return;
+    const auto end = visitor.line->end();
+    if (!end) return;
+    if (!visitor.hello && end->is_garbage) return drop(visitor, "it sent no valid hello");
+    if (!visitor.hello) {
+      visitor.is_over = true;
+      return;
+    }
+    if (end->is_garbage)
+      throw error(ErrorKind::corrupt,
+                  fmt::format("{} sent bytes that are not a message of the rendezvous ({})", name_of(*visitor.hello),
+                              end->words),
+                  details_of(*visitor.hello));
+    visitor.gone = Clock::now();
+  }
+
+  void send(const Visitor& visitor, const OutgoingPointer& message) const {
+    try {
+      visitor.line->send(message);
+    } catch (const Error& cause) {
+      throw own_failure(cause);
+    }
+  }
+
+  /// Step 1.
+  void greet(Visitor& visitor, const Message& message) {
+    Hello hello;
+    std::memcpy(&hello, message.body.data(), sizeof hello);
+    if (hello.token != token_) {
+      if (!message.is_turned) send(visitor, make_message(Word::other_job));
+      return drop(visitor, "it belongs to another job");
+    }
+    visitor.hello = hello;
+    if (message.is_turned)
+      throw error(
+          ErrorKind::version,
+          fmt::format("a rank on host {} has another byte order: tensors are sent as they are in memory, so start "
+                      "all ranks on machines of one byte order",
+                      get_text(hello.host)),
+          {.host = get_text(hello.host)});
+    if (get_text(hello.version) != version())
+      throw error(ErrorKind::version,
+                  fmt::format("{} runs Muster {}, rank 0 runs {}: start all ranks with one version", name_of(hello),
+                              get_text(hello.version), version()),
+                  details_of(hello));
+    if (hello.size != terms_.size)
+      throw error(ErrorKind::rank_mismatch,
+                  fmt::format("{} was started as one of {} ranks, rank 0 as one of {}: give each job its own key",
+                              name_of(hello), hello.size, terms_.size),
+                  details_of(hello));
+    if (hello.rank < 0 || hello.rank >= terms_.size)
+      throw error(ErrorKind::rank_mismatch,
+                  fmt::format("{} cannot be one of {} ranks: ranks count from 0", name_of(hello), terms_.size),
+                  details_of(hello));
+    Visitor*& known = ranks_[static_cast<std::size_t>(hello.rank)];
+    const Hello* other = hello.rank == 0 ? &own_ : known != nullptr ? &*known->hello : nullptr;
+    // A rank whose first connection broke comes again.
+    const bool is_again = known != nullptr && other->pid == hello.pid && other->host == hello.host;
+    if (other != nullptr && !is_again)
+      throw error(
+          ErrorKind::rank_mismatch,
+          fmt::format("two processes are rank {}: {}; and {}: give each process a rank of its own, and each job "
+                      "a key of its own",
+                      number_of(hello), process_text(*other), process_text(hello)),
+          details_of(hello));
+    if (known != nullptr) known->is_over = true;
+    known = &visitor;
+    send(visitor, make_message(Word::heard, std::as_bytes(std::span(&own_, 1))));
+  }
+
+  /// Step 2.
+  void take(Visitor& visitor, Message& message) {
+    if (message.word == Word::failure) throw failure_of(message);
+    if (message.word == Word::late) {
+      if (members_.empty()) throw late();
+      return;  // all parts have been sent to it
+    }
+    if (visitor.has_part)
+      throw error(ErrorKind::corrupt, fmt::format("{} sent its part twice", name_of(*visitor.hello)),
+                  details_of(*visitor.hello));
+    visitor.part = std::move(message);
+    visitor.has_part = true;
+  }
+
+  void check_lost() const {
+    for (const Visitor& visitor : visitors_)
+      if (visitor.gone && visitor.hello && (visitor.has_part || Clock::now() - *visitor.gone > longest_return))
+        throw lost(visitor);
+  }
+  [[nodiscard]] Error lost(const Visitor& visitor) const {
+    return error(
+        ErrorKind::peer_lost,
+        fmt::format("{} died or left during the rendezvous: {}", name_of(*visitor.hello), visitor.line->end()->words),
+        details_of(*visitor.hello));
+  }
+
+  [[nodiscard]] Error late() const {
+    constexpr int most_names = 8;
+    std::string names;
+    int count = 0;
+    std::optional<int> first;
+    for (int rank = 1; rank < terms_.size; ++rank) {
+      const Visitor* const visitor = ranks_[static_cast<std::size_t>(rank)];
+      if (visitor != nullptr && visitor->has_part) continue;
+      if (!first) first = rank;
+      if (++count > most_names) continue;
+      names += fmt::format("{}rank {}{}", names.empty() ? "" : ", ", terms_.number(rank),
+                           visitor != nullptr ? fmt::format(" ({}), which has joined and does not respond",
+                                                            process_text(*visitor->hello))
+                                              : transport_->trace_of(rank));
+    }
+    if (count > most_names) names += fmt::format(" and {} more", count - most_names);
+    // All parts are here: a rank waits for the message that contains them.
+    if (!first) return error(ErrorKind::timeout, "the ranks were not complete in time", {.rank = terms_.number(0)});
+    ErrorDetails details{.rank = terms_.number(*first)};
+    if (const Visitor* const visitor = ranks_[static_cast<std::size_t>(*first)]) details = details_of(*visitor->hello);
+    return error(ErrorKind::timeout,
+                 fmt::format("{} waited {} {} for {} of {} ranks: {}", name_of(own_), since(begin_), terms_.place,
+                             names, terms_.size, terms_.hint),
+                 std::move(details));
+  }
+
+  /// Step 3.
+  void distribute() {
+    members_.push_back({.rank = 0, .pid = own_.pid, .host = get_text(own_.host), .payload = own_part_.payload});
+    std::vector<int> descriptors = own_part_.descriptors;
+    std::vector<std::uint32_t> counts{static_cast<std::uint32_t>(descriptors.size())};
+    std::vector<Line*> lines;
+    for (std::size_t rank = 1; rank < ranks_.size(); ++rank) {
+      Visitor& visitor = *ranks_[rank];
+      for (const os::Fd& descriptor : visitor.part.descriptors) descriptors.push_back(descriptor.get());
+      counts.push_back(static_cast<std::uint32_t>(visitor.part.descriptors.size()));
+      members_.push_back({.rank = static_cast<int>(rank),
+                          .pid = visitor.hello->pid,
+                          .host = get_text(visitor.hello->host),
+                          .address = visitor.line->address(),
+                          .payload = std::move(visitor.part.body),
+                          .descriptors = std::move(visitor.part.descriptors)});
+      visitor.has_part = false;
+      lines.push_back(visitor.line.get());
+    }
+    try {
+      transport_->tell_all(lines, make_message(Word::all, encode(members_, counts, std::exchange(is_first_, false)),
+                                               std::move(descriptors)));
+    } catch (const Error& cause) {
+      throw own_failure(cause);
+    }
+    const Clock::time_point until = std::max(deadline_, Clock::now() + last_words);
+    for (;;) {
+      const Visitor* stuck = nullptr;
+      for (std::size_t rank = 1; rank < ranks_.size(); ++rank) {
+        Visitor& visitor = *ranks_[rank];
+        hear(visitor);
+        if (visitor.line->is_drained()) continue;
+        // A rank that has taken everything may close its connection: for it the rendezvous has ended.
+        if (visitor.gone) throw lost(visitor);
+        stuck = &visitor;
+      }
+      if (stuck == nullptr) return;
+      if (Clock::now() > until)
+        throw error(ErrorKind::timeout,
+                    fmt::format("{} did not take its messages within {}: look whether it is stopped",
+                                name_of(*stuck->hello), since(begin_)),
+                    details_of(*stuck->hello));
+      check_others();
+      transport_->wait(lines, sync::between_questions);
+    }
+  }
+
+  /// The ranks that have come, and those that come within the next moments.
+  void tell_failure(const Error& cause) {
+    transport_->give_up();
+    const OutgoingPointer message = failure_message(cause);
+    std::erase_if(visitors_, [](const Visitor& visitor) { return visitor.is_over || visitor.gone; });
+    std::vector<Line*> lines;
+    std::size_t told = 0;
+    for (Visitor& visitor : visitors_)
+      if (visitor.hello) lines.push_back(visitor.line.get());
+    told += lines.size();
+    transport_->tell_all(lines, message);
+    // A rank that is known to be dead does not come any more.
+    const std::size_t dead = cause.kind() == ErrorKind::peer_lost ? 1 : 0;
+    const Clock::time_point until = Clock::now() + time_for_words(cause);
+    for (;;) {
+      try {
+        for (auto& line : transport_->arrivals()) visitors_.push_back({.line = std::move(line)});
+      } catch (const Error&) {
+        // A rank that has received the failure closes its connection, which frees a descriptor.
+        std::this_thread::sleep_for(5ms);
+      }
+      for (Visitor& visitor : visitors_) {
+        try {
+          told += tell(visitor, message) ? 1 : 0;
+        } catch (const Error&) {
+          visitor.is_over = true;
+        }
+      }
+      std::erase_if(visitors_, [](const Visitor& visitor) { return visitor.is_over; });
+      const bool is_told =
+          std::ranges::none_of(visitors_, [](const Visitor& visitor) { return visitor.hello.has_value(); });
+      if ((is_told && told + dead + 1 >= ranks_.size()) || Clock::now() >= until) return;
+      wait();
+    }
+  }
+
+  /// Returns true if the rank has come after the failure, which is sent to it now.
+  bool tell(Visitor& visitor, const OutgoingPointer& failure) {
+    visitor.line->move();
+    const bool is_new = !visitor.hello;
+    if (is_new) {
+      const auto hello = visitor.line->next({.size = terms_.size, .is_root = true});
+      visitor.is_over = visitor.line->end().has_value();
+      if (!hello) return false;
+      visitor.hello.emplace();
+      std::memcpy(&*visitor.hello, hello->body.data(), sizeof(Hello));
+      visitor.is_over = visitor.hello->token != token_;
+      if (visitor.is_over) return false;
+      visitor.line->send(failure);
+    }
+    // Bytes that are left unread would reset the connection.
+    while (visitor.line->next({.size = terms_.size, .is_root = true, .is_known = true})) continue;
+    visitor.is_over = visitor.line->is_over() || visitor.line->end();
+    return is_new;
+  }
+
+  Clock::time_point begin_;
+  Clock::time_point deadline_;
+  Token token_{};
+  bool is_first_ = true;  // round
+  Part own_part_;
+  std::list<Visitor> visitors_;
+  std::vector<Visitor*> ranks_;  // by rank; null: it has not come
+  std::vector<Member> members_;  // once all parts are here
+  std::optional<Error> cause_;   // of the end
+  RareLog strangers_{LogLevel::warning};
+};
+
+}  // namespace
+
+std::unique_ptr<Session::Side> make_root(Terms terms, std::unique_ptr<Transport> transport) {
+  return std::make_unique<Root>(std::move(terms), std::move(transport));
+}
+
+}  // namespace muster::rendezvous

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The two sides of the state machine (session.hpp) share these parts.
+
+#include <fmt/core.h>
+
+#include <cerrno>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "src/base/written.hpp"
+#include "src/rendezvous/session.hpp"
+#include "src/sync/waits.hpp"
+
+namespace muster::rendezvous {
+
+// Failures reach the others within this time after their cause; a user's interruption must not wait for that.
+inline constexpr milliseconds last_words{1000};
+inline constexpr milliseconds interrupted_words{50};
+
+inline milliseconds time_for_words(const Error& cause) {
+  return cause.kind() == ErrorKind::cancelled ? interrupted_words : last_words;
+}
+
+/// "3.0 s"
+inline std::string since(Clock::time_point begin) {
+  return fmt::format("{:.1f} s", std::chrono::duration<double>(Clock::now() - begin).count());
+}
+
+inline std::string process_text(const Hello& hello) {
+  return fmt::format("host {}, pid {}", get_text(hello.host), hello.pid);
+}
+
+class Session::Side {
+ public:
+  Side(Terms terms, std::unique_ptr<Transport> transport)
+      : terms_(std::move(terms)), transport_(std::move(transport)) {}
+  virtual ~Side() = default;
+  Side(const Side&) = delete;
+  Side& operator=(const Side&) = delete;
+  virtual std::vector<Member> round(const Prepare& prepare, Clock::time_point deadline) = 0;
+  virtual void watch() = 0;
+  virtual Error settle(const Error& own) noexcept = 0;
+
+ protected:
+  [[nodiscard]] Error error(ErrorKind kind, const std::string& words, ErrorDetails details = {}) const {
+    return Error(kind, terms_.call + ": " + words, std::move(details));
+  }
+  /// Names a process that has said hello.
+  [[nodiscard]] std::string name_of(const Hello& hello) const {
+    return fmt::format("rank {} ({})", number_of(hello), process_text(hello));
+  }
+  [[nodiscard]] ErrorDetails details_of(const Hello& hello) const {
+    return {.rank = number_of(hello), .pid = hello.pid, .host = get_text(hello.host)};
+  }
+  [[nodiscard]] int number_of(const Hello& hello) const {
+    return hello.rank >= 0 && hello.rank < terms_.size ? terms_.number(hello.rank) : hello.rank;
+  }
+  /// Not the consequence of another rank's end.
+  [[nodiscard]] static bool is_own_lack(const Error& error) noexcept {
+    const int number = error.os_error();
+    return number == EMFILE || number == ENFILE || number == ENOBUFS || number == ENOMEM;
+  }
+  /// The cause to be told: a failure of this rank, or one that it has found in another rank.
+  [[nodiscard]] Error own_failure(const Error& cause) const {
+    if (cause.rank() && *cause.rank() != number_of(own_)) return cause;
+    ErrorDetails details = details_of(own_);
+    details.path = cause.path();
+    details.os_error = cause.os_error();
+    return error(cause.kind(), fmt::format("{} cannot join: {}", name_of(own_), cause.what()), std::move(details));
+  }
+  /// Throws if the wait must end for another reason.
+  void check_others() const {
+    if (terms_.watch) terms_.watch();
+    if (sync::is_interrupted())
+      throw error(ErrorKind::cancelled, fmt::format("{} was interrupted while the ranks met", name_of(own_)),
+                  details_of(own_));
+  }
+
+  const Terms terms_;
+  const std::unique_ptr<Transport> transport_;
+  const Hello own_ = own_hello(terms_.rank, terms_.size);
+};
+
+/// Rank 0's side.
+std::unique_ptr<Session::Side> make_root(Terms terms, std::unique_ptr<Transport> transport);
+
+}  // namespace muster::rendezvous
