@@ -48,8 +48,11 @@ struct Trial {
   std::vector<std::string> problems;
 };
 
-Trial try_plan(const MergePlan& plan, const std::string& model_dir) {
+Trial try_plan(MergePlan& plan, const std::string& model_dir) {
   const ModelDir model = ModelDir::open(model_dir);
+  std::vector<NamedSpec> all;
+  for (const TensorEntry& entry : model.tensors()) all.push_back({entry.name, {entry.dtype, entry.shape}});
+  fit_to(plan, all);
   Trial trial;
   std::vector<NamedSpec> specs;
   std::set<const MergeRule*> used;
@@ -141,7 +144,7 @@ int run_plan(const PlanArguments& arguments) {
     throw Error(ErrorKind::argument, is_check ? "muster plan check needs a model's directory behind the plan"
                                               : "muster plan show takes a plan and nothing else");
   const std::optional<Config> config = is_check ? read_model_config(arguments.model) : std::nullopt;
-  const MergePlan plan = MergePlan::load(arguments.plan, config ? &*config : nullptr);
+  MergePlan plan = MergePlan::load(arguments.plan, config ? &*config : nullptr);
   if (!is_check) {
     print(plan.text());
     return 0;

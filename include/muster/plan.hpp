@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -38,6 +39,7 @@ struct ConcatAction {
   /// Attention heads along dim: of the tensor, or of each part of a fused one, then instead of `blocks`. No head is cut
   /// through. If there are more ranks than heads, and a multiple of them, neighbouring ranks have a head each alike.
   std::vector<PlanNumber> heads = {};
+  std::vector<PlanNumber> head_sizes = {};  ///< relative sizes of a head of each part; empty: all are equal
   friend bool operator==(const ConcatAction&, const ConcatAction&) = default;
 };
 /// A quantisation scale of a weight (or of what goes into it) that is cut along `dim`: concat along dim if a rank has
@@ -49,6 +51,7 @@ struct ScaleAction {
   std::optional<std::int64_t> dim = {};  ///< empty: the scale is not cut
   std::vector<PlanNumber> blocks = {};   ///< as ConcatAction's: the scale of a fused tensor is fused too
   std::vector<PlanNumber> heads = {};    ///< as ConcatAction's; left out of account if blocks hold several heads
+  std::vector<PlanNumber> head_sizes = {};
   friend bool operator==(const ScaleAction&, const ScaleAction&) = default;
 };
 /// The tensor is left out of the result, and counted in the report. It has no way back.
@@ -125,10 +128,15 @@ class NumberPattern {
   std::shared_ptr<const re2::RE2> regex_;
 };
 
-/// What a plan says of numbers in the ranks' names (before a rule renames them) that parallel ranks divide among them.
+/// Where the ranks' names (before a rule renames them) have a number that parallel ranks divide among them.
 struct Numbering {
   NumberPattern pattern;
   bool renumber = false;  ///< each pipeline stage (each expert rank) counts its own from 0
+  /// Tensors of the last pipeline stage that belong to no layer, whatever numbers their names have: the layers that
+  /// predict further tokens.
+  std::optional<TensorPattern> last = {};
+  /// The number in a name; none if `last` or not `pattern` matches it.
+  [[nodiscard]] std::optional<std::int64_t> find(std::string_view name) const;
 };
 
 class NewName;
@@ -139,7 +147,8 @@ struct MergeRule {
   std::shared_ptr<const NewName> rename = {};  ///< null: the name stays (MergePlan::renamed); of TieAction: the other
   Stage stage = Stage::first;
   Axis across = Axis::tensor;
-  std::size_t number = 0;  ///< its place in the plan, from 1 on: for messages
+  std::size_t number = 0;      ///< its place in the plan, from 1 on: for messages
+  std::string condition = {};  ///< a flag of config.json without which the rule is passed over; empty: none
 };
 
 /// How a tensor of a rank becomes one or several of those that rules are for: before it is joined with other ranks',
@@ -171,6 +180,7 @@ struct ViewRule {
 
 /// What is known of a tensor beside its name and shapes.
 struct MergeFacts {
+  int parts = 1;                              ///< backwards: how many ranks the whole tensor is cut for
   std::span<const TensorSpec> weight = {};    ///< of a scale: its weight's, of the same ranks
   std::optional<std::size_t> cut_along = {};  ///< the ranks' shards say that they were cut along this dimension
   bool is_whole = false;                      ///< of a scale: they say that each has all of it
@@ -181,7 +191,9 @@ struct ResolvedMerge {
   Merge merge;
   std::optional<std::int64_t> true_size = {};  ///< along Concat's dim
   std::vector<std::int64_t> heads = {};        ///< of each block along Concat's dim; empty: none, or not known
-  std::int64_t head_size = 0;                  ///< along Concat's dim, as config.json has it; 0: it does not say
+  /// Elements along Concat's dim of a unit that `heads` counts; of fused blocks, for each of `blocks` by `heads`. 0:
+  /// not known.
+  std::int64_t head_size = 0;
   std::int64_t block = 0;  ///< of a scale: how many elements of its weight along the rule's dim one of its own is for
 };
 
@@ -200,7 +212,7 @@ class MergePlan {
   /// Without "auto".
   static std::span<const std::string_view> builtin_names() noexcept;
 
-  /// The first rule for a tensor; null if there is none.
+  /// The first rule for a tensor whose condition config.json meets; null if there is none.
   [[nodiscard]] const MergeRule* find(std::string_view tensor) const;
   /// What a rule calls a tensor in the result.
   [[nodiscard]] static std::string renamed(const MergeRule& rule, std::string_view tensor);
@@ -220,6 +232,8 @@ class MergePlan {
   /// not the one that `trim` says, and if a rule joins across expert ranks what belongs to one expert by its name.
   [[nodiscard]] ResolvedMerge resolve(const MergeRule& rule, std::string_view tensor, std::span<const TensorSpec> specs,
                                       bool whole = false, const MergeFacts& facts = {}) const;
+  /// The stages that have a tensor of this rule if it belongs to no layer.
+  [[nodiscard]] Stage stage_of(const MergeRule& rule, std::string_view tensor) const;
   /// Where layers and experts have their numbers.
   [[nodiscard]] const std::optional<Numbering>& layers() const noexcept { return layers_; }
   [[nodiscard]] const std::optional<Numbering>& experts() const noexcept { return experts_; }
@@ -231,8 +245,12 @@ class MergePlan {
   [[nodiscard]] const std::vector<MergeRule>& rules() const noexcept { return rules_; }
   /// The JSON that it was read from, with the rules of the plan that it extends.
   [[nodiscard]] const std::string& text() const noexcept { return text_; }
-  /// The model's config.json; null if there is none.
+  /// The model's config.json with the numbers of heads that it omits; null if there is none.
   [[nodiscard]] const Config& model_config() const noexcept { return model_config_; }
+  /// The model's config.json as it is.
+  [[nodiscard]] const Config& given_config() const noexcept { return given_config_; }
+  /// Replaces model_config().
+  void set_model_config(Config config) { model_config_ = std::move(config); }
 
  private:
   /// Without its name and config.json. `beside`: the directory in which plans are looked for that it extends; empty:
@@ -247,6 +265,7 @@ class MergePlan {
   std::vector<MergeRule> rules_;
   std::optional<Numbering> layers_;
   std::optional<Numbering> experts_;
+  Config given_config_;
   Config model_config_;
 };
 

@@ -26,17 +26,17 @@ class Offsets {
   Offsets(const std::optional<Numbering>& numbering, int count, int Place::*coordinate, std::string_view whose,
           std::string_view what)
       : coordinate_(coordinate), whose_(whose), what_(what), numbers_(static_cast<std::size_t>(count)) {
-    if (numbering && numbering->renumber && count > 1) pattern_ = &numbering->pattern;
+    if (numbering && numbering->renumber && count > 1) numbering_ = &*numbering;
   }
 
   void see(const Place& place, std::string_view name) {
-    if (pattern_ == nullptr) return;
-    if (const auto number = pattern_->find(name)) numbers_[index(place)].insert(*number);
+    if (numbering_ == nullptr) return;
+    if (const auto number = numbering_->find(name)) numbers_[index(place)].insert(*number);
   }
 
   void settle() {
     offsets_.assign(numbers_.size(), 0);
-    if (pattern_ == nullptr) return;
+    if (numbering_ == nullptr) return;
     std::int64_t base = 0;
     for (std::size_t i = 0; i < numbers_.size(); ++i) {
       const std::set<std::int64_t>& mine = numbers_[i];
@@ -57,8 +57,8 @@ class Offsets {
   [[nodiscard]] std::string apply(const Place& place, std::string name) const {
     const std::int64_t offset = offsets_[index(place)];
     if (offset == 0) return name;
-    const auto number = pattern_->find(name);
-    return number ? pattern_->replace(name, *number + offset) : name;
+    const auto number = numbering_->find(name);
+    return number ? numbering_->pattern.replace(name, *number + offset) : name;
   }
 
  private:
@@ -73,7 +73,7 @@ class Offsets {
   int Place::*coordinate_;
   std::string_view whose_;
   std::string_view what_;
-  const NumberPattern* pattern_ = nullptr;
+  const Numbering* numbering_ = nullptr;
   std::vector<std::set<std::int64_t>> numbers_;
   std::vector<std::int64_t> offsets_;
 };
@@ -113,9 +113,6 @@ class Arranging {
     check_results(result.tensors);
     note_names(result.notes, shared_heads_,
                "ranks have the same heads; they are compared, bit for bit, and taken once");
-    note_names(result.notes, unknown_heads_,
-               "config.json does not say which heads these are; the ranks' parts are joined one after the other, which "
-               "is wrong if ranks have heads alike");
     note_unused_rules(plan_, result);
     return result;
   }
@@ -157,16 +154,16 @@ class Arranging {
 
   // Layers or experts that nobody has would be lost without a word.
   void check_numbers() const {
-    if (layout_.pipeline > 1) check_holes(plan_.layers()->pattern, "layer", "pipeline stages");
-    if (layout_.expert > 1) check_holes(plan_.experts()->pattern, "expert", "expert ranks");
+    if (layout_.pipeline > 1) check_holes(*plan_.layers(), "layer", "pipeline stages");
+    if (layout_.expert > 1) check_holes(*plan_.experts(), "expert", "expert ranks");
   }
 
-  void check_holes(const NumberPattern& pattern, std::string_view what, std::string_view whose) const {
+  void check_holes(const Numbering& numbering, std::string_view what, std::string_view whose) const {
     std::map<std::string, std::set<std::int64_t>> numbers;
     for (const Found& found : found_)
-      if (const auto number = pattern.find(found.name)) {
+      if (const auto number = numbering.find(found.name)) {
         // Layers differ in what they have, so all names count together; experts of one layer do not.
-        numbers[what == "layer" ? std::string() : pattern.replace(found.name, 0)].insert(*number);
+        numbers[what == "layer" ? std::string() : numbering.pattern.replace(found.name, 0)].insert(*number);
       }
     for (const auto& [name, present] : numbers) {
       std::int64_t next = 0;
@@ -207,10 +204,10 @@ class Arranging {
       stages.insert(layout_.place(ref.rank).pipeline);
       experts.insert(layout_.place(ref.rank).expert);
     }
-    const bool is_layer = layout_.pipeline > 1 && plan_.layers()->pattern.find(found.name);
-    const bool is_expert =
-        layout_.expert > 1 && rule.across == Axis::tensor && plan_.experts()->pattern.find(found.name);
-    if (stages.size() > 1 && (is_layer || rule.stage == Stage::first || rule.stage == Stage::last)) {
+    const bool is_layer = layout_.pipeline > 1 && plan_.layers()->find(found.name);
+    const bool is_expert = layout_.expert > 1 && rule.across == Axis::tensor && plan_.experts()->find(found.name);
+    const Stage has_it = plan_.stage_of(rule, found.name);
+    if (stages.size() > 1 && (is_layer || has_it == Stage::first || has_it == Stage::last)) {
       note_twice(found, "pipeline stages", stages,
                  is_layer ? "stages that count their layers from 0 need \"renumber\" in the plan's \"layers\""
                           : "a tensor that several stages have needs \"stage\": \"ends\" or \"all\" in its rule");
@@ -250,7 +247,7 @@ class Arranging {
       if (copies.size() > 1) tensor.equal.push_back(std::move(copies));
     }
     const std::vector<TensorSpec> weight = weight_specs(found.name, tensor.sources);
-    MergeFacts facts{weight, {}};
+    MergeFacts facts{.weight = weight};
     const RankTensors& one = ranks_[static_cast<std::size_t>(tensor.sources.front().rank)];
     facts.is_whole = one.blocked.contains(one.tensors[tensor.sources.front().index].name);
     if (const auto padding = padding_of(tensor.sources.front())) facts.cut_along = padding->first;
@@ -316,18 +313,21 @@ class Arranging {
       return note_shared(found, cut == rank.heads.end() ? std::vector<std::int64_t>() : cut->second, parts);
     }
     const auto* action = std::get_if<ConcatAction>(&rule.action);
-    if (action != nullptr && !action->heads.empty() && (resolved.heads.empty() || resolved.head_size == 0))
-      unknown_heads_.push_back(found.name);
+    const bool needs_heads = action != nullptr && !action->heads.empty();
+    if (needs_heads && resolved.heads.empty()) refuse_tensors(unknown_heads_words(plan_, action->heads.front(), parts));
     std::int64_t held = 0;
     bool divides = true;
-    for (const std::int64_t heads : resolved.heads) {
-      held += merge::share_heads(heads, parts).heads;
+    for (std::size_t block = 0; block < resolved.heads.size(); ++block) {
+      const std::int64_t heads = resolved.heads[block];
+      held += merge::share_heads(heads, parts).heads * (concat->blocks.empty() ? 1 : concat->blocks[block] / heads);
       divides = divides && heads % parts == 0;
     }
+    if (divides) return {};
+    if (needs_heads && resolved.head_size == 0) refuse_tensors(unknown_heads_words(plan_, {0, "head_dim"}, parts));
     const Shape& shape = spec(sources.front()).shape;
     const auto dim =
         static_cast<std::size_t>(concat->dim < 0 ? concat->dim + static_cast<std::int64_t>(shape.size()) : concat->dim);
-    if (divides || resolved.head_size == 0 || dim >= shape.size() || shape[dim] != held * resolved.head_size) return {};
+    if (resolved.head_size == 0 || dim >= shape.size() || shape[dim] != held * resolved.head_size) return {};
     return note_shared(found, resolved.heads, parts);
   }
 
@@ -436,7 +436,6 @@ class Arranging {
   std::vector<Found> found_;
   std::unordered_map<std::string, std::size_t> by_name_;  // places in found_
   std::vector<std::string> shared_heads_;
-  std::vector<std::string> unknown_heads_;
   std::vector<const MergeRule*> rules_;
   std::vector<std::string> twice_;
   std::string twice_where_;

@@ -157,6 +157,10 @@ const BuiltinPlan* find_builtin_plan(std::string_view name);
 bool is_builtin_rule(const MergeRule& rule);
 /// JSON text, {PLAN: {MODEL_TYPE: ARCHITECTURE, ...}, ...}: the models that each of them is for.
 std::string_view builtin_models();
+/// builtin_defaults() as a tree.
+const Config& default_sizes();
+/// JSON text, {MODEL_TYPE: {KEY: NUMBER, ...} | MODEL_TYPE of its text model, ...}: what config.json may omit.
+std::string_view builtin_defaults();
 
 /// Bytes of a plan's text.
 inline constexpr std::uint64_t longest_plan = 4 << 20;
@@ -167,6 +171,14 @@ inline constexpr std::int64_t largest_plan_number = std::int64_t{1} << 53;
 /// A number of a plan. Throws Error(argument), which begins with `where`, if config.json lacks it or has no number
 /// there.
 std::int64_t plan_number(const MergePlan& plan, const PlanNumber& number, std::string_view where);
+
+/// How many units of equal size the `count` heads of a tensor are cut into for `parts` ranks: a rank that has whole
+/// groups of heads has the key-value head of each, which a rank with parts of two groups would lack. None if no cut
+/// keeps the heads of a group beside their key-value head.
+std::optional<std::int64_t> head_units(const MergePlan& plan, const PlanNumber& heads, std::int64_t count,
+                                       std::int64_t parts);
+/// The message for a rule whose number of heads is not known.
+std::string unknown_heads_words(const MergePlan& plan, const PlanNumber& heads, int parts);
 
 /// Whether nothing of the result comes of its tensors.
 bool is_left_out(const MergeRule& rule);
@@ -209,9 +221,18 @@ class NewName {
 /// A value by its place: keys and numbers of items with dots between them ("layers.0.hidden_size"). A key may have dots
 /// of its own, and counts before the path that it looks like. Null if there is none.
 const Config* find_place(const Config& tree, std::string_view place);
-/// A value by its name or its place ("text_config.vocab_size"). A name that is not there is looked for in
-/// "text_config", then under the other name that some models have for it. Null if there is none.
+/// A value by its name or its place, of the model or else of its text model ("text_config", "llm_config",
+/// "language_config"). Null if it is missing.
+const Config* find_here_or_in_text(const Config& config, std::string_view name);
+/// Finds as find_here_or_in_text, then under the other names that some models have for a value.
 const Config* find_in_config(const Config& config, std::string_view path);
+
+/// Returns the config with the numbers of heads that it omits: those that the shapes of a model's tensors prove, else
+/// the defaults of the architecture. A per-head norm's length is the size of a head. `ranks`: how many tensor-parallel
+/// ranks share the matrices of `tensors`, which may be empty.
+Config with_sizes(const Config& config, std::span<const NamedSpec> tensors, std::int64_t ranks);
+/// Gives a plan the config with the sizes of `tensors`.
+void fit_to(MergePlan& plan, std::span<const NamedSpec> tensors, std::int64_t ranks = 1);
 
 /// A number from 1 on; none if there is no such value.
 std::optional<std::int64_t> model_number(const Config& config, std::string_view path);

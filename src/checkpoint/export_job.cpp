@@ -181,8 +181,7 @@ void keep_selected(Arrangement& arrangement, const ExportOptions& options) {
 ExportOutputs shards_by_another_plan(const std::string& shards_dir, const Arrangement& arrangement,
                                      const std::optional<Config>& config, const ExportOptions& options,
                                      const Metadata& metadata, std::vector<std::string>& notes) {
-  const MergePlan plan =
-      MergePlan::load(options.to_plan.empty() ? "auto" : options.to_plan, config ? &*config : nullptr);
+  MergePlan plan = MergePlan::load(options.to_plan.empty() ? "auto" : options.to_plan, config ? &*config : nullptr);
   if (has_views(plan))
     throw Error(ErrorKind::argument,
                 fmt::format("plan {}: its views come after the cut, which several ranks do not do together; muster "
@@ -190,6 +189,7 @@ ExportOutputs shards_by_another_plan(const std::string& shards_dir, const Arrang
                             in_quotes(plan.name()), shards_dir, plan.name()));
   std::vector<NamedSpec> model;
   for (const ArrangedTensor& tensor : arrangement.tensors) model.push_back({tensor.name, tensor.layout.target});
+  fit_to(plan, model);
   const std::vector<WholeTensor> wholes = wholes_of(plan, model);
   Arrangement anew = arrangement;
   for (std::size_t i = 0; i < wholes.size(); ++i) {
@@ -303,6 +303,7 @@ std::optional<Config> config_around(const std::string& path, const std::string& 
 
 Arrangement arrange_shards(ExportJob& job, const std::vector<ShardListing>& listings, const ParallelLayout& layout,
                            const std::optional<DType>& dtype) {
+  if (!listings.empty()) fit_to(job.plan, listings.front().tensors, layout.tensor);
   for (const ShardListing& listing : listings) {
     ViewedRank viewed = view_rank(job.plan, layout, to_rank_tensors(listing), dtype);
     job.counts.push_back(listing.tensors.size());
@@ -325,6 +326,7 @@ ExportJob plan_job(const std::string& shards_dir, const std::string& plan, std::
   Arrangement arrangement = arrange_shards(job, listings, layout, options.dtype);
   std::vector<NamedSpec> model;
   for (const ArrangedTensor& tensor : arrangement.tensors) model.push_back({tensor.name, tensor.layout.target});
+  fit_to(job.plan, model);
   check_against_config(job.plan, model);
   keep_selected(arrangement, options);
   if (config && !options.to && (options.dtype || !options.base.empty())) {

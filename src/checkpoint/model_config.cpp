@@ -17,12 +17,14 @@ namespace {
 
 // Names of DistilBERT, and of GPT-2, BLOOM, MPT and T5. A config without key-value heads means as many as there are
 // heads, in all that transformers has.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 15> other_names = {
+constexpr std::array<std::pair<std::string_view, std::string_view>, 17> other_names = {
     {{"num_attention_heads", "n_heads"},
      {"num_attention_heads", "n_head"},
      {"num_attention_heads", "num_heads"},
+     {"num_key_value_heads", "num_kv_heads"},
      {"num_key_value_heads", "num_attention_heads"},
      {"num_key_value_heads", "n_heads"},
+     {"num_kv_heads", "num_attention_heads"},
      {"num_hidden_layers", "n_layers"},
      {"num_hidden_layers", "n_layer"},
      {"num_hidden_layers", "num_layers"},
@@ -37,14 +39,6 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 15> other_na
 constexpr std::string_view embedding = "embed_tokens.weight";
 // Of plans that do not say where a layer has its number. Not ALBERT's, which share one layer.
 constexpr std::string_view usual_layers = "{,*.}{layers,h,encoder.layer}.#.*";
-
-const Config* find_here_or_in_text(const Config& config, std::string_view name) {
-  const Config* found = find_place(config, name);
-  if (found != nullptr && !found->is_null()) return found;
-  const Config* text = find_place(config, "text_config");
-  const Config* inner = text == nullptr ? nullptr : find_place(*text, name);
-  return inner == nullptr ? found : inner;
-}
 
 std::optional<std::int64_t> number_of(const Config* found) {
   if (found == nullptr || found->type() != Config::Type::integer || found->as_int() < 1 ||
@@ -62,8 +56,8 @@ struct Size {
 class Checking {
  public:
   Checking(const MergePlan& plan, std::span<const NamedSpec> model) : config_(plan.model_config()), model_(model) {
-    const NumberPattern layers =
-        plan.layers() ? plan.layers()->pattern : NumberPattern::parse(std::string(usual_layers));
+    const Numbering layers =
+        plan.layers() ? *plan.layers() : Numbering{NumberPattern::parse(std::string(usual_layers))};
     for (const NamedSpec& tensor : model) {
       by_name_.emplace(tensor.name, &tensor.spec);
       if (tensor.name.ends_with(embedding))

@@ -23,8 +23,7 @@ class Division {
     if (parts == 1) return;
     std::int64_t count = 0;
     if (numbering)
-      for (const WholeTensor& whole : wholes)
-        count = std::max(count, numbering->pattern.find(whole.origin).value_or(-1) + 1);
+      for (const WholeTensor& whole : wholes) count = std::max(count, numbering->find(whole.origin).value_or(-1) + 1);
     if (count > 0 && count < parts)
       throw Error(ErrorKind::argument,
                   fmt::format("{} {} cannot share {} {}: some would have none", parts, whose, count, what));
@@ -36,7 +35,7 @@ class Division {
   /// None if the name has no such number, or there is one part only.
   [[nodiscard]] std::optional<int> part_of(const std::string& name) const {
     if (!is_divided_ || !numbering_) return std::nullopt;
-    const auto number = numbering_->pattern.find(name);
+    const auto number = numbering_->find(name);
     if (!number) return std::nullopt;
     const std::int64_t in_larger = larger_ * (small_ + 1);
     if (*number < in_larger) return static_cast<int>(*number / (small_ + 1));
@@ -115,6 +114,7 @@ class Cutter {
       throw Error(ErrorKind::argument, "\"drop\" has no way back, so it cannot be cut for ranks; use \"same\"");
     const int parts = rule.across == Axis::expert ? layout_.expert : layout_.tensor;
     MergeFacts facts;
+    facts.parts = parts;
     if (weight != nullptr) facts.weight = std::span(&weight->spec, 1);
     ResolvedMerge resolved = plan_.resolve(rule, whole.origin, std::span(&whole.spec, 1), true, facts);
     // A scale's element may be for several heads: fit_blocks() sees that none is cut through.
@@ -206,9 +206,6 @@ class Notes {
         !is_shared)
       idle_.push_back(whole.origin);
     if (!cutting.blocked.empty()) blocked_.push_back(whole.origin);
-    const auto* concat = std::get_if<ConcatAction>(&whole.rule->action);
-    if (concat != nullptr && !concat->heads.empty() && cutting.parts > 1 && cutting.resolved.heads.empty())
-      unknown_.push_back(whole.origin);
   }
 
   [[nodiscard]] std::vector<std::string> take() const {
@@ -221,7 +218,6 @@ class Notes {
     note_names(notes, blocked_,
                "the cut of its weight goes through blocks; every rank has all of it, and its shard says where its part "
                "of the weight begins");
-    note_names(notes, unknown_, "config.json does not say how many heads these have; they may be cut through");
     note_names(notes, whole_experts_,
                fmt::format("each tensor-parallel rank has all experts ({:.1f} MB a rank); expert ranks (ep={}) "
                            "share them",
@@ -235,7 +231,6 @@ class Notes {
   std::vector<std::string> padded_;
   std::vector<std::string> idle_;
   std::vector<std::string> blocked_;
-  std::vector<std::string> unknown_;
   std::vector<std::string> whole_experts_;
   std::uint64_t expert_bytes_ = 0;
 };
@@ -287,13 +282,13 @@ Placement place(const MergePlan& plan, const ParallelLayout& layout, std::span<c
     const bool across_experts = whole.rule->across == Axis::expert;
     const auto layer = layers.part_of(whole.origin);
     const auto expert = across_experts ? std::nullopt : experts.part_of(whole.origin);
-    const auto stages = layer ? std::pair(*layer, *layer + 1) : stages_of(whole.rule->stage, layout.pipeline);
+    const Stage stage = plan.stage_of(*whole.rule, whole.origin);
+    const auto stages = layer ? std::pair(*layer, *layer + 1) : stages_of(stage, layout.pipeline);
     const std::string name = experts.local_name(layers.local_name(whole.origin));
     for (int rank = 0; rank < layout.ranks(); ++rank) {
       const ParallelLayout::Place at = layout.place(rank);
       if (at.pipeline < stages.first || at.pipeline >= stages.second || (expert && at.expert != *expert)) continue;
-      if (!layer && whole.rule->stage == Stage::ends && at.pipeline != 0 && at.pipeline != layout.pipeline - 1)
-        continue;
+      if (!layer && stage == Stage::ends && at.pipeline != 0 && at.pipeline != layout.pipeline - 1) continue;
       const auto place = static_cast<std::size_t>(rank);
       const int part = across_experts ? at.expert : at.tensor;
       placement.ranks[place].push_back({name, index, part});

@@ -59,9 +59,15 @@ bool has_architecture(const KnownModel& model, std::string_view architecture) {
   return rest.starts_with("For") || rest.starts_with("Model") || rest.starts_with("LMHead");
 }
 
+bool has_stem(const KnownModel& model, std::string_view architecture) {
+  return architecture.starts_with(model.architecture.substr(0, model.architecture.find("ForConditionalGeneration")) +
+                                  "For");
+}
+
 bool meets(const KnownModel& model, const ConfigObject& config) {
   if (model.condition.empty()) return true;
   const Config* value = config.find(model.condition);
+  if (value == nullptr) value = find_place(default_sizes(), model.type + "." + model.condition);
   return value != nullptr && value->type() == Config::Type::boolean && value->as_bool();
 }
 
@@ -87,18 +93,22 @@ struct Hint {
 
 std::vector<Hint> hints_of(const ConfigObject& config) {
   std::vector<Hint> hints;
+  const KnownModel* of_type = nullptr;
   const auto add = [&](std::string_view key, const std::string& value, const auto& fits) {
     const auto model = std::ranges::find_if(
         known_models(), [&](const KnownModel& known) { return fits(known, value) && meets(known, config); });
     hints.push_back(
         {fmt::format("\"{}\" {}", key, in_quotes(value)), model == known_models().end() ? "" : model->plan});
+    if (key == "model_type" && model != known_models().end()) of_type = &*model;
   };
   const Config* type = config.find("model_type");
   if (type != nullptr && type->is_string()) add("model_type", type->as_string(), has_type);
   const Config* list = config.find("architectures");
   if (list == nullptr || !list->is_array()) return hints;
   for (const Config& item : list->as_array())
-    if (item.is_string() && hints.size() < 16) add("architectures", item.as_string(), has_architecture);
+    // A classifier of a model with towers begins as that model does, and as its text model.
+    if (item.is_string() && hints.size() < 16 && !(of_type != nullptr && has_stem(*of_type, item.as_string())))
+      add("architectures", item.as_string(), has_architecture);
   return hints;
 }
 
@@ -204,22 +214,44 @@ class Resolver {
     ResolvedMerge resolved{merge::Concat{dim, numbers(action.blocks)}};
     resolved.block = block;
     if (action.heads.size() == 1) {
-      if (const auto count = known(action.heads.front())) resolved.heads = {*count};
+      if (const auto count = known(action.heads.front())) {
+        resolved.heads = {units_of(action.heads.front(), *count)};
+        resolved.head_size = head_along(action.heads.front(), dim, block) * (*count / resolved.heads.front());
+      } else if (whole_ && facts_.parts > 1 && std::holds_alternative<ConcatAction>(rule_.action)) {
+        throw Error(ErrorKind::argument, unknown_heads_words(plan_, action.heads.front(), facts_.parts));
+      }
     } else if (!action.heads.empty()) {
-      resolved.heads = numbers(action.heads);
-      std::get<merge::Concat>(resolved.merge).blocks = resolved.heads;
+      std::vector<std::int64_t> blocks = numbers(action.heads);
+      for (std::size_t i = 0; i < blocks.size(); ++i) resolved.heads.push_back(units_of(action.heads[i], blocks[i]));
+      resolved.head_size = action.head_sizes.empty() ? head_along(action.heads.front(), dim, block) : 1;
+      for (std::size_t i = 0; i < action.head_sizes.size(); ++i)
+        if (__builtin_mul_overflow(blocks[i], number(action.head_sizes[i]), &blocks[i]))
+          throw Error(ErrorKind::argument, where() + ": the sizes of its heads add up to more than 63 bits");
+      std::get<merge::Concat>(resolved.merge).blocks = std::move(blocks);
     }
-    if (!resolved.heads.empty()) resolved.head_size = head_along(dim, block);
     return resolved;
+  }
+
+  /// Ranks that cannot be cut so may have been: their tensors are joined by plain heads.
+  [[nodiscard]] std::int64_t units_of(const PlanNumber& heads, std::int64_t count) const {
+    const int parts = whole_ ? facts_.parts : static_cast<int>(specs_.size());
+    const auto units = head_units(plan_, heads, count, parts);
+    if (!units && whole_)
+      throw Error(ErrorKind::argument,
+                  fmt::format("{} ranks would have parts of {} heads ({}) that lack the keys of their group; take as "
+                              "many ranks as there are groups, or fewer",
+                              parts, count, heads.key));
+    return units.value_or(count);
   }
 
   [[noreturn]] void refuse_to_merge() const {
     throw Error(ErrorKind::argument, where() + " leaves the tensor out, so there is nothing to merge");
   }
 
-  /// A head's elements along the dimension: a scale may have one for several.
-  [[nodiscard]] std::int64_t head_along(std::int64_t dim, std::int64_t block) const {
-    const std::int64_t size = head_size(config_).value_or(0);
+  /// A head's elements along the dimension: a scale may have one for several. 0: not known.
+  [[nodiscard]] std::int64_t head_along(const PlanNumber& heads, std::int64_t dim, std::int64_t block) const {
+    const bool is_attention = heads.key.find("linear") == std::string::npos;
+    const std::int64_t size = is_attention ? head_size(config_).value_or(0) : 0;
     if (!std::holds_alternative<ScaleAction>(rule_.action)) return size;
     if (block == 0) return facts_.weight.empty() && size_along(specs_.front(), dim) ? 1 : 0;
     return size % block == 0 ? size / block : 0;
@@ -309,6 +341,32 @@ class Resolver {
 
 }  // namespace
 
+std::optional<std::int64_t> head_units(const MergePlan& plan, const PlanNumber& heads, std::int64_t count,
+                                       std::int64_t parts) {
+  if (parts == 1 || heads.key.empty()) return count;
+  const auto is = [&](std::string_view name) { return heads.key.ends_with(name); };
+  const bool is_linear = is("linear_num_value_heads");
+  std::int64_t groups = count;
+  if (is_linear || is("num_attention_heads")) {
+    const std::string path = heads.key.substr(0, heads.key.rfind('.') + 1);
+    const std::string_view name = is_linear ? "linear_num_key_heads" : "num_key_value_heads";
+    groups = model_number(plan.model_config(), path + std::string(name)).value_or(count);
+  }
+  const bool shares = parts > groups && parts % groups == 0;
+  // Falcon's groups hold queries beside their keys, and those of linear attention its values.
+  if (shares && (is_linear || is("num_kv_heads") || is("linear_num_key_heads"))) return std::nullopt;
+  if (groups >= count || count % groups != 0) return count;
+  if (!shares) return groups;
+  return groups == 1 || count % parts == 0 ? std::optional(count) : std::nullopt;
+}
+
+std::string unknown_heads_words(const MergePlan& plan, const PlanNumber& heads, int parts) {
+  return fmt::format(
+      "plan {}: config.json does not give {}, so that {} ranks could cut through a head; add the number "
+      "to config.json, or name a model that has it with --base",
+      in_quotes(plan.name()), in_quotes(heads.key), parts);
+}
+
 std::int64_t plan_number(const MergePlan& plan, const PlanNumber& number, std::string_view where) {
   if (number.key.empty()) return number.value;
   const Config& config = plan.model_config();
@@ -338,7 +396,8 @@ bool is_builtin_rule(const MergeRule& rule) {
       const Config json = parse_json(plan.json);
       const Config* rules = json.as_object().find("rules");
       if (rules == nullptr) continue;  // it extends another
-      for (const Config& item : rules->as_array()) all.insert(item.at("match").as_string());
+      for (const Config& item : rules->as_array())
+        all.insert(item.at(item.find("match") == nullptr ? "regex" : "match").as_string());
     }
     return all;
   }();
@@ -367,7 +426,8 @@ MergePlan MergePlan::named(std::string_view json, std::string name, const Config
     throw error.with_context(fmt::format("plan {}", in_quotes(name)));
   }
   plan.name_ = std::move(name);
-  if (model_config != nullptr) plan.model_config_ = *model_config;
+  if (model_config != nullptr) plan.given_config_ = *model_config;
+  fit_to(plan, {});
   return plan;
 }
 
@@ -385,8 +445,17 @@ MergePlan MergePlan::load(const std::string& name_or_file, const Config* model_c
 }
 
 const MergeRule* MergePlan::find(std::string_view tensor) const {
-  const auto rule = std::ranges::find_if(rules_, [&](const MergeRule& r) { return r.pattern.matches(tensor); });
+  const auto meets = [&](const MergeRule& rule) {
+    const Config* flag = rule.condition.empty() ? nullptr : find_in_config(model_config_, rule.condition);
+    return rule.condition.empty() || (flag != nullptr && *flag == Config(true));
+  };
+  const auto rule =
+      std::ranges::find_if(rules_, [&](const MergeRule& r) { return r.pattern.matches(tensor) && meets(r); });
   return rule == rules_.end() ? nullptr : &*rule;
+}
+
+Stage MergePlan::stage_of(const MergeRule& rule, std::string_view tensor) const {
+  return layers_ && layers_->last && layers_->last->matches(tensor) ? Stage::last : rule.stage;
 }
 
 std::string MergePlan::renamed(const MergeRule& rule, std::string_view tensor) {
@@ -427,7 +496,7 @@ ResolvedMerge MergePlan::resolve(const MergeRule& rule, std::string_view tensor,
   if (specs.empty())
     throw Error(ErrorKind::argument, fmt::format("plan {}: resolving rule {} for the tensor {}: no rank has it",
                                                  in_quotes(name_), rule.number, in_quotes(tensor)));
-  if (rule.across == Axis::expert && experts_ && experts_->pattern.find(tensor))
+  if (rule.across == Axis::expert && experts_ && experts_->find(tensor))
     throw Error(ErrorKind::argument,
                 fmt::format("plan {}: rule {} joins the tensor {} across expert ranks, but by \"experts\" ({}) it "
                             "belongs to one expert and so to one of them; take one of the two out",

@@ -84,10 +84,17 @@ std::vector<PlanNumber> heads(const ConfigObject& rule) {
   return value->is_array() ? numbers(rule, "heads") : std::vector{number(*value, "heads")};
 }
 
+std::vector<PlanNumber> head_sizes(const ConfigObject& rule) {
+  std::vector<PlanNumber> sizes = numbers(rule, "head_sizes");
+  if (!sizes.empty() && sizes.size() != heads(rule).size())
+    refuse_plan("\"head_sizes\" needs \"heads\", a list of as many numbers");
+  return sizes;
+}
+
 MergeAction read_concat(const ConfigObject& rule) {
   const Config* dim = rule.find("dim");
   if (dim == nullptr) refuse_plan("\"concat\" needs \"dim\", the dimension that the ranks' pieces are joined along");
-  ConcatAction action{dimension(*dim), numbers(rule, "blocks"), {}, heads(rule)};
+  ConcatAction action{dimension(*dim), numbers(rule, "blocks"), {}, heads(rule), head_sizes(rule)};
   if (const Config* trim = rule.find("trim")) {
     if (!action.blocks.empty())
       refuse_plan("\"trim\" and \"blocks\" contradict each other: which block has the padding?");
@@ -101,6 +108,7 @@ MergeAction read_scale(const ConfigObject& rule) {
   if (const Config* dim = rule.find("dim")) action.dim = dimension(*dim);
   action.blocks = numbers(rule, "blocks");
   action.heads = heads(rule);
+  action.head_sizes = head_sizes(rule);
   if (!action.dim && !(action.blocks.empty() && action.heads.empty()))
     refuse_plan(fmt::format("\"{}\" needs \"dim\", the dimension that they lie along",
                             action.heads.empty() ? "blocks" : "heads"));
@@ -121,16 +129,16 @@ MergeAction read_plain(const ConfigObject&) {
 struct ActionReader {
   std::string_view name;
   MergeAction (*read)(const ConfigObject&);
-  std::array<std::string_view, 4> keys;  // beside those of every rule
+  std::array<std::string_view, 5> keys;  // beside those of every rule
 };
 constexpr std::array<ActionReader, std::variant_size_v<MergeAction>> action_readers = {{
-    {"concat", read_concat, {"dim", "blocks", "trim", "heads"}},
+    {"concat", read_concat, {"dim", "blocks", "trim", "heads", "head_sizes"}},
     {"same", read_plain<merge::Same>, {}},
     {"first", read_plain<merge::First>, {}},
     {"max", read_plain<merge::Max>, {}},
     {"sum", read_plain<merge::Sum>, {}},
     {"stack", read_plain<merge::Stack>, {}},
-    {"scale", read_scale, {"dim", "blocks", "heads"}},
+    {"scale", read_scale, {"dim", "blocks", "heads", "head_sizes"}},
     {"drop", read_drop, {"reason"}},
     {"tie", read_plain<TieAction>, {"with"}},
 }};
@@ -187,7 +195,7 @@ MergeRule read_rule(const Config& value, std::size_t number) {
   if (!value.is_object()) refuse_plan(fmt::format("it is {}, not an object", to_string(value.type())));
   const ConfigObject& rule = value.as_object();
   const ActionReader& reader = reader_of(rule);
-  Keys keys = {"match", "regex", "action", "comment"};
+  Keys keys = {"match", "regex", "if", "action", "comment"};
   // What is left out has no name, no stage and no ranks to be joined.
   const bool is_left_out = reader.name == "drop" || reader.name == "tie";
   if (!is_left_out) keys.insert(keys.end(), {"rename", "stage", "across"});
@@ -202,6 +210,7 @@ MergeRule read_rule(const Config& value, std::size_t number) {
   read.stage = one_of(rule, "stage", Stage::first, stages);
   read.across = one_of(rule, "across", Axis::tensor, axes);
   read.number = number;
+  if (const Config* condition = rule.find("if")) read.condition = string_of(*condition, "if");
   return read;
 }
 
@@ -317,10 +326,14 @@ std::optional<Numbering> read_numbering(const ConfigObject& plan, std::string_vi
     if (!value->is_object())
       refuse_plan(fmt::format("it is {}, neither a pattern nor an object", to_string(value->type())));
     const ConfigObject& object = value->as_object();
-    check_keys(object, {"match", "renumber", "comment"}, "");
+    const bool is_layers = key == "layers";
+    check_keys(object, is_layers ? Keys{"match", "renumber", "last", "comment"} : Keys{"match", "renumber", "comment"},
+               "");
     const Config* match = object.find("match");
     if (match == nullptr) refuse_plan("it has no \"match\"");
-    return Numbering{NumberPattern::parse(string_of(*match, "match")), flag(object, "renumber")};
+    Numbering numbering{NumberPattern::parse(string_of(*match, "match")), flag(object, "renumber")};
+    if (const Config* last = object.find("last")) numbering.last = TensorPattern::glob(string_of(*last, "last"));
+    return numbering;
   } catch (const Error& error) {
     throw Error(ErrorKind::corrupt, fmt::format("\"{}\": {}", key, error.what()));
   }
@@ -332,6 +345,7 @@ class Reach {
   /// Why the rule is never reached after those that were added; empty if it is. They must outlive this.
   std::string add(const MergeRule& rule) {
     const TensorPattern& pattern = rule.pattern;
+    if (!rule.condition.empty()) return {};  // the rules after it may be reached, too
     const auto [same, is_new] = texts_.try_emplace({pattern.is_regex(), pattern.text()}, rule.number);
     if (!is_new) return fmt::format("it has the pattern of rule {}, so it is never reached", same->second);
     if (all_ != 0) return fmt::format("rule {} takes all tensors, so it is never reached", all_);

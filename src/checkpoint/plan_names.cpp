@@ -197,6 +197,11 @@ std::optional<std::int64_t> NumberPattern::find(std::string_view name) const {
   return number;
 }
 
+std::optional<std::int64_t> Numbering::find(std::string_view name) const {
+  if (last && last->matches(name)) return std::nullopt;
+  return pattern.find(name);
+}
+
 std::string NumberPattern::replace(std::string_view name, std::int64_t number) const {
   const auto found = groups_in(*regex_, name);
   if (!found)

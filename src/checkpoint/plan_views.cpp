@@ -116,6 +116,12 @@ class Viewing {
     return static_cast<std::size_t>(place);
   }
 
+  /// Of `count` heads of the model, how many a rank has.
+  [[nodiscard]] std::int64_t held_heads(const PlanNumber& heads, std::int64_t count) const {
+    const std::int64_t units = head_units(plan_, heads, count, ranks_).value_or(count);
+    return merge::share_heads(units, ranks_).heads * (count / units);
+  }
+
   [[nodiscard]] merge::View split(const merge::View& view, std::size_t part) const {
     const ViewRule::Split& split = *rule_.split;
     const Shape shape = view.shape();
@@ -125,7 +131,7 @@ class Viewing {
     std::int64_t groups = 1;
     const bool is_gated = split.by == ViewRule::Split::By::gated_groups;
     if (split.by == ViewRule::Split::By::heads) {
-      for (std::int64_t& count : counts) count = merge::share_heads(count, ranks_).heads;
+      for (std::size_t i = 0; i < counts.size(); ++i) counts[i] = held_heads(split.counts[i], counts[i]);
     } else if (is_gated || split.by == ViewRule::Split::By::groups) {
       const std::int64_t all = *std::ranges::min_element(counts);
       for (std::int64_t& count : counts) {
@@ -184,7 +190,7 @@ class Viewing {
   }
 
   [[nodiscard]] merge::View permuted(const merge::View& view) const {
-    const std::int64_t heads = merge::share_heads(plan_number(plan_, *rule_.permute_rope, where_), ranks_).heads;
+    const std::int64_t heads = held_heads(*rule_.permute_rope, plan_number(plan_, *rule_.permute_rope, where_));
     const Shape shape = view.shape();
     if (shape.empty() || shape.front() % (2 * heads) != 0)
       refuse_view(fmt::format("the shape {} has no {} heads of two halves", to_string(shape), heads));

@@ -61,6 +61,7 @@ ShardJob::ShardJob(ModelSource from, const std::string& plan_name, const Paralle
     report.bytes += entry.bytes;
   }
   check_names(plan, tensors);
+  fit_to(plan, tensors);
   check_against_config(plan, tensors);
   const Arrangement arrangement = arrange_model(plan, tensors);
   outputs = shard_outputs(arrangement, plan, layout, from.metadata);

@@ -81,14 +81,34 @@ std::vector<std::int64_t> block_sizes(const Concat& merge, std::int64_t size, st
   return sizes;
 }
 
-/// A size shared out by blocks of so many heads each.
-std::vector<std::int64_t> head_blocks(std::span<const std::int64_t> heads, std::int64_t size, std::size_t dim) {
-  const std::int64_t total = std::accumulate(heads.begin(), heads.end(), std::int64_t{0});
+/// How large a head of each block is, in proportion to the others: a block's size by its heads.
+std::vector<std::int64_t> head_sizes(const Concat& merge, std::span<const std::int64_t> heads) {
+  std::vector<std::int64_t> sizes(heads.size(), 1);
+  if (merge.blocks.empty() || heads.empty()) return sizes;
+  if (merge.blocks.size() != heads.size())
+    refuse(fmt::format("{} blocks cannot have {} counts of heads", merge.blocks.size(), heads.size()));
+  for (std::size_t block = 0; block < heads.size(); ++block) {
+    sizes[block] = merge.blocks[block] / heads[block];
+    if (merge.blocks[block] % heads[block] != 0)
+      refuse(fmt::format("the blocks [{}] are no multiples of [{}] heads", fmt::join(merge.blocks, ", "),
+                         fmt::join(heads, ", ")));
+  }
+  return sizes;
+}
+
+/// A size shared out by blocks of `counts` heads each, whose `sizes` are in proportion.
+std::vector<std::int64_t> head_blocks(std::span<const std::int64_t> counts, std::span<const std::int64_t> sizes,
+                                      std::int64_t size, std::size_t dim) {
+  std::vector<std::int64_t> blocks(counts.size());
+  std::int64_t total = 0;
+  for (std::size_t block = 0; block < counts.size(); ++block)
+    if (__builtin_mul_overflow(counts[block], sizes[block], &blocks[block]) ||
+        __builtin_add_overflow(total, blocks[block], &total))
+      refuse(fmt::format("the heads along dimension {} add up to more than 63 bits", dim));
   if (total == 0 || size % total != 0)
     refuse(fmt::format("the size {} along dimension {} is no multiple of {} heads", size, dim, total));
-  std::vector<std::int64_t> sizes(heads.begin(), heads.end());
-  for (std::int64_t& block : sizes) block *= size / total;
-  return sizes;
+  for (std::int64_t& block : blocks) block *= size / total;
+  return blocks;
 }
 
 class Joining {
@@ -110,15 +130,20 @@ class Joining {
     std::vector<HeadShare> shares;
     std::vector<std::int64_t> held;  // heads of each block that a rank has
     for (const std::int64_t heads : heads_) held.push_back(shares.emplace_back(share_heads(heads, parts)).heads);
+    const std::vector<std::int64_t> of_head = head_sizes(merge, heads_);
     const auto blocks_of = [&](std::int64_t size) {
-      return heads_.empty() ? block_sizes(merge, size, dim) : head_blocks(held, size, dim);
+      return heads_.empty() ? block_sizes(merge, size, dim) : head_blocks(held, of_head, size, dim);
     };
     if (!heads_.empty()) {
       check_equal("heads");
-      const std::int64_t head = blocks_of(first.shape[dim]).front() / held.front();
+      const std::vector<std::int64_t> blocks = blocks_of(first.shape[dim]);
       std::int64_t size = 0;
-      if (__builtin_mul_overflow(head, std::accumulate(heads_.begin(), heads_.end(), std::int64_t{0}), &size))
-        refuse(fmt::format("the heads along dimension {} add up to more than 63 bits", dim));
+      for (std::size_t block = 0; block < blocks.size(); ++block) {
+        std::int64_t whole = 0;
+        if (__builtin_mul_overflow(blocks[block] / held[block], heads_[block], &whole) ||
+            __builtin_add_overflow(size, whole, &size))
+          refuse(fmt::format("the heads along dimension {} add up to more than 63 bits", dim));
+      }
       true_size_ = size;
     }
     const std::int64_t size = true_size_.value_or(total);
@@ -136,7 +161,7 @@ class Joining {
     std::vector<std::int64_t> begins(sources_.size(), 0);
     std::int64_t at = 0;
     const std::vector<std::int64_t> wanted =
-        heads_.empty() ? block_sizes(merge, size, dim) : head_blocks(heads_, size, dim);
+        heads_.empty() ? block_sizes(merge, size, dim) : head_blocks(heads_, of_head, size, dim);
     for (std::size_t block = 0; block < wanted.size(); ++block) {
       std::int64_t left = wanted[block];
       for (std::size_t i = 0; i < sources_.size(); ++i) {
@@ -247,7 +272,8 @@ class Cutting {
     // Two packed elements share a byte: a slice may not end inside one.
     if (is_packed(whole_.dtype) && cut.grain.inner % 2 != 0) share += share % 2;
     const std::vector<std::int64_t> sizes =
-        heads_.empty() ? block_sizes(merge, whole_.shape[dim], dim) : head_blocks(heads_, whole_.shape[dim], dim);
+        heads_.empty() ? block_sizes(merge, whole_.shape[dim], dim)
+                       : head_blocks(heads_, head_sizes(merge, heads_), whole_.shape[dim], dim);
     for (std::size_t block = 0; block < sizes.size(); ++block) {
       const std::int64_t size = sizes[block];
       const HeadShare shared = heads_.empty() ? HeadShare{} : share_heads(heads_[block], parts_);

@@ -66,9 +66,9 @@ HeadShare share_heads(std::int64_t heads, int parts);
 
 /// All sources merged; `ranks` are what messages call them (empty: 0, 1, ...). `true_size`, if given, is the size
 /// along Concat's dimension without the padding that a cut had to add. `heads`: the sources were cut by whole heads, so
-/// many in each block (share_heads). Throws Error(rank_mismatch) that names rank,
-/// dtype and shape if they do not fit; Error(argument) if the dimension is not there, blocks do not divide it,
-/// true_size is more than there is, or the elements cannot be added.
+/// many in each block (share_heads); Concat's blocks divided by them are the relative sizes of a head. Throws
+/// Error(rank_mismatch) that names rank, dtype and shape if they do not fit; Error(argument) if the dimension is not
+/// there, blocks do not divide it, true_size is more than there is, or the elements cannot be added.
 Layout join(const Merge& merge, std::span<const TensorSpec> sources, std::optional<std::int64_t> true_size = {},
             std::span<const int> ranks = {}, std::span<const std::int64_t> heads = {});
 

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// Numbers that config.json omits: a config class of transformers writes a nested config without the values that are its
+// defaults, as Gemma 3 and LLaVA are published.
+
+#include <algorithm>
+#include <array>
+#include <unordered_map>
+
+#include "muster/state.hpp"
+#include "src/checkpoint/arrangement.hpp"
+
+namespace muster {
+namespace {
+
+constexpr std::array<std::string_view, 4> text_places = {"text_config", "llm_config", "language_config",
+                                                         "thinker_config.text_config"};
+
+const Config* find_below_text(const Config& config, std::string_view name) {
+  for (const std::string_view place : text_places)
+    if (const Config* text = find_place(config, place))
+      if (const Config* found = find_place(*text, name)) return found;
+  return nullptr;
+}
+
+/// The defaults of the class that reads the text model's config; null if its type is not known.
+const Config* defaults_of(const Config& config) {
+  const Config* type = find_below_text(config, "model_type");
+  if (type == nullptr) type = find_place(config, "model_type");
+  if (type == nullptr || !type->is_string()) return nullptr;
+  const Config* sizes = default_sizes().as_object().find(type->as_string());
+  // A model with towers names the type of its text model.
+  if (sizes != nullptr && sizes->is_string()) sizes = default_sizes().as_object().find(sizes->as_string());
+  return sizes != nullptr && sizes->is_object() ? sizes : nullptr;
+}
+
+/// The shapes of the first layer of attention. Towers for images have attention, too, but no embeddings of tokens.
+class Attention {
+ public:
+  explicit Attention(std::span<const NamedSpec> tensors) {
+    constexpr std::string_view embedding = "embed_tokens.weight";
+    constexpr std::string_view output = "self_attn.o_proj.weight";
+    std::unordered_map<std::string_view, const TensorSpec*> by_name;
+    std::string text = "\n";
+    for (const NamedSpec& tensor : tensors) {
+      by_name.emplace(tensor.name, &tensor.spec);
+      if (tensor.name.ends_with(embedding) && text == "\n")
+        text = tensor.name.substr(0, tensor.name.size() - embedding.size()) + "layers.";
+    }
+    for (const NamedSpec& tensor : tensors) {
+      if (!tensor.name.starts_with(text) || !tensor.name.ends_with(output)) continue;
+      const std::string module = tensor.name.substr(0, tensor.name.size() - output.size()) + "self_attn.";
+      const auto shape = [&](std::string_view name) {
+        const auto found = by_name.find(module + std::string(name));
+        return found == by_name.end() || is_packed(found->second->dtype) ? Shape() : found->second->shape;
+      };
+      const Shape keys = shape("k_proj.weight");
+      if (tensor.spec.shape.size() != 2 || keys.size() != 2 || is_packed(tensor.spec.dtype) ||
+          to_string(tensor.spec.dtype).find('F') == std::string_view::npos)
+        continue;
+      columns = tensor.spec.shape[1];
+      key_rows = keys[0];
+      const Shape norm = shape("q_norm.weight");
+      if (!norm.empty() && shape("k_norm.weight").back() == norm.back()) norm_size = norm.back();
+      return;
+    }
+  }
+  std::int64_t columns = 0;    ///< inputs of the output's matrix: all heads that a rank has
+  std::int64_t key_rows = 0;   ///< outputs of the keys' matrix
+  std::int64_t norm_size = 0;  ///< of queries and keys alike; 0: there is none
+};
+
+}  // namespace
+
+const Config& default_sizes() {
+  static const Config sizes = parse_json(builtin_defaults());
+  return sizes;
+}
+
+const Config* find_here_or_in_text(const Config& config, std::string_view name) {
+  const Config* found = find_place(config, name);
+  if (found != nullptr && !found->is_null()) return found;
+  const Config* inner = find_below_text(config, name);
+  return inner == nullptr ? found : inner;
+}
+
+Config with_sizes(const Config& config, std::span<const NamedSpec> tensors, std::int64_t ranks) {
+  if (!config.is_object()) return config;
+  Config whole = config;
+  const auto number = [&](std::string_view key) { return model_number(whole, key); };
+  const auto is_absent = [&](std::string_view key) {
+    const Config* found = find_here_or_in_text(whole, key);
+    return found == nullptr || found->is_null();
+  };
+  const Config* defaults = defaults_of(config);
+  const auto take_default = [&](std::string_view key) {
+    const Config* value = defaults == nullptr ? nullptr : defaults->as_object().find(key);
+    if (value != nullptr && is_absent(key)) whole[std::string(key)] = *value;
+  };
+
+  const Attention attention(tensors);
+  const std::int64_t columns = attention.columns * ranks;
+  const auto heads = number("num_attention_heads");
+  const bool fits = attention.norm_size > 0 && columns % attention.norm_size == 0 &&
+                    (attention.columns > attention.norm_size || (heads && *heads * attention.norm_size == columns));
+  // A norm of each head; one over all heads is as long as their matrix is high.
+  if (fits && is_absent("head_dim")) whole["head_dim"] = attention.norm_size;
+  const auto size = number("head_dim");
+  if (!heads && ranks == 1 && size && columns > 0 && columns % *size == 0)
+    whole["num_attention_heads"] = columns / *size;
+  // Defaults that the shapes contradict belong to another model.
+  const auto usual = defaults == nullptr ? std::nullopt : model_number(*defaults, "num_attention_heads");
+  const bool is_usual = !number("num_attention_heads") && (!usual || columns % *usual == 0);
+  if (is_usual && columns == 0) take_default("head_dim");
+  if (defaults != nullptr)
+    for (const auto& [key, value] : defaults->as_object())
+      if (key != "head_dim" && key != "num_key_value_heads" && (is_usual || key.starts_with("linear_")))
+        take_default(key);
+
+  const auto queries = number("num_attention_heads");
+  if (!queries || !is_absent("num_key_value_heads") || find_in_config(config, "kv_lora_rank") != nullptr) return whole;
+  if (ranks == 1 && columns > 0 && columns % *queries == 0) {
+    const std::int64_t head = columns / *queries;
+    const std::int64_t keys = attention.key_rows / head;
+    if (keys > 0 && attention.key_rows % head == 0 && *queries % keys == 0) whole["num_key_value_heads"] = keys;
+  } else if (defaults != nullptr) {
+    // A default that does not divide the heads is another model's.
+    const auto keys = model_number(*defaults, "num_key_value_heads");
+    if (keys && *queries % *keys == 0) take_default("num_key_value_heads");
+  }
+  return whole;
+}
+
+void fit_to(MergePlan& plan, std::span<const NamedSpec> tensors, std::int64_t ranks) {
+  plan.set_model_config(with_sizes(plan.given_config(), tensors, ranks));
+}
+
+}  // namespace muster
