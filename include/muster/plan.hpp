@@ -180,10 +180,10 @@ struct ViewRule {
 
 /// What is known of a tensor beside its name and shapes.
 struct MergeFacts {
-  int parts = 1;                              ///< backwards: how many ranks the whole tensor is cut for
   std::span<const TensorSpec> weight = {};    ///< of a scale: its weight's, of the same ranks
   std::optional<std::size_t> cut_along = {};  ///< the ranks' shards say that they were cut along this dimension
   bool is_whole = false;                      ///< of a scale: they say that each has all of it
+  int parts = 1;                              ///< backwards: how many ranks the whole tensor is cut for
 };
 
 /// A rule's action for tensors of certain shapes, with all numbers known.

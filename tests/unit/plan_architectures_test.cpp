@@ -71,6 +71,7 @@ std::string module_of(std::string name) {
       parts.push_back(part == "block_sparse_moe" ? "mlp" : part);
     }
   }
+  if (parts.empty()) return {};
   const bool is_of_model = std::ranges::find(parts, "embed_tokens") != parts.end() || parts.back() == "lm_head";
   std::string module;
   for (std::size_t i = is_of_model ? parts.size() - 1 : 0; i < parts.size(); ++i)
