@@ -54,13 +54,15 @@ class Attention {
         return found == by_name.end() || is_packed(found->second->dtype) ? Shape() : found->second->shape;
       };
       const Shape keys = shape("k_proj.weight");
-      if (tensor.spec.shape.size() != 2 || keys.size() != 2 || is_packed(tensor.spec.dtype) ||
+      if (tensor.spec.shape.size() != 2 || is_packed(tensor.spec.dtype) ||
           to_string(tensor.spec.dtype).find('F') == std::string_view::npos)
         continue;
       columns = tensor.spec.shape[1];
-      key_rows = keys[0];
-      const Shape norm = shape("q_norm.weight");
-      if (!norm.empty() && shape("k_norm.weight").back() == norm.back()) norm_size = norm.back();
+      key_rows = keys.size() == 2 ? keys[0] : 0;
+      const Shape query_norm = shape("q_norm.weight");
+      const Shape key_norm = shape("k_norm.weight");
+      if (!query_norm.empty() && !key_norm.empty() && query_norm.back() == key_norm.back())
+        norm_size = query_norm.back();
       return;
     }
   }

@@ -695,7 +695,9 @@ TEST_CASE("a model in safetensors files of any name is one, and so is a file alo
     export_model(at + source, out, "meta", *single_group(), options);
     test::check_equal(at + "/given", out);
   }
-  shard_model(at + "/given/model.safetensors", at + "/shards", "llama", {.tensor = 2});
+  ShardOptions with_base;
+  with_base.base = at + "/given";
+  shard_model(at + "/given/model.safetensors", at + "/shards", "llama", {.tensor = 2}, with_base);
   export_model(at + "/shards", at + "/again", "", *single_group());
   write_config(at + "/again");  // nothing lies beside a file
   test::check_equal(at + "/given", at + "/again");
@@ -783,7 +785,9 @@ TEST_CASE("with a base whose config.json ties the head it is compared and left o
     // A model that is one rank, and the files of four.
     std::filesystem::create_directory(at + "/" + kind);
     write_model(whole, at + "/" + kind + "/model.safetensors");
-    shard_model(at + "/" + kind, at + "/" + kind + "-ranks", "llama", layout);
+    ShardOptions sharding;
+    sharding.base = at + "/base";
+    shard_model(at + "/" + kind, at + "/" + kind + "-ranks", "llama", layout, sharding);
     if (kind == "cast") options.dtype = DType::bf16;
     for (const std::string& source : {kind, kind + "-ranks"}) {
       CAPTURE(source);

@@ -146,7 +146,7 @@ TEST_CASE("diff of a model and its shards, and of shards of other numbers of ran
     return std::vector<NamedTensor>{
         {"model.embed_tokens.weight", test::pattern(DType::bf16, {101, 64}, 1)},
         {"model.layers.0.self_attn.q_proj.weight", test::pattern(DType::bf16, {64, 64}, 2)},
-        {"model.layers.0.self_attn.o_proj.weight", test::pattern(DType::bf16, {64, 4097}, seed)},
+        {"model.layers.0.mlp.down_proj.weight", test::pattern(DType::bf16, {64, 4097}, seed)},
         {"model.layers.0.mlp.gate_up_proj.weight", test::pattern(DType::f32, {24, 3}, 4)},
         {"model.norm.weight", test::pattern(DType::f32, {64}, 5)}};
   };
@@ -174,7 +174,7 @@ TEST_CASE("diff of a model and its shards, and of shards of other numbers of ran
   const Config report = diff_models(other, work / "shards-4", {.plan = "auto"});
   REQUIRE(report.at("tensor_differences").size() == 1);
   const Config& difference = report.at("tensor_differences").at(0);
-  CHECK(difference.at("name").as_string() == "model.layers.0.self_attn.o_proj.weight");
+  CHECK(difference.at("name").as_string() == "model.layers.0.mlp.down_proj.weight");
   CHECK(difference.at("elements").as_int() > 260'000);
   std::filesystem::remove(work / "shards-4/rank-00002-of-00004.safetensors");
   CHECK(has(words_of(ErrorKind::not_found, [&] { diff_models(other, work / "shards-4", {.plan = "auto"}); }),
