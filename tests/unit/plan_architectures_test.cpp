@@ -43,7 +43,7 @@ TensorSpec spec_of(const Config& extents) {
   return spec;
 }
 
-std::vector<NamedSpec> tensors_of(const Config& model) {
+std::vector<NamedSpec> sample_tensors(const Config& model) {
   std::vector<NamedSpec> tensors;
   for (const auto& [name, extents] : model.at("tensors").as_object()) tensors.push_back({name, spec_of(extents)});
   return tensors;
@@ -159,50 +159,50 @@ struct AttentionLayout {
   std::vector<Headed> (*tensors)(std::int64_t queries, std::int64_t keys);
 };
 
-using Q = std::int64_t;
+using Number = std::int64_t;
 const std::vector<AttentionLayout>& attention_layouts() {
-  constexpr Q d = 4;
+  constexpr Number d = 4;
   static const std::string llama = "model.layers.0.self_attn.";
   static const std::string linear = "model.layers.0.linear_attn.";
   static const std::vector<AttentionLayout> all = {
       {"llama", R"("num_attention_heads": Q, "num_key_value_heads": K, "head_dim": 4, "use_qk_norm": true)",
-       [](Q q, Q k) {
+       [](Number q, Number k) {
          return std::vector<Headed>{
              {llama + "q_proj.weight", {{'q', q, d}}}, {llama + "k_proj.weight", {{'k', k, d}}},
              {llama + "v_proj.bias", {{'k', k, d}}},   {llama + "q_norm.weight", {{'q', q, 1}}},
              {llama + "k_norm.weight", {{'k', k, 1}}}, {llama + "o_proj.weight", {{'q', q, d}}, 1}};
        }},
       {"llama", R"("num_attention_heads": Q, "num_key_value_heads": K, "head_dim": 4)",
-       [](Q q, Q k) {
+       [](Number q, Number k) {
          return std::vector<Headed>{{llama + "qkv_proj.weight", {{'q', q, d}, {'k', k, d}, {'k', k, d}}},
                                     {llama + "o_proj.weight", {{'q', q, d}}, 1}};
        }},
       {"moe", R"("text_config": {"num_attention_heads": Q, "num_key_value_heads": K, "head_dim": 4})",
-       [](Q q, Q k) {
+       [](Number q, Number k) {
          return std::vector<Headed>{{llama + "q_proj.weight", {{'q', q, 2 * d}}},  // with a gate beside each head
                                     {llama + "k_proj.weight", {{'k', k, d}}},
                                     {llama + "sinks", {{'q', q, 1}}},
                                     {llama + "o_proj.weight", {{'q', q, d}}, 1}};
        }},
       {"falcon", R"("num_attention_heads": Q, "num_kv_heads": K)",
-       [](Q q, Q k) {
+       [](Number q, Number k) {
          return std::vector<Headed>{
              {"transformer.h.0.self_attention.query_key_value.weight", {{'q', q / k, d}, {'k', 1, 2 * d}}, 0, k},
              {"transformer.h.0.self_attention.dense.weight", {{'q', q, d}}, 1}};
        }},
       {"gpt-bigcode", R"("n_head": Q)",
-       [](Q q, Q) {
+       [](Number q, Number) {
          return std::vector<Headed>{{"transformer.h.0.attn.c_attn.weight", {{'q', q, d}, {'k', 1, d}, {'k', 1, d}}},
                                     {"transformer.h.0.attn.c_proj.weight", {{'q', q, d}}, 1}};
        }},
       {"gpt2", R"("n_head": Q)",
-       [](Q q, Q) {
+       [](Number q, Number) {
          return std::vector<Headed>{{"h.0.attn.c_attn.weight", {{'q', q, d}, {'q', q, d}, {'q', q, d}}, 1},
                                     {"h.0.attn.c_proj.weight", {{'q', q, d}}, 0}};
        }},
       {"qwen-hybrid",
        R"("linear_num_value_heads": Q, "linear_num_key_heads": K, "linear_key_head_dim": 4, "linear_value_head_dim": 6)",
-       [](Q q, Q k) {
+       [](Number q, Number k) {
          return std::vector<Headed>{
              {linear + "in_proj_qkvz.weight", {{'k', 1, 2 * d}, {'q', q / k, 6}, {'q', q / k, 6}}, 0, k},
              {linear + "in_proj_ba.weight", {{'q', q / k, 1}, {'q', q / k, 1}}, 0, k},
@@ -251,7 +251,7 @@ TEST_CASE("the axes of every architecture are those of the parallel layers of tr
     for (const std::string source : {"tp_plan", "parallel_layers"})
       for (const auto& [module, style] : model.at(source).as_object()) styles[module_of(module)] = style.as_string();
     std::set<std::string> compared;
-    for (const NamedSpec& tensor : tensors_of(model)) {
+    for (const NamedSpec& tensor : sample_tensors(model)) {
       const std::string module = module_of(tensor.name);
       const auto style = styles.find(module);
       if (style == styles.end() || is_cut_otherwise(tensor.name)) continue;
@@ -271,7 +271,7 @@ TEST_CASE("the axes of every architecture are those of the parallel layers of tr
 TEST_CASE("every architecture comes back from any number of ranks, also where config.json omits its numbers of heads") {
   for (const auto& [kind, model] : architectures().as_object()) {
     CAPTURE(kind);
-    const std::vector<NamedSpec> tensors = tensors_of(model);
+    const std::vector<NamedSpec> tensors = sample_tensors(model);
     MergePlan plan = MergePlan::load("auto", &model.at("config"));
     fit_to(plan, tensors);
     for (const int ranks : {2, 3, 4}) {
