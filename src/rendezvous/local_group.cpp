@@ -4,6 +4,7 @@
 //  1. The part of a rank is a pidfd of itself and its region: the shared memory that the others may map later. Rank 0
 //     adds another region for the groups, with the control block of this one in it, and the nonce.
 //  2. In a second round each rank has mapped the control block. No descriptor passes between ranks after that.
+//  3. All ranks meet in a first barrier of the new group.
 
 #include <fmt/core.h>
 
@@ -157,6 +158,7 @@ std::shared_ptr<SyncGroup> join_local_group(const LocalGroupOptions& options, co
         return Part{};
       },
       deadline);
+  group->barrier({.timeout = {}, .stop = {}, .phase = "rendezvous"});
   return group;
 }
 
