@@ -35,6 +35,7 @@ class CountingGroup final : public muster::sync::Group {
   }
   void poison(const muster::Error& cause) noexcept override { inner_->poison(cause); }
   [[nodiscard]] std::optional<muster::Error> failure() const override { return inner_->failure(); }
+  [[nodiscard]] bool has_failure() const noexcept override { return inner_->has_failure(); }
   void progress() noexcept override { inner_->progress(); }
 
  protected:
@@ -45,27 +46,19 @@ class CountingGroup final : public muster::sync::Group {
     told_.by_rounds += all.size();
     ++told_.rounds;
   }
-  void do_send(int to, muster::sync::Subject subject, std::span<const std::byte> message,
-               const muster::WaitOptions& options) override {
-    inner_->send(to, message, options, subject);
-  }
-  std::vector<std::byte> do_receive(int from, muster::sync::Subject subject, std::uint64_t most,
-                                    const muster::WaitOptions& options) override {
-    std::vector<std::byte> message = inner_->receive(from, most, options, subject);
-    told_.by_messages += message.size();
-    return message;
-  }
   void do_wait_until(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
                      std::span<const int> on, const muster::WaitOptions& options) override {
     inner_->wait_until(done, sleep, on, options);
   }
   bool do_try_send(int to, const muster::sync::PacketHead& head, std::span<const std::byte> packet) override {
-    if (!inner_->try_send(to, head, packet)) return false;
-    told_.by_messages += packet.size();
-    return true;
+    return inner_->try_send(to, head, packet);
   }
   bool do_try_receive(int from, const muster::sync::PacketPlace& place) override {
-    return inner_->try_receive(from, place);
+    const auto counted = [&](const muster::sync::PacketHead& head, std::size_t bytes) {
+      told_.by_messages += bytes;
+      return place(head, bytes);
+    };
+    return inner_->try_receive(from, counted);
   }
   void do_wait_for_packets(const std::function<bool()>& done, std::span<const int> on,
                            const muster::WaitOptions& options) override {

@@ -112,7 +112,9 @@ class GroupCoordinator {
     std::map<std::string, bool> all_gather_tensors = {};
     CollectiveOptions waits = {};
   };
-  /// `dict`: values at its top level are tensors or any Config. Both sides give the same options.
+  /// `dict`: values at its top level are tensors or any Config. Both sides give the same options, and the ranks of a
+  /// stage the same keys, in any order. If the receivers get slices that do not fit together or another message, all
+  /// ranks of their all_gather_group throw Error(rank_mismatch).
   void send_tensor_dict(const ConfigObject& dict, std::optional<int> dst, const TensorDictOptions& options);
   void send_tensor_dict(const ConfigObject& dict, std::optional<int> dst = {}) { send_tensor_dict(dict, dst, {}); }
   [[nodiscard]] ConfigObject recv_tensor_dict(std::optional<int> src, const TensorDictOptions& options);
@@ -130,6 +132,9 @@ class GroupCoordinator {
                                const CollectiveOptions& options = {});
 
  private:
+  /// Collective. Throws Error(rank_mismatch) on all ranks unless all of them gather the same tensors.
+  void check_same_slices(const ConfigObject& values, const std::map<std::string, Shape>& shapes,
+                         const CollectiveOptions& options);
   [[nodiscard]] int next() const noexcept { return (rank_in_group() + 1) % world_size(); }
   [[nodiscard]] int prev() const noexcept { return (rank_in_group() + world_size() - 1) % world_size(); }
 

@@ -184,8 +184,9 @@ class ProcessGroup {
                                                   const CollectiveOptions& options = {});
 
   // Messages from one rank to another, by tag (0 or more): those of one tag come in the order that they were sent in.
-  // `from` may be any_rank, `tag` of what is received any_tag. Up to 64 KiB are with the receiver at once; of more the
-  // receiver takes each byte when it receives it. So two ranks that both send much first wait for each other; isend()
+  // `from` may be any_rank, `tag` of what is received any_tag. A receiver keeps some 256 KiB of each sender's messages
+  // until it receives them. A longer message, or one beyond that, waits with its sender: send() returns when it is
+  // received, and its deadline names the receiver. So two ranks that both send much first wait for each other; isend()
   // does not wait.
 
   /// Throws Error(argument) if `to` is this rank or none, or the tag is negative; as SyncGroup::send.
@@ -201,10 +202,10 @@ class ProcessGroup {
   /// The oldest message that such a receive would get, if one has come. Never waits.
   [[nodiscard]] std::optional<MessageInfo> probe(int from, int tag = any_tag);
 
-  // The same without waiting. What has been begun moves whenever this rank is in a call for messages of this group, or
-  // asks or waits for such a Work (by the thread that uses the group). Work::get() waits for as long as `options` say
-  // and throws as the calls above. A tensor is kept until it has been sent or received, a borrowed one by the caller;
-  // what nobody waits for is lost if the group is destroyed before it has gone.
+  // The same without waiting. A message that has begun moves while this rank waits for anything, in any group: for
+  // messages, in collectives, in gathers and streams, or in Work::get() (MPI's progress rule). Work::get() waits for as
+  // long as `options` say and throws as the calls above. A tensor is kept until it has been sent or received, a
+  // borrowed one by the caller; a message that nobody waits for is lost if the group is destroyed before it has gone.
 
   [[nodiscard]] Work<void> isend(Tensor tensor, int to, int tag = 0, const CollectiveOptions& options = {});
   [[nodiscard]] Work<void> isend_config(const Config& config, int to, int tag = 0,

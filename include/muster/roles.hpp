@@ -75,15 +75,14 @@ class AsyncSendHandle {
  public:
   AsyncSendHandle() = default;
   explicit AsyncSendHandle(Work<void> work) : work_(std::move(work)) {}
-  /// Whether it has ended, well or not. Never waits.
-  [[nodiscard]] bool is_complete() const { return !work_.is_pending() || work_.is_done(); }
-  /// Returns at once if it is complete. Throws as ProcessGroup::send.
-  void wait() {
-    if (work_.is_pending()) work_.get();
-  }
+  /// Whether the message has been sent. False after wait() has thrown that it cannot be. Never waits.
+  [[nodiscard]] bool is_complete() const { return !failure_ && (!work_.is_pending() || work_.is_done()); }
+  /// Returns at once if it is complete. Throws as ProcessGroup::send; a later call throws the same failure again.
+  void wait();
 
  private:
   Work<void> work_;
+  std::optional<Error> failure_;
 };
 
 struct ReceivedBytes {

@@ -102,10 +102,10 @@ class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
   /// them in rank order. Throws as barrier.
   virtual void all_gather(std::span<const std::byte> mine, std::span<std::byte> all,
                           const WaitOptions& options = {}) = 0;
-  /// To one other rank, which must call receive(); any length. 256 KiB may be under way from one rank to another:
-  /// send() returns when all else of the message has been received. No message waits behind one to another rank, or
-  /// behind what gathers send. Throws as barrier, and Error(no_space) if there is no memory for messages: then the
-  /// group has failed.
+  /// To one other rank, which must call receive(); any length. Messages of 256 KiB may be under way from one rank to
+  /// another. Beyond that, and for a longer message, send() returns when the message has been received. Messages move
+  /// while their ranks wait for anything, in any group. No message waits behind one to another rank, or behind what
+  /// gathers send. Throws as barrier, and Error(no_space) if no memory is left for messages: then the group has failed.
   virtual void send(int to, std::span<const std::byte> message, const WaitOptions& options = {}) = 0;
   /// The oldest message from one other rank. Throws as barrier, and Error(corrupt) if it is longer than `most`
   /// (nothing of that size is allocated).

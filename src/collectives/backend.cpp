@@ -4,6 +4,7 @@
 #include <fmt/core.h>
 
 #include <atomic>
+#include <map>
 #include <vector>
 
 #include "muster/error.hpp"
@@ -56,6 +57,16 @@ void set_device_backend(MakeDeviceBackend make) noexcept {
 
 bool has_device_backend() noexcept {
   return make_device_backend.load() != nullptr;
+}
+
+void check_ranks_on_hosts(const sync::Group& group) {
+  std::map<int, int> ranks;  // by host
+  for (const int rank : group.all())
+    if (++ranks[group.host_of(rank)] > most_ranks_on_host)
+      throw Error(ErrorKind::unsupported,
+                  fmt::format("the host of rank {} has more than {} ranks of this group: collectives take that many at "
+                              "most; use more hosts, or groups of fewer ranks (split)",
+                              group.info(rank).rank, most_ranks_on_host));
 }
 
 std::unique_ptr<DeviceBackend> device_backend(sync::Group& group, Backend& round) {

@@ -97,9 +97,13 @@ class Backend {
                           std::span<const Room> outs, const WaitOptions& options) = 0;
 };
 
-class Mail;
-/// The messages of a group of any kind; `mail` is that group's. Local.
-std::unique_ptr<Backend> message_backend(sync::Group& group, Mail& mail);
+/// The messages of a group of any kind. Local.
+std::unique_ptr<Backend> message_backend(sync::Group& group);
+
+/// The chunks of shared memory have room for so many ranks of one host.
+inline constexpr int most_ranks_on_host = 2048;
+/// Throws Error(unsupported) if a host has more. The same on all ranks. Local.
+void check_ranks_on_hosts(const sync::Group& group);
 
 /// Rings in the ranks' shared memory. Collective; null on all ranks if some do not share it. Throws as
 /// SyncGroup::all_gather, and Error(no_space) on all ranks.
@@ -107,7 +111,7 @@ std::unique_ptr<Backend> shared_backend(sync::Group& group, const WaitOptions& o
 
 /// Between hosts, one of which has two ranks or more: rings inside, messages across. Collective; null on all ranks if
 /// it cannot be, or there is nothing to gain. Throws as shared_backend().
-std::unique_ptr<Backend> hosts_backend(sync::Group& group, Mail& mail, const WaitOptions& options);
+std::unique_ptr<Backend> hosts_backend(sync::Group& group, const WaitOptions& options);
 
 // How bytes are shared out among ranks.
 

@@ -18,12 +18,12 @@
 
 namespace muster::collectives {
 
-Engine::Engine(std::shared_ptr<SyncGroup> group, const CollectiveOptions& options)
-    : group_(std::move(group)), mail_(sync::inside(*group_)) {
+Engine::Engine(std::shared_ptr<SyncGroup> group, const CollectiveOptions& options) : group_(std::move(group)) {
   const sync::Use use(*group_);
+  check_ranks_on_hosts(sync::inside(*group_));
   if (size() > 1) backend_ = shared_backend(sync::inside(*group_), waits(options, "process group"));
-  if (!backend_) backend_ = hosts_backend(sync::inside(*group_), mail_, waits(options, "process group"));
-  if (!backend_) backend_ = message_backend(sync::inside(*group_), mail_);
+  if (!backend_) backend_ = hosts_backend(sync::inside(*group_), waits(options, "process group"));
+  if (!backend_) backend_ = message_backend(sync::inside(*group_));
   ins_.resize(static_cast<std::size_t>(size()));
   outs_.resize(ins_.size());
 }
@@ -266,6 +266,10 @@ std::optional<Tensor> Engine::gather(What what, const TensorView& tensor, int di
             extent += card.extent;
             sizes_.push_back(card.bytes);
           }
+          if (std::ranges::any_of(cards, [](const Card& card) { return card.extent < 0; }) ||
+              std::accumulate(sizes_.begin(), sizes_.end(), std::uint64_t{0}) !=
+                  byte_size(tensor.dtype(), with_extent(tensor.shape(), along, extent)))
+            throw Error(ErrorKind::corrupt, "the ranks announce other bytes than their extents have");
           if (into == nullptr && what.varies) allocate(extent);
           place(parts ? *parts : *into, sizes_);
         };

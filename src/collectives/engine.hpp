@@ -13,7 +13,7 @@
 #include "muster/process_group.hpp"
 #include "src/collectives/arguments.hpp"
 #include "src/collectives/backend.hpp"
-#include "src/collectives/mail.hpp"
+#include "src/sync/mail.hpp"
 
 namespace muster::collectives {
 
@@ -46,7 +46,7 @@ class Engine {
   [[nodiscard]] int rank() const noexcept { return group_->rank(); }
   [[nodiscard]] int size() const noexcept { return group_->size(); }
   /// Messages by tag: the backend's own and the program's.
-  [[nodiscard]] Mail& mail() noexcept { return mail_; }
+  [[nodiscard]] sync::Mail& mail() noexcept { return sync::inside(*group_).mail(); }
 
   void barrier(const CollectiveOptions& options);
   /// In place of any collective call: this rank cannot make it. Throws `failure` on all ranks; the group remains
@@ -98,7 +98,6 @@ class Engine {
   [[nodiscard]] std::size_t self() const noexcept { return static_cast<std::size_t>(rank()); }
 
   std::shared_ptr<SyncGroup> group_;
-  Mail mail_;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<DeviceBackend> devices_;  // made by the first call with tensors on devices
   // Of the call.

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "src/collectives/engine.hpp"
+#include "src/sync/failing.hpp"
 #include "src/sync/group.hpp"
 
 namespace muster {
@@ -188,12 +189,14 @@ Tensor GroupCoordinator::recv(const TensorSpec& spec, std::optional<int> src, co
   return tensor;
 }
 
-// A dict travels as two objects: the shapes of what has been sliced, and the values.
+// A dict travels as an array: the shapes of the tensors that are sent in slices, all values, and which slice of how
+// many its sender has.
 
 void GroupCoordinator::send_tensor_dict(const ConfigObject& dict, std::optional<int> dst,
                                         const TensorDictOptions& options) {
   Config shapes = Config::object();
   Config values = Config::object();
+  const GroupCoordinator* const slices = options.all_gather_group;
   for (const auto& [key, value] : dict) {
     if (!value.is_tensor() || !is_sliced(key, value.as_tensor(), options)) {
       values[key] = value;
@@ -205,27 +208,107 @@ void GroupCoordinator::send_tensor_dict(const ConfigObject& dict, std::optional<
     shapes[key] = std::move(extents);
     const TensorView view = tensor.view();
     const Tensor whole = view.is_contiguous() ? tensor : Tensor::copy_of(view);
-    const std::int64_t count = view.elements() / options.all_gather_group->world_size();
-    const std::int64_t begin = count * options.all_gather_group->rank_in_group();
+    const std::int64_t count = view.elements() / slices->world_size();
+    const std::int64_t begin = count * slices->rank_in_group();
     values[key] = Tensor(TensorView(whole.dtype(), {view.elements()}, whole.data()).slice(0, begin, begin + count),
                          whole.owner());
   }
-  group_->send_config(Config::array({std::move(shapes), std::move(values)}), dst.value_or(next()), 0, options.waits);
+  Config slice =
+      Config::array({slices == nullptr ? 0 : slices->rank_in_group(), slices == nullptr ? 1 : slices->world_size()});
+  group_->send_config(Config::array({std::move(shapes), std::move(values), std::move(slice)}), dst.value_or(next()), 0,
+                      options.waits);
 }
 
-ConfigObject GroupCoordinator::recv_tensor_dict(std::optional<int> src, const TensorDictOptions& options) {
-  Config message = group_->recv_config(src.value_or(prev()), 0, options.waits);
-  ConfigObject dict = message.at(1).as_object();
-  for (const auto& [key, extents] : message.at(0).as_object()) {
-    if (options.all_gather_group == nullptr)
-      throw Error(ErrorKind::rank_mismatch,
-                  fmt::format("'{}' was sent in slices: this rank needs the same all_gather_group", key));
-    Shape shape;
-    for (const Config& extent : extents.as_array()) shape.push_back(extent.as_int());
-    const Tensor whole = options.all_gather_group->all_gather(dict[key].as_tensor(), 0, options.waits);
-    dict[key] = with_shape(whole, std::move(shape));
+namespace {
+
+/// A dict that has come, with slices instead of some tensors.
+struct SlicedDict {
+  ConfigObject values;
+  std::map<std::string, Shape> shapes;  // of the sliced tensors
+};
+
+Shape shape_of(const Config& extents) {
+  Shape shape;
+  for (const Config& extent : extents.as_array()) shape.push_back(extent.as_int());
+  return shape;
+}
+
+/// Throws Error(rank_mismatch) unless the message is a dict, and its slices are those that this rank expects.
+SlicedDict dict_of(const ReceivedConfig& message, const RankInfo& sender, const GroupCoordinator* slices) {
+  const auto refuse = [&](const std::string& words) {
+    throw sync::error_of(sender, ErrorKind::rank_mismatch,
+                         fmt::format("{} has sent {}: both sides must give the same all_gather_group and options",
+                                     sync::name_of(sender), words));
+  };
+  const Config& all = message.config;
+  const auto is_array = [](const Config& config, std::size_t size) {
+    return config.is_array() && config.size() == size;
+  };
+  if (!is_array(all, 3) || !all.at(0).is_object() || !all.at(1).is_object() || !is_array(all.at(2), 2))
+    refuse("another message where a dict of tensors was to be received");
+  SlicedDict dict{all.at(1).as_object(), {}};
+  const int rank = slices == nullptr ? 0 : slices->rank_in_group();
+  const int count = slices == nullptr ? 1 : slices->world_size();
+  if (all.at(0).size() != 0 && (all.at(2).at(0).as_int() != rank || all.at(2).at(1).as_int() != count))
+    refuse(fmt::format("slice {} of {} where slice {} of {} was to be received", all.at(2).at(0).as_int(),
+                       all.at(2).at(1).as_int(), rank, count));
+  for (const auto& [key, extents] : all.at(0).as_object()) {
+    Shape shape = shape_of(extents);
+    const Config* const value = dict.values.find(key);
+    if (value == nullptr || !value->is_tensor() ||
+        value->as_tensor().nbytes() * static_cast<std::size_t>(count) != byte_size(value->as_tensor().dtype(), shape))
+      refuse(fmt::format("a slice of '{}' that does not fit its shape", key));
+    dict.shapes.emplace(key, std::move(shape));
   }
   return dict;
+}
+
+}  // namespace
+
+ConfigObject GroupCoordinator::recv_tensor_dict(std::optional<int> src, const TensorDictOptions& options) {
+  SlicedDict dict;
+  GroupCoordinator* const slices = options.all_gather_group;
+  const auto receive = [&] {
+    const ReceivedConfig message = group_->recv_message(src.value_or(prev()), 0, options.waits);
+    dict = dict_of(message, group_->group().info(message.from), slices);
+  };
+  if (slices == nullptr || slices->world_size() == 1) {
+    receive();
+  } else {
+    // The ranks that gather wait for each other: one that cannot go on tells them.
+    SyncGroup& others = slices->process_group().group();
+    const sync::Use use(others);
+    sync::inside(others).together(collectives::waits(options.waits, "recv_tensor_dict"), receive);
+    slices->check_same_slices(dict.values, dict.shapes, options.waits);
+  }
+  for (const auto& [key, shape] : dict.shapes) {
+    Tensor whole = dict.values[key].as_tensor();
+    if (slices != nullptr) whole = slices->all_gather(whole, 0, options.waits);
+    dict.values[key] = with_shape(whole, shape);
+  }
+  return std::move(dict.values);
+}
+
+void GroupCoordinator::check_same_slices(const ConfigObject& values, const std::map<std::string, Shape>& shapes,
+                                         const CollectiveOptions& options) {
+  // In the order of the keys, whatever order the senders' dicts have.
+  Config mine = Config::array();
+  for (const auto& [key, shape] : shapes)
+    mine.push_back(fmt::format("'{}' {}", key, to_string(TensorSpec{values.find(key)->as_tensor().dtype(), shape})));
+  const std::vector<Config> all = group_->all_gather_config(mine, options);
+  const auto other = std::ranges::find_if(all, [&](const Config& theirs) { return theirs != all[0]; });
+  if (other == all.end()) return;
+  const auto words = [](const Config& list, const Config& without) {
+    for (const Config& each : list.as_array())
+      if (std::ranges::find(without.as_array(), each) == without.as_array().end()) return each.as_string();
+    return std::string("nothing more");
+  };
+  const RankInfo& first = group_->group().info(0);
+  const RankInfo& info = group_->group().info(static_cast<int>(other - all.begin()));
+  throw sync::error_of(
+      info, ErrorKind::rank_mismatch,
+      fmt::format("{} gathers {} and {} gathers {}: all ranks of a stage must send the same tensors",
+                  sync::name_of(first), words(all[0], *other), sync::name_of(info), words(*other, all[0])));
 }
 
 GroupCoordinator::Dispatched GroupCoordinator::dispatch(std::span<const TensorView> tensors,

@@ -22,10 +22,10 @@
 #include <vector>
 
 #include "src/collectives/backend.hpp"
-#include "src/collectives/mail.hpp"
 #include "src/hosts/hosts.hpp"
 #include "src/os/process.hpp"
 #include "src/sync/failing.hpp"
+#include "src/sync/mail.hpp"
 #include "src/sync/waits.hpp"
 
 namespace muster::collectives {
@@ -45,9 +45,9 @@ bool is_narrow(DType dtype) {
 
 class HostsBackend final : public Backend {
  public:
-  HostsBackend(sync::Group& group, Mail& mail, hosts::Hosts hosts, const WaitOptions& options)
+  HostsBackend(sync::Group& group, hosts::Hosts hosts, const WaitOptions& options)
       : group_(group),
-        flat_(message_backend(group, mail)),
+        flat_(message_backend(group)),
         ranks_(std::move(hosts.members)),
         host_(static_cast<std::size_t>(hosts.mine)),
         place_(static_cast<std::size_t>(hosts.place_of[static_cast<std::size_t>(group.rank())])),
@@ -61,14 +61,7 @@ class HostsBackend final : public Backend {
     far_ = group.split(across, options);
     inside_ = shared_backend(sync::inside(*near_), options);
     if (!inside_) throw Error(ErrorKind::unsupported, "the ranks of a host share no memory");
-    if (!has_lane()) return;
-    far_mail_.emplace(sync::inside(*far_));
-    // Who waits for this rank in the other groups sees that it gets on.
-    far_mail_->on_moved([this] {
-      near_->progress();
-      group_.progress();
-    });
-    across_ = message_backend(sync::inside(*far_), *far_mail_);
+    if (has_lane()) across_ = message_backend(sync::inside(*far_));
   }
 
   [[nodiscard]] std::string_view name() const noexcept override { return "shared memory, and messages between hosts"; }
@@ -212,10 +205,11 @@ class HostsBackend final : public Backend {
 
   /// Runs a call of one of the groups.
   template <class Call>
-  void stage(const SyncGroup& in, const WaitOptions& options, const Call& call) {
+  void stage(SyncGroup& in, const WaitOptions& options, const Call& call) {
     WaitOptions waits = options;
     waits.timeout = sync::timeout_of(options, group_);
     try {
+      const sync::Use use(in);
       call(waits);
     } catch (const Error& error) {
       // Ranks that wait in the other groups hear of it, too.
@@ -250,7 +244,6 @@ class HostsBackend final : public Backend {
   bool is_even_;
   std::shared_ptr<SyncGroup> near_;
   std::shared_ptr<SyncGroup> far_;  // null without a lane
-  std::optional<Mail> far_mail_;
   std::unique_ptr<Backend> inside_;
   std::unique_ptr<Backend> across_;
   // Of the call.
@@ -260,11 +253,11 @@ class HostsBackend final : public Backend {
 
 }  // namespace
 
-std::unique_ptr<Backend> hosts_backend(sync::Group& group, Mail& mail, const WaitOptions& options) {
+std::unique_ptr<Backend> hosts_backend(sync::Group& group, const WaitOptions& options) {
   hosts::Hosts hosts = hosts_of(group);
   const bool is_flat = std::ranges::all_of(hosts.members, [](const auto& host) { return host.size() == 1; });
   if (hosts.members.size() < 2 || is_flat) return nullptr;
-  return std::make_unique<HostsBackend>(group, mail, std::move(hosts), options);
+  return std::make_unique<HostsBackend>(group, std::move(hosts), options);
 }
 
 }  // namespace muster::collectives

@@ -71,6 +71,8 @@ class Worker {
   void serve() {
     for (;;) {
       const Config message = group_.recv_config(master_rank, request_tag, options_);
+      if (!message.is_array() || message.size() < 2)
+        throw Error(ErrorKind::corrupt, "the master has sent another message where a request was to be received");
       const auto request = static_cast<Request>(message.at(0).as_int());
       const std::int64_t number = message.at(1).as_int();
       // What fails the group is thrown.
@@ -94,19 +96,23 @@ class Worker {
         const Tensor& tensor = at(number);
         if (tensor.nbytes() == 0) return;
         std::byte* const data = tensor.mutable_data();
-        copy_contiguous(message.at(2).as_tensor(), data);
+        const TensorView element = message.at(2).as_tensor().view();
+        check_fits({tensor.dtype(), {1}}, {element.dtype(), {element.elements()}});
+        copy_contiguous(element, data);
         // Twice as much of it each time.
-        for (std::size_t done = message.at(2).as_tensor().nbytes(); done < tensor.nbytes(); done *= 2)
+        for (std::size_t done = element.nbytes(); done < tensor.nbytes(); done *= 2)
           std::memcpy(data + done, data, std::min(done, tensor.nbytes() - done));
         return;
       }
       case Request::set:
-        return copy_contiguous(message.at(2).as_tensor(), at(number).mutable_data());
+        return copy(message.at(2).as_tensor(), at(number));
       case Request::copy:
-        return copy_contiguous(at(message.at(2).as_int()), at(number).mutable_data());
+        return copy(at(message.at(2).as_int()), at(number));
       case Request::add: {
         const Tensor& to = at(number);
-        const std::array<const std::byte*, 2> both{to.data(), at(message.at(2).as_int()).data()};
+        const Tensor& from = at(message.at(2).as_int());
+        check_fits({to.dtype(), to.shape()}, {from.dtype(), from.shape()});
+        const std::array<const std::byte*, 2> both{to.data(), from.data()};
         merge::check_reducible(merge::Combine::sum, to.dtype());
         if (to.nbytes() != 0)
           merge::reduce(merge::Combine::sum, to.dtype(), std::span(to.mutable_data(), to.nbytes()), both);
@@ -127,6 +133,17 @@ class Worker {
         return;
     }
     throw Error(ErrorKind::corrupt, "the master asks for what this version cannot do");
+  }
+
+  /// The master has compared what it has asked for; this compares what there is.
+  static void check_fits(const TensorSpec& to, const TensorSpec& from) {
+    if (to != from)
+      throw Error(ErrorKind::rank_mismatch,
+                  fmt::format("a tensor {} does not fit into one {}", to_string(from), to_string(to)));
+  }
+  static void copy(const Tensor& from, const Tensor& to) {
+    check_fits({to.dtype(), to.shape()}, {from.dtype(), from.shape()});
+    if (to.nbytes() != 0) copy_contiguous(from.view(), to.mutable_data());
   }
 
   void answer(Request request, std::int64_t number) {
@@ -166,7 +183,9 @@ class Worker {
     Tensor& tensor = at(number);
     if (!message.is_tensor())
       throw Error(ErrorKind::not_found, fmt::format("rank {} has no tensor to copy from", group_.global_rank(from)));
-    tensor = message.as_tensor();
+    const Tensor& received = message.as_tensor();
+    check_fits({tensor.dtype(), tensor.shape()}, {received.dtype(), received.shape()});
+    tensor = received;
   }
 
   Tensor& at(std::int64_t number) {

@@ -8,17 +8,17 @@
 #include <vector>
 
 #include "src/collectives/backend.hpp"
-#include "src/collectives/mail.hpp"
 #include "src/merge/reduce.hpp"
+#include "src/sync/mail.hpp"
 
 namespace muster::collectives {
 namespace {
 
 class MessageBackend final : public Backend {
  public:
-  MessageBackend(sync::Group& group, Mail& mail)
+  explicit MessageBackend(sync::Group& group)
       : group_(group),
-        mail_(mail),
+        mail_(group.mail()),
         cards_(static_cast<std::size_t>(group.size())),
         ins_(cards_.size()),
         outs_(cards_.size()) {}
@@ -93,8 +93,8 @@ class MessageBackend final : public Backend {
 
   /// Messages that are under way.
   struct Exchange {
-    std::vector<std::shared_ptr<Mail::Receiving>> coming;
-    std::vector<std::shared_ptr<Mail::Sending>> going;
+    std::vector<std::shared_ptr<sync::Mail::Incoming>> coming;
+    std::vector<std::shared_ptr<sync::Mail::Outgoing>> going;
   };
   /// What is reduced at a time.
   struct Block {
@@ -152,34 +152,35 @@ class MessageBackend final : public Backend {
     }
   }
   void finish(Exchange& exchange, const WaitOptions& options) {
-    for (const auto& each : exchange.coming) mail_.wait([&] { return each->is_done; }, each->from, options);
-    for (const auto& each : exchange.going) mail_.wait([&] { return each->is_given; }, each->to, options);
+    for (const auto& each : exchange.coming) mail_.wait([&] { return each->is_done.load(); }, each->from, options);
+    for (const auto& each : exchange.going) mail_.wait([&] { return each->is_given.load(); }, each->to, options);
     leaving_.insert(leaving_.end(), exchange.going.begin(), exchange.going.end());
     exchange.coming.clear();
     exchange.going.clear();
   }
   /// The others need this rank no more.
   void see_off(const WaitOptions& options) {
-    for (const auto& each : leaving_) mail_.wait([&] { return each->is_done; }, each->to, options);
+    for (const auto& each : leaving_) mail_.wait([&] { return each->is_done.load(); }, each->to, options);
     leaving_.clear();
   }
 
+  static constexpr auto own_tag = static_cast<std::int64_t>(sync::Subject::collective);
   static constexpr std::uint64_t block_bytes = 8 << 20;
 
   sync::Group& group_;
-  Mail& mail_;
+  sync::Mail& mail_;
   // Of the call.
   std::vector<Card> cards_;
   std::vector<Bytes> ins_;
   std::vector<Room> outs_;
   std::array<Block, 2> blocks_;
-  std::vector<std::shared_ptr<Mail::Sending>> leaving_;
+  std::vector<std::shared_ptr<sync::Mail::Outgoing>> leaving_;
 };
 
 }  // namespace
 
-std::unique_ptr<Backend> message_backend(sync::Group& group, Mail& mail) {
-  return std::make_unique<MessageBackend>(group, mail);
+std::unique_ptr<Backend> message_backend(sync::Group& group) {
+  return std::make_unique<MessageBackend>(group);
 }
 
 }  // namespace muster::collectives

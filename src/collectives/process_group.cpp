@@ -201,6 +201,10 @@ void ProcessGroup::pass_on_failure() noexcept {
 namespace collectives {
 namespace {
 
+using sync::Envelope;
+using sync::Mail;
+static_assert(Mail::any_rank == any_rank && Mail::any_tag == any_tag);
+
 void check_tag(int tag) {
   if (tag < 0) throw Error(ErrorKind::argument, fmt::format("a message cannot have the tag {}: 0 or more", tag));
 }
@@ -211,12 +215,13 @@ void check_other(const Engine& engine, int rank, const char* verb) {
     throw Error(ErrorKind::argument, fmt::format("rank {} cannot {} itself", engine.group().info(rank).rank, verb));
 }
 
-std::shared_ptr<Mail::Sending> begin_send(Engine& engine, const Config& config, int to, int tag) {
+std::shared_ptr<Mail::Outgoing> begin_send(Engine& engine, const Config& config, int to, int tag) {
   check_tag(tag);
   check_other(engine, to, "send to");
   PackedConfig message = packed(config);
-  // A label comes with the announcement, which is one packet.
-  if (message.descriptor.size() > sync::inside(engine.group()).longest_packet()) message = {{}, packed_whole(config)};
+  // The receiver keeps the label of a message that it has not asked for yet.
+  constexpr std::size_t longest_label = 4096;
+  if (message.descriptor.size() > longest_label) message = {{}, packed_whole(config)};
   const auto body = std::make_shared<const Tensor>(std::move(message.tensors));
   return engine.mail().send({.to = to,
                              .tag = tag,
@@ -225,7 +230,7 @@ std::shared_ptr<Mail::Sending> begin_send(Engine& engine, const Config& config, 
                              .keeper = body});
 }
 
-std::shared_ptr<Mail::Receiving> begin_receive(Engine& engine, int from, int tag, Mail::Place place) {
+std::shared_ptr<Mail::Incoming> begin_receive(Engine& engine, int from, int tag, Mail::Place place) {
   if (tag != any_tag) check_tag(tag);
   if (from != any_rank) check_other(engine, from, "receive from");
   if (engine.size() == 1) throw Error(ErrorKind::argument, "there is no other rank to receive from");
@@ -233,7 +238,7 @@ std::shared_ptr<Mail::Receiving> begin_receive(Engine& engine, int from, int tag
 }
 
 /// Of a receive that is done: from whom.
-int sender_of(const Mail::Receiving& receive) {
+int sender_of(const Mail::Incoming& receive) {
   if (receive.error) throw Error(*receive.error);
   return receive.envelope.from;
 }
@@ -241,21 +246,21 @@ int sender_of(const Mail::Receiving& receive) {
 /// A Config on its way: its tensors' memory.
 using Incoming = std::shared_ptr<Tensor>;
 
-std::shared_ptr<Mail::Receiving> begin_receive_config(Engine& engine, int from, int tag, const Incoming& tensors) {
+std::shared_ptr<Mail::Incoming> begin_receive_config(Engine& engine, int from, int tag, const Incoming& tensors) {
   return begin_receive(engine, from, tag, [tensors](const Envelope& envelope) -> Room {
     *tensors = Tensor::allocate(DType::u8, {static_cast<std::int64_t>(envelope.bytes)});
     return room_of(*tensors);
   });
 }
 
-ReceivedConfig received(const Mail::Receiving& receive, const Tensor& tensors) {
+ReceivedConfig received(const Mail::Incoming& receive, const Tensor& tensors) {
   const int from = sender_of(receive);
   const Envelope& envelope = receive.envelope;
   return {from, static_cast<int>(envelope.tag),
           envelope.label.empty() ? unpacked_whole(tensors, 0, tensors.nbytes()) : unpacked(envelope.label, tensors)};
 }
 
-std::shared_ptr<Mail::Receiving> begin_receive_tensor(Engine& engine, const Tensor& out, int from, int tag) {
+std::shared_ptr<Mail::Incoming> begin_receive_tensor(Engine& engine, const Tensor& out, int from, int tag) {
   check_on_host(out, "recv");
   (void)room_of(out);
   return begin_receive(engine, from, tag, [out, group = &engine.group()](const Envelope& envelope) -> Room {
@@ -277,14 +282,14 @@ std::shared_ptr<Mail::Receiving> begin_receive_tensor(Engine& engine, const Tens
 int number_of(const sync::Group& group, int rank) {
   return rank < 0 || rank >= group.size() ? -1 : group.info(rank).rank;
 }
-std::uint64_t bytes_of(const Mail::Sending& message) {
+std::uint64_t bytes_of(const Mail::Outgoing& message) {
   return message.body.size();
 }
-std::uint64_t bytes_of(const Mail::Receiving& message) {
+std::uint64_t bytes_of(const Mail::Incoming& message) {
   return message.envelope.bytes;
 }
 
-/// A message under way: `Kind` is Mail::Sending or Mail::Receiving; take(message) gives the result of one that is done.
+/// A message under way: `Kind` is Mail::Outgoing or Mail::Incoming; take(message) gives the result of one that is done.
 template <class Result, class Kind, class Take>
 class Message final : public detail::Operation<Result> {
  public:
@@ -303,8 +308,12 @@ class Message final : public detail::Operation<Result> {
     return message_->is_done;
   }
   Result get() override {
-    if (!message_->is_done) wait([&] { return message_->is_done; });
+    if (!message_->is_done) wait([&] { return message_->is_done.load(); });
     return take_(*message_);
+  }
+  [[nodiscard]] bool has_ended() const noexcept override {
+    const auto engine = engine_.lock();
+    return message_->is_done || !engine || sync::inside(engine->group()).has_failure();
   }
 
  private:
@@ -315,7 +324,6 @@ class Message final : public detail::Operation<Result> {
     const sync::Use use(engine->group());
     sync::Group& group = sync::inside(engine->group());
     trace::Span span(trace::Kind::message, options_.phase, group.some_operation(), number_of(group, other_));
-    (void)engine->mail().step();
     engine->mail().wait(done, other_, options_);
     if (message_->is_done) span.add_bytes(bytes_of(*message_));
   }
@@ -330,8 +338,8 @@ class Message final : public detail::Operation<Result> {
 template <class Result, class Kind, class Take>
 Work<Result> work_of(const std::shared_ptr<Engine>& engine, std::shared_ptr<Kind> message, int other,
                      const CollectiveOptions& options, Take take) {
-  const char* const phase = std::is_same_v<Kind, Mail::Sending> ? "isend" : "irecv";
-  return Work<Result>(std::make_unique<Message<Result, Kind, Take>>(engine, std::move(message), other,
+  const char* const phase = std::is_same_v<Kind, Mail::Outgoing> ? "isend" : "irecv";
+  return Work<Result>(std::make_shared<Message<Result, Kind, Take>>(engine, std::move(message), other,
                                                                     waits(options, phase), std::move(take)));
 }
 
@@ -343,7 +351,7 @@ auto finished(Engine& engine, int other, const CollectiveOptions& options, const
   sync::Group& group = sync::inside(engine.group());
   trace::Span span(trace::Kind::message, phase, group.some_operation(), number_of(group, other));
   auto message = begin();
-  engine.mail().wait([&] { return message->is_done; }, other, waits(options, phase));
+  engine.mail().wait([&] { return message->is_done.load(); }, other, waits(options, phase));
   span.add_bytes(bytes_of(*message));
   return message;
 }
@@ -394,7 +402,7 @@ Work<void> ProcessGroup::isend(Tensor tensor, int to, int tag, const CollectiveO
 
 Work<void> ProcessGroup::isend_config(const Config& config, int to, int tag, const CollectiveOptions& options) {
   const sync::Use use(group());
-  return work_of<void>(engine_, begin_send(*engine_, config, to, tag), to, options, [](const Mail::Sending&) {});
+  return work_of<void>(engine_, begin_send(*engine_, config, to, tag), to, options, [](const Mail::Outgoing&) {});
 }
 
 Work<int> ProcessGroup::irecv(const Tensor& out, int from, int tag, const CollectiveOptions& options) {
@@ -406,7 +414,7 @@ Work<ReceivedConfig> ProcessGroup::irecv_config(int from, int tag, const Collect
   const sync::Use use(group());
   const auto tensors = std::make_shared<Tensor>();
   return work_of<ReceivedConfig>(engine_, begin_receive_config(*engine_, from, tag, tensors), from, options,
-                                 [tensors](const Mail::Receiving& message) { return received(message, *tensors); });
+                                 [tensors](const Mail::Incoming& message) { return received(message, *tensors); });
 }
 
 }  // namespace muster

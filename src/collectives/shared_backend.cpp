@@ -54,6 +54,7 @@ struct BlockHead {
 };
 constexpr std::uint64_t ring_offset = 4096;
 static_assert(sizeof(BlockHead) <= ring_offset);
+static_assert(chunk_bytes / line == most_ranks_on_host);
 constexpr std::uint64_t block_bytes = ring_offset + depth * chunk_bytes;
 
 /// Up to here every rank reduces all of it: a second stage would cost more than reading once more.

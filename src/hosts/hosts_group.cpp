@@ -39,13 +39,6 @@ std::vector<std::byte> with_head(const RoundHead& head, std::span<const std::byt
   return bytes;
 }
 
-/// Stands before a message to another host.
-struct MessageHead {
-  std::uint64_t length = 0;
-};
-
-/// Bytes that may wait for one receiver before send() waits, too.
-constexpr std::uint64_t most_untaken = 256 << 10;
 /// Pieces of a long message: several are on their way at a time, so that a network is never without one.
 constexpr std::size_t longest_piece_between_hosts = 1 << 20;
 constexpr std::uint64_t most_untaken_packets = 4 << 20;
@@ -62,7 +55,7 @@ std::shared_ptr<std::byte> memory_for_packet(BufferPool& pool, std::size_t bytes
   return {memory, memory.get()};
 }
 
-/// A part of a message that its receiver has not begun to take in.
+/// A packet that its receiver has not begun to take in.
 struct Untaken {
   std::shared_ptr<std::byte> memory;
   std::span<std::byte> bytes;
@@ -99,6 +92,7 @@ HostsGroup::HostsGroup(std::shared_ptr<Context> context, int number, Met met, in
       look_around();
       return context->is_under_way() ? busy_slice : std::chrono::nanoseconds(sync::Watchdog::slice);
     });
+  begin_progress();
 }
 
 sync::LocalGroup* HostsGroup::shared() const noexcept {
@@ -167,8 +161,7 @@ void HostsGroup::do_all_gather(std::span<const std::byte> mine, std::span<std::b
     // Step 4.
     const WaitOptions wait = later(options, (2 * levels + 1) * wait_step);
     const std::uint64_t most = sizeof(RoundHead) + max_record * static_cast<std::size_t>(size());
-    const std::vector<std::byte> answer =
-        locally(leader, [&] { return local().receive(place_of(leader), most, wait, sync::Subject::round); });
+    const std::vector<std::byte> answer = receive(leader, most, wait, sync::Subject::round);
     check_round(leader, answer, static_cast<std::size_t>(size()), mine.size(), options);
     if (!all.empty()) std::memcpy(all.data(), answer.data() + sizeof(RoundHead), all.size());
     return end_round();
@@ -176,7 +169,7 @@ void HostsGroup::do_all_gather(std::span<const std::byte> mine, std::span<std::b
   const auto answer = gather_hosts(records, all, options);
   const WaitOptions wait = later(options, 2 * levels * wait_step);
   for (const int mate : hosts_.here())
-    if (mate != leader) locally(mate, [&] { local().send(place_of(mate), *answer, wait, sync::Subject::round); });
+    if (mate != leader) send(mate, *answer, wait, sync::Subject::round);
   end_round();
 }
 
@@ -243,10 +236,6 @@ std::shared_ptr<const std::vector<std::byte>> HostsGroup::gather_hosts(std::span
   return answer;
 }
 
-int HostsGroup::tag_of(sync::Subject subject) const noexcept {
-  return tag(subject == sync::Subject::caller ? Tag::message : Tag::exchange);
-}
-
 std::vector<std::byte> HostsGroup::take_message(int from, int tag, std::uint64_t most, const WaitOptions& options,
                                                 milliseconds grace) {
   return or_fail(from, options, [&] {
@@ -254,77 +243,24 @@ std::vector<std::byte> HostsGroup::take_message(int from, int tag, std::uint64_t
     const std::array<int, 1> on{from};
     // Asked again after it was true.
     wait([&] { return found || (found = transport().find(number_of(from), tag)); }, {}, on, options, grace);
-    return take_found(*found, from, most, options, grace);
+    const std::size_t length = found->bytes();
+    if (length > most) sync::fail_on_message(*this, from, length, most);
+    const auto bytes = std::make_shared<std::vector<std::byte>>(length);
+    Pending pending = found->receive(*bytes, bytes);
+    // Its sender may have left the group since: the rest comes when it is inside the library the next time.
+    wait([&] { return pending.test(); }, {}, on, options, grace, true);
+    return std::move(*bytes);
   });
-}
-
-std::vector<std::byte> HostsGroup::take_found(Found& found, int from, std::uint64_t most, const WaitOptions& options,
-                                              milliseconds grace) {
-  const std::size_t length = found.bytes();
-  if (length > most) sync::fail_on_message(*this, from, length, most);
-  const auto bytes = std::make_shared<std::vector<std::byte>>(length);
-  Pending pending = found.receive(*bytes, bytes);
-  // Its sender may have left the group since: the rest comes when it is inside the library the next time.
-  wait([&] { return pending.test(); }, {}, std::span(&from, 1), options, grace, true);
-  return std::move(*bytes);
-}
-
-void HostsGroup::do_send(int to, sync::Subject subject, std::span<const std::byte> message,
-                         const WaitOptions& options) {
-  const auto phase = in_phase(options);
-  if (hosts_.is_here(to)) {
-    locally(to, [&] { local().send(place_of(to), message, later(options), subject); });
-    return;
-  }
-  const MessageHead head{message.size()};
-  const std::array<int, 1> on{to};
-  const int tag = tag_of(subject);
-  const auto untaken = this->untaken(to, tag);
-  // An exchange's messages are always received. To know when they are UCX needs more of a first contact, for which a
-  // rank that tells that it has no memory may have none.
-  const Finished finished = subject == sync::Subject::caller ? Finished::taken : Finished::sent;
-  std::size_t sent = 0;
-  do {
-    const std::size_t begin = sent == 0 ? sizeof head : 0;
-    const std::size_t piece = std::min(message.size() - sent, largest_piece - begin);
-    auto part = std::make_shared<Untaken>(*packet_memory_, begin, piece, untaken);
-    std::memcpy(part->bytes.data(), &head, begin);
-    if (piece != 0) std::memcpy(part->bytes.data() + begin, message.data() + sent, piece);
-    or_fail(to, options, [&] {
-      const std::span<const std::byte> bytes = part->bytes;
-      post(to, tag, bytes, std::move(part), finished);
-      wait([&] { return untaken->load() <= most_untaken; }, {}, on, options, milliseconds(0));
-    });
-    progress();
-    sent += piece;
-  } while (sent < message.size());
-}
-
-std::vector<std::byte> HostsGroup::do_receive(int from, sync::Subject subject, std::uint64_t most,
-                                              const WaitOptions& options) {
-  const auto phase = in_phase(options);
-  if (hosts_.is_here(from))
-    return locally(from, [&] { return local().receive(place_of(from), most, later(options), subject); });
-  MessageHead head;
-  const std::uint64_t first = most < largest_piece - sizeof head ? sizeof head + most : largest_piece;
-  std::vector<std::byte> bytes = take_message(from, tag_of(subject), first, options, milliseconds(0));
-  if (bytes.size() >= sizeof head) std::memcpy(&head, bytes.data(), sizeof head);
-  if (bytes.size() < sizeof head || head.length > most || bytes.size() - sizeof head > head.length)
-    sync::fail_on_message(*this, from, head.length, most);
-  bytes.erase(bytes.begin(), bytes.begin() + sizeof head);
-  while (bytes.size() < head.length) {
-    const std::vector<std::byte> more =
-        take_message(from, tag_of(subject), head.length - bytes.size(), options, milliseconds(0));
-    bytes.insert(bytes.end(), more.begin(), more.end());
-    progress();
-  }
-  return bytes;
 }
 
 std::shared_ptr<std::atomic<std::uint64_t>> HostsGroup::untaken(int to, int tag) {
   std::shared_ptr<std::atomic<std::uint64_t>>& count = untaken_[{to, tag}];
   if (!count) count = std::make_shared<std::atomic<std::uint64_t>>(0);
   return count;
+}
+
+bool HostsGroup::may_move() const noexcept {
+  return !has_ended_.load() && (!has_other_hosts() || context_->may_call());
 }
 
 std::size_t HostsGroup::longest_packet() const noexcept {

@@ -14,8 +14,7 @@
 // Parts and duplicates of a group use the same transport. A rank's number there is what messages call it
 // (RankInfo::rank): numbers are what the transport and other ranks hear, ranks are places in the group.
 //
-// A message between ranks of two hosts is one of the transport (more beyond 1 GiB); on one host it goes the local
-// group's way.
+// A packet between ranks of two hosts is a message of the transport; on one host it goes the local group's way.
 //
 // Failures: how all ranks come to throw one cause is described at Health. The dead are found by ranks of their host,
 // and by whoever has a connection to them; a host that is silent as a whole, by the deadline. A rank that waits for one
@@ -103,6 +102,8 @@ class HostsGroup final : public sync::Group, private Listener {
   [[nodiscard]] std::shared_ptr<const sync::PeerLiveness> liveness(int rank) const override;
   void poison(const Error& cause) noexcept override;
   [[nodiscard]] std::optional<Error> failure() const override;
+  [[nodiscard]] bool has_failure() const noexcept override { return known_failure().has_value(); }
+  [[nodiscard]] bool may_move() const noexcept override;
   void progress() noexcept override;
 
   [[nodiscard]] Transport& transport() const noexcept { return context_->transport(); }
@@ -131,9 +132,6 @@ class HostsGroup final : public sync::Group, private Listener {
  protected:
   void do_barrier(const WaitOptions& options) override { do_all_gather({}, {}, options); }
   void do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) override;
-  void do_send(int to, sync::Subject subject, std::span<const std::byte> message, const WaitOptions& options) override;
-  std::vector<std::byte> do_receive(int from, sync::Subject subject, std::uint64_t most,
-                                    const WaitOptions& options) override;
   void do_wait_until(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
                      std::span<const int> on, const WaitOptions& options) override;
   [[nodiscard]] std::size_t longest_packet() const noexcept override;
@@ -166,12 +164,11 @@ class HostsGroup final : public sync::Group, private Listener {
 
   void take(const Control& control) override;
   void end() noexcept override;
-  enum class Tag : int { up = 0, down = 1, message = 2, exchange = 3, data = 4, mail = 8, long_mail = 9 };
+  enum class Tag : int { up = 0, down = 1, data = 4, mail = 8, long_mail = 9 };
   [[nodiscard]] int tag(Tag kind) const noexcept;
   /// What a round's message of so many ranks must be; else the ranks are in different calls, and the group has failed.
   void check_round(int from, std::span<const std::byte> message, std::size_t ranks, std::size_t record_bytes,
                    const WaitOptions& options);
-  [[nodiscard]] int tag_of(sync::Subject subject) const noexcept;
   /// The rank with that number in the transport; -1 if it is not in this group.
   [[nodiscard]] int rank_of(int number) const noexcept;
   /// A number for a new group of some of these ranks: the same on all of them, and new on each. `words`: one a rank.
@@ -180,9 +177,6 @@ class HostsGroup final : public sync::Group, private Listener {
                                       std::chrono::milliseconds grace);
   /// A packet of that kind, if it is here.
   bool take_packet(int from, Tag kind, std::uint64_t most, const sync::PacketPlace& place);
-  /// What has been found. Throws as take_message.
-  std::vector<std::byte> take_found(Found& found, int from, std::uint64_t most, const WaitOptions& options,
-                                    std::chrono::milliseconds grace);
   void tell_leaving() noexcept;
   /// Whether a failure of this group needs a decision of all hosts (Health).
   [[nodiscard]] bool needs_decision() const noexcept;
@@ -264,8 +258,7 @@ class HostsGroup final : public sync::Group, private Listener {
   std::shared_ptr<const Spread> spread_;
   std::optional<Error> own_decision_;  // of a host of one rank
   bool is_passed_on_ = false;          // likewise
-  // Bytes of messages that have not been taken yet, by their receiver on another host and their tag: those of a program
-  // leave room for an exchange's.
+  // Bytes of packets that have not been taken yet, by their receiver on another host and their tag.
   std::map<std::pair<int, int>, std::shared_ptr<std::atomic<std::uint64_t>>> untaken_;
   /// A packet that comes from another host.
   struct Coming {

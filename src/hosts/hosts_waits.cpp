@@ -12,6 +12,7 @@
 #include "src/base/written.hpp"
 #include "src/os/shortage.hpp"
 #include "src/sync/local_group.hpp"
+#include "src/sync/progress.hpp"
 #include "src/sync/waits.hpp"
 
 namespace muster::hosts {
@@ -37,6 +38,7 @@ constexpr milliseconds end_of_round{300};
 
 HostsGroup::~HostsGroup() {
   if (!is_owner_process()) return;
+  end_progress();
   context_->take_over();
   tell_leaving();
   context_->remove_group(number_);
@@ -59,7 +61,8 @@ void HostsGroup::tell_leaving() noexcept {
 
 void HostsGroup::end() noexcept {
   tell_leaving();
-  packets_.clear();
+  // Never a wait: the thread that is in the group may wait for the context's lock.
+  if (const Hold hold(*this, Hold::Kind::progress); hold) packets_.clear();
   has_ended_.store(true);
   health_->decide(transport().ended());
 }
@@ -241,6 +244,7 @@ void HostsGroup::wait(const std::function<bool()>& done, const std::function<voi
   Clock::time_point looked = moved;
   std::uint64_t progress = health_->progress.load(std::memory_order_relaxed);
   look_around();
+  sync::Progress progress_of_all;
   while (!done()) {
     sync::or_fail(*this, [&] {
       transport().throw_if_resting();
@@ -252,15 +256,16 @@ void HostsGroup::wait(const std::function<bool()>& done, const std::function<voi
       progress = so_far;
       moved = now;
     }
+    const std::chrono::nanoseconds longest = progress_of_all.step(Watchdog::slice);
     if (sleep)
-      sleep(Watchdog::slice);
+      sleep(longest);
     else if (now - moved < spinning)
       std::this_thread::yield();
     else if (context_->has_just_failed())
       std::this_thread::sleep_for(shortest_nap);
     else
       std::this_thread::sleep_for(
-          std::clamp<Clock::duration>((now - moved) / naps_a_wait, shortest_nap, Watchdog::slice));
+          std::min(longest, std::max<std::chrono::nanoseconds>((now - moved) / naps_a_wait, shortest_nap)));
     if (now - looked < Watchdog::slice) continue;
     looked = now;
     look_around();

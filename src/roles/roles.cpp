@@ -267,6 +267,18 @@ void DistributedContext::cleanup() noexcept {
   world_.reset();
 }
 
+void AsyncSendHandle::wait() {
+  if (failure_) throw Error(*failure_);
+  if (!work_.is_pending()) return;
+  try {
+    work_.get();
+  } catch (const Error& error) {
+    // A call that was only refused can be made again.
+    if (!work_.is_pending()) failure_ = error;
+    throw;
+  }
+}
+
 void DistributedContext::send(const TensorView& data, int dst_rank, int tag, const CollectiveOptions& options) {
   world().send(bytes_of(Tensor::borrow(data)), dst_rank, tag, options);
 }

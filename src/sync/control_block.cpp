@@ -32,29 +32,16 @@ std::uint64_t rings_offset(int size) {
   return in_use_offset(size) + round_up(static_cast<std::uint64_t>(size) * static_cast<std::uint64_t>(size));
 }
 
-struct Extent {
-  std::uint64_t at = 0;
-  std::uint64_t bytes = 0;
-};
-// Of a pair's rings, a page more than is promised for what stands before messages. A round's are received at
-// once.
-constexpr std::uint64_t ring_bytes = 256 * 1024 + page;
-constexpr std::uint64_t round_ring_bytes = 64 * 1024 + page;
-constexpr std::array<Extent, 4> rings_of_pair{{{0, ring_bytes},
-                                               {ring_bytes, ring_bytes},
-                                               {2 * ring_bytes, round_ring_bytes},
-                                               {2 * ring_bytes + round_ring_bytes, ring_bytes}}};
-constexpr std::uint64_t pair_bytes = 3 * ring_bytes + round_ring_bytes;
-static_assert(static_cast<std::size_t>(Subject::mail) + 1 == rings_of_pair.size());
+/// Room for what a receiver may have to keep (Mail::promised), with the heads of its packets, and for others besides.
+constexpr std::uint64_t ring_bytes = 256 * 1024 + 4 * page;
+static_assert(ring_bytes > Mail::promised + 64 * Mail::overhead + page);
 
-Extent ring_extent(int size, int from, int to, Subject subject) {
+std::uint64_t ring_offset(int size, int from, int to) {
   const int pair = from * (size - 1) + (to < from ? to : to - 1);
-  Extent extent = rings_of_pair[static_cast<std::size_t>(subject)];
-  extent.at += rings_offset(size) + static_cast<std::uint64_t>(pair) * pair_bytes;
-  return extent;
+  return rings_offset(size) + static_cast<std::uint64_t>(pair) * ring_bytes;
 }
 std::uint64_t block_bytes(int size) {
-  return rings_offset(size) + static_cast<std::uint64_t>(size) * static_cast<std::uint64_t>(size - 1) * pair_bytes;
+  return rings_offset(size) + static_cast<std::uint64_t>(size) * static_cast<std::uint64_t>(size - 1) * ring_bytes;
 }
 
 /// What a rank maps at once.
@@ -202,29 +189,28 @@ std::byte* ControlBlock::record(std::uint32_t round, int rank, std::size_t bytes
   return mapping_.data() + records_offset(size_) + begin + static_cast<std::uint64_t>(rank) * distance;
 }
 
-std::atomic<std::uint8_t>& ControlBlock::rings_in_use(int from, int to) const noexcept {
+std::atomic<std::uint8_t>& ControlBlock::ring_in_use(int from, int to) const noexcept {
   return reinterpret_cast<std::atomic<std::uint8_t>*>(mapping_.data() + in_use_offset(size_))[from * size_ + to];
 }
 
-bool ControlBlock::has_ring(int from, int to, Subject subject) const noexcept {
-  return (rings_in_use(from, to).load(std::memory_order_acquire) & 1U << static_cast<unsigned>(subject)) != 0;
+bool ControlBlock::has_ring(int from, int to) const noexcept {
+  return ring_in_use(from, to).load(std::memory_order_acquire) != 0;
 }
 
-Ring ControlBlock::ring(int from, int to, Subject subject, bool reserves) const {
-  const Extent extent = ring_extent(size_, from, to, subject);
-  std::byte* const mapped = extent.at < mapping_.size() ? mapping_.data() + extent.at : nullptr;
-  return {*memory_, place_ + extent.at, extent.bytes, mapped, reserves};
+Ring ControlBlock::ring(int from, int to, bool reserves) const {
+  const std::uint64_t at = ring_offset(size_, from, to);
+  std::byte* const mapped = at < mapping_.size() ? mapping_.data() + at : nullptr;
+  return {*memory_, place_ + at, ring_bytes, mapped, reserves};
 }
 
-Ring ControlBlock::make_ring(int from, int to, Subject subject) const {
-  Ring ring = this->ring(from, to, subject, header().reserves_rings != 0);
-  rings_in_use(from, to).fetch_or(static_cast<std::uint8_t>(1U << static_cast<unsigned>(subject)),
-                                  std::memory_order_release);
+Ring ControlBlock::make_ring(int from, int to) const {
+  Ring ring = this->ring(from, to, header().reserves_rings != 0);
+  ring_in_use(from, to).store(1, std::memory_order_release);
   return ring;
 }
 
-Ring ControlBlock::map_ring(int from, int to, Subject subject) const {
-  return ring(from, to, subject, false);
+Ring ControlBlock::map_ring(int from, int to) const {
+  return ring(from, to, false);
 }
 
 void ControlBlock::poison(const Error& cause) noexcept {

@@ -59,7 +59,7 @@ struct alignas(64) ControlHeader {
   std::atomic<std::uint32_t> is_passed_on;  // the decision, to the other hosts
 };
 
-/// Messages of one subject from one rank to another: a byte stream with one writer and one reader.
+/// The packets from one rank to another: a byte stream with one writer and one reader.
 class Ring {
  public:
   /// In that memory, which outlives it. `mapped`: where it is mapped already; else null. `reserves`: the writer
@@ -96,8 +96,8 @@ class Ring {
 };
 
 /// Maps a control block and finds the parts in it: header, cells, records (two a rank), which rings are in use. Behind
-/// them is a ring for each pair of ranks, direction and subject: memory is taken for those in use only, and if there
-/// are many of them a mapping, too. Of few, all are mapped at once, so that no message fails for want of that.
+/// them is a ring for each pair of ranks and direction: memory is taken for those in use only, and if there are many of
+/// them a mapping, too. Of few, all are mapped at once, so that no message fails for want of that.
 class ControlBlock final : public Pulse {
  public:
   /// A new one for `size` ranks, in a region that all of them have; tell the others its place. Throws Error(no_space).
@@ -116,10 +116,10 @@ class ControlBlock final : public Pulse {
   /// largest record is. If the ranks disagree about the length they may overwrite each other's, and all throw.
   [[nodiscard]] std::byte* record(std::uint32_t round, int rank, std::size_t bytes) const noexcept;
   /// The sender's: makes it, for the receiver to find. Throws Error(no_space).
-  [[nodiscard]] Ring make_ring(int from, int to, Subject subject) const;
-  [[nodiscard]] bool has_ring(int from, int to, Subject subject) const noexcept;
+  [[nodiscard]] Ring make_ring(int from, int to) const;
+  [[nodiscard]] bool has_ring(int from, int to) const noexcept;
   /// The receiver's, where has_ring(). Throws Error(no_space).
-  [[nodiscard]] Ring map_ring(int from, int to, Subject subject) const;
+  [[nodiscard]] Ring map_ring(int from, int to) const;
 
   void poison(const Error& cause) noexcept override;
   [[nodiscard]] std::optional<Error> failure() const override;
@@ -147,9 +147,8 @@ class ControlBlock final : public Pulse {
 
  private:
   ControlBlock(std::shared_ptr<const os::Fd> memory, std::uint64_t place, int size);
-  /// A bit a subject.
-  [[nodiscard]] std::atomic<std::uint8_t>& rings_in_use(int from, int to) const noexcept;
-  [[nodiscard]] Ring ring(int from, int to, Subject subject, bool reserves) const;
+  [[nodiscard]] std::atomic<std::uint8_t>& ring_in_use(int from, int to) const noexcept;
+  [[nodiscard]] Ring ring(int from, int to, bool reserves) const;
   std::shared_ptr<const os::Fd> memory_;
   std::uint64_t place_;
   int size_;

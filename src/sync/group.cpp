@@ -9,10 +9,12 @@
 #include <array>
 #include <cstring>
 #include <numeric>
+#include <thread>
 
 #include "src/base/written.hpp"
 #include "src/os/process.hpp"
 #include "src/sync/failing.hpp"
+#include "src/sync/progress.hpp"
 #include "src/sync/region.hpp"
 #include "src/sync/waits.hpp"
 #include "src/trace/span.hpp"
@@ -80,6 +82,7 @@ Group::Group(int rank, std::vector<RankInfo> ranks, Nonce nonce, std::chrono::mi
       nonce_(nonce),
       timeout_(bounded(timeout)),
       owner_pid_(os::process_id()),
+      mail_(*this),
       statuses_(ranks_.size()) {
   std::iota(all_.begin(), all_.end(), 0);
   std::memcpy(&operations_.group, nonce_.data(), sizeof operations_.group);
@@ -111,30 +114,51 @@ std::shared_ptr<void> Group::extension(const void* key, const std::function<std:
   return slot;
 }
 
+bool Group::hold(Hold::Kind kind) noexcept {
+  static thread_local char here;
+  const auto me = reinterpret_cast<std::uintptr_t>(&here) * 2;
+  const std::uintptr_t mine = kind == Hold::Kind::progress ? me + 1 : me;
+  for (std::uintptr_t seen = 0; !user_.compare_exchange_weak(seen, mine, std::memory_order_acquire); seen = 0) {
+    if (seen == me || seen == me + 1) break;
+    if (seen == 0) continue;
+    if (seen % 2 == 0 || kind == Hold::Kind::progress) return false;
+    std::this_thread::yield();
+  }
+  ++depth_;
+  return true;
+}
+
+void Group::let_go() noexcept {
+  if (--depth_ == 0) user_.store(0, std::memory_order_release);
+}
+
+void Group::begin_progress() {
+  if (size() > 1) Progress::add(*this);
+}
+
+void Group::end_progress() noexcept {
+  if (size() == 1 || !is_owner_process()) return;
+  Progress::remove(*this);
+  mail_.abandon();
+}
+
 Use::Use(SyncGroup& group) : group_(inside(group)) {
   if (!group_.is_owner_process())
     throw Error(ErrorKind::unsupported,
                 "this process was forked from rank " + std::to_string(group_.rank()) +
                     ", which owns the group: a forked child cannot take part; start it as a rank of its own");
-  const std::thread::id me = std::this_thread::get_id();
-  std::thread::id nobody{};
-  if (!group_.user_.compare_exchange_strong(nobody, me, std::memory_order_acquire) && nobody != me)
+  if (!group_.hold(Group::Hold::Kind::use))
     throw Error(ErrorKind::argument,
                 "two threads use one group at the same time: give each its own by SyncGroup::duplicate()",
                 {.rank = group_.rank()});
-  ++group_.depth_;
   if (auto cause = group_.failure()) {
-    leave();
+    group_.let_go();
     throw *cause;
   }
 }
 
-void Use::leave() noexcept {
-  if (--group_.depth_ == 0) group_.user_.store({}, std::memory_order_release);
-}
-
 Use::~Use() {
-  leave();
+  group_.let_go();
 }
 
 void Group::barrier(const WaitOptions& options) {
@@ -171,7 +195,10 @@ void Group::send(int to, std::span<const std::byte> message, const WaitOptions& 
   if (to == rank_) throw Error(ErrorKind::argument, "a rank cannot send a message to itself");
   trace::Span span(trace::Span::Outermost{}, trace::Kind::message, "send", some_operation(), info(to).rank);
   span.add_bytes(message.size());
-  unless_out_of_memory(*this, [&] { do_send(to, subject, message, options); });
+  unless_out_of_memory(*this, [&] {
+    const auto sent = mail_.send({.to = to, .tag = static_cast<std::int64_t>(subject), .body = message});
+    mail_.wait([&] { return sent->is_done.load(); }, to, options);
+  });
 }
 
 std::vector<std::byte> Group::receive(int from, std::uint64_t most, const WaitOptions& options) {
@@ -183,8 +210,17 @@ std::vector<std::byte> Group::receive(int from, std::uint64_t most, const WaitOp
   (void)info(from);
   if (from == rank_) throw Error(ErrorKind::argument, "a rank cannot receive a message from itself");
   trace::Span span(trace::Span::Outermost{}, trace::Kind::message, "receive", some_operation(), info(from).rank);
-  std::vector<std::byte> message =
-      unless_out_of_memory(*this, [&] { return do_receive(from, subject, most, options); });
+  std::vector<std::byte> message;
+  const auto place = [&](const Envelope& envelope) {
+    // A message that cannot be is not taken in.
+    if (envelope.bytes <= most) message.resize(envelope.bytes);
+    return std::span(message);
+  };
+  unless_out_of_memory(*this, [&] {
+    const auto received = mail_.receive({.from = from, .tag = static_cast<std::int64_t>(subject), .place = place});
+    mail_.wait([&] { return received->is_done.load(); }, from, options);
+    if (received->error) fail_on_message(*this, from, received->envelope.bytes, most);
+  });
   span.add_bytes(message.size());
   return message;
 }

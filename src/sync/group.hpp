@@ -14,24 +14,16 @@
 #include <new>
 #include <optional>
 #include <span>
-#include <thread>
 #include <vector>
 
 #include "muster/sync_group.hpp"
 #include "src/base/function_ref.hpp"
+#include "src/sync/mail.hpp"
 #include "src/trace/span.hpp"
 
 namespace muster::sync {
 
 class Region;
-
-/// What a message belongs to: those of one subject never meet those of another, however they cross.
-enum class Subject : std::uint32_t {
-  caller,    ///< of programs: all that they send
-  exchange,  ///< of gathers, merges, streams and exports
-  round,     ///< of the groups' own rounds
-  mail,      ///< of collectives: packets
-};
 
 /// What begins a packet: whatever its sender means by it.
 using PacketHead = std::array<std::byte, 32>;
@@ -57,6 +49,8 @@ class Group : public SyncGroup {
   /// For spans: of the operations that all ranks are in together, and one that some are in.
   [[nodiscard]] trace::Operations& operations() noexcept { return operations_; }
   [[nodiscard]] trace::Operation some_operation() const noexcept { return {operations_.group, 0}; }
+  /// All messages of this group. Its calls are made by the thread that holds the group.
+  [[nodiscard]] Mail& mail() noexcept { return mail_; }
   /// 0, 1, ...
   [[nodiscard]] std::span<const int> all() const noexcept { return all_; }
   /// The shared memory of `rank`; null if it shares none with this one, and in a group of one. Local.
@@ -74,9 +68,28 @@ class Group : public SyncGroup {
                   std::span<const int> on, const WaitOptions& options = {}) final;
   std::shared_ptr<SyncGroup> duplicate(const WaitOptions& options = {}) final;
   std::shared_ptr<SyncGroup> split(const RankList& ranks, const WaitOptions& options = {}) final;
-  // Packets: messages that no call waits for. Those from one rank to another come whole, and those of at most
-  // longest_packet() bytes in order. Both calls are made by the thread that uses the group; `to` and `from` are other
-  // ranks.
+
+  /// Holds the group for one thread, without a look at its failure. Nests within a thread. A thread that only lets the
+  /// group's mail move holds it for a moment: users wait for that.
+  class Hold {
+   public:
+    enum class Kind : std::uint8_t { use, progress };
+    explicit Hold(Group& group, Kind kind = Kind::use) noexcept : group_(group), holds_(group.hold(kind)) {}
+    ~Hold() {
+      if (holds_) group_.let_go();
+    }
+    Hold(const Hold&) = delete;
+    Hold& operator=(const Hold&) = delete;
+    /// False if another thread has it.
+    explicit operator bool() const noexcept { return holds_; }
+
+   private:
+    Group& group_;
+    bool holds_;
+  };
+
+  // Packets, of which mail is made. Those from one rank to another come whole, and those of at most longest_packet()
+  // bytes in order. Both calls are made by the thread that holds the group; `to` and `from` are other ranks.
 
   /// How long one can be, without its head.
   [[nodiscard]] virtual std::size_t longest_packet() const noexcept { return 64 << 10; }
@@ -88,6 +101,10 @@ class Group : public SyncGroup {
   [[nodiscard]] virtual bool packets_have_left(int) { return true; }
   /// Takes the next one, if it has come; false if not. What `place` throws is the failure of the group.
   bool try_receive(int from, const PacketPlace& place);
+  /// Whether this rank knows of a failure of the group. Never waits.
+  [[nodiscard]] virtual bool has_failure() const noexcept = 0;
+  /// Whether the calling thread may send and receive packets now.
+  [[nodiscard]] virtual bool may_move() const noexcept { return true; }
   /// Waits until done(), which makes those calls for ranks of `on`: they are who it depends on. Throws as wait_until.
   void wait_for_packets(const std::function<bool()>& done, std::span<const int> on, const WaitOptions& options);
 
@@ -129,12 +146,13 @@ class Group : public SyncGroup {
   Group(int rank, std::vector<RankInfo> ranks, Nonce nonce, std::chrono::milliseconds timeout);
   /// Whether this process made the group (false in a forked child).
   [[nodiscard]] bool is_owner_process() const noexcept;
+  /// Between these two calls the waits of this process let the group's mail move. The last one is the first thing that
+  /// the destructor of each kind of group does.
+  void begin_progress();
+  void end_progress() noexcept;
 
   virtual void do_barrier(const WaitOptions& options) = 0;
   virtual void do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) = 0;
-  virtual void do_send(int to, Subject subject, std::span<const std::byte> message, const WaitOptions& options) = 0;
-  virtual std::vector<std::byte> do_receive(int from, Subject subject, std::uint64_t most,
-                                            const WaitOptions& options) = 0;
   virtual void do_wait_until(const std::function<bool()>& done,
                              const std::function<void(std::chrono::nanoseconds)>& sleep, std::span<const int> on,
                              const WaitOptions& options) = 0;
@@ -153,6 +171,8 @@ class Group : public SyncGroup {
 
  private:
   friend class Use;
+  bool hold(Hold::Kind kind) noexcept;
+  void let_go() noexcept;
   std::shared_ptr<void> extension(const void* key, const std::function<std::shared_ptr<void>()>& make);
   Part part_of(std::span<const int> ranks, const WaitOptions& options);
   int rank_;
@@ -162,8 +182,9 @@ class Group : public SyncGroup {
   std::atomic<std::chrono::milliseconds> timeout_;
   std::int64_t owner_pid_;
   trace::Operations operations_;
-  std::atomic<std::thread::id> user_{};  // the thread inside
+  std::atomic<std::uintptr_t> user_{0};  // the thread inside, and 1 if it only lets mail move; 0: none
   int depth_ = 0;
+  Mail mail_;
   std::mutex extensions_mutex_;
   std::map<const void*, std::shared_ptr<void>> extensions_;
   std::vector<std::uint32_t> statuses_;  // of all ranks; here so that agree() needs no memory if all are well
@@ -187,7 +208,6 @@ class Use {
   Use& operator=(const Use&) = delete;
 
  private:
-  void leave() noexcept;
   Group& group_;
 };
 

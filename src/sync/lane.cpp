@@ -15,6 +15,10 @@ void detail::refuse_empty_work() {
   throw Error(ErrorKind::argument, "a Work without an operation: its result has been taken, or there was never one");
 }
 
+void detail::refuse_second_get() {
+  throw Error(ErrorKind::argument, "two threads take the result of one Work: only one of them can have it");
+}
+
 namespace sync {
 namespace {
 

@@ -11,6 +11,7 @@
 #include "src/os/futex.hpp"
 #include "src/os/process.hpp"
 #include "src/sync/failing.hpp"
+#include "src/sync/progress.hpp"
 #include "src/sync/waits.hpp"
 
 namespace muster::sync {
@@ -40,9 +41,11 @@ LocalGroup::LocalGroup(Membership membership, std::chrono::milliseconds timeout)
       control_(std::move(membership.control)),
       parent_(std::move(membership.parent)) {
   control_->set_phase(rank(), between_calls);
+  begin_progress();
 }
 
 LocalGroup::~LocalGroup() {
+  end_progress();
   // A forked child's copy goes silently: its parent is still in the group.
   if (!is_owner_process()) return;
   control_->leave(rank(), *peers_);
@@ -51,6 +54,10 @@ LocalGroup::~LocalGroup() {
 std::optional<Error> LocalGroup::failure() const {
   if (auto own = control_->failure()) return own;
   return parent_ ? parent_->failure() : std::nullopt;
+}
+
+bool LocalGroup::has_failure() const noexcept {
+  return control_->has_failure() || (parent_ && parent_->has_failure());
 }
 
 void LocalGroup::progress() noexcept {
@@ -71,10 +78,11 @@ template <class Done, class Needed, class Awaited, class Sleep>
 void LocalGroup::wait(const WaitOptions& options, const Done& done, const Needed& needed, const Awaited& awaited,
                       const Sleep& sleep) {
   Watchdog watchdog(*control_, parent_.get(), *peers_, rank(), options, timeout_of(options, *this));
+  Progress progress;
   while (!done()) {
     const std::chrono::nanoseconds longest = while_waiting_ ? while_waiting_() : Watchdog::slice;
     watchdog.check(std::ref(done), std::ref(needed), std::ref(awaited));
-    sleep(longest);
+    sleep(progress.step(longest));
   }
 }
 
@@ -128,30 +136,20 @@ void LocalGroup::do_all_gather(std::span<const std::byte> mine, std::span<std::b
                 mine.size());
 }
 
-Ring& LocalGroup::outgoing(int to, Subject subject) {
-  auto ring = outgoing_.find({to, subject});
+Ring& LocalGroup::outgoing(int to) {
+  auto ring = outgoing_.find(to);
   if (ring == outgoing_.end())
-    or_fail(*this, [&] {
-      ring = outgoing_.try_emplace({to, subject}, control_->make_ring(rank(), to, subject)).first;
-    });
+    or_fail(*this, [&] { ring = outgoing_.try_emplace(to, control_->make_ring(rank(), to)).first; });
   return ring->second;
 }
 
-Ring* LocalGroup::incoming(int from, Subject subject) {
-  auto ring = incoming_.find({from, subject});
+Ring* LocalGroup::incoming(int from) {
+  auto ring = incoming_.find(from);
   if (ring == incoming_.end()) {
-    if (!control_->has_ring(from, rank(), subject)) return nullptr;
-    or_fail(*this, [&] {
-      ring = incoming_.try_emplace({from, subject}, control_->map_ring(from, rank(), subject)).first;
-    });
+    if (!control_->has_ring(from, rank())) return nullptr;
+    or_fail(*this, [&] { ring = incoming_.try_emplace(from, control_->map_ring(from, rank())).first; });
   }
   return &ring->second;
-}
-
-void LocalGroup::take(Ring& ring, int from, std::uint64_t bytes) {
-  ring.take(bytes);
-  control_->cell(from).bell.ring();
-  progress();
 }
 
 template <class Done>
@@ -159,49 +157,6 @@ void LocalGroup::await(std::span<const int> on, const WaitOptions& options, cons
   const auto is_awaited = [on](int rank) { return std::ranges::find(on, rank) != on.end(); };
   Bell& bell = control_->cell(rank()).bell;
   if (!done()) wait_on(bell.word, bell.waiting, options, done, is_awaited, is_awaited);
-}
-
-void LocalGroup::do_send(int to, Subject subject, std::span<const std::byte> message, const WaitOptions& options) {
-  const auto phase = in_phase(options);
-  Ring& ring = outgoing(to, subject);
-  const auto write = [&](std::span<const std::byte> bytes) {
-    while (!bytes.empty()) {
-      await(std::span(&to, 1), options, [&] { return ring.room() != 0; });
-      bytes = bytes.subspan(or_fail(*this, [&] { return ring.write(bytes); }));
-      control_->cell(to).bell.ring();
-      progress();
-    }
-  };
-  const std::uint64_t length = message.size();
-  write(std::as_bytes(std::span(&length, 1)));
-  write(message);
-}
-
-std::vector<std::byte> LocalGroup::do_receive(int from, Subject subject, std::uint64_t most,
-                                              const WaitOptions& options) {
-  const auto phase = in_phase(options);
-  const auto await_from = [&](const auto& is_there) { await(std::span(&from, 1), options, is_there); };
-  Ring* there = nullptr;
-  std::uint64_t length = 0;
-  await_from([&] {
-    there = incoming(from, subject);
-    return there != nullptr && there->filled() >= sizeof length;
-  });
-  Ring& ring = *there;
-  ring.peek(std::as_writable_bytes(std::span(&length, 1)));
-  // What follows in the ring could not be told from lengths any more.
-  if (length > most) fail_on_message(*this, from, length, most);
-  // Before anything is taken: if there is no memory for it, the message stays.
-  std::vector<std::byte> message(length);
-  take(ring, from, sizeof length);
-  for (std::span<std::byte> left(message); !left.empty();) {
-    await_from([&] { return ring.filled() != 0; });
-    const std::span<std::byte> piece = left.first(std::min<std::uint64_t>(left.size(), ring.filled()));
-    ring.peek(piece);
-    take(ring, from, piece.size());
-    left = left.subspan(piece.size());
-  }
-  return message;
 }
 
 namespace {
@@ -213,7 +168,7 @@ struct PacketBegin {
 }  // namespace
 
 bool LocalGroup::do_try_send(int to, const PacketHead& head, std::span<const std::byte> packet) {
-  Ring& ring = outgoing(to, Subject::mail);
+  Ring& ring = outgoing(to);
   const PacketBegin begin{packet.size(), head};
   if (ring.room() < sizeof begin + packet.size()) return false;
   ring.write(std::as_bytes(std::span(&begin, 1)));
@@ -224,7 +179,7 @@ bool LocalGroup::do_try_send(int to, const PacketHead& head, std::span<const std
 }
 
 bool LocalGroup::do_try_receive(int from, const PacketPlace& place) {
-  Ring* const ring = incoming(from, Subject::mail);
+  Ring* const ring = incoming(from);
   PacketBegin begin;
   if (ring == nullptr || ring->filled() < sizeof begin) return false;
   ring->peek(std::as_writable_bytes(std::span(&begin, 1)));
@@ -233,7 +188,9 @@ bool LocalGroup::do_try_receive(int from, const PacketPlace& place) {
   const std::span<std::byte> room = place(begin.head, begin.bytes);
   ring->take(sizeof begin);
   if (!room.empty()) ring->peek(room);
-  take(*ring, from, begin.bytes);
+  ring->take(begin.bytes);
+  control_->cell(from).bell.ring();
+  progress();
   return true;
 }
 

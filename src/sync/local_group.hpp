@@ -10,8 +10,8 @@
 //  3. The others look for a moment, then sleep on the round's number in slices; between slices they look for the
 //     dead, the cancelled and the deadline (watchdog.hpp).
 //  4. Copy out all records.
-// A message: the sender appends length and bytes to the ring of this pair of ranks and this subject, as the receiver
-// makes room; the receiver copies out in order.
+// A packet: the sender appends length, head and bytes to the ring of this pair of ranks, if there is room for all of
+// it; the receiver copies them out in order.
 
 #include <map>
 #include <memory>
@@ -55,6 +55,7 @@ class LocalGroup final : public Group {
   }
   void poison(const Error& cause) noexcept override { control_->poison(cause); }
   [[nodiscard]] std::optional<Error> failure() const override;
+  [[nodiscard]] bool has_failure() const noexcept override;
   void progress() noexcept override;
   /// For a group of several hosts that this one is a part of: the cause that all ranks throw, which need not be this
   /// group's own failure. The first one stays.
@@ -79,8 +80,6 @@ class LocalGroup final : public Group {
  protected:
   void do_barrier(const WaitOptions& options) override { round({}, options); }
   void do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) override;
-  void do_send(int to, Subject subject, std::span<const std::byte> message, const WaitOptions& options) override;
-  std::vector<std::byte> do_receive(int from, Subject subject, std::uint64_t most, const WaitOptions& options) override;
   void do_wait_until(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
                      std::span<const int> on, const WaitOptions& options) override;
   bool do_try_send(int to, const PacketHead& head, std::span<const std::byte> packet) override;
@@ -100,10 +99,9 @@ class LocalGroup final : public Group {
   template <class Done, class Needed, class Awaited>
   void wait_on(const std::atomic<std::uint32_t>& word, std::atomic<std::uint32_t>& waiting, const WaitOptions& options,
                const Done& done, const Needed& needed, const Awaited& awaited);
-  Ring& outgoing(int to, Subject subject);
+  Ring& outgoing(int to);
   /// Null if that rank has sent nothing yet.
-  Ring* incoming(int from, Subject subject);
-  void take(Ring& ring, int from, std::uint64_t bytes);
+  Ring* incoming(int from);
   /// Waits for what those ranks do, and ring this one's bell for.
   template <class Done>
   void await(std::span<const int> on, const WaitOptions& options, const Done& done);
@@ -114,8 +112,8 @@ class LocalGroup final : public Group {
   std::uint32_t round_ = 0;
   int turns_ = os::turns_on_core(size());
   // Rings that have been used, by the other rank.
-  std::map<std::pair<int, Subject>, Ring> outgoing_;
-  std::map<std::pair<int, Subject>, Ring> incoming_;
+  std::map<int, Ring> outgoing_;
+  std::map<int, Ring> incoming_;
   std::function<std::chrono::nanoseconds()> while_waiting_;
 };
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "src/os/process.hpp"
+#include "src/sync/progress.hpp"
 #include "src/sync/pulse.hpp"
 #include "src/sync/waits.hpp"
 
@@ -39,6 +40,7 @@ class SingleGroup final : public sync::Group {
     const std::lock_guard lock(mutex_);
     return failure_;
   }
+  [[nodiscard]] bool has_failure() const noexcept override { return failure().has_value(); }
   void progress() noexcept override {}
 
  protected:
@@ -48,8 +50,6 @@ class SingleGroup final : public sync::Group {
     std::ranges::copy(mine, all.begin());
   }
   // Messages go to other ranks: Group has refused the call already, because there is none.
-  void do_send(int, sync::Subject, std::span<const std::byte>, const WaitOptions&) override {}
-  std::vector<std::byte> do_receive(int, sync::Subject, std::uint64_t, const WaitOptions&) override { return {}; }
   bool do_try_send(int, const sync::PacketHead&, std::span<const std::byte>) override { return false; }
   bool do_try_receive(int, const sync::PacketPlace&) override { return false; }
   void do_wait_for_packets(const std::function<bool()>& done, std::span<const int> on,
@@ -61,10 +61,11 @@ class SingleGroup final : public sync::Group {
   void do_wait_until(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
                      std::span<const int>, const WaitOptions& options) override {
     const auto begin = std::chrono::steady_clock::now();
+    sync::Progress progress;
     while (!done()) {
       if (const auto cause = failure()) throw *cause;
       check(options);
-      sleep(std::chrono::milliseconds(20));
+      sleep(progress.step(std::chrono::milliseconds(20)));
       if (done() || std::chrono::steady_clock::now() - begin < sync::timeout_of(options, *this)) continue;
       const Error cause(ErrorKind::timeout, std::string(options.phase) + ": the deadline passed", {.rank = 0});
       poison(cause);

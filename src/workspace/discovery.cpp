@@ -96,8 +96,8 @@ bool may_be_a_cache(const Error& error) noexcept {
 Pauses::Pauses(bool is_network) noexcept
     : pause_(is_network ? 1000 : 50), longest_(is_network ? 250'000 : 10'000), patient_(is_network ? 4000 : 10'000) {}
 
-void Pauses::sleep() noexcept {
-  std::this_thread::sleep_for(pause_);
+void Pauses::sleep(std::chrono::nanoseconds longest) noexcept {
+  std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(pause_, longest));
   pause_ = std::min(longest_, pause_ * 3 / 2);
 }
 

@@ -27,8 +27,8 @@ namespace muster::workspace {
 class Pauses {
  public:
   explicit Pauses(bool is_network) noexcept;
-  /// Sleeps, and longer the next time.
-  void sleep() noexcept;
+  /// Sleeps, at most `longest`, and longer the next time.
+  void sleep(std::chrono::nanoseconds longest = std::chrono::nanoseconds::max()) noexcept;
   /// The next pause is long: what was written a moment ago should be there by now.
   [[nodiscard]] bool is_patient() const noexcept;
 

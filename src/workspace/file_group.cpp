@@ -6,7 +6,7 @@
 //  2. Rank 0 lists until all are there, reads them (none where they are empty), and publishes all of them as one file.
 //  3. The others list until that is there, and read it.
 //  4. Rank 0 removes the records of the round, and what it published in the round before: all have come past it.
-// A message is a file that its receiver removes. Waits list the directory with growing pauses, and between them look
+// A packet is a file that its receiver removes. Waits list the directory with growing pauses, and between them look
 // for the dead, the cancelled and the deadline (watchdog.hpp).
 
 #include <fmt/core.h>
@@ -22,6 +22,7 @@
 #include "muster/workspace.hpp"
 #include "src/os/process.hpp"
 #include "src/sync/failing.hpp"
+#include "src/sync/progress.hpp"
 #include "src/sync/waits.hpp"
 #include "src/sync/watchdog.hpp"
 #include "src/sync/world.hpp"
@@ -83,7 +84,9 @@ class FileGroup final : public sync::Group {
         members_(std::make_shared<const Members>(directory_, std::move(members))),
         parent_(std::move(parent)),
         pulse_(GroupPulse::create(directory_, number, rank)),
-        number_(number) {}
+        number_(number) {
+    begin_progress();
+  }
   ~FileGroup() override;
 
   [[nodiscard]] std::string_view kind() const noexcept override { return file_group_kind; }
@@ -101,6 +104,9 @@ class FileGroup final : public sync::Group {
   }
   void poison(const Error& cause) noexcept override { pulse_->poison(cause); }
   [[nodiscard]] std::optional<Error> failure() const override;
+  [[nodiscard]] bool has_failure() const noexcept override {
+    return pulse_->has_failure() || (parent_ && parent_->has_failure());
+  }
   /// Each is a file.
   [[nodiscard]] std::size_t longest_packet() const noexcept override { return 4 << 20; }
   void progress() noexcept override { (parent_ ? parent_ : pulse_)->progress(); }
@@ -109,9 +115,6 @@ class FileGroup final : public sync::Group {
  protected:
   void do_barrier(const WaitOptions& options) override { do_all_gather({}, {}, options); }
   void do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) override;
-  void do_send(int to, sync::Subject subject, std::span<const std::byte> message, const WaitOptions& options) override;
-  std::vector<std::byte> do_receive(int from, sync::Subject subject, std::uint64_t most,
-                                    const WaitOptions& options) override;
   void do_wait_until(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
                      std::span<const int> on, const WaitOptions& options) override;
   bool do_try_send(int to, const sync::PacketHead& head, std::span<const std::byte> packet) override;
@@ -146,9 +149,9 @@ class FileGroup final : public sync::Group {
   int number_;
   std::uint64_t round_ = 0;
   std::string last_all_;  // on rank 0
-  // Messages, by rank and subject.
-  std::map<std::pair<int, sync::Subject>, std::uint64_t> sent_;
-  std::map<std::pair<int, sync::Subject>, std::uint64_t> received_;
+  // Packets, by rank.
+  std::map<int, std::uint64_t> sent_;
+  std::map<int, std::uint64_t> received_;
 };
 
 FileGroup::~FileGroup() {
@@ -157,6 +160,7 @@ FileGroup::~FileGroup() {
     heart_->abandon();
     return;
   }
+  end_progress();
   try {
     directory_->publish(left_name(number_, rank()), {});
     if (number_ == 0) return;
@@ -185,6 +189,7 @@ template <class Done, class Needed, class Awaited>
 void FileGroup::wait(const WaitOptions& options, const Done& done, const Needed& needed, const Awaited& awaited) {
   const bool is_network = directory_->options().is_network;
   Pauses pauses(is_network);
+  sync::Progress progress_of_all;
   Watchdog watchdog = this->watchdog(options);
   // What a rank did before it ended may come to be seen after its end.
   const auto is_done_after_all = [&] {
@@ -197,7 +202,7 @@ void FileGroup::wait(const WaitOptions& options, const Done& done, const Needed&
   };
   while (!done(*look(is_network && pauses.is_patient()))) {
     watchdog.check(is_done_after_all, needed, awaited);
-    pauses.sleep();
+    pauses.sleep(progress_of_all.step(Watchdog::slice));
   }
 }
 
@@ -279,46 +284,18 @@ void FileGroup::wait_for_all(std::uint64_t number, std::uint64_t length, std::sp
   std::ranges::copy(bytes, all.begin());
 }
 
-void FileGroup::do_send(int to, sync::Subject subject, std::span<const std::byte> message, const WaitOptions& options) {
-  const auto phase = in_phase(options);
-  const std::string prefix = message_prefix(number_, rank(), to, {subject, ++sent_[{to, subject}]});
-  or_fail(*this, [&] { directory_->publish(numbered(prefix, message.size()), message); });
-  progress();
-}
-
-std::vector<std::byte> FileGroup::do_receive(int from, sync::Subject subject, std::uint64_t most,
-                                             const WaitOptions& options) {
-  const auto phase = in_phase(options);
-  const std::string prefix = message_prefix(number_, from, rank(), {subject, ++received_[{from, subject}]});
-  std::string name;
-  const auto is_there = [&](const Snapshot& snapshot) {
-    if (name.empty()) name = snapshot.first(prefix);
-    return !name.empty();
-  };
-  const auto is_sender = [from](int rank) { return rank == from; };
-  wait(options, is_there, is_sender, is_sender);
-  const std::uint64_t length = number_behind(name, prefix).value_or(most + 1);
-  if (length > most) sync::fail_on_message(*this, from, length, most);
-  std::vector<std::byte> message =
-      or_fail(*this, [&] { return directory_->read(name, length, timeout_of(options, *this)); });
-  directory_->remove(name);
-  progress();
-  return message;
-}
-
 bool FileGroup::do_try_send(int to, const sync::PacketHead& head, std::span<const std::byte> packet) {
   std::vector<std::byte> bytes(head.begin(), head.end());
   bytes.insert(bytes.end(), packet.begin(), packet.end());
-  const std::string prefix =
-      message_prefix(number_, rank(), to, {sync::Subject::mail, ++sent_[{to, sync::Subject::mail}]});
+  const std::string prefix = message_prefix(number_, rank(), to, ++sent_[to]);
   directory_->publish(numbered(prefix, bytes.size()), bytes);
   progress();
   return true;
 }
 
 bool FileGroup::do_try_receive(int from, const sync::PacketPlace& place) {
-  std::uint64_t& received = received_[{from, sync::Subject::mail}];
-  const std::string prefix = message_prefix(number_, from, rank(), {sync::Subject::mail, received + 1});
+  std::uint64_t& received = received_[from];
+  const std::string prefix = message_prefix(number_, from, rank(), received + 1);
   const auto seen = directory_->recent(directory_->options().is_network ? milliseconds(500) : milliseconds(20));
   const std::string name = seen->first(prefix);
   if (name.empty()) return false;
@@ -348,11 +325,12 @@ void FileGroup::do_wait_until(const std::function<bool()>& done,
                               const std::function<void(std::chrono::nanoseconds)>& sleep, std::span<const int> on,
                               const WaitOptions& options) {
   Watchdog watchdog = this->watchdog(options);
+  sync::Progress progress_of_all;
   const auto is_awaited = [on](int rank) { return std::ranges::find(on, rank) != on.end(); };
   while (!done()) {
     or_fail(*this, [&] { return directory_->recent(glance); });
     watchdog.check(done, is_awaited, is_awaited);
-    sleep(glance);
+    sleep(progress_of_all.step(glance));
   }
 }
 

@@ -199,9 +199,8 @@ std::string round_prefix(int group, std::uint64_t number, int rank) {
 std::string all_prefix(int group, std::uint64_t number) {
   return fmt::format("g{}.all-{}-", group, number);
 }
-std::string message_prefix(int group, int from, int to, const MessageNumber& which) {
-  return fmt::format("g{}.message-{}-{}-{}-{}-", group, from, to, static_cast<std::uint32_t>(which.subject),
-                     which.number);
+std::string message_prefix(int group, int from, int to, std::uint64_t number) {
+  return fmt::format("g{}.message-{}-{}-{}-", group, from, to, number);
 }
 std::string failed_name(int group) {
   return fmt::format("g{}.failed", group);

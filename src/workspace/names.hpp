@@ -158,12 +158,8 @@ struct PulseName {
 std::string pulse_name(int group, int rank, const PulseName& pulse);
 std::string round_prefix(int group, std::uint64_t number, int rank);
 std::string all_prefix(int group, std::uint64_t number);
-/// Of each subject's messages from one rank to another, in their order.
-struct MessageNumber {
-  sync::Subject subject = sync::Subject::caller;
-  std::uint64_t number = 0;
-};
-std::string message_prefix(int group, int from, int to, const MessageNumber& which);
+/// `number`: of the packets from one rank to another, in their order.
+std::string message_prefix(int group, int from, int to, std::uint64_t number);
 std::string failed_name(int group);
 std::string left_name(int group, int rank);
 /// "gK.": all of a group's names.

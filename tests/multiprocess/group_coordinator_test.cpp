@@ -140,6 +140,40 @@ TEST_CASE("dicts, to all and from stage to stage, in slices or whole") {
   });
 }
 
+TEST_CASE("slices of a dict that do not fit together, and other messages, are everyone's rank_mismatch") {
+  run_ranks(6, [](SyncGroup& world) {
+    const bool sends = world.rank() < 4;
+    GroupCoordinator stage(std::vector<std::vector<int>>{{0, 1, 2, 3}, {4, 5}}, world, "tp");
+    GroupCoordinator stages(std::vector<std::vector<int>>{{0, 4}, {1, 5}, {2}, {3}}, world, "pp");
+    GroupCoordinator halves(std::vector<std::vector<int>>{{0, 1}, {2, 3}, {4, 5}}, world, "half");
+    if (stages.world_size() == 1) return;
+    const bool is_second = stage.rank_in_group() == 1;
+    const auto dict_of = [](const std::vector<std::string>& keys) {
+      ConfigObject dict;
+      for (const std::string& key : keys) dict[key] = pattern(DType::u8, {400}, key.front());
+      return dict;
+    };
+    const auto refused = [&](const std::string& words) {
+      error_of(ErrorKind::rank_mismatch, {words},
+               [&] { (void)stages.recv_tensor_dict(0, {.all_gather_group = &halves}); });
+    };
+    // The receivers' group is smaller than the senders'.
+    if (sends) stages.send_tensor_dict(dict_of({"a"}), 1, {.all_gather_group = &stage});
+    if (!sends) refused(" of 4 where slice ");
+    // One of two gets another message.
+    if (sends && is_second) stages.send_object("now", 1);
+    if (sends && !is_second) stages.send_tensor_dict(dict_of({"a"}), 1, {.all_gather_group = &halves});
+    if (!sends) refused("another message where a dict of tensors");
+    // Two dicts with other keys, and two with another order.
+    if (sends) stages.send_tensor_dict(dict_of({"a", is_second ? "b" : "c"}), 1, {.all_gather_group = &halves});
+    if (!sends) refused("must send the same tensors");
+    const std::vector<std::string> keys =
+        is_second ? std::vector<std::string>{"b", "a"} : std::vector<std::string>{"a", "b"};
+    if (sends) stages.send_tensor_dict(dict_of(keys), 1, {.all_gather_group = &halves});
+    if (!sends) RANK_CHECK(Config(stages.recv_tensor_dict(0, {.all_gather_group = &halves})) == Config(dict_of(keys)));
+  });
+}
+
 TEST_CASE("a mixture of experts: rows to all, and the sums back") {
   run_ranks(3, [](SyncGroup& world) {
     GroupCoordinator group(std::vector<std::vector<int>>{{0, 1, 2}}, world, "ep");

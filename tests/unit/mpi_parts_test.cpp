@@ -9,6 +9,7 @@
 
 #include "doctest/doctest.h"
 #include "muster/error.hpp"
+#include "src/collectives/engine.hpp"
 #include "src/gather/merge_record.hpp"
 #include "src/gather/needs.hpp"
 #include "src/hosts/buffer_pool.hpp"
@@ -69,13 +70,12 @@ class TwoHosts final : public sync::Group {
   [[nodiscard]] std::shared_ptr<const sync::PeerLiveness> liveness(int) const override { return nullptr; }
   void poison(const Error&) noexcept override {}
   [[nodiscard]] std::optional<Error> failure() const override { return std::nullopt; }
+  [[nodiscard]] bool has_failure() const noexcept override { return false; }
   void progress() noexcept override {}
 
  protected:
   void do_barrier(const WaitOptions&) override {}
   void do_all_gather(std::span<const std::byte>, std::span<std::byte>, const WaitOptions&) override {}
-  void do_send(int, sync::Subject, std::span<const std::byte>, const WaitOptions&) override {}
-  std::vector<std::byte> do_receive(int, sync::Subject, std::uint64_t, const WaitOptions&) override { return {}; }
   void do_wait_until(const std::function<bool()>&, const std::function<void(std::chrono::nanoseconds)>&,
                      std::span<const int>, const WaitOptions&) override {}
   bool do_try_send(int, const sync::PacketHead&, std::span<const std::byte>) override { return false; }
@@ -277,4 +277,15 @@ TEST_CASE("a merge needs its result and a window that does not grow with the ten
   CHECK(gather::merge_window_bytes(4095, 1 << 30) <= 128 * MiB);
   for (const std::size_t senders : {1, 2, 3, 7, 8, 511, 4095})
     CHECK(gather::merge_piece_bytes(senders, 1 << 30) % 4096 == 0);
+}
+
+TEST_CASE("more ranks on one host than a chunk of shared memory has room for are refused, on all ranks") {
+  const auto group = std::make_shared<TwoHosts>(2 * collectives::most_ranks_on_host + 1);
+  try {
+    const collectives::Engine engine(group, {});
+    FAIL("nothing was thrown");
+  } catch (const Error& error) {
+    CHECK(error.kind() == ErrorKind::unsupported);
+    CHECK(std::string(error.what()).find("more than 2048 ranks") != std::string::npos);
+  }
 }

@@ -80,8 +80,7 @@ TEST_CASE("fresh names differ, and tell this process") {
 TEST_CASE("names of a file group") {
   CHECK(number_behind(numbered(round_prefix(2, 7, 3), 128), round_prefix(2, 7, 3)) == 128);
   CHECK(!number_behind(numbered(round_prefix(2, 7, 31), 128), round_prefix(2, 7, 3)));
-  CHECK(number_behind(numbered(message_prefix(0, 1, 2, {sync::Subject::exchange, 3}), 0),
-                      message_prefix(0, 1, 2, {sync::Subject::exchange, 3})) == 0);
+  CHECK(number_behind(numbered(message_prefix(0, 1, 2, 3), 0), message_prefix(0, 1, 2, 3)) == 0);
   CHECK(!number_behind("g0.all-1-", all_prefix(0, 1)));
   const PulseName pulse{5, 6, 7, "gather: round 1"};
   const auto again = pulse_behind(pulse_name(1, 2, pulse), pulse_prefix(1, 2));

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/sync/progress.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "src/os/process.hpp"
+#include "src/sync/group.hpp"
+#include "src/sync/mail.hpp"
+
+namespace muster::sync {
+namespace {
+
+using Clock = Progress::Clock;
+
+// After a movement the next one is near: a wait offers its core, and does not sleep.
+constexpr std::chrono::microseconds busy{50};
+// A nap is a small part of the time since the last movement, so that whoever waits long leaves its core to others.
+constexpr std::chrono::microseconds shortest_nap{50};
+constexpr int naps_a_wait = 64;
+// Messages that only the other side moves need a look now and then: they wait for room.
+constexpr std::chrono::milliseconds glance{20};
+// How often ranks that wait in other groups are told that this one moves.
+constexpr std::chrono::milliseconds telling{20};
+
+struct Groups {
+  std::int64_t process = os::process_id();
+  std::mutex mutex;
+  std::vector<Group*> all;
+  std::atomic<int> pending{0};
+  std::atomic<Clock::time_point> told{};
+};
+
+/// Those of this process. A forked child begins anew: what its parent has there is the parent's, the lock included.
+Groups& groups() {
+  static std::atomic<Groups*> now{new Groups};
+  Groups* them = now.load(std::memory_order_acquire);
+  while (them->process != os::process_id()) {
+    auto fresh = std::make_unique<Groups>();
+    if (now.compare_exchange_strong(them, fresh.get())) return *fresh.release();
+  }
+  return *them;
+}
+
+thread_local bool is_stepping = false;
+
+struct Stepping {
+  Stepping() { is_stepping = true; }
+  ~Stepping() { is_stepping = false; }
+};
+
+/// Lets the mail of one group move; true if it did.
+bool step_mail(Group& group, std::vector<std::shared_ptr<const void>>& ended) {
+  const Group::Hold hold(group, Group::Hold::Kind::progress);
+  if (!hold || !group.mail().needs_steps()) return false;
+  bool has_moved = false;
+  try {
+    if (group.has_failure())
+      group.mail().abandon();
+    else if (group.may_move())
+      has_moved = group.mail().step();
+  } catch (const std::exception&) {
+    // It has failed that group: its own calls throw it.
+    group.mail().abandon();
+  }
+  for (auto& each : group.mail().take_ended()) ended.push_back(std::move(each));
+  return has_moved;
+}
+
+}  // namespace
+
+void Progress::add(Group& group) {
+  Groups& them = groups();
+  const std::lock_guard lock(them.mutex);
+  them.all.push_back(&group);
+}
+
+void Progress::remove(Group& group) noexcept {
+  Groups& them = groups();
+  const std::lock_guard lock(them.mutex);
+  std::erase(them.all, &group);
+}
+
+void Progress::add_pending(int count) noexcept {
+  groups().pending.fetch_add(count, std::memory_order_relaxed);
+}
+
+void Progress::moved() noexcept {
+  Groups& them = groups();
+  const Clock::time_point now = Clock::now();
+  if (now - them.told.load(std::memory_order_relaxed) < telling) return;
+  them.told.store(now, std::memory_order_relaxed);
+  // A step has the lock already.
+  std::unique_lock lock(them.mutex, std::defer_lock);
+  if (!is_stepping && !lock.try_lock()) return;
+  for (Group* const group : them.all) group->progress();
+}
+
+std::chrono::nanoseconds Progress::step(std::chrono::nanoseconds longest) {
+  if (is_stepping) return longest;
+  Groups& them = groups();
+  const bool is_pending = them.pending.load(std::memory_order_relaxed) != 0;
+  const Clock::time_point now = Clock::now();
+  if (!is_pending && now - looked_ < glance) return longest;
+  looked_ = now;
+  bool has_moved = false;
+  {
+    std::vector<std::shared_ptr<const void>> ended;  // dropped without the lock
+    std::unique_lock lock(them.mutex, std::try_to_lock);
+    // Another thread is at it.
+    if (!lock) return std::min<std::chrono::nanoseconds>(longest, std::chrono::milliseconds(1));
+    {
+      const Stepping stepping;
+      for (Group* const group : them.all) has_moved = step_mail(*group, ended) || has_moved;
+    }
+    lock.unlock();
+  }
+  if (has_moved) moved_ = now;
+  if (!is_pending && !has_moved) return longest;
+  if (now - moved_ < busy) return std::chrono::nanoseconds(0);
+  return std::min<std::chrono::nanoseconds>(
+      longest, std::max<std::chrono::nanoseconds>((now - moved_) / naps_a_wait, shortest_nap));
+}
+
+}  // namespace muster::sync

@@ -1,0 +1,574 @@
+// SPDX-License-Identifier: Apache-2.0
+// MPI's progress rule: whatever a rank waits for, its messages move, of all groups of its process.
+// MUSTER_TEST_PROGRAMS: how many random programs run (20; hundreds are a campaign). MUSTER_TEST_SEED: the first one's
+// seed (1). A rank that fails says the seed.
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <deque>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "doctest/doctest.h"
+#include "muster/dist.hpp"
+#include "muster/gather.hpp"
+#include "muster/gather_each.hpp"
+#include "muster/group_coordinator.hpp"
+#include "muster/merge_gather.hpp"
+#include "muster/process_group.hpp"
+#include "muster/roles.hpp"
+#include "tests/support/forked_ranks.hpp"
+#include "tests/support/patterns.hpp"
+
+using namespace muster;
+using namespace muster::test;
+using namespace std::chrono_literals;
+
+namespace {
+
+// The table: two ranks, one long message, and a collective call on its way.
+
+constexpr std::int64_t long_message = 3 << 20;
+
+Tensor long_tensor(int from) {
+  return pattern(DType::u8, {long_message}, static_cast<std::uint64_t>(from) + 7);
+}
+void check_long(const Tensor& tensor, int from) {
+  RANK_CHECK(bitwise_equal(tensor, long_tensor(from)));
+}
+
+/// The messages and the barrier of one interface, between ranks 0 and 1. An end waits for a message that has begun.
+struct Interface {
+  using End = std::function<void()>;
+  std::function<void(const Tensor&, int)> send;
+  std::function<Tensor(int)> recv;
+  std::function<End(const Tensor&, int)> isend;
+  std::function<std::pair<Tensor, End>(int)> irecv;  // empty: it has none
+  std::function<void()> barrier;
+};
+
+template <class Result>
+Interface::End end_of(Work<Result> work) {
+  return [kept = std::make_shared<Work<Result>>(std::move(work))] { (void)kept->get(); };
+}
+
+Interface of_process_group(ProcessGroup& group) {
+  return {.send = [&](const Tensor& tensor, int to) { group.send(tensor, to); },
+          .recv =
+              [&](int from) {
+                const Tensor out = Tensor::allocate(DType::u8, {long_message});
+                group.recv(out, from);
+                return out;
+              },
+          .isend = [&](const Tensor& tensor, int to) { return end_of(group.isend(tensor, to)); },
+          .irecv =
+              [&](int from) {
+                const Tensor out = Tensor::allocate(DType::u8, {long_message});
+                return std::pair(out, end_of(group.irecv(out, from)));
+              },
+          .barrier = [&] { group.barrier(); }};
+}
+
+Interface of_dist() {
+  return {.send = [](const Tensor& tensor, int to) { dist::send(tensor, to); },
+          .recv =
+              [](int from) {
+                const Tensor out = Tensor::allocate(DType::u8, {long_message});
+                dist::recv(out, from);
+                return out;
+              },
+          .isend = [](const Tensor& tensor, int to) { return end_of(dist::isend(tensor, to)); },
+          .irecv =
+              [](int from) {
+                const Tensor out = Tensor::allocate(DType::u8, {long_message});
+                return std::pair(out, end_of(dist::irecv(out, from)));
+              },
+          .barrier = [] { dist::barrier(); }};
+}
+
+Interface of_roles(roles::DistributedContext& context) {
+  return {.send = [&](const Tensor& tensor, int to) { context.send(tensor, to); },
+          .recv = [&](int from) { return context.recv(from).data; },
+          .isend =
+              [&](const Tensor& tensor, int to) {
+                auto handle = std::make_shared<roles::AsyncSendHandle>(context.isend(tensor, to));
+                return [handle] { handle->wait(); };
+              },
+          .irecv = {},
+          .barrier = [&] { context.barrier(); }};
+}
+
+Interface of_coordinator(GroupCoordinator& group) {
+  Interface interface = of_process_group(group.process_group());
+  interface.send = [&](const Tensor& tensor, int to) {
+    group.send_tensor_dict(Config::object({{"w", tensor}}).as_object(), to);
+  };
+  interface.recv = [&](int from) { return group.recv_tensor_dict(from)["w"].as_tensor(); };
+  // Its own messages have no isend: that of its group sends what they receive.
+  interface.isend = {};
+  interface.irecv = {};
+  return interface;
+}
+
+/// Rank 0 and rank 1 in each order that MPI completes. `meet`: a call of both ranks.
+void check_orders(int self, const Interface& calls, const std::function<void()>& meet) {
+  if (calls.isend) {
+    if (self == 0) {
+      const auto sent = calls.isend(long_tensor(0), 1);
+      meet();
+      sent();
+    } else {
+      check_long(calls.recv(0), 0);
+      meet();
+    }
+  }
+  if (calls.irecv) {
+    if (self == 0) {
+      calls.send(long_tensor(0), 1);
+      meet();
+    } else {
+      const auto [out, received] = calls.irecv(0);
+      meet();
+      received();
+      check_long(out, 0);
+    }
+  }
+  if (calls.isend && calls.irecv) {
+    const auto [out, received] = calls.irecv(1 - self);
+    const auto sent = calls.isend(long_tensor(self), 1 - self);
+    meet();
+    sent();
+    received();
+    check_long(out, 1 - self);
+  }
+  if (self == 0) {
+    calls.send(long_tensor(0), 1);
+    meet();
+  } else {
+    check_long(calls.recv(0), 0);
+    meet();
+  }
+}
+
+LayerSource layers_of(int rank, int count) {
+  return [rank, count, given = std::make_shared<int>(0)]() -> std::optional<Config> {
+    if (*given == count) return std::nullopt;
+    ++*given;
+    return Config(pattern(DType::u8, {100'000}, seed_of(rank, static_cast<std::uint64_t>(*given))));
+  };
+}
+
+}  // namespace
+
+TEST_CASE("two ranks: a message moves while one of them is in a collective call, whatever the interface") {
+  run_ranks(2, [](SyncGroup& group) {
+    const int self = group.rank();
+    ProcessGroup ranks(group);
+    ProcessGroup other(group);
+    const auto copy = group.duplicate();
+    const Interface calls = of_process_group(ranks);
+    const std::vector<std::function<void()>> meetings = {
+        [&] { ranks.barrier(); },
+        [&] { other.barrier(); },
+        [&] { group.barrier(); },
+        [&] { copy->barrier(); },
+        [&] {
+          const Tensor sum = Tensor::take(std::vector<float>(100'000, 1));
+          other.all_reduce(sum);
+          RANK_CHECK(sum.view().values<float>()[99'999] == 2);
+        },
+        [&] {
+          const auto got = get_tensors_parallel(pattern(DType::u8, {500'000}, 3), all_ranks, group);
+          RANK_CHECK(got.ranks().size() == 2);
+        },
+        [&] { gather_each(layers_of(self, 4), all_ranks, *copy, [](LayerPart&) {}); },
+        [&] {
+          if (self == 0) copy->send(1, std::vector<std::byte>(1'000'000));
+          if (self == 1) RANK_CHECK(copy->receive(0, 1'000'000).size() == 1'000'000);
+        },
+        [&] {
+          (void)ranks.split({1, 0});
+        },
+        [&] { (void)group.duplicate(); },
+    };
+    for (const auto& meet : meetings) check_orders(self, calls, meet);
+    roles::DistributedContext context = roles::initialize_distributed_compute(group, {});
+    const Interface of_context = of_roles(context);
+    check_orders(self, of_context, of_context.barrier);
+    GroupCoordinator coordinator(std::vector<std::vector<int>>{{0, 1}}, group);
+    const Interface of_group = of_coordinator(coordinator);
+    check_orders(self, of_group, of_group.barrier);
+  });
+}
+
+TEST_CASE("two ranks: dist, and a call on another thread") {
+  const std::string key = "file://" + (std::filesystem::temp_directory_path() / unique_key()).string();
+  run_processes(2, [&](int rank) {
+    dist::init_process_group("shm", {.init_method = key, .world_size = 2, .rank = rank, .timeout = 20s});
+    const Interface calls = of_dist();
+    check_orders(rank, calls, calls.barrier);
+    ProcessGroup& world = dist::process_group();
+    // This thread waits for the other one, which waits for the other rank.
+    check_orders(rank, calls, [&] { world.start([](ProcessGroup& own) { own.barrier(); }).get(); });
+    dist::destroy_process_group();
+  });
+}
+
+TEST_CASE("unexpected messages are found by tag, and bounded for each sender") {
+  run_ranks(2, [](SyncGroup& group) {
+    ProcessGroup ranks(group);
+    constexpr int count = 40'000;
+    const auto begin = std::chrono::steady_clock::now();
+    std::vector<Work<void>> sent;
+    for (int tag = 0; tag < count && ranks.rank() == 0; ++tag)
+      sent.push_back(ranks.isend(Tensor::take(std::vector<int>{tag}), 1, tag));
+    for (int tag = count; tag-- > 0 && ranks.rank() == 1;) {
+      const Tensor out = Tensor::take(std::vector<int>{-1});
+      RANK_CHECK(ranks.recv(out, any_rank, tag) == 0);
+      RANK_CHECK(out.view().values<int>()[0] == tag);
+    }
+    for (Work<void>& each : sent) each.get();
+    RANK_CHECK(under_sanitizer || std::chrono::steady_clock::now() - begin < 15s);
+    // The newest first by pattern: the oldest of each.
+    ranks.barrier();
+    for (const int tag : {5, 6, 5})
+      if (ranks.rank() == 0) ranks.send(Tensor::take(std::vector<int>{tag}), 1, tag);
+    ranks.barrier();
+    if (ranks.rank() == 1) {
+      RANK_CHECK(ranks.recv_message(0, 6).tag == 6);
+      RANK_CHECK(ranks.recv_message(any_rank).tag == 5);
+      RANK_CHECK(ranks.recv_message(0).tag == 5);
+      RANK_CHECK(!ranks.probe(any_rank));
+    }
+    ranks.barrier();
+    // A sender waits where its receiver has much to keep, and its deadline names the receiver.
+    std::size_t went = 0;
+    const Error error = error_of(ErrorKind::timeout, {"rank 1"}, [&] {
+      if (ranks.rank() == 0)
+        for (;; ++went) ranks.send(Tensor::take(std::vector<std::uint8_t>(4096)), 1, 0, {.timeout = 500ms});
+      (void)ranks.recv_message(0, 1);
+    });
+    RANK_CHECK(ranks.rank() != 0 || (went >= 32 && went <= 80));
+  });
+}
+
+TEST_CASE("a Work after its end: is_done() stays true, a refused get() can be made again, a failure stays") {
+  run_ranks(2, [](SyncGroup& group) {
+    ProcessGroup ranks(group);
+    roles::DistributedContext context = roles::initialize_distributed_compute(group, {});
+    if (group.rank() == 0) {
+      Work<void> sent = ranks.isend(long_tensor(0), 1);
+      // While a second thread is in the group the call is refused, and the message goes all the same.
+      const auto is_refused = [&](const std::function<void()>& call) {
+        try {
+          call();
+        } catch (const Error& error) {
+          return error.kind() == ErrorKind::argument;
+        }
+        return false;
+      };
+      std::thread user([&] {
+        while (is_refused([&] { (void)ranks.recv_message(1, 3); })) continue;
+      });
+      while (!is_refused([&] { (void)ranks.probe(1, 4); })) continue;
+      RANK_CHECK(is_refused([&] { sent.get(); }));
+      RANK_CHECK(sent.is_pending());
+      user.join();
+      sent.get();
+      RANK_CHECK(!sent.is_pending());
+      RANK_CHECK(sent.is_done());
+      RANK_CHECK(error_of([&] { sent.get(); }).kind() == ErrorKind::argument);
+    } else {
+      std::this_thread::sleep_for(100ms);
+      (void)ranks.recv_message(0);
+      ranks.send(Tensor::take(std::vector<std::uint8_t>(1)), 0, 3);
+    }
+    // The same of a call on another thread, which one thread waits for while another one takes the result.
+    Work<int> made = ranks.start([](ProcessGroup& own) {
+      own.barrier();
+      std::this_thread::sleep_for(50ms);
+      return 5;
+    });
+    std::thread waiter([&] { (void)made.wait_for(20s); });
+    RANK_CHECK(made.get() == 5);
+    waiter.join();
+    RANK_CHECK(made.is_done());
+    group.barrier();
+    if (group.rank() == 0) {
+      roles::AsyncSendHandle handle = context.isend(long_tensor(0), 1, 0, {.timeout = 300ms});
+      for (int turn = 0; turn < 2; ++turn) {
+        RANK_CHECK(error_of([&] { handle.wait(); }).kind() == ErrorKind::timeout);
+        RANK_CHECK(!handle.is_complete());
+      }
+    }
+    group.barrier();
+  });
+}
+
+namespace {
+
+// The property: random programs. Each rank has a list of calls. A simulator that buffers nothing decides which lists
+// MPI's progress rule completes, and only those run.
+
+constexpr int world_size = 4;
+/// Ranks of each group that messages and collectives have.
+const std::vector<std::vector<int>> groups = {{0, 1, 2, 3}, {0, 1, 2, 3}, {0, 1, 2}, {3, 2, 1}, {0, 3}};
+
+enum class Kind : std::uint8_t { send, isend, recv, irecv, end, collective, plain_send, plain_receive };
+
+struct Step {
+  Kind kind = Kind::collective;
+  int group = 0;
+  int peer = 0;  // in the group
+  int tag = 0;
+  std::int64_t bytes = 0;
+  int id = 0;  // of the message, or of the collective call
+  int form = 0;
+};
+using Program = std::vector<std::vector<Step>>;  // by rank
+
+bool is_message(const Step& step) {
+  return step.kind != Kind::collective && step.kind != Kind::end;
+}
+bool is_sent(const Step& step) {
+  return step.kind == Kind::send || step.kind == Kind::isend || step.kind == Kind::plain_send;
+}
+bool is_plain(const Step& step) {
+  return step.kind == Kind::plain_send || step.kind == Kind::plain_receive;
+}
+/// The messages that a receive could match.
+auto stream_of(const Step& step) {
+  return std::tuple(step.group, step.peer, is_plain(step) ? -1 : step.tag, is_sent(step));
+}
+
+/// Whether every rank comes to the end of its list.
+bool completes(const Program& program) {
+  std::vector<std::size_t> at(program.size(), 0);
+  std::map<int, int> posted;  // by message: 1 if it has been sent, 2 if it is received
+  std::map<int, int> come;    // by collective call
+  std::vector<std::vector<bool>> counted(program.size());
+  for (std::size_t rank = 0; rank < program.size(); ++rank) counted[rank].resize(program[rank].size());
+  bool has_moved = true;
+  while (std::exchange(has_moved, false))
+    for (std::size_t rank = 0; rank < program.size(); ++rank)
+      while (at[rank] < program[rank].size()) {
+        const Step& step = program[rank][at[rank]];
+        if (!counted[rank][at[rank]]) {
+          counted[rank][at[rank]] = true;
+          has_moved = true;
+          if (is_message(step)) posted[step.id] |= is_sent(step) ? 1 : 2;
+          if (step.kind == Kind::collective) ++come[step.id];
+        }
+        const bool is_begun = step.kind == Kind::isend || step.kind == Kind::irecv;
+        const bool is_over =
+            step.kind == Kind::collective
+                ? come[step.id] == static_cast<int>(groups[static_cast<std::size_t>(step.group)].size())
+                : is_begun || posted[step.id] == 3;
+        if (!is_over) break;
+        ++at[rank];
+        has_moved = true;
+      }
+  for (std::size_t rank = 0; rank < program.size(); ++rank)
+    if (at[rank] != program[rank].size()) return false;
+  return true;
+}
+
+Program random_program(std::mt19937_64& random) {
+  const auto below = [&](std::size_t count) { return static_cast<int>(random() % count); };
+  const std::array<std::int64_t, 11> lengths = {0,       1,       1000,    65'500,  65'536, 65'600,
+                                                200'000, 262'100, 262'144, 266'300, 1 << 20};
+  Program program(world_size);
+  const auto list = [&](int group, int rank) -> std::vector<Step>& {
+    return program[static_cast<std::size_t>(groups[static_cast<std::size_t>(group)][static_cast<std::size_t>(rank)])];
+  };
+  for (int id = 0; id < 24; ++id) {
+    const int group = below(groups.size());
+    const auto size = groups[static_cast<std::size_t>(group)].size();
+    if (below(3) == 0) {
+      const Step step{.group = group, .bytes = lengths[static_cast<std::size_t>(below(9))], .id = id, .form = below(7)};
+      for (int rank = 0; rank < static_cast<int>(size); ++rank) list(group, rank).push_back(step);
+      continue;
+    }
+    const int from = below(size);
+    const int to = (from + 1 + below(size - 1)) % static_cast<int>(size);
+    Step step{
+        .group = group, .tag = below(2), .bytes = lengths[static_cast<std::size_t>(below(lengths.size()))], .id = id};
+    const bool plain = below(6) == 0;
+    for (const bool sends : {true, false}) {
+      std::vector<Step>& steps = list(group, sends ? from : to);
+      const bool begins = !plain && below(3) != 0;
+      step.peer = sends ? to : from;
+      if (sends) step.kind = plain ? Kind::plain_send : begins ? Kind::isend : Kind::send;
+      if (!sends) step.kind = plain ? Kind::plain_receive : begins ? Kind::irecv : Kind::recv;
+      steps.push_back(step);
+      step.kind = Kind::end;
+      if (begins) steps.push_back(step);
+    }
+  }
+  // In order they complete without any progress. Now calls change places, as long as all of it completes.
+  for (int turn = 0; turn < 400; ++turn) {
+    std::vector<Step>& steps = program[static_cast<std::size_t>(below(world_size))];
+    if (steps.size() < 2) continue;
+    const auto at = static_cast<std::size_t>(below(steps.size() - 1));
+    Step& first = steps[at];
+    Step& second = steps[at + 1];
+    if (first.kind == Kind::collective && second.kind == Kind::collective) continue;
+    if (first.id == second.id) continue;  // begun, then ended
+    if (is_message(first) && is_message(second) && stream_of(first) == stream_of(second)) continue;
+    std::swap(first, second);
+    if (!completes(program)) std::swap(first, second);
+  }
+  return program;
+}
+
+class Runner {
+ public:
+  explicit Runner(SyncGroup& world) {
+    for (const std::vector<int>& members : groups) {
+      plain_.push_back(world.split(std::ranges::find(members, world.rank()) == members.end()
+                                       ? RankList(std::vector<int>{})
+                                       : RankList(members)));
+      ranks_.push_back(plain_.back() ? std::make_unique<ProcessGroup>(*plain_.back()) : nullptr);
+    }
+  }
+
+  void run(const std::vector<Step>& steps) {
+    std::map<int, std::function<void()>> under_way;
+    for (const Step& step : steps) {
+      ProcessGroup& ranks = *ranks_[static_cast<std::size_t>(step.group)];
+      SyncGroup& plain = *plain_[static_cast<std::size_t>(step.group)];
+      const auto seed = static_cast<std::uint64_t>(step.id) + 100;
+      const Tensor made = is_message(step) && is_sent(step) ? pattern(DType::u8, {step.bytes}, seed)
+                                                            : Tensor::allocate(DType::u8, {step.bytes});
+      const auto is_right = [made, seed, bytes = step.bytes] { return is_pattern(made, DType::u8, {bytes}, seed); };
+      switch (step.kind) {
+        case Kind::send:
+          ranks.send(made, step.peer, step.tag);
+          break;
+        case Kind::recv:
+          RANK_CHECK(ranks.recv(made, step.peer, step.tag) == step.peer);
+          RANK_CHECK(is_right());
+          break;
+        case Kind::isend:
+          under_way[step.id] = end_of_work(ranks.isend(made, step.peer, step.tag), [] { return true; });
+          break;
+        case Kind::irecv:
+          under_way[step.id] = end_of_work(ranks.irecv(made, step.peer, step.tag), is_right);
+          break;
+        case Kind::end:
+          under_way.at(step.id)();
+          under_way.erase(step.id);
+          break;
+        case Kind::plain_send:
+          plain.send(step.peer, made.bytes());
+          break;
+        case Kind::plain_receive: {
+          const std::vector<std::byte> got = plain.receive(step.peer, static_cast<std::uint64_t>(step.bytes));
+          RANK_CHECK(std::ranges::equal(got, pattern(DType::u8, {step.bytes}, seed).bytes()));
+          break;
+        }
+        case Kind::collective:
+          meet(step, ranks, plain);
+          break;
+      }
+    }
+  }
+
+ private:
+  template <class Result, class Check>
+  static std::function<void()> end_of_work(Work<Result> work, Check is_right) {
+    return [end = end_of(std::move(work)), is_right] {
+      end();
+      RANK_CHECK(is_right());
+    };
+  }
+
+  void meet(const Step& step, ProcessGroup& ranks, SyncGroup& plain) {
+    const auto seed = [&](int rank) { return seed_of(rank, static_cast<std::uint64_t>(step.id)); };
+    const auto count = static_cast<std::size_t>(ranks.size());
+    const Tensor mine = pattern(DType::u8, {step.bytes}, seed(ranks.rank()));
+    switch (step.form) {
+      case 0:
+        return ranks.barrier();
+      case 1: {
+        const Tensor sum =
+            Tensor::take(std::vector<std::int64_t>(static_cast<std::size_t>(step.bytes / 8 + 1), step.id));
+        ranks.all_reduce(sum);
+        for (const std::int64_t value : sum.view().values<std::int64_t>()) RANK_CHECK(value == step.id * ranks.size());
+        return;
+      }
+      case 2: {
+        const Tensor all = ranks.all_gather(mine);
+        for (int rank = 0; rank < ranks.size(); ++rank)
+          RANK_CHECK(is_pattern(all.view().slice(0, rank * step.bytes, (rank + 1) * step.bytes), DType::u8,
+                                {step.bytes}, seed(rank)));
+        return;
+      }
+      case 3: {
+        const auto got = get_tensors_parallel(mine, all_ranks, plain);
+        for (std::size_t rank = 0; rank < count && plain.rank() == 0; ++rank)
+          RANK_CHECK(is_pattern(*got[rank], DType::u8, {step.bytes}, seed(static_cast<int>(rank))));
+        return;
+      }
+      case 4: {
+        const auto merged = merge_tensor_parallel(mine, merge::concat(0), all_ranks, plain);
+        RANK_CHECK(plain.rank() != 0 || merged.tensor()->shape()[0] == step.bytes * ranks.size());
+        return;
+      }
+      case 5: {
+        int parts = 0;
+        gather_each(layers_of(plain.rank(), 3), all_ranks, plain, [&](LayerPart&) { ++parts; });
+        RANK_CHECK(plain.rank() != 0 || parts >= 3);
+        return;
+      }
+      default:
+        return plain.barrier();
+    }
+  }
+
+  std::vector<std::shared_ptr<SyncGroup>> plain_;
+  std::vector<std::unique_ptr<ProcessGroup>> ranks_;
+};
+
+std::uint64_t number_in(const char* variable, std::uint64_t otherwise) {
+  const char* const text = std::getenv(variable);
+  return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
+}
+
+}  // namespace
+
+TEST_CASE("order: every program that MPI's progress rule completes completes, with the right values") {
+  const std::uint64_t first = number_in("MUSTER_TEST_SEED", 1);
+  const std::uint64_t count = number_in("MUSTER_TEST_PROGRAMS", 20);
+  const auto ended = try_ranks(
+      world_size,
+      [&](SyncGroup& world) {
+        Runner runner(world);
+        for (std::uint64_t seed = first; seed < first + count; ++seed) {
+          std::mt19937_64 random(seed);
+          const Program program = random_program(random);
+          try {
+            runner.run(program[static_cast<std::size_t>(world.rank())]);
+          } catch (const std::exception& error) {
+            throw RankFailure("MUSTER_TEST_SEED=" + std::to_string(seed) + ": " + error.what());
+          }
+        }
+      },
+      std::chrono::seconds(60 + 2 * count));
+  check_ended(ended);
+}
