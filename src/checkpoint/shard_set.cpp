@@ -306,6 +306,17 @@ void FileTensors::add(const StateFile& file, const std::string& prefix) {
     tensors_.push_back({prefix + tensor.name, tensor.dtype, tensor.shape, tensor.offset, tensor.bytes});
 }
 
+void FileTensors::add_omissions(const Omissions& more) {
+  const std::size_t before = omissions_.size();
+  for (const Omission& omission : more) {
+    const auto is_same = [&](const Omission& other) {
+      return other.name == omission.name && other.reason == omission.reason;
+    };
+    if (std::none_of(omissions_.begin(), omissions_.begin() + static_cast<std::ptrdiff_t>(before), is_same))
+      omissions_.push_back(omission);
+  }
+}
+
 void FileTensors::add(std::shared_ptr<const TensorSource> source) {
   const std::vector<TensorEntry>& entries = source->tensors();
   add_omissions(source->omissions());

@@ -113,7 +113,8 @@ class FileTensors : public TensorSource {
   void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const override;
   [[nodiscard]] TensorDetail detail(std::size_t tensor) const override;
   [[nodiscard]] const Omissions& omissions() const noexcept override { return omissions_; }
-  void add_omissions(const Omissions& more) { omissions_.insert(omissions_.end(), more.begin(), more.end()); }
+  /// Adds those that are not in the list yet: the files of several ranks leave out the same.
+  void add_omissions(const Omissions& more);
 
  private:
   struct File {

@@ -137,7 +137,7 @@ std::shared_ptr<const PartedTensors> open_checkpoint(const Found& found, int ran
                                                      std::vector<std::string>& notes) {
   switch (found.kind) {
     case Kind::torch:
-      return open_torch(found, choice, notes);
+      return open_torch(found, choice);
     case Kind::torch_model:
       return open_torch_model(found, choice, notes);
     case Kind::dcp:
@@ -145,9 +145,9 @@ std::shared_ptr<const PartedTensors> open_checkpoint(const Found& found, int ran
     case Kind::dcp_shards:
       return open_dcp_shards(found);
     case Kind::fsdp:
-      return open_fsdp(found, choice, notes);
+      return open_fsdp(found, choice);
     case Kind::ranks:
-      return open_rank_files(found, rank, choice, notes);
+      return open_rank_files(found, rank, choice);
     case Kind::deepspeed:
       return open_deepspeed(found, notes);
   }

@@ -251,8 +251,7 @@ std::vector<std::string> fsdp_files(const std::string& directory, const std::vec
   return out;
 }
 
-std::shared_ptr<const PartedTensors> open_fsdp(const Found& found, const Choice& choice,
-                                               std::vector<std::string>& notes) {
+std::shared_ptr<const PartedTensors> open_fsdp(const Found& found, const Choice& choice) {
   auto tensors = std::make_shared<PartedTensors>();
   os::allow_open_files(found.files.size() + 256);
   std::map<std::string, PartedTensor> wholes;
@@ -278,7 +277,9 @@ std::shared_ptr<const PartedTensors> open_fsdp(const Found& found, const Choice&
           throw Error(error.kind(), fmt::format("tensor {}: {}", in_quotes(name), error.what()));
         }
       };
-      for_each_tensor(archive, find_weights(archive, choice.at), add, &notes);
+      Omissions left_out;
+      for_each_tensor(archive, find_weights(archive, choice.at), add, rank == 0 ? &left_out : nullptr);
+      for (Omission& left : left_out) tensors->add_omission(std::move(left));
       if (count != order.size())
         throw Error(ErrorKind::rank_mismatch,
                     fmt::format("rank {} has {} tensors, rank 0 has {}", rank, count, order.size()));

@@ -15,7 +15,6 @@ namespace muster::foreign {
 /// Error(argument) if there are those of several jobs.
 std::vector<std::string> fsdp_files(const std::string& directory, const std::vector<std::string>& names);
 /// The parts of ranks put together: they say themselves where they belong.
-std::shared_ptr<const PartedTensors> open_fsdp(const Found& found, const Choice& choice,
-                                               std::vector<std::string>& notes);
+std::shared_ptr<const PartedTensors> open_fsdp(const Found& found, const Choice& choice);
 
 }  // namespace muster::foreign

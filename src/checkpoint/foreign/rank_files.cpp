@@ -203,8 +203,7 @@ std::optional<Found> find_megatron_ranks(const std::string& directory, const std
   return found;
 }
 
-std::shared_ptr<const PartedTensors> open_rank_files(const Found& found, int rank, const Choice& choice,
-                                                     std::vector<std::string>& notes) {
+std::shared_ptr<const PartedTensors> open_rank_files(const Found& found, int rank, const Choice& choice) {
   auto tensors = std::make_shared<PartedTensors>();
   std::unordered_set<std::string> names;
   const auto add_name = [&](const std::string& name) {
@@ -214,7 +213,7 @@ std::shared_ptr<const PartedTensors> open_rank_files(const Found& found, int ran
   for (const std::string& name : found.by_rank[static_cast<std::size_t>(rank)]) {
     const std::string path = join_path(found.path, name);
     if (is_torch_file(path)) {
-      add_torch_file(*tensors, path, choice, notes, add_name);
+      add_torch_file(*tensors, path, choice, add_name);
       continue;
     }
     const std::uint32_t file = tensors->add_file(path);

@@ -21,7 +21,6 @@ std::optional<Found> find_rank_files(const std::string& directory, const std::ve
 std::optional<Found> find_megatron_ranks(const std::string& directory, const std::vector<std::string>& folders);
 
 /// What a rank has: all tensors of its files.
-std::shared_ptr<const PartedTensors> open_rank_files(const Found& found, int rank, const Choice& choice,
-                                                     std::vector<std::string>& notes);
+std::shared_ptr<const PartedTensors> open_rank_files(const Found& found, int rank, const Choice& choice);
 
 }  // namespace muster::foreign

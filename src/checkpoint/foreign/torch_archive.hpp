@@ -17,6 +17,7 @@
 
 #include "muster/dtype.hpp"
 #include "muster/error.hpp"
+#include "muster/omission.hpp"
 #include "muster/tensor.hpp"
 #include "src/checkpoint/foreign/parted_tensors.hpp"
 #include "src/formats/pickle.hpp"
@@ -98,11 +99,11 @@ inline constexpr std::string_view whole_root = ".";
 /// Returns the container that `at` names ("model", "state/ema"). If `at` is empty, returns the one of the usual keys
 /// that has tensors, or the root if its own tensors are the weights. Throws Error(not_found) that lists the keys.
 TorchWeights find_weights(const TorchArchive& archive, const std::string& at);
-/// Calls work(name, ref) for each tensor of the weights; dots join the names of nested dicts. `left_out` gets a
-/// sentence for each place with tensors that were not passed to `work`: below keys that are neither text nor numbers,
+/// Calls work(name, ref) for each tensor of the weights; dots join the names of nested dicts. `left_out` gets an
+/// omission for each place with tensors that were not passed to `work`: below keys that are neither text nor numbers,
 /// in other objects, and beside the weights. Throws Error(corrupt) where nodes are nested too deeply.
 using TensorWork = std::function<void(const std::string&, Pickle::Ref)>;
 void for_each_tensor(const TorchArchive& archive, const TorchWeights& weights, const TensorWork& work,
-                     std::vector<std::string>* left_out = nullptr);
+                     Omissions* left_out = nullptr);
 
 }  // namespace muster::foreign

@@ -36,7 +36,7 @@ bool is_torch_file(const std::string& path) {
 }
 
 void add_torch_file(PartedTensors& tensors, const std::string& path, const Choice& choice,
-                    std::vector<std::string>& notes, const std::function<void(const std::string&)>& work) {
+                    const std::function<void(const std::string&)>& work) {
   with_file("reading", path, [&] {
     const std::uint32_t file = tensors.add_file(path);
     const TorchArchive archive = open_torch_file(tensors.file(file));
@@ -44,15 +44,16 @@ void add_torch_file(PartedTensors& tensors, const std::string& path, const Choic
       work(name);
       add_torch_tensor(tensors, file, archive, name, ref);
     };
-    for_each_tensor(archive, find_weights(archive, choice.at), add, &notes);
+    Omissions left_out;
+    for_each_tensor(archive, find_weights(archive, choice.at), add, &left_out);
+    for (Omission& left : left_out) tensors.add_omission(std::move(left));
   });
 }
 
-std::shared_ptr<const PartedTensors> open_torch(const Found& found, const Choice& choice,
-                                                std::vector<std::string>& notes) {
+std::shared_ptr<const PartedTensors> open_torch(const Found& found, const Choice& choice) {
   auto tensors = std::make_shared<PartedTensors>();
   std::unordered_set<std::string> names;
-  add_torch_file(*tensors, found.path, choice, notes, [&](const std::string& name) {
+  add_torch_file(*tensors, found.path, choice, [&](const std::string& name) {
     // A key with a dot beside a dict in a dict.
     if (!names.insert(name).second)
       throw Error(ErrorKind::corrupt, fmt::format("two tensors have the name {}", in_quotes(name)));
@@ -70,7 +71,7 @@ std::shared_ptr<const PartedTensors> open_torch_model(const Found& found, const 
   TensorPlaces places;
   for (const std::string& name : survey.names) {
     places.files.insert(name);
-    add_torch_file(*tensors, join_path(found.path, name), choice, notes,
+    add_torch_file(*tensors, join_path(found.path, name), choice,
                    [&](const std::string& tensor) { places.add(survey, tensor, name, 0); });
     refuse_findings(survey.findings, found.path);
   }

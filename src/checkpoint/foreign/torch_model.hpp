@@ -19,12 +19,11 @@ void add_torch_tensor(PartedTensors& tensors, std::uint32_t file, const TorchArc
 
 /// Whether a file begins as those of torch.save do.
 bool is_torch_file(const std::string& path);
-/// Adds all weights of a file; each name is given to `work` before. `notes` gets what is left out.
+/// Adds all weights of a file, and what is left out of it as omissions; each name is given to `work` before.
 void add_torch_file(PartedTensors& tensors, const std::string& path, const Choice& choice,
-                    std::vector<std::string>& notes, const std::function<void(const std::string&)>& work);
+                    const std::function<void(const std::string&)>& work);
 
-std::shared_ptr<const PartedTensors> open_torch(const Found& found, const Choice& choice,
-                                                std::vector<std::string>& notes);
+std::shared_ptr<const PartedTensors> open_torch(const Found& found, const Choice& choice);
 /// `found.files`: empty if an index names them.
 std::shared_ptr<const PartedTensors> open_torch_model(const Found& found, const Choice& choice,
                                                       std::vector<std::string>& notes);

@@ -229,51 +229,43 @@ TorchWeights find_weights(const TorchArchive& archive, const std::string& at) {
 }
 
 void for_each_tensor(const TorchArchive& archive, const TorchWeights& weights, const TensorWork& work,
-                     std::vector<std::string>* left_out) {
-  struct Place {
-    std::string words;
-    Pickle::Ref value;
-  };
-  std::vector<Place> unnamed;
+                     Omissions* left_out) {
+  const Pickle& pickle = archive.pickle();
   TensorCount count(archive);
   const Walk::Work visit = [&](const std::string& name, Pickle::Ref tensor) {
     count.mark(tensor);
     work(name, tensor);
     return true;
   };
-  std::map<std::string, std::uint64_t> arrays;
+  struct Place {
+    std::string parent;
+    std::string words;
+    Pickle::Ref value;
+  };
+  std::vector<Place> unnamed;
   const Walk::Unnamed note = [&](const std::string& name, std::string_view place, Pickle::Ref value) {
-    const std::string parent = name.empty() ? "the root" : in_quotes(name);
-    if (is_numpy_array(archive.pickle(), value)) ++arrays[parent];
-    unnamed.push_back({fmt::format("{} in {}", place, parent), value});
+    unnamed.push_back({name.empty() ? "the root" : name, std::string(place), value});
   };
   Walk walk(archive, visit);
   walk.leave_out(weights.without);
   if (left_out != nullptr) walk.report_unnamed(note);
   walk.go("", weights.ref, 0);
   if (left_out == nullptr) return;
-  const auto add = [&](std::string words) {
-    if (std::ranges::find(*left_out, words) == left_out->end()) left_out->push_back(std::move(words));
-  };
   // Equal places, such as the keys of one dict, share a line.
-  std::map<std::string, std::uint64_t> tensors;
-  for (const Place& place : unnamed)
-    if (const std::uint64_t below = count.below(place.value); below != 0) tensors[place.words] += below;
-  for (const auto& [words, number] : tensors)
-    add(fmt::format("{} tensors below {} are left out, because they have no name", number, words));
-  for (const auto& [name, number] : arrays)
-    add(fmt::format("{} NumPy arrays at {} are left out: save them as tensors", number, name));
-  const Pickle& pickle = archive.pickle();
+  std::map<std::pair<std::string, std::string>, std::uint64_t> tensors;
+  for (const Place& place : unnamed) {
+    if (is_numpy_array(pickle, place.value))
+      left_out->push_back({place.parent, "an array of NumPy, which is not read: save it as a tensor"});
+    if (const std::uint64_t below = count.below(place.value); below != 0) tensors[{place.parent, place.words}] += below;
+  }
+  for (const auto& [place, number] : tensors)
+    left_out->push_back(
+        {place.first, fmt::format("{} tensors below {}, which gives them no name", number, place.second)});
   const std::span<const Pickle::Ref> items = pickle.items(pickle.root());
-  std::string keys;
-  std::uint64_t others = 0;
   for (std::size_t i = 0; pickle.is(pickle.root(), PickleKind::dict) && i + 1 < items.size(); i += 2)
-    if (const std::uint64_t below = items[i + 1] == weights.ref ? 0 : count.below(items[i + 1]); below != 0) {
-      others += below;
-      keys += (keys.empty() ? "" : ", ") + in_quotes(key_text(pickle, items[i]).value_or("?"));
-    }
-  if (others != 0)
-    add(fmt::format("{} tensors beside the weights are left out, below {}; --at KEY chooses others", others, keys));
+    if (const std::uint64_t below = items[i + 1] == weights.ref ? 0 : count.below(items[i + 1]); below != 0)
+      left_out->push_back({key_text(pickle, items[i]).value_or("?"),
+                           fmt::format("{} tensors beside the weights; --at chooses others", below)});
 }
 
 }  // namespace muster::foreign
