@@ -33,7 +33,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::size_t most_named = 3;
+constexpr std::size_t most_files_named = 3;
 
 // "out/" and "out/." are "out": siblings are named after it.
 std::string normal(const std::string& path) {
@@ -60,7 +60,7 @@ void check_replaceable(const std::string& out, const std::string& source) {
   bool is_empty = true;
   bool has_weights = false;
   std::error_code error;
-  for (fs::recursive_directory_iterator entry(out, error), end; !error && entry != end && foreign.size() <= most_named;
+  for (fs::recursive_directory_iterator entry(out, error), end; !error && entry != end && foreign.size() <= most_files_named;
        entry.increment(error)) {
     is_empty = false;
     if (entry->is_directory() && !entry->is_symlink()) continue;
@@ -72,7 +72,7 @@ void check_replaceable(const std::string& out, const std::string& source) {
   if (error) throw Error(ErrorKind::io, fmt::format("reading the directory {}: {}", in_quotes(out), error.message()));
   if (is_empty) return;
   if (!foreign.empty()) {
-    if (foreign.size() > most_named) foreign.back() = "others";
+    if (foreign.size() > most_files_named) foreign.back() = "others";
     refuse(fmt::format("it has files that are no part of a checkpoint ({}); move them away, or name another directory",
                        fmt::join(foreign, ", ")));
   }
