@@ -60,8 +60,8 @@ void check_replaceable(const std::string& out, const std::string& source) {
   bool is_empty = true;
   bool has_weights = false;
   std::error_code error;
-  for (fs::recursive_directory_iterator entry(out, error), end; !error && entry != end && foreign.size() <= most_files_named;
-       entry.increment(error)) {
+  for (fs::recursive_directory_iterator entry(out, error), end;
+       !error && entry != end && foreign.size() <= most_files_named; entry.increment(error)) {
     is_empty = false;
     if (entry->is_directory() && !entry->is_symlink()) continue;
     const std::string name = fs::path(entry->path().native().substr(out.size() + 1)).string();
