@@ -12,7 +12,7 @@ struct Omission {
   std::string name;    ///< a tensor or a dataset, or a file below the source's directory
   std::string reason;  ///< "its filter lzf is not read", "weights of another format"
   /// The source itself has this data, and no reader here can give it: a result without it would be incomplete. False:
-  /// the data is no part of the model that was asked for, such as an optimizer or the weights of another model.
+  /// the data does not belong to the model that was requested, such as an optimizer or the weights of another model.
   bool is_lost = false;
 };
 using Omissions = std::vector<Omission>;

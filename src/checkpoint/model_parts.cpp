@@ -32,7 +32,7 @@ std::string part_by_metadata(const std::map<std::string, std::string>& metadata)
       for (const Config& offset : info.at("saved_offsets").as_array())
         if (offset.as_int() != 0) return "a part that torch.distributed.checkpoint saved";
   } catch (const Error&) {
-    return {};  // whoever uses the metadata throws
+    return {};  // the reader of the metadata throws
   }
   return {};
 }

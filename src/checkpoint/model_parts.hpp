@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Paths that are no model, although there is one near them: a file that is a part of a larger whole, and a directory
+// Paths that are not a model, but are near one: a file that is a part of a larger whole, and a directory
 // above the one that has the checkpoint.
 
 #include <map>
@@ -8,8 +8,8 @@
 
 namespace muster {
 
-/// The words for the part of a larger whole that a file is, by its name or by its metadata; empty if neither tells of
-/// one. Such a file can be looked at, and is no model. With an empty path the metadata alone count.
+/// Describes the part of a larger whole that a file is, by its name or by its metadata; empty if neither names one.
+/// Such a file can be inspected, and is not a model. With an empty path the metadata alone count.
 std::string words_of_part(const std::string& path, const std::map<std::string, std::string>& metadata = {});
 
 /// Throws Error(argument) with the remedy if the file is a part.

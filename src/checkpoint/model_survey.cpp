@@ -31,10 +31,10 @@ struct NumberedSet {
   NumberedName first;
   std::set<std::uint64_t> numbers;
 };
-/// By the count that the names tell.
+/// Sets by the count in their names.
 using SetsByCount = std::map<std::uint64_t, NumberedSet>;
 
-/// Runs of numbers that a set lacks. It counts from 1 on, or from 0 if number 0 is there.
+/// Runs of numbers that a set lacks. It counts from 1 on, or from 0 if a file has the number 0.
 std::vector<std::pair<std::uint64_t, std::uint64_t>> holes_of(const NumberedSet& set) {
   std::vector<std::pair<std::uint64_t, std::uint64_t>> holes;
   const std::uint64_t count = set.first.count;
@@ -122,9 +122,9 @@ class FileChoice {
         continue;
       }
       refuse_index(ErrorKind::corrupt, Defect::index, survey_.index, tensor,
-                   file.is_string() ? fmt::format("tensor {} is in {}, which is no name of a file beside it",
+                   file.is_string() ? fmt::format("tensor {} is in {}, which is not the name of a file beside it",
                                                   in_quotes(tensor), in_quotes(file.as_string()))
-                                    : fmt::format("the file of tensor {} is no string", in_quotes(tensor)));
+                                    : fmt::format("the file of tensor {} is not a string", in_quotes(tensor)));
     }
     if (map->as_object().empty())
       refuse_index(ErrorKind::corrupt, Defect::index, survey_.index, "",
@@ -139,7 +139,7 @@ class FileChoice {
       survey_.total_size = total->as_double();
     else
       survey_.add(Severity::flaw, ErrorKind::corrupt, Defect::index, survey_.index, "",
-                  fmt::format("the index {}: \"total_size\" is no number", in_quotes(survey_.index)));
+                  fmt::format("the index {}: \"total_size\" is not a number", in_quotes(survey_.index)));
     return true;
   }
 
@@ -152,7 +152,7 @@ class FileChoice {
       std::error_code error;
       if (!is_there(name) && !fs::exists(fs::symlink_status(join_path(survey_.directory, name), error)))
         refuse_index(ErrorKind::not_found, Defect::missing, name, "",
-                     fmt::format("it names {}, which is not there; copy that file, too", in_quotes(name)));
+                     fmt::format("it names {}, which is missing; copy that file, too", in_quotes(name)));
       add_to(sets, name);
     }
     // The rest of a set, and a second model of the same name, contradict the index; other files are other models.
@@ -199,7 +199,7 @@ class FileChoice {
       for (const std::uint64_t number : set.numbers)
         if (number > count)
           refuse(ErrorKind::argument, Defect::numbering, set.first.with(number), "",
-                 fmt::format("{} is no number from 1 to {}; copy the file under its own name",
+                 fmt::format("the number of {} is not from 1 to {}; copy the file under its own name",
                              in_quotes(set.first.with(number)), count));
       for (const auto& [begin, end] : holes_of(set)) {
         const std::string name = set.first.with(begin);
@@ -227,7 +227,7 @@ class FileChoice {
         models.push_back(name);
     }
     if (sets.empty() && models.empty()) {
-      // Nothing else is there: one of those is what the directory is for.
+      // Without another model, the directory is for one of these.
       for (const std::string& name : beside)
         if (parse_numbered_name(name))
           add_to(sets, name);
@@ -261,10 +261,11 @@ class FileChoice {
       for (const auto& [key, by_count] : sets) models.push_back(key.first + "-*" + key.second);
       const std::size_t count = models.size();
       refuse(ErrorKind::argument, Defect::unindexed, models[1], "",
-             fmt::format("{} different models and no index, {} and {}: it cannot be told which is meant; name one "
-                         "file, move the others away, or, if ranks have written them, give their files by a pattern "
-                         "(--shards 'rank{{rank}}.safetensors')",
-                         count, in_quotes(models[0]), in_quotes(models[1])));
+             fmt::format(
+                 "{} different models and no index, {} and {}: the directory does not show which is meant; name one "
+                 "file, move the others away, or, if ranks have written them, give their files by a pattern "
+                 "(--shards 'rank{{rank}}.safetensors')",
+                 count, in_quotes(models[0]), in_quotes(models[1])));
     } else if (std::ranges::none_of(weights_,
                                     [](const std::string& name) { return parse_shard_file_name(name).has_value(); })) {
       refuse(ErrorKind::not_found, Defect::missing, "", "",
@@ -391,7 +392,7 @@ void TensorPlaces::add(ModelSurvey& survey, const std::string& tensor, const std
   const auto [other, is_new] = file_of_tensor.try_emplace(tensor, file);
   if (!is_new)
     survey.add(Severity::refused, ErrorKind::corrupt, Defect::twice, file, tensor,
-               fmt::format("tensor {} is there twice, in {} and in {}; if ranks have written them, name a plan, and "
+               fmt::format("tensor {} is stored twice, in {} and in {}; if ranks have written them, name a plan, and "
                            "their files by a pattern (--shards 'rank{{rank}}.safetensors')",
                            in_quotes(tensor), in_quotes(other->second), in_quotes(file)));
 }
@@ -459,7 +460,7 @@ ModelSurvey survey_model(const std::string& directory, const std::vector<std::st
     for (const TensorEntry& entry : file.tensors()) places.add(survey, entry.name, name, entry.bytes);
     if (const std::string part = words_of_part("", file.metadata()); !part.empty())
       survey.add(Severity::refused, ErrorKind::argument, Defect::disagree, name, "",
-                 fmt::format("{} calls itself {} in its metadata, so that it is no model; name the directory that has "
+                 fmt::format("{} calls itself {} in its metadata, and is not a model; name the directory that has "
                              "all of them",
                              in_quotes(name), part));
   }
@@ -480,7 +481,7 @@ ShardSurvey survey_shards(const std::vector<std::string>& listing) {
       survey.names.push_back(name);
     } else if (is_weight_name(name)) {
       add(Severity::flaw, ErrorKind::argument, Defect::numbering, name,
-          fmt::format("{} is left out: it is among shards, and its name is no shard's", in_quotes(name)));
+          fmt::format("{} is left out: it is among shards, and its name is not that of a shard", in_quotes(name)));
     }
   }
   if (sets.empty()) return survey;
@@ -500,9 +501,10 @@ ShardSurvey survey_shards(const std::vector<std::string>& listing) {
       while (rank + 1 < ranks && !set.contains(rank + 1)) ++rank;
       const std::string name = shard_file_name(first, ranks);
       add(Severity::refused, ErrorKind::not_found, Defect::missing, name,
-          fmt::format("it lacks the shard {}{} ({} of {} are there); copy {} there, or cut the model again",
-                      in_quotes(name), first == rank ? "" : fmt::format(" and those up to rank {}", rank), set.size(),
-                      ranks, first == rank ? "it" : "them"));
+          fmt::format(
+              "it lacks the shard {}{} ({} of {} are present); copy {} from the same set, or cut the model again",
+              in_quotes(name), first == rank ? "" : fmt::format(" and those up to rank {}", rank), set.size(), ranks,
+              first == rank ? "it" : "them"));
     }
   return survey;
 }

@@ -6,7 +6,7 @@
 // others as notes. So all commands agree about a directory.
 //
 //  1. choose_files(): the index, if there is one, names the files. Without an index it is model.safetensors, or the one
-//     numbered set, or the one file. A numbered set must be complete, and nothing else may claim to be the same model.
+//     numbered set, or the one file. A numbered set must be complete. No other file may claim to be the same model.
 //  2. survey_model() reads the headers of these files, and no others.
 //  3. check_tensors(): index and headers must agree about every tensor, and no name may be in two files.
 
@@ -40,9 +40,9 @@ struct Finding {
 };
 using Findings = std::vector<Finding>;
 
-/// Throws the first finding that is refused, and tells how many there are.
+/// Throws the first finding that is refused, with the number of the others.
 void refuse_findings(const Findings& findings, const std::string& directory);
-/// The words of the others, for the notes of a report.
+/// Returns the messages of the other findings, for the notes of a report.
 std::vector<std::string> notes_of(const Findings& findings);
 
 /// The names of a model's files in one format.
@@ -68,9 +68,9 @@ struct ModelSurvey {
   std::string index = {};                 ///< its name; empty if there is none
   WeightMap weights = {};                 ///< of the index
   std::optional<double> total_size = {};  ///< likewise
-  std::vector<std::string> names = {};    ///< of the files that are the model, sorted
+  std::vector<std::string> names = {};    ///< names of the files that are the model, sorted
   std::vector<OpenedFile> files = {};     ///< those of them that could be opened
-  Omissions left_out = {};                ///< weights in the directory that are no part of the model
+  Omissions left_out = {};                ///< weights in the directory that belong to other models
   Findings findings = {};
 
   void add(Severity severity, ErrorKind kind, Defect defect, std::string_view file, std::string_view tensor,
@@ -86,8 +86,8 @@ ModelSurvey choose_files(const std::string& directory, const std::vector<std::st
 struct TensorPlaces {
   std::set<std::string, std::less<>> files = {};                     ///< that were read
   std::unordered_map<std::string, std::string> file_of_tensor = {};  ///< names
-  std::uint64_t bytes = 0;                                           ///< of all tensors; 0 if the format does not tell
-  std::vector<std::uint64_t> tied = {};                              ///< bytes of those that models tie
+  std::uint64_t bytes = 0;               ///< the size of all tensors together; 0 if it is not known
+  std::vector<std::uint64_t> tied = {};  ///< bytes of those that models tie
 
   /// Adds a finding if another file has the name, too.
   void add(ModelSurvey& survey, const std::string& tensor, const std::string& file, std::uint64_t size);
@@ -96,18 +96,18 @@ struct TensorPlaces {
 /// Step 3.
 void check_tensors(ModelSurvey& survey, const TensorPlaces& places);
 
-/// All steps. Throws Error(io) if this process may not open so many files; what is wrong with the files is a finding.
+/// All steps. Throws Error(io) if this process may not open so many files; every defect of the files is a finding.
 ModelSurvey survey_model(const std::string& directory, const std::vector<std::string>& listing);
 
 /// Descriptors of a process beside those of a model's files.
 inline constexpr std::uint64_t descriptors_beside_files = 256;
-/// Throws Error(io) with the remedy if `failure` is a lack of descriptors: it is none of the file's.
+/// Throws Error(io) with the remedy if `failure` is a lack of descriptors, which is not a defect of the file.
 void refuse_lack_of_descriptors(const Error& failure, const std::string& directory, std::size_t files);
 
 /// The survey of a directory with rank-00000-of-0000N.safetensors.
 struct ShardSurvey {
   int ranks = 0;                        ///< 0: it has no shards
-  std::vector<std::string> names = {};  ///< of the shards that are there
+  std::vector<std::string> names = {};  ///< the files of the shards
   Findings findings = {};
 };
 ShardSurvey survey_shards(const std::vector<std::string>& listing);

@@ -11,7 +11,7 @@
 namespace muster {
 namespace {
 
-constexpr std::size_t most_named = 3;
+constexpr std::size_t most_omissions_named = 3;
 
 }  // namespace
 
@@ -23,10 +23,10 @@ std::string omission_words(const Omissions& omissions, bool lost_only) {
   std::string words;
   std::size_t count = 0;
   for (const Omission& omission : omissions) {
-    if ((lost_only && !omission.is_lost) || ++count > most_named) continue;
+    if ((lost_only && !omission.is_lost) || ++count > most_omissions_named) continue;
     words += fmt::format("{}{} ({})", count == 1 ? "" : ", ", in_quotes(omission.name), omission.reason);
   }
-  if (count > most_named) words += fmt::format(" and {} more", count - most_named);
+  if (count > most_omissions_named) words += fmt::format(" and {} more", count - most_omissions_named);
   return words;
 }
 

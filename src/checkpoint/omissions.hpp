@@ -14,11 +14,11 @@ namespace muster {
 /// How many are lost.
 std::size_t count_lost(const Omissions& omissions) noexcept;
 
-/// `"a" (reason), "b" (reason) and 3 more`. With `lost_only`, data that is no part of the model is not named.
+/// `"a" (reason), "b" (reason) and 3 more`. With `lost_only`, data that does not belong to the model is not named.
 std::string omission_words(const Omissions& omissions, bool lost_only = false);
 
 /// Throws Error(unsupported) that names the lost data of `path`; does nothing if nothing is lost. `doing` names the
-/// operation ("exporting"), `remedy` tells the user how to proceed.
+/// operation ("exporting"), `remedy` is the end of the message: how to proceed.
 void refuse_lost(const Omissions& omissions, std::string_view doing, const std::string& path, std::string_view remedy);
 
 /// A note for each omission that is not lost, for the notes of a report.

@@ -29,13 +29,13 @@ refused() {
     [ -e new ] && fail "$command left a directory"
   done
 }
-refused "\"$(name 1)\", which is not there" "rm $(name 1)"
+refused "\"$(name 1)\", which is missing" "rm $(name 1)"
 refused "\"$(name 2)\" is missing" "rm $index $(name 2)"
 refused 'its "weight_map" is empty' "echo '{\"weight_map\": {}}' > $index"
 refused "does not name \"$(name 2)\"" "grep -v $(name 2) $index | sed -z 's/,\n  }/\n  }/' > x; mv x $index"
 refused "two models" "cp ../$single ."
 refused "different models and no index" "rm $index; cp $(name 1) a.safetensors; mv $(name 2) b.safetensors; rm model-*"
-refused "is no number from 1 to $count" "rm $index; mv $(name 1) $(name $((count + 1)))"
+refused "is not from 1 to $count" "rm $index; mv $(name 1) $(name $((count + 1)))"
 refused "Git LFS" "printf 'version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n' > $(name 1)"
 refused "the shard of rank 1 of 3" "rm $index model-*; cp ../shards/rank-00001-of-00003.safetensors model.safetensors"
 refused "two checkpoints" "cp ../shards/rank-00001-of-00003.safetensors ."

@@ -52,7 +52,7 @@ for delay in 0.001 0.003 0.01 0.03; do
 done
 
 mv "$last" .log/last
-says 1 "$(basename "$last")\", which is not there" "$program" verify parts
+says 1 "$(basename "$last")\", which is missing" "$program" verify parts
 head -c 100 .log/last > "$last"
 says 1 "file: " "$program" verify parts
 mv .log/last "$last"

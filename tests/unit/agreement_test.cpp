@@ -42,7 +42,7 @@ struct Kind {
   std::string name;
   std::function<void(const std::string& directory)> make;
   bool has_ranks = false;
-  std::string plan = {};  ///< that merges the ranks; empty: they know theirs
+  std::string plan = {};  ///< that merges the ranks; empty: the shards have it in their metadata
 };
 
 using Tensors = std::map<std::string, Tensor>;
@@ -121,7 +121,7 @@ std::vector<Kind> kinds(const std::string& work) {
           {"DeepSpeed", sample("zero1")}};
 }
 
-/// Files below a directory and what is in them.
+/// The files below a directory with their bytes.
 std::map<std::string, std::string> contents(const std::string& directory) {
   std::map<std::string, std::string> out;
   if (!fs::exists(directory)) return out;
@@ -134,7 +134,7 @@ class Damage {
  public:
   Damage(std::string directory, std::mt19937& random) : directory_(std::move(directory)), random_(random) {}
 
-  /// One change, in words. Tensors may have other names afterwards.
+  /// Makes one change and describes it. Tensors may have other names afterwards.
   std::string operator()() {
     const std::vector<std::string> files = weights();
     if (files.empty()) return "nothing is left";
@@ -253,7 +253,7 @@ class Damage {
     return "changed the index at " + tensor;
   }
 
-  /// Of a safetensors file: prefixes all names, or changes a shape.
+  /// Prefixes all names in a safetensors file, or changes a shape.
   std::string change_tensors(const std::string& file, bool names) {
     std::vector<NamedTensor> tensors;
     std::map<std::string, std::string> metadata;
@@ -277,7 +277,7 @@ class Damage {
   std::mt19937& random_;
 };
 
-/// What a command came to.
+/// The result of a command.
 struct Outcome {
   std::string error = {};              ///< empty: it succeeded
   std::set<std::string> tensors = {};  ///< of its result
@@ -309,7 +309,7 @@ void check_agreement(const std::string& work, const Kind& kind, bool may_not_fit
   const std::string plan = work + "/plan.json";
   const inspect::SourceOptions options{.plan = !has_ranks ? "" : kind.plan.empty() ? plan : kind.plan};
   const auto before = contents(in);
-  std::vector<std::pair<std::string, std::string>> found;  // a word to look for, the whole
+  std::vector<std::pair<std::string, std::string>> found;  // the text to search for, and the whole message
   const Outcome verified = outcome_of([&](Outcome& outcome) {
     const VerifyReport report = verify(in);
     for (const VerifyProblem& problem : report.problems) found.emplace_back(problem.words, problem.words);

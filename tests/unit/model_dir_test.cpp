@@ -98,7 +98,7 @@ TEST_CASE("what an index gets wrong") {
     return refuse(ErrorKind::corrupt, index_of(weights));
   };
   CHECK(has(refuse(ErrorKind::not_found, index_of({{"a", "model-00003-of-00003.safetensors"}})),
-            "it names \"model-00003-of-00003.safetensors\", which is not there"));
+            "it names \"model-00003-of-00003.safetensors\", which is missing"));
   CHECK(
       has(corrupt({{"a", one_of_two}, {"b", two_of_two}, {"z", one_of_two}}), "puts tensor \"z\" into \"model-00001"));
   CHECK(has(corrupt({{"a", two_of_two}, {"b", one_of_two}}), "puts tensor \"a\" into \"model-00002"));
@@ -107,13 +107,13 @@ TEST_CASE("what an index gets wrong") {
   write_file_of(directory / two_of_two, {"a", "b"});
   write_text(directory / index_name, index_of({{"a", one_of_two}, {"b", two_of_two}}));
   CHECK(has(words_of(ErrorKind::corrupt, [&] { ModelDir::open(directory.path().string()); }),
-            "tensor \"a\" is there twice"));
-  CHECK(has(corrupt({{"a", "../model.safetensors"}}), "no name of a file beside it"));
-  CHECK(has(corrupt({{"a", "/etc/passwd"}}), "no name of a file beside it"));
-  CHECK(has(corrupt({{"a", ".."}}), "no name of a file beside it"));
+            "tensor \"a\" is stored twice"));
+  CHECK(has(corrupt({{"a", "../model.safetensors"}}), "not the name of a file beside it"));
+  CHECK(has(corrupt({{"a", "/etc/passwd"}}), "not the name of a file beside it"));
+  CHECK(has(corrupt({{"a", ".."}}), "not the name of a file beside it"));
   CHECK(has(refuse(ErrorKind::corrupt, "{"), "line 1, column 2"));
   CHECK(has(refuse(ErrorKind::corrupt, "[]"), "no object \"weight_map\""));
-  CHECK(has(refuse(ErrorKind::corrupt, R"({"weight_map":{"a":1}})"), "is no string"));
+  CHECK(has(refuse(ErrorKind::corrupt, R"({"weight_map":{"a":1}})"), "is not a string"));
   CHECK(has(refuse(ErrorKind::corrupt, R"({"weight_map":{"a":"x","a":"y"}})"), "is there twice"));
 }
 

@@ -161,7 +161,7 @@ TEST_CASE("every defect of a checkpoint is told") {
     edit_index(work, "\"total_size\":1", "\"total_size\":2");
     CHECK(found(path) == List{"index " + std::string(index_file) + " "});
     edit_index(work, "\"total_size\":2", "\"total_size\":\"\",\"x\":1");
-    CHECK(has(inspect::verify_text(verify(path)), "no number"));
+    CHECK(has(inspect::verify_text(verify(path)), "not a number"));
     edit_index(work, "\"total_size\"", "\"size\"");
     CHECK(found(path).empty());
     edit_index(work, "\"size\":\"\"", "\"total_size\":10485792.0");
