@@ -324,6 +324,8 @@ class Message final : public detail::Operation<Result> {
     const sync::Use use(engine->group());
     sync::Group& group = sync::inside(engine->group());
     trace::Span span(trace::Kind::message, options_.phase, group.some_operation(), number_of(group, other_));
+    // Whoever only asks moves messages, too.
+    (void)engine->mail().step();
     engine->mail().wait(done, other_, options_);
     if (message_->is_done) span.add_bytes(bytes_of(*message_));
   }
