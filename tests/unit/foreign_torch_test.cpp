@@ -126,13 +126,14 @@ std::vector<TorchCase> ways_to_write_tensors() {
        dict({{"w", floats(1, 4)}, {"seen", call(global("collections", "Counter"), tuple(dict({{"a", number(1)}})))}})},
       {"a set of Python 2",
        dict({{"w", floats(1, 4)}, {"seen", call(global("__builtin__", "set"), tuple(list({number(1)})))}})},
-      {"bytes and a complex number", dict({{"w", floats(1, 4)},
-                                           {"raw", call(global("_codecs", "encode"), tuple(text("x"), text("latin1")))},
-                                           {"z", call(global("__builtin__", "complex"), tuple(number(1), number(2)))},
-                                           {"long", "\x8a\x09" + std::string(9, '\x01')},
-                                           {"longer", "\x8b" + bytes_of(std::uint32_t{10}) + std::string(10, '\x01')},
-                                           {"device", call(global("torch", "device"), tuple(text("cuda"), number(0)))},
-                                           {"string", "T" + bytes_of(std::uint32_t{3}) + "abc"}})},
+      {"bytes and a complex number",
+       dict({{"w", floats(1, 4)},
+             {"raw", call(global("_codecs", "encode"), tuple(text("x"), text("latin1")))},
+             {"z", call(global("__builtin__", "complex"), tuple(number(1), number(2)))},
+             {"long", "\x8a\x09" + std::string(9, '\x01')},
+             {"longer", "\x8b" + pickled::bytes_of(std::uint32_t{10}) + std::string(10, '\x01')},
+             {"device", call(global("torch", "device"), tuple(text("cuda"), number(0)))},
+             {"string", "T" + pickled::bytes_of(std::uint32_t{3}) + "abc"}})},
   };
   for (const std::string_view name : {"long", "int", "unicode", "str", "xrange", "range", "basestring", "object",
                                       "bytearray", "slice", "ValueError", "NoneType", "getattr"})
@@ -220,7 +221,7 @@ std::string tensors_text(const TensorSource& source) {
 
 std::string eight_floats() {
   std::string bytes;
-  for (int i = 0; i < 8; ++i) bytes += bytes_of(static_cast<float>(i));
+  for (int i = 0; i < 8; ++i) bytes += pickled::bytes_of(static_cast<float>(i));
   return bytes;
 }
 
@@ -228,7 +229,7 @@ std::string eight_floats() {
 std::string legacy_file(const std::string& body) {
   const std::string magic("\x80\x02\x8a\x0al\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.", 15);
   return magic + whole("M\xe9\x03") + whole(dict({{"little_endian", "\x88"}})) + whole(body) +
-         whole(list({old_text("0")})) + bytes_of(std::uint64_t{8}) + eight_floats();
+         whole(list({old_text("0")})) + pickled::bytes_of(std::uint64_t{8}) + eight_floats();
 }
 
 void check_torch_cases(const std::vector<TorchCase>& cases) {
@@ -325,14 +326,14 @@ TEST_CASE("a safetensors file is read whatever other kind the length of its head
         std::string data(8, 'x');
         if (8 + length == 512) data = "\x89HDF\r\n\x1a\n";
         for (const char* name : {"a.safetensors", "model.bin", "other.pt"}) {
-          write_text(folder / name, bytes_of(length) + header + data);
+          write_text(folder / name, pickled::bytes_of(length) + header + data);
           if (std::string(name) == "a.safetensors")
             CHECK(tensors_text(*inspect::open_source(folder / name).tensors).starts_with("w[2]="));
           CHECK(!foreign::find_checkpoint(folder / name).has_value());
           CHECK(inspect::open_source(folder / name).kind == "safetensors");
         }
       }
-      const std::string head = bytes_of(length) + header;
+      const std::string head = pickled::bytes_of(length) + header;
       CHECK(formats::kind_of_file(std::as_bytes(std::span(head))) == formats::FileKind::safetensors);
     }
 }

@@ -33,7 +33,7 @@ std::vector<std::byte> random_bytes(std::size_t count, std::uint32_t seed) {
 }
 
 template <class T>
-std::vector<std::byte> bytes_of(const std::vector<T>& values) {
+std::vector<std::byte> raw_bytes(const std::vector<T>& values) {
   std::vector<std::byte> bytes(values.size() * sizeof(T));
   std::memcpy(bytes.data(), values.data(), bytes.size());
   return bytes;
@@ -111,28 +111,28 @@ TEST_CASE("statistics of every dtype are those of its values one by one") {
 }
 
 TEST_CASE("bins are equally wide, integers are exact, and what has no range has one bin") {
-  const TensorStatistics even = of(DType::f32, {8}, bytes_of<float>({0, 1, 2, 3, 4, 5, 6, 7}), 4);
+  const TensorStatistics even = of(DType::f32, {8}, raw_bytes<float>({0, 1, 2, 3, 4, 5, 6, 7}), 4);
   CHECK(even.histogram.counts == std::vector<std::uint64_t>{2, 2, 2, 2});
   CHECK(even.histogram.low == 0);
   CHECK(even.histogram.high == 7);
-  const TensorStatistics narrow = of(DType::u8, {4}, bytes_of<std::uint8_t>({0, 85, 170, 255}), 3);
+  const TensorStatistics narrow = of(DType::u8, {4}, raw_bytes<std::uint8_t>({0, 85, 170, 255}), 3);
   CHECK(narrow.histogram.counts == std::vector<std::uint64_t>{1, 1, 2});
   constexpr std::int64_t large = std::numeric_limits<std::int64_t>::max();
-  const TensorStatistics exact = of(DType::i64, {2}, bytes_of<std::int64_t>({large, large - 1}));
+  const TensorStatistics exact = of(DType::i64, {2}, raw_bytes<std::int64_t>({large, large - 1}));
   CHECK(exact.minimum.as_int() == large - 1);
   CHECK(exact.maximum.as_int() == large);
   CHECK(exact.histogram.counts.front() == 1);
   CHECK(exact.histogram.counts.back() == 1);
-  const TensorStatistics wide = of(DType::f64, {2}, bytes_of<double>({-1.7e308, 1.7e308}), 2);
+  const TensorStatistics wide = of(DType::f64, {2}, raw_bytes<double>({-1.7e308, 1.7e308}), 2);
   CHECK(wide.mean == 0);
   CHECK(wide.histogram.counts == std::vector<std::uint64_t>{1, 1});
-  CHECK(of(DType::f32, {3}, bytes_of<float>({2, 2, 2})).histogram.counts == std::vector<std::uint64_t>{3});
-  const TensorStatistics none = of(DType::f32, {1}, bytes_of<float>({std::nanf("")}));
+  CHECK(of(DType::f32, {3}, raw_bytes<float>({2, 2, 2})).histogram.counts == std::vector<std::uint64_t>{3});
+  const TensorStatistics none = of(DType::f32, {1}, raw_bytes<float>({std::nanf("")}));
   CHECK(none.histogram.counts.empty());
   CHECK(none.minimum.is_null());
   CHECK(of(DType::f32, {0}, {}).values == 0);
   // The unused half of the last byte does not count.
-  CHECK(of(DType::u4, {3}, bytes_of<std::uint8_t>({0x21, 0xf3})).maximum.as_uint() == 3);
+  CHECK(of(DType::u4, {3}, raw_bytes<std::uint8_t>({0x21, 0xf3})).maximum.as_uint() == 3);
 }
 
 TEST_CASE("a value's text reads back as the value, and no shorter one does") {
@@ -206,17 +206,17 @@ TEST_CASE("slices are NumPy's") {
 
 TEST_CASE("arrays are printed like NumPy's") {
   test::MemorySource source;
-  source.add("m", DType::f32, {2, 3}, bytes_of<float>({1, 2.5F, -3, 0.125F, 0, 10}));
-  source.add("small", DType::f32, {3}, bytes_of<float>({1e-5F, 1.5F, -2}));
-  source.add("n", DType::i32, {3}, bytes_of<std::int32_t>({1, -20, 300}));
-  source.add("b", DType::boolean, {2}, bytes_of<std::uint8_t>({1, 0}));
-  source.add("odd", DType::f32, {3}, bytes_of<float>({std::nanf(""), -std::numeric_limits<float>::infinity(), 1}));
-  source.add("c", DType::complex64, {2}, bytes_of<float>({1, -2, 0.5F, 3}));
-  source.add("cube", DType::u8, {2, 2, 2}, bytes_of<std::uint8_t>({0, 1, 2, 3, 4, 5, 6, 7}));
-  source.add("w[0]", DType::u8, {1}, bytes_of<std::uint8_t>({9}));
-  source.add("scalar", DType::f32, {}, bytes_of<float>({0.25F}));
+  source.add("m", DType::f32, {2, 3}, raw_bytes<float>({1, 2.5F, -3, 0.125F, 0, 10}));
+  source.add("small", DType::f32, {3}, raw_bytes<float>({1e-5F, 1.5F, -2}));
+  source.add("n", DType::i32, {3}, raw_bytes<std::int32_t>({1, -20, 300}));
+  source.add("b", DType::boolean, {2}, raw_bytes<std::uint8_t>({1, 0}));
+  source.add("odd", DType::f32, {3}, raw_bytes<float>({std::nanf(""), -std::numeric_limits<float>::infinity(), 1}));
+  source.add("c", DType::complex64, {2}, raw_bytes<float>({1, -2, 0.5F, 3}));
+  source.add("cube", DType::u8, {2, 2, 2}, raw_bytes<std::uint8_t>({0, 1, 2, 3, 4, 5, 6, 7}));
+  source.add("w[0]", DType::u8, {1}, raw_bytes<std::uint8_t>({9}));
+  source.add("scalar", DType::f32, {}, raw_bytes<float>({0.25F}));
   source.add("empty", DType::f32, {0, 3}, {});
-  source.add("q", DType::u4, {5}, bytes_of<std::uint8_t>({0x21, 0x43, 0x05}));
+  source.add("q", DType::u4, {5}, raw_bytes<std::uint8_t>({0x21, 0x43, 0x05}));
   CHECK(printed(source, "m") == "m: F32 [2, 3]\n[[ 1.     2.5   -3.   ]\n [ 0.125  0.    10.   ]]\n");
   CHECK(printed(source, "m[::-1, 1]") == "m[::-1, 1]: F32 [2]\n[0.  2.5]\n");
   CHECK(printed(source, "small") == "small: F32 [3]\n[ 1.0e-05  1.5e+00 -2.0e+00]\n");
@@ -239,7 +239,7 @@ TEST_CASE("long arrays lose their middle, and only their ends are read") {
   test::MemorySource source;
   std::vector<std::uint16_t> values(std::size_t{200} * 300);
   std::iota(values.begin(), values.end(), std::uint16_t{0});
-  source.add("t", DType::u16, {200, 300}, bytes_of(values));
+  source.add("t", DType::u16, {200, 300}, raw_bytes(values));
   const std::string text = printed(source, "t");
   CHECK(text.find("[[    0     1     2 ...   297   298   299]") != std::string::npos);
   CHECK(text.find("\n ...\n") != std::string::npos);
