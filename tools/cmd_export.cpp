@@ -31,6 +31,7 @@
 #include "src/inspect/reports.hpp"
 #include "src/os/fd.hpp"
 #include "src/os/process.hpp"
+#include "src/os/thread.hpp"
 #include "src/sync/world.hpp"
 #include "src/workspace/survey.hpp"
 #include "tools/commands.hpp"
@@ -127,11 +128,7 @@ void write_report(const std::string& path, const std::string& text) {
   // A pipe that nobody reads must not hold us up.
   const os::Fd file(::open(path.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC));
   if (!file || ::fcntl(file.get(), F_SETFL, 0) != 0) throw os::errno_error("opening for writing", errno, path);
-  for (std::string_view rest = text; !rest.empty();) {
-    const ssize_t written = ::write(file.get(), rest.data(), rest.size());
-    if (written < 0 && errno != EINTR) throw os::errno_error("writing", errno, path);
-    if (written > 0) rest.remove_prefix(static_cast<std::size_t>(written));
-  }
+  if (const int failure = os::write_all(file.get(), text)) throw os::errno_error("writing", failure, path);
 }
 
 int export_with(SyncGroup& group, const ExportArguments& arguments) {
@@ -228,7 +225,7 @@ int export_with_own_ranks(const CLI::App& command, const ExportArguments& argume
 /// The ranks of the job that this process is one of. Says so if the others do not come: a script may call the command
 /// on one rank only.
 std::shared_ptr<SyncGroup> group_of_job(const sync::Start& start) {
-  const std::jthread reminder([&start](const std::stop_token& come) {
+  const os::Thread reminder("a reminder", [&start](const std::stop_token& come) {
     std::mutex mutex;
     std::unique_lock lock(mutex);
     std::condition_variable_any never;

@@ -49,7 +49,7 @@ void hear(int signal) {
 Interruption::Interruption() : bell_(::eventfd(0, EFD_CLOEXEC)) {
   if (!bell_) throw os::errno_error("preparing for signals: eventfd");
   bell = bell_.get();
-  listener_ = std::jthread([this] {
+  listener_ = os::Thread("signals", [this] {
     std::uint64_t rung = 0;
     while (::read(bell_.get(), &rung, sizeof rung) < 0 && errno == EINTR) continue;
     if (received != 0) stop_.request_stop();

@@ -4,10 +4,10 @@
 // then the program ends by that signal.
 
 #include <stop_token>
-#include <thread>
 
 #include "src/os/fd.hpp"
 #include "src/os/process.hpp"
+#include "src/os/thread.hpp"
 
 namespace muster::tools {
 
@@ -29,7 +29,7 @@ class Interruption {
   os::SignalAction interrupt_{SIGINT};
   os::SignalAction terminate_{SIGTERM};
   os::SignalAction hang_up_{SIGHUP};
-  std::jthread listener_;
+  os::Thread listener_;
 };
 
 /// work(token), which ends the program by the signal if one stopped it.

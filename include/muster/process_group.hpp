@@ -237,7 +237,7 @@ class ProcessGroup {
   struct Async;
   std::shared_ptr<collectives::Engine> engine_;
   std::shared_ptr<Async> async_;  // where what is started runs
-  Async* runs_in_ = nullptr;      // of a duplicate for that
+  std::weak_ptr<void> runs_in_;   // in a duplicate that does that: the thread's tasks
 };
 
 }  // namespace muster

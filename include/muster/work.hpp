@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -34,6 +35,13 @@ class Operation {
 [[noreturn]] void refuse_empty_work();
 /// Throws Error(argument): another thread is in get().
 [[noreturn]] void refuse_second_get();
+/// The process that calls it.
+std::int64_t own_process() noexcept;
+/// Throws Error(unsupported) in a child that was forked from that process: what runs there does not run in the child.
+void check_process(std::int64_t process);
+/// Calls wait(a part of `time`) until it returns true or `time` has passed; returns which. Time in which this process
+/// did not run does not count.
+bool wait_in_parts(std::chrono::milliseconds time, const std::function<bool(std::chrono::milliseconds)>& wait);
 }  // namespace detail
 
 /// An operation under way, and its result. Movable, not copyable. Threads may wait for it while another one takes its
@@ -131,10 +139,14 @@ class Promised final : public Operation<Result> {
     changed_.notify_all();
   }
   bool wait_for(std::chrono::milliseconds time) override {
-    std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, time, [this] { return is_there_; });
+    check_process(process_);
+    return wait_in_parts(time, [this](std::chrono::milliseconds part) {
+      std::unique_lock lock(mutex_);
+      return changed_.wait_for(lock, part, [this] { return is_there_; });
+    });
   }
   Result get() override {
+    check_process(process_);
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return is_there_; });
     Outcome outcome = std::move(outcome_);
@@ -151,6 +163,7 @@ class Promised final : public Operation<Result> {
   std::condition_variable changed_;
   Outcome outcome_;
   bool is_there_ = false;
+  const std::int64_t process_ = own_process();
 };
 
 /// call(group), to be run once on another thread, and the Work that waits for it. failed(group) is called before the

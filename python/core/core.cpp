@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The extension module muster._core.
 
+#include <chrono>
 #include <string>
 
 #include "muster/version.hpp"
 #include "python/core/bindings.hpp"
 #include "python/core/waiting.hpp"
+#include "src/os/clock.hpp"
 
 namespace {
 
@@ -39,4 +41,7 @@ NB_MODULE(_core, module) {
   bind_collectives(module);
   bind_queues(module);
   install_interrupt_hook();
+  module.def(
+      "clock", [] { return std::chrono::duration<double>(muster::os::Clock::now().time_since_epoch()).count(); },
+      "Seconds on the clock of deadlines, which stands still while this process is suspended.");
 }

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "src/base/escaped.hpp"
+#include "src/base/fork_mutex.hpp"
 
 namespace muster {
 namespace {
@@ -22,7 +23,7 @@ LogLevel lowest_of_environment() {
 }
 
 struct Sink {
-  std::mutex mutex;
+  ForkMutex mutex;
   LogHook hook;
   std::atomic<LogLevel> lowest{lowest_of_environment()};
 };
@@ -63,10 +64,13 @@ void log(LogLevel level, std::string_view message) noexcept {
   if (!log_enabled(level)) return;
   try {
     Sink& target = sink();
-    const std::lock_guard lock(target.mutex);
-    if (target.hook) {
-      target.hook(level, message);
-      return;
+    // A forked child may not know the hook for certain: then it writes as if there were none.
+    if (target.mutex.lock_unless_abandoned()) {
+      const std::lock_guard lock(target.mutex, std::adopt_lock);
+      if (target.hook) {
+        target.hook(level, message);
+        return;
+      }
     }
     // One write a line: the ranks of a job share standard error.
     const std::string line = "muster: " + std::string(to_string(level)) + ": " + escaped(message) + "\n";

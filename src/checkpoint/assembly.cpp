@@ -20,6 +20,7 @@
 #include "src/os/directory.hpp"
 #include "src/os/file.hpp"
 #include "src/os/publish.hpp"
+#include "src/os/thread.hpp"
 #include "src/shm/window_ring.hpp"
 #include "src/sync/failing.hpp"
 
@@ -145,13 +146,17 @@ class Assembling {
 
   std::vector<TensorHash> run(const std::function<void(std::uint64_t)>& progress) {
     if (group_.size() > 1) rings_ = shm::find_rings(group_, others_, ring_, {.phase = "export: finding windows"});
-    std::optional<std::jthread> reporter;
-    if (progress && group_.rank() == 0) reporter.emplace([&](const std::stop_token& stop) { report(stop, progress); });
+    os::Thread reporter;
+    if (progress && group_.rank() == 0)
+      attempt([&] {
+        reporter =
+            os::Thread("the progress of an export", [&](const std::stop_token& stop) { report(stop, progress); });
+      });
     if (group_.size() == 1)
       run_alone();
     else
       run_together();
-    reporter.reset();
+    reporter = {};
     if (progress && group_.rank() == 0) progress(bytes_written());
     return std::move(hashes_);
   }
@@ -178,8 +183,9 @@ class Assembling {
   }
 
   void run_together() {
-    std::jthread writer;
-    if (work_.turns != 0) writer = std::jthread([this] { attempt([this] { write_windows(); }); });
+    os::Thread writer;
+    if (work_.turns != 0)
+      attempt([&] { writer = os::Thread("an export", [this] { attempt([this] { write_windows(); }); }); });
     attempt([this] {
       std::vector<std::byte> buffer;
       for (const Step& step : work_.steps) {
@@ -194,7 +200,7 @@ class Assembling {
       }
       come_to(file_count_ + files_behind - 1);
     });
-    if (writer.joinable()) writer.join();
+    writer.join();
     attempt([this] { finish_files(true); });
     if (failure_) throw *failure_;
   }

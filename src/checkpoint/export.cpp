@@ -134,8 +134,7 @@ void check_rooms(const SyncGroup& group, std::span<const RankRoom> rooms, std::s
 void look_for_output(SyncGroup& group, const std::string& directory) {
   const auto longest = std::min<std::chrono::milliseconds>(group.timeout(), workspace::longest_lateness);
   try {
-    workspace::patiently(directory,
-                         {.deadline = std::chrono::steady_clock::now() + longest, .check = [&] { group.progress(); }},
+    workspace::patiently(directory, {.deadline = os::Clock::now() + longest, .check = [&] { group.progress(); }},
                          [&] { (void)os::open_directory(directory); });
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::not_found) throw;

@@ -23,6 +23,7 @@
 
 #include "muster/dtype.hpp"
 #include "muster/tensor.hpp"
+#include "src/base/fork_mutex.hpp"
 #include "src/checkpoint/tensor_source.hpp"
 #include "src/hdf5/foreign_reader.hpp"
 #include "src/os/file.hpp"
@@ -124,7 +125,7 @@ class ForeignHdf5 : public TensorSource {
   std::vector<TensorEntry> entries_;
   ForeignListingCost cost_;
   /// Processes that wait for questions: as many as there were threads that asked at once.
-  mutable std::mutex mutex_;
+  mutable ForkMutex mutex_;
   mutable std::vector<std::unique_ptr<os::Subprocess>> idle_;
 };
 

@@ -21,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "src/base/fork_mutex.hpp"
 #include "src/os/file.hpp"
 
 namespace muster {
@@ -110,7 +111,7 @@ class Journal {
 
  private:
   void add(const std::string& text);
-  std::mutex mutex_;
+  ForkMutex mutex_;
   std::uint64_t length_ = 0;
   os::WritableFile file_;
 };

@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "src/base/fork_mutex.hpp"
 #include "src/checkpoint/tensor_source.hpp"
 
 namespace muster {
@@ -31,7 +32,7 @@ class RecentPieces : public TensorSource {
     std::size_t tensor = 0;
     std::uint64_t begin = 0;
     std::size_t users = 0;
-    std::mutex reading;
+    ForkMutex reading;
     bool is_read = false;
     std::vector<std::byte> bytes;
   };
@@ -41,7 +42,7 @@ class RecentPieces : public TensorSource {
 
   std::shared_ptr<const TensorSource> source_;
   std::size_t count_;
-  mutable std::mutex mutex_;
+  mutable ForkMutex mutex_;
   mutable std::vector<std::unique_ptr<Piece>> pieces_;  // the last that was asked for comes first
 };
 

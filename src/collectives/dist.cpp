@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "muster/tcp.hpp"
+#include "src/base/fork_mutex.hpp"
 #include "src/collectives/backend.hpp"
 #include "src/collectives/dist.hpp"
 #include "src/sync/world.hpp"
@@ -117,7 +118,7 @@ struct RankAndSize {
 
 /// The state of the module, as that of torch.distributed: at most one of the two modes at a time.
 struct World {
-  std::mutex mutex;  // never held while ranks meet
+  ForkMutex mutex;  // never held while ranks meet
   bool is_starting = false;
   bool is_of_environment = false;  // its ranks are those of world()
   std::unique_ptr<ProcessGroup> group;

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <utility>
 
+#include "src/base/fork_mutex.hpp"
 #include "src/collectives/engine.hpp"
 #include "src/sync/failing.hpp"
 #include "src/sync/group.hpp"
@@ -17,7 +18,7 @@ namespace muster {
 namespace {
 
 std::string numbered(std::string_view name) {
-  static std::mutex mutex;
+  static ForkMutex mutex;
   static auto* const counts = new std::map<std::string, int, std::less<>>;
   const std::lock_guard lock(mutex);
   return fmt::format("{}:{}", name, (*counts)[std::string(name)]++);

@@ -23,6 +23,7 @@
 
 #include "src/collectives/backend.hpp"
 #include "src/hosts/hosts.hpp"
+#include "src/os/clock.hpp"
 #include "src/os/process.hpp"
 #include "src/sync/failing.hpp"
 #include "src/sync/mail.hpp"
@@ -226,7 +227,7 @@ class HostsBackend final : public Backend {
   void let_others_speak(const Error& late, const SyncGroup& in) {
     const bool is_near = &in == near_.get();
     if (is_near && late.pid() && os::process_state(*late.pid()) == os::ProcessState::stopped) return;
-    using Clock = std::chrono::steady_clock;
+    using Clock = os::Clock;
     constexpr std::chrono::seconds moment{1};
     const auto until = Clock::now() + (is_near ? 2 * moment : moment);
     const auto nap = [](std::chrono::nanoseconds longest) {

@@ -25,6 +25,7 @@
 #include <utility>
 #include <vector>
 
+#include "src/base/fork_mutex.hpp"
 #include "src/merge/reduce.hpp"
 #include "src/os/shared_memory.hpp"
 #include "src/sync/failing.hpp"
@@ -249,8 +250,8 @@ struct MasterWorker::Master : std::enable_shared_from_this<Master> {
     try {
       const std::lock_guard lock(mutex);
       dropped[static_cast<std::size_t>(place.worker)].push_back(place.number);
-    } catch (const std::bad_alloc&) {
-      // It goes at shutdown().
+    } catch (const std::exception&) {
+      // It goes at shutdown(); a forked child has nothing to drop.
     }
   }
   std::vector<std::int64_t> take_dropped(int worker) {
@@ -260,7 +261,7 @@ struct MasterWorker::Master : std::enable_shared_from_this<Master> {
 
   ProcessGroup& group;
   std::int64_t made = 0;
-  std::mutex mutex;                                // handles may go on any thread
+  ForkMutex mutex;                                 // handles may go on any thread
   std::vector<std::vector<std::int64_t>> dropped;  // by worker
 };
 

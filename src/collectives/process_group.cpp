@@ -11,6 +11,7 @@
 
 #include "src/collectives/engine.hpp"
 #include "src/collectives/packed_config.hpp"
+#include "src/os/clock.hpp"
 #include "src/sync/failing.hpp"
 #include "src/sync/lane.hpp"
 #include "src/trace/span.hpp"
@@ -25,7 +26,14 @@ ProcessGroup::ProcessGroup(SyncGroup& group, const CollectiveOptions& options)
                    options) {}
 
 ProcessGroup::ProcessGroup(ProcessGroup&&) noexcept = default;
-ProcessGroup& ProcessGroup::operator=(ProcessGroup&&) noexcept = default;
+ProcessGroup& ProcessGroup::operator=(ProcessGroup&& other) noexcept {
+  // The former one ends as by its destructor: its thread before what that uses.
+  const ProcessGroup former(std::move(*this));
+  engine_ = std::move(other.engine_);
+  async_ = std::move(other.async_);
+  runs_in_ = std::move(other.runs_in_);
+  return *this;
+}
 ProcessGroup::~ProcessGroup() = default;
 
 int ProcessGroup::rank() const noexcept {
@@ -175,16 +183,17 @@ std::vector<Config> ProcessGroup::gather_config(const Config& config, int root, 
 struct ProcessGroup::Async {
   explicit Async(SyncGroup& group) : lane(group) {
     own.reset(new ProcessGroup(lane.own(), {}));
-    own->runs_in_ = this;
+    own->runs_in_ = lane.tasks();
+    lane.keep(own);
   }
-  std::unique_ptr<ProcessGroup> own;
-  sync::Lane lane;  // ends before what its tasks use
+  std::shared_ptr<ProcessGroup> own;
+  sync::Lane lane;
 };
 
 void ProcessGroup::add_task(std::function<void(ProcessGroup&)> task) {
   const sync::Use use(group());
   if (!async_) async_ = std::make_shared<Async>(group());
-  async_->lane.add([task = std::move(task), own = async_->own.get()] { task(*own); });
+  async_->lane.add([task = std::move(task), own = async_->own] { task(*own); });
 }
 
 collectives::Engine& collectives::engine_of(ProcessGroup& group) noexcept {
@@ -192,7 +201,7 @@ collectives::Engine& collectives::engine_of(ProcessGroup& group) noexcept {
 }
 
 void ProcessGroup::pass_on_failure() noexcept {
-  runs_in_->lane.pass_on_failure();
+  if (const auto tasks = runs_in_.lock()) sync::Lane::pass_on_failure(*static_cast<sync::Lane::Tasks*>(tasks.get()));
 }
 
 // A ProcessGroup's messages from rank to rank: tensors and Configs as mail. A message's label is its descriptor; one
@@ -303,8 +312,8 @@ class Message final : public detail::Operation<Result> {
 
   bool wait_for(std::chrono::milliseconds time) override {
     if (message_->is_done) return true;
-    const auto end = std::chrono::steady_clock::now() + time;
-    wait([&] { return message_->is_done || std::chrono::steady_clock::now() >= end; });
+    const auto end = os::Clock::now() + time;
+    wait([&] { return message_->is_done || os::Clock::now() >= end; });
     return message_->is_done;
   }
   Result get() override {

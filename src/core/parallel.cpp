@@ -4,11 +4,11 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
-#include <system_error>
-#include <thread>
+#include <new>
 #include <vector>
 
 #include "src/os/process.hpp"
+#include "src/os/thread.hpp"
 
 namespace muster {
 
@@ -25,16 +25,17 @@ void parallel_for(std::size_t count, std::size_t workers, const std::function<vo
       if (!first) first = std::current_exception();
     }
   };
-  std::vector<std::thread> threads;
-  for (std::size_t worker = 1; worker < std::min(workers, count); ++worker) {
+  {
+    // These join where they are destroyed, however the scope ends.
+    std::vector<os::Thread> threads;
     try {
-      threads.emplace_back(loop, worker);
-    } catch (const std::system_error&) {
-      break;  // fewer threads do the same work
+      for (std::size_t worker = 1; worker < std::min(workers, count); ++worker)
+        threads.emplace_back("parallel work", [&loop, worker] { loop(worker); });
+    } catch (const Error&) {           // NOLINT(bugprone-empty-catch): fewer threads do the same work
+    } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): likewise
     }
+    loop(0);
   }
-  loop(0);
-  for (std::thread& thread : threads) thread.join();
   if (first) std::rethrow_exception(first);
 }
 

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "muster/error.hpp"
+#include "src/os/clock.hpp"
 #include "src/sync/failing.hpp"
 #include "src/sync/waits.hpp"
 
@@ -171,7 +172,7 @@ NamedStream name_stream(NamedStream stream) noexcept {
 
 void wait_for_device(SyncGroup& group, const std::function<bool()>& done, const std::string& what,
                      const WaitOptions& options, std::span<const int> on) {
-  using Clock = std::chrono::steady_clock;
+  using Clock = os::Clock;
   using namespace std::chrono_literals;
   const Clock::time_point begin = Clock::now();
   const auto timeout = sync::timeout_of(options, group);
@@ -199,9 +200,8 @@ void wait_for_device(SyncGroup& group, const std::function<bool()>& done, const 
 
 CopyQueue::~CopyQueue() {
   // What has failed ends soon on a device that works: its memory need not be kept then.
-  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(1);
-  while (!stream_.is_idle() && std::chrono::steady_clock::now() < until)
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  const auto until = os::Clock::now() + std::chrono::seconds(1);
+  while (!stream_.is_idle() && os::Clock::now() < until) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   if (stream_.is_idle()) return;
   stream_.abandon();
   hold_for_ever(std::move(kept_));

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "muster/error.hpp"
+#include "src/base/fork_mutex.hpp"
 #include "src/os/process.hpp"
 
 namespace muster::cuda {
@@ -68,7 +69,7 @@ int device_handle(int device) {
 
 const DriverFunctions* find_driver(std::string* reason) noexcept {
   // There at exit, too: neither has anything to destroy.
-  static std::mutex mutex;
+  static ForkMutex mutex;
   static Loaded loaded;
   std::string why;
   try {
@@ -116,7 +117,7 @@ int device_count() {
 }
 
 Context primary_context(int device) {
-  static std::mutex mutex;
+  static ForkMutex mutex;
   static auto* const contexts = new std::vector<Context>;  // kept at exit
   const int handle = device_handle(device);
   const std::lock_guard lock(mutex);

@@ -95,6 +95,7 @@ std::uint64_t MemoryPool::bytes() const {
 }
 
 std::uint64_t MemoryPool::trim() noexcept {
+  if (os::process_id() != owner_) return 0;
   std::vector<Block> gone;
   {
     const std::lock_guard lock(mutex_);
@@ -109,6 +110,8 @@ std::uint64_t MemoryPool::trim() noexcept {
 }
 
 void MemoryPool::give_back(const Block& block) noexcept {
+  // A forked child cannot call the driver, and the memory is its parent's.
+  if (os::process_id() != owner_) return;
   try {
     const std::lock_guard lock(mutex_);
     lent_ -= block.bytes;

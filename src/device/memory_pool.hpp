@@ -11,6 +11,9 @@
 #include <string>
 #include <vector>
 
+#include "src/base/fork_mutex.hpp"
+#include "src/os/process.hpp"
+
 namespace muster::cuda {
 
 class MemoryPool : public std::enable_shared_from_this<MemoryPool> {
@@ -49,7 +52,8 @@ class MemoryPool : public std::enable_shared_from_this<MemoryPool> {
   [[nodiscard]] Block fresh(std::uint64_t bytes);
 
   Source source_;
-  mutable std::mutex mutex_;
+  const std::int64_t owner_ = os::process_id();
+  mutable ForkMutex mutex_;
   std::vector<Block> free_;
   std::uint64_t lent_ = 0;
 };

@@ -9,7 +9,9 @@
 #include <thread>
 
 #include "muster/error.hpp"
+#include "src/base/fork_mutex.hpp"
 #include "src/device/driver.hpp"
+#include "src/os/clock.hpp"
 #include "src/sync/failing.hpp"
 
 namespace muster::cuda {
@@ -32,7 +34,7 @@ void check(NcclStatus status, const char* attempted) {
 }  // namespace
 
 const NcclFunctions* find_nccl(std::string* reason) noexcept {
-  static std::mutex mutex;
+  static ForkMutex mutex;
   static NcclFunctions functions;
   static bool is_loaded = false;
   try {
@@ -149,9 +151,9 @@ void by_nccl_or_fail(SyncGroup& group, std::span<const int> others, const WaitOp
     const std::optional<Error> error = sync::attempt(group, work);
     if (!error) return;
     // NCCL often sees a death before the group does, which has the better words.
-    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+    const auto until = os::Clock::now() + std::chrono::seconds(1);
     group.wait_until(
-        [&] { return std::chrono::steady_clock::now() >= until; },
+        [&] { return os::Clock::now() >= until; },
         [](std::chrono::nanoseconds longest) {
           std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(longest, std::chrono::milliseconds(10)));
         },

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/device/nccl_backend.hpp"
+#include "src/os/clock.hpp"
 
 #include <fmt/core.h>
 #define XXH_INLINE_ALL
@@ -225,7 +226,7 @@ void NcclCalls::wait(const WaitOptions& options) {
 }
 
 bool NcclCalls::try_close() {
-  using Clock = std::chrono::steady_clock;
+  using Clock = os::Clock;
   const std::vector<int> ranks = others();
   // Asked with short sleeps, until it is so or cannot be any more.
   const auto comes = [&](const auto& done, Clock::duration longest) {

@@ -36,7 +36,7 @@ auto start(const RankList& ranks, SyncGroup& group, Call call) {
   const std::span<const int> list = ranks.in(group);
   auto task = detail::task_of<SyncGroup>([call = std::move(call), list = std::vector<int>(list.begin(), list.end())](
                                              SyncGroup& own) { return call(list, own); },
-                                         [lane = lane.get()](SyncGroup&) { lane->pass_on_failure(); });
+                                         [tasks = lane->tasks()](SyncGroup&) { sync::Lane::pass_on_failure(*tasks); });
   lane->add([run = std::move(task.run), own = lane->own()] { run(*own); });
   return std::move(task.work);
 }

@@ -43,14 +43,6 @@ class Phases {
   trace::Parts parts_;
 };
 
-struct ExchangeCount {
-  std::uint64_t begun = 0;
-};
-
-std::uint64_t next_number(SyncGroup& group) {
-  return ++sync::inside(group).extension<ExchangeCount>()->begun;
-}
-
 TensorSpec spec_of(const Tensor& tensor) {
   return {tensor.dtype(), tensor.shape()};
 }
@@ -90,7 +82,7 @@ class ExchangeRun {
     call_.value = value;
     call_.group = &sync::inside(group);
     call_.options = &options;
-    call_.number = next_number(group);
+    call_.number = call_.group->call_number();
   }
 
   void refuse(const Error* failure) noexcept { refusal_ = failure; }

@@ -11,13 +11,14 @@
 #include "src/gather/exchange.hpp"
 #include "src/gather/opening.hpp"
 #include "src/gather/stream.hpp"
+#include "src/os/clock.hpp"
 #include "src/sync/waits.hpp"
 
 namespace muster {
 
 bool Exchange::wait_released(std::chrono::milliseconds timeout) const {
   if (!state_) return true;
-  const auto deadline = std::chrono::steady_clock::now() + sync::bounded(timeout);
+  const auto deadline = os::Clock::now() + sync::bounded(timeout);
   for (const auto& obligation : state_->obligations)
     if (!obligation->wait(deadline)) return false;
   return true;

@@ -16,7 +16,9 @@
 #include "muster/config.hpp"
 #include "muster/gather.hpp"
 #include "muster/merge.hpp"
+#include "src/base/fork_mutex.hpp"
 #include "src/gather/record.hpp"
+#include "src/os/clock.hpp"
 #include "src/sync/group.hpp"
 
 namespace muster::shm {
@@ -68,7 +70,7 @@ class Obligation {
   /// It was given back; not told where the holder died instead. Cheap: asked in a loop. Any thread.
   [[nodiscard]] virtual bool is_given_back() const noexcept = 0;
   /// Returns whether it was given back (or the holder died) by then. Any thread.
-  virtual bool wait(std::chrono::steady_clock::time_point deadline) const = 0;
+  virtual bool wait(os::Clock::time_point deadline) const = 0;
   /// The first rank will not look for it any more: ends it unless the first rank has it.
   virtual void withdraw() noexcept {}
 };
@@ -203,7 +205,7 @@ class RouteTable {
 
  private:
   RouteTable();
-  std::mutex adding_;
+  ForkMutex adding_;
   std::array<std::unique_ptr<RouteDriver>, 8> drivers_;  // a bit each in Record::routes
   std::atomic<std::size_t> count_{0};
   std::atomic<const HostStaging*> staging_{nullptr};

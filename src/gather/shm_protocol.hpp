@@ -28,6 +28,7 @@
 #include <vector>
 
 #include "muster/sync_group.hpp"
+#include "src/base/fork_mutex.hpp"
 #include "src/core/descriptor.hpp"
 #include "src/gather/route.hpp"
 #include "src/shm/arena_core.hpp"
@@ -47,7 +48,7 @@ constexpr std::uint64_t message_place(std::uint64_t moving_bytes) noexcept {
 
 /// What the route keeps with a group.
 struct ShmState {
-  std::mutex cleaning;
+  ForkMutex cleaning;
   shm::SenderPool pool;
   shm::RemoteSegments remotes;
   std::map<std::pair<int, std::uint64_t>, std::weak_ptr<detail::ArenaCore>> arenas_sent;  // by first rank and place

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/gather/shm_protocol.hpp"
+#include "src/os/clock.hpp"
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -14,8 +15,6 @@ namespace {
 
 using core::Place;
 using detail::ArenaCore;
-using Clock = std::chrono::steady_clock;
-
 constexpr const char* copying = "gather: copying";
 
 class LeaseObligation final : public Obligation {
@@ -26,13 +25,13 @@ class LeaseObligation final : public Obligation {
       : keeper_(std::move(keeper)), segment_(segment), lease_(lease), holder_(std::move(holder)) {}
   [[nodiscard]] bool is_given_back() const noexcept override { return segment_.has_ended(lease_); }
   void withdraw() noexcept override { segment_.withdraw(lease_); }
-  bool wait(Clock::time_point deadline) const override {
+  bool wait(os::Clock::time_point deadline) const override {
     if (os::comes_soon([&] { return is_given_back(); }, os::turns_on_core(2))) return true;
     for (;;) {
       if (is_given_back() || holder_->is_dead()) return true;
-      const auto left = deadline - Clock::now();
-      if (left <= Clock::duration::zero()) return false;
-      segment_.sleep(lease_, std::min<Clock::duration>(left, std::chrono::milliseconds(20)));
+      const auto left = deadline - os::Clock::now();
+      if (left <= os::Clock::duration::zero()) return false;
+      segment_.sleep(lease_, std::min<os::Clock::duration>(left, std::chrono::milliseconds(20)));
     }
   }
 

@@ -53,6 +53,7 @@ class StreamRun {
     call_.consume = &consume;
     call_.entry.operation = Operation::stream;
     call_.entry.group = &sync::inside(group);
+    call_.entry.number = group_.call_number();
     call_.entry.options = &call_.part_options;
     call_.report = &report_;
     call_.part_options.route = options.route;

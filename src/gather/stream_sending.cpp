@@ -9,6 +9,7 @@
 #include "src/core/descriptor.hpp"
 #include "src/gather/slicing.hpp"
 #include "src/gather/stream.hpp"
+#include "src/os/clock.hpp"
 
 namespace muster::gather {
 namespace {
@@ -145,7 +146,7 @@ void StreamSending::wait_for_credit() {
     for (const auto& obligation : under_way_.front())
       call_.companion->wait_until(
           [&] { return obligation->is_given_back(); },
-          [&](std::chrono::nanoseconds longest) { (void)obligation->wait(Clock::now() + longest); },
+          [&](std::chrono::nanoseconds longest) { (void)obligation->wait(os::Clock::now() + longest); },
           std::span(&first, 1), wait);
     under_way_.pop_front();
   }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/gather/workspace_state.hpp"
+#include "src/os/clock.hpp"
 
 #include <fmt/core.h>
 
@@ -17,8 +18,6 @@
 
 namespace muster::gather {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 /// Before the file's name.
 struct FileMessageHeader {
@@ -44,9 +43,9 @@ class FileObligation final : public Obligation {
       return false;
     }
   }
-  bool wait(Clock::time_point deadline) const override {
+  bool wait(os::Clock::time_point deadline) const override {
     while (!is_given_back()) {
-      if (Clock::now() >= deadline) return false;
+      if (os::Clock::now() >= deadline) return false;
       pauses_.sleep();
       if (!is_network_ || !pauses_.is_patient()) continue;
       try {
@@ -173,7 +172,7 @@ Config read_file(const Call& call, WorkspaceRouteState& state, int sender, const
   const std::string path = workspace_of(call, state).path + "/" + name;
   Config value;
   const workspace::Patience patience{
-      .deadline = Clock::now() + sync::timeout_of(call.options->timeout, call.group->timeout()), .check = [&] {
+      .deadline = os::Clock::now() + sync::timeout_of(call.options->timeout, call.group->timeout()), .check = [&] {
         if (const auto failure = call.group->failure()) throw *failure;
         call.group->progress();
       }};

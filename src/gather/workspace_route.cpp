@@ -12,6 +12,7 @@
 #include "src/gather/route.hpp"
 #include "src/gather/workspace_state.hpp"
 #include "src/merge/reduce.hpp"
+#include "src/os/clock.hpp"
 #include "src/os/directory.hpp"
 #include "src/os/process.hpp"
 #include "src/os/publish.hpp"
@@ -115,7 +116,7 @@ class WorkspacePreflight final : public Preflight {
     const std::string place = directory.path + "/token";
     try {
       workspace::patiently(place,
-                           {.deadline = std::chrono::steady_clock::now() + longest,
+                           {.deadline = os::Clock::now() + longest,
                             .check =
                                 [&] {
                                   call_.group->progress();

@@ -105,13 +105,16 @@ std::uint64_t BufferPool::trim_locked(std::uint64_t most) noexcept {
 }
 
 os::MemoryHeadroom BufferPool::headroom() {
-  const std::lock_guard lock(mutex_);
-  const auto now = std::chrono::steady_clock::now();
-  if (now - looked_ > headroom_age) {
-    headroom_ = os::memory_headroom(os::Backing::anonymous);
-    looked_ = now;
+  {
+    const std::lock_guard lock(mutex_);
+    if (std::chrono::steady_clock::now() - looked_ <= headroom_age) return headroom_;
   }
-  return headroom_;
+  // It reads files of the kernel: other threads need not wait for that.
+  const os::MemoryHeadroom headroom = os::memory_headroom(os::Backing::anonymous);
+  const std::lock_guard lock(mutex_);
+  headroom_ = headroom;
+  looked_ = std::chrono::steady_clock::now();
+  return headroom;
 }
 
 std::uint64_t BufferPool::settle() {
@@ -123,6 +126,7 @@ std::uint64_t BufferPool::settle() {
 }
 
 void BufferPool::give_back(os::PrivateMemory memory, std::uint64_t epoch) noexcept {
+  if (os::process_id() != owner_) return;  // a forked child only unmaps its copy
   const std::lock_guard lock(mutex_);
   if (epoch != epoch_) return;
   lent_ -= memory.size();

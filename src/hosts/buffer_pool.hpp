@@ -11,7 +11,9 @@
 #include <mutex>
 #include <vector>
 
+#include "src/base/fork_mutex.hpp"
 #include "src/os/pages.hpp"
+#include "src/os/process.hpp"
 #include "src/os/shared_memory.hpp"
 #include "src/sync/group.hpp"
 
@@ -38,10 +40,11 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
 
  private:
   struct Lent;
+  const std::int64_t owner_ = os::process_id();
   os::PrivateMemory find(std::uint64_t bytes);
   void give_back(os::PrivateMemory memory, std::uint64_t epoch) noexcept;
   std::uint64_t trim_locked(std::uint64_t most) noexcept;
-  mutable std::mutex mutex_;
+  mutable ForkMutex mutex_;
   std::vector<os::PrivateMemory> free_;  // what was used last at the end
   std::uint64_t free_bytes_ = 0;
   std::uint64_t epoch_ = 0;  // what was lent in earlier ones does not come back

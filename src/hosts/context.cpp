@@ -15,10 +15,12 @@
 #include "src/os/fd.hpp"
 #include "src/os/shortage.hpp"
 
+#include "src/os/clock.hpp"
+
 namespace muster::hosts {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using Clock = os::Clock;
 using std::chrono::milliseconds;
 
 // Groups' tags begin at 8.

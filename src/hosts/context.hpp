@@ -30,10 +30,12 @@
 #include <vector>
 
 #include "muster/error.hpp"
+#include "src/base/fork_mutex.hpp"
 #include "src/hosts/control.hpp"
 #include "src/hosts/deliveries.hpp"
 #include "src/hosts/hosts.hpp"
 #include "src/hosts/transport.hpp"
+#include "src/os/clock.hpp"
 #include "src/sync/failing.hpp"
 #include "src/sync/group.hpp"
 
@@ -100,8 +102,8 @@ class Context : public std::enable_shared_from_this<Context> {
   /// Guarded by lock().
   [[nodiscard]] Deliveries& deliveries() noexcept { return deliveries_; }
   /// Guards what take() changes.
-  [[nodiscard]] std::unique_lock<std::recursive_mutex> lock() { return std::unique_lock(mutex_); }
-  [[nodiscard]] std::chrono::steady_clock::duration since_pumped() const noexcept;
+  [[nodiscard]] std::unique_lock<RecursiveForkMutex> lock() { return std::unique_lock(mutex_); }
+  [[nodiscard]] os::Clock::duration since_pumped() const noexcept;
 
   // The end.
   [[nodiscard]] bool is_retired() const noexcept { return stage_.load() != Stage::used; }
@@ -113,7 +115,7 @@ class Context : public std::enable_shared_from_this<Context> {
   /// One step, where there is one to do. Gives up where a rank of this host has died.
   void advance() noexcept;
   /// Gives up where it has not ended `waited` after the end of all groups; says who is missing.
-  void give_up_after(std::chrono::steady_clock::duration waited) noexcept;
+  void give_up_after(os::Clock::duration waited) noexcept;
   void give_up(const std::string& why) noexcept;
   /// The same, while the process goes on: after a failure, and if the transport can be dropped.
   void give_up_if_late() noexcept;
@@ -183,16 +185,16 @@ class Context : public std::enable_shared_from_this<Context> {
   const std::chrono::milliseconds timeout_;
   std::atomic<int> under_way_{0};
   std::atomic<bool> failed_{false};
-  std::atomic<std::chrono::steady_clock::time_point> last_failure_{};
+  std::atomic<os::Clock::time_point> last_failure_{};
   std::atomic<bool> has_other_hosts_{false};
-  std::chrono::steady_clock::time_point retired_{};
-  std::chrono::steady_clock::time_point second_barrier_since_{};
-  std::chrono::steady_clock::duration second_barrier_took_{};
+  os::Clock::time_point retired_{};
+  os::Clock::time_point second_barrier_since_{};
+  os::Clock::duration second_barrier_took_{};
   std::atomic<Stage> stage_{Stage::used};
   std::atomic<std::int64_t> pumped_{0};
 
   // Recursive: taking a message in sends answers.
-  std::recursive_mutex mutex_;
+  RecursiveForkMutex mutex_;
   int next_number_ = 1;
   std::map<int, Listener*> groups_;
   std::map<const void*, std::function<void()>> hooks_;  // by owner
@@ -209,10 +211,10 @@ class Context : public std::enable_shared_from_this<Context> {
   std::vector<bool> has_disconnected_;
   int disconnected_ = 0;
   Pending barrier_;
-  std::optional<std::chrono::steady_clock::time_point> death_seen_;
+  std::optional<os::Clock::time_point> death_seen_;
   std::vector<int> dead_;      // ranks of this host
   std::size_t passed_on_ = 0;  // of those, to the groups
-  std::chrono::steady_clock::time_point looked_{};
+  os::Clock::time_point looked_{};
 };
 
 // All contexts of this process, by the kind of their transport (contexts.cpp).

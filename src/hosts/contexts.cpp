@@ -7,24 +7,25 @@
 #include <thread>
 #include <utility>
 
+#include "src/base/fork_mutex.hpp"
 #include "src/hosts/context.hpp"
+#include "src/os/clock.hpp"
 #include "src/os/process.hpp"
 
 namespace muster::hosts {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using Clock = os::Clock;
 
 struct Contexts {
-  std::mutex mutex;
+  ForkMutex mutex;
   std::vector<std::shared_ptr<Context>> all;
   std::map<std::string_view, std::chrono::milliseconds> rests;  // by kind: the longest of those that have closed
-  std::int64_t process = 0;
 };
 
-/// Never destroyed: transports may end after this library's statics.
+/// A forked child has none: its copies belong to what its parent will end.
 Contexts& contexts() {
-  static auto* const the_contexts = new Contexts;
+  static constinit PerProcess<Contexts> the_contexts;
   return *the_contexts;
 }
 
@@ -32,8 +33,6 @@ std::vector<std::shared_ptr<Context>> list(std::string_view kind) {
   Contexts& them = contexts();
   const std::lock_guard lock(them.mutex);
   std::vector<std::shared_ptr<Context>> found;
-  // A forked child has copies of what its parent will end.
-  if (them.process != os::process_id()) return found;
   for (const std::shared_ptr<Context>& context : them.all)
     if (context->transport().kind() == kind) found.push_back(context);
   return found;
@@ -63,13 +62,6 @@ std::chrono::milliseconds take_rest(std::string_view kind) {
 void keep(std::shared_ptr<Context> context) {
   Contexts& them = contexts();
   const std::lock_guard lock(them.mutex);
-  if (them.process != os::process_id()) {
-    // What its parent had a forked child leaves as it is.
-    static auto* const the_parents = new std::vector<std::shared_ptr<Context>>;
-    std::ranges::move(std::exchange(them.all, {}), std::back_inserter(*the_parents));
-    them.rests.clear();
-    them.process = os::process_id();
-  }
   them.all.push_back(std::move(context));
 }
 

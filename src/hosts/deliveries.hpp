@@ -19,13 +19,14 @@
 
 #include "muster/error.hpp"
 #include "src/hosts/control.hpp"
+#include "src/os/clock.hpp"
 
 namespace muster::hosts {
 
 /// Adds up the time that a process spends in a loop: a turn counts for no more than `longest_turn`.
 class RunningTime {
  public:
-  using Clock = std::chrono::steady_clock;
+  using Clock = os::Clock;
   static constexpr std::chrono::milliseconds longest_turn{15};
   /// Returns the time since the last turn.
   Clock::duration turn() noexcept;
@@ -53,7 +54,7 @@ struct Delivery {
   std::function<void(const Delivery&)> over;
   std::size_t sent = 0;  ///< to so many contacts
   std::vector<int> refused;
-  std::chrono::steady_clock::duration waited{};
+  os::Clock::duration waited{};
 };
 
 /// A message to all hosts: each passes it to those next to it in the tree of hosts (HostTree).

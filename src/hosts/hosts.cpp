@@ -16,6 +16,7 @@
 #include "muster/log.hpp"
 #include "muster/version.hpp"
 #include "src/base/written.hpp"
+#include "src/os/clock.hpp"
 #include "src/os/fault.hpp"
 #include "src/os/process.hpp"
 #include "src/os/socket.hpp"
@@ -110,7 +111,7 @@ void check_versions(std::span<const Card> cards) {
 }
 
 Met meet(Transport& transport, std::chrono::milliseconds timeout) {
-  using Clock = std::chrono::steady_clock;
+  using Clock = os::Clock;
   const int self = transport.rank();
   const Clock::time_point deadline = Clock::now() + timeout;
   const auto left = [&] {

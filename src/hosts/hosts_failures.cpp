@@ -9,12 +9,13 @@
 #include <fmt/core.h>
 
 #include "src/hosts/hosts_group.hpp"
+#include "src/os/clock.hpp"
 #include "src/sync/local_group.hpp"
 
 namespace muster::hosts {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using Clock = os::Clock;
 using std::chrono::milliseconds;
 
 constexpr milliseconds longest_unpumped{1};
@@ -233,7 +234,7 @@ Error HostsGroup::origin_of(const Error& cause) const {
   return cause;
 }
 
-void HostsGroup::poison(const Error& news) noexcept {
+void HostsGroup::do_poison(const Error& news) noexcept {
   try {
     if (needs_decision()) context_->try_pump();
     if (!known_failure()) learn(origin_of(news), -1);
@@ -243,7 +244,7 @@ void HostsGroup::poison(const Error& news) noexcept {
   (void)failure();
 }
 
-std::optional<Error> HostsGroup::failure() const {
+std::optional<Error> HostsGroup::do_failure() const {
   auto known = known_failure();
   if (!known && has_other_hosts() && context_->since_pumped() > longest_unpumped) {
     // A rank that only asks has to learn of other hosts, too.

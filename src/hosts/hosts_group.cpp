@@ -154,7 +154,9 @@ void HostsGroup::do_all_gather(std::span<const std::byte> mine, std::span<std::b
   const std::size_t here = hosts_.here().size();
   std::vector<std::byte> records(mine.begin(), mine.end());
   records.resize(mine.size() * here);
-  if (!is_alone_here()) locally(-1, [&] { local().all_gather(mine, records, later(options)); });
+  // Other hosts wait for what comes of this.
+  if (!is_alone_here())
+    sync::or_fail(*this, [&] { locally(-1, [&] { local().all_gather(mine, records, later(options)); }); });
   const int leader = hosts_.leader(hosts_.mine);
   const int levels = host_tree().height(0);
   if (rank() != leader) {

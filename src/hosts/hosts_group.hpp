@@ -35,9 +35,11 @@
 #include <string>
 #include <vector>
 
+#include "src/base/fork_mutex.hpp"
 #include "src/hosts/buffer_pool.hpp"
 #include "src/hosts/context.hpp"
 #include "src/hosts/hosts.hpp"
+#include "src/os/clock.hpp"
 #include "src/sync/failing.hpp"
 #include "src/sync/watchdog.hpp"
 
@@ -81,7 +83,7 @@ class Health {
 
  private:
   std::weak_ptr<const SyncGroup> local_;  // of the ranks of this host
-  mutable std::mutex mutex_;
+  mutable ForkMutex mutex_;
   std::optional<Error> decided_;
 };
 
@@ -100,8 +102,6 @@ class HostsGroup final : public sync::Group, private Listener {
   [[nodiscard]] int host_of(int rank) const override;
   [[nodiscard]] std::shared_ptr<sync::Region> region_of(int rank) const override;
   [[nodiscard]] std::shared_ptr<const sync::PeerLiveness> liveness(int rank) const override;
-  void poison(const Error& cause) noexcept override;
-  [[nodiscard]] std::optional<Error> failure() const override;
   [[nodiscard]] bool has_failure() const noexcept override { return known_failure().has_value(); }
   [[nodiscard]] bool may_move() const noexcept override;
   void progress() noexcept override;
@@ -130,6 +130,9 @@ class HostsGroup final : public sync::Group, private Listener {
   void throw_if_dead(int other) const;
 
  protected:
+  [[nodiscard]] std::uint64_t rounds() const noexcept override { return round_; }
+  void do_poison(const Error& cause) noexcept override;
+  [[nodiscard]] std::optional<Error> do_failure() const override;
   void do_barrier(const WaitOptions& options) override { do_all_gather({}, {}, options); }
   void do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) override;
   void do_wait_until(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
@@ -157,9 +160,9 @@ class HostsGroup final : public sync::Group, private Listener {
     bool is_dead = false;
     bool is_asked = false;  // and has not answered yet
     std::string phase;
-    std::chrono::steady_clock::time_point asked{};
-    std::chrono::steady_clock::time_point asked_about{};  // other ranks of its host
-    std::chrono::steady_clock::time_point heard{};
+    os::Clock::time_point asked{};
+    os::Clock::time_point asked_about{};  // other ranks of its host
+    os::Clock::time_point heard{};
   };
 
   void take(const Control& control) override;
@@ -244,17 +247,17 @@ class HostsGroup final : public sync::Group, private Listener {
   std::atomic<std::uint32_t> ended_round_{0};
   // About a failure; all of it guarded by the context's lock.
   std::vector<Control> later_failures_;  // that this rank learns of when its round has ended
-  std::optional<std::chrono::steady_clock::time_point> later_since_;
+  std::optional<os::Clock::time_point> later_since_;
   std::optional<RunningTime> knows_failure_;  // since when
   bool has_message_ = false;                  // from another host: then this rank sends for its own, too
   int passed_by_ = -1;                        // the host that the decision has come from
   std::shared_ptr<const Contacts> contacts_;
-  std::vector<int> above_;                        // hosts that the notice goes to, the next one in front
-  int behind_ = -1;                               // the host that the decision goes to first
-  bool decides_ = false;                          // this host
-  bool is_settled_ = false;                       // then, and there is a host behind that has the decision
-  std::shared_ptr<const Delivery> delivery_;      // of the notice, or of the decision to the host behind
-  std::chrono::steady_clock::time_point sent_{};  // the notice
+  std::vector<int> above_;                    // hosts that the notice goes to, the next one in front
+  int behind_ = -1;                           // the host that the decision goes to first
+  bool decides_ = false;                      // this host
+  bool is_settled_ = false;                   // then, and there is a host behind that has the decision
+  std::shared_ptr<const Delivery> delivery_;  // of the notice, or of the decision to the host behind
+  os::Clock::time_point sent_{};              // the notice
   std::shared_ptr<const Spread> spread_;
   std::optional<Error> own_decision_;  // of a host of one rank
   bool is_passed_on_ = false;          // likewise

@@ -2,6 +2,7 @@
 // How an HostsGroup waits and how it ends.
 
 #include "src/hosts/hosts_group.hpp"
+#include "src/os/clock.hpp"
 
 #include <fmt/core.h>
 
@@ -18,7 +19,7 @@
 namespace muster::hosts {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using Clock = os::Clock;
 using std::chrono::milliseconds;
 using sync::Watchdog;
 

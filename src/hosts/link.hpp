@@ -35,14 +35,16 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
+#include "src/base/fork_mutex.hpp"
 #include "src/gather/route.hpp"
 #include "src/hosts/buffer_pool.hpp"
 #include "src/hosts/hosts_group.hpp"
 #include "src/hosts/pieces.hpp"
+#include "src/os/clock.hpp"
+#include "src/os/thread.hpp"
 
 namespace muster::hosts {
 
@@ -88,7 +90,7 @@ struct PartHead {
 /// Says when to go on polling: as long as something moved a moment ago.
 class Eagerness {
  public:
-  using Clock = std::chrono::steady_clock;
+  using Clock = os::Clock;
   /// At the begin of a look that may last.
   void begin() noexcept { entered_ = Clock::now(); }
   /// Something was begun.
@@ -230,7 +232,7 @@ class Receiver final : public gather::PartReceiver {
   void open_part(Lane& lane, std::span<const std::byte> message);
   Part part_of(Lane& lane, const PartHead& head, std::span<const std::byte> body);
   void tell(Lane& lane, const PartWord& word);
-  void attend(const std::stop_token& stop);
+  void attend(const std::stop_token& stop, std::condition_variable_any& changed);
 
   const gather::Call& call_;
   HostsGroup& group_;
@@ -240,15 +242,16 @@ class Receiver final : public gather::PartReceiver {
   std::vector<Lane> lanes_;
 
   // All above is the state machine's, and under this while another thread may step it.
-  std::mutex mutex_;
-  std::condition_variable_any changed_;
+  ForkMutex mutex_;
+  // Shared with the thread: in a forked child, where the thread is missing, it must not be destroyed.
+  std::shared_ptr<std::condition_variable_any> changed_ = std::make_shared<std::condition_variable_any>();
   bool is_unattended_ = false;
   bool is_settling_ = false;
   bool has_moved_ = false;      // something, since a wait has looked: whoever made the step
   bool is_without_ = false;     // a source of an exchange cannot send
   std::exception_ptr trouble_;  // of a part that could not be taken in
   std::exception_ptr failure_;  // of a step that nobody waited for
-  std::jthread attendant_;
+  os::Thread attendant_;
 };
 
 }  // namespace muster::hosts

@@ -34,6 +34,7 @@ Receiver::Receiver(const gather::Call& call, HostsGroup& group, const std::vecto
 }
 
 Receiver::~Receiver() {
+  if (attendant_.is_of_other_process()) return;
   group_.context().remove_hook(this);
 }
 
@@ -148,14 +149,16 @@ void Receiver::set_unattended(bool unattended) {
     is_unattended_ = unattended;
   }
   if (!unattended) return;
-  if (!attendant_.joinable()) attendant_ = std::jthread([this](const std::stop_token& stop) { attend(stop); });
-  changed_.notify_all();
+  if (!attendant_.is_started())
+    attendant_ =
+        os::Thread("a stream", [this, changed = changed_](const std::stop_token& stop) { attend(stop, *changed); });
+  changed_->notify_all();
 }
 
-void Receiver::attend(const std::stop_token& stop) {
+void Receiver::attend(const std::stop_token& stop, std::condition_variable_any& changed) {
   Eagerness eagerness;
   std::unique_lock lock(mutex_);
-  while (changed_.wait(lock, stop, [this] { return is_unattended_; }) && !stop.stop_requested()) {
+  while (changed.wait(lock, stop, [this] { return is_unattended_; }) && !stop.stop_requested()) {
     eagerness.begin();
     const bool has_moved = try_step();
     lock.unlock();

@@ -3,6 +3,8 @@
 
 #include <thread>
 
+#include "src/os/clock.hpp"
+
 namespace muster::hosts {
 
 Pending& Pending::operator=(Pending&& other) noexcept {
@@ -31,9 +33,9 @@ bool Pending::is_over() noexcept {
 }
 
 void Pending::wait(std::chrono::milliseconds longest, const std::string& late) {
-  const auto deadline = std::chrono::steady_clock::now() + longest;
+  const auto deadline = os::Clock::now() + longest;
   while (!test()) {
-    if (std::chrono::steady_clock::now() > deadline) throw Error(ErrorKind::timeout, late);
+    if (os::Clock::now() > deadline) throw Error(ErrorKind::timeout, late);
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
 }

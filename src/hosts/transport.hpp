@@ -16,6 +16,8 @@
 
 #include "muster/error.hpp"
 
+#include "src/os/clock.hpp"
+
 namespace muster::hosts {
 
 /// One message has at most so many bytes: MPI's counts are ints.
@@ -156,7 +158,7 @@ class Transport {
   /// How long a process must leave it alone between the end of groups on several hosts, whose last barrier took so
   /// long, and its own end.
   [[nodiscard]] virtual std::chrono::milliseconds rest(
-      [[maybe_unused]] std::chrono::steady_clock::duration last_barrier) const noexcept {
+      [[maybe_unused]] os::Clock::duration last_barrier) const noexcept {
     return std::chrono::milliseconds(0);
   }
 

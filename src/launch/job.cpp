@@ -137,7 +137,7 @@ std::string Job::error_tail(const JobRank& rank) const {
 void Job::say(const std::string& words) const {
   if (!speaks_) return;
   const std::string line = options_.name + ": " + escaped(words) + "\n";
-  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
+  (void)os::write_all(STDERR_FILENO, line);
 }
 
 void Job::start() {
@@ -395,8 +395,7 @@ int Job::milliseconds_left() const {
   std::optional<Clock::time_point> end = phase_end_;
   if (phase_ == Phase::running) end = timeout_;
   if (phase_ == Phase::killed || !end) return -1;
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(*end - Clock::now()).count();
-  return static_cast<int>(std::clamp<std::int64_t>(left, 0, 1'000'000));
+  return static_cast<int>(Clock::next_sleep(*end).count());
 }
 
 namespace {

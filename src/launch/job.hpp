@@ -23,6 +23,7 @@
 #include "src/launch/nodes.hpp"
 #include "src/launch/output.hpp"
 #include "src/launch/ranks.hpp"
+#include "src/os/clock.hpp"
 
 namespace muster::launch {
 
@@ -79,7 +80,7 @@ class Job {
   void say(const std::string& words) const;
 
  private:
-  using Clock = std::chrono::steady_clock;
+  using Clock = os::Clock;
   enum class Phase : std::uint8_t { running, grace, terminated, killed };
 
   void start();

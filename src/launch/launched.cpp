@@ -71,8 +71,8 @@ class Launcher {
     if (!is_whole) place.meeting_port = place.master_port + 1;
     if (!is_whole && place.rank_offset == 0 && call_.config.init_method == "env://")
       place.listener = listen_for_ranks(place.meeting_port);
-    // Read when the ranks have ended: what is there then is all.
-    for (int rank = 0; rank < options.ranks; ++rank) reports_.push_back(make_pipe(O_NONBLOCK));
+    // Read when the ranks have ended.
+    for (int rank = 0; rank < options.ranks; ++rank) reports_.push_back(make_report());
     Job job(options, std::move(place), nullptr, os::environment(mark_variable).value_or(os::random_hex(16)), false,
             [this](int rank, const ExecArguments::Variables& variables, const Inheritance& inheritance) {
               return start(rank, variables, inheritance);
@@ -90,7 +90,7 @@ class Launcher {
  private:
   /// Step 2.
   Child start(int rank, ExecArguments::Variables variables, Inheritance inheritance) {
-    os::Fd report = std::move(reports_[static_cast<std::size_t>(rank)].writer);
+    const os::Fd& report = reports_[static_cast<std::size_t>(rank)];
     if (!call_.command.empty()) return spawn(ExecArguments(call_.command, variables), inheritance);
     inheritance.descriptors.push_back(report.get());
     if (call_.config.launch_method == LaunchMethod::spawn) {
@@ -99,7 +99,7 @@ class Launcher {
       return spawn(program_of(call_, variables), inheritance);
     }
     return fork_into(ExecArguments({}, variables), inheritance,
-                     [&] { return run_rank(call_, os::Fd(report.release())); });
+                     [&] { return run_rank(call_, std::move(reports_[static_cast<std::size_t>(rank)])); });
   }
 
   /// Of the ranks that failed by themselves, the one that blames no other; the first of several.
@@ -111,7 +111,7 @@ class Launcher {
       const JobRank& rank = job.ranks()[i];
       if (status_of(rank.end) == 0) continue;
       const RankInfo info{call_.options.rank_offset + static_cast<int>(i), os::host_name(), rank.child.pid};
-      const std::optional<Error> own = read_failure(reports_[i].reader);
+      const std::optional<Error> own = read_failure(reports_[i]);
       const bool blames = own && (own->pid() ? *own->pid() != info.pid : own->rank() && *own->rank() != info.rank);
       const int badness = rank.was_told_to ? 2 : blames ? 1 : 0;
       if (first && std::pair(badness, rank.order) > std::pair(first_badness, first_order)) continue;
@@ -140,7 +140,7 @@ class Launcher {
 
   const CallText& call_;
   const os::Fd& memory_;
-  std::vector<Pipe> reports_;
+  std::vector<os::Fd> reports_;
 };
 
 /// The number of this rank: the launcher has set it.

@@ -106,7 +106,7 @@ Nodes::Nodes(const LaunchNodes& options, int ranks) {
 }
 
 Nodes::~Nodes() {
-  if (!thread_.joinable()) return;
+  if (!thread_.is_started()) return;
   {
     const std::lock_guard lock(mutex_);
     stops_ = true;
@@ -118,7 +118,7 @@ Nodes::~Nodes() {
 }
 
 void Nodes::start() {
-  thread_ = std::thread([this] { run(); });
+  thread_ = os::Thread("the other launchers", [this] { run(); });
 }
 
 void Nodes::ring() noexcept {

@@ -15,13 +15,13 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "muster/launch.hpp"
 #include "muster/sync_group.hpp"
 #include "src/base/written.hpp"
 #include "src/os/fd.hpp"
+#include "src/os/thread.hpp"
 
 namespace muster::launch {
 
@@ -95,7 +95,7 @@ class Nodes {
   bool is_new_ = false;  // mine_ has not been told yet
   bool stops_ = false;
   News news_;
-  std::thread thread_;
+  os::Thread thread_;
 };
 
 }  // namespace muster::launch

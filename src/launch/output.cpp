@@ -23,22 +23,6 @@ namespace {
 constexpr std::size_t longest_line = 1U << 20U;
 constexpr std::chrono::milliseconds between_drawings{100};
 
-/// errno if it cannot be done, else 0.
-int write_all(int target, std::string_view text) {
-  while (!text.empty()) {
-    const ssize_t written = ::write(target, text.data(), text.size());
-    if (written >= 0) {
-      text.remove_prefix(static_cast<std::size_t>(written));
-    } else if (errno == EAGAIN) {
-      pollfd room{target, POLLOUT, 0};
-      ::poll(&room, 1, 1000);
-    } else if (errno != EINTR) {
-      return errno;
-    }
-  }
-  return 0;
-}
-
 /// As much of a text as so many columns hold, a character each.
 std::string cut_to(std::string_view text, std::size_t columns) {
   std::string cut;
@@ -72,7 +56,7 @@ int LiveLines::draw(bool now) {
   drawn_ = std::min<std::size_t>(names_.size(), size.ws_row - 1U);
   for (std::size_t row = 0; row < drawn_; ++row)
     text += "\r\x1b[K" + cut_to(names_[row] + escaped(words_[row]), size.ws_col - 1U) + "\n";
-  return write_all(terminal_, text);
+  return os::write_all(terminal_, text);
 }
 
 OutputPump::~OutputPump() {
@@ -89,11 +73,11 @@ void OutputPump::start() {
   if (streams_.empty()) return;
   stop_ = os::Fd(::eventfd(0, EFD_CLOEXEC));
   if (!stop_) throw os::errno_error("starting a job: eventfd");
-  thread_ = std::thread([this] { run(); });
+  thread_ = os::Thread("the output of ranks", [this] { run(); });
 }
 
 int OutputPump::finish(std::chrono::milliseconds longest) {
-  if (!thread_.joinable()) return failure_;
+  if (!thread_.is_started()) return failure_;
   const std::uint64_t patience = static_cast<std::uint64_t>(longest.count()) + 1;
   // Adding to a fresh eventfd cannot block, and nothing could be done if it failed.
   [[maybe_unused]] const ssize_t told = ::write(stop_.get(), &patience, sizeof patience);
@@ -112,7 +96,7 @@ void OutputPump::write(Stream& stream) {
   if (live_ && target.row)
     live_->set(*target.row, std::string_view(stream.line).substr(0, stream.line.find_last_not_of("\r\n") + 1));
   if (target.descriptor < 0) return;
-  const int failure = write_all(target.descriptor, stream.line);
+  const int failure = os::write_all(target.descriptor, stream.line);
   if (failure == EPIPE)
     stream.source.reset();
   else
@@ -132,7 +116,7 @@ void OutputPump::pass_on(Stream& stream) {
   std::string_view rest(bytes.data(), static_cast<std::size_t>(got));
   stream.tail += rest.substr(rest.size() - std::min(rest.size(), longest_tail));
   if (stream.tail.size() > longest_tail) stream.tail.erase(0, stream.tail.size() - longest_tail);
-  if (stream.target.log) note(write_all(stream.target.log.get(), rest));
+  if (stream.target.log) note(os::write_all(stream.target.log.get(), rest));
   while (!rest.empty() && stream.source) {
     const std::size_t room = longest_line - std::min(longest_line, stream.line.size());
     const std::size_t end = rest.substr(0, room).find('\n');

@@ -7,11 +7,11 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "src/os/fd.hpp"
+#include "src/os/thread.hpp"
 
 namespace muster::launch {
 
@@ -83,7 +83,7 @@ class OutputPump {
   std::optional<LiveLines> live_;
   os::Fd stop_;
   int failure_ = 0;  // of the thread, as long as it runs
-  std::thread thread_;
+  os::Thread thread_;
 };
 
 }  // namespace muster::launch

@@ -24,6 +24,7 @@
 #include <system_error>
 #include <thread>
 
+#include "src/os/clock.hpp"
 #include "src/os/process.hpp"
 #include "src/sync/world.hpp"
 
@@ -290,15 +291,13 @@ std::size_t end_marked_processes(const std::string& mark, std::chrono::milliseco
   if (count == 0) return 0;
   send_to_all(processes, SIGTERM);
   send_to_all(processes, SIGCONT);
-  const auto deadline = std::chrono::steady_clock::now() + patience;
-  for (const os::Fd& process : processes)
-    os::wait_for_exit(
-        process, std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()));
+  const auto deadline = os::Clock::now() + patience;
+  for (const os::Fd& process : processes) os::wait_for_exit(process, deadline);
   for (int round = 0; round < 100; ++round) {
     processes = marked_processes(mark);
     if (processes.empty()) break;
     send_to_all(processes, SIGKILL);
-    for (const os::Fd& process : processes) os::wait_for_exit(process, 10ms);
+    for (const os::Fd& process : processes) os::wait_for_exit(process, os::Clock::now() + 10ms);
   }
   return count;
 }

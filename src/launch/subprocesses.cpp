@@ -22,6 +22,7 @@
 #include "muster/state.hpp"
 #include "src/base/written.hpp"
 #include "src/launch/job.hpp"
+#include "src/os/clock.hpp"
 #include "src/os/process.hpp"
 #include "src/os/shared_memory.hpp"
 #include "src/sync/waits.hpp"
@@ -134,7 +135,7 @@ void check_call(const CallText& call) {
 /// Until the launcher has closed its pipe, or, where the hook of this process wants the wait to end, has killed the
 /// ranks. A terminal's Ctrl-C has reached them, too: they have `grace` to leave with their own words.
 void wait_for_end(const Child& launcher, const os::Fd& report, std::chrono::milliseconds grace) {
-  using Clock = std::chrono::steady_clock;
+  using Clock = os::Clock;
   constexpr int between_asks = 60;
   std::optional<Clock::time_point> patience;
   bool is_told = false;
@@ -184,18 +185,23 @@ void run(CallText call) {
 
 }  // namespace
 
+os::Fd make_report() {
+  return os::create_shared_memory(sizeof(Failure), os::default_backing());
+}
+
 void tell_failure(const os::Fd& report, const Error& error) noexcept {
   Failure failure;
   failure.is_there = 1;
   failure.error.put(error);
-  // A pipe holds it, and nobody else writes here.
-  [[maybe_unused]] const ssize_t written = ::write(report.get(), &failure, sizeof failure);
+  // Its reader may be gone, and then nobody wants it.
+  (void)os::write_all(report.get(), {reinterpret_cast<const char*>(&failure), sizeof failure});
 }
 
 std::optional<Error> read_failure(const os::Fd& report) {
   Failure failure;
   const auto bytes = std::as_writable_bytes(std::span(&failure, 1));
   std::size_t got = 0;
+  ::lseek(report.get(), 0, SEEK_SET);  // of a file; a pipe has no beginning
   while (got < bytes.size()) {
     const ssize_t more = read_some(report.get(), bytes.data() + got, bytes.size() - got);
     if (more <= 0) break;

@@ -33,9 +33,12 @@ struct CallText {
 std::string to_text(const CallText& call);
 CallText parse_call(std::string_view text);
 
-/// What a rank says into its pipe, and the launcher into its own: less than a pipe holds.
+/// Where a rank writes its failure: a file in memory, which takes all of it at once. The pipes of a job with hundreds
+/// of ranks may hold less. Throws Error(no_space).
+os::Fd make_report();
+/// Writes the failure of a rank into its file, or that of the launcher into the pipe to its caller.
 void tell_failure(const os::Fd& report, const Error& error) noexcept;
-/// None if nothing has been said. Waits for all of it, or the end of those who could say it, if the pipe waits.
+/// Returns none if nothing was written. A pipe is read until all of it has come or its writers have ended.
 std::optional<Error> read_failure(const os::Fd& report);
 
 /// Null if there is none of that name.

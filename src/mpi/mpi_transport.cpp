@@ -14,6 +14,9 @@
 
 #include "muster/error.hpp"
 
+#include "src/base/fork_mutex.hpp"
+#include "src/os/clock.hpp"
+
 namespace muster::mpi {
 namespace {
 
@@ -22,7 +25,7 @@ std::atomic<bool> rests{false};
 /// Keeps what MPI may still touch, reachable until the process ends.
 void keep_for_ever(std::shared_ptr<const void> memory) noexcept {
   if (!memory) return;
-  static std::mutex mutex;
+  static ForkMutex mutex;
   using Kept = std::vector<std::shared_ptr<const void>>;
   alignas(Kept) static std::array<std::byte, sizeof(Kept)> place;
   static Kept& kept = *::new (place.data()) Kept;
@@ -299,7 +302,7 @@ bool MpiTransport::close() noexcept {
   return true;
 }
 
-std::chrono::milliseconds MpiTransport::rest(std::chrono::steady_clock::duration last_barrier) const noexcept {
+std::chrono::milliseconds MpiTransport::rest(os::Clock::duration last_barrier) const noexcept {
   using std::chrono::milliseconds;
   // Where ranks wait for cores, the others hear late that the last barrier is through.
   return std::clamp(std::chrono::duration_cast<milliseconds>(10 * last_barrier), milliseconds(200), milliseconds(800));

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "src/hosts/transport.hpp"
+#include "src/os/clock.hpp"
 
 namespace muster::mpi {
 
@@ -84,8 +85,7 @@ class MpiTransport final : public hosts::Transport {
   ///    go both ways between two ranks;
   ///  - after the last barrier all leave MPI alone for a while: the last one hears of it meanwhile, and when they go on
   ///    nobody has answered before it has asked itself.
-  [[nodiscard]] std::chrono::milliseconds rest(
-      std::chrono::steady_clock::duration last_barrier) const noexcept override;
+  [[nodiscard]] std::chrono::milliseconds rest(os::Clock::duration last_barrier) const noexcept override;
 
  private:
   [[nodiscard]] std::unique_ptr<Found> probe(int from, int tag);

@@ -28,14 +28,16 @@
 #include "src/hosts/hosts_group.hpp"
 #include "src/hosts/link.hpp"
 #include "src/mpi/mpi_transport.hpp"
+#include "src/os/clock.hpp"
 #include "src/os/process.hpp"
+#include "src/os/thread.hpp"
 #include "src/sync/waits.hpp"
 #include "src/sync/world.hpp"
 
 namespace muster::mpi {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using Clock = os::Clock;
 
 MpiThreads threads_of_mpi() {
   int level = MPI_THREAD_SINGLE;
@@ -76,8 +78,8 @@ constexpr std::chrono::seconds longest_finalize{10};
 /// Beside one call of MPI that waits for all ranks, has no deadline and cannot be cancelled: made before it, destroyed
 /// when it has returned. `look` is called in a thread of its own several times a second with the time that the call has
 /// taken; it ends the process if that is too long.
-std::jthread watch_call(std::function<void(std::chrono::milliseconds)> look) {
-  return std::jthread([look = std::move(look)](const std::stop_token& has_returned) {
+os::Thread watch_call(std::function<void(std::chrono::milliseconds)> look) {
+  return os::Thread("watching MPI", [look = std::move(look)](const std::stop_token& has_returned) {
     constexpr std::chrono::milliseconds between_looks{100};
     const Clock::time_point begin = Clock::now();
     std::mutex mutex;
@@ -92,7 +94,7 @@ std::jthread watch_call(std::function<void(std::chrono::milliseconds)> look) {
 /// What would come after this, handlers and destructors registered before MPI was initialised, would run in the thread
 /// that waits, and is left out; what is in the buffers of open files is written.
 void finalise_or_leave(int status) {
-  const std::jthread watch = watch_call([status](std::chrono::milliseconds waited) {
+  const os::Thread watch = watch_call([status](std::chrono::milliseconds waited) {
     // In time: the process manager ends the others when the first of several ranks leaves.
     if (waited > longest_finalize / 2) std::fflush(nullptr);
     if (waited < longest_finalize) return;
@@ -158,7 +160,7 @@ void initialise(const sync::Start& start) {
   // By that signal MPICH's mpiexec tells that a rank has died where it does not end the others itself.
   before.handle_where_default(hear_of_a_death);
   {
-    const std::jthread watch = watch_call(InitWatch{start});
+    const os::Thread watch = watch_call(InitWatch{start});
     // Several, because a program that does not know of MPI does not know of its rules for threads either.
     check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread");
   }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The clock that all processes of a host share and nobody sets.
+// Two clocks: the one that all processes of a host share and nobody sets, and the one that deadlines use.
 
 #include <time.h>
 
+#include <chrono>
 #include <cstdint>
 
 namespace muster::os {
@@ -21,5 +22,23 @@ inline std::uint64_t now_ns() noexcept {
 inline std::uint64_t tick_ns() noexcept {
   return clock_ns(CLOCK_MONOTONIC_COARSE);
 }
+
+/// The clock of all deadlines. It is steady, but it stands still while this process does not run: during SIGSTOP, in a
+/// frozen cgroup (docker pause, scontrol suspend), on a machine that has no core for it. Between two calls of now(),
+/// by whichever threads, at most `longest_step` passes. So a wait must call it at least that often: it sleeps no longer
+/// than `longest_sleep` at a time. Measurements use std::chrono::steady_clock instead.
+struct Clock {
+  using duration = std::chrono::nanoseconds;
+  using rep = duration::rep;
+  using period = duration::period;
+  using time_point = std::chrono::time_point<Clock>;
+  static constexpr bool is_steady = true;
+  static constexpr std::chrono::milliseconds longest_step{250};
+  static constexpr std::chrono::milliseconds longest_sleep{100};
+
+  static time_point now() noexcept;
+  /// How long a wait that ends at `end` may sleep before it looks again; 0 if the end has come.
+  static std::chrono::milliseconds next_sleep(time_point end) noexcept;
+};
 
 }  // namespace muster::os

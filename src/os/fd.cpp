@@ -2,6 +2,7 @@
 #include "src/os/fd.hpp"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -43,6 +44,21 @@ Fd::Fd(int fd) noexcept : fd_(fd) {
 
 void Fd::reset() noexcept {
   if (fd_ >= 0) ::close(std::exchange(fd_, -1));
+}
+
+int write_all(int descriptor, std::string_view bytes) noexcept {
+  while (!bytes.empty()) {
+    const ssize_t written = ::write(descriptor, bytes.data(), bytes.size());
+    if (written >= 0) {
+      bytes.remove_prefix(static_cast<std::size_t>(written));
+    } else if (errno == EAGAIN) {
+      pollfd room{descriptor, POLLOUT, 0};
+      ::poll(&room, 1, 1000);
+    } else if (errno != EINTR) {
+      return errno;
+    }
+  }
+  return 0;
 }
 
 Error errno_error(ErrorKind kind, const std::string& what, int err, const std::string& path) {

@@ -4,6 +4,7 @@
 
 #include <cerrno>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "muster/error.hpp"
@@ -34,6 +35,10 @@ class Fd {
  private:
   int fd_ = -1;
 };
+
+/// Writes all of it to a pipe, a socket, a terminal or a file, however little of it each call takes. Waits where a
+/// descriptor that does not block has no room. Returns 0, or errno.
+int write_all(int descriptor, std::string_view bytes) noexcept;
 
 /// "what: No space left on device (ENOSPC)" with the category that errno suggests.
 Error errno_error(const std::string& what, int err = errno, const std::string& path = {});

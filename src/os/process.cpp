@@ -23,6 +23,7 @@
 #include <new>
 #include <vector>
 
+#include "src/os/clock.hpp"
 #include "src/os/fd.hpp"
 #include "src/os/pages.hpp"
 
@@ -264,21 +265,19 @@ bool send_signal(const Fd& process, int signal) noexcept {
   return ::syscall(SYS_pidfd_send_signal, process.get(), signal, nullptr, 0U) == 0;
 }
 
-bool wait_for_exit(const Fd& process, std::chrono::milliseconds longest) noexcept {
-  const auto deadline = std::chrono::steady_clock::now() + longest;
+bool wait_for_exit(const Fd& process, Clock::time_point end) noexcept {
   for (;;) {
-    const auto left =
-        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+    const auto left = Clock::next_sleep(end);
     pollfd wanted{process.get(), POLLIN, 0};
-    const int ready = ::poll(&wanted, 1, static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, 60'000)));
+    const int ready = ::poll(&wanted, 1, static_cast<int>(left.count()));
     if (ready > 0) return true;
-    if (ready < 0 && errno != EINTR) return false;
-    if (ready == 0 && std::chrono::steady_clock::now() >= deadline) return false;
+    if ((ready < 0 && errno != EINTR) || left == left.zero()) return false;
   }
 }
 
 bool has_exited(const Fd& pidfd) noexcept {
-  return wait_for_exit(pidfd, std::chrono::milliseconds(0));
+  pollfd wanted{pidfd.get(), POLLIN, 0};
+  return ::poll(&wanted, 1, 0) > 0;
 }
 
 SignalAction::SignalAction(int signal) noexcept : signal_(signal) {

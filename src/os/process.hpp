@@ -15,6 +15,7 @@
 #include <string>
 #include <string_view>
 
+#include "src/os/clock.hpp"
 #include "src/os/fd.hpp"
 
 namespace muster::os {
@@ -88,7 +89,7 @@ Fd open_pidfd(pid_t pid) noexcept;
 /// False if it has ended.
 bool send_signal(const Fd& process, int signal) noexcept;
 /// Whether it ended within `longest`.
-bool wait_for_exit(const Fd& process, std::chrono::milliseconds longest) noexcept;
+bool wait_for_exit(const Fd& process, Clock::time_point end) noexcept;
 
 /// What this process does on a signal, kept while a library that was called changes it.
 class SignalAction {

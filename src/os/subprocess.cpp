@@ -20,13 +20,12 @@
 #include <optional>
 #include <string_view>
 
+#include "src/os/clock.hpp"
 #include "src/os/fault.hpp"
 #include "src/os/process.hpp"
 
 namespace muster::os {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr bool is_sanitized = true;
@@ -165,9 +164,8 @@ class Deadline {
   /// Waits until there is something to read, or the process has ended. False at the deadline.
   bool wait_for(const Fd& what, const RunningChild& child) {
     for (;;) {
-      const auto left = std::chrono::ceil<std::chrono::milliseconds>(next_ - Clock::now());
       pollfd wanted{what.get(), POLLIN, 0};
-      const int ready = ::poll(&wanted, 1, static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, 60'000)));
+      const int ready = ::poll(&wanted, 1, static_cast<int>(Clock::next_sleep(next_).count()));
       if (ready < 0 && errno != EINTR) throw errno_error("waiting for a program");
       // One that never stops talking has no more time than others.
       if (has_passed(child)) return false;

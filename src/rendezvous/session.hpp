@@ -30,11 +30,12 @@
 #include <vector>
 
 #include "muster/error.hpp"
+#include "src/os/clock.hpp"
 #include "src/rendezvous/messages.hpp"
 
 namespace muster::rendezvous {
 
-using Clock = std::chrono::steady_clock;
+using Clock = os::Clock;
 using std::chrono::milliseconds;
 
 /// One end of the conversation between rank 0 and another process. Nothing here waits.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/shm/arena_core.hpp"
 
+#include "src/base/fork_mutex.hpp"
+
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -20,7 +22,7 @@ namespace {
 constexpr std::uint64_t bookkeeping_bytes = 64 << 10;
 constexpr std::uint64_t alignment = 64;
 
-/// All arenas of the process by address.
+/// All arenas of this process by address.
 struct Registry {
   std::shared_mutex mutex;
   std::map<const std::byte*, std::weak_ptr<ArenaCore>> by_begin;
@@ -28,7 +30,7 @@ struct Registry {
 };
 
 Registry& registry() {
-  static auto* all = new Registry;  // arenas may be destroyed after other statics
+  static constinit PerProcess<Registry> all;
   return *all;
 }
 
@@ -53,6 +55,7 @@ std::shared_ptr<ArenaCore> ArenaCore::create(std::uint64_t capacity) {
 }
 
 ArenaCore::~ArenaCore() {
+  if (!segment_.is_owner_process()) return;
   Registry& all = registry();
   const std::unique_lock lock(all.mutex);
   all.by_begin.erase(segment_.data());

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "muster/tensor.hpp"
+#include "src/base/fork_mutex.hpp"
 #include "src/shm/segment.hpp"
 #include "src/sync/group.hpp"
 
@@ -59,7 +60,7 @@ class ArenaCore : public std::enable_shared_from_this<ArenaCore> {
   std::uint64_t capacity_;
   shm::OwnedSegment segment_;
   Buffer buffer_;
-  std::mutex mutex_;
+  ForkMutex mutex_;
   std::vector<Freed> freed_;
 };
 

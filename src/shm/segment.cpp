@@ -11,6 +11,7 @@
 
 #include "muster/error.hpp"
 #include "muster/log.hpp"
+#include "src/base/fork_mutex.hpp"
 #include "src/os/futex.hpp"
 #include "src/os/pages.hpp"
 #include "src/os/process.hpp"
@@ -57,21 +58,20 @@ void PopulatedBlocks::ensure(const os::Mapping& mapping, std::uint64_t data_offs
 
 namespace {
 
-/// Of this process: what it has dropped while it was lent.
+/// What this process has dropped while it was lent.
 struct Retired {
-  std::mutex mutex;
+  ForkMutex mutex;
   std::vector<SegmentMemory> segments;
 };
 
 Retired& retired() {
-  static auto* all = new Retired;  // arenas may be destroyed after other statics
+  static constinit PerProcess<Retired> all;
   return *all;
 }
 
 void give_back_retired() {
   const std::lock_guard lock(retired().mutex);
   std::erase_if(retired().segments, [](SegmentMemory& segment) {
-    if (segment.owner_pid != os::process_id()) return true;  // the parent's
     if (segment.is_lent()) return false;
     segment.give_back();
     return true;

@@ -11,6 +11,7 @@
 #include "muster/error.hpp"
 #include "muster/version.hpp"
 #include "src/base/escaped.hpp"
+#include "src/base/fork_mutex.hpp"
 #include "src/core/parallel.hpp"
 #include "src/os/file.hpp"
 #include "src/os/library.hpp"
@@ -37,7 +38,7 @@ hdf5::MakeMetadata loaded_maker() {
 }
 
 hdf5::MakeMetadata library() {
-  static std::mutex mutex;
+  static ForkMutex mutex;
   static hdf5::MakeMetadata function = nullptr;
   const std::lock_guard lock(mutex);
   // Tried again after a failure: it may have been installed meanwhile.

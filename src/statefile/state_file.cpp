@@ -10,6 +10,7 @@
 
 #include "muster/error.hpp"
 #include "src/base/escaped.hpp"
+#include "src/base/fork_mutex.hpp"
 #include "src/core/checksum.hpp"
 #include "src/core/parallel.hpp"
 #include "src/os/file.hpp"
@@ -270,7 +271,7 @@ class Checking {
   const statefile::Catalogue& catalogue_;
   std::shared_ptr<const os::MappedFile> mapping_;
   ProgressCounter progress_;
-  std::mutex mutex_;
+  ForkMutex mutex_;
   std::vector<StateProblem> problems_;
 };
 

@@ -23,6 +23,7 @@
 
 #include "muster/error.hpp"
 #include "muster/state_file.hpp"
+#include "src/base/fork_mutex.hpp"
 #include "src/core/checksum.hpp"
 #include "src/os/publish.hpp"
 #include "src/statefile/chunk_codec.hpp"
@@ -58,14 +59,14 @@ class TensorTarget {
     std::uint64_t chunk = 0;
     std::vector<std::byte> bytes = {};
   };
-  [[nodiscard]] std::mutex& mutex() noexcept { return mutex_; }
+  [[nodiscard]] ForkMutex& mutex() noexcept { return mutex_; }
   [[nodiscard]] std::optional<Pending>& pending() noexcept { return pending_; }
 
  private:
   void sum(std::span<const std::byte> bytes, std::uint64_t total);
 
   std::atomic<std::uint64_t> written_{0};
-  std::mutex mutex_;
+  ForkMutex mutex_;
   std::uint64_t summed_ = 0;
   std::map<std::uint64_t, std::span<const std::byte>> later_;  // that stay, by their offset
   bool is_summing_ = false;                                    // a thread is, those of later_
@@ -153,11 +154,11 @@ struct WriterState {
   std::unique_ptr<TensorTarget[]> targets;  // one a tensor; they cannot move
   std::atomic<std::uint64_t> data_end;
   os::OutputFile file;
-  std::mutex file_mutex;  // of put()
+  ForkMutex file_mutex;  // of put()
   std::string temporary;
   bool is_committed = false;
   std::atomic<bool> has_failed{false};
-  std::mutex encoders_mutex;
+  ForkMutex encoders_mutex;
   std::vector<std::unique_ptr<ChunkEncoder>> encoders;
 };
 

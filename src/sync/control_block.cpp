@@ -160,13 +160,20 @@ std::shared_ptr<ControlBlock> ControlBlock::open(const Region& region, std::uint
 }
 
 void ControlBlock::leave(int self, const Peers& peers) noexcept {
-  // Before this rank is counted: what has been given back is not looked at.
-  bool is_last = true;
-  for (int rank = 0; rank < size_ && is_last; ++rank)
-    is_last = rank == self || cell(rank).left.load(std::memory_order_seq_cst) != 0 || peers.has_ended(rank);
+  // A rank that is counted touches the block no more: whoever is counted last gives it back. The dead are counted by
+  // those that leave, and each count keeps the largest number that anybody has seen.
+  constexpr int dead_bits = 32;
+  std::uint64_t dead = 0;
+  for (int rank = 0; rank < size_; ++rank)
+    if (rank != self && cell(rank).left.load(std::memory_order_seq_cst) == 0 && peers.has_ended(rank)) ++dead;
   cell(self).left.store(1, std::memory_order_seq_cst);
-  const std::uint32_t left = header().left.fetch_add(1, std::memory_order_acq_rel) + 1;
-  if (is_last || left == static_cast<std::uint32_t>(size_)) give_back();
+  std::uint64_t seen = header().left.load(std::memory_order_relaxed);
+  std::uint64_t left = 0;
+  do {
+    dead = std::max(dead, seen >> dead_bits);
+    left = (seen & UINT32_MAX) + 1;
+  } while (!header().left.compare_exchange_weak(seen, dead << dead_bits | left, std::memory_order_acq_rel));
+  if (left + dead == static_cast<std::uint64_t>(size_)) give_back();
 }
 
 void ControlBlock::give_back() noexcept {

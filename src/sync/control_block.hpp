@@ -53,7 +53,7 @@ struct alignas(64) ControlHeader {
   alignas(64) std::atomic<std::uint32_t> round;    // the last complete one; futex
   alignas(64) std::atomic<std::uint32_t> counted;  // ranks that have come to the next one
   std::atomic<std::uint32_t> waiting;
-  std::atomic<std::uint32_t> left;  // ranks that have left
+  std::atomic<std::uint64_t> left;  // ranks that have left, and above them those that died without leaving
   alignas(64) FailureCell failure;
   alignas(64) FailureCell decision;
   std::atomic<std::uint32_t> is_passed_on;  // the decision, to the other hosts

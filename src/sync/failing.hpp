@@ -27,11 +27,10 @@ Error in_own_name(const SyncGroup& group, const Error& cause);
   throw group.failure().value_or(cause);
 }
 
-/// The same, of what `from` sends: a message that is longer than it can be,
+/// The same for a message from `from` that is longer than it can be.
 [[noreturn]] void fail_on_message(SyncGroup& group, int from, std::uint64_t bytes, std::uint64_t most);
-/// or, in a round, a record of another length than this rank's.
-[[noreturn]] void fail_on_record(SyncGroup& group, int from, std::uint64_t bytes, std::uint64_t own_bytes,
-                                 const char* phase);
+/// What all ranks of a round throw that see records of different lengths in it. The group remains usable.
+Error different_calls(const RankInfo& one, const RankInfo& other);
 
 /// Runs local work and returns what it fails with. What the group has failed with is thrown: nobody is left to tell.
 template <class Work>

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <numeric>
 #include <thread>
+#include <utility>
 
 #include "src/base/written.hpp"
 #include "src/os/process.hpp"
@@ -56,12 +57,12 @@ void fail_on_message(SyncGroup& group, int from, std::uint64_t bytes, std::uint6
                     {.rank = rank}));
 }
 
-void fail_on_record(SyncGroup& group, int from, std::uint64_t bytes, std::uint64_t own_bytes, const char* phase) {
-  const int rank = group.info(from).rank;
-  fail(group, Error(ErrorKind::rank_mismatch,
-                    fmt::format("in '{}' rank {} gave {} bytes and rank {} gave {}: the ranks are in different calls",
-                                phase, group.info(group.rank()).rank, own_bytes, rank, bytes),
-                    {.rank = rank}));
+Error different_calls(const RankInfo& one, const RankInfo& other) {
+  return {ErrorKind::rank_mismatch,
+          fmt::format("{} and {} are in different calls: all ranks of a group make the same collective calls in the "
+                      "same order",
+                      name_of(one), name_of(other)),
+          {.rank = other.rank}};
 }
 
 namespace {
@@ -137,16 +138,29 @@ void Group::begin_progress() {
 }
 
 void Group::end_progress() noexcept {
-  if (size() == 1 || !is_owner_process()) return;
+  if (!is_owner_process()) return;
+  std::exchange(extensions_, {}).clear();
+  if (size() == 1) return;
   Progress::remove(*this);
   mail_.abandon();
 }
 
+Error Group::forked() const {
+  return {ErrorKind::unsupported,
+          "this process was forked from rank " + std::to_string(rank_) +
+              ", which owns the group: a forked child cannot take part; start it as a rank of its own"};
+}
+
+void Group::poison(const Error& cause) noexcept {
+  if (is_owner_process()) do_poison(cause);
+}
+
+std::optional<Error> Group::failure() const {
+  return is_owner_process() ? do_failure() : forked();
+}
+
 Use::Use(SyncGroup& group) : group_(inside(group)) {
-  if (!group_.is_owner_process())
-    throw Error(ErrorKind::unsupported,
-                "this process was forked from rank " + std::to_string(group_.rank()) +
-                    ", which owns the group: a forked child cannot take part; start it as a rank of its own");
+  if (!group_.is_owner_process()) throw group_.forked();
   if (!group_.hold(Group::Hold::Kind::use))
     throw Error(ErrorKind::argument,
                 "two threads use one group at the same time: give each its own by SyncGroup::duplicate()",
@@ -240,6 +254,7 @@ void Group::wait_for_packets(const std::function<bool()>& done, std::span<const 
 void Group::wait_until(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
                        std::span<const int> on, const WaitOptions& options) {
   for (const int rank : on) (void)info(rank);
+  if (!is_owner_process()) throw forked();
   do_wait_until(done, sleep, on, options);
 }
 

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "muster/sync_group.hpp"
+#include "src/base/fork_mutex.hpp"
 #include "src/base/function_ref.hpp"
 #include "src/sync/mail.hpp"
 #include "src/trace/span.hpp"
@@ -108,6 +109,9 @@ class Group : public SyncGroup {
   /// Waits until done(), which makes those calls for ranks of `on`: they are who it depends on. Throws as wait_until.
   void wait_for_packets(const std::function<bool()>& done, std::span<const int> on, const WaitOptions& options);
 
+  void poison(const Error& cause) noexcept final;
+  [[nodiscard]] std::optional<Error> failure() const final;
+
   /// Collective. A duplicate for one long operation of this group, used in turns with it by the same thread: progress
   /// on either counts for both, a failure of this group is one of the companion (but not the other way round), and a
   /// wait of the companion ends if any rank is dead, waited for or not.
@@ -134,6 +138,10 @@ class Group : public SyncGroup {
   /// the call. Throws `failure` on all ranks; the group remains usable.
   [[noreturn]] void refuse(const Error& failure, const WaitOptions& options = {});
 
+  /// A number for the collective call that begins: the same on all ranks, because each takes part in every round, also
+  /// in one that ends because the ranks are in different calls. Local.
+  [[nodiscard]] std::uint64_t call_number() const noexcept { return rounds() + 1; }
+
   /// State that a higher layer keeps with the group (its pool), one of each type: made at first use and destroyed with
   /// the last owner. Local.
   template <class State>
@@ -147,10 +155,16 @@ class Group : public SyncGroup {
   /// Whether this process made the group (false in a forked child).
   [[nodiscard]] bool is_owner_process() const noexcept;
   /// Between these two calls the waits of this process let the group's mail move. The last one is the first thing that
-  /// the destructor of each kind of group does.
+  /// the destructor of each kind of group does. Before all else it ends what higher layers keep with the group, which
+  /// may use all of it.
   void begin_progress();
   void end_progress() noexcept;
 
+  /// As poison() and failure(), of the process that made the group.
+  virtual void do_poison(const Error& cause) noexcept = 0;
+  [[nodiscard]] virtual std::optional<Error> do_failure() const = 0;
+  /// How many rounds this rank has begun.
+  [[nodiscard]] virtual std::uint64_t rounds() const noexcept = 0;
   virtual void do_barrier(const WaitOptions& options) = 0;
   virtual void do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) = 0;
   virtual void do_wait_until(const std::function<bool()>& done,
@@ -173,6 +187,8 @@ class Group : public SyncGroup {
   friend class Use;
   bool hold(Hold::Kind kind) noexcept;
   void let_go() noexcept;
+  /// What calls in a forked child throw.
+  [[nodiscard]] Error forked() const;
   std::shared_ptr<void> extension(const void* key, const std::function<std::shared_ptr<void>()>& make);
   Part part_of(std::span<const int> ranks, const WaitOptions& options);
   int rank_;
@@ -185,7 +201,7 @@ class Group : public SyncGroup {
   std::atomic<std::uintptr_t> user_{0};  // the thread inside, and 1 if it only lets mail move; 0: none
   int depth_ = 0;
   Mail mail_;
-  std::mutex extensions_mutex_;
+  ForkMutex extensions_mutex_;
   std::map<const void*, std::shared_ptr<void>> extensions_;
   std::vector<std::uint32_t> statuses_;  // of all ranks; here so that agree() needs no memory if all are well
 };

@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/sync/lane.hpp"
 
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <new>
 #include <string>
-#include <system_error>
 #include <utility>
 
 #include "muster/work.hpp"
+#include "src/os/clock.hpp"
 #include "src/os/process.hpp"
 #include "src/sync/failing.hpp"
+#include "src/sync/waits.hpp"
 
 namespace muster {
 
@@ -19,6 +24,26 @@ void detail::refuse_second_get() {
   throw Error(ErrorKind::argument, "two threads take the result of one Work: only one of them can have it");
 }
 
+std::int64_t detail::own_process() noexcept {
+  return os::process_id();
+}
+
+void detail::check_process(std::int64_t process) {
+  if (process != os::process_id())
+    throw Error(
+        ErrorKind::unsupported,
+        "this process was forked while the operation of this Work was under way: only the parent has its result");
+}
+
+bool detail::wait_in_parts(std::chrono::milliseconds time, const std::function<bool(std::chrono::milliseconds)>& wait) {
+  const os::Clock::time_point end = os::Clock::now() + sync::bounded(time);
+  for (;;) {
+    const auto part = os::Clock::next_sleep(end);
+    if (wait(part)) return true;
+    if (part == part.zero()) return false;
+  }
+}
+
 namespace sync {
 namespace {
 
@@ -26,62 +51,86 @@ thread_local bool is_of_a_lane = false;
 
 }  // namespace
 
-Lane::Lane(SyncGroup& group)
-    : group_(group.weak_from_this()),
-      own_(group.duplicate({.phase = "asynchronous calls: setting up"})),
-      owner_(os::process_id()) {}
+class Lane::Tasks {
+ public:
+  explicit Tasks(SyncGroup& its_group)
+      : group(&its_group), own(its_group.duplicate({.phase = "asynchronous calls: setting up"})) {}
+
+  void run() {
+    is_of_a_lane = true;
+    std::unique_lock lock(mutex);
+    for (;;) {
+      changed.wait(lock, [&] { return is_ending || !waiting.empty(); });
+      if (waiting.empty()) return;
+      // It stays where it is while others are added behind it.
+      std::function<void()>& task = waiting.front();
+      lock.unlock();
+      task();
+      // It may own the group, and so end the lane.
+      task = nullptr;
+      lock.lock();
+      // Only now: while it runs, the group is in use.
+      waiting.pop_front();
+    }
+  }
+
+  SyncGroup* group;  // null once it has ended on the lane's own thread
+  std::shared_ptr<SyncGroup> own;
+  std::shared_ptr<void> kept;
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<std::function<void()>> waiting;
+  bool is_ending = false;
+};
+
+Lane::Lane(SyncGroup& group) : tasks_(std::make_shared<Tasks>(group)) {}
 
 Lane::~Lane() {
-  if (os::process_id() != owner_) {
-    // A forked child has no such thread to wait for.
-    (void)thread_.release();
+  if (thread_.is_of_other_process()) {
+    // In a forked child: the parent's thread may have been changing all that it uses.
+    if (auto* const kept = new (std::nothrow) std::shared_ptr<Tasks>) kept->swap(tasks_);
     return;
   }
+  const bool is_own_thread = thread_.is_this();
   {
-    const std::lock_guard lock(mutex_);
-    is_ending_ = true;
+    const std::lock_guard lock(tasks_->mutex);
+    tasks_->is_ending = true;
+    if (is_own_thread) tasks_->group = nullptr;
   }
-  changed_.notify_one();
-  if (thread_) thread_->join();
+  tasks_->changed.notify_one();
+  if (is_own_thread) thread_.detach();
 }
 
 bool Lane::is_this_thread() noexcept {
   return is_of_a_lane;
 }
 
+const std::shared_ptr<SyncGroup>& Lane::own() const noexcept {
+  return tasks_->own;
+}
+
+void Lane::keep(std::shared_ptr<void> used) {
+  tasks_->kept = std::move(used);
+}
+
 void Lane::add(std::function<void()> task) {
-  or_fail(*own_, [&] {
-    const std::lock_guard lock(mutex_);
-    try {
-      if (!thread_) thread_ = std::make_unique<std::thread>([this] { run(); });
-    } catch (const std::system_error& error) {
-      throw Error(ErrorKind::no_space, std::string("no thread for asynchronous calls: ") + error.what() +
-                                           "; raise the limit of processes (ulimit -u), or make the calls that wait");
-    }
-    tasks_.push_back(std::move(task));
-    changed_.notify_one();
+  or_fail(*own(), [&] {
+    const std::lock_guard lock(tasks_->mutex);
+    if (!thread_.is_started()) thread_ = os::Thread("asynchronous calls", [tasks = tasks_] { tasks->run(); });
+    tasks_->waiting.push_back(std::move(task));
+    tasks_->changed.notify_one();
   });
 }
 
-void Lane::pass_on_failure() noexcept {
-  if (const auto cause = own_->failure())
-    if (const auto group = group_.lock()) group->poison(*cause);
+void Lane::pass_on_failure(Tasks& tasks) noexcept {
+  if (tasks.group == nullptr) return;
+  if (const auto cause = tasks.own->failure()) tasks.group->poison(*cause);
 }
 
-void Lane::run() {
-  is_of_a_lane = true;
-  std::unique_lock lock(mutex_);
-  for (;;) {
-    changed_.wait(lock, [&] { return is_ending_ || !tasks_.empty(); });
-    if (tasks_.empty()) return;
-    // It stays where it is while others are added behind it.
-    const std::function<void()>& task = tasks_.front();
-    lock.unlock();
-    task();
-    lock.lock();
-    // Only now: while it runs, the group is in use.
-    tasks_.pop_front();
-  }
+void Lane::if_idle(const std::function<void(SyncGroup&)>& call) {
+  if (own()->failure()) return;
+  const std::lock_guard lock(tasks_->mutex);
+  if (tasks_->waiting.empty()) call(*own());
 }
 
 }  // namespace sync

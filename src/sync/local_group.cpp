@@ -51,7 +51,7 @@ LocalGroup::~LocalGroup() {
   control_->leave(rank(), *peers_);
 }
 
-std::optional<Error> LocalGroup::failure() const {
+std::optional<Error> LocalGroup::do_failure() const {
   if (auto own = control_->failure()) return own;
   return parent_ ? parent_->failure() : std::nullopt;
 }
@@ -124,7 +124,8 @@ std::uint32_t LocalGroup::round(std::span<const std::byte> record, const WaitOpt
   }
   for (int rank = 0; rank < size(); ++rank) {
     const std::uint32_t length = control_->cell(rank).record_length[round & 1].load(std::memory_order_relaxed);
-    if (length != record.size()) fail_on_record(*this, rank, length, record.size(), options.phase);
+    if (length != control_->cell(0).record_length[round & 1].load(std::memory_order_relaxed))
+      throw different_calls(info(0), info(rank));
   }
   return round;
 }

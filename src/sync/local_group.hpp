@@ -53,8 +53,6 @@ class LocalGroup final : public Group {
     (void)info(rank);
     return std::make_shared<PeerOf>(peers_, rank);
   }
-  void poison(const Error& cause) noexcept override { control_->poison(cause); }
-  [[nodiscard]] std::optional<Error> failure() const override;
   [[nodiscard]] bool has_failure() const noexcept override;
   void progress() noexcept override;
   /// For a group of several hosts that this one is a part of: the cause that all ranks throw, which need not be this
@@ -78,6 +76,9 @@ class LocalGroup final : public Group {
   void while_waiting(std::function<std::chrono::nanoseconds()> call) { while_waiting_ = std::move(call); }
 
  protected:
+  [[nodiscard]] std::uint64_t rounds() const noexcept override { return round_; }
+  void do_poison(const Error& cause) noexcept override { control_->poison(cause); }
+  [[nodiscard]] std::optional<Error> do_failure() const override;
   void do_barrier(const WaitOptions& options) override { round({}, options); }
   void do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) override;
   void do_wait_until(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "src/os/process.hpp"
+#include "src/base/fork_mutex.hpp"
 #include "src/sync/group.hpp"
 #include "src/sync/mail.hpp"
 
@@ -30,22 +30,16 @@ constexpr std::chrono::milliseconds glance{20};
 constexpr std::chrono::milliseconds telling{20};
 
 struct Groups {
-  std::int64_t process = os::process_id();
   std::mutex mutex;
   std::vector<Group*> all;
   std::atomic<int> pending{0};
   std::atomic<Clock::time_point> told{};
 };
 
-/// Those of this process. A forked child begins anew: what its parent has there is the parent's, the lock included.
+/// A forked child begins anew: the parent's groups are not its own.
 Groups& groups() {
-  static std::atomic<Groups*> now{new Groups};
-  Groups* them = now.load(std::memory_order_acquire);
-  while (them->process != os::process_id()) {
-    auto fresh = std::make_unique<Groups>();
-    if (now.compare_exchange_strong(them, fresh.get())) return *fresh.release();
-  }
-  return *them;
+  static constinit PerProcess<Groups> all;
+  return *all;
 }
 
 thread_local bool is_stepping = false;

@@ -7,6 +7,7 @@
 #include <exception>
 
 #include "muster/error.hpp"
+#include "src/base/fork_mutex.hpp"
 #include "src/os/pages.hpp"
 #include "src/os/process.hpp"
 #include "src/trace/span.hpp"
@@ -24,20 +25,18 @@ std::uint64_t whole_pages(std::uint64_t bytes) {
 
 std::shared_ptr<Region> Region::own() {
   struct Own {
-    std::mutex mutex;
-    std::int64_t pid = 0;
+    ForkMutex mutex;
     std::shared_ptr<Region> region;
-    std::vector<os::Mapping> rings;  // threads may record until the process has ended
+    os::Mapping ring;  // threads may record until the process has ended
   };
-  static auto* const own = new Own;  // arenas may be destroyed after other statics
-  const std::lock_guard lock(own->mutex);
-  if (own->pid != os::process_id() || !own->region) {
-    own->rings.emplace_back();
-    own->region = std::make_shared<Region>(os::default_backing());
-    own->pid = os::process_id();
-    own->rings.back() = own->region->hold_ring();
+  static constinit PerProcess<Own> own;
+  Own& mine = *own;
+  const std::lock_guard lock(mine.mutex);
+  if (!mine.region) {
+    mine.region = std::make_shared<Region>(os::default_backing());
+    mine.ring = mine.region->hold_ring();
   }
-  return own->region;
+  return mine.region;
 }
 
 void Region::show_own() noexcept {

@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 
+#include "src/base/fork_mutex.hpp"
 #include "src/os/shared_memory.hpp"
 
 namespace muster::sync {
@@ -64,7 +65,7 @@ class Region {
   std::uint64_t size_ = 0;
   std::atomic<std::uint64_t> next_{0};
   bool is_shared_ = false;
-  mutable std::mutex mutex_;
+  mutable ForkMutex mutex_;
   std::shared_ptr<const os::Fd> memory_;
   os::Mapping first_page_;  // mapped when it is first needed
 };

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "src/base/fork_mutex.hpp"
+#include "src/os/clock.hpp"
 #include "src/os/process.hpp"
 #include "src/sync/progress.hpp"
 #include "src/sync/pulse.hpp"
@@ -21,6 +23,7 @@ class SingleGroup final : public sync::Group {
  public:
   explicit SingleGroup(std::chrono::milliseconds timeout)
       : sync::Group(0, {RankInfo{0, os::host_name(), os::process_id()}}, random_nonce(), timeout) {}
+  ~SingleGroup() override { end_progress(); }
 
   [[nodiscard]] std::string_view kind() const noexcept override { return "single"; }
   [[nodiscard]] bool shares_memory(int rank) const override { return info(rank).rank == 0; }
@@ -32,20 +35,25 @@ class SingleGroup final : public sync::Group {
     (void)info(rank);
     return std::make_shared<sync::PeerOf>(nullptr, rank);
   }
-  void poison(const Error& cause) noexcept override {
-    const std::lock_guard lock(mutex_);
-    if (!failure_) failure_ = cause;
-  }
-  [[nodiscard]] std::optional<Error> failure() const override {
-    const std::lock_guard lock(mutex_);
-    return failure_;
-  }
   [[nodiscard]] bool has_failure() const noexcept override { return failure().has_value(); }
   void progress() noexcept override {}
 
  protected:
-  void do_barrier(const WaitOptions& options) override { check(options); }
+  [[nodiscard]] std::uint64_t rounds() const noexcept override { return round_; }
+  void do_poison(const Error& cause) noexcept override {
+    const std::lock_guard lock(mutex_);
+    if (!failure_) failure_ = cause;
+  }
+  [[nodiscard]] std::optional<Error> do_failure() const override {
+    const std::lock_guard lock(mutex_);
+    return failure_;
+  }
+  void do_barrier(const WaitOptions& options) override {
+    ++round_;
+    check(options);
+  }
   void do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) override {
+    ++round_;
     check(options);
     std::ranges::copy(mine, all.begin());
   }
@@ -60,13 +68,13 @@ class SingleGroup final : public sync::Group {
   // Nobody else could make it come true but a thread of this process.
   void do_wait_until(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
                      std::span<const int>, const WaitOptions& options) override {
-    const auto begin = std::chrono::steady_clock::now();
+    const auto begin = os::Clock::now();
     sync::Progress progress;
     while (!done()) {
       if (const auto cause = failure()) throw *cause;
       check(options);
       sleep(progress.step(std::chrono::milliseconds(20)));
-      if (done() || std::chrono::steady_clock::now() - begin < sync::timeout_of(options, *this)) continue;
+      if (done() || os::Clock::now() - begin < sync::timeout_of(options, *this)) continue;
       const Error cause(ErrorKind::timeout, std::string(options.phase) + ": the deadline passed", {.rank = 0});
       poison(cause);
       throw cause;
@@ -85,7 +93,8 @@ class SingleGroup final : public sync::Group {
     throw cause;
   }
 
-  mutable std::mutex mutex_;
+  std::uint64_t round_ = 0;
+  mutable ForkMutex mutex_;
   std::optional<Error> failure_;
 };
 

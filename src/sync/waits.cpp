@@ -12,6 +12,7 @@
 
 #include "muster/error.hpp"
 #include "muster/interrupt.hpp"
+#include "src/os/clock.hpp"
 #include "src/os/process.hpp"
 
 namespace muster {
@@ -46,11 +47,11 @@ void sync::check_interrupted(const char* phase) {
 }
 
 void sync::sleep_unless_interrupted(std::chrono::milliseconds time, const char* phase) {
-  using Clock = std::chrono::steady_clock;
+  using Clock = os::Clock;
   const Clock::time_point end = Clock::now() + time;
   do {
     check_interrupted(phase);
-    std::this_thread::sleep_until(std::min(end, Clock::now() + between_questions));
+    std::this_thread::sleep_for(std::min<Clock::duration>(end - Clock::now(), between_questions));
   } while (Clock::now() < end);
 }
 

@@ -7,6 +7,7 @@
 #include <new>
 
 #include "muster/log.hpp"
+#include "src/os/clock.hpp"
 #include "src/sync/failing.hpp"
 #include "src/sync/waits.hpp"
 #include "src/trace/rings.hpp"
@@ -14,7 +15,7 @@
 namespace muster::sync {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using Clock = os::Clock;
 
 constexpr std::size_t most_named = 16;  // in one message
 constexpr const char* what_ranks_were_in = "; muster trace --last shows what each rank was in";

@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "src/os/clock.hpp"
 #include "src/sync/group.hpp"
 #include "src/sync/pulse.hpp"
 
@@ -43,11 +44,11 @@ class Watchdog {
   /// Cancelled or failed: the cheap half, without a look at the other ranks. True if the wait is over after all.
   [[nodiscard]] bool check_failure(const std::function<bool()>& done);
   [[noreturn]] void cancel(const char* how);
-  void look(std::chrono::steady_clock::time_point now, const std::function<bool()>& done,
-            const std::function<bool(int)>& needed, const std::function<bool(int)>& awaited);
+  void look(os::Clock::time_point now, const std::function<bool()>& done, const std::function<bool(int)>& needed,
+            const std::function<bool(int)>& awaited);
   struct Seen {
     std::uint64_t progress = 0;  // of the chain
-    std::chrono::steady_clock::time_point since;
+    os::Clock::time_point since;
   };
   [[noreturn]] void fail(const Error& cause);
   /// Likewise of what this rank has found out, and keeps what the ranks of its host are in.
@@ -66,14 +67,14 @@ class Watchdog {
   /// Fails if the rank is dead or has left; true if it is, and `done` says that it does not matter any more.
   bool is_over(int rank, const std::function<bool()>& done);
   /// No progress until the deadline.
-  bool is_late(int rank, std::chrono::steady_clock::time_point now);
+  bool is_late(int rank, os::Clock::time_point now);
   struct Chain {
     std::uint64_t progress = 0;
     int end = 0;  // whom all of it waits for; where it is a circle, the rank it began with
   };
   [[nodiscard]] Chain chain_of(int rank) const;
   [[noreturn]] void time_out(const std::vector<int>& missing);
-  void log_waiting(std::chrono::steady_clock::time_point now, const std::function<bool(int)>& awaited) const;
+  void log_waiting(os::Clock::time_point now, const std::function<bool(int)>& awaited) const;
 
   Pulse& group_;
   Pulse* parent_;
@@ -81,9 +82,9 @@ class Watchdog {
   int self_;
   const WaitOptions& options_;
   std::chrono::milliseconds timeout_;
-  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
-  std::chrono::steady_clock::time_point looked_ = begin_;
-  std::chrono::steady_clock::time_point logged_ = begin_;
+  os::Clock::time_point begin_ = os::Clock::now();
+  os::Clock::time_point looked_ = begin_;
+  os::Clock::time_point logged_ = begin_;
   std::vector<Seen> seen_;
   int next_alive_ = self_;  // whose turn it is: to be looked at,
   int next_late_ = self_;   // and to be asked how it gets on

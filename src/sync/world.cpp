@@ -15,6 +15,7 @@
 
 #include "muster/error.hpp"
 #include "muster/version.hpp"
+#include "src/base/fork_mutex.hpp"
 #include "src/os/library.hpp"
 #include "src/os/process.hpp"
 #include "src/sync/waits.hpp"
@@ -238,7 +239,7 @@ const MpiSupport* mpi_support() {
 }
 
 const MpiSupport& require_mpi() {
-  static std::mutex mutex;
+  static ForkMutex mutex;
   const std::lock_guard lock(mutex);
   if (const MpiSupport* support = mpi_support()) return *support;
   const std::string name = fmt::format("libmuster-mpi.so.{}", version());
@@ -299,10 +300,20 @@ std::shared_ptr<SyncGroup> world_of_environment(std::optional<std::chrono::milli
 }
 
 struct World {
-  std::mutex making;  // held while the ranks meet
-  std::mutex mutex;   // never held for long
+  World() = default;
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
+  /// A forked child leaves its copy alone: threads of the parent may have been changing what it consists of.
+  ~World() {
+    if (process == os::process_id()) return;
+    static auto* const the_parents = new std::shared_ptr<SyncGroup>;
+    the_parents->swap(group);
+  }
+  ForkMutex making;  // held while the ranks meet
+  ForkMutex mutex;   // never held for long
   std::shared_ptr<SyncGroup> group;
   bool is_set = false;  // by the program
+  const std::int64_t process = os::process_id();
 };
 
 World& the_world() {

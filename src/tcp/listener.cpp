@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "src/os/clock.hpp"
 #include "src/os/fd.hpp"
 #include "src/tcp/sockets.hpp"
 
@@ -75,7 +76,7 @@ void Listener::take_in() {
     return wait();
   }
   blocked_by_ = errno;
-  if (!blocked_since_) blocked_since_ = std::chrono::steady_clock::now();
+  if (!blocked_since_) blocked_since_ = os::Clock::now();
   pause_.expires_after(pause_without_descriptors);
   pause_.async_wait([this](const error_code& failure) {
     if (!failure) take_in();
@@ -83,7 +84,7 @@ void Listener::take_in() {
 }
 
 void Listener::throw_if_blocked() const {
-  if (!blocked_since_ || std::chrono::steady_clock::now() - *blocked_since_ < longest_block) return;
+  if (!blocked_since_ || os::Clock::now() - *blocked_since_ < longest_block) return;
   throw os::errno_error("TCP: accepting connections of other ranks", blocked_by_);
 }
 

@@ -4,7 +4,6 @@
 // is a stranger. Of those there are at most so many at a time, each for a few seconds.
 
 #include <array>
-#include <boost/asio/steady_timer.hpp>
 #include <chrono>
 #include <cstddef>
 #include <functional>
@@ -13,6 +12,7 @@
 #include <optional>
 
 #include "src/base/rare_log.hpp"
+#include "src/os/clock.hpp"
 #include "src/tcp/frames.hpp"
 #include "src/tcp/sockets.hpp"
 
@@ -33,7 +33,7 @@ class Listener {
   struct Guest {
     explicit Guest(Socket connection) : socket(std::move(connection)), deadline(socket.get_executor()) {}
     Socket socket;
-    asio::steady_timer deadline;
+    Timer deadline;
     std::array<std::byte, sizeof(Hello)> hello{};
     std::size_t got = 0;
     bool is_gone = false;
@@ -47,8 +47,8 @@ class Listener {
 
   asio::io_context& io_;
   Acceptor acceptor_;
-  asio::steady_timer pause_;
-  std::optional<std::chrono::steady_clock::time_point> blocked_since_;
+  Timer pause_;
+  std::optional<os::Clock::time_point> blocked_since_;
   int blocked_by_ = 0;  // errno
   const Token token_;
   const int self_;

@@ -20,6 +20,7 @@
 #include <mutex>
 #include <vector>
 
+#include "src/base/fork_mutex.hpp"
 #include "src/os/fault.hpp"
 #include "src/os/fd.hpp"
 #include "src/os/process.hpp"
@@ -41,7 +42,7 @@ int descriptor_for(const Endpoint& address) {
 }
 
 struct Forkables {
-  std::mutex mutex;
+  ForkMutex mutex;
   std::vector<Forkable*> all;
 };
 

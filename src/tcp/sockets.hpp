@@ -3,6 +3,8 @@
 // TCP sockets as all of this folder uses them: polled, never inherited by programs that the process starts, and named
 // in messages.
 
+#include <algorithm>
+#include <boost/asio/basic_waitable_timer.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <chrono>
@@ -11,6 +13,18 @@
 #include <string>
 #include <vector>
 
+#include "src/os/clock.hpp"
+
+/// How timers of the deadlines' clock sleep.
+template <>
+struct boost::asio::wait_traits<muster::os::Clock> {
+  using Clock = muster::os::Clock;
+  static Clock::duration to_wait_duration(Clock::duration left) {
+    return std::min<Clock::duration>(left, Clock::longest_sleep);
+  }
+  static Clock::duration to_wait_duration(Clock::time_point end) { return to_wait_duration(end - Clock::now()); }
+};
+
 namespace muster::tcp {
 
 namespace asio = boost::asio;
@@ -18,6 +32,7 @@ using Protocol = asio::ip::tcp;
 using Socket = Protocol::socket;
 using Acceptor = Protocol::acceptor;
 using Endpoint = Protocol::endpoint;
+using Timer = asio::basic_waitable_timer<os::Clock>;
 using boost::system::error_code;
 
 /// "10.0.0.1:29500", "[fe80::1]:29500"

@@ -9,7 +9,9 @@
 #include <utility>
 
 #include "muster/log.hpp"
+#include "src/base/fork_mutex.hpp"
 #include "src/hosts/hosts.hpp"
+#include "src/os/clock.hpp"
 #include "src/os/process.hpp"
 #include "src/os/shortage.hpp"
 #include "src/tcp/listener.hpp"
@@ -29,7 +31,7 @@ class TcpTransport::Hold {
 
  private:
   TcpTransport& transport_;
-  std::unique_lock<std::mutex> lock_;
+  std::unique_lock<ForkMutex> lock_;
 };
 
 namespace {
@@ -284,7 +286,7 @@ hosts::Pending TcpTransport::barrier() {
 std::vector<std::byte> TcpTransport::tell_all(std::span<const std::byte> mine, std::chrono::milliseconds timeout) {
   const hosts::HostTree tree = tree_of(*this);
   const int self = rank();
-  const auto begin = std::chrono::steady_clock::now();
+  const auto begin = os::Clock::now();
   const auto wait = [&](hosts::Pending pending, int on) {
     // A rank waits longer than those above it in the tree, which name the missing one first.
     const auto grace =
@@ -292,7 +294,7 @@ std::vector<std::byte> TcpTransport::tell_all(std::span<const std::byte> mine, s
     const auto until = begin + timeout + grace;
     while (!pending.test()) {
       watch();
-      if (std::chrono::steady_clock::now() > until)
+      if (os::Clock::now() > until)
         throw Error(ErrorKind::timeout,
                     fmt::format("TCP: rank {} waited {:.1f} s for rank {} while the ranks met: look what it does, and "
                                 "whether its host can be reached from this one",

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "src/base/fork_mutex.hpp"
 #include "src/hosts/transport.hpp"
 #include "src/tcp/peer.hpp"
 
@@ -74,7 +75,7 @@ class TcpTransport final : public hosts::Transport, private Forkable {
   void after_fork() override { mutex_.unlock(); }
   void in_child() noexcept override;
 
-  mutable std::mutex mutex_;
+  mutable ForkMutex mutex_;
   std::unique_ptr<asio::io_context> io_;
   Addresses addresses_;
   Peer::Shared shared_;

@@ -14,6 +14,7 @@
 
 #include "muster/log.hpp"
 #include "muster/trace.hpp"
+#include "src/base/fork_mutex.hpp"
 #include "src/base/written.hpp"
 #include "src/os/clock.hpp"
 #include "src/os/directory.hpp"
@@ -151,7 +152,7 @@ class TraceFile {
   }
 
   os::GrowingFile file_;
-  std::mutex mutex_;
+  ForkMutex mutex_;
   std::atomic<std::uint64_t> next_{first_record};
   std::atomic<bool> has_stopped_{false};
   std::array<std::atomic<std::byte*>, 4096> pieces_{};
@@ -254,7 +255,7 @@ class Recorder {
   std::unique_ptr<OwnRing> own_ring_;
   std::atomic<Header*> ring_;
   std::atomic<TraceFile*> file_{nullptr};
-  std::mutex mutex_;
+  ForkMutex mutex_;
 };
 
 Span::Span(Kind kind, std::string_view name, Operation operation, int peer) noexcept {

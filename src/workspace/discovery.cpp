@@ -13,6 +13,7 @@
 #include "muster/error.hpp"
 #include "muster/state.hpp"
 #include "src/base/escaped.hpp"
+#include "src/os/clock.hpp"
 #include "src/os/directory.hpp"
 #include "src/os/file.hpp"
 #include "src/os/publish.hpp"
@@ -23,7 +24,7 @@
 namespace muster::workspace {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using Clock = os::Clock;
 using std::chrono::microseconds;
 
 constexpr auto longest_here = std::chrono::seconds(2);
@@ -174,7 +175,7 @@ void patiently(const std::string& path, const Patience& patience, const std::fun
 
 bool check_mark(const std::string& workspace) {
   const std::string path = workspace + "/" + file_name({.kind = NameKind::mark});
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  const auto deadline = os::Clock::now() + std::chrono::seconds(10);
   bool is_empty = false;
   const auto check = [&] {
     is_empty = false;

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "muster/error.hpp"
+#include "src/os/clock.hpp"
 #include "src/os/directory.hpp"
 
 namespace muster::workspace {
@@ -54,7 +55,7 @@ std::vector<os::DirectoryEntry> fresh_listing(const std::string& directory, bool
 inline constexpr std::chrono::milliseconds longest_lateness = std::chrono::seconds(30);
 
 struct Patience {
-  std::chrono::steady_clock::time_point deadline;
+  os::Clock::time_point deadline;
   /// Asked between tries; may throw to end them.
   std::function<void()> check = {};
 };

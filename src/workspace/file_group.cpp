@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "muster/workspace.hpp"
+#include "src/os/clock.hpp"
 #include "src/os/process.hpp"
 #include "src/sync/failing.hpp"
 #include "src/sync/progress.hpp"
@@ -34,7 +35,7 @@
 namespace muster::workspace {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using Clock = os::Clock;
 using std::chrono::milliseconds;
 using sync::or_fail;
 using sync::timeout_of;
@@ -102,8 +103,6 @@ class FileGroup final : public sync::Group {
     (void)info(rank);
     return std::make_shared<sync::PeerOf>(members_, rank);
   }
-  void poison(const Error& cause) noexcept override { pulse_->poison(cause); }
-  [[nodiscard]] std::optional<Error> failure() const override;
   [[nodiscard]] bool has_failure() const noexcept override {
     return pulse_->has_failure() || (parent_ && parent_->has_failure());
   }
@@ -113,6 +112,9 @@ class FileGroup final : public sync::Group {
   [[nodiscard]] const std::string& workspace() const noexcept { return directory_->options().workspace; }
 
  protected:
+  [[nodiscard]] std::uint64_t rounds() const noexcept override { return round_; }
+  void do_poison(const Error& cause) noexcept override { pulse_->poison(cause); }
+  [[nodiscard]] std::optional<Error> do_failure() const override;
   void do_barrier(const WaitOptions& options) override { do_all_gather({}, {}, options); }
   void do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) override;
   void do_wait_until(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
@@ -155,12 +157,9 @@ class FileGroup final : public sync::Group {
 };
 
 FileGroup::~FileGroup() {
-  // A forked child's copy goes silently: its parent is still in the group.
-  if (!is_owner_process()) {
-    heart_->abandon();
-    return;
-  }
   end_progress();
+  // A forked child's copy goes silently: its parent is still in the group.
+  if (!is_owner_process()) return;
   try {
     directory_->publish(left_name(number_, rank()), {});
     if (number_ == 0) return;
@@ -174,7 +173,7 @@ FileGroup::~FileGroup() {
   }
 }
 
-std::optional<Error> FileGroup::failure() const {
+std::optional<Error> FileGroup::do_failure() const {
   try {
     // Looks for a failure that others have told since.
     (void)directory_->recent(directory_->options().is_network ? milliseconds(500) : milliseconds(20));
@@ -245,20 +244,26 @@ void FileGroup::collect(std::uint64_t number, std::span<const std::byte> record,
   };
   wait(
       options, is_complete, [](int) { return true; }, is_awaited);
+  int other = 0;  // a rank that is in another call
   for (int rank = 1; rank < size(); ++rank) {
     const std::string& name = names[static_cast<std::size_t>(rank)];
     const auto length = number_behind(name, round_prefix(number_, number, rank));
-    if (length != record.size()) sync::fail_on_record(*this, rank, length.value_or(0), record.size(), options.phase);
+    if (length != record.size()) {
+      other = rank;
+      break;
+    }
     const auto bytes =
         or_fail(*this, [&] { return directory_->read(name, record.size(), timeout_of(options, *this)); });
     std::ranges::copy(bytes, all.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(rank) * record.size()));
   }
-  const std::string name = numbered(all_prefix(number_, number), record.size());
-  or_fail(*this, [&] { directory_->publish(name, all); });
+  const std::string name =
+      numbered(all_prefix(number_, number), other == 0 ? record.size() : max_record + static_cast<std::size_t>(other));
+  or_fail(*this, [&] { directory_->publish(name, other == 0 ? all : std::span<std::byte>()); });
   for (int rank = 1; rank < size(); ++rank) directory_->remove(names[static_cast<std::size_t>(rank)]);
   if (is_told) directory_->remove(own_name);
   if (!last_all_.empty()) directory_->remove(last_all_);
   last_all_ = name;
+  if (other != 0) throw sync::different_calls(info(0), info(other));
 }
 
 void FileGroup::wait_for_all(std::uint64_t number, std::uint64_t length, std::span<std::byte> all,
@@ -279,7 +284,10 @@ void FileGroup::wait_for_all(std::uint64_t number, std::uint64_t length, std::sp
   wait(
       options, is_there, [](int) { return true; }, is_missing);
   const std::uint64_t theirs = number_behind(name, prefix).value_or(0);
-  if (theirs != length) sync::fail_on_record(*this, 0, theirs, length, options.phase);
+  // Rank 0 has found a rank that is in another call: its number stands behind the longest record.
+  if (theirs > max_record && theirs < max_record + static_cast<std::uint64_t>(size()))
+    throw sync::different_calls(info(0), info(static_cast<int>(theirs - max_record)));
+  if (theirs != length) sync::fail(*this, sync::different_calls(info(0), info(rank())));
   const auto bytes = or_fail(*this, [&] { return directory_->read(name, all.size(), timeout_of(options, *this)); });
   std::ranges::copy(bytes, all.begin());
 }

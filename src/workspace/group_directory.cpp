@@ -13,6 +13,7 @@
 
 #include "muster/log.hpp"
 #include "src/base/written.hpp"
+#include "src/os/clock.hpp"
 #include "src/os/directory.hpp"
 #include "src/os/file.hpp"
 #include "src/os/process.hpp"
@@ -23,7 +24,7 @@
 namespace muster::workspace {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using Clock = os::Clock;
 using std::chrono::milliseconds;
 
 // A directory that cannot be listed for so long is a failure of the group.
@@ -111,10 +112,12 @@ std::string FilePeers::state_of(int rank) const {
 
 void FilePeers::hear(const Snapshot& snapshot) {
   const std::lock_guard lock(mutex_);
-  const Clock::time_point now = Clock::now();
-  const auto passed = std::min(std::chrono::duration_cast<milliseconds>(now - listened_), 2 * heartbeat_);
+  // This process looks once a heartbeat at least. If it has not, it did not run, and the others may not have run
+  // either.
+  const auto now = std::chrono::steady_clock::now();
+  const auto passed = std::min(std::chrono::duration_cast<milliseconds>(now - listened_), heartbeat_);
   if (passed == milliseconds::zero()) return;
-  listened_ = passed == 2 * heartbeat_ ? now : listened_ + passed;
+  listened_ = passed == heartbeat_ ? now : listened_ + passed;
   for (int rank = 0; rank < static_cast<int>(heard_.size()); ++rank) {
     Heard& heard = heard_[static_cast<std::size_t>(rank)];
     const auto beats = snapshot.with_prefix(beat_prefix(rank));
@@ -175,7 +178,7 @@ std::shared_ptr<const Snapshot> GroupDirectory::look(bool with_probe, bool is_he
     const std::lock_guard lock(mutex_);
     trouble_since_.reset();
     snapshot_ = fresh;
-    looked_ = Clock::now();
+    looked_ = std::chrono::steady_clock::now();
     std::erase_if(watchers_, [](const auto& watcher) { return watcher.expired(); });
     for (const auto& watcher : watchers_)
       if (auto owned = watcher.lock()) watchers.push_back(std::move(owned));
@@ -187,7 +190,7 @@ std::shared_ptr<const Snapshot> GroupDirectory::look(bool with_probe, bool is_he
 std::shared_ptr<const Snapshot> GroupDirectory::recent(milliseconds longest_ago) {
   {
     const std::lock_guard lock(mutex_);
-    if (Clock::now() - looked_ <= longest_ago) return snapshot_;
+    if (std::chrono::steady_clock::now() - looked_ <= longest_ago) return snapshot_;
   }
   return look();
 }
@@ -281,21 +284,21 @@ Heart::Heart(std::shared_ptr<GroupDirectory> directory)
     : directory_(std::move(directory)), shared_(std::make_shared<Shared>()) {
   directory_->beat();
   const SignalsBlocked blocked;
-  thread_ = std::make_unique<std::thread>([directory = directory_, shared = shared_] { run(*directory, *shared); });
+  thread_ = os::Thread("the heartbeat", [directory = directory_, shared = shared_] { run(*directory, *shared); });
 }
 
 Heart::~Heart() {
-  if (!thread_) return;
+  if (!thread_.is_started() || thread_.is_of_other_process()) return;
   {
     std::unique_lock lock(shared_->mutex);
     shared_->end_wanted = true;
     shared_->changed.notify_all();
     if (!shared_->changed.wait_for(lock, longest_end, [&] { return shared_->ended; })) {
-      thread_->detach();
+      thread_.detach();
       return;
     }
   }
-  thread_->join();
+  thread_.join();
   try {
     const GroupDirectory::Options& options = directory_->options();
     directory_->publish(gone_name(options.rank), {});
@@ -306,11 +309,6 @@ Heart::~Heart() {
   } catch (const std::exception&) {
     // A clean-up finds it.
   }
-}
-
-void Heart::abandon() noexcept {
-  // The thread is the parent's; its object must not be destroyed here.
-  (void)thread_.release();
 }
 
 void remove_group_directory(const std::string& path) noexcept {

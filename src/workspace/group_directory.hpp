@@ -19,12 +19,14 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <vector>
 
 #include "muster/workspace.hpp"
+#include "src/base/fork_mutex.hpp"
+#include "src/os/clock.hpp"
 #include "src/os/fd.hpp"
 #include "src/os/process.hpp"
+#include "src/os/thread.hpp"
 #include "src/sync/pulse.hpp"
 #include "src/workspace/discovery.hpp"
 #include "src/workspace/names.hpp"
@@ -88,7 +90,7 @@ class FilePeers final : public sync::Peers {
   std::vector<bool> is_here_;
   std::chrono::milliseconds heartbeat_;
   std::chrono::milliseconds lost_after_;
-  mutable std::mutex mutex_;
+  mutable ForkMutex mutex_;
   std::vector<Heard> heard_;
   std::chrono::steady_clock::time_point listened_ = std::chrono::steady_clock::now();
 };
@@ -145,19 +147,19 @@ class GroupDirectory {
   Options options_;
   std::vector<GroupMember> members_;
   FilePeers peers_;
-  mutable std::mutex reserve_mutex_;
+  mutable ForkMutex reserve_mutex_;
   mutable os::Fd reserve_;
   std::uint64_t beats_ = 0;  // of the thread that beats
   std::atomic<int> groups_{0};
-  std::mutex mutex_;  // of what follows
+  ForkMutex mutex_;  // of what follows
   std::shared_ptr<const Snapshot> snapshot_ = std::make_shared<const Snapshot>();
   std::chrono::steady_clock::time_point looked_;
-  std::optional<std::chrono::steady_clock::time_point> trouble_since_;
+  std::optional<os::Clock::time_point> trouble_since_;
   std::vector<std::weak_ptr<Watcher>> watchers_;
 };
 
 /// The heartbeat of one process in a directory; shared by its groups. Begins when it is made, and ends, with the
-/// process's part in the directory, when it goes.
+/// process's part in the directory, when it goes. In a forked child it goes without a word.
 class Heart {
  public:
   explicit Heart(std::shared_ptr<GroupDirectory> directory);
@@ -165,15 +167,13 @@ class Heart {
   Heart& operator=(const Heart&) = delete;
   ~Heart();
   [[nodiscard]] const std::shared_ptr<GroupDirectory>& directory() const noexcept { return directory_; }
-  /// In a forked child: goes without a word, later.
-  void abandon() noexcept;
 
  private:
   struct Shared;
   static void run(GroupDirectory& directory, Shared& shared);
   std::shared_ptr<GroupDirectory> directory_;
   std::shared_ptr<Shared> shared_;
-  std::unique_ptr<std::thread> thread_;
+  os::Thread thread_;
 };
 
 /// Removes a file group's directory with all of its files. What cannot be removed stays, and what is not the group's.
@@ -216,10 +216,10 @@ class GroupPulse final : public sync::Pulse, public GroupDirectory::Watcher {
   std::atomic<std::uint32_t> awaited_{0};
   std::atomic<const char*> phase_{sync::between_calls};
 
-  std::mutex own_mutex_;  // of what follows: the name that is there
+  ForkMutex own_mutex_;  // of what follows: the name that is there
   std::optional<PulseName> published_;
 
-  mutable std::mutex failure_mutex_;
+  mutable ForkMutex failure_mutex_;
   std::optional<Error> failure_;
   bool is_untold_ = false;  // the failure is not in the directory
   std::atomic<bool> has_failure_{false};

@@ -21,6 +21,8 @@
 #include "muster/state_file.hpp"
 #include "muster/workspace.hpp"
 #include "src/base/escaped.hpp"
+#include "src/base/fork_mutex.hpp"
+#include "src/os/clock.hpp"
 #include "src/os/directory.hpp"
 #include "src/sync/waits.hpp"
 #include "src/trace/span.hpp"
@@ -42,7 +44,7 @@ using workspace::Name;
 using workspace::NameKind;
 
 struct AllGenerations {
-  std::mutex mutex;
+  ForkMutex mutex;
   std::map<std::pair<std::uint64_t, std::uint64_t>, std::shared_ptr<detail::WorkspaceGenerations>> by_directory;
 };
 
@@ -216,7 +218,7 @@ std::optional<WorkspaceState> NFSWorkspace::read_configs_and_weights_from_rank(i
   std::optional<WorkspaceState> found;
   std::optional<Error> gone;
   const workspace::Patience patience{
-      .deadline = std::chrono::steady_clock::now() + sync::timeout_of(options_.timeout, group_->timeout()),
+      .deadline = os::Clock::now() + sync::timeout_of(options_.timeout, group_->timeout()),
       .check = [&] { group_->progress(); }};
   // Any path in the directory: patience is with the directory.
   workspace::patiently(path_ + "/states", patience, [&] {

@@ -75,9 +75,11 @@ class Job {
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
 
-  /// Its exit status, 1000 + signal where one killed it.
+  /// Its exit status, 1000 + signal where one killed it. A launcher that hangs is killed.
   int wait() {
+    CHECK_MESSAGE(becomes_true([this] { return !is_alive(pid_); }, 60s), "the launcher hangs");
     int status = 0;
+    ::kill(pid_, SIGKILL);
     while (::waitpid(pid_, &status, 0) < 0 && errno == EINTR) continue;
     pid_ = -1;
     return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);

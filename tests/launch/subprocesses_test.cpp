@@ -2,13 +2,18 @@
 // launch_subprocesses() with real processes: the ranks are this program.
 #include <doctest/doctest.h>
 #include <fcntl.h>
+#include <linux/capability.h>
 #include <netinet/in.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -222,6 +227,40 @@ TEST_CASE("the failing rank's own words") {
   for (const LaunchMethod method : {LaunchMethod::forkserver, LaunchMethod::spawn})
     for (const Ending& ending : endings)
       for (const bool is_before : {true, false}) check_failure(ending, method, is_before, 3, 1);
+}
+
+/// Fails with more words than a small pipe holds.
+void fail_at_length(Arguments) {
+  if (number("RANK") == 1) throw Error(ErrorKind::corrupt, "begin " + std::string(9000, 'x') + " end");
+}
+const RegisteredFunction registered_fail_at_length("fail_at_length", fail_at_length);
+
+TEST_CASE("the failing rank's words where the user's pipes have become small") {
+  test::run_processes(1, [](int) {
+    // The kernel gives whoever has many pipes smaller ones, unless he may raise limits.
+    __user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
+    std::array<__user_cap_data_struct, 2> sets{};
+    RANK_CHECK(::syscall(SYS_capget, &header, sets.data()) == 0);
+    for (const unsigned right : {unsigned{CAP_SYS_RESOURCE}, unsigned{CAP_SYS_ADMIN}}) {
+      ::prctl(PR_CAPBSET_DROP, right);
+      sets[0].effective &= ~(1U << right);
+      sets[0].permitted &= ~(1U << right);
+    }
+    RANK_CHECK(::syscall(SYS_capset, &header, sets.data()) == 0);
+    std::vector<std::pair<os::Fd, os::Fd>> pipes;
+    int size = 1 << 20;
+    while (size > 9000 && pipes.size() < 2000) {
+      std::array<int, 2> ends{};
+      if (::pipe2(ends.data(), O_CLOEXEC) != 0) break;
+      size = ::fcntl(ends[0], F_GETPIPE_SZ);
+      pipes.emplace_back(os::Fd(ends[0]), os::Fd(ends[1]));
+    }
+    if (size > 9000) std::printf("the pipes have stayed large\n");
+    const Error error = test::error_of(ErrorKind::corrupt, {"begin", "xxx end"}, [] {
+      launch_subprocesses("fail_at_length", {.world_size = 2}, {.launch = {.grace = 200ms}});
+    });
+    RANK_CHECK(error.rank() == 1);
+  });
 }
 
 /// Processes of this program, and files of shared memory.

@@ -185,6 +185,16 @@ TEST_CASE("prefixed output that a full disk does not take is a failure") {
   }
 }
 
+TEST_CASE("a job that is suspended for longer than its timeout continues when it is resumed") {
+  Launcher launcher(shell(2, "echo $$; sleep 1", {"--timeout", "2"}));
+  std::vector<pid_t> all = launcher.pids(2);
+  all.push_back(launcher.pid());
+  for (const pid_t pid : all) ::kill(pid, SIGSTOP);
+  std::this_thread::sleep_for(3s);
+  for (const pid_t pid : all) ::kill(pid, SIGCONT);
+  CHECK(launcher.wait() == 0);
+}
+
 TEST_CASE("ranks whose prefixed output nobody reads any more hear of it") {
   const TemporaryDirectory folder;
   const std::string pipe = folder / "pipe";

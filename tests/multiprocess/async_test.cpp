@@ -172,6 +172,38 @@ TEST_CASE("a killed rank ends the works of the others, who are told which") {
   check_ended(ranks.wait(), {2});
 }
 
+TEST_CASE("a work that owns the last reference to its group ends the group on the work's own thread") {
+  for (const bool dies : {false, true}) {
+    const GroupOf group_of(2);
+    Ranks ranks(2, [&](int rank) {
+      auto group = group_of.join(rank, 20s);
+      const std::vector<int> both{0, 1};
+      (void)get_tensors_async(tensor_of(rank, 0), both, *group).get();
+      auto calls = std::make_shared<ProcessGroup>(*group);
+      Work<void> call = calls->start([calls](ProcessGroup& own) { own.barrier(); });
+      calls.reset();
+      call.get();
+      Work<StreamReport> work = gather_each_async(layers_of(rank, 6), both, *group, [group](LayerPart&) {});
+      // A call behind it still runs on the lane that the first one ends.
+      Work<GatheredTensors> next = get_tensors_async(tensor_of(rank, 1), both, *group);
+      if (dies && rank == 1) ::raise(SIGKILL);
+      group.reset();
+      const auto get_or_lose = [&](auto& each) {
+        try {
+          (void)each.get();
+        } catch (const Error& error) {
+          RANK_CHECK(dies && error.kind() == ErrorKind::peer_lost && error.rank() == 1);
+        }
+      };
+      get_or_lose(work);
+      get_or_lose(next);
+      // Its thread may still be at the group's end.
+      std::this_thread::sleep_for(100ms);
+    });
+    check_ended(ranks.wait(), dies ? std::vector<int>{1} : std::vector<int>{});
+  }
+}
+
 TEST_CASE("a child forked while works run ends without them") {
   run_ranks(2, [](SyncGroup& group) {
     const auto copy = group.duplicate();

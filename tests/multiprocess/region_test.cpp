@@ -2,17 +2,23 @@
 // Shared memory that ranks hand each other by its place: it stays as long as somebody looks at it, and no longer.
 
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <filesystem>
 #include <map>
+#include <thread>
 
 #include "doctest/doctest.h"
 #include "muster/gather.hpp"
 #include "muster/gather_each.hpp"
 #include "muster/merge_gather.hpp"
 #include "muster/shared_arena.hpp"
+#include "src/os/pages.hpp"
 #include "src/shm/segment.hpp"
+#include "src/sync/control_block.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/patterns.hpp"
 #include "tests/support/reassembly.hpp"
@@ -182,5 +188,32 @@ TEST_CASE("a place where no segment is, is an error") {
   for (const std::uint64_t capacity : {std::uint64_t{0}, region->size(), UINT64_MAX}) {
     segment.header().capacity = capacity;
     CHECK_THROWS_AS(shm::RemoteSegment(*region, segment.place()), Error);
+  }
+}
+
+TEST_CASE("the memory of a group goes with the last ranks that leave at the same time, although another one has died") {
+  const pid_t dead = ::fork();
+  if (dead == 0) ::_exit(0);
+  const auto pidfd = std::make_shared<const os::Fd>(os::open_pidfd(dead));
+  REQUIRE(::waitpid(dead, nullptr, 0) == dead);
+  for (int turn = 0; turn < 400; ++turn) {
+    const auto region = sync::Region::shared(os::Backing::anonymous);
+    const auto block = sync::ControlBlock::create(*region, 3);
+    sync::Peers peers;
+    peers.ranks.resize(3);
+    peers.pidfds = {nullptr, nullptr, pidfd};
+    std::atomic<int> ready{0};
+    const auto leave = [&](int rank) {
+      ++ready;
+      while (ready != 2) continue;
+      block->leave(rank, peers);
+    };
+    std::thread other([&] { leave(1); });
+    leave(0);
+    other.join();
+    struct stat status {};
+    REQUIRE(::fstat(region->memory()->get(), &status) == 0);
+    // The region's own first page stays.
+    REQUIRE(static_cast<std::uint64_t>(status.st_blocks) * 512 <= os::page_size());
   }
 }

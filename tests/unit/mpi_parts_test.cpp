@@ -68,12 +68,13 @@ class TwoHosts final : public sync::Group {
   [[nodiscard]] bool shares_memory(int rank) const override { return rank % 2 == 0; }
   [[nodiscard]] int host_of(int rank) const override { return rank % 2; }
   [[nodiscard]] std::shared_ptr<const sync::PeerLiveness> liveness(int) const override { return nullptr; }
-  void poison(const Error&) noexcept override {}
-  [[nodiscard]] std::optional<Error> failure() const override { return std::nullopt; }
   [[nodiscard]] bool has_failure() const noexcept override { return false; }
   void progress() noexcept override {}
 
  protected:
+  [[nodiscard]] std::uint64_t rounds() const noexcept override { return 0; }
+  void do_poison(const Error&) noexcept override {}
+  [[nodiscard]] std::optional<Error> do_failure() const override { return std::nullopt; }
   void do_barrier(const WaitOptions&) override {}
   void do_all_gather(std::span<const std::byte>, std::span<std::byte>, const WaitOptions&) override {}
   void do_wait_until(const std::function<bool()>&, const std::function<void(std::chrono::nanoseconds)>&,

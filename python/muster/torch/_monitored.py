@@ -3,19 +3,21 @@
 
 from __future__ import annotations
 
-import datetime
 import time
 
 import torch.distributed as distributed
 
+from .. import _core
 
-def _has_come(store, key, seconds):
-    try:
-        store.wait([key], datetime.timedelta(seconds=max(seconds, 0.001)))
-    except distributed.DistNetworkError:
-        raise
-    except RuntimeError:
-        return False
+
+_BETWEEN_LOOKS = 0.01
+
+
+def _has_come(store, key, end):
+    while not store.check([key]):
+        if _core.clock() >= end:
+            return False
+        time.sleep(_BETWEEN_LOOKS)
     return True
 
 
@@ -27,10 +29,10 @@ def monitored_barrier(store, rank, size, number, seconds, wait_all_ranks):
     3. The others wait for the verdict.
     """
     mine = f"muster/monitored/{number}/"
-    end = time.monotonic() + seconds
+    end = _core.clock() + seconds
     if rank != 0:
         store.set(f"{mine}{rank}", "")
-        if not _has_come(store, f"{mine}verdict", seconds) or store.get(f"{mine}verdict") != b"all":
+        if not _has_come(store, f"{mine}verdict", end) or store.get(f"{mine}verdict") != b"all":
             raise distributed.DistBackendError(
                 f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0. "
                 "Please check rank 0 logs for faulty rank."
@@ -40,7 +42,7 @@ def monitored_barrier(store, rank, size, number, seconds, wait_all_ranks):
     if seconds <= 0:
         raise distributed.DistBackendError("Rank 0 timed out in monitoredBarrier after 0 ms.")
     for other in range(1, size):
-        if not _has_come(store, f"{mine}{other}", end - time.monotonic()):
+        if not _has_come(store, f"{mine}{other}", end):
             missing.append(other)
             if not wait_all_ranks:
                 break

@@ -12,7 +12,7 @@ import weakref
 import torch
 import torch.distributed as distributed
 
-from .. import errors
+from .. import _core, errors
 
 
 def in_torchs_words(error, seconds):
@@ -207,7 +207,7 @@ class _Message(Work):
         super().__init__(tensors)
         self.about = about
         self.seconds = seconds
-        self.begun = time.monotonic()
+        self.begun = _core.clock()
         self.operation = None
         self.finish = None
         self.sender = None
@@ -270,9 +270,9 @@ class Messages(_Lane):
                 self._use.release()
 
     def await_one(self, work, seconds):
-        end = None if seconds is None else time.monotonic() + seconds
+        end = None if seconds is None else _core.clock() + seconds
         while not work._has_ended:
-            longest = self._SLICE if end is None else min(self._SLICE, end - time.monotonic())
+            longest = self._SLICE if end is None else min(self._SLICE, end - _core.clock())
             if longest <= 0:
                 return
             with self._use:
@@ -290,7 +290,7 @@ class Messages(_Lane):
                 if work.finish is not None:
                     work.finish()
                 work.end()
-            elif time.monotonic() - work.begun > work.seconds:
+            elif _core.clock() - work.begun > work.seconds:
                 self.ranks.abort(f"{work.about} has not ended after {work.seconds} s")
                 raise errors.TimeoutError(f"{work.about} has not ended")
         except errors.Error as error:

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 
+#include "src/base/fork_mutex.hpp"
 #include "src/checkpoint/foreign/parted_tensors.hpp"
 #include "src/formats/zstd_stream.hpp"
 #include "src/os/file.hpp"
@@ -27,12 +28,12 @@ class PackedItems {
     std::uint32_t file = 0;
     std::uint64_t begin = 0;
     std::uint64_t memory = 0;  // that it takes at most
-    std::mutex mutex;
+    ForkMutex mutex;
     formats::ZstdStream stream;
   };
   std::shared_ptr<Open> open(const os::ReadableFile& file, const BoxItem& item);
 
-  std::mutex mutex_;
+  ForkMutex mutex_;
   std::list<std::shared_ptr<Open>> open_;  // what was read last is in front
 };
 

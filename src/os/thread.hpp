@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// How this library starts and ends its threads.
+
+#include <memory>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "muster/error.hpp"
+#include "src/os/process.hpp"
+
+namespace muster::os {
+
+/// A thread that ends with its owner: the destructor requests its stop and joins it. A forked child has no such thread,
+/// so there the destructor and join() return at once.
+class Thread {
+ public:
+  Thread() = default;
+  /// Starts it. Throws Error(no_space) with the remedy if the system has none. `purpose` is for that message.
+  template <class Run>
+  Thread(const char* purpose, Run&& run) try : thread_(std::make_unique<std::jthread>(std::forward<Run>(run))) {
+  } catch (const std::system_error& error) {
+    throw Error(ErrorKind::no_space, std::string("no thread for ") + purpose + ": " + error.what() +
+                                         "; raise the limit of processes (ulimit -u)");
+  }
+  Thread(Thread&&) noexcept = default;
+  Thread& operator=(Thread&& other) noexcept {
+    drop_if_forked();
+    thread_ = std::move(other.thread_);
+    process_ = other.process_;
+    return *this;
+  }
+  ~Thread() { drop_if_forked(); }
+
+  [[nodiscard]] bool is_started() const noexcept { return thread_ != nullptr; }
+  [[nodiscard]] bool is_of_other_process() const noexcept { return process_id() != process_; }
+  /// Whether the caller runs on it.
+  [[nodiscard]] bool is_this() const noexcept { return thread_ && thread_->get_id() == std::this_thread::get_id(); }
+  void join() {
+    drop_if_forked();
+    if (thread_) thread_->join();
+    thread_ = nullptr;
+  }
+  /// Lets it run on alone.
+  void detach() {
+    thread_->detach();
+    thread_ = nullptr;
+  }
+
+ private:
+  void drop_if_forked() noexcept {
+    if (is_of_other_process()) (void)thread_.release();
+  }
+
+  std::unique_ptr<std::jthread> thread_;
+  std::int64_t process_ = process_id();
+};
+
+}  // namespace muster::os

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks that make different collective calls: all refuse, and the group remains usable.
+
+#include <doctest/doctest.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "muster/gather.hpp"
+#include "muster/merge_gather.hpp"
+#include "muster/process_group.hpp"
+#include "tests/support/exchanges.hpp"
+#include "tests/support/forked_ranks.hpp"
+
+using namespace muster;
+using namespace muster::test;
+
+namespace {
+
+struct CollectiveCall {
+  std::string name;
+  std::function<void(SyncGroup& group)> run;
+};
+
+std::vector<CollectiveCall> collective_calls() {
+  const auto tensor = [](const SyncGroup& group, std::int64_t bytes) {
+    return pattern(DType::u8, {bytes}, seed_of(group.rank(), 1));
+  };
+  return {
+      {"a small gather", [=](SyncGroup& group) { (void)get_tensors_parallel(tensor(group, 50), all_ranks, group); }},
+      {"a large gather",
+       [=](SyncGroup& group) { (void)get_tensors_parallel(tensor(group, 2 << 20), all_ranks, group); }},
+      {"a gather of configs",
+       [](SyncGroup& group) {
+         const Config config(group.rank());
+         (void)get_configs_parallel(&config, all_ranks, group);
+       }},
+      {"a merge",
+       [=](SyncGroup& group) { (void)merge_tensor_parallel(tensor(group, 900), merge::concat(0), all_ranks, group); }},
+      {"a stream",
+       [=](SyncGroup& group) {
+         int given = 0;
+         const auto source = [&]() -> std::optional<Config> {
+           if (given++ == 3) return std::nullopt;
+           return Config(tensor(group, 70'000));
+         };
+         (void)gather_each(source, all_ranks, group, [](LayerPart&) {});
+       }},
+      {"a barrier", [](SyncGroup& group) { group.barrier(); }},
+      {"a duplicate", [](SyncGroup& group) { (void)group.duplicate(); }},
+      {"a split", [](SyncGroup& group) { (void)group.split(all_ranks); }},
+      {"a process group", [](SyncGroup& group) { ProcessGroup(group).barrier(); }},
+  };
+}
+
+void check_pairs(int size) {
+  run_ranks(size, [&](SyncGroup& group) {
+    const std::vector<CollectiveCall> calls = collective_calls();
+    const auto is_gather = [](std::size_t call) { return call < 2; };
+    const auto makes_a_part = [](std::size_t call) { return call == 6 || call == 8; };
+    for (std::size_t a = 0; a < calls.size(); ++a)
+      for (std::size_t b = 0; b < calls.size(); ++b) {
+        // These are the same call, or one of sizes that need not be equal.
+        if (a == b || (is_gather(a) && is_gather(b)) || (makes_a_part(a) && makes_a_part(b))) continue;
+        const CollectiveCall& mine = calls[group.rank() == 0 ? a : b];
+        const std::string pair = calls[a].name + " and " + calls[b].name + ": ";
+        try {
+          mine.run(group);
+          throw RankFailure(pair + "nothing was thrown");
+        } catch (const Error& error) {
+          if (error.kind() != ErrorKind::rank_mismatch) throw RankFailure(pair + error.what());
+        }
+        if (group.failure()) throw RankFailure(pair + "the group has failed: " + group.failure()->what());
+        gather_and_check(group, ranks_from(0, size), 300, a);
+        gather_and_check(group, ranks_from(0, size), 3 << 20, b);
+      }
+    for (const CollectiveCall& call : calls) call.run(group);
+  });
+}
+
+}  // namespace
+
+TEST_CASE("two ranks that make different calls refuse, and their group remains usable") {
+  check_pairs(2);
+}
+
+TEST_CASE("three ranks that make different calls refuse, and their group remains usable") {
+  check_pairs(3);
+}

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+// Jobs that are suspended (SIGSTOP) for longer than their timeout while ranks wait: the waits succeed after SIGCONT.
+
+#include <doctest/doctest.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <array>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "muster/async.hpp"
+#include "muster/gather.hpp"
+#include "muster/process_group.hpp"
+#include "tests/support/exchanges.hpp"
+#include "tests/support/forked_ranks.hpp"
+
+using namespace muster;
+using namespace muster::test;
+using namespace std::chrono_literals;
+
+namespace {
+
+constexpr auto timeout = 3s;
+constexpr auto suspension = 5s;
+
+/// A gate that the test opens for processes.
+class Gate {
+ public:
+  Gate() {
+    if (::pipe2(ends_.data(), O_CLOEXEC) != 0) throw std::runtime_error("pipe2");
+  }
+  ~Gate() {
+    for (const int end : ends_) ::close(end);
+  }
+  Gate(const Gate&) = delete;
+  Gate& operator=(const Gate&) = delete;
+  void open() const { REQUIRE(::write(ends_[1], "g", 1) == 1); }
+  /// Without a deadline: the test kills those that it leaves behind.
+  void pass() const {
+    pollfd wanted{ends_[0], POLLIN, 0};
+    while (::poll(&wanted, 1, -1) <= 0) continue;
+  }
+
+ private:
+  std::array<int, 2> ends_{};
+};
+
+/// A wait of rank 0 and 2 that ends when rank 1 has passed the gate.
+struct Wait {
+  std::string name;
+  std::function<void(SyncGroup& group, const std::function<void()>& pass)> run;
+  bool is_rendezvous = false;
+};
+
+void late(const SyncGroup& group, const std::function<void()>& pass) {
+  if (group.rank() == 1) pass();
+}
+
+std::vector<Wait> waits() {
+  return {
+      {"rendezvous", [](SyncGroup& group, const auto&) { group.barrier(); }, true},
+      {"barrier",
+       [](SyncGroup& group, const auto& pass) {
+         late(group, pass);
+         group.barrier();
+       }},
+      {"a small and a large gather",
+       [](SyncGroup& group, const auto& pass) {
+         late(group, pass);
+         gather_and_check(group, ranks_from(0, 3), 100, 1);
+         gather_and_check(group, ranks_from(0, 3), 3 << 20, 2);
+       }},
+      {"a message",
+       [](SyncGroup& group, const auto& pass) {
+         late(group, pass);
+         const std::vector<std::byte> long_one(2 << 20);
+         if (group.rank() == 0) group.send(1, long_one);
+         if (group.rank() == 2) (void)group.receive(1, 10);
+         if (group.rank() == 1) RANK_CHECK(group.receive(0, 4 << 20) == long_one);
+         if (group.rank() == 1) group.send(2, std::span(long_one).first(10));
+       }},
+      {"a stream",
+       [](SyncGroup& group, const auto& pass) {
+         const Model model = [](int rank, std::uint64_t layer) {
+           return Config(pattern(DType::u8, {300'000}, seed_of(rank, layer)));
+         };
+         int given = 0;
+         const auto source = [&]() -> std::optional<Config> {
+           if (given == 6) return std::nullopt;
+           if (given == 3) late(group, pass);
+           return model(group.rank(), static_cast<std::uint64_t>(given++));
+         };
+         std::uint64_t parts = 0;
+         (void)gather_each(source, ranks_from(0, 3), group, [&](LayerPart&) { ++parts; });
+         if (group.rank() == 0) RANK_CHECK(parts >= 6);
+       }},
+      {"an asynchronous gather",
+       [](SyncGroup& group, const auto& pass) {
+         late(group, pass);
+         auto work = get_tensors_async(pattern(DType::u8, {1000}, 1), ranks_from(0, 3), group);
+         // Its time, too, stands still.
+         RANK_CHECK(work.wait_for(timeout));
+         (void)work.get();
+       }},
+      {"a process group",
+       [](SyncGroup& group, const auto& pass) {
+         ProcessGroup process_group(group);
+         late(group, pass);
+         process_group.barrier();
+         process_group.all_reduce(pattern(DType::i32, {70000}, 3));
+       }},
+  };
+}
+
+void check_all(const std::vector<Wait>& all, const std::vector<int>& suspended) {
+  std::vector<std::unique_ptr<Gate>> gates;
+  std::vector<std::unique_ptr<GroupOf>> groups;
+  std::vector<std::unique_ptr<Ranks>> jobs;
+  for (const Wait& wait : all) {
+    const Gate& gate = *gates.emplace_back(std::make_unique<Gate>());
+    const GroupOf& group = *groups.emplace_back(std::make_unique<GroupOf>(3));
+    jobs.push_back(std::make_unique<Ranks>(3, [&](int rank) {
+      if (wait.is_rendezvous && rank == 1) gate.pass();
+      const auto joined = group.join(rank, timeout);
+      wait.run(*joined, [&] { gate.pass(); });
+    }));
+  }
+  const auto signal_all = [&](int number) {
+    for (const auto& job : jobs)
+      for (const int rank : suspended) job->signal(rank, number);
+  };
+  std::this_thread::sleep_for(500ms);
+  signal_all(SIGSTOP);
+  std::this_thread::sleep_for(suspension);
+  signal_all(SIGCONT);
+  std::this_thread::sleep_for(300ms);
+  for (const auto& gate : gates) gate->open();
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    INFO(all[i].name);
+    check_ended(jobs[i]->wait(30s));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("a job that is suspended for longer than its timeout continues when it is resumed") {
+  check_all(waits(), {0, 1, 2});
+}
+
+TEST_CASE("ranks that wait and are suspended for longer than their timeout continue when they are resumed") {
+  check_all(waits(), {0, 2});
+}
+
+TEST_CASE("a rank that is suspended for longer than the timeout is named, and ends with the same cause") {
+  const GroupOf group(3);
+  Ranks ranks(3, [&](int rank) {
+    const auto joined = group.join(rank, timeout);
+    joined->barrier();
+    if (rank == 1) ::raise(SIGSTOP);
+    const Error error = error_of(ErrorKind::timeout, {"rank 1"}, [&] { joined->barrier(); });
+    RANK_CHECK(error.rank() == 1);
+  });
+  std::this_thread::sleep_for(suspension);
+  ranks.signal(1, SIGCONT);
+  check_ended(ranks.wait(30s));
+}
