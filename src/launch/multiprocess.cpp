@@ -13,6 +13,7 @@
 #include "muster/dist.hpp"
 #include "muster/log.hpp"
 #include "muster/parallel_groups.hpp"
+#include "src/base/fork_mutex.hpp"
 #include "src/collectives/backend.hpp"
 #include "src/collectives/dist.hpp"
 #include "src/launch/job.hpp"
@@ -38,7 +39,7 @@ int visible_devices() {
 }
 
 struct ChosenBackend {
-  std::mutex mutex;
+  ForkMutex mutex;
   std::string name;
 };
 ChosenBackend& chosen_backend() {

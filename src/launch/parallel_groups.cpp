@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "muster/dist.hpp"
+#include "src/base/fork_mutex.hpp"
 #include "src/collectives/dist.hpp"
 #include "src/launch/job.hpp"
 #include "src/sync/group.hpp"
@@ -16,7 +17,7 @@ namespace muster {
 namespace {
 
 struct Made {
-  std::mutex mutex;
+  ForkMutex mutex;
   std::unique_ptr<ParallelGroups> groups;
 };
 /// Destroyed at exit, as the process group is.

@@ -25,6 +25,7 @@
 
 #include "muster/log.hpp"
 #include "muster/mpi.hpp"
+#include "src/base/fork_mutex.hpp"
 #include "src/hosts/hosts_group.hpp"
 #include "src/hosts/link.hpp"
 #include "src/mpi/mpi_transport.hpp"
@@ -60,7 +61,7 @@ int on_finalize(MPI_Comm, int, void*, void*) {
 
 /// From now on MPI_Finalize ends what there is, before it does anything else. Throws Error(io).
 void end_with_finalize() {
-  static std::mutex mutex;
+  static ForkMutex mutex;
   static bool has_callback = false;
   const std::lock_guard lock(mutex);
   if (has_callback) return;
