@@ -63,6 +63,7 @@ class [[nodiscard]] Work {
   /// and get() ends with that.
   [[nodiscard]] bool wait_for(std::chrono::milliseconds time) const {
     if (!state_) detail::refuse_empty_work();
+    detail::check_process(state_->process);
     const auto operation = state_->now();
     return !operation || operation->wait_for(time);
   }
@@ -70,6 +71,7 @@ class [[nodiscard]] Work {
   /// the call is refused, such as by Error(argument) because another thread uses the group, it can be made again.
   Result get() {
     if (!state_) detail::refuse_empty_work();
+    detail::check_process(state_->process);
     Taking taking(*state_);
     try {
       return taking.operation->get();
@@ -88,6 +90,7 @@ class [[nodiscard]] Work {
     mutable std::mutex mutex;
     std::shared_ptr<detail::Operation<Result>> operation;  // null: its result has been taken
     bool is_taken = false;                                 // now, by some thread
+    const std::int64_t process = detail::own_process();
   };
   /// While a thread takes the result.
   struct Taking {
@@ -139,14 +142,12 @@ class Promised final : public Operation<Result> {
     changed_.notify_all();
   }
   bool wait_for(std::chrono::milliseconds time) override {
-    check_process(process_);
     return wait_in_parts(time, [this](std::chrono::milliseconds part) {
       std::unique_lock lock(mutex_);
       return changed_.wait_for(lock, part, [this] { return is_there_; });
     });
   }
   Result get() override {
-    check_process(process_);
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return is_there_; });
     Outcome outcome = std::move(outcome_);
@@ -163,7 +164,6 @@ class Promised final : public Operation<Result> {
   std::condition_variable changed_;
   Outcome outcome_;
   bool is_there_ = false;
-  const std::int64_t process_ = own_process();
 };
 
 /// call(group), to be run once on another thread, and the Work that waits for it. failed(group) is called before the
