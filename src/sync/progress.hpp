@@ -9,13 +9,15 @@
 #include <chrono>
 #include <cstdint>
 
+#include "src/os/clock.hpp"
+
 namespace muster::sync {
 
 class Group;
 
 class Progress {
  public:
-  using Clock = std::chrono::steady_clock;
+  using Clock = os::Clock;
 
   /// The mail of all groups moves. Returns how long the caller may sleep, at most `longest`: not at all just after
   /// something has moved, and short where a message of this rank is under way.
