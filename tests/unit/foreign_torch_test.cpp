@@ -194,7 +194,8 @@ std::vector<TorchCase> places_of_weights() {
        dict({{"w", floats(1, 4)}, {"mean", call(global("numpy.core.multiarray", "_reconstruct"), tuple(number(0)))}}),
        "w[4]=1,2,3,4", "", "mean: an array of NumPy"},
       {"a tied tensor under such a key",
-       "}(" + text("w") + floats(1, 4) + "q\x01" + text("rest") + "}(" + none_object + "h\x01uu", "w[4]=1,2,3,4"},
+       "}(" + text("w") + floats(1, 4) + "q\x01" + text("rest") + "}(" + none_object + "h\x01uu", "w[4]=1,2,3,4", "",
+       "rest: 1 tensors below a key that is None"},
   };
 }
 

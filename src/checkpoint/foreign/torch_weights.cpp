@@ -253,10 +253,11 @@ void for_each_tensor(const TorchArchive& archive, const TorchWeights& weights, c
   if (left_out == nullptr) return;
   // Equal places, such as the keys of one dict, share a line.
   std::map<std::pair<std::string, std::string>, std::uint64_t> tensors;
+  TensorCount lost(archive);  // also those that have a name elsewhere
   for (const Place& place : unnamed) {
     if (is_numpy_array(pickle, place.value))
       left_out->push_back({place.parent, "an array of NumPy, which is not read: save it as a tensor"});
-    if (const std::uint64_t below = count.below(place.value); below != 0) tensors[{place.parent, place.words}] += below;
+    if (const std::uint64_t below = lost.below(place.value); below != 0) tensors[{place.parent, place.words}] += below;
   }
   for (const auto& [place, number] : tensors)
     left_out->push_back(
