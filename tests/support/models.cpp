@@ -27,7 +27,8 @@ inspect::DemoModel llama(bool tied) {
 
 inspect::DemoModel gpt_neox() {
   inspect::DemoModel model;
-  model.config = R"({"architectures": ["GPTNeoXForCausalLM"], "model_type": "gpt_neox", "hidden_size": 48})";
+  model.config = R"({"architectures": ["GPTNeoXForCausalLM"], "model_type": "gpt_neox", "hidden_size": 48,
+      "num_attention_heads": 24})";
   auto& tensors = model.tensors;
   tensors.push_back({"gpt_neox.embed_in.weight", DType::bf16, {103, 48}});
   for (int layer = 0; layer < 4; ++layer) {
@@ -98,7 +99,8 @@ inspect::DemoModel bert(const BertSizes& sizes) {
 
 inspect::DemoModel mixtral(int layers, int experts) {
   inspect::DemoModel model;
-  model.config = R"({"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": 40})";
+  model.config = R"({"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "hidden_size": 40,
+      "num_attention_heads": 20, "num_key_value_heads": 10})";
   auto& tensors = model.tensors;
   tensors.push_back({"model.embed_tokens.weight", DType::bf16, {101, 40}});
   for (int layer = 0; layer < layers; ++layer) {
