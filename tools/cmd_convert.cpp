@@ -36,11 +36,14 @@ struct ConvertArguments {
 };
 
 Config config_of(const inspect::Source& source) {
-  return source.kind == "state" ? *source.config() : config_from_metadata(source.metadata);
+  return source.kind == "state" ? *source.config() : config_from_converted(source.metadata);
 }
 
 void write_safetensors(const inspect::Source& source, const std::string& out, ProgressCounter& progress) {
-  SafetensorsWriter writer(out, source.entries(), metadata_from_config(config_of(source)));
+  Metadata metadata = source.kind == "state" ? metadata_for_conversion(*source.config()) : source.metadata;
+  // Loaders of the field look for it before they read a file.
+  if (source.kind != "state") metadata.try_emplace("format", "pt");
+  SafetensorsWriter writer(out, source.entries(), std::move(metadata));
   // In order, the elements of a state are held against their checksums.
   for_each_piece(*source.tensors, !source.states.empty(), progress,
                  [&](std::size_t tensor, std::uint64_t offset, std::span<const std::byte> bytes) {

@@ -213,7 +213,7 @@ std::vector<std::string> command_line(const CLI::App& command, const ExportArgum
 int export_with_own_ranks(const CLI::App& command, const ExportArguments& arguments) {
   // What can be known before is said once, here, and not by a job.
   check_not_source(arguments.shards, arguments.out);
-  check_output(arguments.out, {arguments.options.force, arguments.shards, {}});
+  check_output(arguments.out, {arguments.options.force, {}});
   check_report(arguments);
   plan_export(arguments.shards, arguments.plan, arguments.options);
   const int jobs = own_ranks(arguments, arguments.jobs > 1 && is_whole(arguments));
@@ -257,10 +257,18 @@ void add_export_command(CLI::App& app, int& status) {
   auto arguments = std::make_shared<ExportArguments>();
   ExportOptions& options = arguments->options;
   const auto size = [&](const char* name, std::uint64_t& value, const char* help, const char* otherwise) {
-    command->add_option(name, value, help)
-        ->transform(CLI::AsSizeValue(true))
+    command
+        ->add_option_function<std::string>(
+            name,
+            [&value, name](const std::string& text) {
+              try {
+                value = inspect::parse_size(text);
+              } catch (const Error& error) {
+                throw error.with_context(name);
+              }
+            },
+            help)
         ->default_str(otherwise)
-        ->check(CLI::PositiveNumber)
         ->type_name("SIZE");
   };
   command
@@ -305,9 +313,10 @@ void add_export_command(CLI::App& app, int& status) {
   command
       ->add_option_function<std::string>(
           "--dtype", [&options](const std::string& word) { options.dtype = dtype_from_string(word); },
-          "Cast floating point tensors as they are read: F32, F16 or BF16")
+          "Cast floating point tensors as they are read; scales, and F32 tensors of a base in F16 or BF16, stay")
       ->check(CLI::IsMember({"F32", "F16", "BF16"}, CLI::ignore_case))
       ->type_name("F32|F16|BF16");
+  command->add_flag("--cast-all", options.cast_all, "With --dtype: cast also what the base or the source keeps in F32");
   command->add_option("--select", options.select, "Only tensors whose names fit: '*layers.0.*', '{a,b}*'")
       ->type_name("GLOB");
   command->add_option("--exclude", options.exclude, "Not the tensors whose names fit")->type_name("GLOB");

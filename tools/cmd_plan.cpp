@@ -16,6 +16,7 @@
 #include "muster/plan.hpp"
 #include "src/base/escaped.hpp"
 #include "src/checkpoint/arrangement.hpp"
+#include "src/checkpoint/export_job.hpp"
 #include "src/checkpoint/plan_suggest.hpp"
 #include "src/checkpoint/plan_views.hpp"
 #include "src/inspect/output.hpp"
@@ -126,13 +127,18 @@ Config trial_tree(const MergePlan& plan, const Trial& trial) {
 
 int suggest(const PlanArguments& arguments) {
   if (!arguments.model.empty())
-    throw Error(ErrorKind::argument, "muster plan suggest takes a model's directory and nothing else");
-  const ModelDir model = ModelDir::open(arguments.plan);
-  const std::optional<Config> config = read_model_config(arguments.plan);
-  std::vector<NamedSpec> tensors;
-  for (const TensorEntry& entry : model.tensors()) tensors.push_back({entry.name, {entry.dtype, entry.shape}});
-  const SuggestedPlan suggested = suggest_plan(tensors, config ? &*config : nullptr);
+    throw Error(ErrorKind::argument, "muster plan suggest takes a checkpoint and nothing else");
+  const Request request{.path = arguments.plan};
+  const ShardSet shards(request.path, 0, 1);
+  std::vector<std::string> notes;
+  std::optional<Config> config = config_of(request);
+  if (!config) config = shards.saved_config(notes);
+  // Of ranks, the first one stands for all: names tell the plan, and parts have the dimensions of the whole.
+  const bool is_foreign = contents_of(request.path).foreign.has_value();
+  const SuggestedPlan suggested =
+      suggest_plan(shards.listings().front().tensors, config ? &*config : nullptr, is_foreign);
   print(suggested.text);
+  for (const std::string& words : notes) complain("note: " + words);
   for (const std::string& words : suggested.unsure) complain("unsure: " + words);
   return 0;
 }

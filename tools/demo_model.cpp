@@ -9,6 +9,7 @@
 #include <string>
 
 #include "src/inspect/demo_model.hpp"
+#include "src/inspect/reports.hpp"
 
 int main(int argc, char** argv) {
   namespace inspect = muster::inspect;
@@ -18,11 +19,11 @@ int main(int argc, char** argv) {
   std::uint64_t max_shard_size = 0;
   app.add_option("directory", directory, "The directory to make")->required()->type_name("DIR");
   app.add_option("--megabytes", megabytes, "About how large")->capture_default_str()->check(CLI::Range(1, 1'000'000));
-  app.add_option("--max-shard-size", max_shard_size,
-                 "Bytes of tensors in one file (default: about a third of the model)")
-      ->transform(CLI::AsSizeValue(true));
-  CLI11_PARSE(app, argc, argv);
+  app.add_option_function<std::string>(
+      "--max-shard-size", [&](const std::string& text) { max_shard_size = inspect::parse_size(text); },
+      "Bytes of tensors in one file (default: about a third of the model)");
   try {
+    CLI11_PARSE(app, argc, argv);
     const inspect::LlamaSizes sizes = inspect::llama_sizes(megabytes);
     const inspect::DemoModel model = inspect::llama_model(sizes);
     if (max_shard_size == 0) max_shard_size = megabytes * 1'000'000 / 3 + 1;

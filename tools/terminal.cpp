@@ -136,6 +136,13 @@ void add_source_options(CLI::App& command, inspect::SourceOptions& options) {
   command.add_option("--plan", options.plan, plan_help)->type_name(plan_type);
   command.add_option("--at", options.foreign.at, at_help)->type_name("KEY");
   command.add_option("--shards", options.foreign.shards, shards_help)->type_name("PATTERN");
+  command.add_option("--base", options.base, "Of ranks: a model's directory whose config.json the plan needs")
+      ->type_name("MODEL_DIR");
+  command
+      .add_option_function<std::string>(
+          "--layout", [&options](const std::string& text) { options.from = ParallelLayout::parse(text); },
+          "What ranks were cut for, where they do not name it: 4, or tp=2,pp=2,ep=2")
+      ->type_name("LAYOUT");
   command.add_option("--rank", options.states.rank, "Of a workspace: this rank's state alone")
       ->check(CLI::NonNegativeNumber.description(""))
       ->type_name("R");

@@ -101,6 +101,8 @@ struct ExportOptions {
   /// Floating point tensors are cast to f32, f16 or bf16 as they are read, to the nearest, ties to even. A finite
   /// number that would become infinite, and a tensor of 8 or 4 bits, are errors. Integers stay.
   std::optional<DType> dtype = {};
+  /// Casts also the tensors that the base, or the source where there is no base, keeps in F32 beside another dtype.
+  bool cast_all = false;
   /// Goes on with what an earlier export of the same shards to the same `out` left, as far as that verifies; and on
   /// failure leaves what there is for the next one.
   bool resume = false;

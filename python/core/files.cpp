@@ -271,6 +271,7 @@ inspect::SourceOptions source_options_of(const nb::dict& given) {
   options.take("plan", made.plan);
   options.take("at", made.foreign.at);
   options.take("shards", made.foreign.shards);
+  options.take("base", made.base);
   options.take("rank", made.states.rank);
   options.take("generation", made.states.generation);
   options.take("job", made.states.job);
@@ -340,6 +341,7 @@ ExportOptions export_options_of(const nb::dict& given) {
   options.take("to", made.to);
   options.take("to_plan", made.to_plan);
   options.take("dtype", made.dtype);
+  options.take("cast_all", made.cast_all);
   options.take("resume", made.resume);
   options.take("base", made.base);
   options.take("select", made.select);

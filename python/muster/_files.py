@@ -251,6 +251,7 @@ def export_model(
     to: str | int | None = None,
     to_plan: _Path = "",
     dtype: str | None = None,
+    cast_all: bool = False,
     resume: bool = False,
     base: _Path = "",
     select: str = "",
@@ -271,7 +272,7 @@ def export_model(
     of one file and of all ranks' memory for what is on its way. `writers`: "first", or "owners", the default for several hosts on a network
     file system and for what every rank can read whole. `layout`: of the shards,
     where they do not say. `to_plan`: that cuts for `to`; else `plan`, or "auto" if `plan` has views. `dtype`: floating point
-    tensors are cast to "F32", "F16" or "BF16". `resume`: goes on with what an earlier export to `out` left. `base`: a model's directory, from which config.json and all other files beside the weights
+    tensors are cast to "F32", "F16" or "BF16", but for scales and, unless `cast_all`, for what the base keeps in F32. `resume`: goes on with what an earlier export to `out` left. `base`: a model's directory, from which config.json and all other files beside the weights
     come. `select`, `exclude`: globs of the result's names: only these tensors, not these. `checksums`: writes them beside
     the checkpoint. `job`, `generation`: which states of a workspace, the same on all ranks. Of a foreign checkpoint `at`: the
     key that has the weights; `shards`: the names of ranks' files, "rank{rank}.pt". `carry`, `abandoned_after`: as of shard_model().
@@ -293,6 +294,7 @@ def export_model(
         "to": to,
         "to_plan": os.fspath(to_plan),
         "dtype": dtype,
+        "cast_all": cast_all,
         "resume": resume,
         "base": os.fspath(base),
         "select": select,
@@ -317,6 +319,7 @@ def plan_export(
     to: str | int | None = None,
     to_plan: _Path = "",
     dtype: str | None = None,
+    cast_all: bool = False,
     base: _Path = "",
     select: str = "",
     exclude: str = "",
@@ -335,6 +338,7 @@ def plan_export(
         "to": to,
         "to_plan": os.fspath(to_plan),
         "dtype": dtype,
+        "cast_all": cast_all,
         "base": os.fspath(base),
         "select": select,
         "exclude": exclude,
@@ -361,6 +365,7 @@ def show(
     path: _Path,
     *,
     plan: _Path = "",
+    base: _Path = "",
     pattern: str = "",
     at: str = "",
     shards: str = "",
@@ -370,11 +375,12 @@ def show(
 ) -> _Report:
     """What `muster show --json` says of a path (docs/inspecting.md). `pattern`: only tensors whose names match. Local.
 
-    `plan`: merges the shards of ranks: a built-in plan's name, "auto" or a file. `at`, `shards`: of a foreign checkpoint, as of
+    `plan`: merges the shards of ranks: a built-in plan's name, "auto" or a file. `base`: a model's directory whose config.json
+    the plan needs. `at`, `shards`: of a foreign checkpoint, as of
     export_model(). `rank`, `generation`, `job`: of a workspace, this rank's state alone, of that generation, of the job whose
     number begins so. Raises ArgumentError, NotFoundError, CorruptError, VersionError, IoError.
     """
-    options = {"plan": os.fspath(plan), "at": at, "shards": shards, "rank": rank, "generation": generation, "job": job}
+    options = {"plan": os.fspath(plan), "base": os.fspath(base), "at": at, "shards": shards, "rank": rank, "generation": generation, "job": job}
     return _core.show(os.fspath(path), pattern, options)
 
 
@@ -383,6 +389,7 @@ def diff(
     b: _Path,
     *,
     plan: _Path = "",
+    base: _Path = "",
     at: str = "",
     shards: str = "",
     rank: int | None = None,
@@ -393,5 +400,5 @@ def diff(
 
     Options are those of show(), and count for both paths. Raises as show().
     """
-    options = {"plan": os.fspath(plan), "at": at, "shards": shards, "rank": rank, "generation": generation, "job": job}
+    options = {"plan": os.fspath(plan), "base": os.fspath(base), "at": at, "shards": shards, "rank": rank, "generation": generation, "job": job}
     return _core.diff(os.fspath(a), os.fspath(b), options)

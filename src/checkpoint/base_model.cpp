@@ -13,15 +13,11 @@
 #include "muster/error.hpp"
 #include "src/base/escaped.hpp"
 #include "src/checkpoint/foreign/torch_archive.hpp"
+#include "src/checkpoint/packed_parts.hpp"
 #include "src/core/json_text.hpp"
 
 namespace muster {
 namespace {
-
-/// Models are loaded as one of these.
-bool is_wide_float(DType dtype) {
-  return dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::f32 || dtype == DType::f64;
-}
 
 constexpr std::array<std::string_view, 3> embeddings_of_words = {"embed_tokens.weight", "wte.weight",
                                                                  "word_embeddings.weight"};
@@ -32,24 +28,6 @@ bool ends_with_any(std::string_view name, std::span<const std::string_view> ends
 }
 bool has_any(std::span<const NamedSpec> model, std::span<const std::string_view> ends) {
   return std::ranges::any_of(model, [&](const NamedSpec& tensor) { return ends_with_any(tensor.name, ends); });
-}
-
-bool is_quantised(std::span<const NamedSpec> model) {
-  return std::ranges::any_of(model, [](const NamedSpec& tensor) {
-    const std::string_view dtype = to_string(tensor.spec.dtype);
-    const bool is_narrow = dtype.starts_with("F8") || dtype.starts_with("F4") || is_packed(tensor.spec.dtype);
-    return is_narrow || tensor.name.find("scale") != std::string::npos || tensor.name.ends_with("qweight") ||
-           tensor.name.ends_with("weight_packed") || tensor.name.ends_with("_blocks");
-  });
-}
-
-/// As torch and config.json call it; empty if there is none.
-std::string_view most_used(std::span<const NamedSpec> model) {
-  std::map<DType, std::int64_t> elements;
-  for (const NamedSpec& tensor : model)
-    if (is_wide_float(tensor.spec.dtype)) elements[tensor.spec.dtype] += element_count(tensor.spec.shape);
-  const auto most = std::ranges::max_element(elements, {}, [](const auto& item) { return item.second; });
-  return most == elements.end() ? std::string_view() : foreign::torch_name(most->first);
 }
 
 /// A stretch of a text and its replacement.
@@ -83,6 +61,18 @@ bool erase_member(std::string& text, std::string_view key) {
 
 }  // namespace
 
+bool is_wide_float(DType dtype) {
+  return dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::f32 || dtype == DType::f64;
+}
+
+std::optional<DType> most_used_float(std::span<const NamedSpec> model) {
+  std::map<DType, std::int64_t> elements;
+  for (const NamedSpec& tensor : model)
+    if (is_wide_float(tensor.spec.dtype)) elements[tensor.spec.dtype] += element_count(tensor.spec.shape);
+  const auto most = std::ranges::max_element(elements, {}, [](const auto& item) { return item.second; });
+  return most == elements.end() ? std::nullopt : std::optional(most->first);
+}
+
 void check_base(const Config& config, std::span<const NamedSpec> model) {
   const Config* tied = find_in_config(config, "tie_word_embeddings");
   if (tied == nullptr || tied->type() != Config::Type::boolean) return;
@@ -93,9 +83,15 @@ void check_base(const Config& config, std::span<const NamedSpec> model) {
         "is no lm_head.weight; take the config.json of this model, or set it to true");
 }
 
-void leave_out_tied_head(const Config& config, Arrangement& arrangement, std::vector<std::string>& notes) {
+void leave_out_tied_head(const Config& config, const BaseTensors& base, Arrangement& arrangement,
+                         std::vector<std::string>& notes) {
   const Config* tied = find_in_config(config, "tie_word_embeddings");
-  if (tied == nullptr || tied->type() != Config::Type::boolean || !tied->as_bool()) return;
+  const bool is_said = tied != nullptr && tied->type() == Config::Type::boolean;
+  const auto in_base = [&](std::span<const std::string_view> ends) {
+    return std::ranges::any_of(base, [&](const auto& tensor) { return ends_with_any(tensor.first, ends); });
+  };
+  // Many models are tied although their config.json does not have the key: then the base has no head either.
+  if (is_said ? !tied->as_bool() : !in_base(embeddings_of_words) || in_base(heads)) return;
   std::vector<ArrangedTensor>& tensors = arrangement.tensors;
   const auto only = [&](std::span<const std::string_view> ends) {
     const auto is = [&](const ArrangedTensor& tensor) { return ends_with_any(tensor.name, ends); };
@@ -141,7 +137,8 @@ std::optional<std::string> updated_config(const std::string& text, std::span<con
                                           std::vector<std::string>& notes) {
   // Only these places change: the rest stays as its author wrote it.
   std::string updated = text;
-  if (const std::string_view dtype = most_used(model); !dtype.empty()) {
+  if (const auto most = most_used_float(model)) {
+    const std::string_view dtype = foreign::torch_name(*most);
     std::vector<TextEdit> edits;
     set_dtype(text, 0, fmt::format("\"{}\"", dtype), edits);
     for (const TextEdit& edit : std::views::reverse(edits))
@@ -150,7 +147,7 @@ std::optional<std::string> updated_config(const std::string& text, std::span<con
   }
   constexpr std::string_view quantization = "quantization_config";
   const bool has_quantization = std::ranges::count(core::members_of(text), quantization, &core::JsonMember::key) != 0;
-  if (!is_quantised(model)) {
+  if (!PackedParts(model).any()) {
     while (erase_member(updated, quantization)) {
     }
     if (has_quantization)

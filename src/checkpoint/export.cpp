@@ -153,16 +153,14 @@ class Export {
          const ExportOptions& options, std::atomic<bool>& is_written)
       : shards_dir_(shards_dir),
         out_(out),
-        plan_(plan),
+        request_(request_of(shards_dir, plan, options)),
         group_(sync::inside(group)),
         options_(options),
         is_written_(is_written) {}
 
   ExportReport run(trace::Span& span) {
     agree_on(group_, "export: opening the shards", [&] {
-      shards_.emplace(shards_dir_, group_.rank(), group_.size(),
-                      workspace::StateChoice{{}, options_.generation, options_.job},
-                      foreign::Choice{options_.at, options_.shards});
+      shards_.emplace(shards_dir_, group_.rank(), group_.size(), request_.states, request_.foreign);
       if (options_.checksums) shards_->check_stored();
     });
     const std::vector<std::vector<std::byte>> told = gather_listings(group_, *shards_);
@@ -187,7 +185,7 @@ class Export {
  private:
   [[nodiscard]] bool is_first() const { return group_.rank() == 0; }
 
-  [[nodiscard]] OutputChoice choice() const { return {options_.force, shards_dir_, options_.abandoned_after}; }
+  [[nodiscard]] OutputChoice choice() const { return {options_.force, options_.abandoned_after}; }
 
   // Step 3, on rank 0.
   void prepare(std::vector<ShardListing> listings) {
@@ -197,8 +195,7 @@ class Export {
     check_output(out_, choice());
     if (options_.checksums && options_.to)
       throw Error(ErrorKind::argument, "checksums stand beside a checkpoint; shards have none");
-    job_.emplace(plan_job(shards_dir_, plan_, std::move(listings), shards_->metadata(), options_));
-    std::ranges::copy(shards_->notes(), std::back_inserter(job_->account.notes));
+    job_.emplace(plan_job(request_, *shards_, std::move(listings)));
     std::vector<std::size_t> counts;
     for (const RankTensors& rank : job_->ranks) counts.push_back(rank.tensors.size());
     sources_ = sources_by_rank(counts, group_.size());
@@ -428,7 +425,7 @@ class Export {
 
   const std::string& shards_dir_;
   const std::string& out_;
-  const std::string& plan_;
+  const Request request_;
   sync::Group& group_;
   const ExportOptions& options_;
   std::atomic<bool>& is_written_;  // too late to stop

@@ -14,8 +14,10 @@
 #include "muster/state.hpp"
 #include "src/base/escaped.hpp"
 #include "src/checkpoint/base_model.hpp"
+#include "src/checkpoint/base_tensors.hpp"
 #include "src/checkpoint/checksums.hpp"
 #include "src/checkpoint/model_files.hpp"
+#include "src/checkpoint/packed_parts.hpp"
 
 namespace muster {
 namespace {
@@ -159,13 +161,12 @@ std::string fingerprint_of(const std::vector<ShardListing>& listings, const Expo
 }
 
 /// Leaves out what is not asked for.
-void keep_selected(Arrangement& arrangement, const ExportOptions& options) {
-  if (options.select.empty() && options.exclude.empty()) return;
-  const TensorPattern select = TensorPattern::glob(options.select.empty() ? "*" : options.select);
-  const TensorPattern exclude = TensorPattern::glob(options.exclude);
+void keep_selected(Arrangement& arrangement, const Request& request) {
+  const Selection selection(request);
+  if (selection.is_all()) return;
   std::vector<ArrangedTensor> kept;
   for (ArrangedTensor& tensor : arrangement.tensors) {
-    if (select.matches(tensor.name) && !exclude.matches(tensor.name)) {
+    if (selection.has(tensor.name)) {
       kept.push_back(std::move(tensor));
       continue;
     }
@@ -174,30 +175,120 @@ void keep_selected(Arrangement& arrangement, const ExportOptions& options) {
   arrangement.tensors = std::move(kept);
   if (arrangement.tensors.empty())
     throw Error(ErrorKind::argument, fmt::format("no tensor is left of select {} and exclude {}",
-                                                 in_quotes(options.select), in_quotes(options.exclude)));
+                                                 in_quotes(request.select), in_quotes(request.exclude)));
+}
+
+std::vector<NamedSpec> specs_of(const Arrangement& arrangement) {
+  std::vector<NamedSpec> specs;
+  for (const ArrangedTensor& tensor : arrangement.tensors) specs.push_back({tensor.name, tensor.layout.target});
+  return specs;
+}
+
+/// The casts of a request. Scales and other parts of quantised weights stay. So does what the base keeps in F32 beside
+/// another dtype, or the source itself where there is no base: a router's bias, A_log.
+class Casting {
+ public:
+  Casting(const Request& request, const Arrangement& arrangement, const BaseTensors& base)
+      : request_(request), base_(base), model_(specs_of(arrangement)), parts_(model_) {
+    std::vector<NamedSpec> reference = model_;
+    for (NamedSpec& tensor : reference) tensor.spec = reference_of(tensor);
+    usual_ = most_used_float(reference);
+  }
+
+  /// Gives the sources of every selected tensor their dtypes. They are arranged anew after that.
+  void operator()(ExportJob& job, const Arrangement& arrangement, std::vector<std::string>& notes) {
+    for (std::size_t rank = 0; rank < job.ranks.size(); ++rank)
+      if (job.views[rank].empty())
+        for (const NamedSpec& tensor : job.ranks[rank].tensors)
+          job.views[rank].push_back(as_it_lies(tensor, job.views[rank].size()));
+    const Selection selection(request_);
+    for (std::size_t i = 0; i < arrangement.tensors.size(); ++i) {
+      const ArrangedTensor& tensor = arrangement.tensors[i];
+      if (!selection.has(tensor.name)) continue;
+      const std::optional<DType> dtype = dtype_of(model_[i]);
+      if (!dtype) continue;
+      cast(job, tensor, tensor.sources, *dtype);
+      for (const auto& set : tensor.equal) cast(job, tensor, set, *dtype);
+      cast(job, tensor, tensor.unused, *dtype);
+    }
+    note_names(notes, scales_, "parts of quantised weights keep their dtype");
+    note_names(notes, wide_,
+               fmt::format("the {} has F32 here beside {}, and so has the result; --cast-all casts them, too",
+                           base_.empty() ? "source" : "base", to_string(usual_.value_or(DType::f32))));
+  }
+
+ private:
+  [[nodiscard]] TensorSpec reference_of(const NamedSpec& tensor) const {
+    const auto there = base_.find(tensor.name);
+    return there != base_.end() && there->second ? *there->second : tensor.spec;
+  }
+
+  std::optional<DType> dtype_of(const NamedSpec& tensor) {
+    const DType dtype = tensor.spec.dtype;
+    if (parts_.has(tensor) && (!is_quantised_dtype(dtype) || !weights_of_scale(tensor.name).empty())) {
+      if (is_wide_float(dtype) && dtype != request_.dtype) scales_.push_back(tensor.name);
+      return std::nullopt;
+    }
+    const bool is_kept = !request_.cast_all && usual_ && usual_ != DType::f32 && is_wide_float(dtype) &&
+                         reference_of(tensor).dtype == DType::f32;
+    if (!is_kept || request_.dtype == DType::f32) return request_.dtype;
+    wide_.push_back(tensor.name);
+    return DType::f32;
+  }
+
+  static void cast(ExportJob& job, const ArrangedTensor& tensor, std::span<const SourceRef> refs, DType dtype) {
+    for (const SourceRef& ref : refs) {
+      const auto rank = static_cast<std::size_t>(ref.rank);
+      ViewedTensor& view = job.views[rank][ref.index];
+      try {
+        cast_view(view, dtype);
+      } catch (const Error& error) {
+        throw error.with_context(fmt::format("tensor {}", in_quotes(tensor.name)));
+      }
+      job.ranks[rank].tensors[ref.index].spec = view.spec;
+    }
+  }
+
+  const Request& request_;
+  const BaseTensors& base_;
+  std::vector<NamedSpec> model_;
+  PackedParts parts_;
+  std::optional<DType> usual_;
+  std::vector<std::string> scales_;
+  std::vector<std::string> wide_;
+};
+
+/// Gives the job the tensors of all ranks, as its plan views them, and arranges them.
+Arrangement arrange_shards(ExportJob& job, const std::vector<ShardListing>& listings, const ParallelLayout& layout) {
+  if (!listings.empty()) fit_to(job.plan, listings.front().tensors, layout.tensor);
+  for (const ShardListing& listing : listings) {
+    ViewedRank viewed = view_rank(job.plan, layout, to_rank_tensors(listing));
+    job.counts.push_back(listing.tensors.size());
+    job.ranks.push_back(std::move(viewed.tensors));
+    job.views.push_back(std::move(viewed.views));
+    job.left_out.push_back(std::move(viewed.left_out));
+  }
+  return arrange(job.plan, layout, job.ranks);
 }
 
 /// Shards of what the arrangement gives, cut by a plan of their own.
-ExportOutputs shards_by_another_plan(const std::string& shards_dir, const Arrangement& arrangement,
-                                     const std::optional<Config>& config, const ExportOptions& options,
+ExportOutputs shards_by_another_plan(const Request& request, const Arrangement& arrangement, const Config* config,
                                      const Metadata& metadata, std::vector<std::string>& notes) {
-  MergePlan plan = MergePlan::load(options.to_plan.empty() ? "auto" : options.to_plan, config ? &*config : nullptr);
+  MergePlan plan = MergePlan::load(request.to_plan.empty() ? "auto" : request.to_plan, config);
   if (has_views(plan))
     throw Error(ErrorKind::argument,
                 fmt::format("plan {}: its views come after the cut, which several ranks do not do together; muster "
                             "shard {} --plan PLAN --to-plan {} does it alone",
-                            in_quotes(plan.name()), shards_dir, plan.name()));
-  std::vector<NamedSpec> model;
-  for (const ArrangedTensor& tensor : arrangement.tensors) model.push_back({tensor.name, tensor.layout.target});
-  fit_to(plan, model);
-  const std::vector<WholeTensor> wholes = wholes_of(plan, model);
+                            in_quotes(plan.name()), request.path, plan.name()));
+  fit_to(plan, specs_of(arrangement));
+  const std::vector<WholeTensor> wholes = wholes_of(plan, specs_of(arrangement));
   Arrangement anew = arrangement;
   for (std::size_t i = 0; i < wholes.size(); ++i) {
     anew.tensors[i].origin = wholes[i].origin;
     anew.tensors[i].rule = wholes[i].rule;
   }
   notes.push_back(fmt::format("the shards are cut by the plan {}", in_quotes(plan.name())));
-  return shard_outputs(anew, plan, *options.to, metadata);
+  return shard_outputs(anew, plan, *request.to, metadata);
 }
 
 }  // namespace
@@ -294,58 +385,78 @@ Arrangement arrange_model(const MergePlan& plan, std::span<const NamedSpec> mode
   return arrangement;
 }
 
-std::optional<Config> config_around(const std::string& path, const std::string& base) {
-  std::optional<Config> config = read_model_config(base.empty() ? path : base);
-  if (!base.empty() && !config)
-    throw file_error(ErrorKind::not_found, "taking the model from", base, "it has no config.json");
+std::optional<Config> config_of(const Request& request) {
+  std::optional<Config> config = read_model_config(request.base.empty() ? request.path : request.base);
+  if (!request.base.empty() && !config)
+    throw file_error(ErrorKind::not_found, "taking the model from", request.base, "it has no config.json");
   return config;
 }
 
-Arrangement arrange_shards(ExportJob& job, const std::vector<ShardListing>& listings, const ParallelLayout& layout,
-                           const std::optional<DType>& dtype) {
-  if (!listings.empty()) fit_to(job.plan, listings.front().tensors, layout.tensor);
-  for (const ShardListing& listing : listings) {
-    ViewedRank viewed = view_rank(job.plan, layout, to_rank_tensors(listing), dtype);
-    job.counts.push_back(listing.tensors.size());
-    job.ranks.push_back(std::move(viewed.tensors));
-    job.views.push_back(std::move(viewed.views));
-    job.left_out.push_back(std::move(viewed.left_out));
-  }
-  return arrange(job.plan, layout, job.ranks);
+Request request_of(const std::string& path, const std::string& plan, const ExportOptions& options) {
+  return {.path = path,
+          .plan = plan,
+          .from = options.layout,
+          .to = options.to,
+          .to_plan = options.to_plan,
+          .base = options.base,
+          .foreign = {options.at, options.shards},
+          .states = {{}, options.generation, options.job},
+          .select = options.select,
+          .exclude = options.exclude,
+          .dtype = options.dtype,
+          .cast_all = options.cast_all,
+          .max_shard_size = options.max_shard_size};
 }
 
-ExportJob plan_job(const std::string& shards_dir, const std::string& plan, std::vector<ShardListing> listings,
-                   const Metadata& metadata, const ExportOptions& options) {
+ExportJob plan_job(const Request& request, const ShardSet& shards, std::vector<ShardListing> listings) {
   std::ranges::sort(listings, {}, &ShardListing::rank);
-  const std::optional<Config> config = config_around(shards_dir, options.base);
-  std::vector<std::string> notes;
-  ExportJob job{.plan = plan_of(listings, plan, config ? &*config : nullptr, notes)};
-  const ParallelLayout layout = layout_of(listings, options.layout);
-  if (!options.to && !options.to_plan.empty())
+  std::vector<std::string> notes = shards.notes();
+  const std::optional<Config> own = config_of(request);
+  const std::optional<Config> saved = own ? std::nullopt : shards.saved_config(notes);
+  const Config* const config = own ? &*own : saved ? &*saved : nullptr;
+  const bool has_base = !request.base.empty() && !request.looks_only;
+  const BaseTensors base = has_base ? base_tensors(request.base, notes) : BaseTensors();
+  ExportJob job{.plan = plan_of(listings, request.plan, config, notes)};
+  if (!request.to && !request.to_plan.empty())
     throw Error(ErrorKind::argument, "a plan to cut by needs a layout to cut for (--ranks)");
-  Arrangement arrangement = arrange_shards(job, listings, layout, options.dtype);
-  std::vector<NamedSpec> model;
-  for (const ArrangedTensor& tensor : arrangement.tensors) model.push_back({tensor.name, tensor.layout.target});
-  fit_to(job.plan, model);
-  check_against_config(job.plan, model);
-  keep_selected(arrangement, options);
-  if (config && !options.to && (options.dtype || !options.base.empty())) {
-    if (options.select.empty() && options.exclude.empty()) {
-      check_base(*config, model);
-      leave_out_tied_head(*config, arrangement, notes);
-    }
-    const std::string config_text =
-        read_model_config_text(options.base.empty() ? shards_dir : options.base).value_or("");
-    if (auto text = updated_config(config_text, model, notes)) job.config_text = std::move(*text);
+  if (request.to && request.to_plan.empty() && job.plan.name() == as_it_is)
+    throw Error(ErrorKind::argument,
+                fmt::format("{} is a whole model, and no plan says how to cut it for {} ranks: add --to-plan auto (by "
+                            "its config.json), a built-in plan's name or a file",
+                            in_quotes(request.path), request.to->ranks()),
+                {.path = request.path});
+  remove_wrappers(job.plan, listings, base, notes);
+  const ParallelLayout layout = layout_of(listings, request.from);
+  Arrangement arrangement = arrange_shards(job, listings, layout);
+  if (request.dtype) {
+    Casting(request, arrangement, base)(job, arrangement, notes);
+    arrangement = arrange(job.plan, layout, job.ranks);
   }
-  if (!options.to)
-    job.outputs = checkpoint_outputs(arrangement, options.max_shard_size, metadata,
-                                     model_stem(options.base.empty() ? shards_dir : options.base));
-  else if (options.to_plan.empty() && !has_views(job.plan))
-    job.outputs = shard_outputs(arrangement, job.plan, *options.to, metadata);
+  fit_to(job.plan, specs_of(arrangement));
+  check_against_config(job.plan, specs_of(arrangement));
+  keep_selected(arrangement, request);
+  if (!request.looks_only) {
+    const std::vector<NamedSpec> model = specs_of(arrangement);
+    const bool updates = own && !request.to && (request.dtype || has_base);
+    if (updates && Selection(request).is_all()) {
+      check_base(*own, model);
+      leave_out_tied_head(*own, base, arrangement, notes);
+    }
+    compare_with_base(request, config, specs_of(arrangement), base, notes);
+    if (updates) {
+      const std::string& around = request.base.empty() ? request.path : request.base;
+      if (auto text = updated_config(read_model_config_text(around).value_or(""), model, notes))
+        job.config_text = std::move(*text);
+    }
+  }
+  if (!request.to)
+    job.outputs = checkpoint_outputs(arrangement, request.max_shard_size, shards.metadata(),
+                                     model_stem(request.base.empty() ? request.path : request.base));
+  else if (request.to_plan.empty() && !has_views(job.plan))
+    job.outputs = shard_outputs(arrangement, job.plan, *request.to, shards.metadata());
   else
-    job.outputs = shards_by_another_plan(shards_dir, arrangement, config, options, metadata, notes);
-  job.account = account_for(job.plan, layout, job.ranks, arrangement, job.outputs, options.to);
+    job.outputs = shards_by_another_plan(request, arrangement, config, shards.metadata(), notes);
+  job.account = account_for(job.plan, layout, job.ranks, arrangement, job.outputs, request.to);
   account_for_left_out(listings, job.left_out, job.account);
   for (const std::vector<std::string>& more : {arrangement.notes, job.outputs.notes})
     notes.insert(notes.end(), more.begin(), more.end());
@@ -374,10 +485,9 @@ WindowShape shape_windows(std::uint64_t budget, int processes, Writers writers, 
 }
 
 ExportAccount plan_export(const std::string& shards_dir, const std::string& plan, const ExportOptions& options) {
-  const ShardSet shards(shards_dir, 0, 1, {{}, options.generation, options.job}, {options.at, options.shards});
-  ExportAccount account = plan_job(shards_dir, plan, shards.listings(), shards.metadata(), options).account;
-  account.notes.insert(account.notes.end(), shards.notes().begin(), shards.notes().end());
-  return account;
+  const Request request = request_of(shards_dir, plan, options);
+  const ShardSet shards(request.path, 0, 1, request.states, request.foreign);
+  return plan_job(request, shards, shards.listings()).account;
 }
 
 }  // namespace muster

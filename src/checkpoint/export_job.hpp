@@ -12,6 +12,7 @@
 #include "src/checkpoint/arrangement.hpp"
 #include "src/checkpoint/assembly.hpp"
 #include "src/checkpoint/plan_views.hpp"
+#include "src/checkpoint/request.hpp"
 #include "src/checkpoint/shard_set.hpp"
 
 namespace muster {
@@ -40,8 +41,8 @@ ExportOutputs shard_outputs(const Arrangement& arrangement, const MergePlan& pla
 /// it backwards. Throws Error(argument) that lists the names without a rule.
 Arrangement arrange_model(const MergePlan& plan, std::span<const NamedSpec> model);
 
-/// The config.json of `base`, or, if that is empty, of `path`. Throws Error(not_found) if the base has none.
-std::optional<Config> config_around(const std::string& path, const std::string& base);
+/// The config.json of the request's base, or, without one, of its path. Throws Error(not_found) if the base has none.
+std::optional<Config> config_of(const Request& request);
 
 struct ExportJob {
   MergePlan plan;                                     ///< the arrangement's rules are its
@@ -55,14 +56,11 @@ struct ExportJob {
   std::string fingerprint = {};  ///< the same for the same shards, results and files
 };
 
-/// Gives the job the tensors of all ranks, as its plan views them, and arranges them. `listings`: by rank. Throws as
-/// view_rank and arrange.
-Arrangement arrange_shards(ExportJob& job, const std::vector<ShardListing>& listings, const ParallelLayout& layout,
-                           const std::optional<DType>& dtype = {});
+/// The request of an export.
+Request request_of(const std::string& path, const std::string& plan, const ExportOptions& options);
 
-/// `listings`: of all shards, in any order. Throws as export_model.
-ExportJob plan_job(const std::string& shards_dir, const std::string& plan, std::vector<ShardListing> listings,
-                   const Metadata& metadata, const ExportOptions& options);
+/// `shards`: of this process; `listings`: of all shards, in any order. Throws as export_model.
+ExportJob plan_job(const Request& request, const ShardSet& shards, std::vector<ShardListing> listings);
 
 /// Who writes, if the options leave that open. `all_have_all`: every rank can read the whole source; `by_network`: the
 /// ranks are on several hosts that share the output's file system.

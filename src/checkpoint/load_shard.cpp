@@ -49,24 +49,24 @@ class RankPart {
       throw Error(ErrorKind::argument, fmt::format("loading rank {} of the layout {}: its ranks are 0 to {}", rank,
                                                    to_string(layout), layout.ranks() - 1));
     const auto file = static_cast<std::size_t>(rank);
-    const foreign::Choice choice{options.at, options.shards};
+    Request request{.path = path,
+                    .plan = plan,
+                    .from = options.from,
+                    .base = options.base,
+                    .foreign = {options.at, options.shards}};
     const bool has_one_plan = options.to_plan.empty();
-    const bool has_ranks = has_one_plan && contents_of(path, choice).has_ranks();
+    const bool has_ranks = has_one_plan && contents_of(path, request.foreign).has_ranks();
     if (is_alone && has_ranks) {
-      const auto shards = std::make_shared<ShardSet>(path, 0, 1, workspace::StateChoice(), choice);
-      ExportOptions cut{.layout = options.from, .to = layout, .base = options.base};
-      ExportJob job = plan_job(path, plan, shards->listings(), shards->metadata(), cut);
+      request.to = layout;
+      const auto shards = std::make_shared<ShardSet>(path, 0, 1, workspace::StateChoice(), request.foreign);
+      ExportJob job = plan_job(request, *shards, shards->listings());
       mine_ = merged_of(shards, job, std::move(job.outputs.files[file].tensors));
       return;
     }
-    if (has_one_plan && !has_ranks)
-      job_ = std::make_unique<ShardJob>(open_model(path, plan, layout, {.at = options.at, .base = options.base}), plan,
-                                        layout);
-    else
-      job_ = std::make_unique<ShardJob>(
-          merge_model(path, plan,
-                      {.layout = options.from, .base = options.base, .at = options.at, .shards = options.shards}),
-          options.to_plan, layout);
+    // Of what is whole, one plan is the one that cuts.
+    const bool is_cut_only = has_one_plan && !has_ranks;
+    if (is_cut_only) request.plan.clear();
+    job_ = std::make_unique<ShardJob>(open_model(std::move(request)), is_cut_only ? plan : options.to_plan, layout);
     mine_ = std::make_unique<MergedTensors>(job_->source, std::vector<RankSources>(1),
                                             job_->outputs.files[file].tensors, job_->outputs.equal);
     agree_on_model(layout, rank);

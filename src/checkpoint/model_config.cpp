@@ -101,6 +101,10 @@ class Checking {
       // A draft model's head has the tokens that it may propose.
       const bool is_draft = is("lm_head.weight") && find_in_config(config_, "draft_vocab_size") != nullptr;
       if (vocabulary && !is_draft && tensor.spec.shape[0] < vocabulary->value) refuse(misfit(tensor, 0, *vocabulary));
+      // Some project smaller embeddings to the hidden size.
+      const bool is_projected = find_in_config(config_, "word_embed_proj_dim") != nullptr ||
+                                find_in_config(config_, "embedding_size") != nullptr;
+      if (is(embedding) && !is_projected) expect(tensor, 1, hidden);
       return;
     }
     // Towers for images and sound have sizes of their own.

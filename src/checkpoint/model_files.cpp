@@ -148,7 +148,9 @@ class Carrying {
         continue;
       }
       // Checksums are of the weights that they lie beside, and of no others.
-      if (depth == 0 && (is_weight_name(name) || is_index_name(name) || name == checksums_file_name)) continue;
+      if (depth == 0 &&
+          (is_weight_name(name) || is_index_name(name) || name == checksums_file_name || name == written_files_name))
+        continue;
       if (!is_wanted(below + name)) continue;
       std::string reason = reason_against(entry, below + name);
       if (reason.empty() && is_other)

@@ -12,6 +12,7 @@
 #include <charconv>
 #include <cstring>
 #include <filesystem>
+#include <map>
 #include <set>
 #include <system_error>
 #include <tuple>
@@ -22,6 +23,7 @@
 #include "muster/model_dir.hpp"
 #include "muster/state.hpp"
 #include "src/base/escaped.hpp"
+#include "src/checkpoint/checksums.hpp"
 #include "src/checkpoint/model_files.hpp"
 #include "src/core/parallel.hpp"
 #include "src/os/directory.hpp"
@@ -45,38 +47,117 @@ std::string normal(const std::string& path) {
   return clean.string();
 }
 
-// --force must not become `rm -r` of somebody's home: only a checkpoint is replaced, and nothing beside it goes with
-// it.
-void check_replaceable(const std::string& out, const std::string& source) {
+constexpr std::uint64_t longest_list = std::uint64_t{1} << 26;
+
+/// How a directory lists a file that was written there.
+std::string digest_of(const std::string& path) {
+  const auto file = os::MappedFile::open(path);
+  const XXH128_hash_t hash = XXH3_128bits(file->bytes().data(), file->bytes().size());
+  return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
+}
+
+/// Names and digests of the files that an earlier command wrote there; none if there is no list.
+std::optional<std::map<std::string, std::string, std::less<>>> read_written(const std::string& directory) {
+  try {
+    const Config list = parse_json(read_text(join_path(directory, std::string(written_files_name)), longest_list));
+    std::map<std::string, std::string, std::less<>> files;
+    for (const auto& [name, digest] : list.at("files").as_object()) files.emplace(name, digest.as_string());
+    return files;
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+/// Calls work(relative name, entry) for everything in a directory that is not a folder.
+template <class Work>
+void for_each_file(const std::string& directory, const Work& work) {
+  std::error_code error;
+  for (fs::recursive_directory_iterator entry(directory, error), end; !error && entry != end; entry.increment(error))
+    if (!entry->is_directory() || entry->is_symlink())
+      work(fs::path(entry->path().native().substr(directory.size() + 1)).string(), *entry);
+  if (error)
+    throw Error(ErrorKind::io, fmt::format("reading the directory {}: {}", in_quotes(directory), error.message()));
+}
+
+/// Weights, and what is only about them: these are replaced together with the model.
+bool is_of_weights(const std::string& name) {
+  return belongs_to_checkpoint(name) == Belongs::weights || name == checksums_file_name || name == written_files_name ||
+         is_journal_name(name) || os::is_partial_name(name);
+}
+
+// --force must not become `rm -r`: it deletes weights, and files that a command of Muster wrote and nobody changed.
+void check_replaceable(const std::string& out) {
   const auto refuse = [&](const std::string& words) {
     throw Error(ErrorKind::argument,
                 fmt::format("{} is not replaced, not even with --force: {}", in_quotes(out), words), {.path = out});
   };
   const auto status = os::file_status(out);
   if (!status || !status->is_directory) refuse("it is not a directory; name another one");
-  std::vector<std::string> carried;
-  if (!source.empty()) carried = carried_files(source, "all").names;
-  std::vector<std::string> foreign;
+  const auto written = read_written(out);
+  std::vector<std::string> kept;
   bool is_empty = true;
   bool has_weights = false;
-  std::error_code error;
-  for (fs::recursive_directory_iterator entry(out, error), end;
-       !error && entry != end && foreign.size() <= most_files_named; entry.increment(error)) {
+  for_each_file(out, [&](const std::string& name, const fs::directory_entry& entry) {
     is_empty = false;
-    if (entry->is_directory() && !entry->is_symlink()) continue;
-    const std::string name = fs::path(entry->path().native().substr(out.size() + 1)).string();
-    const Belongs belongs = belongs_to_checkpoint(name);
-    has_weights = has_weights || belongs == Belongs::weights;
-    if (belongs == Belongs::no && !std::ranges::binary_search(carried, name)) foreign.push_back(in_quotes(name));
-  }
-  if (error) throw Error(ErrorKind::io, fmt::format("reading the directory {}: {}", in_quotes(out), error.message()));
+    if (is_of_weights(name)) {
+      has_weights = has_weights || belongs_to_checkpoint(name) == Belongs::weights;
+      return;
+    }
+    // A model that another program wrote has at least its config.json.
+    if (!written && name == "config.json") return;
+    if (kept.size() > most_files_named) return;
+    const auto is_listed = [&] {
+      const auto listed = written->find(name);
+      return listed != written->end() && !entry.is_symlink() && entry.is_regular_file() &&
+             digest_of(entry.path().string()) == listed->second;
+    };
+    if (!written || !is_listed()) kept.push_back(in_quotes(name));
+  });
   if (is_empty) return;
-  if (!foreign.empty()) {
-    if (foreign.size() > most_files_named) foreign.back() = "others";
-    refuse(fmt::format("it has files that are no part of a checkpoint ({}); move them away, or name another directory",
-                       fmt::join(foreign, ", ")));
+  if (!kept.empty()) {
+    if (kept.size() > most_files_named) kept.back() = "others";
+    refuse(
+        fmt::format("it has files that muster did not write or that were changed since ({}); move them away, or "
+                    "name another directory",
+                    fmt::join(kept, ", ")));
   }
   if (!has_weights) refuse("it has no model and no shards in it; name another directory");
+}
+
+/// Lists what was written beside the weights, so that a later --force can tell it from files of the user.
+void list_written(const std::string& directory) {
+  Config files = Config::object();
+  for_each_file(directory, [&](const std::string& name, const fs::directory_entry& entry) {
+    if (!is_of_weights(name)) files[name] = digest_of(entry.path().string());
+  });
+  if (files.size() == 0) return;
+  write_file(join_path(directory, std::string(written_files_name)),
+             to_json(Config::object({{"muster_files", 1}, {"files", std::move(files)}}), 2) + "\n");
+}
+
+/// Gives everything in `made` the mode, owner and group that it has in `old`. A file with a new name gets the rights
+/// that all files of the old directory have in common.
+void keep_rights(const std::string& old, const std::string& made, const os::Rights& directory) {
+  std::optional<os::Rights> common;
+  for_each_file(old, [&](const std::string&, const fs::directory_entry& entry) {
+    const auto status = os::file_status(entry.path().string());
+    if (!status || !status->is_regular) return;
+    if (!common) common = status->rights;
+    common->mode &= status->rights.mode;
+    if (common->group != status->rights.group) common->mode &= 0707U;
+  });
+  for_each_file(made, [&](const std::string& name, const fs::directory_entry& entry) {
+    const auto status = os::file_status(join_path(old, name));
+    if (status && status->is_regular)
+      os::set_rights(entry.path().string(), status->rights);
+    else if (common)
+      os::set_rights(entry.path().string(), *common);
+  });
+  for (const fs::directory_entry& entry : fs::recursive_directory_iterator(made)) {
+    if (!entry.is_directory() || entry.is_symlink()) continue;
+    const auto status = os::file_status(join_path(old, entry.path().native().substr(made.size() + 1)));
+    os::set_rights(entry.path().string(), status && status->is_directory ? status->rights : directory);
+  }
 }
 
 void remove_quietly(const std::string& path) noexcept {
@@ -171,7 +252,7 @@ void check_output(const std::string& path, const OutputChoice& choice) {
     throw Error(ErrorKind::argument,
                 fmt::format("{} exists already; name another directory, or replace it with --force", in_quotes(out)),
                 {.path = out});
-  check_replaceable(out, choice.source);
+  check_replaceable(out);
 }
 
 void check_not_source(const std::string& source, const std::string& out) {
@@ -188,6 +269,12 @@ OutputDirectory::OutputDirectory(const std::string& path, OutputChoice choice,
   partial_ = os::partial_name(path_);
   if (!os::make_directory(partial_)) throw os::errno_error("making the directory", EEXIST, partial_);
   try {
+    // What grows here is not open to more people than what it replaces.
+    if (const auto old = os::file_status(path_); choice_.force && old && old->is_directory) {
+      os::Rights mine = old->rights;
+      mine.mode |= 0700U;
+      os::set_rights(partial_, mine);
+    }
     look_at_others(is_useful);
     check_output(path_, choice_);
   } catch (...) {
@@ -255,14 +342,20 @@ OutputDirectory::~OutputDirectory() {
 }
 
 void OutputDirectory::commit(const std::function<void()>& at_last) {
+  list_written(partial_);
   for (const fs::directory_entry& entry : fs::recursive_directory_iterator(partial_)) {
     if (entry.is_directory()) os::sync_directory(entry.path().string());
     if (entry.is_regular_file()) os::sync_file(entry.path().string());
   }
   check_output(path_, choice_);
   if (at_last) at_last();
+  const auto old = choice_.force ? os::file_status(path_) : std::nullopt;
+  if (old) {
+    keep_rights(path_, partial_, old->rights);
+    os::set_rights(partial_, old->rights);
+  }
   os::sync_directory(partial_);
-  if (!choice_.force || !os::file_status(path_)) {
+  if (!old) {
     os::rename_to_new(partial_, path_);
     partial_.clear();
   } else {

@@ -7,9 +7,11 @@
 //    or one that let go of it. Of other hosts nothing can be proved: theirs goes if nothing in it has changed for an
 //    age that the user gives. Whoever takes such a directory first gives it a name of its own; then it is removed, or
 //    gone on with. An OUT.replaced-... gets the name OUT back if there is no OUT.
-// 3. commit(): all files and directories in it are synced, and it takes the name OUT in one step. An OUT that is to be
-//    replaced changes places with it and is removed after that. Where the file system cannot exchange names, OUT is
-//    renamed to OUT.replaced-NONCE@WRITER first: one of the two always exists, and step 2 of the next one finds it.
+// 3. commit(): the files beside the weights are listed (written_files_name), all files and directories are synced, and
+//    the directory takes the name OUT in one step. An OUT that is to be replaced gives its modes, owner and group to
+//    the new directory, changes places with it and is removed after that. Where the file system cannot exchange names,
+//    OUT is renamed to OUT.replaced-NONCE@WRITER first: one of the two always exists, and step 2 of the next one finds
+//    it.
 // 4. Without a commit the destructor removes OUT.partial-..., or lets go of it if it was told to keep it.
 
 #include <chrono>
@@ -19,6 +21,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "src/base/fork_mutex.hpp"
@@ -26,10 +29,12 @@
 
 namespace muster {
 
+/// In a directory that was written: {"muster_files": 1, "files": {NAME: DIGEST, ...}}, all files but those of weights.
+/// --force deletes a file beside the weights only if it is listed and unchanged.
+inline constexpr std::string_view written_files_name = ".muster.files.json";
+
 struct OutputChoice {
   bool force = false;
-  /// The directory that is read: what is carried from it may be in an OUT that is replaced.
-  std::string source = {};
   /// What processes of other hosts left, and has not changed for so long, is nobody's.
   std::optional<std::chrono::seconds> abandoned_after = {};
 };
@@ -61,8 +66,8 @@ class OutputDirectory {
 };
 
 /// The checks of the constructor alone, for programs that want to fail before long work. Throws Error(argument) if
-/// `path` exists and force is off, or if it is on and `path` is not a checkpoint: has no weights, or has files that are
-/// no part of one (they are named). Error(not_found) if its parent is not there.
+/// `path` exists and force is off, or if it is on and `path` has no weights, or has files beside them that no
+/// command of Muster wrote or that were changed since (they are named). Error(not_found) if its parent is not there.
 void check_output(const std::string& path, const OutputChoice& choice);
 
 /// Throws Error(argument) if `out` is the directory that is read from, or has it inside: --force would replace what is

@@ -173,6 +173,7 @@ class Resolver {
         facts_(facts) {}
 
   ResolvedMerge operator()(const ConcatAction& action) const {
+    if (action.trim && is_cut_by_columns(action.dim)) return {merge::Concat{1}};
     ResolvedMerge resolved = concat(action, action.dim, 0);
     if (action.trim) {
       resolved.true_size = number(*action.trim);
@@ -242,6 +243,16 @@ class Resolver {
                               "many ranks as there are groups, or fewer",
                               parts, count, heads.key));
     return units.value_or(count);
+  }
+
+  /// Some ranks have embeddings by columns where the rule has rows (Llama 2): all rows, and their share of the model's
+  /// columns.
+  [[nodiscard]] bool is_cut_by_columns(std::int64_t dim) const {
+    const auto hidden = model_number(config_, "hidden_size");
+    const auto ranks = static_cast<std::int64_t>(specs_.size());
+    return !whole_ && dim == 0 && ranks > 1 && hidden && std::ranges::all_of(specs_, [&](const TensorSpec& spec) {
+      return spec.shape.size() == 2 && spec.shape[1] != *hidden && spec.shape[1] * ranks == *hidden;
+    });
   }
 
   [[noreturn]] void refuse_to_merge() const {

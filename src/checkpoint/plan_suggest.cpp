@@ -129,9 +129,14 @@ std::string layers_of(const std::vector<Kind>& kinds) {
   return most == words.end() ? std::string() : fmt::format("*{}.#.*", most->first);
 }
 
+bool knows(const MergePlan& plan, const std::string& name) {
+  const auto fits = [&](const auto& rule) { return rule.pattern.matches(name); };
+  return std::ranges::any_of(plan.views(), fits) || plan.find(name) != nullptr;
+}
+
 }  // namespace
 
-SuggestedPlan suggest_plan(std::span<const NamedSpec> model, const Config* model_config) {
+SuggestedPlan suggest_plan(std::span<const NamedSpec> model, const Config* model_config, bool is_foreign) {
   const std::vector<Kind> kinds = kinds_of(model);
   std::optional<MergePlan> base;
   std::size_t most = kinds.size() / 2;
@@ -140,10 +145,10 @@ SuggestedPlan suggest_plan(std::span<const NamedSpec> model, const Config* model
   names.insert(names.end(), MergePlan::builtin_names().begin(), MergePlan::builtin_names().end());
   for (const std::string_view name : names) {
     MergePlan plan = MergePlan::load(std::string(name), model_config);
-    // With views it is for other names than those of a checkpoint.
-    if (!plan.views().empty()) continue;
+    // With views it is for the names of other programs.
+    if (!plan.views().empty() && !is_foreign) continue;
     const auto known = static_cast<std::size_t>(
-        std::ranges::count_if(kinds, [&](const Kind& kind) { return plan.find(kind.example->name) != nullptr; }));
+        std::ranges::count_if(kinds, [&](const Kind& kind) { return knows(plan, kind.example->name); }));
     if (known <= most) continue;
     most = known;
     base = std::move(plan);
@@ -163,7 +168,7 @@ SuggestedPlan suggest_plan(std::span<const NamedSpec> model, const Config* model
   plan["rules"] = ConfigArray();
   const Guessing guess(model, model_config);
   for (const Kind& kind : kinds) {
-    if (base && base->find(kind.example->name) != nullptr) continue;
+    if (base && knows(*base, kind.example->name)) continue;
     Guess guessed = guess(kind);
     if (!guessed.doubt.empty()) {
       guessed.rule["comment"] = "unsure: " + guessed.doubt;

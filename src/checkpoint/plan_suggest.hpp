@@ -18,6 +18,7 @@ struct SuggestedPlan {
 };
 
 /// The built-in plan that has rules for most of the tensors is extended; the others get rules by their shapes.
-SuggestedPlan suggest_plan(std::span<const NamedSpec> model, const Config* model_config);
+/// `is_foreign`: the names are those of another program's ranks, which plans with views read.
+SuggestedPlan suggest_plan(std::span<const NamedSpec> model, const Config* model_config, bool is_foreign = false);
 
 }  // namespace muster

@@ -205,21 +205,23 @@ class Viewing {
   std::string where_;
 };
 
-void set_cast(ViewedTensor& tensor, DType to, bool may_overflow) {
-  const DType from = tensor.stored;
-  if (from == to) return;
-  if (to_string(from).starts_with("F8") || to_string(from).starts_with("F4"))
-    refuse_view(fmt::format("{} is quantised, and is not cast; leave it as it is", to_string(from)));
-  if (!merge::can_cast(from, to)) return;  // integers
-  tensor.spec.dtype = to;
-  tensor.may_overflow = may_overflow;
-}
-
 }  // namespace
 
-ViewedRank view_rank(const MergePlan& plan, const ParallelLayout& layout, RankTensors rank,
-                     const std::optional<DType>& dtype) {
-  if (!has_views(plan) && !dtype) return {std::move(rank), {}, {}};
+void cast_view(ViewedTensor& tensor, DType to) {
+  const DType from = tensor.stored;
+  if (to_string(from).starts_with("F8") || to_string(from).starts_with("F4"))
+    refuse_view(fmt::format("{} is quantised and cannot be cast; leave it out with --exclude", to_string(from)));
+  if (from == to || merge::can_cast(from, to)) tensor.spec.dtype = to;  // integers stay
+}
+
+ViewedTensor as_it_lies(const NamedSpec& tensor, std::size_t place) {
+  ViewedTensor same{tensor.name, tensor.spec, tensor.spec.dtype, false, {merge::View(tensor.spec.shape).box()}};
+  same.boxes.front().source = static_cast<int>(place);
+  return same;
+}
+
+ViewedRank view_rank(const MergePlan& plan, const ParallelLayout& layout, RankTensors rank) {
+  if (!has_views(plan)) return {std::move(rank), {}, {}};
   ViewedRank viewed{
       {{}, std::move(rank.padded), std::move(rank.heads), rank.is_ours, rank.number, std::move(rank.blocked)}, {}, {}};
   const int tensor_rank = layout.place(rank.number).tensor;
@@ -252,8 +254,8 @@ ViewedRank view_rank(const MergePlan& plan, const ParallelLayout& layout, RankTe
         ViewedTensor view{std::move(part.name), {tensor.spec.dtype, part.view.shape()}, tensor.spec.dtype, false, {}};
         view.boxes = {part.view.box()};
         view.boxes.front().source = static_cast<int>(index);
-        if (rule != nullptr && rule->cast) set_cast(view, *rule->cast, rule->may_overflow);
-        if (dtype) set_cast(view, *dtype, rule != nullptr && rule->may_overflow);
+        view.may_overflow = rule != nullptr && rule->may_overflow;
+        if (rule != nullptr && rule->cast) cast_view(view, *rule->cast);
         const auto [other, is_new] = origins.emplace(view.name, tensor.name);
         if (!is_new)
           refuse_view(fmt::format("it becomes {}, and so does {}", in_quotes(view.name), in_quotes(other->second)));
@@ -428,10 +430,7 @@ std::vector<ViewedTensor> unview_rank(const MergePlan& plan, const ParallelLayou
     const Fused& fused = wholes.at(name);
     if (fused.rule == nullptr) {
       const std::size_t place = fused.items.begin()->second.front();
-      const TensorSpec& spec = tensors[place].spec;
-      ViewedTensor same{plan.at() + name, spec, spec.dtype, false, {merge::View(spec.shape).box()}};
-      same.boxes.front().source = static_cast<int>(place);
-      all.push_back(std::move(same));
+      all.push_back(as_it_lies({plan.at() + name, tensors[place].spec}, place));
       continue;
     }
     try {

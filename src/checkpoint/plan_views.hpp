@@ -36,10 +36,15 @@ struct ViewedRank {
   std::vector<LeftOut> left_out = {};
 };
 
-/// `dtype`: that all floating point numbers are cast to in the end. Throws Error(argument) that names view and tensor
-/// if a shape does not fit, a number of config.json is missing, or two tensors get one name.
-ViewedRank view_rank(const MergePlan& plan, const ParallelLayout& layout, RankTensors rank,
-                     const std::optional<DType>& dtype = {});
+/// Throws Error(argument) that names view and tensor if a shape does not fit, a number of config.json is missing, or
+/// two tensors get one name.
+ViewedRank view_rank(const MergePlan& plan, const ParallelLayout& layout, RankTensors rank);
+
+/// Floating point numbers become `to` when they are read; integers stay. Throws Error(argument) if the tensor is of 8
+/// or 4 bits.
+void cast_view(ViewedTensor& tensor, DType to);
+/// The view of a whole tensor, which is at this place of the rank's list.
+ViewedTensor as_it_lies(const NamedSpec& tensor, std::size_t place);
 
 /// The way back: the tensors of a rank as views make them of `tensors`, those that rules are for; boxes of places among
 /// these. Throws Error(argument) if a view has no way back, or a part of a tensor is not there.

@@ -55,8 +55,7 @@ void order_steps(std::vector<Step>& steps, const ShardJob& job, std::uint32_t fi
   });
 }
 
-void write_files(ShardJob& job, const std::string& model_dir, const std::string& out, const ParallelLayout& layout,
-                 const ShardOptions& options) {
+void write_files(ShardJob& job, const std::string& out, const ParallelLayout& layout, const ShardOptions& options) {
   const std::vector<RankSources> ranks(1);
   const auto files_at_once = static_cast<std::uint32_t>(std::min(layout.tensor * layout.expert, most_files_at_once));
   // A power of two: windows begin and end with elements.
@@ -64,7 +63,7 @@ void write_files(ShardJob& job, const std::string& model_dir, const std::string&
   AssemblyPlan assembly =
       plan_assembly(job.outputs.files, job.outputs.equal, ranks, {1, Writers::owners, window_bytes});
   order_steps(assembly.processes.front().steps, job, files_at_once);
-  OutputDirectory output(out, {options.force, model_dir, options.abandoned_after});
+  OutputDirectory output(out, {options.force, options.abandoned_after});
   const std::shared_ptr<SyncGroup> group = single_group();
   const FailOnStop on_stop = fail_on_stop(*group, options.stop);
   ProcessWork& work = assembly.processes.front();
@@ -160,17 +159,22 @@ ShardReport shard_model(const std::string& model_dir, const std::string& out, co
   if (!options.to_workspace) {
     if (options.zstd_level)
       throw Error(ErrorKind::argument, "safetensors files are not compressed; the states of a workspace can be");
-    if (!options.dry_run) check_output(out, {options.force, model_dir});
+    if (!options.dry_run) check_output(out, {options.force, {}});
   }
-  const bool side_by_side = !options.to_workspace;
-  ShardJob job =
-      options.to_plan.empty()
-          ? ShardJob(open_model(model_dir, plan_name, layout, options, side_by_side), plan_name, layout)
-          : ShardJob(merge_model(model_dir, plan_name, {.base = options.base, .at = options.at, .carry = options.carry},
-                                 side_by_side),
-                     options.to_plan, layout);
+  // Without a second plan, the plan cuts what is whole already.
+  const bool is_cut_only = options.to_plan.empty();
+  Request request{
+      .path = model_dir, .plan = is_cut_only ? "" : plan_name, .base = options.base, .foreign = {options.at, {}}};
+  if (is_cut_only && contents_of(model_dir, request.foreign).has_ranks())
+    throw Error(ErrorKind::argument,
+                fmt::format("{} has the tensors of {} ranks: muster export {} --plan {} --ranks {} --out DIR cuts them "
+                            "anew",
+                            in_quotes(model_dir), count_shards(model_dir), model_dir, plan_name, to_string(layout)),
+                {.path = model_dir});
+  ShardJob job(open_model(std::move(request), options.carry, !options.to_workspace),
+               is_cut_only ? plan_name : options.to_plan, layout);
   if (options.to_workspace && !options.dry_run) write_states(job, out, options);
-  if (!options.to_workspace && !options.dry_run) write_files(job, model_dir, out, layout, options);
+  if (!options.to_workspace && !options.dry_run) write_files(job, out, layout, options);
   job.report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return std::move(job.report);
 }

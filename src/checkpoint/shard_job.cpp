@@ -73,55 +73,36 @@ ShardJob::ShardJob(ModelSource from, const std::string& plan_name, const Paralle
   if (has_views(plan)) turn_views(layout);
 }
 
-ModelSource open_model(const std::string& path, const std::string& plan, const ParallelLayout& layout,
-                       const ShardOptions& options, bool side_by_side) {
-  ModelSource model;
-  model.carried_from = options.base.empty() ? path : options.base;
-  model.config = config_around(path, options.base);
-  const foreign::Choice choice{options.at, {}};
-  if (const Contents contents = contents_of(path, choice); contents.has_ranks())
-    throw Error(
-        ErrorKind::argument,
-        fmt::format("{} has the tensors of several ranks and is not a model: muster export {} --plan {} --ranks "
-                    "{} --out DIR cuts them anew",
-                    in_quotes(path), path, plan, to_string(layout)),
-        {.path = path});
-  const auto shards = std::make_shared<ShardSet>(path, 0, 1, workspace::StateChoice(), choice);
-  model.metadata = shards->metadata();
-  model.notes = shards->notes();
-  model.carried = options.base.empty() ? shards->carried(options.carry) : carried_files(options.base, options.carry);
-  model.tensors = shards;
-  if (side_by_side) model.tensors = with_recent_pieces(std::move(model.tensors), 1);
-  return model;
-}
-
 std::unique_ptr<MergedTensors> merged_of(std::shared_ptr<const TensorSource> shards, ExportJob& job,
                                          std::vector<MergedTensor> tensors) {
   std::vector<std::size_t> counts;
   for (const RankTensors& rank : job.ranks) counts.push_back(rank.tensors.size());
-  if (has_views(job.plan))
+  if (std::ranges::any_of(job.views, [](const auto& views) { return !views.empty(); }))
     shards = std::make_shared<ViewedTensors>(shards, std::move(views_by_process(job.views, job.counts, 1).front()));
   return std::make_unique<MergedTensors>(std::move(shards), sources_by_rank(counts, 1), std::move(tensors),
                                          std::move(job.outputs.equal));
 }
 
-ModelSource merge_model(const std::string& path, const std::string& plan, const ExportOptions& options,
-                        bool side_by_side) {
-  const auto shards =
-      std::make_shared<ShardSet>(path, 0, 1, workspace::StateChoice(), foreign::Choice{options.at, options.shards});
-  ExportJob job = plan_job(path, plan, shards->listings(), shards->metadata(), options);
+ModelSource open_model(Request request, const std::string& carry, bool side_by_side) {
+  request.max_shard_size = UINT64_MAX;  // one file has all
+  const auto shards = std::make_shared<ShardSet>(request.path, 0, 1, request.states, request.foreign);
+  ExportJob job = plan_job(request, *shards, shards->listings());
   ModelSource model;
-  std::vector<MergedTensor> tensors;
-  for (OutputFile& file : job.outputs.files)
-    for (MergedTensor& tensor : file.tensors) tensors.push_back(std::move(tensor));
-  model.tensors =
-      merged_of(side_by_side ? with_recent_pieces(shards, shards->listings().size()) : shards, job, std::move(tensors));
-  model.config = config_around(path, options.base);
+  std::vector<MergedTensor> tensors = std::move(job.outputs.files.front().tensors);
+  const std::shared_ptr<const TensorSource> source =
+      side_by_side ? with_recent_pieces(shards, shards->listings().size()) : shards;
+  const bool is_whole = job.plan.name() == as_it_is;
+  const bool is_unchanged = is_whole && job.views.front().empty() && tensors.size() == shards->tensors().size() &&
+                            std::ranges::all_of(tensors, [&](const MergedTensor& tensor) {
+                              return shards->tensors()[tensor.sources.front().index].name == tensor.name;
+                            });
+  model.tensors = is_unchanged ? source : merged_of(source, job, std::move(tensors));
+  model.config = config_of(request);
   model.metadata = shards->metadata();
-  model.carried = options.base.empty() ? shards->carried(options.carry) : carried_files(options.base, options.carry);
-  model.carried_from = options.base.empty() ? path : options.base;
+  model.carried = request.base.empty() ? shards->carried(carry) : carried_files(request.base, carry);
+  model.carried_from = request.base.empty() ? request.path : request.base;
   model.notes = std::move(job.account.notes);
-  model.plan = std::move(job.plan);
+  if (!is_whole) model.plan = std::move(job.plan);
   model.set = shards->listings().front().set;
   return model;
 }

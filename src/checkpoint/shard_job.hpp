@@ -26,24 +26,18 @@ struct ModelSource {
   CarriedFiles carried = {};
   std::string carried_from = {};  ///< the directory that they are in
   std::vector<std::string> notes = {};
-  std::optional<MergePlan> plan = {};  ///< that it was put together by
+  std::optional<MergePlan> plan = {};  ///< that it was put together by; none if it was whole
   std::string set = {};                ///< of a workspace: as ShardListing's
 };
-
-/// A model, or a foreign checkpoint that is whole, as it is. Throws as shard_model; `plan` and `layout` are for words.
-/// `side_by_side`: several ranks' parts of a tensor are read at about the same time.
-ModelSource open_model(const std::string& path, const std::string& plan, const ParallelLayout& layout,
-                       const ShardOptions& options, bool side_by_side = false);
 
 /// Tensors of a job's outputs, put together as they are read. `shards`: all of them, of this process. Takes the sets of
 /// equal sources out of the job.
 std::unique_ptr<MergedTensors> merged_of(std::shared_ptr<const TensorSource> shards, ExportJob& job,
                                          std::vector<MergedTensor> tensors);
 
-/// What export_model would write as one checkpoint, put together as it is read. Throws as that. `side_by_side`: as
-/// open_model's.
-ModelSource merge_model(const std::string& path, const std::string& plan, const ExportOptions& options,
-                        bool side_by_side = false);
+/// The model that a request without `to` makes, put together as it is read. `carry`: as ExportOptions'. Throws as
+/// export_model. `side_by_side`: several ranks' parts of a tensor are read at about the same time.
+ModelSource open_model(Request request, const std::string& carry = {}, bool side_by_side = false);
 
 struct ShardJob {
   /// `plan_name` may be empty: the plan that the model was put together by, but "auto" if that has views. Throws as

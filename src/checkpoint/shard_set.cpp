@@ -13,6 +13,7 @@
 #include "muster/export.hpp"
 #include "muster/state.hpp"
 #include "src/base/escaped.hpp"
+#include "src/checkpoint/foreign/saved_config.hpp"
 #include "src/checkpoint/model_files.hpp"
 #include "src/checkpoint/model_parts.hpp"
 #include "src/checkpoint/model_survey.hpp"
@@ -144,6 +145,24 @@ Config config_from_metadata(const Metadata& metadata) {
   return wrapped(metadata);
 }
 
+Metadata metadata_for_conversion(const Config& config) {
+  Metadata metadata = metadata_from_config(config);
+  if (!config.is_null() && !metadata.contains(std::string(config_metadata_key))) return metadata;
+  metadata.try_emplace(std::string(config_metadata_key), "null");
+  metadata.emplace("format", "pt");
+  return metadata;
+}
+
+Config config_from_converted(Metadata metadata) {
+  const auto config = metadata.find(std::string(config_metadata_key));
+  if (metadata.size() == 2 && config != metadata.end() && metadata.contains("format") &&
+      metadata.at("format") == "pt") {
+    if (config->second == "null") return {};
+    metadata.erase("format");
+  }
+  return config_from_metadata(metadata);
+}
+
 Metadata metadata_from_config(const Config& config) {
   if (config.is_null()) return {};
   if (is_written_as_text(config)) return {{std::string(config_metadata_key), to_json(config)}};
@@ -161,8 +180,6 @@ std::string identity_of(const std::string& path) {
                      time.time_since_epoch().count());
 }
 
-// The plan of a foreign checkpoint that is whole.
-constexpr std::string_view as_it_is = "as it is";
 constexpr std::string_view as_it_is_plan = R"({"muster_plan": 1, "rules": [{"match": "*", "action": "same"}]})";
 
 ShardFacts facts_of_whole() {
@@ -424,6 +441,10 @@ CarriedFiles ShardSet::carried(const std::string& carry) const {
   std::erase_if(carried.left, [&](const Omission& left) { return parts.contains(left.name); });
   std::ranges::sort(carried.left, {}, &Omission::name);
   return carried;
+}
+
+std::optional<Config> ShardSet::saved_config(std::vector<std::string>& notes) const {
+  return foreign_ ? foreign::saved_config(*foreign_, notes) : std::nullopt;
 }
 
 void ShardSet::check_stored() const {

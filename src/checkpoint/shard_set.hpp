@@ -49,6 +49,9 @@ struct PlanText {
   friend bool operator==(const PlanText&, const PlanText&) = default;
 };
 
+/// The plan of what is whole already.
+inline constexpr std::string_view as_it_is = "as it is";
+
 struct ShardFacts {
   int rank = 0;
   int ranks = 0;
@@ -57,6 +60,9 @@ struct ShardFacts {
   PlanText plan = {};
   HeadCounts heads = {};
   BlockedParts blocked = {};
+
+  /// It is no shard, but a whole model.
+  [[nodiscard]] bool is_whole() const noexcept { return plan.name == as_it_is; }
 };
 std::string shard_facts_text(const ShardFacts& facts);
 /// Empty if the metadata has none (a shard that other hands made). Throws Error(corrupt | version).
@@ -70,6 +76,11 @@ Config config_from_metadata(const Metadata& metadata);
 /// metadata_from_config(config_from_metadata(m)) == m, up to the white space of a config's text, and
 /// config_from_metadata(metadata_from_config(c)) == c. Throws Error(argument) if a leaf is a tensor.
 Metadata metadata_from_config(const Config& config);
+
+/// The same for a file that other programs load: with {"format": "pt"}, unless the config is another file's metadata.
+Metadata metadata_for_conversion(const Config& config);
+/// Back again: the config that was written by metadata_for_conversion, else config_from_metadata.
+Config config_from_converted(Metadata metadata);
 
 // The shards of ranks as files: which process of a job reads which, and what they say of themselves.
 
@@ -169,6 +180,9 @@ class ShardSet : public FileTensors {
   /// Files beside the weights that go along: carried_files() of the directory; of a foreign checkpoint configs and
   /// tokenizers alone, unless `carry` names others, and none if it is one file.
   [[nodiscard]] CarriedFiles carried(const std::string& carry) const;
+  /// The sizes of the model in the names of HuggingFace's config.json, as far as a checkpoint of another program has
+  /// them saved beside its tensors. A note names the source.
+  [[nodiscard]] std::optional<Config> saved_config(std::vector<std::string>& notes) const;
   /// Not empty: all processes have all tensors, and have to have the same of this.
   [[nodiscard]] const std::string& whole() const noexcept { return whole_; }
   /// Holds what a foreign checkpoint stores against its own checksums; where all processes have all of it, a share

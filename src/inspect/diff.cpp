@@ -248,7 +248,7 @@ Differences diff_files(const std::string& a, const std::string& b) {
 /// If a state is among them: its config is compared with what stands for one in the other. None if there are no two.
 std::optional<Differences> diff_configs(const Source& a, const Source& b) {
   const auto config_of = [](const Source& source) -> std::optional<Config> {
-    if (source.kind == "safetensors" || source.kind == "hdf5") return config_from_metadata(source.metadata);
+    if (source.kind == "safetensors" || source.kind == "hdf5") return config_from_converted(source.metadata);
     return source.config();
   };
   if (a.states.empty() && b.states.empty()) return std::nullopt;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <cmath>
 #include <iterator>
 
 #include "muster/error.hpp"
@@ -271,6 +272,25 @@ std::chrono::seconds parse_age(const std::string& text) {
     throw Error(ErrorKind::argument,
                 fmt::format("the age {} is none: 90s, 30min, 12h, 2d or 1w, for example", in_quotes(text)));
   return std::chrono::seconds(number * seconds);
+}
+
+std::uint64_t parse_size(const std::string& text) {
+  double number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number, std::chars_format::fixed);
+  std::string unit(end, static_cast<std::size_t>(text.data() + text.size() - end));
+  for (char& c : unit) c = static_cast<char>(c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c);
+  unit.erase(0, unit.find_first_not_of(' ') == std::string::npos ? unit.size() : unit.find_first_not_of(' '));
+  if (unit.ends_with('b')) unit.pop_back();
+  const bool is_binary = unit.size() == 2 && unit[1] == 'i';
+  constexpr std::string_view letters = "kmgtpe";
+  const std::size_t power = unit.empty() ? 0 : letters.find(unit.front()) + 1;  // npos + 1 is 0
+  const bool is_unit = unit.empty() || (power != 0 && (unit.size() == 1 || is_binary));
+  const double bytes = number * std::pow(is_binary ? 1024.0 : 1000.0, static_cast<double>(power));
+  constexpr double limit = 9.2e18;
+  if (error != std::errc() || !is_unit || !(bytes >= 1) || bytes > limit)
+    throw Error(ErrorKind::argument,
+                fmt::format("{} is not a size of at least 1 byte (examples: 500MB, 1.5GB, 2GiB)", in_quotes(text)));
+  return static_cast<std::uint64_t>(bytes);
 }
 
 std::string survey_text(const Survey& survey, TimePoint now, const OutputStyle& style) {

@@ -45,6 +45,10 @@ using workspace::age_text;
 /// "90", "30min", "12h", "2d": a number and s, min, h, d or w; seconds if there is none. Throws Error(argument).
 std::chrono::seconds parse_age(const std::string& text);
 
+/// Bytes as people write them: "500MB", "1.5 GiB", "17"; kB is 1000 bytes and KiB 1024. Throws Error(argument) on
+/// anything else, and on less than a byte.
+std::uint64_t parse_size(const std::string& text);
+
 /// Jobs, their ranks' states, and what else lies there.
 std::string survey_text(const workspace::Survey& survey, std::chrono::system_clock::time_point now,
                         const OutputStyle& style);

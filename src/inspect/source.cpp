@@ -123,18 +123,13 @@ Source source_of_foreign(const foreign::Found& found, const std::string& path, c
 
 /// The shards of all ranks of a directory, or the states of a workspace that all ranks have: arranged by the plan as an
 /// export arranges them, and merged piece by piece.
-Source source_of_shards(const std::string& directory, const SourceOptions& options) {
-  const std::optional<Config> config = read_model_config(directory);
-  const auto shards = std::make_shared<ShardSet>(directory, 0, 1, options.states, options.foreign);
-  std::vector<std::string> notes;
-  ExportJob job{.plan = plan_of(shards->listings(), options.plan, config ? &*config : nullptr, notes)};
-  const Arrangement arrangement = arrange_shards(job, shards->listings(), layout_of(shards->listings(), {}));
-  job.outputs = checkpoint_outputs(arrangement, UINT64_MAX, {});
-  Source source{.path = directory,
-                .kind = "shards",
-                .tensors = merged_of(shards, job, std::move(job.outputs.files.front().tensors)),
-                .metadata = shards->metadata()};
-  for (const std::string& note : shards->notes()) source.issues.push_back({"note", "", note});
+Source source_of_shards(const std::string& directory, SourceOptions request) {
+  request.path = directory;
+  request.looks_only = true;
+  ModelSource model = open_model(std::move(request));
+  Source source{
+      .path = directory, .kind = "shards", .tensors = model.tensors, .metadata = std::move(model.metadata)};
+  for (const std::string& note : model.notes) source.issues.push_back({"note", "", note});
   return source;
 }
 
@@ -200,7 +195,7 @@ std::optional<Config> Source::config() const {
   if (kind == "state") return states.front().config();
   // What a state's config became when it was converted.
   if (kind == "safetensors" && metadata.contains(std::string(config_metadata_key)))
-    return config_from_metadata(metadata);
+    return config_from_converted(metadata);
   if (kind != "workspace") return std::nullopt;
   Config configs = Config::object();
   for (const StateFile& file : states) configs[fmt::format("rank{}", file.info().rank)] = file.config();

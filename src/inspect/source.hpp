@@ -16,6 +16,7 @@
 #include "muster/config.hpp"
 #include "muster/state_file.hpp"
 #include "src/checkpoint/foreign/checkpoint.hpp"
+#include "src/checkpoint/request.hpp"
 #include "src/checkpoint/tensor_source.hpp"
 #include "src/workspace/survey.hpp"
 
@@ -52,12 +53,8 @@ struct Source {
   [[nodiscard]] std::optional<Config> config() const;
 };
 
-/// What of a path is meant, if it has more than one thing.
-struct SourceOptions {
-  std::string plan = {};               ///< merges shards and the states of ranks
-  workspace::StateChoice states = {};  ///< of a workspace
-  foreign::Choice foreign = {};        ///< of a foreign checkpoint
-};
+/// How a path is read; its own path is the one that is given beside it.
+using SourceOptions = Request;
 
 /// A safetensors file, a state file, any other HDF5 file, a directory in HuggingFace's layout, one with the shards of
 /// all ranks, which the plan merges, a foreign checkpoint (of ranks: likewise), or a workspace. Of a workspace: the

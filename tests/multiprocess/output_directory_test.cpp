@@ -10,6 +10,8 @@
 
 #include <cerrno>
 #include <functional>
+#include <initializer_list>
+#include <map>
 
 #include "muster/log.hpp"
 #include "src/os/directory.hpp"
@@ -190,32 +192,45 @@ TEST_CASE("an earlier model stays if another one has its name when it could come
   CHECK(names_in(work.path()) == before);
 }
 
-TEST_CASE("--force replaces a checkpoint, and nothing that has other files in it") {
+TEST_CASE("--force deletes weights and files that were written with them, and nothing else") {
   const TemporaryDirectory work;
-  const auto refused = [&](std::string_view words, const std::string& source = {}) {
-    CHECK(has(words_of(ErrorKind::argument, [&] { check_output(work / "out", {.force = true, .source = source}); }),
-              words));
+  const auto refused = [&](std::string_view words) {
+    CHECK(has(words_of(ErrorKind::argument, [&] { check_output(work / "out", {.force = true}); }), words));
   };
+  const auto make = [&](std::initializer_list<const char*> names) {
+    OutputDirectory output(work / "out", {.force = true});
+    write_model(output.partial(), "made");
+    for (const char* name : names) {
+      fs::create_directories(fs::path(output.partial() + "/" + name).parent_path());
+      write_text(output.partial() + "/" + name, "made");
+    }
+    output.commit();
+  };
+  // A model of another program has its weights and config.json replaced, and no other file.
   write_model(work / "out", "old");
-  write_text(work / "out/tokenizer.json", "");
   check_output(work / "out", {.force = true});
-  fs::create_directories(work / "out/src");
-  write_text(work / "out/notes.txt", "");
-  write_text(work / "out/src/train.py", "");
-  refused("\"notes.txt\"");
-  refused("no part of a checkpoint");
-  refused("move them away");
-  // What an export carried there may be replaced by one that carries it again.
-  write_model(work / "shards", "x");
-  fs::create_directories(work / "shards/src");
-  write_text(work / "shards/src/train.py", "");
-  refused("\"notes.txt\")", work / "shards");
-  write_text(work / "shards/notes.txt", "");
-  check_output(work / "out", {.force = true, .source = work / "shards"});
+  write_text(work / "out/tokenizer.json", "");
+  refused("(\"tokenizer.json\")");
+  fs::remove(work / "out/tokenizer.json");
+  // A result is replaced by any other result, whatever that brings along.
+  make({"README.md", "src/model.py"});
+  make({});
+  make({"README.md", "src/model.py"});
+  for (const char* name : {"notes.txt", "src/train.py", "stray.safetensors", "LICENSE"}) {
+    write_text(work / "out/" + name, "mine");
+    refused(std::string("(\"") + name + "\")");
+    refused("move them away");
+    fs::remove(work / "out/" + name);
+    check_output(work / "out", {.force = true});
+  }
+  for (const char* name : {"README.md", "src/model.py", "config.json"}) {
+    write_text(work / "out/" + name, "edited");
+    refused(std::string("(\"") + name + "\")");
+    write_text(work / "out/" + name, "made");
+    check_output(work / "out", {.force = true});
+  }
   fs::remove(work / "out/model.safetensors");
-  refused("no model and no shards in it", work / "shards");
-  write_text(work / "out/stray.safetensors", "");
-  refused("\"stray.safetensors\"", work / "shards");
+  refused("no model and no shards in it");
   fs::remove_all(work / "out");
   for (const char* weights : {"rank-00000-of-00002.safetensors", "model-00001-of-00002.safetensors"}) {
     fs::create_directory(work / "out");
@@ -226,6 +241,31 @@ TEST_CASE("--force replaces a checkpoint, and nothing that has other files in it
   }
   fs::create_symlink("shards", work / "out");
   refused("it is not a directory");
+}
+
+TEST_CASE("what replaces files and directories has their modes") {
+  const TemporaryDirectory work;
+  const auto mode_of = [](const std::string& path) { return os::file_status(path)->rights.mode; };
+  write_model(work / "out", "old");
+  fs::create_directory(work / "out/src");
+  const std::map<std::string, std::uint32_t> modes = {
+      {"", 02770}, {"/src", 0750}, {"/model.safetensors", 0640}, {"/config.json", 0660}};
+  for (const auto& [name, mode] : modes) fs::permissions(work / "out" + name, fs::perms(mode));
+  {
+    OutputDirectory output(work / "out", {.force = true});
+    CHECK((mode_of(output.partial()) & 0777) == 0770);
+    write_model(output.partial(), "new");
+    write_text(output.partial() + "/model-00001-of-00002.safetensors", "new");
+    fs::create_directory(output.partial() + "/src");
+    output.commit();
+  }
+  for (const auto& [name, mode] : modes) CHECK(mode_of(work / "out" + name) == mode);
+  // A file with a new name is no more open than all of the old ones.
+  CHECK(mode_of(work / "out/model-00001-of-00002.safetensors") == 0640);
+  os::OutputFile file(work / "out/config.json");
+  CHECK(mode_of(file.temporary()) == 0660);
+  file.commit();
+  CHECK(mode_of(work / "out/config.json") == 0660);
 }
 
 TEST_CASE("a rename that a server answers twice is done") {

@@ -1,0 +1,386 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/checkpoint/base_tensors.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <array>
+#include <set>
+#include <utility>
+
+#include "muster/error.hpp"
+#include "muster/model_dir.hpp"
+#include "muster/state.hpp"
+#include "src/base/escaped.hpp"
+#include "src/checkpoint/base_model.hpp"
+#include "src/checkpoint/model_files.hpp"
+#include "src/checkpoint/packed_parts.hpp"
+
+namespace muster {
+namespace {
+
+/// A wrapper's prefix, and who puts it there.
+struct Wrapper {
+  std::string_view prefix;
+  std::string_view by;
+};
+// In front of all names.
+constexpr std::array<Wrapper, 4> outer_wrappers = {{{"module.", "DistributedDataParallel"},
+                                                    {"_forward_module.", "Lightning Fabric"},
+                                                    {"base_model.model.", "PEFT"},
+                                                    {"model.", "what saved the model as a part"}}};
+// In front of the names of any module. No model has such a name itself.
+constexpr std::array<Wrapper, 3> inner_wrappers = {{{"_orig_mod.", "torch.compile"},
+                                                    {"_fsdp_wrapped_module.", "FullyShardedDataParallel"},
+                                                    {"_checkpoint_wrapped_module.", "activation checkpointing"}}};
+
+std::string without(std::string name, std::string_view part) {
+  for (std::size_t at = 0; (at = name.find(part, at)) != std::string::npos;)
+    if (at == 0 || name[at - 1] == '.')
+      name.erase(at, part.size());
+    else
+      ++at;
+  return name;
+}
+
+bool is_of_adapter(std::string_view name) {
+  return name.find(".lora_") != std::string_view::npos || name.find("modules_to_save") != std::string_view::npos;
+}
+
+/// The tensors of some ranks whose names can be changed.
+class WrappedNames {
+ public:
+  WrappedNames(std::vector<ShardListing>& listings, const BaseTensors& base) : base_(base) {
+    for (ShardListing& listing : listings)
+      if (!listing.facts || listing.facts->is_whole())
+        for (NamedSpec& tensor : listing.tensors) names_.push_back(&tensor.name);
+  }
+
+  [[nodiscard]] bool any(const auto& is_one) const {
+    return std::ranges::any_of(names_, [&](const std::string* name) { return is_one(*name); });
+  }
+
+  /// Whether it may go: from all names, and so that more of them are the base's.
+  [[nodiscard]] bool is_outer(const Wrapper& wrapper) const {
+    if (names_.empty() || any([&](const std::string& name) { return !name.starts_with(wrapper.prefix); })) return false;
+    if (wrapper.prefix.starts_with("base_model") && any(is_of_adapter)) return false;
+    const auto count = [&](std::size_t cut) {
+      return std::ranges::count_if(names_, [&](const std::string* name) { return base_.contains(name->substr(cut)); });
+    };
+    if (!base_.empty()) return count(wrapper.prefix.size()) > count(0);
+    return wrapper.prefix != "model." || any([](const std::string& name) { return name.starts_with("model.model."); });
+  }
+
+  void change(const auto& new_name) {
+    for (std::string* name : names_) *name = new_name(std::move(*name));
+  }
+
+ private:
+  const BaseTensors& base_;
+  std::vector<std::string*> names_;
+};
+
+/// Whether a plan names the prefix itself.
+bool is_in_plan(const MergePlan& plan, std::string_view prefix) {
+  const auto names_it = [&](const auto& rule) { return rule.pattern.text().find(prefix) != std::string::npos; };
+  const bool is_common = prefix == "model.";
+  return !plan.at().empty() ||
+         (!is_common && (std::ranges::any_of(plan.views(), names_it) || std::ranges::any_of(plan.rules(), names_it)));
+}
+
+void check_unique(const std::vector<ShardListing>& listings) {
+  for (const ShardListing& listing : listings) {
+    std::set<std::string_view> names;
+    for (const NamedSpec& tensor : listing.tensors)
+      if (!names.insert(tensor.name).second)
+        throw Error(ErrorKind::argument,
+                    fmt::format("rank {} has two tensors that are named {} without the prefixes of wrappers; leave one "
+                                "out when you save it",
+                                listing.rank, in_quotes(tensor.name)),
+                    {.rank = listing.rank});
+  }
+}
+
+/// Buffers that programs compute themselves, whether a file has them or not.
+bool is_computed(std::string_view name, const std::optional<TensorSpec>& spec) {
+  for (const std::string_view end : {"rotary_emb.inv_freq", "position_ids", "masked_bias", "rope.freqs"})
+    if (name.ends_with(end)) return true;
+  // The mask of GPT-2 and its like.
+  return (name.ends_with("attn.bias") || name.ends_with("attention.bias")) &&
+         (!spec || (spec->shape.size() == 4 && spec->shape[0] == 1 && spec->shape[1] == 1));
+}
+
+/// A tensor that is another one of the model, under a name that files may leave out.
+bool is_second_name(std::string_view name, const Config* config, const auto& has_ending) {
+  const auto one_of = [&](std::initializer_list<std::string_view> ends) {
+    return std::ranges::any_of(ends, [&](std::string_view end) { return name.ends_with(end); });
+  };
+  if (one_of({"encoder.embed_tokens.weight", "decoder.embed_tokens.weight"}) && has_ending("shared.weight"))
+    return true;
+  const Config* tied = config == nullptr ? nullptr : find_in_config(*config, "tie_word_embeddings");
+  const bool is_said = tied != nullptr && tied->type() == Config::Type::boolean;
+  if (is_said && !tied->as_bool()) return false;
+  if (is_said && one_of({"lm_head.weight", "embed_out.weight"})) return true;
+  return one_of({"cls.predictions.decoder.weight", "cls.predictions.decoder.bias", "lm_head.decoder.weight",
+                 "lm_head.decoder.bias", "proj_out.weight"});
+}
+
+class Comparison {
+ public:
+  Comparison(const Request& request, const Config* config, std::span<const NamedSpec> model, const BaseTensors& base)
+      : request_(request), config_(config), model_(model), base_(base), parts_(model), base_parts_(known(base)) {
+    for (const NamedSpec& tensor : model) by_name_.emplace(tensor.name, &tensor.spec);
+  }
+
+  void operator()(std::vector<std::string>& notes) {
+    find_differences();
+    pair_prefixes(notes);
+    refuse_names();
+    compare_specs(notes);
+  }
+
+ private:
+  static std::vector<NamedSpec> known(const BaseTensors& base) {
+    std::vector<NamedSpec> tensors;
+    for (const auto& [name, spec] : base) tensors.push_back({name, spec.value_or(TensorSpec{DType::f32, {}})});
+    return tensors;
+  }
+
+  void find_differences() {
+    const Selection selection(request_);
+    const auto in_model = [&](std::string_view end) {
+      return std::ranges::any_of(model_, [&](const NamedSpec& tensor) { return tensor.name.ends_with(end); });
+    };
+    const auto in_base = [&](std::string_view end) {
+      return std::ranges::any_of(base_, [&](const auto& tensor) { return tensor.first.ends_with(end); });
+    };
+    for (const NamedSpec& tensor : model_) {
+      if (base_.contains(tensor.name)) continue;
+      if (is_computed(tensor.name, tensor.spec) || is_second_name(tensor.name, config_, in_base)) continue;
+      if (is_quantised_on_one_side(tensor.name)) continue;
+      extra_.push_back(tensor.name);
+    }
+    for (const auto& [name, spec] : base_) {
+      if (by_name_.contains(name) || !selection.has(name)) continue;
+      if (is_computed(name, spec) || is_second_name(name, config_, in_model)) continue;
+      if (is_quantised_on_one_side(name)) continue;
+      missing_.push_back(name);
+    }
+  }
+
+  /// Quantised weights with their scales are compared with quantised ones only.
+  [[nodiscard]] bool is_quantised_on_one_side(const std::string& name) const {
+    const bool here = parts_.is_in_packed_module(name);
+    const bool there = base_parts_.is_in_packed_module(name);
+    return here != there || (!here && parts_.has({name, TensorSpec{DType::f32, {1}}}));
+  }
+
+  /// Programs load "model.layers.0" for "layers.0" and the other way, if that is so for all names.
+  void pair_prefixes(std::vector<std::string>& notes) {
+    const auto all_in = [](const std::vector<std::string>& longer, const std::vector<std::string>& shorter) {
+      const std::string prefix = longer.front().substr(0, longer.front().find('.') + 1);
+      if (prefix.empty()) return std::string();
+      const std::set<std::string> others(longer.begin(), longer.end());
+      const bool fits = longer.size() == shorter.size() &&
+                        std::ranges::all_of(shorter, [&](const auto& name) { return others.contains(prefix + name); });
+      return fits ? prefix : std::string();
+    };
+    if (missing_.empty() || extra_.empty()) return;
+    const std::string mine = all_in(extra_, missing_);
+    const std::string theirs = mine.empty() ? all_in(missing_, extra_) : std::string();
+    if (mine.empty() && theirs.empty()) return;
+    notes.push_back(fmt::format("names begin with {} {}, and without it {}; programs load both",
+                                in_quotes(mine.empty() ? theirs : mine), mine.empty() ? "in the base" : "in the result",
+                                mine.empty() ? "in the result" : "in the base"));
+    mine_ = mine;
+    theirs_ = theirs;
+    missing_.clear();
+    extra_.clear();
+  }
+
+  void refuse_names() const {
+    if (missing_.empty() && extra_.empty()) return;
+    const auto words = [](const std::vector<std::string>& names) {
+      return fmt::format("tensor{} {}", names.size() == 1 ? "" : "s", some_names(names));
+    };
+    std::string text = fmt::format("the result does not have the tensors of the base {}: ", in_quotes(request_.base));
+    if (!missing_.empty()) text += fmt::format("it lacks the {}", words(missing_));
+    if (!extra_.empty())
+      text += fmt::format("{}it has the {}, which the base has not", missing_.empty() ? "" : "; ", words(extra_));
+    text += "; name another base, plan or key (--at), or leave tensors out with --select or --exclude";
+    throw Error(ErrorKind::argument, text, {.path = request_.path});
+  }
+
+  [[nodiscard]] const TensorSpec* in_base(const std::string& name) const {
+    std::string other = name;
+    if (!mine_.empty() && name.starts_with(mine_)) other = name.substr(mine_.size());
+    if (!theirs_.empty() && !base_.contains(name)) other = theirs_ + name;
+    const auto found = base_.find(other);
+    return found == base_.end() || !found->second ? nullptr : &*found->second;
+  }
+
+  void compare_specs(std::vector<std::string>& notes) const {
+    std::set<DType> floats;
+    std::vector<const NamedSpec*> others;
+    for (const NamedSpec& tensor : model_) {
+      if (is_wide_float(tensor.spec.dtype)) floats.insert(tensor.spec.dtype);
+      const TensorSpec* there = in_base(tensor.name);
+      if (there == nullptr || is_quantised_on_one_side(tensor.name) || is_computed(tensor.name, tensor.spec)) continue;
+      if (there->shape != tensor.spec.shape)
+        throw Error(
+            ErrorKind::argument,
+            fmt::format("the tensor {} is {}, and {} in the base {}; correct the plan or the layout, or name "
+                        "the base of this model",
+                        in_quotes(tensor.name), to_string(tensor.spec), to_string(*there), in_quotes(request_.base)),
+            {.path = request_.path});
+      if (there->dtype != tensor.spec.dtype) others.push_back(&tensor);
+    }
+    if (request_.dtype || others.empty()) return;
+    const NamedSpec& first = *others.front();
+    const std::string words = fmt::format(
+        "{} of {} tensors have another dtype than in the base: {} is {}, and {} in the base", others.size(),
+        model_.size(), in_quotes(first.name), to_string(first.spec.dtype), to_string(in_base(first.name)->dtype));
+    const bool is_uniform = floats.size() == 1 && std::ranges::all_of(others, [](const NamedSpec* tensor) {
+                              return is_wide_float(tensor->spec.dtype);
+                            });
+    if (!is_uniform) throw Error(ErrorKind::argument, words + "; --dtype casts them", {.path = request_.path});
+    notes.push_back(words);
+  }
+
+  const Request& request_;
+  const Config* config_;
+  std::span<const NamedSpec> model_;
+  const BaseTensors& base_;
+  PackedParts parts_;
+  PackedParts base_parts_;
+  std::map<std::string, const TensorSpec*, std::less<>> by_name_;
+  std::vector<std::string> extra_;
+  std::vector<std::string> missing_;
+  std::string mine_;    // what all names of the result begin with, and those of the base do not
+  std::string theirs_;  // likewise
+};
+
+/// A layer's names behind its number, by what stands before that, and by the number.
+using Stacks = std::map<std::string, std::map<std::int64_t, std::set<std::string>>>;
+
+Stacks stacks_of(std::span<const NamedSpec> model) {
+  constexpr std::size_t most_digits = 6;
+  Stacks stacks;
+  for (const NamedSpec& tensor : model) {
+    const std::string& name = tensor.name;
+    for (std::size_t dot = name.find('.'); dot != std::string::npos; dot = name.find('.', dot + 1)) {
+      const std::size_t end = std::min(name.find('.', dot + 1), name.size());
+      const std::string word = name.substr(dot + 1, end - dot - 1);
+      if (word.empty() || word.size() > most_digits || word.find_first_not_of("0123456789") != std::string::npos ||
+          end == name.size())
+        continue;
+      stacks[name.substr(0, dot)][std::stoll(word)].insert(name.substr(end + 1));
+      break;
+    }
+  }
+  return stacks;
+}
+
+/// Some layers lack one of these by design.
+bool may_lack(std::string_view name) {
+  for (const std::string_view part : {"attn_norm", "relative_attention_bias"})
+    if (name.find(part) != std::string_view::npos) return true;
+  return false;
+}
+
+/// A single layer that has a part of what several others have was not saved completely.
+void check_layers_alike(const Request& request, std::span<const NamedSpec> model) {
+  if (std::ranges::any_of(model, [](const NamedSpec& tensor) { return is_of_adapter(tensor.name); })) return;
+  for (const auto& [stack, layers] : stacks_of(model)) {
+    std::map<std::set<std::string>, std::vector<std::int64_t>> kinds;
+    for (const auto& [number, names] : layers) kinds[names].push_back(number);
+    for (const auto& [names, numbers] : kinds) {
+      if (numbers.size() != 1) continue;
+      for (const auto& [more, others] : kinds) {
+        if (more.size() <= names.size() || !std::ranges::includes(more, names)) continue;
+        if (others.size() < 2 && kinds.size() != 2) continue;
+        std::vector<std::string> lacking;
+        std::ranges::set_difference(more, names, std::back_inserter(lacking));
+        if (std::ranges::all_of(lacking, may_lack)) continue;
+        for (std::string& name : lacking) name = fmt::format("{}.{}.{}", stack, numbers.front(), name);
+        throw Error(
+            ErrorKind::argument,
+            fmt::format("{} lacks the tensor{} {}, which layer {} and others have; save it completely, or name "
+                        "the base model with its weights (--base)",
+                        in_quotes(request.path), lacking.size() == 1 ? "" : "s", some_names(lacking), others.front()),
+            {.path = request.path});
+      }
+    }
+  }
+}
+
+}  // namespace
+
+BaseTensors base_tensors(const std::string& directory, std::vector<std::string>& notes) {
+  BaseTensors tensors;
+  const DirectoryNames names = names_in(directory);
+  const auto index = std::ranges::find_if(
+      names.files, [](const std::string& name) { return is_index_name(name) || name == torch_index_name; });
+  const bool has_weights = std::ranges::any_of(names.files, is_weight_name);
+  try {
+    if (has_weights) {
+      for (const TensorEntry& entry : ModelDir::open(directory).tensors())
+        tensors.emplace(entry.name, TensorSpec{entry.dtype, entry.shape});
+      return tensors;
+    }
+    if (index == names.files.end()) {
+      const auto found = foreign::find_in_directory(directory, names, {});
+      std::vector<std::string> more;
+      if (!found || found->kind != foreign::Kind::torch_model) return tensors;
+      for (const TensorEntry& entry : open_checkpoint(*found, 0, {}, more)->tensors())
+        tensors.emplace(entry.name, TensorSpec{entry.dtype, entry.shape});
+      return tensors;
+    }
+  } catch (const Error& error) {
+    notes.push_back(fmt::format("the weights of the base cannot be read ({})", error.what()));
+  }
+  tensors.clear();
+  if (index != names.files.end())
+    for (const auto& [name, file] : read_weight_map(join_path(directory, *index))) tensors.emplace(name, std::nullopt);
+  return tensors;
+}
+
+void remove_wrappers(const MergePlan& plan, std::vector<ShardListing>& listings, const BaseTensors& base,
+                     std::vector<std::string>& notes) {
+  WrappedNames names(listings, base);
+  bool is_changed = false;
+  const auto removed = [&](const Wrapper& wrapper) {
+    notes.push_back(fmt::format("{} is taken out of the names of tensors: {} puts it there", in_quotes(wrapper.prefix),
+                                wrapper.by));
+    is_changed = true;
+  };
+  for (const Wrapper& wrapper : inner_wrappers) {
+    const auto is_there = [&](const std::string& name) { return without(name, wrapper.prefix) != name; };
+    if (is_in_plan(plan, wrapper.prefix) || !names.any(is_there)) continue;
+    names.change([&](std::string name) { return without(std::move(name), wrapper.prefix); });
+    removed(wrapper);
+  }
+  for (bool again = true; again;) {
+    again = false;
+    for (const Wrapper& wrapper : outer_wrappers) {
+      if (is_in_plan(plan, wrapper.prefix) || !names.is_outer(wrapper)) continue;
+      names.change([&](const std::string& name) { return name.substr(wrapper.prefix.size()); });
+      removed(wrapper);
+      again = true;
+    }
+  }
+  if (is_changed) check_unique(listings);
+}
+
+void compare_with_base(const Request& request, const Config* config, std::span<const NamedSpec> model,
+                       const BaseTensors& base, std::vector<std::string>& notes) {
+  const bool is_adapter =
+      std::ranges::all_of(model, [](const NamedSpec& tensor) { return is_of_adapter(tensor.name); });
+  if (is_adapter) return;
+  if (!base.empty()) return Comparison(request, config, model, base)(notes);
+  // Of any model that is read as it is, nobody knows whether its layers are alike.
+  const bool has_layers = !request.base.empty() || !request.plan.empty();
+  if (has_layers && Selection(request).is_all()) check_layers_alike(request, model);
+}
+
+}  // namespace muster

@@ -1,0 +1,272 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# Shard, export and the commands that look into checkpoints take one request: a result is compared with its base, casts
+# leave scales alone, sizes come from the checkpoint where no config.json is there, and a refused command changes nothing.
+#   MUSTER_PROGRAM, MUSTER_DEMO_MODEL: the programs under test
+set -u
+data=$(cd "$(dirname "$0")/../data" && pwd) || exit 1
+source "$(dirname "$0")/cli.sh"
+
+cat > .log/tensors.py << 'END'
+"""Reads and writes safetensors files: {name: (dtype, shape, bytes)}."""
+import json
+import struct
+import sys
+
+
+def read(path):
+    with open(path, 'rb') as file:
+        length, = struct.unpack('<Q', file.read(8))
+        header = json.loads(file.read(length))
+        data = file.read()
+    header.pop('__metadata__', None)
+    return {name: (entry['dtype'], entry['shape'], data[slice(*entry['data_offsets'])])
+            for name, entry in header.items()}
+
+
+def write(path, tensors):
+    header, at = {}, 0
+    for name, (dtype, shape, data) in tensors.items():
+        header[name] = {'dtype': dtype, 'shape': shape, 'data_offsets': [at, at + len(data)]}
+        at += len(data)
+    text = json.dumps(header).encode()
+    with open(path, 'wb') as file:
+        file.write(struct.pack('<Q', len(text)) + text)
+        for dtype, shape, data in tensors.values():
+            file.write(data)
+
+
+def wide(tensor):
+    """A BF16 tensor as F32."""
+    dtype, shape, data = tensor
+    assert dtype == 'BF16'
+    return 'F32', shape, b''.join(b'\0\0' + data[i:i + 2] for i in range(0, len(data), 2))
+END
+# python CODE ARGUMENTS...: with the functions above.
+run_python() {
+  local code=$1
+  shift
+  PYTHONPATH=.log PYTHONDONTWRITEBYTECODE=1 "${MUSTER_TEST_PYTHON:-python3}" -c "import json, os, sys
+from tensors import read, wide, write
+$code" "$@" || fail "python: $code"
+}
+# made NAME CODE: a directory with the model's tensors `t` after the code, and its config.json.
+made() {
+  mkdir "$1" && cp model/config.json "$1/"
+  run_python "t = read('model/model.safetensors')
+$2
+write(sys.argv[1] + '/model.safetensors', t)" "$1"
+}
+# refused WORDS COMMAND...: status 2, one line with the words, nothing made and nothing changed.
+everything() { find . -mindepth 1 -path ./.log -prune -o -printf '%p %s %m %u %g %T@\n' | sort; }
+refused() {
+  local before
+  before=$(everything)
+  says 2 "$@"
+  [ "$(everything)" = "$before" ] || fail "changed by a refused command: ${*:2}"
+}
+same() { says 0 "same: " "$program" diff "$@"; }
+
+"$demo" model --megabytes 2 --max-shard-size 1GB > /dev/null || fail "no demo model"
+
+# A whole model is not copied for each rank.
+for source in model model/model.safetensors "$data/foreign/torch_zip/in"; do
+  refused "no plan says how to cut it for 4 ranks: add --to-plan auto" "$program" export "$source" --ranks 4 --out new
+  refused "no plan says how to cut it for 4 ranks: add --to-plan auto" "$program" export "$source" --ranks 4 --dry-run
+done
+says 0 "cut for" "$program" export model --ranks 4 --to-plan auto --out cut
+says 0 "cut into 4 shards" "$program" shard model --ranks 4 --plan auto --out shards
+for rank in 0 1 2 3; do cmp -s cut/rank-0000$rank-of-00004.safetensors shards/rank-0000$rank-of-00004.safetensors || fail "cut: rank $rank"; done
+
+# The tensors of the result are those of the base.
+made headless "del t['model.norm.weight']"
+made larger "t['model.extra.weight'] = t['model.norm.weight']"
+made narrow "d, s, b = t['model.norm.weight']; t['model.norm.weight'] = d, [s[0] // 2], b[:len(b) // 2]"
+made mixed "t['model.norm.weight'] = wide(t['model.norm.weight'])"
+made float "t = {name: wide(tensor) for name, tensor in t.items()}"
+made renamed "t = {name.replace('q_proj', 'query'): tensor for name, tensor in t.items()}"
+refused 'it lacks the tensor "model.norm.weight"' "$program" export headless --base model --out new
+refused 'it lacks the tensor "model.norm.weight"' "$program" export headless --base model --dry-run
+refused 'it lacks the tensor "model.norm.weight"' "$program" export headless --base model --ranks 2 --to-plan llama --out new
+refused 'it lacks the tensor "model.norm.weight"' "$program" shard headless --base model --ranks 2 --plan llama --out new
+"$program" run -n 2 -- "$program" export headless --base model --out new > "$out" 2> "$err"
+[ $? = 2 ] && [ ! -e new ] && grep -qF 'it lacks the tensor "model.norm.weight"' "$err" || fail "two ranks: $(cat "$out" "$err")"
+refused 'it has the tensor "model.extra.weight", which the base has not' "$program" export larger --base model --out new
+refused 'the tensor "model.norm.weight" is BF16' "$program" export narrow --base model --out new
+refused '"model.norm.weight" is F32, and BF16 in the base; --dtype casts them' "$program" export mixed --base model --out new
+refused 'it lacks the tensors "model.layers.0.self_attn.q_proj.weight"' "$program" export renamed --base model --out new
+says 0 "tensors have another dtype than in the base" "$program" export float --base model --out float32
+says 0 "merged into" "$program" export mixed --base model --dtype BF16 --out bf16
+same model bf16
+says 0 "merged into" "$program" export headless --base model --exclude model.norm.weight --out most
+says 0 "merged into" "$program" export larger --base model --exclude '*extra*' --out without
+same model without
+# The index is enough, also where the files are pointers of Git LFS.
+mkdir indexed && cp model/config.json indexed/
+run_python "json.dump({'metadata': {}, 'weight_map': {n: 'model-00001-of-00001.safetensors' for n in read('model/model.safetensors')}},
+                      open('indexed/model.safetensors.index.json', 'w'))"
+refused 'it lacks the tensor "model.norm.weight"' "$program" export headless --base indexed --out new
+echo "version https://git-lfs.github.com/spec/v1" > indexed/model-00001-of-00001.safetensors
+refused 'it lacks the tensor "model.norm.weight"' "$program" export headless --base indexed --out new
+# Without weights of a base, a layer that lacks what all others have.
+mkdir weightless && cp model/config.json weightless/
+made torn "del t['model.layers.1.input_layernorm.weight']"
+for plan in "" "--plan llama"; do
+  refused 'lacks the tensor "model.layers.1.input_layernorm.weight"' "$program" export torn $plan --base weightless --out new
+done
+refused 'lacks the tensor "model.layers.1.input_layernorm.weight"' "$program" export torn --plan llama --out new
+refused 'lacks the tensor "model.layers.1.input_layernorm.weight"' "$program" shard torn --base weightless --ranks 2 --plan llama --out new
+says 0 "merged into" "$program" export torn --exclude '*layers.1.*' --out part
+
+# Prefixes of wrappers go, with a note; from the outside in, and inside of names.
+number=0
+wrapped() {
+  number=$((number + 1))
+  made wrapped$number "$1"
+  for base in "--base model" "--base weightless" ""; do
+    says 0 "is taken out of the names of tensors" "$program" export wrapped$number $base --out unwrapped --force
+    same model unwrapped
+  done
+  says 0 "cut into 2 shards" "$program" shard wrapped$number --ranks 2 --plan llama --out unwrapped_shards --force
+  same model unwrapped_shards
+}
+for prefix in module. model. _orig_mod. _fsdp_wrapped_module. _forward_module. base_model.model. module._orig_mod. _forward_module.model.; do
+  wrapped "t = {'$prefix' + name: tensor for name, tensor in t.items()}"
+done
+wrapped "t = {name.replace('self_attn.', '_fsdp_wrapped_module.self_attn.'): tensor for name, tensor in t.items()}"
+made adapter "t = {'base_model.model.model.layers.0.self_attn.q_proj.lora_' + x + '.weight': t['model.norm.weight'] for x in 'AB'}"
+"$program" export adapter --out adapted > "$out" || fail "export of an adapter"
+"$program" show adapted | grep -q "^base_model.model.model" || fail "names of an adapter have changed: $("$program" show adapted)"
+
+# Casts leave scales and packed weights alone, and what the base keeps in F32; exclusion comes first.
+made packed "q = 'model.layers.0.self_attn.q_proj.'
+del t[q + 'weight']
+t |= {q + 'qweight': ('I32', [2, 4], bytes(range(32))), q + 'qzeros': ('I32', [1, 4], bytes(16)),
+      q + 'scales': ('F16', [1, 4], b'\1\2\3\4\5\6\7\10')}
+k = 'model.layers.0.self_attn.k_proj.'
+t |= {k + 'weight': ('I8', t[k + 'weight'][1], t[k + 'weight'][2][::2]), k + 'weight_scale': ('F32', [1], b'\1\2\3?')}
+e = 'model.layers.0.mlp.experts.gate_up_proj'
+t |= {e + '_blocks': ('U8', [1, 8], bytes(8)), e + '_scales': ('U8', [1, 1], b'\1'), e + '_bias': ('BF16', [4], bytes(8)),
+      'logit_scale': ('F32', [], b'\0\0\0?')}"
+run_python "c = json.load(open('packed/config.json')); c['quantization_config'] = {'quant_method': 'gptq'}; json.dump(c, open('packed/config.json', 'w'))"
+says 0 "parts of quantised weights keep their dtype" "$program" export packed --dtype BF16 --out cast
+run_python "a, b = read('packed/model.safetensors'), read('cast/model.safetensors')
+kept = [n for n in a if a[n] == b[n] and a[n][0] != 'BF16']
+assert sorted(n.rsplit('.', 1)[-1] for n in kept) == ['gate_up_proj_blocks', 'gate_up_proj_scales', 'logit_scale', 'qweight', 'qzeros', 'scales',
+                                                      'weight', 'weight_scale'], kept
+assert 'quantization_config' in json.load(open('cast/config.json'))"
+made eight "q = 'model.layers.0.self_attn.q_proj.weight'; t[q] = 'F8_E4M3', t[q][1], t[q][2][::2]"
+refused '"model.layers.0.self_attn.q_proj.weight"' "$program" export eight --dtype F16 --out new
+says 0 "merged into" "$program" export eight --dtype F16 --exclude '*layers.0*' --out eight_less
+made router "t['model.layers.0.mlp.A_log'] = t['model.layers.1.mlp.A_log'] = ('F32', [1], b'\1\2\3?')"
+made trained "t['model.layers.0.mlp.A_log'] = t['model.layers.1.mlp.A_log'] = ('F32', [1], b'\1\2\3?')
+t['model.norm.weight'] = wide(t['model.norm.weight'])"
+for base in "" "--base router"; do
+  says 0 "--cast-all casts them, too" "$program" export router $base --dtype F16 --out kept --force
+  run_python "t = read('kept/model.safetensors'); assert t['model.layers.0.mlp.A_log'] == ('F32', [1], b'\1\2\3?'), t
+assert {d for n, (d, s, b) in t.items() if 'A_log' not in n} == {'F16'}"
+  says 0 "merged into" "$program" export router $base --dtype F16 --cast-all --out kept --force
+  run_python "assert {d for d, s, b in read('kept/model.safetensors').values()} == {'F16'}"
+done
+says 0 "the base has F32 here beside BF16" "$program" export trained --base router --dtype BF16 --out kept --force
+same router kept
+says 0 "merged into" "$program" export float --dtype BF16 --out all_cast
+same model all_cast
+made logit "t['logit_scale'] = ('F32', [], b'\0\0\0?')"
+run_python "c = json.load(open('logit/config.json')); c['quantization_config'] = {}; json.dump(c, open('logit/config.json', 'w'))"
+says 0 'no "quantization_config" any more' "$program" export logit --dtype BF16 --out plain
+
+# --force deletes no file of the user, keeps modes, and does not refuse its own results.
+mkdir -p custom && cp model/* custom/ && echo "pass" > custom/modeling.py && echo "card" > custom/README.md
+says 0 "merged into" "$program" export model --base custom --out mine
+for options in "--base custom" "" "--carry none" "--base custom --dtype F16" "--carry none" "--base custom"; do
+  says 0 "merged into" "$program" export model $options --out mine --force
+done
+for name in notes.txt README.md config.json modeling.py; do
+  cp mine/$name .log/before 2> /dev/null
+  echo "by hand" > mine/$name
+  for options in "" "--carry none" "--base custom"; do
+    refused "(\"$name\")" "$program" export model $options --out mine --force
+    refused "(\"$name\")" "$program" shard model --ranks 2 --plan llama $options --out mine --force
+  done
+  if [ $name = notes.txt ]; then rm mine/$name; else cp .log/before mine/$name; fi
+done
+chmod 2770 mine && chmod 640 mine/* mine/.muster.files.json
+says 0 "merged into" "$program" export model --base custom --max-shard-size 1MB --out mine --force
+[ "$(stat -c %a mine)" = 2770 ] || fail "mode of a replaced directory: $(stat -c %a mine)"
+[ "$(stat -c %a mine/* | sort -u)" = 640 ] || fail "modes of files in a replaced directory: $(stat -c '%a %n' mine/*)"
+says 0 "in a file of" "$program" convert model/model.safetensors one.h5
+chmod 600 one.h5
+says 0 "in a file of" "$program" convert model/model.safetensors one.h5 --force
+[ "$(stat -c %a one.h5)" = 600 ] || fail "mode of a replaced file: $(stat -c %a one.h5)"
+echo > report.json && chmod 640 report.json
+says 0 "merged into" "$program" export model --out reported --report report.json
+[ "$(stat -c %a report.json)" = 640 ] || fail "mode of a replaced report: $(stat -c %a report.json)"
+
+# Ranks of other programs: looked into with a base, or by the sizes that are saved beside them.
+megatron=$data/megatron/dense
+cp -r "$megatron/ranks" bare
+refused "needs \"num_attention_heads\" of config.json, which is not there" "$program" export bare --plan megatron --out new
+says 0 "model.norm.weight" "$program" show bare --plan megatron --base "$megatron/model"
+says 0 "model.norm.weight" "$program" stats bare model.norm.weight --plan megatron --base "$megatron/model"
+says 0 "model.norm.weight" "$program" cat bare model.norm.weight --plan megatron --base "$megatron/model"
+same bare "$megatron/model" --plan megatron --base "$megatron/model"
+run_python "
+import struct, zipfile
+for path, folders, names in os.walk('bare'):
+    for name in names:
+        with zipfile.ZipFile(os.path.join(path, name)) as old:
+            entries = [(entry.filename, old.read(entry)) for entry in old.infolist()]
+        with zipfile.ZipFile(os.path.join(path, name), 'w', zipfile.ZIP_STORED) as new:
+            for entry, content in entries:
+                if entry.endswith('data.pkl'):
+                    sizes = {'num_attention_heads': 4, 'num_query_groups': 2, 'hidden_size': 16, 'num_layers': 2, 'kv_channels': 4,
+                             'ffn_hidden_size': 24, 'padded_vocab_size': 32}
+                    saved = b''.join(b'X' + struct.pack('<I', len(k)) + k.encode() + b'K' + bytes([v]) for k, v in sizes.items())
+                    saved += b'X' + struct.pack('<I', 21) + b'group_query_attention' + b'\x88'
+                    begin = content.index(b'X\x0c\x00\x00\x00params_dtype')
+                    content = content[:begin] + saved + content[begin:]
+                new.writestr(entry, content)
+"
+same bare "$megatron/model" --plan megatron
+says 0 "the sizes of the model are taken from" "$program" export bare --plan megatron --out own_sizes
+cp "$megatron/model/config.json" own_sizes/
+same "$megatron/model" own_sizes
+"$program" plan suggest bare > "$out" 2> "$err" || fail "plan suggest of ranks: $(cat "$err")"
+grep -q '"extends": "megatron"' "$out" && grep -q "taken from" "$err" || fail "plan suggest of ranks: $(cat "$out" "$err")"
+
+# Meta's files of Llama 2: the embedding is cut by columns, and what does not fit the config is refused.
+mkdir meta weights && cp model/config.json weights/
+run_python "
+c = json.load(open('model/config.json'))
+t, heads = read('model/model.safetensors'), c['num_attention_heads']
+def part(tensor, dim, rank):
+    dtype, shape, data = tensor
+    rows, columns = shape
+    if dim == 0:
+        return dtype, [rows // 2, columns], data[rank * len(data) // 2:(rank + 1) * len(data) // 2]
+    row, half = len(data) // rows, len(data) // rows // 2
+    return dtype, [rows, columns // 2], b''.join(data[i * row + rank * half:i * row + (rank + 1) * half] for i in range(rows))
+for rank in range(2):
+    write(f'meta/consolidated.0{rank}.safetensors', {'tok_embeddings.weight': part(t['model.embed_tokens.weight'], 1, rank),
+          'output.weight': part(t['lm_head.weight'], 0, rank), 'norm.weight': t['model.norm.weight']})
+write('weights/model.safetensors', {n: t[n] for n in ('model.embed_tokens.weight', 'lm_head.weight', 'model.norm.weight')})
+c['num_hidden_layers'] = 0
+json.dump(c, open('weights/config.json', 'w'))
+c['vocab_size'] = c['hidden_size'] // 2
+"
+says 0 "merged into" "$program" export meta --shards 'consolidated.0{rank}.safetensors' --plan meta --base weights --out llama2
+says 0 "same" "$program" diff weights/model.safetensors llama2/model.safetensors
+
+# Sizes, and what loaders look for.
+refused '"0" is not a size of at least 1 byte' "$program" export model --max-shard-size 0 --out new
+refused '"1.5 apples" is not a size' "$program" export model --memory-budget "1.5 apples" --out new
+says 0 "merged into" "$program" export model --max-shard-size 1500.5KB --memory-budget 8MiB --out sized
+says 0 "in a file of" "$program" convert one.h5 loaded.safetensors
+same loaded.safetensors one.h5
+says 0 "in a file of" "$program" convert "$data/foreign/torch_zip/in" from_torch.safetensors
+for file in loaded from_torch; do
+  head -c 3000 $file.safetensors | grep -q '"format": *"pt"' || fail "$file has no format: $(head -c 200 $file.safetensors)"
+done
+
+finish
