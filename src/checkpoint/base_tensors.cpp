@@ -25,12 +25,12 @@ struct Wrapper {
   std::string_view by;
 };
 // In front of all names.
-constexpr std::array<Wrapper, 4> outer_wrappers = {{{"module.", "DistributedDataParallel"},
-                                                    {"_forward_module.", "Lightning Fabric"},
+constexpr std::array<Wrapper, 3> outer_wrappers = {{{"module.", "DistributedDataParallel"},
                                                     {"base_model.model.", "PEFT"},
                                                     {"model.", "what saved the model as a part"}}};
 // In front of the names of any module. No model has such a name itself.
-constexpr std::array<Wrapper, 3> inner_wrappers = {{{"_orig_mod.", "torch.compile"},
+constexpr std::array<Wrapper, 4> inner_wrappers = {{{"_orig_mod.", "torch.compile"},
+                                                    {"_forward_module.", "Lightning Fabric"},
                                                     {"_fsdp_wrapped_module.", "FullyShardedDataParallel"},
                                                     {"_checkpoint_wrapped_module.", "activation checkpointing"}}};
 
@@ -60,15 +60,28 @@ class WrappedNames {
     return std::ranges::any_of(names_, [&](const std::string* name) { return is_one(*name); });
   }
 
-  /// Whether it may go: from all names, and so that more of them are the base's.
-  [[nodiscard]] bool is_outer(const Wrapper& wrapper) const {
-    if (names_.empty() || any([&](const std::string& name) { return !name.starts_with(wrapper.prefix); })) return false;
-    if (wrapper.prefix.starts_with("base_model") && any(is_of_adapter)) return false;
-    const auto count = [&](std::size_t cut) {
-      return std::ranges::count_if(names_, [&](const std::string* name) { return base_.contains(name->substr(cut)); });
-    };
-    if (!base_.empty()) return count(wrapper.prefix.size()) > count(0);
-    return wrapper.prefix != "model." || any([](const std::string& name) { return name.starts_with("model.model."); });
+  /// Those in front of all names that may go, from the outside in: with a base the ones without which most names are
+  /// the base's.
+  [[nodiscard]] std::vector<const Wrapper*> outer(const auto& may_go) const {
+    std::vector<const Wrapper*> chain;
+    std::vector<const Wrapper*> best;
+    std::size_t cut = 0;
+    auto most = in_base(0);
+    for (bool again = !names_.empty(); again;) {
+      again = false;
+      for (const Wrapper& wrapper : outer_wrappers) {
+        if (!may_go(wrapper) || !is_in_front(wrapper, cut)) continue;
+        chain.push_back(&wrapper);
+        cut += wrapper.prefix.size();
+        again = true;
+        if (base_.empty() || in_base(cut) > most) {
+          best = chain;
+          most = in_base(cut);
+        }
+        break;
+      }
+    }
+    return best;
   }
 
   void change(const auto& new_name) {
@@ -76,6 +89,19 @@ class WrappedNames {
   }
 
  private:
+  [[nodiscard]] std::ptrdiff_t in_base(std::size_t cut) const {
+    return std::ranges::count_if(names_, [&](const std::string* name) { return base_.contains(name->substr(cut)); });
+  }
+
+  [[nodiscard]] bool is_in_front(const Wrapper& wrapper, std::size_t cut) const {
+    const auto rest = [&](const std::string& name) { return std::string_view(name).substr(cut); };
+    if (any([&](const std::string& name) { return !rest(name).starts_with(wrapper.prefix); })) return false;
+    if (wrapper.prefix.starts_with("base_model") && any(is_of_adapter)) return false;
+    // Models have "model." themselves: only a second one is a wrapper's, unless the base decides.
+    return !base_.empty() || wrapper.prefix != "model." ||
+           any([&](const std::string& name) { return rest(name).starts_with("model.model."); });
+  }
+
   const BaseTensors& base_;
   std::vector<std::string*> names_;
 };
@@ -324,7 +350,8 @@ BaseTensors base_tensors(const std::string& directory, std::vector<std::string>&
   const bool has_weights = std::ranges::any_of(names.files, is_weight_name);
   try {
     if (has_weights) {
-      for (const TensorEntry& entry : ModelDir::open(directory).tensors())
+      const ModelDir model = ModelDir::open(directory);
+      for (const TensorEntry& entry : model.tensors())
         tensors.emplace(entry.name, TensorSpec{entry.dtype, entry.shape});
       return tensors;
     }
@@ -332,7 +359,8 @@ BaseTensors base_tensors(const std::string& directory, std::vector<std::string>&
       const auto found = foreign::find_in_directory(directory, names, {});
       std::vector<std::string> more;
       if (!found || found->kind != foreign::Kind::torch_model) return tensors;
-      for (const TensorEntry& entry : open_checkpoint(*found, 0, {}, more)->tensors())
+      const auto model = open_checkpoint(*found, 0, {}, more);
+      for (const TensorEntry& entry : model->tensors())
         tensors.emplace(entry.name, TensorSpec{entry.dtype, entry.shape});
       return tensors;
     }
@@ -360,14 +388,9 @@ void remove_wrappers(const MergePlan& plan, std::vector<ShardListing>& listings,
     names.change([&](std::string name) { return without(std::move(name), wrapper.prefix); });
     removed(wrapper);
   }
-  for (bool again = true; again;) {
-    again = false;
-    for (const Wrapper& wrapper : outer_wrappers) {
-      if (is_in_plan(plan, wrapper.prefix) || !names.is_outer(wrapper)) continue;
-      names.change([&](const std::string& name) { return name.substr(wrapper.prefix.size()); });
-      removed(wrapper);
-      again = true;
-    }
+  for (const Wrapper* wrapper : names.outer([&](const Wrapper& one) { return !is_in_plan(plan, one.prefix); })) {
+    names.change([&](const std::string& name) { return name.substr(wrapper->prefix.size()); });
+    removed(*wrapper);
   }
   if (is_changed) check_unique(listings);
 }

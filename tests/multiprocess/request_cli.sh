@@ -74,7 +74,7 @@ for source in model model/model.safetensors "$data/foreign/torch_zip/in"; do
   refused "no plan says how to cut it for 4 ranks: add --to-plan auto" "$program" export "$source" --ranks 4 --out new
   refused "no plan says how to cut it for 4 ranks: add --to-plan auto" "$program" export "$source" --ranks 4 --dry-run
 done
-says 0 "cut for" "$program" export model --ranks 4 --to-plan auto --out cut
+says 0 "cut anew into" "$program" export model --ranks 4 --to-plan auto --out cut
 says 0 "cut into 4 shards" "$program" shard model --ranks 4 --plan auto --out shards
 for rank in 0 1 2 3; do cmp -s cut/rank-0000$rank-of-00004.safetensors shards/rank-0000$rank-of-00004.safetensors || fail "cut: rank $rank"; done
 
@@ -130,7 +130,7 @@ wrapped() {
   says 0 "cut into 2 shards" "$program" shard wrapped$number --ranks 2 --plan llama --out unwrapped_shards --force
   same model unwrapped_shards
 }
-for prefix in module. model. _orig_mod. _fsdp_wrapped_module. _forward_module. base_model.model. module._orig_mod. _forward_module.model.; do
+for prefix in module. model. _orig_mod. _fsdp_wrapped_module. _forward_module. base_model.model. module._orig_mod. _forward_module.model. module.model.; do
   wrapped "t = {'$prefix' + name: tensor for name, tensor in t.items()}"
 done
 wrapped "t = {name.replace('self_attn.', '_fsdp_wrapped_module.self_attn.'): tensor for name, tensor in t.items()}"
@@ -214,7 +214,7 @@ same bare "$megatron/model" --plan megatron --base "$megatron/model"
 run_python "
 import struct, zipfile
 for path, folders, names in os.walk('bare'):
-    for name in names:
+    for name in [name for name in names if name.endswith('.pt')]:
         with zipfile.ZipFile(os.path.join(path, name)) as old:
             entries = [(entry.filename, old.read(entry)) for entry in old.infolist()]
         with zipfile.ZipFile(os.path.join(path, name), 'w', zipfile.ZIP_STORED) as new:
