@@ -21,8 +21,8 @@ struct Request {
   std::optional<ParallelLayout> to = {};    ///< shards of this layout are made, not one checkpoint
   std::string to_plan = {};                 ///< cuts them; empty: as ExportOptions::to_plan
   std::string base = {};                    ///< a model's directory, as in ExportOptions
-  foreign::Choice foreign = {};             ///< of a checkpoint of another program
   workspace::StateChoice states = {};       ///< of a workspace
+  foreign::Choice foreign = {};             ///< of a checkpoint of another program
   std::string select = {};
   std::string exclude = {};
   std::optional<DType> dtype = {};

@@ -167,7 +167,8 @@ ShardReport shard_model(const std::string& model_dir, const std::string& out, co
       .path = model_dir, .plan = is_cut_only ? "" : plan_name, .base = options.base, .foreign = {options.at, {}}};
   if (is_cut_only && contents_of(model_dir, request.foreign).has_ranks())
     throw Error(ErrorKind::argument,
-                fmt::format("{} has the tensors of {} ranks: muster export {} --plan {} --ranks {} --out DIR cuts them "
+                fmt::format("{} has the tensors of {} ranks and is not a model: muster export {} --plan {} --ranks {} "
+                            "--out DIR cuts them "
                             "anew",
                             in_quotes(model_dir), count_shards(model_dir), model_dir, plan_name, to_string(layout)),
                 {.path = model_dir});
