@@ -14,6 +14,7 @@
 #include "src/base/escaped.hpp"
 #include "src/checkpoint/base_model.hpp"
 #include "src/checkpoint/model_files.hpp"
+#include "src/checkpoint/model_survey.hpp"
 #include "src/checkpoint/packed_parts.hpp"
 
 namespace muster {
@@ -345,31 +346,33 @@ void check_layers_alike(const Request& request, std::span<const NamedSpec> model
 BaseTensors base_tensors(const std::string& directory, std::vector<std::string>& notes) {
   BaseTensors tensors;
   const DirectoryNames names = names_in(directory);
-  const auto index = std::ranges::find_if(
-      names.files, [](const std::string& name) { return is_index_name(name) || name == torch_index_name; });
-  const bool has_weights = std::ranges::any_of(names.files, is_weight_name);
-  try {
-    if (has_weights) {
-      const ModelDir model = ModelDir::open(directory);
-      for (const TensorEntry& entry : model.tensors())
-        tensors.emplace(entry.name, TensorSpec{entry.dtype, entry.shape});
-      return tensors;
-    }
-    if (index == names.files.end()) {
-      const auto found = foreign::find_in_directory(directory, names, {});
-      std::vector<std::string> more;
-      if (!found || found->kind != foreign::Kind::torch_model) return tensors;
-      const auto model = open_checkpoint(*found, 0, {}, more);
-      for (const TensorEntry& entry : model->tensors())
-        tensors.emplace(entry.name, TensorSpec{entry.dtype, entry.shape});
-      return tensors;
-    }
-  } catch (const Error& error) {
-    notes.push_back(fmt::format("the weights of the base cannot be read ({})", error.what()));
+  const auto add = [&](const std::vector<TensorEntry>& entries) {
+    for (const TensorEntry& entry : entries) tensors.emplace(entry.name, TensorSpec{entry.dtype, entry.shape});
+  };
+  const auto add_index = [&](const ModelSurvey& survey, std::string_view reason) {
+    notes.push_back(fmt::format("the weights of the base cannot be read ({})", reason));
+    for (const auto& [name, file] : survey.weights) tensors.emplace(name, std::nullopt);
+  };
+  const ModelSurvey survey = survey_model(directory, names.files);
+  if (!survey.names.empty() || !survey.index.empty()) {
+    const auto refused =
+        std::ranges::find(survey.findings, Severity::refused, [](const Finding& one) { return one.severity; });
+    if (refused == survey.findings.end())
+      for (const OpenedFile& opened : survey.files) add(opened.file.tensors());
+    else
+      add_index(survey, refused->problem.words);
+    return tensors;
   }
-  tensors.clear();
-  if (index != names.files.end())
-    for (const auto& [name, file] : read_weight_map(join_path(directory, *index))) tensors.emplace(name, std::nullopt);
+  try {
+    const auto found = foreign::find_in_directory(directory, names, {});
+    std::vector<std::string> more;
+    if (!found || found->kind != foreign::Kind::torch_model) return tensors;
+    const auto model = open_checkpoint(*found, 0, {}, more);
+    add(model->tensors());
+  } catch (const Error& error) {
+    tensors.clear();
+    add_index(choose_files(directory, names.files, torch_naming), error.what());
+  }
   return tensors;
 }
 
