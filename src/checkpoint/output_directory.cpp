@@ -28,6 +28,7 @@
 #include "src/core/parallel.hpp"
 #include "src/os/directory.hpp"
 #include "src/os/publish.hpp"
+#include "src/os/rights.hpp"
 #include "src/statefile/format.hpp"
 
 namespace muster {
@@ -140,23 +141,24 @@ void list_written(const std::string& directory) {
 void keep_rights(const std::string& old, const std::string& made, const os::Rights& directory) {
   std::optional<os::Rights> common;
   for_each_file(old, [&](const std::string&, const fs::directory_entry& entry) {
-    const auto status = os::file_status(entry.path().string());
-    if (!status || !status->is_regular) return;
-    if (!common) common = status->rights;
-    common->mode &= status->rights.mode;
-    if (common->group != status->rights.group) common->mode &= 0707U;
+    if (entry.is_symlink() || !entry.is_regular_file()) return;
+    const os::Rights rights = os::rights_of(entry.path().string()).value_or(directory);
+    if (!common) common = rights;
+    common->mode &= rights.mode;
+    if (common->group != rights.group) common->mode &= 0707U;
   });
   for_each_file(made, [&](const std::string& name, const fs::directory_entry& entry) {
-    const auto status = os::file_status(join_path(old, name));
-    if (status && status->is_regular)
-      os::set_rights(entry.path().string(), status->rights);
-    else if (common)
-      os::set_rights(entry.path().string(), *common);
+    std::error_code error;
+    const std::string same = join_path(old, name);
+    const bool is_there = fs::is_regular_file(fs::symlink_status(same, error));
+    if (const auto rights = is_there ? os::rights_of(same) : common) os::set_rights(entry.path().string(), *rights);
   });
   for (const fs::directory_entry& entry : fs::recursive_directory_iterator(made)) {
     if (!entry.is_directory() || entry.is_symlink()) continue;
-    const auto status = os::file_status(join_path(old, entry.path().native().substr(made.size() + 1)));
-    os::set_rights(entry.path().string(), status && status->is_directory ? status->rights : directory);
+    std::error_code error;
+    const std::string same = join_path(old, entry.path().native().substr(made.size() + 1));
+    const bool is_there = fs::is_directory(fs::symlink_status(same, error));
+    os::set_rights(entry.path().string(), is_there ? os::rights_of(same).value_or(directory) : directory);
   }
 }
 
@@ -270,10 +272,9 @@ OutputDirectory::OutputDirectory(const std::string& path, OutputChoice choice,
   if (!os::make_directory(partial_)) throw os::errno_error("making the directory", EEXIST, partial_);
   try {
     // What grows here is not open to more people than what it replaces.
-    if (const auto old = os::file_status(path_); choice_.force && old && old->is_directory) {
-      os::Rights mine = old->rights;
-      mine.mode |= 0700U;
-      os::set_rights(partial_, mine);
+    if (auto old = choice_.force ? os::rights_of(path_) : std::nullopt) {
+      old->mode |= 0700U;
+      os::set_rights(partial_, *old);
     }
     look_at_others(is_useful);
     check_output(path_, choice_);
@@ -349,10 +350,10 @@ void OutputDirectory::commit(const std::function<void()>& at_last) {
   }
   check_output(path_, choice_);
   if (at_last) at_last();
-  const auto old = choice_.force ? os::file_status(path_) : std::nullopt;
+  const auto old = choice_.force ? os::rights_of(path_) : std::nullopt;
   if (old) {
-    keep_rights(path_, partial_, old->rights);
-    os::set_rights(partial_, old->rights);
+    keep_rights(path_, partial_, *old);
+    os::set_rights(partial_, *old);
   }
   os::sync_directory(partial_);
   if (!old) {

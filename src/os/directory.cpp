@@ -32,7 +32,6 @@ FileStatus status_of(const struct stat& status) {
   facts.is_directory = S_ISDIR(status.st_mode);
   facts.is_regular = S_ISREG(status.st_mode);
   facts.is_link = S_ISLNK(status.st_mode);
-  facts.rights = {status.st_mode & 07777, status.st_uid, status.st_gid};
   return facts;
 }
 
@@ -120,22 +119,6 @@ std::optional<FileStatus> file_status(const std::string& path, Links links) {
     return status_of(status);
   if (errno == ENOENT || errno == ENOTDIR) return std::nullopt;
   throw errno_error("asking about", errno, path);
-}
-
-void set_rights(const std::string& path, const Rights& rights) {
-  const std::optional<FileStatus> now = file_status(path);
-  std::uint32_t mode = rights.mode;
-  const auto give = [&](std::uint32_t owner) {
-    return try_call("chown", path, [&] { return ::lchown(path.c_str(), owner, rights.group); }) == 0;
-  };
-  const bool differs = now && (now->rights.owner != rights.owner || now->rights.group != rights.group);
-  if (differs && !give(rights.owner) && now->rights.group != rights.group && !give(static_cast<std::uint32_t>(-1)))
-    mode &= ~static_cast<std::uint32_t>(S_IRWXG | S_IRWXO | S_ISGID);
-  if (now && !differs && now->rights.mode == mode) return;
-  // File systems without modes have nothing to set.
-  if (try_call("chmod", path, [&] { return ::chmod(path.c_str(), mode); }) != 0 && errno != EPERM &&
-      errno != EOPNOTSUPP && errno != ENOSYS)
-    throw errno_error("setting the mode of", errno, path);
 }
 
 void rename_file(const std::string& from, const std::string& to) {

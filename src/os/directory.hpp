@@ -24,13 +24,6 @@ struct DirectoryEntry {
 /// What the directory shows, in no order. Throws Error(not_found | io).
 std::vector<DirectoryEntry> list_directory(const std::string& path);
 
-/// Who may do what with a file or a directory.
-struct Rights {
-  std::uint32_t mode = 0;  ///< permission bits
-  std::uint32_t owner = 0;
-  std::uint32_t group = 0;
-};
-
 struct FileStatus {
   std::uint64_t bytes = 0;
   std::chrono::system_clock::time_point changed;
@@ -38,7 +31,6 @@ struct FileStatus {
   bool is_directory = false;
   bool is_regular = false;
   bool is_link = false;
-  Rights rights;
 };
 /// Of the name itself, or (followed) of what a symbolic link leads to. None if there is no such name. Throws
 /// Error(io).
@@ -56,10 +48,6 @@ bool remove_file(const std::string& path);
 bool remove_empty_directory(const std::string& path);
 /// In place of what has the name. Throws Error(io | not_found).
 void rename_file(const std::string& from, const std::string& to);
-
-/// Owner and group change as far as this process may change them. If the group cannot be set, group and others get no
-/// rights. Throws Error(io | not_found).
-void set_rights(const std::string& path, const Rights& rights);
 
 /// A descriptor of a directory. Throws Error(io | not_found).
 Fd open_directory(const std::string& path);

@@ -16,6 +16,7 @@
 #include "src/os/directory.hpp"
 #include "src/os/fault.hpp"
 #include "src/os/process.hpp"
+#include "src/os/rights.hpp"
 
 namespace muster::os {
 namespace {
@@ -76,12 +77,13 @@ std::string growing_path(const std::string& path, const std::string& temporary) 
   return temporary;
 }
 
-/// The file that will be replaced; none if the name is free. A rename would put a file where a device, a pipe or a link
-/// was.
-std::optional<FileStatus> replaced_file(const std::string& path) {
-  const std::optional<FileStatus> there = file_status(path);
-  if (!there || there->is_regular) return there;
-  const char* const what = there->is_link ? "a link" : there->is_directory ? "a directory" : "a device or a pipe";
+// A rename would put a file where a device, a pipe or a link was.
+void check_replaceable(const std::string& path) {
+  struct stat status {};
+  if (::lstat(path.c_str(), &status) != 0 || S_ISREG(status.st_mode)) return;
+  const char* const what = S_ISLNK(status.st_mode)   ? "a link"
+                           : S_ISDIR(status.st_mode) ? "a directory"
+                                                     : "a device or a pipe";
   throw Error(ErrorKind::argument,
               fmt::format("writing {}: it is {}, which is not replaced by a file; name another one", path, what),
               {.path = path});
@@ -126,20 +128,14 @@ bool exchange_names(const std::string& a, const std::string& b) {
 
 }  // namespace
 
-OutputFile::OutputFile(Unchecked /*tag*/, const std::string& path, std::string partial,
-                       const std::optional<FileStatus>& replaced)
-    : partial_(std::move(partial)), owner_pid_(process_id()), file_(WritableFile::create(partial_, path)) {
-  if (!replaced) return;
-  try {
-    set_rights(partial_, replaced->rights);
-  } catch (...) {
-    discard();
-    throw;
-  }
-}
+OutputFile::OutputFile(Unchecked /*tag*/, const std::string& path, std::string partial)
+    : partial_(std::move(partial)), owner_pid_(process_id()), file_(WritableFile::create(partial_, path)) {}
 
 OutputFile::OutputFile(const std::string& path, const std::string& temporary)
-    : OutputFile(Unchecked{}, path, growing_path(path, temporary), replaced_file(path)) {}
+    : OutputFile(Unchecked{}, path, (check_replaceable(path), growing_path(path, temporary))) {
+  // What replaces a file is not open to more people than that file.
+  if (const std::optional<Rights> rights = rights_of(path)) set_rights(partial_, *rights);
+}
 
 OutputFile::OutputFile(OutputFile&& other) noexcept
     : partial_(std::exchange(other.partial_, std::string())),
@@ -183,14 +179,14 @@ void OutputFile::commit(Durability durability) {
 
 void publish(const std::string& path, std::span<const std::byte> bytes, const std::string& temporary,
              Durability durability) {
-  OutputFile file(OutputFile::Unchecked{}, path, growing_path(path, temporary), {});
+  OutputFile file(OutputFile::Unchecked{}, path, growing_path(path, temporary));
   file.write_at(0, bytes);
   file.commit(durability);
 }
 
 bool publish_first(const std::string& path, std::span<const std::byte> bytes, const std::string& temporary,
                    Durability durability) {
-  OutputFile file(OutputFile::Unchecked{}, path, growing_path(path, temporary), {});
+  OutputFile file(OutputFile::Unchecked{}, path, growing_path(path, temporary));
   file.write_at(0, bytes);
   const FileIdentity ours = file.finish(durability);
   bool is_first = true;

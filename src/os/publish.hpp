@@ -24,13 +24,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "src/os/directory.hpp"
 #include "src/os/file.hpp"
 #include "src/os/process.hpp"
 
@@ -39,8 +37,8 @@ namespace muster::os {
 /// Whether what was finished is also on the disk when a call returns.
 enum class Durability : std::uint8_t { synced, unsynced };
 
-/// A file that is written at offsets and takes its name when it is whole. It has the mode, the owner and the group of
-/// the file that it replaces. Without commit() the destructor removes it; in a forked child it leaves it to its owner.
+/// A file that is written at offsets and takes its name when it is whole. Without commit() the destructor removes it;
+/// in a forked child it leaves it to its owner.
 class OutputFile {
  public:
   /// `temporary`: what it is called while it grows, a name without a directory; empty: PATH.partial-NONCE@WRITER.
@@ -63,7 +61,7 @@ class OutputFile {
 
  private:
   struct Unchecked {};
-  OutputFile(Unchecked, const std::string& path, std::string partial, const std::optional<FileStatus>& replaced);
+  OutputFile(Unchecked, const std::string& path, std::string partial);
   friend void publish(const std::string& path, std::span<const std::byte> bytes, const std::string& temporary,
                       Durability durability);
   friend bool publish_first(const std::string& path, std::span<const std::byte> bytes, const std::string& temporary,

@@ -17,6 +17,7 @@
 #include "src/os/directory.hpp"
 #include "src/os/fault.hpp"
 #include "src/os/publish.hpp"
+#include "src/os/rights.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/thrown.hpp"
@@ -245,7 +246,7 @@ TEST_CASE("--force deletes weights and files that were written with them, and no
 
 TEST_CASE("what replaces files and directories has their modes") {
   const TemporaryDirectory work;
-  const auto mode_of = [](const std::string& path) { return os::file_status(path)->rights.mode; };
+  const auto mode_of = [](const std::string& path) { return os::rights_of(path)->mode; };
   write_model(work / "out", "old");
   fs::create_directory(work / "out/src");
   const std::map<std::string, std::uint32_t> modes = {
