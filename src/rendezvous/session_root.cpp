@@ -34,8 +34,8 @@ class Root final : public Session::Side {
       for (Visitor& visitor : visitors_) hear(visitor);
       check_lost();
     } catch (const Error& cause) {
-      fail(cause);
-      throw;
+      fail(named(cause));
+      throw Error(*cause_);
     }
   }
 
@@ -52,8 +52,8 @@ class Root final : public Session::Side {
       distribute();
       return std::exchange(members_, {});
     } catch (const Error& cause) {
-      fail(cause);
-      throw;
+      fail(named(cause));
+      throw Error(*cause_);
     } catch (const std::exception& cause) {
       const Error failure = own_failure(Error(ErrorKind::no_space, cause.what()));
       fail(failure);
@@ -78,6 +78,11 @@ class Root final : public Session::Side {
   }
 
  private:
+  /// A failed call of the transport is a failure of this rank.
+  [[nodiscard]] Error named(const Error& cause) const {
+    return !cause.rank() && cause.os_error() != 0 ? own_failure(cause) : cause;
+  }
+
   void fail(const Error& cause) noexcept {
     if (cause_) return;
     cause_ = cause;
@@ -154,13 +159,8 @@ class Root final : public Session::Side {
   void hear(Visitor& visitor) {
     if (visitor.is_over) return;
     while (!visitor.is_over) {
-      std::optional<Message> message;
-      try {
-        visitor.line->move();
-        message = visitor.line->next({.size = terms_.size, .is_root = true, .is_known = visitor.hello.has_value()});
-      } catch (const Error& cause) {
-        throw own_failure(cause);
-      }
+      visitor.line->move();
+      auto message = visitor.line->next({.size = terms_.size, .is_root = true, .is_known = visitor.hello.has_value()});
       if (!message) break;
       if (visitor.hello)
         take(visitor, *message);
@@ -183,20 +183,12 @@ class Root final : public Session::Side {
     visitor.gone = Clock::now();
   }
 
-  void send(const Visitor& visitor, const OutgoingPointer& message) const {
-    try {
-      visitor.line->send(message);
-    } catch (const Error& cause) {
-      throw own_failure(cause);
-    }
-  }
-
   /// Step 1.
   void greet(Visitor& visitor, const Message& message) {
     Hello hello;
     std::memcpy(&hello, message.body.data(), sizeof hello);
     if (hello.token != token_) {
-      if (!message.is_turned) send(visitor, make_message(Word::other_job));
+      if (!message.is_turned) visitor.line->send(make_message(Word::other_job));
       return drop(visitor, "it belongs to another job");
     }
     visitor.hello = hello;
@@ -234,7 +226,7 @@ class Root final : public Session::Side {
           details_of(hello));
     if (known != nullptr) known->is_over = true;
     known = &visitor;
-    send(visitor, make_message(Word::heard, std::as_bytes(std::span(&own_, 1))));
+    visitor.line->send(make_message(Word::heard, std::as_bytes(std::span(&own_, 1))));
   }
 
   /// Step 2.
@@ -308,12 +300,8 @@ class Root final : public Session::Side {
       visitor.has_part = false;
       lines.push_back(visitor.line.get());
     }
-    try {
-      transport_->tell_all(lines, make_message(Word::all, encode(members_, counts, std::exchange(is_first_, false)),
-                                               std::move(descriptors)));
-    } catch (const Error& cause) {
-      throw own_failure(cause);
-    }
+    transport_->tell_all(lines, make_message(Word::all, encode(members_, counts, std::exchange(is_first_, false)),
+                                             std::move(descriptors)));
     const Clock::time_point until = std::max(deadline_, Clock::now() + last_words);
     for (;;) {
       const Visitor* stuck = nullptr;

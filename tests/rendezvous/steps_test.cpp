@@ -18,6 +18,7 @@
 #include "muster/sync_group.hpp"
 #include "muster/tcp.hpp"
 #include "muster/workspace.hpp"
+#include "src/hosts/context.hpp"
 #include "tests/support/failing_call.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/shared_words.hpp"
@@ -106,7 +107,7 @@ class Scene {
           .error = deed_ == Deed::fails ? EMFILE : 0, .after = step_, .times = 1, .then = [this] { act(); }});
     const std::int64_t begin = now_ms();
     try {
-      const auto group = join(kind_, directory_.path().string(), rank);
+      auto group = join(kind_, directory_.path().string(), rank);
       if (rank == culprit_ && words_[0] == 0) {
         // It has joined before its step came.
         deed.reset();
@@ -114,6 +115,9 @@ class Scene {
       }
       const bool is_lost = deed_ == Deed::dies || deed_ == Deed::stops;
       for (int turn = 0; turn < 2 || (words_[0] != 0 && is_lost); ++turn) group->barrier({.timeout = deadline});
+      // A rank that ends without leaving its groups over TCP counts as dead.
+      group.reset();
+      if (kind_ == "tcp") hosts::end_all("tcp");
     } catch (const Error& error) {
       if (rank == culprit_) return;
       const std::int64_t waited = now_ms() - begin;
