@@ -31,6 +31,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -334,6 +335,12 @@ std::shared_ptr<SyncGroup> tcp_group(const TcpGroupOptions& options) {
     transport->set_watch([&session] { session.watch(); });
     auto group = hosts::make_group(std::make_shared<hosts::Context>(transport, timeout), timeout, "tcp_group");
     transport->set_watch({});
+    // The last messages of the group's barrier may be for ranks that this one connects to now. Nobody polls the
+    // connections during step 3.
+    while (!transport->has_sent_all() && rendezvous::Clock::now() < deadline) {
+      session.watch();
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
     // Step 3.
     session.round([] { return rendezvous::Part{}; }, rendezvous::Clock::now() + timeout);
     return group;

@@ -332,6 +332,12 @@ std::vector<std::byte> TcpTransport::tell_all(std::span<const std::byte> mine, s
   return std::move(*all);
 }
 
+bool TcpTransport::has_sent_all() {
+  const Hold hold(*this);
+  poll();
+  return std::ranges::all_of(peers_, [](const auto& one) { return one->has_nothing_to_send(); });
+}
+
 int TcpTransport::next_lost() noexcept {
   const Hold hold(*this);
   if (lost_.empty()) return hosts::any_rank;

@@ -53,6 +53,8 @@ class TcpTransport final : public hosts::Transport, private Forkable {
   }
   void set_watch(std::function<void()> watch) { watch_ = std::move(watch); }
   int next_lost() noexcept override;
+  /// Polls. Returns whether the kernel has everything that this rank has sent.
+  bool has_sent_all();
 
   void throw_if_resting() const override;
   [[nodiscard]] Error ended() const override;
