@@ -33,8 +33,8 @@ std::uint64_t rings_offset(int size) {
 }
 
 /// Room for what a receiver may have to keep (Mail::promised), with the heads of its packets, and for others besides.
-constexpr std::uint64_t ring_bytes = 256 * 1024 + 4 * page;
-static_assert(ring_bytes > Mail::promised + 64 * Mail::overhead + page);
+constexpr std::uint64_t ring_bytes = 256 * 1024 + 12 * page;
+static_assert(ring_bytes > Mail::promised + Mail::promised / Mail::least_cost * (sizeof(PacketHead) + 8) + page);
 
 std::uint64_t ring_offset(int size, int from, int to) {
   const int pair = from * (size - 1) + (to < from ? to : to - 1);

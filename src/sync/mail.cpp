@@ -23,6 +23,21 @@ bool waits_for_credit(std::int64_t tag) noexcept {
   return tag == static_cast<std::int64_t>(Subject::caller);
 }
 
+/// Where the credit of a message is counted.
+std::size_t pool_of(std::int64_t tag) noexcept {
+  return waits_for_credit(tag) ? 0 : 1;
+}
+
+/// Rounds wait for their messages themselves: nothing of them is under way in another call.
+bool is_of_round(std::int64_t tag) noexcept {
+  return tag == static_cast<std::int64_t>(Subject::round);
+}
+
+/// What a message takes of a sender's credit.
+constexpr std::uint64_t cost_of(std::uint64_t bytes) noexcept {
+  return std::max(bytes, Mail::least_cost);
+}
+
 /// The patterns that a message meets. Tags of the library have none.
 struct Patterns {
   Patterns(int from, std::int64_t tag)
@@ -93,7 +108,7 @@ Mail::Lane& Mail::lane(int rank) {
 
 std::shared_ptr<Mail::Outgoing> Mail::send(Sending message) {
   (void)take_ended();
-  is_used_ = true;
+  is_used_ = is_used_ || !is_of_round(message.tag);
   message.id = next_id_++;
   auto sending = std::make_shared<Outgoing>(std::move(message));
   Lane& lane = this->lane(sending->to);
@@ -109,7 +124,7 @@ std::shared_ptr<Mail::Outgoing> Mail::send(Sending message) {
 
 std::shared_ptr<Mail::Incoming> Mail::receive(Receiving wanted) {
   (void)take_ended();
-  is_used_ = true;
+  is_used_ = is_used_ || !is_of_round(wanted.tag);
   auto receive = std::make_shared<Incoming>(std::move(wanted));
   const Key key{receive->from, receive->tag};
   const auto number = unexpected_.oldest({&key, 1});
@@ -139,7 +154,6 @@ const Envelope* Mail::find(int from, std::int64_t tag) const {
 }
 
 bool Mail::step() {
-  is_used_ = true;
   bool has_moved = false;
   if (is_abandoned_) return false;
   for (int rank = 0; rank < group_.size(); ++rank) {
@@ -222,11 +236,12 @@ bool Mail::push(int to) {
 }
 
 std::uint64_t Mail::eager() const noexcept {
-  return std::max<std::uint64_t>(promised, group_.longest_packet()) + 64 * overhead;
+  return std::max<std::uint64_t>(promised, group_.longest_packet());
 }
 
 bool Mail::has_credit(const Lane& lane, const Outgoing& message) const noexcept {
-  return message.label.size() + message.body.size() + overhead <= eager() - std::min(eager(), lane.lent);
+  return cost_of(message.label.size() + message.body.size()) <=
+         eager() - std::min(eager(), lane.lent[pool_of(message.tag)]);
 }
 
 Mail::Posted Mail::post_next(int to, Outgoing& message) {
@@ -237,7 +252,7 @@ Mail::Posted Mail::post_next(int to, Outgoing& message) {
   const bool is_eager = needs_credit(message.tag) ? has_credit(lane, message) : all <= packet_bytes;
   // What has begun in several packets goes on so.
   if (message.sent == 0 && !is_eager) {
-    if (waits_for_credit(message.tag) && all + overhead <= eager()) return Posted::nothing;
+    if (waits_for_credit(message.tag) && cost_of(all) <= eager()) return Posted::nothing;
     head.kind = Head::Kind::announcement;
   }
   if (head.kind == Head::Kind::announcement) {
@@ -259,7 +274,7 @@ Mail::Posted Mail::post_next(int to, Outgoing& message) {
     packet = both;
   }
   if (!post(to, head, packet)) return Posted::nothing;
-  if (message.sent == 0 && needs_credit(message.tag)) lane.lent += all + overhead;
+  if (message.sent == 0 && needs_credit(message.tag)) lane.lent[pool_of(message.tag)] += cost_of(all);
   message.sent += bytes;
   return head.kind == Head::Kind::part ? Posted::part : Posted::whole;
 }
@@ -371,8 +386,8 @@ bool Mail::take(int from) {
       }
       break;
     case Head::Kind::credit:
-      if (head.bytes > lane.lent) fail(from, "more credit than it has had");
-      lane.lent -= head.bytes;
+      if (head.bytes > lane.lent[pool_of(head.tag)]) fail(from, "more credit than it has had");
+      lane.lent[pool_of(head.tag)] -= head.bytes;
       break;
     case Head::Kind::wanted:
     case Head::Kind::refused: {
@@ -459,9 +474,10 @@ void Mail::answer(const std::shared_ptr<Incoming>& receive, Envelope envelope, s
 void Mail::give_credit(const Envelope& envelope) {
   if (!needs_credit(envelope.tag)) return;
   Lane& lane = this->lane(envelope.from);
-  lane.owed += envelope.label.size() + envelope.bytes + overhead;
-  if (lane.owed < eager() / 4 && !waits_for_credit(envelope.tag)) return;
-  lane.answers.push_back({.kind = Head::Kind::credit, .bytes = std::exchange(lane.owed, 0)});
+  std::uint64_t& owed = lane.owed[pool_of(envelope.tag)];
+  owed += cost_of(envelope.label.size() + envelope.bytes);
+  if (owed < eager() / 4 && !waits_for_credit(envelope.tag)) return;
+  lane.answers.push_back({.kind = Head::Kind::credit, .tag = envelope.tag, .bytes = std::exchange(owed, 0)});
   ++under_way_;
   (void)push(envelope.from);
 }

@@ -13,6 +13,7 @@
 // All of it moves in step(). Every wait of the process calls step() of every mail (progress.hpp), whatever it waits
 // for: as with MPI, a message that has begun completes while its rank is in another call.
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -56,10 +57,10 @@ class Mail {
   /// The patterns of receives; the values of muster::any_rank and muster::any_tag.
   static constexpr int any_rank = std::numeric_limits<int>::min();
   static constexpr std::int64_t any_tag = std::numeric_limits<int>::min();
-  /// A receiver keeps at most so many bytes for each sender, and `overhead` for each of 64 messages; more if a packet
-  /// of the group is longer than that. The library's own collectives do not count.
+  /// A receiver keeps at most so many bytes for each sender; more if a packet of the group is longer than that. A
+  /// message counts as `least_cost` at least. The library's own collectives and rounds do not count.
   static constexpr std::uint64_t promised = 256 << 10;
-  static constexpr std::uint64_t overhead = 64;
+  static constexpr std::uint64_t least_cost = 256;
 
   struct Sending {
     int to = 0;
@@ -151,8 +152,9 @@ class Mail {
     std::deque<Head> answers;                                   // to its announcements, and credit
     std::map<std::uint64_t, std::shared_ptr<Incoming>> coming;  // asked for
     std::vector<std::byte> parts;                               // of a message in several packets
-    std::uint64_t lent = 0;                                     // that it keeps for this rank
-    std::uint64_t owed = 0;  // that this rank has kept for it, and does not keep any more
+    // Of messages of SyncGroup::send, which wait for credit, and of all others, which must not keep those waiting:
+    std::array<std::uint64_t, 2> lent{};  // bytes that it keeps for this rank
+    std::array<std::uint64_t, 2> owed{};  // bytes that this rank has kept for it, and does not keep any more
   };
 
   bool take(int from);
