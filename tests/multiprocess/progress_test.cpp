@@ -232,7 +232,8 @@ TEST_CASE("two ranks: dist, and a call on another thread") {
 TEST_CASE("unexpected messages are found by tag, and bounded for each sender") {
   run_ranks(2, [](SyncGroup& group) {
     ProcessGroup ranks(group);
-    constexpr int count = 40'000;
+    // A transport keeps what is under way in a list of its own.
+    const int count = group.kind() == "local" ? 40'000 : 4'000;
     const auto begin = std::chrono::steady_clock::now();
     std::vector<Work<void>> sent;
     for (int tag = 0; tag < count && ranks.rank() == 0; ++tag)
