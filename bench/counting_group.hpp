@@ -33,18 +33,23 @@ class CountingGroup final : public muster::sync::Group {
   [[nodiscard]] std::shared_ptr<const muster::sync::PeerLiveness> liveness(int rank) const override {
     return inner_->liveness(rank);
   }
-  void poison(const muster::Error& cause) noexcept override { inner_->poison(cause); }
-  [[nodiscard]] std::optional<muster::Error> failure() const override { return inner_->failure(); }
   [[nodiscard]] bool has_failure() const noexcept override { return inner_->has_failure(); }
   void progress() noexcept override { inner_->progress(); }
 
  protected:
-  void do_barrier(const muster::WaitOptions& options) override { inner_->barrier(options); }
+  void do_poison(const muster::Error& cause) noexcept override { inner_->poison(cause); }
+  [[nodiscard]] std::optional<muster::Error> do_failure() const override { return inner_->failure(); }
+  [[nodiscard]] std::uint64_t rounds() const noexcept override { return rounds_; }
+  void do_barrier(const muster::WaitOptions& options) override {
+    inner_->barrier(options);
+    ++rounds_;
+  }
   void do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all,
                      const muster::WaitOptions& options) override {
     inner_->all_gather(mine, all, options);
     told_.by_rounds += all.size();
     ++told_.rounds;
+    ++rounds_;
   }
   void do_wait_until(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
                      std::span<const int> on, const muster::WaitOptions& options) override {
@@ -80,6 +85,7 @@ class CountingGroup final : public muster::sync::Group {
 
   std::shared_ptr<Group> inner_;
   Told told_;
+  std::uint64_t rounds_ = 0;
 };
 
 }  // namespace bench
