@@ -77,7 +77,8 @@ void add_output_options(CLI::App& command, std::string& out, Options& options) {
           [&options](const std::string& age) { options.abandoned_after = inspect::parse_age(age); },
           "Remove what other hosts left unfinished for DIR if it has not changed for this long: 30min, 2h")
       ->type_name("AGE");
-  command.add_flag("--force", options.force, "Replace DIR if it holds a model or shards and, beside them, only what Muster wrote");
+  command.add_flag("--force", options.force,
+                   "Replace DIR if it holds a model or shards and, beside them, only what Muster wrote");
 }
 /// --compress: "zstd" or "zstd:3", the level, 1 if none is given; "none": none. Throws Error(argument).
 std::optional<int> parse_compression(const std::string& text);

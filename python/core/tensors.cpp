@@ -159,7 +159,7 @@ void bind_tensors(nb::module_& module) {
           [](const Tensor& self, nb::handle dtype, std::optional<Shape> shape) {
             return seen_as(self, dtype_of(dtype), std::move(shape));
           },
-          nb::arg("dtype"), nb::arg("shape") = nb::none(),
+          nb::arg("dtype").none(), nb::arg("shape") = nb::none(),
           "The same memory as elements of another dtype. Without a shape the last dimension grows or shrinks.")
       .def(
           "numpy", [](nb::handle self) { return helper("to_numpy")(self); },
@@ -191,6 +191,12 @@ void bind_tensors(nb::module_& module) {
                                        to_string(self.shape()), self.view().elements()));
              return is_true(self.view());
            })
+      .def("__bytes__",
+           [](const Tensor& self) {
+             const Tensor whole =
+                 self.view().is_contiguous() ? self : without_gil([&] { return Tensor::copy_of(self.view()); });
+             return nb::bytes(whole.view().host_data(), whole.nbytes());
+           })
       .def("__len__",
            [](const Tensor& self) {
              if (self.shape().empty()) throw nb::type_error("a tensor without dimensions has no length");
@@ -218,7 +224,7 @@ void bind_tensors(nb::module_& module) {
   module.def("empty", [](nb::handle dtype, Shape shape) {
     const DType made = dtype_of(dtype);
     return without_gil([&] { return Tensor::allocate(made, std::move(shape)); });
-  });
+  }, nb::arg().none(), nb::arg());
 
   nb::class_<SharedArena>(
       module, "SharedArena",
@@ -237,7 +243,7 @@ void bind_tensors(nb::module_& module) {
             const DType made = dtype_of(dtype);
             return without_gil([&] { return self.allocate(made, std::move(shape)); });
           },
-          nb::arg("dtype"), nb::arg("shape"), "A writable tensor, not initialised.")
+          nb::arg("dtype").none(), nb::arg("shape"), "A writable tensor, not initialised.")
       .def_prop_ro("capacity", &SharedArena::capacity, "In bytes.")
       .def_prop_ro("available", &SharedArena::available, "Bytes free for allocation now.")
       .def_prop_ro("waiting_for_leases", &SharedArena::waiting_for_leases,

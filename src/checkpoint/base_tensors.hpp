@@ -31,8 +31,8 @@ void remove_wrappers(const MergePlan& plan, std::vector<ShardListing>& listings,
 /// Holds the result against the base: a name that only one side has is Error(argument), and so is another shape, and
 /// another dtype unless the request casts or all floating point tensors have one dtype. Exceptions are tied heads,
 /// buffers that programs compute, adapters, and quantised weights of which the other side has the plain ones. Without
-/// the base's weights, layers of one kind must have the same names if there is a base or a plan. Tensors that the request does not select do not
-/// count.
+/// the base's weights, layers of one kind must have the same names if there is a base or a plan. Tensors that the
+/// request does not select do not count.
 void compare_with_base(const Request& request, const Config* config, std::span<const NamedSpec> model,
                        const BaseTensors& base, std::vector<std::string>& notes);
 

@@ -127,8 +127,7 @@ Source source_of_shards(const std::string& directory, SourceOptions request) {
   request.path = directory;
   request.looks_only = true;
   ModelSource model = open_model(std::move(request));
-  Source source{
-      .path = directory, .kind = "shards", .tensors = model.tensors, .metadata = std::move(model.metadata)};
+  Source source{.path = directory, .kind = "shards", .tensors = model.tensors, .metadata = std::move(model.metadata)};
   for (const std::string& note : model.notes) source.issues.push_back({"note", "", note});
   return source;
 }
