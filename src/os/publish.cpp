@@ -118,11 +118,17 @@ bool create_first(const std::string& path, std::span<const std::byte> bytes, Dur
   throw Error(ErrorKind::argument, fmt::format("\"{}\" exists already", path), {.path = path, .os_error = EEXIST});
 }
 
+/// Whether renameat2() with flags is not available: the file system lacks the flag (EINVAL), or the kernel lacks the
+/// call or a sandbox forbids it (ENOSYS, EPERM). A plain rename that is really forbidden fails again.
+bool lacks_flags(int error) {
+  return error == EINVAL || error == ENOSYS || error == EPERM;
+}
+
 /// False if the file system cannot.
 bool exchange_names(const std::string& a, const std::string& b) {
   const auto exchange = [&] { return ::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE); };
   if (try_call("exchange", b, exchange) == 0) return true;
-  if (errno == EINVAL || errno == ENOSYS) return false;
+  if (lacks_flags(errno)) return false;
   throw errno_error(fmt::format("exchanging {} and", a), errno, b);
 }
 
@@ -218,8 +224,8 @@ void rename_to_new(const std::string& from, const std::string& to) {
   const std::optional<FileStatus> ours = file_status(from);
   const auto rename = [&] { return ::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE); };
   if (try_call("rename", to, rename) == 0) return;
-  if (errno == EINVAL || errno == ENOSYS) {
-    // No such flag here (NFS): rename replaces nothing but an empty directory.
+  if (lacks_flags(errno)) {
+    // Without the flag, rename replaces nothing but an empty directory.
     if (is_there(to)) refuse_taken(to);
     if (try_call("plain-rename", to, [&] { return ::rename(from.c_str(), to.c_str()); }) == 0) return;
   }

@@ -64,7 +64,12 @@ Fd create_posix(std::uint64_t bytes) {
     ::shm_unlink(name.c_str());
   }
   if (try_call("ftruncate", seam_path, [&] { return ::ftruncate(memory.get(), static_cast<off_t>(bytes)); }) != 0)
-    throw errno_error(ErrorKind::no_space, "setting the length of POSIX shared memory in", errno, posix_mount);
+    throw errno == EFBIG
+        ? errno_error(ErrorKind::unsupported,
+                      "setting the length of POSIX shared memory, which needs a tmpfs (mount one, or "
+                      "unset MUSTER_SHM), in",
+                      errno, posix_mount)
+        : errno_error(ErrorKind::no_space, "setting the length of POSIX shared memory in", errno, posix_mount);
   return memory;
 }
 

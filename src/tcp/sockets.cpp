@@ -190,6 +190,15 @@ std::vector<asio::ip::address> own_addresses() {
   return all;
 }
 
+bool has_network() {
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) return true;
+  const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> owner(list, ::freeifaddrs);
+  for (const ifaddrs* one = list; one != nullptr; one = one->ifa_next)
+    if ((one->ifa_flags & IFF_UP) != 0) return true;
+  return false;
+}
+
 void Forkable::begin_forkable() {
   Forkables& them = forkables();
   const std::lock_guard lock(them.mutex);

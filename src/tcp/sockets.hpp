@@ -60,6 +60,8 @@ Socket accept_one(Acceptor& acceptor, asio::io_context& io) noexcept;
 
 /// All addresses of this host that others could reach it by; its loopback address is the last.
 std::vector<asio::ip::address> own_addresses();
+/// Whether a network interface of this host is up, the loopback included.
+bool has_network();
 
 /// What has sockets. A child that a rank forks has all of its connections, too. While it keeps them open nobody sees
 /// the rank's end: so the child gives them up at once. The three are called around each fork of the process, in the

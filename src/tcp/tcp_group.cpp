@@ -316,6 +316,13 @@ std::shared_ptr<SyncGroup> tcp_group(const TcpGroupOptions& options) {
   const rendezvous::Clock::time_point deadline = rendezvous::Clock::now() + timeout;
   hosts::advance_endings(tcp::TcpTransport::kind_name);
   const tcp::Place place = tcp::place_of(options.address);
+  if (options.size > 1 && !tcp::has_network())
+    throw Error(
+        ErrorKind::unsupported,
+        fmt::format("tcp_group: rank {} (host {}, pid {}) cannot reach other ranks: no network interface of its "
+                    "host is up. Start one (for ranks of one host: ip link set lo up), or use local_group()",
+                    options.rank, os::host_name(), os::process_id()),
+        {.rank = options.rank, .pid = os::process_id(), .host = os::host_name()});
   // A rank connects to each other one, and each of them to it; rank 0 has the connections of the rendezvous, too.
   os::allow_more_open_files(4 * static_cast<std::uint64_t>(options.size) + 64);
   auto owner = std::make_unique<tcp::TcpSockets>(place, tcp::key_of(options), options.listener);
