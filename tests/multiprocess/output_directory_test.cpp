@@ -101,7 +101,7 @@ TEST_CASE("a folder that only looks like an export's, and one whose writer lives
        {work / "out.partial-keep", work / "out.partial-0123456789abcdef", work / "out.partial-x@y",
         work / "out2.partial-0123456789abcdef@" + left.substr(left.rfind('@') + 1),
         by_another(left, [](auto& it) { it = os::own_identity(); }), by_another(left, [](auto& it) { it.host += "x"; }),
-        by_another(left, [](auto& it) { it.boot[0] ^= 1; })}) {
+        by_another(left, [](auto& it) { it.boot[0] = it.boot[0] == '0' ? '1' : '0'; })}) {
     fs::create_directory(name);
     write_text(name + "/precious", "precious");
   }
