@@ -310,7 +310,7 @@ Stacks stacks_of(std::span<const NamedSpec> model) {
 
 /// Some layers lack one of these by design.
 bool may_lack(std::string_view name) {
-  for (const std::string_view part : {"attn_norm", "relative_attention_bias"})
+  for (const std::string_view part : {"attn_norm", "relative_attention_bias", "input_scale", "output_scale"})
     if (name.find(part) != std::string_view::npos) return true;
   return false;
 }
@@ -318,6 +318,15 @@ bool may_lack(std::string_view name) {
 /// A single layer that has a part of what several others have was not saved completely.
 void check_layers_alike(const Request& request, std::span<const NamedSpec> model) {
   if (std::ranges::any_of(model, [](const NamedSpec& tensor) { return is_of_adapter(tensor.name); })) return;
+  const PackedParts parts(model);
+  // A configuration may exclude layers from quantisation: these have plain weights, and no scales.
+  const auto is_scale_of_others = [&](const std::string& stack, std::int64_t layer, std::int64_t other,
+                                      const std::string& name) {
+    const auto there = std::ranges::find(model, fmt::format("{}.{}.{}", stack, other, name), &NamedSpec::name);
+    const bool is_packed_weight = PackedParts(std::span(&*there, 1)).any() && weights_of_scale(there->name).empty();
+    return !is_packed_weight && parts.has(*there) &&
+           !parts.is_in_packed_module(fmt::format("{}.{}.{}", stack, layer, name));
+  };
   for (const auto& [stack, layers] : stacks_of(model)) {
     std::map<std::set<std::string>, std::vector<std::int64_t>> kinds;
     for (const auto& [number, names] : layers) kinds[names].push_back(number);
@@ -328,7 +337,10 @@ void check_layers_alike(const Request& request, std::span<const NamedSpec> model
         if (others.size() < 2 && kinds.size() != 2) continue;
         std::vector<std::string> lacking;
         std::ranges::set_difference(more, names, std::back_inserter(lacking));
-        if (std::ranges::all_of(lacking, may_lack)) continue;
+        std::erase_if(lacking, [&](const std::string& name) {
+          return may_lack(name) || is_scale_of_others(stack, numbers.front(), others.front(), name);
+        });
+        if (lacking.empty()) continue;
         for (std::string& name : lacking) name = fmt::format("{}.{}.{}", stack, numbers.front(), name);
         throw Error(
             ErrorKind::argument,

@@ -440,10 +440,10 @@ ExportJob plan_job(const Request& request, const ShardSet& shards, std::vector<S
     const bool updates = own && !request.to && (request.dtype || has_base);
     if (updates && Selection(request).is_all()) {
       check_base(*own, model);
-      leave_out_tied_head(*own, base, arrangement, notes);
+      if (!request.is_cut) leave_out_tied_head(*own, base, arrangement, notes);
     }
     compare_with_base(request, config, specs_of(arrangement), base, notes);
-    if (updates) {
+    if (updates && !request.is_cut) {
       const std::string& around = request.base.empty() ? request.path : request.base;
       if (auto text = updated_config(read_model_config_text(around).value_or(""), model, notes))
         job.config_text = std::move(*text);

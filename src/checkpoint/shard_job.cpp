@@ -85,6 +85,7 @@ std::unique_ptr<MergedTensors> merged_of(std::shared_ptr<const TensorSource> sha
 
 ModelSource open_model(Request request, const std::string& carry, bool side_by_side) {
   request.max_shard_size = UINT64_MAX;  // one file has all
+  request.is_cut = true;
   const auto shards = std::make_shared<ShardSet>(request.path, 0, 1, request.states, request.foreign);
   ExportJob job = plan_job(request, *shards, shards->listings());
   ModelSource model;
