@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <mutex>
 #include <thread>
 
 #include "muster/error.hpp"
@@ -14,9 +15,9 @@
 namespace muster {
 
 /// A mutex whose lock() never blocks in a forked child. If a thread of the parent held it at the fork, lock() throws
-/// Error(unsupported) in the child, and try_lock() returns false. A noexcept function that a child may call first
-/// compares the process with the one that made the object. For std::lock_guard, std::unique_lock and
-/// std::condition_variable_any.
+/// Error(unsupported) in the child, and try_lock() returns false. A destructor or a noexcept function that a child may
+/// reach calls lock_unless_abandoned(), or first compares the process with the one that made the object. For
+/// std::lock_guard, std::unique_lock and std::condition_variable_any.
 class ForkMutex {
  public:
   ForkMutex() = default;
@@ -24,30 +25,27 @@ class ForkMutex {
   ForkMutex& operator=(const ForkMutex&) = delete;
 
   void lock() {
-    if (!lock_unless_abandoned())
+    if (!acquire())
       throw Error(ErrorKind::unsupported,
                   "this process was forked while another thread of its parent used the same object: a forked child "
                   "cannot take part; start it as a process of its own");
   }
-  /// The same without an exception: false where lock() would throw.
-  bool lock_unless_abandoned() noexcept {
-    const pid_t self = ::getpid();
-    for (pid_t holder = 0; !holder_.compare_exchange_weak(holder, self, std::memory_order_acquire); holder = 0) {
-      if (holder != 0 && holder != self) return false;
-      if (holder == self) holder_.wait(self, std::memory_order_relaxed);
-    }
-    return true;
+  /// The same without an exception: the result holds nothing where lock() would throw.
+  [[nodiscard]] std::unique_lock<ForkMutex> lock_unless_abandoned() noexcept {
+    if (acquire()) return {*this, std::adopt_lock};
+    return {*this, std::defer_lock};
   }
   bool try_lock() noexcept {
     pid_t holder = 0;
     return holder_.compare_exchange_strong(holder, ::getpid(), std::memory_order_acquire);
   }
-  void unlock() noexcept {
-    holder_.store(0, std::memory_order_release);
-    holder_.notify_one();
-  }
+  void unlock() noexcept;
 
  private:
+  /// False where lock() throws. This and unlock() are defined in the library alone: each shared object has its own
+  /// count of waiting threads, so a copy of unlock() in another one would not wake those that wait here.
+  bool acquire() noexcept;
+
   std::atomic<pid_t> holder_{0};  // the process whose thread holds it
 };
 

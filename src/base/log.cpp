@@ -65,8 +65,7 @@ void log(LogLevel level, std::string_view message) noexcept {
   try {
     Sink& target = sink();
     // A forked child may not know the hook for certain: then it writes as if there were none.
-    if (target.mutex.lock_unless_abandoned()) {
-      const std::lock_guard lock(target.mutex, std::adopt_lock);
+    if (const auto lock = target.mutex.lock_unless_abandoned()) {
       if (target.hook) {
         target.hook(level, message);
         return;

@@ -169,8 +169,7 @@ auto start(std::string_view name, const InitOptions& options, const Keep& keep) 
   struct Started {
     World& world;
     ~Started() {
-      const std::lock_guard lock(world.mutex);
-      world.is_starting = false;
+      if (const auto lock = world.mutex.lock_unless_abandoned()) world.is_starting = false;
     }
   } const started{world};
   return keep(world, *collectives::init_group(name, options));
@@ -222,14 +221,15 @@ MasterWorker init_master_worker(std::string_view name, const InitOptions& option
 
 bool is_initialized() noexcept {
   World& world = the_world();
-  const std::lock_guard lock(world.mutex);
-  return world.group != nullptr;
+  const auto lock = world.mutex.lock_unless_abandoned();
+  return lock && world.group != nullptr;
 }
 
 void destroy_process_group() noexcept {
   World& world = the_world();
   std::unique_ptr<ProcessGroup> ended;  // outside the lock: its end may wait a moment for devices
-  const std::lock_guard lock(world.mutex);
+  const auto lock = world.mutex.lock_unless_abandoned();
+  if (!lock) return;  // a forked child, whose parent was changing it
   ended = std::move(world.group);
   // Ranks that begin anew after a failure need a new rendezvous.
   if (ended && world.is_of_environment && ended->group().failure()) sync::forget_world();

@@ -63,8 +63,8 @@ auto collectively(SyncGroup& group, Operation operation, const Work& work) -> de
     return sync::unless_out_of_memory(group, work);
   } catch (const Error& error) {
     const std::optional<Error> cause = group.failure();
-    // It may have failed long before this call.
-    if (cause)
+    // The group may have failed long before this call. A forked child leaves the state of its parent's group alone.
+    if (cause && sync::inside(group).is_owner_process())
       for (const auto& driver : RouteTable::instance().drivers()) driver->clean_up(group);
     throw cause.value_or(error).with_context(to_string(operation));
   }

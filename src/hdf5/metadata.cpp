@@ -7,12 +7,10 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "src/base/fork_mutex.hpp"
 #include "src/hdf5/ids.hpp"
 #include "src/hdf5/metadata_driver.hpp"
 #include "src/hdf5/metadata_plan.hpp"
@@ -355,12 +353,6 @@ void check_version() {
 extern "C" __attribute__((visibility("default"))) bool muster_hdf5_make_metadata(
     const muster::hdf5::MetadataPlan& plan, muster::hdf5::Metadata& result) noexcept {
   using namespace muster::hdf5;
-  static muster::ForkMutex one_at_a_time;
-  if (!one_at_a_time.lock_unless_abandoned()) {
-    result.failure = "this process was forked while another thread made HDF5 structures";
-    return false;
-  }
-  const std::lock_guard lock(one_at_a_time, std::adopt_lock);
   try {
     check_version();
     const QuietErrors quiet;

@@ -67,8 +67,8 @@ struct Metadata {
 /// The size of a superblock of version 3.
 inline constexpr std::size_t superblock_bytes = 48;
 
-/// The name and type of the function that libmuster-hdf5 exports. False: `result.failure` says why. Any thread; calls
-/// wait for each other, because libhdf5 is not thread-safe everywhere.
+/// The name and type of the function that libmuster-hdf5 exports. False: `result.failure` tells why. The caller
+/// makes one call at a time, because libhdf5 is not thread-safe everywhere.
 inline constexpr const char* make_metadata_symbol = "muster_hdf5_make_metadata";
 using MakeMetadata = bool (*)(const MetadataPlan& plan, Metadata& result) noexcept;
 

@@ -89,8 +89,8 @@ ParallelGroups& parallel_groups() {
 
 void destroy_parallel_groups() noexcept {
   Made& all = made();
-  const std::lock_guard lock(all.mutex);
-  all.groups.reset();
+  // A forked child whose parent was making them has none.
+  if (const auto lock = all.mutex.lock_unless_abandoned()) all.groups.reset();
 }
 
 }  // namespace muster

@@ -29,11 +29,11 @@ void keep_for_ever(std::shared_ptr<const void> memory) noexcept {
   using Kept = std::vector<std::shared_ptr<const void>>;
   alignas(Kept) static std::array<std::byte, sizeof(Kept)> place;
   static Kept& kept = *::new (place.data()) Kept;
-  const std::lock_guard lock(mutex);
   try {
+    const std::lock_guard lock(mutex);
     kept.push_back(memory);
-  } catch (const std::bad_alloc&) {
-    // Then it leaks, which is as good: a pointer that is never destroyed.
+  } catch (const std::exception&) {
+    // Out of memory, or a forked child. Then it leaks, which is as good: a pointer that is never destroyed.
     using Pointer = std::shared_ptr<const void>;
     alignas(Pointer) std::array<std::byte, sizeof(Pointer)> leaked;
     ::new (leaked.data()) Pointer(std::move(memory));

@@ -54,6 +54,9 @@ void require_hdf5() {
 
 hdf5::Metadata make_metadata(const hdf5::MetadataPlan& plan) {
   hdf5::Metadata metadata;
+  // libhdf5 may be built for one thread alone.
+  static ForkMutex one_at_a_time;
+  const std::lock_guard lock(one_at_a_time);
   if (!library()(plan, metadata))
     throw Error(ErrorKind::io, fmt::format("making the HDF5 structures of a state file: {}", metadata.failure));
   return metadata;

@@ -43,6 +43,8 @@ class Group : public SyncGroup {
  public:
   [[nodiscard]] int rank() const noexcept final { return rank_; }
   [[nodiscard]] int size() const noexcept final { return static_cast<int>(ranks_.size()); }
+  /// Whether this process made the group (false in a forked child).
+  [[nodiscard]] bool is_owner_process() const noexcept;
   [[nodiscard]] const RankInfo& info(int rank) const final;
   [[nodiscard]] const Nonce& nonce() const noexcept final { return nonce_; }
   [[nodiscard]] std::chrono::milliseconds timeout() const noexcept final { return timeout_; }
@@ -152,8 +154,6 @@ class Group : public SyncGroup {
 
  protected:
   Group(int rank, std::vector<RankInfo> ranks, Nonce nonce, std::chrono::milliseconds timeout);
-  /// Whether this process made the group (false in a forked child).
-  [[nodiscard]] bool is_owner_process() const noexcept;
   /// Between these two calls the waits of this process let the group's mail move. The last one is the first thing that
   /// the destructor of each kind of group does. Before all else it ends what higher layers keep with the group, which
   /// may use all of it.

@@ -341,8 +341,7 @@ std::shared_ptr<SyncGroup> sync::world_within(std::optional<std::chrono::millise
 
 void sync::forget_world() {
   World& world = the_world();
-  const std::lock_guard lock(world.mutex);
-  if (!world.is_set) world.group = nullptr;
+  if (const auto lock = world.mutex.lock_unless_abandoned(); lock && !world.is_set) world.group = nullptr;
 }
 
 std::shared_ptr<SyncGroup> world() {
