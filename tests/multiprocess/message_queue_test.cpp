@@ -272,10 +272,14 @@ TEST_CASE("handles that are none, of another number of ranks, or whose writer ne
                                 "queue", "muster-queue:2000000000,0123456789abcdef0123456789abcdef"})
     CHECK_THROWS_AS((void)MessageQueue::write_from_outside({.outside_writer = bad}), Error);
   const std::string handle = queue_handle(2);
-  const std::string other = queue_handle(3);
+  const std::string other = queue_handle(2);
+  const std::string of_three = queue_handle(3);
   run_ranks(2, [&](SyncGroup& group) {
     error_of(ErrorKind::argument, {"no handle"}, [&] { MessageQueue(group, {.outside_writer = handle + " "}); });
-    error_of(ErrorKind::argument, {"for 3 ranks", "has 2"}, [&] { MessageQueue(group, {.outside_writer = other}); });
+    error_of(ErrorKind::argument, {"for 3 ranks", "has 2"}, [&] { MessageQueue(group, {.outside_writer = of_three}); });
+    // All ranks hear of an argument that one rank alone has wrong, and the group remains usable.
+    error_of(ErrorKind::argument, {"rank 1", "for 3 ranks", "has 2"},
+             [&] { MessageQueue(group, {.outside_writer = group.rank() == 0 ? handle : of_three}); });
     error_of(ErrorKind::rank_mismatch, {"ranks 0 and 1"},
              [&] { MessageQueue(group, {.outside_writer = group.rank() == 0 ? handle : other}); });
     error_of(ErrorKind::timeout, {"writer outside", "rank 2"},
