@@ -291,6 +291,18 @@ ExportOutputs shards_by_another_plan(const Request& request, const Arrangement& 
   return shard_outputs(anew, plan, *request.to, metadata);
 }
 
+/// Throws if the model has names that ranks have, before the plan's views.
+void check_names(const MergePlan& plan, std::span<const NamedSpec> model) {
+  for (const NamedSpec& tensor : model)
+    if (std::ranges::any_of(plan.views(), [&](const ViewRule& view) { return view.pattern.matches(tensor.name); }) &&
+        !plan.origin(tensor.name))
+      throw Error(
+          ErrorKind::argument,
+          fmt::format("the tensor {} has a name as ranks of the plan {} have it: that plan reads the checkpoint "
+                      "then, and --to-plan (\"to_plan\") says by which it is cut",
+                      in_quotes(tensor.name), in_quotes(plan.name())));
+}
+
 }  // namespace
 
 ExportOutputs checkpoint_outputs(const Arrangement& arrangement, std::uint64_t max_shard_size, const Metadata& metadata,
@@ -417,7 +429,7 @@ ExportJob plan_job(const Request& request, const ShardSet& shards, std::vector<S
   const bool has_base = !request.base.empty() && !request.looks_only;
   const BaseTensors base = has_base ? base_tensors(request.base, notes) : BaseTensors();
   ExportJob job{.plan = plan_of(listings, request.plan, config, notes)};
-  if (!request.to && !request.to_plan.empty())
+  if (!request.to && !request.is_cut && !request.to_plan.empty())
     throw Error(ErrorKind::argument, "a plan to cut by needs a layout to cut for (--ranks)");
   if (request.to && request.to_plan.empty() && job.plan.name() == as_it_is)
     throw Error(ErrorKind::argument,
@@ -437,13 +449,16 @@ ExportJob plan_job(const Request& request, const ShardSet& shards, std::vector<S
   keep_selected(arrangement, request);
   if (!request.looks_only) {
     const std::vector<NamedSpec> model = specs_of(arrangement);
-    const bool updates = own && !request.to && (request.dtype || has_base);
+    // Before the base: names of ranks would not be the base's either, and this error has the remedy.
+    if (request.is_cut && !request.to_plan.empty())
+      check_names(MergePlan::load(request.to_plan, own ? &*own : nullptr), model);
+    const bool updates = own && !request.to && !request.is_cut && (request.dtype || has_base);
     if (updates && Selection(request).is_all()) {
       check_base(*own, model);
-      if (!request.is_cut) leave_out_tied_head(*own, base, arrangement, notes);
+      leave_out_tied_head(*own, base, arrangement, notes);
     }
     compare_with_base(request, config, specs_of(arrangement), base, notes);
-    if (updates && !request.is_cut) {
+    if (updates) {
       const std::string& around = request.base.empty() ? request.path : request.base;
       if (auto text = updated_config(read_model_config_text(around).value_or(""), model, notes))
         job.config_text = std::move(*text);

@@ -66,7 +66,9 @@ class RankPart {
     // Of what is whole, one plan is the one that cuts.
     const bool is_cut_only = has_one_plan && !has_ranks;
     if (is_cut_only) request.plan.clear();
-    job_ = std::make_unique<ShardJob>(open_model(std::move(request)), is_cut_only ? plan : options.to_plan, layout);
+    request.to_plan = !is_cut_only ? options.to_plan : plan.empty() ? "auto" : plan;
+    const std::string cut_by = request.to_plan;
+    job_ = std::make_unique<ShardJob>(open_model(std::move(request)), cut_by, layout);
     mine_ = std::make_unique<MergedTensors>(job_->source, std::vector<RankSources>(1),
                                             job_->outputs.files[file].tensors, job_->outputs.equal);
     agree_on_model(layout, rank);

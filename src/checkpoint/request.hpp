@@ -30,7 +30,7 @@ struct Request {
   std::uint64_t max_shard_size = UINT64_MAX;
   /// Nothing is made of it: tensors are neither compared with the base's nor left out.
   bool looks_only = false;
-  /// The model is only read in order to be cut for ranks, which keep a tied head and do not change config.json.
+  /// The model is only read in order to be cut by `to_plan`: ranks keep a tied head, and config.json does not change.
   bool is_cut = false;
 };
 

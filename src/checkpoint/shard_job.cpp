@@ -26,18 +26,6 @@ MergePlan cutting_plan(const ModelSource& from, const std::string& name) {
   return MergePlan::load(name.empty() ? "auto" : name, from.config ? &*from.config : nullptr);
 }
 
-/// Throws if the model has names that ranks have, before the plan's views.
-void check_names(const MergePlan& plan, std::span<const NamedSpec> model) {
-  for (const NamedSpec& tensor : model)
-    if (std::ranges::any_of(plan.views(), [&](const ViewRule& view) { return view.pattern.matches(tensor.name); }) &&
-        !plan.origin(tensor.name))
-      throw Error(
-          ErrorKind::argument,
-          fmt::format("the tensor {} has a name as ranks of the plan {} have it: that plan reads the checkpoint "
-                      "then, and --to-plan (\"to_plan\") says by which it is cut",
-                      in_quotes(tensor.name), in_quotes(plan.name())));
-}
-
 /// Each row of a tensor may have a part in each of so many `files`.
 std::shared_ptr<const TensorSource> with_recent_pieces(std::shared_ptr<const TensorSource> source, std::size_t files) {
   // Twice what the windows of all ranks hold, and in each file one where that begins and one where it ends.
@@ -60,7 +48,6 @@ ShardJob::ShardJob(ModelSource from, const std::string& plan_name, const Paralle
     ++report.tensors;
     report.bytes += entry.bytes;
   }
-  check_names(plan, tensors);
   fit_to(plan, tensors);
   check_against_config(plan, tensors);
   const Arrangement arrangement = arrange_model(plan, tensors);
