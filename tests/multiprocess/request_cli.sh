@@ -117,6 +117,18 @@ done
 refused 'lacks the tensor "model.layers.1.input_layernorm.weight"' "$program" export torn --plan llama --out new
 refused 'lacks the tensor "model.layers.1.input_layernorm.weight"' "$program" shard torn --base weightless --ranks 2 --plan llama --out new
 says 0 "merged into" "$program" export torn --exclude '*layers.1.*' --out part
+# A layer that is excluded from quantisation has no scales; one with packed weights needs them.
+for kind in plain_layer packed_layer; do
+  made "$kind" "
+for layer in range(sum(n.endswith('down_proj.weight') for n in t)):
+  module = f'model.layers.{layer}.mlp.down_proj'
+  if layer == 1 and '$kind' == 'plain_layer': continue
+  _, s, b = t[module + '.weight']
+  t[module + '.weight'] = 'F8_E4M3', s, bytes(len(b) // 2)
+  if layer != 1: t[module + '.weight_scale'] = 'F32', [1], bytes(4)"
+done
+says 0 "merged into" "$program" export plain_layer --plan llama --out excluded
+refused 'lacks the tensor "model.layers.1.mlp.down_proj.weight_scale"' "$program" export packed_layer --plan llama --out new
 
 # Prefixes of wrappers go, with a note; from the outside in, and inside of names.
 number=0
