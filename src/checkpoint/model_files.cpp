@@ -109,8 +109,9 @@ class Carrying {
     const std::string path = join_path(directory, "modules.json");
     std::error_code error;
     if (!fs::is_regular_file(path, error)) return;
+    const std::string text = read_text(path, longest_modules);
     try {
-      const Config modules = core::parse_tolerantly(read_text(path, longest_modules));
+      const Config modules = core::parse_tolerantly(text);
       for (const Config& module : modules.as_array())
         if (const Config* folder = module.find("path"); folder != nullptr && !folder->as_string().empty())
           modules_.push_back(fs::path(folder->as_string() + "/").lexically_normal().string());

@@ -59,8 +59,11 @@ std::string digest_of(const std::string& path) {
 
 /// Names and digests of the files that an earlier command wrote there; none if there is no list.
 std::optional<std::map<std::string, std::string, std::less<>>> read_written(const std::string& directory) {
+  const std::string path = join_path(directory, std::string(written_files_name));
+  if (!os::file_status(path)) return std::nullopt;
+  const std::string text = read_text(path, longest_list);
   try {
-    const Config list = parse_json(read_text(join_path(directory, std::string(written_files_name)), longest_list));
+    const Config list = parse_json(text);
     std::map<std::string, std::string, std::less<>> files;
     for (const auto& [name, digest] : list.at("files").as_object()) files.emplace(name, digest.as_string());
     return files;

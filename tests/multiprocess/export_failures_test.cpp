@@ -101,7 +101,7 @@ TEST_CASE("every call that fails, on the first rank and on another, is every ran
         int reached = 0;
         // Past the last such call the export succeeds; every one before it fails.
         for (int nth = 1; nth < 400; nth = nth < 6 ? nth + 1 : nth + nth / 3) {
-          CAPTURE(call);
+          INFO(std::string(call));
           CAPTURE(victim);
           CAPTURE(nth);
           const int error = std::string_view(call) == "pwrite" ? ENOSPC : EIO;
@@ -123,7 +123,7 @@ TEST_CASE("every call that fails, on the first rank and on another, is every ran
           CHECK(world.partials().empty());
           if (is_renamed) world.bring_back_old();
         }
-        CAPTURE(call);
+        INFO(std::string(call));
         test::check_equal(world.work / "model", world.work / "out");
         world.bring_back_old();
         if (victim == 0) CHECK(reached > 0);
