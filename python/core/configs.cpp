@@ -95,11 +95,10 @@ Config leaf_of(PyObject* object, const Place& place) {
         return value_of(value, place, 0);
     }
     // JSON has no bytes, and a tensor in their place would come back as another type.
-    if (PyBytes_Check(object) != 0 || PyByteArray_Check(object) != 0)
-      place.refuse(
-          fmt::format("{} is not a value of a config: pass a str (.decode()), or a tensor of its bytes "
-                      "(muster.as_tensor(value))",
-                      Py_TYPE(object)->tp_name));
+    if (PyBytes_Check(object) != 0)
+      throw Error(ErrorKind::argument,
+                  "bytes is not a value of a config: pass a str (.decode()), or a tensor of its bytes "
+                  "(muster.as_tensor(value))");
     if (looks_like_tensor(object)) return tensor_of(handle);
     return std::nullopt;
   };

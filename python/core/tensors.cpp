@@ -182,15 +182,11 @@ void bind_tensors(nb::module_& module) {
           nb::kw_only(), nb::arg("stream") = nb::none(), nb::arg("max_version") = nb::none(),
           nb::arg("dl_device") = nb::none(), nb::arg("copy") = nb::none())
       .def("__dlpack_device__", [](const Tensor&) { return nb::make_tuple(dlpack::on_host, 0); })
-      .def("__bool__",
-           [](const Tensor& self) {
-             if (self.view().elements() != 1)
-               throw Error(ErrorKind::argument,
-                           fmt::format("the truth value of a tensor of shape {} is ambiguous: it has {} elements, not "
-                                       "one. Compare or index it first, for example with numpy().any()",
-                                       to_string(self.shape()), self.view().elements()));
-             return is_true(self.view());
-           })
+      .def(
+          "__bool__",
+          [](const Tensor& self) { return self.shape().empty() ? is_true(self.view()) : self.shape().front() != 0; },
+          "The value of a scalar. Any other tensor is true if it has rows, like a list, so that `result and ...` "
+          "works.")
       .def("__bytes__",
            [](const Tensor& self) {
              const Tensor whole =
@@ -221,10 +217,13 @@ void bind_tensors(nb::module_& module) {
       nb::arg("object"), nb::arg("dtype").none() = nb::none(), nb::arg("shape") = nb::none());
   module.def("from_buffer", [](nb::handle object) { return tensor_from_buffer(object); });
   module.def("from_dlpack", [](nb::handle object) { return tensor_from_dlpack(object); });
-  module.def("empty", [](nb::handle dtype, Shape shape) {
-    const DType made = dtype_of(dtype);
-    return without_gil([&] { return Tensor::allocate(made, std::move(shape)); });
-  }, nb::arg().none(), nb::arg());
+  module.def(
+      "empty",
+      [](nb::handle dtype, Shape shape) {
+        const DType made = dtype_of(dtype);
+        return without_gil([&] { return Tensor::allocate(made, std::move(shape)); });
+      },
+      nb::arg().none(), nb::arg());
 
   nb::class_<SharedArena>(
       module, "SharedArena",

@@ -196,7 +196,7 @@ def test_options_of_an_export(tmp_path):
         muster.export_model(shards, out, "", muster.single_group(), force=True, carry=carry)
         assert (out / "config.json").exists() is there
     for options, kind, words in (
-        ({"dtype": "F12"}, muster.ArgumentError, "no dtype 'F12'"),
+        ({"dtype": "F12"}, muster.ArgumentError, "'F12' is not a dtype"),
         ({"writers": "all"}, muster.ArgumentError, "not 'all'"),
         ({"to": "xp=2"}, muster.ArgumentError, "xp=2"),
         ({"generation": -1}, muster.ArgumentError, "generation is not of the type"),
