@@ -18,6 +18,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <map>
@@ -225,8 +226,16 @@ Meeting::~Meeting() {
 }
 
 void Meeting::look() {
+  std::vector<os::DirectoryEntry> entries;
+  try {
+    entries = fresh_listing(path_, workspace_.is_network);
+  } catch (const Error& error) {
+    // A network file system has dropped its handle of the directory. The last listing counts until the next look.
+    if (error.os_error() == ESTALE && rendezvous::Clock::now() < deadline_) return;
+    throw;
+  }
   seen_.clear();
-  for (const os::DirectoryEntry& entry : fresh_listing(path_, workspace_.is_network))
+  for (const os::DirectoryEntry& entry : entries)
     if (auto name = parse_meeting_name(entry.name)) seen_.emplace_back(entry.name, std::move(*name));
 }
 
