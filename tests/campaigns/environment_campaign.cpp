@@ -376,9 +376,8 @@ std::string faults_of(const std::string& directory, const std::string& meeting, 
   std::string faults;
   int failed = 0;
   // The launcher itself may refuse to start ranks.
-  if (!failure.empty() && !fs::exists(fmt::format("{}/pid-{}-0", directory, meeting)) &&
-      read_text(directory + "/log").find(failure) != std::string::npos)
-    return faults;
+  const std::string log = read_text(directory + "/log");
+  if (!failure.empty() && log.starts_with("muster: ") && log.find(failure) < log.find('\n')) return faults;
   for (int rank = 0; rank < ranks; ++rank) {
     const std::string told = read_text(fmt::format("{}/{}-{}", directory, meeting, rank));
     double seconds = 0;
@@ -403,7 +402,7 @@ std::string faults_of(const std::string& directory, const std::string& meeting, 
   }
   if (failed != 0 && failed != ranks) faults += fmt::format("    only {} of {} ranks fail\n", failed, ranks);
   if (failed == 0 && !failure.empty() && faults.empty()) faults += "    works, where a failure was expected\n";
-  if (!faults.empty()) faults += "    log: " + read_text(directory + "/log") + "\n";
+  if (!faults.empty()) faults += "    log: " + log + "\n";
   return faults;
 }
 
