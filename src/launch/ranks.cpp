@@ -84,7 +84,8 @@ os::Fd pidfd_of(pid_t child) {
   const int failure = errno;
   ::kill(child, SIGKILL);
   ::waitpid(child, nullptr, 0);
-  throw os::errno_error("starting a rank: pidfd_open (Linux 5.3 or newer, and a sandbox that allows it, is needed)", failure);
+  throw os::errno_error("starting a rank: pidfd_open (Linux 5.3 or newer, and a sandbox that allows it, is needed)",
+                        failure);
 }
 
 using namespace std::chrono_literals;
