@@ -12,7 +12,7 @@
 
 namespace muster {
 
-/// Logs one message per second at most; the next one tells how many were left out. One thread at a time.
+/// Logs one message per second at most. The next one has the number of messages left out. One thread at a time.
 class RareLog {
  public:
   explicit RareLog(LogLevel level) noexcept : level_(level) {}

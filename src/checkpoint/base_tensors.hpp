@@ -15,11 +15,11 @@
 
 namespace muster {
 
-/// By name; a tensor of a file that is not there has no dtype and no shape. Empty: the directory has no weights.
+/// Tensors by name, without dtype and shape if their file is missing. Empty: the directory has no weights.
 using BaseTensors = std::map<std::string, std::optional<TensorSpec>, std::less<>>;
 
-/// Of the weights in a model's directory, or of their index alone. Weights that cannot be read (files of Git LFS that
-/// were not fetched) are a note. Throws Error(not_found | io) if there is no such directory.
+/// Reads the names of the weights in a model's directory, or of their index alone. Weights that cannot be read (files
+/// of Git LFS that were not fetched) are a note. Throws Error(not_found | io) if there is no such directory.
 BaseTensors base_tensors(const std::string& directory, std::vector<std::string>& notes);
 
 /// Takes the prefixes of wrappers (DistributedDataParallel, FSDP, torch.compile, PEFT, Lightning) out of the names of

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Which tensors of a model are parts of quantised weights: packed elements, and the scales that belong to them.
+// Finds the parts of quantised weights among the tensors of a model: packed elements and their scales.
 
 #include <set>
 #include <span>
@@ -11,13 +11,13 @@
 
 namespace muster {
 
-/// By names, dtypes, and what lies in the same module, because a name such as "logit_scale" alone means nothing.
+/// Decides by names, dtypes and the other tensors of a module: a name such as "logit_scale" alone means nothing.
 class PackedParts {
  public:
   explicit PackedParts(std::span<const NamedSpec> model);
   /// Whether some weight is quantised.
   [[nodiscard]] bool any() const noexcept { return !modules_.empty(); }
-  /// Whether the tensor is packed, or belongs to what is packed: a scale, a zero point, a table.
+  /// Whether the tensor is packed, or belongs to a packed weight: a scale, a zero point, a table.
   [[nodiscard]] bool has(const NamedSpec& tensor) const;
   /// Whether the module that has the tensor, or the one around it, has a quantised weight.
   [[nodiscard]] bool is_in_packed_module(std::string_view name) const;

@@ -17,7 +17,7 @@ namespace muster {
 struct Request {
   std::string path = {};                    ///< a model, shards, a workspace or a checkpoint of another program
   std::string plan = {};                    ///< reads it; empty: the plan that it names, or as it is if it is whole
-  std::optional<ParallelLayout> from = {};  ///< what ranks were cut for, where they do not name it
+  std::optional<ParallelLayout> from = {};  ///< the layout of ranks that do not name theirs
   std::optional<ParallelLayout> to = {};    ///< shards of this layout are made, not one checkpoint
   std::string to_plan = {};                 ///< cuts them; empty: as ExportOptions::to_plan
   std::string base = {};                    ///< a model's directory, as in ExportOptions

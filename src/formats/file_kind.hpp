@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The kind of a file, told by its first bytes and never by its name.
+// Detects the kind of a file from its first bytes, never from its name.
 
 #include <cstddef>
 #include <cstdint>
@@ -14,8 +14,8 @@ namespace muster::formats {
 enum class FileKind : std::uint8_t {
   unknown,
   safetensors,
-  zip,           ///< what torch.save writes, and other archives
-  torch_legacy,  ///< what torch.save wrote before it wrote zip archives
+  zip,           ///< a file of torch.save, or another archive
+  torch_legacy,  ///< a file of torch.save before version 1.6
   hdf5,          ///< with HDF5's signature at its beginning
   pickle,        ///< of another program than torch.save
   gguf,
@@ -30,14 +30,14 @@ enum class FileKind : std::uint8_t {
 /// Kinds need no more of the beginning of a file than this.
 inline constexpr std::size_t kind_bytes = 512;
 
-/// Tells the kind by `head`, the first kind_bytes of a file, or all of a shorter file. No file of one kind is taken for
-/// another: a safetensors file begins with the length of its header, which may begin like any signature, so its other
-/// marks are looked at first.
+/// Detects the kind from `head`, the first kind_bytes of a file, or all of a shorter file. No file of one kind is taken
+/// for another: a safetensors file begins with the length of its header, which may begin like any signature, so its
+/// other marks are looked at first.
 FileKind kind_of_file(std::span<const std::byte> head) noexcept;
-/// Tells the kind of what a file has from the byte `begin` on. Throws Error(io).
+/// Detects the kind of the bytes of a file from `begin` on. Throws Error(io).
 FileKind kind_of_file(const os::ReadableFile& file, std::uint64_t begin = 0);
 
-/// Describes a kind and how to get a usable file: "a Git LFS pointer: ...". Empty for kinds that need no words.
+/// Describes a kind and how to get a usable file: "a Git LFS pointer: ...". Empty for kinds that are usable.
 std::string_view advice_about(FileKind kind) noexcept;
 
 }  // namespace muster::formats

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Who may do what with a file or a directory: what replaces one keeps its rights.
+// Owner, group and mode of a file or directory. A file that replaces another one keeps them.
 
 #include <cstdint>
 #include <optional>
@@ -13,9 +13,9 @@ struct Rights {
   std::uint32_t owner = 0;
   std::uint32_t group = 0;
 };
-/// Of the name itself, and not of what a link leads to. None if there is no such name. Throws Error(io).
+/// Returns the rights of `path`, without following a link; nullopt if it does not exist. Throws Error(io).
 std::optional<Rights> rights_of(const std::string& path);
-/// Owner and group change as far as this process may change them. If the group cannot be set, group and others get no
+/// Changes owner and group as far as this process may change them. If the group cannot be set, group and others get no
 /// rights. Throws Error(io | not_found).
 void set_rights(const std::string& path, const Rights& rights);
 

@@ -250,7 +250,7 @@ Mail::Posted Mail::post_next(int to, Outgoing& message) {
   const std::size_t all = message.label.size() + message.body.size();
   Head head{Head::Kind::whole, static_cast<std::uint32_t>(message.label.size()), message.tag, 0, message.body.size()};
   const bool is_eager = needs_credit(message.tag) ? has_credit(lane, message) : all <= packet_bytes;
-  // What has begun in several packets goes on so.
+  // A message that began in several packets continues so.
   if (message.sent == 0 && !is_eager) {
     if (waits_for_credit(message.tag) && cost_of(all) <= eager()) return Posted::nothing;
     head.kind = Head::Kind::announcement;
