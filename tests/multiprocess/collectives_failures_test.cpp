@@ -101,7 +101,8 @@ std::uint64_t steps_of(const Named& named, std::int64_t count) {
     const Tensor tensor = ones(count);
     for (int i = 0; i < 2; ++i) named.call(ranks, tensor, {});
     if (group.rank() == lost_rank) stepped.emplace(0, 0, words[1]);
-    call_in_steps(named, ranks, tensor, {});
+    // The others wait for a rank that runs one instruction at a time, on a machine with other work.
+    call_in_steps(named, ranks, tensor, {.timeout = 50s});
     if (group.rank() == lost_rank) words[0] = SteppedEnd::steps();
   });
   return words[0];

@@ -62,7 +62,7 @@ TEST_CASE("one of a hundred ranks is killed: all others name it, soon, and so do
                 const auto took = Clock::now() - begin;
                 heard[0] = 1;
                 RANK_CHECK(error.rank() == victim);
-                RANK_CHECK(took < (is_alone ? 1500ms : 3000ms));
+                RANK_CHECK(took < (is_alone ? 1500ms : 3000ms) * (under_sanitizer ? 3 : 1));
               },
               {victim});
   }
@@ -70,6 +70,7 @@ TEST_CASE("one of a hundred ranks is killed: all others name it, soon, and so do
 
 TEST_CASE("150 ranks: slices that are longer than a rank's share of a chunk") {
   // With 150 ranks a rank's share of a chunk is 832 bytes. An input of at most 944 bytes uses the slot of the card.
+  if (under_sanitizer) return;  // the same code with as many processes takes minutes there
   constexpr int ranks = 150;
   run_ranks(ranks, [](SyncGroup& group) {
     ProcessGroup all(group);
