@@ -27,8 +27,8 @@ using namespace std::chrono_literals;
 
 namespace {
 
-constexpr auto timeout = 3s;
-constexpr auto suspension = 5s;
+constexpr auto timeout = under_sanitizer ? 8s : 3s;
+constexpr auto suspension = under_sanitizer ? 10s : 5s;
 
 /// A gate that the test opens for processes.
 class Gate {
