@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs one job in many environments: `environment_campaign MUSTER short|all|NAME...`. The job gathers, streams, reduces
 // and exports, on ranks that `muster run` has started, once over shared memory and once over TCP. In each environment
-// it works on all ranks, or it fails on all ranks within two seconds, with the cause that the table below gives. An
+// it works on all ranks, or it fails on all ranks within a limit of seconds, with the cause that the table gives. An
 // environment that this machine cannot make is skipped with a message.
 
 #include <dlfcn.h>
@@ -365,7 +365,7 @@ bool run_job(const Environment& environment, const std::string& program, const s
   return !(WIFEXITED(status) && WEXITSTATUS(status) == 77);
 }
 
-/// Two seconds on an idle machine.
+/// The limit for a refusal: CAMPAIGN_SECONDS, or 6 s, because the short form runs beside other tests on two cores.
 double most_seconds() {
   const std::string given = setting("CAMPAIGN_SECONDS");
   return given.empty() ? 6 : std::stod(given);
