@@ -145,16 +145,17 @@ TEST_CASE("a worker drops what the master has no handle of; shutdown drops all, 
         };
         const long before = peak();
         ranks.serve();
-        // Of 480 MiB, in kilobytes.
-        RANK_CHECK(under_sanitizer || peak() - before < 200L << 10);
+        // Of 480 MiB, in kilobytes. Three tensors and a message of one are there at a time.
+        RANK_CHECK(under_sanitizer || peak() - before < 240L << 10);
         continue;
       }
       if (round == 1) error_of(ErrorKind::not_found, {"shutdown"}, [&] { (void)ranks.fetch(last); });
-      for (int i = 0; i < 30; ++i) {
-        last = ranks.make(1, DType::u8, {16 << 20});
+      // Beyond 32 MiB malloc() maps each block, so that no hole of the heap counts as a tensor that is kept.
+      for (int i = 0; i < 12; ++i) {
+        last = ranks.make(1, DType::u8, {40 << 20});
         const RemoteTensor copy = last;
       }
-      RANK_CHECK(ranks.fetch(last).nbytes() == 16U << 20);
+      RANK_CHECK(ranks.fetch(last).nbytes() == 40U << 20);
       ranks.shutdown();
     }
   });
