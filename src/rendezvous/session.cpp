@@ -81,7 +81,7 @@ class Guest final : public Session::Side {
 
   void wait() {
     Line* const line = line_.get();
-    transport_->wait(std::span(&line, 1), sync::between_questions);
+    wait_for(std::span(&line, 1));
   }
   std::optional<Message> next() { return line_->next({.size = terms_.size}); }
 
@@ -101,8 +101,8 @@ class Guest final : public Session::Side {
                       fmt::format("{} waited {} {} for rank {}, which did not open the rendezvous: {}: {}",
                                   name_of(own_), since(begin_), terms_.place, terms_.number(0), reason, terms_.hint),
                       {.rank = terms_.number(0)});
-        transport_->wait({}, std::min(sync::between_questions,
-                                      std::chrono::ceil<milliseconds>(std::min(next_try, deadline) - Clock::now())));
+        wait_for({}, std::min(sync::between_questions,
+                              std::chrono::ceil<milliseconds>(std::min(next_try, deadline) - Clock::now())));
       } while (Clock::now() < next_try);
     }
   }

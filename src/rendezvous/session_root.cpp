@@ -119,7 +119,8 @@ class Root final : public Session::Side {
   void wait(milliseconds longest = sync::between_questions) {
     std::vector<Line*> lines;
     for (Visitor& visitor : visitors_) lines.push_back(visitor.line.get());
-    transport_->wait(lines, longest);
+    if (longest == milliseconds(0)) return transport_->wait(lines, longest);
+    wait_for(lines, longest);
   }
 
   [[nodiscard]] bool is_complete() const {
@@ -320,7 +321,7 @@ class Root final : public Session::Side {
                                 name_of(*stuck->hello), since(begin_)),
                     details_of(*stuck->hello));
       check_others();
-      transport_->wait(lines, sync::between_questions);
+      wait_for(lines);
     }
   }
 

@@ -5,13 +5,16 @@
 #include <fmt/core.h>
 
 #include <cerrno>
+#include <chrono>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "src/base/written.hpp"
 #include "src/rendezvous/session.hpp"
+#include "src/sync/progress.hpp"
 #include "src/sync/waits.hpp"
 
 namespace muster::rendezvous {
@@ -79,8 +82,14 @@ class Session::Side {
                   details_of(own_));
   }
 
+  /// Waits for one of the lines, at most that long. The messages of all groups of this process move meanwhile.
+  void wait_for(std::span<Line* const> lines, milliseconds longest = sync::between_questions) {
+    transport_->wait(lines, std::chrono::ceil<milliseconds>(progress_.step(longest)));
+  }
+
   const Terms terms_;
   const std::unique_ptr<Transport> transport_;
+  sync::Progress progress_;
   const Hello own_ = own_hello(terms_.rank, terms_.size);
 };
 

@@ -32,8 +32,11 @@
 #include "muster/merge_gather.hpp"
 #include "muster/process_group.hpp"
 #include "muster/roles.hpp"
+#include "muster/tcp.hpp"
+#include "muster/workspace.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/patterns.hpp"
+#include "tests/support/temporary_directory.hpp"
 
 using namespace muster;
 using namespace muster::test;
@@ -176,8 +179,12 @@ LayerSource layers_of(int rank, int count) {
 }  // namespace
 
 TEST_CASE("two ranks: a message moves while one of them is in a collective call, whatever the interface") {
-  run_ranks(2, [](SyncGroup& group) {
+  const TemporaryDirectory folder;
+  const std::string key = unique_key();
+  run_ranks(2, [&](SyncGroup& group) {
     const int self = group.rank();
+    int met = 0;
+    const auto fresh = [&] { return key + std::to_string(++met); };
     ProcessGroup ranks(group);
     ProcessGroup other(group);
     const auto copy = group.duplicate();
@@ -205,6 +212,20 @@ TEST_CASE("two ranks: a message moves while one of them is in a collective call,
           (void)ranks.split({1, 0});
         },
         [&] { (void)group.duplicate(); },
+        // A rank also waits while the ranks of a new group meet.
+        [&] {
+          (void)file_group(
+              {.directory = folder.path().string(), .key = fresh(), .rank = self, .size = 2, .timeout = 30s});
+        },
+        [&] {
+          if (group.kind() != "local") return;
+          (void)local_group({.key = fresh(), .rank = self, .size = 2, .timeout = 30s});
+        },
+        [&] {
+          if (group.kind() != "local") return;
+          const std::string address = "file://" + (folder.path() / fresh()).string();
+          (void)tcp_group({.address = address, .rank = self, .size = 2, .timeout = 30s, .key = key});
+        },
     };
     for (const auto& meet : meetings) check_orders(self, calls, meet);
     roles::DistributedContext context = roles::initialize_distributed_compute(group, {});
