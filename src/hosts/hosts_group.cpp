@@ -42,7 +42,8 @@ std::vector<std::byte> with_head(const RoundHead& head, std::span<const std::byt
 /// Pieces of a long message: several are on their way at a time, so that a network is never without one.
 constexpr std::size_t longest_piece_between_hosts = 1 << 20;
 constexpr std::uint64_t most_untaken_packets = 4 << 20;
-constexpr std::size_t most_coming = 4;
+/// A look for packets takes in so many at most, so that it ends.
+constexpr std::size_t most_collected = 256;
 /// Memory for packets that stays with the group.
 constexpr std::uint64_t most_packet_memory = 16 << 20;
 /// A message takes up at least so much of that, as the transport has to remember it.
@@ -294,29 +295,35 @@ bool HostsGroup::do_try_send(int to, const sync::PacketHead& head, std::span<con
   return true;
 }
 
-bool HostsGroup::do_try_receive(int from, const sync::PacketPlace& place) {
-  if (hosts_.is_here(from)) return locally(from, [&] { return local().try_receive(place_of(from), place); });
-  const WaitOptions options{.timeout = {}, .stop = {}, .phase = phase_.load()};
-  return or_fail(from, options, [&] {
-    return take_packet(from, Tag::mail, longest_packet(), place) ||
-           take_packet(from, Tag::long_mail, longest_piece_between_hosts, place);
-  });
+void HostsGroup::do_collect_packets() {
+  for (const Tag kind : {Tag::mail, Tag::long_mail}) {
+    const std::uint64_t most = kind == Tag::mail ? longest_packet() : longest_piece_between_hosts;
+    for (std::size_t count = 0; count < most_collected; ++count) {
+      const std::unique_ptr<Found> found = transport().find(any_rank, tag(kind));
+      if (!found) break;
+      const int from = rank_of(found->from());
+      if (from < 0) continue;
+      const std::size_t length = found->bytes();
+      if (length < sizeof(sync::PacketHead) || length > sizeof(sync::PacketHead) + most)
+        sync::fail_on_message(*this, from, length, most);
+      const std::shared_ptr<std::byte> memory = memory_for_packet(*packet_memory_, length);
+      const std::span<std::byte> bytes(memory.get(), length);
+      packets_[{from, tag(kind)}].push_back({memory, bytes, found->receive(bytes, memory)});
+    }
+  }
 }
 
-bool HostsGroup::take_packet(int from, Tag kind, std::uint64_t most, const sync::PacketPlace& place) {
-  const int tag = this->tag(kind);
-  std::deque<Coming>& coming = packets_[{from, tag}];
-  while (coming.size() < most_coming) {
-    const std::unique_ptr<Found> found = transport().find(number_of(from), tag);
-    if (!found) break;
-    const std::size_t length = found->bytes();
-    if (length < sizeof(sync::PacketHead) || length > sizeof(sync::PacketHead) + most)
-      sync::fail_on_message(*this, from, length, most);
-    const std::shared_ptr<std::byte> memory = memory_for_packet(*packet_memory_, length);
-    const std::span<std::byte> bytes(memory.get(), length);
-    coming.push_back({memory, bytes, found->receive(bytes, memory)});
-  }
-  if (coming.empty() || !coming.front().pending.test()) return false;
+bool HostsGroup::do_try_receive(int from, const sync::PacketPlace& place) {
+  if (hosts_.is_here(from)) return locally(from, [&] { return local().try_receive(place_of(from), place); });
+  return take_packet(from, Tag::mail, place) || take_packet(from, Tag::long_mail, place);
+}
+
+bool HostsGroup::take_packet(int from, Tag kind, const sync::PacketPlace& place) {
+  const auto found = packets_.find({from, tag(kind)});
+  if (found == packets_.end() || found->second.empty()) return false;
+  std::deque<Coming>& coming = found->second;
+  const WaitOptions options{.timeout = {}, .stop = {}, .phase = phase_.load()};
+  if (!or_fail(from, options, [&] { return coming.front().pending.test(); })) return false;
   const Coming next = std::move(coming.front());
   coming.pop_front();
   sync::PacketHead head;

@@ -141,6 +141,7 @@ class HostsGroup final : public sync::Group, private Listener {
   [[nodiscard]] std::size_t longest_piece(int to) const override;
   [[nodiscard]] bool packets_have_left(int to) override;
   bool do_try_send(int to, const sync::PacketHead& head, std::span<const std::byte> packet) override;
+  void do_collect_packets() override;
   bool do_try_receive(int from, const sync::PacketPlace& place) override;
   void do_wait_for_packets(const std::function<bool()>& done, std::span<const int> on,
                            const WaitOptions& options) override;
@@ -179,7 +180,7 @@ class HostsGroup final : public sync::Group, private Listener {
   std::vector<std::byte> take_message(int from, int tag, std::uint64_t most, const WaitOptions& options,
                                       std::chrono::milliseconds grace);
   /// A packet of that kind, if it is here.
-  bool take_packet(int from, Tag kind, std::uint64_t most, const sync::PacketPlace& place);
+  bool take_packet(int from, Tag kind, const sync::PacketPlace& place);
   void tell_leaving() noexcept;
   /// Whether a failure of this group needs a decision of all hosts (Health).
   [[nodiscard]] bool needs_decision() const noexcept;

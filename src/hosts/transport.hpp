@@ -85,6 +85,7 @@ class Found {
   Found(const Found&) = delete;
   Found& operator=(const Found&) = delete;
 
+  [[nodiscard]] virtual int from() const noexcept = 0;
   [[nodiscard]] virtual int tag() const noexcept = 0;
   [[nodiscard]] virtual std::size_t bytes() const = 0;
   /// `place` has room for all of it.
@@ -117,7 +118,8 @@ class Transport {
   [[nodiscard]] virtual bool has_left([[maybe_unused]] int to) { return true; }
   /// From `from`, or any_rank. `bytes` has room for all that comes.
   virtual Pending receive(int from, int tag, std::span<std::byte> bytes, std::shared_ptr<const void> keeper) = 0;
-  /// The oldest message that no receive waits for; null if there is none. Throws as Operation::test.
+  /// The oldest message from `from`, or from any rank (any_rank), that no receive waits for; null if there is none.
+  /// Throws as Operation::test; of any_rank a lost rank is no error (next_lost).
   virtual std::unique_ptr<Found> find(int from, int tag) = 0;
   /// Of any rank and any tag from first_tag on.
   virtual std::unique_ptr<Found> find_any() = 0;

@@ -142,6 +142,7 @@ class MpiFound final : public Found {
   MpiFound(const MpiFound&) = delete;
   MpiFound& operator=(const MpiFound&) = delete;
 
+  [[nodiscard]] int from() const noexcept override { return status_.MPI_SOURCE; }
   [[nodiscard]] int tag() const noexcept override { return status_.MPI_TAG; }
   [[nodiscard]] std::size_t bytes() const override {
     int length = 0;
@@ -221,7 +222,7 @@ Pending MpiTransport::receive(int from, int tag, std::span<std::byte> bytes, std
 }
 
 std::unique_ptr<Found> MpiTransport::find(int from, int tag) {
-  return probe(from, tag);
+  return probe(from == any_rank ? MPI_ANY_SOURCE : from, tag);
 }
 
 std::unique_ptr<Found> MpiTransport::find_any() {

@@ -243,6 +243,10 @@ bool Group::try_send(int to, const PacketHead& head, std::span<const std::byte> 
   return or_fail(*this, [&] { return do_try_send(to, head, packet); });
 }
 
+void Group::collect_packets() {
+  or_fail(*this, [&] { do_collect_packets(); });
+}
+
 bool Group::try_receive(int from, const PacketPlace& place) {
   return or_fail(*this, [&] { return do_try_receive(from, place); });
 }

@@ -156,6 +156,7 @@ const Envelope* Mail::find(int from, std::int64_t tag) const {
 bool Mail::step() {
   bool has_moved = false;
   if (is_abandoned_) return false;
+  group_.collect_packets();
   for (int rank = 0; rank < group_.size(); ++rank) {
     if (rank == group_.rank()) continue;
     for (int packets = 0; packets < most_packets && take(rank); ++packets) has_moved = true;

@@ -116,6 +116,7 @@ class TcpTransport::TakenOut final : public hosts::Found {
   TakenOut(const TakenOut&) = delete;
   TakenOut& operator=(const TakenOut&) = delete;
 
+  [[nodiscard]] int from() const noexcept override { return from_; }
   [[nodiscard]] int tag() const noexcept override { return arrival_->tag; }
   [[nodiscard]] std::size_t bytes() const override { return arrival_->bytes; }
   hosts::Pending receive(std::span<std::byte> place, std::shared_ptr<const void> keeper) override {
@@ -208,6 +209,7 @@ void TcpTransport::receive_from_anybody(const std::shared_ptr<Incoming>& receive
 
 std::unique_ptr<hosts::Found> TcpTransport::find(int from, int tag) {
   const Hold hold(*this);
+  if (from == hosts::any_rank) return find_of_any(tag);
   std::shared_ptr<Arrival> arrival = peer(from).find(tag);
   if (!arrival) {
     poll();
@@ -220,10 +222,13 @@ std::unique_ptr<hosts::Found> TcpTransport::find(int from, int tag) {
 
 std::unique_ptr<hosts::Found> TcpTransport::find_any() {
   const Hold hold(*this);
+  return find_of_any(std::nullopt);
+}
+
+std::unique_ptr<hosts::Found> TcpTransport::find_of_any(std::optional<int> tag) {
   poll();
   for (const auto& one : peers_)
-    if (auto arrival = one->find(std::nullopt))
-      return std::make_unique<TakenOut>(*this, one->rank(), std::move(arrival));
+    if (auto arrival = one->find(tag)) return std::make_unique<TakenOut>(*this, one->rank(), std::move(arrival));
   return nullptr;
 }
 

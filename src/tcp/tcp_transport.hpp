@@ -73,6 +73,7 @@ class TcpTransport final : public hosts::Transport, private Forkable {
   std::unique_ptr<Connection> connect(Peer& peer);
   void receive_from_anybody(const std::shared_ptr<Incoming>& receive);
   void poll();
+  std::unique_ptr<hosts::Found> find_of_any(std::optional<int> tag);
   void before_fork() override { mutex_.lock(); }
   void after_fork() override { mutex_.unlock(); }
   void in_child() noexcept override;
