@@ -295,22 +295,26 @@ bool HostsGroup::do_try_send(int to, const sync::PacketHead& head, std::span<con
   return true;
 }
 
-void HostsGroup::do_collect_packets() {
+void HostsGroup::do_collect_packets(std::vector<int>& from) {
   for (const Tag kind : {Tag::mail, Tag::long_mail}) {
     const std::uint64_t most = kind == Tag::mail ? longest_packet() : longest_piece_between_hosts;
     for (std::size_t count = 0; count < most_collected; ++count) {
       const std::unique_ptr<Found> found = transport().find(any_rank, tag(kind));
       if (!found) break;
-      const int from = rank_of(found->from());
-      if (from < 0) continue;
+      const int sender = rank_of(found->from());
+      if (sender < 0) continue;
       const std::size_t length = found->bytes();
       if (length < sizeof(sync::PacketHead) || length > sizeof(sync::PacketHead) + most)
-        sync::fail_on_message(*this, from, length, most);
+        sync::fail_on_message(*this, sender, length, most);
       const std::shared_ptr<std::byte> memory = memory_for_packet(*packet_memory_, length);
       const std::span<std::byte> bytes(memory.get(), length);
-      packets_[{from, tag(kind)}].push_back({memory, bytes, found->receive(bytes, memory)});
+      packets_[{sender, tag(kind)}].push_back({memory, bytes, found->receive(bytes, memory)});
     }
   }
+  for (const int here : hosts_.here())
+    if (here != rank()) from.push_back(here);
+  for (const auto& [key, coming] : packets_)
+    if (!coming.empty() && (from.empty() || from.back() != key.first)) from.push_back(key.first);
 }
 
 bool HostsGroup::do_try_receive(int from, const sync::PacketPlace& place) {

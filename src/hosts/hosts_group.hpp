@@ -141,7 +141,7 @@ class HostsGroup final : public sync::Group, private Listener {
   [[nodiscard]] std::size_t longest_piece(int to) const override;
   [[nodiscard]] bool packets_have_left(int to) override;
   bool do_try_send(int to, const sync::PacketHead& head, std::span<const std::byte> packet) override;
-  void do_collect_packets() override;
+  void do_collect_packets(std::vector<int>& from) override;
   bool do_try_receive(int from, const sync::PacketPlace& place) override;
   void do_wait_for_packets(const std::function<bool()>& done, std::span<const int> on,
                            const WaitOptions& options) override;

@@ -222,7 +222,7 @@ Pending MpiTransport::receive(int from, int tag, std::span<std::byte> bytes, std
 }
 
 std::unique_ptr<Found> MpiTransport::find(int from, int tag) {
-  return probe(from == any_rank ? MPI_ANY_SOURCE : from, tag);
+  return probe(from == hosts::any_rank ? MPI_ANY_SOURCE : from, tag);
 }
 
 std::unique_ptr<Found> MpiTransport::find_any() {

@@ -243,8 +243,13 @@ bool Group::try_send(int to, const PacketHead& head, std::span<const std::byte> 
   return or_fail(*this, [&] { return do_try_send(to, head, packet); });
 }
 
-void Group::collect_packets() {
-  or_fail(*this, [&] { do_collect_packets(); });
+void Group::collect_packets(std::vector<int>& from) {
+  or_fail(*this, [&] { do_collect_packets(from); });
+}
+
+void Group::do_collect_packets(std::vector<int>& from) {
+  for (int other = 0; other < size(); ++other)
+    if (other != rank()) from.push_back(other);
 }
 
 bool Group::try_receive(int from, const PacketPlace& place) {

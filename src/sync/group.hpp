@@ -102,8 +102,8 @@ class Group : public SyncGroup {
   bool try_send(int to, const PacketHead& head, std::span<const std::byte> packet);
   /// Whether all that try_send took for that rank goes on without this one, which may stay outside of the library then.
   [[nodiscard]] virtual bool packets_have_left(int) { return true; }
-  /// Before the calls of try_receive for all ranks: asks once for the packets of those whose packets cost a call each.
-  void collect_packets();
+  /// Adds the ranks from which a packet may have come. Where a question costs a call, one call asks for all ranks.
+  void collect_packets(std::vector<int>& from);
   /// Takes the next one, if it has come; false if not. What `place` throws is the failure of the group.
   bool try_receive(int from, const PacketPlace& place);
   /// Whether this rank knows of a failure of the group. Never waits.
@@ -173,7 +173,8 @@ class Group : public SyncGroup {
                              const std::function<void(std::chrono::nanoseconds)>& sleep, std::span<const int> on,
                              const WaitOptions& options) = 0;
   virtual bool do_try_send(int to, const PacketHead& head, std::span<const std::byte> packet) = 0;
-  virtual void do_collect_packets() {}
+  /// Adds all other ranks.
+  virtual void do_collect_packets(std::vector<int>& from);
   virtual bool do_try_receive(int from, const PacketPlace& place) = 0;
   virtual void do_wait_for_packets(const std::function<bool()>& done, std::span<const int> on,
                                    const WaitOptions& options) = 0;

@@ -156,12 +156,11 @@ const Envelope* Mail::find(int from, std::int64_t tag) const {
 bool Mail::step() {
   bool has_moved = false;
   if (is_abandoned_) return false;
-  group_.collect_packets();
-  for (int rank = 0; rank < group_.size(); ++rank) {
-    if (rank == group_.rank()) continue;
+  senders_.clear();
+  group_.collect_packets(senders_);
+  for (const int rank : senders_)
     for (int packets = 0; packets < most_packets && take(rank); ++packets) has_moved = true;
-    has_moved = push(rank) || has_moved;
-  }
+  for (int rank = 0; rank < group_.size(); ++rank) has_moved = push(rank) || has_moved;
   if (has_moved) {
     tell_pending();
     Progress::moved();

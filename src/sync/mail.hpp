@@ -186,6 +186,7 @@ class Mail {
 
   Group& group_;
   std::vector<std::shared_ptr<Lane>> lanes_;
+  std::vector<int> senders_;                     // of a step
   Ordered<std::shared_ptr<Incoming>> receives_;  // that no message has met
   Ordered<Unexpected> unexpected_;
   std::uint64_t next_id_ = 1;

@@ -133,6 +133,7 @@ std::shared_ptr<Arrival> Peer::find(std::optional<int> tag) {
   if (found == arrivals_.end()) return nullptr;
   std::shared_ptr<Arrival> oldest = std::move(*found);
   arrivals_.erase(found);
+  --shared_.arrivals;
   if (!oldest->is_offer) waiting_ -= cost_of(oldest->bytes);
   return oldest;
 }
@@ -192,6 +193,7 @@ std::span<std::byte> Peer::place_for(Connection&, const Frame& frame) {
   waiting_ += cost_of(frame.bytes);
   if (waiting_ > window || arrivals_.size() >= most_arrivals) refuse("more messages than there is room for");
   arrivals_.push_back(into_arrival_);
+  ++shared_.arrivals;
   return place;
 }
 
@@ -215,6 +217,7 @@ void Peer::arrived(Connection& connection, const Frame& frame) {
       if (arrivals_.size() >= most_arrivals) refuse("more messages than there is room for");
       arrivals_.push_back(std::make_shared<Arrival>(
           Arrival{.tag = frame.tag, .number = frame.number, .bytes = frame.bytes, .is_offer = true}));
+      ++shared_.arrivals;
       return;
     case FrameKind::want:
     case FrameKind::taken:
@@ -248,7 +251,7 @@ void Peer::fail(const Error& why) {
   for (const auto& [number, message] : std::exchange(unanswered_, {})) finish(message->progress, why);
   for (const auto& receive : std::exchange(posted_, {})) finish(receive->progress, why);
   // What has come whole can still be received.
-  std::erase_if(arrivals_, [](const auto& arrival) { return !arrival->is_whole; });
+  shared_.arrivals -= std::erase_if(arrivals_, [](const auto& arrival) { return !arrival->is_whole; });
   for (const auto& [number, receive] : std::exchange(wanted_, {})) give_up(receive, why);
   if (into_) give_up(std::exchange(into_, nullptr), why);
   const auto arrival = std::exchange(into_arrival_, nullptr);

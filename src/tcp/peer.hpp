@@ -67,6 +67,7 @@ class Peer final : public Connection::Owner {
   /// What peers have in common.
   struct Shared {
     std::deque<std::shared_ptr<Incoming>> from_anybody;
+    std::size_t arrivals = 0;  // of all peers
     /// Makes a receive from anybody wait again.
     std::function<void(const std::shared_ptr<Incoming>&)> receive_from_anybody;
     /// Who kept what is over: destroyed when the lock is not held, because it may be anybody's.

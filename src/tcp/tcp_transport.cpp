@@ -227,6 +227,7 @@ std::unique_ptr<hosts::Found> TcpTransport::find_any() {
 
 std::unique_ptr<hosts::Found> TcpTransport::find_of_any(std::optional<int> tag) {
   poll();
+  if (shared_.arrivals == 0) return nullptr;
   for (const auto& one : peers_)
     if (auto arrival = one->find(tag)) return std::make_unique<TakenOut>(*this, one->rank(), std::move(arrival));
   return nullptr;
