@@ -136,7 +136,7 @@ wrapped() {
   number=$((number + 1))
   made wrapped$number "$1"
   for base in "--base model" "--base weightless" ""; do
-    says 0 "is taken out of the names of tensors" "$program" export wrapped$number $base --out unwrapped --force
+    says 0 "is removed from the names of tensors" "$program" export wrapped$number $base --out unwrapped --force
     same model unwrapped
   done
   says 0 "cut into 2 shards" "$program" shard wrapped$number --ranks 2 --plan llama --out unwrapped_shards --force

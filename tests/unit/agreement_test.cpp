@@ -305,9 +305,10 @@ std::string joined(const std::vector<std::string>& notes) {
 /// The names without each prefix that a note takes out of them; a name that lacks such a prefix stays as it is.
 std::set<std::string> without_prefixes(std::set<std::string> names, const std::vector<std::string>& notes) {
   for (const std::string& note : notes) {
-    const std::size_t end = note.find("\" is taken out of the names of tensors");
+    const std::size_t end = note.find("\" is removed from the names of tensors");
     if (end == std::string::npos) continue;
-    const std::string prefix = note.substr(1, end - 1);
+    const std::size_t begin = note.find('"') + 1;
+    const std::string prefix = note.substr(begin, end - begin);
     std::set<std::string> shorter;
     for (const std::string& name : names) shorter.insert(name.starts_with(prefix) ? name.substr(prefix.size()) : name);
     names = std::move(shorter);
