@@ -82,9 +82,9 @@ std::string_view advice_about(FileKind kind) noexcept {
   constexpr std::array<std::string_view, 13> words = {
       "",
       "",
-      "a zip archive, as torch.save writes them: give it a name that tells so",
-      "a pickle, as torch.save writes them: give it a name that tells so",
-      "an HDF5 file: give it a name that tells so",
+      "a zip archive, as torch.save writes: rename it with the extension .pt",
+      "a pickle, as torch.save writes: rename it with the extension .pt",
+      "an HDF5 file: rename it with the extension .h5, and convert it with muster convert",
       "a pickle that torch.save did not write: save its tensors with torch.save or safetensors",
       "a GGUF file, which Muster does not read: use the original model, or convert it with llama.cpp",
       "a tar archive: unpack it, or save it again with torch.save if PyTorch 0.1 wrote it",
