@@ -7,8 +7,8 @@
 namespace muster::formats {
 namespace {
 
-/// A header of at most 100 MB and its first character. In every other format that begins like such a number, the bytes
-/// 4 to 8 have other values.
+/// A safetensors file begins with the length of its header (at most 100 MB) and the header's first character. In any
+/// other format whose first bytes are such a length, bytes 4 to 8 have other values.
 bool is_safetensors(std::string_view head) noexcept {
   constexpr std::size_t prefix = 8;
   constexpr std::uint64_t longest_header = 100'000'000;
@@ -22,7 +22,7 @@ bool is_pickle(std::string_view head) noexcept {
   return head.size() > 2 && head[0] == '\x80' && head[1] >= 2 && head[1] <= 5;
 }
 
-/// The first pickle of the older format is a number of ten bytes. Protocols 4 and 5 put a frame around it.
+/// The older format begins with a pickle of one integer of ten bytes. Protocols 4 and 5 precede it by a frame header.
 bool is_torch_legacy(std::string_view head) noexcept {
   constexpr std::string_view magic("\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.", 13);
   constexpr std::size_t frame = 9;

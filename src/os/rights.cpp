@@ -29,7 +29,7 @@ void set_rights(const std::string& path, const Rights& rights) {
   if (differs && !give(rights.owner) && now->group != rights.group && !give(static_cast<std::uint32_t>(-1)))
     mode &= ~static_cast<std::uint32_t>(S_IRWXG | S_IRWXO | S_ISGID);
   if (now && !differs && now->mode == mode) return;
-  // File systems without modes have nothing to set.
+  // Some file systems have no modes.
   if (try_call("chmod", path, [&] { return ::chmod(path.c_str(), mode); }) != 0 && errno != EPERM &&
       errno != EOPNOTSUPP && errno != ENOSYS)
     throw errno_error("setting the mode of", errno, path);
