@@ -11,9 +11,9 @@
 namespace muster::hosts {
 
 enum class ControlKind : std::uint32_t {
-  notice = 1,  ///< the sender knows of a failure of the group; its host asks the receiver's host for the decision
-  left = 2,    ///< the sender has left the group
-  ask = 3,  ///< a waiting rank asks whether the receiver makes progress, or whether another rank on its host is alive
+  notice = 1,      ///< the sender knows of a failure of the group; its host asks the receiver's host for the decision
+  left = 2,        ///< the sender has left the group
+  ask = 3,         ///< a waiting rank asks if the receiver makes progress, or if another rank of its host is alive
   answer = 4,      ///< the reply to `ask`
   disconnect = 5,  ///< the last group of this context has ended on the sender
   died = 6,        ///< the rank `about` is dead; also the reply to `ask`

@@ -13,7 +13,9 @@ namespace muster::tcp {
 
 /// The contents of the address file. Its lines of text are:
 ///
-///   muster meeting 1 number HEXADECIMAL at ADDRESS:PORT           one per line, the first one to be tried first
+///   muster meeting 1
+///   number HEXADECIMAL
+///   at ADDRESS:PORT           one line per address, in the order in which ranks try them
 struct PublishedAddress {
   std::string number;  ///< random; a part of the token that a Hello must have
   std::vector<Endpoint> endpoints;
