@@ -234,7 +234,7 @@ class Comparison {
     std::string text = fmt::format("the result does not have the tensors of the base {}: ", in_quotes(request_.base));
     if (!missing_.empty()) text += fmt::format("it lacks the {}", words(missing_));
     if (!extra_.empty())
-      text += fmt::format("{}it has the {}, which the base has not", missing_.empty() ? "" : "; ", words(extra_));
+      text += fmt::format("{}it has the {}, which the base lacks", missing_.empty() ? "" : "; ", words(extra_));
     text += "; name another base, plan or key (--at), or leave tensors out with --select or --exclude";
     throw Error(ErrorKind::argument, text, {.path = request_.path});
   }

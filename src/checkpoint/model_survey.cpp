@@ -170,8 +170,9 @@ class FileChoice {
                                  "away if it is of another model",
                                  in_quotes(name)));
       } else if (name == stem + std::string(naming_.ending)) {
-        refuse_index(ErrorKind::argument, Defect::unindexed, name, "",
-                     fmt::format("it does not name {}, and both are here, two models; move one away", in_quotes(name)));
+        refuse_index(
+            ErrorKind::argument, Defect::unindexed, name, "",
+            fmt::format("it does not name {}, so the directory has two models; move one away", in_quotes(name)));
       } else if (!parse_shard_file_name(name)) {
         leave_out(name, fmt::format("weights that {} does not name", in_quotes(survey_.index)));
       }
@@ -249,11 +250,11 @@ class FileChoice {
                                 in_quotes(survey_.names.empty() ? set->first.first + "-*" : survey_.names.front())));
       }
       check_numbers(set->second, false);
-      survey_.add(
-          Severity::flaw, ErrorKind::not_found, Defect::missing, std::string(naming_.single) + ".index.json", "",
-          fmt::format("there is no {}.index.json, so that loaders do not find the numbered files; muster export "
-                      "writes one",
-                      set->first.first + std::string(naming_.ending)));
+      survey_.add(Severity::flaw, ErrorKind::not_found, Defect::missing, std::string(naming_.single) + ".index.json",
+                  "",
+                  fmt::format("{}.index.json is missing, so loaders do not find the numbered files; muster export "
+                              "writes one",
+                              set->first.first + std::string(naming_.ending)));
     } else if (sets.empty() && models.size() == 1) {
       survey_.names = models;
       for (const std::string& name : beside)
@@ -283,7 +284,8 @@ class FileChoice {
       const auto numbered = parse_numbered_name(name);
       if (numbered && numbered->prefix == prefix && numbered->ending == naming_.ending)
         refuse(ErrorKind::argument, Defect::unindexed, name, "",
-               fmt::format("both {} and {} are here, two models; move one away", in_quotes(single), in_quotes(name)));
+               fmt::format("{} and {} are two models in one directory; move one away", in_quotes(single),
+                           in_quotes(name)));
       else
         leave_out(name, fmt::format("weights beside {}", in_quotes(single)));
     }
@@ -308,7 +310,7 @@ class FileChoice {
              "it has the shards of ranks, not a model; muster export makes one of them, or name one file");
     else
       refuse(ErrorKind::argument, Defect::twice, *shard, "",
-             fmt::format("a model and the shards of ranks ({}) are both here, two checkpoints; move one away",
+             fmt::format("a model and the shards of ranks ({}) are two checkpoints in one directory; move one away",
                          in_quotes(*shard)));
   }
 
@@ -462,10 +464,10 @@ ModelSurvey survey_model(const std::string& directory, const std::vector<std::st
     places.files.insert(name);
     for (const TensorEntry& entry : file.tensors()) places.add(survey, entry.name, name, entry.bytes);
     if (const std::string part = words_of_part("", file.metadata()); !part.empty())
-      survey.add(Severity::refused, ErrorKind::argument, Defect::disagree, name, "",
-                 fmt::format("{} calls itself {} in its metadata, and is not a model; name the directory that has "
-                             "all of them",
-                             in_quotes(name), part));
+      survey.add(
+          Severity::refused, ErrorKind::argument, Defect::disagree, name, "",
+          fmt::format("according to its metadata, {} is {}, not a model; name the directory that has all of them",
+                      in_quotes(name), part));
   }
   check_tensors(survey, places);
   if (!survey.is_refused()) check_config(survey);

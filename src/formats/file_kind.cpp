@@ -88,10 +88,10 @@ std::string_view advice_about(FileKind kind) noexcept {
       "a pickle that torch.save did not write: save its tensors with torch.save or safetensors",
       "a GGUF file, which Muster does not read: use the original model, or convert it with llama.cpp",
       "a tar archive: unpack it, or save it again with torch.save if PyTorch 0.1 wrote it",
-      "compressed with gzip: unpack it first",
-      "an array of NumPy: save it with safetensors.numpy.save_file",
+      "a file compressed with gzip: unpack it first",
+      "a NumPy array: save it with safetensors.numpy.save_file",
       "a Git LFS pointer, a text in place of the file: fetch the file with \"git lfs pull\"",
-      "a web page, perhaps of a failed download: download the file again",
+      "a web page, perhaps from a failed download: download the file again",
       "a JSON text, not a file of tensors",
   };
   return words[static_cast<std::size_t>(kind)];

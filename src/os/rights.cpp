@@ -16,7 +16,7 @@ std::optional<Rights> rights_of(const std::string& path) {
   if (try_call("stat", path, [&] { return ::lstat(path.c_str(), &status); }) == 0)
     return Rights{status.st_mode & 07777U, status.st_uid, status.st_gid};
   if (errno == ENOENT || errno == ENOTDIR) return std::nullopt;
-  throw errno_error("asking about", errno, path);
+  throw errno_error("reading the owner and mode of", errno, path);
 }
 
 void set_rights(const std::string& path, const Rights& rights) {

@@ -20,8 +20,8 @@ namespace muster::os {
 /// The maximum number of file descriptors that the kernel accepts in one call.
 inline constexpr std::size_t most_descriptors = 253;
 
-/// Listens under a name that vanishes with the socket. Throws Error(argument) with EADDRINUSE if another process has
-/// the name.
+/// Listens at an abstract name, which exists as long as the socket. Throws Error(argument) with EADDRINUSE if another
+/// process has the name.
 Fd listen_abstract(const std::string& name);
 /// Connects to a listener. Returns nullopt if no process listens yet. Throws Error(unsupported) if the listener belongs
 /// to another user, and Error(io) on any other failure.

@@ -23,7 +23,7 @@ class Thread {
   template <class Run>
   Thread(const char* purpose, Run&& run) try : thread_(std::make_unique<std::jthread>(std::forward<Run>(run))) {
   } catch (const std::system_error& error) {
-    throw Error(ErrorKind::no_space, std::string("no thread for ") + purpose + ": " + error.what() +
+    throw Error(ErrorKind::no_space, std::string("cannot start a thread for ") + purpose + ": " + error.what() +
                                          "; raise the limit of processes (ulimit -u)");
   }
   Thread(Thread&&) noexcept = default;

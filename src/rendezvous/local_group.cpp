@@ -93,13 +93,15 @@ std::string local_name(const std::string& key) {
 std::shared_ptr<SyncGroup> join_local_group(const LocalGroupOptions& options, const std::function<void()>& watch) {
   if (options.size < 1 || options.rank < 0 || options.rank >= options.size)
     throw Error(ErrorKind::argument,
-                fmt::format("local_group: a group of {} ranks has no rank {}", options.size, options.rank));
+                fmt::format("local_group: rank {} is out of range for size {} (ranks are numbered from 0)",
+                            options.rank, options.size));
   if (options.key.empty())
-    throw Error(ErrorKind::argument,
-                "local_group: the key is empty, so that ranks of any job could meet: give the job a key of its own");
+    throw Error(
+        ErrorKind::argument,
+        "local_group: the key is empty, so ranks of different jobs could join one group: give each job its own key");
   if (!options.numbers.empty() && options.numbers.size() != static_cast<std::size_t>(options.size))
-    throw Error(ErrorKind::argument, fmt::format("local_group: {} numbers were given for a group of {} ranks",
-                                                 options.numbers.size(), options.size));
+    throw Error(ErrorKind::argument,
+                fmt::format("local_group: {} numbers were given for {} ranks", options.numbers.size(), options.size));
   const milliseconds timeout = sync::timeout_of(options.timeout, sync::default_timeout());
   const Clock::time_point deadline = Clock::now() + timeout;
   // Each rank holds a pidfd and a region of every other rank; rank 0 also holds a socket for each of them.

@@ -49,7 +49,7 @@ class Guest final : public Session::Side {
     if (cause_) throw *cause_;
     Line* const line = line_.get();
     transport_->wait(std::span(&line, 1), milliseconds(0));
-    if (hear()) throw lost("sent a message out of turn", ErrorKind::corrupt);
+    if (hear()) throw lost("sent an unexpected message", ErrorKind::corrupt);
   }
 
   Error settle(const Error& own) noexcept override {
@@ -117,23 +117,26 @@ class Guest final : public Session::Side {
           return true;
         }
         reason = message->word == Word::other_job
-                     ? fmt::format("the process that listens at {} is rank 0 of another job", line_->from())
-                     : fmt::format("the process that listens at {} is not a rank 0 that this rank understands",
-                                   line_->from());
+                     ? fmt::format("the process at {} is rank 0 of another job", line_->from())
+                     : fmt::format(
+                           "the process at {} answered, but not as rank 0 of Muster (another program, or an "
+                           "incompatible version)",
+                           line_->from());
         return false;
       }
       if (const auto end = line_->end()) {
         reason = end->is_garbage
-                     ? fmt::format("the process that listens at {} is not a rank 0 that this rank understands",
-                                   line_->from())
+                     ? fmt::format(
+                           "the process at {} answered, but not as rank 0 of Muster (another program, or an "
+                           "incompatible version)",
+                           line_->from())
                      : fmt::format("{} ({})", end->words, line_->from());
         return false;
       }
       if (Clock::now() >= soon) {
-        reason = fmt::format(
-            "the process that listens at {} does not answer, so it is not a rank 0 that this rank "
-            "understands",
-            line_->from());
+        reason =
+            fmt::format("the process at {} does not answer as rank 0 of Muster (another program, or a stopped process)",
+                        line_->from());
         return false;
       }
       check_others();
@@ -151,9 +154,9 @@ class Guest final : public Session::Side {
     }
     const auto end = line_->end();
     if (!message && end)
-      throw lost(
-          fmt::format("{} during the rendezvous: {}", end->is_garbage ? "sent garbage" : "died or left", end->words),
-          end->is_garbage ? ErrorKind::corrupt : ErrorKind::peer_lost);
+      throw lost(fmt::format("{} during the rendezvous: {}", end->is_garbage ? "sent malformed bytes" : "died or left",
+                             end->words),
+                 end->is_garbage ? ErrorKind::corrupt : ErrorKind::peer_lost);
     return message;
   }
 
@@ -172,8 +175,8 @@ class Guest final : public Session::Side {
         line_->send(make_message(Word::late));
       }
       if (now > deadline + grace)
-        throw lost(fmt::format("did not complete the rendezvous {} within {}: look whether it is stopped", terms_.place,
-                               since(begin_)),
+        throw lost(fmt::format("did not complete the rendezvous {} within {}: check whether it is stopped",
+                               terms_.place, since(begin_)),
                    ErrorKind::timeout);
       check_others();
       wait();

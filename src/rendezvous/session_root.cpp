@@ -211,7 +211,7 @@ class Root final : public Session::Side {
                   details_of(hello));
     if (hello.rank < 0 || hello.rank >= terms_.size)
       throw error(ErrorKind::rank_mismatch,
-                  fmt::format("{} cannot be one of {} ranks: ranks count from 0", name_of(hello), terms_.size),
+                  fmt::format("{} cannot be one of {} ranks: ranks are numbered from 0", name_of(hello), terms_.size),
                   details_of(hello));
     Visitor*& known = ranks_[static_cast<std::size_t>(hello.rank)];
     const Hello* other = hello.rank == 0 ? &own_ : known != nullptr ? &*known->hello : nullptr;
@@ -220,8 +220,7 @@ class Root final : public Session::Side {
     if (other != nullptr && !is_again)
       throw error(
           ErrorKind::rank_mismatch,
-          fmt::format("two processes are rank {}: {}; and {}: give each process a rank of its own, and each job "
-                      "a key of its own",
+          fmt::format("two processes are rank {}: {}; and {}: give each process its own rank, and each job its own key",
                       number_of(hello), process_text(*other), process_text(hello)),
           details_of(hello));
     if (known != nullptr) known->is_over = true;
@@ -272,7 +271,9 @@ class Root final : public Session::Side {
     }
     if (count > most_names) names += fmt::format(" and {} more", count - most_names);
     // Rank 0 has received all parts: some rank still waits for the message that contains them.
-    if (!first) return error(ErrorKind::timeout, "the ranks were not complete in time", {.rank = terms_.number(0)});
+    if (!first)
+      return error(ErrorKind::timeout, "not all ranks completed the rendezvous before the deadline",
+                   {.rank = terms_.number(0)});
     ErrorDetails details{.rank = terms_.number(*first)};
     if (const Visitor* const visitor = ranks_[static_cast<std::size_t>(*first)]) details = details_of(*visitor->hello);
     return error(ErrorKind::timeout,
@@ -316,7 +317,7 @@ class Root final : public Session::Side {
       if (stuck == nullptr) return;
       if (Clock::now() > until)
         throw error(ErrorKind::timeout,
-                    fmt::format("{} did not take its messages within {}: look whether it is stopped",
+                    fmt::format("{} did not take its messages within {}: check whether it is stopped",
                                 name_of(*stuck->hello), since(begin_)),
                     details_of(*stuck->hello));
       check_others();

@@ -16,8 +16,8 @@
 
 namespace muster::rendezvous {
 
-// How long a failing rank waits for its failure to reach the other ranks. The time is short if the user has interrupted
-// the program.
+// How long a rank waits after a failure: rank 0 until all ranks have received the cause, another rank until it has
+// received rank 0's cause. The time is short if the user has interrupted the program.
 inline constexpr milliseconds last_words{1000};
 inline constexpr milliseconds interrupted_words{50};
 
@@ -25,7 +25,7 @@ inline milliseconds time_for_words(const Error& cause) {
   return cause.kind() == ErrorKind::cancelled ? interrupted_words : last_words;
 }
 
-/// "3.0 s"
+/// Returns the time since `begin` for messages: "3.0 s".
 inline std::string since(Clock::time_point begin) {
   return fmt::format("{:.1f} s", std::chrono::duration<double>(Clock::now() - begin).count());
 }
@@ -78,7 +78,7 @@ class Session::Side {
   void check_others() const {
     if (terms_.watch) terms_.watch();
     if (sync::is_interrupted())
-      throw error(ErrorKind::cancelled, fmt::format("{} was interrupted while the ranks met", name_of(own_)),
+      throw error(ErrorKind::cancelled, fmt::format("{} was interrupted during the rendezvous", name_of(own_)),
                   details_of(own_));
   }
 

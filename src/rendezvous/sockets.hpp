@@ -32,7 +32,7 @@ class SocketLine final : public Line {
   [[nodiscard]] std::array<std::uint8_t, 16> address() const override { return address_; }
   [[nodiscard]] std::string from() const override { return from_; }
 
-  /// For Sockets::wait().
+  /// Used by Sockets::wait().
   [[nodiscard]] pollfd wanted() const noexcept;
   void ready(short events) noexcept;
   [[nodiscard]] bool is_stalled() const noexcept { return is_stalled_; }

@@ -341,7 +341,7 @@ bool Mail::take(int from) {
     switch (head.kind) {
       case Head::Kind::piece: {
         const auto found = lane.coming.find(head.id);
-        if (found == lane.coming.end()) fail(from, "a piece that this rank has not asked for");
+        if (found == lane.coming.end()) fail(from, "a piece that this rank has not requested");
         receive = found->second;
         if (head.bytes > receive->room.size() || length > receive->room.size() - head.bytes)
           fail(from, "more than it has announced");
@@ -362,7 +362,7 @@ bool Mail::take(int from) {
         return std::span(lane.parts).subspan(before);
       }
       case Head::Kind::announcement:
-        if (length != head.label_bytes) fail(from, "an announcement that is cut off");
+        if (length != head.label_bytes) fail(from, "a truncated announcement");
         packet.resize(length);
         return packet;
       case Head::Kind::wanted:
@@ -386,7 +386,7 @@ bool Mail::take(int from) {
       }
       break;
     case Head::Kind::credit:
-      if (head.bytes > lane.lent[pool_of(head.tag)]) fail(from, "more credit than it has had");
+      if (head.bytes > lane.lent[pool_of(head.tag)]) fail(from, "more credit than this rank has used");
       lane.lent[pool_of(head.tag)] -= head.bytes;
       break;
     case Head::Kind::wanted:

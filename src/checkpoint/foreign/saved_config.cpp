@@ -106,7 +106,7 @@ std::optional<Config> saved_config(const Found& found, std::vector<std::string>&
     std::optional<Config> config = from(path, notes);
     if (config)
       notes.push_back(
-          fmt::format("the sizes of the model are taken from {}, for lack of a config.json", in_quotes(path)));
+          fmt::format("the sizes of the model are read from {} because config.json is missing", in_quotes(path)));
     return config;
   };
   for (const std::string& name : files_with_arguments(found))
