@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Types for type checkers: the arguments that calls take."""
+"""Types of arguments, for type checkers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import typing
 
 
 class SupportsDLPack(typing.Protocol):
-    """An object with DLPack: a tensor of PyTorch, NumPy, JAX or Muster."""
+    """An object that supports DLPack, such as a tensor of PyTorch, NumPy, JAX or Muster."""
 
     def __dlpack__(self) -> typing.Any: ...
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Locks and process-wide state that a forked child can use. A child has one thread. A std::mutex that another thread of
-// the parent held at the fork stays locked there for ever, and the state that it protects may be half written.
+// Locks and process-wide state that a forked child can use. A forked child has one thread. If another thread of the
+// parent held a std::mutex at the fork, that mutex stays locked in the child for ever, and the state that it protects
+// may be inconsistent.
 
 #include <sys/types.h>
 #include <unistd.h>
@@ -14,10 +15,10 @@
 
 namespace muster {
 
-/// A mutex whose lock() never blocks in a forked child. If a thread of the parent held it at the fork, lock() throws
-/// Error(unsupported) in the child, and try_lock() returns false. A destructor or a noexcept function that a child may
-/// reach calls lock_unless_abandoned(), or first compares the process with the one that made the object. For
-/// std::lock_guard, std::unique_lock and std::condition_variable_any.
+/// A mutex whose lock() never blocks for ever in a forked child. If a thread of the parent held it at the fork, lock()
+/// throws Error(unsupported) in the child, and try_lock() returns false. A destructor or noexcept function that may run
+/// in a child must call lock_unless_abandoned() instead, or first check that it runs in the process that made the
+/// object. Works with std::lock_guard, std::unique_lock and std::condition_variable_any.
 class ForkMutex {
  public:
   ForkMutex() = default;
@@ -30,7 +31,7 @@ class ForkMutex {
                   "this process was forked while another thread of its parent used the same object: a forked child "
                   "cannot take part; start it as a process of its own");
   }
-  /// The same without an exception: the result holds nothing where lock() would throw.
+  /// Locks the mutex without throwing: if lock() would throw, the returned lock does not own the mutex.
   [[nodiscard]] std::unique_lock<ForkMutex> lock_unless_abandoned() noexcept {
     if (acquire()) return {*this, std::adopt_lock};
     return {*this, std::defer_lock};
@@ -42,14 +43,15 @@ class ForkMutex {
   void unlock() noexcept;
 
  private:
-  /// False where lock() throws. This and unlock() are defined in the library alone: each shared object has its own
-  /// count of waiting threads, so a copy of unlock() in another one would not wake those that wait here.
+  /// Returns false if lock() must throw. Only libmuster defines acquire() and unlock(): std::atomic::wait counts
+  /// waiting threads per shared object, so an unlock() that another shared object compiles would not wake threads that
+  /// wait here.
   bool acquire() noexcept;
 
-  std::atomic<pid_t> holder_{0};  // the process whose thread holds it
+  std::atomic<pid_t> holder_{0};  // ID of the process whose thread holds the mutex; 0: it is free
 };
 
-/// The same for one thread that locks it several times.
+/// A ForkMutex that one thread may lock several times.
 class RecursiveForkMutex {
  public:
   void lock() {
@@ -71,8 +73,8 @@ class RecursiveForkMutex {
   int depth_ = 0;
 };
 
-/// One T for each process, made at first use and never destroyed: other statics may still use it at exit. A forked
-/// child gets a new one.
+/// Holds one T per process. The T is made at first use, and never destroyed because other static objects may use it at
+/// exit. A forked child gets a new T.
 template <class T>
 class PerProcess {
  public:
@@ -81,7 +83,7 @@ class PerProcess {
     Node* node = node_.load(std::memory_order_acquire);
     if (node != nullptr && node->process == self) return node->value;
     auto* const fresh = new Node{self, node, {}};
-    // Leak checkers find the parent's by the child's.
+    // The pointer to the parent's node keeps that node reachable for leak checkers.
     if (node_.compare_exchange_strong(node, fresh, std::memory_order_acq_rel)) return fresh->value;
     delete fresh;
     return node->value;

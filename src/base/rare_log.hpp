@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A log message that strangers can cause as often as they like.
+// Limits the rate of log messages that processes outside of the job can cause.
 
 #include <chrono>
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace muster {
 
-/// Logs one message per second at most. The next one has the number of messages left out. One thread at a time.
+/// Logs at most one message per second. The next message states how many were left out. Not thread-safe.
 class RareLog {
  public:
   explicit RareLog(LogLevel level) noexcept : level_(level) {}

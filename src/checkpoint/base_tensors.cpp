@@ -20,16 +20,17 @@
 namespace muster {
 namespace {
 
-/// A wrapper's prefix, and who puts it there.
+/// A prefix that a wrapper adds to names, and the name of the wrapper.
 struct Wrapper {
   std::string_view prefix;
   std::string_view by;
 };
-// In front of all names.
-constexpr std::array<Wrapper, 3> outer_wrappers = {{{"module.", "DistributedDataParallel"},
-                                                    {"base_model.model.", "PEFT"},
-                                                    {"model.", "what saved the model as a part"}}};
-// In front of the names of any module. No model has such a name itself.
+// Prefixes of all names of a model.
+constexpr std::array<Wrapper, 3> outer_wrappers = {
+    {{"module.", "DistributedDataParallel"},
+     {"base_model.model.", "PEFT"},
+     {"model.", "a program that saved the model as a part of another one"}}};
+// Prefixes in front of any module's name. No model uses such names itself.
 constexpr std::array<Wrapper, 4> inner_wrappers = {{{"_orig_mod.", "torch.compile"},
                                                     {"_forward_module.", "Lightning Fabric"},
                                                     {"_fsdp_wrapped_module.", "FullyShardedDataParallel"},
@@ -48,7 +49,7 @@ bool is_of_adapter(std::string_view name) {
   return name.find(".lora_") != std::string_view::npos || name.find("modules_to_save") != std::string_view::npos;
 }
 
-/// The tensors of some ranks whose names can be changed.
+/// The tensors whose names may be changed: all but those of shards that Muster cut with a plan.
 class WrappedNames {
  public:
   WrappedNames(std::vector<ShardListing>& listings, const BaseTensors& base) : base_(base) {
@@ -61,8 +62,8 @@ class WrappedNames {
     return std::ranges::any_of(names_, [&](const std::string* name) { return is_one(*name); });
   }
 
-  /// Those in front of all names that may go, from the outside in: with a base the ones without which most names are
-  /// the base's.
+  /// Returns the removable prefixes that all names have, from the outside in. If there is a base, returns the prefixes
+  /// whose removal makes the most names match the base.
   [[nodiscard]] std::vector<const Wrapper*> outer(const auto& may_go) const {
     std::vector<const Wrapper*> chain;
     std::vector<const Wrapper*> best;
@@ -98,7 +99,7 @@ class WrappedNames {
     const auto rest = [&](const std::string& name) { return std::string_view(name).substr(cut); };
     if (any([&](const std::string& name) { return !rest(name).starts_with(wrapper.prefix); })) return false;
     if (wrapper.prefix.starts_with("base_model") && any(is_of_adapter)) return false;
-    // Models have "model." themselves: only a second one is a wrapper's, unless the base decides.
+    // Models use the prefix "model." themselves. Without a base, only a second "model." is the prefix of a wrapper.
     return !base_.empty() || wrapper.prefix != "model." ||
            any([&](const std::string& name) { return rest(name).starts_with("model.model."); });
   }
@@ -107,7 +108,7 @@ class WrappedNames {
   std::vector<std::string*> names_;
 };
 
-/// Whether a plan names the prefix itself.
+/// Returns whether a plan handles the prefix itself.
 bool is_in_plan(const MergePlan& plan, std::string_view prefix) {
   const auto names_it = [&](const auto& rule) { return rule.pattern.text().find(prefix) != std::string::npos; };
   const bool is_common = prefix == "model.";
@@ -128,16 +129,16 @@ void check_unique(const std::vector<ShardListing>& listings) {
   }
 }
 
-/// Buffers that programs compute themselves, whether a file has them or not.
+/// Returns true for buffers that programs compute when they load a model. Files may contain them or not.
 bool is_computed(std::string_view name, const std::optional<TensorSpec>& spec) {
   for (const std::string_view end : {"rotary_emb.inv_freq", "position_ids", "masked_bias", "rope.freqs"})
     if (name.ends_with(end)) return true;
-  // The mask of GPT-2 and its like.
+  // The attention mask of GPT-2 and similar models.
   return (name.ends_with("attn.bias") || name.ends_with("attention.bias")) &&
          (!spec || (spec->shape.size() == 4 && spec->shape[0] == 1 && spec->shape[1] == 1));
 }
 
-/// A tensor that is another one of the model, under a name that files may leave out.
+/// Returns true for the second name of a tied tensor, which files may leave out.
 bool is_second_name(std::string_view name, const Config* config, const auto& has_ending) {
   const auto one_of = [&](std::initializer_list<std::string_view> ends) {
     return std::ranges::any_of(ends, [&](std::string_view end) { return name.ends_with(end); });
@@ -195,14 +196,14 @@ class Comparison {
     }
   }
 
-  /// Quantised weights with their scales are compared with quantised ones only.
+  /// Quantised weights and their scales are compared only with other quantised weights.
   [[nodiscard]] bool is_quantised_on_one_side(const std::string& name) const {
     const bool here = parts_.is_in_packed_module(name);
     const bool there = base_parts_.is_in_packed_module(name);
     return here != there || (!here && parts_.has({name, TensorSpec{DType::f32, {1}}}));
   }
 
-  /// Programs load "model.layers.0" for "layers.0" and the other way, if that is so for all names.
+  /// Programs load "model.layers.0" as "layers.0" and vice versa if all names differ by this prefix.
   void pair_prefixes(std::vector<std::string>& notes) {
     const auto all_in = [](const std::vector<std::string>& longer, const std::vector<std::string>& shorter) {
       const std::string prefix = longer.front().substr(0, longer.front().find('.') + 1);
@@ -233,7 +234,7 @@ class Comparison {
     std::string text = fmt::format("the result does not have the tensors of the base {}: ", in_quotes(request_.base));
     if (!missing_.empty()) text += fmt::format("it lacks the {}", words(missing_));
     if (!extra_.empty())
-      text += fmt::format("{}it has the {}, which the base has not", missing_.empty() ? "" : "; ", words(extra_));
+      text += fmt::format("{}it has the {}, which the base lacks", missing_.empty() ? "" : "; ", words(extra_));
     text += "; name another base, plan or key (--at), or leave tensors out with --select or --exclude";
     throw Error(ErrorKind::argument, text, {.path = request_.path});
   }
@@ -283,11 +284,11 @@ class Comparison {
   std::map<std::string, const TensorSpec*, std::less<>> by_name_;
   std::vector<std::string> extra_;
   std::vector<std::string> missing_;
-  std::string mine_;    // what all names of the result begin with, and those of the base do not
-  std::string theirs_;  // likewise
+  std::string mine_;    // prefix of all names of the result that the names of the base lack
+  std::string theirs_;  // prefix of all names of the base that the names of the result lack
 };
 
-/// A layer's names behind its number, by what stands before that, and by the number.
+/// For each stack of layers ("model.layers") and each layer's number: the rest of the names of its tensors.
 using Stacks = std::map<std::string, std::map<std::int64_t, std::set<std::string>>>;
 
 Stacks stacks_of(std::span<const NamedSpec> model) {
@@ -308,18 +309,18 @@ Stacks stacks_of(std::span<const NamedSpec> model) {
   return stacks;
 }
 
-/// Some layers lack one of these by design.
+/// Returns true for tensors that some layers lack by design.
 bool may_lack(std::string_view name) {
   for (const std::string_view part : {"attn_norm", "relative_attention_bias", "input_scale", "output_scale"})
     if (name.find(part) != std::string_view::npos) return true;
   return false;
 }
 
-/// A single layer that has a part of what several others have was not saved completely.
+/// Throws Error(argument) if a single layer lacks tensors that several other layers have: it was not saved completely.
 void check_layers_alike(const Request& request, std::span<const NamedSpec> model) {
   if (std::ranges::any_of(model, [](const NamedSpec& tensor) { return is_of_adapter(tensor.name); })) return;
   const PackedParts parts(model);
-  // A configuration may exclude layers from quantisation: these have plain weights, and no scales.
+  // A quantisation may exclude layers. These have plain weights and no scales.
   const auto is_scale_of_others = [&](const std::string& stack, std::int64_t layer, std::int64_t other,
                                       const std::string& name) {
     const auto there = std::ranges::find(model, fmt::format("{}.{}.{}", stack, other, name), &NamedSpec::name);
@@ -393,8 +394,8 @@ void remove_wrappers(const MergePlan& plan, std::vector<ShardListing>& listings,
   WrappedNames names(listings, base);
   bool is_changed = false;
   const auto removed = [&](const Wrapper& wrapper) {
-    notes.push_back(fmt::format("{} is taken out of the names of tensors: {} puts it there", in_quotes(wrapper.prefix),
-                                wrapper.by));
+    notes.push_back(fmt::format("the prefix {} is removed from the names of tensors: {} adds it",
+                                in_quotes(wrapper.prefix), wrapper.by));
     is_changed = true;
   };
   for (const Wrapper& wrapper : inner_wrappers) {
@@ -416,7 +417,7 @@ void compare_with_base(const Request& request, const Config* config, std::span<c
       std::ranges::all_of(model, [](const NamedSpec& tensor) { return is_of_adapter(tensor.name); });
   if (is_adapter) return;
   if (!base.empty()) return Comparison(request, config, model, base)(notes);
-  // Of any model that is read as it is, nobody knows whether its layers are alike.
+  // Without a base or a plan, the layers of a model may differ by design.
   const bool has_layers = !request.base.empty() || !request.plan.empty();
   if (has_layers && Selection(request).is_all()) check_layers_alike(request, model);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The names, dtypes and shapes of a base model, and the comparison of a result with them. A checkpoint that lacks a
-// tensor, or has all under other names, would be loaded with random weights.
+// Compares the names, dtypes and shapes of a result with those of its base model. If a checkpoint lacks tensors, or has
+// them under other names, programs load it with random weights in their place.
 
 #include <map>
 #include <optional>
@@ -15,28 +15,34 @@
 
 namespace muster {
 
-/// Tensors by name, without dtype and shape if their file is missing. Empty: the directory has no weights.
+/// Tensors by name. A tensor has no dtype and shape if its file cannot be read. The map is empty if the directory has
+/// no weights.
 using BaseTensors = std::map<std::string, std::optional<TensorSpec>, std::less<>>;
 
-/// Reads the names of the weights in a model's directory, or of their index alone. Weights that cannot be read (files
-/// of Git LFS that were not fetched) are a note. Throws Error(not_found | io) if there is no such directory.
+/// Reads the tensors of a model's directory. If a file cannot be read (a Git LFS file that was not fetched), returns
+/// only the names in the index, and adds a note. Throws Error(not_found | io) if the directory does not exist or cannot
+/// be read.
 BaseTensors base_tensors(const std::string& directory, std::vector<std::string>& notes);
 
-/// Takes the prefixes of wrappers (DistributedDataParallel, FSDP, torch.compile, PEFT, Lightning) out of the names of
-/// ranks that are not Muster's own shards. With a base a prefix goes only if more names are the base's without it. A
-/// note names each prefix. Throws Error(argument) if two names become the same.
+/// Removes the prefixes that wrappers (DistributedDataParallel, FSDP, torch.compile, PEFT, Lightning) add to names of
+/// tensors. Shards that Muster wrote keep their names. If there is a base, a prefix of all names is removed only if
+/// more names then match the base. Adds a note for each removed prefix. Throws Error(argument) if two names become the
+/// same.
 void remove_wrappers(const MergePlan& plan, std::vector<ShardListing>& listings, const BaseTensors& base,
                      std::vector<std::string>& notes);
 
-/// Holds the result against the base: a name that only one side has is Error(argument), and so is another shape, and
-/// another dtype unless the request casts or all floating point tensors have one dtype. Exceptions are tied heads,
-/// buffers that programs compute, adapters, and quantised weights of which the other side has the plain ones. Without
-/// the base's weights, layers of one kind must have the same names if there is a base or a plan. Tensors that the
-/// request does not select do not count.
+/// Compares the result with the base. Throws Error(argument) in these cases:
+///  - A tensor exists on one side only.
+///  - A tensor has another shape.
+///  - A tensor has another dtype. Exceptions: the request casts tensors; or all floating point tensors of the result
+///    have one dtype, and no other tensor differs.
+/// Not compared are tied heads, buffers that programs compute, adapters, quantised weights if the other side has plain
+/// ones, and tensors that the request does not select. Without the weights of the base, and with a base or a plan, the
+/// layers of one kind must have the same names.
 void compare_with_base(const Request& request, const Config* config, std::span<const NamedSpec> model,
                        const BaseTensors& base, std::vector<std::string>& notes);
 
-/// Whether a request selects a tensor of the result.
+/// Decides which tensors of the result a request selects.
 class Selection {
  public:
   explicit Selection(const Request& request)

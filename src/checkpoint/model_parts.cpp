@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The part that a shard or a file of a distributed save calls itself.
+/// Describes the part that the metadata of a shard, or of a file of torch.distributed.checkpoint, states.
 std::string part_by_metadata(const std::map<std::string, std::string>& metadata) {
   try {
     if (const auto facts = parse_shard_facts(metadata); facts && facts->ranks > 1)
@@ -32,12 +32,12 @@ std::string part_by_metadata(const std::map<std::string, std::string>& metadata)
       for (const Config& offset : info.at("saved_offsets").as_array())
         if (offset.as_int() != 0) return "a part that torch.distributed.checkpoint saved";
   } catch (const Error&) {
-    return {};  // the reader of the metadata throws
+    return {};  // the reader of the metadata reports this error
   }
   return {};
 }
 
-/// A name with each run of digits as one '#'.
+/// Replaces each run of digits in a name by one '#'.
 std::string without_numbers(std::string_view name) {
   std::string form;
   for (const char letter : name) {
@@ -50,7 +50,7 @@ std::string without_numbers(std::string_view name) {
   return form;
 }
 
-/// Whether another name beside this one differs in its numbers alone.
+/// Returns whether the same directory has another name that differs only in its numbers.
 bool has_siblings(const fs::path& path) {
   const std::string name = path.filename().string();
   const std::string form = without_numbers(name);
@@ -90,7 +90,8 @@ bool is_of_checkpoint(const std::string& name) {
          name == "model_optim_rng.pt" || name.starts_with("zero_pp_rank_");
 }
 
-/// Directories below `directory` that have a checkpoint, by their paths from there.
+/// Adds the directories below `directory` that have a checkpoint to `found`. `below` is the path of `directory`
+/// relative to the directory where the search began.
 void find_below(const fs::path& directory, const std::string& below, int depth, std::size_t& budget,
                 std::vector<std::string>& found) {
   constexpr int deepest = 3;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers that config.json omits: a config class of transformers writes a nested config without the values that are its
-// defaults, as Gemma 3 and LLaVA are published.
+// Determines numbers that config.json omits. Config classes of transformers write a nested config without the values
+// that equal their defaults; the published configs of Gemma 3 and LLaVA are examples.
 
 #include <algorithm>
 #include <array>
@@ -22,18 +22,18 @@ const Config* find_below_text(const Config& config, std::string_view name) {
   return nullptr;
 }
 
-/// The defaults of the class that reads the text model's config; null if its type is not known.
+/// Returns the defaults of the config class of the text model, or null if the model type is unknown.
 const Config* defaults_of(const Config& config) {
   const Config* type = find_below_text(config, "model_type");
   if (type == nullptr) type = find_place(config, "model_type");
   if (type == nullptr || !type->is_string()) return nullptr;
   const Config* sizes = default_sizes().as_object().find(type->as_string());
-  // A model with towers names the type of its text model.
+  // For a model with towers, the table has the type of its text model.
   if (sizes != nullptr && sizes->is_string()) sizes = default_sizes().as_object().find(sizes->as_string());
   return sizes != nullptr && sizes->is_object() ? sizes : nullptr;
 }
 
-/// The shapes of the first layer of attention. Towers for images have attention, too, but no embeddings of tokens.
+/// The shapes of the text model's first attention layer. Vision towers also have attention, but no token embeddings.
 class Attention {
  public:
   explicit Attention(std::span<const NamedSpec> tensors) {
@@ -66,9 +66,9 @@ class Attention {
       return;
     }
   }
-  std::int64_t columns = 0;    ///< inputs of the output's matrix: all heads that a rank has
-  std::int64_t key_rows = 0;   ///< outputs of the keys' matrix
-  std::int64_t norm_size = 0;  ///< of queries and keys alike; 0: there is none
+  std::int64_t columns = 0;    ///< columns of the output projection: all heads of a rank
+  std::int64_t key_rows = 0;   ///< rows of the key projection
+  std::int64_t norm_size = 0;  ///< length of the norms of queries and keys, if both are equal; 0: no such norm
 };
 
 }  // namespace
@@ -104,12 +104,12 @@ Config with_sizes(const Config& config, std::span<const NamedSpec> tensors, std:
   const auto heads = number("num_attention_heads");
   const bool fits = attention.norm_size > 0 && columns % attention.norm_size == 0 &&
                     (attention.columns > attention.norm_size || (heads && *heads * attention.norm_size == columns));
-  // A norm of each head; one over all heads is as long as their matrix is high.
+  // The norm applies to each head. A norm over all heads has one element per row of the projection.
   if (fits && is_absent("head_dim")) whole["head_dim"] = attention.norm_size;
   const auto size = number("head_dim");
   if (!heads && ranks == 1 && size && columns > 0 && columns % *size == 0)
     whole["num_attention_heads"] = columns / *size;
-  // Defaults that the shapes contradict belong to another model.
+  // If the shapes contradict the defaults, these belong to another model.
   const auto usual = defaults == nullptr ? std::nullopt : model_number(*defaults, "num_attention_heads");
   const bool is_usual = !number("num_attention_heads") && (!usual || columns % *usual == 0);
   if (is_usual && columns == 0) take_default("head_dim");
@@ -125,7 +125,7 @@ Config with_sizes(const Config& config, std::span<const NamedSpec> tensors, std:
     const std::int64_t keys = attention.key_rows / head;
     if (keys > 0 && attention.key_rows % head == 0 && *queries % keys == 0) whole["num_key_value_heads"] = keys;
   } else if (defaults != nullptr) {
-    // A default that does not divide the heads is another model's.
+    // A default that does not divide the number of heads belongs to another model.
     const auto keys = model_number(*defaults, "num_key_value_heads");
     if (keys && *queries % *keys == 0) take_default("num_key_value_heads");
   }

@@ -25,16 +25,16 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// A numbered set of files: "model-*.safetensors".
+/// The prefix and the ending of the names in a numbered set: "model" and ".safetensors" for model-*.safetensors.
 using SetKey = std::pair<std::string, std::string>;
 struct NumberedSet {
   NumberedName first;
   std::set<std::uint64_t> numbers;
 };
-/// Sets by the count in their names.
+/// Sets by the number of files that their names state: N in model-00001-of-0000N.
 using SetsByCount = std::map<std::uint64_t, NumberedSet>;
 
-/// Runs of numbers that a set lacks. It counts from 1 on, or from 0 if a file has the number 0.
+/// Returns the ranges of numbers that are missing in a set. Numbers start at 1, or at 0 if one file has the number 0.
 std::vector<std::pair<std::uint64_t, std::uint64_t>> holes_of(const NumberedSet& set) {
   std::vector<std::pair<std::uint64_t, std::uint64_t>> holes;
   const std::uint64_t count = set.first.count;
@@ -100,7 +100,7 @@ class FileChoice {
     }
   }
 
-  /// False if the index is damaged.
+  /// Returns false if the index is damaged.
   bool read_index() {
     const std::string path = join_path(survey_.directory, survey_.index);
     Config index;
@@ -133,7 +133,7 @@ class FileChoice {
     const Config* total =
         metadata != nullptr && metadata->is_object() ? metadata->as_object().find("total_size") : nullptr;
     if (total == nullptr) return true;
-    // Some writers have it as a real number.
+    // Some programs write it as a real number.
     if (total->type() == Config::Type::integer || total->type() == Config::Type::unsigned_integer ||
         total->type() == Config::Type::real)
       survey_.total_size = total->as_double();
@@ -155,7 +155,8 @@ class FileChoice {
                      fmt::format("it names {}, which is missing; copy that file, too", in_quotes(name)));
       add_to(sets, name);
     }
-    // The rest of a set, and a second model of the same name, contradict the index; other files are other models.
+    // Two kinds of files contradict the index: further files of a set that it names, and a second model of the same
+    // name. All other files belong to other models.
     const std::string stem = survey_.index.substr(0, survey_.index.find('.'));
     for (const std::string& name : weights_) {
       if (named.contains(name)) continue;
@@ -169,8 +170,9 @@ class FileChoice {
                                  "away if it is of another model",
                                  in_quotes(name)));
       } else if (name == stem + std::string(naming_.ending)) {
-        refuse_index(ErrorKind::argument, Defect::unindexed, name, "",
-                     fmt::format("it does not name {}, and both are here, two models; move one away", in_quotes(name)));
+        refuse_index(
+            ErrorKind::argument, Defect::unindexed, name, "",
+            fmt::format("it does not name {}, so the directory has two models; move one away", in_quotes(name)));
       } else if (!parse_shard_file_name(name)) {
         leave_out(name, fmt::format("weights that {} does not name", in_quotes(survey_.index)));
       }
@@ -186,7 +188,7 @@ class FileChoice {
     set.first = *numbered;
   }
 
-  /// A set must have all of its numbers, and one count. A count is believed as far as there are files.
+  /// Refuses a set whose names state different counts, have a number above the count, or lack a number.
   void check_numbers(const SetsByCount& by_count, bool is_indexed) {
     if (by_count.size() > 1) {
       std::vector<std::string> names;
@@ -227,7 +229,7 @@ class FileChoice {
         models.push_back(name);
     }
     if (sets.empty() && models.empty()) {
-      // Without another model, the directory is for one of these.
+      // Without any other weights, one of these files is the model.
       for (const std::string& name : beside)
         if (parse_numbered_name(name))
           add_to(sets, name);
@@ -248,11 +250,11 @@ class FileChoice {
                                 in_quotes(survey_.names.empty() ? set->first.first + "-*" : survey_.names.front())));
       }
       check_numbers(set->second, false);
-      survey_.add(
-          Severity::flaw, ErrorKind::not_found, Defect::missing, std::string(naming_.single) + ".index.json", "",
-          fmt::format("there is no {}.index.json, so that loaders do not find the numbered files; muster export "
-                      "writes one",
-                      set->first.first + std::string(naming_.ending)));
+      survey_.add(Severity::flaw, ErrorKind::not_found, Defect::missing, std::string(naming_.single) + ".index.json",
+                  "",
+                  fmt::format("{}.index.json is missing, so loaders do not find the numbered files; muster export "
+                              "writes one",
+                              set->first.first + std::string(naming_.ending)));
     } else if (sets.empty() && models.size() == 1) {
       survey_.names = models;
       for (const std::string& name : beside)
@@ -282,13 +284,15 @@ class FileChoice {
       const auto numbered = parse_numbered_name(name);
       if (numbered && numbered->prefix == prefix && numbered->ending == naming_.ending)
         refuse(ErrorKind::argument, Defect::unindexed, name, "",
-               fmt::format("both {} and {} are here, two models; move one away", in_quotes(single), in_quotes(name)));
+               fmt::format("{} and {} are two models in one directory; move one away", in_quotes(single),
+                           in_quotes(name)));
       else
         leave_out(name, fmt::format("weights beside {}", in_quotes(single)));
     }
   }
 
-  /// Names that repositories have beside a model: in Meta's format, of an adapter, or in another precision.
+  /// Returns true for weights that repositories store in addition to a model: in Meta's format, of an adapter, or with
+  /// another dtype.
   [[nodiscard]] bool is_beside_a_model(const std::string& name) const {
     if (name.starts_with("consolidated") || name.starts_with("adapter_model")) return true;
     // "model.fp16.safetensors" beside "model.safetensors".
@@ -306,7 +310,7 @@ class FileChoice {
              "it has the shards of ranks, not a model; muster export makes one of them, or name one file");
     else
       refuse(ErrorKind::argument, Defect::twice, *shard, "",
-             fmt::format("a model and the shards of ranks ({}) are both here, two checkpoints; move one away",
+             fmt::format("a model and the shards of ranks ({}) are two checkpoints in one directory; move one away",
                          in_quotes(*shard)));
   }
 
@@ -316,7 +320,7 @@ class FileChoice {
   std::vector<std::string> indexes_;
 };
 
-/// Whether an index counts tensors that share their memory more than once, as some writers do.
+/// Returns whether total_size counts tied tensors several times, as some writers do.
 bool is_sum_with_ties(double total, std::uint64_t bytes, const std::vector<std::uint64_t>& tied) {
   constexpr int most_repeats = 3;
   return std::ranges::any_of(tied, [&](std::uint64_t size) {
@@ -326,13 +330,14 @@ bool is_sum_with_ties(double total, std::uint64_t bytes, const std::vector<std::
   });
 }
 
-/// Heads and embeddings are what models tie.
+/// Returns whether the tensor may be tied: models tie heads and embeddings.
 bool may_be_tied(std::string_view name) {
   return std::ranges::any_of(std::initializer_list<std::string_view>{"embed", "lm_head", "wte", "shared", "output"},
                              [&](std::string_view part) { return name.find(part) != std::string_view::npos; });
 }
 
-/// The tensors against config.json. Commands that write refuse what contradicts it, by the rules of their plan, too.
+/// Checks the tensors against config.json. Commands that write also check them by the rules of their plan, and refuse a
+/// contradiction.
 void check_config(ModelSurvey& survey) {
   constexpr const char* any_plan = R"({"muster_plan": 1, "rules": [{"match": "*", "action": "same"}]})";
   try {
@@ -406,7 +411,7 @@ void check_tensors(ModelSurvey& survey, const TensorPlaces& places) {
   std::set<std::string_view> indexed;
   for (const auto& [tensor, file] : survey.weights) {
     indexed.insert(tensor);
-    if (!places.files.contains(file)) continue;  // it has a finding of its own
+    if (!places.files.contains(file)) continue;  // this file has its own finding
     const auto place = places.file_of_tensor.find(tensor);
     if (place != places.file_of_tensor.end() && place->second == file) continue;
     refuse_index(
@@ -447,7 +452,7 @@ ModelSurvey survey_model(const std::string& directory, const std::vector<std::st
   for (const std::string& name : survey.names) {
     const std::string path = join_path(directory, name);
     std::error_code error;
-    if (!fs::exists(fs::symlink_status(path, error))) continue;  // the index has a finding of it
+    if (!fs::exists(fs::symlink_status(path, error))) continue;  // choose_files() has added a finding
     try {
       survey.files.push_back({name, SafetensorsFile::open(path)});
     } catch (const Error& failure) {
@@ -459,10 +464,10 @@ ModelSurvey survey_model(const std::string& directory, const std::vector<std::st
     places.files.insert(name);
     for (const TensorEntry& entry : file.tensors()) places.add(survey, entry.name, name, entry.bytes);
     if (const std::string part = words_of_part("", file.metadata()); !part.empty())
-      survey.add(Severity::refused, ErrorKind::argument, Defect::disagree, name, "",
-                 fmt::format("{} calls itself {} in its metadata, and is not a model; name the directory that has "
-                             "all of them",
-                             in_quotes(name), part));
+      survey.add(
+          Severity::refused, ErrorKind::argument, Defect::disagree, name, "",
+          fmt::format("according to its metadata, {} is {}, not a model; name the directory that has all of them",
+                      in_quotes(name), part));
   }
   check_tensors(survey, places);
   if (!survey.is_refused()) check_config(survey);
@@ -471,7 +476,7 @@ ModelSurvey survey_model(const std::string& directory, const std::vector<std::st
 
 ShardSurvey survey_shards(const std::vector<std::string>& listing) {
   ShardSurvey survey;
-  std::map<int, std::set<int>> sets;  // ranks, by their number
+  std::map<int, std::set<int>> sets;  // the ranks that have a shard, by the number of ranks
   const auto add = [&](Severity severity, ErrorKind kind, Defect defect, const std::string& file, std::string words) {
     survey.findings.push_back({severity, kind, {defect, file, "", std::move(words)}});
   };

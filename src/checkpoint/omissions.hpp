@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The one rule for the omissions of a reader (muster/omission.hpp).
+// Handles the omissions of all readers (muster/omission.hpp) in the same way.
 
 #include <cstddef>
 #include <string>
@@ -11,17 +11,17 @@
 
 namespace muster {
 
-/// How many are lost.
+/// Returns the number of omissions that are lost data.
 std::size_t count_lost(const Omissions& omissions) noexcept;
 
-/// `"a" (reason), "b" (reason) and 3 more`. With `lost_only`, data that does not belong to the model is not named.
+/// Returns text such as `"a" (reason), "b" (reason) and 3 more`. With `lost_only`, names only lost data.
 std::string omission_words(const Omissions& omissions, bool lost_only = false);
 
-/// Throws Error(unsupported) that names the lost data of `path`; does nothing if nothing is lost. `doing` names the
-/// operation ("exporting"), `remedy` is the end of the message: how to proceed.
+/// Throws Error(unsupported), which names the lost data, if data of `path` is lost. `doing` names the operation
+/// ("exporting"), and `remedy` is the end of the message.
 void refuse_lost(const Omissions& omissions, std::string_view doing, const std::string& path, std::string_view remedy);
 
-/// A note for each omission that is not lost, for the notes of a report.
+/// Returns one note for each omission that is not lost data, for the notes of a report.
 std::vector<std::string> omission_notes(const Omissions& omissions);
 
 }  // namespace muster

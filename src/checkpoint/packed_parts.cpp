@@ -9,7 +9,8 @@
 namespace muster {
 namespace {
 
-/// Of scales that lie beside no packed weight: of the cache of keys and values, and of simulated quantisation.
+/// Returns true for scales in modules without a packed weight: those of the key-value cache and of simulated
+/// quantisation.
 bool is_scale_by_name(std::string_view leaf) {
   constexpr std::array<std::string_view, 7> leaves = {"_amax",    "k_scale",    "v_scale",          "q_scale",
                                                       "kv_scale", "prob_scale", "prob_output_scale"};
@@ -20,7 +21,8 @@ std::string_view leaf_of(std::string_view name) {
   return name.substr(name.rfind('.') + 1);  // npos + 1 is 0
 }
 
-/// Integers of 8 to 32 bits in a matrix; positions and counters have 64 bits, and masks are named like biases.
+/// Returns true for quantised dtypes, and for matrices and weights of 8 to 32 bit integers. Other integer tensors are
+/// not packed: positions and counters have 64 bits, and masks have names of biases.
 bool has_packed_elements(const NamedSpec& tensor) {
   const DType dtype = tensor.spec.dtype;
   if (is_quantised_dtype(dtype)) return true;

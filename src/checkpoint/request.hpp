@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// One request for shard, export, load_shard and every command that looks into checkpoints: where the tensors are, how
-// ranks share them, and what becomes of them.
+// The request that shard, export, load_shard and all inspecting commands share: the source of the tensors, how they are
+// distributed over ranks, and the requested result.
 
 #include <cstdint>
 #include <optional>
@@ -15,22 +15,22 @@
 namespace muster {
 
 struct Request {
-  std::string path = {};                    ///< a model, shards, a workspace or a checkpoint of another program
-  std::string plan = {};                    ///< reads it; empty: the plan that it names, or as it is if it is whole
-  std::optional<ParallelLayout> from = {};  ///< the layout of ranks that do not name theirs
-  std::optional<ParallelLayout> to = {};    ///< shards of this layout are made, not one checkpoint
-  std::string to_plan = {};                 ///< cuts them; empty: as ExportOptions::to_plan
+  std::string path = {};  ///< a model, shards, a workspace or a third-party checkpoint
+  std::string plan = {};  ///< reads the source; empty: as the source names it, or none if it is self-describing
+  std::optional<ParallelLayout> from = {};  ///< the layout of the source, if its files do not record it
+  std::optional<ParallelLayout> to = {};    ///< the layout of the resulting shards; empty: one checkpoint
+  std::string to_plan = {};                 ///< splits the shards; empty: as in ExportOptions::to_plan
   std::string base = {};                    ///< a model's directory, as in ExportOptions
-  workspace::StateChoice states = {};       ///< of a workspace
-  foreign::Choice foreign = {};             ///< of a checkpoint of another program
+  workspace::StateChoice states = {};       ///< selects states of a workspace
+  foreign::Choice foreign = {};             ///< for a third-party checkpoint
   std::string select = {};
   std::string exclude = {};
   std::optional<DType> dtype = {};
   bool cast_all = false;
   std::uint64_t max_shard_size = UINT64_MAX;
-  /// Nothing is made of it: tensors are neither compared with the base's nor left out.
+  /// True for commands that only inspect: tensors are neither compared with those of the base nor left out.
   bool looks_only = false;
-  /// The model is only read in order to be cut by `to_plan`: ranks keep a tied head, and config.json does not change.
+  /// True if the model is read only to be split by `to_plan`: ranks keep a tied head, and config.json does not change.
   bool is_cut = false;
 };
 

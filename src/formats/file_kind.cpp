@@ -7,8 +7,8 @@
 namespace muster::formats {
 namespace {
 
-/// A header of at most 100 MB and its first character. In every other format that begins like such a number, the bytes
-/// 4 to 8 have other values.
+/// A safetensors file begins with the length of its header (at most 100 MB) and the header's first character. In any
+/// other format whose first bytes are such a length, bytes 4 to 8 have other values.
 bool is_safetensors(std::string_view head) noexcept {
   constexpr std::size_t prefix = 8;
   constexpr std::uint64_t longest_header = 100'000'000;
@@ -22,7 +22,7 @@ bool is_pickle(std::string_view head) noexcept {
   return head.size() > 2 && head[0] == '\x80' && head[1] >= 2 && head[1] <= 5;
 }
 
-/// The first pickle of the older format is a number of ten bytes. Protocols 4 and 5 put a frame around it.
+/// The older format begins with a pickle of one integer of ten bytes. Protocols 4 and 5 precede it by a frame header.
 bool is_torch_legacy(std::string_view head) noexcept {
   constexpr std::string_view magic("\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.", 13);
   constexpr std::size_t frame = 9;
@@ -82,16 +82,16 @@ std::string_view advice_about(FileKind kind) noexcept {
   constexpr std::array<std::string_view, 13> words = {
       "",
       "",
-      "a zip archive, as torch.save writes them: give it a name that tells so",
-      "a pickle, as torch.save writes them: give it a name that tells so",
-      "an HDF5 file: give it a name that tells so",
+      "a zip archive, as torch.save writes: rename it with the extension .pt",
+      "a pickle, as torch.save writes: rename it with the extension .pt",
+      "an HDF5 file: rename it with the extension .h5, and convert it with muster convert",
       "a pickle that torch.save did not write: save its tensors with torch.save or safetensors",
       "a GGUF file, which Muster does not read: use the original model, or convert it with llama.cpp",
       "a tar archive: unpack it, or save it again with torch.save if PyTorch 0.1 wrote it",
-      "compressed with gzip: unpack it first",
-      "an array of NumPy: save it with safetensors.numpy.save_file",
+      "a file compressed with gzip: unpack it first",
+      "a NumPy array: save it with safetensors.numpy.save_file",
       "a Git LFS pointer, a text in place of the file: fetch the file with \"git lfs pull\"",
-      "a web page, perhaps of a failed download: download the file again",
+      "a web page, perhaps from a failed download: download the file again",
       "a JSON text, not a file of tensors",
   };
   return words[static_cast<std::size_t>(kind)];

@@ -14,10 +14,10 @@ namespace muster::formats {
 enum class FileKind : std::uint8_t {
   unknown,
   safetensors,
-  zip,           ///< a file of torch.save, or another archive
-  torch_legacy,  ///< a file of torch.save before version 1.6
-  hdf5,          ///< with HDF5's signature at its beginning
-  pickle,        ///< of another program than torch.save
+  zip,           ///< a file that torch.save wrote, or another archive
+  torch_legacy,  ///< a file that torch.save wrote before PyTorch 1.6
+  hdf5,          ///< begins with the signature of HDF5
+  pickle,        ///< a pickle that torch.save did not write
   gguf,
   tar,
   gzip,
@@ -27,17 +27,17 @@ enum class FileKind : std::uint8_t {
   json,
 };
 
-/// Kinds need no more of the beginning of a file than this.
+/// The number of bytes at the beginning of a file that determine its kind.
 inline constexpr std::size_t kind_bytes = 512;
 
-/// Detects the kind from `head`, the first kind_bytes of a file, or all of a shorter file. No file of one kind is taken
-/// for another: a safetensors file begins with the length of its header, which may begin like any signature, so its
-/// other marks are looked at first.
+/// Detects the kind from `head`, the first kind_bytes of a file, or all of a shorter file. The kinds exclude each
+/// other: a safetensors file begins with the length of its header, which may equal any signature, so safetensors is
+/// checked first and by more than these bytes.
 FileKind kind_of_file(std::span<const std::byte> head) noexcept;
 /// Detects the kind of the bytes of a file from `begin` on. Throws Error(io).
 FileKind kind_of_file(const os::ReadableFile& file, std::uint64_t begin = 0);
 
-/// Describes a kind and how to get a usable file: "a Git LFS pointer: ...". Empty for kinds that are usable.
+/// Describes a kind and how to get a usable file: "a tar archive: unpack it". Empty for safetensors and unknown files.
 std::string_view advice_about(FileKind kind) noexcept;
 
 }  // namespace muster::formats

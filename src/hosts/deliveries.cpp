@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The numbers are those of deliveries.hpp.
+// Step numbers refer to the list in deliveries.hpp.
 
 #include "src/hosts/deliveries.hpp"
 
@@ -13,10 +13,11 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// A rank that waits looks at its messages every 60 ms.
+// How long a delivery waits for a confirmation, if it was sent to several ranks and if it was sent to one. A waiting
+// rank reads its messages every 60 ms.
 constexpr milliseconds patience{150};
 constexpr milliseconds patience_with_one{75};
-// Ranks of one host that receive a message.
+// The maximum number of ranks of one host that a message is sent to.
 constexpr std::size_t most_contacts = 4;
 
 }  // namespace
@@ -63,7 +64,7 @@ void Deliveries::send_further(Delivery& delivery) {
     try {
       if (!is_lost_[static_cast<std::size_t>(contact)]) tell_(contact, delivery.control);
     } catch (const std::exception&) {
-      // This process cannot reach the rank, which may be healthy.
+      // This process cannot reach the rank. The rank itself may be healthy.
       delivery.refused.push_back(contact);
     }
   }
@@ -83,7 +84,7 @@ void Deliveries::confirm(const Control& control) {
 
 void Deliveries::advance() {
   const auto passed = time_.turn();
-  // The callbacks begin other deliveries.
+  // The copy is needed because the callbacks begin other deliveries.
   const std::vector<std::shared_ptr<Delivery>> all = open_;
   for (const std::shared_ptr<Delivery>& delivery : all) {
     const std::span<const int> tried(delivery->contacts.data(), delivery->sent);
@@ -124,7 +125,7 @@ void Deliveries::pass_on(const std::shared_ptr<Spread>& spread, int host) {
     ++spread->open;
     begin(spread->contacts->of_hosts[at], spread->control, [this, spread, other](const Delivery& delivery) {
       --spread->open;
-      // A companion that a rank has left needs its notice no more.
+      // If a rank has already left a companion group, its host needs no notice of that group's failure.
       const bool is_needed = spread->control.kind == ControlKind::decision || delivery.refused.empty();
       // Step 2.
       if (delivery.state == Delivery::State::failed && is_needed) pass_on(spread, other);

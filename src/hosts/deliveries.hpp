@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Deliveries: control messages to hosts, of which any rank may be dead, stopped or busy.
+// Deliveries: sends control messages to hosts on which any rank may be dead, stopped or busy.
 //
-//  1. A message is sent to the first rank of a host. If that rank does not confirm it in time, some others receive it.
-//  2. If none of them confirms it, the host is bypassed: a spread then continues with the hosts next to it in the tree.
-//  3. A rank that has not confirmed a message gets the next ones, too, but nobody waits for it until it sends
-//  something.
+//  1. A message is sent to the first rank of a host. If that rank does not confirm it in time, it is sent to up to
+//     three other ranks of the host.
+//  2. If none of them confirms it, the host is bypassed: the message is sent to the neighbours of that host in the tree
+//     of hosts (Spread).
+//  3. Later messages are also sent to a rank that has not confirmed one. But the sender does not wait for its
+//     confirmations again until that rank has sent a message.
 //
-// Time counts while this process runs: on a busy machine, where it rarely does, the others are slow for the same
-// reason.
+// Only the time in which this process runs counts. On a busy machine it rarely runs, and other ranks are slow for the
+// same reason.
 
 #include <chrono>
 #include <cstdint>
@@ -23,12 +25,12 @@
 
 namespace muster::hosts {
 
-/// Adds up the time that a process spends in a loop: a turn counts for no more than `longest_turn`.
+/// Measures the time that a process spends in a loop. Each turn counts as at most `longest_turn`.
 class RunningTime {
  public:
   using Clock = os::Clock;
   static constexpr std::chrono::milliseconds longest_turn{15};
-  /// Returns the time since the last turn.
+  /// Returns the time since the previous turn.
   Clock::duration turn() noexcept;
   [[nodiscard]] Clock::duration sum() const noexcept { return sum_; }
 
@@ -37,7 +39,8 @@ class RunningTime {
   Clock::duration sum_{};
 };
 
-/// The numbers of the ranks of each host, in the transport: the rank that is tried first is the first.
+/// The ranks of each host, as the transport numbers them, in the order in which messages are sent to them. `mine` is
+/// the host of this process.
 struct Contacts {
   std::vector<std::vector<int>> of_hosts;
   int mine = 0;
@@ -47,42 +50,43 @@ struct Contacts {
 struct Delivery {
   enum class State : std::uint8_t { open, confirmed, failed };
   State state = State::open;
-  std::optional<Error> decision;  ///< the decision that the host has confirmed it with
+  std::optional<Error> decision;  ///< the decision that the confirmation contained
 
   std::vector<int> contacts;
   Control control;
   std::function<void(const Delivery&)> over;
-  std::size_t sent = 0;  ///< to so many contacts
+  std::size_t sent = 0;  ///< the number of contacts that it was sent to
   std::vector<int> refused;
   os::Clock::duration waited{};
 };
 
-/// A message to all hosts: each passes it to those next to it in the tree of hosts (HostTree).
+/// A message to all hosts. Each host forwards it to its neighbours in the tree of hosts (HostTree).
 struct Spread {
   std::shared_ptr<const Contacts> contacts;
   Control control;
-  std::vector<bool> has_had;  ///< hosts that this rank has sent it to, or that have it
-  int open = 0;               ///< deliveries that are not over
+  std::vector<bool> has_had;  ///< by host: it has the message, or this rank has begun to send it there
+  int open = 0;               ///< the number of unfinished deliveries
 };
 
-/// A context has one, which its lock guards.
+/// Each context has one Deliveries, which the lock of the context protects.
 class Deliveries {
  public:
   using Tell = std::function<void(int rank, const Control&)>;
   Deliveries(int ranks, Tell tell);
 
-  /// `over` is called when the delivery has been confirmed or has failed.
+  /// Begins a delivery. Calls `over` when it has been confirmed or has failed.
   std::shared_ptr<const Delivery> begin(std::vector<int> contacts, const Control& control,
                                         std::function<void(const Delivery&)> over = {});
-  /// Begins with the hosts next to this one. `from`: a host that has the message already.
+  /// Begins to send a message to all hosts, first to the neighbours of this one. `from` is a host that already has the
+  /// message, or -1.
   std::shared_ptr<const Spread> spread(std::shared_ptr<const Contacts> contacts, const Control& control, int from);
-  /// A message of kind `confirm`.
+  /// Handles a message of kind ControlKind::confirm.
   void confirm(const Control& control);
-  /// The rank cannot be reached any more.
+  /// Reports that a rank can no longer be reached.
   void lose(int rank) noexcept { is_lost_[static_cast<std::size_t>(rank)] = true; }
-  /// The rank has sent something.
+  /// Reports that a rank has sent a message.
   void hear_from(int rank) noexcept { is_silent_[static_cast<std::size_t>(rank)] = false; }
-  /// Called whenever the transport is called.
+  /// Continues all deliveries. Called whenever the transport is used.
   void advance();
   void clear() noexcept { open_.clear(); }
 

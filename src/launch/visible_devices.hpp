@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The rules of the CUDA driver for the variable CUDA_VISIBLE_DEVICES.
+// Implements the rules of the CUDA driver for the variable CUDA_VISIBLE_DEVICES.
 
 #include <algorithm>
 #include <charconv>
@@ -9,9 +9,10 @@
 
 namespace muster::launch {
 
-/// Returns how many of the `devices` devices of a host a process sees if CUDA_VISIBLE_DEVICES is `list`. As in the
-/// driver, the list ends at the first entry that is not a device ("-1" hides all devices), and a device that is listed
-/// twice hides all. Entries such as "GPU-<uuid>" count as devices, because only the driver can resolve them.
+/// Returns the number of visible devices on a host that has `devices` devices, if CUDA_VISIBLE_DEVICES is `list`. As in
+/// the driver, the list ends at the first entry that is not a device ("-1" hides all devices), and a device that is
+/// listed twice hides all devices. Entries such as "GPU-<uuid>" count as devices because only the driver can resolve
+/// them.
 inline int devices_in(std::string_view list, int devices) {
   std::vector<std::string_view> seen;
   while (!list.empty()) {

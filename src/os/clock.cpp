@@ -7,8 +7,9 @@
 namespace muster::os {
 namespace {
 
-// One word, so that threads never see one half of a change and a fork never copies a lock: above, the tick of the last
-// look; below, the ticks in which nobody looked. A tick is 2^24 ns (17 ms), and both halves last for two years.
+// The state of the clock is one atomic word, so that threads never see half of a change and a fork never copies a
+// locked mutex. The upper half is the tick of the last call of now(). The lower half is the number of ticks that the
+// clock has skipped. A tick is 2^24 ns (17 ms), and each half overflows after two years.
 std::atomic<std::uint64_t> looks{0};
 
 constexpr int tick_bits = 24;
@@ -24,10 +25,11 @@ Clock::time_point Clock::now() noexcept {
     const auto tick = static_cast<std::uint32_t>(time >> tick_bits);
     const std::uint32_t gap = seen == 0 ? 0 : tick - static_cast<std::uint32_t>(seen >> 32);
     auto lost = static_cast<std::uint32_t>(seen);
-    // Another thread may have looked after this one read the time: then the gap is negative.
+    // If another thread has called now() since this one read the time, the gap is negative.
     const bool is_new = seen == 0 || static_cast<std::int32_t>(gap) > 0;
     if (is_new && gap > most_ticks) lost += gap - most_ticks;
-    // The time is valid only if nobody looked meanwhile: this thread may have been suspended after it read the word.
+    // The time is valid only if `looks` has not changed since this thread read it: the thread may have been suspended
+    // in between.
     const bool is_valid = is_new ? looks.compare_exchange_weak(seen, static_cast<std::uint64_t>(tick) << 32 | lost,
                                                                std::memory_order_acq_rel, std::memory_order_acquire)
                                  : looks.load(std::memory_order_acquire) == seen;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Two clocks: the one that all processes of a host share and nobody sets, and the one that deadlines use.
+// Two clocks: the monotonic clock, which all processes of a host share, and the clock of deadlines.
 
 #include <time.h>
 
@@ -18,15 +18,15 @@ inline std::uint64_t clock_ns(clockid_t clock) noexcept {
 inline std::uint64_t now_ns() noexcept {
   return clock_ns(CLOCK_MONOTONIC);
 }
-/// Likewise as of the kernel's last tick, some milliseconds ago: for a third of the cost.
+/// Returns now_ns() as of the kernel's last tick, a few milliseconds ago, at a third of the cost.
 inline std::uint64_t tick_ns() noexcept {
   return clock_ns(CLOCK_MONOTONIC_COARSE);
 }
 
-/// The clock of all deadlines. It is steady, but it stands still while this process does not run: during SIGSTOP, in a
-/// frozen cgroup (docker pause, scontrol suspend), on a machine that has no core for it. Between two calls of now(),
-/// by whichever threads, at most `longest_step` passes. So a wait must call it at least that often: it sleeps no longer
-/// than `longest_sleep` at a time. Measurements use std::chrono::steady_clock instead.
+/// The clock of all deadlines. It is steady, but it pauses while the process does not run: during SIGSTOP, in a frozen
+/// cgroup (docker pause, scontrol suspend), or if no core is free. To detect this, it advances by at most
+/// `longest_step` between two calls of now() in any threads of the process. So a wait must call now() at least that
+/// often, and sleeps for at most `longest_sleep` at a time. Measurements use std::chrono::steady_clock instead.
 struct Clock {
   using duration = std::chrono::nanoseconds;
   using rep = duration::rep;
@@ -37,7 +37,7 @@ struct Clock {
   static constexpr std::chrono::milliseconds longest_sleep{100};
 
   static time_point now() noexcept;
-  /// How long a wait that ends at `end` may sleep before it looks again; 0 if the end has come.
+  /// Returns how long a wait that ends at `end` may sleep before its next call of now(); 0 if `end` has passed.
   static std::chrono::milliseconds next_sleep(time_point end) noexcept;
 };
 

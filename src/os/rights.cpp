@@ -16,7 +16,7 @@ std::optional<Rights> rights_of(const std::string& path) {
   if (try_call("stat", path, [&] { return ::lstat(path.c_str(), &status); }) == 0)
     return Rights{status.st_mode & 07777U, status.st_uid, status.st_gid};
   if (errno == ENOENT || errno == ENOTDIR) return std::nullopt;
-  throw errno_error("asking about", errno, path);
+  throw errno_error("reading the owner and mode of", errno, path);
 }
 
 void set_rights(const std::string& path, const Rights& rights) {
@@ -29,7 +29,7 @@ void set_rights(const std::string& path, const Rights& rights) {
   if (differs && !give(rights.owner) && now->group != rights.group && !give(static_cast<std::uint32_t>(-1)))
     mode &= ~static_cast<std::uint32_t>(S_IRWXG | S_IRWXO | S_ISGID);
   if (now && !differs && now->mode == mode) return;
-  // File systems without modes have nothing to set.
+  // Some file systems have no modes.
   if (try_call("chmod", path, [&] { return ::chmod(path.c_str(), mode); }) != 0 && errno != EPERM &&
       errno != EOPNOTSUPP && errno != ENOSYS)
     throw errno_error("setting the mode of", errno, path);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Owner, group and mode of a file or directory. A file that replaces another one keeps them.
+// Owner, group and mode of a file or directory. A file that replaces another one gets the rights of the replaced file.
 
 #include <cstdint>
 #include <optional>
@@ -15,8 +15,8 @@ struct Rights {
 };
 /// Returns the rights of `path`, without following a link; nullopt if it does not exist. Throws Error(io).
 std::optional<Rights> rights_of(const std::string& path);
-/// Changes owner and group as far as this process may change them. If the group cannot be set, group and others get no
-/// rights. Throws Error(io | not_found).
+/// Sets the rights of `path`. Owner and group are changed only if this process may do so. If the group cannot be set,
+/// neither the group nor other users get permissions. Throws Error(io | not_found).
 void set_rights(const std::string& path, const Rights& rights);
 
 }  // namespace muster::os

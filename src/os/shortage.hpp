@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Errors of a call about another process that are not that process's failure.
+// Distinguishes a shortage of this process from a failure of the other process, after a call that concerns both.
 
 #include <cerrno>
 
 namespace muster::os {
 
-/// True for descriptors, memory, buffers and ports that this process or its host has run out of.
+/// Returns true if this process or its host has run out of descriptors, memory, buffers or ports.
 constexpr bool is_own_shortage(int err) noexcept {
   return err == EMFILE || err == ENFILE || err == ENOBUFS || err == ENOMEM || err == EADDRNOTAVAIL;
 }

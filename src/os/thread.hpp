@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How this library starts and ends its threads.
+// A thread of this library.
 
 #include <memory>
 #include <string>
@@ -13,16 +13,17 @@
 
 namespace muster::os {
 
-/// A thread that ends with its owner: the destructor requests its stop and joins it. A forked child has no such thread,
-/// so there the destructor and join() return at once.
+/// A thread that ends with its owner: the destructor requests it to stop, and joins it. In a forked child the thread
+/// does not exist, so the destructor and join() return at once.
 class Thread {
  public:
   Thread() = default;
-  /// Starts it. Throws Error(no_space) with the remedy if the system has none. `purpose` is for that message.
+  /// Starts the thread. If the system cannot create one, throws Error(no_space) with the remedy; the message includes
+  /// `purpose`.
   template <class Run>
   Thread(const char* purpose, Run&& run) try : thread_(std::make_unique<std::jthread>(std::forward<Run>(run))) {
   } catch (const std::system_error& error) {
-    throw Error(ErrorKind::no_space, std::string("no thread for ") + purpose + ": " + error.what() +
+    throw Error(ErrorKind::no_space, std::string("cannot start a thread for ") + purpose + ": " + error.what() +
                                          "; raise the limit of processes (ulimit -u)");
   }
   Thread(Thread&&) noexcept = default;
@@ -36,14 +37,14 @@ class Thread {
 
   [[nodiscard]] bool is_started() const noexcept { return thread_ != nullptr; }
   [[nodiscard]] bool is_of_other_process() const noexcept { return process_id() != process_; }
-  /// Whether the caller runs on it.
+  /// Returns whether the caller runs on this thread.
   [[nodiscard]] bool is_this() const noexcept { return thread_ && thread_->get_id() == std::this_thread::get_id(); }
   void join() {
     drop_if_forked();
     if (thread_) thread_->join();
     thread_ = nullptr;
   }
-  /// Lets it run on alone.
+  /// Lets the thread run without an owner.
   void detach() {
     thread_->detach();
     thread_ = nullptr;

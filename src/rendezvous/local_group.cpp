@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// local_group(): processes of one host meet at an abstract Unix socket whose name is made of the key and the user.
+// local_group(): the processes of one host meet at an abstract Unix socket. Its name is a hash of the key, and the user
+// ID.
 //
-//  1. The part of a rank is a pidfd of itself and its region: the shared memory that the others may map later. Rank 0
-//     adds another region for the groups, with the control block of this one in it, and the nonce.
-//  2. In a second round each rank has mapped the control block. No descriptor passes between ranks after that.
+//  1. In the first round each rank sends a pidfd of itself and its region, the shared memory that the other ranks may
+//     map later. Rank 0 also sends a region for the group's structures, with the control block of this group in it, and
+//     the nonce.
+//  2. In the second round each rank reports that it has mapped the control block. Ranks exchange no descriptors after
+//     that.
 //  3. All ranks meet in a first barrier of the new group.
 
 #include <fmt/core.h>
@@ -47,7 +50,7 @@ class UnixSockets final : public Sockets {
  protected:
   [[nodiscard]] Token token() const override { return token_; }
   os::Fd listen() override {
-    // The name of an earlier group with this key lives as long as its rendezvous.
+    // An earlier group with this key holds the name until its rendezvous has ended.
     const Clock::time_point patience = std::min(deadline_, Clock::now() + 5s);
     for (;;) {
       try {
@@ -74,7 +77,7 @@ class UnixSockets final : public Sockets {
   Clock::time_point deadline_;
 };
 
-/// Rank 0's part, behind its descriptors.
+/// The payload of rank 0's part.
 struct GroupPlace {
   SyncGroup::Nonce nonce{};
   std::uint64_t control_place = 0;
@@ -90,16 +93,18 @@ std::string local_name(const std::string& key) {
 std::shared_ptr<SyncGroup> join_local_group(const LocalGroupOptions& options, const std::function<void()>& watch) {
   if (options.size < 1 || options.rank < 0 || options.rank >= options.size)
     throw Error(ErrorKind::argument,
-                fmt::format("local_group: a group of {} ranks has no rank {}", options.size, options.rank));
+                fmt::format("local_group: rank {} is out of range for size {} (ranks are numbered from 0)",
+                            options.rank, options.size));
   if (options.key.empty())
-    throw Error(ErrorKind::argument,
-                "local_group: the key is empty, so that ranks of any job could meet: give the job a key of its own");
+    throw Error(
+        ErrorKind::argument,
+        "local_group: the key is empty, so ranks of different jobs could join one group: give each job its own key");
   if (!options.numbers.empty() && options.numbers.size() != static_cast<std::size_t>(options.size))
-    throw Error(ErrorKind::argument, fmt::format("local_group: {} numbers were given for a group of {} ranks",
-                                                 options.numbers.size(), options.size));
+    throw Error(ErrorKind::argument,
+                fmt::format("local_group: {} numbers were given for {} ranks", options.numbers.size(), options.size));
   const milliseconds timeout = sync::timeout_of(options.timeout, sync::default_timeout());
   const Clock::time_point deadline = Clock::now() + timeout;
-  // Each rank has a pidfd and a region of each other one; rank 0 has a socket of each.
+  // Each rank holds a pidfd and a region of every other rank; rank 0 also holds a socket for each of them.
   os::allow_more_open_files(3 * static_cast<std::uint64_t>(options.size) + 64);
   Session session({.call = "local_group",
                    .place = "on this host",

@@ -9,11 +9,11 @@
 
 namespace muster::rendezvous {
 
-/// The abstract socket at which the ranks of local groups with this key meet.
+/// Returns the name of the abstract socket at which the ranks of a local group with this key meet.
 std::string local_name(const std::string& key);
 
-/// muster::local_group(), for ranks that meet as a part of something larger: `watch` is called while they wait, and may
-/// throw to end that.
+/// Does the same as muster::local_group(), for callers that form a larger group. Calls `watch` repeatedly while it
+/// waits; an exception from `watch` ends the rendezvous.
 std::shared_ptr<SyncGroup> join_local_group(const LocalGroupOptions& options, const std::function<void()>& watch);
 
 }  // namespace muster::rendezvous

@@ -18,7 +18,7 @@ using Failure = WrittenError<3072>;
 
 constexpr std::uint32_t most_descriptors_of_a_rank = 4;
 
-/// Precedes each part in the body of Word::all; an Identity and the host's name follow in the first round.
+/// Precedes each part in the body of Word::all. In the first round an Identity and the host's name follow it.
 struct PartHead {
   std::uint32_t payload = 0;
   std::uint32_t descriptors = 0;
@@ -40,7 +40,7 @@ void append(std::vector<std::byte>& body, const Value& value) {
 class Reader {
  public:
   explicit Reader(std::span<const std::byte> left) : left_(left) {}
-  /// Returns nothing, and is no longer whole, if there are fewer.
+  /// Returns the next `count` bytes. If fewer are left, returns an empty span, and is_whole() is false from then on.
   std::span<const std::byte> bytes(std::size_t count) {
     is_whole_ = is_whole_ && count <= left_.size();
     if (!is_whole_) return {};
@@ -193,7 +193,7 @@ OutgoingPointer failure_message(const Error& cause) {
 Error failure_of(const Message& message) {
   Failure failure;
   std::memcpy(&failure, message.body.data(), std::min(message.body.size(), sizeof failure));
-  // The kind comes from outside.
+  // Another process sent the kind, so it may be out of range.
   failure.kind = std::min(failure.kind, static_cast<std::uint32_t>(ErrorKind::cancelled));
   return failure.get();
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The other ranks' side. The numbers are those of session.hpp.
+// The side of ranks 1 and higher. Step numbers refer to the list in session.hpp.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -13,9 +13,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// A rank tries this long with one process that may be rank 0 before it tries again.
+// A rank waits this long for an answer from a process that may be rank 0. Then it tries again.
 constexpr milliseconds longest_try = 5s;
-// Rank 0 knows better than the others who is missing.
+// A rank waits this much longer than its deadline: rank 0's error names the missing ranks.
 constexpr milliseconds grace = 2s;
 
 class Guest final : public Session::Side {
@@ -37,7 +37,7 @@ class Guest final : public Session::Side {
         cause = own_failure(Error(ErrorKind::no_space, failure.what()));
       }
     } catch (const Error&) {
-      line_.reset();  // rank 0 sees that the cause has come
+      line_.reset();  // so rank 0 sees that this rank has received the cause
       throw;
     }
     fail(*cause);
@@ -49,7 +49,7 @@ class Guest final : public Session::Side {
     if (cause_) throw *cause_;
     Line* const line = line_.get();
     transport_->wait(std::span(&line, 1), milliseconds(0));
-    if (hear()) throw lost("sent a message out of turn", ErrorKind::corrupt);
+    if (hear()) throw lost("sent an unexpected message", ErrorKind::corrupt);
   }
 
   Error settle(const Error& own) noexcept override {
@@ -59,23 +59,23 @@ class Guest final : public Session::Side {
   }
 
  private:
-  /// Rank 0 decides which cause all throw.
+  /// Sends this rank's failure, and waits for the cause that rank 0 chooses for all ranks.
   void fail(const Error& own) noexcept {
     try {
       line_->send(failure_message(own));
-    } catch (...) {  // NOLINT(bugprone-empty-catch): then it sees that this rank ends
+    } catch (...) {  // NOLINT(bugprone-empty-catch): rank 0 sees this rank end instead
     }
     listen(time_for_words(own));
     if (!cause_) cause_ = own;
   }
 
-  /// To rank 0's cause.
+  /// Waits at most `longest` for the cause that rank 0 sends.
   void listen(milliseconds longest) noexcept {
     const Clock::time_point until = Clock::now() + longest;
     try {
       while (Clock::now() < until)
         if (!hear()) wait();
-    } catch (...) {  // NOLINT(bugprone-empty-catch): the cause is kept
+    } catch (...) {  // NOLINT(bugprone-empty-catch): hear() has set the cause
     }
   }
 
@@ -117,23 +117,26 @@ class Guest final : public Session::Side {
           return true;
         }
         reason = message->word == Word::other_job
-                     ? fmt::format("the process that listens at {} is rank 0 of another job", line_->from())
-                     : fmt::format("the process that listens at {} is not a rank 0 that this rank understands",
-                                   line_->from());
+                     ? fmt::format("the process at {} is rank 0 of another job", line_->from())
+                     : fmt::format(
+                           "the process at {} answered, but not as rank 0 of Muster (another program, or an "
+                           "incompatible version)",
+                           line_->from());
         return false;
       }
       if (const auto end = line_->end()) {
         reason = end->is_garbage
-                     ? fmt::format("the process that listens at {} is not a rank 0 that this rank understands",
-                                   line_->from())
+                     ? fmt::format(
+                           "the process at {} answered, but not as rank 0 of Muster (another program, or an "
+                           "incompatible version)",
+                           line_->from())
                      : fmt::format("{} ({})", end->words, line_->from());
         return false;
       }
       if (Clock::now() >= soon) {
-        reason = fmt::format(
-            "the process that listens at {} does not answer, so it is not a rank 0 that this rank "
-            "understands",
-            line_->from());
+        reason =
+            fmt::format("the process at {} does not answer as rank 0 of Muster (another program, or a stopped process)",
+                        line_->from());
         return false;
       }
       check_others();
@@ -141,7 +144,7 @@ class Guest final : public Session::Side {
     }
   }
 
-  /// Throws the failure that rank 0 has sent, or the loss of rank 0.
+  /// Returns the next message. Throws the failure that rank 0 has sent, or an error for the loss of rank 0.
   std::optional<Message> hear() {
     line_->move();
     auto message = next();
@@ -151,9 +154,9 @@ class Guest final : public Session::Side {
     }
     const auto end = line_->end();
     if (!message && end)
-      throw lost(
-          fmt::format("{} during the rendezvous: {}", end->is_garbage ? "sent garbage" : "died or left", end->words),
-          end->is_garbage ? ErrorKind::corrupt : ErrorKind::peer_lost);
+      throw lost(fmt::format("{} during the rendezvous: {}", end->is_garbage ? "sent malformed bytes" : "died or left",
+                             end->words),
+                 end->is_garbage ? ErrorKind::corrupt : ErrorKind::peer_lost);
     return message;
   }
 
@@ -172,8 +175,8 @@ class Guest final : public Session::Side {
         line_->send(make_message(Word::late));
       }
       if (now > deadline + grace)
-        throw lost(fmt::format("did not complete the rendezvous {} within {}: look whether it is stopped", terms_.place,
-                               since(begin_)),
+        throw lost(fmt::format("did not complete the rendezvous {} within {}: check whether it is stopped",
+                               terms_.place, since(begin_)),
                    ErrorKind::timeout);
       check_others();
       wait();
@@ -182,7 +185,7 @@ class Guest final : public Session::Side {
 
   Error lost(const std::string& words, ErrorKind kind) {
     cause_ = error(kind, fmt::format("{} {}", name_of(root_), words), details_of(root_));
-    // If rank 0 lives, it sends this cause to the others.
+    // If rank 0 still runs, it sends this cause to the other ranks.
     line_->send(failure_message(*cause_));
     return *cause_;
   }
@@ -190,8 +193,8 @@ class Guest final : public Session::Side {
   std::unique_ptr<Line> line_;
   Hello root_;
   Clock::time_point begin_ = Clock::now();
-  bool is_first_ = true;        // round
-  std::optional<Error> cause_;  // of the end
+  bool is_first_ = true;        // the round is the first one
+  std::optional<Error> cause_;  // set when the rendezvous has failed
 };
 
 }  // namespace

@@ -1,25 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The rendezvous: how processes that know a place, a key and their rank come to know each other. There is one state
-// machine for local groups (Unix sockets), groups of several hosts (TCP) and groups over files.
+// The rendezvous: the processes of a job, of which each knows only a meeting place, a key and its own rank, find each
+// other. One state machine serves local groups (Unix sockets), groups of several hosts (TCP) and groups over files.
 //
-//  1. Rank 0 opens the place. Every other rank tries to reach it until its deadline, and sends a hello: job, version,
-//     rank, size, process. Rank 0 answers at once: "heard" with its own hello, or "another job".
-//  2. Each rank then prepares its part, which the others need, and sends it. If that fails, it sends the failure. It
-//     prepares after its hello, so that a rank that cannot join can report it.
+//  1. Rank 0 opens the meeting place. Every other rank tries to connect until its deadline, and sends a Hello with its
+//     job, version, rank, size and process. Rank 0 answers at once with Word::heard and its own Hello, or with
+//     Word::other_job.
+//  2. Each rank then prepares the data that the other ranks need, its part, and sends it. If this fails, the rank sends
+//     the failure. A rank prepares its part after its hello, so that it can report a failure to do so.
 //  3. When rank 0 has all parts, it sends all of them to every rank.
-//  4. Steps 2 and 3 are a round. The ranks may make further rounds while the session lasts.
+//  4. Steps 2 and 3 form one round. The ranks may run further rounds while the session lasts.
 //
-// Rank 0 ends the rendezvous with one cause, which all ranks throw, if
-//  - a rank has another version, another size, or a rank that another process has;
-//  - a rank sends a failure, garbage, or ends (its connection closes, or its process is seen to be dead);
-//  - rank 0 itself cannot prepare, or runs out of descriptors or memory;
-//  - its own deadline, or that of a rank that has joined, passes: the cause names the missing ranks;
-//  - a rank does not take what is sent to it until the deadline, or the program is interrupted.
-// A connection that sends no valid hello is a stranger's: it is dropped after longest_silence, earlier if there are
-// many of them, and changes nothing.
+// Rank 0 ends the rendezvous with one error, the cause, which all ranks throw. It does so in these cases:
+//  - A rank has another version or size, or its rank belongs to another process.
+//  - A rank sends a failure or malformed bytes, or it ends: its connection closes, or its process is dead.
+//  - Rank 0 cannot prepare its own part, or runs out of descriptors or memory.
+//  - The deadline of rank 0, or of a rank that has joined, passes. The cause names the missing ranks.
+//  - A rank has not received its messages by the deadline.
+//  - The program is interrupted.
+// A connection that sends no valid hello belongs to a stranger. Rank 0 drops it after longest_silence, or earlier if
+// there are many of them. The rendezvous continues.
 //
-// A rank that loses rank 0, or waits for it beyond its deadline, names rank 0.
+// A rank that loses rank 0, or waits for it beyond the deadline, throws an error that names rank 0.
 
 #include <chrono>
 #include <functional>
@@ -38,7 +40,7 @@ namespace muster::rendezvous {
 using Clock = os::Clock;
 using std::chrono::milliseconds;
 
-/// One end of the conversation between rank 0 and another process. Nothing here waits.
+/// One end of the connection between rank 0 and another process. No function waits.
 class Line {
  public:
   Line() = default;
@@ -46,28 +48,28 @@ class Line {
   Line(const Line&) = delete;
   Line& operator=(const Line&) = delete;
 
-  /// Sends a message; move() sends the rest of what the other side has not taken yet.
+  /// Begins to send a message. move() sends the bytes that the transport does not accept now.
   virtual void send(const OutgoingPointer& message) = 0;
-  /// Moves what can be moved now. Throws Error(io | no_space) on a failure of this process.
+  /// Sends as much of the pending messages as possible now. Throws Error(io | no_space) if this process fails.
   virtual void move() = 0;
   [[nodiscard]] virtual bool is_drained() const = 0;
-  /// After a failure has been sent: closing the line cannot lose it any more.
+  /// For use after Word::failure was sent: returns true once closing the line can no longer lose that message.
   [[nodiscard]] virtual bool is_over() const { return is_drained(); }
-  /// The next message that has come. Throws as move().
+  /// Returns the next message that has arrived completely, or nullopt. Throws as move() does.
   virtual std::optional<Message> next(const Limits& limits) = 0;
   struct End {
-    bool is_garbage = false;  ///< it sent bytes that are not a message
+    bool is_garbage = false;  ///< the other side sent bytes that are not a message
     std::string words;        ///< "its connection was closed"
   };
-  /// Why nothing more comes; empty as long as something may.
+  /// Returns why no more messages can arrive, or nullopt if they can.
   [[nodiscard]] virtual std::optional<End> end() const = 0;
-  /// For Member::address.
+  /// Returns the value for Member::address.
   [[nodiscard]] virtual std::array<std::uint8_t, 16> address() const { return {}; }
-  /// "10.0.0.7", for messages about strangers.
+  /// Returns the other side for log messages about strangers: "10.0.0.7".
   [[nodiscard]] virtual std::string from() const { return "a process of this host"; }
 };
 
-/// How lines come about.
+/// Makes lines: rank 0 accepts them, and the other ranks open them.
 class Transport {
  public:
   Transport() = default;
@@ -75,45 +77,45 @@ class Transport {
   Transport(const Transport&) = delete;
   Transport& operator=(const Transport&) = delete;
 
-  /// Rank 0: opens the place. Called once, before all others. Returns the token that hellos must have. Throws Error(io
-  /// | argument).
+  /// Rank 0: opens the meeting place. Called once, before all other functions. Returns the token that a Hello must
+  /// have. Throws Error(io | argument).
   virtual Token open() = 0;
-  /// Rank 0: the lines that have come since. Throws as Line::move().
+  /// Rank 0: returns the lines that have arrived since the previous call. Throws as Line::move() does.
   virtual std::vector<std::unique_ptr<Line>> arrivals() = 0;
-  /// Rank 0: the rendezvous has failed. Frees what arrivals() may need to turn more ranks away.
+  /// Rank 0: called when the rendezvous has failed. Frees the resources that arrivals() may need to accept, and turn
+  /// away, more ranks.
   virtual void give_up() noexcept {}
   /// Rank 0: sends one message over all lines.
   virtual void tell_all(std::span<Line* const> lines, const OutgoingPointer& message) {
     for (Line* const line : lines) line->send(message);
   }
-  /// Rank 0: traces of a rank that has not come, for messages.
+  /// Rank 0: describes, for messages, the traces that a missing rank has left.
   [[nodiscard]] virtual std::string trace_of(int /*rank*/) const { return {}; }
-  /// Other ranks: tries to reach rank 0 and to send the hello, until then at the latest. Null if that failed, with the
-  /// reason. Throws Error if no later try can succeed.
-  /// The transport knows the token.
+  /// Other ranks: tries until `until` to connect to rank 0 and to send the Hello, whose token the transport sets.
+  /// Returns null, and sets `reason`, if this fails. Throws Error if no later attempt can succeed.
   virtual std::unique_ptr<Line> reach(Hello hello, Clock::time_point until, std::string& reason) = 0;
-  /// Other ranks: the pause before the next try.
+  /// Other ranks: returns the pause before the next attempt.
   [[nodiscard]] virtual milliseconds pause(int tries) const = 0;
-  /// Waits until something may have come or gone, at most `longest`.
+  /// Waits at most `longest`, until a line may have arrived, received, sent or closed.
   virtual void wait(std::span<Line* const> lines, milliseconds longest) = 0;
 };
 
 struct Terms {
-  std::string call;   ///< "local_group": begins the messages
+  std::string call;   ///< "local_group": the first word of error messages
   std::string place;  ///< "on this host", "at 10.0.0.1:29500"
-  std::string hint;   ///< how to proceed if a rank is missing
+  std::string hint;   ///< the remedy if a rank is missing, for error messages
   int rank = 0;
   int size = 1;
-  Clock::time_point deadline = {};   ///< of step 1
-  std::function<void()> watch = {};  ///< called while this rank waits; throws to end the rendezvous
-  std::vector<int> numbers = {};     ///< by which messages call the ranks; empty: 0, 1, ...
+  Clock::time_point deadline = {};   ///< deadline of step 1
+  std::function<void()> watch = {};  ///< called repeatedly while this rank waits; may throw to end the rendezvous
+  std::vector<int> numbers = {};     ///< numbers of the ranks in messages; empty: 0, 1, 2 and so on
 
   [[nodiscard]] int number(int of_rank) const {
     return numbers.empty() ? of_rank : numbers[static_cast<std::size_t>(of_rank)];
   }
 };
 
-/// The contribution of a rank to a round. The caller keeps the descriptors open until the round has ended.
+/// The data that a rank contributes to a round. The caller keeps the descriptors open until the round has ended.
 struct Part {
   std::vector<std::byte> payload = {};
   std::vector<int> descriptors = {};
@@ -121,21 +123,21 @@ struct Part {
 
 class Session {
  public:
-  /// Step 1. Throws Error(timeout) if rank 0 cannot be reached, and as round().
+  /// Runs step 1. Throws Error(timeout) if rank 0 cannot be reached, and all errors of round().
   Session(Terms terms, std::unique_ptr<Transport> transport);
   ~Session();
 
   using Prepare = std::function<Part()>;
-  /// Steps 2 and 3. Collective. Returns all ranks in their order, in the first round with host, process and address; on
-  /// rank 0 its own part has no descriptors. Every rank
-  /// throws the same cause if the round fails: Error(timeout | version | rank_mismatch | peer_lost | cancelled), or
-  /// what `prepare` threw on one of them. The session is over then.
+  /// Runs steps 2 and 3. Collective. Returns all ranks in order; the first round also fills in host, pid and address.
+  /// On rank 0 the Member of rank 0 has no descriptors. If the round fails, every rank throws the same cause:
+  /// Error(timeout | version | rank_mismatch | peer_lost | cancelled), or the error that `prepare` threw on one of the
+  /// ranks. The session has then ended.
   std::vector<Member> round(const Prepare& prepare, Clock::time_point deadline);
-  /// Between rounds, while the ranks do something together that can take long: throws the cause if a rank has ended or
-  /// failed. Local, never waits.
+  /// Throws the cause if a rank has ended or failed. Called between rounds, during long operations of all ranks. Local;
+  /// never waits.
   void watch();
-  /// Sends a failure of this rank to the others, and returns the cause that all ranks throw. That is another one if
-  /// this failure follows from it (a connection to a rank that has died).
+  /// Sends a failure of this rank to the others, and returns the cause that all ranks throw. The cause is a different
+  /// error if this failure is its consequence, such as a lost connection to a rank that has died.
   Error settle(const Error& own) noexcept;
 
   class Side;
@@ -144,9 +146,9 @@ class Session {
   std::unique_ptr<Side> side_;
 };
 
-/// Turned-away strangers stay at most this long.
+/// Rank 0 drops a connection that has sent no Hello for this long.
 inline constexpr std::chrono::seconds longest_silence{10};
-/// And at most so many beside the ranks of the job.
+/// Rank 0 keeps at most this many connections without a Hello, in addition to one per rank.
 inline constexpr std::size_t most_strangers = 64;
 
 }  // namespace muster::rendezvous

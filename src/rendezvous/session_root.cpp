@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rank 0's side. The numbers are those of session.hpp.
+// The side of rank 0. Step numbers refer to the list in session.hpp.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// A rank that has lost its connection before it has sent its part may come back.
+// A rank whose connection broke before it sent its part may connect again within this time.
 constexpr milliseconds longest_return = 600ms;
 
 class Root final : public Session::Side {
@@ -63,14 +63,14 @@ class Root final : public Session::Side {
 
   Error settle(const Error& own) noexcept override {
     if (!cause_) {
-      // A rank whose connections have broken is seen to have ended soon.
+      // The failure may be the consequence of another rank's end, which watch() reports within this time.
       const Clock::time_point until = Clock::now() + longest_return + 200ms;
       try {
         while (own.kind() != ErrorKind::cancelled && Clock::now() < until && !is_own_lack(own)) {
           watch();
           std::this_thread::sleep_for(1ms);
         }
-      } catch (const Error&) {  // NOLINT(bugprone-empty-catch): it is the cause now
+      } catch (const Error&) {  // NOLINT(bugprone-empty-catch): watch() has set the cause
       }
       if (!cause_) fail(own_failure(own));
     }
@@ -78,7 +78,7 @@ class Root final : public Session::Side {
   }
 
  private:
-  /// A failed call of the transport is a failure of this rank.
+  /// A failed system call of the transport is a failure of this rank, so the cause must name it.
   [[nodiscard]] Error named(const Error& cause) const {
     return !cause.rank() && cause.os_error() != 0 ? own_failure(cause) : cause;
   }
@@ -95,14 +95,14 @@ class Root final : public Session::Side {
   struct Visitor {
     std::unique_ptr<Line> line;
     Clock::time_point since = Clock::now();
-    std::optional<Clock::time_point> gone = {};  // since when it is lost, and may come back
-    std::optional<Hello> hello = {};             // once it is known as a rank of this job
+    std::optional<Clock::time_point> gone = {};  // when its connection was lost; it may connect again
+    std::optional<Hello> hello = {};             // set once the visitor has identified itself as a rank of this job
     bool has_part = false;
-    bool is_over = false;  // it is dropped at the end of the turn
+    bool is_over = false;  // collect() removes it at the end of its current pass
     Message part = {};
   };
 
-  /// Until each rank has sent its part.
+  /// Waits until each rank has sent its part.
   void collect() {
     for (;;) {
       take_in();
@@ -133,7 +133,7 @@ class Root final : public Session::Side {
     try {
       arrivals = transport_->arrivals();
     } catch (const Error& cause) {
-      // Connections of strangers may hold the descriptors or the memory.
+      // Connections of strangers may have used up the descriptors or the memory.
       if (cause.os_error() == 0 || std::erase_if(visitors_, [](const Visitor& one) { return !one.hello; }) == 0)
         throw own_failure(cause);
       strangers_(
@@ -141,7 +141,7 @@ class Root final : public Session::Side {
     }
     for (auto& line : arrivals) {
       visitors_.push_back({.line = std::move(line)});
-      // Its hello has usually arrived already, so that it does not count as a stranger.
+      // The Hello of a rank has usually arrived already. Reading it now prevents that the rank counts as a stranger.
       hear(visitors_.back());
     }
     std::size_t silent = 0;
@@ -212,17 +212,16 @@ class Root final : public Session::Side {
                   details_of(hello));
     if (hello.rank < 0 || hello.rank >= terms_.size)
       throw error(ErrorKind::rank_mismatch,
-                  fmt::format("{} cannot be one of {} ranks: ranks count from 0", name_of(hello), terms_.size),
+                  fmt::format("{} cannot be one of {} ranks: ranks are numbered from 0", name_of(hello), terms_.size),
                   details_of(hello));
     Visitor*& known = ranks_[static_cast<std::size_t>(hello.rank)];
     const Hello* other = hello.rank == 0 ? &own_ : known != nullptr ? &*known->hello : nullptr;
-    // A rank whose first connection broke comes again.
+    // A rank whose first connection broke connects again.
     const bool is_again = known != nullptr && other->pid == hello.pid && other->host == hello.host;
     if (other != nullptr && !is_again)
       throw error(
           ErrorKind::rank_mismatch,
-          fmt::format("two processes are rank {}: {}; and {}: give each process a rank of its own, and each job "
-                      "a key of its own",
+          fmt::format("two processes are rank {}: {}; and {}: give each process its own rank, and each job its own key",
                       number_of(hello), process_text(*other), process_text(hello)),
           details_of(hello));
     if (known != nullptr) known->is_over = true;
@@ -235,7 +234,7 @@ class Root final : public Session::Side {
     if (message.word == Word::failure) throw failure_of(message);
     if (message.word == Word::late) {
       if (members_.empty()) throw late();
-      return;  // all parts have been sent to it
+      return;  // all parts have already been sent to this rank
     }
     if (visitor.has_part)
       throw error(ErrorKind::corrupt, fmt::format("{} sent its part twice", name_of(*visitor.hello)),
@@ -272,8 +271,10 @@ class Root final : public Session::Side {
                                               : transport_->trace_of(rank));
     }
     if (count > most_names) names += fmt::format(" and {} more", count - most_names);
-    // All parts are here: a rank waits for the message that contains them.
-    if (!first) return error(ErrorKind::timeout, "the ranks were not complete in time", {.rank = terms_.number(0)});
+    // Rank 0 has received all parts: some rank still waits for the message that contains them.
+    if (!first)
+      return error(ErrorKind::timeout, "not all ranks completed the rendezvous before the deadline",
+                   {.rank = terms_.number(0)});
     ErrorDetails details{.rank = terms_.number(*first)};
     if (const Visitor* const visitor = ranks_[static_cast<std::size_t>(*first)]) details = details_of(*visitor->hello);
     return error(ErrorKind::timeout,
@@ -310,14 +311,14 @@ class Root final : public Session::Side {
         Visitor& visitor = *ranks_[rank];
         hear(visitor);
         if (visitor.line->is_drained()) continue;
-        // A rank that has taken everything may close its connection: for it the rendezvous has ended.
+        // A rank that has received everything may close its connection: its rendezvous has ended.
         if (visitor.gone) throw lost(visitor);
         stuck = &visitor;
       }
       if (stuck == nullptr) return;
       if (Clock::now() > until)
         throw error(ErrorKind::timeout,
-                    fmt::format("{} did not take its messages within {}: look whether it is stopped",
+                    fmt::format("{} did not take its messages within {}: check whether it is stopped",
                                 name_of(*stuck->hello), since(begin_)),
                     details_of(*stuck->hello));
       check_others();
@@ -325,7 +326,7 @@ class Root final : public Session::Side {
     }
   }
 
-  /// The ranks that have come, and those that come within the next moments.
+  /// Sends the cause to the ranks that have connected, and to those that connect within time_for_words().
   void tell_failure(const Error& cause) {
     transport_->give_up();
     const OutgoingPointer message = failure_message(cause);
@@ -336,7 +337,7 @@ class Root final : public Session::Side {
       if (visitor.hello) lines.push_back(visitor.line.get());
     told += lines.size();
     transport_->tell_all(lines, message);
-    // A rank that is known to be dead does not come any more.
+    // A dead rank does not connect any more.
     const std::size_t dead = cause.kind() == ErrorKind::peer_lost ? 1 : 0;
     const Clock::time_point until = Clock::now() + time_for_words(cause);
     for (;;) {
@@ -361,7 +362,7 @@ class Root final : public Session::Side {
     }
   }
 
-  /// Returns true if the rank has come after the failure, which is sent to it now.
+  /// Returns true if the visitor has sent its Hello only now; the failure is then sent to it.
   bool tell(Visitor& visitor, const OutgoingPointer& failure) {
     visitor.line->move();
     const bool is_new = !visitor.hello;
@@ -375,7 +376,7 @@ class Root final : public Session::Side {
       if (visitor.is_over) return false;
       visitor.line->send(failure);
     }
-    // Bytes that are left unread would reset the connection.
+    // Closing a connection with unread bytes would reset it, and the rank could lose the failure.
     while (visitor.line->next({.size = terms_.size, .is_root = true, .is_known = true})) continue;
     visitor.is_over = visitor.line->is_over() || visitor.line->end();
     return is_new;
@@ -384,12 +385,12 @@ class Root final : public Session::Side {
   Clock::time_point begin_;
   Clock::time_point deadline_;
   Token token_{};
-  bool is_first_ = true;  // round
+  bool is_first_ = true;  // the round is the first one
   Part own_part_;
   std::list<Visitor> visitors_;
-  std::vector<Visitor*> ranks_;  // by rank; null: it has not come
-  std::vector<Member> members_;  // once all parts are here
-  std::optional<Error> cause_;   // of the end
+  std::vector<Visitor*> ranks_;  // by rank; null: that rank has not joined
+  std::vector<Member> members_;  // filled once all parts have arrived
+  std::optional<Error> cause_;   // set when the rendezvous has failed
   RareLog strangers_{LogLevel::warning};
 };
 

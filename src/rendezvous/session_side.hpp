@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The two sides of the state machine (session.hpp) share these parts.
+// Code that the two sides of the state machine (session.hpp) share.
 
 #include <fmt/core.h>
 
@@ -19,7 +19,8 @@
 
 namespace muster::rendezvous {
 
-// Failures reach the others within this time after their cause; a user's interruption must not wait for that.
+// How long a rank waits after a failure: rank 0 until all ranks have received the cause, another rank until it has
+// received rank 0's cause. The time is short if the user has interrupted the program.
 inline constexpr milliseconds last_words{1000};
 inline constexpr milliseconds interrupted_words{50};
 
@@ -27,7 +28,7 @@ inline milliseconds time_for_words(const Error& cause) {
   return cause.kind() == ErrorKind::cancelled ? interrupted_words : last_words;
 }
 
-/// "3.0 s"
+/// Returns the time since `begin` for messages: "3.0 s".
 inline std::string since(Clock::time_point begin) {
   return fmt::format("{:.1f} s", std::chrono::duration<double>(Clock::now() - begin).count());
 }
@@ -51,7 +52,7 @@ class Session::Side {
   [[nodiscard]] Error error(ErrorKind kind, const std::string& words, ErrorDetails details = {}) const {
     return Error(kind, terms_.call + ": " + words, std::move(details));
   }
-  /// Names a process that has said hello.
+  /// Names the rank and the process that sent this Hello.
   [[nodiscard]] std::string name_of(const Hello& hello) const {
     return fmt::format("rank {} ({})", number_of(hello), process_text(hello));
   }
@@ -61,12 +62,14 @@ class Session::Side {
   [[nodiscard]] int number_of(const Hello& hello) const {
     return hello.rank >= 0 && hello.rank < terms_.size ? terms_.number(hello.rank) : hello.rank;
   }
-  /// Not the consequence of another rank's end.
+  /// Returns true if this process lacks descriptors or memory. Such an error is never the consequence of another rank's
+  /// end.
   [[nodiscard]] static bool is_own_lack(const Error& error) noexcept {
     const int number = error.os_error();
     return number == EMFILE || number == ENFILE || number == ENOBUFS || number == ENOMEM;
   }
-  /// The cause to be told: a failure of this rank, or one that it has found in another rank.
+  /// Returns the cause to send. An error that names another rank is returned unchanged; any other error becomes a
+  /// failure of this rank.
   [[nodiscard]] Error own_failure(const Error& cause) const {
     if (cause.rank() && *cause.rank() != number_of(own_)) return cause;
     ErrorDetails details = details_of(own_);
@@ -74,11 +77,11 @@ class Session::Side {
     details.os_error = cause.os_error();
     return error(cause.kind(), fmt::format("{} cannot join: {}", name_of(own_), cause.what()), std::move(details));
   }
-  /// Throws if the wait must end for another reason.
+  /// Throws if `watch` throws, or if the user has interrupted the program.
   void check_others() const {
     if (terms_.watch) terms_.watch();
     if (sync::is_interrupted())
-      throw error(ErrorKind::cancelled, fmt::format("{} was interrupted while the ranks met", name_of(own_)),
+      throw error(ErrorKind::cancelled, fmt::format("{} was interrupted during the rendezvous", name_of(own_)),
                   details_of(own_));
   }
 
@@ -93,7 +96,7 @@ class Session::Side {
   const Hello own_ = own_hello(terms_.rank, terms_.size);
 };
 
-/// Rank 0's side.
+/// Returns the side of rank 0.
 std::unique_ptr<Session::Side> make_root(Terms terms, std::unique_ptr<Transport> transport);
 
 }  // namespace muster::rendezvous

@@ -20,7 +20,7 @@ void SocketLine::move() {
   is_stalled_ = false;
   while (!is_broken_ && !outgoing_.empty()) {
     const Outgoing& message = *outgoing_.front();
-    // The descriptors of each piece are sent with its first byte.
+    // A message with many descriptors is sent in pieces; the descriptors of a piece accompany its first byte.
     const std::size_t pieces = message.descriptors.size() / os::most_descriptors + 1;
     const std::size_t piece_bytes = (message.bytes.size() + pieces - 1) / pieces;
     const std::size_t piece = sent_ / piece_bytes;
@@ -34,7 +34,7 @@ void SocketLine::move() {
     const os::Transferred sent =
         os::send_some(socket_, std::span(message.bytes).subspan(sent_, until - sent_), descriptors);
     if (sent.status == os::SocketStatus::closed) {
-      // next() reads the bytes that arrived before, and finds the end.
+      // next() reads the bytes that arrived before the end, and then reports the end.
       is_broken_ = true;
       is_readable_ = true;
       return;
@@ -127,7 +127,7 @@ std::vector<std::unique_ptr<Line>> Sockets::arrivals() {
     while (auto socket = os::accept_next(listener_))
       if (auto line = line_of(std::move(*socket))) lines.push_back(std::move(line));
   } catch (const Error&) {
-    // The next call meets the same failure.
+    // If some lines were accepted, the next call reports the failure.
     if (lines.empty()) throw;
   }
   return lines;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Lines over connected stream sockets, Unix or TCP.
+// Implements Line and Transport over connected stream sockets, Unix or TCP.
 
 #include <array>
 #include <deque>
@@ -18,27 +18,27 @@ namespace muster::rendezvous {
 
 class SocketLine final : public Line {
  public:
-  /// `from` and `address` as Line has them.
+  /// `from` and `address` are the results of the functions with these names.
   SocketLine(os::Fd socket, std::string from, std::array<std::uint8_t, 16> address = {})
       : socket_(std::move(socket)), from_(std::move(from)), address_(address) {}
 
   void send(const OutgoingPointer& message) override;
   void move() override;
   [[nodiscard]] bool is_drained() const override { return outgoing_.empty(); }
-  /// The other side closes when it has read a failure.
+  /// The other side closes the connection after it has read a failure.
   [[nodiscard]] bool is_over() const override { return end_.has_value(); }
   std::optional<Message> next(const Limits& limits) override;
   [[nodiscard]] std::optional<End> end() const override { return end_; }
   [[nodiscard]] std::array<std::uint8_t, 16> address() const override { return address_; }
   [[nodiscard]] std::string from() const override { return from_; }
 
-  /// For Sockets::wait().
+  /// Used by Sockets::wait().
   [[nodiscard]] pollfd wanted() const noexcept;
   void ready(short events) noexcept;
   [[nodiscard]] bool is_stalled() const noexcept { return is_stalled_; }
 
  private:
-  /// False: nothing more can be read now.
+  /// Reads until `place` is full. Returns false if no more bytes can be read now.
   bool read(std::span<std::byte> place, std::size_t& got);
   void close(const std::string& words, bool is_garbage = false);
 
@@ -47,10 +47,10 @@ class SocketLine final : public Line {
   std::array<std::uint8_t, 16> address_;
   std::optional<End> end_;
   std::deque<OutgoingPointer> outgoing_;
-  std::size_t sent_ = 0;     // bytes of the first
-  bool is_readable_ = true;  // as far as is known
-  bool is_broken_ = false;   // nothing more can be sent
-  bool is_stalled_ = false;  // the kernel takes no more descriptors, although there is room for bytes
+  std::size_t sent_ = 0;     // bytes of outgoing_.front() that were sent
+  bool is_readable_ = true;  // the socket may have bytes to read
+  bool is_broken_ = false;   // no more bytes can be sent
+  bool is_stalled_ = false;  // the kernel accepts bytes, but no more descriptors
   std::array<std::byte, sizeof(Head)> head_bytes_{};
   std::optional<Head> head_;
   std::size_t head_got_ = 0;
@@ -58,7 +58,7 @@ class SocketLine final : public Line {
   Message message_;
 };
 
-/// Rank 0's listening socket, and the waits.
+/// Implements rank 0's listening socket, and the waits of all ranks.
 class Sockets : public Transport {
  public:
   Token open() final;
@@ -67,17 +67,17 @@ class Sockets : public Transport {
   void wait(std::span<Line* const> lines, milliseconds longest) final;
 
  protected:
-  /// Opens the place. Throws Error(io | argument).
+  /// Opens the listening socket. Throws Error(io | argument).
   virtual os::Fd listen() = 0;
   [[nodiscard]] virtual Token token() const = 0;
-  /// A connection to rank 0, over which the hello is sent.
+  /// Returns the line of a connection to rank 0, and sends the Hello over it.
   static std::unique_ptr<Line> greet(os::Fd socket, std::string from, const Hello& hello);
-  /// The line of a connection; null turns it away.
+  /// Returns the line of an accepted connection, or null to close the connection.
   virtual std::unique_ptr<SocketLine> line_of(os::Fd socket) = 0;
 
  private:
   os::Fd listener_;
-  os::Fd reserve_;  // for a last arrival if this process runs out of descriptors
+  os::Fd reserve_;  // a spare descriptor: give_up() frees it, so that one more connection can be accepted
 };
 
 }  // namespace muster::rendezvous

@@ -14,31 +14,31 @@
 namespace muster::sync {
 namespace {
 
-/// A step takes so many packets of one rank at most, so that it ends.
+/// A step receives at most this many packets from each rank, so that it ends.
 constexpr int most_packets = 64;
 
-/// SyncGroup::send promises that so many bytes are under way, whatever their receiver does. Its messages have no tags:
-/// the next one is received after this one, so it can wait for credit.
+/// SyncGroup::send returns at once while its messages fit into the credit, whatever the receiver does. Its messages are
+/// received in order, so each can wait for credit behind the previous one.
 bool waits_for_credit(std::int64_t tag) noexcept {
   return tag == static_cast<std::int64_t>(Subject::caller);
 }
 
-/// Where the credit of a message is counted.
+/// Returns the pool of credit (Mail::Lane) that counts this message.
 std::size_t pool_of(std::int64_t tag) noexcept {
   return waits_for_credit(tag) ? 0 : 1;
 }
 
-/// Rounds wait for their messages themselves: nothing of them is under way in another call.
+/// A round waits for its own messages, so none of them is in flight during another call.
 bool is_of_round(std::int64_t tag) noexcept {
   return tag == static_cast<std::int64_t>(Subject::round);
 }
 
-/// What a message takes of a sender's credit.
+/// Returns the credit that a message of this length uses.
 constexpr std::uint64_t cost_of(std::uint64_t bytes) noexcept {
   return std::max(bytes, Mail::least_cost);
 }
 
-/// The patterns that a message meets. Tags of the library have none.
+/// The keys of the receives that a message can match. Wildcards do not match the library's own tags.
 struct Patterns {
   Patterns(int from, std::int64_t tag)
       : keys{{{from, tag}, {Mail::any_rank, tag}, {from, Mail::any_tag}, {Mail::any_rank, Mail::any_tag}}},
@@ -49,7 +49,7 @@ struct Patterns {
   std::size_t count;
 };
 
-/// Messages that their receiver always waits for need no bound.
+/// Collectives and rounds need no credit: their receiver always waits for the message.
 bool needs_credit(std::int64_t tag) noexcept {
   return tag != static_cast<std::int64_t>(Subject::collective) && tag != static_cast<std::int64_t>(Subject::round);
 }
@@ -62,8 +62,8 @@ struct Mail::Head {
   Kind kind = Kind::whole;
   std::uint32_t label_bytes = 0;
   std::int64_t tag = 0;
-  std::uint64_t id = 0;     // of what is announced: the sender's number
-  std::uint64_t bytes = 0;  // of the body; of a piece: how many are before it there; of credit: how many
+  std::uint64_t id = 0;     // number that the sender gave to an announced message
+  std::uint64_t bytes = 0;  // length of the body; for a piece: its offset in the body; for credit: the returned bytes
 };
 static_assert(std::tuple_size_v<PacketHead> == 32);
 
@@ -112,7 +112,7 @@ std::shared_ptr<Mail::Outgoing> Mail::send(Sending message) {
   message.id = next_id_++;
   auto sending = std::make_shared<Outgoing>(std::move(message));
   Lane& lane = this->lane(sending->to);
-  // Credit that has come, but has not been looked at.
+  // Credit may have arrived in packets that this rank has not read yet.
   if (!has_credit(lane, *sending))
     while (take(sending->to)) continue;
   lane.queue.push_back(sending);
@@ -179,7 +179,7 @@ void Mail::wait(const std::function<bool()>& done, int rank, const WaitOptions& 
       if (!step()) return false;
     return true;
   };
-  // This wait is woken by all packets of the group, so it needs no naps for them.
+  // Every packet of the group wakes this wait, so Progress need not poll this mail.
   const bool was_waited_for = std::exchange(is_waited_for_, true);
   tell_pending();
   try {
@@ -200,7 +200,7 @@ void Mail::abandon() noexcept {
       if (lane) ended_.push_back(std::move(lane));
     for (auto& [number, receive] : receives_.entries) ended_.push_back(std::move(receive));
   } catch (const std::bad_alloc&) {
-    // They are dropped here.
+    // The messages are dropped here instead of in take_ended().
   }
   std::ranges::fill(lanes_, nullptr);
   receives_ = {};
@@ -250,7 +250,7 @@ Mail::Posted Mail::post_next(int to, Outgoing& message) {
   const std::size_t all = message.label.size() + message.body.size();
   Head head{Head::Kind::whole, static_cast<std::uint32_t>(message.label.size()), message.tag, 0, message.body.size()};
   const bool is_eager = needs_credit(message.tag) ? has_credit(lane, message) : all <= packet_bytes;
-  // A message that began in several packets continues so.
+  // A message whose first packet was sent eagerly is completed eagerly.
   if (message.sent == 0 && !is_eager) {
     if (waits_for_credit(message.tag) && cost_of(all) <= eager()) return Posted::nothing;
     head.kind = Head::Kind::announcement;
@@ -291,7 +291,7 @@ bool Mail::post_all(int to) {
     lane.answers.pop_front();
     --under_way_;
   }
-  bool is_waiting = false;  // a message, for credit: others need not wait for it
+  bool is_waiting = false;  // a message waits for credit; only later messages of its kind wait behind it
   for (auto at = lane.queue.begin(); at != lane.queue.end();) {
     const std::shared_ptr<Outgoing> next = *at;
     if (is_waiting && waits_for_credit(next->tag)) {
@@ -341,7 +341,7 @@ bool Mail::take(int from) {
     switch (head.kind) {
       case Head::Kind::piece: {
         const auto found = lane.coming.find(head.id);
-        if (found == lane.coming.end()) fail(from, "a piece that this rank has not asked for");
+        if (found == lane.coming.end()) fail(from, "a piece that this rank has not requested");
         receive = found->second;
         if (head.bytes > receive->room.size() || length > receive->room.size() - head.bytes)
           fail(from, "more than it has announced");
@@ -354,7 +354,7 @@ bool Mail::take(int from) {
         if (head.kind == Head::Kind::whole &&
             (before + length < head.label_bytes || before + length - head.label_bytes != head.bytes))
           fail(from, "a message of another length than it announces");
-        // A message of one packet without a label goes straight to its place.
+        // A message of one packet without a label is received directly into the memory of its receive.
         if (head.kind == Head::Kind::whole && before == 0 && head.label_bytes == 0 &&
             (receive = take_receive(from, head.tag)) != nullptr && open(*receive, {from, head.tag, {}, head.bytes}))
           return receive->room;
@@ -362,7 +362,7 @@ bool Mail::take(int from) {
         return std::span(lane.parts).subspan(before);
       }
       case Head::Kind::announcement:
-        if (length != head.label_bytes) fail(from, "an announcement that is cut off");
+        if (length != head.label_bytes) fail(from, "a truncated announcement");
         packet.resize(length);
         return packet;
       case Head::Kind::wanted:
@@ -386,7 +386,7 @@ bool Mail::take(int from) {
       }
       break;
     case Head::Kind::credit:
-      if (head.bytes > lane.lent[pool_of(head.tag)]) fail(from, "more credit than it has had");
+      if (head.bytes > lane.lent[pool_of(head.tag)]) fail(from, "more credit than this rank has used");
       lane.lent[pool_of(head.tag)] -= head.bytes;
       break;
     case Head::Kind::wanted:
@@ -413,7 +413,7 @@ bool Mail::take(int from) {
     case Head::Kind::whole: {
       const std::vector<std::byte> all = std::exchange(lane.parts, {});
       if (receive != nullptr) {
-        // It has its bytes, or has failed.
+        // The receive already has its bytes, or has failed.
         give_credit(receive->envelope);
         end(std::move(receive));
         break;

@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Mail: the messages between the ranks of a group. A message has a tag, a label of a few bytes, and a body of any
-// length. Every message of a group is mail: those of programs, of gathers, of collectives and of rounds.
+// Mail: the point-to-point messages between the ranks of a group. A message has a tag, a label of a few bytes, and a
+// body of any length. All messages of a group use it: those of programs, gathers, collectives and rounds.
 //
-//  - A short message is sent at once, in one packet or in several, and its receiver keeps it until it is received.
-//    The sender counts the bytes that the receiver has to keep, and the receiver returns them as credit (`promised`).
-//  - A longer message, or one for which the credit does not suffice, is announced by a packet. The receiver asks for it
-//    once a receive matches it. Its pieces then go straight to their place.
+//  - A short message uses the eager protocol: the sender sends it at once, in one packet or several. The receiving rank
+//    keeps it until a receive matches it. The sender counts the bytes that the other rank may have to keep, and that
+//    rank returns them later as credit (`promised`).
+//  - Any other message uses the rendezvous protocol: the sender announces it with one packet. The receiving rank
+//    requests the body when a receive matches. The body then arrives in pieces, directly in the memory of that receive.
+//
 // Messages from one rank to another are matched in the order in which they were sent, and receives in the order in
-// which they were made. Both are found by rank and tag, not by a search.
+// which they were posted. Both are looked up by rank and tag, without a linear search.
 //
-// All of it moves in step(). Every wait of the process calls step() of every mail (progress.hpp), whatever it waits
-// for: as with MPI, a message that has begun completes while its rank is in another call.
+// step() does all of this work. Every wait in the process, for whatever reason, calls step() of every group's mail
+// (progress.hpp). So a message that was begun completes while its rank waits in another call, as in MPI.
 
 #include <array>
 #include <atomic>
@@ -37,28 +39,29 @@ namespace muster::sync {
 
 class Group;
 
-/// The library's own messages, by their tags. Programs have tags from 0 on, which never meet these.
+/// The tags of the library's own messages. Programs use tags from 0 on, and their receives never match these messages.
 enum class Subject : std::int64_t {
-  collective = -1,  ///< of collectives: always received, so they need no credit
-  caller = -2,      ///< of SyncGroup::send
-  exchange = -3,    ///< of gathers, merges, streams and exports
-  round = -4,       ///< of the groups' own rounds
+  collective = -1,  ///< collectives; a rank always receives these messages, so they need no credit
+  caller = -2,      ///< SyncGroup::send
+  exchange = -3,    ///< gathers, merges, streams and exports
+  round = -4,       ///< all-gather rounds of the group itself
 };
 
 struct Envelope {
   int from = 0;
   std::int64_t tag = 0;
   std::vector<std::byte> label;
-  std::uint64_t bytes = 0;  // of the body
+  std::uint64_t bytes = 0;  // length of the body
 };
 
 class Mail {
  public:
-  /// The patterns of receives; the values of muster::any_rank and muster::any_tag.
+  /// Wildcards of a receive. They have the values of muster::any_rank and muster::any_tag.
   static constexpr int any_rank = std::numeric_limits<int>::min();
   static constexpr std::int64_t any_tag = std::numeric_limits<int>::min();
-  /// A receiver keeps at most so many bytes for each sender; more if a packet of the group is longer than that. A
-  /// message counts as `least_cost` at least. The library's own collectives and rounds do not count.
+  /// A rank keeps at most this many bytes of unreceived messages per sender and pool (Lane::lent), or the group's
+  /// longest packet if that is more. Each message counts as at least `least_cost` bytes. Messages of collectives and
+  /// rounds do not count.
   static constexpr std::uint64_t promised = 256 << 10;
   static constexpr std::uint64_t least_cost = 256;
 
@@ -67,17 +70,17 @@ class Mail {
     std::int64_t tag = 0;
     std::vector<std::byte> label = {};
     std::span<const std::byte> body = {};
-    std::shared_ptr<const void> keeper = {};  // of the body; null: the caller keeps it until the message is done
+    std::shared_ptr<const void> keeper = {};  // owner of the body; null: the caller keeps it valid until is_given
     std::uint64_t id = 0;
     std::uint64_t sent = 0;
   };
-  /// A message that this rank sends.
+  /// A message that this rank is sending.
   struct Outgoing : Sending {
     explicit Outgoing(Sending message) : Sending(std::move(message)) {}
-    std::atomic<bool> is_given{false};  // the body is the caller's again
-    std::atomic<bool> is_done{false};   // the message needs this rank no more
+    std::atomic<bool> is_given{false};  // the caller may reuse the body
+    std::atomic<bool> is_done{false};   // the message arrives even if this rank calls Muster no more
   };
-  /// Returns room for a body. An Error that it throws is the failure of the receive, and the message is dropped.
+  /// Returns the memory for a body. If it throws an Error, the receive fails with it, and the message is dropped.
   using Place = std::function<std::span<std::byte>(const Envelope&)>;
   struct Receiving {
     int from = 0;          // or any_rank
@@ -98,40 +101,42 @@ class Mail {
   Mail(const Mail&) = delete;
   Mail& operator=(const Mail&) = delete;
 
-  // By the thread that uses the group (Group::Hold).
+  // Called by the thread that holds the group (Group::Hold):
 
-  /// `label` fits into a packet. Throws as Group::try_send.
+  /// Begins to send a message, whose label must fit into one packet. Throws as Group::try_send does.
   std::shared_ptr<Outgoing> send(Sending message);
   std::shared_ptr<Incoming> receive(Receiving wanted);
-  /// The oldest message that such a receive would get, if one has come.
+  /// Returns the oldest message that such a receive would match, or null if none has arrived.
   [[nodiscard]] const Envelope* find(int from, std::int64_t tag) const;
-  /// Moves everything that can be moved now; false if nothing could.
+  /// Sends and receives everything that is possible now. Returns false if nothing was possible.
   bool step();
-  /// Waits until done(), which depends on `rank` (any_rank: on all others). Throws as SyncGroup::wait_until; the
-  /// messages of this rank have ended then.
+  /// Waits until done() returns true, which depends on `rank` (any_rank: on all other ranks). Throws as
+  /// SyncGroup::wait_until does; in that case all messages of this rank have been abandoned.
   void wait(const std::function<bool()>& done, int rank, const WaitOptions& options);
-  /// Ends all messages of this rank, whose memory is not touched any more: the group has failed.
+  /// Abandons all messages of this rank because the group has failed. Mail no longer uses their memory.
   void abandon() noexcept;
 
-  // For progress.hpp.
+  // Called by progress.cpp:
 
-  /// Whether there is a message that this rank has to move.
+  /// Returns whether this rank has a message in flight that needs its steps.
   [[nodiscard]] bool is_pending() const noexcept { return is_pending_.load(std::memory_order_relaxed); }
-  /// Whether step() has work: there has been a message, and no wait() of this mail calls it.
+  /// Returns whether a wait elsewhere must call step(): this mail has had a message, and no wait() of its own calls
+  /// step().
   [[nodiscard]] bool needs_steps() const noexcept { return is_used_ && !is_waited_for_ && !is_abandoned_; }
-  /// What has ended. Its owners may run any code, so it is dropped outside of locks.
+  /// Returns the messages that have ended, so that the caller drops them without holding a lock: dropping one may run
+  /// any code of its owner.
   [[nodiscard]] std::vector<std::shared_ptr<const void>> take_ended() noexcept { return std::exchange(ended_, {}); }
 
  private:
   struct Head;
   struct Unexpected {
     Envelope envelope;
-    std::vector<std::byte> body;  // of one that came whole
-    std::uint64_t id = 0;         // of one that was announced; 0: it came whole
+    std::vector<std::byte> body;  // body of a message that arrived completely
+    std::uint64_t id = 0;         // ID of an announced message; 0: it arrived completely
   };
-  /// A rank and a tag, of which each may be a pattern.
+  /// A rank and a tag. Each may be a wildcard.
   using Key = std::pair<int, std::int64_t>;
-  /// Entries in their order, and an index by keys.
+  /// Entries in order of arrival, with an index by key.
   template <class Entry>
   struct Ordered {
     std::map<std::uint64_t, Entry> entries;
@@ -139,58 +144,59 @@ class Mail {
     std::uint64_t next = 0;
 
     void add(std::span<const Key> keys, Entry entry);
-    /// The number of the oldest entry under one of these keys.
+    /// Returns the number of the oldest entry that has one of these keys.
     [[nodiscard]] std::optional<std::uint64_t> oldest(std::span<const Key> keys) const;
     Entry take(std::uint64_t number, std::span<const Key> keys);
   };
-  /// Messages to and from one rank.
+  /// The messages between this rank and one other rank.
   struct Lane {
-    std::deque<std::shared_ptr<Outgoing>> queue;                   // not announced yet
-    std::map<std::uint64_t, std::shared_ptr<Outgoing>> announced;  // until they are asked for
-    std::deque<std::shared_ptr<Outgoing>> wanted;
-    std::vector<std::shared_ptr<Outgoing>> leaving;             // all of it is given to the group
-    std::deque<Head> answers;                                   // to its announcements, and credit
-    std::map<std::uint64_t, std::shared_ptr<Incoming>> coming;  // asked for
-    std::vector<std::byte> parts;                               // of a message in several packets
-    // Of messages of SyncGroup::send, which wait for credit, and of all others, which must not keep those waiting:
-    std::array<std::uint64_t, 2> lent{};  // bytes that it keeps for this rank
-    std::array<std::uint64_t, 2> owed{};  // bytes that this rank has kept for it, and does not keep any more
+    std::deque<std::shared_ptr<Outgoing>> queue;                   // neither sent completely nor announced yet
+    std::map<std::uint64_t, std::shared_ptr<Outgoing>> announced;  // not requested yet
+    std::deque<std::shared_ptr<Outgoing>> wanted;                  // requested; their pieces are being sent
+    std::vector<std::shared_ptr<Outgoing>> leaving;                // the group has accepted all of their packets
+    std::deque<Head> answers;  // answers to announcements of the other rank, and credit
+    std::map<std::uint64_t, std::shared_ptr<Incoming>> coming;  // requested; their pieces are arriving
+    std::vector<std::byte> parts;                               // received packets of a message that has several
+    // Two pools of credit: one for SyncGroup::send, whose messages wait for credit, and one for all other messages,
+    // which must not delay them.
+    std::array<std::uint64_t, 2> lent{};  // bytes that the other rank may keep for this one
+    std::array<std::uint64_t, 2> owed{};  // bytes that this rank keeps no longer, and has not returned as credit yet
   };
 
   bool take(int from);
   bool push(int to);
   bool post_all(int to);
   bool post(int to, const Head& head, std::span<const std::byte> packet);
-  /// Whether the receiver may keep all of it.
+  /// Returns whether the credit suffices for the whole message.
   [[nodiscard]] bool has_credit(const Lane& lane, const Outgoing& message) const noexcept;
   [[nodiscard]] std::uint64_t eager() const noexcept;
   enum class Posted : std::uint8_t { nothing, part, whole, announcement };
-  /// Posts the next packet of a message, if there is room for it; `whole` is its last one.
+  /// Posts the next packet of a message if the group accepts one now. Returns `whole` for its last packet.
   Posted post_next(int to, Outgoing& message);
-  /// What the group has sent of it is done.
+  /// Ends the messages in Lane::leaving once the group no longer needs this rank to deliver them.
   bool see_off(int to);
-  /// The first receive that gets this message; null if there is none.
+  /// Removes and returns the first receive that matches this message, or null if there is none.
   std::shared_ptr<Incoming> take_receive(int from, std::int64_t tag);
-  /// Asks a receive for room. False if it has none: it has failed.
+  /// Gets the memory of a receive (Place). Returns false if the receive has failed.
   bool open(Incoming& receive, Envelope envelope);
   void answer(const std::shared_ptr<Incoming>& receive, Envelope envelope, std::uint64_t id);
   void deliver(const std::shared_ptr<Incoming>& receive, Envelope envelope, std::span<const std::byte> body);
-  /// This message is its receiver's now: this rank does not keep it any more.
+  /// Called when a receive has taken a message: this rank keeps it no longer, and returns its credit.
   void give_credit(const Envelope& envelope);
   template <class Message>
   void end(std::shared_ptr<Message> message);
-  /// After each change.
+  /// Called after each change: reports to Progress whether this mail has messages in flight.
   void tell_pending() noexcept;
   [[noreturn]] void fail(int from, const char* what);
   [[nodiscard]] Lane& lane(int rank);
 
   Group& group_;
   std::vector<std::shared_ptr<Lane>> lanes_;
-  std::vector<int> senders_;                     // of a step
-  Ordered<std::shared_ptr<Incoming>> receives_;  // that no message has met
+  std::vector<int> senders_;                     // the ranks that a step asks for packets
+  Ordered<std::shared_ptr<Incoming>> receives_;  // receives without a matching message
   Ordered<Unexpected> unexpected_;
   std::uint64_t next_id_ = 1;
-  std::size_t under_way_ = 0;  // messages and answers that this rank has to move
+  std::size_t under_way_ = 0;  // messages, receives and answers that are in flight
   std::vector<std::shared_ptr<const void>> ended_;
   std::atomic<bool> is_pending_{false};
   bool is_used_ = false;

@@ -19,14 +19,16 @@ namespace {
 
 using Clock = Progress::Clock;
 
-// After a movement the next one is near: a wait offers its core, and does not sleep.
+// For this long after a message has moved, a wait only yields its core: the next message is likely to follow soon.
 constexpr std::chrono::microseconds busy{50};
-// A nap is a small part of the time since the last movement, so that whoever waits long leaves its core to others.
+// A nap is this fraction of the time since the last message moved, so that a long wait leaves its core to other
+// threads.
 constexpr std::chrono::microseconds shortest_nap{50};
 constexpr int naps_a_wait = 64;
-// Messages that only the other side moves need a look now and then: they wait for room.
+// Even without messages in flight, a wait runs a step this often: other ranks may be waiting for free space in this
+// rank's buffers.
 constexpr std::chrono::milliseconds glance{20};
-// How often ranks that wait in other groups are told that this one moves.
+// The minimum interval between two reports to other ranks that this one makes progress.
 constexpr std::chrono::milliseconds telling{20};
 
 struct Groups {
@@ -36,7 +38,7 @@ struct Groups {
   std::atomic<Clock::time_point> told{};
 };
 
-/// A forked child begins anew: the parent's groups are not its own.
+/// A forked child starts with an empty list, without the parent's groups.
 Groups& groups() {
   static constinit PerProcess<Groups> all;
   return *all;
@@ -49,7 +51,7 @@ struct Stepping {
   ~Stepping() { is_stepping = false; }
 };
 
-/// Lets the mail of one group move; true if it did.
+/// Runs one step of the mail of one group. Returns true if a message moved.
 bool step_mail(Group& group, std::vector<std::shared_ptr<const void>>& ended) {
   const Group::Hold hold(group, Group::Hold::Kind::progress);
   if (!hold || !group.mail().needs_steps()) return false;
@@ -60,7 +62,7 @@ bool step_mail(Group& group, std::vector<std::shared_ptr<const void>>& ended) {
     else if (group.may_move())
       has_moved = group.mail().step();
   } catch (const std::exception&) {
-    // It has failed that group: its own calls throw it.
+    // The group has failed: its own calls throw this error.
     group.mail().abandon();
   }
   for (auto& each : group.mail().take_ended()) ended.push_back(std::move(each));
@@ -90,7 +92,7 @@ void Progress::moved() noexcept {
   const Clock::time_point now = Clock::now();
   if (now - them.told.load(std::memory_order_relaxed) < telling) return;
   them.told.store(now, std::memory_order_relaxed);
-  // A step has the lock already.
+  // step() already holds the lock when it calls this function.
   std::unique_lock lock(them.mutex, std::defer_lock);
   if (!is_stepping && !lock.try_lock()) return;
   for (Group* const group : them.all) group->progress();
@@ -107,7 +109,7 @@ std::chrono::nanoseconds Progress::step(std::chrono::nanoseconds longest) {
   {
     std::vector<std::shared_ptr<const void>> ended;  // dropped without the lock
     std::unique_lock lock(them.mutex, std::try_to_lock);
-    // Another thread is at it.
+    // Another thread is running a step.
     if (!lock) return std::min<std::chrono::nanoseconds>(longest, std::chrono::milliseconds(1));
     {
       const Stepping stepping;

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Progress: what a process moves while it waits. MPI's rule: whatever a rank waits for, its messages move, of all of
-// its groups. So each wait of each kind of group makes a Progress and calls step() between its sleeps.
+// Progress: the messages of all groups of a process make progress during every wait, whatever the wait is for. This is
+// the progress rule of MPI. So each wait, in each kind of group, constructs a Progress and calls step() between its
+// sleeps.
 //
-// The groups of the process are in one list. A step takes each group that no thread is in, or this one, as its user
-// (Group::Hold) and lets its mail move. What fails there is the failure of that group, not of the wait.
+// All groups of the process are in one list. A step acquires each group (Group::Hold) unless another thread holds it,
+// and runs one step of its mail. If this fails, that group has failed; the wait itself continues.
 
 #include <chrono>
 #include <cstdint>
@@ -19,16 +20,17 @@ class Progress {
  public:
   using Clock = os::Clock;
 
-  /// The mail of all groups moves. Returns how long the caller may sleep, at most `longest`: not at all just after
-  /// something has moved, and short where a message of this rank is under way.
+  /// Runs one step of the mail of all groups. Returns how long the caller may sleep, at most `longest`: zero soon after
+  /// a message has moved, and a short time while this process has messages in flight.
   std::chrono::nanoseconds step(std::chrono::nanoseconds longest);
 
-  /// A group begins and ends; `remove` waits for a step of another thread that is in it.
+  /// Adds and removes a group. remove() waits for another thread whose step is using the group.
   static void add(Group& group);
   static void remove(Group& group) noexcept;
-  /// Mail has moved. Whoever waits for this rank in any of its groups sees that it is not stuck.
+  /// Called when a message has moved: reports progress in all groups, so that ranks that wait for this one do not count
+  /// it as stuck.
   static void moved() noexcept;
-  /// So many more mails have messages that this rank has to move.
+  /// Adds `count` (1 or -1) to the number of mails with messages in flight.
   static void add_pending(int count) noexcept;
 
  private:

@@ -20,7 +20,7 @@ constexpr std::string_view first_line = "muster meeting 1";
 constexpr std::size_t longest_file = 64 << 10;
 constexpr std::size_t number_digits = 32;
 
-/// Returns the rest of a line that begins so.
+/// Returns the rest of a line that begins with `begin`.
 std::optional<std::string_view> behind(std::string_view line, std::string_view begin) {
   if (!line.starts_with(begin)) return std::nullopt;
   return line.substr(begin.size());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The file that tells where rank 0 of a rendezvous listens.
+// The address file of a rendezvous: rank 0 publishes its addresses to the other ranks in a shared directory.
 
 #include <optional>
 #include <string>
@@ -11,26 +11,26 @@
 
 namespace muster::tcp {
 
-/// Where rank 0 listens, in a file that all hosts see. Lines of text:
+/// The contents of the address file. Its lines of text are:
 ///
 ///   muster meeting 1
 ///   number HEXADECIMAL
-///   at ADDRESS:PORT           one per line, the first one to be tried first
+///   at ADDRESS:PORT           one line per address, in the order in which ranks try them
 struct PublishedAddress {
-  std::string number;  ///< random, and a part of the token that hellos must have
+  std::string number;  ///< random; a part of the token that a Hello must have
   std::vector<Endpoint> endpoints;
 };
 
-/// "HOST:PORT" in numbers; nothing if it is not that.
+/// Parses "ADDRESS:PORT", both numeric. Returns nullopt for any other text.
 std::optional<Endpoint> parse_endpoint(std::string_view text);
 
 std::string text_of(const PublishedAddress& address);
-/// Returns nothing if it is not such a file. Accepts any bytes.
+/// Returns nullopt if the text is not a complete address file. The input may be any bytes.
 std::optional<PublishedAddress> parse_published(std::string_view text);
 
-/// Replaces the file of an earlier job. Throws Error(io | no_space | not_found).
+/// Writes the address file, and replaces one of an earlier job. Throws Error(io | no_space | not_found).
 void publish(const std::string& path, const PublishedAddress& address);
-/// Returns nothing if there is no file yet, or another one. Throws Error(io).
+/// Returns nullopt if the file does not exist yet, or is not an address file. Throws Error(io).
 std::optional<PublishedAddress> read_published(const std::string& path);
 
 }  // namespace muster::tcp

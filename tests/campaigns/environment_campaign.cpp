@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs one job in many environments: `environment_campaign MUSTER short|all|NAME...`. The job gathers, streams, reduces
-// and exports, on ranks that `muster run` has started, once over shared memory and once over TCP. In each environment
-// it works on all ranks, or it fails on all ranks within a limit of seconds, with the cause that the table gives. An
-// environment that this machine cannot make is skipped with a message.
+// Runs one job in many environments: `environment_campaign MUSTER short|all|NAME...`. `muster run` starts the ranks.
+// The job gathers, streams, reduces and exports, once over shared memory and once over TCP. In each environment the job
+// must succeed on all ranks, or fail on all ranks within a limit of seconds with the cause in the table. The campaign
+// skips an environment that this machine cannot create, and reports that.
 
 #include <dlfcn.h>
 #include <fmt/core.h>
@@ -53,13 +53,13 @@ constexpr int ranks = 4;
 
 // --- A rank ---------------------------------------------------------------------------------------------------------
 
-/// The setting that the environment gives to the ranks, "" if there is none.
+/// Returns an environment variable, which configures the ranks; "" if it is not set.
 std::string setting(const char* name) {
   const char* const text = std::getenv(name);
   return text == nullptr ? "" : text;
 }
 
-/// Forbids a system call in this process and its children: it fails with `error`.
+/// Makes a system call fail with `error` in this process and its children.
 void forbid(long call, int error) {
   std::array<sock_filter, 4> code{{BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
                                    BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<__u32>(call), 0, 1),
@@ -77,7 +77,7 @@ void limit_files(rlim_t count) {
   if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) throw std::runtime_error("the soft limit of open files cannot be set");
 }
 
-/// Only on rank 1, of what an environment can give to one rank alone.
+/// Applies the settings of an environment that affect rank 1 only.
 void enter_own_environment(int rank) {
   if (rank != 1) return;
   if (const std::string files = setting("CAMPAIGN_FILES"); !files.empty()) limit_files(std::stoul(files));
@@ -86,7 +86,7 @@ void enter_own_environment(int rank) {
     throw std::runtime_error("the user cannot be changed");
 }
 
-/// Forks all the time on a thread of its own; the children end at once.
+/// Forks repeatedly on a separate thread. The children end at once.
 class Forking {
  public:
   Forking() {
@@ -177,9 +177,9 @@ int run_rank(const std::string& directory) {
 
 struct Environment {
   std::string name;
-  /// Runs in the process that becomes `muster run`. Throws if this machine cannot make the environment.
+  /// Runs in the process that becomes `muster run`. Throws if this machine cannot create the environment.
   std::function<void()> enter = [] {};
-  /// A part of the error of all ranks; empty: the job works. By the way that ranks meet, where that matters.
+  /// Part of the error message of all ranks, over shared memory and over TCP; empty: the job succeeds.
   std::string local_failure = {};
   std::string tcp_failure = {};
   bool is_short = false;
@@ -214,8 +214,8 @@ std::vector<Environment> environments() {
                                 {"io_uring_setup", SYS_io_uring_setup},
                                 {"renameat2", SYS_renameat2},
                                 {"close_range", SYS_close_range}}) {
-    // Shared memory needs pidfd_open to notice dead ranks. TCP does without shared memory then.
-    // The launcher watches its ranks by pidfd_open, too.
+    // Shared memory needs pidfd_open to detect dead ranks, and the launcher needs it to watch its ranks. TCP groups do
+    // not use shared memory in this case.
     const std::string failure = each.call == SYS_pidfd_open ? "pidfd_open" : "";
     for (const int error : {ENOSYS, EPERM})
       add({.name = fmt::format("no {} ({})", each.name, error == EPERM ? "EPERM" : "ENOSYS"),
@@ -277,7 +277,7 @@ std::vector<Environment> environments() {
        }});
   add({.name = "a PID namespace", .enter = [] {
          unshared(CLONE_NEWPID);
-         // The children of this process are in it, and /proc shows the numbers of the outer one.
+         // Only children of this process are in the new namespace, and /proc shows the process IDs of the outer one.
          const pid_t child = ::fork();
          if (child == 0) return;
          int status = 0;
@@ -298,7 +298,7 @@ std::vector<Environment> environments() {
   add({.name = "another user on one rank",
        .enter =
            [] {
-             // Processes of two users never meet in shared memory, so the ranks wait until their deadline.
+             // Processes of two users cannot form a group in shared memory, so the ranks wait until their deadline.
              ::setenv("CAMPAIGN_UID", "1", 1);
              ::setenv("MUSTER_TIMEOUT", "1", 1);
            },
@@ -314,10 +314,10 @@ std::vector<Environment> environments() {
   return all;
 }
 
-/// Runs `muster run` in the environment. Returns false if this machine cannot make it.
+/// Runs `muster run` in the environment. Returns false if this machine cannot create the environment.
 bool run_job(const Environment& environment, const std::string& program, const std::string& self,
              const std::string& directory, const std::string& meeting) {
-  // The library that this program has loaded.
+  // Finds the directory of the library that this program has loaded.
   Dl_info library{};
   ::dladdr(reinterpret_cast<const void*>(&muster::world), &library);
   const std::string libraries = fs::absolute(library.dli_fname).parent_path();
@@ -333,7 +333,7 @@ bool run_job(const Environment& environment, const std::string& program, const s
       ::_exit(77);
     }
     const std::string count = std::to_string(ranks);
-    // Without /proc the program does not find its libraries by its own place.
+    // Without /proc the program cannot find its libraries relative to its own path.
     ::setenv("LD_LIBRARY_PATH", libraries.c_str(), 1);
     const int log = ::creat((directory + "/log").c_str(), 0666);
     ::dup2(log, STDOUT_FILENO);
@@ -365,13 +365,14 @@ bool run_job(const Environment& environment, const std::string& program, const s
   return !(WIFEXITED(status) && WEXITSTATUS(status) == 77);
 }
 
-/// The limit for a refusal: CAMPAIGN_SECONDS, or 6 s, because the short form runs beside other tests on two cores.
+/// Returns the limit for a failure: CAMPAIGN_SECONDS, or 6 s because the short form runs at the same time as other
+/// tests on two cores.
 double most_seconds() {
   const std::string given = setting("CAMPAIGN_SECONDS");
   return given.empty() ? 6 : std::stod(given);
 }
 
-/// The faults of a job: empty if there are none.
+/// Describes the faults of a job; empty if it has none.
 std::string faults_of(const std::string& directory, const std::string& meeting, const std::string& failure) {
   std::string faults;
   int failed = 0;

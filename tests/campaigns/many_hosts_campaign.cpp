@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Many ranks on many imitated hosts of one machine: `many_hosts_campaign RANKS HOSTS ROUNDS OPEN_FILES [VICTIM]`. They
-// meet over TCP with a soft limit of OPEN_FILES open files, run ROUNDS rounds, and one of them is killed. All others
-// must throw one cause that names it.
+// Runs many ranks on many imitated hosts of one machine: `many_hosts_campaign RANKS HOSTS ROUNDS OPEN_FILES [VICTIM]`.
+// The ranks form a TCP group with a soft limit of OPEN_FILES open files and run ROUNDS rounds. Then the campaign kills
+// one rank. All other ranks must throw one cause that names it.
 
 #include <fmt/core.h>
 #include <signal.h>
@@ -41,12 +41,12 @@ struct Job {
   int victim = 0;
 };
 
-/// A rank fills it for the parent.
+/// The results of one rank, in memory that the parent shares.
 struct Report {
   std::atomic<std::uint64_t> joined{0};
   std::atomic<std::uint64_t> worked{0};
   std::atomic<std::uint64_t> threw{0};
-  std::atomic<std::uint64_t> resident{0};  // bytes that are the rank's own
+  std::atomic<std::uint64_t> resident{0};  // private memory of the rank in bytes
   std::atomic<std::uint64_t> descriptors{0};
   std::atomic<int> named{-1};
   std::array<char, 2048> words{};
@@ -94,7 +94,7 @@ void be_rank(const Job& job, const std::string& address, int rank, Report& repor
   report.threw = now();
 }
 
-/// Until all but the victim have come so far.
+/// Waits until all ranks except the victim have set this member of their reports.
 bool wait_for(const std::vector<Report*>& reports, int except, std::atomic<std::uint64_t> Report::*what,
               std::chrono::seconds longest) {
   const auto until = Clock::now() + longest;

@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the facts about transformers' models that Muster's built-in plans are compared with.
+"""Writes facts about the models of transformers, with which tests compare Muster's built-in plans.
 
-Run by hand when models.json or transformers changes, with a Python that has torch and transformers:
+Run this script by hand when models.json or transformers changes. It needs torch and transformers:
 
     python tests/interop/transformers_facts.py SOURCE_DIR
 
-src/checkpoint/plans/defaults.json: the numbers of heads that a config.json may omit, for each model type.
-tests/data/architectures.json: for each model type a tiny config, the names and shapes of its tensors as save_pretrained
-writes them (the first of those that differ by numbers alone), the names of its other classes, how transformers cuts
-its matrices (tp_plan), and those that it has no plan for, as Megatron-LM and vLLM cut them (parallel_layers)."""
+It writes two files:
+
+- src/checkpoint/plans/defaults.json has, for each model type, the numbers of heads that a config.json may omit.
+- tests/data/architectures.json has, for each model type:
+  - a tiny config;
+  - the names and shapes of its tensors as save_pretrained writes them (one of those that differ only by numbers);
+  - the names of the tensors of its other classes;
+  - the axes along which transformers cuts its matrices (tp_plan);
+  - those along which Megatron-LM and vLLM cut the other matrices (parallel_layers).
+"""
 import json
 import os
 import re
@@ -30,7 +36,7 @@ sizes = dict(vocab_size=96, hidden_size=48, intermediate_size=72, num_hidden_lay
              v_head_dim=4, first_k_dense_replace=1, moe_num_experts=4, moe_k=2, moe_num_shared_experts=1,
              intermediate_size_mlp=40, linear_num_key_heads=4, linear_num_value_heads=8, linear_key_head_dim=8,
              linear_value_head_dim=6,
-             # Other names of the same sizes.
+             # Other names of these sizes.
              num_layers=2, num_decoder_layers=2, d_model=48, d_ff=72, d_kv=4, num_heads=12, n_embd=48, n_layer=2,
              n_head=12, n_layers=2, n_heads=12, n_positions=64, n_inner=72, max_seq_len=64, rotary_dim=4, ffn_dim=72,
              word_embed_proj_dim=48, embedding_size=16, encoder_layers=2, decoder_layers=2, encoder_attention_heads=12,
@@ -39,10 +45,11 @@ sizes = dict(vocab_size=96, hidden_size=48, intermediate_size=72, num_hidden_lay
 vision = dict(hidden_size=24, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, image_size=28,
               patch_size=14, depth=2, num_heads=4, out_hidden_size=48, deepstack_visual_indexes=[0],
               vision_output_dim=24, projector_input_dim=24, projector_output_dim=24)
-# What decides which tensors a model has.
+# Settings that determine which tensors a model has.
 switches = {"falcon": {"new_decoder_architecture": True}, "cohere": {"use_qk_norm": True},
             "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1}}
-# By rows (outputs) the first matrices, by columns (inputs) the last one of attention and of the feed-forward network.
+# In attention and in the feed-forward network, the first matrices are cut by rows (outputs), and the last one by
+# columns (inputs).
 attention = (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("self_attn.o_proj",))
 gated = (("mlp.gate_proj", "mlp.up_proj"), ("mlp.down_proj",))
 shared_expert = (("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"), ("mlp.shared_expert.down_proj",))
@@ -91,7 +98,7 @@ def fields_of(config_class):
 
 
 def text_class_of(config_class):
-    """The class of the text model's config; the class itself if it has no other."""
+    """Returns the config class of the text model, or `config_class` itself if it has no separate text model."""
     if "text_config" not in getattr(config_class, "sub_configs", {}):
         return config_class
     return type(config_class().text_config)
@@ -133,7 +140,7 @@ def config_of(kind):
 
 
 def saved(model):
-    """The config and the tensors' shapes, as save_pretrained writes them."""
+    """Returns the config and the shapes of the tensors as save_pretrained writes them."""
     shapes = {}
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
@@ -161,7 +168,7 @@ def first_of_each(shapes):
 
 
 def classes_of(config):
-    """The class that a published model of this kind has, then all others."""
+    """Returns the class of published models of this kind, then all other classes."""
     first = ("SPEECH_SEQ_2_SEQ", "IMAGE_TEXT_TO_TEXT", "SEQ_TO_SEQ_CAUSAL_LM", "CAUSAL_LM", "MASKED_LM")
     if type(config) in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING:
         first = first[4:]
@@ -178,7 +185,7 @@ def classes_of(config):
 
 
 def parallel_layers_of(kind):
-    # GPT-2's matrices are inputs by outputs.
+    # The matrices of GPT-2 are transposed: inputs by outputs.
     prefix = "conv1d_" if kind == "gpt2" else ""
     return {name: prefix + style for names in parallel.get(kind, ())
             for style, modules in zip(("colwise", "rowwise"), names) for name in modules}
@@ -203,7 +210,7 @@ def facts_of(kind):
     for other in kinds[1:]:
         try:
             found = first_of_each(saved(other(config_of(kind)))[1])
-        except Exception as error:  # some classes of a mapping want another config
+        except Exception as error:  # some classes of a mapping need another config
             print(f"{kind}: left out {other.__name__}: {error}", file=sys.stderr)
             continue
         others.update(name for name in found if without_numbers(name) not in known)

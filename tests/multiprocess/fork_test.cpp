@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Forks at any moment: in a thread beside those that gather and stream. Nothing blocks in the children.
+// One thread forks at random moments while other threads gather and stream. No call may block in the children.
 
 #include <doctest/doctest.h>
 #include <sys/wait.h>
@@ -32,10 +32,10 @@ using namespace std::chrono_literals;
 namespace {
 
 constexpr int forks = 150;
-// The allocator of a sanitizer keeps the locks of other threads in the child, which may then stop in `new`.
+// Under a sanitizer, another thread may hold a lock of the allocator at the fork. The child may then hang in `new`.
 constexpr unsigned most_seconds = under_sanitizer ? 5 : 20;
 
-/// The results that the gathering threads have shared last; the child drops its copies.
+/// The most recent results of the gathering threads. A child drops its copies.
 struct Held {
   ForkMutex mutex;
   std::vector<std::shared_ptr<void>> results;
@@ -51,12 +51,12 @@ struct Held {
   }
 };
 
-/// In the child: drops results, makes calls, and ends. Each must return or throw.
+/// Runs in the child: drops results, makes calls, and ends. Each call must return or throw.
 [[noreturn]] void end_child(std::shared_ptr<SyncGroup> group, std::vector<std::shared_ptr<void>> results) {
   ::alarm(most_seconds);
   int status = 0;
   results.clear();
-  log(LogLevel::debug, "a word");
+  log(LogLevel::debug, "a message");
   try {
     if (error_of([&] { group->barrier(); }).kind() != ErrorKind::unsupported) status = 2;
     if (error_of([&] { gather_and_check(*group); }).kind() != ErrorKind::unsupported) status = 3;
@@ -65,7 +65,7 @@ struct Held {
       status = 4;
     group->poison(Error(ErrorKind::io, "a child's"));
     if (!group->failure()) status = 5;
-    // What the child makes for itself works.
+    // The child can use objects that it makes itself.
     SharedArena arena(1 << 16);
     (void)arena.allocate(DType::u8, {100});
     single_group()->barrier();
@@ -93,11 +93,11 @@ void fork_often(const std::shared_ptr<SyncGroup>& group, Held& held, std::string
 
 }  // namespace
 
-TEST_CASE("a child that is forked at any moment drops its results, its calls throw, and it ends") {
+TEST_CASE("a child that is forked at a random moment drops its results, its calls throw, and it ends") {
   const GroupOf group(2);
   Ranks ranks(2, [&](int rank) {
     const auto mine = group.join(rank, 60s);
-    // Everything is logged, so that forks also meet the log's lock.
+    // The log level is debug, so that a fork may also happen while a thread holds the lock of the log.
     set_log_hook([](LogLevel, std::string_view) {}, LogLevel::debug);
     Held held;
     std::atomic<bool> is_over{false};
@@ -128,7 +128,7 @@ TEST_CASE("a child that is forked at any moment drops its results, its calls thr
   check_ended(ranks.wait(200s));
 }
 
-TEST_CASE("a mutex that another thread holds at a fork throws in the child, and one that is free works") {
+TEST_CASE("in a forked child, a mutex that another thread held throws, and a free mutex works") {
   ForkMutex held;
   ForkMutex free;
   std::atomic<int> stage{0};

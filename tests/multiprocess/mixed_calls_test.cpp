@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that make different collective calls: all refuse, and the group remains usable.
+// If ranks make different collective calls, all of them throw, and the group remains usable.
 
 #include <doctest/doctest.h>
 
@@ -61,7 +61,7 @@ void check_pairs(int size) {
     const auto makes_a_part = [](std::size_t call) { return call == 6 || call == 8; };
     for (std::size_t a = 0; a < calls.size(); ++a)
       for (std::size_t b = 0; b < calls.size(); ++b) {
-        // These are the same call, or one of sizes that need not be equal.
+        // These pairs are the same call, or gathers, whose sizes may differ.
         if (a == b || (is_gather(a) && is_gather(b)) || (makes_a_part(a) && makes_a_part(b))) continue;
         const CollectiveCall& mine = calls[group.rank() == 0 ? a : b];
         const std::string pair = calls[a].name + " and " + calls[b].name + ": ";
@@ -81,10 +81,10 @@ void check_pairs(int size) {
 
 }  // namespace
 
-TEST_CASE("two ranks that make different calls refuse, and their group remains usable") {
+TEST_CASE("two ranks that make different calls throw, and their group remains usable") {
   check_pairs(2);
 }
 
-TEST_CASE("three ranks that make different calls refuse, and their group remains usable") {
+TEST_CASE("three ranks that make different calls throw, and their group remains usable") {
   check_pairs(3);
 }

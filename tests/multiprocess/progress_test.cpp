@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// MPI's progress rule: whatever a rank waits for, its messages move, of all groups of its process.
-// MUSTER_TEST_PROGRAMS: how many random programs run (20; hundreds are a campaign). MUSTER_TEST_SEED: the first one's
-// seed (1). A rank that fails says the seed.
+// MPI's progress rule: while a rank waits for anything, the messages of all groups of its process make progress.
+// MUSTER_TEST_PROGRAMS sets the number of random programs (20; the long campaign runs hundreds). MUSTER_TEST_SEED sets
+// the seed of the first program (1). A failure reports the seed of its program.
 
 #include <unistd.h>
 
@@ -44,7 +44,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-// The table: two ranks, one long message, and a collective call on its way.
+// The first tests run a table of cases: two ranks exchange a long message, and call a collective while it is in flight.
 
 constexpr std::int64_t long_message = 3 << 20;
 
@@ -55,13 +55,14 @@ void check_long(const Tensor& tensor, int from) {
   RANK_CHECK(bitwise_equal(tensor, long_tensor(from)));
 }
 
-/// The messages and the barrier of one interface, between ranks 0 and 1. An end waits for a message that has begun.
+/// The send, receive and barrier calls of one interface, between ranks 0 and 1. An End waits for a message that isend
+/// or irecv has begun.
 struct Interface {
   using End = std::function<void()>;
   std::function<void(const Tensor&, int)> send;
   std::function<Tensor(int)> recv;
   std::function<End(const Tensor&, int)> isend;
-  std::function<std::pair<Tensor, End>(int)> irecv;  // empty: it has none
+  std::function<std::pair<Tensor, End>(int)> irecv;  // empty: the interface has no irecv
   std::function<void()> barrier;
 };
 
@@ -122,13 +123,13 @@ Interface of_coordinator(GroupCoordinator& group) {
     group.send_tensor_dict(Config::object({{"w", tensor}}).as_object(), to);
   };
   interface.recv = [&](int from) { return group.recv_tensor_dict(from)["w"].as_tensor(); };
-  // Its own messages have no isend: that of its group sends what they receive.
+  // A coordinator has no isend or irecv for its messages.
   interface.isend = {};
   interface.irecv = {};
   return interface;
 }
 
-/// Rank 0 and rank 1 in each order that MPI completes. `meet`: a call of both ranks.
+/// Runs a message and `meet`, a collective call of both ranks, in each order that completes in MPI.
 void check_orders(int self, const Interface& calls, const std::function<void()>& meet) {
   if (calls.isend) {
     if (self == 0) {
@@ -244,16 +245,16 @@ TEST_CASE("two ranks: dist, and a call on another thread") {
     const Interface calls = of_dist();
     check_orders(rank, calls, calls.barrier);
     ProcessGroup& world = dist::process_group();
-    // This thread waits for the other one, which waits for the other rank.
+    // This thread waits for a second thread, which waits for the other rank.
     check_orders(rank, calls, [&] { world.start([](ProcessGroup& own) { own.barrier(); }).get(); });
     dist::destroy_process_group();
   });
 }
 
-TEST_CASE("unexpected messages are found by tag, and bounded for each sender") {
+TEST_CASE("unexpected messages are matched by tag, and limited for each sender") {
   run_ranks(2, [](SyncGroup& group) {
     ProcessGroup ranks(group);
-    // A transport keeps what is under way in a list of its own.
+    // Other kinds of groups get fewer messages, because their transport also lists its messages in flight.
     const int count = group.kind() == "local" ? 40'000 : 4'000;
     const auto begin = std::chrono::steady_clock::now();
     std::vector<Work<void>> sent;
@@ -266,7 +267,7 @@ TEST_CASE("unexpected messages are found by tag, and bounded for each sender") {
     }
     for (Work<void>& each : sent) each.get();
     RANK_CHECK(under_sanitizer || std::chrono::steady_clock::now() - begin < 15s);
-    // The newest first by pattern: the oldest of each.
+    // A receive with a tag may skip older messages of other tags. A wildcard matches the oldest message.
     ranks.barrier();
     for (const int tag : {5, 6, 5})
       if (ranks.rank() == 0) ranks.send(Tensor::take(std::vector<int>{tag}), 1, tag);
@@ -278,7 +279,7 @@ TEST_CASE("unexpected messages are found by tag, and bounded for each sender") {
       RANK_CHECK(!ranks.probe(any_rank));
     }
     ranks.barrier();
-    // A sender waits where its receiver has much to keep, and its deadline names the receiver.
+    // A sender waits when its receiver keeps too many bytes. At its deadline its error names the receiver.
     std::size_t went = 0;
     const Error error = error_of(ErrorKind::timeout, {"rank 1"}, [&] {
       if (ranks.rank() == 0)
@@ -289,13 +290,14 @@ TEST_CASE("unexpected messages are found by tag, and bounded for each sender") {
   });
 }
 
-TEST_CASE("a Work after its end: is_done() stays true, a refused get() can be made again, a failure stays") {
+TEST_CASE(
+    "a finished Work: is_done() remains true, get() may be repeated after it was refused, and a failure remains") {
   run_ranks(2, [](SyncGroup& group) {
     ProcessGroup ranks(group);
     roles::DistributedContext context = roles::initialize_distributed_compute(group, {});
     if (group.rank() == 0) {
       Work<void> sent = ranks.isend(long_tensor(0), 1);
-      // While a second thread is in the group the call is refused, and the message goes all the same.
+      // While a second thread uses the group, the call is refused, but the message is still sent.
       const auto is_refused = [&](const std::function<void()>& call) {
         try {
           call();
@@ -322,7 +324,7 @@ TEST_CASE("a Work after its end: is_done() stays true, a refused get() can be ma
       (void)ranks.recv_message(0);
       ranks.send(Tensor::take(std::vector<std::uint8_t>(1)), 0, 3);
     }
-    // The same of a call on another thread, which one thread waits for while another one takes the result.
+    // A call on another thread: one thread waits for it while another thread takes the result.
     Work<int> made = ranks.start([](ProcessGroup& own) {
       own.barrier();
       std::this_thread::sleep_for(50ms);
@@ -346,11 +348,11 @@ TEST_CASE("a Work after its end: is_done() stays true, a refused get() can be ma
 
 namespace {
 
-// The property: random programs. Each rank has a list of calls. A simulator that buffers nothing decides which lists
-// MPI's progress rule completes, and only those run.
+// The last test runs random programs. Each rank has a list of calls. A simulator without buffers decides whether the
+// lists complete under MPI's progress rule, and only such programs run.
 
 constexpr int world_size = 4;
-/// Ranks of each group that messages and collectives have.
+/// The ranks of each group in which messages and collectives run.
 const std::vector<std::vector<int>> groups = {{0, 1, 2, 3}, {0, 1, 2, 3}, {0, 1, 2}, {3, 2, 1}, {0, 3}};
 
 enum class Kind : std::uint8_t { send, isend, recv, irecv, end, collective, plain_send, plain_receive };
@@ -358,10 +360,10 @@ enum class Kind : std::uint8_t { send, isend, recv, irecv, end, collective, plai
 struct Step {
   Kind kind = Kind::collective;
   int group = 0;
-  int peer = 0;  // in the group
+  int peer = 0;  // rank in the group
   int tag = 0;
   std::int64_t bytes = 0;
-  int id = 0;  // of the message, or of the collective call
+  int id = 0;  // number of the message or of the collective call
   int form = 0;
 };
 using Program = std::vector<std::vector<Step>>;  // by rank
@@ -375,16 +377,16 @@ bool is_sent(const Step& step) {
 bool is_plain(const Step& step) {
   return step.kind == Kind::plain_send || step.kind == Kind::plain_receive;
 }
-/// The messages that a receive could match.
+/// Identifies the messages that the same receives can match.
 auto stream_of(const Step& step) {
   return std::tuple(step.group, step.peer, is_plain(step) ? -1 : step.tag, is_sent(step));
 }
 
-/// Whether every rank comes to the end of its list.
+/// Returns whether every rank completes its list.
 bool completes(const Program& program) {
   std::vector<std::size_t> at(program.size(), 0);
-  std::map<int, int> posted;  // by message: 1 if it has been sent, 2 if it is received
-  std::map<int, int> come;    // by collective call
+  std::map<int, int> posted;  // by message: 1 if it was sent, 2 if its receive was posted, 3 if both
+  std::map<int, int> come;    // by collective call: the number of ranks that have called it
   std::vector<std::vector<bool>> counted(program.size());
   for (std::size_t rank = 0; rank < program.size(); ++rank) counted[rank].resize(program[rank].size());
   bool has_moved = true;
@@ -444,7 +446,8 @@ Program random_program(std::mt19937_64& random) {
       if (begins) steps.push_back(step);
     }
   }
-  // In order they complete without any progress. Now calls change places, as long as all of it completes.
+  // In this order the calls complete even without progress in other calls. Now neighbouring calls are swapped at random
+  // if the program still completes.
   for (int turn = 0; turn < 400; ++turn) {
     std::vector<Step>& steps = program[static_cast<std::size_t>(below(world_size))];
     if (steps.size() < 2) continue;
@@ -452,7 +455,7 @@ Program random_program(std::mt19937_64& random) {
     Step& first = steps[at];
     Step& second = steps[at + 1];
     if (first.kind == Kind::collective && second.kind == Kind::collective) continue;
-    if (first.id == second.id) continue;  // begun, then ended
+    if (first.id == second.id) continue;  // the end of a message stays behind its begin
     if (is_message(first) && is_message(second) && stream_of(first) == stream_of(second)) continue;
     std::swap(first, second);
     if (!completes(program)) std::swap(first, second);
@@ -576,7 +579,7 @@ std::uint64_t number_in(const char* variable, std::uint64_t otherwise) {
 
 }  // namespace
 
-TEST_CASE("order: every program that MPI's progress rule completes completes, with the right values") {
+TEST_CASE("random programs: each one that completes under MPI's progress rule completes, with the right values") {
   const std::uint64_t first = number_in("MUSTER_TEST_SEED", 1);
   const std::uint64_t count = number_in("MUSTER_TEST_PROGRAMS", 20);
   const auto ended = try_ranks(

@@ -91,7 +91,7 @@ refused 'it lacks the tensor "model.norm.weight"' "$program" export headless --b
 refused 'it lacks the tensor "model.norm.weight"' "$program" shard headless --base model --ranks 2 --plan llama --out new
 "$program" run -n 2 -- "$program" export headless --base model --out new > "$out" 2> "$err"
 [ $? = 2 ] && [ ! -e new ] && grep -qF 'it lacks the tensor "model.norm.weight"' "$err" || fail "two ranks: $(cat "$out" "$err")"
-refused 'it has the tensor "model.extra.weight", which the base has not' "$program" export larger --base model --out new
+refused 'it has the tensor "model.extra.weight", which the base lacks' "$program" export larger --base model --out new
 refused 'the tensor "model.norm.weight" is BF16' "$program" export narrow --base model --out new
 refused '"model.norm.weight" is F32, and BF16 in the base; --dtype casts them' "$program" export mixed --base model --out new
 refused 'it lacks the tensors "model.layers.0.self_attn.q_proj.weight"' "$program" export renamed --base model --out new
@@ -136,7 +136,7 @@ wrapped() {
   number=$((number + 1))
   made wrapped$number "$1"
   for base in "--base model" "--base weightless" ""; do
-    says 0 "is taken out of the names of tensors" "$program" export wrapped$number $base --out unwrapped --force
+    says 0 "is removed from the names of tensors" "$program" export wrapped$number $base --out unwrapped --force
     same model unwrapped
   done
   says 0 "cut into 2 shards" "$program" shard wrapped$number --ranks 2 --plan llama --out unwrapped_shards --force
@@ -241,11 +241,11 @@ for path, folders, names in os.walk('bare'):
                 new.writestr(entry, content)
 "
 same bare "$megatron/model" --plan megatron
-says 0 "the sizes of the model are taken from" "$program" export bare --plan megatron --out own_sizes
+says 0 "the sizes of the model are read from" "$program" export bare --plan megatron --out own_sizes
 cp "$megatron/model/config.json" own_sizes/
 same "$megatron/model" own_sizes
 "$program" plan suggest bare > "$out" 2> "$err" || fail "plan suggest of ranks: $(cat "$err")"
-grep -q '"extends": "megatron"' "$out" && grep -q "taken from" "$err" || fail "plan suggest of ranks: $(cat "$out" "$err")"
+grep -q '"extends": "megatron"' "$out" && grep -q "are read from" "$err" || fail "plan suggest of ranks: $(cat "$out" "$err")"
 
 # Meta's files of Llama 2: the embedding is cut by columns, and what does not fit the config is refused.
 mkdir meta weights && cp model/config.json weights/

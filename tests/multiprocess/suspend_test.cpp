@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Jobs that are suspended (SIGSTOP) for longer than their timeout while ranks wait: the waits succeed after SIGCONT.
+// A job is suspended (SIGSTOP) for longer than its timeout while ranks wait. After SIGCONT the waits must succeed.
 
 #include <doctest/doctest.h>
 #include <fcntl.h>
@@ -30,7 +30,7 @@ namespace {
 constexpr auto timeout = under_sanitizer ? 8s : 3s;
 constexpr auto suspension = under_sanitizer ? 10s : 5s;
 
-/// A gate that the test opens for processes.
+/// A gate for processes, which the test opens.
 class Gate {
  public:
   Gate() {
@@ -43,13 +43,13 @@ class Gate {
   }
   Gate(const Gate&) = delete;
   Gate& operator=(const Gate&) = delete;
-  /// Waits until a process is at the gate.
+  /// Waits until a process has reached the gate.
   void await_arrival() const {
     pollfd wanted{arrivals_[0], POLLIN, 0};
     REQUIRE(::poll(&wanted, 1, 30'000) == 1);
   }
   void open() const { REQUIRE(::write(ends_[1], "g", 1) == 1); }
-  /// Without a deadline: the test kills those that it leaves behind.
+  /// Waits for the gate without a deadline: the test kills processes that remain.
   void pass() const {
     RANK_CHECK(::write(arrivals_[1], "a", 1) == 1);
     pollfd wanted{ends_[0], POLLIN, 0};
@@ -61,7 +61,7 @@ class Gate {
   std::array<int, 2> arrivals_{};
 };
 
-/// A wait of rank 0 and 2 that ends when rank 1 has passed the gate.
+/// An operation in which ranks 0 and 2 wait until rank 1 has passed the gate.
 struct Wait {
   std::string name;
   std::function<void(SyncGroup& group, const std::function<void()>& pass)> run;
@@ -114,7 +114,7 @@ std::vector<Wait> waits() {
        [](SyncGroup& group, const auto& pass) {
          late(group, pass);
          auto work = get_tensors_async(pattern(DType::u8, {1000}, 1), ranks_from(0, 3), group);
-         // Its time, too, stands still.
+         // The time of this wait also pauses.
          RANK_CHECK(work.wait_for(timeout));
          (void)work.get();
        }},
@@ -145,7 +145,7 @@ void check_all(const std::vector<Wait>& all, const std::vector<int>& suspended) 
     for (const auto& job : jobs)
       for (const int rank : suspended) job->signal(rank, number);
   };
-  // On a busy machine a rank may need seconds to come so far. What it does before must not depend on suspended ranks.
+  // On a busy machine a rank may need seconds to reach the gate. No rank may be suspended before that.
   for (const auto& gate : gates) gate->await_arrival();
   std::this_thread::sleep_for(500ms);
   signal_all(SIGSTOP);
@@ -169,7 +169,7 @@ TEST_CASE("ranks that wait and are suspended for longer than their timeout conti
   check_all(waits(), {0, 2});
 }
 
-TEST_CASE("a rank that is suspended for longer than the timeout is named, and ends with the same cause") {
+TEST_CASE("the error names a rank that is suspended for longer than the timeout, and that rank throws the same cause") {
   const GroupOf group(3);
   Ranks ranks(3, [&](int rank) {
     const auto joined = group.join(rank, timeout);

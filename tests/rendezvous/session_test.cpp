@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The state machine of the rendezvous over lines in memory: what each side answers, and by which cause it ends.
+// The state machine of the rendezvous over lines in memory: the answers of each side, and the causes of failures.
 
 #include "src/rendezvous/session.hpp"
 
@@ -20,12 +20,12 @@ using namespace std::chrono_literals;
 
 namespace {
 
-/// One end of a line; the test plays the other one.
+/// One end of a line. The test script acts as the other end.
 struct Script {
   std::deque<Message> incoming;
-  std::optional<Line::End> end;  // when `incoming` is empty
+  std::optional<Line::End> end;  // reported when `incoming` is empty
   std::vector<Word> sent;
-  bool takes = true;  // what is sent
+  bool takes = true;  // the other end accepts messages
   void comes(Word word, std::span<const std::byte> body = {}) {
     incoming.push_back({word, {body.begin(), body.end()}});
   }
@@ -100,7 +100,7 @@ Terms terms_of(int rank) {
   return {.call = "test", .place = "here", .hint = "look", .rank = rank, .size = 3, .deadline = Clock::now() + 300ms};
 }
 
-/// Rank 0 of three with these lines; `act` runs after its opening.
+/// Returns the error of rank 0 in a group of three ranks with these lines.
 Error root_error(
     const std::vector<std::shared_ptr<Script>>& scripts, const Session::Prepare& prepare = [] { return Part{}; },
     std::optional<Error> arrival_fails = std::nullopt) {
@@ -130,7 +130,7 @@ Error guest_error(
 
 }  // namespace
 
-TEST_CASE("rank 0 gives each rank the parts of all, and takes further rounds") {
+TEST_CASE("rank 0 sends the parts of all ranks to each rank, and runs further rounds") {
   auto transport = std::make_unique<ScriptedTransport>();
   const auto first = rank_script(1);
   const auto second = rank_script(2);
@@ -146,10 +146,10 @@ TEST_CASE("rank 0 gives each rank the parts of all, and takes further rounds") {
   CHECK(session.round([] { return Part{}; }, Clock::now() + 1s).size() == 3);
 }
 
-TEST_CASE("each way in which a rank ends the rendezvous, and the cause that all throw") {
+TEST_CASE("each way in which a rank ends the rendezvous, and the cause that all ranks throw") {
   struct Way {
     const char* name;
-    std::function<void(Script&)> change;  // of rank 2
+    std::function<void(Script&)> change;  // changes the messages of rank 2
     ErrorKind kind;
     std::optional<int> rank;
     const char* words;
@@ -194,7 +194,7 @@ TEST_CASE("each way in which a rank ends the rendezvous, and the cause that all 
     const auto first = rank_script(1);
     const auto second = rank_script(2);
     way.change(*second);
-    // A death must not hide behind a missing rank.
+    // Rank 0 must report the death even while another rank is missing.
     if (std::string_view(way.name) == "dead") first->incoming.pop_back();
     const Error error = root_error({first, second});
     CHECK_MESSAGE(error.kind() == way.kind, error.what());
@@ -204,7 +204,7 @@ TEST_CASE("each way in which a rank ends the rendezvous, and the cause that all 
   }
 }
 
-TEST_CASE("rank 0's own failures are its own, and all ranks are told") {
+TEST_CASE("rank 0's own failures name rank 0, and it sends them to all ranks") {
   const auto first = rank_script(1, false);
   const Error error = root_error({first}, []() -> Part { throw Error(ErrorKind::unsupported, "no pidfd"); });
   CHECK(error.kind() == ErrorKind::unsupported);
@@ -216,7 +216,7 @@ TEST_CASE("rank 0's own failures are its own, and all ranks are told") {
   CHECK(lack.os_error() == EMFILE);
 }
 
-TEST_CASE("strangers change nothing: silent ones, garbage and ranks of other jobs") {
+TEST_CASE("strangers do not disturb the rendezvous: silent ones, malformed bytes, and ranks of other jobs") {
   auto transport = std::make_unique<ScriptedTransport>();
   const auto other = std::make_shared<Script>();
   Hello hello = hello_of(1);
@@ -234,7 +234,9 @@ TEST_CASE("strangers change nothing: silent ones, garbage and ranks of other job
   CHECK(other->sent == std::vector{Word::other_job});
 }
 
-TEST_CASE("a rank names rank 0 if that is silent, lost or garbled, and throws what it tells") {
+TEST_CASE(
+    "a rank names rank 0 if rank 0 is silent, lost or sends malformed bytes, and throws the failure that rank 0 "
+    "sends") {
   const auto heard = [] {
     auto script = std::make_shared<Script>();
     script->comes(Word::heard, bytes_of(hello_of(0)));
@@ -261,7 +263,7 @@ TEST_CASE("a rank names rank 0 if that is silent, lost or garbled, and throws wh
   CHECK_MESSAGE((error.kind() == ErrorKind::peer_lost && error.rank() == 2), error.what());
 }
 
-TEST_CASE("a rank that cannot prepare says so, and throws rank 0's decision") {
+TEST_CASE("a rank that cannot prepare its part sends its failure to rank 0") {
   auto script = std::make_shared<Script>();
   script->comes(Word::heard, bytes_of(hello_of(0)));
   const Error error = guest_error(script, []() -> Part { throw Error(ErrorKind::unsupported, "no pidfd"); });

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank dies, stops, fails or sends garbage at each step of each rendezvous: all others throw one cause that names
-// it, within two seconds if it had come, else at their deadline. A step is a call of the kernel that the seam of
-// src/os/fault.hpp sees.
+// One rank dies, stops, fails or sends malformed bytes at each step of each rendezvous. All other ranks must throw one
+// cause that names it: within two seconds if it had joined, otherwise at their deadline. A step is a system call that
+// passes through the fault-injection hook of src/os/fault.hpp.
 
 #include <signal.h>
 #include <sys/socket.h>
@@ -35,7 +35,7 @@ using std::chrono::milliseconds;
 
 constexpr int ranks = 4;
 constexpr milliseconds deadline = 3s;
-// How much longer than allowed a rank may take on a busy machine.
+// The additional time that a rank may take on a busy machine.
 constexpr milliseconds tolerance = 1500ms;
 
 enum class Deed { dies, stops, fails, spoils };
@@ -44,7 +44,7 @@ std::int64_t now_ms() {
   return std::chrono::duration_cast<milliseconds>(Clock::now().time_since_epoch()).count();
 }
 
-/// Sends bytes that are no message over all connections of this process.
+/// Sends malformed bytes over all connections of this process.
 void spoil_connections() {
   const std::string garbage(400, 'U');
   for (int descriptor = 3; descriptor < 100; ++descriptor)
@@ -65,7 +65,7 @@ std::shared_ptr<SyncGroup> join(const std::string& kind, const std::string& dire
                      .heartbeat = 100ms});
 }
 
-/// One run: what `culprit` does at its call number `step`.
+/// One run: rank `culprit` does its deed at its system call number `step`.
 class Scene {
  public:
   Scene(std::string kind, Deed deed, int culprit, int step)
@@ -91,7 +91,7 @@ class Scene {
       CHECK_MESSAGE(one.ok(), one.words);
       causes.insert(one.words);
     }
-    // Either no rank failed, or all did by one cause.
+    // Either no rank failed, or all ranks failed with one cause.
     CHECK(causes.size() == 1);
     if (causes.size() > 1)
       for (const std::string& cause : causes) MESSAGE(cause);
@@ -109,7 +109,7 @@ class Scene {
     try {
       auto group = join(kind_, directory_.path().string(), rank);
       if (rank == culprit_ && words_[0] == 0) {
-        // It has joined before its step came.
+        // The culprit has joined with fewer system calls than `step`.
         deed.reset();
         words_[2] = 1;
       }
@@ -125,18 +125,18 @@ class Scene {
       if (words_[0] == 0) throw;
       if (error.rank() != culprit_) throw RankFailure("another rank is named: " + std::string(error.what()));
       const bool may_wait = deed_ == Deed::stops || words_[1] == 0;
-      // Over TCP the ranks of a host meet in between, and notice a stopped rank there first.
+      // Over TCP, the ranks of a host form a local group during the rendezvous, and detect a stopped rank there first.
       const milliseconds longest = kind_ == "tcp" ? deadline + 6s : deadline + 2s;
       const milliseconds most = (may_wait ? longest : 2s) + tolerance;
       if ((may_wait ? waited : since) > most.count())
         throw RankFailure("after " + std::to_string(since) + " ms: " + error.what());
-      // Without rank 0 there is nobody who decides for all.
+      // If rank 0 is the culprit, no rank chooses one cause for all.
       say(culprit_ == 0 ? "rank 0 is named" : error.what());
     }
   }
 
   void act() {
-    // Rank 0 knows of this rank if it has sent its hello.
+    // Rank 0 knows this rank if it has sent its Hello.
     const std::vector<std::string> calls = FailingCall::calls();
     words_[1] = std::count(calls.begin(), calls.end() - 1, "sendmsg") != 0 ? 1 : 0;
     words_[0] = static_cast<std::uint64_t>(now_ms());
@@ -150,12 +150,12 @@ class Scene {
   int culprit_;
   int step_;
   TemporaryDirectory directory_{Medium::memory};
-  SharedWords words_;  // 0: when it happened; 1: rank 0 knows the culprit; 2: it has joined before
+  SharedWords words_;  // 0: the time of the deed; 1: rank 0 knows the culprit; 2: the culprit joined before its deed
   Ranks processes_;
 };
 
 void check_all(const std::string& kind, Deed deed, const std::vector<int>& culprits, int first, int last, int by) {
-  // Most of their time they wait for each other.
+  // Several scenes run at once, because ranks mostly wait.
   std::vector<std::unique_ptr<Scene>> scenes;
   const auto finish = [&] {
     for (const auto& scene : scenes) scene->check();
@@ -189,7 +189,7 @@ TEST_CASE("a rank that lacks a descriptor at any step") {
   check_all("file", Deed::fails, {0, 2}, 0, 40, 4);
 }
 
-TEST_CASE("a rank that sends garbage at any step") {
+TEST_CASE("a rank that sends malformed bytes at any step") {
   check_all("local", Deed::spoils, {0, 2}, 2, 24, 2);
   check_all("tcp", Deed::spoils, {2}, 2, 24, 4);
 }

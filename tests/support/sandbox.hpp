@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What keeps a rank from joining: limits, and a sandbox.
+// Restricts the test process, so that a rank cannot join a group: a limit of open files, and a sandbox.
 
 #include <dirent.h>
 #include <linux/filter.h>
@@ -17,7 +17,8 @@
 
 namespace muster::test {
 
-/// Lets this process have so many open files more than it has; without `hard`, the hard limit stays.
+/// Limits this process to `soft` more open files than it has now. The hard limit becomes `hard` more, or is unchanged
+/// without `hard`.
 inline void limit_open_files(unsigned soft, std::optional<unsigned> hard) {
   rlim_t open_now = 0;
   DIR* const all = ::opendir("/proc/self/fd");
@@ -30,7 +31,7 @@ inline void limit_open_files(unsigned soft, std::optional<unsigned> hard) {
   if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) throw std::runtime_error("setrlimit");
 }
 
-/// pidfd_open fails in this process from now on, as in a sandbox, or before Linux 5.3.
+/// Makes pidfd_open fail in this process, as in a sandbox or before Linux 5.3.
 inline void forbid_pidfd_open() {
   std::array<sock_filter, 4> program{{
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),

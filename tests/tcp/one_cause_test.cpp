@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// However a group of many hosts fails, all survivors throw one cause, soon, and it names a rank that has failed. Ranks
-// are killed, stopped, cancelled or short of descriptors at random moments; then a second rank is killed or stopped at
-// each step of the way from the first notice to the last decision. MUSTER_TEST_TURNS: how many of these cases run.
+// However a group of many hosts fails, all survivors soon throw one cause, which names a rank that has failed. Ranks
+// are killed, stopped or cancelled, or run out of descriptors, at random moments. Then a second rank is killed or
+// stopped at each step of the agreement, from the first notice to the last decision. MUSTER_TEST_TURNS sets the number
+// of cases that run.
 
 #include <signal.h>
 #include <sys/resource.h>
@@ -30,7 +31,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Two ranks share host 0, which is the root of the tree; host 1 has three hosts below it.
+// Two ranks share host 0, the root of the tree. Host 1 has three hosts below it.
 constexpr int size = 13;
 constexpr int hosts = 12;
 constexpr int root = 0;
@@ -42,9 +43,9 @@ enum class How { killed, stopped, cancelled, out_of_descriptors };
 struct Case {
   int first = 0;
   How how = How::killed;
-  int second = -1;          ///< -1: nobody
-  bool is_stopped = false;  ///< the second; else it is killed
-  int step = 0;             ///< the message about the failure that the second rank does not send any more
+  int second = -1;          ///< -1: no second rank
+  bool is_stopped = false;  ///< true: the second rank is stopped; false: it is killed
+  int step = 0;             ///< the second rank fails before it sends its message number `step` about the failure
   std::chrono::microseconds moment{};
 };
 
@@ -74,7 +75,7 @@ void fail_first(SyncGroup& group, const Case& one, SharedWords& words) {
   if (one.how == How::stopped) ::raise(SIGSTOP);
   if (one.how == How::out_of_descriptors) {
     use_up_descriptors();
-    // It has no connection to that rank.
+    // This rank has no connection to that rank yet, and needs a descriptor for it.
     group.send(one.first == 7 ? 8 : 7, std::array<std::byte, 8>{});
   }
   std::stop_source source;
@@ -82,7 +83,7 @@ void fail_first(SyncGroup& group, const Case& one, SharedWords& words) {
   for (;;) group.barrier({.timeout = {}, .stop = source.get_token(), .phase = "rounds"});
 }
 
-/// Runs one case; returns how long the survivors took.
+/// Runs one case. Returns the time that the survivors took.
 Clock::duration run(const Case& one) {
   SharedWords words;
   const std::string address = free_local_address();
@@ -109,7 +110,7 @@ Clock::duration run(const Case& one) {
   });
   std::set<int> gone;
   if (one.how == How::killed || one.how == How::stopped) gone.insert(one.first);
-  // A stopped rank lives until all others have thrown.
+  // The test kills a stopped rank only after all other ranks have thrown.
   const auto until = Clock::now() + 20s;
   const auto survivors = [&] { return size - gone.size() - (words[1] != 0 && !gone.contains(one.second) ? 1 : 0); };
   while (words[2] < survivors() && Clock::now() < until) std::this_thread::sleep_for(1ms);
@@ -162,7 +163,7 @@ TEST_CASE("one rank fails at a random moment: one cause") {
   run_all(cases, turns(10));
 }
 
-TEST_CASE("a second rank is gone at each step of the agreement: one cause") {
+TEST_CASE("a second rank fails at each step of the agreement: one cause") {
   std::vector<Case> cases;
   for (const int first : {root, 5, leaf})
     for (const How how : {How::killed, How::cancelled, How::out_of_descriptors})

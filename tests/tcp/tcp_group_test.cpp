@@ -250,13 +250,12 @@ TEST_CASE("rank 0 takes over a socket that its caller listens at") {
            [&] { (void)tcp_group({.address = address, .rank = 0, .size = 2, .key = "test", .listener = ::dup(1)}); });
 }
 
-TEST_CASE("a stranger that listens in place of rank 0 is told from it") {
+TEST_CASE("a stranger that listens in place of rank 0 is reported as such") {
   tcp::asio::io_context io;
   const tcp::Acceptor other = tcp::listen_anywhere(io, tcp::asio::ip::address_v4::loopback());
   const std::string address = tcp::text_of(other.local_endpoint());
-  // It says nothing, and takes what it is told.
-  error_of(ErrorKind::timeout, {"is not a rank 0 that this rank understands"},
-           [&] { (void)join(address, 1, 2, 400ms); });
+  // The stranger accepts the connection, and sends nothing.
+  error_of(ErrorKind::timeout, {"does not answer as rank 0 of Muster"}, [&] { (void)join(address, 1, 2, 400ms); });
 }
 
 TEST_CASE("a file: what an earlier job left there leads nobody astray, and the file goes when all have met") {

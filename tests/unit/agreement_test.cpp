@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every command that reads a checkpoint agrees with `muster verify` about it. Directories are damaged by seeded chance:
-// files are removed, renamed, doubled, cut short and exchanged, indexes and names of tensors are changed. Then all
-// commands refuse, or all give the same tensors and report the same findings; a command that succeeds has lost nothing,
-// and one that refuses leaves no file behind. MUSTER_AGREEMENT_ROUNDS asks for more rounds, MUSTER_AGREEMENT_SEED for
-// others.
+// Every command that reads a checkpoint agrees with `muster verify` about it. The test damages directories at random:
+// it removes, renames, duplicates, truncates and exchanges files, and changes indexes and names of tensors. Then all
+// commands must refuse, or all must yield the same tensors and report the same findings. A command that succeeds must
+// lose nothing, and a command that refuses must leave no file behind. MUSTER_AGREEMENT_ROUNDS sets the number of
+// rounds, MUSTER_AGREEMENT_SEED the seed.
 
 #include <doctest/doctest.h>
 #include <fmt/core.h>
@@ -37,12 +37,12 @@ namespace fs = std::filesystem;
 
 constexpr const char* usual_index = "model.safetensors.index.json";
 
-/// A kind of checkpoint, how it is made, and the plan that cuts it.
+/// A kind of checkpoint, the function that writes it, and its plan.
 struct Kind {
   std::string name;
   std::function<void(const std::string& directory)> make;
   bool has_ranks = false;
-  std::string plan = {};  ///< that merges the ranks; empty: the shards have it in their metadata
+  std::string plan = {};  ///< merges the ranks; empty: the metadata of the shards has the plan
 };
 
 using Tensors = std::map<std::string, Tensor>;
@@ -121,7 +121,7 @@ std::vector<Kind> kinds(const std::string& work) {
           {"DeepSpeed", sample("zero1")}};
 }
 
-/// The files below a directory with their bytes.
+/// Returns the files below a directory and their bytes.
 std::map<std::string, std::string> contents(const std::string& directory) {
   std::map<std::string, std::string> out;
   if (!fs::exists(directory)) return out;
@@ -134,7 +134,7 @@ class Damage {
  public:
   Damage(std::string directory, std::mt19937& random) : directory_(std::move(directory)), random_(random) {}
 
-  /// Makes one change and describes it. Tensors may have other names afterwards.
+  /// Makes one change, which may rename tensors, and describes it.
   std::string operator()() {
     const std::vector<std::string> files = weights();
     if (files.empty()) return "nothing is left";
@@ -239,7 +239,7 @@ class Damage {
         index["weight_map"][tensor] = "model-00002-of-00003.safetensors";
         break;
       case 4: {
-        // All tensors of a file.
+        // Remove all tensors of a file from the index.
         const std::string file = tensors.empty() ? "" : map.find(tensor)->as_string();
         for (const std::string& one : tensors)
           if (map.find(one)->as_string() == file) map.erase(one);
@@ -267,7 +267,7 @@ class Damage {
     }
     if (tensors.empty()) return "nothing to change in " + file;
     if (!names) tensors[random_() % tensors.size()].second = pattern(DType::f32, {3, 5}, 7);
-    // Checksums would be those of other tensors.
+    // The checksums belong to the unchanged tensors.
     metadata.erase("muster.checksums");
     write_tensors(path(file), tensors, metadata);
     return (names ? "prefixed the names in " : "changed a shape in ") + file;
@@ -279,9 +279,9 @@ class Damage {
 
 /// The result of a command.
 struct Outcome {
-  std::string error = {};              ///< empty: it succeeded
-  std::set<std::string> tensors = {};  ///< of its result
-  std::string notes = {};              ///< all that it reported
+  std::string error = {};              ///< empty: the command succeeded
+  std::set<std::string> tensors = {};  ///< names of the tensors in its result
+  std::string notes = {};              ///< everything that it reported
 };
 
 template <class Work>
@@ -302,12 +302,13 @@ std::string joined(const std::vector<std::string>& notes) {
   return all;
 }
 
-/// The names without each prefix that a note takes out of them; a name that lacks such a prefix stays as it is.
+/// Removes each prefix that a note names from those names that have it.
 std::set<std::string> without_prefixes(std::set<std::string> names, const std::vector<std::string>& notes) {
   for (const std::string& note : notes) {
-    const std::size_t end = note.find("\" is taken out of the names of tensors");
+    const std::size_t end = note.find("\" is removed from the names of tensors");
     if (end == std::string::npos) continue;
-    const std::string prefix = note.substr(1, end - 1);
+    const std::size_t begin = note.find('"') + 1;
+    const std::string prefix = note.substr(begin, end - begin);
     std::set<std::string> shorter;
     for (const std::string& name : names) shorter.insert(name.starts_with(prefix) ? name.substr(prefix.size()) : name);
     names = std::move(shorter);
@@ -315,7 +316,7 @@ std::set<std::string> without_prefixes(std::set<std::string> names, const std::v
   return names;
 }
 
-/// `may_not_fit`: the files of ranks may be in another order than the plan needs, which verify cannot know.
+/// `may_not_fit`: the files of ranks may not be in the order that the plan needs; verify cannot detect that.
 void check_agreement(const std::string& work, const Kind& kind, bool may_not_fit) {
   const bool has_ranks = kind.has_ranks;
   const std::string in = work + "/in";
@@ -381,10 +382,10 @@ void check_agreement(const std::string& work, const Kind& kind, bool may_not_fit
     CHECK(outcome.error.empty() == exported.error.empty());
     if (outcome.error.empty() && exported.error.empty()) CHECK(outcome.tensors == exported.tensors);
   }
-  // A workspace that has lost all states is a good one without any.
+  // For verify, a workspace that has lost all states is a valid empty workspace.
   const bool is_empty = verified.notes.starts_with("good: 0 tensors");
   if (!exported.error.empty()) {
-    // A command that reads all bytes may find more than one that lists headers, never less.
+    // verify must report a problem if another command fails, because it reads all bytes.
     CHECK((may_not_fit || is_empty || !verified.error.empty() || verified.notes.starts_with("bad")));
   } else {
     CHECK(verified.error.empty());
@@ -438,7 +439,7 @@ TEST_CASE("all commands agree about a damaged checkpoint, and lose nothing") {
       });
       if (i == 0) CHECK(exported.error.empty());
       refused += exported.error.empty() ? 0 : 1;
-      // One change cannot hide that tensors are missing, if it does not change their names.
+      // A single change that does not rename tensors cannot hide that tensors are missing.
       if (count == 1 && exported.error.empty() && changes.find("prefixed") == std::string::npos)
         CHECK(exported.tensors == whole);
       fs::remove_all(in);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// config.json and other JSON of third parties: everything that Python reads is read, and of a config that changes only
-// the changed members are written anew.
+// Third-party config.json and other JSON files: Muster reads everything that Python reads. An update of a config
+// rewrites only the changed members.
 
 #include <doctest/doctest.h>
 
@@ -22,7 +22,7 @@ namespace {
 
 struct TolerantCase {
   std::string text;
-  std::string tree;  ///< as Muster writes it
+  std::string tree;  ///< the same tree as Muster writes it
 };
 
 std::vector<TolerantCase> tolerant_cases() {
@@ -49,7 +49,7 @@ std::vector<TolerantCase> tolerant_cases() {
 
 }  // namespace
 
-TEST_CASE("JSON of third parties is read as Python reads it") {
+TEST_CASE("third-party JSON is read as Python reads it") {
   for (const TolerantCase& one : tolerant_cases()) {
     CAPTURE(one.text);
     const Config tree = core::parse_tolerantly(one.text);
@@ -75,7 +75,7 @@ namespace {
 struct UpdateCase {
   std::string text;
   DType dtype = DType::bf16;
-  std::string updated;  ///< empty: as it was
+  std::string updated;  ///< empty: unchanged
 };
 
 std::vector<UpdateCase> update_cases() {
@@ -103,7 +103,7 @@ std::vector<UpdateCase> update_cases() {
 
 }  // namespace
 
-TEST_CASE("a config that changes keeps every other byte") {
+TEST_CASE("an update of a config keeps all bytes outside of the changed members") {
   for (const UpdateCase& one : update_cases()) {
     CAPTURE(one.text);
     const std::vector<NamedSpec> model = {{"w", {one.dtype, {2, 2}}}};
@@ -127,7 +127,7 @@ TEST_CASE("config.json and indices are read tolerantly") {
   CHECK(ModelDir::open(folder.path().string()).tensors().size() == 1);
 }
 
-TEST_CASE("a head that was cut in another way than the embeddings it is tied to is not compared with them") {
+TEST_CASE("a head that is not cut like the embeddings it is tied to is not compared with them") {
   const Config config = parse_json(R"({"tie_word_embeddings": true})");
   const auto arranged = [](const std::string& name, std::uint32_t index, const merge::Layout& layout) {
     return ArrangedTensor{name, name, nullptr, layout, {{0, index}, {1, index}}, {}, {}};

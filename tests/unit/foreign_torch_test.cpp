@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pickles in all the ways in which PyTorch has written tensors, where in them the weights are, and which kind of file
-// is which.
+// Tests pickles in all forms in which PyTorch has written tensors, the search for the weights in them, and the
+// detection of kinds of files.
 
 #include <doctest/doctest.h>
 #include <fmt/core.h>
@@ -34,7 +34,7 @@ std::string list(const std::vector<std::string>& items) {
 const std::string none_object = "N";
 const std::string no_hooks = call(global("collections", "OrderedDict"), ")");
 
-/// The elements [first, first + count) of the storage "0", which has 0, 1, ..., 7.
+/// A tensor with the elements [first, first + count) of the storage "0", which holds the numbers 0 to 7.
 std::string floats(int first, int count) {
   return tensor("0", "FloatStorage", 8, first, {count}, {1});
 }
@@ -61,10 +61,10 @@ std::string optimizer() {
 struct TorchCase {
   std::string name;
   std::string body;
-  std::string tensors = "w[4]=1,2,3,4";  ///< "NAME[SHAPE]=VALUES NAME[SHAPE]=VALUES", in their order
+  std::string tensors = "w[4]=1,2,3,4";  ///< "NAME[SHAPE]=VALUES NAME[SHAPE]=VALUES", in order
   std::string at = {};
-  std::string note = {};     ///< in the omissions; there are none if it is empty
-  std::string refusal = {};  ///< in the error
+  std::string note = {};     ///< part of the omissions; empty: no omissions
+  std::string refusal = {};  ///< part of the error message
 };
 
 std::vector<TorchCase> ways_to_write_tensors() {
@@ -151,7 +151,7 @@ std::vector<TorchCase> places_of_weights() {
   const std::string model = weights(floats(1, 4));
   const std::string generator = tensor("0", "ByteStorage", 32, 0, {32}, {1});
   const std::string left_out = " tensors beside the weights";
-  const std::string cannot = "cannot be told which are the weights";
+  const std::string cannot = "no key shows which tensors are the weights";
   const auto keyed = [&](const std::string& key) {
     return dict({{"w", floats(1, 4)}, {"rest", "}(" + key + floats(0, 4) + "u"}});
   };
@@ -226,7 +226,7 @@ std::string eight_floats() {
   return bytes;
 }
 
-/// As torch.save wrote a file before zip archives.
+/// Returns a file in the format that torch.save used before zip archives.
 std::string legacy_file(const std::string& body) {
   const std::string magic("\x80\x02\x8a\x0al\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.", 15);
   return magic + whole("M\xe9\x03") + whole(dict({{"little_endian", "\x88"}})) + whole(body) +
@@ -305,7 +305,7 @@ std::vector<Signature> signatures() {
 
 }  // namespace
 
-TEST_CASE("each kind of file is told from every other") {
+TEST_CASE("each kind of file is detected, and not confused with another kind") {
   for (const Signature& signature : signatures()) {
     CAPTURE(signature.bytes.substr(0, 20));
     CHECK(formats::kind_of_file(std::as_bytes(std::span(signature.bytes))) == signature.kind);
@@ -321,9 +321,9 @@ TEST_CASE("a safetensors file is read whatever other kind the length of its head
       if (length < 80 || length > max_safetensors_header) continue;
       CAPTURE(length);
       std::string header = R"({"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})";
-      if (count < 3) {  // longer headers are told as these are
+      if (count < 3) {  // longer headers are detected in the same way
         header.resize(length, ' ');
-        // HDF5 looks for its signature there; here it is tensor data.
+        // HDF5 searches for its signature at this offset. Here the signature is tensor data.
         std::string data(8, 'x');
         if (8 + length == 512) data = "\x89HDF\r\n\x1a\n";
         for (const char* name : {"a.safetensors", "model.bin", "other.pt"}) {

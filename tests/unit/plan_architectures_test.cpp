@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every architecture that --plan auto knows: tests/data/architectures.json has the names of its tensors and how
-// transformers cuts them (tests/interop/transformers_facts.py). A wrong axis comes back whole, so axes are compared
-// with that; and the parts of a rank are compared head by head.
+// Tests every architecture that --plan auto knows. tests/data/architectures.json has the names of its tensors, and the
+// axes along which transformers cuts them (tests/interop/transformers_facts.py). A tensor that is split and merged
+// along a wrong axis is still complete, so the test compares the axes, and the parts of each rank head by head.
 
 #include <doctest/doctest.h>
 
@@ -53,7 +53,8 @@ bool is_number(std::string_view part) {
   return !part.empty() && part.find_first_not_of("0123456789") == std::string_view::npos;
 }
 
-// The module of a tensor as transformers holds it, which stores all experts of a layer together, from its layer on.
+// Returns the module of a tensor, relative to its layer, as transformers names it: there all experts of a layer are one
+// module.
 std::string module_of(std::string name) {
   for (const std::string_view end : {".weight", ".bias"})
     if (name.ends_with(end)) name.resize(name.size() - end.size());
@@ -79,7 +80,7 @@ std::string module_of(std::string name) {
   return module;
 }
 
-// Along which dimension a style of tp_plan cuts a weight and its bias; none: it is whole on all ranks.
+// The dimensions along which a style of tp_plan cuts a weight and its bias; nullopt: all ranks have the whole tensor.
 struct Axes {
   std::optional<std::int64_t> weight;
   std::optional<std::int64_t> bias;
@@ -94,8 +95,9 @@ Axes axes_of(const std::string& style) {
   return {};
 }
 
-// Which matrices are not cut as tp_plan has it: transformers gathers the heads of linear attention, and projects them
-// by rows; Megatron's way is by columns. Towers and what joins them to the text are whole on all ranks.
+// Returns true for matrices that Muster does not cut as tp_plan does. For linear attention, transformers gathers the
+// heads and cuts the output projection by rows, but Megatron and Muster cut it by columns. All ranks have the whole
+// towers and the modules between them and the text model.
 bool is_cut_otherwise(const std::string& name) {
   return std::ranges::any_of(std::array{"linear_attn.out_proj", "multi_modal_projector", "vision", "visual"},
                              [&](const char* part) { return name.find(part) != std::string::npos; });
@@ -107,7 +109,7 @@ std::optional<std::int64_t> cut_along(const MergePlan& plan, const NamedSpec& te
   return concat == nullptr ? std::nullopt : std::optional(concat->dim);
 }
 
-// Heads that a tensor has along its cut dimension, one after the other: of queries ('q') or keys ('k'), of so many
+// Consecutive heads of a tensor along its cut dimension: `count` heads of queries ('q') or keys ('k') of `size`
 // elements each.
 struct Heads {
   char kind = 'q';
@@ -118,7 +120,7 @@ struct Headed {
   std::string name;
   std::vector<Heads> blocks;
   std::size_t dim = 0;
-  std::int64_t groups = 1;  // the blocks are repeated so many times
+  std::int64_t groups = 1;  // number of repetitions of the blocks
 };
 struct Owner {
   char kind = 'q';
@@ -135,7 +137,7 @@ std::vector<Owner> owners_of(const Headed& tensor) {
   return owners;
 }
 
-// The heads of each kind that a part has; throws a text if one is cut through.
+// Returns the heads of each kind in a part. Throws a std::string if a head is divided.
 std::map<char, std::vector<std::int64_t>> heads_in(const Headed& tensor, const merge::Cut& cut, std::size_t part) {
   const std::vector<Owner> owners = owners_of(tensor);
   std::map<Owner, std::int64_t> whole;
@@ -155,7 +157,7 @@ std::map<char, std::vector<std::int64_t>> heads_in(const Headed& tensor, const m
 
 struct AttentionLayout {
   std::string plan;
-  std::string config;  // beside the numbers of heads
+  std::string config;  // with Q and K for the numbers of heads
   std::vector<Headed> (*tensors)(std::int64_t queries, std::int64_t keys);
 };
 
@@ -236,7 +238,7 @@ TEST_CASE("every tensor of every architecture that auto knows has a rule") {
       ++names;
     };
     for (const auto& [name, extents] : model.at("tensors").as_object()) check(name);
-    // Classifiers, and models without a head, whose names lack a prefix.
+    // The names of classifiers and of models without a head lack a prefix.
     for (const Config& name : model.at("others").as_array()) check(name.as_string());
   }
   CHECK(architectures().as_object().size() >= 80);
@@ -259,16 +261,18 @@ TEST_CASE("the axes of every architecture are those of the parallel layers of tr
       if (plan.find(tensor.name)->across == Axis::expert) continue;
       const Axes axes = axes_of(style->second);
       const bool is_bias = tensor.name.ends_with(".bias");
-      // Experts whose names have a number are cut as other matrices are.
+      // Experts with a number in their names are cut like other matrices.
       CHECK(cut_along(plan, tensor) == (is_bias ? axes.bias : axes.weight));
       compared.insert(module);
     }
-    // Each matrix of attention and of the feed-forward network.
+    // All matrices of attention and of the feed-forward network were compared.
     CHECK(compared.size() >= (kind == "mamba" ? 5U : 3U));
   }
 }
 
-TEST_CASE("every architecture comes back from any number of ranks, also where config.json omits its numbers of heads") {
+TEST_CASE(
+    "every architecture is merged completely from any number of ranks, even if config.json omits the numbers of "
+    "heads") {
   for (const auto& [kind, model] : architectures().as_object()) {
     CAPTURE(kind);
     const std::vector<NamedSpec> tensors = sample_tensors(model);
@@ -297,7 +301,7 @@ TEST_CASE("the parts of a rank belong to the same heads, or the layout is refuse
     CAPTURE(layout.plan);
     for (const std::int64_t queries : {1, 2, 3, 4, 6, 8, 12, 16})
       for (std::int64_t keys = 1; keys <= queries; ++keys)
-        // One key-value head for all queries.
+        // gpt-bigcode has one key-value head for all queries.
         for (int ranks = 1; queries % keys == 0 && (keys == 1 || layout.plan != "gpt-bigcode") && ranks <= 17;
              ++ranks) {
           CAPTURE(queries);
@@ -320,7 +324,7 @@ TEST_CASE("the parts of a rank belong to the same heads, or the layout is refuse
             placement = place(plan, {.tensor = ranks}, wholes_of(plan, model));
           } catch (const Error& error) {
             CHECK(error.kind() == ErrorKind::argument);
-            // Never where the ranks divide the groups.
+            // A layout may not be refused if the number of ranks divides the number of groups.
             CHECK(keys % ranks != 0);
             continue;
           }
@@ -339,7 +343,7 @@ TEST_CASE("the parts of a rank belong to the same heads, or the layout is refuse
             all.insert(all.end(), q.begin(), q.end());
             if (k.empty()) continue;
             for (const std::int64_t head : q) CHECK(std::ranges::find(k, head / (queries / keys)) != k.end());
-            // An engine counts on each rank from 0: as many queries for each key.
+            // Inference engines number the heads of each rank from 0, with the same number of queries per key.
             for (std::size_t i = 0; k.size() > 1 && i < q.size(); ++i)
               CHECK(k[i / (q.size() / k.size())] == q[i] / (queries / keys));
           }
@@ -373,13 +377,13 @@ TEST_CASE("numbers of heads that config.json omits come from the shapes, then fr
   CHECK(numbers(gemma, attention(text, 128, 64, 16)) == Numbers{8, 4, 16});
   CHECK(numbers(gemma, attention(text, 96, 32, 16)) == Numbers{6, 2, 16});
   CHECK(numbers(gemma, attention(text, 128, 64, 0)) == Numbers{8, 4, 8});
-  // Parts of four ranks.
+  // The tensors are parts of four ranks.
   CHECK(numbers(gemma, attention(text, 32, 16, 16), 4) == Numbers{8, 4, 16});
-  // Without a type that is known.
+  // The model type is unknown.
   CHECK(numbers("{}", attention("model.", 128, 64, 16)) == Numbers{8, 4, 16});
   CHECK(numbers("{}", attention("model.", 128, 64, 128)) == Numbers{0, 0, 0});
   CHECK(numbers(R"({"hidden_size": 64})", attention("model.", 128, 64, 0)) == Numbers{0, 0, 0});
-  // What config.json has stays.
+  // Numbers in config.json take precedence.
   CHECK(numbers(R"({"model_type": "llama", "num_attention_heads": 4, "head_dim": 32})",
                 attention("model.", 128, 64, 0)) == Numbers{4, 2, 32});
   CHECK(numbers(R"({"model_type": "qwen2", "num_attention_heads": 4, "hidden_size": 64})", {}) == Numbers{4, 4, 16});
@@ -392,7 +396,7 @@ TEST_CASE("numbers of heads that config.json omits come from the shapes, then fr
   CHECK(model_number(linear, "linear_num_value_heads") == 32);
 }
 
-TEST_CASE("heads that nobody knows are not cut, and not joined") {
+TEST_CASE("without the numbers of heads, tensors are neither cut nor merged") {
   const MergePlan plan = MergePlan::load("llama");
   const std::vector<NamedSpec> model = {{"model.layers.0.self_attn.k_proj.weight", {DType::bf16, {8, 8}}}};
   CHECK_NOTHROW(place(plan, {.tensor = 1}, wholes_of(plan, model)));
@@ -451,7 +455,7 @@ TEST_CASE(
       CHECK((action_name(plan.find(name)->action) == "concat") == is_matrix);
     }
   }
-  // DeepSeek's and GLM's follow the layers, and are numbered through.
+  // Such layers of DeepSeek and GLM continue the numbers of the other layers.
   const MergePlan moe = MergePlan::load("moe");
   CHECK(moe.layers()->find("model.layers.61.shared_head.head.weight") == 61);
 }

@@ -19,11 +19,11 @@ namespace fs = std::filesystem;
 
 constexpr std::uint64_t longest_params = std::uint64_t{1} << 20;
 
-/// A number of a saved file by its name there; none if it is no number from 1 on.
+/// Builds a config from `number`, which returns the value that the file has under a name. Ignores values below 1.
 template <class Number>
 Config config_from(const Number& number, bool has_groups, std::vector<std::string>& notes) {
   Config config = Config::object();
-  // The first name that the file has counts.
+  // Pairs of a name in config.json and a name in the file. The first pair whose name the file has determines the value.
   constexpr std::array<std::pair<std::string_view, std::string_view>, 16> names = {
       {{"num_attention_heads", "num_attention_heads"},
        {"num_attention_heads", "n_heads"},
@@ -53,7 +53,7 @@ Config config_from(const Number& number, bool has_groups, std::vector<std::strin
   return config;
 }
 
-/// The files of a checkpoint that may have Megatron's arguments.
+/// Returns the files of a checkpoint that may contain the arguments of Megatron.
 std::vector<std::string> files_with_arguments(const Found& found) {
   if (found.kind == Kind::ranks) return {found.by_rank.front().front()};
   if (found.kind == Kind::dcp) return {"common.pt"};
@@ -77,7 +77,7 @@ std::optional<Config> from_arguments(const std::string& path, std::vector<std::s
         const auto value = find(name);
         return value ? pickle.integer(*value) : std::nullopt;
       },
-      // Without the flag Megatron does not look at the number, which is 1 then.
+      // If the flag is false, Megatron ignores num_query_groups, whose value is then 1.
       !find("group_query_attention") || is_true("group_query_attention"), notes);
   if (find("untie_embeddings_and_output_weights"))
     config["tie_word_embeddings"] = !is_true("untie_embeddings_and_output_weights");
@@ -106,7 +106,7 @@ std::optional<Config> saved_config(const Found& found, std::vector<std::string>&
     std::optional<Config> config = from(path, notes);
     if (config)
       notes.push_back(
-          fmt::format("the sizes of the model are taken from {}, for lack of a config.json", in_quotes(path)));
+          fmt::format("the sizes of the model are read from {} because config.json is missing", in_quotes(path)));
     return config;
   };
   for (const std::string& name : files_with_arguments(found))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The sizes of a model that other programs save beside its tensors, for plans that need them.
+// Reads the sizes of a model that other programs save with its tensors, for plans that need them.
 
 #include <optional>
 #include <string>
@@ -11,9 +11,9 @@
 
 namespace muster::foreign {
 
-/// Under the names that HuggingFace's config.json has: from the arguments that Megatron saves with a checkpoint
-/// (DeepSpeed saves them, too, if Megatron runs in it), and from Meta's params.json. None if the checkpoint has
-/// neither. A note names the file.
+/// Returns the sizes under the names of Hugging Face's config.json, or nullopt if the checkpoint has none. They come
+/// from the arguments that Megatron (also under DeepSpeed) saves with a checkpoint, or from Meta's params.json. Adds a
+/// note that names the file.
 std::optional<Config> saved_config(const Found& found, std::vector<std::string>& notes);
 
 }  // namespace muster::foreign

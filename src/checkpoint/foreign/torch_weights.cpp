@@ -222,7 +222,7 @@ TorchWeights find_weights(const TorchArchive& archive, const std::string& at) {
                                keys_of(pickle, root)));
   if (has_tensors(archive, root))
     refuse_weights(
-        fmt::format("it cannot be told which are the weights; choose with --at KEY, or take all tensors with "
+        fmt::format("no key shows which tensors are the weights; choose with --at KEY, or take all tensors with "
                     "--at {}; keys: {}",
                     whole_root, keys_of(pickle, root)));
   refuse_weights(fmt::format("nothing here is a tensor; keys: {}", keys_of(pickle, root)));

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes hdf5_2.h5 beside this file, with h5py of HDF5 2 and its newest formats."""
+"""Writes hdf5_2.h5 into the directory of this file. Needs h5py with HDF5 2, whose newest file formats it uses."""
 import pathlib
 
 import h5py
