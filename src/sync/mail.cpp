@@ -114,7 +114,7 @@ std::shared_ptr<Mail::Outgoing> Mail::send(Sending message) {
   Lane& lane = this->lane(sending->to);
   // Credit may have arrived in packets that this rank has not read yet.
   if (!has_credit(lane, *sending))
-    while (take(sending->to)) continue;
+    while (take_packets()) continue;
   lane.queue.push_back(sending);
   ++under_way_;
   (void)push(sending->to);
@@ -153,13 +153,18 @@ const Envelope* Mail::find(int from, std::int64_t tag) const {
   return number ? &unexpected_.entries.at(*number).envelope : nullptr;
 }
 
-bool Mail::step() {
-  bool has_moved = false;
-  if (is_abandoned_) return false;
+bool Mail::take_packets() {
+  bool has_taken = false;
   senders_.clear();
   group_.collect_packets(senders_);
   for (const int rank : senders_)
-    for (int packets = 0; packets < most_packets && take(rank); ++packets) has_moved = true;
+    for (int packets = 0; packets < most_packets && take(rank); ++packets) has_taken = true;
+  return has_taken;
+}
+
+bool Mail::step() {
+  if (is_abandoned_) return false;
+  bool has_moved = take_packets();
   for (int rank = 0; rank < group_.size(); ++rank) has_moved = push(rank) || has_moved;
   if (has_moved) {
     tell_pending();

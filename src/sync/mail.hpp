@@ -163,6 +163,8 @@ class Mail {
     std::array<std::uint64_t, 2> owed{};  // bytes that this rank keeps no longer, and has not returned as credit yet
   };
 
+  /// Takes the packets of all ranks that have come, a limited number of each.
+  bool take_packets();
   bool take(int from);
   bool push(int to);
   bool post_all(int to);
