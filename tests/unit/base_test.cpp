@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <chrono>
 #include <cstdlib>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "doctest/doctest.h"
 #include "muster/error.hpp"
 #include "muster/log.hpp"
+#include "src/base/rare_log.hpp"
 
 using namespace muster;
 
@@ -46,6 +49,25 @@ TEST_CASE("the log hook gets what reaches its level, and the default comes back"
   set_log_hook({});
   CHECK(seen == std::vector<std::string>{"info:one", "error:two"});
   CHECK(log_enabled(LogLevel::error));
+}
+
+TEST_CASE("messages that strangers cause are logged once per second, and the next one counts the others") {
+  std::vector<std::string> seen;
+  set_log_hook([&](LogLevel, std::string_view message) { seen.emplace_back(message); });
+  RareLog rare(LogLevel::warning);
+  const auto begin = std::chrono::steady_clock::now();
+  for (int i = 0; i < 5000; ++i) rare("a stranger");
+  const auto seconds = std::chrono::ceil<std::chrono::seconds>(std::chrono::steady_clock::now() - begin).count();
+  CHECK(seen.size() <= static_cast<std::size_t>(seconds) + 1);
+  std::this_thread::sleep_for(std::chrono::milliseconds(1100));
+  rare("another one");
+  set_log_hook({});
+  std::size_t counted = 0;
+  for (const std::string& line : seen) {
+    const std::size_t left_out = line.find('(');
+    counted += 1 + (left_out == std::string::npos ? 0 : std::stoul(line.substr(left_out + 1)));
+  }
+  CHECK(counted == 5001);
 }
 
 TEST_CASE("MUSTER_LOG sets the level of the default; words that are no level do not") {
