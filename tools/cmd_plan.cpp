@@ -131,8 +131,7 @@ int suggest(const PlanArguments& arguments) {
   const Request request{.path = arguments.plan};
   const ShardSet shards(request.path, 0, 1);
   std::vector<std::string> notes;
-  std::optional<Config> config = config_of(request);
-  if (!config) config = shards.saved_config(notes);
+  const std::optional<Config> config = shards.facts(request, notes).config;
   // Of ranks, the first one stands for all: names tell the plan, and parts have the dimensions of the whole.
   const bool is_foreign = contents_of(request.path).foreign.has_value();
   const SuggestedPlan suggested =

@@ -85,7 +85,7 @@ ModelSource open_model(Request request, const std::string& carry, bool side_by_s
                               return shards->tensors()[tensor.sources.front().index].name == tensor.name;
                             });
   model.tensors = is_unchanged ? source : merged_of(source, job, std::move(tensors));
-  model.config = config_of(request);
+  model.config = std::move(job.config);
   model.metadata = shards->metadata();
   model.carried = request.base.empty() ? shards->carried(carry) : carried_files(request.base, carry);
   model.carried_from = request.base.empty() ? request.path : request.base;

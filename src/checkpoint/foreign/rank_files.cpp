@@ -91,10 +91,9 @@ std::optional<Found> find_by_pattern(const std::string& directory, const std::ve
   return found;
 }
 
-/// What TensorRT-LLM says of its ranks; none if the config is another's.
-std::optional<ParallelLayout> mapping_of(const std::string& directory) {
-  const std::optional<Config> config = read_model_config(directory);
-  const Config* mapping = config ? config->find("mapping") : nullptr;
+/// What TensorRT-LLM's config.json says of its ranks; none if it is another program's.
+std::optional<ParallelLayout> mapping_of(const Config& config, const std::string& directory) {
+  const Config* mapping = config.is_object() ? config.find("mapping") : nullptr;
   if (mapping == nullptr || !mapping->is_object()) return std::nullopt;
   const auto size = [&](const char* name) {
     const Config* value = mapping->find(name);
@@ -138,12 +137,14 @@ std::optional<Found> find_rank_files(const std::string& directory, const std::ve
   for (const std::string_view known : {"consolidated.{rank}.pth", "model-rank-{rank}-part-{part}.safetensors"})
     if (std::optional<Found> found = find_by_pattern(directory, names, known)) return found;
   std::optional<Found> found = find_by_pattern(directory, names, "rank{rank}.safetensors");
-  const std::optional<ParallelLayout> mapping = found ? mapping_of(directory) : std::nullopt;
+  std::optional<Config> config = found ? read_model_config(directory) : std::nullopt;
+  const std::optional<ParallelLayout> mapping = config ? mapping_of(*config, directory) : std::nullopt;
   if (!mapping) return std::nullopt;
   if (mapping->ranks() != found->ranks)
     throw file_error(ErrorKind::not_found, "reading", directory,
                      fmt::format("its config.json is of {} ranks, and {} are there", mapping->ranks(), found->ranks));
   found->layout = mapping;
+  found->config = std::move(config);
   return found;
 }
 
