@@ -374,12 +374,12 @@ class Ruler {
       : unit_bits_(static_cast<std::uint64_t>(bits(layout.target.dtype)) *
                    static_cast<std::uint64_t>(layout.grain.inner)),
         units_(units),
-        is_one_row_(layout.grain.rows == 1) {}
+        rows_(layout.grain.rows) {}
 
   [[nodiscard]] std::uint64_t offset(std::int64_t unit) const {
     const std::uint64_t at = static_cast<std::uint64_t>(unit) * unit_bits_;
-    // Only the very end of a packed tensor may be a part of a byte.
-    if (at % 8 != 0 && !(unit == units_ && is_one_row_))
+    // Only the very end of a packed tensor may be a part of a byte. Without rows there are no elements.
+    if (at % 8 != 0 && rows_ != 0 && !(unit == units_ && rows_ == 1))
       throw Error(ErrorKind::unsupported, "packed elements of different slices would share a byte");
     return (at + 7) / 8;
   }
@@ -388,7 +388,7 @@ class Ruler {
  private:
   std::uint64_t unit_bits_;
   std::int64_t units_;
-  bool is_one_row_;
+  std::int64_t rows_;
 };
 
 bool continues(const Run& a, const Run& b) {
