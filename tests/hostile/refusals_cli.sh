@@ -123,6 +123,13 @@ header['__metadata__']['muster.shard'] = json.dumps(facts)
 text = json.dumps(header).encode()
 open(path, 'wb').write(struct.pack('<Q', len(text)) + text + data[8 + length:])"
 row "rank 0 and rank 1" "remember different paddings" export padded --out new
+stable=model.layers.0.self_attn
+made heads "for i in range(4): t[f'$stable.q_layernorm.norms.{i}.weight'] = ('BF16', [4], bytes(8))"
+row "\"$stable.q_layernorm.norms.0.weight\"" "each is the norm of one head" shard heads --ranks 2 --plan llama --out new
+row "\"$stable.q_layernorm.norms.0.weight\"" "each is the norm of one head" export heads --ranks 2 --to-plan llama --out new
+says 1 "each is the norm of one head" "$program" plan check llama heads
+says 0 "merged into" "$program" export heads --out heads_again
+same heads heads_again
 
 # ---- checkpoints of other programs ----
 # foreign NAME OBJECT WORDS: the path, by every command that reads it.
