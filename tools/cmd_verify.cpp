@@ -85,7 +85,7 @@ void add_verify_command(CLI::App& app, int& status) {
   command->footer(
       "The index against the files, sizes and headers, numbers without holes, and all tensors against their checksums\n"
       "where there are some. Of a workspace: every state, ranks that lack one, and what was left behind. With --plan,\n"
-      "--base or --layout, what an export with them would refuse is found, too. Exit status:\n"
+      "--base or --layout it also checks that an export with them would succeed. Exit status:\n"
       "0 good, 1 problems, 2 something cannot be verified.\n\n"
       "Examples:\n  muster verify --write-checksums model/\n  muster verify workspace/ state.h5\n  muster verify "
       "model/ --json | jq -r '.problems[].words'");

@@ -61,7 +61,7 @@ struct VerifyOptions {
   /// Of a foreign checkpoint: what of it is meant (export.hpp).
   std::string at = {};
   std::string shards = {};
-  /// With one of these, it is verified, too, that an export with them would not be refused for what the tensors are.
+  /// With one of these, an export with them is planned, too, and tensors that do not fit are problems.
   /// Shards of ranks that name their plan are held against that in any case.
   std::string plan = {};
   std::string base = {};                      ///< a model's directory, as for an export

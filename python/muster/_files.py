@@ -373,7 +373,7 @@ def verify(
     """All that is wrong with a checkpoint, shards, a workspace or a file, as a dict; "good" if nothing is. Local.
 
     `checksums=False`: headers only. `at`, `shards`: of a foreign checkpoint, as of export_model(). With `plan`, `base` or
-    `layout`, as of that, too, what it would refuse is found. `progress(bytes, total_bytes,
+    `layout`, as of that, too, an export with them is planned, and misfits are problems. `progress(bytes, total_bytes,
     seconds)` is called while tensors are read, on a thread of the work; what it raises, and Ctrl-C, end the reading. Raises
     NotFoundError if there is nothing to verify, IoError if a directory cannot be read, VersionError on what a newer Muster wrote,
     ArgumentError on a plan, a base or a layout that cannot be used.

@@ -186,6 +186,27 @@ def test_packed_dtypes_are_bytes():
             muster.as_tensor(np.arange(8, dtype="u1"), name, (3, 4))
 
 
+@pytest.mark.parametrize("name,torch_name", [(name, other) for name, other in BY_ML_DTYPES.items() if name.startswith("F8")])
+def test_small_floats_of_torch_both_ways(name, torch_name):
+    torch = pytest.importorskip("torch")
+    if not hasattr(torch, torch_name):
+        pytest.skip(f"torch {torch.__version__} has no {torch_name}")
+    values = torch.arange(12, dtype=torch.uint8).reshape(3, 4).view(getattr(torch, torch_name))
+    tensor = muster.as_tensor(values)
+    assert (tensor.dtype, tensor.shape, bytes(tensor)) == (name, (3, 4), bytes(range(12)))
+    assert tensor.torch().dtype == values.dtype and muster.empty(values.dtype, (2,)).dtype == name
+
+
+def test_packed_floats_are_bytes_of_torch():
+    torch = pytest.importorskip("torch")
+    for name, shape in (("F4", (3, 2)), ("F6_E2M3", (3, 3)), ("F6_E3M2", (3, 3))):
+        tensor = muster.as_tensor(bytes(range(3 * shape[1])), name, (3, 4))
+        assert tuple(tensor.torch().shape) == shape and tensor.torch().dtype == torch.uint8
+        assert tensor.torch().flatten().tolist() == list(range(3 * shape[1]))
+    # Rows that do not end at a byte have no shape of bytes.
+    assert tuple(muster.as_tensor(bytes(5), "F6_E2M3", (2, 3)).torch().shape) == (5,)
+
+
 def test_strides_scalars_and_nothing():
     values = np.arange(24, dtype="f4").reshape(4, 6)
     for each in (values.T, values[::2, ::-1], np.broadcast_to(values[0], (3, 6)), values[:0], np.float32(2) + np.zeros(()), values[1:2]):

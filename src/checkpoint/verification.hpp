@@ -86,7 +86,7 @@ using Places = std::map<std::string_view, std::pair<const OpenedFile*, std::size
 /// rank-00002-of-00004.safetensors and nothing else.
 void verify_shards(const std::vector<std::string>& names, Verification& verification);
 
-/// Whether an export of `path` would be refused for what its tensors are. A request that cannot be met is thrown if the
+/// Plans an export of `path`: tensors that do not fit are problems. A request that cannot be met is thrown if the
 /// options have a plan, a base or a layout; else the shards may have been cut by a plan that is not there.
 void verify_request(const std::string& path, Verification& verification);
 

@@ -167,7 +167,7 @@ mkdir tracked && echo "some" > tracked/latest_checkpointed_iteration.txt
 foreign tracked '"tracked/latest_checkpointed_iteration.txt"' '"some" is no iteration'
 echo 12 > tracked/latest_checkpointed_iteration.txt
 foreign tracked '"tracked/latest_checkpointed_iteration.txt"' "it names tracked/iter_0000012, which is not there"
-# changed SAMPLE NAME GLOB OLD NEW: a copy of a sample with other bytes in these files, of zip archives in their pickles.
+# changed SAMPLE NAME GLOB OLD NEW: a copy of a sample with other bytes in these files, of torch.save's in their pickles.
 changed() {
   cp -r "$data/foreign/$1/in" "$2"
   run_python "
@@ -175,7 +175,7 @@ import glob, zipfile
 for path in sorted(glob.glob(sys.argv[1], recursive=True, include_hidden=True)):
     if os.path.isdir(path): continue
     data = open(path, 'rb').read()
-    if data[:2] != b'PK':
+    if data[:2] != b'PK' or path.endswith('.distcp'):
         open(path, 'wb').write(data.replace($4, $5))
         continue
     with zipfile.ZipFile(path) as old:
@@ -191,4 +191,13 @@ changed dcp_safetensors offsets '*.distcp' "b'DCP_SHARDING_INFO'" "b'DCP_SHARDIN
 foreign offsets '"offsets/' "its metadata has no DCP_SHARDING_INFO"
 changed dcp other '.metadata' "b'\x8c\x08Metadata'" "b'\x8c\x08Metafile'"
 foreign other '"other/.metadata"' "it is no Metadata of torch.distributed.checkpoint"
+# Both ranks' files are the first one's: its parts would be there twice, and those of the other not at all.
+cp -r "$data/foreign/fsdp1/in" doubled && cp doubled/model_world_size_2_rank_0.pt doubled/model_world_size_2_rank_1.pt
+foreign doubled '"doubled"' "overlap"
+changed dcp_safetensors dtypes '__1_0.distcp' "b'\"dtype\":\"BF16\"'" "b'\"dtype\":\"F16\" '"
+foreign dtypes '"dtypes' "its parts have several dtypes"
+
+# ---- files beside the weights ----
+cp -r model deep && mkdir -p deep/"$(printf 'a/%.0s' {1..40})" && echo x > deep/"$(printf 'a/%.0s' {1..40})"/file
+row '"deep/a/a' "folders more than 32 deep" export deep --out new
 finish
