@@ -282,13 +282,7 @@ void add_export_command(CLI::App& app, int& status) {
                    std::string(plan_help) + "; without it, the one that the shards were cut by")
       ->type_name(plan_type);
   add_output_options(*command, arguments->out, options);
-  command->add_option("--at", options.at, at_help)->type_name("KEY");
-  command->add_option("--shards", options.shards, shards_help)->type_name("PATTERN");
-  command
-      ->add_option_function<std::string>(
-          "--layout", [&options](const std::string& text) { options.layout = ParallelLayout::parse(text); },
-          "What the shards were cut for, where they do not say it: 4, or tp=2,pp=2,ep=2")
-      ->type_name("LAYOUT");
+  add_rank_options(*command, options.at, options.shards, options.layout);
   command
       ->add_option_function<std::string>(
           "--ranks", [&options](const std::string& text) { options.to = ParallelLayout::parse(text); },
@@ -320,13 +314,7 @@ void add_export_command(CLI::App& app, int& status) {
   command->add_option("--select", options.select, "Only tensors whose names fit: '*layers.0.*', '{a,b}*'")
       ->type_name("GLOB");
   command->add_option("--exclude", options.exclude, "Not the tensors whose names fit")->type_name("GLOB");
-  command->add_option("--job", options.job, "Of a workspace with several jobs: how its number begins")
-      ->type_name("PREFIX");
-  command
-      ->add_option("--generation", options.generation,
-                   "Of a workspace: this generation; else the newest that all ranks have")
-      ->check(CLI::NonNegativeNumber.description(""))
-      ->type_name("G");
+  add_state_options(*command, options.job, options.generation);
   command
       ->add_option("-j,--jobs", arguments->jobs,
                    "Own ranks to start; as many as cores, at most one a shard; of a whole foreign checkpoint one")

@@ -70,8 +70,7 @@ void add_ls_command(CLI::App& app, int& /*status*/) {
   auto arguments = std::make_shared<ListArguments>();
   command->add_option("path", arguments->path, source_help)->required()->type_name(source_type);
   command->add_option("--plan", arguments->source.plan, plan_help)->type_name(plan_type);
-  command->add_option("--at", arguments->source.foreign.at, at_help)->type_name("KEY");
-  command->add_option("--shards", arguments->source.foreign.shards, shards_help)->type_name("PATTERN");
+  add_checkpoint_options(*command, arguments->source);
   command->add_flag("--names-only", arguments->names_only,
                     "Of a workspace: do not look into states; complete is then what has its name");
   command->add_flag("--json", arguments->json, "JSON for programs");

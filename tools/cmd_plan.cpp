@@ -12,13 +12,13 @@
 #include <vector>
 
 #include "muster/error.hpp"
-#include "muster/model_dir.hpp"
 #include "muster/plan.hpp"
 #include "src/base/escaped.hpp"
 #include "src/checkpoint/arrangement.hpp"
 #include "src/checkpoint/export_job.hpp"
 #include "src/checkpoint/plan_suggest.hpp"
 #include "src/checkpoint/plan_views.hpp"
+#include "src/checkpoint/shard_set.hpp"
 #include "src/inspect/output.hpp"
 #include "tools/commands.hpp"
 #include "tools/terminal.hpp"
@@ -32,7 +32,7 @@ constexpr std::size_t most_problems = 20;
 struct PlanArguments {
   std::string what;
   std::string plan;
-  std::string model;
+  Request request;
   bool json = false;
   inspect::OutputStyle style = output_style();
 };
@@ -49,8 +49,18 @@ struct Trial {
   std::vector<std::string> problems;
 };
 
-Trial try_plan(MergePlan& plan, const std::string& model_dir) {
-  const ModelDir model = ModelDir::open(model_dir);
+/// What is wrong with a rule is the same for the tensors of all layers, and said once.
+template <class Step>
+void attempt(Trial& trial, const Step& step) {
+  try {
+    step();
+  } catch (const Error& error) {
+    if (std::ranges::find(trial.problems, error.what()) == trial.problems.end())
+      trial.problems.emplace_back(error.what());
+  }
+}
+
+Trial try_plan(MergePlan& plan, const TensorSource& model) {
   std::vector<NamedSpec> all;
   for (const TensorEntry& entry : model.tensors()) all.push_back({entry.name, {entry.dtype, entry.shape}});
   fit_to(plan, all);
@@ -58,18 +68,9 @@ Trial try_plan(MergePlan& plan, const std::string& model_dir) {
   std::vector<NamedSpec> specs;
   std::set<const MergeRule*> used;
   std::vector<std::string> unmatched;
-  // What is wrong with a rule is the same for the tensors of all layers, and said once.
-  const auto attempt = [&](const auto& step) {
-    try {
-      step();
-    } catch (const Error& error) {
-      if (std::ranges::find(trial.problems, error.what()) == trial.problems.end())
-        trial.problems.emplace_back(error.what());
-    }
-  };
   for (const TensorEntry& entry : model.tensors()) {
     const NamedSpec& tensor = specs.emplace_back(NamedSpec{entry.name, {entry.dtype, entry.shape}});
-    attempt([&] {
+    attempt(trial, [&] {
       const std::optional<MergePlan::Origin> origin = plan.origin(tensor.name);
       if (!origin) return unmatched.push_back(tensor.name);
       used.insert(origin->rule);
@@ -81,13 +82,31 @@ Trial try_plan(MergePlan& plan, const std::string& model_dir) {
   for (const MergeRule& rule : plan.rules())
     // Read backwards, nothing comes of what a rule drops.
     if (!used.contains(&rule) && !is_builtin_rule(rule) && !is_left_out(rule)) trial.unused.push_back(&rule);
-  attempt([&] { check_against_config(plan, specs); });
+  attempt(trial, [&] { check_against_config(plan, specs); });
   if (!plan.views().empty())
-    attempt([&] {
+    attempt(trial, [&] {
       std::vector<NamedSpec> wholes;
       for (const Trial::Taken& taken : trial.taken) wholes.push_back({taken.origin, taken.tensor.spec});
       unview_rank(plan, {}, wholes);
     });
+  return trial;
+}
+
+/// What the plan makes of the tensors of ranks, as an export merges them.
+Trial try_on_ranks(const MergePlan& plan, const ShardSet& shards, const Request& request) {
+  Trial trial;
+  attempt(trial, [&] {
+    const ExportAccount account = plan_job(request, shards, shards.listings()).account;
+    std::set<std::size_t> used;
+    for (const AccountedTensor& tensor : account.tensors) {
+      const MergeRule& rule = plan.rules().at(tensor.rule - 1);
+      used.insert(rule.number);
+      trial.taken.push_back({{tensor.name, tensor.spec}, tensor.origin, &rule});
+    }
+    for (const AccountedTensor& tensor : account.dropped) used.insert(tensor.rule);
+    for (const MergeRule& rule : plan.rules())
+      if (!used.contains(rule.number) && !is_builtin_rule(rule)) trial.unused.push_back(&rule);
+  });
   return trial;
 }
 
@@ -125,16 +144,12 @@ Config trial_tree(const MergePlan& plan, const Trial& trial) {
                          {"problems", ConfigArray(trial.problems.begin(), trial.problems.end())}});
 }
 
-int suggest(const PlanArguments& arguments) {
-  if (!arguments.model.empty())
-    throw Error(ErrorKind::argument, "muster plan suggest takes a checkpoint and nothing else");
-  const Request request{.path = arguments.plan};
-  const ShardSet shards(request.path, 0, 1);
+int suggest(const Request& request) {
+  const ShardSet shards(request.path, 0, 1, request.states, request.foreign);
   std::vector<std::string> notes;
-  std::optional<Config> config = config_of(request);
-  if (!config) config = shards.saved_config(notes);
+  const std::optional<Config> config = shards.facts(request, notes).config;
   // Of ranks, the first one stands for all: names tell the plan, and parts have the dimensions of the whole.
-  const bool is_foreign = contents_of(request.path).foreign.has_value();
+  const bool is_foreign = contents_of(request.path, request.foreign).foreign.has_value();
   const SuggestedPlan suggested =
       suggest_plan(shards.listings().front().tensors, config ? &*config : nullptr, is_foreign);
   print(suggested.text);
@@ -143,21 +158,38 @@ int suggest(const PlanArguments& arguments) {
   return 0;
 }
 
-int run_plan(const PlanArguments& arguments) {
-  if (arguments.what == "suggest") return suggest(arguments);
-  const bool is_check = arguments.what == "check";
-  if (is_check == arguments.model.empty())
-    throw Error(ErrorKind::argument, is_check ? "muster plan check needs a model's directory behind the plan"
-                                              : "muster plan show takes a plan and nothing else");
-  const std::optional<Config> config = is_check ? read_model_config(arguments.model) : std::nullopt;
+int check(const PlanArguments& arguments) {
+  Request request = arguments.request;
+  request.looks_only = true;
+  const bool has_ranks = contents_of(request.path, request.foreign).has_ranks();
+  const ShardSet shards(request.path, 0, 1, request.states, request.foreign);
+  std::vector<std::string> notes;
+  const std::optional<Config> config = shards.facts(request, notes).config;
   MergePlan plan = MergePlan::load(arguments.plan, config ? &*config : nullptr);
-  if (!is_check) {
-    print(plan.text());
-    return 0;
+  if (has_ranks) {
+    request.plan = arguments.plan;
+    (void)layout_of(shards.listings(), request.from);  // a wrong one is no problem of the plan
   }
-  const Trial trial = try_plan(plan, arguments.model);
+  const Trial trial = has_ranks ? try_on_ranks(plan, shards, request) : try_plan(plan, shards);
   print(arguments.json ? inspect::json_report(trial_tree(plan, trial)) : trial_text(trial, arguments.style));
   return trial.problems.empty() ? 0 : 1;
+}
+
+int run_plan(const PlanArguments& arguments) {
+  const bool is_check = arguments.what == "check";
+  if (is_check && arguments.request.path.empty())
+    throw Error(ErrorKind::argument, "muster plan check needs a model's directory behind the plan");
+  if (!is_check && !arguments.request.path.empty())
+    throw Error(ErrorKind::argument, fmt::format("muster plan {} takes a {} and nothing else", arguments.what,
+                                                 arguments.what == "show" ? "plan" : "checkpoint"));
+  if (is_check) return check(arguments);
+  if (arguments.what == "suggest") {
+    Request request = arguments.request;
+    request.path = arguments.plan;
+    return suggest(request);
+  }
+  print(MergePlan::load(arguments.plan).text());
+  return 0;
 }
 
 }  // namespace
@@ -176,8 +208,9 @@ void add_plan_command(CLI::App& app, int& status) {
                    "A built-in plan or a JSON file; to check also auto, by config.json; of suggest: the model")
       ->required()
       ->type_name(plan_type);
-  command->add_option("model", arguments->model, "To check: a checkpoint in HuggingFace's layout")
+  command->add_option("model", arguments->request.path, "To check: a model, shards of ranks or a foreign checkpoint")
       ->type_name("MODEL_DIR");
+  add_checkpoint_options(*command, arguments->request);
   command->add_flag("--json", arguments->json, "Of a check: print JSON");
   add_style_options(*command, arguments->style);
   command->footer(

@@ -81,7 +81,8 @@ void add_shard_command(CLI::App& app, int& /*status*/) {
   command->add_option("--compress", arguments->compress, "none, zstd or zstd:LEVEL; for the states of a workspace")
       ->capture_default_str()
       ->type_name(compress_type);
-  command->add_option("--at", arguments->options.at, at_help)->type_name("KEY");
+  add_rank_options(*command, arguments->options.at, arguments->options.shards, arguments->options.from, "--from");
+  add_state_options(*command, arguments->options.job, arguments->options.generation);
   command->add_flag("--dry-run", arguments->options.dry_run, "Show what would be cut, and any notes; write nothing");
   add_alone_flag(*command);
   command->footer(

@@ -75,14 +75,17 @@ void add_verify_command(CLI::App& app, int& status) {
       command->add_flag("--headers-only", arguments->headers_only, "Do not read tensors for their checksums");
   auto* write = command->add_flag("--write-checksums", arguments->write_checksums,
                                   "Make muster.checksums.json beside a checkpoint that is whole");
-  command->add_option("--at", arguments->options.at, at_help)->type_name("KEY");
-  command->add_option("--shards", arguments->options.shards, shards_help)->type_name("PATTERN");
+  VerifyOptions& options = arguments->options;
+  command->add_option("--plan", options.plan, plan_help)->type_name(plan_type);
+  command->add_option("--base", options.base, "Compare with this model, as an export does")->type_name("MODEL_DIR");
+  add_rank_options(*command, options.at, options.shards, options.layout);
   add_alone_flag(*command);
   auto* json = command->add_flag("--json", arguments->json, "JSON for programs");
   write->excludes(headers)->excludes(json);
   command->footer(
       "The index against the files, sizes and headers, numbers without holes, and all tensors against their checksums\n"
-      "where there are some. Of a workspace: every state, ranks that lack one, and what was left behind. Exit status:\n"
+      "where there are some. Of a workspace: every state, ranks that lack one, and what was left behind. With --plan,\n"
+      "--base or --layout it also checks that an export with them would succeed. Exit status:\n"
       "0 good, 1 problems, 2 something cannot be verified.\n\n"
       "Examples:\n  muster verify --write-checksums model/\n  muster verify workspace/ state.h5\n  muster verify "
       "model/ --json | jq -r '.problems[].words'");

@@ -18,10 +18,9 @@ inline constexpr const char* plan_help =
 inline constexpr const char* plan_type = "auto|bert|gpt-neox|llama|megatron|moe|vllm|FILE";
 inline constexpr const char* compress_type = "none|zstd|...";
 
-/// What --at and --shards are, likewise.
+/// What --at is, likewise.
 inline constexpr const char* at_help =
     "Of a foreign checkpoint: the key that has the weights (KEY/KEY below others), or how their names begin";
-inline constexpr const char* shards_help = "Of files of ranks: their names, rank{rank}.safetensors";
 
 /// What can be looked into, for every command that has a path of it.
 inline constexpr const char* source_help =

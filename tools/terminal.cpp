@@ -132,25 +132,38 @@ int complain(std::string_view words) {
   return cannot;
 }
 
-void add_source_options(CLI::App& command, inspect::SourceOptions& options) {
-  command.add_option("--plan", options.plan, plan_help)->type_name(plan_type);
-  command.add_option("--at", options.foreign.at, at_help)->type_name("KEY");
-  command.add_option("--shards", options.foreign.shards, shards_help)->type_name("PATTERN");
-  command.add_option("--base", options.base, "Of ranks: a model's directory whose config.json the plan needs")
-      ->type_name("MODEL_DIR");
+void add_rank_options(CLI::App& command, std::string& at, std::string& shards, std::optional<ParallelLayout>& layout,
+                      const char* layout_name) {
+  command.add_option("--at", at, at_help)->type_name("KEY");
+  command.add_option("--shards", shards, "Of files of ranks: their names, rank{rank}.safetensors")
+      ->type_name("PATTERN");
   command
       .add_option_function<std::string>(
-          "--layout", [&options](const std::string& text) { options.from = ParallelLayout::parse(text); },
+          layout_name, [&layout](const std::string& text) { layout = ParallelLayout::parse(text); },
           "What ranks were cut for, where they do not name it: 4, or tp=2,pp=2,ep=2")
       ->type_name("LAYOUT");
-  command.add_option("--rank", options.states.rank, "Of a workspace: this rank's state alone")
-      ->check(CLI::NonNegativeNumber.description(""))
-      ->type_name("R");
-  command.add_option("--generation", options.states.generation, "Of a workspace: this generation, not the newest")
+}
+
+void add_state_options(CLI::App& command, std::string& job, std::optional<std::uint64_t>& generation) {
+  command.add_option("--job", job, "Of a workspace with several jobs: how its number begins")->type_name("PREFIX");
+  command.add_option("--generation", generation, "Of a workspace: this generation, not the newest that is complete")
       ->check(CLI::NonNegativeNumber.description(""))
       ->type_name("G");
-  command.add_option("--job", options.states.job, "Of a workspace with several jobs: how its number begins")
-      ->type_name("PREFIX");
+}
+
+void add_checkpoint_options(CLI::App& command, Request& request) {
+  add_rank_options(command, request.foreign.at, request.foreign.shards, request.from);
+  command.add_option("--base", request.base, "Of ranks: a model's directory whose config.json the plan needs")
+      ->type_name("MODEL_DIR");
+}
+
+void add_source_options(CLI::App& command, Request& request) {
+  command.add_option("--plan", request.plan, plan_help)->type_name(plan_type);
+  add_checkpoint_options(command, request);
+  command.add_option("--rank", request.states.rank, "Of a workspace: this rank's state alone")
+      ->check(CLI::NonNegativeNumber.description(""))
+      ->type_name("R");
+  add_state_options(command, request.states.job, request.states.generation);
 }
 
 void add_alone_flag(CLI::App& command) {

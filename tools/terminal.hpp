@@ -52,8 +52,15 @@ ProgressCallback progress_bar();
 /// Takes away what is drawn of unfinished work, so that other words have the line.
 void clear_progress_bar();
 
-/// --plan, --rank, --generation and --job: what of a path is meant.
-void add_source_options(CLI::App& command, inspect::SourceOptions& options);
+/// --at, --shards and --layout (or `layout_name`): what of a foreign checkpoint is meant, and how ranks were cut.
+void add_rank_options(CLI::App& command, std::string& at, std::string& shards, std::optional<ParallelLayout>& layout,
+                      const char* layout_name = "--layout");
+/// --job and --generation: what of a workspace is meant.
+void add_state_options(CLI::App& command, std::string& job, std::optional<std::uint64_t>& generation);
+/// The first three, and --base.
+void add_checkpoint_options(CLI::App& command, Request& request);
+/// All of these, --plan and --rank: for commands that look at what there is.
+void add_source_options(CLI::App& command, Request& request);
 
 /// --alone of a command that never looks for the other ranks of a job: scripts may say it of all commands.
 void add_alone_flag(CLI::App& command);

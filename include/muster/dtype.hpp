@@ -28,11 +28,15 @@ enum class DType : std::uint8_t {
   f64 = 12,
   f8_e4m3fn = 13,
   f8_e5m2 = 14,
-  f8_e8m0 = 15,    ///< scales of microscaling formats
-  f4_e2m1 = 16,    ///< packed: two elements a byte, the first in the low nibble
-  u4 = 17,         ///< packed likewise
-  i4 = 18,         ///< packed likewise
-  complex64 = 19,  ///< two f32: real, imaginary
+  f8_e8m0 = 15,      ///< scales of microscaling formats
+  f4_e2m1 = 16,      ///< packed: two elements a byte, the first in the low nibble
+  u4 = 17,           ///< packed likewise
+  i4 = 18,           ///< packed likewise
+  complex64 = 19,    ///< two f32: real, imaginary
+  f8_e4m3fnuz = 20,  ///< finite, one zero, one NaN: AMD's
+  f8_e5m2fnuz = 21,  ///< likewise
+  f6_e2m3 = 22,      ///< packed: four elements in three bytes, the first in the lowest bits
+  f6_e3m2 = 23,      ///< packed likewise
 };
 
 /// The dtype of a C++ type: integers of whatever name, bool, std::byte (u8), float and double. A program says so of
@@ -46,14 +50,17 @@ inline constexpr DType dtype_of = DTypeOf<T>::value;
 /// All of them, in the order of their numbers.
 std::span<const DType> all_dtypes() noexcept;
 
-/// Bits of one element: 4 for the packed types, a multiple of 8 else.
+/// Bits of one element: 4 or 6 for the packed types, a multiple of 8 for all others.
 int bits(DType dtype) noexcept;
 
-/// Bytes of one element; 0 for packed 4-bit types, whose elements have no address.
+/// Bytes of one element; 0 for packed types, whose elements have no address.
 std::size_t itemsize(DType dtype) noexcept;
 
-/// Two elements share a byte: such tensors are always contiguous and keep their logical shape.
+/// Whether elements share bytes: such tensors are always contiguous and keep their logical shape.
 bool is_packed(DType dtype) noexcept;
+
+/// The fewest elements that fill whole bytes: 2 of 4 bits, 4 of 6 bits, 1 of all others.
+int elements_in_group(DType dtype) noexcept;
 
 /// safetensors' name: "BOOL", "U8", "BF16", "F8_E4M3", "F4" ...; "U4" and "I4" are ours.
 std::string_view to_string(DType dtype) noexcept;

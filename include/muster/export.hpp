@@ -31,9 +31,13 @@ struct ShardOptions {
   bool force = false;
   /// `out` is a workspace, made if it is not there: each rank's shard is its state of generation 1 of a new job.
   bool to_workspace = false;
-  std::optional<int> zstd_level = {};  ///< of states; none: not compressed
-  std::string carry = {};              ///< which files that are no weights go along (model_dir.hpp)
-  std::string at = {};                 ///< of a foreign checkpoint, as for an export
+  std::optional<int> zstd_level = {};            ///< of states; none: not compressed
+  std::string carry = {};                        ///< which files that are no weights go along (model_dir.hpp)
+  std::optional<ParallelLayout> from = {};       ///< of shards that `to_plan` cuts anew: as an export's `layout`
+  std::string at = {};                           ///< of a foreign checkpoint, as for an export
+  std::string shards = {};                       ///< of files of ranks, likewise
+  std::string job = {};                          ///< of a workspace, likewise
+  std::optional<std::uint64_t> generation = {};  ///< likewise
   /// A model's directory, as for an export: files that are no weights come from there, and the plans' config.json.
   std::string base = {};
   /// By this plan the model is cut, and by `plan` it is read first, as export_model does: a checkpoint whose tensors

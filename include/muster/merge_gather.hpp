@@ -44,7 +44,7 @@ class Merged : public Exchange {
 ///
 /// Throws on all ranks alike. Error(rank_mismatch) if merges, dtypes or shapes do not fit, with those of each rank,
 /// or if tensors that are to be the "same" differ, with the ranks; Error(argument) if the dimension is not there
-/// or the blocks do not divide it; Error(unsupported) if elements have no max or sum, or if packed 4-bit elements
+/// or the blocks do not divide it; Error(unsupported) if elements have no max or sum, or if packed elements
 /// of two ranks would share a byte; Error(no_space) before any byte is copied; Error(no_space | io) if a rank is out
 /// of memory or file descriptors. All these leave the group usable.
 /// Error(timeout | peer_lost | cancelled) poison it.

@@ -26,7 +26,7 @@ namespace muster {
 /// What becomes of the elements of all ranks, taken in their order; with several hosts, one of two ranks or more, first
 /// those of each host (but for floats narrower than 32 bits). Floats narrower than 32 bits are added up in f32 and
 /// rounded once. max and min: NaN of any rank gives NaN. average: of floats alone. bool has max (or), min and product
-/// (and). Packed types, f8_e8m0 and complex64 have none.
+/// (and). Packed types, f8_e8m0, the FNUZ types and complex64 have none.
 enum class ReduceOp : std::uint8_t { sum, product, min, max, average };
 
 struct CollectiveOptions {

@@ -4,11 +4,13 @@
 // only the first thing. The format of the checksums beside a checkpoint: docs/inspecting.md.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "muster/omission.hpp"
+#include "muster/parallel_layout.hpp"
 #include "muster/progress.hpp"
 
 namespace muster {
@@ -59,6 +61,11 @@ struct VerifyOptions {
   /// Of a foreign checkpoint: what of it is meant (export.hpp).
   std::string at = {};
   std::string shards = {};
+  /// With one of these, an export with them is planned, too, and tensors that do not fit are problems.
+  /// Shards of ranks that name their plan are held against that in any case.
+  std::string plan = {};
+  std::string base = {};                      ///< a model's directory, as for an export
+  std::optional<ParallelLayout> layout = {};  ///< of the ranks, likewise
 };
 
 /// `path`: a directory in HuggingFace's layout (with rank-00000-of-0000N.safetensors and no model beside them: shards
@@ -75,7 +82,7 @@ struct VerifyOptions {
 /// each job has one of every rank, and nothing is left by processes that are gone.
 ///
 /// Throws Error(not_found) if there is nothing to verify, Error(io) if a directory cannot be read, Error(version)
-/// where a newer Muster made it.
+/// where a newer Muster made it; with a plan, a base or a layout Error(argument | not_found) as export_model.
 VerifyReport verify(const std::string& path, const VerifyOptions& options = {});
 
 /// Makes muster.checksums.json beside a checkpoint, replacing an older one; returns the number of tensors. Local.

@@ -25,17 +25,18 @@ struct Named {
 };
 // Codes from 10 on are of version 1.1.
 constexpr std::array table{
-    Named{DType::boolean, 6, 8},  Named{DType::u8, 1, 8},         Named{DType::i8, 0, 8},
-    Named{DType::u16, 1, 16},     Named{DType::i16, 0, 16},       Named{DType::u32, 1, 32},
-    Named{DType::i32, 0, 32},     Named{DType::u64, 1, 64},       Named{DType::i64, 0, 64},
-    Named{DType::f16, 2, 16},     Named{DType::bf16, 4, 16},      Named{DType::f32, 2, 32},
-    Named{DType::f64, 2, 64},     Named{DType::f8_e4m3fn, 10, 8}, Named{DType::f8_e5m2, 12, 8},
-    Named{DType::f8_e8m0, 14, 8}, Named{DType::f4_e2m1, 17, 4},   Named{DType::u4, 1, 4},
-    Named{DType::i4, 0, 4},       Named{DType::complex64, 5, 64},
+    Named{DType::boolean, 6, 8},      Named{DType::u8, 1, 8},         Named{DType::i8, 0, 8},
+    Named{DType::u16, 1, 16},         Named{DType::i16, 0, 16},       Named{DType::u32, 1, 32},
+    Named{DType::i32, 0, 32},         Named{DType::u64, 1, 64},       Named{DType::i64, 0, 64},
+    Named{DType::f16, 2, 16},         Named{DType::bf16, 4, 16},      Named{DType::f32, 2, 32},
+    Named{DType::f64, 2, 64},         Named{DType::f8_e4m3fn, 10, 8}, Named{DType::f8_e5m2, 12, 8},
+    Named{DType::f8_e8m0, 14, 8},     Named{DType::f4_e2m1, 17, 4},   Named{DType::u4, 1, 4},
+    Named{DType::i4, 0, 4},           Named{DType::complex64, 5, 64}, Named{DType::f8_e4m3fnuz, 11, 8},
+    Named{DType::f8_e5m2fnuz, 13, 8}, Named{DType::f6_e2m3, 15, 6},   Named{DType::f6_e3m2, 16, 6},
 };
 constexpr std::uint8_t complex = 5;
 constexpr std::uint8_t first_of_1_1 = 7;
-constexpr std::uint64_t is_padded = 4;  // 4-bit elements have a byte each
+constexpr std::uint64_t is_padded = 4;  // packed elements have a byte each
 
 [[noreturn]] void refuse(const std::string& words) {
   throw Error(ErrorKind::argument, "DLPack: " + words);

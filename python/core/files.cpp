@@ -286,7 +286,11 @@ nb::object shard(const std::string& model_dir, const std::string& out, const std
   options.take("to_workspace", made.to_workspace);
   options.take("zstd_level", made.zstd_level);
   options.take("carry", made.carry);
+  options.take("from_layout", made.from);
   options.take("at", made.at);
+  options.take("shards", made.shards);
+  options.take("job", made.job);
+  options.take("generation", made.generation);
   options.take("base", made.base);
   options.take("to_plan", made.to_plan);
   options.take("abandoned_after", made.abandoned_after);
@@ -401,6 +405,9 @@ void bind_checkpoints(nb::module_& module) {
         options.take("checksums", made.checksums);
         options.take("at", made.at);
         options.take("shards", made.shards);
+        options.take("plan", made.plan);
+        options.take("base", made.base);
+        options.take("layout", made.layout);
         const auto work = [&](const ProgressCallback& tell, const std::stop_token& stop) {
           made.progress = ended_by(tell, stop, "verifying " + path);
           return verify(path, made);

@@ -65,13 +65,14 @@ bool is_true(const TensorView& tensor) {
   const DType dtype = tensor.dtype();
   const Tensor copy = Tensor::copy_of(tensor);
   std::vector<std::byte> bytes(copy.bytes().begin(), copy.bytes().end());
-  if (dtype == DType::f8_e8m0) return true;  // it has no zero
-  const bool has_sign =
-      to_string(dtype).front() == 'F' || to_string(dtype).starts_with("BF") || dtype == DType::complex64;
+  if (dtype == DType::f8_e8m0) return true;                                                // it has no zero
+  const bool has_minus_zero = dtype != DType::f8_e4m3fnuz && dtype != DType::f8_e5m2fnuz;  // theirs is NaN
+  const bool has_sign = has_minus_zero && (to_string(dtype).front() == 'F' || to_string(dtype).starts_with("BF") ||
+                                           dtype == DType::complex64);
   const std::size_t number = dtype == DType::complex64 ? bytes.size() / 2 : bytes.size();
-  // The last byte of a number has its sign. An element of four bits is in the lower half of its byte.
+  // The last byte of a number has its sign. A packed element is in the lowest bits of its byte.
   if (is_packed(dtype))
-    bytes.back() &= has_sign ? std::byte{0x07} : std::byte{0x0f};
+    bytes.back() &= std::byte((1U << (bits(dtype) - (has_sign ? 1 : 0))) - 1);
   else if (has_sign)
     for (std::size_t last = number - 1; last < bytes.size(); last += number) bytes[last] &= std::byte{0x7f};
   return std::ranges::any_of(bytes, [](std::byte each) { return each != std::byte{0}; });
@@ -174,7 +175,7 @@ void bind_tensors(nb::module_& module) {
           "torch", [](nb::handle self, std::optional<bool> copy) { return helper("to_torch")(self, copy); },
           nb::arg("copy") = nb::none(),
           "A torch.Tensor: of this memory if it may be written to, else of a copy. copy=True always copies; copy=False "
-          "raises BufferError where a copy is needed. Packed dtypes are bytes, two elements each.")
+          "raises BufferError where a copy is needed. Packed dtypes are bytes.")
       .def(
           "__dlpack__",
           [](const Tensor& self, const nb::object&, const nb::object& max_version, const nb::object& dl_device,

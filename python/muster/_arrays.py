@@ -6,15 +6,22 @@ from __future__ import annotations
 from . import _core, errors
 
 # Dtypes that travel as plain numbers of the same size: what the libraries call them.
-_FP8 = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu"}
+_FP8 = {
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+}
 _ML_DTYPES = {"BF16": "bfloat16", **_FP8}
 _NAMES = {name: ours for ours, name in _ML_DTYPES.items()}
 # Dtypes that go to and from PyTorch as bytes: old ones refuse them.
 _BYTES = {"BOOL": "bool", **_FP8}
 _OF_BYTES = {name: ours for ours, name in _BYTES.items()}
-# One byte an element there, half a byte here.
-_UNPACKED = ("int4", "uint4", "float4_e2m1fn")
-PACKED = ("F4", "U4", "I4")
+# One byte an element there, a part of a byte here.
+_UNPACKED = ("int4", "uint4", "float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn")
+# Dtypes whose elements share bytes, and how many elements share how many bytes.
+PACKED = {"F4": (2, 1), "U4": (2, 1), "I4": (2, 1), "F6_E2M3": (4, 3), "F6_E3M2": (4, 3)}
 
 
 def from_numpy(array):
@@ -22,7 +29,7 @@ def from_numpy(array):
     if name in _NAMES:
         return _core.from_buffer(array.view("u2" if name == "bfloat16" else "u1")).view(_NAMES[name])
     if name in _UNPACKED:
-        raise errors.ArgumentError(f"NumPy's {name} takes a byte an element: pack two into a byte, and name the dtype by as_tensor()")
+        raise errors.ArgumentError(f"NumPy's {name} takes a byte an element: pack them, and name the dtype by as_tensor()")
     if not array.dtype.isnative:
         raise errors.ArgumentError("its bytes are not in the order of this machine")
     return _core.from_buffer(array)
@@ -91,7 +98,7 @@ def to_numpy(tensor):
 def to_array(tensor, dtype=None, copy=None):
     """numpy.asarray() of a dtype that the buffer protocol cannot describe."""
     if tensor.dtype in PACKED:
-        raise errors.ArgumentError(f"NumPy has no dtype for {tensor.dtype}: numpy() gives the bytes, two elements in each")
+        raise errors.ArgumentError(f"NumPy has no dtype for {tensor.dtype}: numpy() gives the bytes that its elements share")
     array = tensor.numpy()
     if dtype is not None and array.dtype != dtype:
         if copy is False:
@@ -108,8 +115,9 @@ def to_torch(tensor, copy=None):
     if copy or not tensor.is_writable:
         tensor = tensor.copy()
     if tensor.dtype in PACKED:
-        even = tensor.ndim > 0 and tensor.shape[-1] % 2 == 0
-        bytes_shape = (*tensor.shape[:-1], tensor.shape[-1] // 2) if even else (tensor.nbytes,)
+        elements, size = PACKED[tensor.dtype]
+        whole = tensor.ndim > 0 and tensor.shape[-1] % elements == 0
+        bytes_shape = (*tensor.shape[:-1], tensor.shape[-1] // elements * size) if whole else (tensor.nbytes,)
         return torch.from_dlpack(tensor.view("U8", bytes_shape).__dlpack__())
     # Of a capsule PyTorch asks nothing more.
     if tensor.dtype in _BYTES:

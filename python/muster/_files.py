@@ -172,6 +172,10 @@ def shard_model(
     zstd_level: int | None = None,
     carry: str = "",
     at: str = "",
+    shards: str = "",
+    from_layout: str | int | None = None,
+    job: str = "",
+    generation: int | None = None,
     base: _Path = "",
     to_plan: _Path = "",
     abandoned_after: float | None = None,
@@ -183,7 +187,8 @@ def shard_model(
     replaced. `to_workspace`: `out` is a workspace, with a state for each rank (`zstd_level`: compressed). `dry_run`: only
     the report. `carry`: which files that are no weights go along: "all", "none" or globs; empty: the ordinary ones. `at`: of a
     foreign checkpoint, the key that has the weights. `base`: as of export_model(). `to_plan`: the plan that cuts; `plan` reads
-    what is there then, which may be ranks' shards, as export_model() does. `abandoned_after`: seconds, after which unfinished
+    what is there then, which may be ranks' shards, as export_model() does (`shards`, `from_layout`, `job`, `generation`: as
+    `shards`, `layout`, `job` and `generation` there). `abandoned_after`: seconds, after which unfinished
     outputs for `out` that other hosts left are removed. `progress(bytes, total_bytes, seconds)` is called now and then, on a thread of the work; what it
     raises, and Ctrl-C, end the work, and nothing is left behind.
 
@@ -197,6 +202,10 @@ def shard_model(
         "zstd_level": zstd_level,
         "carry": carry,
         "at": at,
+        "shards": shards,
+        "from_layout": from_layout,
+        "job": job,
+        "generation": generation,
         "base": os.fspath(base),
         "to_plan": os.fspath(to_plan),
         "abandoned_after": abandoned_after,
@@ -350,14 +359,33 @@ def plan_export(
     return _core.plan_export(os.fspath(shards_dir), os.fspath(plan), options)
 
 
-def verify(path: _Path, *, checksums: bool = True, at: str = "", shards: str = "", progress: _Progress = None) -> _Report:
+def verify(
+    path: _Path,
+    *,
+    checksums: bool = True,
+    at: str = "",
+    shards: str = "",
+    plan: _Path = "",
+    base: _Path = "",
+    layout: str | int | None = None,
+    progress: _Progress = None,
+) -> _Report:
     """All that is wrong with a checkpoint, shards, a workspace or a file, as a dict; "good" if nothing is. Local.
 
-    `checksums=False`: headers only. `at`, `shards`: of a foreign checkpoint, as of export_model(). `progress(bytes, total_bytes,
+    `checksums=False`: headers only. `at`, `shards`: of a foreign checkpoint, as of export_model(). With `plan`, `base` or
+    `layout`, as of that, too, an export with them is planned, and misfits are problems. `progress(bytes, total_bytes,
     seconds)` is called while tensors are read, on a thread of the work; what it raises, and Ctrl-C, end the reading. Raises
-    NotFoundError if there is nothing to verify, IoError if a directory cannot be read, VersionError on what a newer Muster wrote.
+    NotFoundError if there is nothing to verify, IoError if a directory cannot be read, VersionError on what a newer Muster wrote,
+    ArgumentError on a plan, a base or a layout that cannot be used.
     """
-    options = {"checksums": checksums, "at": at, "shards": shards}
+    options = {
+        "checksums": checksums,
+        "at": at,
+        "shards": shards,
+        "plan": os.fspath(plan),
+        "base": os.fspath(base),
+        "layout": layout,
+    }
     return _core.verify(os.fspath(path), options, progress)
 
 

@@ -212,8 +212,8 @@ def as_tensor(object: typing.Any, dtype: str | None = None, shape: typing.Iterab
     """The muster.Tensor of an object's memory, which it keeps. Nothing is copied.
 
     With a dtype or a shape, the same bytes are elements of that: `as_tensor(bytes_of_fp8, "F8_E4M3")`. Packed dtypes
-    ("F4", "U4", "I4") have two elements a byte, and their own shape. Raises ArgumentError on what is no tensor, is on a device,
-    or has not these bytes.
+    ("F4", "U4", "I4", "F6_E2M3", "F6_E3M2") share bytes among elements, and have their own shape. Raises ArgumentError on
+    what is no tensor, is on a device, or has not these bytes.
     """
     return _core.as_tensor(object, dtype, None if shape is None else list(shape))
 

@@ -155,6 +155,15 @@ def test_shard_and_export(tmp_path):
     assert told[0][0] == 12 and told[1][0] is None
     assert told[0][1][0] == told[1][1][0] == "ArgumentError" and "lots" in told[0][1][1]
     assert muster.diff(original, tmp_path / "out")["same"] and muster.verify(tmp_path / "out")["good"]
+    # Verified as an export would read it, and cut anew by the same choice.
+    assert muster.verify(tmp_path / "shards", plan="llama", base=original, layout=2)["good"]
+    for options, words in (({"layout": 3}, "3"), ({"plan": "nowhere"}, "nowhere"), ({"base": tmp_path / "none"}, "none")):
+        with pytest.raises(muster.Error, match=words):
+            muster.verify(tmp_path / "shards", **options)
+    again = muster.shard_model(tmp_path / "shards", tmp_path / "four", 4, "llama", to_plan="llama", from_layout="tp=2")
+    assert again["tensors"] == 12
+    with pytest.raises(muster.ArgumentError, match="layout"):
+        muster.shard_model(tmp_path / "shards", tmp_path / "none", 4, "llama", to_plan="llama", from_layout=3)
 
 
 def names(shown):

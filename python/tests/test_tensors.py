@@ -13,7 +13,8 @@ BY_BUFFER = {
     "BOOL": "?", "U8": "u1", "I8": "i1", "U16": "u2", "I16": "i2", "U32": "u4", "I32": "i4", "U64": "u8", "I64": "i8",
     "F16": "f2", "F32": "f4", "F64": "f8", "C64": "c8",
 }
-BY_ML_DTYPES = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu"}
+BY_ML_DTYPES = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu",
+                "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz"}
 
 
 class OnlyDLPack:
@@ -74,7 +75,7 @@ def test_dtypes_of_ml_dtypes_both_ways(name, numpy_name):
     assert tensor.numpy().dtype == values.dtype and tensor.numpy().tobytes() == values.tobytes()
 
 
-@pytest.mark.parametrize("name", [*BY_BUFFER, *BY_ML_DTYPES, "F4", "U4", "I4"])
+@pytest.mark.parametrize("name", [*BY_BUFFER, *BY_ML_DTYPES, "F4", "U4", "I4", "F6_E2M3", "F6_E3M2"])
 def test_every_dtype_by_dlpack(name):
     tensor = muster.empty(name, (3, 4))
     memoryview(tensor.view("U8")).cast("B")[:] = bytes(range(tensor.nbytes))
@@ -85,7 +86,7 @@ def test_every_dtype_by_dlpack(name):
 def test_every_dtype_by_tvm_ffi_and_back():
     """By the code of a library that has its own of DLPack."""
     tvm_ffi = pytest.importorskip("tvm_ffi", reason="there is no apache-tvm-ffi here")
-    for name in (*BY_BUFFER, *BY_ML_DTYPES, "F4", "U4", "I4"):
+    for name in (*BY_BUFFER, *BY_ML_DTYPES, "F4", "U4", "I4", "F6_E2M3", "F6_E3M2"):
         tensor = muster.empty(name, (3, 4))
         memoryview(tensor.view("U8")).cast("B")[:] = bytes(range(tensor.nbytes))
         theirs = tvm_ffi.from_dlpack(tensor)
@@ -114,6 +115,13 @@ def test_numpy_never_gets_other_numbers():
             memoryview(tensor)
 
 
+@pytest.mark.parametrize("name", ["F8_E4M3FNUZ", "F8_E5M2FNUZ", "F6_E2M3", "F6_E3M2"])
+def test_a_reader_of_dlpack_1_0_has_no_such_dtype(name):
+    tensor = muster.empty(name, (3, 4))
+    with pytest.raises(BufferError, match="DLPack 1.1.*U8"):
+        tensor.__dlpack__(max_version=(1, 0))
+
+
 def test_truth():
     for name in (*BY_BUFFER, *BY_ML_DTYPES):
         scalar = muster.empty(name, ())
@@ -122,6 +130,11 @@ def test_truth():
         assert bool(scalar) is (name == "F8_E8M0")  # which has no zero
         raw[0] = 1
         assert bool(scalar)
+    for name, minus_zero, is_nan in (("F8_E4M3", 0x80, False), ("F8_E4M3FNUZ", 0x80, True), ("F8_E5M2FNUZ", 0x80, True),
+                                     ("F6_E2M3", 0x20, False), ("F6_E3M2", 0xE0, False), ("F4", 0xF8, False)):
+        assert bool(muster.as_tensor(bytes([minus_zero]), name, ())) is is_nan, name
+        assert muster.as_tensor(bytes([1]), name, ()), name
+    assert muster.as_tensor(bytes([0x10]), "F6_E2M3", ())
     assert not muster.as_tensor(np.array(-0.0)) and muster.as_tensor(np.array(np.nan)) and muster.as_tensor(np.array(0.5))
     assert muster.as_tensor(np.array(-1)) and not muster.as_tensor(np.zeros((), "c8")) and muster.as_tensor(np.array(1j, "c8"))
     # Any other one is like a list.
@@ -162,6 +175,36 @@ def test_packed_dtypes_are_bytes():
         assert (tensor.dtype, tensor.shape, tensor.nbytes, tensor.size) == (name, (3, 4), 6, 12)
         assert tensor.numpy().tolist() == [0, 1, 2, 3, 4, 5] and bytes(tensor) == bytes(range(6))
         assert tensor.view("U8").shape == (3, 2)
+    for name in ("F6_E2M3", "F6_E3M2"):
+        tensor = muster.as_tensor(np.arange(9, dtype="u1"), name, (3, 4))
+        assert (tensor.dtype, tensor.shape, tensor.nbytes, tensor.size) == (name, (3, 4), 9, 12)
+        assert tensor.numpy().tolist() == list(range(9)) and bytes(tensor) == bytes(range(9))
+        assert tensor.view("U8").shape == (3, 3) and tensor.view("U8").view(name).shape == (3, 4)
+        with pytest.raises(muster.ArgumentError, match=name):
+            np.asarray(tensor)
+        with pytest.raises(muster.ArgumentError, match="bytes"):
+            muster.as_tensor(np.arange(8, dtype="u1"), name, (3, 4))
+
+
+@pytest.mark.parametrize("name,torch_name", [(name, other) for name, other in BY_ML_DTYPES.items() if name.startswith("F8")])
+def test_small_floats_of_torch_both_ways(name, torch_name):
+    torch = pytest.importorskip("torch")
+    if not hasattr(torch, torch_name):
+        pytest.skip(f"torch {torch.__version__} has no {torch_name}")
+    values = torch.arange(12, dtype=torch.uint8).reshape(3, 4).view(getattr(torch, torch_name))
+    tensor = muster.as_tensor(values)
+    assert (tensor.dtype, tensor.shape, bytes(tensor)) == (name, (3, 4), bytes(range(12)))
+    assert tensor.torch().dtype == values.dtype and muster.empty(values.dtype, (2,)).dtype == name
+
+
+def test_packed_floats_are_bytes_of_torch():
+    torch = pytest.importorskip("torch")
+    for name, shape in (("F4", (3, 2)), ("F6_E2M3", (3, 3)), ("F6_E3M2", (3, 3))):
+        tensor = muster.as_tensor(bytes(range(3 * shape[1])), name, (3, 4))
+        assert tuple(tensor.torch().shape) == shape and tensor.torch().dtype == torch.uint8
+        assert tensor.torch().flatten().tolist() == list(range(3 * shape[1]))
+    # Rows that do not end at a byte have no shape of bytes.
+    assert tuple(muster.as_tensor(bytes(5), "F6_E2M3", (2, 3)).torch().shape) == (5,)
 
 
 def test_strides_scalars_and_nothing():

@@ -397,13 +397,6 @@ Arrangement arrange_model(const MergePlan& plan, std::span<const NamedSpec> mode
   return arrangement;
 }
 
-std::optional<Config> config_of(const Request& request) {
-  std::optional<Config> config = read_model_config(request.base.empty() ? request.path : request.base);
-  if (!request.base.empty() && !config)
-    throw file_error(ErrorKind::not_found, "taking the model from", request.base, "it has no config.json");
-  return config;
-}
-
 Request request_of(const std::string& path, const std::string& plan, const ExportOptions& options) {
   return {.path = path,
           .plan = plan,
@@ -423,9 +416,9 @@ Request request_of(const std::string& path, const std::string& plan, const Expor
 ExportJob plan_job(const Request& request, const ShardSet& shards, std::vector<ShardListing> listings) {
   std::ranges::sort(listings, {}, &ShardListing::rank);
   std::vector<std::string> notes = shards.notes();
-  const std::optional<Config> own = config_of(request);
-  const std::optional<Config> saved = own ? std::nullopt : shards.saved_config(notes);
-  const Config* const config = own ? &*own : saved ? &*saved : nullptr;
+  ModelFacts facts = shards.facts(request, notes);
+  const Config* const config = facts.config ? &*facts.config : nullptr;
+  const Config* const own = facts.is_own ? config : nullptr;
   const bool has_base = !request.base.empty() && !request.looks_only;
   const BaseTensors base = has_base ? base_tensors(request.base, notes) : BaseTensors();
   ExportJob job{.plan = plan_of(listings, request.plan, config, notes)};
@@ -450,8 +443,7 @@ ExportJob plan_job(const Request& request, const ShardSet& shards, std::vector<S
   if (!request.looks_only) {
     const std::vector<NamedSpec> model = specs_of(arrangement);
     // Before the base: names of ranks would not be the base's either, and this error has the remedy.
-    if (request.is_cut && !request.to_plan.empty())
-      check_names(MergePlan::load(request.to_plan, own ? &*own : nullptr), model);
+    if (request.is_cut && !request.to_plan.empty()) check_names(MergePlan::load(request.to_plan, own), model);
     const bool updates = own && !request.to && !request.is_cut && (request.dtype || has_base);
     if (updates && Selection(request).is_all()) {
       check_base(*own, model);
@@ -477,6 +469,7 @@ ExportJob plan_job(const Request& request, const ShardSet& shards, std::vector<S
     notes.insert(notes.end(), more.begin(), more.end());
   job.account.notes = std::move(notes);
   job.fingerprint = fingerprint_of(listings, job);
+  job.config = std::move(facts.config);
   return job;
 }
 

@@ -41,9 +41,6 @@ ExportOutputs shard_outputs(const Arrangement& arrangement, const MergePlan& pla
 /// it backwards. Throws Error(argument) that lists the names without a rule.
 Arrangement arrange_model(const MergePlan& plan, std::span<const NamedSpec> model);
 
-/// The config.json of the request's base, or, without one, of its path. Throws Error(not_found) if the base has none.
-std::optional<Config> config_of(const Request& request);
-
 struct ExportJob {
   MergePlan plan;                                     ///< the arrangement's rules are its
   std::vector<RankTensors> ranks = {};                ///< what the rules are for
@@ -51,9 +48,10 @@ struct ExportJob {
   std::vector<std::vector<LeftOut>> left_out = {};    ///< by views, of each rank
   std::vector<std::size_t> counts = {};               ///< tensors of each rank's shard
   ExportOutputs outputs = {};
-  ExportAccount account = {};    ///< every tensor of every rank, and what becomes of it
-  std::string config_text = {};  ///< of config.json; empty: as it is where it comes from
-  std::string fingerprint = {};  ///< the same for the same shards, results and files
+  ExportAccount account = {};         ///< every tensor of every rank, and what becomes of it
+  std::string config_text = {};       ///< of config.json; empty: as it is where it comes from
+  std::optional<Config> config = {};  ///< that counted for the plan; none: there is none
+  std::string fingerprint = {};       ///< the same for the same shards, results and files
 };
 
 /// The request of an export.

@@ -57,7 +57,7 @@ struct ForeignTensor {
   DType dtype = DType::u8;
   Shape shape;
   std::uint64_t bytes = 0;
-  std::uint64_t item_bytes = 1;    ///< of an element as it is stored; two elements if these are packed
+  std::uint64_t item_bytes = 1;    ///< of an element as it is stored; 1 if elements are packed
   std::uint64_t address = 0;       ///< what the reader is asked by
   std::uint64_t stored_bytes = 0;  ///< what it takes in the file
   std::uint64_t offset = 0;        ///< of its elements, as they are, in the file; 0: the reader is asked

@@ -230,7 +230,7 @@ class Parser {
       if (__builtin_mul_overflow(elements, static_cast<std::uint64_t>(extent), &elements) || elements > most_bytes)
         return;
     }
-    if (elements / 2 + elements % 2 != tensor.bytes) return;
+    if ((elements * static_cast<std::uint64_t>(bits(*dtype)) + 7) / 8 != tensor.bytes) return;
     tensor.dtype = *dtype;
     tensor.shape = shape->second;
     report_.texts.erase(named);

@@ -49,26 +49,20 @@ class RankPart {
       throw Error(ErrorKind::argument, fmt::format("loading rank {} of the layout {}: its ranks are 0 to {}", rank,
                                                    to_string(layout), layout.ranks() - 1));
     const auto file = static_cast<std::size_t>(rank);
-    Request request{.path = path,
-                    .plan = plan,
-                    .from = options.from,
-                    .base = options.base,
-                    .foreign = {options.at, options.shards}};
-    const bool has_one_plan = options.to_plan.empty();
-    const bool has_ranks = has_one_plan && contents_of(path, request.foreign).has_ranks();
-    if (is_alone && has_ranks) {
-      request.to = layout;
+    const Request request{.path = path,
+                          .plan = plan,
+                          .from = options.from,
+                          .to = layout,
+                          .to_plan = options.to_plan,
+                          .base = options.base,
+                          .foreign = {options.at, options.shards}};
+    if (is_alone && options.to_plan.empty() && contents_of(path, request.foreign).has_ranks()) {
       const auto shards = std::make_shared<ShardSet>(path, 0, 1, workspace::StateChoice(), request.foreign);
       ExportJob job = plan_job(request, *shards, shards->listings());
       mine_ = merged_of(shards, job, std::move(job.outputs.files[file].tensors));
       return;
     }
-    // Of what is whole, one plan is the one that cuts.
-    const bool is_cut_only = has_one_plan && !has_ranks;
-    if (is_cut_only) request.plan.clear();
-    request.to_plan = !is_cut_only ? options.to_plan : plan.empty() ? "auto" : plan;
-    const std::string cut_by = request.to_plan;
-    job_ = std::make_unique<ShardJob>(open_model(std::move(request)), cut_by, layout);
+    job_ = std::make_unique<ShardJob>(request);
     mine_ = std::make_unique<MergedTensors>(job_->source, std::vector<RankSources>(1),
                                             job_->outputs.files[file].tensors, job_->outputs.equal);
     agree_on_model(layout, rank);

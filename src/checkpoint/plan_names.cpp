@@ -364,8 +364,15 @@ std::string some_names(std::vector<std::string> names) {
 }
 
 std::string no_rule_words(const MergePlan& plan, const std::vector<std::string>& names) {
-  return fmt::format("plan {}: no rule matches the tensor{} {}; add one, or take another plan", in_quotes(plan.name()),
-                     names.size() == 1 ? "" : "s", some_names(names));
+  const bool is_of_heads = std::ranges::all_of(names, [](const std::string& name) {
+    static const NumberPattern norm = NumberPattern::parse("*.self_attn.{q,k}_layernorm.norms.#.{weight,bias}");
+    return norm.find(name).has_value();
+  });
+  return fmt::format("plan {}: no rule matches the tensor{} {}; {}", in_quotes(plan.name()),
+                     names.size() == 1 ? "" : "s", some_names(names),
+                     is_of_heads ? "each is the norm of one head, and a plan cannot give ranks the norms of their own "
+                                   "heads under numbers from 0; export or convert the model as a whole"
+                                 : "add one, or take another plan");
 }
 
 }  // namespace muster

@@ -5,6 +5,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <numeric>
 #include <set>
@@ -209,7 +210,7 @@ class Viewing {
 
 void cast_view(ViewedTensor& tensor, DType to) {
   const DType from = tensor.stored;
-  if (to_string(from).starts_with("F8") || to_string(from).starts_with("F4"))
+  if (std::ranges::any_of(std::array{"F8", "F6", "F4"}, [&](auto kind) { return to_string(from).starts_with(kind); }))
     refuse_view(fmt::format("{} is quantised and cannot be cast; leave it out with --exclude", to_string(from)));
   if (from == to || merge::can_cast(from, to)) tensor.spec.dtype = to;  // integers stay
 }

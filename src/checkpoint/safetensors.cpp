@@ -37,10 +37,11 @@ namespace {
 /// The reference writer's order, from the last to the first: never a larger element after a smaller one, so that every
 /// tensor is aligned in a file whose data begins at a multiple of eight.
 std::ptrdiff_t place_of(DType dtype) noexcept {
-  constexpr std::array order = {DType::u64, DType::i64,     DType::f64,       DType::complex64, DType::f32,
-                                DType::u32, DType::i32,     DType::bf16,      DType::f16,       DType::u16,
-                                DType::i16, DType::f8_e8m0, DType::f8_e4m3fn, DType::f8_e5m2,   DType::i8,
-                                DType::u8,  DType::f4_e2m1, DType::boolean};
+  constexpr std::array order = {
+      DType::u64,         DType::i64,     DType::f64,       DType::complex64, DType::f32, DType::u32,
+      DType::i32,         DType::bf16,    DType::f16,       DType::u16,       DType::i16, DType::f8_e5m2fnuz,
+      DType::f8_e4m3fnuz, DType::f8_e8m0, DType::f8_e4m3fn, DType::f8_e5m2,   DType::i8,  DType::u8,
+      DType::f6_e3m2,     DType::f6_e2m3, DType::f4_e2m1,   DType::boolean};
   if (dtype == DType::u4 || dtype == DType::i4) dtype = DType::u8;
   return std::ranges::find(order, dtype) - order.begin();
 }
@@ -48,7 +49,7 @@ std::ptrdiff_t place_of(DType dtype) noexcept {
 /// What the format cannot say: it goes as flat U8.
 bool is_own(const TensorEntry& entry) {
   return entry.dtype == DType::u4 || entry.dtype == DType::i4 ||
-         (entry.dtype == DType::f4_e2m1 && element_count(entry.shape) % 2 != 0);
+         element_count(entry.shape) % elements_in_group(entry.dtype) != 0;
 }
 
 /// Of "U4 [3, 5]".

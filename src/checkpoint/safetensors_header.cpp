@@ -115,7 +115,7 @@ void check_size(const TensorEntry& entry) {
   } catch (const Error&) {
     refuse_entry(entry, fmt::format("its shape overflows: {} has too many elements", to_string(entry.shape)));
   }
-  if (is_packed(entry.dtype) && element_count(entry.shape) % 2 != 0)
+  if (element_count(entry.shape) % elements_in_group(entry.dtype) != 0)
     refuse_entry(entry, fmt::format("{} elements of {} end in the middle of a byte", element_count(entry.shape),
                                     to_string(entry.dtype)));
   if (needed != entry.bytes)

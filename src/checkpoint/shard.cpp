@@ -161,24 +161,22 @@ ShardReport shard_model(const std::string& model_dir, const std::string& out, co
       throw Error(ErrorKind::argument, "safetensors files are not compressed; the states of a workspace can be");
     if (!options.dry_run) check_output(out, {options.force, {}});
   }
-  // Without a second plan, the plan cuts what is whole already.
-  const bool is_cut_only = options.to_plan.empty();
-  Request request{.path = model_dir,
-                  .plan = is_cut_only ? "" : plan_name,
-                  .to_plan = !is_cut_only        ? options.to_plan
-                             : plan_name.empty() ? "auto"
-                                                 : plan_name,
-                  .base = options.base,
-                  .foreign = {options.at, {}}};
-  if (is_cut_only && contents_of(model_dir, request.foreign).has_ranks())
+  const Request request{.path = model_dir,
+                        .plan = plan_name,
+                        .from = options.from,
+                        .to = layout,
+                        .to_plan = options.to_plan,
+                        .base = options.base,
+                        .states = {{}, options.generation, options.job},
+                        .foreign = {options.at, options.shards}};
+  if (options.to_plan.empty() && contents_of(model_dir, request.foreign).has_ranks())
     throw Error(ErrorKind::argument,
                 fmt::format("{} has the tensors of {} ranks and is not a model: muster export {} --plan {} --ranks {} "
                             "--out DIR cuts them "
                             "anew",
                             in_quotes(model_dir), count_shards(model_dir), model_dir, plan_name, to_string(layout)),
                 {.path = model_dir});
-  const std::string cut_by = request.to_plan;
-  ShardJob job(open_model(std::move(request), options.carry, !options.to_workspace), cut_by, layout);
+  ShardJob job(request, options.carry, !options.to_workspace);
   if (options.to_workspace && !options.dry_run) write_states(job, out, options);
   if (!options.to_workspace && !options.dry_run) write_files(job, out, layout, options);
   job.report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

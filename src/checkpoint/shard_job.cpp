@@ -34,14 +34,28 @@ std::shared_ptr<const TensorSource> with_recent_pieces(std::shared_ptr<const Ten
 
 }  // namespace
 
-ShardJob::ShardJob(ModelSource from, const std::string& plan_name, const ParallelLayout& layout)
-    : plan(cutting_plan(from, plan_name)),
+ShardJob::ShardJob(const Request& request, const std::string& carry, bool side_by_side)
+    : ShardJob(opened(request, carry, side_by_side)) {}
+
+ShardJob::Opened ShardJob::opened(Request request, const std::string& carry, bool side_by_side) {
+  // Of what is whole, one plan is the one that cuts.
+  if (request.to_plan.empty() && !contents_of(request.path, request.foreign).has_ranks()) {
+    request.to_plan = request.plan.empty() ? "auto" : request.plan;
+    request.plan.clear();
+  }
+  ModelSource model = open_model(request, carry, side_by_side);
+  return {std::move(model), std::move(request)};
+}
+
+ShardJob::ShardJob(ModelSource from, const Request& request)
+    : plan(cutting_plan(from, request.to_plan)),
       source(from.tensors),
       model(std::move(from.tensors)),
       set(std::move(from.set)),
       carried(std::move(from.carried)),
       carried_from(std::move(from.carried_from)) {
   report.notes = std::move(from.notes);
+  const ParallelLayout& layout = *request.to;
   std::vector<NamedSpec> tensors;
   for (const TensorEntry& entry : source->tensors()) {
     tensors.push_back({entry.name, {entry.dtype, entry.shape}});
@@ -73,6 +87,7 @@ std::unique_ptr<MergedTensors> merged_of(std::shared_ptr<const TensorSource> sha
 ModelSource open_model(Request request, const std::string& carry, bool side_by_side) {
   request.max_shard_size = UINT64_MAX;  // one file has all
   request.is_cut = true;
+  request.to.reset();
   const auto shards = std::make_shared<ShardSet>(request.path, 0, 1, request.states, request.foreign);
   ExportJob job = plan_job(request, *shards, shards->listings());
   ModelSource model;
@@ -85,7 +100,7 @@ ModelSource open_model(Request request, const std::string& carry, bool side_by_s
                               return shards->tensors()[tensor.sources.front().index].name == tensor.name;
                             });
   model.tensors = is_unchanged ? source : merged_of(source, job, std::move(tensors));
-  model.config = config_of(request);
+  model.config = std::move(job.config);
   model.metadata = shards->metadata();
   model.carried = request.base.empty() ? shards->carried(carry) : carried_files(request.base, carry);
   model.carried_from = request.base.empty() ? request.path : request.base;

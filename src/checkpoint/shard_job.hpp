@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "muster/config.hpp"
 #include "muster/export.hpp"
@@ -40,9 +41,10 @@ std::unique_ptr<MergedTensors> merged_of(std::shared_ptr<const TensorSource> sha
 ModelSource open_model(Request request, const std::string& carry = {}, bool side_by_side = false);
 
 struct ShardJob {
-  /// `plan_name` may be empty: the plan that the model was put together by, but "auto" if that has views. Throws as
-  /// shard_model.
-  ShardJob(ModelSource from, const std::string& plan_name, const ParallelLayout& layout);
+  /// The request's model, cut for the layout `to` by `to_plan`. Without one, `plan` cuts what is whole already, and the
+  /// tensors of ranks are cut by the plan that has put them together, but by "auto" if that has views. `carry` and
+  /// `side_by_side`: as open_model's. Throws as shard_model.
+  explicit ShardJob(const Request& request, const std::string& carry = {}, bool side_by_side = false);
 
   MergePlan plan;
   ExportOutputs outputs;                       ///< a file a rank
@@ -60,6 +62,10 @@ struct ShardJob {
   [[nodiscard]] std::pair<std::size_t, std::uint64_t> place_in_model(std::size_t tensor) const;
 
  private:
+  using Opened = std::pair<ModelSource, Request>;
+  explicit ShardJob(Opened opened) : ShardJob(std::move(opened.first), opened.second) {}
+  ShardJob(ModelSource from, const Request& request);
+  static Opened opened(Request request, const std::string& carry, bool side_by_side);
   /// Ranks have what the plan's views are of: the parts that the rules cut are tensors of their own, put together as
   /// they are read.
   void turn_views(const ParallelLayout& layout);

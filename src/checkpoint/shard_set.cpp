@@ -367,6 +367,13 @@ TensorDetail FileTensors::detail(std::size_t tensor) const {
   return {state->path(), entry.stored_bytes, entry.compressed, entry.checksum};
 }
 
+std::optional<Config> config_of(const Request& request) {
+  std::optional<Config> config = read_model_config(request.base.empty() ? request.path : request.base);
+  if (!request.base.empty() && !config)
+    throw file_error(ErrorKind::not_found, "taking the model from", request.base, "it has no config.json");
+  return config;
+}
+
 Contents contents_of(const std::string& path, const foreign::Choice& choice) {
   using Kind = Contents::Kind;
   if (workspace::is_workspace_directory(path)) return {Kind::workspace};
@@ -422,6 +429,10 @@ ShardSet::ShardSet(const std::string& directory, int process, int processes, con
 
 CarriedFiles ShardSet::carried(const std::string& carry) const {
   CarriedFiles carried = carried_files(path_, carry);
+  if (foreign_ && foreign_->config && std::erase(carried.names, "config.json") != 0)
+    carried.left.push_back({"config.json",
+                            "it is TensorRT-LLM's, and programs that load the result cannot read it; --base MODEL_DIR "
+                            "takes that of the model"});
   if (!foreign_ || !carry.empty()) return carried;
   std::erase_if(carried.names, [&](const std::string& name) {
     if (belongs_to_checkpoint(name) == Belongs::beside) return false;
@@ -443,8 +454,17 @@ CarriedFiles ShardSet::carried(const std::string& carry) const {
   return carried;
 }
 
-std::optional<Config> ShardSet::saved_config(std::vector<std::string>& notes) const {
-  return foreign_ ? foreign::saved_config(*foreign_, notes) : std::nullopt;
+ModelFacts ShardSet::facts(const Request& request, std::vector<std::string>& notes) const {
+  ModelFacts facts;
+  // Another program's config.json is not one that its readers load.
+  if (!request.base.empty() || !foreign_ || !foreign_->config) facts.config = config_of(request);
+  facts.is_own = facts.config.has_value();
+  if (!foreign_) return facts;
+  if (!facts.is_own) facts.config = foreign::saved_config(*foreign_, notes);
+  const Config saved = foreign::saved_facts(*foreign_);
+  for (const auto& [key, value] : saved.as_object())
+    if (facts.config && facts.config->is_object()) (*facts.config)[key] = value;
+  return facts;
 }
 
 void ShardSet::check_stored() const {

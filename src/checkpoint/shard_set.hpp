@@ -28,6 +28,7 @@
 #include "src/checkpoint/assembly.hpp"
 #include "src/checkpoint/checksums.hpp"
 #include "src/checkpoint/foreign/checkpoint.hpp"
+#include "src/checkpoint/request.hpp"
 #include "src/checkpoint/tensor_source.hpp"
 #include "src/workspace/survey.hpp"
 
@@ -160,8 +161,17 @@ struct Contents {
 /// Throws as foreign::find_checkpoint, and Error(io).
 Contents contents_of(const std::string& path, const foreign::Choice& choice = {});
 
+/// The config.json of the request's base, or, without one, of its path. Throws Error(not_found) if the base has none.
+std::optional<Config> config_of(const Request& request);
+
 /// The ranks of a directory of kind shards. Throws as count_shards.
 int count_shard_files(const std::string& directory);
+
+/// What is known of a model beside its tensors.
+struct ModelFacts {
+  std::optional<Config> config = {};  ///< for plans; none: nothing is known
+  bool is_own = false;                ///< it is a config.json that programs load with the model
+};
 
 /// The shards that one process reads: rank, rank + processes, ... They are safetensors files of a directory, which are
 /// held against their checksums as they are read, the states of a workspace that all ranks have
@@ -180,9 +190,10 @@ class ShardSet : public FileTensors {
   /// Files beside the weights that go along: carried_files() of the directory; of a foreign checkpoint configs and
   /// tokenizers alone, unless `carry` names others, and none if it is one file.
   [[nodiscard]] CarriedFiles carried(const std::string& carry) const;
-  /// The sizes of the model in the names of HuggingFace's config.json, as far as a checkpoint of another program has
-  /// them saved beside its tensors. A note names the source.
-  [[nodiscard]] std::optional<Config> saved_config(std::vector<std::string>& notes) const;
+  /// The config.json that counts for the request's plans: that of its base, or the one beside the tensors. If that is
+  /// none of HuggingFace's, the sizes that a checkpoint of another program has saved, under its names; a note names
+  /// their source. Throws as config_of.
+  [[nodiscard]] ModelFacts facts(const Request& request, std::vector<std::string>& notes) const;
   /// Not empty: all processes have all tensors, and have to have the same of this.
   [[nodiscard]] const std::string& whole() const noexcept { return whole_; }
   /// Holds what a foreign checkpoint stores against its own checksums; where all processes have all of it, a share

@@ -16,6 +16,7 @@
 #include "muster/safetensors.hpp"
 #include "muster/verify.hpp"
 #include "src/checkpoint/model_survey.hpp"
+#include "src/checkpoint/request.hpp"
 
 namespace muster {
 
@@ -24,6 +25,19 @@ struct Verification {
   const std::string directory;  ///< of all files
   const VerifyOptions& options;
   VerifyReport& report;
+
+  /// As all commands that read the path make it.
+  [[nodiscard]] Request request(const std::string& path) const {
+    return {.path = path,
+            .plan = options.plan,
+            .from = options.layout,
+            .base = options.base,
+            .foreign = {options.at, options.shards}};
+  }
+  /// Whether there is a request beyond the path.
+  [[nodiscard]] bool has_request() const {
+    return !options.plan.empty() || !options.base.empty() || options.layout.has_value();
+  }
 
   template <class... Values>
   void add(Defect defect, std::string_view file, std::string_view tensor, fmt::format_string<Values...> words,
@@ -71,5 +85,9 @@ using Places = std::map<std::string_view, std::pair<const OpenedFile*, std::size
 
 /// rank-00002-of-00004.safetensors and nothing else.
 void verify_shards(const std::vector<std::string>& names, Verification& verification);
+
+/// Plans an export of `path`: tensors that do not fit are problems. A request that cannot be met is thrown if the
+/// options have a plan, a base or a layout; else the shards may have been cut by a plan that is not there.
+void verify_request(const std::string& path, Verification& verification);
 
 }  // namespace muster

@@ -17,6 +17,7 @@
 #include "muster/state_file.hpp"
 #include "src/base/escaped.hpp"
 #include "src/checkpoint/checksums.hpp"
+#include "src/checkpoint/export_job.hpp"
 #include "src/checkpoint/foreign/checkpoint.hpp"
 #include "src/checkpoint/foreign_hdf5.hpp"
 #include "src/checkpoint/model_files.hpp"
@@ -159,10 +160,6 @@ void verify_model(const std::vector<std::string>& listing, Verification& verific
   verify_checksums(places, verification);
 }
 
-foreign::Choice choice_of(const VerifyOptions& options) {
-  return {options.at, options.shards};
-}
-
 /// A foreign checkpoint is opened as who reads it opens it, which finds what headers tell; then all is read once.
 void verify_foreign(const foreign::Found& found, const std::string& name, Verification& verification) {
   VerifyReport& report = verification.report;
@@ -170,7 +167,7 @@ void verify_foreign(const foreign::Found& found, const std::string& name, Verifi
   for (int rank = 0; rank < std::max(found.ranks, 1); ++rank) {
     try {
       std::vector<std::string> notes;
-      const auto tensors = open_checkpoint(found, rank, choice_of(verification.options), notes);
+      const auto tensors = open_checkpoint(found, rank, verification.request(found.path).foreign, notes);
       verification.count(tensors->tensors());
       report.files += tensors->paths().size() - 1;
       verification.add_omissions(tensors->omissions(), name);
@@ -182,6 +179,9 @@ void verify_foreign(const foreign::Found& found, const std::string& name, Verifi
       report.checked += tensors->verify(verification.options.progress, add);
       report.has_checksums = report.checked != 0;
     } catch (const Error& error) {
+      // It is the request that is wrong: a key that is not there.
+      const bool has_key = !verification.options.at.empty();
+      if (error.kind() == ErrorKind::argument || (error.kind() == ErrorKind::not_found && has_key)) throw;
       verification.add(Defect::file, name, "", "{}", error.what());
     }
   }
@@ -189,7 +189,7 @@ void verify_foreign(const foreign::Found& found, const std::string& name, Verifi
 
 void verify_directory(Verification& verification) {
   const std::string& directory = verification.directory;
-  const Contents contents = contents_of(directory, choice_of(verification.options));
+  const Contents contents = contents_of(directory, verification.request(directory).foreign);
   if (contents.kind == Contents::Kind::workspace) return verify_workspace(verification);
   if (contents.foreign) return verify_foreign(*contents.foreign, "", verification);
   const std::vector<std::string> listing = files_in(directory);
@@ -208,7 +208,8 @@ void verify_file(const std::string& name, Verification& verification) {
     verification.report.has_checksums = true;
     return verify_state(name, verification.options.progress, verification);
   }
-  if (const auto found = foreign::find_checkpoint(path)) return verify_foreign(*found, name, verification);
+  if (const auto found = foreign::find_checkpoint(path, verification.request(path).foreign))
+    return verify_foreign(*found, name, verification);
   verification.report.kind = VerifiedKind::file;
   if (!is_hdf5_file(path)) {
     verification.open_all({name});
@@ -271,6 +272,26 @@ void read_all(std::vector<ReadTensor>& tensors, const ProgressCallback& progress
   });
 }
 
+void verify_request(const std::string& path, Verification& verification) {
+  const Request request = verification.request(path);
+  bool has_plan = request.plan.empty();  // or one that can be read
+  try {
+    const ShardSet shards(path, 0, 1, request.states, request.foreign);
+    if (!has_plan) {
+      std::vector<std::string> notes;
+      const std::optional<Config> config = shards.facts(request, notes).config;
+      (void)MergePlan::load(request.plan, config ? &*config : nullptr);
+      has_plan = true;
+    }
+    (void)plan_job(request, shards, shards.listings());
+  } catch (const Error& error) {
+    if (has_plan && (error.kind() == ErrorKind::rank_mismatch || error.kind() == ErrorKind::corrupt))
+      verification.add(Defect::disagree, "", "", "{}", error.what());
+    else if (verification.has_request())
+      throw;
+  }
+}
+
 std::string_view to_string(Defect defect) noexcept {
   constexpr std::array<std::string_view, 10> names = {"file",      "missing",  "unindexed", "twice",    "index",
                                                       "numbering", "disagree", "left",      "checksum", "unreadable"};
@@ -289,6 +310,7 @@ VerifyReport verify(const std::string& path, const VerifyOptions& options) {
     verify_directory(verification);
   else
     verify_file(whole.filename().string(), verification);
+  if (verification.has_request() && report.is_good()) verify_request(path, verification);
   return report;
 }
 

@@ -134,16 +134,6 @@ void verify_pieces(const std::vector<OpenedFile>& files, Verification& verificat
       verification.add(Defect::checksum, read.file->name, read.entry().name, "{}", read.failure);
 }
 
-/// Shards that know their plan have to fit together by it. Other errors are of the plan, or of what it needs.
-void verify_plan(Verification& verification) {
-  try {
-    (void)plan_export(verification.directory, "");
-  } catch (const Error& error) {
-    if (error.kind() == ErrorKind::rank_mismatch || error.kind() == ErrorKind::corrupt)
-      verification.add(Defect::disagree, "", "", "{}", error.what());
-  }
-}
-
 }  // namespace
 
 void verify_shards(const std::vector<std::string>& names, Verification& verification) {
@@ -161,7 +151,8 @@ void verify_shards(const std::vector<std::string>& names, Verification& verifica
     if (const auto [other, is_first] = first.try_emplace(parsed->ranks, shard); !is_first)
       compare_facts(other->second, shard, verification);
   }
-  if (verification.report.is_good()) verify_plan(verification);
+  if (verification.report.is_good() && !verification.has_request())
+    verify_request(verification.directory, verification);
   verify_pieces(files, verification);
 }
 

@@ -72,7 +72,7 @@ void check_whole_bytes(DType dtype, const Shape& shape, std::size_t dim) {
   if (!is_packed(dtype)) return;
   std::int64_t row = 1;
   for (std::size_t i = dim; i < shape.size(); ++i) row *= shape[i];
-  if (row % 2 != 0)
+  if (row % elements_in_group(dtype) != 0)
     throw Error(ErrorKind::argument, fmt::format("{} cannot be joined or cut along dimension {}: its rows end within a "
                                                  "byte",
                                                  to_string(TensorSpec{dtype, shape}), dim));

@@ -2,6 +2,7 @@
 #include "muster/dtype.hpp"
 
 #include <array>
+#include <numeric>
 
 namespace muster {
 namespace {
@@ -14,16 +15,30 @@ struct Entry {
 
 // In the order of the wire numbers: the position is the number.
 constexpr std::array table = {
-    Entry{DType::boolean, 8, "BOOL"},    Entry{DType::u8, 8, "U8"},
-    Entry{DType::i8, 8, "I8"},           Entry{DType::u16, 16, "U16"},
-    Entry{DType::i16, 16, "I16"},        Entry{DType::u32, 32, "U32"},
-    Entry{DType::i32, 32, "I32"},        Entry{DType::u64, 64, "U64"},
-    Entry{DType::i64, 64, "I64"},        Entry{DType::f16, 16, "F16"},
-    Entry{DType::bf16, 16, "BF16"},      Entry{DType::f32, 32, "F32"},
-    Entry{DType::f64, 64, "F64"},        Entry{DType::f8_e4m3fn, 8, "F8_E4M3"},
-    Entry{DType::f8_e5m2, 8, "F8_E5M2"}, Entry{DType::f8_e8m0, 8, "F8_E8M0"},
-    Entry{DType::f4_e2m1, 4, "F4"},      Entry{DType::u4, 4, "U4"},
-    Entry{DType::i4, 4, "I4"},           Entry{DType::complex64, 64, "C64"},
+    Entry{DType::boolean, 8, "BOOL"},
+    Entry{DType::u8, 8, "U8"},
+    Entry{DType::i8, 8, "I8"},
+    Entry{DType::u16, 16, "U16"},
+    Entry{DType::i16, 16, "I16"},
+    Entry{DType::u32, 32, "U32"},
+    Entry{DType::i32, 32, "I32"},
+    Entry{DType::u64, 64, "U64"},
+    Entry{DType::i64, 64, "I64"},
+    Entry{DType::f16, 16, "F16"},
+    Entry{DType::bf16, 16, "BF16"},
+    Entry{DType::f32, 32, "F32"},
+    Entry{DType::f64, 64, "F64"},
+    Entry{DType::f8_e4m3fn, 8, "F8_E4M3"},
+    Entry{DType::f8_e5m2, 8, "F8_E5M2"},
+    Entry{DType::f8_e8m0, 8, "F8_E8M0"},
+    Entry{DType::f4_e2m1, 4, "F4"},
+    Entry{DType::u4, 4, "U4"},
+    Entry{DType::i4, 4, "I4"},
+    Entry{DType::complex64, 64, "C64"},
+    Entry{DType::f8_e4m3fnuz, 8, "F8_E4M3FNUZ"},
+    Entry{DType::f8_e5m2fnuz, 8, "F8_E5M2FNUZ"},
+    Entry{DType::f6_e2m3, 6, "F6_E2M3"},
+    Entry{DType::f6_e3m2, 6, "F6_E3M2"},
 };
 
 constexpr bool is_in_order() {
@@ -56,6 +71,9 @@ std::size_t itemsize(DType dtype) noexcept {
 }
 bool is_packed(DType dtype) noexcept {
   return entry(dtype).bits < 8;
+}
+int elements_in_group(DType dtype) noexcept {
+  return 8 / std::gcd(int{entry(dtype).bits}, 8);
 }
 std::string_view to_string(DType dtype) noexcept {
   return entry(dtype).name;

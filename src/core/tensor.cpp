@@ -231,10 +231,11 @@ TensorView TensorView::slice(std::size_t dim, std::int64_t begin, std::int64_t e
     const std::int64_t row = shape_[dim] == 0 ? 0 : elements_ / shape_[dim];
     const bool outermost = std::all_of(shape_.begin(), shape_.begin() + static_cast<std::ptrdiff_t>(dim),
                                        [](std::int64_t e) { return e == 1; });
-    if (!outermost || (begin * row) % 2 != 0 || ((end * row) % 2 != 0 && end != shape_[dim]))
+    const std::int64_t group = elements_in_group(dtype_);
+    if (!outermost || (begin * row) % group != 0 || ((end * row) % group != 0 && end != shape_[dim]))
       throw Error(ErrorKind::argument,
                   "a slice of a packed tensor (" + std::string(to_string(dtype_)) + ") cuts through a byte");
-    return {dtype_, std::move(shape), data_ == nullptr ? nullptr : data_ + begin * row / 2, {}, device_};
+    return {dtype_, std::move(shape), data_ == nullptr ? nullptr : data_ + begin * row * bits(dtype_) / 8, {}, device_};
   }
   Strides strides = strides_.empty() ? row_major(shape_) : strides_;
   const std::byte* data =

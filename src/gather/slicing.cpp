@@ -2,6 +2,7 @@
 #include "src/gather/slicing.hpp"
 
 #include <algorithm>
+#include <numeric>
 
 #include "muster/error.hpp"
 #include "src/core/element_range.hpp"
@@ -48,14 +49,17 @@ std::int64_t row_elements(const TensorView& tensor) {
   return tensor.shape().empty() ? 1 : tensor.elements() / tensor.shape().front();
 }
 
-/// Elements that `bytes` hold; an even number of packed ones, so that the next piece begins at a byte.
+/// Elements that `bytes` hold; whole groups of packed ones, so that the next piece begins at a byte.
 std::int64_t elements_in(DType dtype, std::uint64_t bytes) {
-  return static_cast<std::int64_t>(is_packed(dtype) ? bytes * 2 : bytes / itemsize(dtype));
+  const auto group = static_cast<std::uint64_t>(elements_in_group(dtype));
+  const std::uint64_t group_bytes = group * static_cast<std::uint64_t>(bits(dtype)) / 8;
+  return static_cast<std::int64_t>(bytes / group_bytes * group);
 }
 
-/// Rows of which the next piece begins at a byte: two where two rows share one.
+/// Rows after which the next piece begins at a byte: several if rows share bytes.
 std::int64_t rows_at_once(const TensorView& tensor) {
-  return is_packed(tensor.dtype()) && row_elements(tensor) % 2 != 0 ? 2 : 1;
+  const std::int64_t group = elements_in_group(tensor.dtype());
+  return group / std::gcd(group, row_elements(tensor));
 }
 
 /// Whether the tensor is cut into rows, and not into flat runs.

@@ -85,7 +85,7 @@ Id complex_type() {
 }
 
 /// The type in the file, such that every tool that knows HDF5 reads right values or plain bits. What libhdf5 would read
-/// wrong (F8_E4M3, F8_E8M0: it has no such floats) and what it has no type for (4-bit, two a byte) are unsigned bytes.
+/// wrong (F8_E4M3, F8_E8M0: it has no such floats) and what it has no type for (packed elements) are unsigned bytes.
 Id file_type(DType dtype) {
   switch (dtype) {
     case DType::boolean:
@@ -119,6 +119,10 @@ Id file_type(DType dtype) {
     case DType::u8:
     case DType::f8_e4m3fn:
     case DType::f8_e8m0:
+    case DType::f8_e4m3fnuz:
+    case DType::f8_e5m2fnuz:
+    case DType::f6_e2m3:
+    case DType::f6_e3m2:
     case DType::f4_e2m1:
     case DType::u4:
     case DType::i4:
@@ -250,7 +254,7 @@ class Maker {
     put_text(id.get(), "dtype", dataset.dtype_name);
     if (!is_packed_dtype(dataset.dtype)) return;
     put_shape(id.get(), dataset.shape);
-    put_text(id.get(), "nibble_order", "low_first");
+    if (is_nibble(dataset.dtype)) put_text(id.get(), "nibble_order", "low_first");
   }
 
   Id put_chunked(hid_t group, const Dataset& dataset, hid_t type, hid_t space) {
@@ -281,6 +285,9 @@ class Maker {
   }
 
   static bool is_packed_dtype(DType dtype) noexcept {
+    return is_nibble(dtype) || dtype == DType::f6_e2m3 || dtype == DType::f6_e3m2;
+  }
+  static bool is_nibble(DType dtype) noexcept {
     return dtype == DType::f4_e2m1 || dtype == DType::u4 || dtype == DType::i4;
   }
 

@@ -17,9 +17,9 @@ namespace {
 constexpr std::int64_t edge_items = 3;
 constexpr std::int64_t most_in_full = 1000;
 constexpr std::size_t most_dims = 64;
-constexpr std::uint64_t window_bytes = std::uint64_t{64} << 10;
+constexpr std::uint64_t window_bytes = std::uint64_t{48} << 10;  // whole groups of packed elements
 // Less would decode the same chunk many times.
-constexpr std::uint64_t compressed_window_bytes = std::uint64_t{4} << 20;
+constexpr std::uint64_t compressed_window_bytes = std::uint64_t{6} << 20;
 
 struct Target {
   std::size_t place = 0;
@@ -256,25 +256,29 @@ class Printer {
     if (selection_.is_whole(entry_.shape)) return print_whole();
     const std::uint64_t parts = values_per_element(entry_.dtype);
     const std::size_t size = itemsize(value_dtype(entry_.dtype));
-    std::optional<unsigned> low;  // of a packed pair
+    // Of packed elements: bits that do not fill a byte yet.
+    std::uint64_t rest = 0;
+    int rest_bits = 0;
+    const auto put_byte = [&] {
+      const char byte = static_cast<char>(rest & 255U);
+      out_({&byte, 1});
+      rest >>= 8U;
+      rest_bits -= 8;
+    };
     auto add = [&](std::int64_t element) {
       for (std::uint64_t part = 0; part < parts; ++part) {
         const std::uint64_t word = reader_.bits(static_cast<std::uint64_t>(element) * parts + part);
         if (size != 0) {
           out_({reinterpret_cast<const char*>(&word), size});
-        } else if (!low) {
-          low = static_cast<unsigned>(word);
-        } else {
-          const char byte = static_cast<char>(*low | static_cast<unsigned>(word) << 4);
-          out_({&byte, 1});
-          low.reset();
+          continue;
         }
+        rest |= word << rest_bits;
+        rest_bits += bits(entry_.dtype);
+        if (rest_bits >= 8) put_byte();
       }
     };
     for_each(0, base_, add);
-    if (!low) return;
-    const char byte = static_cast<char>(*low);
-    out_({&byte, 1});
+    if (rest_bits > 0) put_byte();
   }
 
   void print_whole() {

@@ -29,7 +29,7 @@ namespace muster::inspect {
 namespace {
 
 // Large enough that a call per piece costs nothing, small enough that two threads share one large tensor.
-constexpr std::uint64_t compared_at_once = std::uint64_t{8} << 20;
+constexpr std::uint64_t compared_at_once = std::uint64_t{6} << 20;  // whole groups of packed elements
 constexpr std::uint64_t longest_json = std::uint64_t{256} << 20;
 
 // How a tensor or a file differs.

@@ -18,18 +18,26 @@ namespace {
 constexpr double nan = std::numeric_limits<double>::quiet_NaN();
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
-/// A small IEEE-like float, decoded. `has_infinity`: the highest exponent means infinity and NaN; else only all ones
-/// is NaN.
-constexpr double decode(unsigned word, int exponent_bits, int mantissa_bits, int bias, bool has_infinity) {
+/// What the codes of a small float that are no numbers mean.
+enum class Special : std::uint8_t {
+  infinities,  ///< the highest exponent is infinity and NaN, as IEEE 754 has it
+  ones,        ///< all ones are NaN
+  none,
+  nan_is_zero,  ///< the code of -0 is NaN
+};
+
+/// A small IEEE-like float, decoded.
+constexpr double decode(unsigned word, int exponent_bits, int mantissa_bits, int bias, Special special) {
   const unsigned mantissa_mask = (1U << mantissa_bits) - 1;
   const unsigned exponent_mask = (1U << exponent_bits) - 1;
   const unsigned mantissa = word & mantissa_mask;
   const unsigned exponent = (word >> mantissa_bits) & exponent_mask;
   const bool is_negative = ((word >> (mantissa_bits + exponent_bits)) & 1U) != 0;
   if (exponent == exponent_mask) {
-    if (has_infinity) return mantissa != 0 ? nan : is_negative ? -infinity : infinity;
-    if (mantissa == mantissa_mask) return nan;
+    if (special == Special::infinities) return mantissa != 0 ? nan : is_negative ? -infinity : infinity;
+    if (special == Special::ones && mantissa == mantissa_mask) return nan;
   }
+  if (special == Special::nan_is_zero && is_negative && exponent == 0 && mantissa == 0) return nan;
   double value = exponent == 0 ? mantissa : mantissa + mantissa_mask + 1;
   int scale = (exponent == 0 ? 1 : static_cast<int>(exponent)) - bias - mantissa_bits;
   for (; scale > 0; --scale) value *= 2;
@@ -44,13 +52,17 @@ constexpr std::array<double, 256> make_table(Decode&& decode_byte) {
   return table;
 }
 
-constexpr auto e4m3fn = make_table([](unsigned byte) { return decode(byte, 4, 3, 7, false); });
-constexpr auto e5m2 = make_table([](unsigned byte) { return decode(byte, 5, 2, 15, true); });
+constexpr auto e4m3fn = make_table([](unsigned byte) { return decode(byte, 4, 3, 7, Special::ones); });
+constexpr auto e5m2 = make_table([](unsigned byte) { return decode(byte, 5, 2, 15, Special::infinities); });
+constexpr auto e4m3fnuz = make_table([](unsigned byte) { return decode(byte, 4, 3, 8, Special::nan_is_zero); });
+constexpr auto e5m2fnuz = make_table([](unsigned byte) { return decode(byte, 5, 2, 16, Special::nan_is_zero); });
+constexpr auto e2m3 = make_table([](unsigned byte) { return decode(byte, 2, 3, 1, Special::none); });
+constexpr auto e3m2 = make_table([](unsigned byte) { return decode(byte, 3, 2, 3, Special::none); });
 constexpr std::array<double, 16> e2m1 = {0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6};
 
 double f16(std::uint16_t word) noexcept {
   const unsigned exponent = (word >> 10) & 31U;
-  if (exponent == 0 || exponent == 31) return decode(word, 5, 10, 15, true);
+  if (exponent == 0 || exponent == 31) return decode(word, 5, 10, 15, Special::infinities);
   const std::uint32_t wide =
       (std::uint32_t{word & 0x8000U} << 16) | ((exponent + 112) << 23) | (std::uint32_t{word & 0x3ffU} << 13);
   return std::bit_cast<float>(wide);
@@ -88,8 +100,11 @@ std::int64_t extended(DType dtype, std::uint64_t word) noexcept {
 bool reads_back(DType dtype, std::uint64_t word, double decimal) noexcept {
   const double value = value_of(dtype, word);
   const double apart = std::abs(decimal) - std::abs(value);
-  const double below = std::abs(value - value_of(dtype, word - 1));
-  const double above = std::abs(value_of(dtype, word + 1) - value);
+  // The neighbours of a number at the end of its codes are of the other sign, or no numbers.
+  const double less = std::abs(value_of(dtype, word - 1));
+  const double more = std::abs(value_of(dtype, word + 1));
+  const double below = std::abs(value) - (less < std::abs(value) ? less : 0);
+  const double above = more > std::abs(value) ? more - std::abs(value) : infinity;
   return -apart < below / 2 && apart < (std::isfinite(above) ? above : below) / 2;
 }
 
@@ -142,12 +157,19 @@ std::uint64_t values_per_element(DType dtype) noexcept {
 }
 
 std::uint64_t values_in(DType dtype, std::uint64_t bytes) noexcept {
-  return is_packed(dtype) ? bytes * 2 : bytes / itemsize(value_dtype(dtype));
+  return bytes * 8 / static_cast<std::uint64_t>(bits(value_dtype(dtype)));
 }
 
 std::uint64_t value_bits(DType dtype, std::span<const std::byte> run, std::uint64_t index) noexcept {
   static_assert(std::endian::native == std::endian::little);
-  if (is_packed(dtype)) return (std::to_integer<std::uint64_t>(run[index / 2]) >> (index % 2 == 0 ? 0U : 4U)) & 15U;
+  if (is_packed(dtype)) {
+    const auto size = static_cast<std::uint64_t>(bits(dtype));
+    const std::uint64_t at = index * size / 8;
+    const std::uint64_t begin = index * size % 8;
+    std::uint64_t word = std::to_integer<std::uint64_t>(run[at]);
+    if (begin + size > 8 && at + 1 < run.size()) word |= std::to_integer<std::uint64_t>(run[at + 1]) << 8;
+    return (word >> begin) & ((1U << size) - 1);
+  }
   const std::size_t size = itemsize(value_dtype(dtype));
   std::uint64_t word = 0;
   std::memcpy(&word, run.data() + index * size, size);
@@ -177,6 +199,14 @@ double value_of(DType dtype, std::uint64_t word) noexcept {
       return word == 255 ? nan : std::ldexp(1.0, static_cast<int>(word) - 127);
     case DType::f4_e2m1:
       return e2m1[word & 15U];
+    case DType::f8_e4m3fnuz:
+      return e4m3fnuz[word & 255U];
+    case DType::f8_e5m2fnuz:
+      return e5m2fnuz[word & 255U];
+    case DType::f6_e2m3:
+      return e2m3[word & 63U];
+    case DType::f6_e3m2:
+      return e3m2[word & 63U];
     default:
       return kind_of(dtype) == Kind::signed_integer ? static_cast<double>(extended(dtype, word))
                                                     : static_cast<double>(word);
@@ -318,7 +348,8 @@ ValueDifference compare_values(DType dtype, std::span<const std::byte> a, std::s
       compare<std::uint8_t>(difference, dtype, a, b);
       break;
     default:
-      for (std::uint64_t i = 0; i < values_in(dtype, std::min(a.size(), b.size())); ++i)
+      // Bits behind the last element belong to the tensor, too.
+      for (std::uint64_t i = 0; i * static_cast<std::uint64_t>(bits(dtype)) < std::min(a.size(), b.size()) * 8; ++i)
         note(difference, dtype, value_bits(dtype, a, i), value_bits(dtype, b, i));
   }
   return difference;

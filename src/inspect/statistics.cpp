@@ -20,7 +20,7 @@
 namespace muster::inspect {
 namespace {
 
-constexpr std::uint64_t counted_at_once = std::uint64_t{8} << 20;
+constexpr std::uint64_t counted_at_once = std::uint64_t{6} << 20;  // whole groups of packed elements
 constexpr std::size_t block = 4096;
 
 bool is_narrow(DType dtype) noexcept {
@@ -37,7 +37,7 @@ std::uint64_t values_of(const TensorEntry& entry) {
   return static_cast<std::uint64_t>(element_count(entry.shape)) * values_per_element(entry.dtype);
 }
 
-/// The last byte of a packed tensor may be half used.
+/// The last byte of a packed tensor may be used in part.
 std::uint64_t values_of(const TensorEntry& entry, const CountedPiece& piece) {
   return std::min(values_in(entry.dtype, piece.bytes), values_of(entry) - values_in(entry.dtype, piece.offset));
 }

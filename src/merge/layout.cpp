@@ -269,8 +269,10 @@ class Cutting {
     const std::int64_t units = units_of(weights, whole_.shape[dim], dim);
     // The same share of every block, so that the parts' blocks have the whole's proportions.
     std::int64_t share = units / parts_ + (units % parts_ == 0 ? 0 : 1);
-    // Two packed elements share a byte: a slice may not end inside one.
-    if (is_packed(whole_.dtype) && cut.grain.inner % 2 != 0) share += share % 2;
+    // Packed elements share bytes: a slice may not end inside one.
+    const std::int64_t group = elements_in_group(whole_.dtype);
+    const std::int64_t units_in_group = group / std::gcd(group, cut.grain.inner);
+    share = (share + units_in_group - 1) / units_in_group * units_in_group;
     const std::vector<std::int64_t> sizes =
         heads_.empty() ? block_sizes(merge, whole_.shape[dim], dim)
                        : head_blocks(heads_, head_sizes(merge, heads_), whole_.shape[dim], dim);
@@ -372,13 +374,13 @@ class Ruler {
       : unit_bits_(static_cast<std::uint64_t>(bits(layout.target.dtype)) *
                    static_cast<std::uint64_t>(layout.grain.inner)),
         units_(units),
-        is_one_row_(layout.grain.rows == 1) {}
+        rows_(layout.grain.rows) {}
 
   [[nodiscard]] std::uint64_t offset(std::int64_t unit) const {
     const std::uint64_t at = static_cast<std::uint64_t>(unit) * unit_bits_;
-    // Only the very end of a packed tensor may be half a byte.
-    if (at % 8 != 0 && !(unit == units_ && is_one_row_))
-      throw Error(ErrorKind::unsupported, "two packed 4-bit elements of different slices would share a byte");
+    // Only the very end of a packed tensor may be a part of a byte. Without rows there are no elements.
+    if (at % 8 != 0 && rows_ != 0 && !(unit == units_ && rows_ == 1))
+      throw Error(ErrorKind::unsupported, "packed elements of different slices would share a byte");
     return (at + 7) / 8;
   }
   [[nodiscard]] std::uint64_t bytes() const { return offset(units_); }
@@ -386,7 +388,7 @@ class Ruler {
  private:
   std::uint64_t unit_bits_;
   std::int64_t units_;
-  bool is_one_row_;
+  std::int64_t rows_;
 };
 
 bool continues(const Run& a, const Run& b) {

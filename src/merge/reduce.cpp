@@ -337,7 +337,8 @@ const char* name_of(Combine combine) noexcept {
 void check_reducible(Combine combine, DType dtype) {
   const bool is_float = dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::f32 || dtype == DType::f64 ||
                         dtype == DType::f8_e4m3fn || dtype == DType::f8_e5m2;
-  if (is_packed(dtype) || dtype == DType::f8_e8m0 || dtype == DType::complex64 ||
+  const bool is_kept_only = dtype == DType::f8_e8m0 || dtype == DType::f8_e4m3fnuz || dtype == DType::f8_e5m2fnuz;
+  if (is_packed(dtype) || is_kept_only || dtype == DType::complex64 ||
       (combine == Combine::sum && dtype == DType::boolean) || (combine == Combine::average && !is_float))
     throw Error(ErrorKind::unsupported,
                 fmt::format("tensors of {} have no \"{}\"", to_string(dtype), name_of(combine)));

@@ -272,7 +272,8 @@ def texts_and_refusals(folder):
 def written(dtype, shape):
     """The bytes that the peer gives a tensor of a state file."""
     sixteen = dtype in ("F16", "BF16", "I16", "U16")
-    bits = {"BOOL": 8, "F64": 64, "I64": 64, "U64": 64, "C64": 64, "F32": 32, "I32": 32, "U32": 32, "F4": 4, "U4": 4, "I4": 4}
+    bits = {"BOOL": 8, "F64": 64, "I64": 64, "U64": 64, "C64": 64, "F32": 32, "I32": 32, "U32": 32, "F4": 4, "U4": 4, "I4": 4,
+            "F6_E2M3": 6, "F6_E3M2": 6}
     count = int(numpy.prod(shape, dtype=int))
     i = numpy.arange((count * (16 if sixteen else bits.get(dtype, 8)) + 7) // 8)
     value = numpy.where(i % 2 == 0, i // 2, i // 512) if sixteen else i + i // 256 * 7
@@ -281,8 +282,8 @@ def written(dtype, shape):
 
 NUMPY = {"BOOL": "?", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4", "U64": "<u8",
          "I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8", "C64": "<c8"}
-BYTES = ["F8_E4M3", "F8_E8M0"]
-PACKED = ["F4", "U4", "I4"]
+BYTES = ["F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"]
+PACKED = ["F4", "U4", "I4", "F6_E2M3", "F6_E3M2"]
 OTHERS = {"model.layers.0.weight": ("F32", (300, 1000)), "a%2Fb": ("U8", (3,)), "100%25": ("U8", (3,)),
           "%2E%2E": ("U8", (3,)), "\u00fc \"quoted\"%0A": ("U8", (3,))}
 

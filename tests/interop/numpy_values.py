@@ -46,6 +46,42 @@ def same(found, wanted):
     return found.shape == wanted.shape and found.dtype == wanted.dtype and found.tobytes() == wanted.tobytes()
 
 
+def small_floats(work):
+    """Every code of the floats that ml_dtypes has: values, and the range of all."""
+    try:
+        import ml_dtypes
+    except ImportError:
+        print("ml_dtypes is not there: small floats are not compared")
+        return
+    dtypes = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu",
+              "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz", "F4": "float4_e2m1fn",
+              "F6_E2M3": "float6_e2m3fn", "F6_E3M2": "float6_e3m2fn"}
+    for dtype, name in dtypes.items():
+        bits = 8 if dtype.startswith("F8") else int(dtype[1])
+        codes = numpy.arange(1 << bits, dtype="u1")
+        array = codes.view(getattr(ml_dtypes, name))
+        packed = sum(int(code) << (bits * i) for i, code in enumerate(codes)).to_bytes((len(codes) * bits + 7) // 8, "little")
+        header = {"t": {"dtype": dtype, "shape": [len(codes)], "data_offsets": [0, len(packed)]}}
+        text = json.dumps(header).encode()
+        path = os.path.join(work, f"{dtype}.safetensors")
+        with open(path, "wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text + packed)
+        found = [float(value) for value in json.loads(muster("cat", path, "--json", "t"), parse_int=float)["values"]]
+        # As many digits as tell a value from its neighbours: it is the nearest one.
+        exact, found = array.astype("f8"), numpy.array(found)
+        finite = exact[numpy.isfinite(exact)]
+        nearest = [finite[numpy.abs(finite - value).argmin()] if numpy.isfinite(value) else value for value in found]
+        same_value = (nearest == exact) & (numpy.signbit(found) == numpy.signbit(exact))
+        differ = ~(same_value | (numpy.isnan(found) & numpy.isnan(exact)))
+        if differ.any():
+            raise SystemExit(f"FAILED: values of {dtype}: {[(hex(code), found[code], exact[code]) for code in codes[differ]]}")
+        stats, = json.loads(muster("stats", path, "--json"))["tensors"]
+        if (stats["minimum"], stats["maximum"]) != (finite.min(), finite.max()) or stats["mean"] != finite.mean():
+            raise SystemExit(f"FAILED: statistics of {dtype}: {stats}")
+        if stats["nans"] != int(numpy.isnan(exact).sum()):
+            raise SystemExit(f"FAILED: NaNs of {dtype}: {stats}")
+
+
 def main():
     seed = 20
     chooser = random.Random(seed)
@@ -65,6 +101,7 @@ def main():
             array = values.integers(limits.min, limits.max, shape, dtype=dtype, endpoint=True)
         arrays[f"layers.{number}.{dtype.name}"] = array
     with tempfile.TemporaryDirectory(prefix="muster-numpy-") as work:
+        small_floats(work)
         path = os.path.join(work, "arrays.safetensors")
         save_file(arrays, path)
         questions = []

@@ -63,7 +63,7 @@ def theirs_to_ours_numpy(folder):
 def theirs_to_ours_torch(folder):
     dtypes = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16,
               torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64]
-    dtypes += [getattr(torch, name) for name in ["float8_e8m0fnu", "uint16", "uint32", "uint64"] if hasattr(torch, name)]
+    dtypes += [getattr(torch, name) for name in ["float8_e8m0fnu", "float8_e4m3fnuz", "float8_e5m2fnuz", "uint16", "uint32", "uint64"] if hasattr(torch, name)]
     tensors = {str(dtype): torch.arange(6).reshape(2, 3).to(torch.float32).to(dtype) for dtype in dtypes}
     if hasattr(torch, "float4_e2m1fn_x2"):
         tensors["f4"] = torch.arange(8, dtype=torch.uint8).reshape(2, 4).view(torch.float4_e2m1fn_x2)
@@ -80,6 +80,43 @@ def theirs_to_ours_torch(folder):
         print("torch:", "the same bytes" if a.read() == b.read() else "the same tensors, in another order")
 
 
+def both_read_f6_and_fnuz(folder):
+    """The reference writes no F6; it reads and checks it."""
+    sizes = {"F8_E4M3FNUZ": 12, "F8_E5M2FNUZ": 12, "F6_E2M3": 9, "F6_E3M2": 9}
+    for dtype, size in sizes.items():
+        for shape, length in [([3, 4], size), ([12], size), ([3, 4], size + 1), ([3, 4], size - 1), ([3, 3], 7)]:
+            header = {"t": {"dtype": dtype, "shape": shape, "data_offsets": [0, length]}}
+            text = json.dumps(header).encode()
+            path, again = os.path.join(folder, "f6.safetensors"), os.path.join(folder, "f6.2.safetensors")
+            with open(path, "wb") as file:
+                file.write(len(text).to_bytes(8, "little") + text + bytes(range(length)))
+            with open(path, "rb") as file:
+                try:
+                    theirs = safetensors.deserialize(file.read())
+                except safetensors.SafetensorError:
+                    theirs = None
+            result = run("copy", path, again)
+            check((theirs is not None) == (result.returncode == 0) == (length == size),
+                  f"{header}: {theirs} {result.stderr}")
+            if theirs is None:
+                check(dtype in result.stderr and '"t"' in result.stderr, result.stderr)
+                continue
+            with open(again, "rb") as file:
+                (_, read), = safetensors.deserialize(file.read())
+            check(read["dtype"] == dtype and read["shape"] == shape and bytes(read["data"]) == bytes(range(length)), dtype)
+    # The order of the reference: what Muster writes of its tensors has the same bytes.
+    memory = bytes(range(8))
+    address = numpy.frombuffer(memory, "u1").ctypes.data
+    names = {"bool": 1, "uint8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e8m0fnu": 1, "float8_e4m3fnuz": 1,
+             "float8_e5m2fnuz": 1, "int16": 2}
+    specs = {name: safetensors.TensorSpec(dtype=name, shape=[1], data_ptr=address, data_len=size) for name, size in names.items()}
+    theirs, ours = os.path.join(folder, "o.safetensors"), os.path.join(folder, "o2.safetensors")
+    safetensors.serialize_file(specs, theirs)
+    check(run("copy", theirs, ours).returncode == 0, "copy")
+    with open(theirs, "rb") as a, open(ours, "rb") as b:
+        check(a.read() == b.read(), "other bytes than the reference writes")
+
+
 def ours_to_theirs(folder):
     path = os.path.join(folder, "ours.safetensors")
     result = run("make", path)
@@ -88,6 +125,9 @@ def ours_to_theirs(folder):
     check(header["U4"] == {"dtype": "U8", "shape": [3], "data_offsets": header["U4"]["data_offsets"]}, header["U4"])
     check(header["__metadata__"]["muster.dtype.U4"] == "U4 [2, 3]", header["__metadata__"])
     check(header["F4"]["dtype"] == "F4" and header["F4"]["shape"] == [2, 3], header["F4"])
+    # Six elements of six bits do not end at a byte: the format cannot say that.
+    check(header["F6_E2M3"]["dtype"] == "U8" and header["F6_E2M3"]["shape"] == [5], header["F6_E2M3"])
+    check(header["__metadata__"]["muster.dtype.F6_E2M3"] == "F6_E2M3 [2, 3]", header["__metadata__"])
     items = {"BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "U32": 4, "I32": 4, "U64": 8, "I64": 8, "F16": 2, "F32": 4,
              "F64": 8, "C64": 8}
     with safetensors.safe_open(path, "numpy") as file:
@@ -143,6 +183,10 @@ with tempfile.TemporaryDirectory(prefix="muster-test-") as temporary:
         theirs_to_ours_torch(temporary)
     else:
         print("torch cannot be imported: its dtypes were NOT tried", file=sys.stderr)
+    if hasattr(safetensors, "TensorSpec"):
+        both_read_f6_and_fnuz(temporary)
+    else:
+        print("an old safetensors: F6 and FNUZ were NOT tried", file=sys.stderr)
     ours_to_theirs(temporary)
     both_refuse(temporary)
 print(f"{checks.count} checks with safetensors {safetensors.__version__}, numpy {numpy.__version__}"

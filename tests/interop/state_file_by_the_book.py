@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 BITS = {0: 8, 1: 8, 2: 8, 3: 16, 4: 16, 5: 32, 6: 32, 7: 64, 8: 64, 9: 16, 10: 16, 11: 32, 12: 64, 13: 8, 14: 8, 15: 8,
-        16: 4, 17: 4, 18: 4, 19: 64}
+        16: 4, 17: 4, 18: 4, 19: 64, 20: 8, 21: 8, 22: 6, 23: 6}
 
 
 def library(name):
@@ -90,7 +90,7 @@ def read_catalogue(data, tensors):
 
 
 def read_chunked(data, tensor, chunks):
-    packed = BITS[tensor["dtype"]] == 4
+    packed = BITS[tensor["dtype"]] < 8
     item = 1 if packed else BITS[tensor["dtype"]] // 8
     shape = (tensor["bytes"],) if packed else tensor["shape"]
     dim, rows = tensor["dim"], tensor["rows"]

@@ -108,7 +108,7 @@ cp -r "$data/dcp/in" some && flip_entry some/__1_0.distcp archive/data/0
 says 1 'checksum: tensor "model.layers.1.mlp.weight": its bytes at ' "$program" verify some
 says 1 'checksum: tensor "1.mlp.weight": its bytes at ' "$program" verify some --at model.layers
 says 0 "good: 2 tensors of 3 files" "$program" verify some --at model.layers.0
-says 1 'no tensor is below "ema"; there are: "model"' "$program" verify some --at ema
+says 2 'no tensor is below "ema"; there are: "model"' "$program" verify some --at ema
 
 # refused WORDS SOURCE DAMAGE OPTIONS...: of a source with this done to it, by one process and by two.
 refused() {

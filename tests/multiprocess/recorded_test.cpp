@@ -23,10 +23,10 @@ namespace {
 
 const std::string recorded = MUSTER_TEST_DATA "/recorded-0.1.0/";
 
-/// Of every dtype; a scalar and an empty one.
+/// Of every dtype that version 0.1.0 knew; a scalar and an empty one.
 std::vector<NamedTensor> tensors() {
   std::vector<NamedTensor> all;
-  for (const DType dtype : all_dtypes())
+  for (const DType dtype : all_dtypes().first(20))
     all.emplace_back("odd/" + std::string(to_string(dtype)), pattern(dtype, {3, 5}, all.size()));
   for (const DType dtype : {DType::f32, DType::u4}) {
     all.emplace_back("scalar." + std::string(to_string(dtype)), pattern(dtype, {}, all.size()));

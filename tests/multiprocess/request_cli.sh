@@ -7,65 +7,7 @@ set -u
 data=$(cd "$(dirname "$0")/../data" && pwd) || exit 1
 source "$(dirname "$0")/cli.sh"
 
-cat > .log/tensors.py << 'END'
-"""Reads and writes safetensors files: {name: (dtype, shape, bytes)}."""
-import json
-import struct
-import sys
-
-
-def read(path):
-    with open(path, 'rb') as file:
-        length, = struct.unpack('<Q', file.read(8))
-        header = json.loads(file.read(length))
-        data = file.read()
-    header.pop('__metadata__', None)
-    return {name: (entry['dtype'], entry['shape'], data[slice(*entry['data_offsets'])])
-            for name, entry in header.items()}
-
-
-def write(path, tensors):
-    header, at = {}, 0
-    for name, (dtype, shape, data) in tensors.items():
-        header[name] = {'dtype': dtype, 'shape': shape, 'data_offsets': [at, at + len(data)]}
-        at += len(data)
-    text = json.dumps(header).encode()
-    with open(path, 'wb') as file:
-        file.write(struct.pack('<Q', len(text)) + text)
-        for dtype, shape, data in tensors.values():
-            file.write(data)
-
-
-def wide(tensor):
-    """A BF16 tensor as F32."""
-    dtype, shape, data = tensor
-    assert dtype == 'BF16'
-    return 'F32', shape, b''.join(b'\0\0' + data[i:i + 2] for i in range(0, len(data), 2))
-END
-# python CODE ARGUMENTS...: with the functions above.
-run_python() {
-  local code=$1
-  shift
-  PYTHONPATH=.log PYTHONDONTWRITEBYTECODE=1 "${MUSTER_TEST_PYTHON:-python3}" -c "import json, os, sys
-from tensors import read, wide, write
-$code" "$@" || fail "python: $code"
-}
-# made NAME CODE: a directory with the model's tensors `t` after the code, and its config.json.
-made() {
-  mkdir "$1" && cp model/config.json "$1/"
-  run_python "t = read('model/model.safetensors')
-$2
-write(sys.argv[1] + '/model.safetensors', t)" "$1"
-}
-# refused WORDS COMMAND...: status 2, one line with the words, nothing made and nothing changed.
-everything() { find . -mindepth 1 -path ./.log -prune -o -printf '%p %s %m %u %g %T@\n' | sort; }
-refused() {
-  local before
-  before=$(everything)
-  says 2 "$@"
-  [ "$(everything)" = "$before" ] || fail "changed by a refused command: ${*:2}"
-}
-same() { says 0 "same: " "$program" diff "$@"; }
+source "$data/../multiprocess/requests.sh"
 
 "$demo" model --megabytes 2 --max-shard-size 1GB > /dev/null || fail "no demo model"
 
@@ -167,6 +109,18 @@ kept = [n for n in a if a[n] == b[n] and a[n][0] != 'BF16']
 assert sorted(n.rsplit('.', 1)[-1] for n in kept) == ['gate_up_proj_blocks', 'gate_up_proj_scales', 'logit_scale', 'qweight', 'qzeros', 'scales',
                                                       'weight', 'weight_scale'], kept
 assert 'quantization_config' in json.load(open('cast/config.json'))"
+for dtype in F8_E4M3FNUZ F8_E5M2FNUZ F6_E2M3 F6_E3M2; do
+  made "$dtype" "q = 'model.layers.0.self_attn.q_proj.weight'; _, s, b = t[q]; t[q] = '$dtype', s, b[:len(b) // 2 if '$dtype'[1] == '8' else len(b) // 8 * 3]"
+  refused "$dtype is quantised and cannot be cast" "$program" export $dtype --dtype F16 --out new
+  says 0 "merged into" "$program" export $dtype --out kept_$dtype
+  same $dtype kept_$dtype
+  says 0 "good" "$program" verify $dtype
+  says 0 "in a file of" "$program" convert $dtype/model.safetensors $dtype.h5
+  same $dtype/model.safetensors $dtype.h5
+  says 0 "in a file of" "$program" convert $dtype.h5 $dtype.safetensors
+  same $dtype.safetensors $dtype
+  says 0 "$dtype" "$program" show $dtype.h5
+done
 made eight "q = 'model.layers.0.self_attn.q_proj.weight'; t[q] = 'F8_E4M3', t[q][1], t[q][2][::2]"
 refused '"model.layers.0.self_attn.q_proj.weight"' "$program" export eight --dtype F16 --out new
 says 0 "merged into" "$program" export eight --dtype F16 --exclude '*layers.0*' --out eight_less
@@ -246,6 +200,66 @@ cp "$megatron/model/config.json" own_sizes/
 same "$megatron/model" own_sizes
 "$program" plan suggest bare > "$out" 2> "$err" || fail "plan suggest of ranks: $(cat "$err")"
 grep -q '"extends": "megatron"' "$out" && grep -q "are read from" "$err" || fail "plan suggest of ranks: $(cat "$out" "$err")"
+
+# A bad request is refused by every command alike, with the same status and object, and changes nothing.
+# all_refuse WORDS PATH OPTIONS...
+all_refuse() {
+  local words=$1 path=$2
+  shift 2
+  local shard_options=("${@/#--layout/--from}")
+  refused "$words" "$program" export "$path" "$@" --out new
+  refused "$words" "$program" export "$path" "$@" --dry-run
+  refused "$words" "$program" export "$path" "$@" --ranks 2 --to-plan llama --out new
+  refused "$words" "$program" shard "$path" "${shard_options[@]}" --to-plan llama --ranks 2 --out new
+  refused "$words" "$program" show "$path" "$@"
+  refused "$words" "$program" ls "$path" "$@"
+  refused "$words" "$program" stats "$path" "$@"
+  refused "$words" "$program" cat "$path" model.norm.weight "$@"
+  refused "$words" "$program" diff "$path" model "$@"
+  refused "$words" "$program" diff model "$path" "$@"
+  refused "$words" "$program" verify "$path" "$@"
+  # The plan is an argument here.
+  local check=()
+  while [ $# -gt 0 ]; do
+    if [ "$1" = --plan ]; then local plan=$2; shift 2; else check+=("$1"); shift; fi
+  done
+  refused "$words" "$program" plan check "$plan" "$path" "${check[@]}"
+}
+cp -r bare torn_ranks && rm -r torn_ranks/iter_0000100/mp_rank_01_001
+hf=$megatron/model
+mkdir no_config
+all_refuse 'nowhere' nowhere --plan megatron --base "$hf"
+all_refuse '"nowhere": it has no config.json' bare --plan megatron --base nowhere
+all_refuse '"no_config": it has no config.json' bare --plan megatron --base no_config
+all_refuse 'no plan "no_plan"' bare --plan no_plan --base "$hf"
+all_refuse '"torn.json"' bare --plan torn.json --base "$hf"
+echo '{"muster_plan": 1' > torn.json
+all_refuse '"torn.json"' bare --plan torn.json --base "$hf"
+all_refuse 'the layout' bare --plan megatron --base "$hf" --layout 3
+all_refuse 'the layout "apples"' bare --plan megatron --base "$hf" --layout apples
+all_refuse "the pattern \"ranks.pt\" has no {rank} in it" bare --plan megatron --base "$hf" --shards ranks.pt
+all_refuse "no file's name is like \"none.{rank}.pt\"" bare --plan megatron --base "$hf" --shards 'none.{rank}.pt'
+all_refuse '"no_key"' bare --plan megatron --base "$hf" --at no_key
+all_refuse 'the file of tensor-parallel rank 1, stage 1, expert rank 0 is missing' torn_ranks --plan megatron --base "$hf"
+
+# What fits is found good by the same request, and what does not fit is not.
+says 0 "good" "$program" verify bare --plan megatron --base "$hf"
+says 0 "model.norm.weight" "$program" plan check megatron bare --base "$hf"
+says 0 "model.norm.weight" "$program" ls bare --plan megatron --base "$hf"
+says 0 "good" "$program" verify shards --base model
+refused 'it lacks the tensor "model.norm.weight"' "$program" verify headless --base model
+refused 'it has the tensor "model.extra.weight", which the base has not' "$program" verify larger --base model
+says 1 'no rule matches' "$program" plan check llama bare --base "$hf"
+# Shards of one job among several, cut anew by the same choice as an export.
+"$program" shard model --ranks 2 --plan llama --workspace --out jobs > "$out" || fail "a workspace"
+"$program" shard model --ranks 4 --plan llama --workspace --out jobs > "$out" || fail "a second job: $(cat "$out")"
+job=$(sed -n 's/^job \([0-9a-f]*\),.*/\1/p' "$out")
+for command in "export jobs --out anew2" "shard jobs --plan llama --to-plan llama --ranks 2 --out anew2"; do
+  refused "jobs" "$program" $command
+done
+says 0 "cut into 2 shards" "$program" shard jobs --job "$job" --plan llama --to-plan llama --ranks 2 --out anew2
+"$program" shard model --ranks 2 --plan llama --out two > /dev/null
+cmp -s anew2/rank-00001-of-00002.safetensors two/rank-00001-of-00002.safetensors || same anew2 two
 
 # Meta's files of Llama 2: the embedding is cut by columns, and what does not fit the config is refused.
 mkdir meta weights && cp model/config.json weights/

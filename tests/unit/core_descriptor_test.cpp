@@ -169,7 +169,7 @@ TEST_CASE("each defect of a descriptor is refused") {
            bytes_of({3, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x02}),  // beyond 64 bits
            bytes_of({3, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x00}),  // likewise
            bytes_of({9, 1, 1, 0}),                                                           // a kind never told
-           bytes_of({9, 0, 20, 0}),                                                          // no such dtype
+           bytes_of({9, 0, 24, 0}),                                                          // no such dtype
            bytes_of({9, 0, 1, 9, 1}),                                                        // more extents than bytes
            bytes_of({9, 0, 1, 1, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1}),  // extent beyond 63 bits
            bytes_of({9, 0, 12, 2, 0xff, 0xff, 0xff, 0xff, 0x0f, 0xff, 0xff, 0xff, 0xff, 0x0f}),  // bytes beyond 63 bits

@@ -286,3 +286,89 @@ TEST_CASE("virtual stages are named, and chosen one by one") {
   tensors->read(0, 0, std::as_writable_bytes(std::span(bytes)));
   CHECK(bytes == "ccccdddd");
 }
+
+namespace {
+
+using Arguments = std::vector<std::pair<std::string, int>>;
+
+/// What Megatron saves, with these arguments.
+std::string megatron_file(const Arguments& arguments) {
+  using namespace pickled;
+  std::vector<std::pair<std::string, std::string>> numbers;
+  for (const auto& [name, value] : arguments) numbers.emplace_back(name, number(value));
+  return make_zip(torch_parts(
+      whole(dict({{"args", call(global("argparse", "Namespace"), ")") + dict(numbers) + "b"},
+                  {"model", dict({{"decoder.layers.0.w", tensor("0", "FloatStorage", 2, 0, {2}, {1})}})}})),
+      {{"0", "aaaabbbb"}}));
+}
+
+struct Written {
+  std::string name;
+  std::function<Arguments(int tensor, int stage)> arguments;  ///< of the file in the folder of these two
+  std::string refusal = {};
+};
+
+std::vector<Written> written_by() {
+  const auto job = [](int processes, Arguments more) {
+    Arguments all = {{"tensor_model_parallel_size", 2}, {"pipeline_model_parallel_size", 2}, {"world_size", processes}};
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  };
+  const std::string tensor_words = "its arguments say tensor-parallel rank 1, and by the names of the folders it is 0";
+  const std::string stage_words = "its arguments say pipeline stage 1, and by the names of the folders it is 0";
+  return {
+      {"each rank its own", [=](int t, int p) { return job(4, {{"rank", 2 * p + t}}); }},
+      {"with copies of the data", [=](int t, int p) { return job(8, {{"rank", 4 * p + t}}); }},
+      {"with copies of the data outside",
+       [=](int t, int p) { return job(8, {{"rank", 2 * p + t}, {"use_tp_pp_dp_mapping", 1}}); }},
+      {"converted by one process", [=](int, int) { return job(4, {{"rank", 0}}); }},
+      {"no arguments", [](int, int) { return Arguments(); }},
+      {"ranks exchanged", [=](int t, int p) { return job(4, {{"rank", 2 * p + (1 - t)}}); }, tensor_words},
+      {"stages exchanged", [=](int t, int p) { return job(4, {{"rank", 2 * (1 - p) + t}}); }, stage_words},
+      {"stages exchanged with copies of the data", [=](int t, int p) { return job(8, {{"rank", 4 * (1 - p) + t}}); },
+       stage_words},
+      {"ranks exchanged, by their own number",
+       [=](int t, int) { return job(4, {{"tensor_model_parallel_rank", 1 - t}}); }, tensor_words},
+      {"a file copied for another rank", [=](int, int) { return job(4, {{"tensor_model_parallel_rank", 0}}); },
+       "its arguments say tensor-parallel rank 0, and by the names of the folders it is 1"},
+      {"stages exchanged, by their own number",
+       [=](int, int p) { return job(4, {{"pipeline_model_parallel_rank", 1 - p}}); }, stage_words},
+      {"a file of a larger job",
+       [=](int t, int p) {
+         Arguments all = job(4, {{"rank", 2 * p + t}});
+         if (t == 1) all.front().second = 4;
+         return all;
+       },
+       "its arguments say tensor_model_parallel_size 4, and by the names of the folders it is 2"},
+  };
+}
+
+}  // namespace
+
+TEST_CASE("a file of Megatron that another rank has written than its folder names is refused, and both are named") {
+  for (const Written& written : written_by()) {
+    CAPTURE(written.name);
+    const TemporaryDirectory folder(Medium::memory);
+    for (int p = 0; p < 2; ++p)
+      for (int t = 0; t < 2; ++t) {
+        const std::string at = folder / ("mp_rank_0" + std::to_string(t) + "_00" + std::to_string(p));
+        fs::create_directory(at);
+        write_text(at + "/model_optim_rng.pt", megatron_file(written.arguments(t, p)));
+      }
+    std::string words;
+    const auto found = foreign::find_checkpoint(folder.path().string());
+    REQUIRE(found.has_value());
+    for (int rank = 0; rank < 4; ++rank) {
+      std::vector<std::string> notes;
+      try {
+        (void)open_checkpoint(*found, rank, {}, notes);
+      } catch (const Error& error) {
+        CHECK(error.kind() == ErrorKind::rank_mismatch);
+        words += std::string(error.what()) + "\n";
+      }
+    }
+    CHECK(words.empty() == written.refusal.empty());
+    CHECK(has(words, written.refusal));
+    if (!written.refusal.empty()) CHECK(has(words, "model_optim_rng.pt"));
+  }
+}

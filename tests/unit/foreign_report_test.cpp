@@ -88,6 +88,7 @@ TEST_CASE("reports: dtypes that attributes name") {
   report.tensor("f4", 8, 200, 8, 1);
   report.tensor("odd", 8, 300, 8, 1);
   report.tensor("f32", 8, 400, 8, 1);
+  report.tensor("f6", 6, 500, 6, 1).tensor("fnuz", 4, 600, 4, 1).tensor("short", 6, 700, 6, 1);
   report.listed();
   text(report, "f8", "dtype", "F8_E4M3");
   text(report, "f4", "dtype", "F4");
@@ -95,18 +96,29 @@ TEST_CASE("reports: dtypes that attributes name") {
   text(report, "odd", "dtype", "I4");
   text(report, "odd", "nibble_order", "high_first");
   text(report, "f32", "dtype", "F32");
+  text(report, "f6", "dtype", "F6_E3M2");
+  text(report, "fnuz", "dtype", "F8_E5M2FNUZ");
+  text(report, "short", "dtype", "F6_E2M3");
   report.add(RecordBytes(ForeignRecord::shape).number(1).number(2).number(3).number(5));
   report.add(RecordBytes(ForeignRecord::shape).number(2).number(1).number(16));
+  report.add(RecordBytes(ForeignRecord::shape).number(4).number(2).number(2).number(4));
+  report.add(RecordBytes(ForeignRecord::shape).number(6).number(2).number(2).number(5));
   report.end();
   const ForeignReport parsed = report.parse();
-  REQUIRE(parsed.tensors.size() == 4);
+  REQUIRE(parsed.tensors.size() == 7);
   CHECK(parsed.tensors[0].name == "f32");
   CHECK(parsed.tensors[0].dtype == DType::u8);
   CHECK(parsed.tensors[1].dtype == DType::f4_e2m1);
   CHECK(parsed.tensors[1].shape == Shape{3, 5});
-  CHECK(parsed.tensors[2].dtype == DType::f8_e4m3fn);
-  CHECK(parsed.tensors[3].dtype == DType::u8);
-  CHECK(parsed.texts.size() == 3);
+  CHECK(parsed.tensors[2].dtype == DType::f6_e3m2);
+  CHECK(parsed.tensors[2].shape == Shape{2, 4});
+  CHECK(parsed.tensors[3].dtype == DType::f8_e4m3fn);
+  CHECK(parsed.tensors[4].dtype == DType::f8_e5m2fnuz);
+  CHECK(parsed.tensors[5].dtype == DType::u8);
+  // Its shape takes eight bytes.
+  CHECK(parsed.tensors[6].name == "short");
+  CHECK(parsed.tensors[6].dtype == DType::u8);
+  CHECK(parsed.texts.size() == 4);
 }
 
 TEST_CASE("reports that no reader makes are refused") {

@@ -114,6 +114,14 @@ std::vector<TorchCase> ways_to_write_tensors() {
        "a view reaches past its storage"},
       {"on another device", weights(on_device("float32"))},
       {"on another device in another dtype", weights(on_device("float16")), "", "", "", "stored in another dtype"},
+      {"a shape that is text",
+       weights(call(global("torch._utils", "_rebuild_tensor_v2"),
+                    tuple(storage_0, number(0), text("4"), numbers({1}), std::string("\x89"), no_hooks))),
+       "", "", "", "a shape is "},
+      {"an extent that is text",
+       weights(call(global("torch._utils", "_rebuild_tensor_v2"),
+                    tuple(storage_0, number(0), tuple(text("4")), numbers({1}), std::string("\x89"), no_hooks))),
+       "", "", "", "a shape has something else than numbers from 0 on"},
       {"a storage of bytes",
        weights(call(rebuild, oldest_arguments(4, 4,
                                               tuple(text("storage"), global("torch.storage", "UntypedStorage"),
@@ -268,6 +276,28 @@ void check_torch_cases(const std::vector<TorchCase>& cases) {
 
 TEST_CASE("tensors are read in all the ways in which PyTorch has written them") {
   check_torch_cases(ways_to_write_tensors());
+}
+
+TEST_CASE("dtypes of one byte are those that PyTorch names") {
+  const TemporaryDirectory folder(Medium::memory);
+  const std::string path = folder / "file.pt";
+  for (const auto& [name, dtype] :
+       {std::pair("float8_e4m3fnuz", DType::f8_e4m3fnuz), std::pair("float8_e5m2fnuz", DType::f8_e5m2fnuz),
+        std::pair("float8_e4m3fn", DType::f8_e4m3fn)}) {
+    CAPTURE(name);
+    const std::string node = call(global("torch._utils", "_rebuild_tensor_v3"),
+                                  tuple(storage("0", "UntypedStorage", 32), number(5), numbers({2, 3}), numbers({3, 1}),
+                                        std::string("\x89"), no_hooks, global("torch", name)));
+    write_text(path, make_zip(torch_parts(whole(weights(node)), {{"0", eight_floats()}})));
+    std::vector<std::string> notes;
+    const auto opened = open_checkpoint(foreign::find_checkpoint(path).value(), 0, {}, notes);
+    REQUIRE(opened->tensors().size() == 1);
+    CHECK(opened->tensors().front().dtype == dtype);
+    CHECK(opened->tensors().front().shape == Shape{2, 3});
+    std::vector<std::byte> bytes(6);
+    opened->read(0, 0, bytes);
+    CHECK(std::memcmp(bytes.data(), eight_floats().data() + 5, 6) == 0);
+  }
 }
 
 TEST_CASE("the weights of a training checkpoint are found, and the rest is reported") {

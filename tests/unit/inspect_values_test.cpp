@@ -2,6 +2,7 @@
 // Elements, statistics, slices and their text, each against the slow and obvious way.
 
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 
 #include <cmath>
 #include <cstring>
@@ -63,7 +64,9 @@ TEST_CASE("statistics of every dtype are those of its values one by one") {
     CAPTURE(to_string(dtype));
     // Few values are sorted, many are counted, some go over the border of a piece.
     for (const std::int64_t elements : {1, 5, 1001, 50'000, 9'000'001}) {
-      if (elements > 1'000'000 && dtype != DType::bf16 && dtype != DType::f32 && dtype != DType::i4) continue;
+      if (elements > 1'000'000 && dtype != DType::bf16 && dtype != DType::f32 && dtype != DType::i4 &&
+          dtype != DType::f6_e2m3)
+        continue;
       std::vector<std::byte> bytes = random_bytes(byte_size(dtype, {elements}), static_cast<std::uint32_t>(elements));
       if (dtype == DType::boolean)
         for (std::byte& byte : bytes) byte &= std::byte{1};
@@ -133,6 +136,95 @@ TEST_CASE("bins are equally wide, integers are exact, and what has no range has 
   CHECK(of(DType::f32, {0}, {}).values == 0);
   // The unused half of the last byte does not count.
   CHECK(of(DType::u4, {3}, raw_bytes<std::uint8_t>({0x21, 0xf3})).maximum.as_uint() == 3);
+}
+
+TEST_CASE("every code of the small floats has the value of its definition") {
+  // Sign, exponent and mantissa; FNUZ: no infinity, and the code of minus zero is the only NaN.
+  const auto defined = [](unsigned word, int exponent_bits, int mantissa_bits, int bias) {
+    const unsigned mantissa = word % (1U << mantissa_bits);
+    const int exponent = static_cast<int>(word >> mantissa_bits) % (1 << exponent_bits);
+    const double part = std::ldexp(mantissa, -mantissa_bits);
+    const double size = exponent == 0 ? std::ldexp(part, 1 - bias) : std::ldexp(1 + part, exponent - bias);
+    return (word >> (exponent_bits + mantissa_bits)) % 2 == 0 ? size : -size;
+  };
+  struct Format {
+    DType dtype;
+    int exponent_bits, mantissa_bits, bias;
+    bool is_fnuz;
+    double largest, smallest;
+  };
+  for (const Format& format :
+       {Format{DType::f8_e4m3fnuz, 4, 3, 8, true, 240, std::ldexp(1, -10)},
+        Format{DType::f8_e5m2fnuz, 5, 2, 16, true, 57344, std::ldexp(1, -17)},
+        Format{DType::f6_e2m3, 2, 3, 1, false, 7.5, 0.125}, Format{DType::f6_e3m2, 3, 2, 3, false, 28, 0.0625}}) {
+    CAPTURE(to_string(format.dtype));
+    double largest = 0;
+    double smallest = 1;
+    for (unsigned word = 0; word < 1U << bits(format.dtype); ++word) {
+      CAPTURE(word);
+      const double value = value_of(format.dtype, word);
+      if (format.is_fnuz && word == 0x80) {
+        CHECK(std::isnan(value));
+        CHECK(value_text(format.dtype, word) == "nan");
+        continue;
+      }
+      const double wanted = defined(word, format.exponent_bits, format.mantissa_bits, format.bias);
+      CHECK(value == wanted);
+      CHECK(std::signbit(value) == std::signbit(wanted));
+      largest = std::max(largest, value);
+      if (value > 0) smallest = std::min(smallest, value);
+    }
+    CHECK(largest == format.largest);
+    CHECK(smallest == format.smallest);
+  }
+}
+
+TEST_CASE("packed elements are found wherever they begin in a byte, and at the borders of what is read at once") {
+  for (const DType dtype : {DType::f6_e2m3, DType::f6_e3m2, DType::u4}) {
+    CAPTURE(to_string(dtype));
+    const auto size = static_cast<std::size_t>(bits(dtype));
+    const std::int64_t elements = 200'003;
+    const std::vector<std::byte> bytes = random_bytes(byte_size(dtype, {elements}), 5);
+    const auto word = [&](std::size_t element) {
+      unsigned out = 0;
+      for (std::size_t bit = 0; bit < size; ++bit) {
+        const std::size_t at = element * size + bit;
+        out |= (std::to_integer<unsigned>(bytes[at / 8]) >> (at % 8) & 1U) << bit;
+      }
+      return out;
+    };
+    std::size_t wrong = 0;
+    for (std::size_t i = 0; i < static_cast<std::size_t>(elements); ++i)
+      wrong += value_bits(dtype, bytes, i) == word(i) ? 0 : 1;
+    CHECK(wrong == 0);
+    test::MemorySource source;
+    source.add("t", dtype, {elements}, bytes);
+    // Around the windows of cat: 48 KiB, and the last one.
+    for (const std::size_t first :
+         {std::size_t{0}, 49'152 * 8 / size - 3, 2 * 49'152 * 8 / size - 2, std::size_t{199'996}})
+      for (std::size_t step : {std::size_t{1}, std::size_t{3}}) {
+        if (first + 2 * step >= static_cast<std::size_t>(elements)) continue;
+        const std::string range = fmt::format("t[{}:{}:{}]", first, first + 2 * step + 1, step);
+        CAPTURE(range);
+        const std::string json = printed(source, range, {.format = CatFormat::json});
+        const Config values = parse_json(json).at("values");
+        std::vector<std::byte> packed((3 * size + 7) / 8);
+        for (std::size_t i = 0; i < 3; ++i) {
+          const unsigned code = word(first + i * step);
+          CHECK(values.at(i).as_double() == std::stod(value_text(dtype, code)));
+          for (std::size_t bit = 0; bit < size; ++bit)
+            packed[(i * size + bit) / 8] |= static_cast<std::byte>((code >> bit & 1U) << ((i * size + bit) % 8));
+        }
+        CHECK(printed(source, range, {.format = CatFormat::raw}) ==
+              std::string(reinterpret_cast<const char*>(packed.data()), packed.size()));
+      }
+  }
+  // Bits that no element uses belong to the tensor: a difference in them is one.
+  for (const std::uint8_t last : {std::uint8_t{0x10}, std::uint8_t{0x80}})
+    CHECK(
+        compare_values(DType::f6_e2m3, raw_bytes<std::uint8_t>({0, 0}), raw_bytes<std::uint8_t>({0, last})).elements ==
+        1);
+  CHECK(compare_values(DType::f6_e2m3, raw_bytes<std::uint8_t>({0}), raw_bytes<std::uint8_t>({0x40})).elements == 1);
 }
 
 TEST_CASE("a value's text reads back as the value, and no shorter one does") {

@@ -146,6 +146,22 @@ TEST_CASE("packed elements are joined where pieces are whole bytes") {
   const std::vector<TensorSpec> odd(2, {DType::u4, {3, 5}});
   CHECK(has(words_of(ErrorKind::unsupported, [&] { (void)rows_of(join(merge::concat(1), odd)); }), "share a byte"));
   CHECK(has(words_of(ErrorKind::unsupported, [&] { (void)rows_of(join(merge::stack(), odd)); }), "share a byte"));
+  // Four elements of six bits are three bytes.
+  const auto six_bits = [](Shape shape) { return std::vector<TensorSpec>(2, {DType::f6_e2m3, std::move(shape)}); };
+  CHECK(rows_of(join(merge::concat(1), six_bits({3, 4}))).row_bytes == 6);
+  CHECK(rows_of(join(merge::concat(0), six_bits({2, 2}))).bytes() == 6);
+  for (const std::int64_t columns : {1, 2, 3, 6})
+    CHECK(has(words_of(ErrorKind::unsupported,
+                       [&] {
+                         (void)rows_of(join(merge::concat(1), six_bits({3, columns})));
+                       }),
+              "share a byte"));
+  for (const Shape& nothing : {Shape{3, 0, 2}, Shape{0, 1}, Shape{0}})
+    CHECK(rows_of(join(merge::concat(-1), six_bits(nothing))).bytes() == 0);
+  // A cut falls between bytes: of twelve columns one part gets eight.
+  const Cut twelve = cut(merge::concat(1), {DType::f6_e3m2, {3, 12}}, 2);
+  CHECK(twelve.part.shape == Shape{3, 8});
+  for (int part = 0; part < 2; ++part) CHECK(rows_of(part_of(twelve, part)).row_bytes == 6);
 }
 
 TEST_CASE("what does not fit is named") {

@@ -306,7 +306,8 @@ TEST_CASE("unaligned memory, any length, one source, and a target that is a sour
 TEST_CASE("what has no such reduction is refused with its name") {
   using test::has;
   using test::words_of;
-  for (const DType dtype : {DType::f4_e2m1, DType::u4, DType::i4, DType::f8_e8m0, DType::complex64})
+  for (const DType dtype : {DType::f4_e2m1, DType::u4, DType::i4, DType::f8_e8m0, DType::complex64, DType::f8_e4m3fnuz,
+                            DType::f8_e5m2fnuz, DType::f6_e2m3, DType::f6_e3m2})
     for (const Combine combine : {Combine::max, Combine::sum})
       CHECK(has(words_of(ErrorKind::unsupported, [&] { check_reducible(combine, dtype); }), to_string(dtype)));
   CHECK(has(words_of(ErrorKind::unsupported, [] { check_reducible(Combine::sum, DType::boolean); }), "BOOL"));

@@ -543,6 +543,72 @@ TEST_CASE("ranks of other programs become HuggingFace's model, and it becomes th
   }
 }
 
+TEST_CASE("TensorRT-LLM's embeddings are joined as the ranks' own config.json says, which no result has") {
+  struct Cut {
+    const char* embedding;
+    int dim;  ///< -1: all ranks have all of it
+  };
+  const Model whole = model(false);
+  const ParallelLayout layout = ParallelLayout::parse("tp=2,pp=2");
+  for (const Cut& cut : {Cut{R"("use_parallel_embedding": true, "embedding_sharding_dim": 0,)", 0},
+                         Cut{R"("use_parallel_embedding": true, "embedding_sharding_dim": 1,)", 1},
+                         Cut{R"("use_parallel_embedding": true,)", 0},
+                         Cut{R"("use_parallel_embedding": false, "embedding_sharding_dim": 1,)", -1}, Cut{"", -1}}) {
+    CAPTURE(cut.embedding);
+    const TemporaryDirectory temporary;
+    const std::string at = temporary.path().string();
+    const std::string given = at + "/model";
+    const std::string ranks = at + "/ranks";
+    write_config(given);
+    write_config(ranks);
+    write_model(whole, given + "/model.safetensors");
+    std::ofstream(ranks + "/config.json")
+        << R"({"architecture": "LlamaForCausalLM", "num_attention_heads": 8, "num_key_value_heads": 4, "head_size": 4,)"
+        << R"("hidden_size": 16, "intermediate_size": 24, "vocab_size": 37, "num_hidden_layers": 2,)" << cut.embedding
+        << R"("mapping": {"world_size": 4, "tp_size": 2, "pp_size": 2}})";
+    Files files = trtllm(whole, layout, false);
+    for (int rank = 0; rank < layout.ranks(); ++rank) {
+      Model& mine = files[static_cast<std::size_t>(rank)];
+      const auto embedding = mine.find("transformer.vocab_embedding.weight");
+      const int t = layout.place(rank).tensor;
+      if (embedding != mine.end() && cut.dim == 0) embedding->second = rows_of_rank(embedding->second, t, 2);
+      if (embedding != mine.end() && cut.dim == 1) embedding->second = columns_of_rank(embedding->second, t, 2);
+      write_model(mine, ranks + "/rank" + std::to_string(rank) + ".safetensors");
+    }
+    ExportOptions options;
+    options.base = given;
+    export_model(ranks, at + "/out", "trtllm", *single_group(), options);
+    test::check_equal(given, at + "/out");
+    // Without a base the sizes are the ranks' own, and there is no config.json to go with the weights.
+    const ExportReport alone = export_model(ranks, at + "/alone", "trtllm", *single_group());
+    CHECK_FALSE(std::filesystem::exists(at + "/alone/config.json"));
+    CHECK(test::tensors_of(at + "/alone").size() == whole.size());
+    for (const auto& [name, tensor] : test::tensors_of(at + "/alone"))
+      CHECK(bitwise_equal(tensor, tensor_of(whole.at(name))));
+    std::string notes;
+    for (const std::string& note : alone.account.notes) notes += note + "\n";
+    CHECK(has(notes, "the sizes of the model are taken from"));
+    REQUIRE(alone.left.size() == 1);
+    CHECK(alone.left.front().name == "config.json");
+    CHECK(has(alone.left.front().reason, "--base"));
+    options.base.clear();
+    options.dtype = DType::bf16;
+    export_model(ranks, at + "/cast", "trtllm", *single_group(), options);
+    CHECK_FALSE(std::filesystem::exists(at + "/cast/config.json"));
+    // Cut anew, by the same sizes.
+    shard_model(given, at + "/want", "llama", {.tensor = 4});
+    shard_model(ranks, at + "/cut", "trtllm", {.tensor = 4}, {.to_plan = "llama"});
+    CHECK_FALSE(std::filesystem::exists(at + "/cut/config.json"));
+    for (int rank = 0; rank < 4; ++rank) {
+      const SafetensorsFile file = SafetensorsFile::open(at + "/cut/" + shard_file_name(rank, 4));
+      std::vector<NamedTensor> tensors;
+      for (std::size_t i = 0; i < file.tensors().size(); ++i)
+        tensors.emplace_back(file.tensors()[i].name, Tensor::copy_of(file.tensor(i)));
+      check_shard(at + "/want/" + shard_file_name(rank, 4), tensors);
+    }
+  }
+}
+
 TEST_CASE("of more ranks of Megatron than groups each has a slice of a group") {
   const TemporaryDirectory temporary;
   const std::string given = temporary.path().string() + "/model";

@@ -300,3 +300,25 @@ TEST_CASE("a file whose file system is not known to be local is read, not mapped
   std::filesystem::resize_file(path, 5000);
   CHECK(has(words_of(ErrorKind::corrupt, [&] { (void)file.tensor("a"); }), "has it been shortened?"));
 }
+
+TEST_CASE("what a program writes otherwise than it has announced is refused with file and tensor") {
+  const TemporaryDirectory directory;
+  const std::string path = directory / "a.safetensors";
+  SafetensorsWriter writer(path, {entry_of("a", DType::u8, {4})}, {});
+  const auto words = [&](const auto& work) { return words_of(ErrorKind::argument, work); };
+  const auto names_both = [&](const std::string& text) { return has(text, path) && has(text, "\"a\""); };
+  const std::string other = words([&] { writer.write("a", pattern(DType::i8, {4}, 1)); });
+  CHECK(has(other, "it was announced as U8 [4], not as I8 [4]"));
+  CHECK(names_both(other));
+  const std::string beyond = words([&] { writer.write("a", 2, pattern(DType::u8, {3}, 1).bytes()); });
+  CHECK(has(beyond, "3 bytes at 2 are past the end of its 4 bytes"));
+  CHECK(names_both(beyond));
+  const std::string missing = words([&] { writer.commit(); });
+  CHECK(names_both(missing));
+  CHECK_FALSE(std::filesystem::exists(path));
+  writer.write("a", pattern(DType::u8, {4}, 1));
+  writer.commit();
+  CHECK(has(words([&] { writer.commit(); }), "is finished already"));
+  const SafetensorsFile file = SafetensorsFile::open(path);
+  CHECK(has(words_of(ErrorKind::not_found, [&] { (void)file.tensor(1); }), "it has 1 tensors, no number 1"));
+}

@@ -158,6 +158,13 @@ TEST_CASE("values: every dtype is read as what it is") {
   CHECK(difference(DType::f4_e2m1, u8s{0x7f}, u8s{0x70}).absolute == 6);  // -6, 0 in the low nibble
   CHECK(difference(DType::f4_e2m1, u8s{0x7f}, u8s{0xf7}).absolute == 12);
   CHECK(difference(DType::f4_e2m1, u8s{0x7f}, u8s{0xf7}).elements == 2);
+  CHECK(difference(DType::f8_e4m3fnuz, u8s{0x7f}, u8s{0xff}).absolute == 480);
+  CHECK(difference(DType::f8_e5m2fnuz, u8s{0x7f}, u8s{0x00}).absolute == 57344);
+  CHECK(difference(DType::f8_e5m2fnuz, u8s{0x80}, u8s{0x00}).nans == 1);
+  // The second of four elements in three bytes: 7.5 and 28, the largest of their formats.
+  CHECK(difference(DType::f6_e2m3, u8s{0xc0, 0x07, 0x00}, u8s{0, 0, 0}).absolute == 7.5);
+  CHECK(difference(DType::f6_e3m2, u8s{0xc0, 0x07, 0x00}, u8s{0, 0, 0}).absolute == 28);
+  CHECK(value_text(DType::f6_e2m3, 0x1f) == "7.5");
   CHECK(difference(DType::u4, u8s{0x0f}, u8s{0x00}).absolute == 15);
   CHECK(difference(DType::i4, u8s{0x08}, u8s{0x07}).absolute == 15);
   CHECK(difference(DType::i8, std::vector<std::int8_t>{-128}, std::vector<std::int8_t>{127}).absolute == 255);

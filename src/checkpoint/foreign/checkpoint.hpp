@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "muster/config.hpp"
 #include "muster/parallel_layout.hpp"
 #include "src/checkpoint/foreign/parted_tensors.hpp"
 #include "src/checkpoint/model_files.hpp"
@@ -43,6 +44,7 @@ struct Found {
   std::vector<std::vector<std::string>> by_rank = {};  ///< likewise, of ranks whose tensors a plan merges
   int ranks = 0;                                       ///< whose tensors a plan has to merge; 0: it is whole
   std::optional<ParallelLayout> layout = {};           ///< of the ranks, where their names say it
+  std::optional<Config> config = {};                   ///< the config.json beside them, if it is no HuggingFace one
 };
 /// None if the path has no such checkpoint. Throws Error(argument) if a directory has two kinds, and what is missing
 /// of one: Error(not_found).

@@ -91,10 +91,9 @@ std::optional<Found> find_by_pattern(const std::string& directory, const std::ve
   return found;
 }
 
-/// What TensorRT-LLM says of its ranks; none if the config is another's.
-std::optional<ParallelLayout> mapping_of(const std::string& directory) {
-  const std::optional<Config> config = read_model_config(directory);
-  const Config* mapping = config ? config->find("mapping") : nullptr;
+/// What TensorRT-LLM's config.json says of its ranks; none if it is another program's.
+std::optional<ParallelLayout> mapping_of(const Config& config, const std::string& directory) {
+  const Config* mapping = config.is_object() ? config.find("mapping") : nullptr;
   if (mapping == nullptr || !mapping->is_object()) return std::nullopt;
   const auto size = [&](const char* name) {
     const Config* value = mapping->find(name);
@@ -121,6 +120,38 @@ std::array<int, 3> sizes_of_job(const std::string& path) {
   return {size("pipeline_model_parallel_size"), size("expert_model_parallel_size"), size("tensor_model_parallel_size")};
 }
 
+/// Megatron's arguments have the sizes of the job and the rank of the process that wrote the file. Programs that
+/// convert checkpoints leave the number of the process at 0 in all files.
+void check_place_of(const TorchArchive& archive, const ParallelLayout& layout, int rank, const std::string& path) {
+  const formats::Pickle& pickle = archive.pickle();
+  const auto arguments = pickle.find(pickle.root(), "args");
+  const auto number = [&](std::string_view name) {
+    const auto value = arguments ? pickle.find(*arguments, name) : std::nullopt;
+    return value ? pickle.integer(*value) : std::nullopt;
+  };
+  const auto check = [&](std::string_view what, std::optional<std::int64_t> said, std::int64_t by_name) {
+    if (!said || *said == by_name) return;
+    throw file_error(ErrorKind::rank_mismatch, "reading", path,
+                     fmt::format("its arguments say {} {}, and by the names of the folders it is {}; it has been "
+                                 "renamed or mixed up: give each folder the name that its rank had",
+                                 what, *said, by_name));
+  };
+  check("tensor_model_parallel_size", number("tensor_model_parallel_size"), layout.tensor);
+  if (layout.pipeline > 1)
+    check("pipeline_model_parallel_size", number("pipeline_model_parallel_size"), layout.pipeline);
+  const auto place = layout.place(rank);
+  check("tensor-parallel rank", number("tensor_model_parallel_rank"), place.tensor);
+  check("pipeline stage", number("pipeline_model_parallel_rank"), place.pipeline);
+  check("expert rank", number("expert_model_parallel_rank"), place.expert);
+  const auto process = number("rank");
+  if (!process || *process <= 0) return;
+  check("tensor-parallel rank", *process % layout.tensor, place.tensor);
+  const auto processes = number("world_size");
+  const bool has_stages_outside = number("use_tp_pp_dp_mapping").value_or(0) == 0;
+  if (processes && *processes > *process && *processes % layout.pipeline == 0 && has_stages_outside)
+    check("pipeline stage", *process / (*processes / layout.pipeline), place.pipeline);
+}
+
 }  // namespace
 
 std::optional<Found> find_rank_files(const std::string& directory, const std::vector<std::string>& names,
@@ -138,12 +169,14 @@ std::optional<Found> find_rank_files(const std::string& directory, const std::ve
   for (const std::string_view known : {"consolidated.{rank}.pth", "model-rank-{rank}-part-{part}.safetensors"})
     if (std::optional<Found> found = find_by_pattern(directory, names, known)) return found;
   std::optional<Found> found = find_by_pattern(directory, names, "rank{rank}.safetensors");
-  const std::optional<ParallelLayout> mapping = found ? mapping_of(directory) : std::nullopt;
+  std::optional<Config> config = found ? read_model_config(directory) : std::nullopt;
+  const std::optional<ParallelLayout> mapping = config ? mapping_of(*config, directory) : std::nullopt;
   if (!mapping) return std::nullopt;
   if (mapping->ranks() != found->ranks)
     throw file_error(ErrorKind::not_found, "reading", directory,
                      fmt::format("its config.json is of {} ranks, and {} are there", mapping->ranks(), found->ranks));
   found->layout = mapping;
+  found->config = std::move(config);
   return found;
 }
 
@@ -213,7 +246,9 @@ std::shared_ptr<const PartedTensors> open_rank_files(const Found& found, int ran
   for (const std::string& name : found.by_rank[static_cast<std::size_t>(rank)]) {
     const std::string path = join_path(found.path, name);
     if (is_torch_file(path)) {
-      add_torch_file(*tensors, path, choice, add_name);
+      add_torch_file(*tensors, path, choice, add_name, [&](const TorchArchive& archive) {
+        if (found.layout) check_place_of(archive, *found.layout, rank, path);
+      });
       continue;
     }
     const std::uint32_t file = tensors->add_file(path);

@@ -96,10 +96,35 @@ std::optional<Config> from_params(const std::string& path, std::vector<std::stri
       true, notes);
 }
 
+/// TensorRT-LLM has HuggingFace's names, but for one.
+Config from_trtllm(Config config) {
+  if (const Config* size = config.find("head_size"); size != nullptr && !config.contains("head_dim")) {
+    const Config value = *size;
+    config["head_dim"] = value;
+  }
+  return config;
+}
+
 }  // namespace
+
+Config saved_facts(const Found& found) {
+  Config facts = Config::object();
+  if (!found.config) return facts;
+  const Config* shared = found.config->find("use_parallel_embedding");
+  if (shared == nullptr || *shared != Config(true)) return facts;
+  const Config* dim = found.config->find("embedding_sharding_dim");
+  const bool is_by_columns = dim != nullptr && *dim == Config(1);
+  facts[is_by_columns ? "embeddings_by_columns" : "embeddings_by_rows"] = true;
+  return facts;
+}
 
 std::optional<Config> saved_config(const Found& found, std::vector<std::string>& notes) {
   std::error_code error;
+  if (found.config) {
+    notes.push_back(fmt::format("the sizes of the model are taken from {}, which is TensorRT-LLM's",
+                                in_quotes(join_path(found.path, "config.json"))));
+    return from_trtllm(*found.config);
+  }
   const auto read = [&](const std::string& name, const auto& from) -> std::optional<Config> {
     const std::string path = join_path(found.path, name);
     if (!fs::is_regular_file(path, error)) return std::nullopt;

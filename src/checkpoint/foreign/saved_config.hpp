@@ -12,8 +12,12 @@
 namespace muster::foreign {
 
 /// Returns the sizes under the names of Hugging Face's config.json, or nullopt if the checkpoint has none. They come
-/// from the arguments that Megatron (also under DeepSpeed) saves with a checkpoint, or from Meta's params.json. Adds a
-/// note that names the file.
+/// from the arguments that Megatron (also under DeepSpeed) saves with a checkpoint, from Meta's params.json, or from
+/// TensorRT-LLM's config.json. Adds a note that names the file.
 std::optional<Config> saved_config(const Found& found, std::vector<std::string>& notes);
+
+/// Keys for the conditions of plans, which are true of this checkpoint whatever config.json counts: how TensorRT-LLM
+/// has cut the embeddings, "embeddings_by_rows" or "embeddings_by_columns".
+Config saved_facts(const Found& found);
 
 }  // namespace muster::foreign

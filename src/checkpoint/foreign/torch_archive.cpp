@@ -56,7 +56,7 @@ std::optional<DType> dtype_of_storage(std::string_view name) noexcept {
 }
 
 constexpr std::string_view torch_prefix = "torch.";
-constexpr std::array<NamedDType, 17> torch_dtypes = {{{"float32", DType::f32},
+constexpr std::array<NamedDType, 19> torch_dtypes = {{{"float32", DType::f32},
                                                       {"bfloat16", DType::bf16},
                                                       {"float16", DType::f16},
                                                       {"float64", DType::f64},
@@ -72,6 +72,8 @@ constexpr std::array<NamedDType, 17> torch_dtypes = {{{"float32", DType::f32},
                                                       {"float8_e4m3fn", DType::f8_e4m3fn},
                                                       {"float8_e5m2", DType::f8_e5m2},
                                                       {"float8_e8m0fnu", DType::f8_e8m0},
+                                                      {"float8_e4m3fnuz", DType::f8_e4m3fnuz},
+                                                      {"float8_e5m2fnuz", DType::f8_e5m2fnuz},
                                                       {"complex64", DType::complex64}}};
 
 constexpr std::string_view rebuild_v1 = "torch._utils._rebuild_tensor";  // before PyTorch 0.4

@@ -36,10 +36,12 @@ bool is_torch_file(const std::string& path) {
 }
 
 void add_torch_file(PartedTensors& tensors, const std::string& path, const Choice& choice,
-                    const std::function<void(const std::string&)>& work) {
+                    const std::function<void(const std::string&)>& work,
+                    const std::function<void(const TorchArchive&)>& check) {
   with_file("reading", path, [&] {
     const std::uint32_t file = tensors.add_file(path);
     const TorchArchive archive = open_torch_file(tensors.file(file));
+    if (check) check(archive);
     const TensorWork add = [&](const std::string& name, Pickle::Ref ref) {
       work(name);
       add_torch_tensor(tensors, file, archive, name, ref);

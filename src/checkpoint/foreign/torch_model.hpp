@@ -19,9 +19,11 @@ void add_torch_tensor(PartedTensors& tensors, std::uint32_t file, const TorchArc
 
 /// Whether a file begins as those of torch.save do.
 bool is_torch_file(const std::string& path);
-/// Adds all weights of a file, and what is left out of it as omissions; each name is given to `work` before.
+/// Adds all weights of a file, and what is left out of it as omissions; each name is given to `work` before, and the
+/// file to `check`, if there is one.
 void add_torch_file(PartedTensors& tensors, const std::string& path, const Choice& choice,
-                    const std::function<void(const std::string&)>& work);
+                    const std::function<void(const std::string&)>& work,
+                    const std::function<void(const TorchArchive&)>& check = {});
 
 std::shared_ptr<const PartedTensors> open_torch(const Found& found, const Choice& choice);
 /// `found.files`: empty if an index names them.
