@@ -56,7 +56,7 @@ Trial try_plan(MergePlan& plan, const std::string& model_dir) {
   fit_to(plan, all);
   Trial trial;
   std::vector<NamedSpec> specs;
-  std::set<const MergeRule*> used;
+  std::set<std::size_t> used;
   std::vector<std::string> unmatched;
   // What is wrong with a rule is the same for the tensors of all layers, and said once.
   const auto attempt = [&](const auto& step) {
@@ -72,7 +72,7 @@ Trial try_plan(MergePlan& plan, const std::string& model_dir) {
     attempt([&] {
       const std::optional<MergePlan::Origin> origin = plan.origin(tensor.name);
       if (!origin) return unmatched.push_back(tensor.name);
-      used.insert(origin->rule);
+      used.insert(origin->rule->number);
       trial.taken.push_back({tensor, origin->name, origin->rule});
       (void)plan.resolve(*origin->rule, origin->name, std::span(&tensor.spec, 1), true);
     });
@@ -80,7 +80,7 @@ Trial try_plan(MergePlan& plan, const std::string& model_dir) {
   if (!unmatched.empty()) trial.problems.push_back(no_rule_words(plan, unmatched));
   for (const MergeRule& rule : plan.rules())
     // Read backwards, nothing comes of what a rule drops.
-    if (!used.contains(&rule) && !is_builtin_rule(rule) && !is_left_out(rule)) trial.unused.push_back(&rule);
+    if (!is_builtin_rule(rule) && !is_left_out(rule) && used.insert(rule.number).second) trial.unused.push_back(&rule);
   attempt([&] { check_against_config(plan, specs); });
   if (!plan.views().empty())
     attempt([&] {
