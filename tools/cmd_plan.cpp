@@ -66,14 +66,14 @@ Trial try_plan(MergePlan& plan, const TensorSource& model) {
   fit_to(plan, all);
   Trial trial;
   std::vector<NamedSpec> specs;
-  std::set<const MergeRule*> used;
+  std::set<std::size_t> used;
   std::vector<std::string> unmatched;
   for (const TensorEntry& entry : model.tensors()) {
     const NamedSpec& tensor = specs.emplace_back(NamedSpec{entry.name, {entry.dtype, entry.shape}});
     attempt(trial, [&] {
       const std::optional<MergePlan::Origin> origin = plan.origin(tensor.name);
       if (!origin) return unmatched.push_back(tensor.name);
-      used.insert(origin->rule);
+      used.insert(origin->rule->number);
       trial.taken.push_back({tensor, origin->name, origin->rule});
       (void)plan.resolve(*origin->rule, origin->name, std::span(&tensor.spec, 1), true);
     });
@@ -81,7 +81,7 @@ Trial try_plan(MergePlan& plan, const TensorSource& model) {
   if (!unmatched.empty()) trial.problems.push_back(no_rule_words(plan, unmatched));
   for (const MergeRule& rule : plan.rules())
     // Read backwards, nothing comes of what a rule drops.
-    if (!used.contains(&rule) && !is_builtin_rule(rule) && !is_left_out(rule)) trial.unused.push_back(&rule);
+    if (!is_builtin_rule(rule) && !is_left_out(rule) && used.insert(rule.number).second) trial.unused.push_back(&rule);
   attempt(trial, [&] { check_against_config(plan, specs); });
   if (!plan.views().empty())
     attempt(trial, [&] {

@@ -4,6 +4,7 @@
 
 #include <fmt/core.h>
 
+#include <array>
 #include <bit>
 #include <memory>
 #include <string>
@@ -74,36 +75,11 @@ Tensor tensor_at(DType dtype, Shape shape, void* data, Strides strides, std::sha
 }
 
 const char* format_of(DType dtype) {
-  switch (dtype) {
-    case DType::boolean:
-      return "?";
-    case DType::u8:
-      return "B";
-    case DType::i8:
-      return "b";
-    case DType::u16:
-      return "H";
-    case DType::i16:
-      return "h";
-    case DType::u32:
-      return "I";
-    case DType::i32:
-      return "i";
-    case DType::u64:
-      return "Q";
-    case DType::i64:
-      return "q";
-    case DType::f16:
-      return "e";
-    case DType::f32:
-      return "f";
-    case DType::f64:
-      return "d";
-    case DType::complex64:
-      return "Zf";
-    default:
-      return nullptr;
-  }
+  // In the order of DType.
+  constexpr std::array<const char*, 20> formats = {"?",     "B",     "b",     "H",     "h",     "I", "i",
+                                                   "Q",     "q",     "e",     nullptr, "f",     "d", nullptr,
+                                                   nullptr, nullptr, nullptr, nullptr, nullptr, "Zf"};
+  return formats.at(static_cast<std::size_t>(dtype));
 }
 bool has_format(DType dtype) {
   return format_of(dtype) != nullptr;

@@ -4,7 +4,6 @@
 #include <fmt/core.h>
 #include <nanobind/stl/pair.h>
 
-#include <memory>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -67,9 +66,6 @@ auto made_in(ProcessGroup& group, const Make& make) -> decltype(make()) {
 template <class Result>
 Result python_of(Result result) {
   return result;
-}
-nb::object python_of(const Config& config) {
-  return object_of(config);
 }
 nb::list python_of(const std::vector<Config>& configs) {
   nb::list list;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "muster/log.hpp"
 
+#include <array>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -36,17 +37,9 @@ Sink& sink() {
 }  // namespace
 
 std::string_view to_string(LogLevel level) noexcept {
-  switch (level) {
-    case LogLevel::debug:
-      return "debug";
-    case LogLevel::info:
-      return "info";
-    case LogLevel::warning:
-      return "warning";
-    case LogLevel::error:
-      return "error";
-  }
-  return "unknown";
+  constexpr std::array<std::string_view, 4> names = {"debug", "info", "warning", "error"};
+  const auto number = static_cast<std::size_t>(level);
+  return number < names.size() ? names[number] : "unknown";
 }
 
 void set_log_hook(LogHook hook, LogLevel lowest) {

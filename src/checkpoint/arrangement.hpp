@@ -153,6 +153,9 @@ struct BuiltinPlan {
 std::span<const BuiltinPlan> builtin_plans();
 /// Null if there is none of that name.
 const BuiltinPlan* find_builtin_plan(std::string_view name);
+/// The rules that a rule of a plan's JSON stands for: of a linear layer (the actions "column" and "row") those of its
+/// tensors, else itself. Throws Error(corrupt).
+std::vector<Config> single_rules(const Config& rule);
 /// Whether a built-in plan has a rule with the same pattern. They are for many models: nobody misses a tensor for one.
 bool is_builtin_rule(const MergeRule& rule);
 /// JSON text, {PLAN: {MODEL_TYPE: ARCHITECTURE, ...}, ...}: the models that each of them is for.

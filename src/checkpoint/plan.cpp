@@ -408,7 +408,8 @@ bool is_builtin_rule(const MergeRule& rule) {
       const Config* rules = json.as_object().find("rules");
       if (rules == nullptr) continue;  // it extends another
       for (const Config& item : rules->as_array())
-        all.insert(item.at(item.find("match") == nullptr ? "regex" : "match").as_string());
+        for (const Config& single : single_rules(item))
+          all.insert(single.at(single.find("match") == nullptr ? "regex" : "match").as_string());
     }
     return all;
   }();

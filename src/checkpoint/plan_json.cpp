@@ -152,6 +152,7 @@ const ActionReader& reader_of(const ConfigObject& rule) {
   if (reader != action_readers.end()) return *reader;
   Keys names;
   for (const ActionReader& known : action_readers) names.push_back(known.name);
+  names.insert(names.end(), {"column", "row"});
   refuse_plan(fmt::format("unknown action {} (known: {})", in_quotes(name), fmt::join(names, ", ")));
 }
 
@@ -190,6 +191,59 @@ std::shared_ptr<const NewName> read_rename(const ConfigObject& rule, const Tenso
   if (text.empty()) refuse_plan(fmt::format("\"{}\" is an empty name", key));
   return std::make_shared<const NewName>(text, pattern);
 }
+
+/// A rule of which the actions "column" and "row" consist: what becomes of some tensors of a linear layer.
+struct LinearPart {
+  std::string_view names;  // behind the layer's
+  std::string_view action;
+  std::optional<std::int64_t> dim = {};
+  bool has_units = true;  // "blocks" and "heads" are its, too, if it has a dimension
+};
+// Rows of the weight are its outputs, columns its inputs. Files of GPTQ and AWQ have their weights transposed.
+constexpr std::array<LinearPart, 7> column_parts = {
+    {{".{weight,bias}", "concat", 0},
+     {".{weight_scale*,weight_quantizer.*,output_scale,output_quantizer.*}", "scale", 0},
+     {".{pre_quant_scale,input_quantizer._pre_quant_scale}", "same"},
+     {".{input_scale*,input_quantizer.*}", "scale"},
+     {".{qweight,scales,qzeros}", "concat", 1},
+     {".weight_packed", "concat", 0},
+     {".{g_idx,weight_shape}", "same"}}};
+constexpr std::array<LinearPart, 9> row_parts = {{{".weight", "concat", 1},
+                                                  {".{bias,weight_shape}", "same"},
+                                                  {".{weight_scale*,weight_quantizer.*}", "scale", 1},
+                                                  {".{pre_quant_scale,input_quantizer._pre_quant_scale}", "concat", -1},
+                                                  {".{input_scale*,input_quantizer.*}", "scale", -1, false},
+                                                  {".{output_scale,output_quantizer.*}", "scale"},
+                                                  {".{qweight,g_idx}", "concat", 0},
+                                                  {".{scales,qzeros}", "scale", 0},
+                                                  {".weight_packed", "concat", 1}}};
+
+}  // namespace
+
+std::vector<Config> single_rules(const Config& rule) {
+  const Config* action = rule.is_object() ? rule.as_object().find("action") : nullptr;
+  const bool is_column = action != nullptr && *action == Config("column");
+  if (!is_column && (action == nullptr || *action != Config("row"))) return {rule};
+  const ConfigObject& object = rule.as_object();
+  constexpr std::array<std::string_view, 3> units = {"blocks", "heads", "head_sizes"};
+  Keys keys = {"match", "if", "action", "comment", "stage", "across"};
+  keys.insert(keys.end(), units.begin(), units.end());
+  check_keys(object, keys, fmt::format(" of the action \"{}\"", action->as_string()));
+  const Config* match = object.find("match");
+  if (match == nullptr) refuse_plan(fmt::format("\"{}\" needs \"match\", a glob of layers", action->as_string()));
+  std::vector<Config> rules;
+  for (const LinearPart& part : is_column ? std::span<const LinearPart>(column_parts) : row_parts) {
+    Config& made = rules.emplace_back(ConfigObject());
+    for (const auto& [key, value] : object)
+      if ((part.dim && part.has_units) || std::ranges::find(units, key) == units.end()) made[key] = value;
+    made["match"] = string_of(*match, "match") + std::string(part.names);
+    made["action"] = part.action;
+    if (part.dim) made["dim"] = *part.dim;
+  }
+  return rules;
+}
+
+namespace {
 
 MergeRule read_rule(const Config& value, std::size_t number) {
   if (!value.is_object()) refuse_plan(fmt::format("it is {}, not an object", to_string(value.type())));
@@ -342,7 +396,7 @@ std::optional<Numbering> read_numbering(const ConfigObject& plan, std::string_vi
 /// Finds rules that no tensor can come to: whoever wrote one meant something else by an earlier one.
 class Reach {
  public:
-  /// Why the rule is never reached after those that were added; empty if it is. They must outlive this.
+  /// Why the rule is never reached after those that were added; empty if it is.
   std::string add(const MergeRule& rule) {
     const TensorPattern& pattern = rule.pattern;
     if (!rule.condition.empty()) return {};  // the rules after it may be reached, too
@@ -361,7 +415,7 @@ class Reach {
     if (expanded_ > most_expanded)
       refuse_plan(fmt::format("the braces of all patterns up to here mean more than {} characters", most_expanded));
     std::string words = covered(pattern, globs);
-    globs_.push_back(&rule);
+    globs_.emplace_back(pattern, rule.number);
     return words;
   }
 
@@ -369,9 +423,9 @@ class Reach {
   std::string covered(const TensorPattern& pattern, const std::vector<std::string>& globs) {
     std::set<std::size_t> by;
     for (const std::string& glob : globs) {
-      const MergeRule* earlier = covering(glob);
-      if (earlier == nullptr) return {};
-      by.insert(earlier->number);
+      const std::size_t earlier = covering(glob);
+      if (earlier == 0) return {};
+      by.insert(earlier);
     }
     std::vector<std::size_t> some(by.begin(), by.end());
     some.resize(std::min<std::size_t>(some.size(), 5));
@@ -380,31 +434,37 @@ class Reach {
   }
 
   // One glob fits all that another does if it fits the other's text: the other's stars are characters there that only
-  // its own stars can fit.
-  const MergeRule* covering(const std::string& glob) {
-    for (const MergeRule* earlier : globs_) {
-      work_ += earlier->pattern.text().size() * glob.size();
-      if (work_ > most_work) return nullptr;
-      if (earlier->pattern.matches(glob)) return earlier;
+  // its own stars can fit. 0: no rule's does.
+  std::size_t covering(const std::string& glob) {
+    for (const auto& [pattern, number] : globs_) {
+      work_ += pattern.text().size() * glob.size();
+      if (work_ > most_work) return 0;
+      if (pattern.matches(glob)) return number;
     }
-    return nullptr;
+    return 0;
   }
 
   std::map<std::pair<bool, std::string>, std::size_t> texts_;
-  std::vector<const MergeRule*> globs_;
-  std::size_t all_ = 0;  // a rule that takes everything
+  std::vector<std::pair<TensorPattern, std::size_t>> globs_;  // with their rules' numbers
+  std::size_t all_ = 0;                                       // a rule that takes everything
   std::size_t expanded_ = 0;
   std::size_t work_ = 0;
 };
 
 std::vector<MergeRule> read_rules(const Config& list, const std::vector<std::size_t>& lines, Reach& reach) {
   std::vector<MergeRule> rules;
-  rules.reserve(list.size());
+  std::size_t number = 0;
   for (const Config& item : list.as_array()) {
-    const std::size_t number = rules.size() + 1;
+    ++number;
     try {
-      rules.push_back(read_rule(item, number));
-      if (const std::string words = reach.add(rules.back()); !words.empty()) refuse_plan(words);
+      std::string unreached;
+      const std::size_t before = rules.size();
+      for (const Config& part : single_rules(item)) {
+        MergeRule rule = read_rule(part, number);
+        unreached = reach.add(rule);
+        if (unreached.empty()) rules.push_back(std::move(rule));
+      }
+      if (rules.size() == before) refuse_plan(unreached);
     } catch (const Error& error) {
       throw Error(ErrorKind::corrupt, fmt::format("rule {} (line {}): {}", number, lines.at(number - 1), error.what()));
     }
@@ -425,8 +485,12 @@ Config extended(const ConfigObject& plan, const MergePlan& content, Reach& reach
   if (const Config* views = whole_base.as_object().find("views"); views != nullptr)
     for (const Config& view : views->as_array()) whole["views"].push_back(view);
   if (plan.find("rules") == nullptr) whole["rules"] = ConfigArray();
-  for (std::size_t i = 0; i < content.rules().size(); ++i)
-    if (reach.add(content.rules()[i]).empty()) whole["rules"].push_back(whole_base.at("rules").at(i));
+  for (const MergeRule& rule : content.rules()) {
+    if (!reach.add(rule).empty()) continue;
+    const std::vector<Config> parts = single_rules(whole_base.at("rules").at(rule.number - 1));
+    for (const Config& part : parts)
+      if (parts.size() == 1 || part.at("match").as_string() == rule.pattern.text()) whole["rules"].push_back(part);
+  }
   return whole;
 }
 

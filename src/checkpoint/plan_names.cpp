@@ -334,9 +334,9 @@ void note_unused_rules(const MergePlan& plan, Arrangement& arrangement) {
   std::set<std::size_t> used;
   for (const ArrangedTensor& tensor : arrangement.tensors) used.insert(tensor.rule->number);
   for (const DroppedTensor& tensor : arrangement.dropped) used.insert(tensor.rule->number);
-  std::vector<std::size_t> unused;
+  std::set<std::size_t> unused;
   for (const MergeRule& rule : plan.rules())
-    if (!used.contains(rule.number) && !is_builtin_rule(rule)) unused.push_back(rule.number);
+    if (!used.contains(rule.number) && !is_builtin_rule(rule)) unused.insert(rule.number);
   if (!unused.empty())
     arrangement.notes.push_back(fmt::format("plan {}: no tensor has rule{} {}", in_quotes(plan.name()),
                                             unused.size() == 1 ? "" : "s", fmt::join(unused, ", ")));

@@ -30,20 +30,9 @@ namespace {
 }
 
 std::string_view kind_of(const Config& value) noexcept {
-  switch (value.type()) {
-    case Config::Type::null:
-      return "null";
-    case Config::Type::boolean:
-      return "a boolean";
-    case Config::Type::string:
-      return "a string";
-    case Config::Type::array:
-      return "a list";
-    case Config::Type::object:
-      return "an object";
-    default:
-      return "a number";
-  }
+  if (value.is_null()) return "null";
+  if (value.type() == Config::Type::boolean) return "a boolean";
+  return value.is_string() ? "a string" : value.is_array() ? "a list" : value.is_object() ? "an object" : "a number";
 }
 
 void read_metadata(const Config& said, std::map<std::string, std::string>& metadata) {

@@ -15,19 +15,11 @@
 namespace muster::collectives {
 
 merge::Combine combine_of(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::sum:
-      return merge::Combine::sum;
-    case ReduceOp::product:
-      return merge::Combine::product;
-    case ReduceOp::min:
-      return merge::Combine::min;
-    case ReduceOp::max:
-      return merge::Combine::max;
-    case ReduceOp::average:
-      return merge::Combine::average;
-  }
-  throw Error(ErrorKind::argument, "an operation of that number is none of ReduceOp");
+  using merge::Combine;
+  constexpr std::array<Combine, 5> all = {Combine::sum, Combine::product, Combine::min, Combine::max, Combine::average};
+  const auto number = static_cast<std::size_t>(op);
+  if (number >= all.size()) throw Error(ErrorKind::argument, "an operation of that number is none of ReduceOp");
+  return all[number];
 }
 
 std::uint64_t What::hash() const {

@@ -4,6 +4,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -16,49 +17,27 @@
 namespace muster::cuda {
 namespace {
 
+constexpr std::array<std::pair<DType, NcclType>, 10> nccl_types = {{{DType::i8, NcclType::i8},
+                                                                    {DType::u8, NcclType::u8},
+                                                                    {DType::i32, NcclType::i32},
+                                                                    {DType::u32, NcclType::u32},
+                                                                    {DType::i64, NcclType::i64},
+                                                                    {DType::u64, NcclType::u64},
+                                                                    {DType::f16, NcclType::f16},
+                                                                    {DType::bf16, NcclType::bf16},
+                                                                    {DType::f32, NcclType::f32},
+                                                                    {DType::f64, NcclType::f64}}};
+
 std::optional<NcclType> nccl_type(DType dtype) {
-  switch (dtype) {
-    case DType::i8:
-      return NcclType::i8;
-    case DType::u8:
-      return NcclType::u8;
-    case DType::i32:
-      return NcclType::i32;
-    case DType::u32:
-      return NcclType::u32;
-    case DType::i64:
-      return NcclType::i64;
-    case DType::u64:
-      return NcclType::u64;
-    case DType::f16:
-      return NcclType::f16;
-    case DType::bf16:
-      return NcclType::bf16;
-    case DType::f32:
-      return NcclType::f32;
-    case DType::f64:
-      return NcclType::f64;
-    default:
-      return std::nullopt;
-  }
+  const auto found = std::ranges::find(nccl_types, dtype, &std::pair<DType, NcclType>::first);
+  return found == nccl_types.end() ? std::nullopt : std::optional(found->second);
 }
 
 NcclOp nccl_op(merge::Combine combine) {
-  switch (combine) {
-    case merge::Combine::sum:
-      return NcclOp::sum;
-    case merge::Combine::product:
-      return NcclOp::product;
-    case merge::Combine::max:
-      return NcclOp::max;
-    case merge::Combine::min:
-      return NcclOp::min;
-    case merge::Combine::average:
-      return NcclOp::average;
-    case merge::Combine::copy:
-      break;
-  }
-  throw Error(ErrorKind::argument, "NCCL has no such reduction");
+  if (combine == merge::Combine::copy) throw Error(ErrorKind::argument, "NCCL has no such reduction");
+  // In the order of Combine.
+  constexpr std::array<NcclOp, 5> all = {NcclOp::max, NcclOp::sum, NcclOp::min, NcclOp::product, NcclOp::average};
+  return all.at(static_cast<std::size_t>(combine) - 1);
 }
 
 DevicePointer pointer_to(Bytes bytes) {

@@ -4,6 +4,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <set>
 
@@ -44,17 +45,9 @@ bool can_go_by_nccl(const DeviceFacts& first, std::span<const DeviceFacts> facts
 }  // namespace
 
 std::string_view way_name(Way way) noexcept {
-  switch (way) {
-    case Way::nothing:
-      return "nothing";
-    case Way::staging:
-      return "staging";
-    case Way::ipc:
-      return "ipc";
-    case Way::nccl:
-      return "nccl";
-  }
-  return "unknown";
+  constexpr std::array<std::string_view, 4> names = {"nothing", "staging", "ipc", "nccl"};
+  const auto number = static_cast<std::size_t>(way);
+  return number < names.size() ? names[number] : "unknown";
 }
 
 void put_facts(const DeviceFacts& facts, gather::Record& record) noexcept {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The public calls and their results. What happens in a merge is in merge_shm.cpp, merge_reduce.cpp and route.cpp.
+// The public calls and their results. What happens in a merge is in merge_shm.cpp and route.cpp.
 
 #include "muster/gather.hpp"
 

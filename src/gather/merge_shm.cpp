@@ -8,23 +8,24 @@
 //  3. Else the first rank makes a slot, or takes more memory for the one it has, and tells the others its place
 //     (shm_protocol.hpp). 0: there is none, round 2 says why.
 //  4. If ranks will wait for each other (max, sum), those of step 3 answer with a note of their own whether they
-//     have mapped it, and the first rank says whether all have (merge_reduce.hpp).
+//     have mapped it, and the first rank says whether all have (MergeWords).
 //  5. Every rank copies its pieces into their places, or reduces its share.
 // The lease on the slot goes with the tensor, or with a failure.
 
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cstring>
 #include <exception>
-#include <new>
 
 #include "src/gather/merge_record.hpp"
-#include "src/gather/merge_reduce.hpp"
 #include "src/gather/opening.hpp"
 #include "src/gather/route.hpp"
 #include "src/gather/shm_protocol.hpp"
 #include "src/merge/layout.hpp"
 #include "src/merge/reduce.hpp"
+#include "src/os/futex.hpp"
 #include "src/os/pages.hpp"
 #include "src/os/process.hpp"
 #include "src/shm/stream_copy.hpp"
@@ -44,6 +45,157 @@ constexpr std::uint64_t written_from = 16 << 10;
 // If rows of several ranks interleave, from this length on each rank's are put into its page table by themselves.
 constexpr std::uint64_t populated_from = 64 << 10;
 
+// Reducing in shared memory: all ranks of a list work on one chunk of the tensor after the other, each on its share.
+//
+//  1. Each rank writes its own elements of the chunk into its place of the scratch area, and says so ("written").
+//  2. When all have written a chunk, each rank reduces its share of it from all places into the target, and says so
+//     ("reduced").
+//  3. There are two scratch areas: a rank writes chunk k + 1 before it reduces its share of chunk k, and it writes
+//     chunk k + 2 when all have reduced chunk k.
+// Words carry the number of the exchange, so that what an earlier one left in them means nothing. A rank that cannot go
+// on sets "given up": the others leave and hear why in round 2. A rank that dies is found by the group's watchdog.
+
+constexpr std::uint64_t line_bytes = 64;
+
+/// The ranks' words at the beginning of a merge's segment, as one rank sees them.
+class MergeWords {
+ public:
+  MergeWords(const Call& call, std::byte* data) : call_(call), data_(data) {}
+
+  /// First rank: all have what they need, or one has not.
+  void start(bool is_well) noexcept {
+    line(0).written.store(tagged(is_well ? started : given_up), std::memory_order_release);
+    ring(line(0));
+  }
+  /// Others: waits for that word; false where one has not.
+  bool wait_for_start() {
+    const Line& all = line(0);
+    const int first = call_.first();
+    await([&] { return is_there(all, Kind::written, started); }, [&]() -> const Line& { return all; },
+          std::span(&first, 1), "merge: starting");
+    return !has_given_up();
+  }
+
+  void give_up() noexcept {
+    start(false);
+    // Whoever waits for this rank sleeps on its own line.
+    ring(line(1 + call_.position));
+  }
+  enum class Kind { written, reduced };
+  void say(Kind kind, std::uint32_t chunks) noexcept {
+    Line& mine = line(1 + call_.position);
+    (kind == Kind::written ? mine.written : mine.reduced).store(tagged(chunks), std::memory_order_release);
+    ring(mine);
+  }
+  /// Until all ranks of the list have written (reduced) so many chunks; false where one has given up.
+  bool wait(Kind kind, std::uint32_t chunks) {
+    std::size_t late = 0;  // the first position that was not there when last looked at
+    const auto all_are_there = [&] {
+      while (late < call_.list.size() && is_there(line(1 + late), kind, chunks)) ++late;
+      return late == call_.list.size() || has_given_up();
+    };
+    await(
+        all_are_there, [&]() -> const Line& { return line(1 + late); }, call_.list, "merge: reducing");
+    return !has_given_up();
+  }
+
+ private:
+  /// One of the first rank's for all (`written` says how it stands), then one a rank of the list.
+  struct alignas(64) Line {
+    std::atomic<std::uint64_t> written;
+    std::atomic<std::uint64_t> reduced;
+    std::atomic<std::uint32_t> bell;  // futex: changed with every other word of the line
+  };
+  static_assert(sizeof(Line) == line_bytes);
+  static constexpr std::uint32_t started = 1;
+  static constexpr std::uint32_t given_up = 2;
+
+  [[nodiscard]] Line& line(std::size_t index) const noexcept {
+    return *reinterpret_cast<Line*>(data_ + index * sizeof(Line));
+  }
+  [[nodiscard]] std::uint64_t tagged(std::uint32_t value) const noexcept { return call_.number << 32 | value; }
+  [[nodiscard]] bool is_there(const Line& its, Kind kind, std::uint32_t chunks) const noexcept {
+    const std::uint64_t word = (kind == Kind::written ? its.written : its.reduced).load(std::memory_order_acquire);
+    return word >> 32 == (call_.number & UINT32_MAX) && static_cast<std::uint32_t>(word) >= chunks;
+  }
+  [[nodiscard]] bool has_given_up() const noexcept { return is_there(line(0), Kind::written, given_up); }
+  static void ring(Line& its) noexcept {
+    its.bell.fetch_add(1, std::memory_order_release);
+    os::futex_wake_all(its.bell);
+  }
+  /// Until done(); sleeps on the bell of the line that late() gives.
+  template <class Done, class Late>
+  void await(const Done& done, const Late& late, std::span<const int> on, const char* phase) {
+    call_.group->wait_until(
+        done,
+        [&](std::chrono::nanoseconds longest) {
+          const Line& theirs = late();
+          const std::uint32_t seen = theirs.bell.load(std::memory_order_acquire);
+          if (!done()) os::futex_wait(theirs.bell, seen, longest);
+        },
+        on, call_.wait(phase));
+  }
+
+  const Call& call_;
+  std::byte* data_;
+};
+
+/// Steps 1 to 3 on one rank. `data` is the segment's; `source` this rank's tensor. Returns early where a rank has given
+/// up. Throws as SyncGroup::wait_until.
+void reduce_in_chunks(const Call& call, merge::Combine combine, const TensorView& source, const MergeArea& area,
+                      std::byte* data) {
+  MergeWords words(call, data);
+  const std::size_t ranks = call.list.size();
+  const std::size_t me = call.position;
+  const auto chunks = static_cast<std::uint32_t>((area.target_bytes + area.chunk - 1) / area.chunk);
+  const auto place = [&](std::uint32_t chunk, std::size_t rank) {
+    return data + area.scratch_at + ((chunk % 2) * ranks + rank) * area.chunk;
+  };
+  const auto begin_of = [&](std::uint32_t chunk) { return chunk * area.chunk; };
+  const auto bytes_of = [&](std::uint32_t chunk) { return std::min(area.chunk, area.target_bytes - begin_of(chunk)); };
+  // Shares end at cache lines, so that no two ranks write into one.
+  const auto share_begin = [&](std::uint32_t chunk, std::size_t rank) {
+    const std::uint64_t lines = (bytes_of(chunk) + line_bytes - 1) / line_bytes;
+    return std::min(lines * rank / ranks * line_bytes, bytes_of(chunk));
+  };
+
+  const auto write = [&](std::uint32_t chunk) {
+    const std::uint64_t begin = begin_of(chunk);
+    std::byte* mine = place(chunk, me);
+    if (source.is_contiguous()) {
+      // What only this rank reads, its own share, stays where it is.
+      const std::byte* from = source.host_data() + begin;
+      const std::uint64_t skip = share_begin(chunk, me);
+      const std::uint64_t resume = share_begin(chunk, me + 1);
+      std::memcpy(mine, from, skip);
+      std::memcpy(mine + resume, from + resume, bytes_of(chunk) - resume);
+    } else {
+      merge::gapless(source, begin, begin + bytes_of(chunk), mine);
+    }
+    words.say(MergeWords::Kind::written, chunk + 1);
+  };
+  std::vector<const std::byte*> parts(ranks);
+  const auto reduce = [&](std::uint32_t chunk) {
+    const std::uint64_t begin = share_begin(chunk, me);
+    const std::uint64_t end = share_begin(chunk, me + 1);
+    for (std::size_t rank = 0; rank < ranks; ++rank) parts[rank] = place(chunk, rank) + begin;
+    if (source.is_contiguous()) parts[me] = source.host_data() + begin_of(chunk) + begin;
+    merge::reduce(combine, source.dtype(), {data + area.target_at + begin_of(chunk) + begin, end - begin}, parts);
+    words.say(MergeWords::Kind::reduced, chunk + 1);
+    call.group->progress();
+  };
+
+  for (std::uint32_t chunk = 0; chunk <= chunks; ++chunk) {
+    if (chunk < chunks) {
+      if (chunk >= 2 && !words.wait(MergeWords::Kind::reduced, chunk - 1)) return;
+      write(chunk);
+    }
+    if (chunk == 0) continue;
+    if (!words.wait(MergeWords::Kind::written, chunk)) return;
+    reduce(chunk - 1);
+  }
+}
+
 class ShmMerge final : public Transfer {
  public:
   explicit ShmMerge(const Call& call)
@@ -57,8 +209,7 @@ class ShmMerge final : public Transfer {
   ~ShmMerge() override {
     if (slot_) state_->pool.discard(lane_, slot_);
   }
-  ShmMerge(const ShmMerge&) = delete;
-  ShmMerge& operator=(const ShmMerge&) = delete;
+  ShmMerge& operator=(ShmMerge&&) = delete;
 
   void offer(Record& record) override;
   void move(std::span<const Record> records, ExchangeReport& report) override;

@@ -6,6 +6,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
 
 #include "src/gather/opening.hpp"
 #include "src/gather/route.hpp"
@@ -199,17 +200,10 @@ constexpr const char* to_the_host = "copy these tensors to the host first";
 }  // namespace
 
 std::string forced_text(Forcing forcing) {
-  switch (forcing.by) {
-    case ForcedBy::caller:
-      return "forced by the caller";
-    case ForcedBy::workspace_path:
-      return "forced by workspace.path";
-    case ForcedBy::environment:
-      return "forced by MUSTER_ROUTE";
-    case ForcedBy::nobody:
-      break;
-  }
-  return {};
+  constexpr std::array<const char*, 4> words = {"", "forced by the caller", "forced by workspace.path",
+                                                "forced by MUSTER_ROUTE"};
+  const auto number = static_cast<std::size_t>(forcing.by);
+  return number < words.size() ? words[number] : "";
 }
 
 std::string names_of(std::uint8_t routes) {

@@ -70,8 +70,7 @@ struct Untaken {
         sum(std::move(all)) {
     *sum += cost;
   }
-  Untaken(const Untaken&) = delete;
-  Untaken& operator=(const Untaken&) = delete;
+  Untaken& operator=(Untaken&&) = delete;
   ~Untaken() { *sum -= cost; }
 };
 
@@ -140,8 +139,7 @@ std::shared_ptr<sync::Region> HostsGroup::region_of(int rank) const {
 
 std::shared_ptr<const sync::PeerLiveness> HostsGroup::liveness(int rank) const {
   // Of another host: whether it lives is seen in waits, by whether it answers.
-  if (!shares_memory(rank)) return std::make_shared<sync::PeerOf>(nullptr, rank);
-  return local().liveness(place_of(rank));
+  return shares_memory(rank) ? local().liveness(place_of(rank)) : Group::liveness(rank);
 }
 
 void HostsGroup::do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) {

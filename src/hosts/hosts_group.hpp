@@ -22,15 +22,12 @@
 // within a host included. If no answer comes it asks other ranks of that host, which see a death. Those messages are
 // the context's (context.hpp).
 
-#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <deque>
-#include <exception>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -292,8 +289,7 @@ class HostsGroup::Awaiting {
     group_.waits_for_.store(on_before_);
     group_.phase_.store(phase_before_);
   }
-  Awaiting(const Awaiting&) = delete;
-  Awaiting& operator=(const Awaiting&) = delete;
+  Awaiting& operator=(Awaiting&&) = delete;
 
  private:
   HostsGroup& group_;

@@ -8,7 +8,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <bit>
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -318,20 +318,8 @@ void copy_window(const Rows& rows, std::uint64_t begin, std::uint64_t end, std::
 }  // namespace
 
 const char* name_of(Combine combine) noexcept {
-  switch (combine) {
-    case Combine::copy:
-      return "copy";
-    case Combine::max:
-      return "max";
-    case Combine::sum:
-      return "sum";
-    case Combine::min:
-      return "min";
-    case Combine::product:
-      return "product";
-    default:
-      return "average";
-  }
+  constexpr std::array<const char*, 6> names = {"copy", "max", "sum", "min", "product", "average"};
+  return names.at(static_cast<std::size_t>(combine));
 }
 
 void check_reducible(Combine combine, DType dtype) {

@@ -207,14 +207,8 @@ void write_at(const Fd& file, std::uint64_t offset, std::span<const std::byte> b
 }
 
 const char* to_string(MemoryLimit limit) noexcept {
-  switch (limit) {
-    case MemoryLimit::cgroup:
-      return "the cgroup's memory limit";
-    case MemoryLimit::mount:
-      return posix_mount;
-    default:
-      return "MemAvailable";
-  }
+  if (limit == MemoryLimit::cgroup) return "the cgroup's memory limit";
+  return limit == MemoryLimit::mount ? posix_mount : "MemAvailable";
 }
 
 MemoryFacts memory_facts() {

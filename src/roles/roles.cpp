@@ -160,15 +160,8 @@ int RankLayout::agent_group_id(int rank) const {
 namespace {
 
 const char* name_of(Role role) {
-  switch (role) {
-    case Role::training:
-      return "a training rank";
-    case Role::buffer:
-      return "a buffer manager";
-    case Role::coordinator:
-      return "the coordinator";
-  }
-  return "";
+  constexpr std::array<const char*, 3> names = {"a training rank", "a buffer manager", "the coordinator"};
+  return names.at(static_cast<std::size_t>(role));
 }
 
 /// The layout, if it can be and is the same on all ranks.

@@ -6,7 +6,6 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <numeric>
 #include <thread>
@@ -16,6 +15,7 @@
 #include "src/os/process.hpp"
 #include "src/sync/failing.hpp"
 #include "src/sync/progress.hpp"
+#include "src/sync/pulse.hpp"
 #include "src/sync/region.hpp"
 #include "src/sync/waits.hpp"
 #include "src/trace/span.hpp"
@@ -76,9 +76,11 @@ void throw_if_stopped(Group& group, const WaitOptions& options) {
 
 }  // namespace
 
-Group::Group(int rank, std::vector<RankInfo> ranks, Nonce nonce, std::chrono::milliseconds timeout)
+Group::Group(int rank, std::vector<RankInfo> ranks, Nonce nonce, std::chrono::milliseconds timeout,
+             std::shared_ptr<const Peers> peers)
     : rank_(rank),
       ranks_(std::move(ranks)),
+      peers_(std::move(peers)),
       all_(ranks_.size()),
       nonce_(nonce),
       timeout_(bounded(timeout)),
@@ -96,6 +98,19 @@ const RankInfo& Group::info(int rank) const {
     throw Error(ErrorKind::argument,
                 "rank " + std::to_string(rank) + " is not in the group of " + std::to_string(size()) + " ranks");
   return ranks_[static_cast<std::size_t>(rank)];
+}
+
+bool PeerLiveness::is_dead() const noexcept {
+  try {
+    return peers_ && peers_->end_of(rank_).has_value();
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+std::shared_ptr<const PeerLiveness> Group::liveness(int rank) const {
+  (void)info(rank);
+  return std::make_shared<const PeerLiveness>(peers_, rank);
 }
 
 bool Group::is_owner_process() const noexcept {

@@ -10,7 +10,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <new>
 #include <optional>
 #include <span>
@@ -24,6 +23,7 @@
 
 namespace muster::sync {
 
+struct Peers;
 class Region;
 
 /// What begins a packet: whatever its sender means by it.
@@ -31,12 +31,17 @@ using PacketHead = std::array<std::byte, 32>;
 /// Called with what a packet begins with and how long the rest is; returns room of just that length.
 using PacketPlace = FunctionRef<std::span<std::byte>(const PacketHead& head, std::size_t bytes)>;
 
-/// Whether a rank's process lives: outlasts the group, so that what was lent to a dead rank can be taken back.
+/// Whether a rank's process lives: outlasts the group, so that what was lent to a dead rank can be taken back. Without
+/// peers: a rank that is never known to be dead here.
 class PeerLiveness {
  public:
-  virtual ~PeerLiveness() = default;
+  PeerLiveness(std::shared_ptr<const Peers> peers, int rank) : peers_(std::move(peers)), rank_(rank) {}
   /// The process has ended. Local, never waits, any thread.
-  [[nodiscard]] virtual bool is_dead() const noexcept = 0;
+  [[nodiscard]] bool is_dead() const noexcept;
+
+ private:
+  std::shared_ptr<const Peers> peers_;
+  int rank_;
 };
 
 class Group : public SyncGroup {
@@ -59,7 +64,16 @@ class Group : public SyncGroup {
   /// The shared memory of `rank`; null if it shares none with this one, and in a group of one. Local.
   [[nodiscard]] virtual std::shared_ptr<Region> region_of(int rank) const;
   /// Of a rank that shares memory with this one; another one is never known to be dead here. Local.
-  [[nodiscard]] virtual std::shared_ptr<const PeerLiveness> liveness(int rank) const = 0;
+  [[nodiscard]] virtual std::shared_ptr<const PeerLiveness> liveness(int rank) const;
+  // Of ranks that share no memory.
+  [[nodiscard]] bool shares_memory(int rank) const override {
+    (void)info(rank);
+    return rank == rank_;
+  }
+  [[nodiscard]] int host_of(int rank) const override {
+    (void)info(rank);
+    return rank;
+  }
 
   void barrier(const WaitOptions& options = {}) final;
   void all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options = {}) final;
@@ -81,8 +95,7 @@ class Group : public SyncGroup {
     ~Hold() {
       if (holds_) group_.let_go();
     }
-    Hold(const Hold&) = delete;
-    Hold& operator=(const Hold&) = delete;
+    Hold& operator=(Hold&&) = delete;
     /// False if another thread has it.
     explicit operator bool() const noexcept { return holds_; }
 
@@ -155,7 +168,9 @@ class Group : public SyncGroup {
   }
 
  protected:
-  Group(int rank, std::vector<RankInfo> ranks, Nonce nonce, std::chrono::milliseconds timeout);
+  /// `peers`: null of ranks whose end is not seen here.
+  Group(int rank, std::vector<RankInfo> ranks, Nonce nonce, std::chrono::milliseconds timeout,
+        std::shared_ptr<const Peers> peers = nullptr);
   /// Between these two calls the waits of this process let the group's mail move. The last one is the first thing that
   /// the destructor of each kind of group does. Before all else it ends what higher layers keep with the group, which
   /// may use all of it.
@@ -197,6 +212,7 @@ class Group : public SyncGroup {
   Part part_of(std::span<const int> ranks, const WaitOptions& options);
   int rank_;
   std::vector<RankInfo> ranks_;
+  std::shared_ptr<const Peers> peers_;
   std::vector<int> all_;
   Nonce nonce_;
   std::atomic<std::chrono::milliseconds> timeout_;
@@ -224,8 +240,7 @@ class Use {
  public:
   explicit Use(SyncGroup& group);
   ~Use();
-  Use(const Use&) = delete;
-  Use& operator=(const Use&) = delete;
+  Use& operator=(Use&&) = delete;
 
  private:
   Group& group_;

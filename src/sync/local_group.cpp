@@ -36,7 +36,7 @@ auto LocalGroup::in_phase(const WaitOptions& options) {
 }
 
 LocalGroup::LocalGroup(Membership membership, std::chrono::milliseconds timeout)
-    : Group(membership.rank, membership.peers->ranks, membership.nonce, timeout),
+    : Group(membership.rank, membership.peers->ranks, membership.nonce, timeout, membership.peers),
       peers_(std::move(membership.peers)),
       control_(std::move(membership.control)),
       parent_(std::move(membership.parent)) {

@@ -49,10 +49,6 @@ class LocalGroup final : public Group {
     (void)info(rank);
     return peers_->regions[static_cast<std::size_t>(rank)];
   }
-  [[nodiscard]] std::shared_ptr<const PeerLiveness> liveness(int rank) const override {
-    (void)info(rank);
-    return std::make_shared<PeerOf>(peers_, rank);
-  }
   [[nodiscard]] bool has_failure() const noexcept override;
   void progress() noexcept override;
   /// For a group of several hosts that this one is a part of: the cause that all ranks throw, which need not be this

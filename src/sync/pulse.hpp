@@ -4,7 +4,6 @@
 // that another has ended. What a watchdog looks at, whatever the group is made of.
 
 #include <cstdint>
-#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
@@ -47,8 +46,7 @@ class InPhase {
  public:
   InPhase(Tell tell, const char* phase) : tell_(std::move(tell)) { tell_(phase); }
   ~InPhase() { tell_(between_calls); }
-  InPhase(const InPhase&) = delete;
-  InPhase& operator=(const InPhase&) = delete;
+  InPhase& operator=(InPhase&&) = delete;
 
  private:
   Tell tell_;
@@ -63,10 +61,8 @@ struct Peers {
   std::vector<std::shared_ptr<Region>> regions;
   std::shared_ptr<Region> structure;
 
-  Peers() = default;
   virtual ~Peers() = default;
-  Peers(const Peers&) = delete;
-  Peers& operator=(const Peers&) = delete;
+  Peers& operator=(Peers&&) = delete;
   /// What became of a rank that is no more ("died"); none if it may live. Never waits.
   [[nodiscard]] virtual std::optional<std::string> end_of(int rank) const {
     return has_ended(rank) ? std::optional<std::string>("died") : std::nullopt;
@@ -82,23 +78,6 @@ struct Peers {
     const bool is_stopped = os::process_state(ranks[static_cast<std::size_t>(rank)].pid) == os::ProcessState::stopped;
     return is_stopped ? "stopped" : "alive";
   }
-};
-
-/// One of them. Without peers: a rank that is never known to be dead here.
-class PeerOf final : public PeerLiveness {
- public:
-  PeerOf(std::shared_ptr<const Peers> peers, int rank) : peers_(std::move(peers)), rank_(rank) {}
-  [[nodiscard]] bool is_dead() const noexcept override {
-    try {
-      return peers_ && peers_->end_of(rank_).has_value();
-    } catch (const std::exception&) {
-      return false;
-    }
-  }
-
- private:
-  std::shared_ptr<const Peers> peers_;
-  int rank_;
 };
 
 }  // namespace muster::sync

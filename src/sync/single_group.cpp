@@ -26,15 +26,6 @@ class SingleGroup final : public sync::Group {
   ~SingleGroup() override { end_progress(); }
 
   [[nodiscard]] std::string_view kind() const noexcept override { return "single"; }
-  [[nodiscard]] bool shares_memory(int rank) const override { return info(rank).rank == 0; }
-  [[nodiscard]] int host_of(int rank) const override {
-    (void)info(rank);
-    return 0;
-  }
-  [[nodiscard]] std::shared_ptr<const sync::PeerLiveness> liveness(int rank) const override {
-    (void)info(rank);
-    return std::make_shared<sync::PeerOf>(nullptr, rank);
-  }
   [[nodiscard]] bool has_failure() const noexcept override { return failure().has_value(); }
   void progress() noexcept override {}
 

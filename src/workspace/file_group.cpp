@@ -12,7 +12,6 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -48,18 +47,12 @@ constexpr milliseconds longest_delay{500};
 // The longest sleep between two looks at the directory.
 constexpr milliseconds glance{20};
 
-std::vector<RankInfo> infos_of(const GroupDirectory& directory, std::span<const int> members) {
-  std::vector<RankInfo> infos;
-  for (const int member : members) infos.push_back(directory.members()[static_cast<std::size_t>(member)].info);
-  return infos;
-}
-
 /// The job's ranks that a group has, by their numbers in the group.
 class Members final : public sync::Peers {
  public:
   Members(std::shared_ptr<const GroupDirectory> directory, std::vector<int> members)
       : directory_(std::move(directory)), members_(std::move(members)) {
-    ranks = infos_of(*directory_, members_);
+    for (const int member : members_) ranks.push_back(directory_->members()[static_cast<std::size_t>(member)].info);
   }
   /// Its number in the job.
   [[nodiscard]] int operator[](int rank) const { return members_[static_cast<std::size_t>(rank)]; }
@@ -77,12 +70,12 @@ class FileGroup final : public sync::Group {
  public:
   /// `members`: the job's ranks that it has, in the order that they have here; `rank`: this one's place among them.
   /// `parent`: of a companion, else null.
-  FileGroup(std::shared_ptr<Heart> heart, std::vector<int> members, int rank, std::shared_ptr<GroupPulse> parent,
-            int number, Nonce nonce, milliseconds timeout)
-      : sync::Group(rank, infos_of(*heart->directory(), members), nonce, timeout),
+  FileGroup(std::shared_ptr<Heart> heart, const std::shared_ptr<const Members>& members, int rank,
+            std::shared_ptr<GroupPulse> parent, int number, Nonce nonce, milliseconds timeout)
+      : sync::Group(rank, members->ranks, nonce, timeout, members),
         heart_(std::move(heart)),
         directory_(heart_->directory()),
-        members_(std::make_shared<const Members>(directory_, std::move(members))),
+        members_(members),
         parent_(std::move(parent)),
         pulse_(GroupPulse::create(directory_, number, rank)),
         number_(number) {
@@ -91,18 +84,6 @@ class FileGroup final : public sync::Group {
   ~FileGroup() override;
 
   [[nodiscard]] std::string_view kind() const noexcept override { return file_group_kind; }
-  [[nodiscard]] bool shares_memory(int rank) const override {
-    (void)info(rank);
-    return rank == this->rank();
-  }
-  [[nodiscard]] int host_of(int rank) const override {
-    (void)info(rank);
-    return rank;
-  }
-  [[nodiscard]] std::shared_ptr<const sync::PeerLiveness> liveness(int rank) const override {
-    (void)info(rank);
-    return std::make_shared<sync::PeerOf>(members_, rank);
-  }
   [[nodiscard]] bool has_failure() const noexcept override {
     return pulse_->has_failure() || (parent_ && parent_->has_failure());
   }
@@ -363,8 +344,9 @@ std::shared_ptr<sync::Group> FileGroup::make_part(const Part& part, Tie tie, con
     const Card& first = cards[static_cast<std::size_t>(part.members.front())];
     // No other group has the same first rank and count.
     const int number = first.count * static_cast<int>(directory_->members().size()) + members.front();
-    made = std::make_shared<FileGroup>(heart_, std::move(members), part.position,
-                                       tie == Tie::companion ? pulse_ : nullptr, number, first.nonce, timeout());
+    made = std::make_shared<FileGroup>(heart_, std::make_shared<const Members>(directory_, std::move(members)),
+                                       part.position, tie == Tie::companion ? pulse_ : nullptr, number, first.nonce,
+                                       timeout());
   });
   return made;
 }
@@ -422,8 +404,9 @@ std::shared_ptr<SyncGroup> file_group(const FileGroupOptions& options) {
       std::move(job.members)));
   std::vector<int> members(static_cast<std::size_t>(options.size));
   std::iota(members.begin(), members.end(), 0);
-  auto group = std::make_shared<workspace::FileGroup>(std::move(heart), std::move(members), options.rank, nullptr, 0,
-                                                      job.nonce, timeout);
+  const auto all = std::make_shared<const workspace::Members>(heart->directory(), std::move(members));
+  auto group =
+      std::make_shared<workspace::FileGroup>(std::move(heart), all, options.rank, nullptr, 0, job.nonce, timeout);
   // Rank 0's list of the ranks stays until all have read it.
   group->barrier({.timeout = timeout, .stop = {}, .phase = "meeting"});
   return group;

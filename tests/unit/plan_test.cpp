@@ -96,6 +96,53 @@ TEST_CASE("a text that is no JSON is refused with line and column") {
   CHECK(has(words, "column"));
 }
 
+TEST_CASE("one rule stands for all tensors of a linear layer") {
+  const MergePlan plan = plan_of(R"({"match": "*.q", "action": "column", "heads": 4, "stage": "last"},
+                                    {"match": "*.x.bias", "action": "drop"},
+                                    {"match": "*.{o,x}", "action": "row", "blocks": [1, 2]})");
+  const auto text_of = [&](const std::string& name) {
+    const MergeRule* rule = plan.find(name);
+    if (rule == nullptr) return std::string("none");
+    std::string text = std::to_string(rule->number) + " " + std::string(action_name(rule->action));
+    const auto add = [&](std::optional<std::int64_t> dim, const auto& action) {
+      if (dim) text += " " + std::to_string(*dim);
+      text += action.heads.empty() ? "" : " heads";
+      text += action.blocks.empty() ? "" : " blocks";
+    };
+    if (const auto* concat = std::get_if<ConcatAction>(&rule->action)) add(concat->dim, *concat);
+    if (const auto* scale = std::get_if<ScaleAction>(&rule->action)) add(scale->dim, *scale);
+    return text + (rule->stage == Stage::last ? " last" : "");
+  };
+  CHECK(text_of("a.q.weight") == "1 concat 0 heads last");
+  CHECK(text_of("a.q.bias") == "1 concat 0 heads last");
+  CHECK(text_of("a.q.weight_scale_inv") == "1 scale 0 heads last");
+  CHECK(text_of("a.q.input_quantizer._pre_quant_scale") == "1 same last");
+  CHECK(text_of("a.q.input_quantizer._amax") == "1 scale last");
+  CHECK(text_of("a.q.qzeros") == "1 concat 1 heads last");
+  CHECK(text_of("a.q.weight_packed") == "1 concat 0 heads last");
+  CHECK(text_of("a.q.g_idx") == "1 same last");
+  CHECK(text_of("a.q.other") == "none");
+  CHECK(text_of("a.o.weight") == "3 concat 1 blocks");
+  CHECK(text_of("a.o.bias") == "3 same");
+  CHECK(text_of("a.o.weight_quantizer._amax") == "3 scale 1 blocks");
+  CHECK(text_of("a.o.pre_quant_scale") == "3 concat -1 blocks");
+  CHECK(text_of("a.o.input_scale") == "3 scale -1");
+  CHECK(text_of("a.o.output_scale") == "3 scale");
+  CHECK(text_of("a.o.g_idx") == "3 concat 0 blocks");
+  CHECK(text_of("a.o.scales") == "3 scale 0 blocks");
+  CHECK(text_of("a.o.weight_packed") == "3 concat 1 blocks");
+  CHECK(text_of("a.x.bias") == "2 drop");
+  CHECK(text_of("a.x.weight") == "3 concat 1 blocks");
+  const auto error = [](const std::string& rules) {
+    return parse_error(R"({"muster_plan": 1, "rules": [)" + rules + "]}");
+  };
+  CHECK(has(error(R"({"regex": "q", "action": "column"})"), "rule 1 (line 1): unknown key \"regex\""));
+  CHECK(has(error(R"({"action": "row"})"), "\"row\" needs \"match\""));
+  CHECK(has(error(R"({"match": "q", "action": "row", "dim": 0})"), "unknown key \"dim\" of the action \"row\""));
+  CHECK(has(error(R"({"match": "q", "action": "row", "blocks": [1]})"), "\"blocks\" is not a list"));
+  CHECK(has(error(R"({"match": "q.*", "action": "same"}, {"match": "q", "action": "row"})"), "rule 2 (line 1)"));
+}
+
 TEST_CASE("a JSON text that is no plan is refused with the rule's number") {
   CHECK(has(parse_error("[]"), "a plan is a JSON object"));
   CHECK(has(parse_error(R"({"rules": []})"), "no \"muster_plan\": 1"));
