@@ -3,6 +3,7 @@
 
 #include "muster/gather.hpp"
 
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -10,6 +11,7 @@
 #include "muster/interrupt.hpp"
 #include "muster/shared_arena.hpp"
 #include "tests/support/exchanges.hpp"
+#include "tests/support/failing_call.hpp"
 
 using namespace muster;
 using namespace muster::test;
@@ -171,6 +173,26 @@ TEST_CASE("unequal tensors are refused on every rank, with each one's dtype and 
              [&] { (void)get_tensors_parallel(mine, ranks_from(0, 4), group); });
     gather_and_check(group, ranks_from(3, 4), DType::i64, {5}, 1);
   });
+}
+
+TEST_CASE("a descriptor that is damaged on its way, in any byte, is every rank's error, and the group goes on") {
+  for (const std::int64_t rows : {1, 3000}) {  // with the descriptor, and apart from it
+    run_ranks(3, [&](SyncGroup& group) {
+      // Files of a workspace have checksums of their own.
+      if (group.kind() == "file") return;
+      const std::vector<int> ranks = ranks_from(1, 3);
+      Config mine = Config::object({{"number", group.rank()}, {"name", "a layer"}});
+      mine["weight"] = pattern(DType::u8, {rows, 100}, seed_of(group.rank(), 0));
+      for (int byte = 1; byte <= 40; ++byte) {
+        std::optional<FailingCall> damage;
+        if (group.rank() == 0)
+          damage.emplace(CallToFail{.call = "damage", .path = "a descriptor", .error = byte, .times = 1});
+        fails_alike(group, ErrorKind::corrupt, {"taking in what rank 0 sent"},
+                    [&] { (void)get_configs_parallel(&mine, ranks, group); });
+        if (damage) RANK_CHECK(FailingCall::seen() > 0);
+      }
+    });
+  }
 }
 
 TEST_CASE("three lists at once, of which one rank is alone, and ranks in none") {
