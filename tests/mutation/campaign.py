@@ -26,6 +26,7 @@ from mutants import Mutant, find_mutants, rewrite, select
 HERE = Path(__file__).resolve().parent
 HEADER_SIZE = 64
 # Tests of the tree or of other software, tests under mpiexec or on a device, and campaigns.
+IN_NAMESPACE = "MUSTER_MUTATION_NAMESPACE"
 LEFT_OUT = r"interop|minilm|^python|mpiexec|slurm|real devices|^format$|^header|consumer|preloaded|^mutation|campaign"
 
 
@@ -45,7 +46,7 @@ class Campaign:
     def __init__(self, arguments):
         self.arguments, self.root = arguments, Path(arguments.source).resolve()
         self.scratch = Path(arguments.scratch or self.root / "build-mutation").resolve()
-        self.tree, self.build = self.scratch / "tree", self.scratch / "tree" / "build"
+        self.tree = self.scratch / "tree"
         self.state_size = HEADER_SIZE + arguments.count
         self.mutants, self.dropped, self.tests, self.usual, self.places, self.results = {}, {}, {}, {}, {}, {}
         self.keys = ("mutants", "dropped", "usual", "places", "results")
@@ -97,6 +98,22 @@ class Campaign:
         header = (HERE / "mutant.hpp").read_text()
         values = f'#define MUSTER_MUTANT_DEFAULT_STATE "{self.state(0)}"\n#define MUSTER_MUTANT_STATE_SIZE {self.state_size}\n'
         (self.tree / "mutant.hpp").write_text(header.replace("#pragma once\n", "#pragma once\n" + values, 1))
+
+    def enter(self):
+        """Puts the copy at the place of the tree, for this process and its children: a compiler cache knows its files there."""
+        self.build = self.tree / "build-test"
+        if not os.environ.get(IN_NAMESPACE):
+            return
+        if self.scratch.is_relative_to(self.root):
+            place = self.tree / self.scratch.relative_to(self.root)
+            place.mkdir(parents=True, exist_ok=True)
+            subprocess.run(["mount", "--bind", self.scratch, place], check=True)
+        if self.arguments.resume:
+            # A relative path stays in the folder that it was in.
+            os.chdir(Path(self.arguments.resume).parent)
+            self.arguments.resume = Path(self.arguments.resume).name
+        subprocess.run(["mount", "--rbind", self.tree, self.root], check=True)
+        self.tree, self.build = self.root, self.root / "build-test"
 
     def write_sources(self):
         for path in {mutant.path for mutant in self.mutants.values()}:
@@ -163,6 +180,7 @@ class Campaign:
         place.mkdir(exist_ok=True)
         place.chmod(0o777)
         environment = {**os.environ, **test["env"], "TMPDIR": str(place)}
+        environment.pop(IN_NAMESPACE, None)
         if self.arguments.jobs > 1:
             environment["MUSTER_MUTANT_STATE"] = str(state)
         # Processes and files in /dev/shm that a mutant leaves end with the test.
@@ -256,13 +274,15 @@ class Campaign:
 
     def work(self):
         self.scratch.mkdir(parents=True, exist_ok=True)
-        if not (self.load() and self.build.exists()):
+        if not (self.load() and self.tree.exists()):
             self.mutants, self.dropped, self.usual, self.places, self.results = {}, {}, {}, {}, {}
             self.prepare()
+            self.enter()
             say(f"{len(self.mutants)} mutants in {len({mutant.path for mutant in self.mutants.values()})} files; building {self.build}")
             self.compile()
             self.save()
         else:
+            self.enter()
             self.find_tests()
         self.baseline()
         self.try_all()
@@ -280,8 +300,12 @@ def main():
     parser.add_argument("--setup", default="-Dunity=on -Dunity_size=8 -Dcpp_args=-g1 -Dpython=disabled -Dbenches=false", help="options for meson setup (default: %(default)s)")
     parser.add_argument("--source", default=HERE.parent.parent, help="the tree (default: this one)")
     parser.add_argument("--scratch", help="the folder for the copy and its build, 3 GB (default: build-mutation in the tree)")
+    arguments = parser.parse_args()
+    if os.geteuid() == 0 and not os.environ.get(IN_NAMESPACE) and call(["unshare", "--mount", "true"]).returncode == 0:
+        os.environ[IN_NAMESPACE] = "1"
+        os.execvp("unshare", ["unshare", "--mount", "--propagation", "private", sys.executable, "-B", __file__, *sys.argv[1:]])
     try:
-        Campaign(parser.parse_args()).work()
+        Campaign(arguments).work()
     except Stop as error:
         say(f"error: {error}")
         return 1
