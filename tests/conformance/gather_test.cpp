@@ -12,6 +12,7 @@
 #include "muster/shared_arena.hpp"
 #include "tests/support/exchanges.hpp"
 #include "tests/support/failing_call.hpp"
+#include "tests/support/hesitation.hpp"
 
 using namespace muster;
 using namespace muster::test;
@@ -191,6 +192,27 @@ TEST_CASE("a descriptor that is damaged on its way, in any byte, is every rank's
                     [&] { (void)get_configs_parallel(&mine, ranks, group); });
         if (damage) RANK_CHECK(FailingCall::seen() > 0);
       }
+    });
+  }
+}
+
+TEST_CASE("lengths around each limit of a route, odd and even, and exact fits") {
+  run_ranks(3, [](SyncGroup& group) {
+    for (const std::int64_t limit : {64, 1024, 4096, 65536, 256 * 1024, 1 << 20})
+      for (const std::int64_t bytes : {limit - 1, limit, limit + 1})
+        gather_and_check(group, ranks_from(bytes % 3, 3), bytes, static_cast<std::uint64_t>(bytes));
+  });
+}
+
+TEST_CASE("a sender, or the first rank, that is stopped and goes on at any moment changes no byte") {
+  for (const int slow : {0, 2}) {
+    run_ranks(3, [&](SyncGroup& group) {
+      std::optional<Hesitation> hesitation;
+      if (group.rank() == 1) hesitation.emplace(group, slow);
+      for (int round = 0; round < 20; ++round)
+        gather_and_check(group, ranks_from(0, 3), round % 2 == 0 ? 30'000 : 3'000'000, round);
+      hesitation.reset();
+      group.barrier();
     });
   }
 }
