@@ -12,7 +12,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import struct
 import subprocess
 import sys
@@ -183,30 +182,25 @@ class Campaign:
         environment.pop(IN_NAMESPACE, None)
         if self.arguments.jobs > 1:
             environment["MUSTER_MUTANT_STATE"] = str(state)
-        # Processes and files in /dev/shm that a mutant leaves end with the test.
-        fence = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "bash", "-c",
-                 'mount -t tmpfs none /dev/shm && exec "$@"', "fence"] if self.fenced else []
+        # Files in /dev/shm that a mutant leaves go with the test.
+        fence = ["unshare", "--mount", "bash", "-c", 'mount -t tmpfs none /dev/shm && exec "$@"', "fence"] if self.fenced else []
         began = time.monotonic()
         with open(self.scratch / f"output-{lane}", "wb") as output:
-            process = subprocess.Popen(fence + test["cmd"], cwd=test["workdir"] or self.build, env=environment, stdin=subprocess.DEVNULL,
-                                       stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+            process = subprocess.Popen([sys.executable, "-S", HERE / "keeper.py", *fence, *test["cmd"]], cwd=test["workdir"] or self.build,
+                                       env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
             try:
                 end = process.wait(limit)
             except subprocess.TimeoutExpired:
                 end = "time"
-            # Processes of a test may outlive it.
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-            process.wait()
+                process.terminate()
+                process.wait()
         took = time.monotonic() - began
         shutil.rmtree(place, ignore_errors=True)
         return took, end, [index for index, byte in enumerate(state.read_bytes()[HEADER_SIZE:]) if byte]
 
     # 3
     def baseline(self):
-        probe = call(["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "mount", "-t", "tmpfs", "none", "/dev/shm"])
+        probe = call(["unshare", "--mount", "mount", "-t", "tmpfs", "none", "/dev/shm"])
         self.fenced = probe.returncode == 0
         left = [name for name in self.tests if name not in self.usual]
         say(f"{len(left)} tests with no mutant on")
