@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "src/os/fault.hpp"
 #include "src/os/futex.hpp"
 
 namespace muster::gather {
@@ -54,9 +55,10 @@ ShmSending::~ShmSending() {
 
 void ShmSending::offer(Record& record) {
   if (call_.value == nullptr) return;
-  const auto body = core::encode_descriptor(*call_.value, [&](const Tensor& tensor) { return place(tensor); });
+  auto body = core::encode_descriptor(*call_.value, [&](const Tensor& tensor) { return place(tensor); });
   record.descriptor_bytes = body.size();
   record.descriptor_hash = XXH3_64bits(body.data(), body.size());
+  os::damage("a descriptor", body);
   message_ = message(body);
   // The first rank may be unable to take a new arena: then all hear of it.
   record.closes = std::ranges::any_of(lent_, &Lent::is_new);

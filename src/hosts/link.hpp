@@ -80,6 +80,7 @@ struct PartHead {
   std::uint64_t exchange = 0;  ///< Call::number: an earlier one, that failed, may have left a head behind
   std::uint64_t header_bytes = 0;
   std::uint64_t descriptor_bytes = 0;
+  std::uint64_t descriptor_hash = 0;
   std::uint64_t moving_bytes = 0;  ///< of the layout
   std::uint32_t has_part = 0;
   std::uint32_t has_value = 0;

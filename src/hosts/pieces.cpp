@@ -11,8 +11,16 @@
 
 #include "src/core/descriptor.hpp"
 #include "src/merge/reduce.hpp"
+#include "src/os/fault.hpp"
 
 namespace muster::hosts {
+namespace {
+
+std::uint64_t descriptor_hash_of(std::span<const std::byte> descriptor) noexcept {
+  return XXH3_64bits(descriptor.data(), descriptor.size());
+}
+
+}  // namespace
 
 std::vector<Piece> cut(const std::vector<Placed>& tensors) {
   std::vector<Piece> pieces;
@@ -54,7 +62,8 @@ OutgoingTree::OutgoingTree(const Config& value, gather::Record& record) {
   });
   bytes_ = layout.size();
   record.descriptor_bytes = descriptor_.size();
-  record.descriptor_hash = XXH3_64bits(descriptor_.data(), descriptor_.size());
+  record.descriptor_hash = hash_ = descriptor_hash_of(descriptor_);
+  os::damage("a descriptor", descriptor_);
   record.moving_bytes = bytes_;
 }
 
@@ -95,11 +104,13 @@ void OutgoingTree::pack(const Piece& piece, std::byte* target) const {
     if (places_[i].bytes != 0) copy_contiguous(tensors_[i]->view(), target + (places_[i].offset - piece.offset));
 }
 
-IncomingTree take_tree(int sender, std::span<const std::byte> descriptor, std::uint64_t bytes,
+IncomingTree take_tree(int sender, std::span<const std::byte> descriptor, std::uint64_t hash, std::uint64_t bytes,
                        const std::shared_ptr<std::byte>& buffer, std::span<const std::byte> riding) {
   IncomingTree tree;
   std::vector<Placed> places;
   try {
+    if (descriptor_hash_of(descriptor) != hash)
+      throw Error(ErrorKind::corrupt, "the descriptor is not the one that was announced");
     tree.config = core::decode_descriptor(
         descriptor, [&](DType dtype, const Shape& shape, std::uint64_t length, core::Place place) -> Tensor {
           if (place.segment != 0 || place.offset > bytes || length > bytes - place.offset)

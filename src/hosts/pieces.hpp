@@ -56,6 +56,7 @@ class OutgoingTree {
   OutgoingTree(const Config& value, gather::Record& record);
 
   [[nodiscard]] std::span<const std::byte> descriptor() const noexcept { return descriptor_; }
+  [[nodiscard]] std::uint64_t hash() const noexcept { return hash_; }
   /// Of the layout.
   [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
   [[nodiscard]] const std::vector<Placed>& places() const noexcept { return places_; }
@@ -72,6 +73,7 @@ class OutgoingTree {
 
  private:
   std::vector<std::byte> descriptor_;
+  std::uint64_t hash_ = 0;
   std::uint64_t bytes_ = 0;
   std::vector<Placed> places_;
   std::vector<const Tensor*> tensors_;
@@ -83,9 +85,9 @@ struct IncomingTree {
   std::vector<Piece> pieces;  ///< that are still to come
 };
 
-/// The tree of `sender`, whose tensors lie in `buffer` (of `bytes`, null where that is 0) and keep it. `riding`: the
-/// layout's bytes where they came with the descriptor. Throws Error(corrupt | version).
-IncomingTree take_tree(int sender, std::span<const std::byte> descriptor, std::uint64_t bytes,
+/// The tree of `sender`, with the hash of its descriptor, whose tensors lie in `buffer` (of `bytes`, null where that is
+/// 0) and keep it. `riding`: the layout's bytes where they came with the descriptor. Throws Error(corrupt | version).
+IncomingTree take_tree(int sender, std::span<const std::byte> descriptor, std::uint64_t hash, std::uint64_t bytes,
                        const std::shared_ptr<std::byte>& buffer, std::span<const std::byte> riding);
 
 }  // namespace muster::hosts

@@ -271,7 +271,7 @@ Receiver::Part Receiver::part_of(Lane& from, const PartHead& head, std::span<con
     part.is_counted = true;
   }
   IncomingTree tree = take_tree(group_.number_of(from.rank), body.subspan(head.header_bytes, head.descriptor_bytes),
-                                head.moving_bytes, buffer, body.last(behind));
+                                head.descriptor_hash, head.moving_bytes, buffer, body.last(behind));
   part.config = std::move(tree.config);
   part.pieces = tree.pieces.size();
   part.place = [pieces = std::move(tree.pieces), data = buffer.get()](std::size_t piece) {

@@ -147,6 +147,7 @@ void Sender::send_part(std::span<const std::byte> header, std::vector<Piece> pie
   ++sent_;
   send_head({.header_bytes = header.size(),
              .descriptor_bytes = tree_.descriptor().size(),
+             .descriptor_hash = tree_.hash(),
              .moving_bytes = tree_.bytes(),
              .has_part = 1,
              .has_value = has_value_ ? 1U : 0U,

@@ -3,13 +3,15 @@
 // The seam where tests let system calls fail: the wrappers of files, shared memory (memfd_create, open, fcntl,
 // ftruncate, fallocate, fstat, pwrite, mmap; their path is "shared memory") and Unix sockets (socket, connect, accept,
 // sendmsg, recvmsg; "a rank's socket"; socket: "TCP") ask here before they call the kernel. So do the look at "the
-// network namespace" (stat), and messages between hosts "about a failure" (send).
+// network namespace" (stat), and messages between hosts "about a failure" (send). Senders ask about "a descriptor"
+// (damage): a number N damages byte N - 1 of it on its way, counted around its end.
 //
 // From outside a process: MUSTER_FAULT=CALL:ERRNO:NTH[:PATH-PART], such as "pwrite:ENOSPC:3:model-00002". The NTH such
 // call (from 1 on; 0: each) on a path that has PATH-PART in it fails with ERRNO, a name or a number. "pwrite:short:1"
 // writes less than was asked for, "pread:short:1" reads less.
 
 #include <cerrno>
+#include <cstddef>
 #include <string_view>
 
 namespace muster::os {
@@ -30,6 +32,13 @@ inline bool is_faulty(std::string_view name, std::string_view path) noexcept {
   if (error <= 0) return false;
   errno = error;
   return true;
+}
+
+/// For what has been hashed: damages it where the seam says so.
+template <class Bytes>
+void damage(std::string_view what, Bytes& bytes) noexcept {
+  if (const int byte = fault("damage", what); byte > 0 && !bytes.empty())
+    bytes[static_cast<std::size_t>(byte - 1) % bytes.size()] ^= std::byte{1};
 }
 
 /// Calls until it is not interrupted. Negative: errno says why.

@@ -52,17 +52,8 @@ void stream_lines_sse2(std::byte* target, const std::byte* source, std::size_t l
                        _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + i)));
 }
 
-using StreamLines = void (*)(std::byte*, const std::byte*, std::size_t);
-
-StreamLines best_stream_lines() {
-  __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512f")) return stream_lines_avx512;
-  if (__builtin_cpu_supports("avx2")) return stream_lines_avx2;
-  return stream_lines_sse2;
-}
-
 StreamLines stream_lines() {
-  static const StreamLines best = best_stream_lines();
+  static const StreamLines best = stream_variants().front();
   return best;
 }
 
@@ -78,6 +69,17 @@ void stream(StreamLines lines_of, std::byte* target, const std::byte* source, st
 #endif
 
 }  // namespace
+
+std::vector<StreamLines> stream_variants() {
+  std::vector<StreamLines> variants;
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx512f")) variants.push_back(stream_lines_avx512);
+  if (__builtin_cpu_supports("avx2")) variants.push_back(stream_lines_avx2);
+  variants.push_back(stream_lines_sse2);
+#endif
+  return variants;
+}
 
 void stream_rows(std::byte* target, std::uint64_t target_stride, const std::byte* source, std::uint64_t source_stride,
                  std::uint64_t bytes, std::uint64_t rows) noexcept {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace muster::shm {
 
@@ -18,6 +19,11 @@ void stream_piece(std::byte* target, const std::byte* source, std::size_t bytes)
 /// there is much and the rows are not short.
 void stream_rows(std::byte* target, std::uint64_t target_stride, const std::byte* source, std::uint64_t source_stride,
                  std::uint64_t bytes, std::uint64_t rows) noexcept;
+
+/// Copies so many lines of 64 bytes to an aligned place.
+using StreamLines = void (*)(std::byte* target, const std::byte* source, std::size_t lines);
+/// The variants that this processor can run, the one in use first; none on other processors.
+std::vector<StreamLines> stream_variants();
 
 /// Orders every stream_copy and stream_rows of this thread before the stores that follow.
 void publish_fence() noexcept;

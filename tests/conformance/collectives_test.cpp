@@ -9,6 +9,7 @@
 #include <functional>
 #include <iterator>
 #include <map>
+#include <optional>
 #include <random>
 #include <string>
 #include <utility>
@@ -18,6 +19,7 @@
 #include "muster/process_group.hpp"
 #include "muster/shared_arena.hpp"
 #include "tests/support/forked_ranks.hpp"
+#include "tests/support/hesitation.hpp"
 #include "tests/support/patterns.hpp"
 #include "tests/support/random_config.hpp"
 
@@ -461,7 +463,8 @@ TEST_CASE("random programs of all calls are as the model has them") {
 TEST_CASE("sums of floats are those of a loop over the ranks in their order, bit for bit, of every length") {
   run_ranks(4, [](SyncGroup& group) {
     ProcessGroup ranks(group);
-    for (const std::int64_t count : {0, 1, 2, 15, 16, 17, 513, 2048, 2049, 4097, 32768, 262147, 1000003}) {
+    for (const std::int64_t count : {0,    1,    2,    15,   16,    17,    255,   256,    257,    513,    1024,
+                                     2048, 2049, 4096, 4097, 32767, 32768, 32769, 262144, 262147, 1000003}) {
       std::vector<float> mine(static_cast<std::size_t>(count));
       // The ranks of each host first, if several hosts have two ranks or more.
       const bool is_by_host = ranks.backend() == "shared memory, and messages between hosts";
@@ -482,6 +485,28 @@ TEST_CASE("sums of floats are those of a loop over the ranks in their order, bit
       ranks.all_reduce(tensor);
       SAME(tensor, view_of(sum));
     }
+  });
+}
+
+TEST_CASE("a rank that is stopped and goes on at any moment: nobody's ring is overwritten before it has read") {
+  run_ranks(3, [](SyncGroup& group) {
+    ProcessGroup ranks(group);
+    std::optional<Hesitation> hesitation;
+    if (group.rank() == 1) hesitation.emplace(group, 2);
+    // Through files each takes a second.
+    const int rounds = group.kind() == "file" ? 2 : 12;
+    for (int round = 0; round < rounds; ++round) {
+      // Several times what a ring has.
+      const auto of = [&](int rank) { return pattern(DType::i32, {900'001}, seed_of(rank, round)); };
+      SAME(ranks.all_gather(of(group.rank())), joined({of(0), of(1), of(2)}, 0));
+      const Tensor mine = of(group.rank());
+      ranks.broadcast(mine, round % 3);
+      SAME(mine, of(round % 3));
+      ranks.all_reduce(mine, ReduceOp::max);
+      SAME(mine, of(round % 3));
+    }
+    hesitation.reset();
+    group.barrier();
   });
 }
 

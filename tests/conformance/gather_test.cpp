@@ -3,6 +3,7 @@
 
 #include "muster/gather.hpp"
 
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -10,6 +11,8 @@
 #include "muster/interrupt.hpp"
 #include "muster/shared_arena.hpp"
 #include "tests/support/exchanges.hpp"
+#include "tests/support/failing_call.hpp"
+#include "tests/support/hesitation.hpp"
 
 using namespace muster;
 using namespace muster::test;
@@ -171,6 +174,47 @@ TEST_CASE("unequal tensors are refused on every rank, with each one's dtype and 
              [&] { (void)get_tensors_parallel(mine, ranks_from(0, 4), group); });
     gather_and_check(group, ranks_from(3, 4), DType::i64, {5}, 1);
   });
+}
+
+TEST_CASE("a descriptor that is damaged on its way, in any byte, is every rank's error, and the group goes on") {
+  for (const std::int64_t rows : {1, 3000}) {  // with the descriptor, and apart from it
+    run_ranks(3, [&](SyncGroup& group) {
+      // Files of a workspace have checksums of their own.
+      if (group.kind() == "file") return;
+      const std::vector<int> ranks = ranks_from(1, 3);
+      Config mine = Config::object({{"number", group.rank()}, {"name", "a layer"}});
+      mine["weight"] = pattern(DType::u8, {rows, 100}, seed_of(group.rank(), 0));
+      for (int byte = 1; byte <= 40; ++byte) {
+        std::optional<FailingCall> damage;
+        if (group.rank() == 0)
+          damage.emplace(CallToFail{.call = "damage", .path = "a descriptor", .error = byte, .times = 1});
+        fails_alike(group, ErrorKind::corrupt, {"taking in what rank 0 sent"},
+                    [&] { (void)get_configs_parallel(&mine, ranks, group); });
+        if (damage) RANK_CHECK(FailingCall::seen() > 0);
+      }
+    });
+  }
+}
+
+TEST_CASE("lengths around each limit of a route, odd and even, and exact fits") {
+  run_ranks(3, [](SyncGroup& group) {
+    for (const std::int64_t limit : {64, 1024, 4096, 65536, 256 * 1024, 1 << 20})
+      for (const std::int64_t bytes : {limit - 1, limit, limit + 1})
+        gather_and_check(group, ranks_from(bytes % 3, 3), bytes, static_cast<std::uint64_t>(bytes));
+  });
+}
+
+TEST_CASE("a sender, or the first rank, that is stopped and goes on at any moment changes no byte") {
+  for (const int slow : {0, 2}) {
+    run_ranks(3, [&](SyncGroup& group) {
+      std::optional<Hesitation> hesitation;
+      if (group.rank() == 1) hesitation.emplace(group, slow);
+      for (int round = 0; round < 20; ++round)
+        gather_and_check(group, ranks_from(0, 3), round % 2 == 0 ? 30'000 : 3'000'000, round);
+      hesitation.reset();
+      group.barrier();
+    });
+  }
 }
 
 TEST_CASE("three lists at once, of which one rank is alone, and ranks in none") {

@@ -5,12 +5,14 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <thread>
 
 #include "doctest/doctest.h"
 #include "muster/shared_arena.hpp"
 #include "src/merge/reduce.hpp"
 #include "tests/support/exchanges.hpp"
+#include "tests/support/hesitation.hpp"
 
 using namespace muster;
 using namespace muster::test;
@@ -116,6 +118,25 @@ TEST_CASE("large tensors: many pieces, rows of every length, many chunks") {
       merge_and_check(group, ranks, merge::concat(0), patterns(DType::bf16, {1500, 3001}, round));
       merge_and_check(group, ranks, merge::max(), patterns(DType::bf16, {1500, 3001}, round));
       merge_and_check(group, ranks, merge::sum(), patterns(DType::f32, {1500, 1001}, round));
+    }
+  });
+}
+
+TEST_CASE("lengths around each limit, odd and even, and partners that are stopped and go on at any moment") {
+  run_ranks(3, [](SyncGroup& group) {
+    const std::vector<int> ranks = ranks_from(0, 3);
+    std::optional<Hesitation> hesitation;
+    for (const int slow : {-1, 0, 2}) {
+      if (group.rank() == 1 && slow >= 0) hesitation.emplace(group, slow);
+      for (const std::int64_t limit : {1024, 65536, 1 << 20}) {
+        for (const std::int64_t bytes : {limit - 1, limit, limit + 1}) {
+          const auto round = static_cast<std::uint64_t>(bytes);
+          merge_and_check(group, ranks, merge::concat(0), patterns(DType::u8, {bytes}, round));
+          merge_and_check(group, ranks, merge::max(), patterns(DType::i16, {bytes}, round));
+        }
+      }
+      hesitation.reset();
+      group.barrier();
     }
   });
 }

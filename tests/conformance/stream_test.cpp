@@ -10,6 +10,7 @@
 #include "muster/gather_each.hpp"
 #include "muster/shared_arena.hpp"
 #include "tests/support/exchanges.hpp"
+#include "tests/support/hesitation.hpp"
 #include "tests/support/random_config.hpp"
 
 using namespace muster;
@@ -72,6 +73,21 @@ TEST_CASE("a budget of 256 KiB and tensors of 5 MiB: parts and slices are the sa
       RANK_CHECK(report.part_bytes <= 256_KiB / 2);
       RANK_CHECK(report.parts > 3 * 5_MiB / report.part_bytes);
       RANK_CHECK(report.peak_slot_bytes <= 256_KiB);
+    });
+  }
+}
+
+TEST_CASE("partners that are stopped and go on at any moment: every layer is whole") {
+  for (const int slow : {0, 2}) {
+    run_ranks(3, [&](SyncGroup& group) {
+      std::optional<Hesitation> hesitation;
+      if (group.rank() == 1) hesitation.emplace(group, slow);
+      const Model model = [](int rank, std::uint64_t layer) -> Config {
+        return pattern(DType::u8, {300'001}, seed_of(rank, layer));
+      };
+      stream_and_check(group, ranks_from(0, 3), 30, model, {.memory_budget = 1 << 20});
+      hesitation.reset();
+      group.barrier();
     });
   }
 }

@@ -12,9 +12,12 @@
 
 #include <cstdio>
 
+#include "muster/export.hpp"
 #include "muster/state_file.hpp"
 #include "muster/workspace.hpp"
+#include "tests/support/checkpoints.hpp"
 #include "tests/support/exchanges.hpp"
+#include "tests/support/models.hpp"
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/thrown.hpp"
 
@@ -288,6 +291,19 @@ TEST_CASE("a power cut takes nothing that a durable write has returned for, and 
   }
   const std::string path = backing / ("w2/" + torn.substr(torn.find_last_of('/') + 1));
   CHECK_THROWS_AS((void)StateFile::open(path), Error);
+}
+
+TEST_CASE("a power cut takes nothing of shards and of an export that have returned") {
+  const TemporaryDirectory model;
+  const TemporaryDirectory backing;
+  inspect::write_demo_model(llama(), model / "model", 1 << 30);
+  {
+    const FaultyMount mount(backing.path(), {});
+    shard_model(model / "model", mount / "shards", "llama", {.tensor = 2});
+    export_model(mount / "shards", mount / "out", "llama", *single_group(), {.max_shard_size = 90'000});
+    mount.cut_power();
+  }
+  check_equal(model / "model", backing / "out");
 }
 
 TEST_CASE("a file group whose ranks see late entries and remembered absences") {

@@ -179,6 +179,8 @@ class Terminal : public Job {
  private:
   bool read() {
     char bytes[4096];
+    pollfd output{terminal_, POLLIN, 0};
+    REQUIRE_MESSAGE(::poll(&output, 1, 60'000) == 1, "the launcher writes nothing more, and does not end");
     const ssize_t got = ::read(terminal_, bytes, sizeof bytes);
     if (got > 0) seen_.append(bytes, static_cast<std::size_t>(got));
     return got > 0;

@@ -7,6 +7,7 @@
 
 #include "muster/error.hpp"
 #include "muster/launch.hpp"
+#include "src/launch/ranks.hpp"
 #include "tests/launch/launcher.hpp"
 
 using namespace launched;
@@ -134,6 +135,31 @@ TEST_CASE("what ranks leave behind ends with the job") {
   CHECK(launcher.wait() == 0);
   for (const pid_t pid : launcher.pids(2)) CHECK(!is_alive(pid));
   CHECK(contains(launcher.err(), "left behind"));
+}
+
+TEST_CASE("a mark inside a longer entry of an environment is another process's") {
+  const std::string mark = "0123456789abcdef0123456789abcdef";
+  const std::string entry = std::string(muster::launch::mark_variable) + "=" + mark;
+  std::vector<pid_t> children;
+  // The last one is marked.
+  for (const std::string& text : {"X" + entry, entry + "0", "X=" + entry, entry}) {
+    const pid_t child = ::fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+      ::execle("/bin/sleep", "sleep", "100", nullptr,
+               std::array<const char*, 4>{"A=1", text.c_str(), "Z=1", nullptr}.data());
+      ::_exit(99);
+    }
+    children.push_back(child);
+    CHECK(becomes_true([&] { return contains(read_text("/proc/" + std::to_string(child) + "/environ"), "Z=1"); }));
+  }
+  CHECK(muster::launch::marked_processes(mark).size() == 1);
+  CHECK(muster::launch::end_marked_processes(mark, 10s) == 1);
+  for (const pid_t child : children) {
+    CHECK(is_alive(child) == (child != children.back()));
+    ::kill(child, SIGKILL);
+    ::waitpid(child, nullptr, 0);
+  }
 }
 
 TEST_CASE("the end of one job leaves another one alone") {

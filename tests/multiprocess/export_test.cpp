@@ -2,10 +2,15 @@
 // Shard and export between real processes: the same bytes come back, whatever the number of ranks; and every way in
 // which it cannot be done ends on all ranks, with words, and leaves nothing behind.
 
+#include <chrono>
+#include <optional>
+#include <thread>
+
 #include "muster/export.hpp"
 #include "muster/verify.hpp"
 #include "src/checkpoint/model_files.hpp"
 #include "tests/support/checkpoints.hpp"
+#include "tests/support/failing_call.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/models.hpp"
 #include "tests/support/patterns.hpp"
@@ -66,6 +71,21 @@ TEST_CASE("one file where all fits, and the same bytes every time, whoever write
   CHECK(fs::exists(work / "a/model.safetensors"));
   CHECK_FALSE(fs::exists(work / "a/model.safetensors.index.json"));
   CHECK(test::read_text(work / "a/model.safetensors") == test::read_text(work / "b/model.safetensors"));
+}
+
+TEST_CASE("one file whose first rank has a slow disk: no window is filled again before it is written") {
+  const ModelFolder work(4);
+  for (const Writers writers : {Writers::first, Writers::owners}) {
+    fs::remove_all(work / "out");
+    test::run_ranks(4, [&](SyncGroup& group) {
+      std::optional<test::FailingCall> slow;
+      if (group.rank() == 0)
+        slow.emplace(test::CallToFail{.call = "pwrite",
+                                      .then = [] { std::this_thread::sleep_for(std::chrono::milliseconds(3)); }});
+      export_model(work / "shards", work / "out", "llama", group, {.memory_budget = 1 << 20, .writers = writers});
+    });
+    test::check_equal(work / "model", work / "out");
+  }
 }
 
 TEST_CASE("an output that exists is refused, and replaced with force") {

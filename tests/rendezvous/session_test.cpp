@@ -204,6 +204,57 @@ TEST_CASE("each way in which a rank ends the rendezvous, and the cause that all 
   }
 }
 
+TEST_CASE("a head is refused before its length is allocated: each word, at each side, from ranks and strangers") {
+  constexpr std::uint64_t any = longest_part;
+  constexpr std::uint64_t few = 3 * 8;  // the heads of three parts
+  constexpr std::uint64_t hello = sizeof(Hello);
+  struct Row {
+    Word word;
+    bool is_root, is_known;
+    std::uint64_t least, most;
+    std::uint32_t descriptors;
+  };
+  const std::uint64_t failure = failure_message(Error(ErrorKind::io, "x"))->bytes.size() - sizeof(Head);
+  const std::uint64_t all = 3 * (8 + 32 + 255 + any);
+  const Row rows[] = {
+      {Word::hello, true, false, hello, hello, 0},
+      {Word::heard, false, true, hello, hello, 0},
+      {Word::heard, false, false, hello, hello, 0},
+      {Word::other_job, false, true, 0, 0, 0},
+      {Word::other_job, false, false, 0, 0, 0},
+      {Word::part, true, true, 0, any, 4},
+      {Word::late, true, true, 0, 0, 0},
+      {Word::all, false, true, few, all, 12},
+      {Word::all, false, false, few, all, 12},
+      {Word::failure, true, true, failure, failure, 0},
+      {Word::failure, false, true, failure, failure, 0},
+      {Word::failure, false, false, failure, failure, 0},
+  };
+  for (std::uint32_t word = 0; word <= 8; ++word) {
+    for (const auto& [is_root, is_known] : {std::pair(true, true), {true, false}, {false, true}, {false, false}}) {
+      CAPTURE(word);
+      CAPTURE(is_root);
+      CAPTURE(is_known);
+      const auto row = std::ranges::find_if(rows, [&, root = is_root, known = is_known](const Row& each) {
+        return each.word == static_cast<Word>(word) && each.is_root == root && each.is_known == known;
+      });
+      const bool is_allowed = row != std::end(rows);
+      const Row limits = is_allowed ? *row : Row{};
+      const auto takes = [&, root = is_root, known = is_known](std::uint64_t bytes, std::uint32_t descriptors) {
+        return parse_head({.word = static_cast<Word>(word), .descriptors = descriptors, .bytes = bytes},
+                          {.size = 3, .is_root = root, .is_known = known})
+            .has_value();
+      };
+      CHECK(takes(limits.least, 0) == is_allowed);
+      CHECK(takes(limits.most, limits.descriptors) == is_allowed);
+      CHECK(!takes(limits.most + 1, 0));
+      CHECK(!takes(UINT64_MAX, 0));
+      if (limits.least != 0) CHECK(!takes(limits.least - 1, 0));
+      CHECK(!takes(limits.most, limits.descriptors + 1));
+    }
+  }
+}
+
 TEST_CASE("rank 0's own failures name rank 0, and it sends them to all ranks") {
   const auto first = rank_script(1, false);
   const Error error = root_error({first}, []() -> Part { throw Error(ErrorKind::unsupported, "no pidfd"); });

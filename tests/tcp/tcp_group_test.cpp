@@ -252,10 +252,36 @@ TEST_CASE("rank 0 takes over a socket that its caller listens at") {
 
 TEST_CASE("a stranger that listens in place of rank 0 is reported as such") {
   tcp::asio::io_context io;
-  const tcp::Acceptor other = tcp::listen_anywhere(io, tcp::asio::ip::address_v4::loopback());
+  tcp::Acceptor other = tcp::listen_anywhere(io, tcp::asio::ip::address_v4::loopback());
   const std::string address = tcp::text_of(other.local_endpoint());
-  // The stranger accepts the connection, and sends nothing.
-  error_of(ErrorKind::timeout, {"does not answer as rank 0 of Muster"}, [&] { (void)join(address, 1, 2, 400ms); });
+  const os::Fd listener(other.release());
+  // It says nothing, and takes what it is told; or it answers, and the length that it names is not believed.
+  const auto text = [](std::string_view words) { return std::string(words); };
+  const auto head = [](std::uint64_t magic, std::uint32_t word, std::uint64_t bytes) {
+    std::string whole(24, '\0');
+    std::memcpy(whole.data(), &magic, 8);
+    std::memcpy(whole.data() + 8, &word, 4);
+    std::memcpy(whole.data() + 16, &bytes, 8);
+    return whole + std::string(300, 'x');
+  };
+  for (const std::string& answer : {std::string(), text("HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"),
+                                    text("short"), head(rendezvous::Head::right_magic, 2, std::uint64_t{1} << 62U),
+                                    head(rendezvous::Head::right_magic, 6, UINT64_MAX),
+                                    head(rendezvous::Head::right_magic, 99, 8), head(0, 2, 256)}) {
+    std::jthread stranger([&](const std::stop_token& stop) {
+      std::vector<os::Fd> callers;
+      while (!stop.stop_requested()) {
+        pollfd caller{listener.get(), POLLIN, 0};
+        if (::poll(&caller, 1, 20) == 0) continue;
+        callers.emplace_back(::accept(listener.get(), nullptr, nullptr));
+        (void)::send(callers.back().get(), answer.data(), answer.size(), MSG_NOSIGNAL);
+      }
+    });
+    const Error error = error_of([&] { (void)join(address, 1, 2, 400ms); });
+    CAPTURE(answer);
+    CHECK_MESSAGE(error.kind() == ErrorKind::timeout, error.what());
+    CHECK_MESSAGE(says(error, "as rank 0 of Muster"), error.what());
+  }
 }
 
 TEST_CASE("a file: what an earlier job left there leads nobody astray, and the file goes when all have met") {

@@ -217,6 +217,12 @@ TEST_CASE("stages count their layers from 0, and replicas are compared") {
   CHECK(expert->equal.empty());
   const auto embed = std::ranges::find(whole.tensors, "embed", &ArrangedTensor::name);
   CHECK(embed->equal.size() == 2);  // each half, on two expert ranks
+  // Copies of as many bytes are no copies if their shapes differ.
+  ListsOfRanks turned = ranks;
+  const auto copy = std::ranges::find(turned[2].tensors, "embed", &NamedSpec::name);
+  REQUIRE(copy != turned[2].tensors.end());
+  std::ranges::reverse(copy->spec.shape);
+  CHECK(has(refused(plan, layout, turned, ErrorKind::rank_mismatch), "rank 0 has F32 [5, 4], rank 2 has F32 [4, 5]"));
 }
 
 TEST_CASE("names that occur twice over expert ranks or stages are refused with the names") {

@@ -5,9 +5,11 @@
 #include <thread>
 
 #include "doctest/doctest.h"
+#include "muster/error.hpp"
 #include "muster/shared_arena.hpp"
 #include "src/os/pages.hpp"
 #include "src/shm/arena_core.hpp"
+#include "src/sync/region.hpp"
 
 using namespace muster;
 
@@ -31,6 +33,23 @@ TEST_CASE("pages of 4 and 64 KiB: what is rounded, what is around a range, and w
   }
   const os::PrivateMemory memory(1);
   CHECK(memory.size() == os::page_size());
+}
+
+TEST_CASE("a region gives places up to its last byte, and then none") {
+  sync::Region region(os::Backing::anonymous);
+  const std::uint64_t page = os::page_size();
+  const std::uint64_t first = region.take(1);
+  CHECK(first >= page);  // 0 stands for no place
+  CHECK(region.take(page) == first + page);
+  CHECK(region.take(page + 1) == first + 2 * page);
+  const std::uint64_t last = region.take(region.room() - page - 1);
+  CHECK(last == first + 4 * page);
+  CHECK(region.room() == page);
+  CHECK_THROWS_AS(region.check(page + 1), Error);
+  CHECK_THROWS_AS(static_cast<void>(region.take(page + 1)), Error);
+  CHECK(region.take(page) == region.size() - page);
+  CHECK(region.room() == 0);
+  CHECK_THROWS_AS(static_cast<void>(region.take(1)), Error);
 }
 
 TEST_CASE("an arena that ends while its address is looked up does not stop the process") {

@@ -33,6 +33,28 @@ TEST_CASE("rows of any length and alignment arrive, and nothing between them is 
   }
 }
 
+TEST_CASE("each variant of the copy that this processor has copies lines, and nothing behind them") {
+  std::vector<std::byte> source(20 * 64 + 1);
+  test::fill(source.data(), source.size(), 7);
+  struct alignas(64) Line {
+    std::byte bytes[64];
+  };
+  for (const shm::StreamLines copy : shm::stream_variants()) {
+    for (const std::size_t shift : {0U, 1U}) {
+      for (std::size_t lines = 0; lines <= 19; ++lines) {
+        std::vector<Line> target(20);
+        std::byte* const begin = target.front().bytes;
+        std::fill_n(begin, target.size() * 64, std::byte{0x5a});
+        copy(begin, source.data() + shift, lines);
+        shm::publish_fence();
+        CHECK(std::equal(begin, begin + lines * 64, source.begin() + static_cast<std::ptrdiff_t>(shift)));
+        CHECK(std::all_of(begin + lines * 64, begin + target.size() * 64,
+                          [](std::byte b) { return b == std::byte{0x5a}; }));
+      }
+    }
+  }
+}
+
 TEST_CASE("every range of strided, sliced, transposed and repeated tensors") {
   const Tensor whole = test::pattern(DType::i32, {6, 5, 8}, 3);
   const std::vector<TensorView> views = {

@@ -10,7 +10,9 @@
 
 #include "doctest/doctest.h"
 #include "muster/error.hpp"
+#include "src/core/checksum.hpp"
 #include "src/os/fd.hpp"
+#include "src/statefile/format.hpp"
 #include "tests/support/state_files.hpp"
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/thrown.hpp"
@@ -45,11 +47,10 @@ std::optional<std::string> defect_of(const std::string& path, FileAccess access)
 class Damage {
  public:
   explicit Damage(std::optional<int> level) {
-    const std::vector<NamedTensor> tensors = {{"weight", normal_weights({12, 25}, 1)},
-                                              {"noise", pattern(DType::bf16, {3, 200}, 2)},
-                                              {"bias", pattern(DType::f16, {31}, 3)},
-                                              {"scale/0", pattern(DType::f8_e4m3fn, {}, 4)},
-                                              {"none", pattern(DType::i64, {0, 3}, 5)}};
+    const std::vector<NamedTensor> tensors = {
+        {"weight", normal_weights({12, 25}, 1)},       {"noise", pattern(DType::bf16, {3, 200}, 2)},
+        {"bias", pattern(DType::f16, {31}, 3)},        {"second", pattern(DType::u8, {5}, 6)},
+        {"scale/0", pattern(DType::f8_e4m3fn, {}, 4)}, {"none", pattern(DType::i64, {0, 3}, 5)}};
     write_state_file(path, some_config(), tensors, {.zstd_level = level, .chunk_bytes = 1000});
     bytes = read_text(path);
     fd = os::Fd(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
@@ -107,6 +108,24 @@ TEST_CASE("a file cut to any length is short, and says so") {
       CHECK(thrown_by(ErrorKind::corrupt, [&] { StateFile::open(damage.path); }).os_error() == ENODATA);
     }
   }
+}
+
+TEST_CASE("two tensors of one name are refused, also if all checksums are right") {
+  const Damage damage({});
+  const auto whole = std::as_bytes(std::span(damage.bytes));
+  statefile::UserBlock block =
+      statefile::decode_user_block(whole.first(statefile::head_bytes), whole.size(), damage.path);
+  std::string catalogue = damage.bytes.substr(block.catalogue.offset, block.catalogue.bytes);
+  // Of the same length.
+  const std::size_t name = catalogue.find("weight");
+  REQUIRE(name != std::string::npos);
+  REQUIRE(catalogue.find("second") != std::string::npos);
+  catalogue.replace(catalogue.find("second"), 6, "weight");
+  block.catalogue_checksum = tensor_checksum(std::as_bytes(std::span(catalogue)));
+  const auto head = statefile::encode_user_block(block);
+  damage.put(block.catalogue.offset, catalogue);
+  damage.put(0, {reinterpret_cast<const char*>(head.data()), head.size()});
+  CHECK(has(words_of(ErrorKind::corrupt, [&] { StateFile::open(damage.path); }), "two tensors are called \"weight\""));
 }
 
 TEST_CASE("a file that is shortened while it is open is an error, not a crash") {

@@ -77,6 +77,22 @@ TEST_CASE("fresh names differ, and tell this process") {
   CHECK(parse_name(probe_name())->kind == NameKind::probe);
 }
 
+TEST_CASE("a generation is common if each rank of one world has a state of it") {
+  std::vector<Name> states;
+  const auto add = [&](std::uint64_t generation, int rank, int world_size) {
+    states.push_back(
+        {.kind = NameKind::state, .job = job, .rank = rank, .world_size = world_size, .generation = generation});
+  };
+  for (const int rank : {0, 1}) add(1, rank, 2);
+  add(2, 0, 2);
+  add(3, 0, 2);
+  add(3, 1, 3);  // of another world: no partner of the state above
+  for (const int rank : {0, 1, 2}) add(4, rank, 3);
+  CHECK(common_generations(states, 2) == std::set<std::uint64_t>{1});
+  CHECK(common_generations(states, 3) == std::set<std::uint64_t>{4});
+  CHECK(common_generations(states, 1).empty());
+}
+
 TEST_CASE("names of a file group") {
   CHECK(number_behind(numbered(round_prefix(2, 7, 3), 128), round_prefix(2, 7, 3)) == 128);
   CHECK(!number_behind(numbered(round_prefix(2, 7, 31), 128), round_prefix(2, 7, 3)));

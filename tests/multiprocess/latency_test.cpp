@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+// A wake-up arrives: no wait ends only because its sleep is over. One rank waits, the other comes some milliseconds
+// later and says when. The median of many turns is far below the time between two looks of the watchdog, also on a busy
+// machine; a lost wake-up makes it nearly that time.
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "doctest/doctest.h"
+#include "muster/async.hpp"
+#include "muster/gather_each.hpp"
+#include "muster/message_queue.hpp"
+#include "muster/process_group.hpp"
+#include "src/os/process.hpp"
+#include "src/shm/window_ring.hpp"
+#include "src/sync/failing.hpp"
+#include "src/sync/waits.hpp"
+#include "src/sync/watchdog.hpp"
+#include "tests/support/forked_ranks.hpp"
+#include "tests/support/patterns.hpp"
+#include "tests/support/shared_words.hpp"
+#include "tests/support/stepped_end.hpp"
+
+using namespace muster;
+using namespace muster::test;
+using namespace std::chrono_literals;
+
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr int turns = 15;
+// Longer than the waits look for something without sleeping.
+constexpr milliseconds late{15};
+const std::vector<int> two = {0, 1};
+
+/// What is done in each turn, by the two ranks.
+struct Wait {
+  std::function<void(int turn)> wait;
+  std::function<void(int turn)> wake;
+  std::function<void(int turn)> prepare = {};  // both, before
+  int waiter = 0;
+};
+struct Kind {
+  std::string name;
+  std::function<Wait(SyncGroup&)> make;
+  bool needs_memory = false;
+};
+
+/// Waits end that long after their reason, at most, as a median. Files are looked at by polling.
+milliseconds longest(const std::string& kind) {
+  return kind == "file" ? 500ms : sync::Watchdog::slice / 2;
+}
+
+void check_latency(SyncGroup& group, const Wait& wait, SharedWords& words) {
+  std::vector<std::uint64_t> latencies;
+  for (int turn = 0; turn < turns; ++turn) {
+    if (wait.prepare) wait.prepare(turn);
+    group.barrier();
+    if (group.rank() == wait.waiter) {
+      wait.wait(turn);
+      latencies.push_back(now_ns() - words[0]);
+    } else {
+      std::this_thread::sleep_for(late);
+      words[0] = now_ns();
+      wait.wake(turn);
+    }
+    group.barrier();
+  }
+  if (latencies.empty()) return;
+  std::ranges::nth_element(latencies, latencies.begin() + turns / 2);
+  const milliseconds median(latencies[turns / 2] / 1'000'000);
+  if (median >= longest(std::string(group.kind())))
+    throw RankFailure("the wait ends " + std::to_string(median.count()) + " ms after its reason");
+}
+
+/// The same call on both ranks.
+Wait together(const std::function<void(int)>& call) {
+  return {call, call};
+}
+
+std::vector<Kind> kinds() {
+  constexpr std::size_t promised = 256 * 1024;
+  std::vector<Kind> all;
+  all.push_back({"a round", [](SyncGroup& group) { return together([&](int) { group.barrier(); }); }});
+  all.push_back(
+      {"a message", [](SyncGroup& group) {
+         return Wait{[&](int) { (void)group.receive(1, 100); }, [&](int) { group.send(0, std::vector<std::byte>(1)); }};
+       }});
+  all.push_back({"room for messages", [](SyncGroup& group) {
+                   return Wait{[&](int) {
+                                 for (int i = 0; i < 3; ++i) group.send(1, std::vector<std::byte>(promised));
+                               },
+                               [&](int) {
+                                 for (int i = 0; i < 3; ++i) (void)group.receive(0, promised);
+                               }};
+                 }});
+  all.push_back({"the failure of another rank", [](SyncGroup& group) {
+                   auto copy = std::make_shared<std::shared_ptr<SyncGroup>>();
+                   return Wait{
+                       [copy](int) { (void)error_of([&] { (void)(*copy)->receive(1, 100); }); },
+                       [copy](int) { sync::inside(**copy).poison(Error(ErrorKind::cancelled, "enough", {.rank = 1})); },
+                       [copy, &group](int) { *copy = group.duplicate(); }};
+                 }});
+  all.push_back({"a gather", [](SyncGroup& group) {
+                   return together([&, mine = pattern(DType::u8, {100'000}, 1)](int) {
+                     (void)get_tensors_parallel(mine, two, group);
+                   });
+                 }});
+  all.push_back({"a merge that adds", [](SyncGroup& group) {
+                   return together([&, mine = pattern(DType::f32, {500'000}, 1)](int) {
+                     (void)merge_tensor_parallel(mine, merge::sum(), two, group);
+                   });
+                 }});
+  all.push_back({"a work on the group's lane", [](SyncGroup& group) {
+                   return together([&, mine = pattern(DType::u8, {1000}, 1)](int) {
+                     (void)get_tensors_async(mine, two, group).get();
+                   });
+                 }});
+  all.push_back({"a layer of a stream", [](SyncGroup& group) {
+                   return together([&, mine = pattern(DType::u8, {100'000}, 1)](int) {
+                     const auto source = [&, given = 0]() mutable -> std::optional<Config> {
+                       return given++ == 2 ? std::nullopt : std::optional<Config>(mine);
+                     };
+                     gather_each(source, two, group, [](LayerPart&) {});
+                   });
+                 }});
+  for (const std::int64_t elements : {100, 330'000}) {
+    all.push_back({elements == 100 ? "a collective" : "a collective of more chunks than its ring has",
+                   [elements](SyncGroup& group) {
+                     const auto ranks = std::make_shared<ProcessGroup>(group);
+                     const Tensor mine = pattern(DType::i32, {elements}, 1);
+                     return together([ranks, mine](int) { ranks->all_reduce(mine, ReduceOp::max); });
+                   }});
+  }
+  const auto queue_of = [](SyncGroup& group) {
+    return std::make_shared<MessageQueue>(group, QueueOptions{.writer = 1, .capacity = 64 << 10});
+  };
+  all.push_back(
+      {"a message of a queue",
+       [queue_of](SyncGroup& group) {
+         const auto queue = queue_of(group);
+         return Wait{[queue](int) { (void)queue->get(); }, [queue](int) { queue->put(std::vector<std::byte>(10)); }};
+       },
+       true});
+  all.push_back({"room in a queue",
+                 [queue_of](SyncGroup& group) {
+                   const auto queue = queue_of(group);
+                   return Wait{.wait = [queue](int) { queue->put(std::vector<std::byte>(200'000)); },
+                               .wake = [queue](int) { (void)queue->get(); },
+                               .waiter = 1};
+                 },
+                 true});
+  all.push_back({"the end of a lease",
+                 [](SyncGroup& group) {
+                   const auto result = std::make_shared<std::optional<GatheredTensors>>();
+                   const auto prepare = [result, &group](int turn) {
+                     const Tensor mine = pattern(DType::u8, {1 << 20}, static_cast<std::uint64_t>(turn));
+                     *result = get_tensors_parallel(mine, two, group);
+                   };
+                   return Wait{.wait = [result](int) { RANK_CHECK((*result)->wait_released(10s)); },
+                               .wake = [result](int) { result->reset(); },
+                               .prepare = prepare,
+                               .waiter = 1};
+                 },
+                 true});
+  struct Rings {
+    explicit Rings(SyncGroup& all) : group(sync::inside(all)), own(1, 4096, 1) {
+      others = shm::find_rings(group, std::vector{1 - group.rank()}, own, {});
+    }
+    sync::Group& group;
+    shm::WindowRing own;
+    std::vector<std::unique_ptr<shm::WindowRing>> others;
+    [[nodiscard]] const shm::WindowRing& of_first() const { return group.rank() == 0 ? own : *others[0]; }
+  };
+  all.push_back({"a window that is full",
+                 [](SyncGroup& group) {
+                   const auto rings = std::make_shared<Rings>(group);
+                   return Wait{[rings](int turn) {
+                                 const std::uint32_t number = static_cast<std::uint32_t>(turn);
+                                 rings->own.wait_full(number, 1, std::vector{1}, rings->group, {});
+                                 rings->own.release(number);
+                               },
+                               [rings](int turn) {
+                                 rings->of_first().claim(static_cast<std::uint32_t>(turn), 0, rings->group, {});
+                                 rings->of_first().arrive(static_cast<std::uint32_t>(turn));
+                               }};
+                 },
+                 true});
+  all.push_back({"a window that is released",
+                 [](SyncGroup& group) {
+                   const auto rings = std::make_shared<Rings>(group);
+                   const auto fill = [rings](int turn) {
+                     if (rings->group.rank() == 1) rings->of_first().arrive(static_cast<std::uint32_t>(turn));
+                   };
+                   return Wait{.wait =
+                                   [rings](int turn) {
+                                     const auto next = static_cast<std::uint32_t>(turn) + 1;
+                                     rings->of_first().claim(next, 0, rings->group, {});
+                                   },
+                               .wake = [rings](int turn) { rings->own.release(static_cast<std::uint32_t>(turn)); },
+                               .prepare = fill,
+                               .waiter = 1};
+                 },
+                 true});
+  all.push_back({"a stage",
+                 [](SyncGroup& group) {
+                   const auto rings = std::make_shared<Rings>(group);
+                   return Wait{
+                       .wait =
+                           [rings](int turn) {
+                             const auto least = static_cast<std::uint32_t>(turn) + 1;
+                             rings->of_first().wait_stage(least, std::vector{0}, rings->group, {});
+                           },
+                       .wake = [rings](int turn) { rings->own.set_stage(static_cast<std::uint32_t>(turn) + 1); },
+                       .waiter = 1};
+                 },
+                 true});
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("every kind of wait ends soon after its reason") {
+  const std::string kind = os::environment("MUSTER_TEST_GROUP").value_or("");
+  for (const Kind& each : kinds()) {
+    if (each.needs_memory && !kind.empty()) continue;
+    CAPTURE(each.name);
+    SharedWords words;
+    run_ranks(2, [&](SyncGroup& group) { check_latency(group, each.make(group), words); });
+  }
+}
+
+TEST_CASE("ranks that wait for the last one have met soon after it came") {
+  SharedWords words;
+  std::vector<std::uint64_t> latencies;
+  for (int turn = 0; turn < turns; ++turn) {
+    const GroupOf group(2);
+    run_processes(2, [&](int rank) {
+      if (rank == 1) {
+        std::this_thread::sleep_for(2 * late);
+        words[0] = now_ns();
+      }
+      const auto mine = group.join(rank);
+      if (rank == 0) words[1] = now_ns();
+      mine->barrier();
+    });
+    latencies.push_back(words[1] - words[0]);
+  }
+  std::ranges::nth_element(latencies, latencies.begin() + turns / 2);
+  // The two steps of a meeting, each of which would wait until its next question.
+  CHECK(milliseconds(latencies[turns / 2] / 1'000'000) < 2 * sync::between_questions);
+}

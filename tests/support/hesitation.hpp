@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// A partner that is slow at any moment.
+
+#include <signal.h>
+
+#include <chrono>
+#include <random>
+#include <stop_token>
+#include <thread>
+
+#include "muster/sync_group.hpp"
+
+namespace muster::test {
+
+/// While it lives, a thread of this process stops another rank again and again, for up to 2 ms.
+class Hesitation {
+ public:
+  Hesitation(const SyncGroup& group, int rank)
+      : thread_([pid = static_cast<pid_t>(group.info(rank).pid)](const std::stop_token& stop) {
+          std::mt19937 random(2026);
+          const auto pause = [&](unsigned most) {
+            std::this_thread::sleep_for(std::chrono::microseconds(random() % most));
+          };
+          while (!stop.stop_requested()) {
+            pause(1000);
+            ::kill(pid, SIGSTOP);
+            pause(2000);
+            ::kill(pid, SIGCONT);
+          }
+        }) {}
+
+ private:
+  std::jthread thread_;
+};
+
+}  // namespace muster::test

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+// Everything that Muster publishes, held against a model of the disk that loses each write that was not synced: at no
+// moment does a name stand for bytes that a power cut would take, and after the call it takes nothing at all.
+
+#include <algorithm>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "doctest/doctest.h"
+#include "muster/export.hpp"
+#include "muster/safetensors.hpp"
+#include "muster/state_file.hpp"
+#include "muster/sync_group.hpp"
+#include "muster/workspace.hpp"
+#include "src/os/fault.hpp"
+#include "src/os/publish.hpp"
+#include "tests/support/checkpoints.hpp"
+#include "tests/support/models.hpp"
+#include "tests/support/state_files.hpp"
+#include "tests/support/temporary_directory.hpp"
+
+using namespace muster;
+using namespace muster::test;
+namespace fs = std::filesystem;
+
+namespace {
+
+/// What the calls of this process, as the seam sees them, have left to the mercy of the power. Files that grow are
+/// known by the names that they are to get; a directory that grows is OUT.partial-...
+class Disk {
+ public:
+  Disk() {
+    only_ = this;
+    os::set_fault_hook([](std::string_view call, std::string_view path) {
+      only_->note(std::string(call), std::string(path));
+      return 0;
+    });
+  }
+  ~Disk() { os::set_fault_hook(nullptr); }
+  Disk(const Disk&) = delete;
+  Disk& operator=(const Disk&) = delete;
+
+  /// What is wrong, and what a power cut would take now.
+  [[nodiscard]] std::vector<std::string> losses() const {
+    const std::lock_guard lock(mutex_);
+    std::vector<std::string> all = wrong_;
+    for (const auto& [path, is_dirty] : files_)
+      if (is_dirty && !is_growing(path)) all.push_back("at the end: the bytes of " + path);
+    for (const std::string& directory : unsynced_names_)
+      if (!is_growing(directory)) all.push_back("at the end: names in " + directory);
+    return all;
+  }
+  /// Whether a file of this name was synced, wherever.
+  [[nodiscard]] bool has_synced(const std::string& name) const {
+    const std::lock_guard lock(mutex_);
+    return synced_.contains(name);
+  }
+  [[nodiscard]] int count(const std::string& call, std::string_view part) const {
+    const std::lock_guard lock(mutex_);
+    return static_cast<int>(std::ranges::count_if(
+        calls_, [&](const auto& each) { return each.first == call && each.second.find(part) != std::string::npos; }));
+  }
+
+ private:
+  static bool is_growing(const std::string& path) { return path.find(".partial-") != std::string::npos; }
+  static std::string parent(const std::string& path) { return fs::path(path).parent_path().string(); }
+
+  void note(const std::string& call, const std::string& path) {
+    const std::lock_guard lock(mutex_);
+    if (path.find('/') == std::string::npos) return;  // shared memory
+    calls_.emplace_back(call, path);
+    if (call == "pwrite" || call == "create" || call == "fallocate" || call == "ftruncate") {
+      files_[path] = true;
+      if (call == "create") unsynced_names_.insert(parent(path));
+    } else if (call == "fsync" || call == "fdatasync") {
+      files_[path] = false;
+      synced_.insert(fs::path(path).filename());
+    } else if (call == "mkdir") {
+      unsynced_names_.insert(parent(path));
+    } else if (call == "fsync-directory") {
+      unsynced_names_.erase(path);
+    } else if (call == "rename" || call == "plain-rename" || call == "exchange" || call == "link") {
+      take_name(path);
+    }
+  }
+
+  void take_name(const std::string& path) {
+    const std::string grown = path + ".partial-";
+    for (const auto& [file, is_dirty] : files_)
+      if (is_dirty && (file == path || file.starts_with(grown)))
+        wrong_.push_back(path + " gets its name before the bytes of " + file + " are on the disk");
+    for (const std::string& directory : unsynced_names_)
+      if (directory.starts_with(grown)) wrong_.push_back(path + " gets its name before the names in " + directory);
+    unsynced_names_.insert(parent(path));
+  }
+
+  static inline Disk* only_ = nullptr;
+  mutable std::mutex mutex_;
+  std::map<std::string, bool> files_;  // whether bytes of it are not on the disk
+  std::set<std::string> unsynced_names_;
+  std::set<std::string> synced_;
+  std::vector<std::string> wrong_;
+  std::vector<std::pair<std::string, std::string>> calls_;
+};
+
+struct Publisher {
+  const char* name;
+  std::function<void(const std::string& directory)> write;
+};
+
+std::span<const std::byte> bytes_of(std::string_view text) {
+  return std::as_bytes(std::span(text));
+}
+
+}  // namespace
+
+TEST_CASE("a power cut takes nothing of a file or a directory that a durable call has published") {
+  const TemporaryDirectory models(Medium::memory);
+  inspect::write_demo_model(llama(), models / "model", 1 << 30);
+  shard_model(models / "model", models / "shards", "llama", {.tensor = 2});
+  const auto exports = [&](const std::string& directory, bool force) {
+    export_model(models / "shards", directory + "/exported", "llama", *single_group(),
+                 {.force = force, .max_shard_size = 90'000});
+  };
+  const Publisher publishers[] = {
+      {"an output file",
+       [](const std::string& directory) {
+         os::OutputFile file(directory + "/file");
+         file.write_at(4, bytes_of("words"));
+         file.write_at(0, bytes_of("some"));
+         file.commit();
+       }},
+      {"a small file",
+       [](const std::string& directory) {
+         os::publish(directory + "/file", bytes_of("words"), {}, os::Durability::synced);
+       }},
+      {"the first of its name",
+       [](const std::string& directory) {
+         CHECK(os::publish_first(directory + "/file", bytes_of("words"), {}, os::Durability::synced));
+       }},
+      {"a state file",
+       [](const std::string& directory) { write_state_file(directory + "/state", some_config(), one()); }},
+      {"a compressed state file, over another",
+       [](const std::string& directory) {
+         write_state_file(directory + "/state", some_config(), one());
+         write_state_file(directory + "/state", some_config(), one(), {.zstd_level = 1, .chunk_bytes = 1000});
+       }},
+      {"a safetensors file", [](const std::string& directory) { write_tensors(directory + "/file", one()); }},
+      {"states of a workspace",
+       [](const std::string& directory) {
+         const auto group = single_group();
+         NFSWorkspace workspace(directory + "/workspace", group, {.generations_kept = 5});
+         for (int i = 0; i < 2; ++i) workspace.write_configs_and_weights(one()[0].second);
+       }},
+      {"shards",
+       [&](const std::string& directory) {
+         shard_model(models / "model", directory + "/shards", "llama", {.tensor = 2});
+       }},
+      {"an export", [&](const std::string& directory) { exports(directory, false); }},
+      {"an export over another",
+       [&](const std::string& directory) {
+         exports(directory, false);
+         exports(directory, true);
+       }},
+  };
+  for (const Publisher& publisher : publishers) {
+    CAPTURE(publisher.name);
+    const TemporaryDirectory work(Medium::memory);
+    const Disk disk;
+    publisher.write(work.path());
+    for (const std::string& loss : disk.losses()) FAIL_CHECK(loss);
+    std::size_t files = 0;
+    for (const auto& entry : fs::recursive_directory_iterator(work.path())) {
+      if (!entry.is_regular_file()) continue;
+      ++files;
+      // What the seam has not seen the model of the disk knows nothing of.
+      CHECK_MESSAGE(disk.has_synced(entry.path().filename()), entry.path().string());
+    }
+    CHECK(files > 0);
+    CHECK(disk.count("fsync-directory", work.path().string()) > 0);
+  }
+}
+
+TEST_CASE("space for each large file is asked for before the first of its bytes") {
+  const TemporaryDirectory work(Medium::memory);
+  inspect::write_demo_model(llama(), work / "model", 1 << 30);
+  const auto has_reserved = [](const Disk& disk, std::string_view file) {
+    CHECK(disk.count("fallocate", file) == 1);
+    CHECK(disk.count("pwrite", file) >= 1);
+  };
+  {
+    const Disk disk;
+    shard_model(work / "model", work / "shards", "llama", {.tensor = 2});
+    for (const char* shard : {"rank-00000-of-00002", "rank-00001-of-00002"}) has_reserved(disk, shard);
+  }
+  {
+    const Disk disk;
+    export_model(work / "shards", work / "exported", "llama", *single_group());
+    has_reserved(disk, "model.safetensors");
+  }
+  const Disk disk;
+  write_state_file(work / "state", some_config(), one());
+  has_reserved(disk, "/state");
+  write_tensors(work / "tensors", one());
+  has_reserved(disk, "/tensors");
+}
