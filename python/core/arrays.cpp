@@ -4,6 +4,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <memory>
@@ -75,11 +76,21 @@ Tensor tensor_at(DType dtype, Shape shape, void* data, Strides strides, std::sha
 }
 
 const char* format_of(DType dtype) {
-  // In the order of DType.
-  constexpr std::array<const char*, 20> formats = {"?",     "B",     "b",     "H",     "h",     "I", "i",
-                                                   "Q",     "q",     "e",     nullptr, "f",     "d", nullptr,
-                                                   nullptr, nullptr, nullptr, nullptr, nullptr, "Zf"};
-  return formats.at(static_cast<std::size_t>(dtype));
+  constexpr std::array<std::pair<DType, const char*>, 13> formats = {{{DType::boolean, "?"},
+                                                                      {DType::u8, "B"},
+                                                                      {DType::i8, "b"},
+                                                                      {DType::u16, "H"},
+                                                                      {DType::i16, "h"},
+                                                                      {DType::u32, "I"},
+                                                                      {DType::i32, "i"},
+                                                                      {DType::u64, "Q"},
+                                                                      {DType::i64, "q"},
+                                                                      {DType::f16, "e"},
+                                                                      {DType::f32, "f"},
+                                                                      {DType::f64, "d"},
+                                                                      {DType::complex64, "Zf"}}};
+  const auto* const found = std::ranges::find(formats, dtype, &std::pair<DType, const char*>::first);
+  return found == formats.end() ? nullptr : found->second;
 }
 bool has_format(DType dtype) {
   return format_of(dtype) != nullptr;

@@ -187,6 +187,8 @@ for path in sorted(glob.glob(sys.argv[1], recursive=True, include_hidden=True)):
 }
 changed zero1 flat '**' "b'torch\nFloatStorage'" "b'torch\nIntStorage'"
 foreign flat '"flat' "its flat weights are no run of 32-bit numbers"
+changed zero1 worlds '*/mp_rank_00_model_states.pt' "b'dp_world_sizeq\x9bK\x02'" "b'dp_world_sizeq\x9bK\x04'"
+foreign worlds 'mp_rank_00_model_states.pt"' "it is of a job of 4 ranks, and the optimizer's files are of 2"
 changed dcp_safetensors offsets '*.distcp' "b'DCP_SHARDING_INFO'" "b'DCP_SHARDING_none'"
 foreign offsets '"offsets/' "its metadata has no DCP_SHARDING_INFO"
 changed dcp other '.metadata' "b'\x8c\x08Metadata'" "b'\x8c\x08Metafile'"

@@ -296,10 +296,10 @@ std::string megatron_file(const Arguments& arguments) {
   using namespace pickled;
   std::vector<std::pair<std::string, std::string>> numbers;
   for (const auto& [name, value] : arguments) numbers.emplace_back(name, number(value));
-  return make_zip(torch_parts(
-      whole(dict({{"args", call(global("argparse", "Namespace"), ")") + dict(numbers) + "b"},
-                  {"model", dict({{"decoder.layers.0.w", tensor("0", "FloatStorage", 2, 0, {2}, {1})}})}})),
-      {{"0", "aaaabbbb"}}));
+  return make_zip(
+      torch_parts(whole(dict({{"args", call(global("argparse", "Namespace"), ")") + dict(numbers) + "b"},
+                              {"model", dict({{"decoder.layers.0.w", tensor("0", "FloatStorage", 2, 0, {2}, {1})}})}})),
+                  {{"0", "aaaabbbb"}}));
 }
 
 struct Written {
@@ -317,22 +317,53 @@ std::vector<Written> written_by() {
   const std::string tensor_words = "its arguments say tensor-parallel rank 1, and by the names of the folders it is 0";
   const std::string stage_words = "its arguments say pipeline stage 1, and by the names of the folders it is 0";
   return {
-      {"each rank its own", [=](int t, int p) { return job(4, {{"rank", 2 * p + t}}); }},
-      {"with copies of the data", [=](int t, int p) { return job(8, {{"rank", 4 * p + t}}); }},
+      {"each rank its own",
+       [=](int t, int p) {
+         return job(4, {{"rank", 2 * p + t}});
+       }},
+      {"with copies of the data",
+       [=](int t, int p) {
+         return job(8, {{"rank", 4 * p + t}});
+       }},
       {"with copies of the data outside",
-       [=](int t, int p) { return job(8, {{"rank", 2 * p + t}, {"use_tp_pp_dp_mapping", 1}}); }},
-      {"converted by one process", [=](int, int) { return job(4, {{"rank", 0}}); }},
+       [=](int t, int p) {
+         return job(8, {{"rank", 2 * p + t}, {"use_tp_pp_dp_mapping", 1}});
+       }},
+      {"converted by one process",
+       [=](int, int) {
+         return job(4, {{"rank", 0}});
+       }},
       {"no arguments", [](int, int) { return Arguments(); }},
-      {"ranks exchanged", [=](int t, int p) { return job(4, {{"rank", 2 * p + (1 - t)}}); }, tensor_words},
-      {"stages exchanged", [=](int t, int p) { return job(4, {{"rank", 2 * (1 - p) + t}}); }, stage_words},
-      {"stages exchanged with copies of the data", [=](int t, int p) { return job(8, {{"rank", 4 * (1 - p) + t}}); },
+      {"ranks exchanged",
+       [=](int t, int p) {
+         return job(4, {{"rank", 2 * p + (1 - t)}});
+       },
+       tensor_words},
+      {"stages exchanged",
+       [=](int t, int p) {
+         return job(4, {{"rank", 2 * (1 - p) + t}});
+       },
+       stage_words},
+      {"stages exchanged with copies of the data",
+       [=](int t, int p) {
+         return job(8, {{"rank", 4 * (1 - p) + t}});
+       },
        stage_words},
       {"ranks exchanged, by their own number",
-       [=](int t, int) { return job(4, {{"tensor_model_parallel_rank", 1 - t}}); }, tensor_words},
-      {"a file copied for another rank", [=](int, int) { return job(4, {{"tensor_model_parallel_rank", 0}}); },
+       [=](int t, int) {
+         return job(4, {{"tensor_model_parallel_rank", 1 - t}});
+       },
+       tensor_words},
+      {"a file copied for another rank",
+       [=](int, int) {
+         return job(4, {{"tensor_model_parallel_rank", 0}});
+       },
        "its arguments say tensor-parallel rank 0, and by the names of the folders it is 1"},
       {"stages exchanged, by their own number",
-       [=](int, int p) { return job(4, {{"pipeline_model_parallel_rank", 1 - p}}); }, stage_words},
+       [=](int, int p) {
+         return job(4, {{"pipeline_model_parallel_rank", 1 - p}});
+       },
+       stage_words},
       {"a file of a larger job",
        [=](int t, int p) {
          Arguments all = job(4, {{"rank", 2 * p + t}});

@@ -68,7 +68,7 @@ TEST_CASE("files with an index, and without one") {
   for (const bool has_index : {false, true}) {
     INFO(has_index);
     if (!has_index) {
-      CHECK(has(ModelDir::open(directory.path().string()).notes().front(), "there is no model.safetensors.index.json"));
+      CHECK(has(ModelDir::open(directory.path().string()).notes().front(), "model.safetensors.index.json is missing"));
     } else {
       write_text(directory / index_name, index_of({{"a", one_of_two}, {"b", two_of_two}, {"c", one_of_two}}));
       // Not of this model, as the index says.

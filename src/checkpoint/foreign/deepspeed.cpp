@@ -144,6 +144,12 @@ class ZeroCheckpoint {
     const TorchArchive archive = open_torch_file(tensors_->file(file));
     const Pickle& pickle = archive.pickle();
     with_file("reading", path, [&] {
+      const auto world = pickle.find(pickle.root(), "dp_world_size");
+      if (const auto said = world ? pickle.count(*world) : std::nullopt; said && *said != ranks())
+        refuse_foreign(fmt::format("it is of a job of {} ranks, and the optimizer's files are of {}; one of them is "
+                                   "another job's",
+                                   *said, ranks()),
+                       ErrorKind::rank_mismatch);
       add_parameters(pickle, pickle.member(pickle.root(), "param_shapes"));
       add_frozen(archive, file);
       add_shared(pickle);
