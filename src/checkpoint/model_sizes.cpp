@@ -2,7 +2,6 @@
 // Numbers that config.json omits: a config class of transformers writes a nested config without the values that are its
 // defaults, as Gemma 3 and LLaVA are published.
 
-#include <algorithm>
 #include <array>
 #include <unordered_map>
 

@@ -11,7 +11,6 @@
 //  3. check_tensors(): index and headers must agree about every tensor, and no name may be in two files.
 
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <set>
 #include <string>

@@ -41,10 +41,8 @@ using std::chrono::milliseconds;
 /// One end of the conversation between rank 0 and another process. Nothing here waits.
 class Line {
  public:
-  Line() = default;
   virtual ~Line() = default;
-  Line(const Line&) = delete;
-  Line& operator=(const Line&) = delete;
+  Line& operator=(Line&&) = delete;
 
   /// Sends a message; move() sends the rest of what the other side has not taken yet.
   virtual void send(const OutgoingPointer& message) = 0;
@@ -70,10 +68,8 @@ class Line {
 /// How lines come about.
 class Transport {
  public:
-  Transport() = default;
   virtual ~Transport() = default;
-  Transport(const Transport&) = delete;
-  Transport& operator=(const Transport&) = delete;
+  Transport& operator=(Transport&&) = delete;
 
   /// Rank 0: opens the place. Called once, before all others. Returns the token that hellos must have. Throws Error(io
   /// | argument).

@@ -19,7 +19,6 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <initializer_list>
 #include <limits>
 #include <map>
 #include <memory>
@@ -95,8 +94,7 @@ class Mail {
 
   explicit Mail(Group& group);
   ~Mail();
-  Mail(const Mail&) = delete;
-  Mail& operator=(const Mail&) = delete;
+  Mail& operator=(Mail&&) = delete;
 
   // By the thread that uses the group (Group::Hold).
 

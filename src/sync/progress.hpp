@@ -7,7 +7,6 @@
 // (Group::Hold) and lets its mail move. What fails there is the failure of that group, not of the wait.
 
 #include <chrono>
-#include <cstdint>
 
 #include "src/os/clock.hpp"
 
