@@ -16,8 +16,7 @@ class Interruption {
  public:
   Interruption();
   ~Interruption();
-  Interruption(const Interruption&) = delete;
-  Interruption& operator=(const Interruption&) = delete;
+  Interruption& operator=(Interruption&&) = delete;
 
   [[nodiscard]] std::stop_token token() const { return stop_.get_token(); }
   /// After the work has failed: ends the program by the signal that stopped it. Returns if there was none.

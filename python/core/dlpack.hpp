@@ -4,7 +4,6 @@
 // Source of the structures: dmlc/dlpack, include/dlpack/dlpack.h; of the calls: the Python array API standard.
 
 #include <array>
-#include <cstddef>
 #include <cstdint>
 #include <optional>
 

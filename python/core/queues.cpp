@@ -4,7 +4,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <utility>
 
 #include "muster/error.hpp"
 #include "muster/message_queue.hpp"

@@ -13,8 +13,7 @@ class Waiting {
  public:
   Waiting() noexcept;
   ~Waiting();
-  Waiting(const Waiting&) = delete;
-  Waiting& operator=(const Waiting&) = delete;
+  Waiting& operator=(Waiting&&) = delete;
 
  private:
   friend bool ask_for_signals() noexcept;
@@ -27,8 +26,7 @@ class InPython {
  public:
   InPython() noexcept;
   ~InPython();
-  InPython(const InPython&) = delete;
-  InPython& operator=(const InPython&) = delete;
+  InPython& operator=(InPython&&) = delete;
 
  private:
   Waiting* outer_;

@@ -21,9 +21,7 @@ namespace muster {
 /// object. Works with std::lock_guard, std::unique_lock and std::condition_variable_any.
 class ForkMutex {
  public:
-  ForkMutex() = default;
-  ForkMutex(const ForkMutex&) = delete;
-  ForkMutex& operator=(const ForkMutex&) = delete;
+  ForkMutex& operator=(ForkMutex&&) = delete;
 
   void lock() {
     if (!acquire())

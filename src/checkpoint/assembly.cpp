@@ -11,13 +11,11 @@
 #include <deque>
 #include <mutex>
 #include <optional>
-#include <thread>
 
 #include "muster/error.hpp"
 #include "src/checkpoint/agreement.hpp"
 #include "src/core/parallel.hpp"
 #include "src/merge/reduce.hpp"
-#include "src/os/directory.hpp"
 #include "src/os/file.hpp"
 #include "src/os/publish.hpp"
 #include "src/os/thread.hpp"

@@ -10,7 +10,6 @@
 
 #include "muster/error.hpp"
 #include "muster/model_dir.hpp"
-#include "muster/state.hpp"
 #include "src/base/escaped.hpp"
 #include "src/checkpoint/base_model.hpp"
 #include "src/checkpoint/model_files.hpp"

@@ -21,7 +21,6 @@
 #include <atomic>
 #include <cstring>
 #include <filesystem>
-#include <iterator>
 #include <map>
 #include <set>
 #include <tuple>

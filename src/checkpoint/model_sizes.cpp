@@ -2,7 +2,6 @@
 // Determines numbers that config.json omits. Config classes of transformers write a nested config without the values
 // that equal their defaults; the published configs of Gemma 3 and LLaVA are examples.
 
-#include <algorithm>
 #include <array>
 #include <unordered_map>
 

@@ -12,7 +12,6 @@
 //     same name.
 
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <set>
 #include <string>

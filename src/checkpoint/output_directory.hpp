@@ -18,7 +18,6 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -45,8 +44,7 @@ class OutputDirectory {
   /// that was left behind; the first one that it wants is gone on with.
   explicit OutputDirectory(const std::string& path, OutputChoice choice = {},
                            const std::function<bool(const std::string& partial)>& is_useful = {});
-  OutputDirectory(const OutputDirectory&) = delete;
-  OutputDirectory& operator=(const OutputDirectory&) = delete;
+  OutputDirectory& operator=(OutputDirectory&&) = delete;
   ~OutputDirectory();
 
   /// Where to write until commit().

@@ -4,8 +4,6 @@
 #include <algorithm>
 #include <array>
 
-#include "muster/state.hpp"
-
 namespace muster {
 namespace {
 

@@ -2,7 +2,6 @@
 #pragma once
 // A plan for a model that no built-in plan is for, as far as names and shapes tell.
 
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>

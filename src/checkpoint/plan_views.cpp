@@ -8,7 +8,6 @@
 #include <array>
 #include <map>
 #include <numeric>
-#include <set>
 #include <utility>
 
 #include "muster/error.hpp"

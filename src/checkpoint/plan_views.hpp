@@ -4,8 +4,6 @@
 // what rules are for. Backwards they come after the cut. Nothing here touches elements.
 
 #include <cstddef>
-#include <cstdint>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>

@@ -7,7 +7,6 @@
 #include <bit>
 #include <chrono>
 #include <filesystem>
-#include <optional>
 #include <system_error>
 #include <tuple>
 #include <utility>

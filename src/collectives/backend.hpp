@@ -70,10 +70,8 @@ using Room = std::span<std::byte>;
 
 class Backend {
  public:
-  Backend() = default;
   virtual ~Backend() = default;
-  Backend(const Backend&) = delete;
-  Backend& operator=(const Backend&) = delete;
+  Backend& operator=(Backend&&) = delete;
   [[nodiscard]] virtual std::string_view name() const noexcept = 0;
 
   /// Each rank's `in`, of the same size, reduced, on ranks that want it. `out` may be `in`.

@@ -31,8 +31,7 @@ class Engine {
     ~DeviceEnd() {
       if (engine_.devices_ && engine_.group_->failure()) engine_.devices_->abort();
     }
-    DeviceEnd(const DeviceEnd&) = delete;
-    DeviceEnd& operator=(const DeviceEnd&) = delete;
+    DeviceEnd& operator=(DeviceEnd&&) = delete;
 
    private:
     const Engine& engine_;

@@ -16,7 +16,6 @@
 #include <algorithm>
 #include <chrono>
 #include <memory>
-#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>

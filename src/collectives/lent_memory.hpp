@@ -102,8 +102,7 @@ class SharedBlocks {
   /// Error(no_space) on all ranks.
   SharedBlocks(sync::Group& group, std::uint64_t bytes, const WaitOptions& options);
   ~SharedBlocks();
-  SharedBlocks(const SharedBlocks&) = delete;
-  SharedBlocks& operator=(const SharedBlocks&) = delete;
+  SharedBlocks& operator=(SharedBlocks&&) = delete;
 
   /// Null if that rank gives none.
   [[nodiscard]] std::byte* of(std::size_t rank) const noexcept { return blocks_[rank]; }

@@ -21,7 +21,6 @@
 #include <mutex>
 #include <new>
 #include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 

@@ -73,8 +73,7 @@ class SharedBackend final : public Backend {
         placed_(cards_.size()) {
     late_.reserve(ranks());
   }
-  SharedBackend(const SharedBackend&) = delete;
-  SharedBackend& operator=(const SharedBackend&) = delete;
+  SharedBackend& operator=(SharedBackend&&) = delete;
   ~SharedBackend() override { result_.withdraw(); }
 
   [[nodiscard]] std::string_view name() const noexcept override { return "shared memory"; }

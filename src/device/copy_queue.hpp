@@ -56,8 +56,7 @@ class Stream {
  public:
   explicit Stream(int device);
   ~Stream();
-  Stream(const Stream&) = delete;
-  Stream& operator=(const Stream&) = delete;
+  Stream& operator=(Stream&&) = delete;
   [[nodiscard]] StreamHandle handle() const noexcept { return handle_; }
   [[nodiscard]] int device() const noexcept { return device_; }
   /// What is put into it from now on begins when `event` has passed; the CPU does not wait.
@@ -128,8 +127,7 @@ class CopyQueue {
   explicit CopyQueue(int device) : stream_(device), kept_(std::make_unique<Kept>()) {}
   /// What is still under way keeps its memory and its stream until the process ends.
   ~CopyQueue();
-  CopyQueue(const CopyQueue&) = delete;
-  CopyQueue& operator=(const CopyQueue&) = delete;
+  CopyQueue& operator=(CopyQueue&&) = delete;
 
   [[nodiscard]] int device() const noexcept { return stream_.device(); }
   [[nodiscard]] StreamHandle stream() const noexcept { return stream_.handle(); }

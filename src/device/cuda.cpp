@@ -10,7 +10,6 @@
 #include "muster/error.hpp"
 #include "muster/sync_group.hpp"
 #include "src/device/copy_queue.hpp"
-#include "src/device/device_report.hpp"
 #include "src/device/nccl.hpp"
 #include "src/device/staging.hpp"
 

@@ -17,18 +17,13 @@ using namespace cuda;
 namespace {
 
 const GraphFunctions& graphs() {
-  static const auto found = [] {
-    (void)driver();
-    std::pair<GraphFunctions, Missing> loaded;
-    loaded.second =
-        find_functions("libcuda.so.1", [&](const auto& use) { for_each_graph_function(loaded.first, use); });
-    return loaded;
-  }();
-  if (!found.second.function.empty())
+  static GraphFunctions functions;
+  static const Missing missing = ((void)driver(), find_functions("libcuda.so.1", functions));
+  if (!missing.function.empty())
     throw Error(
         ErrorKind::unsupported,
-        fmt::format("the CUDA driver has no function {}: graphs need 11.4 or later, update it", found.second.function));
-  return found.first;
+        fmt::format("the CUDA driver has no function {}: graphs need 11.4 or later, update it", missing.function));
+  return functions;
 }
 
 }  // namespace
@@ -67,8 +62,7 @@ struct CudaGraphCapture::State {
       if (const GraphHandle graph = close().second) graphs().destroy(graph);
     });
   }
-  State(const State&) = delete;
-  State& operator=(const State&) = delete;
+  State& operator=(State&&) = delete;
 
   std::pair<Status, GraphHandle> close() {
     is_open = false;

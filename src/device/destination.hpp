@@ -18,7 +18,6 @@
 
 #include <cstring>
 #include <functional>
-#include <memory>
 #include <optional>
 #include <span>
 #include <vector>

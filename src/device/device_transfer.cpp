@@ -46,8 +46,7 @@ class DeviceTransfer final : public gather::Transfer {
  public:
   explicit DeviceTransfer(const Call& call);
   ~DeviceTransfer() override;
-  DeviceTransfer(const DeviceTransfer&) = delete;
-  DeviceTransfer& operator=(const DeviceTransfer&) = delete;
+  DeviceTransfer& operator=(DeviceTransfer&&) = delete;
 
   void offer(Record& record) override;
   void move(std::span<const Record> records, ExchangeReport& report) override;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/device/driver.hpp"
 
+#include <dlfcn.h>
 #include <fmt/core.h>
 #define XXH_INLINE_ALL
 #include <xxhash.h>
@@ -32,8 +33,7 @@ Status start(const DriverFunctions& functions, int& devices) {
 
 /// Fills `loaded`; returns why it cannot be used.
 std::string load(Loaded& loaded) {
-  const Missing missing =
-      find_functions("libcuda.so.1", [&](const auto& use) { for_each_function(loaded.functions, use); });
+  const Missing missing = find_functions("libcuda.so.1", loaded.functions);
   if (!missing.library.empty())
     return fmt::format(
         "there is no CUDA driver here ({}): install NVIDIA's, or run where one is; in a container, start it "
@@ -66,6 +66,19 @@ int device_handle(int device) {
 }
 
 }  // namespace
+
+Missing find_functions(const char* library_name, FunctionTable& table) {
+  Missing missing;
+  void* library = ::dlopen(library_name, RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    const char* words = ::dlerror();
+    missing.library = words == nullptr ? library_name : words;
+    return missing;
+  }
+  for (FunctionTable::Entry* entry = table.last; entry != nullptr; entry = entry->next)
+    if ((entry->address = ::dlsym(library, entry->name)) == nullptr) missing.function = entry->name;
+  return missing;
+}
 
 const DriverFunctions* find_driver(std::string* reason) noexcept {
   // There at exit, too: neither has anything to destroy.

@@ -4,14 +4,11 @@
 // its own). The devices that it sees, their primary contexts (which are those of the CUDA runtime), and what is known
 // of an address on them. Everything here is thread-safe.
 
-#include <dlfcn.h>
-
 #include <cstdint>
 #include <exception>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <type_traits>
 
 #include "muster/tensor.hpp"
 #include "src/device/driver_api.hpp"
@@ -24,28 +21,13 @@ const DriverFunctions& driver();
 /// The same without an exception: null, and why in `reason`.
 const DriverFunctions* find_driver(std::string* reason = nullptr) noexcept;
 
-/// Loads a library for good and finds its functions: for_each(use) calls use(name, function) for each. What is missing:
-/// the library, in the loader's words, or the first function that it has not.
+/// Loads a library for good and finds the functions of a table. What is missing: the library, in the loader's words, or
+/// the first function that it has not.
 struct Missing {
   std::string library;
   std::string function;
 };
-template <class ForEach>
-Missing find_functions(const char* library_name, const ForEach& for_each) {
-  Missing missing;
-  void* library = ::dlopen(library_name, RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
-    const char* words = ::dlerror();
-    missing.library = words == nullptr ? library_name : words;
-    return missing;
-  }
-  for_each([&](const char* name, auto& function) {
-    void* symbol = ::dlsym(library, name);
-    if (symbol == nullptr && missing.function.empty()) missing.function = name;
-    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(symbol);
-  });
-  return missing;
-}
+Missing find_functions(const char* library_name, FunctionTable& table);
 
 /// Throws where `status` is not success: Error(no_space) for memory, else Error(io), with `attempted` ("copying from
 /// cuda:0 to page-locked memory") and the driver's own name and words.
@@ -75,8 +57,7 @@ class BesideCaptures {
  public:
   BesideCaptures() noexcept;
   ~BesideCaptures();
-  BesideCaptures(const BesideCaptures&) = delete;
-  BesideCaptures& operator=(const BesideCaptures&) = delete;
+  BesideCaptures& operator=(BesideCaptures&&) = delete;
 
  private:
   int mode_;
@@ -89,8 +70,7 @@ class Current {
   /// The device of a context, be it its primary one or not.
   explicit Current(Context context);
   ~Current();
-  Current(const Current&) = delete;
-  Current& operator=(const Current&) = delete;
+  Current& operator=(Current&&) = delete;
 
  private:
   BesideCaptures beside_;

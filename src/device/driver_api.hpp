@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 struct CUctx_st;
 struct CUevent_st;
@@ -26,14 +27,11 @@ enum class Status : int {
   invalid_value = 1,
   out_of_memory = 2,
   not_initialized = 3,
-  deinitialized = 4,
   no_device = 100,
   invalid_device = 101,
   invalid_context = 201,
   already_mapped = 208,
-  peer_access_unsupported = 217,
   not_ready = 600,
-  context_is_destroyed = 709,
   already_registered = 712,
   not_registered = 713,
   stream_capture_unsupported = 900,
@@ -94,98 +92,73 @@ struct Copy2d {
   std::size_t height;
 };
 
-/// The driver's functions, by their names without "cu".
-struct DriverFunctions {
-  Status (*init)(unsigned) = nullptr;
-  Status (*driver_version)(int*) = nullptr;
-  Status (*error_name)(Status, const char**) = nullptr;
-  Status (*error_string)(Status, const char**) = nullptr;
-  Status (*device_count)(int*) = nullptr;
-  Status (*device_get)(int*, int) = nullptr;
-  Status (*device_name)(char*, int, int) = nullptr;
-  Status (*device_uuid)(Uuid*, int) = nullptr;
-  Status (*device_total_memory)(std::size_t*, int) = nullptr;
-  Status (*device_attribute)(int*, int, int) = nullptr;
-  Status (*primary_context)(Context*, int) = nullptr;
-  Status (*push_context)(Context) = nullptr;
-  Status (*pop_context)(Context*) = nullptr;
-  Status (*current_context)(Context*) = nullptr;
-  Status (*current_device)(int*) = nullptr;
-  Status (*pointer_attribute)(void*, int, DevicePointer) = nullptr;
-  Status (*address_range)(DevicePointer*, std::size_t*, DevicePointer) = nullptr;
-  Status (*memory_info)(std::size_t*, std::size_t*) = nullptr;
-  Status (*allocate)(DevicePointer*, std::size_t) = nullptr;
-  Status (*free)(DevicePointer) = nullptr;
-  Status (*host_allocate)(void**, std::size_t, unsigned) = nullptr;
-  Status (*host_free)(void*) = nullptr;
-  Status (*host_register)(void*, std::size_t, unsigned) = nullptr;
-  Status (*host_unregister)(void*) = nullptr;
-  Status (*copy_to_host)(void*, DevicePointer, std::size_t, StreamHandle) = nullptr;
-  Status (*copy_to_device)(DevicePointer, const void*, std::size_t, StreamHandle) = nullptr;
-  Status (*copy_on_device)(DevicePointer, DevicePointer, std::size_t, StreamHandle) = nullptr;
-  Status (*copy_2d)(const Copy2d*, StreamHandle) = nullptr;
-  Status (*stream_create)(StreamHandle*, unsigned) = nullptr;
-  Status (*stream_destroy)(StreamHandle) = nullptr;
-  Status (*stream_context)(StreamHandle, Context*) = nullptr;
-  Status (*stream_query)(StreamHandle) = nullptr;
-  Status (*stream_wait_event)(StreamHandle, EventHandle, unsigned) = nullptr;
-  Status (*stream_is_capturing)(StreamHandle, int*) = nullptr;
-  Status (*exchange_capture_mode)(int*) = nullptr;
-  Status (*event_create)(EventHandle*, unsigned) = nullptr;
-  Status (*event_destroy)(EventHandle) = nullptr;
-  Status (*event_record)(EventHandle, StreamHandle) = nullptr;
-  Status (*event_query)(EventHandle) = nullptr;
-  Status (*ipc_export)(IpcHandle*, DevicePointer) = nullptr;
-  Status (*ipc_open)(DevicePointer*, IpcHandle, unsigned) = nullptr;
-  Status (*ipc_close)(DevicePointer) = nullptr;
+/// Functions of a library that is loaded when it is wanted. There at exit, too: it has nothing to destroy.
+struct FunctionTable {
+  struct Entry {
+    Entry(FunctionTable& table, const char* exported) noexcept
+        : name(exported), next(std::exchange(table.last, this)) {}
+    Entry& operator=(Entry&&) = delete;
+    const char* name;  // as the library exports it
+    Entry* next;
+    void* address = nullptr;
+  };
+  Entry* last = nullptr;
+};
+template <class Signature>
+struct Function;
+template <class Result, class... Arguments>
+struct Function<Result(Arguments...)> : FunctionTable::Entry {
+  using Pointer = Result (*)(Arguments...);
+  using Entry::Entry;
+  Result operator()(Arguments... arguments) const { return reinterpret_cast<Pointer>(address)(arguments...); }
 };
 
-/// Calls `use(name, member)` for every function, with the name that the driver exports it under.
-template <class Functions, class Use>
-void for_each_function(Functions& f, const Use& use) {
-  use("cuInit", f.init);
-  use("cuDriverGetVersion", f.driver_version);
-  use("cuGetErrorName", f.error_name);
-  use("cuGetErrorString", f.error_string);
-  use("cuDeviceGetCount", f.device_count);
-  use("cuDeviceGet", f.device_get);
-  use("cuDeviceGetName", f.device_name);
-  use("cuDeviceGetUuid", f.device_uuid);
-  use("cuDeviceTotalMem_v2", f.device_total_memory);
-  use("cuDeviceGetAttribute", f.device_attribute);
-  use("cuDevicePrimaryCtxRetain", f.primary_context);
-  use("cuCtxPushCurrent_v2", f.push_context);
-  use("cuCtxPopCurrent_v2", f.pop_context);
-  use("cuCtxGetCurrent", f.current_context);
-  use("cuCtxGetDevice", f.current_device);
-  use("cuPointerGetAttribute", f.pointer_attribute);
-  use("cuMemGetAddressRange_v2", f.address_range);
-  use("cuMemGetInfo_v2", f.memory_info);
-  use("cuMemAlloc_v2", f.allocate);
-  use("cuMemFree_v2", f.free);
-  use("cuMemHostAlloc", f.host_allocate);
-  use("cuMemFreeHost", f.host_free);
-  use("cuMemHostRegister_v2", f.host_register);
-  use("cuMemHostUnregister", f.host_unregister);
-  use("cuMemcpyDtoHAsync_v2", f.copy_to_host);
-  use("cuMemcpyHtoDAsync_v2", f.copy_to_device);
-  use("cuMemcpyDtoDAsync_v2", f.copy_on_device);
-  use("cuMemcpy2DAsync_v2", f.copy_2d);
-  use("cuStreamCreate", f.stream_create);
-  use("cuStreamDestroy_v2", f.stream_destroy);
-  use("cuStreamGetCtx", f.stream_context);
-  use("cuStreamQuery", f.stream_query);
-  use("cuStreamWaitEvent", f.stream_wait_event);
-  use("cuStreamIsCapturing", f.stream_is_capturing);
-  use("cuThreadExchangeStreamCaptureMode", f.exchange_capture_mode);
-  use("cuEventCreate", f.event_create);
-  use("cuEventDestroy_v2", f.event_destroy);
-  use("cuEventRecord", f.event_record);
-  use("cuEventQuery", f.event_query);
-  use("cuIpcGetMemHandle", f.ipc_export);
-  use("cuIpcOpenMemHandle_v2", f.ipc_open);
-  use("cuIpcCloseMemHandle", f.ipc_close);
-}
+/// The driver's functions, by their names without "cu".
+struct DriverFunctions : FunctionTable {
+  Function<Status(unsigned)> init{*this, "cuInit"};
+  Function<Status(int*)> driver_version{*this, "cuDriverGetVersion"};
+  Function<Status(Status, const char**)> error_name{*this, "cuGetErrorName"};
+  Function<Status(Status, const char**)> error_string{*this, "cuGetErrorString"};
+  Function<Status(int*)> device_count{*this, "cuDeviceGetCount"};
+  Function<Status(int*, int)> device_get{*this, "cuDeviceGet"};
+  Function<Status(char*, int, int)> device_name{*this, "cuDeviceGetName"};
+  Function<Status(Uuid*, int)> device_uuid{*this, "cuDeviceGetUuid"};
+  Function<Status(std::size_t*, int)> device_total_memory{*this, "cuDeviceTotalMem_v2"};
+  Function<Status(int*, int, int)> device_attribute{*this, "cuDeviceGetAttribute"};
+  Function<Status(Context*, int)> primary_context{*this, "cuDevicePrimaryCtxRetain"};
+  Function<Status(Context)> push_context{*this, "cuCtxPushCurrent_v2"};
+  Function<Status(Context*)> pop_context{*this, "cuCtxPopCurrent_v2"};
+  Function<Status(Context*)> current_context{*this, "cuCtxGetCurrent"};
+  Function<Status(int*)> current_device{*this, "cuCtxGetDevice"};
+  Function<Status(void*, int, DevicePointer)> pointer_attribute{*this, "cuPointerGetAttribute"};
+  Function<Status(DevicePointer*, std::size_t*, DevicePointer)> address_range{*this, "cuMemGetAddressRange_v2"};
+  Function<Status(std::size_t*, std::size_t*)> memory_info{*this, "cuMemGetInfo_v2"};
+  Function<Status(DevicePointer*, std::size_t)> allocate{*this, "cuMemAlloc_v2"};
+  Function<Status(DevicePointer)> free{*this, "cuMemFree_v2"};
+  Function<Status(void**, std::size_t, unsigned)> host_allocate{*this, "cuMemHostAlloc"};
+  Function<Status(void*)> host_free{*this, "cuMemFreeHost"};
+  Function<Status(void*, std::size_t, unsigned)> host_register{*this, "cuMemHostRegister_v2"};
+  Function<Status(void*)> host_unregister{*this, "cuMemHostUnregister"};
+  Function<Status(void*, DevicePointer, std::size_t, StreamHandle)> copy_to_host{*this, "cuMemcpyDtoHAsync_v2"};
+  Function<Status(DevicePointer, const void*, std::size_t, StreamHandle)> copy_to_device{*this, "cuMemcpyHtoDAsync_v2"};
+  Function<Status(DevicePointer, DevicePointer, std::size_t, StreamHandle)> copy_on_device{*this,
+                                                                                           "cuMemcpyDtoDAsync_v2"};
+  Function<Status(const Copy2d*, StreamHandle)> copy_2d{*this, "cuMemcpy2DAsync_v2"};
+  Function<Status(StreamHandle*, unsigned)> stream_create{*this, "cuStreamCreate"};
+  Function<Status(StreamHandle)> stream_destroy{*this, "cuStreamDestroy_v2"};
+  Function<Status(StreamHandle, Context*)> stream_context{*this, "cuStreamGetCtx"};
+  Function<Status(StreamHandle)> stream_query{*this, "cuStreamQuery"};
+  Function<Status(StreamHandle, EventHandle, unsigned)> stream_wait_event{*this, "cuStreamWaitEvent"};
+  Function<Status(StreamHandle, int*)> stream_is_capturing{*this, "cuStreamIsCapturing"};
+  Function<Status(int*)> exchange_capture_mode{*this, "cuThreadExchangeStreamCaptureMode"};
+  Function<Status(EventHandle*, unsigned)> event_create{*this, "cuEventCreate"};
+  Function<Status(EventHandle)> event_destroy{*this, "cuEventDestroy_v2"};
+  Function<Status(EventHandle, StreamHandle)> event_record{*this, "cuEventRecord"};
+  Function<Status(EventHandle)> event_query{*this, "cuEventQuery"};
+  Function<Status(IpcHandle*, DevicePointer)> ipc_export{*this, "cuIpcGetMemHandle"};
+  Function<Status(DevicePointer*, IpcHandle, unsigned)> ipc_open{*this, "cuIpcOpenMemHandle_v2"};
+  Function<Status(DevicePointer)> ipc_close{*this, "cuIpcCloseMemHandle"};
+};
 
 // For graphs: a driver that is too old for them does everything else.
 
@@ -195,23 +168,13 @@ using GraphExecHandle = ::CUgraphExec_st*;
 /// CUstreamCaptureMode: what other threads do is no harm. NCCL has threads of its own.
 inline constexpr int capture_mode_thread_local = 1;
 
-struct GraphFunctions {
-  Status (*begin_capture)(StreamHandle, int) = nullptr;
-  Status (*end_capture)(StreamHandle, GraphHandle*) = nullptr;
-  Status (*instantiate)(GraphExecHandle*, GraphHandle, unsigned long long) = nullptr;
-  Status (*launch)(GraphExecHandle, StreamHandle) = nullptr;
-  Status (*destroy)(GraphHandle) = nullptr;
-  Status (*destroy_exec)(GraphExecHandle) = nullptr;
+struct GraphFunctions : FunctionTable {
+  Function<Status(StreamHandle, int)> begin_capture{*this, "cuStreamBeginCapture_v2"};
+  Function<Status(StreamHandle, GraphHandle*)> end_capture{*this, "cuStreamEndCapture"};
+  Function<Status(GraphExecHandle*, GraphHandle, unsigned long long)> instantiate{*this, "cuGraphInstantiateWithFlags"};
+  Function<Status(GraphExecHandle, StreamHandle)> launch{*this, "cuGraphLaunch"};
+  Function<Status(GraphHandle)> destroy{*this, "cuGraphDestroy"};
+  Function<Status(GraphExecHandle)> destroy_exec{*this, "cuGraphExecDestroy"};
 };
-
-template <class Functions, class Use>
-void for_each_graph_function(Functions& f, const Use& use) {
-  use("cuStreamBeginCapture_v2", f.begin_capture);
-  use("cuStreamEndCapture", f.end_capture);
-  use("cuGraphInstantiateWithFlags", f.instantiate);
-  use("cuGraphLaunch", f.launch);
-  use("cuGraphDestroy", f.destroy);
-  use("cuGraphExecDestroy", f.destroy_exec);
-}
 
 }  // namespace muster::cuda

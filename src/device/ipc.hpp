@@ -46,10 +46,8 @@ class Exports {
 /// copying a small layer; closed when their owner says that they are gone, when they are too many, and at the end.
 class OpenedMemory {
  public:
-  OpenedMemory() = default;
   ~OpenedMemory() { close_all(); }
-  OpenedMemory(const OpenedMemory&) = delete;
-  OpenedMemory& operator=(const OpenedMemory&) = delete;
+  OpenedMemory& operator=(OpenedMemory&&) = delete;
 
   /// Opens it for `device`, or returns what is open already. Throws Error(io), in the driver's words, where these two
   /// devices cannot reach each other, or the sender's is hidden from this process. `in_use`: what was opened of this

@@ -7,8 +7,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
-#include <string>
 #include <vector>
 
 #include "src/base/fork_mutex.hpp"
@@ -31,8 +29,7 @@ class MemoryPool : public std::enable_shared_from_this<MemoryPool> {
   };
   explicit MemoryPool(Source source) : source_(std::move(source)) {}
   ~MemoryPool();
-  MemoryPool(const MemoryPool&) = delete;
-  MemoryPool& operator=(const MemoryPool&) = delete;
+  MemoryPool& operator=(MemoryPool&&) = delete;
 
   struct Buffer {
     std::shared_ptr<std::byte> data;  ///< 256-byte aligned, not initialised

@@ -40,8 +40,7 @@ const NcclFunctions* find_nccl(std::string* reason) noexcept {
   try {
     const std::lock_guard lock(mutex);
     if (is_loaded) return &functions;
-    const Missing missing =
-        find_functions("libnccl.so.2", [&](const auto& use) { for_each_nccl_function(functions, use); });
+    const Missing missing = find_functions("libnccl.so.2", functions);
     is_loaded = missing.library.empty() && missing.function.empty();
     if (is_loaded) return &functions;
     if (reason != nullptr)

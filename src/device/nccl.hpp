@@ -13,7 +13,6 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "muster/sync_group.hpp"
@@ -63,46 +62,30 @@ struct NcclConfig {
 };
 
 /// By NCCL's names without "nccl".
-struct NcclFunctions {
-  NcclStatus (*version)(int*) = nullptr;
-  const char* (*error_string)(NcclStatus) = nullptr;
-  NcclStatus (*unique_id)(NcclId*) = nullptr;
-  NcclStatus (*init)(NcclHandle*, int, NcclId, int, NcclConfig*) = nullptr;
-  NcclStatus (*abort)(NcclHandle) = nullptr;
-  NcclStatus (*finalize)(NcclHandle) = nullptr;
-  NcclStatus (*destroy)(NcclHandle) = nullptr;
-  NcclStatus (*async_error)(NcclHandle, NcclStatus*) = nullptr;
-  NcclStatus (*group_start)() = nullptr;
-  NcclStatus (*group_end)() = nullptr;
-  NcclStatus (*send)(const void*, std::size_t, NcclType, int, NcclHandle, StreamHandle) = nullptr;
-  NcclStatus (*receive)(void*, std::size_t, NcclType, int, NcclHandle, StreamHandle) = nullptr;
-  NcclStatus (*all_reduce)(const void*, void*, std::size_t, NcclType, NcclOp, NcclHandle, StreamHandle) = nullptr;
-  NcclStatus (*reduce)(const void*, void*, std::size_t, NcclType, NcclOp, int, NcclHandle, StreamHandle) = nullptr;
-  NcclStatus (*broadcast)(const void*, void*, std::size_t, NcclType, int, NcclHandle, StreamHandle) = nullptr;
-  NcclStatus (*all_gather)(const void*, void*, std::size_t, NcclType, NcclHandle, StreamHandle) = nullptr;
-  NcclStatus (*reduce_scatter)(const void*, void*, std::size_t, NcclType, NcclOp, NcclHandle, StreamHandle) = nullptr;
+struct NcclFunctions : FunctionTable {
+  Function<NcclStatus(int*)> version{*this, "ncclGetVersion"};
+  Function<const char*(NcclStatus)> error_string{*this, "ncclGetErrorString"};
+  Function<NcclStatus(NcclId*)> unique_id{*this, "ncclGetUniqueId"};
+  Function<NcclStatus(NcclHandle*, int, NcclId, int, NcclConfig*)> init{*this, "ncclCommInitRankConfig"};
+  Function<NcclStatus(NcclHandle)> abort{*this, "ncclCommAbort"};
+  Function<NcclStatus(NcclHandle)> finalize{*this, "ncclCommFinalize"};
+  Function<NcclStatus(NcclHandle)> destroy{*this, "ncclCommDestroy"};
+  Function<NcclStatus(NcclHandle, NcclStatus*)> async_error{*this, "ncclCommGetAsyncError"};
+  Function<NcclStatus()> group_start{*this, "ncclGroupStart"};
+  Function<NcclStatus()> group_end{*this, "ncclGroupEnd"};
+  Function<NcclStatus(const void*, std::size_t, NcclType, int, NcclHandle, StreamHandle)> send{*this, "ncclSend"};
+  Function<NcclStatus(void*, std::size_t, NcclType, int, NcclHandle, StreamHandle)> receive{*this, "ncclRecv"};
+  Function<NcclStatus(const void*, void*, std::size_t, NcclType, NcclOp, NcclHandle, StreamHandle)> all_reduce{
+      *this, "ncclAllReduce"};
+  Function<NcclStatus(const void*, void*, std::size_t, NcclType, NcclOp, int, NcclHandle, StreamHandle)> reduce{
+      *this, "ncclReduce"};
+  Function<NcclStatus(const void*, void*, std::size_t, NcclType, int, NcclHandle, StreamHandle)> broadcast{
+      *this, "ncclBroadcast"};
+  Function<NcclStatus(const void*, void*, std::size_t, NcclType, NcclHandle, StreamHandle)> all_gather{*this,
+                                                                                                       "ncclAllGather"};
+  Function<NcclStatus(const void*, void*, std::size_t, NcclType, NcclOp, NcclHandle, StreamHandle)> reduce_scatter{
+      *this, "ncclReduceScatter"};
 };
-
-template <class Functions, class Use>
-void for_each_nccl_function(Functions& f, const Use& use) {
-  use("ncclGetVersion", f.version);
-  use("ncclGetErrorString", f.error_string);
-  use("ncclGetUniqueId", f.unique_id);
-  use("ncclCommInitRankConfig", f.init);
-  use("ncclCommAbort", f.abort);
-  use("ncclCommFinalize", f.finalize);
-  use("ncclCommDestroy", f.destroy);
-  use("ncclCommGetAsyncError", f.async_error);
-  use("ncclGroupStart", f.group_start);
-  use("ncclGroupEnd", f.group_end);
-  use("ncclSend", f.send);
-  use("ncclRecv", f.receive);
-  use("ncclAllReduce", f.all_reduce);
-  use("ncclReduce", f.reduce);
-  use("ncclBroadcast", f.broadcast);
-  use("ncclAllGather", f.all_gather);
-  use("ncclReduceScatter", f.reduce_scatter);
-}
 
 /// Null, and why in `reason`, where NCCL is not there or is older than 2.14. Thread-safe; loaded once.
 const NcclFunctions* find_nccl(std::string* reason = nullptr) noexcept;
@@ -118,8 +101,7 @@ class Communicator {
   /// Begins to meet the others; the device must be current. Throws Error(io).
   Communicator(int size, int rank, const NcclId& id);
   ~Communicator();
-  Communicator(const Communicator&) = delete;
-  Communicator& operator=(const Communicator&) = delete;
+  Communicator& operator=(Communicator&&) = delete;
 
   /// Whether what was begun (the meeting, a batch) has come into the stream. Throws Error(io) where it has failed.
   [[nodiscard]] bool is_ready() const;

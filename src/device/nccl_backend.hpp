@@ -46,8 +46,7 @@ class NcclCalls {
   NcclCalls(sync::Group& group, collectives::Backend& round) : group_(group), round_(round) {}
   /// Waits for what calls have put into streams, and for the others to end their calls, with deadlines.
   ~NcclCalls();
-  NcclCalls(const NcclCalls&) = delete;
-  NcclCalls& operator=(const NcclCalls&) = delete;
+  NcclCalls& operator=(NcclCalls&&) = delete;
 
   /// 1. As DeviceBackend::begin().
   collectives::Place begin(std::span<const Device> devices);

@@ -32,8 +32,7 @@ class PageLock {
   ~PageLock() {
     on_device_if_there(device_, [&](const DriverFunctions& functions) { functions.host_unregister(memory_); });
   }
-  PageLock(const PageLock&) = delete;
-  PageLock& operator=(const PageLock&) = delete;
+  PageLock& operator=(PageLock&&) = delete;
   [[nodiscard]] std::size_t bytes() const noexcept { return bytes_; }
 
  private:

@@ -18,7 +18,6 @@
 // that is out of memory where it can tell nobody else: between those steps.
 
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <vector>
 

@@ -4,7 +4,6 @@
 // same as a table. All ranks of the group evaluate it after round 1 and come to the same end; before round 1 a rank
 // evaluates it for itself alone, and prepares what it most likely needs.
 
-#include <array>
 #include <cstdint>
 #include <span>
 #include <string>

@@ -21,7 +21,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <utility>
@@ -83,8 +82,7 @@ class ShmSending final : public Transfer {
  public:
   explicit ShmSending(const Call& call) : call_(call), state_(shm_state_of(*call.group)) {}
   ~ShmSending() override;
-  ShmSending(const ShmSending&) = delete;
-  ShmSending& operator=(const ShmSending&) = delete;
+  ShmSending& operator=(ShmSending&&) = delete;
   void offer(Record& record) override;
   void move(std::span<const Record> records, ExchangeReport& report) override;
   void commit() noexcept override;

@@ -55,8 +55,7 @@ class Unattended {
   ~Unattended() {
     if (part_receiver_ != nullptr) part_receiver_->set_unattended(false);
   }
-  Unattended(const Unattended&) = delete;
-  Unattended& operator=(const Unattended&) = delete;
+  Unattended& operator=(Unattended&&) = delete;
 
  private:
   PartReceiver* part_receiver_;

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <thread>
 
 #include "muster/state_file.hpp"
 #include "src/base/escaped.hpp"

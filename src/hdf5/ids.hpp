@@ -89,8 +89,7 @@ class QuietErrors {
     H5Eget_auto2(H5E_DEFAULT, &print_, &data_);
     H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
   }
-  QuietErrors(const QuietErrors&) = delete;
-  QuietErrors& operator=(const QuietErrors&) = delete;
+  QuietErrors& operator=(QuietErrors&&) = delete;
   ~QuietErrors() { H5Eset_auto2(H5E_DEFAULT, print_, data_); }
 
  private:

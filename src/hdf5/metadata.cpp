@@ -39,8 +39,7 @@ class RegisteredZstd {
     }
     is_ours_ = true;
   }
-  RegisteredZstd(const RegisteredZstd&) = delete;
-  RegisteredZstd& operator=(const RegisteredZstd&) = delete;
+  RegisteredZstd& operator=(RegisteredZstd&&) = delete;
   ~RegisteredZstd() {
     if (is_ours_) H5Zunregister(zstd_filter);
     H5PLset_loading_state(plugins_);

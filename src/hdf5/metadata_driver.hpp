@@ -168,8 +168,7 @@ class RegisteredDriver {
     std::copy(std::begin(free_lists), std::end(free_lists), std::begin(driver.fl_map));
     id_ = checked(H5FDregister(&driver), "H5FDregister");
   }
-  RegisteredDriver(const RegisteredDriver&) = delete;
-  RegisteredDriver& operator=(const RegisteredDriver&) = delete;
+  RegisteredDriver& operator=(RegisteredDriver&&) = delete;
   ~RegisteredDriver() {
     H5FDunregister(id_);
   }

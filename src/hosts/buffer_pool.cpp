@@ -24,8 +24,7 @@ struct BufferPool::Lent {
   std::weak_ptr<BufferPool> pool;
 
   explicit Lent(std::weak_ptr<BufferPool> from) noexcept : pool(std::move(from)) {}
-  Lent(const Lent&) = delete;
-  Lent& operator=(const Lent&) = delete;
+  Lent& operator=(Lent&&) = delete;
   ~Lent() {
     if (const auto owner = pool.lock()) owner->give_back(std::move(memory), epoch);
   }

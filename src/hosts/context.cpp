@@ -6,8 +6,6 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <array>
-#include <iterator>
 #include <thread>
 
 #include "muster/log.hpp"

@@ -17,7 +17,6 @@
 // Until then all of this goes on by the way, whenever some group is used: nobody waits for it. Only the end of the
 // transport waits, with a deadline: it ends all groups that still are, and waits until all ranks' have (end_all).
 
-#include <array>
 #include <atomic>
 #include <functional>
 #include <map>
@@ -129,8 +128,7 @@ class Context : public std::enable_shared_from_this<Context> {
    public:
     explicit UnderWay(Context& context) noexcept : context_(context) { context_.under_way_.fetch_add(1); }
     ~UnderWay() { context_.under_way_.fetch_sub(1); }
-    UnderWay(const UnderWay&) = delete;
-    UnderWay& operator=(const UnderWay&) = delete;
+    UnderWay& operator=(UnderWay&&) = delete;
 
    private:
     Context& context_;

@@ -10,7 +10,6 @@
 #include "src/base/fork_mutex.hpp"
 #include "src/hosts/context.hpp"
 #include "src/os/clock.hpp"
-#include "src/os/process.hpp"
 
 namespace muster::hosts {
 namespace {

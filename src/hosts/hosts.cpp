@@ -5,12 +5,10 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <map>
 #include <span>
 #include <string>
-#include <string_view>
 #include <tuple>
 
 #include "muster/log.hpp"

@@ -13,7 +13,6 @@
 #include <optional>
 #include <utility>
 
-#include "src/gather/needs.hpp"
 #include "src/gather/opening.hpp"
 #include "src/gather/route.hpp"
 #include "src/hosts/link.hpp"

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <thread>
-#include <utility>
 
 #include "src/base/written.hpp"
 #include "src/os/shortage.hpp"

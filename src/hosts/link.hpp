@@ -25,14 +25,12 @@
 // group.progress(). Both sides poll as long as pieces come or go and nap when they do not: a transport moves bytes only
 // inside its calls, and what the kernel buffers meanwhile keeps a slow link busy, but not a fast one.
 
-#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <exception>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -182,8 +180,7 @@ class Receiver final : public gather::PartReceiver {
 
   Receiver(const gather::Call& call, HostsGroup& group, const std::vector<Source>& sources, Open open = {});
   ~Receiver() override;
-  Receiver(const Receiver&) = delete;
-  Receiver& operator=(const Receiver&) = delete;
+  Receiver& operator=(Receiver&&) = delete;
 
   [[nodiscard]] bool brings(int sender) const override;
   std::vector<std::byte> take_header(int sender, const WaitOptions& options) override;

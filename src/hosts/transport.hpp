@@ -35,10 +35,8 @@ enum class Finished : std::uint8_t { sent, taken };
 /// What has been begun, as its transport knows it. Its memory is kept until the transport lets go of it.
 class Operation {
  public:
-  Operation() = default;
   virtual ~Operation() = default;
-  Operation(const Operation&) = delete;
-  Operation& operator=(const Operation&) = delete;
+  Operation& operator=(Operation&&) = delete;
 
   /// Whether it has finished; lets the transport go on. Throws Error(io) if the other rank cannot be reached, and where
   /// the transport has to rest.
@@ -80,10 +78,8 @@ class Pending {
 /// sender does not wait for them.
 class Found {
  public:
-  Found() = default;
   virtual ~Found() = default;
-  Found(const Found&) = delete;
-  Found& operator=(const Found&) = delete;
+  Found& operator=(Found&&) = delete;
 
   [[nodiscard]] virtual int from() const noexcept = 0;
   [[nodiscard]] virtual int tag() const noexcept = 0;
@@ -96,8 +92,7 @@ class Transport {
  public:
   Transport(int rank, int size) noexcept : rank_(rank), size_(size) {}
   virtual ~Transport() = default;
-  Transport(const Transport&) = delete;
-  Transport& operator=(const Transport&) = delete;
+  Transport& operator=(Transport&&) = delete;
 
   /// This process's number, of `size()`.
   [[nodiscard]] int rank() const noexcept { return rank_; }

@@ -11,7 +11,6 @@
 #include "muster/error.hpp"
 #include "muster/plan.hpp"
 #include "src/base/escaped.hpp"
-#include "src/checkpoint/export_job.hpp"
 #include "src/checkpoint/foreign_hdf5.hpp"
 #include "src/checkpoint/model_files.hpp"
 #include "src/checkpoint/model_parts.hpp"

@@ -15,10 +15,8 @@
 
 #include "muster/config.hpp"
 #include "muster/state_file.hpp"
-#include "src/checkpoint/foreign/checkpoint.hpp"
 #include "src/checkpoint/request.hpp"
 #include "src/checkpoint/tensor_source.hpp"
-#include "src/workspace/survey.hpp"
 
 namespace muster::inspect {
 

@@ -64,8 +64,7 @@ class Job {
   Job(const LaunchOptions& options, Place place, Nodes* nodes, std::string mark, bool speaks, Starter starter);
   /// Whatever ended the start or the wait: no rank outlives it.
   ~Job();
-  Job(const Job&) = delete;
-  Job& operator=(const Job&) = delete;
+  Job& operator=(Job&&) = delete;
 
   /// Returns what launch_local() returns.
   int run();

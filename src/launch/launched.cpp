@@ -17,7 +17,6 @@
 #include <map>
 #include <new>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <utility>

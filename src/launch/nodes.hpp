@@ -15,7 +15,6 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "muster/launch.hpp"
 #include "muster/sync_group.hpp"
@@ -57,8 +56,7 @@ class Nodes {
   /// Collective over the launchers: steps 1. Throws Error(argument) on options that cannot be, and as tcp_group().
   Nodes(const LaunchNodes& options, int ranks);
   ~Nodes();
-  Nodes(const Nodes&) = delete;
-  Nodes& operator=(const Nodes&) = delete;
+  Nodes& operator=(Nodes&&) = delete;
   /// This node's.
   [[nodiscard]] Place take_place() { return std::move(place_); }
 

@@ -49,11 +49,9 @@ struct OutputTarget {
 /// seeing ranks fail. A line is written by one call, at most 1 MiB of it; a last line without an end gets one.
 class OutputPump {
  public:
-  OutputPump() = default;
   /// Ends as finish(0).
   ~OutputPump();
-  OutputPump(const OutputPump&) = delete;
-  OutputPump& operator=(const OutputPump&) = delete;
+  OutputPump& operator=(OutputPump&&) = delete;
 
   /// Before start(): the streams have live lines.
   void draw_lines(int terminal, std::vector<std::string> names) { live_.emplace(terminal, std::move(names)); }

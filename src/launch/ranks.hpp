@@ -10,7 +10,6 @@
 #include <cstddef>
 #include <functional>
 #include <optional>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -88,8 +87,7 @@ class SignalRelay {
   /// Throws Error(io) if there is no descriptor to be had.
   SignalRelay();
   ~SignalRelay();
-  SignalRelay(const SignalRelay&) = delete;
-  SignalRelay& operator=(const SignalRelay&) = delete;
+  SignalRelay& operator=(SignalRelay&&) = delete;
 
   struct Received {
     int signal = 0;
@@ -133,8 +131,7 @@ class JobGuard {
   explicit JobGuard(const std::string& mark);
   /// The launcher ends in good order: the guard leaves, and nothing is killed.
   ~JobGuard();
-  JobGuard(const JobGuard&) = delete;
-  JobGuard& operator=(const JobGuard&) = delete;
+  JobGuard& operator=(JobGuard&&) = delete;
 
  private:
   os::Fd lifeline_;  // a socket: writing to a guard that was killed is no signal

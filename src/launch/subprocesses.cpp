@@ -15,7 +15,6 @@
 #include <optional>
 #include <span>
 #include <type_traits>
-#include <utility>
 
 #include "muster/config.hpp"
 #include "muster/error.hpp"

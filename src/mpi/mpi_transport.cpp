@@ -81,8 +81,7 @@ class ErrorsReturned {
     MPI_Comm_set_errhandler(comm_, before_);
     MPI_Errhandler_free(&before_);
   }
-  ErrorsReturned(const ErrorsReturned&) = delete;
-  ErrorsReturned& operator=(const ErrorsReturned&) = delete;
+  ErrorsReturned& operator=(ErrorsReturned&&) = delete;
 
  private:
   MPI_Comm comm_;
@@ -139,8 +138,7 @@ class MpiFound final : public Found {
     MPI_Request request = MPI_REQUEST_NULL;
     if (MPI_Imrecv(nullptr, 0, MPI_BYTE, &message_, &request) == MPI_SUCCESS) MPI_Request_free(&request);
   }
-  MpiFound(const MpiFound&) = delete;
-  MpiFound& operator=(const MpiFound&) = delete;
+  MpiFound& operator=(MpiFound&&) = delete;
 
   [[nodiscard]] int from() const noexcept override { return status_.MPI_SOURCE; }
   [[nodiscard]] int tag() const noexcept override { return status_.MPI_TAG; }

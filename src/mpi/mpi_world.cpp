@@ -20,7 +20,6 @@
 #include <cstdlib>
 #include <functional>
 #include <mutex>
-#include <thread>
 #include <utility>
 
 #include "muster/log.hpp"

@@ -23,8 +23,7 @@ class MappedFile {
  public:
   /// Throws Error(not_found | io), and Error(argument) if `path` is no regular file.
   static std::shared_ptr<const MappedFile> open(const std::string& path);
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
+  MappedFile& operator=(MappedFile&&) = delete;
   ~MappedFile();
 
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
@@ -88,8 +87,7 @@ struct FileIdentity {
 class FileSizeAsError {
  public:
   FileSizeAsError() noexcept;
-  FileSizeAsError(const FileSizeAsError&) = delete;
-  FileSizeAsError& operator=(const FileSizeAsError&) = delete;
+  FileSizeAsError& operator=(FileSizeAsError&&) = delete;
   ~FileSizeAsError();
 
  private:

@@ -7,7 +7,6 @@
 #include <sys/types.h>
 
 #include <array>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <optional>

@@ -44,8 +44,7 @@ class SpawnSettings {
     ::posix_spawn_file_actions_init(&actions);
     ::posix_spawnattr_init(&attributes);
   }
-  SpawnSettings(const SpawnSettings&) = delete;
-  SpawnSettings& operator=(const SpawnSettings&) = delete;
+  SpawnSettings& operator=(SpawnSettings&&) = delete;
   ~SpawnSettings() {
     ::posix_spawn_file_actions_destroy(&actions);
     ::posix_spawnattr_destroy(&attributes);
@@ -60,8 +59,7 @@ class SpawnSettings {
 class RunningChild {
  public:
   explicit RunningChild(pid_t pid) : pid_(pid), process_(open_pidfd(pid)) {}
-  RunningChild(const RunningChild&) = delete;
-  RunningChild& operator=(const RunningChild&) = delete;
+  RunningChild& operator=(RunningChild&&) = delete;
   ~RunningChild() {
     if (pid_ > 0) {
       kill();

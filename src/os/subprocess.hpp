@@ -52,8 +52,7 @@ class Subprocess {
   /// Error(unsupported) if the program is not there or is not a program, Error(io) if no socket or process can be
   /// had. Faults: "spawn", "socketpair".
   Subprocess(const std::vector<std::string>& command, const Fd& input);
-  Subprocess(const Subprocess&) = delete;
-  Subprocess& operator=(const Subprocess&) = delete;
+  Subprocess& operator=(Subprocess&&) = delete;
   ~Subprocess();
   /// What it does from now on may take so long.
   void begin(const SubprocessLimits& limits);

@@ -14,7 +14,6 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
-#include <thread>
 
 #include "muster/error.hpp"
 #include "muster/sync_group.hpp"

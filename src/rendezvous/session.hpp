@@ -43,10 +43,8 @@ using std::chrono::milliseconds;
 /// One end of the connection between rank 0 and another process. No function waits.
 class Line {
  public:
-  Line() = default;
   virtual ~Line() = default;
-  Line(const Line&) = delete;
-  Line& operator=(const Line&) = delete;
+  Line& operator=(Line&&) = delete;
 
   /// Begins to send a message. move() sends the bytes that the transport does not accept now.
   virtual void send(const OutgoingPointer& message) = 0;
@@ -72,10 +70,8 @@ class Line {
 /// Makes lines: rank 0 accepts them, and the other ranks open them.
 class Transport {
  public:
-  Transport() = default;
   virtual ~Transport() = default;
-  Transport(const Transport&) = delete;
-  Transport& operator=(const Transport&) = delete;
+  Transport& operator=(Transport&&) = delete;
 
   /// Rank 0: opens the meeting place. Called once, before all other functions. Returns the token that a Hello must
   /// have. Throws Error(io | argument).

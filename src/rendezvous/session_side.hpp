@@ -42,8 +42,7 @@ class Session::Side {
   Side(Terms terms, std::unique_ptr<Transport> transport)
       : terms_(std::move(terms)), transport_(std::move(transport)) {}
   virtual ~Side() = default;
-  Side(const Side&) = delete;
-  Side& operator=(const Side&) = delete;
+  Side& operator=(Side&&) = delete;
   virtual std::vector<Member> round(const Prepare& prepare, Clock::time_point deadline) = 0;
   virtual void watch() = 0;
   virtual Error settle(const Error& own) noexcept = 0;

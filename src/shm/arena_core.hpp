@@ -7,7 +7,6 @@
 #include <boost/interprocess/mem_algo/rbtree_best_fit.hpp>
 #include <boost/interprocess/sync/mutex_family.hpp>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <vector>
 
@@ -22,8 +21,7 @@ class ArenaCore : public std::enable_shared_from_this<ArenaCore> {
  public:
   static std::shared_ptr<ArenaCore> create(std::uint64_t capacity);
   ~ArenaCore();
-  ArenaCore(const ArenaCore&) = delete;
-  ArenaCore& operator=(const ArenaCore&) = delete;
+  ArenaCore& operator=(ArenaCore&&) = delete;
 
   Tensor allocate(DType dtype, Shape shape);
   [[nodiscard]] std::uint64_t capacity() const noexcept { return capacity_; }

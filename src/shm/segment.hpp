@@ -89,8 +89,7 @@ class OwnedSegment {
   explicit OwnedSegment(std::uint64_t capacity);
   /// Gives the memory back; if some of it is lent, once that ends.
   ~OwnedSegment();
-  OwnedSegment(const OwnedSegment&) = delete;
-  OwnedSegment& operator=(const OwnedSegment&) = delete;
+  OwnedSegment& operator=(OwnedSegment&&) = delete;
 
   [[nodiscard]] std::uint64_t place() const noexcept { return memory_.place; }
   [[nodiscard]] std::uint64_t capacity() const noexcept { return memory_.capacity(); }
@@ -140,8 +139,7 @@ class RemoteSegment {
   /// be mapped, Error(peer_lost).
   RemoteSegment(const sync::Region& region, std::uint64_t place, os::Access access = os::Access::read_only);
   ~RemoteSegment();
-  RemoteSegment(const RemoteSegment&) = delete;
-  RemoteSegment& operator=(const RemoteSegment&) = delete;
+  RemoteSegment& operator=(RemoteSegment&&) = delete;
 
   [[nodiscard]] std::uint64_t capacity() const noexcept { return data_.size(); }
   [[nodiscard]] const std::byte* data() const noexcept { return data_.data(); }
@@ -198,8 +196,7 @@ class Lease {
   /// Throws Error(corrupt) if it is not offered (any more).
   Lease(std::shared_ptr<const RemoteSegment> segment, LeaseId id);
   ~Lease();
-  Lease(const Lease&) = delete;
-  Lease& operator=(const Lease&) = delete;
+  Lease& operator=(Lease&&) = delete;
   [[nodiscard]] const RemoteSegment& segment() const noexcept { return *segment_; }
 
   /// Debug mode: the leased bytes must have this hash when the lease ends; else it is logged that `owner` wrote them.

@@ -10,7 +10,6 @@
 // There is no lock: whoever is killed leaves counts that the others can wait for in vain until they see that it is
 // dead.
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -33,8 +32,7 @@ class WindowRing {
   WindowRing(const sync::Region& region, std::uint64_t place);
   /// The windows' memory goes with the owner, and the rest with the last of all that have it.
   ~WindowRing();
-  WindowRing(const WindowRing&) = delete;
-  WindowRing& operator=(const WindowRing&) = delete;
+  WindowRing& operator=(WindowRing&&) = delete;
 
   [[nodiscard]] std::uint64_t place() const noexcept { return place_; }
   [[nodiscard]] std::uint64_t window_bytes() const noexcept { return window_bytes_; }

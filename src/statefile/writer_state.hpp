@@ -14,7 +14,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -138,8 +137,7 @@ struct WriterState {
   class BorrowedEncoder {
    public:
     explicit BorrowedEncoder(WriterState& state);
-    BorrowedEncoder(const BorrowedEncoder&) = delete;
-    BorrowedEncoder& operator=(const BorrowedEncoder&) = delete;
+    BorrowedEncoder& operator=(BorrowedEncoder&&) = delete;
     ~BorrowedEncoder();
     [[nodiscard]] ChunkEncoder& operator*() const noexcept { return *encoder_; }
 

@@ -5,7 +5,6 @@
 #include <deque>
 #include <mutex>
 #include <new>
-#include <string>
 #include <utility>
 
 #include "muster/work.hpp"

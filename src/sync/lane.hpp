@@ -22,8 +22,7 @@ class Lane {
   /// Collective over `group`. Throws as SyncGroup::duplicate.
   explicit Lane(SyncGroup& group);
   ~Lane();
-  Lane(const Lane&) = delete;
-  Lane& operator=(const Lane&) = delete;
+  Lane& operator=(Lane&&) = delete;
 
   /// Whether this thread is that of some Lane.
   [[nodiscard]] static bool is_this_thread() noexcept;

@@ -21,7 +21,6 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <initializer_list>
 #include <limits>
 #include <map>
 #include <memory>
@@ -98,8 +97,7 @@ class Mail {
 
   explicit Mail(Group& group);
   ~Mail();
-  Mail(const Mail&) = delete;
-  Mail& operator=(const Mail&) = delete;
+  Mail& operator=(Mail&&) = delete;
 
   // Called by the thread that holds the group (Group::Hold):
 

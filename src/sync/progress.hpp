@@ -8,7 +8,6 @@
 // and runs one step of its mail. If this fails, that group has failed; the wait itself continues.
 
 #include <chrono>
-#include <cstdint>
 
 #include "src/os/clock.hpp"
 

@@ -9,7 +9,6 @@
 #include "muster/error.hpp"
 #include "src/base/fork_mutex.hpp"
 #include "src/os/pages.hpp"
-#include "src/os/process.hpp"
 #include "src/trace/span.hpp"
 
 namespace muster::sync {

@@ -9,7 +9,6 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 
 #include "src/base/fork_mutex.hpp"
 #include "src/os/shared_memory.hpp"

@@ -5,7 +5,6 @@
 
 #include <chrono>
 #include <functional>
-#include <memory>
 #include <vector>
 
 #include "src/os/clock.hpp"

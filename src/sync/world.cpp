@@ -300,9 +300,7 @@ std::shared_ptr<SyncGroup> world_of_environment(std::optional<std::chrono::milli
 }
 
 struct World {
-  World() = default;
-  World(const World&) = delete;
-  World& operator=(const World&) = delete;
+  World& operator=(World&&) = delete;
   /// A forked child leaves its copy alone: threads of the parent may have been changing what it consists of.
   ~World() {
     if (process == os::process_id()) return;

@@ -20,10 +20,8 @@ namespace muster::tcp {
 /// The bytes of a message on their way out, whose memory may be taken back.
 class Source {
  public:
-  Source() = default;
   virtual ~Source() = default;
-  Source(const Source&) = delete;
-  Source& operator=(const Source&) = delete;
+  Source& operator=(Source&&) = delete;
   /// At least one of those from `offset` on.
   [[nodiscard]] virtual std::span<const std::byte> bytes_from(std::size_t offset) const noexcept = 0;
 };
@@ -46,8 +44,7 @@ class Connection {
   /// Of a socket that is connected, or (`is_connected` false) will be: then connect() follows. Frames that come go
   /// `incoming`.
   Connection(Owner& owner, Socket socket, Way incoming, bool is_connected);
-  Connection(const Connection&) = delete;
-  Connection& operator=(const Connection&) = delete;
+  Connection& operator=(Connection&&) = delete;
 
   /// Connects, and says hello.
   void connect(const Endpoint& endpoint, const Hello& hello);

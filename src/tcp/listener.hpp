@@ -4,7 +4,6 @@
 // is a stranger. Of those there are at most so many at a time, each for a few seconds.
 
 #include <array>
-#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <list>

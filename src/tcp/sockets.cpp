@@ -14,7 +14,6 @@
 #include <algorithm>
 #include <atomic>
 #include <boost/asio/ip/v6_only.hpp>
-#include <cerrno>
 #include <charconv>
 #include <memory>
 #include <mutex>

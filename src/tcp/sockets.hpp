@@ -7,7 +7,6 @@
 #include <boost/asio/basic_waitable_timer.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
-#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -68,9 +67,7 @@ bool has_network();
 /// thread that forks.
 class Forkable {
  public:
-  Forkable() = default;
-  Forkable(const Forkable&) = delete;
-  Forkable& operator=(const Forkable&) = delete;
+  Forkable& operator=(Forkable&&) = delete;
 
   /// No other thread may change its sockets until one of the next two.
   virtual void before_fork() = 0;

@@ -26,8 +26,7 @@ class TcpTransport::Hold {
     const std::vector<std::shared_ptr<const void>> over = std::exchange(transport_.shared_.over, {});
     lock_.unlock();
   }
-  Hold(const Hold&) = delete;
-  Hold& operator=(const Hold&) = delete;
+  Hold& operator=(Hold&&) = delete;
 
  private:
   TcpTransport& transport_;
@@ -113,8 +112,7 @@ class TcpTransport::TakenOut final : public hosts::Found {
     const Hold hold(transport_);
     if (!is_received_) transport_.peer(from_).drop(arrival_);
   }
-  TakenOut(const TakenOut&) = delete;
-  TakenOut& operator=(const TakenOut&) = delete;
+  TakenOut& operator=(TakenOut&&) = delete;
 
   [[nodiscard]] int from() const noexcept override { return from_; }
   [[nodiscard]] int tag() const noexcept override { return arrival_->tag; }

@@ -8,10 +8,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
-#include <optional>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "src/base/fork_mutex.hpp"

@@ -4,7 +4,6 @@
 // outside: what contradicts the format is an error or left out.
 
 #include <cstdint>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>

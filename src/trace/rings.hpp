@@ -4,7 +4,6 @@
 // of them when a group fails.
 
 #include <cstddef>
-#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>

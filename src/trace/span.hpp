@@ -4,7 +4,6 @@
 // where MUSTER_TRACE names a directory. Nothing here throws, waits, or changes what the operation does; without a file
 // there is no call of the kernel.
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -33,8 +32,7 @@ class Span {
  public:
   Span(Kind kind, std::string_view name, Operation operation = {}, int peer = -1) noexcept;
   ~Span();
-  Span(const Span&) = delete;
-  Span& operator=(const Span&) = delete;
+  Span& operator=(Span&&) = delete;
   /// Inside of another operation of the library there is none: for what programs and operations call alike.
   struct Outermost {};
   Span(Outermost, Kind kind, std::string_view name, Operations& operations) noexcept;
@@ -73,8 +71,7 @@ class Parts {
  public:
   Parts(const Span& span, std::uint64_t begin) noexcept;
   ~Parts();
-  Parts(const Parts&) = delete;
-  Parts& operator=(const Parts&) = delete;
+  Parts& operator=(Parts&&) = delete;
   /// One ends here, and the next one begins.
   void end(std::string_view name, std::uint64_t now, std::uint64_t bytes, std::uint64_t copies,
            std::uint64_t page_faults) noexcept;

@@ -14,7 +14,6 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -163,8 +162,7 @@ class GroupDirectory {
 class Heart {
  public:
   explicit Heart(std::shared_ptr<GroupDirectory> directory);
-  Heart(const Heart&) = delete;
-  Heart& operator=(const Heart&) = delete;
+  Heart& operator=(Heart&&) = delete;
   ~Heart();
   [[nodiscard]] const std::shared_ptr<GroupDirectory>& directory() const noexcept { return directory_; }
 

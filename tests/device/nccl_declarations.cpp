@@ -12,7 +12,7 @@ namespace muster::cuda {
 namespace {
 
 using Ours = NcclFunctions;
-#define SAME(member, function) static_assert(test::Alike<decltype(Ours::member), decltype(&::function)>::value)
+#define SAME(member, function) static_assert(test::Alike<decltype(Ours::member)::Pointer, decltype(&::function)>::value)
 SAME(version, ncclGetVersion);
 SAME(error_string, ncclGetErrorString);
 SAME(unique_id, ncclGetUniqueId);
