@@ -7,7 +7,9 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-namespace muster_mutation [[gnu::visibility("hidden")]] {
+// Each library has its own copy of these variables.
+#pragma GCC visibility push(hidden)
+namespace muster_mutation {
 
 inline constexpr long header_size = 64;
 inline unsigned char* seen = nullptr;
@@ -38,6 +40,7 @@ inline bool is_on(int number, const int& key) {
   return active == key;
 }
 
-}  // namespace gnu::visibility("hidden")]]
+}  // namespace muster_mutation
+#pragma GCC visibility pop
 
 #define MUSTER_MUTANT(number) (::muster_mutation::is_on(number, muster_mutant_key_##number))
