@@ -38,7 +38,7 @@ using std::chrono::milliseconds;
 constexpr int turns = 15;
 const std::vector<int> two = {0, 1};
 
-/// What is done in each turn, by the two ranks.
+/// The calls of the two ranks in each turn.
 struct Wait {
   std::function<void(int turn)> wait;
   std::function<void(int turn)> wake;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Everything that Muster publishes, held against a model of the disk that loses each write that was not synced: at no
-// moment does a name stand for bytes that a power cut would take, and after the call it takes nothing at all.
+// Published files and directories, held against a model of a disk that loses each unsynced write. A name must never
+// belong to bytes that a power cut would take. After the call a power cut takes nothing.
 
 #include <algorithm>
 #include <filesystem>
@@ -30,8 +30,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// What the calls of this process, as the seam sees them, have left to the mercy of the power. Files that grow are
-/// known by the names that they are to get; a directory that grows is OUT.partial-...
+/// The unsynced writes of this process, as the seam sees them. A growing file has its final name here; a growing
+/// directory is OUT.partial-...
 class Disk {
  public:
   Disk() {
@@ -45,7 +45,7 @@ class Disk {
   Disk(const Disk&) = delete;
   Disk& operator=(const Disk&) = delete;
 
-  /// What is wrong, and what a power cut would take now.
+  /// Names that came too early, and losses of a power cut at this moment.
   [[nodiscard]] std::vector<std::string> losses() const {
     const std::lock_guard lock(mutex_);
     std::vector<std::string> all = wrong_;
@@ -188,7 +188,7 @@ TEST_CASE("a power cut takes nothing of a file or a directory that a durable cal
     for (const auto& entry : fs::recursive_directory_iterator(work.path())) {
       if (!entry.is_regular_file()) continue;
       ++files;
-      // What the seam has not seen the model of the disk knows nothing of.
+      // The model of the disk knows only the files that the seam has seen.
       CHECK_MESSAGE(disk.has_synced(entry.path().filename()), entry.path().string());
     }
     for (const auto& entry : fs::recursive_directory_iterator(work.path()))
