@@ -58,7 +58,7 @@ void ShmSending::offer(Record& record) {
   auto body = core::encode_descriptor(*call_.value, [&](const Tensor& tensor) { return place(tensor); });
   record.descriptor_bytes = body.size();
   record.descriptor_hash = XXH3_64bits(body.data(), body.size());
-  os::damage("a descriptor", body);
+  os::damage_descriptor(body);
   message_ = message(body);
   // The first rank may be unable to take a new arena: then all hear of it.
   record.closes = std::ranges::any_of(lent_, &Lent::is_new);

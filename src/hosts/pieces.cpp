@@ -63,7 +63,7 @@ OutgoingTree::OutgoingTree(const Config& value, gather::Record& record) {
   bytes_ = layout.size();
   record.descriptor_bytes = descriptor_.size();
   record.descriptor_hash = hash_ = descriptor_hash_of(descriptor_);
-  os::damage("a descriptor", descriptor_);
+  os::damage_descriptor(descriptor_);
   record.moving_bytes = bytes_;
 }
 

@@ -77,6 +77,7 @@ int environment_hook(std::string_view call, std::string_view path) {
 int first_hook(std::string_view call, std::string_view path);
 
 std::atomic<FaultHook> current{&first_hook};
+std::atomic<DamageHook> current_damage{nullptr};
 
 int first_hook(std::string_view call, std::string_view path) {
   const FaultHook hook = from_environment() ? &environment_hook : nullptr;
@@ -89,6 +90,14 @@ int first_hook(std::string_view call, std::string_view path) {
 
 void set_fault_hook(FaultHook hook) noexcept {
   current.store(hook);
+}
+
+void set_damage_hook(DamageHook hook) noexcept {
+  current_damage.store(hook);
+}
+
+void damage_descriptor(std::span<std::byte> descriptor) noexcept {
+  if (const DamageHook hook = current_damage.load(std::memory_order_relaxed); hook != nullptr) hook(descriptor);
 }
 
 int fault(std::string_view call, std::string_view path) noexcept {

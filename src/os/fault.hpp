@@ -3,8 +3,7 @@
 // The seam where tests let system calls fail: the wrappers of files, shared memory (memfd_create, open, fcntl,
 // ftruncate, fallocate, fstat, pwrite, mmap; their path is "shared memory") and Unix sockets (socket, connect, accept,
 // sendmsg, recvmsg; "a rank's socket"; socket: "TCP") ask here before they call the kernel. So do the look at "the
-// network namespace" (stat), and messages between hosts "about a failure" (send). Senders ask about "a descriptor"
-// (damage): a number N damages byte N - 1 of it on its way, counted around its end.
+// network namespace" (stat), and messages between hosts "about a failure" (send).
 //
 // From outside a process: MUSTER_FAULT=CALL:ERRNO:NTH[:PATH-PART], such as "pwrite:ENOSPC:3:model-00002". The NTH such
 // call (from 1 on; 0: each) on a path that has PATH-PART in it fails with ERRNO, a name or a number. "pwrite:short:1"
@@ -12,6 +11,7 @@
 
 #include <cerrno>
 #include <cstddef>
+#include <span>
 #include <string_view>
 
 namespace muster::os {
@@ -34,12 +34,10 @@ inline bool is_faulty(std::string_view name, std::string_view path) noexcept {
   return true;
 }
 
-/// For what has been hashed: damages it where the seam says so.
-template <class Bytes>
-void damage(std::string_view what, Bytes& bytes) noexcept {
-  if (const int byte = fault("damage", what); byte > 0 && !bytes.empty())
-    bytes[static_cast<std::size_t>(byte - 1) % bytes.size()] ^= std::byte{1};
-}
+/// Gets each descriptor that this process sends, after it was hashed; null: none.
+using DamageHook = void (*)(std::span<std::byte> descriptor);
+void set_damage_hook(DamageHook hook) noexcept;
+void damage_descriptor(std::span<std::byte> descriptor) noexcept;
 
 /// Calls until it is not interrupted. Negative: errno says why.
 template <class Call>

@@ -73,16 +73,32 @@ TEST_CASE("one file where all fits, and the same bytes every time, whoever write
   CHECK(test::read_text(work / "a/model.safetensors") == test::read_text(work / "b/model.safetensors"));
 }
 
-TEST_CASE("one file whose first rank has a slow disk: no window is filled again before it is written") {
-  const ModelFolder work(4);
+TEST_CASE(
+    "one file whose first rank has a slow disk: no window is filled again too early, and each writer syncs its own") {
+  const test::TemporaryDirectory work;
+  const inspect::DemoModel model = inspect::llama_model({.hidden = 192,
+                                                         .intermediate = 500,
+                                                         .layers = 3,
+                                                         .heads = 12,
+                                                         .key_value_heads = 4,
+                                                         .vocabulary = 501,
+                                                         .biases = true});
+  inspect::write_demo_model(model, work / "model", 1 << 30);
+  shard_model(work / "model", work / "shards", "llama", {.tensor = 4});
   for (const Writers writers : {Writers::first, Writers::owners}) {
     fs::remove_all(work / "out");
     test::run_ranks(4, [&](SyncGroup& group) {
-      std::optional<test::FailingCall> slow;
-      if (group.rank() == 0)
-        slow.emplace(test::CallToFail{.call = "pwrite",
-                                      .then = [] { std::this_thread::sleep_for(std::chrono::milliseconds(3)); }});
-      export_model(work / "shards", work / "out", "llama", group, {.memory_budget = 1 << 20, .writers = writers});
+      const auto sleeps = [] { std::this_thread::sleep_for(std::chrono::milliseconds(3)); };
+      const test::FailingCall calls(
+          {.path = "model.safetensors", .then = group.rank() == 0 ? sleeps : std::function<void()>()});
+      const ExportReport report =
+          export_model(work / "shards", work / "out", "llama", group, {.memory_budget = 1 << 20, .writers = writers});
+      if (group.rank() == 0 && writers == Writers::first) RANK_CHECK(report.windows > 10);
+      // Nobody else can sync the bytes that another host has not sent to the disk yet.
+      bool has_unsynced = false;
+      for (const std::string& call : test::FailingCall::calls())
+        if (call == "pwrite" || call == "fsync") has_unsynced = call == "pwrite";
+      RANK_CHECK(!has_unsynced);
     });
     test::check_equal(work / "model", work / "out");
   }

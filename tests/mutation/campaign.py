@@ -182,7 +182,7 @@ class Campaign:
         environment.pop(IN_NAMESPACE, None)
         if self.arguments.jobs > 1:
             environment["MUSTER_MUTANT_STATE"] = str(state)
-        # Files in /dev/shm that a mutant leaves go with the test.
+        # A mutant may leave files in /dev/shm: they end with the test.
         fence = ["unshare", "--mount", "bash", "-c", 'mount -t tmpfs none /dev/shm && exec "$@"', "fence"] if self.fenced else []
         began = time.monotonic()
         with open(self.scratch / f"output-{lane}", "wb") as output:
