@@ -248,7 +248,7 @@ says 0 "model.norm.weight" "$program" plan check megatron bare --base "$hf"
 says 0 "model.norm.weight" "$program" ls bare --plan megatron --base "$hf"
 says 0 "good" "$program" verify shards --base model
 refused 'it lacks the tensor "model.norm.weight"' "$program" verify headless --base model
-refused 'it has the tensor "model.extra.weight", which the base has not' "$program" verify larger --base model
+refused 'it has the tensor "model.extra.weight", which the base lacks' "$program" verify larger --base model
 says 1 'no rule matches' "$program" plan check llama bare --base "$hf"
 # Shards of one job among several, cut anew by the same choice as an export.
 "$program" shard model --ranks 2 --plan llama --workspace --out jobs > "$out" || fail "a workspace"
