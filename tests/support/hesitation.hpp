@@ -13,11 +13,14 @@
 
 namespace muster::test {
 
-/// While it lives, a thread of this process stops another rank again and again, for up to 2 ms.
+/// While it lives, a thread of this process stops another rank again and again, for up to 2 ms. Does nothing to a rank
+/// of another host, whose pid may belong to another process here.
 class Hesitation {
  public:
   Hesitation(const SyncGroup& group, int rank)
-      : thread_([pid = static_cast<pid_t>(group.info(rank).pid)](const std::stop_token& stop) {
+      : thread_([pid = static_cast<pid_t>(group.info(rank).pid),
+                 is_here = group.info(rank).host == group.info(group.rank()).host](const std::stop_token& stop) {
+          if (!is_here) return;
           std::mt19937 random(2026);
           const auto pause = [&](unsigned most) {
             std::this_thread::sleep_for(std::chrono::microseconds(random() % most));
