@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Included into sources by campaign.py. One file, mapped before anything else runs, says which mutant is on, and takes a byte for each
-// place that was evaluated: signal handlers, forked children and fenced processes need no call for it.
+// Included into sources by campaign.py. One file, mapped before anything else runs, says which mutant is on, and takes
+// a byte for each place that was evaluated: signal handlers, forked children and fenced processes need no call for it.
 #include <fcntl.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -22,7 +22,8 @@ inline int active = -1;
   const int writable = ::open(path, O_RDWR | O_CLOEXEC);
   const int descriptor = writable >= 0 ? writable : ::open(path, O_RDONLY | O_CLOEXEC);
   if (descriptor < 0) return;
-  void* place = ::mmap(nullptr, MUSTER_MUTANT_STATE_SIZE, writable >= 0 ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, descriptor, 0);
+  void* place = ::mmap(nullptr, MUSTER_MUTANT_STATE_SIZE, writable >= 0 ? PROT_READ | PROT_WRITE : PROT_READ,
+                       MAP_SHARED, descriptor, 0);
   ::close(descriptor);
   if (place == MAP_FAILED) return;
   may_write = writable >= 0;
@@ -30,12 +31,13 @@ inline int active = -1;
   seen = static_cast<unsigned char*>(place) + header_size;
 }
 
-// `key` is a variable that only the compiler's linker knows: code in which nothing depends on the mutant does not name it.
+// `key` is a variable that only the compiler's linker knows: code in which nothing depends on the mutant does not name
+// it.
 inline bool is_on(int number, const int& key) {
   if (may_write && seen[number] == 0) seen[number] = 1;
   return active == key;
 }
 
-}  // namespace muster_mutation
+}  // namespace gnu::visibility("hidden")]]
 
 #define MUSTER_MUTANT(number) (::muster_mutation::is_on(number, muster_mutant_key_##number))
