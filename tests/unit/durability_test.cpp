@@ -17,6 +17,7 @@
 #include "muster/state_file.hpp"
 #include "muster/sync_group.hpp"
 #include "muster/workspace.hpp"
+#include "src/checkpoint/output_directory.hpp"
 #include "src/os/fault.hpp"
 #include "src/os/publish.hpp"
 #include "tests/support/checkpoints.hpp"
@@ -166,6 +167,14 @@ TEST_CASE("a power cut takes nothing of a file or a directory that a durable cal
          const auto group = single_group();
          NFSWorkspace workspace(directory + "/workspace", group, {.generations_kept = 5});
          for (int i = 0; i < 2; ++i) workspace.write_configs_and_weights(one()[0].second);
+       }},
+      {"a directory whose files the seam does not see",
+       [](const std::string& directory) {
+         OutputDirectory output(directory + "/out");
+         write_text(output.partial() + "/model.safetensors", "words");
+         fs::create_directory(output.partial() + "/folder");
+         write_text(output.partial() + "/folder/file.json", "words");
+         output.commit();
        }},
       {"shards",
        [&](const std::string& directory) {

@@ -4,6 +4,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -160,6 +161,33 @@ TEST_CASE("what config.json does not say of a tensor is no error") {
       std::vector<NamedSpec>{{"base_model.model.model.layers.7.mlp.up_proj.lora_A.weight", {DType::bf16, {4, 32}}}}));
   CHECK_THROWS_AS(check(text + "layers.0.self_attn.q_proj.weight", {16, 32}), Error);
   CHECK_THROWS_AS(check(text + "layers.0.self_attn.o_proj.weight", {32, 64}), Error);
+}
+
+TEST_CASE("each dimension of a weight that config.json tells is compared with it") {
+  const Config config = parse_json(R"({"hidden_size": 32, "num_attention_heads": 4, "head_dim": 8,
+      "num_key_value_heads": 2, "intermediate_size": 48, "vocab_size": 96, "num_hidden_layers": 1})");
+  const MergePlan plan = MergePlan::parse(R"({"muster_plan": 1, "layers": "*layers.#.*", "rules": [
+      {"match": "*", "action": "same"}]})",
+                                          "p", &config);
+  const std::string layer = "model.layers.0.";
+  const std::vector<std::pair<std::string, Shape>> weights = {
+      {"model.embed_tokens.weight", {96, 32}},       {layer + "self_attn.q_proj.weight", {32, 32}},
+      {layer + "self_attn.k_proj.weight", {16, 32}}, {layer + "self_attn.v_proj.weight", {16, 32}},
+      {layer + "self_attn.o_proj.weight", {32, 32}}, {layer + "mlp.gate_proj.weight", {48, 32}},
+      {layer + "mlp.up_proj.weight", {48, 32}},      {layer + "mlp.down_proj.weight", {32, 48}},
+  };
+  for (const std::size_t wrong : {std::size_t{0}, std::size_t{1}}) {
+    for (const auto& [name, shape] : weights) {
+      std::vector<NamedSpec> model;
+      for (const auto& [each, right] : weights) model.push_back({each, {DType::bf16, right}});
+      CHECK_NOTHROW(check_against_config(plan, model));
+      const auto changed = std::ranges::find(model, name, &NamedSpec::name);
+      changed->spec.shape[wrong] -= 8;
+      CAPTURE(name);
+      CAPTURE(wrong);
+      CHECK_THROWS_AS(check_against_config(plan, model), Error);
+    }
+  }
 }
 
 TEST_CASE("a layer moved to another stage keeps its name but for the number") {
