@@ -80,7 +80,7 @@ struct GatherOptions {
   /// longest wait without progress; unset: the default of the group
   std::optional<std::chrono::milliseconds> timeout = {};
   std::stop_token stop = {};  ///< a stop request cancels the waits of this rank, and so aborts the group
-  int pipeline_depth = 2;  ///< results that the root may hold before senders allocate extra segments
+  int pipeline_depth = 2;     ///< results that the root may hold before senders allocate extra segments
   /// Most bytes of shared memory in the pool of this rank, extra segments included.
   std::uint64_t memory_budget = std::numeric_limits<std::uint64_t>::max();
   /// Most free bytes that the pool of this rank keeps for the next exchange.
