@@ -109,7 +109,7 @@ class ProcessGroup {
   /// Collective over this group. Rules and errors are those of SyncGroup::split().
   [[nodiscard]] std::unique_ptr<ProcessGroup> split(const RankList& ranks, const CollectiveOptions& options = {});
 
-  // Returns when all ranks have entered the barrier. Collective. Throws as SyncGroup::barrier().
+  /// Returns when all ranks have entered the barrier. Collective. Throws as SyncGroup::barrier().
   void barrier(const CollectiveOptions& options = {});
   /// Waits until the GPUs of this rank have finished the work that calls of this group have queued. Returns at once if
   /// no call had tensors on GPUs. Local. In contrast to a wait of CUDA, it also ends if a rank dies, leaves or fails in
@@ -183,8 +183,8 @@ class ProcessGroup {
   /// Does the same as all_gather(), except that the extents along `dim` may differ. If `sizes` is not empty, it has the
   /// extent of every rank and is the same on all ranks.
   [[nodiscard]] Tensor all_gatherv(const TensorView& tensor, int dim = 0, std::span<const std::int64_t> sizes = {},
-                                   // Does the same as gather(), except that the extents along `dim` may differ.
                                    const CollectiveOptions& options = {});
+  /// Does the same as gather(), except that the extents along `dim` may differ.
   [[nodiscard]] std::optional<Tensor> gatherv(const TensorView& tensor, int root, int dim = 0,
                                               const CollectiveOptions& options = {});
   /// Sends rows[r] rows of dimension 0 to each rank r, in order. The sum of `rows` is the number of rows of `tensor`.
@@ -213,13 +213,13 @@ class ProcessGroup {
   /// Sends a tensor to the rank `to`. Throws Error(argument) if `to` is this rank or not a rank of the group, or if the
   /// tag is negative. Otherwise throws as SyncGroup::send().
   void send(const TensorView& tensor, int to, int tag = 0, const CollectiveOptions& options = {});
-  // Sends a config. Throws as send().
+  /// Sends a config. Throws as send().
   void send_config(const Config& config, int to, int tag = 0, const CollectiveOptions& options = {});
   /// Receives a tensor into `out`, which is contiguous and writable. Returns the rank of the sender. Throws
   /// Error(rank_mismatch) if the message has another dtype or shape; the message is then lost, and the group remains
   /// usable. A receive from any_rank fails if any rank dies or leaves.
   int recv(const Tensor& out, int from, int tag = 0, const CollectiveOptions& options = {});
-  // Receives a config. Throws as recv().
+  /// Receives a config. Throws as recv().
   [[nodiscard]] Config recv_config(int from, int tag = 0, const CollectiveOptions& options = {});
   /// Receives a config together with its sender and tag. Throws as recv().
   [[nodiscard]] ReceivedConfig recv_message(int from, int tag = any_tag, const CollectiveOptions& options = {});
@@ -231,15 +231,15 @@ class ProcessGroup {
   // Work::get() waits for as long as `options` allow, and throws as the calls above. A tensor is kept alive until it
   // has been sent or received; the caller keeps a borrowed one alive. Destroying the group discards a message that has
   // not been transferred.
-  // Starts to send a tensor. Throws as send().
 
-  // Starts to send a config. Throws as send().
+  /// Starts to send a tensor. Throws as send().
   [[nodiscard]] Work<void> isend(Tensor tensor, int to, int tag = 0, const CollectiveOptions& options = {});
+  /// Starts to send a config. Throws as send().
   [[nodiscard]] Work<void> isend_config(const Config& config, int to, int tag = 0,
-                                        // Starts to receive a tensor into `out`. The result is the rank of the sender.
                                         const CollectiveOptions& options = {});
-  // Starts to receive a config.
+  /// Starts to receive a tensor into `out`. The result is the rank of the sender.
   [[nodiscard]] Work<int> irecv(const Tensor& out, int from, int tag = 0, const CollectiveOptions& options = {});
+  /// Starts to receive a config.
   [[nodiscard]] Work<ReceivedConfig> irecv_config(int from, int tag = 0, const CollectiveOptions& options = {});
 
   // Calls that run while the caller continues.
