@@ -60,8 +60,8 @@ struct ShardOptions {
 
 struct ShardReport {
   std::uint64_t tensors = 0;        ///< of the model
-  std::uint64_t bytes = 0;          ///< of the tensors of the model
-  std::uint64_t bytes_written = 0;  ///< of the tensors of the shards, including replicated and padded ones
+  std::uint64_t bytes = 0;          ///< bytes of the tensors of the model
+  std::uint64_t bytes_written = 0;  ///< bytes of the tensors of the shards, including replicated and padded ones
   std::string job = {};             ///< for a workspace: the nonce of the new job, 32 hexadecimal digits
   Omissions left = {};              ///< files that were not copied
   /// Remarks for users of the shards: heads that several ranks hold, unused rules.
@@ -167,7 +167,7 @@ struct AccountedTensor {
 /// An account of an export. Every tensor of every rank is listed exactly once, in `tensors` or in `dropped`.
 struct ExportAccount {
   std::string plan;
-  ParallelLayout layout;             ///< of the source shards
+  ParallelLayout layout;             ///< layout of the source shards
   std::optional<ParallelLayout> to;  ///< layout of the new shards; unset for a checkpoint
   std::vector<AccountedTensor> tensors;
   std::vector<AccountedTensor> dropped;

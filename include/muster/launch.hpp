@@ -28,7 +28,8 @@ struct LaunchNodes {
   /// The rendezvous address of the launchers: "tcp://HOST:PORT", an address of node 0 with a free port, or
   /// "file:///PATH", a file that all nodes see.
   std::string rendezvous;
-  std::optional<std::chrono::milliseconds> timeout = {};  ///< of the rendezvous; unset: MUSTER_TIMEOUT, else 10 minutes
+  std::optional<std::chrono::milliseconds> timeout =
+      {};  ///< for the rendezvous; unset: MUSTER_TIMEOUT, else 10 minutes
 };
 
 struct LaunchOptions {

@@ -45,7 +45,7 @@ struct WorkspaceState {
 /// The jobs whose states are read.
 enum class WorkspaceJob : std::uint8_t {
   own,     ///< the job of this group
-  newest,  ///< of all jobs with a matching state, the one that wrote it last: this job, or one before a restart
+  newest,  ///< among all jobs with a matching state, the one that wrote it last: this job, or one before a restart
 };
 
 /// Selects the newest state of a rank that meets all of these conditions.
