@@ -110,7 +110,7 @@ struct ExportOptions {
   /// checkpoint that every rank can read completely. Otherwise `first`, because concurrent writers of one file wait for
   /// each other.
   std::optional<Writers> writers = {};
-  /// of the shards; unset: the recorded layout, else tensor parallelism only
+  /// layout of the shards; unset: the recorded layout, else tensor parallelism only
   std::optional<ParallelLayout> layout = {};
   std::optional<ParallelLayout> to = {};  ///< writes shards of this layout instead of one checkpoint
   /// The plan that splits for `to`; it must not have views. Empty: the plan of the source, or "auto" if that plan has
