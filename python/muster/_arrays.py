@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of NumPy and PyTorch, both ways. Neither is imported before it is needed."""
+"""Conversions between tensors of Muster and those of NumPy and PyTorch, which are imported only when needed."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _OTHER_NAMES = {
 
 
 def dtype_name(dtype):
-    """The name of a dtype of Muster for a name, or for a dtype of NumPy, ml_dtypes or PyTorch."""
+    """Returns the Muster name of a dtype, from a name or from a dtype of NumPy, ml_dtypes or PyTorch."""
     if isinstance(dtype, str):
         name = dtype
     elif dtype in (float, int):
@@ -96,7 +96,7 @@ def to_numpy(tensor):
 
 
 def to_array(tensor, dtype=None, copy=None):
-    """numpy.asarray() of a dtype that the buffer protocol cannot describe."""
+    """Implements numpy.asarray() for dtypes that the buffer protocol cannot describe."""
     if tensor.dtype in PACKED:
         raise errors.ArgumentError(f"NumPy has no dtype for {tensor.dtype}: numpy() gives the bytes that its elements share")
     array = tensor.numpy()
