@@ -60,7 +60,7 @@ from .errors import (
     VersionError,
 )
 
-# `from muster import *` leaves the names of Python alone: use muster.max, muster.sum and muster.TimeoutError by their full names.
+# `from muster import *` does not replace built-in names: write muster.max, muster.sum and muster.TimeoutError.
 __all__ = [
     "ArgumentError",
     "CancelledError",

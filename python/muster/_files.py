@@ -106,7 +106,7 @@ class NFSWorkspace:
         timeout: float | None = None,
     ):
         path = None if path is None else os.fspath(path)
-        # Nobody has to be met where there is no directory.
+        # Without a directory no group is needed.
         self._group = _resolve(group) if path else None
         self._core = _core.Workspace(path, self._group, zstd_level, durable, generations_kept, timeout)
 

@@ -182,15 +182,15 @@ def concat(dim: int, blocks: typing.Iterable[int] = ()) -> tuple[typing.Any, ...
     return ("concat", dim, list(blocks))
 
 
-#: The tensors along a new outermost dimension.
+#: Stacks the tensors along a new outermost dimension.
 stack = ("stack",)
-#: The sum of each element, in the order of the ranks.
+#: Adds each element in rank order.
 sum = ("sum",)
-#: The largest value of each element; NaN of any rank gives NaN.
+#: Takes the largest value of each element; NaN of any rank gives NaN.
 max = ("max",)
-#: All have the same tensor; it is compared.
+#: Requires that all ranks have the same tensor, and compares them.
 same = ("same",)
-#: The first rank's tensor, whatever the others have.
+#: Takes the tensor of the root and ignores those of the other ranks.
 first = ("first",)
 
 
