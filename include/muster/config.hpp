@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Config: a tree of JSON values whose leaves may also be tensors. It is what a layer says about itself.
+// Config: a tree of JSON values whose leaves may also be tensors. It describes a layer.
 
 #include <concepts>
 #include <cstddef>
@@ -20,7 +20,7 @@ namespace muster {
 
 class Config;
 
-/// Members in the order of insertion, keys unique; look-up is by hash once there are more than a few.
+/// An object: members in insertion order, with unique keys. Beyond a few members, a hash index speeds up lookups.
 class ConfigObject {
  public:
   using Member = std::pair<std::string, Config>;
@@ -36,16 +36,16 @@ class ConfigObject {
   [[nodiscard]] bool empty() const noexcept;
   [[nodiscard]] std::vector<Member>::const_iterator begin() const noexcept;
   [[nodiscard]] std::vector<Member>::const_iterator end() const noexcept;
-  /// Null if the key is not there.
+  /// Returns the value of the key, or null if the key is missing.
   [[nodiscard]] const Config* find(std::string_view key) const noexcept;
   [[nodiscard]] Config* find(std::string_view key) noexcept;
   [[nodiscard]] bool contains(std::string_view key) const noexcept { return find(key) != nullptr; }
-  /// The value of the key, made (null) where it was not there.
+  /// Returns the value of the key. A missing key is inserted with a null value.
   Config& operator[](std::string_view key);
-  /// Appends; false, and nothing changes, where the key is there already.
+  /// Appends a member. If the key already exists, returns false and changes nothing.
   bool insert(std::string key, Config value);
-  /// Removes a member, the others keep their order; false if the key is not there. Takes time in proportion to the
-  /// number of members.
+  /// Removes a member and keeps the order of the others. Returns false if the key is missing. The time is proportional
+  /// to the number of members.
   bool erase(std::string_view key);
   void reserve(std::size_t members);
 
@@ -58,14 +58,14 @@ class ConfigObject {
 
 using ConfigArray = std::vector<Config>;
 
-/// The integers of C++, whatever they are called; characters and booleans are none.
+/// All integer types of C++ except bool and the character types.
 template <class T>
 concept ConfigInteger = std::integral<T> && sizeof(T) <= sizeof(std::int64_t) && !std::same_as<T, bool> &&
                         !std::same_as<T, char> && !std::same_as<T, wchar_t> && !std::same_as<T, char8_t> &&
                         !std::same_as<T, char16_t> && !std::same_as<T, char32_t>;
 
-/// A value. Integers are kept exactly: as std::int64_t where they fit, else as std::uint64_t. A pointer is no value,
-/// but for text that ends with a zero.
+/// A JSON value or a tensor. Integers are stored exactly: as std::int64_t if they fit, otherwise as std::uint64_t.
+/// Pointers do not convert, except null-terminated text.
 class Config {
  public:
   enum class Type : std::uint8_t { null, boolean, integer, unsigned_integer, real, string, array, object, tensor };
@@ -84,7 +84,7 @@ class Config {
   }
   template <std::floating_point Real>
   Config(Real value) noexcept : value_(static_cast<double>(value)) {}
-  /// Throws Error(argument) on a null pointer.
+  /// Throws Error(argument) if `value` is a null pointer.
   Config(const char* value);
   Config(std::string_view value) : value_(std::string(value)) {}
   Config(std::string value) noexcept : value_(std::move(value)) {}
@@ -102,11 +102,11 @@ class Config {
   [[nodiscard]] bool is_string() const noexcept { return type() == Type::string; }
   [[nodiscard]] bool is_tensor() const noexcept { return type() == Type::tensor; }
 
-  // Each throws Error(argument) that names both types if the value is of another one.
+  // Each of these throws Error(argument) with both type names if the value has another type.
   [[nodiscard]] bool as_bool() const;
   [[nodiscard]] std::int64_t as_int() const;
   [[nodiscard]] std::uint64_t as_uint() const;
-  [[nodiscard]] double as_double() const;  ///< integers convert
+  [[nodiscard]] double as_double() const;  ///< also converts integers
   [[nodiscard]] const std::string& as_string() const;
   [[nodiscard]] const ConfigArray& as_array() const;
   [[nodiscard]] ConfigArray& as_array();
@@ -114,11 +114,11 @@ class Config {
   [[nodiscard]] ConfigObject& as_object();
   [[nodiscard]] const Tensor& as_tensor() const;
 
-  /// Likewise, as bool, an integer, float, double or std::string. Throws Error(argument) on another type, and on an
-  /// integer that T cannot hold.
+  /// Returns the value as a T: bool, an integer, float, double or std::string. Throws Error(argument) if the value has
+  /// another type, or is an integer that T cannot represent.
   template <class T>
   [[nodiscard]] T as() const;
-  /// The member of an object as a T; `otherwise` where the key is not there. Throws as as() and as_object().
+  /// Returns a member of an object as a T, or `otherwise` if the key is missing. Throws as as() and as_object().
   template <class T>
   requires(!std::convertible_to<T, std::string_view> || std::same_as<T, std::string>) [[nodiscard]] T
       value_or(std::string_view key, T otherwise) const {
@@ -132,25 +132,25 @@ class Config {
     return value_or(key, Config(otherwise).as_string());
   }
 
-  /// Whether this is an object that has the member.
+  /// Returns whether this is an object that has the member.
   [[nodiscard]] bool contains(std::string_view key) const noexcept { return find(key) != nullptr; }
-  /// The member; null if it is not there, or this is no object. Valid until the object changes.
+  /// Returns the member, or null if it is missing or this is not an object. Valid until the object changes.
   [[nodiscard]] const Config* find(std::string_view key) const noexcept;
-  /// Removes a member of an object; false if it is not there. Throws Error(argument) if this is no object.
+  /// Removes a member of an object. Returns false if it is missing. Throws Error(argument) if this is not an object.
   bool erase(std::string_view key) { return as_object().erase(key); }
-  /// A member; throws Error(not_found) if it is not there.
+  /// Returns a member. Throws Error(not_found) if it is missing.
   [[nodiscard]] const Config& at(std::string_view key) const;
-  /// An item; throws Error(not_found) past the end.
+  /// Returns an item of an array. Throws Error(not_found) if `index` is not less than size().
   [[nodiscard]] const Config& at(std::size_t index) const;
-  /// A member, made if it is not there; a null becomes an object first.
+  /// Returns a member, which is inserted if it is missing. A null value first becomes an empty object.
   Config& operator[](std::string_view key);
-  /// Appends to an array; a null becomes one first.
+  /// Appends to an array. A null value first becomes an empty array.
   void push_back(Config item);
-  /// Members, items, or 0 for a leaf.
+  /// Returns the number of members or items; 0 for a leaf.
   [[nodiscard]] std::size_t size() const noexcept;
 
-  /// The same tree, bit for bit: NaN equals the same NaN, -0.0 differs from 0.0, tensors by bitwise_equal. The order of
-  /// members does not matter.
+  /// Compares two trees bit by bit: a NaN equals the same NaN, and -0.0 differs from 0.0. Tensors are compared with
+  /// bitwise_equal(). The order of members does not matter.
   friend bool operator==(const Config& a, const Config& b);
 
  private:
@@ -180,16 +180,17 @@ T Config::as() const {
   }
 }
 
-/// Nesting deeper than this is refused wherever a tree is read, written or sent (Error(argument) or Error(corrupt)).
+/// The deepest nesting of a tree. Deeper trees are rejected wherever a tree is read, written or sent, with
+/// Error(argument) or Error(corrupt).
 inline constexpr int max_config_depth = 256;
 
 namespace detail {
-/// Throws Error(argument) if that is too deep.
+/// Throws Error(argument) if `depth` exceeds max_config_depth.
 void check_config_depth(int depth);
 }  // namespace detail
 
-/// Calls visit(const Config&) with each leaf of the tree (what is neither array nor object), in its order. Throws
-/// Error(argument) on nesting beyond max_config_depth.
+/// Calls visit(const Config&) for each leaf of the tree in tree order. A leaf is neither an array nor an object. Throws
+/// Error(argument) if the nesting exceeds max_config_depth.
 template <class Visit>
 void visit_leaves(const Config& config, const Visit& visit, int depth = 0) {
   detail::check_config_depth(depth);
@@ -202,7 +203,8 @@ void visit_leaves(const Config& config, const Visit& visit, int depth = 0) {
   }
 }
 
-/// The same tree with what replace(const Config&) makes of each leaf, asked in the order of the tree. Throws likewise.
+/// Returns a copy of the tree in which replace(const Config&) has replaced each leaf, called in tree order. Throws as
+/// visit_leaves().
 template <class Replace>
 Config with_leaves(const Config& config, const Replace& replace, int depth = 0) {
   detail::check_config_depth(depth);

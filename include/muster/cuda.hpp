@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Tensors on NVIDIA devices: views of them, the stream that an exchange respects, where gathered tensors land. Programs
-// that include this header link libmuster-cuda (pkg-config muster-cuda), which takes the gathers' device route and the
-// collectives' NCCL backend with it.
-// It needs no CUDA toolkit: the driver is loaded when it is first asked for. Rules and the choice of ways are in
-// docs/devices.md.
+// Tensors on NVIDIA GPUs: views, the stream that exchanges synchronize with, and copies. Programs that include this
+// header link libmuster-cuda (pkg-config muster-cuda), which contains the device route of gathers and the NCCL backend
+// of collectives. No CUDA toolkit is needed: the driver is loaded when it is first used. docs/devices.md explains the
+// rules and the choice of transfer methods.
 
 #include <string>
 #include <vector>
@@ -12,43 +11,48 @@
 #include "muster/config.hpp"
 #include "muster/tensor.hpp"
 
-// cudaStream_t and CUstream are pointers to it.
+// cudaStream_t and CUstream are pointers to this type.
 struct CUstream_st;
 
 namespace muster {
 
-/// Whether there are a driver and a device for this process. Local; loads the driver.
+/// Returns whether this process has a driver and a GPU. Local; loads the driver.
 [[nodiscard]] bool cuda_available() noexcept;
-/// Why there are none, with the remedy; empty if there are.
+/// Returns why no GPU is available, with the remedy; empty if one is. Local.
 [[nodiscard]] std::string cuda_obstacle();
 
-/// Views elements on a device; which one, the driver is asked. The memory is somebody else's, as with every view.
-/// Throws Error(argument) if the address is not one of a device (of host memory, page-locked or not, make a
-/// TensorView; memory that cudaMallocManaged moves to and fro is taken for neither), Error(unsupported) if there is
-/// no driver, and as TensorView's constructor.
+/// Returns a view of elements on a GPU. The driver determines which GPU it is. The caller keeps the memory alive.
+/// Throws Error(argument) if `data` is not an address on a GPU. For host memory, page-locked or not, use a TensorView;
+/// memory of cudaMallocManaged is not supported by either. Throws Error(unsupported) if no driver is available, and as
+/// the constructor of TensorView.
 TensorView cuda_view(DType dtype, Shape shape, const void* data, Strides strides = {});
 
-/// Fresh memory of a device (cuMemAlloc), not initialised; writable. Throws Error(no_space), and as above.
+/// Allocates uninitialized writable memory on a GPU (cuMemAlloc). Throws Error(no_space | argument | unsupported).
 Tensor cuda_allocate(DType dtype, Shape shape, int device);
 
-/// A contiguous copy on the heap, of a tensor wherever it is. Respects the stream as an exchange does, and returns when
-/// the copy is there. Throws Error(argument) on strides that a device cannot copy in one go, Error(io) if the device
-/// fails.
+/// Returns a contiguous copy on the heap, of a tensor on the host or on a GPU. It synchronizes with the stream as an
+/// exchange does, and returns when the copy is complete. Throws Error(argument) if a GPU cannot copy the strides in one
+/// operation, Error(io) if the GPU fails.
 Tensor copy_to_host(const TensorView& tensor);
-/// The tree with all its tensors on the host, those of devices in page-locked memory, which is used again when they are
-/// gone: for layers that are merged or written. All devices copy at once. As above.
+/// Returns the tree with all its tensors on the host. Copies from GPUs are in page-locked memory, which is reused after
+/// they are destroyed: use it for layers that are merged or written. All GPUs copy at the same time. Throws as
+/// copy_to_host().
 Config config_to_host(const Config& config);
-/// A contiguous copy on a device, of a tensor that is on the host. As above.
+/// Returns a contiguous copy on a GPU, of a tensor on the host. Throws as copy_to_host() and cuda_allocate().
 Tensor copy_to_device(const TensorView& tensor, int device);
 
-/// Names the stream that this thread's exchanges respect, and that its collectives are put into, as long as it lives.
-/// Of an exchange: what has been queued there before a call is done before elements are read; and when the call
-/// returns, nothing reads them any more (with Own::borrow, but for the views of the first rank's own). It counts for
-/// tensors on its own device, whichever is current; for tensors on other devices, and without a scope, it is the
-/// device's default stream, which waits for all streams that were not made non-blocking. Scopes nest. The stream must
-/// live as long as the scope. Exchanges throw Error(argument) while it is being captured into a graph; collectives
-/// become a part of that (muster/cuda_graph.hpp). The constructor throws Error(argument) on a stream of a context that
-/// the program has made itself (cuCtxCreate).
+/// Sets the stream of the calling thread while the scope exists. Exchanges of this thread synchronize with the stream,
+/// and its collectives are queued in it. Scopes nest, and the stream must outlive the scope.
+///
+/// An exchange reads elements after the work that was queued in the stream before the call. When the call returns,
+/// nothing reads the elements any more, except through the root's views of its own tensors (Own::borrow). The scope
+/// applies to tensors on the GPU of the stream, whichever GPU is current. For tensors on other GPUs, and without a
+/// scope, the stream is the default stream of the GPU. That stream waits for all streams that were not created as
+/// non-blocking.
+///
+/// Exchanges throw Error(argument) while the stream is being captured into a graph; collectives become part of the
+/// graph (muster/cuda_graph.hpp). The constructor throws Error(argument) if the stream belongs to a context that the
+/// program created itself (cuCtxCreate).
 class CudaStreamScope {
  public:
   explicit CudaStreamScope(CUstream_st* stream);
@@ -61,12 +65,12 @@ class CudaStreamScope {
   int before_device_;
 };
 
-/// What this machine has, as `muster doctor` tells it. Local; starts the driver, where there is one.
+/// The CUDA installation of this machine, as `muster doctor` reports it. Local; starts the driver if one is installed.
 struct CudaReport {
-  std::string driver;                ///< "12.9"; empty if there is none
+  std::string driver;                ///< driver version, "12.9"; empty if no driver is available
   std::vector<std::string> devices;  ///< "cuda:0 NVIDIA H200, 139.8 GiB"
-  std::string nccl;                  ///< "2.21.5"; empty if there is none
-  std::string obstacle;              ///< why there is no driver or no device
+  std::string nccl;                  ///< NCCL version, "2.21.5"; empty if NCCL is not available
+  std::string obstacle;              ///< why no driver or no GPU is available; empty if one is
   std::string nccl_obstacle;
 };
 CudaReport examine_cuda();

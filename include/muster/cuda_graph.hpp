@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Calls of a ProcessGroup as parts of a CUDA graph: captured once, run by one launch as often as is wanted. Semantics:
-// graph_capture of vLLM's GroupCoordinator, and stream capture of CUDA. Programs that include this header link
-// libmuster-cuda (pkg-config muster-cuda).
+// Captures calls of a ProcessGroup in a CUDA graph, which a single launch then replays any number of times. Programs
+// that include this header link libmuster-cuda (pkg-config muster-cuda). Semantics: graph_capture of GroupCoordinator
+// in vLLM, and stream capture of CUDA.
 //
-//   group.all_reduce(tensor);                 // NCCL meets, and sets up what it needs
-//   muster::CudaGraphCapture capture(device);
-//   kernels<<<..., capture.stream()>>>(tensor);
-//   group.all_reduce(tensor);
-//   const muster::CudaGraph graph = capture.end();
-//   graph.launch(stream);
+//  group.all_reduce(tensor);                 // NCCL connects and allocates its resources
+//  muster::CudaGraphCapture capture(device);
+//  kernels<<<..., capture.stream()>>>(tensor);
+//  group.all_reduce(tensor);
+//  const muster::CudaGraph graph = capture.end();
+//  graph.launch(stream);
 //
-// What holds of collectives in a graph: docs/devices.md, "Collectives".
+// The rules for collectives in a graph: docs/devices.md, "Collectives".
 
 #include <memory>
 
@@ -21,7 +21,7 @@ struct CUgraphExec_st;
 
 namespace muster {
 
-/// A graph that can be run. Movable.
+/// A CUDA graph that can be launched. Movable.
 class CudaGraph {
  public:
   CudaGraph() = default;
@@ -31,9 +31,10 @@ class CudaGraph {
   CudaGraph& operator=(const CudaGraph&) = delete;
   ~CudaGraph();
 
-  /// Puts a run of it into a stream of its device, and returns. If it has collectives all ranks of their groups launch
-  /// it, in one order with their other collectives. Tensors and groups that it uses must live until the run is over.
-  /// Throws Error(argument) if there is no graph, Error(io) if the driver refuses.
+  /// Queues one run of the graph in a stream of its GPU, and returns. If the graph contains collectives, all ranks of
+  /// their groups launch it, in the same order relative to their other collectives. Tensors and groups that the graph
+  /// uses must exist until the run is complete. Throws Error(argument) if the graph is empty, Error(io) if the driver
+  /// fails.
   void launch(CUstream_st* stream) const;
 
  private:
@@ -44,20 +45,22 @@ class CudaGraph {
   CUgraphExec_st* handle_ = nullptr;
 };
 
-/// While it lives, what is put into its stream is not done but captured. The stream is a new one, and is named as by a
-/// CudaStreamScope: this thread's collectives on its device go there. Used by one thread.
+/// Captures the work that is queued in its stream instead of running it, as long as this object exists. The stream is
+/// new, and is set for this thread as by a CudaStreamScope, so collectives of this thread on that GPU are captured. Use
+/// it from one thread.
 class CudaGraphCapture {
  public:
-  /// Throws Error(argument) if there is no such device, Error(unsupported) if the driver is older than 11.4, Error(io).
+  /// Starts a capture on a GPU. Throws Error(argument) if the GPU does not exist, Error(unsupported) if the driver is
+  /// older than 11.4, Error(io).
   explicit CudaGraphCapture(int device);
-  /// What was captured is dropped, if end() has not been called.
+  /// Discards the capture if end() was not called.
   ~CudaGraphCapture();
   CudaGraphCapture(const CudaGraphCapture&) = delete;
   CudaGraphCapture& operator=(const CudaGraphCapture&) = delete;
 
   [[nodiscard]] CUstream_st* stream() const noexcept;
-  /// Ends the capture, once. The stream is not named any more. Throws Error(io) if the capture has been spoilt by a
-  /// call that cannot be a part of a graph.
+  /// Ends the capture and returns its graph; call it once. The stream is then no longer set for this thread. Throws
+  /// Error(io) if a call that cannot be part of a graph has invalidated the capture.
   [[nodiscard]] CudaGraph end();
 
  private:

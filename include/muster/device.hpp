@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Device: where a tensor's elements are. Host memory is what the CPU reads; what is on a device travels by the device
-// route (muster/cuda.hpp).
+// Device: the location of the elements of a tensor. The CPU can read host memory. Tensors on a GPU are transferred by
+// the device route (muster/cuda.hpp).
 
 #include <cstdint>
 #include <string>
@@ -10,17 +10,17 @@ namespace muster {
 
 struct Device {
   enum class Kind : std::uint8_t {
-    host,  ///< the memory of the process, whichever NUMA node it is on
-    cuda,  ///< an NVIDIA device
+    host,  ///< memory of the process, on any NUMA node
+    cuda,  ///< an NVIDIA GPU
   };
   Kind kind = Kind::host;
-  int index = 0;  ///< among the devices that this process sees; 0 for the host
+  int index = 0;  ///< index among the GPUs that this process sees; 0 for the host
 
   [[nodiscard]] bool is_host() const noexcept { return kind == Kind::host; }
   friend bool operator==(const Device&, const Device&) = default;
 };
 
-/// "host", "cuda:0".
+/// Returns "host" or "cuda:0".
 std::string to_string(const Device& device);
 
 }  // namespace muster

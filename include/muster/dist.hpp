@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// muster::dist: one process group for the whole program, by the names and rules of torch.distributed. Semantics:
-// torch.distributed of PyTorch 0.4, which takes ranks of the world as sources and destinations. Deadlines and checks
-// are those of ProcessGroup, on which all of this runs.
+// muster::dist: one process group for the whole program, with the names and rules of torch.distributed. Semantics:
+// torch.distributed of PyTorch 0.4, in which sources and destinations are ranks of the world. Everything runs on
+// ProcessGroup, whose deadlines and checks apply.
 
 #include <chrono>
 #include <memory>
@@ -17,26 +17,28 @@
 namespace muster::dist {
 
 struct InitOptions {
-  /// - "env://": as world() finds this process's rank and the others.
-  /// - "tcp://HOST:PORT": rank 0 is there.
+  /// The rendezvous method:
+  /// - "env://": the ranks meet as those of world().
+  /// - "tcp://HOST:PORT": an address of the host of rank 0.
   /// - "file:///PATH": a file that does not exist yet, on a file system that all ranks see.
   std::string init_method = "env://";
-  /// With env:// they may be left out, and must be right if they are given.
+  /// With env:// both may be omitted. If they are given, they must match the environment.
   int world_size = -1;
   int rank = -1;
-  /// Tells jobs apart that meet at the same place.
+  /// Distinguishes jobs that use the same rendezvous address.
   std::string group_name = {};
   std::optional<std::chrono::milliseconds> timeout = {};
 };
 
-/// Collective over the job. Backends:
+/// Creates the process group of the program. Collective over the job. Backends:
 /// - "shm": all ranks are on this host;
-/// - "tcp", "gloo": any hosts, over TCP, which both names mean; ranks of one host share memory all the same;
-/// - "mpi": env:// only, of a job that MPI has started;
+/// - "tcp" and its alias "gloo": any hosts, over TCP; ranks of the same host still use shared memory;
+/// - "mpi": env:// only, for a job that MPI has started;
 /// - "nccl": as "tcp", in a program with libmuster-cuda.
-/// Tensors on devices go by NCCL with each of them (muster/process_group.hpp). Throws Error(argument) on a second call,
-/// a backend or method that is none, ranks that cannot be; Error(unsupported) if the backend cannot reach all ranks, or
-/// is "nccl" and there is no libmuster-cuda; as world() and tcp_group().
+///
+/// With every backend, tensors on GPUs use NCCL (muster/process_group.hpp). Throws Error(argument) on a second call, an
+/// unknown backend or method, or invalid ranks. Throws Error(unsupported) if the backend cannot reach all ranks, or if
+/// it is "nccl" and libmuster-cuda is missing. Throws also as world() and tcp_group().
 void init_process_group(std::string_view backend, const InitOptions& options = {});
 
 /// Collective over the job. Starts the master-worker mode in place of a process group. In this mode is_initialized()
@@ -44,7 +46,7 @@ void init_process_group(std::string_view backend, const InitOptions& options = {
 /// destroy_process_group(), also if the MasterWorker is destroyed earlier. Throws as init_process_group().
 [[nodiscard]] MasterWorker init_master_worker(std::string_view backend, const InitOptions& options = {});
 
-/// Always: this library has it.
+/// Returns true. It exists for compatibility with torch.distributed.
 [[nodiscard]] constexpr bool is_available() noexcept {
   return true;
 }
@@ -57,14 +59,15 @@ void destroy_process_group() noexcept;
 [[nodiscard]] int get_rank();
 [[nodiscard]] int get_world_size();
 
-/// A group, also on ranks that are not in it: calls with it are Error(argument) there.
+/// A group of ranks of the world. An object exists also on ranks that are not in the group; calls with it throw
+/// Error(argument) there.
 class Group {
  public:
-  /// All ranks.
+  /// Refers to all ranks.
   Group() = default;
   explicit Group(std::shared_ptr<ProcessGroup> members) : is_world_(false), members_(std::move(members)) {}
   [[nodiscard]] bool is_world() const noexcept { return is_world_; }
-  /// Null for all ranks, and on a rank that is not in it.
+  /// Returns the process group of the members. Null for the group of all ranks, and on a rank that is not in the group.
   [[nodiscard]] const std::shared_ptr<ProcessGroup>& members() const noexcept { return members_; }
 
  private:
@@ -73,9 +76,11 @@ class Group {
 };
 inline const Group world_group{};
 
-/// Collective over all ranks, in it or not, with the same list.
+/// Creates a group of the ranks of a list. Collective over all ranks of the world, whether or not they are in the list;
+/// all pass the same list.
 [[nodiscard]] Group new_group(const RankList& ranks);
-/// What a group's calls run on: for what is not here. Throws Error(argument) on a rank that is not in it.
+/// Returns the process group that the calls of `group` run on, for operations that muster::dist does not offer. Throws
+/// Error(argument) on a rank that is not in the group. Local.
 [[nodiscard]] ProcessGroup& process_group(const Group& group = world_group);
 
 /// Returns the rank inside `group` of the process that has rank `global` in the world. Returns nullopt if that process
@@ -86,26 +91,34 @@ inline const Group world_group{};
 // get_rank() returns it, also for a call with a group. A root outside the group is Error(argument). Tensors must be
 // contiguous, and results are written into them. ProcessGroup documents the other rules.
 
+/// Starts to send a tensor to the rank `dst`.
 [[nodiscard]] Work<void> isend(const Tensor& tensor, int dst);
+/// Starts to receive a tensor from the rank `src`. The result is the rank of the sender.
 [[nodiscard]] Work<int> irecv(const Tensor& tensor, int src);
+/// Sends a tensor to the rank `dst`.
 void send(const Tensor& tensor, int dst);
-/// From any rank, if none is given. Returns the sender.
+/// Receives a tensor from `src`, or from any rank if `src` is unset. Returns the rank of the sender.
 int recv(const Tensor& tensor, std::optional<int> src = {});
 
+/// Copies the elements of `src` into the tensor of every rank of the group. Collective, as all calls below.
 void broadcast(const Tensor& tensor, int src, const Group& group = world_group);
-/// In place; the same bits on all ranks.
+/// Reduces the tensors of all ranks in place, with the same bits on all ranks.
 void all_reduce(const Tensor& tensor, ReduceOp op = ReduceOp::sum, const Group& group = world_group);
-/// The result is dst's; the other ranks' tensors stay as they are.
+/// Reduces the tensors of all ranks into the tensor of `dst`. The tensors of the other ranks are not changed.
 void reduce(const Tensor& tensor, int dst, ReduceOp op = ReduceOp::sum, const Group& group = world_group);
-/// `tensors`: one for each rank of the group, in their order.
+/// Copies the tensor of each rank into `tensors`, which has one tensor per rank of the group, in rank order.
 void all_gather(std::span<const Tensor> tensors, const Tensor& tensor, const Group& group = world_group);
-/// On dst, `tensors` has one for each rank; on the others it is empty.
+/// Copies the tensor of each rank into `tensors` on `dst`, which has one tensor per rank; it is empty on the other
+/// ranks.
 void gather(const Tensor& tensor, int dst, std::span<const Tensor> tensors = {}, const Group& group = world_group);
-/// On src, `tensors` has one for each rank; on the others it is empty.
+/// Copies the part of each rank from `tensors` on `src` into `tensor`. `tensors` has one tensor per rank on `src` and
+/// is empty on the other ranks.
 void scatter(const Tensor& tensor, int src, std::span<const Tensor> tensors = {}, const Group& group = world_group);
+/// Returns when all ranks of the group have entered the barrier.
 void barrier(const Group& group = world_group);
-/// Dimension 0 cut into equal slices, of which each rank gets one of each rank, in the order of the ranks: a new tensor
-/// of the same shape. Before init_process_group() it is the tensor itself, as ml-starter's is.
+/// Splits dimension 0 into equal slices and sends slice r to rank r of the group. Returns the received slices in rank
+/// order, as a new tensor of the same shape. Before init_process_group() it returns `tensor` itself, as ml-starter
+/// does.
 [[nodiscard]] Tensor all_to_all(const Tensor& tensor, const Group& group = world_group);
 
 }  // namespace muster::dist

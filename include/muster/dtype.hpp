@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Element types. Names are those of safetensors ("BF16"), which every tool of the field knows.
+// Element types. Their names are those of safetensors ("BF16").
 
 #include <concepts>
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace muster {
 
-/// The numbers are part of the descriptor's wire format: never reuse one.
+/// The type of the elements of a tensor. The numbers are part of the wire format of descriptors: never reuse one.
 enum class DType : std::uint8_t {
   boolean = 0,
   u8 = 1,
@@ -29,46 +29,47 @@ enum class DType : std::uint8_t {
   f8_e4m3fn = 13,
   f8_e5m2 = 14,
   f8_e8m0 = 15,      ///< scales of microscaling formats
-  f4_e2m1 = 16,      ///< packed: two elements a byte, the first in the low nibble
-  u4 = 17,           ///< packed likewise
-  i4 = 18,           ///< packed likewise
+  f4_e2m1 = 16,      ///< packed: two elements per byte, the first in the low nibble
+  u4 = 17,           ///< packed like f4_e2m1
+  i4 = 18,           ///< packed like f4_e2m1
   complex64 = 19,    ///< two f32: real, imaginary
-  f8_e4m3fnuz = 20,  ///< finite, one zero, one NaN: AMD's
-  f8_e5m2fnuz = 21,  ///< likewise
+  f8_e4m3fnuz = 20,  ///< AMD format: finite, one zero, one NaN
+  f8_e5m2fnuz = 21,  ///< AMD format: finite, one zero, one NaN
   f6_e2m3 = 22,      ///< packed: four elements in three bytes, the first in the lowest bits
-  f6_e3m2 = 23,      ///< packed likewise
+  f6_e3m2 = 23,      ///< packed like f6_e2m3
 };
 
-/// The dtype of a C++ type: integers of whatever name, bool, std::byte (u8), float and double. A program says so of
-/// types of its own by a specialisation: `template <> struct muster::DTypeOf<half> { static constexpr DType value =
-/// DType::f16; };`.
+/// Maps a C++ type to its dtype: all integer types, bool, std::byte (u8), float and double. A program adds its own
+/// types with a specialization: `template <> struct muster::DTypeOf<half> { static constexpr DType value = DType::f16;
+/// };`.
 template <class T>
 struct DTypeOf;
 template <class T>
 inline constexpr DType dtype_of = DTypeOf<T>::value;
 
-/// All of them, in the order of their numbers.
+/// Returns all dtypes, in the order of their numbers.
 std::span<const DType> all_dtypes() noexcept;
 
-/// Bits of one element: 4 or 6 for the packed types, a multiple of 8 for all others.
+/// Returns the number of bits of one element: 4 or 6 for packed types, a multiple of 8 for all others.
 int bits(DType dtype) noexcept;
 
-/// Bytes of one element; 0 for packed types, whose elements have no address.
+/// Returns the number of bytes of one element; 0 for packed types, whose elements are not addressable.
 std::size_t itemsize(DType dtype) noexcept;
 
-/// Whether elements share bytes: such tensors are always contiguous and keep their logical shape.
+/// Returns whether elements share bytes. Tensors of such a dtype are always contiguous and keep their logical shape.
 bool is_packed(DType dtype) noexcept;
 
-/// The fewest elements that fill whole bytes: 2 of 4 bits, 4 of 6 bits, 1 of all others.
+/// Returns the smallest number of elements that fills whole bytes: 2 for 4 bits, 4 for 6 bits, 1 for all others.
 int elements_in_group(DType dtype) noexcept;
 
-/// safetensors' name: "BOOL", "U8", "BF16", "F8_E4M3", "F4" ...; "U4" and "I4" are ours.
+/// Returns the safetensors name: "BOOL", "U8", "BF16", "F8_E4M3", "F4" ... The names "U4" and "I4" are Muster
+/// extensions.
 std::string_view to_string(DType dtype) noexcept;
 
-/// The dtype of a name in safetensors' spelling; none if the name is not known.
+/// Returns the dtype with a safetensors name; nullopt if the name is unknown.
 std::optional<DType> dtype_from_string(std::string_view name) noexcept;
 
-/// The dtype of a wire number; none if no dtype has it.
+/// Returns the dtype with a wire number; nullopt if the number is unknown.
 std::optional<DType> dtype_from_number(std::uint8_t number) noexcept;
 
 template <class T>

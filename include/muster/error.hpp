@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The one exception of the library. Every failure that a caller can meet is a muster::Error; assertions are for bugs.
-// Only where not even the memory for a name or a message is left, std::bad_alloc comes as it is.
+// The exception class of the library. Every failure that a caller can observe is a muster::Error; assertions are for
+// bugs. Exception: std::bad_alloc is thrown if not even the memory for a name or a message is left.
 
 #include <cstdint>
 #include <optional>
@@ -11,35 +11,35 @@
 
 namespace muster {
 
-/// What kind of failure it was: what a caller can branch on.
+/// The category of a failure, for callers that handle some categories differently.
 enum class ErrorKind : std::uint8_t {
-  argument,       ///< the caller passed something that cannot be
-  not_found,      ///< a file, name or rank is not there
-  corrupt,        ///< bytes from outside contradict their format
+  argument,       ///< the caller passed an invalid argument
+  not_found,      ///< a file, name or rank does not exist
+  corrupt,        ///< external data contradicts its format
   version,        ///< another version of the library or of a format
-  timeout,        ///< a deadline passed; the message names who is missing
+  timeout,        ///< a deadline passed; the message names the missing ranks
   peer_lost,      ///< another rank died or left
-  no_space,       ///< memory or disk is too small; the message says needed and available
-  io,             ///< a system call failed; `os_error()` has errno
-  unsupported,    ///< this build or this machine cannot do it
+  no_space,       ///< not enough memory or disk space; the message gives the needed and the available bytes
+  io,             ///< a system call failed; os_error() returns errno
+  unsupported,    ///< this build or this machine does not support the operation
   rank_mismatch,  ///< the ranks disagree (lists, shapes, calls)
-  cancelled,      ///< a stop token ended the wait
+  cancelled,      ///< a stop request ended the wait
 };
 
-/// The category's name as the messages and the CLI print it, such as "peer lost".
+/// Returns the name of the category as messages and the commands print it, such as "peer lost".
 std::string_view to_string(ErrorKind kind) noexcept;
 
-/// Facts of a failure beside its words. Unknown ones stay empty.
+/// Facts about a failure, in addition to its message. Unknown ones are empty.
 struct ErrorDetails {
-  std::optional<int> rank = {};          ///< the rank where it began, as the job numbers it (RankInfo::rank)
-  std::optional<std::int64_t> pid = {};  ///< that rank's process
-  std::string host = {};                 ///< that rank's host
-  std::string path = {};                 ///< the file it is about
-  int os_error = 0;                      ///< errno, 0 if no system call failed
+  std::optional<int> rank = {};  ///< the rank where the failure began, by its number in the job (RankInfo::rank)
+  std::optional<std::int64_t> pid = {};  ///< process ID of that rank
+  std::string host = {};                 ///< host of that rank
+  std::string path = {};                 ///< the file that the failure is about
+  int os_error = 0;                      ///< errno; 0 if no system call failed
 };
 
-/// Says what was attempted, on what, what came back and what to do. Copyable, so that one failure can be thrown on each
-/// later call.
+/// A failure. The message contains the attempted operation, its object, the cause and the remedy. Copyable, so that
+/// later calls can throw the same failure again.
 class Error : public std::runtime_error {
  public:
   Error(ErrorKind kind, const std::string& message, ErrorDetails details = {});
@@ -52,7 +52,8 @@ class Error : public std::runtime_error {
   [[nodiscard]] int os_error() const noexcept { return details_.os_error; }
   [[nodiscard]] const ErrorDetails& details() const noexcept { return details_; }
 
-  /// The same failure with `context` put before its words ("exporting to out/: ..."): for rethrowing on the way up.
+  /// Returns the same failure with `context` in front of its message ("exporting to out/: ..."), for a caller that
+  /// throws it again.
   [[nodiscard]] Error with_context(std::string_view context) const;
 
  private:

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Cutting a checkpoint into one file a rank, and gathering such shards into a checkpoint again: what `muster shard` and
-// `muster export` do, as library calls. Both give the same names, dtypes, shapes and tensor bytes back.
+// Splits a checkpoint into one file per rank (shard_model), and merges such shards into a checkpoint (export_model).
+// The commands `muster shard` and `muster export` call these functions. A shard and an export by the same plan preserve
+// names, dtypes, shapes and tensor bytes.
 
 #include <chrono>
 #include <cstdint>
@@ -19,140 +20,155 @@
 
 namespace muster {
 
-/// Who writes the files of an export.
+/// The ranks that write the files of an export.
 enum class Writers : std::uint8_t {
-  first,   ///< rank 0 alone: where the others do not see the output's file system
-  owners,  ///< every rank writes what it has; parts that several ranks have are shared out by size
+  first,   ///< only rank 0: for an output file system that the other ranks cannot access
+  owners,  ///< every rank writes its own data; parts that several ranks hold are divided by size
 };
 std::string_view to_string(Writers writers) noexcept;
 
 struct ShardOptions {
-  /// Replace `out` if it is a checkpoint or a directory of shards, with no other files in it.
+  /// Replaces `out` if it is a checkpoint or a directory of shards and contains no other files.
   bool force = false;
-  /// `out` is a workspace, made if it is not there: each rank's shard is its state of generation 1 of a new job.
+  /// Treats `out` as a workspace, which is created if it does not exist. The shard of each rank becomes its state of
+  /// generation 1 of a new job.
   bool to_workspace = false;
-  std::optional<int> zstd_level = {};            ///< of states; none: not compressed
-  std::string carry = {};                        ///< which files that are no weights go along (model_dir.hpp)
-  std::optional<ParallelLayout> from = {};       ///< of shards that `to_plan` cuts anew: as an export's `layout`
-  std::string at = {};                           ///< of a foreign checkpoint, as for an export
-  std::string shards = {};                       ///< of files of ranks, likewise
-  std::string job = {};                          ///< of a workspace, likewise
-  std::optional<std::uint64_t> generation = {};  ///< likewise
-  /// A model's directory, as for an export: files that are no weights come from there, and the plans' config.json.
+  std::optional<int> zstd_level = {};  ///< compression of states; unset: not compressed
+  std::string carry = {};              ///< selects the files to copy in addition to the weights (model_dir.hpp)
+  /// for rank shards that `to_plan` splits again: their layout, as ExportOptions::layout
+  std::optional<ParallelLayout> from = {};
+  std::string at = {};                           ///< as ExportOptions::at, for third-party checkpoints
+  std::string shards = {};                       ///< as ExportOptions::shards, for one file per rank
+  std::string job = {};                          ///< as ExportOptions::job, for a workspace
+  std::optional<std::uint64_t> generation = {};  ///< as ExportOptions::generation, for a workspace
+  /// A model directory, as ExportOptions::base: source of the files that are not weights, and of the config.json that
+  /// plans read.
   std::string base = {};
-  /// By this plan the model is cut, and by `plan` it is read first, as export_model does: a checkpoint whose tensors
-  /// have other names or shapes than HuggingFace's, or the shards of ranks. Empty: it has HuggingFace's, and `plan`
-  /// cuts it.
+  /// The target plan. If it is set, `plan` first converts the source to Hugging Face names and shapes, as
+  /// export_model() does, and `to_plan` then splits the result. Use it for rank shards, and for checkpoints with other
+  /// names or shapes. Empty: the source has Hugging Face names, and `plan` splits it.
   std::string to_plan = {};
-  /// Unfinished outputs for the same `out` that processes of other hosts left, and that have not changed for so long,
-  /// are removed, or gone on with (`resume`); none: only what is proved to be nobody's, because its process was on this
-  /// host.
+  /// Applies to unfinished outputs for the same `out` that were left by processes of other hosts and have not changed
+  /// for this time. They are deleted, or resumed if `resume` is set. Unset: only outputs of processes that ran on this
+  /// host and are proved dead.
   std::optional<std::chrono::seconds> abandoned_after = {};
-  bool dry_run = false;  ///< nothing is written: the report is what it would be; `out` is not looked at
+  bool dry_run = false;  ///< writes nothing; the report is the expected one, and `out` is not inspected
   ProgressCallback progress = {};
-  /// A stop request ends it: Error(cancelled), and nothing is left behind.
+  /// A stop request ends the call with Error(cancelled). No output is left behind.
   std::stop_token stop = {};
 };
 
 struct ShardReport {
   std::uint64_t tensors = 0;        ///< of the model
-  std::uint64_t bytes = 0;          ///< of its tensors
-  std::uint64_t bytes_written = 0;  ///< of the shards' tensors: repeated and padded ones counted
-  std::string job = {};             ///< of a workspace: the new job's nonce, 32 digits
-  Omissions left = {};              ///< files that did not go along
-  /// What whoever uses the shards should know: heads on several ranks, unused rules.
+  std::uint64_t bytes = 0;          ///< bytes of the tensors of the model
+  std::uint64_t bytes_written = 0;  ///< bytes of the tensors of the shards, including replicated and padded ones
+  std::string job = {};             ///< for a workspace: the nonce of the new job, 32 hexadecimal digits
+  Omissions left = {};              ///< files that were not copied
+  /// Remarks for users of the shards: heads that several ranks hold, unused rules.
   std::vector<std::string> notes = {};
   double seconds = 0;
 };
 
-/// Cuts the model in `model_dir` (HuggingFace's layout, or a foreign checkpoint that is whole) by the plan, backwards,
-/// into rank-00000-of-0000N.safetensors
-/// ... and copies the files beside the weights (`carry`). `plan` is a built-in plan's name, "auto" or a file. `out`
-/// appears whole or not at all; nothing is left behind on failure. A dimension that the ranks do not divide is padded
-/// with zeros; its true size stands in each shard's metadata, as do the plan and checksums (docs/plans.md). Attention
-/// heads are not cut through: if there are fewer than ranks, several ranks get a copy of the same head. Local; several
-/// threads. Holds some MiB, whatever the model's size.
+/// Splits the model in `model_dir` into rank-00000-of-0000N.safetensors ..., and copies the files that are not weights
+/// (`carry`). Local; uses several threads and a few MiB of memory, whatever the size of the model.
 ///
-/// To a workspace: states have the metadata of shards as their config (docs/inspecting.md); files that are no weights
-/// lie beside them; one that is there and other is Error(argument), unless forced. The job has a generation when all
-/// its states are there; what was written before a failure is removed.
+/// `model_dir` has the Hugging Face layout, or is a self-describing third-party checkpoint. `plan` is the name of a
+/// built-in plan, "auto" or a file; the split applies its inverse. `out` appears complete or not at all, and a failure
+/// leaves no files behind. A dimension that is not divisible by the number of ranks is padded with zeros. The metadata
+/// of each shard records the true size, the plan and the checksums (docs/plans.md). Attention heads are not split: if
+/// there are fewer heads than ranks, several ranks get a copy of the same head.
 ///
-/// Throws Error(argument) on names without a rule, rules without a way back, an `out` that exists, a layout that the
-/// plan does not know or that leaves a rank without a head, a layer or an expert, a model that is not as its
-/// config.json says, a cut through the blocks of a quantisation scale (but of 8-bit floats); Error(not_found | corrupt
-/// | io | no_space) from reading and writing; with `to_plan` also as export_model.
+/// With `to_workspace`, the config of each state is the metadata of a shard (docs/inspecting.md). Files that are not
+/// weights are stored next to the states; if such a file exists with other contents, the call throws Error(argument)
+/// unless `force` is set. The generation is complete when all its states exist. A failure deletes the states that were
+/// already written.
+///
+/// Throws Error(argument) if:
+/// - a tensor matches no rule, or a rule is not invertible;
+/// - `out` exists;
+/// - the plan does not support the layout, or the layout leaves a rank without a head, a layer or an expert;
+/// - the model contradicts its config.json;
+/// - a split would cut a quantization block (except with FP8).
+///
+/// Throws Error(not_found | corrupt | io | no_space) if reading or writing fails. With `to_plan`, throws also as
+/// export_model().
 ShardReport shard_model(const std::string& model_dir, const std::string& out, const std::string& plan,
                         const ParallelLayout& layout, const ShardOptions& options = {});
 
-/// The N of a directory with rank-00000-of-0000N.safetensors, or the ranks of a workspace's job or of a foreign
-/// checkpoint (`shards` as in ExportOptions), which is of one rank if it is whole. Throws
-/// Error(not_found) if there is none or if one is missing (it is named), Error(argument) if the files are of
+/// Returns the number of ranks of a directory with rank-00000-of-0000N.safetensors, of the job of a workspace, or of a
+/// third-party checkpoint (`shards` as in ExportOptions). A checkpoint without rank shards has one rank. Throws
+/// Error(not_found) if no shard exists or one is missing, with its name. Throws Error(argument) if the files belong to
 /// sets of different sizes. Local.
 int count_shards(const std::string& shards_dir, const std::string& job = {}, const std::string& shards = {});
 
-/// All of these but `stop` count on rank 0 alone.
+/// Options of an export. Only rank 0 uses them, except for `stop`, `job` and `generation`.
 struct ExportOptions {
-  bool force = false;                            ///< as for sharding
-  std::uint64_t max_shard_size = 5'000'000'000;  ///< bytes of tensors in one file of the checkpoint
-  std::uint64_t memory_budget = 256 << 20;       ///< bytes of memory of all ranks together for bytes on their way
-  /// None: owners if the group is of several hosts and `out` is on a network file system, and for a foreign checkpoint
-  /// that every rank can read whole; else first, because writers of one file wait for each other.
+  bool force = false;                            ///< as ShardOptions::force
+  std::uint64_t max_shard_size = 5'000'000'000;  ///< most bytes of tensors in one file of the checkpoint
+  std::uint64_t memory_budget = 256 << 20;       ///< bytes of buffers of all ranks together
+  /// Unset: `owners` if the group spans several hosts and `out` is on a network file system, and for a third-party
+  /// checkpoint that every rank can read completely. Otherwise `first`, because concurrent writers of one file wait for
+  /// each other.
   std::optional<Writers> writers = {};
-  std::optional<ParallelLayout> layout = {};  ///< of the shards; none: what they say, else tensor parallelism alone
-  std::optional<ParallelLayout> to = {};      ///< shards of this layout are made instead of one checkpoint
-  /// The plan that those are cut by, one without views; empty: that of the ranks, or "auto" if that has views.
+  /// layout of the shards; unset: the recorded layout, else tensor parallelism only
+  std::optional<ParallelLayout> layout = {};
+  std::optional<ParallelLayout> to = {};  ///< writes shards of this layout instead of one checkpoint
+  /// The plan that splits for `to`; it must not have views. Empty: the plan of the source, or "auto" if that plan has
+  /// views.
   std::string to_plan = {};
-  /// Floating point tensors are cast to f32, f16 or bf16 as they are read, to the nearest, ties to even. A finite
-  /// number that would become infinite, and a tensor of 8 or 4 bits, are errors. Integers stay.
+  /// Casts floating-point tensors to f32, f16 or bf16 while they are read, rounding to nearest, ties to even. A finite
+  /// number that would become infinite is an error. So is a tensor with elements of 8 or 4 bits. Integers are not cast.
   std::optional<DType> dtype = {};
-  /// Casts also the tensors that the base, or the source where there is no base, keeps in F32 beside another dtype.
+  /// Also casts tensors that are F32 in a model with another main dtype. The base decides which these are, or the
+  /// source if there is no base.
   bool cast_all = false;
-  /// Goes on with what an earlier export of the same shards to the same `out` left, as far as that verifies; and on
-  /// failure leaves what there is for the next one.
+  /// Continues an earlier export of the same shards to the same `out`, and keeps the part of its output that verifies.
+  /// If this export fails, its partial output is kept for the next one.
   bool resume = false;
-  /// A model's directory: config.json, tokenizer and other files that are no weights come from there, and not from
-  /// beside the shards; its config.json counts for the plan and is held against the tensors. With this or `dtype`,
-  /// config.json gets the dtype of the tensors, and loses its "quantization_config" if none of them is quantised.
+  /// A model directory. config.json, the tokenizer and other files that are not weights are copied from it, not from
+  /// the directory of the shards. Its config.json is used for the plan and checked against the tensors. With `base` or
+  /// `dtype`, the new config.json states the dtype of the tensors. If no tensor is quantized, its "quantization_config"
+  /// is removed.
   std::string base = {};
-  std::string select = {};   ///< a glob, as a plan's: only tensors whose names in the result it fits; empty: all
-  std::string exclude = {};  ///< likewise: not these
-  bool checksums = false;    ///< write muster.checksums.json beside the checkpoint, for `muster verify`
-  /// Of a workspace, and then the same on all ranks: how the job's nonce begins, and which generation; none: the newest
-  /// one of which all of the job's ranks have a complete state.
+  std::string select = {};   ///< a glob, as in a plan: exports only tensors with a matching output name; empty: all
+  std::string exclude = {};  ///< a glob: does not export tensors with a matching output name
+  bool checksums = false;    ///< writes muster.checksums.json next to the checkpoint, for `muster verify`
+  /// Workspace only; the same on all ranks. `job` is a prefix of the nonce of the job. An unset `generation` selects
+  /// the newest one for which every rank of the job has a complete state.
   std::string job = {};
   std::optional<std::uint64_t> generation = {};
-  std::string at = {};      ///< of files of torch.save: the key that has the weights (docs/checkpoints.md)
-  std::string shards = {};  ///< of files of ranks: their names, with {rank} for the number
-  std::string carry = {};   ///< as for sharding
-  std::optional<std::chrono::seconds> abandoned_after = {};  ///< likewise
+  std::string at = {};      ///< for files of torch.save: the key of the weights (docs/checkpoints.md)
+  std::string shards = {};  ///< for one file per rank: the file names, with {rank} for the number
+  std::string carry = {};   ///< as ShardOptions::carry
+  std::optional<std::chrono::seconds> abandoned_after = {};  ///< as ShardOptions::abandoned_after
   ProgressCallback progress = {};
-  /// On any rank: a stop request ends the export on all of them with Error(cancelled), and the group with it. Nothing
-  /// is left behind, unless `resume`.
+  /// A stop request on any rank ends the export on all ranks with Error(cancelled), and aborts the group. Partial
+  /// output is deleted, unless `resume` is set.
   std::stop_token stop = {};
 };
 
-/// One tensor of a rank.
+/// A source tensor on one rank.
 struct AccountedSource {
   int rank = 0;
   std::string name;
   TensorSpec spec;
 };
-/// What becomes of the ranks' tensors of one name.
+/// The result of all source tensors of one name.
 struct AccountedTensor {
-  std::string name;      ///< in the result; empty if a rule drops it
-  std::string origin;    ///< the ranks' name, with the model's numbers of layers and experts
-  std::size_t rule = 0;  ///< of the plan, from 1 on
+  std::string name;      ///< name in the output; empty if a rule drops the tensor
+  std::string origin;    ///< name on the ranks, with the layer and expert numbers of the model
+  std::size_t rule = 0;  ///< number of the rule in the plan, from 1
   std::string action;
-  TensorSpec spec;  ///< of the result
+  TensorSpec spec;  ///< dtype and shape in the output
   std::vector<AccountedSource> sources;
-  std::string file;         ///< of the checkpoint; empty if several shards have parts of it
-  std::string reason = {};  ///< of a dropped one: why, if the plan says so
+  std::string file;         ///< file of the checkpoint; empty if several shards hold parts of the tensor
+  std::string reason = {};  ///< for a dropped tensor: the reason, if the plan gives one
 };
-/// Every tensor of every rank is in `tensors` or in `dropped`, once.
+/// An account of an export. Every tensor of every rank is listed exactly once, in `tensors` or in `dropped`.
 struct ExportAccount {
   std::string plan;
-  ParallelLayout layout;             ///< of the shards
-  std::optional<ParallelLayout> to;  ///< where shards are made
+  ParallelLayout layout;             ///< layout of the source shards
+  std::optional<ParallelLayout> to;  ///< layout of the new shards; unset for a checkpoint
   std::vector<AccountedTensor> tensors;
   std::vector<AccountedTensor> dropped;
   std::uint64_t tensors_in = 0;
@@ -160,35 +176,39 @@ struct ExportAccount {
   std::uint64_t tensors_out = 0;
   std::uint64_t bytes_out = 0;
   std::uint64_t files = 0;
-  std::vector<std::string> notes = {};  ///< as ShardReport's; and that the given plan is not the shards' own
+  /// as ShardReport::notes; also reports that `plan` differs from the plan of the shards
+  std::vector<std::string> notes = {};
 };
 
 struct ExportReport {
-  ExportAccount account;            ///< this and all below are filled on rank 0 alone
-  std::uint64_t files_resumed = 0;  ///< that were there already, and verified
+  ExportAccount account;            ///< only rank 0 fills this and the members below
+  std::uint64_t files_resumed = 0;  ///< files of an earlier export that verified and were kept
   std::uint64_t bytes_resumed = 0;
-  Writers writers = Writers::first;          ///< that were given, or chosen
-  std::vector<std::uint64_t> bytes_written;  ///< by each rank
-  std::uint64_t windows = 0;                 ///< pieces that several ranks put together in shared memory
-  Omissions left = {};                       ///< files that did not go along
-  double seconds = 0;                        ///< of everything
+  Writers writers = Writers::first;          ///< given by the options, or chosen
+  std::vector<std::uint64_t> bytes_written;  ///< one per rank
+  std::uint64_t windows = 0;                 ///< shared-memory buffers that several ranks filled together
+  Omissions left = {};                       ///< files that were not copied
+  double seconds = 0;                        ///< duration of the whole call
 };
 
-/// The ranks of `group` (P) merge N shards by the plan into one checkpoint in HuggingFace's layout, or into the shards
-/// of another layout, with the files that are no weights. Rank r reads the shards r, r + P, ...; bytes go straight from
-/// a shard to the file where its reader writes them, else through windows in shared memory (Writers). No rank holds
-/// more than some windows. `plan` is a built-in plan's name, "auto" or a file, read on rank 0; empty: the one that
-/// the shards say they were cut by. Shards of muster's own are held against their checksums as they are read, and the
-/// model against config.json before anything is written. All parameters count on rank 0 (`shards_dir` on every rank).
-/// `out` appears whole or not at all; nothing is left behind on failure.
+/// Merges N shards into one checkpoint in the Hugging Face layout, or into shards of another layout, and copies the
+/// files that are not weights. Collective over `group`. Only rank 0 uses the parameters, except that every rank passes
+/// `shards_dir`.
 ///
-/// Collective. One rank's failure is thrown on all, with its words and its rank: Error(argument | rank_mismatch |
-/// corrupt | not_found | io | no_space), after which the group is usable; Error(timeout | peer_lost) as gather.hpp has
-/// them.
+/// With P ranks, rank r reads the shards r, r + P, ... A rank that writes its own data copies bytes directly from the
+/// shard to the file. Otherwise the bytes pass through windows (staging buffers) in shared memory (Writers). A rank
+/// holds at most a few windows. `plan` is the name of a built-in plan, "auto" or a file, which rank 0 reads. An empty
+/// `plan` selects the plan that the shards record. Shards that Muster wrote are checked against their checksums while
+/// they are read. The model is checked against config.json before anything is written. `out` appears complete or not at
+/// all, and a failure leaves no files behind.
+///
+/// If one rank fails, all ranks throw its error, with its message and rank. After Error(argument | rank_mismatch |
+/// corrupt | not_found | io | no_space) the group remains usable. Error(timeout | peer_lost | cancelled) aborts it.
 ExportReport export_model(const std::string& shards_dir, const std::string& out, const std::string& plan,
                           SyncGroup& group, const ExportOptions& options = {});
 
-/// What export_model would do, with nothing written. Local: reads the headers of all shards. Throws as export_model.
+/// Returns what export_model() would do, without writing anything. Local; reads the headers of all shards. Throws as
+/// export_model().
 ExportAccount plan_export(const std::string& shards_dir, const std::string& plan, const ExportOptions& options = {});
 
 }  // namespace muster

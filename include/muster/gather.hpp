@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The two gathers: layer configs and weight tensors of all ranks to the first rank.
-// Semantics: get_configs_parallel and get_tensors_parallel of ModelOpt's `distribute` module, with these differences:
-// an absent config keeps its place, the end of a result is local and never a barrier, and one rank's failure is every
-// rank's error.
+// Gathers the layer configs or the weight tensors of all ranks of a list on the root. The root is the first rank of the
+// list. Semantics: get_configs_parallel and get_tensors_parallel of ModelOpt's `distribute` module, with three
+// differences. A rank without a config keeps its entry in the result. Releasing a result is a local operation, never a
+// barrier. An error on one rank is thrown on every rank.
 
 #include <chrono>
 #include <cstdint>
@@ -22,110 +22,115 @@
 
 namespace muster {
 
-/// How bytes travel.
+/// How the bytes of an exchange are transferred.
 enum class Route : std::uint8_t {
-  automatic,  ///< the policy chooses (MUSTER_ROUTE, where set, forces one)
-  local,      ///< nobody's bytes move: the lists have one rank each
+  automatic,  ///< Muster chooses the route; MUSTER_ROUTE, if set, overrides the choice
+  local,      ///< no transfer: each list has one rank
   shm,        ///< shared memory of one host
   workspace,  ///< state files in a directory that all ranks see
-  mpi,        ///< MPI between hosts, shared memory inside the first rank's
-  tcp,        ///< TCP between hosts, shared memory inside the first rank's
-  device,     ///< from devices: to page-locked memory, or from device to device (muster/cuda.hpp)
+  mpi,        ///< MPI between hosts, shared memory on the root's host
+  tcp,        ///< TCP between hosts, shared memory on the root's host
+  device,     ///< GPU tensors: to page-locked host memory, or from GPU to GPU (muster/cuda.hpp)
 };
 std::string_view to_string(Route route) noexcept;
 
-/// What the first rank's own ordinary tensors are in its result.
+/// How the root's own ordinary tensors appear in its result. Tensors of a SharedArena are leased either way.
 enum class Own : std::uint8_t {
-  borrow,  ///< views of the caller's memory: no copy, valid as long as the caller keeps it
-  copy,    ///< a snapshot like everybody else's
+  borrow,  ///< views of the caller's memory, without a copy; the caller keeps that memory while it uses the result
+  copy,    ///< a copy, as for the tensors of the other ranks
 };
 
-/// Where the tensors of a gather from devices are on the first rank.
+/// Selects the memory in which the root receives the tensors of a gather from GPUs.
 enum class Landing : std::uint8_t {
-  host,    ///< in its host memory, its own ones too
-  device,  ///< on the device that its own tensors are on, or that CudaLanding names (muster/cuda.hpp)
+  host,    ///< in host memory, the root's own tensors too
+  device,  ///< on the GPU that holds the root's own tensors
 };
 
 struct GatherOptions {
-  /// Through state files in a directory that all ranks see.
+  /// Transfers the data through state files in a directory that all ranks see.
   struct Workspace {
-    /// Made if it is not there; empty: no files. Given on all members of a list or on none; the paths may be spelled
-    /// differently, what they lead to may not differ.
+    /// The directory. It is created if it does not exist. Empty: no files are used. Either all members of a list set it
+    /// or none does. Members may spell the path differently, but the paths must lead to the same directory.
     std::string path = {};
-    /// What every member gave stays there as a state file, durable, for inspection. The same on all.
+    /// Keeps the contribution of every member in the directory as a durable state file, for inspection. The same on all
+    /// members.
     bool keep_files = false;
-    std::optional<int> zstd_level = {};  ///< files are compressed; none: not
+    std::optional<int> zstd_level = {};  ///< compression level of the files; unset: no compression
   };
-  /// Of tensors on devices (muster/cuda.hpp).
+  /// Options for tensors on GPUs (muster/cuda.hpp).
   struct Devices {
     Landing landing = Landing::host;  ///< the same on all ranks
   };
   struct Debugging {
-    bool check_leases = false;  ///< hash arena tensors when gathered and when released, log who wrote them between
+    /// hashes arena tensors when they are gathered and when they are released, and logs which tensors were written in
+    /// between
+    bool check_leases = false;
   };
 
-  Own own = Own::borrow;  ///< counts on the first rank
-  /// On the first rank: what others have copied into shared memory for this exchange may be written to, as long as it
-  /// is held; no other rank sees that. Tensors of arenas and of other routes are read-only all the same.
+  Own own = Own::borrow;  ///< used on the root only
+  /// Root only: makes the copies in shared memory of the other ranks' tensors writable while the result holds them. The
+  /// other ranks do not see these writes. Tensors of arenas, and tensors of the other routes, remain read-only.
   bool writable = false;
-  /// On the first rank, for tensors and merges: writable contiguous tensors of the host that the results are copied to,
-  /// its own too, and that then are the results; one for each rank of the list, of a merge one. The senders' memory is
-  /// free when the call returns. Empty: results are views of shared memory. Throws Error(argument) if they do not fit.
+  /// Root only, for tensors and merges: writable contiguous tensors in host memory that receive the results, the root's
+  /// own included. The result then consists of these tensors. Pass one per rank of the list, or one for a merge. The
+  /// memory of the senders is released when the call returns. Empty: results are views of shared memory. Throws
+  /// Error(argument) if the tensors do not fit.
   std::vector<Tensor> into = {};
-  Route route = Route::automatic;                         ///< the same on all ranks
-  std::optional<std::chrono::milliseconds> timeout = {};  ///< none: the group's
-  std::stop_token stop = {};                              ///< cancels this rank's waits, and so poisons the group
-  int pipeline_depth = 2;  ///< results the first rank may hold before senders take extra segments
-  std::uint64_t memory_budget =
-      std::numeric_limits<std::uint64_t>::max();  ///< bytes of shared memory this rank may have in its pool, extra
-                                                  ///< segments included
-  std::uint64_t pool_limit =
-      std::numeric_limits<std::uint64_t>::max();  ///< free bytes this rank's pool keeps for the next exchange
+  Route route = Route::automatic;  ///< the same on all ranks
+  /// longest wait without progress; unset: the default of the group
+  std::optional<std::chrono::milliseconds> timeout = {};
+  std::stop_token stop = {};  ///< a stop request cancels the waits of this rank, and so aborts the group
+  int pipeline_depth = 2;     ///< results that the root may hold before senders allocate extra segments
+  /// Most bytes of shared memory in the pool of this rank, extra segments included.
+  std::uint64_t memory_budget = std::numeric_limits<std::uint64_t>::max();
+  /// Most free bytes that the pool of this rank keeps for the next exchange.
+  std::uint64_t pool_limit = std::numeric_limits<std::uint64_t>::max();
   Workspace workspace = {};
   Devices devices = {};
   Debugging debugging = {};
 };
 
-/// One step of an exchange on this rank.
+/// Measurements of one step of an exchange on this rank.
 struct PhaseReport {
   std::string name;  ///< "round 1", "copy", "receive", "round 2"
   double seconds = 0;
-  std::uint64_t bytes = 0;        ///< payload moved by this rank in the step
-  std::uint64_t copies = 0;       ///< how often each of these bytes was copied
-  std::uint64_t page_faults = 0;  ///< minor faults of the calling thread, of steps that move bytes after round 1
+  std::uint64_t bytes = 0;        ///< payload bytes that this rank moved in the step
+  std::uint64_t copies = 0;       ///< how many times each of these bytes was copied
+  std::uint64_t page_faults = 0;  ///< minor faults of the calling thread, for steps that move bytes after round 1
 };
 
 struct ExchangeReport {
   Route route = Route::automatic;
-  std::string reason;  ///< why this route
+  std::string reason;  ///< why this route was chosen
   std::vector<PhaseReport> phases;
-  std::uint64_t payload_bytes = 0;  ///< tensor bytes of this rank's list
-  std::uint64_t arena_bytes = 0;    ///< of these, bytes that did not move because they were in shared memory already
-  std::uint64_t network_bytes = 0;  ///< tensor bytes that this rank sent or received by MPI or TCP
-  std::uint64_t pool_bytes = 0;     ///< memory this rank's pools hold after the exchange
-  std::uint64_t rounds = 0;         ///< all-gather rounds
+  std::uint64_t payload_bytes = 0;  ///< tensor bytes of the list of this rank
+  std::uint64_t arena_bytes = 0;    ///< the part of payload_bytes that was already in shared memory and did not move
+  std::uint64_t network_bytes = 0;  ///< tensor bytes that this rank sent or received over MPI or TCP
+  std::uint64_t pool_bytes = 0;     ///< bytes that the pools of this rank hold after the exchange
+  std::uint64_t rounds = 0;         ///< number of all-gather rounds
 };
 
 namespace detail {
 class ExchangeState;
-/// Throws Error(argument): a result has no such entry.
+/// Throws Error(argument), because the result has no entry `index`.
 [[noreturn]] void refuse_index(std::size_t index, std::size_t size);
 }  // namespace detail
 
-/// What an exchange left on this rank. The end of it is local, noexcept, on any thread, never collective. Movable, not
-/// copyable. Tensors copied out of a result keep their sender's slot until they are gone too.
+/// Base class of the results of gathers and merges. The destructor is local and noexcept, does not wait, and may run on
+/// any thread. Movable, not copyable. A Tensor that is copied out of a result keeps the memory of its sender until that
+/// Tensor is destroyed.
 class Exchange {
  public:
   Exchange() = default;
   Exchange(Exchange&&) noexcept = default;
   Exchange& operator=(Exchange&&) noexcept = default;
 
-  /// The list this rank was in; empty if it was in none.
+  /// Returns the list of this rank; empty if it was in no list.
   [[nodiscard]] const std::vector<int>& ranks() const noexcept { return ranks_; }
-  /// On a sender: waits until the first rank no longer holds this rank's bytes, or is gone. Returns false at the
-  /// deadline. At once elsewhere.
+  /// On a sender: waits until the root has released the bytes of this rank or has ended. Returns false if `timeout`
+  /// passes first. On all other ranks it returns true at once. Local.
   bool wait_released(std::chrono::milliseconds timeout) const;
-  /// One line: route, why, bytes, seconds.
+  /// Returns a one-line summary: route, reason, bytes and seconds.
   [[nodiscard]] std::string explain() const;
   [[nodiscard]] const ExchangeReport& report() const;
 
@@ -138,7 +143,8 @@ class Exchange {
   std::shared_ptr<detail::ExchangeState> state_;
 };
 
-/// The result of a gather: on the first rank one entry for each rank of the list, in its order; empty on all others.
+/// The result of a gather. On the root it has one entry for each rank of the list, in the order of the list. On all
+/// other ranks it is empty.
 template <class T>
 class Gathered : public Exchange {
  public:
@@ -146,10 +152,11 @@ class Gathered : public Exchange {
   Gathered(std::vector<int> ranks, std::vector<std::optional<T>> entries, std::shared_ptr<detail::ExchangeState> state)
       : Exchange(std::move(ranks), std::move(state)), entries_(std::move(entries)) {}
 
-  /// Entries, absent ones counted: the length of the list on the first rank, 0 elsewhere.
+  /// Returns the number of entries, empty ones included: the length of the list on the root, 0 on the other ranks.
   [[nodiscard]] std::size_t size() const noexcept { return entries_.size(); }
   [[nodiscard]] bool empty() const noexcept { return entries_.empty(); }
-  /// The entry of ranks()[index]; empty if that rank passed none. Throws Error(argument) past the end.
+  /// Returns the entry of rank ranks()[index]. It is empty if that rank passed null. Throws Error(argument) if `index`
+  /// is not less than size().
   [[nodiscard]] const std::optional<T>& operator[](std::size_t index) const& {
     if (index >= entries_.size()) detail::refuse_index(index, entries_.size());
     return entries_[index];
@@ -158,8 +165,8 @@ class Gathered : public Exchange {
     if (index >= entries_.size()) detail::refuse_index(index, entries_.size());
     return std::move(entries_[index]);
   }
-  /// (rank, value) of those that passed one, in the order of the list. Valid as long as the result; of a result that
-  /// ends with the expression, the values themselves.
+  /// Returns (rank, value) for each rank that passed a value, in the order of the list. The references are valid as
+  /// long as the result. Called on a temporary result, it returns the values themselves.
   [[nodiscard]] std::vector<std::pair<int, const T&>> present() const& {
     std::vector<std::pair<int, const T&>> values;
     for (std::size_t i = 0; i < entries_.size(); ++i)
@@ -172,7 +179,8 @@ class Gathered : public Exchange {
       if (entries_[i]) values.emplace_back(ranks()[i], std::move(*entries_[i]));
     return values;
   }
-  /// Ends the result now: slots return to their senders, unless tensors copied out of it still live.
+  /// Releases the result now. The senders get their memory back, except for tensors that were copied out of the result
+  /// and still exist.
   void release() noexcept { entries_.clear(); }
 
  private:
@@ -182,27 +190,32 @@ class Gathered : public Exchange {
 using GatheredConfigs = Gathered<Config>;
 using GatheredTensors = Gathered<Tensor>;
 
-/// Collective over the group, one call by each rank. Members of a list pass the same list of ranks inside the
-/// group, without duplicates; several disjoint lists may gather in one exchange; a rank that is not in the list it
-/// passes (or passes an empty one) only takes part in the rounds. `config` may be null (none); it is read during the
-/// call only, but with Own::borrow the first rank's own tensors stay views of it. The first rank, ranks[0], gets every
-/// member's config; the others an empty result. Throws on all ranks alike, with the words of the rank that cannot go
-/// on: Error(argument | rank_mismatch | no_space | io | unsupported) leave the group usable; Error(timeout | peer_lost
-/// | cancelled) poison it.
+/// Gathers the config of every member of a list on the root, ranks[0]. Collective over the group: each rank makes one
+/// call.
+///
+/// All members of a list pass the same list: ranks of the group, without duplicates. Several disjoint lists may gather
+/// in one exchange. A rank that is not in the list it passes, or passes an empty list, only takes part in the rounds.
+///
+/// `config` may be null if this rank has no config. It is read only during the call. Exception: with Own::borrow, the
+/// result of the root refers to the root's own tensors. The root receives one entry per member; the other ranks receive
+/// an empty result.
+///
+/// Errors are thrown on all ranks alike, with the message of the rank that failed. After Error(argument | rank_mismatch
+/// | no_space | io | unsupported) the group remains usable. Error(timeout | peer_lost | cancelled) aborts the group.
 GatheredConfigs get_configs_parallel(const Config* config, const RankList& ranks, SyncGroup& group,
                                      const GatherOptions& options = {});
 
-/// As above with one tensor a rank, all of the same dtype and shape; where they differ, Error(rank_mismatch) on
-/// every rank names each one's dtype and shape.
+/// Gathers one tensor per rank, all of the same dtype and shape. Otherwise as get_configs_parallel(). If dtypes or
+/// shapes differ, every rank throws Error(rank_mismatch) with the dtype and shape of each rank.
 GatheredTensors get_tensors_parallel(const TensorView& tensor, const RankList& ranks, SyncGroup& group,
                                      const GatherOptions& options = {});
 
-// The same over the world.
+/// Gathers over all ranks of world(). Otherwise as the calls above.
 GatheredConfigs get_configs_parallel(const Config* config, const RankList& ranks = all_ranks);
 GatheredTensors get_tensors_parallel(const TensorView& tensor, const RankList& ranks = all_ranks);
 
-/// Gives the free shared memory of this rank's pool, and of its streams, back to the system; returns the bytes. Local.
-/// What results hold stays.
+/// Returns the free shared memory in the pool of this rank, and in its streams, to the system. Memory that results
+/// still hold is kept. Returns the number of bytes that were freed. Local.
 std::uint64_t trim(SyncGroup& group);
 
 }  // namespace muster

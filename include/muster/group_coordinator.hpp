@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// GroupCoordinator: one of the groups that a model's ranks are split into (tensor parallel, pipeline parallel, ...),
-// with the calls and the defaults of vLLM's class of that name, over a ProcessGroup. Where that class leaves a call
-// open or has it wrong this one is right: negative ranks are errors, any dimension can be scattered, a group of one
-// does what a larger group does, in memory of its own, and objects are Configs (no pickle).
+// GroupCoordinator: one of the groups that the ranks of a model are divided into (tensor parallel, pipeline parallel,
+// ...). Semantics: the calls and defaults of the class of that name in vLLM, on a ProcessGroup. The differences:
+// negative ranks are errors, any dimension can be scattered, a group of one rank returns copies as larger groups do,
+// and objects are Configs instead of pickles.
 
 #include <map>
 #include <memory>
@@ -18,23 +18,24 @@
 namespace muster {
 
 struct GroupCoordinatorOptions {
-  /// broadcast_object() from rank 0 goes through a MessageQueue, whose writer does not wait for the others. The ranks
-  /// of each group share memory then, else its constructor throws Error(unsupported) on all of them.
+  /// broadcast_object() from rank 0 uses a MessageQueue, whose writer does not wait for the readers. The ranks of each
+  /// group must then share memory. Otherwise the constructor throws Error(unsupported) on all of them.
   bool use_message_queue_broadcaster = false;
   CollectiveOptions waits = {};
 };
 
-/// Ranks that a call takes (`src`, `dst`) are ranks in the group; rank(), ranks() and the neighbours are those of the
-/// group that it was made of. Results are fresh tensors. Errors: as ProcessGroup.
+/// Collectives and messages of one group. `src` and `dst` are ranks in the group. rank(), ranks() and the neighbours
+/// are numbers of the group that the coordinator was made from. Results are new tensors. Calls are collective over the
+/// group and throw as those of ProcessGroup.
 class GroupCoordinator {
  public:
-  /// Collective over `world`: all of its ranks give the same lists, each of them in exactly one. `name` is told in
-  /// unique_name() with a number of its own. Throws Error(argument) if a rank is in no list or lists have a rank twice,
-  /// Error(rank_mismatch) if ranks give different lists.
+  /// Divides `world` into groups. Collective over `world`: all of its ranks pass the same lists, and each rank is in
+  /// exactly one of them. `name` and a number form unique_name(). Throws Error(argument) if a rank is in no list or in
+  /// two, Error(rank_mismatch) if ranks pass different lists.
   GroupCoordinator(std::span<const std::vector<int>> group_ranks, SyncGroup& world, std::string_view name = "group",
                    const GroupCoordinatorOptions& options = {});
 
-  /// In `world`.
+  /// Returns the number of this rank in `world`.
   [[nodiscard]] int rank() const noexcept { return ranks_[static_cast<std::size_t>(rank_in_group())]; }
   [[nodiscard]] const std::vector<int>& ranks() const noexcept { return ranks_; }
   [[nodiscard]] int rank_in_group() const noexcept { return group_->rank(); }
@@ -43,91 +44,103 @@ class GroupCoordinator {
   [[nodiscard]] int last_rank() const noexcept { return ranks_.back(); }
   [[nodiscard]] bool is_first_rank() const noexcept { return rank_in_group() == 0; }
   [[nodiscard]] bool is_last_rank() const noexcept { return rank_in_group() == world_size() - 1; }
-  /// The neighbours, around the end.
+  /// Return the neighbours in the list of ranks. The last rank is followed by the first.
   [[nodiscard]] int next_rank() const noexcept { return ranks_[static_cast<std::size_t>(next())]; }
   [[nodiscard]] int prev_rank() const noexcept { return ranks_[static_cast<std::size_t>(prev())]; }
-  /// "NAME:0", "NAME:1", ...: the groups of this process by that name.
+  /// Returns "NAME:0", "NAME:1", ..., counting the groups with this name in this process.
   [[nodiscard]] const std::string& unique_name() const noexcept { return unique_name_; }
   [[nodiscard]] ProcessGroup& process_group() const noexcept { return *group_; }
 
   void barrier(const CollectiveOptions& options = {}) { group_->barrier(options); }
-  /// The sum.
+  /// Returns the sum of the tensors of all ranks.
   [[nodiscard]] Tensor all_reduce(const TensorView& tensor, const CollectiveOptions& options = {});
+  /// Returns the tensors of all ranks, concatenated along `dim`.
   [[nodiscard]] Tensor all_gather(const TensorView& tensor, int dim = -1, const CollectiveOptions& options = {});
-  /// Extents along `dim` may differ. `sizes`, if given: all ranks' extents, which are checked.
+  /// Returns the tensors of all ranks, concatenated along `dim`, whose extent may differ between ranks. If `sizes` is
+  /// not empty, it has the extent of every rank, and is checked.
   [[nodiscard]] Tensor all_gatherv(const TensorView& tensor, int dim = 0, std::span<const std::int64_t> sizes = {},
                                    const CollectiveOptions& options = {});
+  /// Concatenates several tensors, as above.
   [[nodiscard]] std::vector<Tensor> all_gatherv(std::span<const TensorView> tensors, int dim = 0,
                                                 std::span<const std::int64_t> sizes = {},
                                                 const CollectiveOptions& options = {});
-  /// The sum; this rank's slice of `dim`.
+  /// Sums the tensors of all ranks, splits the result equally along `dim`, and returns the slice of this rank.
   [[nodiscard]] Tensor reduce_scatter(const TensorView& tensor, int dim = -1, const CollectiveOptions& options = {});
+  /// Does the same as reduce_scatter(), with the extent of each slice in `sizes`.
   [[nodiscard]] Tensor reduce_scatterv(const TensorView& tensor, std::span<const std::int64_t> sizes, int dim = -1,
                                        const CollectiveOptions& options = {});
-  /// On `dst`.
+  /// Returns the tensors of all ranks, concatenated along `dim`, on `dst`; nullopt on the other ranks.
   [[nodiscard]] std::optional<Tensor> gather(const TensorView& tensor, int dst = 0, int dim = -1,
                                              const CollectiveOptions& options = {});
-  /// In place.
+  /// Copies the elements of `src` into the tensor of every rank.
   void broadcast(const Tensor& tensor, int src = 0, const CollectiveOptions& options = {});
 
-  /// Large tensors that came through the queue are read-only (MessageQueue::get_config).
+  /// Returns the object of `src` on all ranks. Large tensors that were sent through the queue are read-only
+  /// (MessageQueue::get_config).
   [[nodiscard]] Config broadcast_object(const Config& object, int src = 0, const CollectiveOptions& options = {});
-  /// A dictionary with tensors among its values, in src's order of the keys.
+  /// Returns the dictionary of `src` on all ranks, with its tensors and in its order of keys.
   [[nodiscard]] ConfigObject broadcast_tensor_dict(const ConfigObject& dict, int src = 0,
                                                    const CollectiveOptions& options = {});
 
-  // Queues between the ranks of this group, which have to share memory, else Error(unsupported) on all of them.
-  // Collective; every queue is ready on all ranks when the call returns.
+  // Queues between the ranks of this group, which must share memory; otherwise Error(unsupported) on all of them.
+  // Collective. When the call returns, the queues are ready on all ranks.
 
-  /// `outside_writer` of the rank `writer` counts, that of the others does not: one rank has to know the handle.
+  /// Creates a queue that `writer` writes and all ranks read. `outside_writer` is used on the rank `writer` only, so
+  /// only that rank must know the handle.
   [[nodiscard]] MessageQueue create_mq_broadcaster(QueueOptions options = {});
   struct SingleReaderQueues {
-    std::shared_ptr<MessageQueue> own;                     ///< that this rank writes
-    std::vector<std::shared_ptr<MessageQueue>> by_writer;  ///< on the reader: of all ranks, its own among them
+    std::shared_ptr<MessageQueue> own;                     ///< the queue that this rank writes
+    std::vector<std::shared_ptr<MessageQueue>> by_writer;  ///< on the reader: the queues of all ranks, its own included
   };
-  /// A queue from each rank to one of them. `options`: without writer, reader and outside_writer.
+  /// Creates one queue from each rank to `reader_rank`. `options` must not set writer, reader or outside_writer.
   [[nodiscard]] SingleReaderQueues create_single_reader_mq_broadcasters(int reader_rank = 0, QueueOptions options = {});
 
-  /// Collective. Takes memory for what a model's layers give to the collectives that have shared results: a later
-  /// all_reduce_shared() or all_gather_shared() of process_group(), of a tensor no larger than the largest of these,
-  /// takes none if each rank has dropped the results of earlier ones. `tensors`: the same on all ranks. Nothing if the
+  /// Reserves memory for the shared results of the collectives of a model. Collective. A later all_reduce_shared() or
+  /// all_gather_shared() of process_group() then allocates no memory, if its tensor is not larger than the largest of
+  /// `tensors` and each rank has dropped the earlier results. `tensors` is the same on all ranks. Does nothing if the
   /// ranks share no memory. Throws as all_gather_shared().
   void prepare_communication_buffer_for_model(std::span<const TensorSpec> tensors,
                                               const CollectiveOptions& options = {});
 
-  // From one rank to another: to the next and from the one before, where none is given. In a group of one that is this
-  // rank, which cannot send to itself: Error(argument).
+  // Messages from one rank to another. By default they are sent to the next rank and received from the previous one. In
+  // a group of one rank these calls throw Error(argument), because a rank cannot send to itself.
 
+  /// Sends an object to `dst`.
   void send_object(const Config& object, int dst, const CollectiveOptions& options = {});
+  /// Returns the next object from `src`.
   [[nodiscard]] Config recv_object(int src, const CollectiveOptions& options = {});
+  /// Sends a tensor to `dst`.
   void send(const TensorView& tensor, std::optional<int> dst = {}, const CollectiveOptions& options = {});
-  /// Throws Error(rank_mismatch) if what has come is another one.
+  /// Returns the next tensor from `src`. Throws Error(rank_mismatch) if it does not match `spec`.
   [[nodiscard]] Tensor recv(const TensorSpec& spec, std::optional<int> src = {}, const CollectiveOptions& options = {});
 
   struct TensorDictOptions {
-    /// Ranks of this group have the same tensors: each sends its slice of them to the rank of its number in the next
-    /// stage, where they are gathered by this group again. Null: all is sent.
+    /// A group whose ranks have the same tensors. Each rank sends only its slice, to the rank with the same number in
+    /// the next stage. The receiving stage gathers the slices with its own group. Null: everything is sent.
     GroupCoordinator* all_gather_group = nullptr;
-    /// By key: whether to slice a tensor. One that is not named is sliced if the number of its elements allows it.
+    /// Whether to slice a tensor, by key. Other tensors are sliced if their number of elements is divisible.
     std::map<std::string, bool> all_gather_tensors = {};
     CollectiveOptions waits = {};
   };
-  /// `dict`: values at its top level are tensors or any Config. Both sides give the same options, and the ranks of a
-  /// stage the same keys, in any order. If the receivers get slices that do not fit together or another message, all
-  /// ranks of their all_gather_group throw Error(rank_mismatch).
+  /// Sends a dictionary to `dst`. Its values are tensors or any Configs. Sender and receiver pass the same options, and
+  /// the ranks of a stage have the same keys, in any order. If the receivers get slices that do not match, or another
+  /// message, all ranks of their all_gather_group throw Error(rank_mismatch).
   void send_tensor_dict(const ConfigObject& dict, std::optional<int> dst, const TensorDictOptions& options);
   void send_tensor_dict(const ConfigObject& dict, std::optional<int> dst = {}) { send_tensor_dict(dict, dst, {}); }
+  /// Returns the next dictionary from `src`.
   [[nodiscard]] ConfigObject recv_tensor_dict(std::optional<int> src, const TensorDictOptions& options);
   [[nodiscard]] ConfigObject recv_tensor_dict(std::optional<int> src = {}) { return recv_tensor_dict(src, {}); }
 
-  /// Of a mixture of experts: the rows of all ranks, of each tensor that goes with them (hidden states, router logits
-  /// or weights and ids, more), and how many each rank gave.
+  /// The result of dispatch(): for each input tensor the rows of all ranks, and the number of rows of each rank.
   struct Dispatched {
     std::vector<Tensor> tensors;
     std::vector<std::int64_t> sizes;
   };
+  /// Gathers the rows of all ranks for a mixture of experts, for each of several tensors with the same rows (hidden
+  /// states, router logits or weights and ids, others).
   [[nodiscard]] Dispatched dispatch(std::span<const TensorView> tensors, const CollectiveOptions& options = {});
-  /// Back: the sum of what all ranks made of all rows, of this rank's rows.
+  /// Reverses dispatch(): returns the sum over all ranks of the rows that belong to this rank. `hidden` has all rows;
+  /// `sizes` is that of Dispatched.
   [[nodiscard]] Tensor combine(const TensorView& hidden, std::span<const std::int64_t> sizes,
                                const CollectiveOptions& options = {});
 
@@ -141,7 +154,7 @@ class GroupCoordinator {
   std::vector<int> ranks_;
   std::string unique_name_;
   std::unique_ptr<ProcessGroup> group_;
-  std::unique_ptr<MessageQueue> queue_;  // of broadcast_object
+  std::unique_ptr<MessageQueue> queue_;  // used by broadcast_object()
 };
 
 }  // namespace muster

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Conversions between Config and nlohmann's json: for programs that hold their configs in the latter. The one public
-// header that includes nlohmann's; programs that only want text use to_json and parse_json (muster/state.hpp).
+// Conversions between Config and nlohmann::json, for programs that use the latter. This is the only public header that
+// includes that library. Programs that need only text use to_json() and parse_json() (muster/state.hpp).
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
@@ -82,7 +82,7 @@ Json config_to_json(const Config& config, int depth) {
     case Config::Type::object: {
       typename Json::object_t members;
       for (const auto& [key, member] : config.as_object()) {
-        // ordered_json's map is a vector that searches from the first on; keys are unique already, so append.
+        // The map of ordered_json is a vector with linear search. Keys are already unique, so append.
         if constexpr (requires { members.emplace_back(key, Json()); })
           members.emplace_back(key, config_to_json<Json>(member, depth + 1));
         else
@@ -98,15 +98,15 @@ Json config_to_json(const Config& config, int depth) {
 
 }  // namespace detail
 
-/// The tree of an nlohmann::json or nlohmann::ordered_json. Real numbers that are not finite stay as they are. Throws
-/// Error(argument) on binary and discarded values, and on nesting beyond max_config_depth.
+/// Converts an nlohmann::json or nlohmann::ordered_json to a Config. Real numbers that are not finite are preserved.
+/// Throws Error(argument) on binary and discarded values, and if the nesting exceeds max_config_depth.
 template <class Json>
 Config from_nlohmann(const Json& json) {
   return detail::config_from_json(json, 0);
 }
 
-/// The tree as an nlohmann::ordered_json, which keeps the order of members, or as an nlohmann::json. Throws
-/// Error(argument) if a leaf is a tensor (see split), and on nesting beyond max_config_depth.
+/// Converts a Config to an nlohmann::ordered_json, which keeps the order of members, or to an nlohmann::json. Throws
+/// Error(argument) if a leaf is a tensor (see split()), or if the nesting exceeds max_config_depth.
 template <class Json = nlohmann::ordered_json>
 Json to_nlohmann(const Config& config) {
   return detail::config_to_json<Json>(config, 0);

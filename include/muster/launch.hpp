@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Starting a command as the ranks of a job: what `muster run` does, as a library call. The environment that ranks get
-// is torchrun's (RANK, WORLD_SIZE ...), so that programs written for it run unchanged, plus MUSTER_JOB for world().
-// muster/multiprocess.hpp starts functions.
+// Starts a command as the ranks of a job, as `muster run` does. The environment of the ranks is that of torchrun (RANK,
+// WORLD_SIZE ...), so programs written for torchrun run unchanged, plus MUSTER_JOB for world(). Use
+// muster/multiprocess.hpp to start functions.
 
 #include <chrono>
 #include <cstdint>
@@ -13,77 +13,82 @@
 
 namespace muster {
 
-/// Where the ranks' output goes.
+/// The destination of the output of the ranks.
 enum class RankOutput : std::uint8_t {
-  inherit,   ///< the ranks write to the launcher's own standard output and error
-  lines,     ///< through the launcher, in whole lines, the two streams kept apart
-  prefixed,  ///< likewise, with "[rank] " before each line
-  live,      ///< on a terminal one line for each rank, with what it has said last; else as `prefixed`
+  inherit,   ///< the ranks write to the standard output and error of the launcher
+  lines,     ///< the launcher forwards complete lines and keeps the two streams separate
+  prefixed,  ///< as `lines`, with "[rank] " in front of each line
+  live,      ///< on a terminal: one line per rank, with its latest output; otherwise as `prefixed`
 };
 
-/// Several hosts, each with a launcher of its own that is given the same but for node_rank.
+/// A job on several hosts. Each host has a launcher with the same options, except node_rank.
 struct LaunchNodes {
   int nodes = 1;
   int node_rank = 0;
-  /// Where the launchers meet: "tcp://HOST:PORT", an address of node 0 and a free port there; or "file:///PATH", a file
-  /// that all nodes see.
+  /// The rendezvous address of the launchers: "tcp://HOST:PORT", an address of node 0 with a free port, or
+  /// "file:///PATH", a file that all nodes see.
   std::string rendezvous;
-  std::optional<std::chrono::milliseconds> timeout = {};  ///< of the meeting; none: MUSTER_TIMEOUT, else 10 minutes
+  std::optional<std::chrono::milliseconds> timeout =
+      {};  ///< for the rendezvous; unset: MUSTER_TIMEOUT, else 10 minutes
 };
 
 struct LaunchOptions {
-  int ranks = 1;                                                      ///< 1 to 4096
-  std::vector<std::pair<std::string, std::string>> environment = {};  ///< added to the ranks' environment
+  int ranks = 1;  ///< number of ranks, 1 to 4096
+  /// variables added to the environment of the ranks
+  std::vector<std::pair<std::string, std::string>> environment = {};
   RankOutput output = RankOutput::inherit;
-  /// If it is not empty, what a rank writes goes into rank-N.out and rank-N.err there, in place of `output`; the
-  /// directory is made if it is not there, and files of an earlier job are replaced.
+  /// If it is not empty, the output of rank N is written to rank-N.out and rank-N.err in this directory, instead of to
+  /// `output`. The directory is created if it does not exist, and files of an earlier job are replaced.
   std::string log_directory = {};
-  /// With a log directory: into the files and to `output`, which is `lines` then if it is `inherit`.
+  /// With a log directory: writes to the files and to `output`, which becomes `lines` if it is `inherit`.
   bool tee = false;
-  /// Starts the ranks of this host alone, a part of a job on several.
+  /// For a job on several hosts: starts only the ranks of this host.
   std::optional<LaunchNodes> nodes = {};
-  /// How long the other ranks have after one failed, to leave with their own words, before SIGTERM; and again as long
-  /// between SIGTERM and SIGKILL.
+  /// After a rank has failed, the time that the other ranks have to report their own errors and exit, before SIGTERM.
+  /// The same time passes between SIGTERM and SIGKILL.
   std::chrono::milliseconds grace = std::chrono::seconds(5);
-  /// How long the ranks have to end after SIGTERM or SIGHUP was passed on to them, before SIGKILL. A second SIGINT
-  /// within this time after another one kills them at once.
+  /// The time between passing on SIGTERM or SIGHUP to the ranks, and SIGKILL. A second SIGINT within this time kills
+  /// the ranks at once.
   std::chrono::milliseconds kill_after = std::chrono::seconds(30);
-  /// The longest the job may run; none: for ever.
+  /// The longest duration of the job. Unset: no limit.
   std::optional<std::chrono::milliseconds> timeout = {};
-  /// The job's key, MUSTER_JOB. Empty: 128 random bits in hexadecimal digits, as it should be.
+  /// The key of the job, MUSTER_JOB. Empty (recommended): 128 random bits as hexadecimal digits.
   std::string job = {};
-  /// A rank that ends with one of these statuses has said why itself: no line about it. After a signal that was to end
-  /// the job its status is the signal's.
+  /// Exit statuses of ranks that have already reported their error. The launcher prints no message about such a rank.
+  /// If a signal ended the job, the status of that rank is that of the signal.
   std::vector<int> explained = {};
-  /// What its messages on standard error begin with.
+  /// The prefix of the messages of the launcher on standard error.
   std::string name = "muster run";
 };
 
-/// What launch_local() returns beside the ranks' own statuses: output was lost; the job's time was over (as timeout(1)
-/// has it); the launcher of another node is gone; and, as the shell has them, the command is not there or no program.
+/// Further return values of launch_local(). They report that output was lost; that the job exceeded its timeout (as
+/// timeout(1)); that the launcher of another node was lost; and, as in the shell, that the command cannot be executed
+/// or was not found.
 inline constexpr int launch_output_lost = 3;
 inline constexpr int launch_timed_out = 124;
 inline constexpr int launch_node_lost = 125;
 inline constexpr int launch_cannot_execute = 126;
 inline constexpr int launch_not_found = 127;
 
-/// Starts `options.ranks` processes of `command` on this host and waits for all of them. Rank 0 has the caller's
-/// standard input, the others have none.
+/// Starts `options.ranks` processes of `command` on this host and waits for all of them. Rank 0 has the standard input
+/// of the caller; the other ranks have no standard input. Local.
 ///
-/// Returns 0 when every rank ended with 0; else the status of the rank that failed first (128 + the signal's number
-/// where one killed it), after one line on standard error that names rank, pid, status or signal, and host. The others
-/// then get `grace` to end by themselves, SIGTERM, `grace` again, SIGKILL. launch_timed_out after `timeout`;
-/// launch_not_found and launch_cannot_execute with one line where the command does not start; launch_output_lost with
-/// one line if all ranks ended with 0 and some of their prefixed output could not be written (to a pipe that nobody
-/// reads any more it is not: there the ranks hear of it themselves, by SIGPIPE). Processes that ranks left behind end
-/// with the job.
+/// Returns 0 if every rank exited with 0. Otherwise it prints one line on standard error with the rank, pid, status or
+/// signal, and host of the rank that failed first. It returns the status of that rank, or 128 + the signal number if a
+/// signal killed it. The other ranks have `grace` to exit by themselves, then receive SIGTERM, and SIGKILL after
+/// `grace` again. Processes that ranks have left behind are ended with the job.
 ///
-/// SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP and SIGCONT are passed on to the ranks while it runs
-/// (those of a terminal's keys reach them anyway). When the calling process dies, whatever kills it, so do the ranks.
+/// Returns launch_timed_out after `timeout`. Returns launch_not_found or launch_cannot_execute, with one line, if the
+/// command does not start. Returns launch_output_lost, with one line, if all ranks exited with 0 but some of their
+/// prefixed output could not be written. A pipe without a reader is not reported this way: the ranks receive SIGPIPE.
 ///
-/// Local. Signals of the calling thread are blocked meanwhile, so call it from the main thread of a process that has no
-/// other threads; one that has its own children keeps them. Throws Error(argument) on options that cannot be, Error(io)
-/// where processes, pipes or log files cannot be had, before any rank has started; with `nodes`, as tcp_group().
+/// SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP and SIGCONT are passed on to the ranks while they run.
+/// Signals of terminal keys reach the ranks directly. If the calling process dies for any reason, the ranks are killed.
+///
+/// Signals of the calling thread are blocked during the call. Call it from the main thread of a process that has no
+/// other threads. The process may have other children. Throws Error(argument) if options are invalid. Throws Error(io),
+/// before any rank has started, if processes, pipes or log files cannot be created. With `nodes`, throws also as
+/// tcp_group().
 int launch_local(const std::vector<std::string>& command, const LaunchOptions& options = {});
 
 }  // namespace muster

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A rank's part of a checkpoint, without shards on the disk.
+// Loads the part of a checkpoint that one rank needs, without writing shards to disk.
 
 #include <optional>
 #include <stop_token>
@@ -15,36 +15,39 @@
 namespace muster {
 
 struct LoadShardOptions {
-  ProgressCallback progress = {};  ///< of this rank's tensors
-  /// As ShardOptions::at.
+  ProgressCallback progress = {};  ///< reports the bytes of the tensors of this rank
+  /// As ExportOptions::at.
   std::string at = {};
-  /// Of files of ranks, as in ExportOptions: their names, and the layout that they are of.
+  /// For one file per rank: file names as ExportOptions::shards, and the layout of the ranks.
   std::string shards = {};
   std::optional<ParallelLayout> from = {};
-  /// As ShardOptions::base and ShardOptions::to_plan. Of files of ranks, without a `to_plan`: `plan` cuts, too, or
-  /// "auto" if that has views.
+  /// As ShardOptions::base and ShardOptions::to_plan. For rank shards without a `to_plan`, `plan` also splits, or
+  /// "auto" if `plan` has views.
   std::string base = {};
   std::string to_plan = {};
-  /// A stop request ends it: Error(cancelled), and the group with it.
+  /// A stop request ends the call with Error(cancelled). The collective overload also aborts the group.
   std::stop_token stop = {};
 };
 
-/// The tensors that `rank`'s shard would have if shard_model cut `model_dir` for `layout`, under the same names and in
-/// the same order. Of the shards of ranks (a directory of shards, a workspace, a foreign checkpoint of ranks; `plan`
-/// may be empty for shards that know theirs) it is the model that export_model would make of them that is cut; so it is
-/// of anything with `to_plan`. Bytes are read from the files that are there alone, as far as the rank needs them.
-/// Local; several threads. Memory is that of the tensors and some MiB.
+/// Returns the tensors that shard_model() would write for `rank` if it split `model_dir` for `layout`, with the same
+/// names and in the same order. Local; uses several threads. Memory is that of the tensors plus a few MiB.
 ///
-/// Throws as shard_model or export_model, and Error(argument) if the layout has no such rank.
+/// If `model_dir` holds rank shards (a directory of shards, a workspace, or a third-party checkpoint of ranks), the
+/// call splits the model that export_model() would make of them. The same applies to any source with a `to_plan`.
+/// `plan` may be empty for shards that record their plan. Only the bytes that the rank needs are read, directly from
+/// the existing files.
+///
+/// Throws as shard_model() or export_model(), and Error(argument) if the layout has no such rank.
 std::vector<NamedTensor> load_shard(const std::string& model_dir, const std::string& plan, const ParallelLayout& layout,
                                     int rank, const LoadShardOptions& options = {});
 
-/// Likewise by all ranks of `group`, each of which names the part that it wants; several may want the same one. Each
-/// host reads the model once: ranks read in turns what several of them need, into 8 MiB of shared memory each.
+/// Loads the parts of a model on all ranks of `group`. Collective. Each rank passes the `rank` whose tensors it
+/// receives; several ranks may pass the same one. Each host reads the model once: ranks take turns in reading data that
+/// several of them need, into 8 MiB of shared memory each.
 ///
-/// Collective. One rank's failure is thrown on all, with its words and its rank: Error(rank_mismatch) also if ranks
-/// see other models, or give other plans or layouts. The group is usable after that; Error(timeout | peer_lost |
-/// cancelled) as gather.hpp has them.
+/// If one rank fails, all ranks throw its error, with its message and rank. Throws Error(rank_mismatch) also if ranks
+/// see different models, or pass different plans or layouts. The group remains usable after these errors. Error(timeout
+/// | peer_lost | cancelled) aborts it.
 std::vector<NamedTensor> load_shard(const std::string& model_dir, const std::string& plan, const ParallelLayout& layout,
                                     int rank, SyncGroup& group, const LoadShardOptions& options = {});
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// MasterWorker: rank 0, the master, makes tensors on the other ranks, the workers, and works with them by handle.
-// Semantics: the master-worker mode of torch.distributed 0.3 (init_master_worker), with errors that arrive.
+// MasterWorker: rank 0, the master, creates tensors on the other ranks, the workers, and operates on them through
+// handles. Semantics: the master-worker mode of torch.distributed 0.3 (init_master_worker). In addition, errors on
+// workers are reported to the master.
 
 #include <cstdint>
 #include <memory>
@@ -14,12 +15,12 @@
 
 namespace muster {
 
-/// A tensor on a worker. Copies are the same tensor; the worker drops it after the last of them has gone, with the next
-/// call that it gets. By default: none.
+/// A handle of a tensor on a worker. Copies refer to the same tensor. After the last copy is destroyed, the worker
+/// drops the tensor with the next call that it receives. A default-constructed handle is empty.
 class RemoteTensor {
  public:
   RemoteTensor() = default;
-  /// Its rank. Throw Error(argument) if this is none.
+  /// Return the rank of the worker, and the dtype and shape. Throw Error(argument) if the handle is empty.
   [[nodiscard]] int worker() const { return place().worker; }
   [[nodiscard]] const TensorSpec& spec() const { return place().spec; }
 
@@ -36,56 +37,61 @@ class RemoteTensor {
   std::shared_ptr<const Place> place_;
 };
 
-/// - The master's calls but wait(), fetch() and shutdown() do not wait for what they ask for: each worker does what it
-///   is asked for in that order. (Of a large tensor the bytes are taken when the worker comes to it.)
-/// - What cannot be done on a worker (no memory, a sum that the dtype does not have) is the Error of the next call that
-///   waits for that worker, in the worker's words; the first one if there are several. The worker goes on with what it
-///   was asked for next.
-/// - What is wrong with a call as it is (tensors that do not fit, another worker's tensor, or another master's) is
+/// A master that controls tensors on workers. These rules apply to all calls:
+/// - The calls of the master are asynchronous, except wait(), fetch() and shutdown(). Each worker executes its requests
+///   in order. The bytes of a large tensor are transferred when the worker reaches the request.
+/// - If a request fails on a worker (no memory, a sum that the dtype does not support), the next call that waits for
+///   that worker throws the error, with the message of the worker. If several requests failed, it is the first error.
+///   The worker continues with the next request.
+/// - Invalid arguments (tensors that do not match, or a tensor of another worker or another master) throw
 ///   Error(argument) at once.
-/// - A worker that dies is named by the next call that waits for it, and then by all ranks: the group has failed.
-///   serve() throws Error(peer_lost) if the master dies or leaves.
-/// - One thread at a time. Messages are of a group of their own. Tensors are in host memory.
+/// - If a worker dies, the next call that waits for it throws an error that names it. The group has then failed on all
+///   ranks. serve() throws Error(peer_lost) if the master dies or leaves.
+/// - One thread at a time. Messages use a private group. Tensors are in host memory.
 class MasterWorker {
  public:
-  /// Collective over `group`. Throws as SyncGroup::duplicate().
+  /// Creates the master on rank 0 and workers on the other ranks. Collective over `group`. Throws as
+  /// SyncGroup::duplicate().
   explicit MasterWorker(SyncGroup& group, const CollectiveOptions& options = {});
   MasterWorker(MasterWorker&&) noexcept;
   MasterWorker& operator=(MasterWorker&&) noexcept;
   ~MasterWorker();
   [[nodiscard]] bool is_master() const noexcept;
-  /// Of the own group, for deadlines: a worker waits for its master for as long as timeout() says. A master that does
-  /// something else for longer calls progress() now and then.
+  /// Returns the private group, for deadlines. A worker waits for its master as long as timeout() allows. A master that
+  /// does other work for longer calls progress() in between.
   [[nodiscard]] SyncGroup& group() const noexcept;
 
-  // A worker's.
+  // Calls of a worker.
 
-  /// Does what the master asks for until its shutdown(); may be called again then. Throws Error(argument) on the
-  /// master, and as ProcessGroup::recv().
+  /// Executes the requests of the master until it calls shutdown(). It may then be called again. Throws Error(argument)
+  /// on the master, and as ProcessGroup::recv().
   void serve(const CollectiveOptions& options = {});
 
-  // The master's: else Error(argument).
+  // Calls of the master. On workers they throw Error(argument).
 
-  /// Zeros. `worker`: 1, 2, ...
+  /// Creates a tensor of zeros on a worker: 1, 2, ...
   [[nodiscard]] RemoteTensor make(int worker, DType dtype, const Shape& shape, const CollectiveOptions& options = {});
-  /// All elements become that of `element`, which has one, of the tensor's dtype. Throws Error(unsupported) on packed
-  /// types.
+  /// Sets all elements to that of `element`, which has one element of the dtype of the tensor. Throws
+  /// Error(unsupported) on packed types.
   void fill(const RemoteTensor& tensor, const TensorView& element, const CollectiveOptions& options = {});
   template <class T>
   requires requires { DTypeOf<T>::value; }
   void fill(const RemoteTensor& tensor, T value, const CollectiveOptions& options = {}) {
     fill(tensor, view_of(std::span<const T>(&value, 1)), options);
   }
-  /// From the master's memory, or another tensor, which may be another worker's: then it goes from worker to worker.
+  /// Copies elements from the memory of the master, or from another remote tensor. If that belongs to another worker,
+  /// the data is sent directly from worker to worker.
   void copy(const RemoteTensor& to, const TensorView& from, const CollectiveOptions& options = {});
   void copy(const RemoteTensor& to, const RemoteTensor& from, const CollectiveOptions& options = {});
-  /// To each element of `to` that of `what`, of the same worker, dtype and shape; rounded as by all_reduce.
+  /// Adds the elements of `what` to those of `to`. Both are on the same worker and have the same dtype and shape.
+  /// Rounding is that of all_reduce().
   void add(const RemoteTensor& to, const RemoteTensor& what, const CollectiveOptions& options = {});
+  /// Returns a copy of the tensor in memory of the master.
   [[nodiscard]] Tensor fetch(const RemoteTensor& tensor, const CollectiveOptions& options = {});
-  /// Until a worker, or each of them, has done what it was asked for.
+  /// Waits until a worker, or every worker, has executed its requests.
   void wait(int worker, const CollectiveOptions& options = {});
   void wait(const CollectiveOptions& options = {});
-  /// All tensors are dropped, and serve() returns on all workers; throws like wait() after that.
+  /// Drops all tensors and makes serve() return on all workers. Afterwards it throws as wait().
   void shutdown(const CollectiveOptions& options = {});
 
  private:

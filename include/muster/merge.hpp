@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How the tensors of several ranks become one: the kinds of merge that a gather (merge_gather.hpp) and a merge plan
-// (plan.hpp) know. The names are those of tensor parallelism as Megatron and ModelOpt's exporters use them.
+// The kinds of merge that combine the tensors of several ranks into one, for gathers (merge_gather.hpp) and merge plans
+// (plan.hpp). Their names are those of tensor parallelism in Megatron and the exporters of ModelOpt.
 
 #include <cstdint>
 #include <string_view>
@@ -13,32 +13,33 @@ namespace muster {
 
 namespace merge {
 
-/// The ranks' tensors one after the other along `dim` (negative: counted from the last); other sizes and dtypes are
-/// equal. With `blocks` the tensor is several fused ones (query, key, value; gate, up), each of them concatenated by
-/// itself: the numbers are the blocks' relative sizes along dim, the same on every rank.
+/// Concatenates the tensors of the ranks along `dim`; a negative `dim` counts from the end. The dtype and the other
+/// extents are equal. With `blocks`, the tensor is a fusion of several tensors (query, key, value; gate, up), each of
+/// which is concatenated separately. `blocks` has their relative sizes along `dim` and is the same on every rank.
 struct Concat {
   std::int64_t dim = 0;
   std::vector<std::int64_t> blocks = {};
   friend bool operator==(const Concat&, const Concat&) = default;
 };
-/// Every rank has the whole tensor; all are compared, bit for bit.
+/// Requires that every rank has the same tensor; all are compared bit by bit.
 struct Same {
   friend bool operator==(const Same&, const Same&) = default;
 };
-/// The first rank's tensor, whatever the others have.
+/// Takes the tensor of the root and ignores those of the other ranks.
 struct First {
   friend bool operator==(const First&, const First&) = default;
 };
-/// The largest value of each element. NaN in any rank gives NaN. Real numbers only: bool, integers, floats.
+/// Takes the largest value of each element. NaN in any rank gives NaN. Supports real numbers only: bool, integers,
+/// floats.
 struct Max {
   friend bool operator==(const Max&, const Max&) = default;
 };
-/// The sum of each element in rank order. Floats narrower than 32 bits are added in f32 and rounded once, to nearest
-/// even; f32 in f32, f64 in f64. Integers wrap around; bool is refused.
+/// Adds each element in rank order. Floats narrower than 32 bits are added in f32 and rounded once, to nearest even.
+/// f32 is added in f32, and f64 in f64. Integers wrap around; bool is rejected.
 struct Sum {
   friend bool operator==(const Sum&, const Sum&) = default;
 };
-/// The ranks' tensors, of one dtype and shape, along a new outermost dimension.
+/// Stacks the tensors of the ranks, of one dtype and shape, along a new outermost dimension.
 struct Stack {
   friend bool operator==(const Stack&, const Stack&) = default;
 };
@@ -73,7 +74,7 @@ inline Merge stack() {
 
 }  // namespace merge
 
-/// "concat", "same", "first", "max", "sum", "stack".
+/// Returns "concat", "same", "first", "max", "sum" or "stack".
 std::string_view merge_name(const Merge& merge) noexcept;
 
 }  // namespace muster

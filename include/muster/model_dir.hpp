@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A model as HuggingFace lays it out: one safetensors file, or several with an index, and the files beside them
-// (configs, tokenizers), which are carried along.
+// A model in the Hugging Face layout: one safetensors file, or several with an index, and the files next to them
+// (configs, tokenizers), which are copied with the model.
 
 #include <cstddef>
 #include <cstdint>
@@ -20,34 +20,36 @@
 
 namespace muster {
 
-/// All tensors of a directory or of one file, as if they were in one. Copies share the mappings. Thread-safe.
+/// All tensors of a directory or of one file, as if they were in a single file. Copies share the mappings. Thread-safe.
 class ModelDir {
  public:
-  /// A directory: the files that its index (model.safetensors.index.json) names, else model.safetensors, else the one
-  /// numbered set of files, else the one file. A path to a file: that file. Reads headers only. Throws Error(not_found)
-  /// if there is no model, or a file of it is missing; Error(corrupt) if the index and the files disagree, or one name
-  /// is in two files; Error(argument) if several models are there, or a file is the shard of a rank; and as
-  /// SafetensorsFile::open. `muster verify` lists the same findings.
+  /// Opens a model and reads only the headers. Local. If `path` is a file, the model is that file. In a directory, the
+  /// model is the first that exists of these: the files named by the index (model.safetensors.index.json),
+  /// model.safetensors, the only numbered set of files, the only file. Throws Error(not_found) if no model exists or
+  /// one of its files is missing. Throws Error(corrupt) if the index and the files disagree, or a name is in two files.
+  /// Throws Error(argument) if several models exist, or a file is the shard of a rank. Throws also as
+  /// SafetensorsFile::open(). `muster verify` reports the same problems.
   static ModelDir open(const std::string& path);
 
   [[nodiscard]] const std::string& path() const noexcept;
-  /// Of all files: by file name, then in the order of their bytes.
+  /// Returns the tensors of all files, ordered by file name, then by offset.
   [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept;
-  /// The files, by name.
+  /// Returns the files, ordered by name.
   [[nodiscard]] const std::vector<SafetensorsFile>& files() const noexcept;
-  /// The file of tensors()[index].
+  /// Returns the file that contains tensors()[index].
   [[nodiscard]] const SafetensorsFile& file_of(std::size_t index) const;
-  /// `__metadata__` of all files; where they disagree, the first file's.
+  /// Returns the `__metadata__` of all files. If files disagree about a key, the value of the first file is used.
   [[nodiscard]] const std::map<std::string, std::string>& metadata() const noexcept;
-  /// Weights in the directory that are no part of the model.
+  /// Returns the weights in the directory that are not part of the model.
   [[nodiscard]] const Omissions& omissions() const noexcept;
-  /// What is wrong with the directory although all tensors can be read, such as a missing index.
+  /// Returns defects of the directory that do not prevent reading its tensors, such as a missing index.
   [[nodiscard]] const std::vector<std::string>& notes() const noexcept;
-  /// The place of a name in tensors().
+  /// Returns the index of a name in tensors(); nullopt if it is missing.
   [[nodiscard]] std::optional<std::size_t> find(std::string_view name) const noexcept;
-  /// A view of the file's mapping. Throws Error(not_found) past the end.
+  /// Returns a tensor as a view of the mapped file. Throws Error(not_found) if `index` is not less than
+  /// tensors().size().
   [[nodiscard]] Tensor tensor(std::size_t index) const;
-  /// Fills `target` with a tensor's bytes from `offset` on. Throws as SafetensorsFile::read.
+  /// Fills `target` with bytes of a tensor, starting at byte `offset` of the tensor. Throws as SafetensorsFile::read().
   void read(std::size_t index, std::uint64_t offset, std::span<std::byte> target) const;
 
  private:
@@ -56,48 +58,53 @@ class ModelDir {
   std::shared_ptr<const Contents> contents_;
 };
 
-/// One file of a checkpoint that is to be written.
+/// One file of a checkpoint to be written.
 struct ShardFile {
   std::string name;                       ///< "model-00001-of-00003.safetensors", or "model.safetensors"
-  std::vector<std::size_t> tensors = {};  ///< places in the list that was planned; ascending, without gaps
+  std::vector<std::size_t> tensors = {};  ///< indices in the planned list; ascending, without gaps
 };
 
 struct ShardLayout {
   std::vector<ShardFile> files;
-  std::string index;  ///< text of model.safetensors.index.json; empty for a single file, which has none
+  std::string index;  ///< text of model.safetensors.index.json; empty if there is a single file
 };
 
-/// Fills files in the order of `entries`: as few as there can be with at most `max_shard_size` bytes of tensors each,
-/// and these as nearly equal as the order allows. A larger tensor has a file of its own. No entries make one file.
-/// `stem`: the first part of their names. Throws Error(argument) on a name twice.
+/// Assigns `entries` to files in order. It makes as few files as possible with at most `max_shard_size` bytes of
+/// tensors each, of nearly equal size. A larger tensor gets a separate file. An empty list makes one file. The file
+/// names begin with `stem`. Local. Throws Error(argument) if a name occurs twice.
 ShardLayout plan_shards(std::span<const TensorEntry> entries, std::uint64_t max_shard_size,
                         std::string_view stem = "model");
 
-/// config.json of a model directory; none if it has none. Throws Error(corrupt) if it is no JSON object,
-/// Error(io).
+/// Returns config.json of a model directory; nullopt if it does not exist. Local. Throws Error(corrupt) if it is not a
+/// JSON object, Error(io).
 std::optional<Config> read_model_config(const std::string& directory);
 
 struct CarriedFiles {
-  std::vector<std::string> names;  ///< relative, sorted
-  Omissions left;                  ///< likewise: "weights of another format", "a link to ..., outside the directory"
+  std::vector<std::string> names;  ///< relative paths, sorted
+  /// files not selected, with the reason: "weights of another format", "a link to ..., outside the directory"
+  Omissions left;
 };
 
-/// Files of a model directory that go into what is made of it: all but *.safetensors, *.safetensors.index.json,
-/// muster.checksums.json and what belongs to a workspace at its top, those in folders too; without .git, .cache and
-/// what unfinished writers left, which are in neither list. `carry`:
-///  - empty: regular files that are no weights of other formats (*.bin, *.pth, *.gguf, *.h5, *.onnx ...), and links to
-///    such files inside the directory, or from a snapshot of HuggingFace's cache to its blobs;
-///  - "all": those that this leaves, too; "none": no file;
-///  - globs with commas between them ("*.json,tokenizer*"): files that match one of them, whatever they are.
-/// Linked folders are never followed. Throws Error(not_found | io).
+/// Selects the files of a model directory that are copied into a derived model. Local. The search includes
+/// subdirectories, but never follows links to directories. It never selects *.safetensors, *.safetensors.index.json,
+/// muster.checksums.json, or workspace files at the top level. It ignores .git, .cache and leftovers of unfinished
+/// writers, which `left` does not list either. `carry` selects from the other files:
+/// - empty: regular files except weights in other formats (*.bin, *.pth, *.gguf, *.h5, *.onnx ...), and links to such
+///   files inside the directory or from a snapshot of the Hugging Face cache to its blobs;
+/// - "all": all of them; "none": no file;
+/// - globs separated by commas ("*.json,tokenizer*"): all files that match one of them.
+///
+/// Throws Error(not_found | io).
 CarriedFiles carried_files(const std::string& directory, const std::string& carry = {});
 
-/// Copies files of `from`, by their relative names; folders are made. Each is durable and appears whole. `between` is
-/// called between pieces of some MiB. Throws Error(not_found | io | no_space), and what `between` throws.
+/// Copies files of the directory `from` by their relative paths, and creates subdirectories. Each file appears complete
+/// and is durable. `between` is called after every few MiB. Local. Throws Error(not_found | io | no_space), and
+/// exceptions of `between`.
 void copy_carried_files(const std::string& from, const std::string& to, std::span<const std::string> names,
                         const std::function<void()>& between = {});
 
-/// A small file that appears whole, replacing another. Durable. Throws Error(io | no_space | not_found).
+/// Writes a small file that appears complete and replaces an existing one. Durable. Local. Throws Error(io | no_space |
+/// not_found).
 void write_file(const std::string& path, std::string_view text);
 
 }  // namespace muster

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Starting a function of this program, or a command, as the ranks of a job: launch_subprocesses() throws what the rank
-// that failed has said. Semantics: ml-starter's torch_distributed (MultiprocessConfig, launch_subprocesses,
-// init_and_run), without its races: where ranks meet is listened at before they start, and ports stay reserved.
+// Starts a function of this program, or a command, as the ranks of a job. If a rank fails, launch_subprocesses() throws
+// its error. Semantics: torch_distributed of ml-starter (MultiprocessConfig, launch_subprocesses, init_and_run). In
+// contrast to it, port races are avoided: the launcher listens at the rendezvous address before the ranks start, and
+// ports stay reserved.
 
 #include <memory>
 #include <optional>
@@ -15,100 +16,107 @@
 
 namespace muster {
 
-/// How the processes of ranks are made. Each has the environment and descriptors that exec leaves either way.
+/// How rank processes are created. Both methods start them with the environment and descriptors of a newly executed
+/// program.
 enum class LaunchMethod : std::uint8_t {
-  forkserver,  ///< the program is started once more, and that process, which has no threads, forks the ranks
-  spawn,       ///< the program is started once more for each rank
+  forkserver,  ///< the program is started once more; that process has no threads and forks the ranks
+  spawn,       ///< the program is started once more per rank
 };
 
-/// What a rank needs to know to be one of a job. resolve() finds what is missing.
+/// Describes a rank and its job. resolve() fills in unset members with the defaults named here.
 struct MultiprocessConfig {
-  int rank = -1;                             ///< of this process; -1 in a launcher
-  int local_rank = -1;                       ///< on this host
-  std::optional<int> world_size = {};        ///< the devices that this process sees, 1 if there are none
-  std::optional<int> local_world_size = {};  ///< world_size
+  int rank = -1;                       ///< rank of this process; -1 in a launcher
+  int local_rank = -1;                 ///< rank among the ranks of this host
+  std::optional<int> world_size = {};  ///< default: the number of GPUs that this process sees, 1 if there are none
+  std::optional<int> local_world_size = {};  ///< default: world_size
   std::string master_addr = "127.0.0.1";
-  std::optional<int> master_port = {};  ///< 29500, another free one if that is taken
+  std::optional<int> master_port = {};  ///< default: 29500, or another free port if that is in use
   std::string init_method = "env://";
-  // Ranks that share the layers' matrices, and stages that share the layers: init_parallelism().
+  // Numbers of ranks per model-parallel group and per pipeline, for init_parallelism().
   int model_parallelism = 1;
   int pipeline_parallelism = 1;
-  // Backends by the names of dist::init_process_group(). Empty: default_backend(); `backend` for those of the parts.
+  // Backends, with the names of dist::init_process_group(). Empty: default_backend(). For the three parallel backends,
+  // empty means `backend`.
   std::string backend = {};
   std::string model_parallel_backend = {};
   std::string pipeline_parallel_backend = {};
   std::string data_parallel_backend = {};
   LaunchMethod launch_method = LaunchMethod::forkserver;
-  /// Of resolve(): as long as it lives, master_port is nobody else's, but for programs that set SO_REUSEADDR and
+  /// Set by resolve(). While it exists, no other program can use master_port, except programs that set SO_REUSEADDR and
   /// listen.
   std::shared_ptr<const void> port_holder = {};
 
-  /// Local. Throws Error(argument) on sizes that do not multiply out, ranks that cannot be, a backend that is none, and
-  /// a port that is another program's.
+  /// Fills in the unset members. Local. Throws Error(argument) if the sizes do not multiply to the world size, ranks
+  /// are invalid, a backend is unknown, or another program uses the port.
   void resolve();
 };
 
-/// The backend of calls that name none: what set_distributed_backend() has set, else default_backend().
+/// Returns the backend for calls that name none: the value of set_distributed_backend(), else default_backend(). Local.
 [[nodiscard]] std::string get_distributed_backend();
-/// Of this process. Throws Error(argument) if there is no such backend.
+/// Sets the default backend of this process. Local. Throws Error(argument) if the backend is unknown.
 void set_distributed_backend(std::string_view backend);
-/// TORCH_DISTRIBUTED_BACKEND if it is set; "nccl" if this process sees devices and has libmuster-cuda; else "tcp".
+/// Returns TORCH_DISTRIBUTED_BACKEND if it is set. Otherwise returns "nccl" if this process sees GPUs and has
+/// libmuster-cuda, else "tcp". Local.
 [[nodiscard]] std::string default_backend();
-/// Collective. dist::init_process_group() with that backend, or the one of calls that name none.
+/// Calls dist::init_process_group() with `backend`, or with get_distributed_backend() if it is empty. Collective.
 void init_process_group_from_backend(std::string_view backend = {});
 
-/// Collective. Makes this process a rank of the job: sets the variables of the environment that tell of it (RANK,
-/// LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT), calls dist::init_process_group(), and returns
-/// when all ranks have come. `config` has been resolved and has rank and local_rank. Which device a rank uses is the
-/// program's choice. Throws as these.
+/// Makes this process a rank of the job. Collective; returns when all ranks have arrived. It sets the environment
+/// variables of the rank (RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT) and calls
+/// dist::init_process_group(). `config` must be resolved and have rank and local_rank. The program selects the GPU of a
+/// rank itself. Throws as dist::init_process_group().
 void init_dist(const MultiprocessConfig& config);
 
-/// What runs in each rank.
+/// A function that each rank runs.
 using RankFunction = void (*)(std::span<const std::string> arguments);
-/// Collective. init_dist(), init_parallelism() (muster/parallel_groups.hpp) and the function; then the groups end.
+/// Calls init_dist(), init_parallelism() (muster/parallel_groups.hpp) and the function, and then destroys the groups.
+/// Collective.
 void init_and_run(RankFunction function, const MultiprocessConfig& config, std::span<const std::string> arguments = {});
 
-/// Gives a function a name that launch_subprocesses() finds in the ranks, which are processes of their own:
-/// `const muster::RegisteredFunction training("training", train);` outside of functions. Throws Error(argument) if
-/// there is another one of that name.
+/// Registers a function under a name, by which launch_subprocesses() finds it in the processes of the ranks: `const
+/// muster::RegisteredFunction training("training", train);` at namespace scope. Throws Error(argument) if the name is
+/// already registered.
 class RegisteredFunction {
  public:
   RegisteredFunction(std::string_view name, RankFunction function);
 };
 
-/// The first line of main() in a program that launches functions: in a process that launch_subprocesses() has started
-/// it runs what that is for, and does not return. In others it does nothing. What a function throws reaches the caller
-/// of launch_subprocesses().
+/// Runs the launched function in a process that launch_subprocesses() has started, and does not return. In other
+/// processes it does nothing. Call it first in main() of a program that launches functions. Exceptions of the function
+/// reach the caller of launch_subprocesses().
 void run_launched_function();
 
 struct SubprocessOptions {
-  std::vector<std::string> arguments = {};  ///< of the function
-  /// A registered function that each rank calls before all else, with the same arguments.
+  std::vector<std::string> arguments = {};  ///< arguments of the function
+  /// A registered function that each rank calls first, with the same arguments.
   std::string setup = {};
-  /// The first rank that is started here, of a larger world whose other ranks others start: local_world_size ranks.
+  /// The number of the first rank that this launcher starts, if other launchers start the other ranks of a larger
+  /// world. This launcher starts local_world_size ranks.
   int rank_offset = 0;
-  /// What is started in place of this program: a command that comes to run_launched_function(), such as an interpreter
-  /// with a script. Its functions need LaunchMethod::spawn.
+  /// A command that is started instead of this program and reaches run_launched_function(), such as an interpreter with
+  /// a script. It requires LaunchMethod::spawn.
   std::vector<std::string> program = {};
-  /// As launch_local() has them: environment, output (`inherit` is `lines`), log_directory, tee, grace, kill_after,
-  /// timeout. The others are not looked at.
+  /// Options of launch_local(). These are used: environment, output (`inherit` means `lines`), log_directory, tee,
+  /// grace, kill_after, timeout. The others are ignored.
   LaunchOptions launch = {};
 };
 
-/// Starts config.local_world_size ranks and waits for their end; one rank, too, is a process of its own. Each calls
-/// `options.setup` and init_and_run().
+/// Starts config.local_world_size ranks and waits until they exit. Each rank is a separate process, even if there is
+/// only one. It calls `options.setup` and init_and_run(). Local; any thread.
 ///
-/// If a rank fails (it throws, ends with a status that is not 0, or is killed), the others are ended as launch_local()
-/// does, and Error is thrown with that rank's own words, kind, number, pid and host; with signal or status and the end
-/// of what it wrote to standard error if it has said nothing else. Of several failures it is the one that blames no
-/// other rank. Error(timeout) after launch.timeout. No process is left.
+/// If a rank fails (it throws, exits with a status other than 0, or is killed), the other ranks are ended as by
+/// launch_local(). The call then throws an Error with the message, kind, rank, pid and host of the failed rank. If the
+/// rank reported no error, the message contains its signal or status and the end of its standard error. If several
+/// ranks fail, it is the error that does not name another rank as the cause. Throws Error(timeout) after
+/// launch.timeout. No process is left behind.
 ///
-/// Local; any thread. Throws Error(argument) before anything is started if the function is not registered or the
-/// config cannot be, or if main() has not called run_launched_function(); Error(cancelled) where the hook of
-/// muster/interrupt.hpp ends the wait: the ranks have `grace` then, SIGTERM, `kill_after`, SIGKILL.
+/// Throws Error(argument), before anything is started, if the function is not registered, the config is invalid, or
+/// main() has not called run_launched_function(). Throws Error(cancelled) if the hook of muster/interrupt.hpp ends the
+/// wait. The ranks then have `grace` to exit, receive SIGTERM, and SIGKILL after `kill_after`.
 void launch_subprocesses(std::string_view function, const MultiprocessConfig& config,
                          const SubprocessOptions& options = {});
-/// The same with a command, which has the environment alone. Throws Error(not_found) if it is not there.
+/// Starts a command instead of a function. It receives its rank only through the environment. Otherwise as the call
+/// above. Throws Error(not_found) if the command does not exist.
 void launch_subprocesses(const std::vector<std::string>& command, const MultiprocessConfig& config,
                          const SubprocessOptions& options = {});
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// All of Muster in one header, but for what needs another library's headers: muster/mpi.hpp, muster/cuda.hpp (which
-// libmuster-mpi and libmuster-cuda go with) and muster/json.hpp (nlohmann's json).
+// Includes all of Muster, except headers that need another library: muster/mpi.hpp (libmuster-mpi), muster/cuda.hpp and
+// its dependents (libmuster-cuda), and muster/json.hpp (nlohmann::json).
 
 #include "muster/async.hpp"
 #include "muster/config.hpp"

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// ParallelGroups: the groups of ranks that share matrices, pass activations on, or average gradients, made from sizes.
-// Semantics: init_parallelism of ml-starter (and of Megatron's first versions): ranks of a model-parallel group are
-// neighbours, those of a pipeline a model's size apart, data-parallel ones a whole model apart:
+// ParallelGroups: the model-parallel, pipeline and data-parallel groups of a job, created from their sizes. Semantics:
+// init_parallelism of ml-starter and of the first versions of Megatron. Ranks of a model-parallel group have
+// consecutive numbers. Ranks of a pipeline differ by the size of a model-parallel group, and data-parallel ranks by the
+// size of a whole model:
 //
 //     rank = m + model * (p + pipeline * d)         8 ranks, model 2, pipeline 2:
 //
@@ -12,7 +13,7 @@
 //                                                      |   |          |   |
 //                                          p = 1       2 - 3          6 - 7
 //
-// "-" is a model-parallel group, "|" a pipeline; 0 and 4, 1 and 5, 2 and 6, 3 and 7 are data-parallel groups.
+// "-" is a model-parallel group, "|" a pipeline. 0 and 4, 1 and 5, 2 and 6, 3 and 7 are data-parallel groups.
 
 #include <array>
 #include <memory>
@@ -23,27 +24,28 @@
 
 namespace muster {
 
-/// Which part of a model and of the data a rank has.
+/// The coordinates of a rank: its index in each of its three groups.
 struct ParallelPlace {
   int model = 0;
   int pipeline = 0;
   int data = 0;
 };
 
+/// The three groups of this rank.
 class ParallelGroups {
  public:
-  /// Collective over `world`, with the same numbers on all ranks. Backends are names of dist::init_process_group(),
-  /// and are checked: "shm" has to have all ranks of each such group on one host. Empty: any. Throws Error(argument) if
-  /// the sizes do not divide that of the world, Error(unsupported) as dist::init_process_group(), on all ranks alike;
-  /// as ProcessGroup::split().
+  /// Creates the groups. Collective over `world`; all ranks pass the same numbers. The backends are names of
+  /// dist::init_process_group(); empty means any. They are checked: with "shm", all ranks of each such group must be on
+  /// one host. Throws on all ranks alike Error(argument) if the sizes do not divide the size of the world, and
+  /// Error(unsupported) as dist::init_process_group(). Throws also as ProcessGroup::split().
   ParallelGroups(ProcessGroup& world, int model_parallelism, int pipeline_parallelism,
                  const std::string& model_backend = {}, const std::string& pipeline_backend = {},
                  const std::string& data_backend = {});
 
   [[nodiscard]] const ParallelPlace& place() const noexcept { return place_; }
-  /// Ranks of the three kinds of groups.
+  /// Returns the sizes of the three groups.
   [[nodiscard]] const ParallelPlace& sizes() const noexcept { return sizes_; }
-  /// This rank's. Live as long as this.
+  /// Return the groups of this rank, valid as long as this object.
   [[nodiscard]] ProcessGroup& model() const noexcept { return *groups_[0]; }
   [[nodiscard]] ProcessGroup& pipeline() const noexcept { return *groups_[1]; }
   [[nodiscard]] ProcessGroup& data() const noexcept { return *groups_[2]; }
@@ -54,12 +56,13 @@ class ParallelGroups {
   std::array<std::unique_ptr<ProcessGroup>, 3> groups_;
 };
 
-/// Collective over the ranks of dist::init_process_group(): makes parallel_groups(), by the sizes and backends of
-/// `config`. Throws as ParallelGroups, and Error(argument) if there are some already or there is no process group.
+/// Creates parallel_groups() with the sizes and backends of `config`. Collective over the ranks of
+/// dist::init_process_group(). Throws as ParallelGroups, and Error(argument) if the groups already exist or no process
+/// group exists.
 void init_parallelism(const MultiprocessConfig& config);
-/// Throws Error(argument) before init_parallelism().
+/// Returns the groups of init_parallelism(). Throws Error(argument) if they do not exist. Local.
 [[nodiscard]] ParallelGroups& parallel_groups();
-/// Local. Ends them; nothing if there are none.
+/// Destroys the groups of init_parallelism(). Does nothing if they do not exist. Local.
 void destroy_parallel_groups() noexcept;
 
 }  // namespace muster

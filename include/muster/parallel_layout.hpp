@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// ParallelLayout: which part of a model each rank of a job has, by tensor, pipeline and expert parallelism.
-// The order is Megatron's: tensor-parallel ranks lie side by side, then expert, then pipeline:
-// rank = t + tensor * (e + expert * p).
+// ParallelLayout: the part of a model that each rank of a job holds, with tensor, pipeline and expert parallelism. The
+// order is that of Megatron: tensor-parallel ranks are consecutive, then expert-parallel, then pipeline stages: rank =
+// t + tensor * (e + expert * p).
 
 #include <string>
 #include <string_view>
@@ -10,9 +10,9 @@
 namespace muster {
 
 struct ParallelLayout {
-  int tensor = 1;    ///< ranks that share the matrices of a layer
-  int pipeline = 1;  ///< stages that share the layers
-  int expert = 1;    ///< ranks that share the experts of a layer; what is no expert is on all of them
+  int tensor = 1;    ///< number of ranks that share the matrices of a layer
+  int pipeline = 1;  ///< number of stages that share the layers
+  int expert = 1;    ///< number of ranks that share the experts of a layer; each of them holds all other tensors
 
   struct Place {
     int tensor = 0;
@@ -20,8 +20,8 @@ struct ParallelLayout {
     int expert = 0;
   };
 
-  /// "4" (tensor parallelism alone) or "tp=2,pp=2,ep=2", each at most once. Throws Error(argument) if it is neither,
-  /// or if there are more than 4096 ranks.
+  /// Parses "4" (tensor parallelism only) or "tp=2,pp=2,ep=2", with each key at most once. Throws Error(argument) if
+  /// the text is neither, or describes more than 4096 ranks.
   static ParallelLayout parse(std::string_view text);
 
   [[nodiscard]] int ranks() const noexcept { return tensor * pipeline * expert; }
@@ -34,7 +34,7 @@ struct ParallelLayout {
   friend bool operator==(const ParallelLayout&, const ParallelLayout&) = default;
 };
 
-/// "tp=2,pp=2,ep=2"; "4" for tensor parallelism alone.
+/// Returns "tp=2,pp=2,ep=2", or "4" for tensor parallelism only.
 std::string to_string(const ParallelLayout& layout);
 
 }  // namespace muster

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// MergePlan: how the tensors of N ranks become those of one checkpoint, and back. Ordered rules, the first match wins.
-// Written as a JSON file; format and built-in plans: docs/plans.md.
+// MergePlan: how the tensors of N ranks become the tensors of one checkpoint, and the inverse. A plan is an ordered
+// list of rules, of which the first match applies. docs/plans.md describes the JSON format and the built-in plans.
 
 #include <cstdint>
 #include <memory>
@@ -23,11 +23,11 @@ class RE2;
 
 namespace muster {
 
-/// A number of a plan, from 1 on: written there, or the name of one in the model's config.json ("vocab_size", or with
-/// a path, "text_config.vocab_size").
+/// A positive number in a plan: either a literal, or the name of a number in config.json of the model ("vocab_size", or
+/// with a path, "text_config.vocab_size").
 struct PlanNumber {
   std::int64_t value = 0;
-  std::string key = {};  ///< empty: `value` counts
+  std::string key = {};  ///< name in config.json; empty: `value` is used
   friend bool operator==(const PlanNumber&, const PlanNumber&) = default;
 };
 
@@ -35,33 +35,38 @@ struct PlanNumber {
 struct ConcatAction {
   std::int64_t dim = 0;
   std::vector<PlanNumber> blocks = {};  ///< relative sizes of the parts of a fused tensor
-  std::optional<PlanNumber> trim = {};  ///< the true size along dim of the whole: padding beyond it goes
-  /// Attention heads along dim: of the tensor, or of each part of a fused one, then instead of `blocks`. No head is cut
-  /// through. If there are more ranks than heads, and a multiple of them, neighbouring ranks have a head each alike.
+  std::optional<PlanNumber> trim = {};  ///< true extent of the whole tensor along dim; padding beyond it is removed
+  /// The number of attention heads along dim: of the tensor, or of each part of a fused tensor (instead of `blocks`).
+  /// Heads are never split. If the number of ranks is a multiple of the number of heads, neighbouring ranks hold the
+  /// same head.
   std::vector<PlanNumber> heads = {};
   std::vector<PlanNumber> head_sizes = {};  ///< relative sizes of a head of each part; empty: all are equal
   friend bool operator==(const ConcatAction&, const ConcatAction&) = default;
 };
-/// A quantisation scale of a weight (or of what goes into it) that is cut along `dim`: concat along dim if a rank has
-/// more than one element along it or a block of its own (MergeFacts), else max if every rank has one element, else same
-/// (and always same if there is no `dim`). Backwards, one element goes to all. Semantics: the table of merge rules in
-/// ModelOpt's export/postprocess.py; where that takes the max of several elements, ranks have to agree here: weights
-/// that are quantised already would be wrong with another scale.
+/// Merges a quantization scale of a weight, or of the input of a weight, that is split along `dim`. The kind of merge
+/// depends on the shapes:
+/// - concat along `dim`, if a rank has more than one element along it, or a separate quantization block (MergeFacts);
+/// - otherwise max, if every rank has one element;
+/// - otherwise, and always without `dim`, same.
+///
+/// The inverse copies a single element to all ranks. Semantics: the table of merge rules in export/postprocess.py of
+/// ModelOpt. ModelOpt takes the maximum of several elements. Here the ranks must agree, because weights that are
+/// already quantized would be wrong with another scale.
 struct ScaleAction {
-  std::optional<std::int64_t> dim = {};  ///< empty: the scale is not cut
-  std::vector<PlanNumber> blocks = {};   ///< as ConcatAction's: the scale of a fused tensor is fused too
-  std::vector<PlanNumber> heads = {};    ///< as ConcatAction's; left out of account if blocks hold several heads
+  std::optional<std::int64_t> dim = {};  ///< unset: the scale is not split
+  std::vector<PlanNumber> blocks = {};   ///< as ConcatAction::blocks: the scale of a fused tensor is fused too
+  std::vector<PlanNumber> heads = {};    ///< as ConcatAction::heads; ignored if blocks span several heads
   std::vector<PlanNumber> head_sizes = {};
   friend bool operator==(const ScaleAction&, const ScaleAction&) = default;
 };
-/// The tensor is left out of the result, and counted in the report. It has no way back.
+/// Omits the tensor from the result and counts it in the report. Not invertible.
 struct DropAction {
   std::string reason = {};  ///< for the report
   friend bool operator==(const DropAction&, const DropAction&) = default;
 };
 
-/// The tensor has to be another one, which `rename` names, bit for bit on every rank, and is left out: a head that is
-/// tied to the embeddings. It has no way back.
+/// Requires that the tensor equals another one, which `rename` names, bit by bit on every rank, and omits it. Use it
+/// for a head that is tied to the embeddings. Not invertible.
 struct TieAction {
   friend bool operator==(const TieAction&, const TieAction&) = default;
 };
@@ -69,39 +74,41 @@ struct TieAction {
 using MergeAction = std::variant<ConcatAction, merge::Same, merge::First, merge::Max, merge::Sum, merge::Stack,
                                  ScaleAction, DropAction, TieAction>;
 
-/// "concat", "same", "first", "max", "sum", "stack", "scale", "drop", "tie".
+/// Returns "concat", "same", "first", "max", "sum", "stack", "scale", "drop" or "tie".
 std::string_view action_name(const MergeAction& action) noexcept;
 
-/// Which pipeline stages have a tensor that belongs to no layer.
+/// The pipeline stages that hold a tensor which belongs to no layer.
 enum class Stage : std::uint8_t {
-  first,  ///< the first one (embeddings)
-  last,   ///< the last one (head, final norm)
-  ends,   ///< first and last, equal (tied embeddings)
-  all,    ///< every one, equal
+  first,  ///< the first stage (embeddings)
+  last,   ///< the last stage (head, final norm)
+  ends,   ///< the first and the last stage, with equal tensors (tied embeddings)
+  all,    ///< every stage, with equal tensors
 };
 
-/// Along which ranks a rule's action joins. Ranks that differ in other coordinates only must have equal tensors.
+/// The ranks whose tensors the action of a rule joins. Ranks that differ only in other coordinates must have equal
+/// tensors.
 enum class Axis : std::uint8_t { tensor, expert };
 
-/// Which tensor names a rule is for; always the whole name, never a part of it.
+/// Matches tensor names. A pattern always matches the whole name, never a part of it.
 class TensorPattern {
  public:
-  /// `*` stands for any characters, dots too; `{a,b}` for one of several words. Throws Error(argument) if braces do
-  /// not pair, nest, or mean more than 256 patterns, and beyond 1024 characters.
+  /// Parses a glob of at most 1024 characters. `*` matches any characters, including dots; `{a,b}` matches one of
+  /// several words. Throws Error(argument) if the text is longer, if braces are unbalanced or nested, or if it expands
+  /// to more than 256 patterns.
   static TensorPattern glob(std::string text);
-  /// A regular expression of at most 1024 characters in RE2's syntax, without back-references and look-ahead, so that
-  /// matching takes linear time. Throws Error(argument) if it is not one.
+  /// Parses a regular expression of at most 1024 characters in RE2 syntax. RE2 has no back-references and no
+  /// look-ahead, so matching takes linear time. Throws Error(argument) if the expression is invalid.
   static TensorPattern regex(std::string text);
 
   [[nodiscard]] bool matches(std::string_view name) const;
   [[nodiscard]] const std::string& text() const noexcept { return text_; }
   [[nodiscard]] bool is_regex() const noexcept { return is_regex_; }
 
-  /// How many parts of a name a match has: a glob's stars, a regular expression's groups. None if the braces of a
-  /// glob hold different numbers of stars.
+  /// Returns the number of captured parts of a match: the stars of a glob, or the groups of a regular expression.
+  /// Returns nullopt if the alternatives in braces contain different numbers of stars.
   [[nodiscard]] std::optional<std::size_t> groups() const;
-  /// Those parts of `name`, which they are views of; none if the name does not match. From the left on each star
-  /// takes as few characters as it can.
+  /// Returns the captured parts as views of `name`; nullopt if the name does not match. From left to right, each star
+  /// matches as few characters as possible.
   [[nodiscard]] std::optional<std::vector<std::string_view>> captures(std::string_view name) const;
 
  private:
@@ -110,16 +117,16 @@ class TensorPattern {
   bool is_regex_ = false;
 };
 
-/// A place in a tensor's name where a number stands: a glob in which one `#` (outside braces) stands for the digits of
-/// it, "*layers.#.*".
+/// Locates a number in the name of a tensor: a glob in which a single `#` (outside braces) matches the digits,
+/// "*layers.#.*".
 class NumberPattern {
  public:
-  /// Throws Error(argument) if there is not exactly one `#`, or as TensorPattern::glob.
+  /// Parses a pattern. Throws Error(argument) if it does not contain exactly one `#`, or as TensorPattern::glob().
   static NumberPattern parse(std::string text);
-  /// The number in a name (at most 18 digits, no leading zeros); none if the pattern does not fit the whole name.
-  /// If several places fit, the first.
+  /// Returns the number in a name (at most 18 digits, no leading zeros); nullopt if the pattern does not match the
+  /// whole name. If several positions match, it is the first.
   [[nodiscard]] std::optional<std::int64_t> find(std::string_view name) const;
-  /// The same name with another number there. Throws Error(argument) if find() has none.
+  /// Returns the name with another number at that position. Throws Error(argument) if find() returns nullopt.
   [[nodiscard]] std::string replace(std::string_view name, std::int64_t number) const;
   [[nodiscard]] const std::string& text() const noexcept { return text_; }
 
@@ -128,14 +135,15 @@ class NumberPattern {
   std::shared_ptr<const re2::RE2> regex_;
 };
 
-/// Where the ranks' names (before a rule renames them) have a number that parallel ranks divide among them.
+/// The position of a layer or expert number in the names on the ranks, before a rule renames them. Parallel ranks
+/// divide these numbers among them.
 struct Numbering {
   NumberPattern pattern;
-  bool renumber = false;  ///< each pipeline stage (each expert rank) counts its own from 0
-  /// Tensors of the last pipeline stage that belong to no layer, whatever numbers their names have: the layers that
-  /// predict further tokens.
+  bool renumber = false;  ///< each pipeline stage (each expert rank) counts its own layers (experts) from 0
+  /// Matches tensors of the last pipeline stage that belong to no layer, whatever numbers their names contain: the
+  /// layers for multi-token prediction.
   std::optional<TensorPattern> last = {};
-  /// The number in a name; none if `last` or not `pattern` matches it.
+  /// Returns the number in a name; nullopt if `last` matches the name or `pattern` does not.
   [[nodiscard]] std::optional<std::int64_t> find(std::string_view name) const;
 };
 
@@ -144,117 +152,135 @@ class NewName;
 struct MergeRule {
   TensorPattern pattern;
   MergeAction action;
-  std::shared_ptr<const NewName> rename = {};  ///< null: the name stays (MergePlan::renamed); of TieAction: the other
+  /// null: the name does not change (MergePlan::renamed); for TieAction: the other tensor
+  std::shared_ptr<const NewName> rename = {};
   Stage stage = Stage::first;
   Axis across = Axis::tensor;
-  std::size_t number = 0;      ///< its place in the plan, from 1 on: for messages
-  std::string condition = {};  ///< a flag of config.json without which the rule is passed over; empty: none
+  std::size_t number = 0;      ///< number of the rule in the plan, from 1, for messages
+  std::string condition = {};  ///< a flag of config.json; without the flag the rule is skipped; empty: no condition
 };
 
-/// How a tensor of a rank becomes one or several of those that rules are for: before it is joined with other ranks',
-/// and after it has been cut for them. In this order, each if it is there: unstack, transpose, split, permute, cast.
+/// Transforms a tensor of a rank into one or several tensors that rules match. The transform runs before tensors of
+/// several ranks are joined, and its inverse after a tensor has been split for them. The steps that are present run in
+/// this order: unstack, transpose, split, permute, cast.
 struct ViewRule {
-  /// Along `dim` into parts: in the proportion of blocks; of so many heads of the whole model each (as ConcatAction's);
-  /// or of groups that each have their share of the heads, one group after the other, as Megatron has query, key and
-  /// value. Gated: in each group gates lie behind the first part's heads, as many; with it each head has its own behind
-  /// it.
+  /// Splits a tensor into parts along `dim`:
+  /// - blocks: `counts` are the relative sizes of the parts;
+  /// - heads: `counts` are the numbers of heads of the parts in the whole model, as in ConcatAction;
+  /// - groups: each group stores its heads of every part, one group after the other, as query, key and value in
+  ///   Megatron;
+  /// - gated_groups: as groups, but the query heads of a group are followed by the same number of gate heads. After the
+  ///   split, each query head is directly followed by its gate.
   struct Split {
     enum class By : std::uint8_t { blocks, heads, groups, gated_groups } by = By::blocks;
     std::int64_t dim = 0;
     std::vector<PlanNumber> counts;
   };
   TensorPattern pattern;
-  std::vector<std::shared_ptr<const NewName>> to = {};  ///< of each part; empty: the name stays
-  /// Of the first so many dimensions (2 at most) each item is a tensor, whose numbers are the `#` in `to`.
+  std::vector<std::shared_ptr<const NewName>> to = {};  ///< one name per part; empty: the name does not change
+  /// The number of leading dimensions, at most 2, whose items become separate tensors. Their indices replace the `#` in
+  /// `to`.
   int unstack = 0;
-  bool transpose = false;  ///< the last two dimensions change places
+  bool transpose = false;  ///< swaps the last two dimensions
   std::optional<Split> split = {};
-  /// Rows of so many heads, of which Meta's order has the two halves of a rotation beside each other, HuggingFace's one
-  /// after the other.
+  /// The number of heads whose rows are permuted for rotary embeddings. Meta stores the two rows of a rotated pair next
+  /// to each other; the result has the two halves one after the other, as Hugging Face does.
   std::optional<PlanNumber> permute_rope = {};
-  std::optional<DType> cast = {};        ///< f32, f16 or bf16; integers stay as they are
-  bool may_overflow = false;             ///< what is too large for that becomes infinity, and is no error
-  std::optional<std::string> drop = {};  ///< why; then nothing else is there
-  std::size_t number = 0;                ///< its place among the views, from 1 on
+  std::optional<DType> cast = {};        ///< f32, f16 or bf16; integers are not cast
+  bool may_overflow = false;             ///< numbers that are too large for `cast` become infinity instead of an error
+  std::optional<std::string> drop = {};  ///< omits the tensor, for this reason; no other step is then present
+  std::size_t number = 0;                ///< number among the views of the plan, from 1
 };
 
-/// What is known of a tensor beside its name and shapes.
+/// Facts about a tensor in addition to its name and shapes.
 struct MergeFacts {
-  std::span<const TensorSpec> weight = {};    ///< of a scale: its weight's, of the same ranks
-  std::optional<std::size_t> cut_along = {};  ///< the ranks' shards say that they were cut along this dimension
-  bool is_whole = false;                      ///< of a scale: they say that each has all of it
-  int parts = 1;                              ///< backwards: how many ranks the whole tensor is cut for
+  std::span<const TensorSpec> weight = {};  ///< for a scale: the specs of its weight on the same ranks
+  /// the dimension that the tensor was split along, according to the rank shards
+  std::optional<std::size_t> cut_along = {};
+  bool is_whole = false;  ///< for a scale: each rank holds all of it, according to the rank shards
+  int parts = 1;          ///< for the inverse: the number of ranks that the whole tensor is split for
 };
 
-/// A rule's action for tensors of certain shapes, with all numbers known.
+/// The action of a rule for tensors of particular shapes, with all numbers resolved.
 struct ResolvedMerge {
   Merge merge;
-  std::optional<std::int64_t> true_size = {};  ///< along Concat's dim
-  std::vector<std::int64_t> heads = {};        ///< of each block along Concat's dim; empty: none, or not known
-  /// Elements along Concat's dim of a unit that `heads` counts; of fused blocks, for each of `blocks` by `heads`. 0:
-  /// not known.
+  /// extent of the whole tensor along the dimension of Concat, without padding
+  std::optional<std::int64_t> true_size = {};
+  /// heads of each block along the dimension of Concat; empty: without heads, or unknown
+  std::vector<std::int64_t> heads = {};
+  /// The extent of a unit that `heads` counts, in elements along the dimension of Concat. For fused blocks, it is the
+  /// extent of each of `blocks` divided by its `heads`. 0: unknown.
   std::int64_t head_size = 0;
-  std::int64_t block = 0;  ///< of a scale: how many elements of its weight along the rule's dim one of its own is for
+  /// for a scale: the number of elements of its weight, along the dimension of the rule, per element of the scale
+  std::int64_t block = 0;
 };
 
-/// Local; immutable once made; may be shared by threads.
+/// A merge plan. All functions are local. A plan does not change after it has been created, except by
+/// set_model_config(), and threads may share it.
 class MergePlan {
  public:
-  /// `name` is what messages call it; `model_config` as for load. Throws Error(corrupt) if the text is no JSON (with
-  /// line and column), the JSON no plan, or rules contradict each other (with the rule's number and its line).
+  /// Parses a plan. Messages refer to it by `name`; `model_config` is as for load(). Throws Error(corrupt), with line
+  /// and column, if the text is not valid JSON. Throws Error(corrupt), with the number and the line of the rule, if the
+  /// JSON is not a valid plan or rules contradict each other.
   static MergePlan parse(std::string_view json, std::string name, const Config* model_config = nullptr);
-  /// A built-in plan's name, "auto", or a file. `model_config` is the model's config.json (null: there is none); it
-  /// gives the plan the numbers that it names. "auto" takes the built-in plan that "model_type" or "architectures" of
-  /// it stand for, and is named after that. A file's plan may extend one in a file beside it. Throws Error(not_found)
-  /// with the names that there are, Error(argument) where "auto" has no config.json, knows neither of the two, or they
-  /// stand for different plans; Error(io), and as parse.
+  /// Loads a plan by the name of a built-in plan, "auto", or the path of a file. `model_config` is config.json of the
+  /// model, or null if it does not exist; it supplies the numbers that the plan refers to. "auto" selects the built-in
+  /// plan for the "model_type" or "architectures" of config.json; the plan then has that name. A plan in a file may
+  /// extend another one in the same directory. Throws Error(not_found), with the available names, if the plan does not
+  /// exist. Throws Error(argument) if "auto" has no config.json, recognizes neither entry, or the entries select
+  /// different plans. Throws Error(io), and as parse().
   static MergePlan load(const std::string& name_or_file, const Config* model_config = nullptr);
-  /// Without "auto".
+  /// Returns the names of the built-in plans, without "auto".
   static std::span<const std::string_view> builtin_names() noexcept;
 
-  /// The first rule for a tensor whose condition config.json meets; null if there is none.
+  /// Returns the first rule that matches a tensor and whose condition config.json meets; null if no rule does.
   [[nodiscard]] const MergeRule* find(std::string_view tensor) const;
-  /// What a rule calls a tensor in the result.
+  /// Returns the name in the result that a rule gives to a tensor.
   [[nodiscard]] static std::string renamed(const MergeRule& rule, std::string_view tensor);
-  /// Backwards: the ranks' name of a tensor of the result, and its rule; forwards they give that result again. Where
-  /// several rules do, it is the first; none if no rule does. Throws Error(argument) if a rule with `rename` that
-  /// fits cannot be turned around (regular expressions, braces of several words, a star that the new name lacks or has
-  /// twice).
+  /// Inverts the rules: returns the name on the ranks of a tensor of the result, and its rule. Applying the rules to
+  /// that name gives `result` again. If several rules do so, it is the first; nullopt if no rule does. Throws
+  /// Error(argument) if a matching rule with `rename` is not invertible (regular expressions, braces of several words,
+  /// a star that the new name omits or repeats).
   struct Origin {
     std::string name;
     const MergeRule* rule = nullptr;
   };
   [[nodiscard]] std::optional<Origin> origin(std::string_view result) const;
-  /// `tensor` is the ranks' name. `specs` are those of all ranks that the rule joins (forwards); with `whole` that of
-  /// the whole tensor alone (backwards). A number of `heads` that config.json lacks is not known, unless the tensor is
-  /// fused. Throws Error(argument) if a number of config.json is missing ("rule 3 needs
-  /// \"vocab_size\" of config.json") or is none, if there are no specs, for DropAction, if the whole's size is
-  /// not the one that `trim` says, and if a rule joins across expert ranks what belongs to one expert by its name.
+  /// Resolves the numbers of a rule. `tensor` is the name on the ranks. `specs` are the specs of all ranks that the
+  /// rule joins. For the inverse, `whole` is true and `specs` has only the spec of the whole tensor. If config.json
+  /// lacks a number of `heads`, it is unknown, unless the tensor is fused.
+  ///
+  /// Throws Error(argument) if:
+  /// - another number is missing in config.json ("rule 3 needs \"vocab_size\" of config.json") or is not a number;
+  /// - `specs` is empty, or the action is DropAction;
+  /// - the extent of the whole tensor is not that of `trim`;
+  /// - the rule joins, across expert ranks, a tensor that belongs to one expert by its name.
   [[nodiscard]] ResolvedMerge resolve(const MergeRule& rule, std::string_view tensor, std::span<const TensorSpec> specs,
                                       bool whole = false, const MergeFacts& facts = {}) const;
-  /// The stages that have a tensor of this rule if it belongs to no layer.
+  /// Returns the stages that hold a tensor of this rule if it belongs to no layer.
   [[nodiscard]] Stage stage_of(const MergeRule& rule, std::string_view tensor) const;
-  /// Where layers and experts have their numbers.
+  /// Return the positions of layer and expert numbers in names.
   [[nodiscard]] const std::optional<Numbering>& layers() const noexcept { return layers_; }
   [[nodiscard]] const std::optional<Numbering>& experts() const noexcept { return experts_; }
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
-  /// What comes before the rules; the first one that fits a tensor's name is used.
+  /// Returns the transforms that run before the rules. The first one that matches the name of a tensor applies.
   [[nodiscard]] const std::vector<ViewRule>& views() const noexcept { return views_; }
-  /// How the names of the ranks' tensors begin, before the views; others are left out. Empty: not at all.
+  /// Returns the prefix of the names on the ranks, before the views; tensors with other names are omitted. Empty: no
+  /// prefix.
   [[nodiscard]] const std::string& at() const noexcept { return at_; }
   [[nodiscard]] const std::vector<MergeRule>& rules() const noexcept { return rules_; }
-  /// The JSON that it was read from, with the rules of the plan that it extends.
+  /// Returns the JSON text of the plan, with the rules of the plan that it extends.
   [[nodiscard]] const std::string& text() const noexcept { return text_; }
-  /// The model's config.json with the numbers of heads that it omits; null if there is none.
+  /// Returns config.json of the model with the omitted numbers of heads filled in; null if there is no config.json.
   [[nodiscard]] const Config& model_config() const noexcept { return model_config_; }
-  /// The model's config.json as it is.
+  /// Returns config.json of the model without changes.
   [[nodiscard]] const Config& given_config() const noexcept { return given_config_; }
   /// Replaces model_config().
   void set_model_config(Config config) { model_config_ = std::move(config); }
 
  private:
-  /// Without its name and config.json. `beside`: the directory in which plans are looked for that it extends; empty:
-  /// none. `depth`: how many plans extend this one.
+  /// Reads a plan without its name and config.json. `beside` is the directory of the plans that it may extend; empty:
+  /// none. `depth` is the number of plans that extend this one.
   static MergePlan read(std::string_view json, const std::string& beside = {}, int depth = 0);
   static MergePlan named(std::string_view json, std::string name, const Config* model_config,
                          const std::string& beside);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // ProcessGroup: collectives on the ranks of a SyncGroup, for tensors and for Configs. Semantics: the collectives of
-// torch.distributed and MPI, with what those leave open decided: reductions take the ranks in their order, so that all
-// ranks have the same bits; whatever the ranks disagree about is an error on all of them.
+// torch.distributed and MPI, with two additions. Reductions combine the ranks in a fixed order, so the result has the
+// same bits on all ranks. Any disagreement between ranks about a call is an error on all of them.
 
 #include <chrono>
 #include <cstdint>
@@ -23,27 +23,28 @@
 
 namespace muster {
 
-/// What becomes of the elements of all ranks, taken in their order; with several hosts, one of two ranks or more, first
-/// those of each host (but for floats narrower than 32 bits). Floats narrower than 32 bits are added up in f32 and
-/// rounded once. max and min: NaN of any rank gives NaN. average: of floats alone. bool has max (or), min and product
-/// (and). Packed types, f8_e8m0, the FNUZ types and complex64 have none.
+/// The operation of a reduction, applied to the elements of all ranks in rank order. If the group spans several hosts
+/// and one of them has at least two ranks, the elements of each host are combined first. Exception: floats narrower
+/// than 32 bits are always combined in rank order. They are accumulated in f32 and rounded once. max and min return NaN
+/// if any rank has NaN. average requires a float dtype. bool supports max (or), min (and) and product (and). Packed
+/// types, f8_e8m0, the FNUZ types and complex64 cannot be reduced.
 enum class ReduceOp : std::uint8_t { sum, product, min, max, average };
 
 struct CollectiveOptions {
-  /// The longest wait without progress of the ranks waited for; none: the group's own.
+  /// The longest wait without progress of the awaited ranks. Unset: the default of the group.
   std::optional<std::chrono::milliseconds> timeout = {};
   std::stop_token stop = {};
 };
 
-/// Instead of a rank or a tag to receive from: whatever comes first. No number of a rank or a tag.
+/// Wildcards for receiving from any rank or with any tag. They are not valid ranks or tags.
 inline constexpr int any_rank = std::numeric_limits<int>::min();
 inline constexpr int any_tag = std::numeric_limits<int>::min();
 
-/// A message that has come.
+/// The sender, tag and size of a message that has arrived.
 struct MessageInfo {
   int from = 0;
   int tag = 0;
-  std::uint64_t bytes = 0;  ///< of its tensors
+  std::uint64_t bytes = 0;  ///< size of its tensors
 };
 struct ReceivedConfig {
   int from = 0;
@@ -54,173 +55,202 @@ struct ReceivedConfig {
 class ProcessGroup;
 namespace collectives {
 class Engine;
-/// For Muster's other libraries.
+/// For the other libraries of Muster.
 Engine& engine_of(ProcessGroup& group) noexcept;
 }  // namespace collectives
 
-/// Rules of all calls:
-/// - Collective over the group: each rank makes the same calls in the same order. `root`, `to`, `from` are ranks of
-/// this
-///   group; none is a default, and a negative one is an error.
-/// - Arguments that cannot be (a root that is not there, a result that does not fit, a dtype that has no such
-///   reduction) on any rank are Error(argument | unsupported) on all, with that rank's words; ranks that disagree about
-///   call, operation, dtype, shape or root get Error(rank_mismatch) that names two of them. No element has been
-///   written then, and the group goes on.
-/// - A rank that dies, hangs until the deadline, or cancels while elements move fails the group: all ranks throw, now
-///   and in each later call, as those of SyncGroup. What the results have in them then is not told.
-/// - Tensors are in host memory; inputs may be strided, results are contiguous. An input is the caller's again when the
-///   call returns. A result must not overlap another rank's or call's input.
-/// - In a program with libmuster-cuda the tensors of a call may be on a device of each rank, contiguous, and go by NCCL
-///   (muster/cuda.hpp; docs/devices.md, "Collectives"), which adds up in its own order. The call returns when it is in
-///   the stream that is named: until the device has done it (wait_for_devices()), inputs must stay as they are, and
-///   results are not there. barrier() waits for no device. Messages, shared results and Configs: copy_to_host() first.
-/// - Ranks that share memory read larger inputs in a SharedArena where they lie: those are not copied.
-/// - One thread at a time, as with SyncGroup. Collectives and messages of a ProcessGroup never meet those of the
-///   SyncGroup that it was made of.
+/// Collectives and messages on the ranks of a group. These rules apply to all calls:
+/// - Collective means collective over the group: each rank makes the same calls in the same order. `root`, `to` and
+///   `from` are ranks of this group. A negative rank is an error.
+/// - An invalid argument on any rank (a root that does not exist, a result that does not fit, a dtype without that
+///   reduction) throws Error(argument | unsupported) on all ranks, with the message of that rank. If ranks disagree
+///   about call, operation, dtype, shape or root, all throw Error(rank_mismatch), which names two of them. No element
+///   has been written in these cases, and the group remains usable.
+/// - If a rank dies, hangs until the deadline or cancels while elements are transferred, the group fails. All ranks
+///   throw, in this call and in each later one, as those of SyncGroup. The contents of the result tensors are then
+///   unspecified.
+/// - Tensors are in host memory. Inputs may be strided; results are contiguous. The caller may reuse an input when the
+///   call returns. A result must not overlap an input of another rank or of another call.
+/// - In a program with libmuster-cuda, all ranks may pass contiguous tensors on a GPU of each rank. The call then uses
+///   NCCL (muster/cuda.hpp; docs/devices.md, "Collectives"), which adds in its own order. It returns when the operation
+///   is queued in the stream of the thread. Until the GPU has finished it (wait_for_devices()), inputs must not change
+///   and results are not available. barrier() does not wait for a GPU. For messages, shared results and Configs, call
+///   copy_to_host() first.
+/// - Ranks that share memory read larger inputs in a SharedArena in place, without a copy.
+/// - One thread at a time, as with SyncGroup. Collectives and messages of a ProcessGroup are separate from those of the
+///   SyncGroup that it was made from.
 class ProcessGroup {
  public:
-  /// Collective over `group`: of all of its ranks, with the same numbers. It has rounds, messages and failures of its
-  /// own (SyncGroup::duplicate), and outlives `group`. Throws as duplicate().
+  /// Creates a process group of all ranks of `group`, with the same numbers. Collective over `group`. It has separate
+  /// rounds, messages and failures (SyncGroup::duplicate) and may outlive `group`. Throws as duplicate().
   explicit ProcessGroup(SyncGroup& group, const CollectiveOptions& options = {});
   ProcessGroup(ProcessGroup&&) noexcept;
   ProcessGroup& operator=(ProcessGroup&&) noexcept;
-  /// Local, never waits; but for calls with tensors on devices it waits as wait_for_devices() does, without a word, and
-  /// for a second for the other ranks' ends.
+  /// Local; does not wait. Exception: after calls with tensors on GPUs it waits as wait_for_devices(), without
+  /// throwing, and up to a second for the other ranks to destroy their group.
   ~ProcessGroup();
 
   [[nodiscard]] int rank() const noexcept;
   [[nodiscard]] int size() const noexcept;
-  /// What the job calls a rank of this group (RankInfo::rank). Throws Error(argument) if there is no such rank.
+  /// Returns the number in the job (RankInfo::rank) of a rank of this group. Throws Error(argument) if the group has no
+  /// such rank. Local.
   [[nodiscard]] int global_rank(int rank) const;
-  /// The rank of this group that the job calls so; none if it is not in it.
+  /// Returns the rank in this group of the rank that has the number `global` in the job; nullopt if it is not in this
+  /// group. Local.
   [[nodiscard]] std::optional<int> rank_of_global(int global) const noexcept;
-  /// What carries the elements: "shared memory"; "shared memory, and messages between hosts" if there are several hosts
-  /// and one has two ranks or more; "messages" (of the group that it was made of) else.
+  /// Returns the transport of the elements. It is "shared memory" if all ranks share a host. It is "shared memory, and
+  /// messages between hosts" if there are several hosts and one has at least two ranks. Otherwise it is "messages",
+  /// sent by the group that this one was made from. Local.
   [[nodiscard]] std::string_view backend() const noexcept;
-  /// Its own: for deadlines, failures and messages beside collectives. Lives as long as this.
+  /// Returns the private group of this process group, for deadlines, failures and messages outside of collectives.
+  /// Valid as long as this object. Local.
   [[nodiscard]] SyncGroup& group() const noexcept;
-  /// Collective over this group. The ranks of a list, in its order, as SyncGroup::split; null on a rank that is in
-  /// none.
+  /// Returns a process group of the ranks of a list, in the order of the list; null on a rank that is in no list.
+  /// Collective over this group. Rules and errors are those of SyncGroup::split().
   [[nodiscard]] std::unique_ptr<ProcessGroup> split(const RankList& ranks, const CollectiveOptions& options = {});
 
+  /// Returns when all ranks have entered the barrier. Collective. Throws as SyncGroup::barrier().
   void barrier(const CollectiveOptions& options = {});
-  /// Local. Returns when this rank's devices have done what this group's calls have put into their streams: at once if
-  /// there were none with tensors on devices. Unlike a wait of CUDA it throws if a rank dies, leaves or fails
-  /// meanwhile, or the deadline is over: Error(peer_lost | timeout | cancelled | io), and the group has failed.
+  /// Waits until the GPUs of this rank have finished the work that calls of this group have queued. Returns at once if
+  /// no call had tensors on GPUs. Local. In contrast to a wait of CUDA, it also ends if a rank dies, leaves or fails in
+  /// the meantime, or the deadline passes. It then throws Error(peer_lost | timeout | cancelled | io), and the group
+  /// has failed.
   void wait_for_devices(const CollectiveOptions& options = {});
 
-  // The same dtype and shape on all ranks.
+  // Collectives for tensors of the same dtype and shape on all ranks.
 
-  /// In place. `tensor` is contiguous and writable.
+  /// Reduces the tensors of all ranks in place. `tensor` is contiguous and writable.
   void all_reduce(const Tensor& tensor, ReduceOp op = ReduceOp::sum, const CollectiveOptions& options = {});
-  /// `out`: contiguous, writable, of the input's dtype and shape, and not its memory.
+  /// Reduces the tensors of all ranks into `out` on every rank. `out` is contiguous and writable, has the dtype and
+  /// shape of the input, and does not overlap it.
   void all_reduce_into(const Tensor& out, const TensorView& tensor, ReduceOp op = ReduceOp::sum,
                        const CollectiveOptions& options = {});
-  /// One result for all ranks: each has it mapped, and may only read it. It stays until the last of them has dropped
-  /// it, whoever has died by then. In their own memory instead if they share none.
+  /// Returns one reduced tensor that all ranks map read-only. It exists until the last rank has dropped it, even if
+  /// other ranks have died. If the ranks share no memory, each rank gets a private copy.
   [[nodiscard]] Tensor all_reduce_shared(const TensorView& tensor, ReduceOp op = ReduceOp::sum,
                                          const CollectiveOptions& options = {});
-  /// Likewise; along dimension 0.
+  /// Concatenates the tensors of all ranks along dimension 0 into one tensor that all ranks map, as
+  /// all_reduce_shared().
   [[nodiscard]] Tensor all_gather_shared(const TensorView& tensor, const CollectiveOptions& options = {});
-  /// The result is in root's tensor; the others' stay as they are.
+  /// Reduces the tensors of all ranks into the tensor of `root`. The tensors of the other ranks are not changed.
   void reduce(const Tensor& tensor, int root, ReduceOp op = ReduceOp::sum, const CollectiveOptions& options = {});
-  /// Root's elements come into all tensors. Contiguous, and writable on all ranks but root.
+  /// Copies the elements of `root` into the tensor of every rank. `tensor` is contiguous on all ranks, and writable on
+  /// all ranks except `root`.
   void broadcast(const Tensor& tensor, int root, const CollectiveOptions& options = {});
-  /// What each rank has, cut along `dim` into size() equal slices and reduced; this rank's slice. `dim` counts from the
-  /// end if it is negative.
+  /// Reduces the tensors of all ranks, splits the result along `dim` into size() equal slices, and returns the slice of
+  /// this rank. A negative `dim` counts from the end.
   [[nodiscard]] Tensor reduce_scatter(const TensorView& tensor, int dim = 0, ReduceOp op = ReduceOp::sum,
                                       const CollectiveOptions& options = {});
-  /// Likewise; `sizes`: the extent of each rank's slice, the same on all ranks, whose sum is the tensor's extent.
+  /// Does the same as reduce_scatter() with slices of different extents. `sizes` has the extent of the slice of each
+  /// rank and is the same on all ranks. The sum of `sizes` is the extent of the tensor along `dim`.
   [[nodiscard]] Tensor reduce_scatterv(const TensorView& tensor, std::span<const std::int64_t> sizes, int dim = 0,
                                        ReduceOp op = ReduceOp::sum, const CollectiveOptions& options = {});
-  /// Along dimension 0, into `out`: contiguous, writable, of that slice's shape.
+  /// Does the same as reduce_scatter() along dimension 0, and writes the slice into `out`, which is contiguous,
+  /// writable and of the shape of the slice.
   void reduce_scatter_into(const Tensor& out, const TensorView& tensor, ReduceOp op = ReduceOp::sum,
                            const CollectiveOptions& options = {});
-  /// All tensors, one behind the other along `dim` in the order of the ranks.
+  /// Returns the concatenation of the tensors of all ranks along `dim`, in rank order. A negative `dim` counts from the
+  /// end.
   [[nodiscard]] Tensor all_gather(const TensorView& tensor, int dim = 0, const CollectiveOptions& options = {});
-  /// Along dimension 0, into `out`: contiguous, writable, of that shape.
+  /// Concatenates the tensors of all ranks along dimension 0 into `out`, which is contiguous, writable and of the shape
+  /// of the result.
   void all_gather_into(const Tensor& out, const TensorView& tensor, const CollectiveOptions& options = {});
-  /// Into tensors of their own, one for each rank in their order, contiguous and writable. Their extents of dimension 0
-  /// may differ, and are the same on all ranks.
+  /// Copies the tensor of each rank into a separate tensor. `outs` has one contiguous writable tensor per rank, in rank
+  /// order. The extents of dimension 0 may differ between ranks. Every rank passes the same extents.
   void all_gather_into(std::span<const Tensor> outs, const TensorView& tensor, const CollectiveOptions& options = {});
-  /// The same on root; nothing on the others.
+  /// Returns the concatenation of the tensors of all ranks along `dim` on `root`, and nullopt on the other ranks.
   [[nodiscard]] std::optional<Tensor> gather(const TensorView& tensor, int root, int dim = 0,
                                              const CollectiveOptions& options = {});
-  /// Along dimension 0, into root's `out`: contiguous, writable, of that shape; the others' is not looked at.
+  /// Concatenates the tensors of all ranks along dimension 0 into `out` of `root`, which is contiguous, writable and of
+  /// the shape of the result. `out` is ignored on the other ranks.
   void gather_into(const Tensor& out, const TensorView& tensor, int root, const CollectiveOptions& options = {});
-  /// Into root's tensors, one of that shape for each rank; `outs` of the others is empty.
+  /// Copies the tensor of each rank into a tensor of `root`. On `root`, `outs` has one contiguous writable tensor of
+  /// that shape per rank; on the other ranks it is empty.
   void gather_into(std::span<const Tensor> outs, const TensorView& tensor, int root,
                    const CollectiveOptions& options = {});
-  /// This rank's of root's tensors comes into `out`, contiguous and writable. `parts`: on root one for each rank, of
-  /// its dtype and shape; empty on the others.
+  /// Copies the part of this rank from `root` into `out`, which is contiguous and writable. On `root`, `parts` has one
+  /// tensor per rank, of the dtype and shape of `out`; on the other ranks it is empty.
   void scatter(const Tensor& out, std::span<const TensorView> parts, int root, const CollectiveOptions& options = {});
-  /// Cut along dimension 0 into size() equal slices, of which each rank gets one of each rank, in the order of the
-  /// ranks.
+  /// Splits the tensor of each rank along dimension 0 into size() equal slices, and sends slice r to rank r. Returns
+  /// the received slices, concatenated in rank order.
   [[nodiscard]] Tensor all_to_all(const TensorView& tensor, const CollectiveOptions& options = {});
-  /// Into `out`: contiguous, writable, of the tensor's shape, and not its memory.
+  /// Does the same as all_to_all(), and writes the result into `out`. `out` is contiguous and writable, has the shape
+  /// of the tensor, and does not overlap it.
   void all_to_all_into(const Tensor& out, const TensorView& tensor, const CollectiveOptions& options = {});
 
-  // The same dtype, and shapes that differ in one extent at most.
+  // Collectives for tensors of the same dtype whose shapes differ in at most one extent.
 
-  /// As all_gather; the extents along `dim` may differ. `sizes`, if given, are those of all ranks, the same on all.
+  /// Does the same as all_gather(), except that the extents along `dim` may differ. If `sizes` is not empty, it has the
+  /// extent of every rank and is the same on all ranks.
   [[nodiscard]] Tensor all_gatherv(const TensorView& tensor, int dim = 0, std::span<const std::int64_t> sizes = {},
                                    const CollectiveOptions& options = {});
+  /// Does the same as gather(), except that the extents along `dim` may differ.
   [[nodiscard]] std::optional<Tensor> gatherv(const TensorView& tensor, int root, int dim = 0,
                                               const CollectiveOptions& options = {});
-  /// `rows`: how many rows of dimension 0 go to each rank, together all of this rank's. The result has the rows of all
-  /// ranks in their order; `received`, if it is given, gets how many came from each.
+  /// Sends rows[r] rows of dimension 0 to each rank r, in order. The sum of `rows` is the number of rows of `tensor`.
+  /// Returns the rows received from all ranks, in rank order. If `received` is not null, it receives the number of rows
+  /// from each rank.
   [[nodiscard]] Tensor all_to_allv(const TensorView& tensor, std::span<const std::int64_t> rows,
                                    std::vector<std::int64_t>* received = nullptr,
                                    const CollectiveOptions& options = {});
 
-  // Configs: any values, with tensors in host memory or without. What is received is of this rank's own memory.
+  // Collectives for Configs: any values, with or without tensors in host memory. Received Configs own their memory.
 
-  /// Root's, on all ranks; what the others give is not looked at.
+  /// Returns the config of `root` on all ranks. `config` is ignored on the other ranks.
   [[nodiscard]] Config broadcast_config(const Config& config, int root, const CollectiveOptions& options = {});
-  /// Each rank's, in the order of the ranks.
+  /// Returns the configs of all ranks, in rank order.
   [[nodiscard]] std::vector<Config> all_gather_config(const Config& config, const CollectiveOptions& options = {});
-  /// The same on root; empty on the others.
+  /// Returns the configs of all ranks, in rank order, on `root`; the result is empty on the other ranks.
   [[nodiscard]] std::vector<Config> gather_config(const Config& config, int root,
                                                   const CollectiveOptions& options = {});
 
-  // Messages from one rank to another, by tag (0 or more): those of one tag come in the order that they were sent in.
-  // `from` may be any_rank, `tag` of what is received any_tag. A receiver keeps some 256 KiB of each sender's messages
-  // until it receives them. A longer message, or one beyond that, waits with its sender: send() returns when it is
-  // received, and its deadline names the receiver. So two ranks that both send much first wait for each other; isend()
-  // does not wait.
+  // Point-to-point messages. A tag is 0 or more. Messages with the same tag arrive in the order in which they were
+  // sent. `from` may be any_rank, and the `tag` of a receive may be any_tag. A receiver buffers about 256 KiB of
+  // messages per sender until it receives them. For a longer message, or one that does not fit, send() waits until it
+  // is received, and a timeout names the receiver. Therefore two ranks that both first send a large message to each
+  // other wait for each other. Use isend(), which does not wait.
 
-  /// Throws Error(argument) if `to` is this rank or none, or the tag is negative; as SyncGroup::send.
+  /// Sends a tensor to the rank `to`. Throws Error(argument) if `to` is this rank or not a rank of the group, or if the
+  /// tag is negative. Otherwise throws as SyncGroup::send().
   void send(const TensorView& tensor, int to, int tag = 0, const CollectiveOptions& options = {});
+  /// Sends a config. Throws as send().
   void send_config(const Config& config, int to, int tag = 0, const CollectiveOptions& options = {});
-  /// Into `out`, contiguous and writable; returns its sender. Throws Error(rank_mismatch), and the group has not
-  /// failed, if what has come is of another dtype or shape: it is gone then. A wait for any_rank ends if any rank dies
-  /// or leaves.
+  /// Receives a tensor into `out`, which is contiguous and writable. Returns the rank of the sender. Throws
+  /// Error(rank_mismatch) if the message has another dtype or shape; the message is then lost, and the group remains
+  /// usable. A receive from any_rank fails if any rank dies or leaves.
   int recv(const Tensor& out, int from, int tag = 0, const CollectiveOptions& options = {});
+  /// Receives a config. Throws as recv().
   [[nodiscard]] Config recv_config(int from, int tag = 0, const CollectiveOptions& options = {});
-  /// The same, with what it was.
+  /// Receives a config together with its sender and tag. Throws as recv().
   [[nodiscard]] ReceivedConfig recv_message(int from, int tag = any_tag, const CollectiveOptions& options = {});
-  /// The oldest message that such a receive would get, if one has come. Never waits.
+  /// Returns the message that a receive with these arguments would return, if it has arrived. Local; does not wait.
   [[nodiscard]] std::optional<MessageInfo> probe(int from, int tag = any_tag);
 
-  // The same without waiting. A message that has begun moves while this rank waits for anything, in any group: for
-  // messages, in collectives, in gathers and streams, or in Work::get() (MPI's progress rule). Work::get() waits for as
-  // long as `options` say and throws as the calls above. A tensor is kept until it has been sent or received, a
-  // borrowed one by the caller; a message that nobody waits for is lost if the group is destroyed before it has gone.
+  // Messages without waiting. A message that has started makes progress while this rank waits for anything, in any
+  // group: for messages, in collectives, in gathers and streams, or in Work::get() (the progress rule of MPI).
+  // Work::get() waits for as long as `options` allow, and throws as the calls above. A tensor is kept alive until it
+  // has been sent or received; the caller keeps a borrowed one alive. Destroying the group discards a message that has
+  // not been transferred.
 
+  /// Starts to send a tensor. Throws as send().
   [[nodiscard]] Work<void> isend(Tensor tensor, int to, int tag = 0, const CollectiveOptions& options = {});
+  /// Starts to send a config. Throws as send().
   [[nodiscard]] Work<void> isend_config(const Config& config, int to, int tag = 0,
                                         const CollectiveOptions& options = {});
+  /// Starts to receive a tensor into `out`. The result is the rank of the sender.
   [[nodiscard]] Work<int> irecv(const Tensor& out, int from, int tag = 0, const CollectiveOptions& options = {});
+  /// Starts to receive a config.
   [[nodiscard]] Work<ReceivedConfig> irecv_config(int from, int tag = 0, const CollectiveOptions& options = {});
 
-  // Calls that run while the caller goes on.
+  // Calls that run while the caller continues.
 
-  /// Collective. Runs call(group) on a thread of its own, on a duplicate of this group, while the caller goes on:
-  /// `group.start([=](ProcessGroup& own) { own.all_reduce(gradient); })`. What is started runs in that order, one after
-  /// another, as if this group's own calls were not there; all ranks start the same in the same order. The first one
-  /// makes the duplicate. What the call reads and writes has to stay until the Work is done; what it returns is the
-  /// Work's result. Its errors come out of Work::get(); what fails the duplicate fails this group, too. With MPI it
-  /// needs MPI_THREAD_MULTIPLE. Destroying the group waits for what is under way.
+  /// Runs call(group) on a separate thread, on a duplicate of this group, while the caller continues:
+  /// `group.start([=](ProcessGroup& own) { own.all_reduce(gradient); })`. Collective: all ranks start the same calls in
+  /// the same order. Started calls run in that order, one after another, independently of the calls of this group. The
+  /// first call creates the duplicate. Memory that the call reads or writes must stay valid until the Work is done. The
+  /// return value of the call is the result of the Work, and its exceptions are thrown by Work::get(). A failure of the
+  /// duplicate also fails this group. With MPI it requires MPI_THREAD_MULTIPLE. Destroying the group waits for the
+  /// started calls.
   template <class Call>
   auto start(Call call) {
     auto task = detail::task_of<ProcessGroup>(std::move(call), [](ProcessGroup& own) { own.pass_on_failure(); });
@@ -236,8 +266,8 @@ class ProcessGroup {
 
   struct Async;
   std::shared_ptr<collectives::Engine> engine_;
-  std::shared_ptr<Async> async_;  // where what is started runs
-  std::weak_ptr<void> runs_in_;   // in a duplicate that does that: the thread's tasks
+  std::shared_ptr<Async> async_;  // runs the started calls
+  std::weak_ptr<void> runs_in_;   // in a duplicate that runs started calls: the tasks of its thread
 };
 
 }  // namespace muster

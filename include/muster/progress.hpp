@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How far long work has come.
+// Progress reports of long operations.
 
 #include <cstdint>
 #include <functional>
@@ -10,11 +10,11 @@ namespace muster {
 struct Progress {
   std::uint64_t bytes = 0;
   std::uint64_t total_bytes = 0;
-  double seconds = 0;  ///< since it began
+  double seconds = 0;  ///< since the operation began
 };
 
-/// Called some times a second, on the caller's thread or one of the work's own, one call at a time; of collective work
-/// on rank 0.
+/// Receives progress reports a few times per second. It is called on the thread of the caller or on an internal thread,
+/// never concurrently. In collective operations only rank 0 calls it.
 using ProgressCallback = std::function<void(const Progress&)>;
 
 }  // namespace muster

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// muster::roles: the ranks of a job as training ranks, managers of a replay buffer, and a coordinator; a group for
-// each, messages of bytes, averages over the training ranks. Semantics: gfn.utils.distributed of torchgfn and its
-// RankLayout, with what is wrong there put right (docs/roles.md).
+// muster::roles: divides the ranks of a job into training ranks, managers of a replay buffer and a coordinator. It
+// offers one group per role, messages of bytes, and averages over the training ranks. Semantics: gfn.utils.distributed
+// of torchgfn and its RankLayout; docs/roles.md lists the differences.
 
 #include <cstdint>
 #include <initializer_list>
@@ -22,19 +22,19 @@ namespace muster::roles {
 enum class Role : std::uint8_t { training, buffer, coordinator };
 
 struct RoleSizes {
-  /// How many ranks manage a replay buffer.
+  /// Number of ranks that manage a replay buffer.
   int num_remote_buffers = 0;
-  /// How many groups the training ranks are cut into, all of one size.
+  /// Number of groups of equal size that the training ranks are divided into.
   int num_agent_groups = 1;
-  /// Whether the last rank is a coordinator, which neither trains nor manages.
+  /// Makes the last rank a coordinator, which neither trains nor manages a buffer.
   bool use_coordinator = false;
 };
 
-/// Which rank has which role, in ranks of the world. Made of the sizes and of the host of each rank alone, so that all
-/// ranks make the same. Local.
+/// The role of each rank of the world. It depends only on the sizes and on the host of each rank, so all ranks compute
+/// the same layout. Local.
 struct RankLayout {
   int world_size = 0;
-  /// In the order of the agent groups.
+  /// Ordered by agent group.
   std::vector<int> training_ranks = {};
   std::vector<int> buffer_ranks = {};
   std::optional<int> coordinator_rank = {};
@@ -42,42 +42,45 @@ struct RankLayout {
   std::vector<std::vector<int>> agent_groups = {};
   /// For each of buffer_ranks: the training ranks that it serves.
   std::vector<std::vector<int>> served = {};
-  /// The buffers are no multiple of the hosts, so that hosts were not looked at: a manager may be on another one than
-  /// the ranks it serves.
+  /// True if the number of buffers is not a multiple of the number of hosts. The layout then ignores hosts, so a
+  /// manager may be on another host than the ranks that it serves.
   bool ignores_hosts = false;
 
-  /// The training ranks are shared out as evenly as can be, larger shares first; behind each share comes its manager.
-  /// Throws Error(argument) if no training rank is left, if there are fewer of them than buffers, or if they cannot be
-  /// cut into groups of one size.
+  /// Computes a layout without hosts. The training ranks are divided as evenly as possible, larger shares first. Each
+  /// share is followed by its manager. Throws Error(argument) if no training rank is left, if there are fewer training
+  /// ranks than buffers, or if they cannot be divided into groups of equal size.
   static RankLayout by_arithmetic(int world_size, const RoleSizes& sizes);
-  /// `hosts`: a number for each rank, equal for ranks of one host. If the buffers are a multiple of the hosts, each
-  /// host gets as many managers: the ranks of a host are shared out as evenly as can be, larger shares first, and the
-  /// last of each share is its manager. Else as by_arithmetic(). Throws as that, and Error(argument) if a host has
-  /// fewer than two ranks for each of its managers. The coordinator is none of them.
+  /// Computes a layout from hosts. `hosts` has one number per rank, equal for ranks of the same host. If the number of
+  /// buffers is a multiple of the number of hosts, each host gets the same number of managers. The ranks of a host are
+  /// divided as evenly as possible, larger shares first, and the last rank of each share is its manager. Otherwise the
+  /// layout is that of by_arithmetic(). The coordinator is excluded from the division. Throws as by_arithmetic(), and
+  /// Error(argument) if a host has fewer than two ranks per manager.
   static RankLayout by_hosts(std::span<const int> hosts, const RoleSizes& sizes);
 
-  /// These throw Error(argument) if there is no such rank.
+  /// Returns the role of `rank`. This function and the next three throw Error(argument) if the rank does not exist.
   [[nodiscard]] Role role(int rank) const;
-  /// Of a training rank: its manager. None if there are no buffers, and of other ranks.
+  /// Returns the manager of a training rank; nullopt without buffers and for other ranks.
   [[nodiscard]] std::optional<int> assigned_buffer(int rank) const;
-  /// Of a manager: the training ranks that it serves. Empty of other ranks.
+  /// Returns the training ranks that a manager serves; empty for other ranks.
   [[nodiscard]] std::vector<int> assigned_training_ranks(int rank) const;
-  /// Of a manager: that of the first rank that it serves. Of the coordinator: 0.
+  /// Returns the agent group of a training rank; for a manager, that of the first rank that it serves; for the
+  /// coordinator, 0.
   [[nodiscard]] int agent_group_id(int rank) const;
   [[nodiscard]] int agent_group_size() const noexcept {
     return agent_groups.empty() ? 0 : static_cast<int>(agent_groups.front().size());
   }
 };
 
-/// A message on its way. It keeps its bytes and goes on, whether or not this handle lives; what has not gone when the
-/// context ends is lost.
+/// A message that is being sent. The message keeps its bytes and is sent even if the handle is destroyed. A message
+/// that is not sent when the context ends is lost.
 class AsyncSendHandle {
  public:
   AsyncSendHandle() = default;
   explicit AsyncSendHandle(Work<void> work) : work_(std::move(work)) {}
-  /// Whether the message has been sent. False after wait() has thrown that it cannot be. Never waits.
+  /// Returns whether the message has been sent. Returns false after wait() has thrown because it could not be sent.
+  /// Does not wait.
   [[nodiscard]] bool is_complete() const { return !failure_ && (!work_.is_pending() || work_.is_done()); }
-  /// Returns at once if it is complete. Throws as ProcessGroup::send; a later call throws the same failure again.
+  /// Waits until the message has been sent. Throws as ProcessGroup::send(); a later call throws the same error again.
   void wait();
 
  private:
@@ -88,11 +91,11 @@ class AsyncSendHandle {
 struct ReceivedBytes {
   int source = 0;
   int tag = 0;
-  Tensor data = {};  ///< u8, one dimension, of this rank's own memory
+  Tensor data = {};  ///< u8, one dimension, in memory of this rank
 };
 
-/// The ranks of a job and their groups, as one rank has them. `group` in calls is one of its own groups; null: all
-/// ranks. Errors, deadlines, threads, tensors on devices: as ProcessGroup.
+/// The ranks of a job and their groups, from the perspective of one rank. The parameter `group` is one of the groups of
+/// this rank; null means all ranks. The rules of ProcessGroup for errors, deadlines, threads and tensors on GPUs apply.
 class DistributedContext {
  public:
   DistributedContext(DistributedContext&&) noexcept = default;
@@ -111,49 +114,51 @@ class DistributedContext {
   [[nodiscard]] bool is_buffer_rank() const { return layout_.role(my_rank_) == Role::buffer; }
   [[nodiscard]] bool is_coordinator_rank() const { return layout_.role(my_rank_) == Role::coordinator; }
 
-  // The groups live as long as this, or until cleanup(). These throw Error(argument) after that, and on a rank that is
-  // not in the group.
+  // The groups are valid as long as this object, or until cleanup(). These functions throw Error(argument) after that,
+  // and on a rank that is not in the group.
 
-  /// All ranks, with the same numbers.
+  /// Returns the group of all ranks, with the same numbers.
   [[nodiscard]] ProcessGroup& world() const;
-  /// The training ranks, in the layout's order.
+  /// Returns the group of the training ranks, in the order of the layout.
   [[nodiscard]] ProcessGroup& train_group() const;
-  /// The managers, in the layout's order.
+  /// Returns the group of the managers, in the order of the layout.
   [[nodiscard]] ProcessGroup& buffer_group() const;
-  /// This training rank's agent group. If there is one alone, it is the train group itself.
+  /// Returns the agent group of this training rank. If only one agent group exists, it is train_group().
   [[nodiscard]] ProcessGroup& agent_group() const;
 
-  /// Local, any number of times. Ends the groups of this rank, and waits for no more than ~ProcessGroup does. The
-  /// others see that it has left, which ends waits for it and for any rank: a program whose ranks end at different
-  /// times calls barrier() first.
+  /// Destroys the groups of this rank. It waits no longer than ~ProcessGroup() and may be called repeatedly. Local. The
+  /// other ranks observe that this rank has left, which fails waits for it and for any rank. In a program whose ranks
+  /// end at different times, call barrier() first.
   void cleanup() noexcept;
 
-  // Messages of bytes, between ranks of the world, by tag (0 or more). The receiver learns the length. Tensors of any
-  // dtype and shape are sent: what is received is the bytes that a contiguous copy has. They go by the messages of
-  // world(), and are messages of its own calls, too.
+  // Messages of bytes between ranks of the world, by tag (0 or more). The receiver learns the length. Tensors of any
+  // dtype and shape may be sent; the receiver gets the bytes of a contiguous copy. These calls and the messages of
+  // world() share one message stream.
 
+  /// Sends a tensor to `dst_rank`. Throws as ProcessGroup::send().
   void send(const TensorView& data, int dst_rank, int tag = 0, const CollectiveOptions& options = {});
-  /// Never waits. `data` must not be written to until it is complete; a borrowed tensor's memory stays as long.
+  /// Starts to send a tensor, without waiting. `data` must not be modified, and borrowed memory must stay valid, until
+  /// the send is complete.
   [[nodiscard]] AsyncSendHandle isend(const Tensor& data, int dst_rank, int tag = 0,
                                       const CollectiveOptions& options = {});
-  /// The oldest message of that tag (any_tag: of any) from that rank, or from any one if none is given. Throws
-  /// Error(rank_mismatch) if it is a Config that is no tensor.
+  /// Receives the oldest message from `src_rank`, or from any rank if it is unset. `tag` may be any_tag. Throws
+  /// Error(rank_mismatch) if the message is a Config that is not a tensor, and as ProcessGroup::recv().
   [[nodiscard]] ReceivedBytes recv(std::optional<int> src_rank = {}, int tag = 0,
                                    const CollectiveOptions& options = {});
 
-  // Collective over the group.
+  // Collectives over the group.
 
-  /// Into tensors of their own, one for each rank of the group, contiguous and writable.
+  /// Copies the tensor of each rank into `output_list`, which has one contiguous writable tensor per rank of the group.
   void all_gather(std::span<const Tensor> output_list, const TensorView& tensor, ProcessGroup* group = nullptr,
                   const CollectiveOptions& options = {}) {
     ranks_of(group).all_gather_into(output_list, tensor, options);
   }
-  /// In place.
+  /// Reduces the tensors of all ranks in place.
   void all_reduce(const Tensor& tensor, ReduceOp op = ReduceOp::sum, ProcessGroup* group = nullptr,
                   const CollectiveOptions& options = {}) {
     ranks_of(group).all_reduce(tensor, op, options);
   }
-  /// `src`: a rank of the group.
+  /// Copies the elements of `src`, a rank of the group, into the tensor of every rank.
   void broadcast(const Tensor& tensor, int src, ProcessGroup* group = nullptr, const CollectiveOptions& options = {}) {
     ranks_of(group).broadcast(tensor, src, options);
   }
@@ -178,49 +183,52 @@ class DistributedContext {
   RankLayout layout_;
   int my_rank_ = 0;
   std::unique_ptr<ProcessGroup> world_;
-  std::unique_ptr<ProcessGroup> peers_;   // of this rank's role; none: the coordinator
-  std::unique_ptr<ProcessGroup> agents_;  // none where it is the train group
+  std::unique_ptr<ProcessGroup> peers_;   // group of the role of this rank; null on the coordinator
+  std::unique_ptr<ProcessGroup> agents_;  // null if it is the train group
 };
 
-/// Moves tensors wherever ranks are. Ranks of one host share memory all the same.
+/// The backend that reaches ranks on any hosts. Ranks of the same host still use shared memory.
 inline constexpr std::string_view default_backend = "tcp";
 
-/// Collective over `group`, whose ranks are the world's, on the hosts that SyncGroup::host_of() says. Sizes that cannot
-/// be are Error(argument) on all ranks, sizes that differ Error(rank_mismatch); both before a group is made, and
-/// `group` goes on. Else throws as SyncGroup::split. Rank 0 logs a warning if the layout ignores the hosts.
+/// Divides the ranks of `group`, which become the world, into roles. Collective over `group`. SyncGroup::host_of()
+/// determines the hosts. Throws on all ranks Error(argument) if the sizes are invalid, and Error(rank_mismatch) if they
+/// differ between ranks. No group has been created in these cases, and `group` remains usable. Throws also as
+/// SyncGroup::split(). Rank 0 logs a warning if the layout ignores the hosts.
 [[nodiscard]] DistributedContext initialize_distributed_compute(SyncGroup& group, const RoleSizes& sizes,
                                                                 const CollectiveOptions& options = {});
-/// Collective over the job, whose ranks meet as those of dist::init_process_group() do, by the same backends. It makes
-/// no process group for muster::dist. Throws as both.
+/// Forms the world as dist::init_process_group() does, with the same backends, and divides it into roles. Collective
+/// over the job. It does not create a process group for muster::dist. Throws as the call above and
+/// dist::init_process_group().
 [[nodiscard]] DistributedContext initialize_distributed_compute(std::string_view backend, const RoleSizes& sizes,
                                                                 const dist::InitOptions& options = {});
 
-/// Collective over `group`. All rows (dimension 0) in the order of the ranks, on rank 0 of the group; none on the
-/// others. Any dtype; the numbers of rows may differ, and may be 0, the rest of the shape may not. Throws
-/// Error(argument) of a scalar; as ProcessGroup::gatherv.
+/// Returns the rows (dimension 0) of all ranks in rank order, on rank 0 of the group; nullopt on the other ranks.
+/// Collective over `group`. Any dtype is allowed. The number of rows may differ between ranks and may be 0; the other
+/// extents are equal. Throws Error(argument) if `local` is a scalar, and as ProcessGroup::gatherv().
 [[nodiscard]] std::optional<Tensor> gather_distributed_data(const TensorView& local, ProcessGroup& group,
                                                             const CollectiveOptions& options = {});
 
-/// One of a model's tensors. What is averaged is of a float dtype, contiguous and writable.
+/// One tensor of a model. Tensors to be averaged have a float dtype and are contiguous and writable.
 struct Parameter {
   std::string name;
   Tensor value = {};
-  /// None: it is frozen, or had no part in the loss.
+  /// Unset if the parameter is frozen or did not contribute to the loss.
   std::optional<Tensor> gradient = {};
 };
 
-// Collective over `group`: the training ranks, or those of an agent group. The average over its ranks is written in
-// place, with the same bits on all of them; narrow floats are added up in f32 and rounded once. Small tensors of a
-// dtype go in one call, up to 4 MiB. All ranks give the same parameters in the same order: a difference is
-// Error(rank_mismatch) on all of them that names the parameter. A tensor that cannot be averaged is Error(argument |
-// unsupported) on all likewise. Nothing has been written then, and the group goes on.
+// Averages over the ranks of a group, written in place, with the same bits on all ranks. Collective over `group`, which
+// is the train group or an agent group. Narrow floats are added in f32 and rounded once. Small tensors of the same
+// dtype are combined into calls of up to 4 MiB. All ranks pass the same parameters in the same order. A difference
+// throws Error(rank_mismatch) on all ranks, which names the parameter. A tensor that cannot be averaged throws
+// Error(argument | unsupported) on all ranks. Nothing has been written in these cases, and the group remains usable.
 
-/// Of the parameters that have a gradient: the same ones on all ranks.
+/// Averages the gradients. The same parameters have a gradient on all ranks.
 void average_gradients(std::span<const Parameter> model, ProcessGroup& group, const CollectiveOptions& options = {});
-/// Of the values.
+/// Averages the values.
 void average_models(std::span<const Parameter> model, ProcessGroup& group, const CollectiveOptions& options = {});
 
-/// Local. The first of these environment variables that is set and not empty.
+/// Returns the value of the first of these environment variables that is set and not empty, else `default_value`.
+/// Local.
 [[nodiscard]] std::optional<std::string> first_env(std::initializer_list<const char*> names,
                                                    std::optional<std::string> default_value = {});
 

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// safetensors files: SafetensorsFile maps one and lists its tensors, SafetensorsWriter makes one from pieces.
-// Format: 8 bytes header length (little endian), a JSON header {NAME: {dtype, shape, data_offsets}}, then the tensors'
-// bytes without holes (huggingface/safetensors).
+// safetensors files: SafetensorsFile maps a file and lists its tensors. SafetensorsWriter writes a file in pieces.
+// Format: 8 bytes header length (little endian), a JSON header {NAME: {dtype, shape, data_offsets}}, then the bytes of
+// the tensors without gaps (huggingface/safetensors).
 //
-// U4 and I4 are not in that format, nor is an odd number of F4 elements: such tensors are written as flat U8, and
-// `__metadata__` says what they are: "muster.dtype.NAME": "U4 [3, 5]". Readers here see the tensor that was written.
+// The format does not include U4, I4, and an odd number of F4 elements. Muster writes such tensors as flat U8 and
+// records the real type in `__metadata__`: "muster.dtype.NAME": "U4 [3, 5]". Readers of Muster return the original
+// tensor.
 
 #include <cstddef>
 #include <cstdint>
@@ -21,43 +22,45 @@
 
 namespace muster {
 
-/// Headers beyond this are refused, by readers and writers everywhere.
+/// The largest header in bytes. Readers and writers reject larger ones.
 inline constexpr std::uint64_t max_safetensors_header = 100'000'000;
 
-/// What a file says of one tensor.
+/// The description of a tensor in a file.
 struct TensorEntry {
   std::string name;
   DType dtype = DType::u8;
   Shape shape = {};
-  std::uint64_t offset = 0;  ///< of its first byte in the file; writers place it themselves
-  std::uint64_t bytes = 0;   ///< likewise
+  std::uint64_t offset = 0;  ///< offset of the first byte in the file; writers determine it
+  std::uint64_t bytes = 0;   ///< size in the file; writers determine it
 };
 
-/// A file that is open for reading. Copies share it. On local file systems it is also mapped, and its tensors are views
-/// of the mapping, which they keep: whoever shortens the file then ends the process that looks at them (SIGBUS).
-/// Thread-safe.
+/// A file that is open for reading. Copies share it. On local file systems the file is mapped, and its tensors are
+/// views that keep the mapping alive. If another program truncates the file, accessing them terminates the process
+/// (SIGBUS). Thread-safe.
 class SafetensorsFile {
  public:
-  /// Reads the header only. Throws Error(corrupt) that names file, tensor and defect; Error(not_found | io).
+  /// Opens a file and reads only the header. Throws Error(corrupt) with the file, the tensor and the defect;
+  /// Error(not_found | io).
   static SafetensorsFile open(const std::string& path);
 
   [[nodiscard]] const std::string& path() const noexcept;
-  /// In the order of their bytes in the file.
+  /// Returns the tensors, ordered by offset in the file.
   [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept;
-  /// `__metadata__`, without the keys "muster.dtype.*".
+  /// Returns `__metadata__`, without the keys "muster.dtype.*".
   [[nodiscard]] const std::map<std::string, std::string>& metadata() const noexcept;
-  /// The place of a name in tensors().
+  /// Returns the index of a name in tensors(); nullopt if it is missing.
   [[nodiscard]] std::optional<std::size_t> find(std::string_view name) const noexcept;
 
-  /// Whether tensors are views of a mapping.
+  /// Returns whether tensors are views of a mapping.
   [[nodiscard]] bool is_mapped() const noexcept;
-  /// A view of the mapping, not aligned if the file's writer did not align; of a file on a network file system, or on
-  /// one that is not known, its bytes. Throws Error(not_found) past the end, Error(io | corrupt) from reading.
+  /// Returns a tensor as a view of the mapping. It is unaligned if the writer of the file did not align it. On a
+  /// network file system, or an unknown one, it is a copy. Throws Error(not_found) if `index` is not less than
+  /// tensors().size(), and Error(io | corrupt) if reading fails.
   [[nodiscard]] Tensor tensor(std::size_t index) const;
-  /// Throws Error(not_found).
+  /// Returns the tensor with a name. Throws Error(not_found) if it is missing, and as above.
   [[nodiscard]] Tensor tensor(std::string_view name) const;
-  /// Fills `target` with a tensor's bytes from `offset` on, read from the file. Throws Error(argument) past the
-  /// tensor's end; Error(io), and Error(corrupt) if the file has become shorter.
+  /// Reads bytes of a tensor from the file into `target`, starting at byte `offset` of the tensor. Throws
+  /// Error(argument) if the range exceeds the tensor, Error(io), and Error(corrupt) if the file has been truncated.
   void read(std::size_t index, std::uint64_t offset, std::span<std::byte> target) const;
 
  private:
@@ -66,34 +69,36 @@ class SafetensorsFile {
   std::shared_ptr<const Contents> contents_;
 };
 
-/// Writes a file whose tensors' names, dtypes and shapes are known first; their bytes then come in any order, in
-/// pieces, from several threads. It grows beside `path` under another name and takes its name with commit(); a file
-/// that was there before stays whole until then.
+/// Writes a file. Names, dtypes and shapes of its tensors are given first. Then their bytes are written in pieces, in
+/// any order, from several threads. The file grows next to `path` under a temporary name, and commit() renames it. An
+/// existing file is not changed until then.
 class SafetensorsWriter {
  public:
-  /// Reserves the whole file. The order in the file is the reference writer's: descending alignment, then by name.
-  /// Keys "muster.dtype.*" in `metadata` are dropped. Throws Error(argument) on a name twice, "__metadata__" as a name,
-  /// text that is not UTF-8, a header that is too long, a `path` that is a device, a pipe or a link; Error(no_space |
-  /// io | not_found).
+  /// Allocates the whole file. Its order is that of the reference writer: descending alignment, then name. Keys
+  /// "muster.dtype.*" in `metadata` are dropped. Throws Error(argument) if a name occurs twice or is "__metadata__",
+  /// text is not UTF-8, the header is too long, or `path` is a device, a pipe or a link. Throws Error(no_space | io |
+  /// not_found).
   SafetensorsWriter(const std::string& path, std::vector<TensorEntry> tensors,
                     std::map<std::string, std::string> metadata = {});
   SafetensorsWriter(SafetensorsWriter&&) noexcept;
   SafetensorsWriter& operator=(SafetensorsWriter&&) noexcept;
-  /// Without commit() nothing is left.
+  /// Deletes the temporary file, unless commit() has succeeded.
   ~SafetensorsWriter();
 
-  /// As they lie in the file, with offsets and sizes.
+  /// Returns the tensors in the order of the file, with offsets and sizes.
   [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept;
 
-  /// Bytes of a tensor from `offset` (of its own) on; each byte is written once. Thread-safe. Throws Error(not_found)
-  /// on a name that was not announced, Error(argument) past the tensor's end; Error(no_space | io).
+  /// Writes bytes of a tensor, starting at byte `offset` of the tensor. Write each byte once. Thread-safe. Throws
+  /// Error(not_found) if the name was not announced, Error(argument) if the range exceeds the tensor, Error(no_space |
+  /// io).
   void write(std::string_view name, std::uint64_t offset, std::span<const std::byte> bytes);
-  /// A whole tensor, strided ones too. Throws also Error(argument) if dtype or shape are not the announced ones.
+  /// Writes a whole tensor, which may be strided. Throws also Error(argument) if its dtype or shape is not the
+  /// announced one.
   void write(std::string_view name, const TensorView& tensor);
 
-  /// Durable when it returns: contents, then name. Once, after all write() have returned. Throws Error(argument) if
-  /// bytes are missing; Error(no_space | io), after which the earlier file is untouched, unless syncing the directory
-  /// was what failed: then the new one is there, but a power cut may undo it.
+  /// Completes the file, makes it durable, and renames it. Call it once, after all write() calls have returned. Throws
+  /// Error(argument) if bytes are missing. Throws Error(no_space | io); an existing file is then unchanged. Exception:
+  /// if only syncing the directory failed, the new file is in place, but a power failure may undo that.
   void commit();
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// SharedArena: memory that tensors are allocated in from the start, so that a gather of them moves names only.
+// SharedArena: shared memory for tensors. A gather of such tensors transfers only references.
 
 #include <cstdint>
 #include <memory>
@@ -13,26 +13,27 @@ namespace detail {
 class ArenaCore;
 }
 
-/// Anonymous shared memory of this process. Its tensors are ordinary tensors to their owner; a gather over shared
-/// memory leases them to the first rank instead of copying. While leased they must not be written (the caller's error;
-/// GatherOptions::debugging finds it). Dropping the last Tensor of an allocation frees it once every lease taken on
-/// it has ended: never earlier, and without waiting. Thread-safe.
+/// Anonymous shared memory of this process. Its tensors are ordinary tensors to their owner. A gather over shared
+/// memory leases them to the root instead of copying them. The owner must not write to a leased tensor;
+/// GatherOptions::debugging detects such writes. After the last Tensor of an allocation is destroyed, its memory is
+/// freed when every lease on it has ended. Destroying a Tensor does not wait for leases. Thread-safe.
 class SharedArena {
  public:
-  /// `capacity` bytes at most for all tensors; memory is taken as it is touched. Throws Error(no_space) with needed and
-  /// available bytes, Error(unsupported) if anonymous shared memory is not there.
+  /// Creates an arena of `capacity` bytes for all its tensors. The system allocates the memory when it is first
+  /// accessed. Throws Error(no_space) with the needed and available bytes, and Error(unsupported) if anonymous shared
+  /// memory is not available.
   explicit SharedArena(std::uint64_t capacity);
   SharedArena(SharedArena&&) noexcept;
   SharedArena& operator=(SharedArena&&) noexcept;
   ~SharedArena();
 
-  /// Writable, 64-byte aligned, not initialised. Keeps the arena's memory alive. Throws Error(no_space) with free and
-  /// leased bytes.
+  /// Allocates writable uninitialized memory, aligned to 64 bytes. The tensor keeps the memory of the arena alive.
+  /// Throws Error(no_space) with the free and the leased bytes.
   Tensor allocate(DType dtype, Shape shape);
   [[nodiscard]] std::uint64_t capacity() const noexcept;
-  /// Bytes free for allocation now (freed but leased ones are not).
+  /// Returns the bytes that can be allocated now. Memory that is freed but still leased is not included.
   [[nodiscard]] std::uint64_t available() const;
-  /// Bytes freed by their owner and still leased by a first rank.
+  /// Returns the bytes that their owner has freed and that a root still leases.
   [[nodiscard]] std::uint64_t waiting_for_leases() const;
 
  private:

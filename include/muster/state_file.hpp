@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// State files: one rank's config and weights in an ordinary HDF5 file that this library lists and maps without libhdf5.
-// StateFile reads one, StateFileWriter makes one from pieces, write_state_file does it in one call.
-// Format: docs/state-file.md. A file is a state only when its commit mark, the first 4096 bytes, says so and is right.
+// State files: the config and weights of one rank in an ordinary HDF5 file, which Muster lists and maps without
+// libhdf5. StateFile reads a file. StateFileWriter writes one in pieces, and write_state_file() in one call. Format:
+// docs/state-file.md. A file is a state only if the commit mark in its first 4096 bytes is valid.
 //
-// Making a file uses libhdf5 for a moment (never for the tensors' bytes). libhdf5 is not thread-safe as distributions
-// build it: here one process-wide lock guards it; a program that uses libhdf5 itself must not do so at the same time in
-// another thread. Reading never uses it.
+// Creating a file uses libhdf5 briefly, but never for the bytes of tensors. Distributions build libhdf5 without thread
+// safety. Muster therefore guards it with a process-wide lock. A program that uses libhdf5 itself must not do so in
+// another thread at the same time. Reading does not use libhdf5.
 
 #include <cstddef>
 #include <cstdint>
@@ -25,77 +25,80 @@
 
 namespace muster {
 
-/// Whose state it is.
+/// Identifies the writer of a state.
 struct StateFileInfo {
-  SyncGroup::Nonce job{};        ///< the group's nonce: tells one job's files from another's; zeros: of no job
-  std::uint64_t generation = 0;  ///< grows with a rank's states of one job: the user's step, or a count
+  SyncGroup::Nonce job{};        ///< nonce of the group; distinguishes jobs; zeros: no job
+  std::uint64_t generation = 0;  ///< increases with the states of a rank in a job: the step of the user, or a count
   int rank = 0;
   int world_size = 1;
 };
 
-/// What the catalogue says of one tensor.
+/// The description of a tensor in the catalogue.
 struct StateTensor {
   std::string name;
   DType dtype = DType::u8;
   Shape shape = {};
-  std::uint64_t bytes = 0;         ///< of its elements, uncompressed
-  std::uint64_t stored_bytes = 0;  ///< in the file; other than `bytes` where it is compressed
-  std::uint64_t offset = 0;        ///< of its first byte in the file; 0 if it is compressed or has no elements
-  bool compressed = false;         ///< in chunks: byte shuffle and zstd
+  std::uint64_t bytes = 0;         ///< size of its elements, uncompressed
+  std::uint64_t stored_bytes = 0;  ///< size in the file; differs from `bytes` if compressed
+  std::uint64_t offset = 0;        ///< offset of its first byte in the file; 0 if it is compressed or has no elements
+  bool compressed = false;         ///< stored in chunks: byte shuffle and zstd
   std::uint64_t checksum = 0;      ///< XXH3-64, seed 0, of its elements as they are in memory
 };
 
-/// How the bytes of a file are brought in.
+/// How the bytes of a file are accessed.
 enum class FileAccess : std::uint8_t {
-  automatic,  ///< mapped on local file systems, read on network ones, where a mapping may end in SIGBUS
+  automatic,  ///< mapped on local file systems; read on network file systems, where a mapping may cause SIGBUS
   map,
   read,
 };
 
-/// What is wrong with a state file.
+/// A defect of a state file.
 struct StateProblem {
   std::string tensor = {};  ///< empty: the file as a whole
   std::string words = {};
 };
 
-/// A complete state file. Copies share it; tensors outlive it. Thread-safe.
+/// A complete state file. Copies share it, and tensors may outlive it. Thread-safe.
 class StateFile {
  public:
-  /// Two reads: the commit mark and the catalogue; both are checked against their checksums and the file's length.
-  /// Throws Error(not_found | io); Error(argument) if it is no regular file; Error(corrupt) if it is no state
-  /// file, is not complete or contradicts itself (nothing is allocated that the file's own length does not justify);
-  /// Error(version) if a newer Muster wrote it. os_error() is ENODATA if the file is shorter than its mark says
-  /// or has none (yet), and ESTALE if a server says so: on network file systems either may pass.
+  /// Opens a file with two reads: the commit mark and the catalogue. Both are checked against their checksums and the
+  /// length of the file. Throws Error(not_found | io). Throws Error(argument) if the path is not a regular file. Throws
+  /// Error(corrupt) if the file is not a state file, is incomplete or contradicts itself; allocations never exceed the
+  /// amount that the length of the file justifies. Throws Error(version) if a newer Muster wrote it. os_error() is
+  /// ENODATA if the file is shorter than its commit mark states, or has no mark. It is ESTALE if a server reports that.
+  /// On network file systems both may be temporary.
   static StateFile open(const std::string& path, FileAccess access = FileAccess::automatic);
-  /// Whether a file begins with the magic of a commit mark: complete or not. Throws Error(not_found | io).
+  /// Returns whether a file begins with the magic of a commit mark; it may be incomplete. Throws Error(not_found | io).
   static bool is_state_file(const std::string& path);
 
   [[nodiscard]] const std::string& path() const noexcept;
   [[nodiscard]] const StateFileInfo& info() const noexcept;
   [[nodiscard]] std::uint64_t file_bytes() const noexcept;
   [[nodiscard]] std::uint32_t format_version() const noexcept;
-  /// In the order in which they were written.
+  /// Returns the tensors in the order in which they were written.
   [[nodiscard]] const std::vector<StateTensor>& tensors() const noexcept;
   [[nodiscard]] std::optional<std::size_t> find(std::string_view name) const noexcept;
 
-  /// The JSON text as it is in the file. Throws Error(corrupt | io).
+  /// Returns the JSON text of the file. Throws Error(corrupt | io).
   [[nodiscard]] std::string config_text() const;
-  /// The tree, with {"$tensor": name} where split() took a tensor out. Throws Error(corrupt | io).
+  /// Returns the config, with {"$tensor": name} in place of each tensor that split() replaced. Throws Error(corrupt |
+  /// io).
   [[nodiscard]] Config config() const;
 
-  /// A tensor: of the mapping, or of fresh memory where the file is read or the tensor is compressed (then several
-  /// threads work). Elements are not compared with the checksum: check() does. Throws Error(not_found) past the end,
-  /// Error(corrupt) on chunks that are not what was written, Error(io), Error(no_space).
+  /// Returns a tensor as a view of the mapping. If the file is read, or the tensor is compressed (several threads
+  /// decompress it), it is in new memory. Elements are not checked against the checksum; use check(). Throws
+  /// Error(not_found) if `index` is not less than tensors().size(), Error(corrupt) if a chunk is damaged, Error(io),
+  /// Error(no_space).
   [[nodiscard]] Tensor tensor(std::size_t index) const;
   [[nodiscard]] Tensor tensor(std::string_view name) const;
-  /// Bytes [offset, offset + target.size()) of a tensor's elements, whatever it is stored as. Throws Error(argument)
-  /// if that is not inside, else as tensor().
+  /// Reads bytes [offset, offset + target.size()) of the elements of a tensor, compressed or not. Throws
+  /// Error(argument) if the range exceeds the tensor, otherwise as tensor().
   void read(std::size_t index, std::uint64_t offset, std::span<std::byte> target) const;
-  /// Config and all tensors.
+  /// Returns the config and all tensors. Throws as config() and tensor().
   [[nodiscard]] State load() const;
 
-  /// Everything that is wrong: metadata against its checksum, every tensor (and every stored chunk) against its
-  /// checksum, by several threads, in pieces whose pages are given back. Empty: the file is what was written.
+  /// Returns all defects; empty if the file is intact. Several threads compare the metadata, every tensor and every
+  /// stored chunk with their checksums. They work in pieces and release the pages of each piece.
   [[nodiscard]] std::vector<StateProblem> check(const ProgressCallback& progress = {}) const;
 
  private:
@@ -106,55 +109,59 @@ class StateFile {
 
 struct StateFileOptions {
   StateFileInfo info = {};
-  /// zstd's level (1 is right for weights); none: not compressed.
+  /// The zstd compression level (1 is suitable for weights). Unset: no compression.
   std::optional<int> zstd_level = {};
-  /// Of a compressed chunk before compression, rounded to whole rows; at most 64 MiB.
+  /// Bytes of a compressed chunk before compression, rounded to whole rows; at most 64 MiB.
   std::uint64_t chunk_bytes = 1 << 20;
-  /// False: whole for every reader when it has its name, but not safe from a power cut.
+  /// False: readers still see only complete files, but a power failure may lose the file.
   bool durable = true;
-  /// The name it grows under, in the directory of the file; empty: one that nobody else uses.
+  /// The temporary name of the file in its directory. Empty: a unique name.
   std::string temporary = {};
 };
 
-/// Names, dtypes and shapes are known first; bytes come in any order, in pieces, from several threads. The file grows
-/// beside `path` and takes its name with commit(); a file that was there before stays whole until then. A writer that
-/// has thrown anything but Error(argument) takes nothing more: every later call is Error(argument).
+/// Writes a state file. Names, dtypes and shapes are given first. Then the bytes are written in pieces, in any order,
+/// from several threads. The file grows next to `path`, and commit() renames it. An existing file is not changed until
+/// then. After any exception except Error(argument), the writer cannot be used: every later call throws
+/// Error(argument).
 class StateFileWriter {
  public:
   struct Entry {
-    std::string name;  ///< UTF-8, no NUL, not empty, unique
+    std::string name;  ///< UTF-8, without NUL, not empty, unique
     DType dtype = DType::u8;
     Shape shape = {};
   };
-  /// `config` has no tensors. Throws Error(argument) on names, shapes (at most 32 dimensions) or levels that cannot be;
-  /// Error(no_space | io | not_found); Error(unsupported) if libmuster-hdf5 cannot be loaded.
+  /// Creates the temporary file. `config` must not contain tensors. Throws Error(argument) if a name, a shape (at most
+  /// 32 dimensions) or the compression level is invalid. Throws Error(no_space | io | not_found), and
+  /// Error(unsupported) if libmuster-hdf5 cannot be loaded.
   StateFileWriter(const std::string& path, const Config& config, std::vector<Entry> tensors,
                   const StateFileOptions& options = {});
   StateFileWriter(StateFileWriter&&) noexcept;
   StateFileWriter& operator=(StateFileWriter&&) noexcept;
-  /// Without commit() nothing is left.
+  /// Deletes the temporary file, unless commit() has succeeded.
   ~StateFileWriter();
 
-  /// Bytes of a tensor from `offset` (of its own) on; each byte is written once. Pieces of a compressed tensor begin
-  /// and end at its chunks' borders or come in ascending order. Thread-safe. Throws Error(argument) past the tensor's
-  /// end; Error(no_space | io).
+  /// Writes bytes of a tensor, starting at byte `offset` of the tensor. Write each byte once. Pieces of a compressed
+  /// tensor start and end at chunk boundaries, or are written in ascending order. Thread-safe. Throws Error(argument)
+  /// if the range exceeds the tensor; Error(no_space | io).
   void write(std::size_t index, std::uint64_t offset, std::span<const std::byte> bytes);
-  /// A whole tensor, strided ones too. Throws also Error(argument) if dtype or shape are not the announced ones.
+  /// Writes a whole tensor, which may be strided. Throws also Error(argument) if its dtype or shape is not the
+  /// announced one.
   void write(std::size_t index, const TensorView& tensor);
-  /// Several whole tensors, one a place of the list that was announced, by all cores. Throws as write.
+  /// Writes all tensors, in the announced order, on all cores. Throws as write().
   void write_all(std::span<const TensorView> tensors, const ProgressCallback& progress = {});
 
-  /// Where a tensor's bytes belong in temporary_path(), for processes that write them by themselves; none if it is
-  /// compressed. Their bytes are read back for the checksum by commit(), once written_elsewhere() has said
-  /// that they are there.
+  /// Returns the offset of a tensor in temporary_path(), for processes that write its bytes themselves; nullopt if it
+  /// is compressed. Call written_elsewhere() when the bytes are written. commit() then reads them to compute the
+  /// checksum.
   [[nodiscard]] std::optional<std::uint64_t> place(std::size_t index) const;
   [[nodiscard]] const std::string& temporary_path() const noexcept;
-  /// All bytes of this tensor have been written by others.
+  /// Declares that other processes have written all bytes of this tensor.
   void written_elsewhere(std::size_t index);
 
-  /// Durable when it returns (StateFileOptions::durable): data, catalogue, commit mark, name. Once. Throws
-  /// Error(argument) if bytes are missing; Error(no_space | io), after which an earlier file is untouched, unless
-  /// syncing the directory was what failed: then the new one is there, but a power cut may undo it.
+  /// Completes the file, makes it durable (StateFileOptions::durable), and renames it. The order is: data, catalogue,
+  /// commit mark, name. Call it once. Throws Error(argument) if bytes are missing. Throws Error(no_space | io); an
+  /// existing file is then unchanged. Exception: if only syncing the directory failed, the new file is in place, but a
+  /// power failure may undo that.
   void commit();
 
  private:
@@ -162,8 +169,8 @@ class StateFileWriter {
   std::unique_ptr<State> state_;
 };
 
-/// The whole in one call: weights are written by all cores. Throws as StateFileWriter, and what `progress` throws: then
-/// an earlier file is untouched.
+/// Writes a state file in one call, on all cores. Local. Throws as StateFileWriter. An exception of `progress` is
+/// passed on, and an existing file is then unchanged.
 void write_state_file(const std::string& path, const Config& config, std::span<const NamedTensor> weights,
                       const StateFileOptions& options = {}, const ProgressCallback& progress = {});
 

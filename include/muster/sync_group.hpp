@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// SyncGroup: the ranks of an exchange and the small things they do together: barrier, all-gather of a record, message
-// to one rank. Every wait has a deadline; who is missing is named; one rank's failure reaches all. Semantics: the
-// "barrier sync group" of the reference's gathers, and MPI's communicator for rank, size, duplicate.
+// SyncGroup: the ranks of an exchange and their basic operations (barrier, all-gather of a small record, point-to-point
+// messages). Every wait has a deadline. A timeout names the missing ranks. A failure of one rank reaches all ranks.
+// Semantics: the "barrier sync group" of ModelOpt's gathers, and MPI communicators for rank, size and duplicate.
 
 #include <array>
 #include <chrono>
@@ -24,18 +24,19 @@
 
 namespace muster {
 
-/// Where a rank lives.
+/// Identifies the process of a rank.
 struct RankInfo {
-  int rank = 0;          ///< as messages call it: its number in the job that it belongs to
-  std::string host;      ///< host name, for messages only
-  std::int64_t pid = 0;  ///< as the rank itself sees it
+  int rank = 0;          ///< the number of the rank in its job; messages use it
+  std::string host;      ///< host name, used only in messages
+  std::int64_t pid = 0;  ///< the process ID in the rank's own PID namespace
 };
 
 struct WaitOptions {
-  /// The longest wait without progress of the ranks waited for; none: the group's own.
+  /// The longest wait without progress of the awaited ranks. Unset: the default of the group.
   std::optional<std::chrono::milliseconds> timeout = {};
   std::stop_token stop = {};
-  /// What this wait is part of, for messages ("barrier", "gather: round 1"). Static text: it is not copied.
+  /// The operation that this wait belongs to, for messages ("barrier", "gather: round 1"). It must be static text,
+  /// because only the pointer is stored.
   const char* phase = "barrier";
 };
 
@@ -46,11 +47,11 @@ class Group;
 class SyncGroup;
 
 struct AllRanks {};
-/// The ranks of the group of the call in their order: 0, 1, ...
+/// Selects all ranks of the group that a call uses, in order: 0, 1, ...
 inline constexpr AllRanks all_ranks;
 
-/// A list of ranks, as calls take it: all_ranks, `{0, 2}`, a vector, an array or a span. Looks at the caller's
-/// numbers, as a span does: made for the call, not to be kept.
+/// A list of ranks as an argument of a call: all_ranks, `{0, 2}`, a vector, an array or a span. It refers to the
+/// numbers of the caller and does not copy them, so do not store it.
 class RankList {
  public:
   RankList(AllRanks) noexcept : is_all_(true) {}
@@ -58,7 +59,7 @@ class RankList {
   template <std::convertible_to<std::span<const int>> List>
   RankList(const List& ranks) noexcept : ranks_(ranks) {}
 
-  /// The ranks in this group, which outlives them where they are all.
+  /// Returns the ranks of the list. For all_ranks they are stored in `group`, which must outlive the span.
   [[nodiscard]] std::span<const int> in(const SyncGroup& group) const noexcept;
 
  private:
@@ -66,13 +67,13 @@ class RankList {
   bool is_all_ = false;
 };
 
-/// A group is used by one thread at a time: a second one is detected and gets Error(argument). duplicate() makes
-/// another group. After fork, calls in the child throw Error(unsupported) and destructors only unmap. Destroying a
-/// group tells the others "left". A timeout, a lost peer or a cancelled wait poisons the group: every later call of
-/// every rank throws that first cause at once.
+/// A group of ranks that exchange data. Only one thread may use a group at a time; a second thread gets
+/// Error(argument). Use duplicate() to get another group. After fork, calls in the child throw Error(unsupported), and
+/// destructors only unmap memory. Destroying a group reports to the other ranks that this one has left. A timeout, a
+/// lost peer or a cancelled wait aborts the group: every later call on every rank throws that first error at once.
 class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
  public:
-  /// The largest record of all_gather, in bytes.
+  /// The size limit of a record of all_gather(), in bytes.
   static constexpr std::size_t max_record = 1024;
   using Nonce = std::array<std::byte, 16>;
 
@@ -82,58 +83,64 @@ class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
 
   [[nodiscard]] virtual int rank() const noexcept = 0;
   [[nodiscard]] virtual int size() const noexcept = 0;
-  /// Throws Error(argument) if there is no such rank.
+  /// Returns the host and process of `rank`. Throws Error(argument) if the group has no such rank. Local.
   [[nodiscard]] virtual const RankInfo& info(int rank) const = 0;
-  /// Random, the same on all ranks, different for every group of every job.
+  /// Returns random bytes that are the same on all ranks and differ for every group of every job. Local.
   [[nodiscard]] virtual const Nonce& nonce() const noexcept = 0;
-  /// "local", "single": for explain() and logs.
+  /// Returns the kind of the group, such as "local" or "single", for explain() and logs.
   [[nodiscard]] virtual std::string_view kind() const noexcept = 0;
-  /// Whether this rank and `rank` can map the same memory. Local.
+  /// Returns whether this rank and `rank` can map the same memory. Local.
   [[nodiscard]] virtual bool shares_memory(int rank) const = 0;
-  /// The host that `rank` is on, by a number that is the same on all ranks: those that have it in common share memory.
-  /// Local.
+  /// Returns the number of the host that `rank` runs on. The numbers are the same on all ranks. Ranks with the same
+  /// number share memory. Local.
   [[nodiscard]] virtual int host_of(int rank) const = 0;
 
-  /// Collective. Returns when all ranks have come. Throws Error(timeout) with each missing rank's number, host, pid,
-  /// phase and whether it lives, is stopped or dead; Error(peer_lost) within a second if one died; Error(cancelled);
-  /// the group's first failure if it is poisoned.
+  /// Returns when all ranks have entered the barrier. Collective. Throws Error(timeout) with the number, host, pid and
+  /// phase of each missing rank, and whether it is alive, stopped or dead. Throws Error(peer_lost) within a second if a
+  /// rank died, and Error(cancelled) after a stop request. If the group has failed, throws its first error.
   virtual void barrier(const WaitOptions& options = {}) = 0;
-  /// Collective. Every rank gives `mine` (the same size on all, at most max_record); `all` (size() times that) gets
-  /// them in rank order. Throws as barrier.
+  /// Gathers one record per rank on all ranks. Collective. `mine` has the same size on all ranks, at most max_record
+  /// bytes. `all` has size() times that size and receives the records in rank order. Throws as barrier().
   virtual void all_gather(std::span<const std::byte> mine, std::span<std::byte> all,
                           const WaitOptions& options = {}) = 0;
-  /// To one other rank, which must call receive(); any length. Messages of 256 KiB may be under way from one rank to
-  /// another. Beyond that, and for a longer message, send() returns when the message has been received. Messages move
-  /// while their ranks wait for anything, in any group. No message waits behind one to another rank, or behind what
-  /// gathers send. Throws as barrier, and Error(no_space) if no memory is left for messages: then the group has failed.
+  /// Sends a message of any length to one other rank, which must call receive(). The buffer from one rank to another
+  /// holds 256 KiB of messages. A longer message, or one that does not fit, makes send() wait until the receiver has
+  /// received it. Messages make progress while their ranks wait for anything, in any group. Messages to different
+  /// ranks, and messages and gathers, do not block each other. Throws as barrier(). Throws Error(no_space) if no memory
+  /// is left for messages; the group has then failed.
   virtual void send(int to, std::span<const std::byte> message, const WaitOptions& options = {}) = 0;
-  /// The oldest message from one other rank. Throws as barrier, and Error(corrupt) if it is longer than `most`
-  /// (nothing of that size is allocated).
+  /// Returns the oldest unreceived message from one other rank. Throws as barrier(). Throws Error(corrupt) if the
+  /// message is longer than `most` bytes; no memory of that size is allocated.
   virtual std::vector<std::byte> receive(int from, std::uint64_t most, const WaitOptions& options = {}) = 0;
-  /// Waits for something that the group does not know, such as a word of memory that these ranks share: until done()
-  /// is true, which is asked between calls of sleep(longest), at most `longest` each. `on`: the ranks that it depends
-  /// on; the wait ends if one of them is dead or has left, and its deadline counts from their last progress. Local;
-  /// any thread, beside the one that uses the group, too. Throws as barrier.
+  /// Waits for a condition that is outside the group, such as a change in memory that ranks share. The call evaluates
+  /// done() until it returns true, and calls sleep(longest) in between, which must return after at most `longest`. `on`
+  /// lists the ranks that the condition depends on. The wait fails if one of them dies or leaves, and the deadline
+  /// counts from their last progress. Local. It may be called on any thread, also while another thread uses the group.
+  /// Throws as barrier().
   virtual void wait_until(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
                           std::span<const int> on, const WaitOptions& options = {}) = 0;
-  /// Collective. A group of the same ranks, with its own rounds and failures.
+  /// Returns a group of the same ranks with separate rounds and failures. Collective. Throws as barrier().
   virtual std::shared_ptr<SyncGroup> duplicate(const WaitOptions& options = {}) = 0;
-  /// Collective over all ranks of this group. A group of the ranks of a list, in its order: list[0] is its rank 0. As
-  /// in gathers, all members of a list pass the same one, lists have no rank twice and none in common, and a rank that
-  /// is not in the list it passes (or passes an empty one) gets null. The new group has its own rounds and failures,
-  /// and its messages call ranks by their numbers in the job (RankInfo::rank). Throws as barrier, and on all ranks
-  /// alike Error(argument) on a list that cannot be, Error(rank_mismatch) if ranks of a list pass different ones;
-  /// these leave the group usable. Over MPI no communicator is made, and the ranks may be on any hosts.
+  /// Returns a group of the ranks of a list, in the order of the list: list[0] becomes its rank 0. Collective over all
+  /// ranks of this group. As in gathers, all members of a list pass the same list, and lists are disjoint and without
+  /// duplicates. A rank that is not in the list it passes, or passes an empty list, gets null. The new group has
+  /// separate rounds and failures. Its messages use the numbers of the ranks in the job (RankInfo::rank).
+  ///
+  /// Throws as barrier(). Throws on all ranks alike Error(argument) if a list is invalid, and Error(rank_mismatch) if
+  /// members of a list pass different lists; this group remains usable after both. The ranks may be on any hosts. Over
+  /// MPI, no new communicator is created.
   virtual std::shared_ptr<SyncGroup> split(const RankList& ranks, const WaitOptions& options = {}) = 0;
 
-  /// Makes `cause` the failure of all ranks, if there is none yet. Local, any thread.
+  /// Aborts the group: `cause` becomes the failure of all ranks, unless the group has already failed. Local; any
+  /// thread.
   virtual void poison(const Error& cause) noexcept = 0;
-  /// The failure that poisoned the group. Local, any thread.
+  /// Returns the error that aborted the group, or nullopt. Local; any thread.
   [[nodiscard]] virtual std::optional<Error> failure() const = 0;
-  /// Tells waiting ranks that this one is busy, not stuck: called between pieces of long work. Local, cheap.
+  /// Reports to waiting ranks that this rank is busy and not stuck. Call it between pieces of long work. Local, cheap.
   virtual void progress() noexcept = 0;
 
-  /// The default deadline: set here, else MUSTER_TIMEOUT (seconds), else 10 minutes.
+  /// Returns the default deadline of waits: the value of set_timeout(), else MUSTER_TIMEOUT (seconds), else 10 minutes.
+  /// Local.
   [[nodiscard]] virtual std::chrono::milliseconds timeout() const noexcept = 0;
   virtual void set_timeout(std::chrono::milliseconds timeout) = 0;
 
@@ -142,32 +149,41 @@ class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
   SyncGroup() = default;
 };
 
-/// The group of all ranks of this job, made at the first call and the same later on. In this order (docs/mpi.md):
-/// set_world(); MPI that runs already; mpiexec and srun, by libmuster-mpi, which is loaded then and ends MPI at exit;
-/// `muster run` and torchrun, between hosts by MUSTER_WORKSPACE or TCP (docs/tcp.md); a step of Slurm; else one
-/// process. Collective at the first call. Throws Error(timeout) with the ranks that never came, Error(version),
-/// Error(rank_mismatch) on double ranks or different sizes, Error(argument) on variables that do not parse or
-/// contradict each other, Error(unsupported) if there is no way to ranks of other hosts, or libmuster-mpi is missing.
+/// Returns the group of all ranks of this job. The first call forms the group and is collective; later calls return the
+/// same group. The first of these that applies decides how the ranks meet (docs/mpi.md):
+/// - the group of set_world();
+/// - MPI, if the program has already initialized it;
+/// - mpiexec and srun, through libmuster-mpi, which is loaded at that time and finalizes MPI at exit;
+/// - `muster run` and torchrun; several hosts then use MUSTER_WORKSPACE or TCP (docs/tcp.md);
+/// - a Slurm step;
+/// - otherwise a group of this process alone.
+///
+/// Throws Error(timeout) with the ranks that did not arrive; Error(version); Error(rank_mismatch) if two processes have
+/// the same rank or ranks disagree about the size; Error(argument) if environment variables are malformed or contradict
+/// each other; Error(unsupported) if ranks of other hosts cannot be reached or libmuster-mpi is missing.
 std::shared_ptr<SyncGroup> world();
 
-/// Makes `group` what world() returns. Null: the next world() looks at the environment again.
+/// Makes `group` the result of world(). Null: the next call of world() reads the environment again. Local.
 void set_world(std::shared_ptr<SyncGroup> group);
 
-/// A group of this process alone.
+/// Returns a group of this process alone. Local.
 std::shared_ptr<SyncGroup> single_group();
 
 struct LocalGroupOptions {
-  std::string key;  ///< what all ranks of the group know and no other job on this host does
+  std::string key;  ///< identifies the group: the same on all its ranks, and different from other jobs on this host
   int rank = 0;
   int size = 1;
-  std::optional<std::chrono::milliseconds> timeout = {};  ///< of the rendezvous, and the group's default after it
-  /// What messages and errors call the ranks, where they are some of a larger job: one number a rank; empty: 0, 1, ...
+  /// for the rendezvous; afterwards the default deadline of the group
+  std::optional<std::chrono::milliseconds> timeout = {};
+  /// The numbers of the ranks in messages and errors, if they belong to a larger job: one number per rank. Empty: 0, 1,
+  /// ...
   std::vector<int> numbers = {};
 };
 
-/// A group of `size` processes on this host, found through a Unix socket in the abstract namespace whose name is made
-/// of `key` and the uid; peers of another uid are refused. A group of hundreds of ranks needs more open files than many
-/// systems allow at first: their soft limit is raised, at most to the hard one. Collective. Throws as world().
+/// Returns a group of `size` processes on this host. Collective. They meet at a Unix socket in the abstract namespace,
+/// whose name contains `key` and the user ID. Processes of another user are rejected. A group of hundreds of ranks
+/// needs more file descriptors than the usual soft limit allows. The call therefore raises the soft limit, at most to
+/// the hard limit. Throws as world().
 std::shared_ptr<SyncGroup> local_group(const LocalGroupOptions& options);
 
 }  // namespace muster

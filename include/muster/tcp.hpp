@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// tcp_group(): ranks on several hosts without MPI, over TCP.
+// tcp_group(): ranks on several hosts, connected by TCP, without MPI.
 
 #include <chrono>
 #include <memory>
@@ -12,31 +12,35 @@
 namespace muster {
 
 struct TcpGroupOptions {
-  /// Where all ranks meet: "HOST:PORT" (or "tcp://HOST:PORT"), an address of rank 0's host and a free port there; or
-  /// "file:///PATH", a file that rank 0 writes and removes, in a directory that all ranks see.
+  /// The rendezvous address. "HOST:PORT" (or "tcp://HOST:PORT") is an address of the host of rank 0 with a free port.
+  /// "file:///PATH" is a file that rank 0 writes and deletes, in a directory that all ranks see.
   std::string address;
   int rank = 0;
   int size = 1;
-  std::optional<std::chrono::milliseconds> timeout = {};  ///< of the meeting, and the group's default after it
-  /// What all ranks of the job know and no other job does; empty: MUSTER_JOB, else TORCHELASTIC_RUN_ID.
+  /// for the rendezvous; afterwards the default deadline of the group
+  std::optional<std::chrono::milliseconds> timeout = {};
+  /// Identifies the job: the same on all its ranks, and different from other jobs. Empty: MUSTER_JOB, else
+  /// TORCHELASTIC_RUN_ID.
   std::string key = {};
-  /// Rank 0: a socket that already listens at the port of `address`; the group takes it over. Other processes cannot
-  /// take the port between its choice and this call then. Negative: rank 0 opens the address itself.
+  /// Rank 0 only: a socket that already listens at the port of `address`. The group takes ownership of it. With such a
+  /// socket, no other process can take the port between its choice and this call. Negative: rank 0 listens at the
+  /// address itself.
   int listener = -1;
 };
 
-/// A group of `size` processes on any hosts: ranks that share a host meet in shared memory there, and what they say to
-/// each other does not go over TCP. Ranks listen at ports that the kernel chooses, and connect when they first have
-/// something for each other. For networks whose hosts trust each other: connections of other jobs and of strangers are
-/// dropped, but nothing is encrypted (docs/tcp.md).
+/// Returns a group of `size` processes on any hosts. Collective. Ranks on the same host use shared memory, and their
+/// data is not sent over TCP. Ranks listen at ports that the kernel chooses, and connect when they first exchange data.
+/// Use it only in networks whose hosts trust each other: connections of other jobs and of strangers are closed, but the
+/// data is not encrypted (docs/tcp.md).
 ///
-/// A rank of another host that ends without leaving its groups is named at once, one that stands still at the deadline.
-/// A group may go whenever it likes, on each rank at another time. At its end a process waits for the groups of the
-/// other ranks to end: up to the group's timeout, 2 s after a failure.
+/// If a rank of another host ends without leaving its groups, the other ranks report it at once. A stalled rank is
+/// reported at the deadline. Each rank may destroy the group at a different time. At exit, a process waits for the
+/// groups of the other ranks to end: up to the timeout of the group, or 2 s after a failure.
 ///
-/// Collective. Throws Error(argument) if the address is none, Error(io) if rank 0 cannot listen there, Error(timeout)
-/// with the ranks that never came, or with what was found in place of rank 0, Error(version), Error(rank_mismatch) on
-/// double ranks or different sizes: on all ranks who came.
+/// Throws Error(argument) if the address is malformed, and Error(io) if rank 0 cannot listen there. Throws
+/// Error(timeout) with the ranks that did not arrive, or with a description of the process that was found in place of
+/// rank 0. Throws Error(version), and Error(rank_mismatch) if two processes have the same rank or ranks disagree about
+/// the size. All ranks that arrived throw these errors.
 std::shared_ptr<SyncGroup> tcp_group(const TcpGroupOptions& options);
 
 }  // namespace muster

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Tensors: TensorView looks at somebody's elements, Tensor also knows who keeps them alive.
+// Tensors. A TensorView refers to elements that another object owns. A Tensor also keeps the owner of the elements
+// alive.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,66 +17,69 @@
 
 namespace muster {
 
-/// Extents, outermost first; empty for a scalar. None is negative.
+/// Extents, outermost first; empty for a scalar. Extents are not negative.
 using Shape = std::vector<std::int64_t>;
-/// Steps in elements, one an extent; may be zero or negative. Empty means row-major without gaps.
+/// Steps in elements, one per extent. They may be zero or negative. Empty means row-major without gaps.
 using Strides = std::vector<std::int64_t>;
 
-/// The number of elements. Throws Error(argument) on a negative extent or if it does not fit 63 bits.
+/// Returns the number of elements. Throws Error(argument) if an extent is negative or the number does not fit in 63
+/// bits.
 std::int64_t element_count(const Shape& shape);
 
-/// Bytes of a contiguous tensor (packed types: rounded up to a byte). Throws like element_count.
+/// Returns the size of a contiguous tensor in bytes. For packed types it is rounded up to whole bytes. Throws as
+/// element_count().
 std::size_t byte_size(DType dtype, const Shape& shape);
 
-/// "[4, 8]"; "[]" for a scalar.
+/// Returns the shape as text: "[4, 8]", or "[]" for a scalar.
 std::string to_string(const Shape& shape);
 
 namespace detail {
-/// Throws Error(argument): a shape does not have that number of elements.
+/// Throws Error(argument), because `shape` does not have that number of elements.
 [[noreturn]] void refuse_count(std::size_t elements, const Shape& shape);
-/// Throws Error(argument) if elements of the dtype are not so large.
+/// Throws Error(argument) if the elements of `dtype` do not have `size` bytes.
 void check_element_size(DType dtype, std::size_t size);
 }  // namespace detail
 
-/// What a tensor is, without its elements.
+/// The dtype and the shape of a tensor.
 struct TensorSpec {
   DType dtype = DType::u8;
   Shape shape = {};
   friend bool operator==(const TensorSpec&, const TensorSpec&) = default;
 };
-/// "BF16 [4, 8]".
+/// Returns the spec as text: "BF16 [4, 8]".
 std::string to_string(const TensorSpec& spec);
 
-/// Looks at elements that someone else keeps: as long-lived as their memory. What is on a device has the same shapes
-/// and strides, and its bytes are not the CPU's to read: whatever would read them throws Error(argument) instead.
+/// Refers to elements in memory that another object owns; valid as long as that memory. A view of elements on a GPU has
+/// the same shapes and strides, but the CPU cannot read its bytes. Every function that would read them throws
+/// Error(argument).
 class TensorView {
  public:
   TensorView() = default;
-  /// `data` is the first element (it may be null if there are no elements), on `device`. Throws Error(argument) on
-  /// shapes that overflow, on strides whose number is not the shape's, on strides with a packed dtype, and on a
-  /// negative index of a device.
+  /// `data` is the address of the first element on `device`. It may be null if there are no elements. Throws
+  /// Error(argument) if the shape overflows, if the number of strides differs from the number of extents, if a packed
+  /// dtype has strides, or if the index of the device is negative.
   TensorView(DType dtype, Shape shape, const void* data, Strides strides = {}, Device device = {});
 
   [[nodiscard]] DType dtype() const noexcept { return dtype_; }
   [[nodiscard]] const Shape& shape() const noexcept { return shape_; }
-  /// Empty for a contiguous view (strides that mean the same are dropped).
+  /// Returns the strides; empty for a contiguous view. The constructor drops strides that describe a contiguous view.
   [[nodiscard]] const Strides& strides() const noexcept { return strides_; }
-  /// An address on device().
+  /// Returns the address of the first element, which is an address on device().
   [[nodiscard]] const std::byte* data() const noexcept { return data_; }
-  /// The same, for the CPU to read. Throws Error(argument) if the elements are on a device.
+  /// Returns the same address, for reading by the CPU. Throws Error(argument) if the elements are on a GPU.
   [[nodiscard]] const std::byte* host_data() const {
     if (!device_.is_host()) refuse_to_read();
     return data_;
   }
-  /// The first element as a T, whose dtype must be this one (dtype_of), for the CPU to read; the others follow by
-  /// strides(). Throws Error(argument) on another dtype, if the elements are on a device, and if the address is
-  /// not one for a T (tensors of mapped files may begin at any byte: copy those).
+  /// Returns the address of the first element as a T, for reading by the CPU; strides() locates the others. Throws
+  /// Error(argument) if dtype_of<T> is not dtype(), if the elements are on a GPU, or if the address is not aligned for
+  /// T. Tensors of mapped files may begin at any byte; copy those.
   template <class T>
   [[nodiscard]] const T* data() const {
     check_elements(dtype_of<T>, sizeof(T), alignof(T));
     return reinterpret_cast<const T*>(data_);
   }
-  /// All elements of a contiguous view. Throws as data(), and Error(argument) on a strided one.
+  /// Returns all elements of a contiguous view. Throws as data(), and Error(argument) if the view is strided.
   template <class T>
   [[nodiscard]] std::span<const T> values() const {
     check_elements(dtype_of<T>, sizeof(T), alignof(T));
@@ -84,15 +88,16 @@ class TensorView {
   [[nodiscard]] const Device& device() const noexcept { return device_; }
   [[nodiscard]] bool is_contiguous() const noexcept { return strides_.empty(); }
   [[nodiscard]] std::int64_t elements() const noexcept { return elements_; }
-  /// Bytes that a contiguous copy takes.
+  /// Returns the size of a contiguous copy in bytes.
   [[nodiscard]] std::size_t nbytes() const noexcept { return nbytes_; }
-  /// The bytes of a contiguous view. Throws Error(argument) on a strided one and on one of a device.
+  /// Returns the bytes of a contiguous view. Throws Error(argument) if the view is strided or its elements are on a
+  /// GPU.
   [[nodiscard]] std::span<const std::byte> bytes() const;
 
-  /// Elements [begin, end) of one dimension. Throws Error(argument) if that is not inside, or cuts through a packed
-  /// byte.
+  /// Returns a view of the elements [begin, end) of dimension `dim`. Throws Error(argument) if the range is outside the
+  /// extent or cuts through a byte of a packed type.
   [[nodiscard]] TensorView slice(std::size_t dim, std::int64_t begin, std::int64_t end) const;
-  /// The dimensions in reverse order (a view; nothing is copied).
+  /// Returns a view with the dimensions in reverse order. Nothing is copied.
   [[nodiscard]] TensorView transposed() const;
 
  private:
@@ -108,9 +113,9 @@ class TensorView {
   std::size_t nbytes_ = 0;
 };
 
-/// Looks at the elements of a vector or a span, of the dtype of its type (dtype_of): one dimension, or the shape that
-/// is given; valid as long as they are. Throws Error(argument) if that has another number of elements, or if a T has
-/// not the size of its dtype's elements.
+/// Returns a view of the elements of a vector or a span, valid as long as they are. The dtype is dtype_of<T>. The shape
+/// is one-dimensional unless `shape` is given. Throws Error(argument) if `shape` has another number of elements, or if
+/// the size of T differs from the element size of its dtype.
 template <class T, std::size_t N>
 TensorView view_of(std::span<T, N> elements, Shape shape) {
   if (element_count(shape) != static_cast<std::int64_t>(elements.size())) detail::refuse_count(elements.size(), shape);
@@ -129,35 +134,37 @@ template <class T>
 TensorView view_of(const std::vector<T>& elements) {
   return view_of(std::span<const T>(elements));
 }
-// A vector that ends with the expression leaves nothing to look at: Tensor::take keeps it.
+// A view of a temporary vector would dangle. Use Tensor::take, which keeps the vector.
 template <class T>
 TensorView view_of(const std::vector<T>&& elements, Shape shape) = delete;
 template <class T>
 TensorView view_of(const std::vector<T>&& elements) = delete;
 
-/// Writes the elements of `source`, row-major and without gaps, to `target`, which has room for source.nbytes(). Throws
-/// Error(argument) if they are on a device.
+/// Writes the elements of `source` to `target`, row-major and without gaps. `target` has space for source.nbytes()
+/// bytes. Throws Error(argument) if the elements are on a GPU.
 void copy_contiguous(const TensorView& source, std::byte* target);
 
-/// Same dtype, shape and bits (NaN payloads and the sign of zero count). Strides do not matter. Throws Error(argument)
-/// where elements that must be read are on a device.
+/// Returns whether both have the same dtype, shape and bits. NaN payloads and the sign of zero count; strides do not.
+/// Throws Error(argument) if the elements have to be compared and are on a GPU.
 bool bitwise_equal(const TensorView& a, const TensorView& b);
 
-/// A view and the owner of its memory: heap, shared memory, a mapped file, a device, or nobody (borrowed). Copies share
-/// the memory.
+/// A view together with the owner of its memory: heap, shared memory, a mapped file or a GPU. A borrowed tensor has no
+/// owner. Copies share the memory.
 class Tensor {
  public:
   Tensor() = default;
-  /// A view of memory that `owner` keeps; a null owner borrows. Read-only.
+  /// Creates a read-only tensor whose memory `owner` keeps alive. A null owner borrows the memory.
   Tensor(TensorView view, std::shared_ptr<const void> owner);
-  /// Likewise, and mutable_data() may be used. `data` is the view's own memory.
+  /// Creates a writable tensor, so that mutable_data() may be used. `data` is the address of view.data().
   Tensor(TensorView view, std::shared_ptr<const void> owner, std::byte* data);
 
-  /// Fresh heap memory, 64-byte aligned, not initialised. Throws Error(no_space) if there is none.
+  /// Allocates uninitialized heap memory, aligned to 64 bytes. Throws Error(no_space) if not enough memory is
+  /// available.
   static Tensor allocate(DType dtype, Shape shape);
-  /// A contiguous copy on the heap. Throws Error(argument) if the source is on a device.
+  /// Returns a contiguous copy on the heap. Throws Error(argument) if the source is on a GPU.
   static Tensor copy_of(const TensorView& source);
-  /// Keeps the vector, whose elements it has: one dimension, or the shape that is given, as for view_of. Writable.
+  /// Returns a writable tensor that owns `elements`. The shape is one-dimensional unless `shape` is given. Throws as
+  /// view_of().
   template <class T>
   static Tensor take(std::vector<T> elements, Shape shape) {
     if (elements.empty()) return allocate(dtype_of<T>, view_of(std::as_const(elements), std::move(shape)).shape());
@@ -169,7 +176,8 @@ class Tensor {
     const auto count = static_cast<std::int64_t>(elements.size());
     return take(std::move(elements), {count});
   }
-  /// Keeps nothing alive: the caller does, as long as the tensor and its copies are used.
+  /// Returns a tensor without an owner. The caller keeps the memory alive as long as the tensor and its copies are in
+  /// use.
   static Tensor borrow(TensorView view);
 
   [[nodiscard]] const TensorView& view() const noexcept { return view_; }
@@ -182,7 +190,7 @@ class Tensor {
   [[nodiscard]] const std::byte* data() const noexcept { return view_.data(); }
   [[nodiscard]] std::size_t nbytes() const noexcept { return view_.nbytes(); }
   [[nodiscard]] std::span<const std::byte> bytes() const { return view_.bytes(); }
-  /// As those of the view.
+  /// As the functions of TensorView.
   template <class T>
   [[nodiscard]] const T* data() const {
     return view_.data<T>();
@@ -192,15 +200,16 @@ class Tensor {
     return view_.values<T>();
   }
   [[nodiscard]] bool is_writable() const noexcept { return mutable_ != nullptr; }
-  /// Throws Error(argument) if the memory is not the holder's to write (gathered, mapped or borrowed tensors).
+  /// Returns the address of the first element, for writing. Throws Error(argument) if the tensor is read-only
+  /// (gathered, mapped or borrowed tensors).
   [[nodiscard]] std::byte* mutable_data() const;
-  /// The elements, to be written. Throws as these and as TensorView::values().
+  /// Returns all elements of a contiguous tensor, for writing. Throws as mutable_data() and TensorView::values().
   template <class T>
   [[nodiscard]] std::span<T> mutable_values() const {
     const std::span<const T> all = view_.values<T>();
     return {reinterpret_cast<T*>(mutable_data()), all.size()};
   }
-  /// Who keeps the memory; null for a borrowed tensor.
+  /// Returns the owner of the memory; null for a borrowed tensor.
   [[nodiscard]] const std::shared_ptr<const void>& owner() const noexcept { return owner_; }
 
  private:

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What ranks took for the steps of a loop, and how evenly. Semantics: torchgfn's report_load_imbalance and
-// report_time_info; but steps that rank 0 does not have are reported, too, and ranks may differ in how many iterations
-// they have.
+// Reports how long the ranks took for the steps of a loop, and how evenly the work was divided. Semantics:
+// report_load_imbalance and report_time_info of torchgfn. In addition, steps that rank 0 does not have are reported,
+// and ranks may differ in the number of iterations.
 
 #include <cstddef>
 #include <span>
@@ -11,49 +11,50 @@
 
 namespace muster {
 
-/// One step of a rank's loop: what each iteration of it took.
+/// A step of the loop of a rank, with the duration of each iteration.
 struct StepTimes {
   std::string step;
   std::vector<double> seconds;
 };
-/// Of one rank, in the order in which its steps come.
+/// The steps of one rank, in order.
 using RankTimes = std::vector<StepTimes>;
 
 struct StepImbalance {
   std::string step;
-  std::size_t iterations = 0;  ///< that all ranks have
-  double useful_seconds = 0;   ///< the mean over the ranks, summed up over the iterations
-  double waiting_seconds = 0;  ///< what the slowest rank took beyond the mean, likewise
+  std::size_t iterations = 0;  ///< number of iterations that all ranks have
+  double useful_seconds = 0;   ///< mean over the ranks, summed over the iterations
+  double waiting_seconds = 0;  ///< time of the slowest rank beyond the mean, summed over the iterations
 };
 struct ImbalanceReport {
-  std::vector<StepImbalance> steps;   ///< that all ranks have, in rank 0's order
-  std::vector<std::string> warnings;  ///< steps that some ranks do not have, iterations that were left out
+  std::vector<StepImbalance> steps;   ///< steps that all ranks have, in the order of rank 0
+  std::vector<std::string> warnings;  ///< steps that some ranks do not have, and ignored iterations
   double useful_seconds = 0;          ///< of all steps
   double waiting_seconds = 0;
 };
-/// `ranks`: one for each rank. A step that a rank does not have is left out, with a warning; of ranks that differ in
-/// their iterations, so many count as all have, with a warning. Local. Throws Error(argument) if a rank has a step
-/// twice or a time is no number from 0 on.
+/// Reports the load imbalance. `ranks` has one entry per rank. A step that a rank does not have is ignored, with a
+/// warning. If ranks differ in their number of iterations, only the iterations that all have are used, with a warning.
+/// Local. Throws Error(argument) if a rank has a step twice, or a time is negative or not a number.
 ImbalanceReport report_load_imbalance(std::span<const RankTimes> ranks);
-/// A line for each step, one for all, and the warnings.
+/// Returns the report as text: one line per step, one for all steps, and the warnings.
 std::string to_string(const ImbalanceReport& report);
 
 struct StepTimeInfo {
   std::string step;
-  /// By rank; 0 where it has none.
+  /// One entry per rank, which is 0 without the step.
   std::vector<double> mean_seconds;
   std::vector<double> total_seconds;
   std::vector<std::size_t> iterations;
-  /// Of the totals of the ranks that have the step.
+  /// Over the totals of the ranks that have the step.
   double largest_total = 0;
   double mean_total = 0;
 };
 struct TimeReport {
-  std::vector<StepTimeInfo> steps;  ///< that any rank has: rank 0's, then those that the next ranks have beside
+  /// steps that any rank has: those of rank 0, then the additional ones of the next ranks
+  std::vector<StepTimeInfo> steps;
 };
-/// Local. Throws as report_load_imbalance.
+/// Reports the times of each step. Local. Throws as report_load_imbalance().
 TimeReport report_time_info(std::span<const RankTimes> ranks);
-/// A line for each step and rank, and one for the step.
+/// Returns the report as text: one line per step and rank, and one line per step.
 std::string to_string(const TimeReport& report);
 
 }  // namespace muster

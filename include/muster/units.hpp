@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Byte counts as people write them: `using namespace muster::literals; 256_MiB`.
+// Literals for byte counts: `using namespace muster::literals; 256_MiB`.
 
 #include <cstdint>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The version of the headers and of the library that is linked.
+// The version of the headers, and of the library that the program is linked to.
 
 #include <string_view>
 
@@ -10,7 +10,7 @@
 
 namespace muster {
 
-/// "0.2.0" of the library at run time.
+/// Returns the version of the loaded library, such as "0.2.0".
 std::string_view version() noexcept;
 
 }  // namespace muster

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Work: an operation that runs while its caller goes on. Semantics: the Work of torch.distributed and MPI's requests.
+// Work: an operation that runs while its caller continues. Semantics: Work of torch.distributed, and requests of MPI.
 
 #include <chrono>
 #include <condition_variable>
@@ -16,7 +16,7 @@
 namespace muster {
 
 namespace detail {
-/// What a Work waits for.
+/// The operation that a Work waits for.
 template <class Result>
 class Operation {
  public:
@@ -24,28 +24,30 @@ class Operation {
   virtual ~Operation() = default;
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
-  /// Whether it has ended, after `time` at most.
+  /// Waits at most `time`; returns whether the operation has ended.
   virtual bool wait_for(std::chrono::milliseconds time) = 0;
-  /// Waits until it has, and takes the result. Called by one thread at a time.
+  /// Waits until the operation has ended, and moves the result out. Called by one thread at a time.
   virtual Result get() = 0;
-  /// Asked after get() has thrown: false if the call was only refused, and can be made again.
+  /// Called after get() has thrown. Returns false if the call was only rejected and can be repeated.
   [[nodiscard]] virtual bool has_ended() const noexcept = 0;
 };
-/// Throws Error(argument): the result has been taken, or there was never one.
+/// Throws Error(argument), because the result has been taken, or the Work is empty.
 [[noreturn]] void refuse_empty_work();
-/// Throws Error(argument): another thread is in get().
+/// Throws Error(argument), because another thread is in get().
 [[noreturn]] void refuse_second_get();
-/// The process that calls it.
+/// Returns the ID of the calling process.
 std::int64_t own_process() noexcept;
-/// Throws Error(unsupported) in a child that was forked from that process: what runs there does not run in the child.
+/// Throws Error(unsupported) in a child that was forked from `process`, because the operation does not run in the
+/// child.
 void check_process(std::int64_t process);
-/// Calls wait(a part of `time`) until it returns true or `time` has passed; returns which. Time in which this process
-/// did not run does not count.
+/// Calls wait(part of `time`) until it returns true or `time` has passed, and returns which. Time during which this
+/// process was not running does not count.
 bool wait_in_parts(std::chrono::milliseconds time, const std::function<bool(std::chrono::milliseconds)>& wait);
 }  // namespace detail
 
-/// An operation under way, and its result. Movable, not copyable. Threads may wait for it while another one takes its
-/// result. One that is dropped runs on to its end, because the other ranks need it; its result ends then.
+/// A running operation and its result. Movable, not copyable. Several threads may wait for it while another thread
+/// takes its result. If a Work is destroyed, its operation still runs to the end, because the other ranks need it; the
+/// result is then destroyed.
 template <class Result>
 class [[nodiscard]] Work {
  public:
@@ -54,21 +56,21 @@ class [[nodiscard]] Work {
     state_->operation = std::move(operation);
   }
 
-  /// Whether there is a result to take. False once it has been taken.
+  /// Returns whether there is a result to take. Returns false after it has been taken.
   [[nodiscard]] bool is_pending() const noexcept { return state_ && state_->now() != nullptr; }
-  /// Whether the operation has ended, well or not: the caller's memory that it reads is the caller's again. It stays so
-  /// when the result has been taken. Never waits.
+  /// Returns whether the operation has ended, successfully or not. The caller may then reuse the memory that it reads.
+  /// It still returns true after the result has been taken. Does not wait.
   [[nodiscard]] bool is_done() const { return wait_for(std::chrono::milliseconds(0)); }
-  /// Waits until it has ended, at most so long; false if it has not. The operation itself has a deadline of its own,
-  /// and get() ends with that.
+  /// Waits until the operation has ended, but at most `time`; returns whether it has ended. The operation has a
+  /// separate deadline, which also ends get().
   [[nodiscard]] bool wait_for(std::chrono::milliseconds time) const {
     if (!state_) detail::refuse_empty_work();
     detail::check_process(state_->process);
     const auto operation = state_->now();
     return !operation || operation->wait_for(time);
   }
-  /// Waits until it has ended, and gives the result or throws what the call that waits would have thrown. Once; but if
-  /// the call is refused, such as by Error(argument) because another thread uses the group, it can be made again.
+  /// Waits until the operation has ended, and returns its result or throws its error. Call it once. Exception: it can
+  /// be repeated if it was rejected, such as by Error(argument) because another thread uses the group.
   Result get() {
     if (!state_) detail::refuse_empty_work();
     detail::check_process(state_->process);
@@ -88,11 +90,11 @@ class [[nodiscard]] Work {
       return operation;
     }
     mutable std::mutex mutex;
-    std::shared_ptr<detail::Operation<Result>> operation;  // null: its result has been taken
-    bool is_taken = false;                                 // now, by some thread
+    std::shared_ptr<detail::Operation<Result>> operation;  // null: the result has been taken
+    bool is_taken = false;                                 // true while a thread takes the result
     const std::int64_t process = detail::own_process();
   };
-  /// While a thread takes the result.
+  /// Marks the result as being taken, as long as it exists.
   struct Taking {
     explicit Taking(State& its) : state(its) {
       const std::lock_guard lock(state.mutex);
@@ -117,7 +119,7 @@ class [[nodiscard]] Work {
 
 namespace detail {
 
-/// What a task of another thread comes to.
+/// The result of a task on another thread.
 template <class Result>
 class Promised final : public Operation<Result> {
  public:
@@ -166,8 +168,8 @@ class Promised final : public Operation<Result> {
   bool is_there_ = false;
 };
 
-/// call(group), to be run once on another thread, and the Work that waits for it. failed(group) is called before the
-/// Work hears of an exception.
+/// Returns a function that runs call(group) once on another thread, and the Work that waits for it. If the call throws,
+/// failed(group) runs before the Work receives the exception.
 template <class Group, class Call, class Failed>
 auto task_of(Call call, Failed failed) {
   using Result = std::invoke_result_t<Call&, Group&>;
@@ -183,7 +185,7 @@ auto task_of(Call call, Failed failed) {
   const auto both = std::make_shared<Both>(Both{std::move(call), std::move(failed)});
   return Task{[both](Group& group) {
                 both->result->fulfil([&]() -> Result {
-                  // What the caller lends ends with the call, not with its result.
+                  // Destroys the captures of the call when it returns, not when the result is destroyed.
                   Call once = std::move(both->call);
                   try {
                     return once(group);

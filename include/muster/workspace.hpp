@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// NFSWorkspace: a directory that all ranks see, in which each rank puts its state (a config and named weights) and
-// reads those of others. And file_group(): ranks that share nothing but such a directory. Semantics: ModelOpt's
-// NFSWorkspace, with these differences: a state has a generation and is complete or not there; two jobs in one
-// directory do not meet unless an earlier one's states are asked for; and what is removed is a rank's own older states
-// and what dead processes of its host left unfinished.
+// NFSWorkspace: a directory that all ranks see. Each rank writes its state (a config and named weights) there and reads
+// the states of other ranks. file_group(): a group of ranks that share only such a directory. Semantics: NFSWorkspace
+// of ModelOpt, with three differences. A state has a generation, and readers see it completely or not at all. A job
+// does not see the states of another job in the same directory, unless a query requests them. A workspace deletes only
+// older states of the same rank, and unfinished files of dead processes of the same host.
 
 #include <chrono>
 #include <cstdint>
@@ -20,38 +20,39 @@
 namespace muster {
 
 struct WorkspaceOptions {
-  /// zstd's level; none: not compressed.
+  /// The zstd compression level. Unset: no compression.
   std::optional<int> zstd_level = {};
-  /// Fsync before a state has its name. False: safe from killed processes, not from a power cut.
+  /// Calls fsync before a state gets its name. False: safe if the process is killed, but not after a power failure.
   bool durable = true;
-  /// How many of this rank's newest states stay; earlier ones are removed when a new one is there. At least 1: two, so
-  /// that a reader that was told of one still finds it while the next appears. Beside them stay the newest one that all
-  /// ranks have and, once every rank has written, all from the slowest rank's newest generation on.
+  /// The number of the newest states of this rank that are kept, at least 1. Older ones are deleted when a new one is
+  /// complete. With 2, a reader that has learned of one state still finds it while the next one appears. Two kinds of
+  /// states are kept in addition: the newest generation that all ranks have and, once every rank has written, all
+  /// generations from the newest one of the slowest rank on.
   int generations_kept = 2;
-  /// How long stale handles, late directory entries and short files are tried again; none: the group's timeout.
+  /// How long stale file handles, late directory entries and short files are retried. Unset: the timeout of the group.
   std::optional<std::chrono::milliseconds> timeout = {};
 };
 
-/// What a rank wrote.
+/// A state that a rank wrote.
 struct WorkspaceState {
-  State state;                   ///< tensors live as long as they are held, whatever becomes of the file
-  std::uint64_t generation = 0;  ///< which of the rank's states it is: the step that it was written with, or its count
-  std::string path;              ///< the file it came from
-  SyncGroup::Nonce job{};        ///< whose state it is: the nonce of its writer's group
-  int world_size = 1;            ///< of that job
+  State state;                   ///< its tensors remain valid as long as they are held, even if the file is deleted
+  std::uint64_t generation = 0;  ///< number of the state: the `step` passed to the write, or a count
+  std::string path;              ///< path of the file
+  SyncGroup::Nonce job{};        ///< the nonce of the group of the writer
+  int world_size = 1;            ///< number of ranks of that job
 };
 
-/// Whose states are read.
+/// The jobs whose states are read.
 enum class WorkspaceJob : std::uint8_t {
-  own,     ///< this group's
-  newest,  ///< of all jobs that have what is asked for, the one that wrote it last: this one, or one before a restart
+  own,     ///< the job of this group
+  newest,  ///< among all jobs with a matching state, the one that wrote it last: this job, or one before a restart
 };
 
-/// Which of a rank's states is read: the newest one for which all of this holds.
+/// Selects the newest state of a rank that meets all of these conditions.
 struct WorkspaceQuery {
-  std::uint64_t at_least = 0;              ///< its generation, or a later one
-  std::optional<std::uint64_t> step = {};  ///< this generation alone
-  bool on_all_ranks = false;               ///< all ranks of the job have a state of its generation
+  std::uint64_t at_least = 0;              ///< the state has this generation or a later one
+  std::optional<std::uint64_t> step = {};  ///< the state has exactly this generation
+  bool on_all_ranks = false;               ///< all ranks of the job have a state of this generation
   WorkspaceJob job = WorkspaceJob::own;
 };
 
@@ -59,38 +60,44 @@ namespace detail {
 struct WorkspaceGenerations;
 }
 
-/// All calls are local: there is no barrier inside. So a rank that has written knows nothing of the others, and
-/// a reader may get the state before the last one: it asks for `at_least` a generation it has heard of (by a message or
-/// a barrier of the group after writing), or names the step. One thread at a time. Copies, and later objects of the
-/// same group and directory, go on where the earlier ones were.
+/// The states of the ranks of a group in one directory. All calls are local, without a barrier. A rank that has written
+/// therefore does not know whether other ranks have written, and a reader may get the state before the last one. To get
+/// a particular state, pass its step, or `at_least` a generation that it learned from a message or after a barrier. One
+/// thread at a time. Copies, and later objects of the same group and directory, continue the numbering of the earlier
+/// ones.
 class NFSWorkspace {
  public:
-  /// Not initialised: writing and reading are Error(argument).
+  /// Creates an uninitialized workspace, whose reads and writes throw Error(argument).
   NFSWorkspace() = default;
-  /// Makes the directory (all ranks may). One rank of each host removes what processes of that host left unfinished
-  /// that are proved dead; states stay, whoever wrote them. No path, or an empty one: not initialised. A null group:
-  /// the world. Throws Error(io | no_space | argument) if the path cannot be a workspace: a file, a dangling link,
-  /// no permission, a directory with a newer version's mark.
+  /// Opens the directory `path` and creates it if it does not exist; all ranks may do so. One rank per host deletes
+  /// unfinished files of processes of that host that are proved dead. States are kept, whichever job wrote them.
+  /// Without a path, or with an empty one, the workspace is uninitialized. A null group means world(). Throws Error(io
+  /// | no_space | argument) if the path cannot be a workspace: a file, a dangling link, missing permissions, or a
+  /// directory with the marker of a newer version.
   explicit NFSWorkspace(const std::optional<std::string>& path, std::shared_ptr<SyncGroup> group = nullptr,
                         const WorkspaceOptions& options = {});
 
   [[nodiscard]] bool is_initialized() const noexcept { return group_ != nullptr; }
-  /// Empty if not initialised.
+  /// Returns the directory; empty if uninitialized.
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
 
-  /// This rank's next state: there as a whole, or not at all. `config` may have tensors at its leaves, too: they become
-  /// weights by split(), and then `weights` must be empty. With `weights`, the config is written as it is. Returns its
-  /// generation, by which readers and `muster export` find what the ranks wrote together: `step`, which is larger than
-  /// all that this rank has written in this job; without it, one more than this rank's last (1, 2, ...). A write that
-  /// failed leaves nothing and uses no number up: without steps, try it again before the next one, or this rank's
-  /// states no longer belong to the others' of the same number. Throws Error(argument) if not initialised, on names
-  /// twice and on a step that is not larger; Error(no_space | io).
+  /// Writes the next state of this rank. It appears completely or not at all. Returns its generation, with which
+  /// readers and `muster export` find the states that the ranks wrote together. The generation is `step`, which must be
+  /// larger than all that this rank has written in this job. Without `step` it is one more than the last one of this
+  /// rank (1, 2, ...).
+  ///
+  /// `config` may have tensors as leaves if `weights` is empty; split() then turns them into weights. With `weights`,
+  /// the config is written unchanged. A failed write leaves no file and does not use up a number. Without steps, repeat
+  /// a failed write before the next one, because otherwise equal generations of different ranks no longer belong
+  /// together. Throws Error(argument) if the workspace is uninitialized, a name occurs twice or `step` is not larger;
+  /// Error(no_space | io).
   std::uint64_t write_configs_and_weights(const Config& config, std::span<const NamedTensor> weights = {},
                                           std::optional<std::uint64_t> step = {});
 
-  /// Any rank's newest complete state that `query` fits; none if there is none now (it does not wait). Throws
-  /// Error(argument) if not initialised or if this group has no such rank (of other jobs any may be asked for);
-  /// Error(not_found) if the directory is gone; Error(corrupt | version) on a state that is damaged; Error(io).
+  /// Returns the newest complete state of `rank` that matches `query`; nullopt if no such state exists now. It does not
+  /// wait for one. Throws Error(argument) if the workspace is uninitialized, or if this group has no such rank (for
+  /// other jobs, any rank is allowed). Throws Error(not_found) if the directory no longer exists, Error(corrupt |
+  /// version) if a state is damaged, and Error(io).
   [[nodiscard]] std::optional<WorkspaceState> read_configs_and_weights_from_rank(int rank, const WorkspaceQuery& query);
   [[nodiscard]] std::optional<WorkspaceState> read_configs_and_weights_from_rank(int rank, std::uint64_t at_least = 0) {
     return read_configs_and_weights_from_rank(rank, WorkspaceQuery{.at_least = at_least});
@@ -107,20 +114,23 @@ class NFSWorkspace {
 };
 
 struct FileGroupOptions {
-  std::string directory;  ///< a workspace that all ranks see; made if it is not there
-  std::string key = {};   ///< what all ranks of the job know and no other job has; needed if several jobs may start
-                          ///< in one directory at the same time
+  std::string directory;  ///< a workspace that all ranks see; it is created if it does not exist
+  /// identifies the job: the same on all its ranks and different from other jobs; required if several jobs may start in
+  /// one directory at the same time
+  std::string key = {};
   int rank = 0;
   int size = 1;
-  std::optional<std::chrono::milliseconds> timeout = {};  ///< of the meeting, and the group's default after it
-  std::chrono::milliseconds heartbeat{1000};              ///< how often a rank tells that it lives
-  std::chrono::milliseconds lost_after{30000};            ///< a rank that was silent that long is lost
+  /// for the rendezvous; afterwards the default deadline of the group
+  std::optional<std::chrono::milliseconds> timeout = {};
+  std::chrono::milliseconds heartbeat{1000};    ///< interval of the heartbeats of a rank
+  std::chrono::milliseconds lost_after{30000};  ///< a rank without a heartbeat for this time is lost
 };
 
-/// A group of `size` processes that share nothing but a directory: rounds, messages and heartbeats are small files in
-/// it. Some milliseconds a round on a local disk, as much as the server's caches allow elsewhere. Collective. Throws
-/// Error(timeout) with the ranks that never came, Error(rank_mismatch) on double ranks, different sizes or two jobs
-/// that meet, Error(argument | io | no_space) if the directory cannot be used.
+/// Returns a group of `size` processes that share only a directory. Collective. Rounds, messages and heartbeats are
+/// small files in it. A round takes a few milliseconds on a local disk; on a network file system the caches of the
+/// server determine it. Throws Error(timeout) with the ranks that did not arrive. Throws Error(rank_mismatch) if two
+/// processes have the same rank, if ranks disagree about the size, or if two jobs use the same key. Throws
+/// Error(argument | io | no_space) if the directory cannot be used.
 std::shared_ptr<SyncGroup> file_group(const FileGroupOptions& options);
 
 }  // namespace muster

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Muster: tensor shards and layer configs of all ranks, gathered to the first.
+"""Muster: gathers the tensor shards and layer configs of all ranks of a job on one rank.
 
 The manual is docs/python.md. Importing this package imports neither torch nor numpy.
 """
@@ -60,7 +60,7 @@ from .errors import (
     VersionError,
 )
 
-# `from muster import *` leaves the names of Python alone: use muster.max, muster.sum and muster.TimeoutError by their full names.
+# `from muster import *` does not replace built-in names: write muster.max, muster.sum and muster.TimeoutError.
 __all__ = [
     "ArgumentError",
     "CancelledError",

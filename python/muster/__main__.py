@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m muster`: the program `muster` of this installation."""
+"""`python -m muster`: runs the program `muster` of this installation."""
 
 import os
 import shutil
@@ -7,7 +7,7 @@ import sys
 
 
 def program() -> str | None:
-    """The one that MUSTER_PROGRAM names, the one in this package, or the first on PATH."""
+    """Returns the path of the program: MUSTER_PROGRAM, else the one in this package, else the first one on PATH."""
     inside = os.path.join(os.path.dirname(__file__), "muster")
     named = os.environ.get("MUSTER_PROGRAM")
     return named or (inside if os.access(inside, os.X_OK) else shutil.which("muster"))

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of NumPy and PyTorch, both ways. Neither is imported before it is needed."""
+"""Conversions between tensors of Muster and those of NumPy and PyTorch, which are imported only when needed."""
 
 from __future__ import annotations
 
 from . import _core, errors
 
-# Dtypes that travel as plain numbers of the same size: what the libraries call them.
+# Library names of the dtypes that are converted as plain numbers of the same size.
 _FP8 = {
     "F8_E4M3": "float8_e4m3fn",
     "F8_E5M2": "float8_e5m2",
@@ -15,12 +15,12 @@ _FP8 = {
 }
 _ML_DTYPES = {"BF16": "bfloat16", **_FP8}
 _NAMES = {name: ours for ours, name in _ML_DTYPES.items()}
-# Dtypes that go to and from PyTorch as bytes: old ones refuse them.
+# Dtypes that are exchanged with PyTorch as bytes, because old versions reject them in DLPack.
 _BYTES = {"BOOL": "bool", **_FP8}
 _OF_BYTES = {name: ours for ours, name in _BYTES.items()}
-# One byte an element there, a part of a byte here.
+# These use one byte per element in NumPy, and a part of a byte in Muster.
 _UNPACKED = ("int4", "uint4", "float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn")
-# Dtypes whose elements share bytes, and how many elements share how many bytes.
+# Dtypes whose elements share bytes: (elements, bytes) of the smallest group.
 PACKED = {"F4": (2, 1), "U4": (2, 1), "I4": (2, 1), "F6_E2M3": (4, 3), "F6_E3M2": (4, 3)}
 
 
@@ -53,7 +53,7 @@ def from_torch(tensor):
     return _core.from_dlpack(tensor.resolve_neg() if hasattr(tensor, "resolve_neg") else tensor)
 
 
-# Other names of dtypes, as NumPy, ml_dtypes and PyTorch have them.
+# Names of dtypes in NumPy, ml_dtypes and PyTorch.
 _OTHER_NAMES = {
     "bool": "BOOL",
     "half": "F16",
@@ -66,13 +66,13 @@ _OTHER_NAMES = {
 
 
 def dtype_name(dtype):
-    """The name of a dtype of Muster for a name, or for a dtype of NumPy, ml_dtypes or PyTorch."""
+    """Returns the Muster name of a dtype, from a name or from a dtype of NumPy, ml_dtypes or PyTorch."""
     if isinstance(dtype, str):
         name = dtype
     elif dtype in (float, int):
         name = "F64" if dtype is float else "I64"
     else:
-        # An instance of numpy.dtype has a name, its scalar types have __name__, and PyTorch's print as "torch.float32".
+        # A numpy.dtype has a name, NumPy scalar types have __name__, and PyTorch dtypes print as "torch.float32".
         name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
         if not isinstance(name, str):
             name = str(dtype)
@@ -96,7 +96,7 @@ def to_numpy(tensor):
 
 
 def to_array(tensor, dtype=None, copy=None):
-    """numpy.asarray() of a dtype that the buffer protocol cannot describe."""
+    """Implements numpy.asarray() for dtypes that the buffer protocol cannot describe."""
     if tensor.dtype in PACKED:
         raise errors.ArgumentError(f"NumPy has no dtype for {tensor.dtype}: numpy() gives the bytes that its elements share")
     array = tensor.numpy()
@@ -119,7 +119,7 @@ def to_torch(tensor, copy=None):
         whole = tensor.ndim > 0 and tensor.shape[-1] % elements == 0
         bytes_shape = (*tensor.shape[:-1], tensor.shape[-1] // elements * size) if whole else (tensor.nbytes,)
         return torch.from_dlpack(tensor.view("U8", bytes_shape).__dlpack__())
-    # Of a capsule PyTorch asks nothing more.
+    # PyTorch accepts a capsule without further checks.
     if tensor.dtype in _BYTES:
         return torch.from_dlpack(tensor.view("U8").__dlpack__()).view(getattr(torch, _BYTES[tensor.dtype]))
     return torch.from_dlpack(tensor.__dlpack__())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State files, workspaces, safetensors files, checkpoints, and what the program `muster` says of files."""
+"""State files, workspaces, safetensors files, checkpoints, and the reports of the program `muster`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _Progress: typing.TypeAlias = "typing.Callable[[int, int, float], object] | None
 
 
 class State:
-    """A config and named weights, as a file or a workspace has them.
+    """A config and named weights, as a file or a workspace contains them.
 
-    `config` has {"$tensor": name} where a tensor was taken out; `tree()` puts the weights back. `info` says whose state
-    it is: generation, world_size, and rank or path.
+    `config` has {"$tensor": name} in place of each tensor; `tree()` inserts the weights again. `info` describes the
+    writer: generation, world_size, and rank or path.
     """
 
     def __init__(self, config: typing.Any, weights: dict[str, Tensor], info: _Report):
@@ -31,20 +31,24 @@ class State:
         return iter((self.config, self.weights))
 
     def tree(self) -> typing.Any:
-        """The config with the weights at its leaves."""
+        """Returns the config with the weights as leaves."""
         return join(self.config, self.weights)
 
 
 def split(config: typing.Any) -> tuple[typing.Any, dict[str, Tensor]]:
-    """(config without tensors, {name: tensor}): what files hold of a tree. A weight's name is its path. Local.
+    """Returns (config without tensors, {name: tensor}), the form that files store. Local.
 
-    The tensors keep the caller's memory. Raises ArgumentError on what is no config.
+    The name of a weight is its path. The tensors share the memory of the caller. Raises ArgumentError if `config` is
+    not a valid config.
     """
     return _core.split(config)
 
 
 def join(config: typing.Any, weights: dict[str, typing.Any] | None) -> typing.Any:
-    """Puts weights back: join(*split(tree)) is the tree. Local. Raises CorruptError where the two do not fit."""
+    """Inserts weights into a config: join(*split(tree)) equals the tree. Local.
+
+    Raises CorruptError if the references in `config` and the names in `weights` do not match.
+    """
     return _core.join(config, weights)
 
 
@@ -60,31 +64,35 @@ def write_state_file(
     durable: bool = True,
     progress: _Progress = None,
 ) -> None:
-    """Writes one rank's state as a file, whole or not at all, over one that is there. Local.
+    """Writes the state of one rank as a file, which appears completely or not at all and replaces an existing one.
+    Local.
 
-    `config` is a dict, a list or a value; `weights` is {name: tensor}, of any shapes and dtypes; None: the tensors of
-    `config` are them. `rank`, `world_size`, `generation` say whose it is. `zstd_level`: None does not compress.
-    `durable=False`: safe from killed processes, not from a power cut. `progress`: as of shard_model(). Raises
-    ArgumentError, NoSpaceError, IoError.
+    `config` is a dict, a list or a value. `weights` is {name: tensor}, of any shapes and dtypes; None: the tensors in
+    `config` are the weights. `rank`, `world_size` and `generation` identify the writer. `zstd_level` None: no
+    compression. `durable=False`: safe if the process is killed, but not after a power failure. `progress` is as for
+    shard_model(). Raises ArgumentError, NoSpaceError, IoError.
     """
     _core.write_state_file(os.fspath(path), config, weights, rank, world_size, generation, zstd_level, durable, progress)
 
 
 def read_state_file(path: _Path) -> State:
-    """The state in a file. Local. Tensors are read-only views of it, on local file systems, and outlive its removal.
+    """Returns the state in a file. Local.
 
-    Raises NotFoundError, CorruptError (what was written is not what is there), VersionError, IoError.
+    On local file systems its tensors are read-only views of the file, which remain valid after the file is deleted.
+    Raises NotFoundError, CorruptError if the file differs from what was written, VersionError, IoError.
     """
     return State(*_core.read_state_file(os.fspath(path)))
 
 
 class NFSWorkspace:
-    """A directory that all ranks see, where each puts its states and reads those of others.
+    """A directory that all ranks see. Each rank writes its states there and reads those of other ranks.
 
-    All calls are local; but `group` None is the world, whose first use is collective. Without a path it is not initialised,
-    and writing and reading raise ArgumentError. `generations_kept`: how many of this rank's newest states stay.
-    `zstd_level`: None does not compress. `durable=False`: safe from killed processes, not from a power cut. `timeout`: seconds for which stale handles and short files are tried again; None: the group's.
-    Raises ArgumentError, IoError, NoSpaceError on a path that cannot be one.
+    All calls are local. Exception: `group` None means the world, whose first use is collective. Without a path the
+    workspace is uninitialized; reads and writes then raise ArgumentError. `generations_kept` is the number of the
+    newest states of this rank that are kept. `zstd_level` None: no compression. `durable=False`: safe if the process
+    is killed, but not after a power failure. `timeout` is the time in seconds for which stale file handles and short
+    files are retried; None: that of the group. Raises ArgumentError, IoError or NoSpaceError if the path cannot be a
+    workspace.
     """
 
     def __init__(
@@ -98,40 +106,42 @@ class NFSWorkspace:
         timeout: float | None = None,
     ):
         path = None if path is None else os.fspath(path)
-        # Nobody has to be met where there is no directory.
+        # Without a directory no group is needed.
         self._group = _resolve(group) if path else None
         self._core = _core.Workspace(path, self._group, zstd_level, durable, generations_kept, timeout)
 
     @property
     def path(self) -> str:
-        """The directory; empty if there is none."""
+        """The directory; empty if the workspace is uninitialized."""
         return self._core.path
 
     @property
     def is_initialized(self) -> bool:
-        """Whether there is a directory."""
+        """Whether the workspace has a directory."""
         return self._core.is_initialized
 
     @property
     def rank(self) -> int | None:
-        """Of this process in the group; None without a directory."""
+        """The rank of this process in the group; None if the workspace is uninitialized."""
         return None if self._group is None else self._group.rank
 
     def write_configs_and_weights(self, config: typing.Any, weights: dict[str, typing.Any] | None = None, step: int | None = None) -> int:
-        """Writes this rank's next state, whole or not at all; returns its generation: `step`, which grows, or a count.
+        """Writes the next state of this rank, completely or not at all, and returns its generation.
 
-        `config`, `weights`: as of write_state_file(). Raises ArgumentError on a step that does not grow, NoSpaceError, IoError.
+        The generation is `step`, which must increase, or a count if `step` is None. `config` and `weights` are as for
+        write_state_file(). Raises ArgumentError if `step` does not increase, NoSpaceError, IoError.
         """
         return self._core.write(config, weights, step)
 
     def read_configs_and_weights_from_rank(
         self, rank: int, *, at_least: int = 0, step: int | None = None, on_all_ranks: bool = False, job: str = "own"
     ) -> State | None:
-        """A rank's newest complete state for which all of this holds; None if there is none now.
+        """Returns the newest complete state of a rank that meets all conditions; None if no such state exists now.
 
-        `at_least`, `step`: the generation is at least, or is, that. `on_all_ranks`: each rank of the job has one of that
-        generation. `job`: "own" for this group's states, "newest" for those of whichever job wrote last. Never waits for other
-        ranks. Its tensors are read-only and stay valid as long as they are held. Raises CorruptError, VersionError, IoError.
+        `at_least` and `step` require a generation that is at least, or equal to, that number. `on_all_ranks` requires
+        that each rank of the job has a state of that generation. `job` is "own" for the states of this group, or
+        "newest" for those of the job that wrote last. The call does not wait for other ranks. The tensors are
+        read-only and remain valid as long as they are held. Raises CorruptError, VersionError, IoError.
         """
         if job not in ("own", "newest"):
             raise errors.ArgumentError(f"job is 'own' or 'newest', not {job!r}")
@@ -140,7 +150,7 @@ class NFSWorkspace:
 
 
 def load_safetensors(path: _Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file by name: read-only views of it, on local file systems. Local.
+    """Returns the tensors of a safetensors file by name: on local file systems, read-only views of the file. Local.
 
     Raises NotFoundError, CorruptError, IoError.
     """
@@ -148,14 +158,15 @@ def load_safetensors(path: _Path) -> dict[str, Tensor]:
 
 
 def safetensors_metadata(path: _Path) -> dict[str, str]:
-    """`__metadata__` of a safetensors file. Local. Raises as load_safetensors()."""
+    """Returns `__metadata__` of a safetensors file. Local. Raises as load_safetensors()."""
     return _core.load_safetensors(os.fspath(path))[1]
 
 
 def save_safetensors(path: _Path, tensors: dict[str, typing.Any], metadata: dict[str, str] | None = None) -> None:
-    """Writes tensors ({name: tensor}) as a safetensors file, whole or not at all, durable when it returns. Local.
+    """Writes tensors ({name: tensor}) as a safetensors file. Local.
 
-    `metadata`: {str: str}. Raises ArgumentError on what is no tensor, NoSpaceError, IoError.
+    The file appears completely or not at all, and is durable when the call returns. `metadata` is {str: str}. Raises
+    ArgumentError if a value is not a tensor, NoSpaceError, IoError.
     """
     _core.save_safetensors(os.fspath(path), tensors, metadata)
 
@@ -181,19 +192,29 @@ def shard_model(
     abandoned_after: float | None = None,
     progress: _Progress = None,
 ) -> _Report:
-    """Cuts a model, or a foreign checkpoint that is whole, into one file a rank, which `out` has whole or not at all. Local.
+    """Splits a model, or a self-describing third-party checkpoint, into one file per rank. Local.
 
-    `layout`: "4", or "tp=2,pp=2,ep=2". `plan`: a built-in plan's name, "auto" or a file. `force`: an `out` that is there is
-    replaced. `to_workspace`: `out` is a workspace, with a state for each rank (`zstd_level`: compressed). `dry_run`: only
-    the report. `carry`: which files that are no weights go along: "all", "none" or globs; empty: the ordinary ones. `at`: of a
-    foreign checkpoint, the key that has the weights. `base`: as of export_model(). `to_plan`: the plan that cuts; `plan` reads
-    what is there then, which may be ranks' shards, as export_model() does (`shards`, `from_layout`, `job`, `generation`: as
-    `shards`, `layout`, `job` and `generation` there). `abandoned_after`: seconds, after which unfinished
-    outputs for `out` that other hosts left are removed. `progress(bytes, total_bytes, seconds)` is called now and then, on a thread of the work; what it
-    raises, and Ctrl-C, end the work, and nothing is left behind.
+    `out` appears completely or not at all.
 
-    Returns a dict: tensors, bytes, bytes_written, job, left, notes, seconds. Raises ArgumentError on a layout or a plan
-    that does not fit the model, and on an `out` that is there; NotFoundError, CorruptError, IoError, NoSpaceError of files.
+    - `layout`: "4", or "tp=2,pp=2,ep=2".
+    - `plan`: the name of a built-in plan, "auto" or a file.
+    - `force`: replaces an existing `out`.
+    - `to_workspace`: `out` is a workspace, with one state per rank. `zstd_level` compresses the states.
+    - `dry_run`: only returns the report.
+    - `carry`: the files to copy in addition to the weights: "all", "none" or globs; empty: configs, tokenizers and
+      other files that are not weights.
+    - `at`: for a third-party checkpoint, the key of the weights.
+    - `base`: as for export_model().
+    - `to_plan`: the plan that splits. `plan` then describes the source, which may be rank shards, as in
+      export_model(). `shards`, `from_layout`, `job` and `generation` are as `shards`, `layout`, `job` and `generation`
+      there.
+    - `abandoned_after`: time in seconds after which unfinished outputs for `out` that other hosts left are deleted.
+    - `progress`: `progress(bytes, total_bytes, seconds)` is called regularly on an internal thread. If it raises an
+      exception, or on Ctrl-C, the work ends and no files are left behind.
+
+    Returns a dict: tensors, bytes, bytes_written, job, left, notes, seconds. Raises ArgumentError if the layout or the
+    plan does not fit the model, or if `out` exists. Raises NotFoundError, CorruptError, IoError or NoSpaceError for
+    files.
     """
     options = {
         "force": force,
@@ -227,14 +248,17 @@ def load_shard(
     to_plan: _Path = "",
     progress: _Progress = None,
 ) -> dict[str, Tensor]:
-    """The tensors that a rank's shard would have if shard_model() cut the model for `layout`, in the same order.
+    """Returns the tensors that shard_model() would write for a rank with `layout`, in the same order.
 
-    Only what the rank needs is read, and only the tensors are in memory; they may be written to. Local without `group`. With
-    one, collective over it: each rank names the part that it wants, and the model is read once on each host. `model_dir`
-    may have shards of ranks, too (`shards`, `from_layout`: as `shards` and `layout` of export_model()); `plan` reads and cuts
-    them then, or "auto" cuts if `plan` has views. `plan`, `layout`, `at`, `base`, `to_plan`, `progress`: as of shard_model().
-    Raises as that, ArgumentError if the layout has no such rank, and RankMismatchError if ranks see other models or give
-    other plans or layouts.
+    The call reads only the bytes that the rank needs, and memory is that of the tensors, which are writable. Local
+    without `group`. With a group it is collective: each rank passes the `rank` whose tensors it receives, and each
+    host reads the model once.
+
+    `model_dir` may also contain rank shards (`shards` and `from_layout` are as `shards` and `layout` of
+    export_model()). `plan` then merges and splits them; if it has views, "auto" splits. `plan`, `layout`, `at`,
+    `base`, `to_plan` and `progress` are as for shard_model(). Raises as shard_model(). Raises also ArgumentError if
+    the layout has no such rank, and RankMismatchError if ranks see different models or pass different plans or
+    layouts.
     """
     options = {
         "at": at,
@@ -274,25 +298,35 @@ def export_model(
     abandoned_after: float | None = None,
     progress: _Progress = None,
 ) -> _Report:
-    """The ranks of a group merge shards into one checkpoint, or, with `to`, into shards of another layout. Collective.
+    """Merges rank shards into one checkpoint or, with `to`, into shards of another layout. Collective.
 
-    All parameters but `group` count on rank 0 (`shards_dir` on every rank). `plan`: a built-in plan's name, "auto" or a
-    file; empty: the one that the shards were cut by. `max_shard_size`, `memory_budget`: bytes, or texts such as "256MiB",
-    of one file and of all ranks' memory for what is on its way. `writers`: "first", or "owners", the default for several hosts on a network
-    file system and for what every rank can read whole. `layout`: of the shards,
-    where they do not say. `to_plan`: that cuts for `to`; else `plan`, or "auto" if `plan` has views. `dtype`: floating point
-    tensors are cast to "F32", "F16" or "BF16", but for scales and, unless `cast_all`, for what the base keeps in F32. `resume`: goes on with what an earlier export to `out` left. `base`: a model's directory, from which config.json and all other files beside the weights
-    come. `select`, `exclude`: globs of the result's names: only these tensors, not these. `checksums`: writes them beside
-    the checkpoint. `job`, `generation`: which states of a workspace, the same on all ranks. Of a foreign checkpoint `at`: the
-    key that has the weights; `shards`: the names of ranks' files, "rank{rank}.pt". `carry`, `abandoned_after`: as of shard_model().
+    Only rank 0 uses the parameters, except `group`, `shards_dir`, `job` and `generation`, which every rank passes.
 
-    `progress(bytes, total_bytes, seconds)` is called some times a second on rank 0, on a thread of the work. What it
-    raises on its rank, and Ctrl-C on any, end the export and the group: the others raise CancelledError, and nothing is
-    left behind, unless `resume`.
+    - `plan`: the name of a built-in plan, "auto" or a file; empty: the plan that the shards record.
+    - `max_shard_size`, `memory_budget`: the size of one file, and of the buffers of all ranks together, in bytes or as
+      text such as "256MiB".
+    - `writers`: "first" or "owners". The default is "owners" for several hosts on a network file system, and for
+      sources that every rank can read completely.
+    - `layout`: of the shards, if they do not record it.
+    - `to_plan`: the plan that splits for `to`; empty: `plan`, or "auto" if `plan` has views.
+    - `dtype`: casts floating-point tensors to "F32", "F16" or "BF16". Scales are not cast, nor are tensors that the
+      base keeps in F32, unless `cast_all` is set.
+    - `resume`: continues an earlier export to `out`.
+    - `base`: a model directory, from which config.json and all other files except weights are copied.
+    - `select`, `exclude`: globs of output names, to export only these tensors or all except these.
+    - `checksums`: writes a checksum file next to the checkpoint.
+    - `job`, `generation`: select states of a workspace; the same on all ranks.
+    - `at`: for a third-party checkpoint, the key of the weights. `shards`: the names of one file per rank,
+      "rank{rank}.pt".
+    - `carry`, `abandoned_after`: as for shard_model().
 
-    Returns the report on rank 0 (account, files_resumed, bytes_resumed, writers, bytes_written, left, seconds), {} elsewhere.
-    Raises the same on all ranks: ArgumentError, RankMismatchError, CorruptError, NotFoundError, IoError, NoSpaceError,
-    after which the group is usable; TimeoutError and PeerLostError, which end it.
+    `progress(bytes, total_bytes, seconds)` is called a few times per second on rank 0, on an internal thread. If it
+    raises an exception, or on Ctrl-C on any rank, the export and the group end. The other ranks raise CancelledError,
+    and no files are left behind, unless `resume` is set.
+
+    Returns the report on rank 0 (account, files_resumed, bytes_resumed, writers, bytes_written, left, seconds), and {}
+    on the other ranks. Errors are raised on all ranks alike. After ArgumentError, RankMismatchError, CorruptError,
+    NotFoundError, IoError or NoSpaceError the group remains usable. TimeoutError and PeerLostError abort it.
     """
     options = {
         "force": force,
@@ -337,9 +371,10 @@ def plan_export(
     at: str = "",
     shards: str = "",
 ) -> _Report:
-    """What export_model() would do with these options, as a dict: every tensor of every rank, and what becomes of it. Local.
+    """Returns a dict of what export_model() would do with these options: every tensor of every rank, and its result.
+    Local.
 
-    Reads the headers of all shards. Raises as export_model().
+    It reads the headers of all shards. Raises as export_model().
     """
     options = {
         "max_shard_size": max_shard_size,
@@ -370,13 +405,15 @@ def verify(
     layout: str | int | None = None,
     progress: _Progress = None,
 ) -> _Report:
-    """All that is wrong with a checkpoint, shards, a workspace or a file, as a dict; "good" if nothing is. Local.
+    """Returns a dict of all problems of a checkpoint, rank shards, a workspace or a file; "good" is true without any.
+    Local.
 
-    `checksums=False`: headers only. `at`, `shards`: of a foreign checkpoint, as of export_model(). With `plan`, `base` or
-    `layout`, as of that, too, an export with them is planned, and misfits are problems. `progress(bytes, total_bytes,
-    seconds)` is called while tensors are read, on a thread of the work; what it raises, and Ctrl-C, end the reading. Raises
-    NotFoundError if there is nothing to verify, IoError if a directory cannot be read, VersionError on what a newer Muster wrote,
-    ArgumentError on a plan, a base or a layout that cannot be used.
+    `checksums=False` reads only headers. `at` and `shards` are as for export_model(), for third-party checkpoints.
+    With `plan`, `base` or `layout`, which are as for export_model(), an export is also planned, and tensors that do
+    not fit are problems. `progress(bytes, total_bytes, seconds)` is called while tensors are read, on an internal
+    thread. If it raises an exception, or on Ctrl-C, reading ends. Raises NotFoundError if there is nothing to verify,
+    IoError if a directory cannot be read, VersionError if a newer Muster wrote it, ArgumentError if a plan, a base or
+    a layout is invalid.
     """
     options = {
         "checksums": checksums,
@@ -401,12 +438,13 @@ def show(
     generation: int | None = None,
     job: str = "",
 ) -> _Report:
-    """What `muster show --json` says of a path (docs/inspecting.md). `pattern`: only tensors whose names match. Local.
+    """Returns the output of `muster show --json` for a path (docs/inspecting.md). Local.
 
-    `plan`: merges the shards of ranks: a built-in plan's name, "auto" or a file. `base`: a model's directory whose config.json
-    the plan needs. `at`, `shards`: of a foreign checkpoint, as of
-    export_model(). `rank`, `generation`, `job`: of a workspace, this rank's state alone, of that generation, of the job whose
-    number begins so. Raises ArgumentError, NotFoundError, CorruptError, VersionError, IoError.
+    `pattern` selects tensors by name. `plan` merges rank shards: the name of a built-in plan, "auto" or a file. `base`
+    is a model directory with the config.json that the plan needs. `at` and `shards` are as for export_model(), for
+    third-party checkpoints. `rank`, `generation` and `job` select, in a workspace, the state of one rank, its
+    generation, and the job by a prefix of its number. Raises ArgumentError, NotFoundError, CorruptError, VersionError,
+    IoError.
     """
     options = {"plan": os.fspath(plan), "base": os.fspath(base), "at": at, "shards": shards, "rank": rank, "generation": generation, "job": job}
     return _core.show(os.fspath(path), pattern, options)
@@ -424,9 +462,9 @@ def diff(
     generation: int | None = None,
     job: str = "",
 ) -> _Report:
-    """What `muster diff --json` says of two paths, as a dict; "same" if they are. Local.
+    """Returns the output of `muster diff --json` for two paths, as a dict; "same" is true if they are equal. Local.
 
-    Options are those of show(), and count for both paths. Raises as show().
+    The options are those of show() and apply to both paths. Raises as show().
     """
     options = {"plan": os.fspath(plan), "base": os.fspath(base), "at": at, "shards": shards, "rank": rank, "generation": generation, "job": job}
     return _core.diff(os.fspath(a), os.fspath(b), options)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gathers: layer configs and tensors of all ranks to the first rank of a list."""
+"""Gathers layer configs and tensors of all ranks of a list on the first rank of the list, the root."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ _Self = typing.TypeVar("_Self", bound="Gathered")
 
 
 class Gathered:
-    """A gather: made by a call, exchanged at `__enter__`, ended by the end of the `with`.
+    """A gather: a call creates it, `__enter__` runs the exchange, and the end of the `with` block releases it.
 
-    On the first rank of the list it is true and has an entry for each rank; elsewhere it is false and empty. Its end is
-    local. Tensors that somebody still holds stay valid after it; their sender gets their memory back when they go.
+    On the root (the first rank of the list) it is true and has one entry per rank. On the other ranks it is false and
+    empty. Its release is local. Tensors that are still held remain valid afterwards; their senders get the memory back
+    when the tensors are destroyed.
     """
 
     def __init__(self, call, value, ranks, group, options):
@@ -39,7 +40,7 @@ class Gathered:
         self.release()
 
     def release(self) -> None:
-        """Ends the result now. Local."""
+        """Releases the result now. Local."""
         self._entries = None
 
     def _list(self):
@@ -50,7 +51,7 @@ class Gathered:
 
     @property
     def ranks(self) -> list[int]:
-        """The list this rank was in; empty if it was in none."""
+        """The list of this rank; empty if it was in no list."""
         self._list()
         return self._exchange.ranks
 
@@ -61,7 +62,7 @@ class Gathered:
         return iter(self._list())
 
     def __getitem__(self, rank: int) -> typing.Any:
-        """What `rank` of the group gave; None if it gave nothing."""
+        """Returns the value of `rank` of the group; None if it passed none."""
         entries = self._list()
         try:
             return entries[self._exchange.ranks.index(rank)]
@@ -69,38 +70,41 @@ class Gathered:
             raise KeyError(f"there is nothing of rank {rank} here: the list is {self._exchange.ranks}") from None
 
     def present(self) -> list[tuple[int, typing.Any]]:
-        """(rank, value) of those that gave one, in the order of the list."""
+        """Returns (rank, value) of the ranks that passed a value, in the order of the list."""
         return [(rank, entry) for rank, entry in zip(self.ranks, self._list()) if entry is not None]
 
     def explain(self) -> str:
-        """One line: route, why, bytes, seconds."""
+        """Returns a one-line summary: route, reason, bytes and seconds."""
         self._list()
         return self._exchange.explain()
 
     def report(self) -> dict:
-        """The figures of the exchange on this rank."""
+        """Returns measurements of the exchange on this rank."""
         self._list()
         return self._exchange.report()
 
     def wait_released(self, timeout: float) -> bool:
-        """On a sender: waits until the first rank no longer holds this rank's bytes. False at the deadline."""
+        """On a sender: waits until the root has released the bytes of this rank.
+
+        Returns False after `timeout` seconds.
+        """
         self._list()
         return self._exchange.wait_released(timeout)
 
 
 class GatheredConfigs(Gathered):
-    """Configs by rank: dicts, lists and values, with muster.Tensor at their leaves."""
+    """Configs by rank: dicts, lists and values, with muster.Tensor as leaves."""
 
 
 class GatheredTensors(Gathered):
     """Tensors by rank."""
 
     def numpy(self) -> list:
-        """NumPy arrays of all, in the order of the list, without a copy and read-only."""
+        """Returns all tensors as read-only NumPy arrays, in the order of the list, without a copy."""
         return [tensor.numpy() for tensor in self._list()]
 
     def torch(self, copy: bool | None = None) -> list:
-        """torch tensors of all, in the order of the list: as Tensor.torch()."""
+        """Returns all tensors as torch tensors, in the order of the list. `copy` is as for Tensor.torch()."""
         return [tensor.torch(copy=copy) for tensor in self._list()]
 
 
@@ -126,22 +130,22 @@ def get_configs_parallel(
     route: str = "auto",
     workspace_path: str | os.PathLike[str] | None = None,
 ) -> GatheredConfigs:
-    """Gathers a config of each rank of a list to its first rank: a context manager.
+    """Gathers the config of each rank of a list on its first rank, the root. Returns a context manager.
 
-    Collective over `group`, one call by each rank. `config` is a dict, a list or a value, with tensors at any leaves, or
-    None: then this rank gives nothing. `ranks` is the list, the same on all of its members; None: all ranks. A rank
-    that is not in the list it passes only takes part in the rounds. `group`: a muster.Group, a process group of
+    Collective over `group`: each rank makes one call. `config` is a dict, a list or a value, with tensors as any
+    leaves. None: this rank passes no config. `ranks` is the list, the same on all of its members; None: all ranks. A
+    rank that is not in the list it passes only takes part in the rounds. `group` is a muster.Group, a process group of
     torch.distributed, or None for the world.
 
-    `own`: what the first rank's own tensors are in its result, "borrow" (its own memory) or "copy". `writable`: the
-    first rank may write to the others' tensors, as long as it holds them, and no other rank sees that; those of arenas
-    and of routes other than shared memory are read-only all the same. `timeout`: seconds without progress of the ranks
-    waited for. `route`: how bytes travel, "auto", "shm", "tcp", "workspace", ... `workspace_path`: a directory that all
-    ranks see, through which they go then.
+    `own`: the root's own tensors in its result are "borrow" (its own memory) or "copy". `writable`: the root may write
+    to the tensors of the other ranks while it holds them, and no other rank sees the writes. Tensors of arenas, and of
+    routes other than shared memory, remain read-only. `timeout`: seconds without progress of the awaited ranks.
+    `route`: how bytes are transferred, "auto", "shm", "tcp", "workspace", ... `workspace_path`: a directory that all
+    ranks see, through which the data is then transferred.
 
-    The exchange is made when the `with` begins, which raises the same on all ranks, with the words of the rank that cannot
-    go on: ArgumentError, RankMismatchError, UnsupportedError, NoSpaceError, IoError, after which the group goes on;
-    TimeoutError, PeerLostError, CancelledError, which end it.
+    The exchange runs when the `with` block begins. Errors are raised on all ranks alike, with the message of the rank
+    that failed. After ArgumentError, RankMismatchError, UnsupportedError, NoSpaceError or IoError the group remains
+    usable. TimeoutError, PeerLostError and CancelledError abort it.
     """
     return GatheredConfigs(_core.get_configs, config, ranks, group, _options(own, timeout, route, workspace_path, writable))
 
@@ -158,32 +162,35 @@ def get_tensors_parallel(
     route: str = "auto",
     workspace_path: str | os.PathLike[str] | None = None,
 ) -> GatheredTensors:
-    """get_configs_parallel() with one tensor a rank, all of the same dtype and shape. Raises as that.
+    """Gathers one tensor per rank, all of the same dtype and shape. Otherwise as get_configs_parallel().
 
     A tensor is a muster.Tensor, a torch.Tensor, a NumPy array, or any object with DLPack, a buffer or
     `__array_interface__`, in host memory.
 
-    `into`, on the first rank: writable contiguous tensors, one for each rank of the list, that the results are copied to,
-    its own too, and that then are the results. The senders' memory is free when the `with` has begun.
+    `into`, on the root: writable contiguous tensors, one per rank of the list, that receive the results, the root's
+    own included. They are then the result. The memory of the senders is released when the `with` block begins.
     """
     options = _options(own, timeout, route, workspace_path, writable, into)
     return GatheredTensors(_core.get_tensors, tensor, ranks, group, options)
 
 
 def concat(dim: int, blocks: typing.Iterable[int] = ()) -> tuple[typing.Any, ...]:
-    """A merge: the ranks' tensors one after the other along `dim`, negative from the end. `blocks`: the relative sizes of fused tensors along it."""
+    """Returns a merge that concatenates the tensors of the ranks along `dim`; a negative `dim` counts from the end.
+
+    `blocks` has the relative sizes of fused tensors along `dim`, each of which is concatenated separately.
+    """
     return ("concat", dim, list(blocks))
 
 
-#: The tensors along a new outermost dimension.
+#: Stacks the tensors along a new outermost dimension.
 stack = ("stack",)
-#: The sum of each element, in the order of the ranks.
+#: Adds each element in rank order.
 sum = ("sum",)
-#: The largest value of each element; NaN of any rank gives NaN.
+#: Takes the largest value of each element; NaN of any rank gives NaN.
 max = ("max",)
-#: All have the same tensor; it is compared.
+#: Requires that all ranks have the same tensor, and compares them.
 same = ("same",)
-#: The first rank's tensor, whatever the others have.
+#: Takes the tensor of the root and ignores those of the other ranks.
 first = ("first",)
 
 
@@ -198,31 +205,35 @@ def merge_tensor_parallel(
     timeout: float | None = None,
     route: str = "auto",
 ) -> Tensor | None:
-    """The tensors of all ranks of a list as one, on its first rank; None elsewhere.
+    """Merges the tensors of all ranks of a list on its first rank, the root. Returns None on the other ranks.
 
-    Collective, by the rules of get_tensors_parallel(). `merge` is concat(dim), stack, sum, max, same or first. Each rank
-    writes its part where it belongs. dtypes and shapes are the same on all, but for sizes along `dim` of concat. The result is read-only; it stays as long as it is held. `into`, on the first rank:
-    a writable contiguous tensor that the result is put into, and that then is the result.
+    Collective, by the rules of get_tensors_parallel(). `merge` is concat(dim), stack, sum, max, same or first. Each
+    rank writes its part directly into the result. dtypes and shapes are the same on all ranks, except the extents
+    along `dim` of concat. The result is read-only and remains valid as long as it is held. `into`, on the root: a
+    writable contiguous tensor that receives the result and is then returned.
     """
     options = _options(own, timeout, route, into=None if into is None else [into])
     return _core.merge_tensor(tensor, merge, ranks, _resolve(group), options)[1]
 
 
 def as_tensor(object: typing.Any, dtype: str | None = None, shape: typing.Iterable[int] | None = None) -> Tensor:
-    """The muster.Tensor of an object's memory, which it keeps. Nothing is copied.
+    """Returns a muster.Tensor of the memory of an object, which it keeps alive. Nothing is copied.
 
-    With a dtype or a shape, the same bytes are elements of that: `as_tensor(bytes_of_fp8, "F8_E4M3")`. Packed dtypes
-    ("F4", "U4", "I4", "F6_E2M3", "F6_E3M2") share bytes among elements, and have their own shape. Raises ArgumentError on
-    what is no tensor, is on a device, or has not these bytes.
+    With a dtype or a shape, the same bytes are interpreted accordingly: `as_tensor(bytes_of_fp8, "F8_E4M3")`. Elements
+    of packed dtypes ("F4", "U4", "I4", "F6_E2M3", "F6_E3M2") share bytes, and the shape counts elements. Raises
+    ArgumentError if the object is not a tensor, is on a GPU, or does not have that number of bytes.
     """
     return _core.as_tensor(object, dtype, None if shape is None else list(shape))
 
 
 def empty(dtype: str, shape: typing.Iterable[int]) -> Tensor:
-    """A tensor of fresh memory, writable and not initialised. `dtype`: "F32", "BF16" ... Raises ArgumentError, NoSpaceError."""
+    """Returns a tensor of new memory, writable and uninitialized. `dtype`: "F32", "BF16" ...
+
+    Raises ArgumentError, NoSpaceError.
+    """
     return _core.empty(dtype, list(shape))
 
 
 def trim(group: Group | typing.Any = None) -> int:
-    """Gives the free shared memory of this rank's pool back to the system; returns the bytes. Local."""
+    """Returns the free shared memory of this rank's pool to the system, and returns the number of bytes. Local."""
     return _core.trim(_resolve(group))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Groups of ranks: what they are made of, and torch.distributed's."""
+"""Groups of ranks: how they are formed, and groups of torch.distributed."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from ._core import Group
 
 
 def world() -> Group:
-    """The group of all ranks of this job, made at the first call and the same later on.
+    """Returns the group of all ranks of this job. The first call forms it; later calls return the same group.
 
-    An initialised torch.distributed comes first (its default group), then what C++'s world() finds: `muster run`,
-    torchrun, mpiexec, srun; else it is a group of this process alone. Collective at the first call, which raises TimeoutError
-    with those who have not come, and UnsupportedError or ArgumentError where the environment is of no job that it can meet.
+    If torch.distributed is initialized, it is the group of its default group. Otherwise it is the group that world()
+    finds in C++: `muster run`, torchrun, mpiexec, srun, or a group of this process alone. The first call is
+    collective. It raises TimeoutError with the ranks that did not arrive, and UnsupportedError or ArgumentError if the
+    environment does not describe a job whose ranks can meet.
     """
     distributed = initialized_distributed()
     if distributed is not None:
@@ -29,7 +30,7 @@ def world() -> Group:
 
 
 def initialized_distributed():
-    """torch.distributed if this process has initialised it, else None."""
+    """Returns torch.distributed if this process has initialized it, else None."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -37,43 +38,48 @@ def initialized_distributed():
 
 
 def set_world(group: Group | None) -> None:
-    """Makes the group what world() finds where torch.distributed is not initialised; None: it looks anew."""
+    """Sets the group that world() returns if torch.distributed is not initialized. None: world() reads the environment
+    again.
+    """
     _core.set_world(group)
 
 
 def single_group() -> Group:
-    """A group of this process alone."""
+    """Returns a group of this process alone."""
     return _core.single_group()
 
 
 def local_group(key: str, rank: int, size: int, *, timeout: float | None = None, numbers: typing.Iterable[int] = ()) -> Group:
-    """A group of `size` processes of this host and user. Collective.
+    """Returns a group of `size` processes of this host and user. Collective.
 
-    `key` is what all ranks of the group know and no other job on this host does. `timeout` (seconds) is that of the
-    meeting and the group's default after it. `numbers` is what messages call the ranks, where they are some of a larger
-    job: one number a rank. Raises TimeoutError with those who have not come, RankMismatchError on ranks that disagree.
+    `key` identifies the group: it is the same on all its ranks and different from other jobs on this host. `timeout`
+    (seconds) is that of the rendezvous and afterwards the default of the group. `numbers` are the numbers of the ranks
+    in messages, one per rank, if they belong to a larger job. Raises TimeoutError with the ranks that did not arrive,
+    RankMismatchError if ranks disagree.
     """
     return _core.local_group(key, rank, size, timeout, list(numbers))
 
 
 def tcp_group(address: str, rank: int, size: int, *, timeout: float | None = None, key: str = "", listener: socket.socket | None = None) -> Group:
-    """A group of processes on any hosts, over TCP between them. Collective.
+    """Returns a group of processes on any hosts, connected by TCP. Collective.
 
-    `address` is "HOST:PORT", an address of rank 0's host and a free port there, or "file:///PATH" in a directory that
-    all ranks see. `timeout`, `key`: as of local_group(). Raises as that, and IoError of sockets.
+    `address` is "HOST:PORT", an address of the host of rank 0 with a free port, or "file:///PATH" in a directory that
+    all ranks see. `timeout` and `key` are as for local_group(). Raises as local_group(), and IoError for sockets.
 
-    `listener`: on rank 0, a socket that listens at the port of `address` already. The call takes it over.
+    `listener`, on rank 0: a socket that already listens at the port of `address`. The call takes ownership of it.
     """
     return _core.tcp_group(address, rank, size, timeout, key, -1 if listener is None else listener.detach())
 
 
 def file_group(directory: str | os.PathLike[str], rank: int, size: int, *, timeout: float | None = None, key: str = "") -> Group:
-    """A group of processes that share nothing but a directory, which all of them see. Collective. Raises as tcp_group()."""
+    """Returns a group of processes that share only a directory, which all of them see. Collective. Raises as
+    tcp_group().
+    """
     return _core.file_group(os.fspath(directory), rank, size, timeout, key)
 
 
 def _resolve(group) -> Group:
-    """The group of a call: the world if none is named."""
+    """Returns the group of a call: the world if `group` is None."""
     if group is None:
         return world()
     if isinstance(group, Group):
@@ -82,24 +88,26 @@ def _resolve(group) -> Group:
 
 
 def _place() -> str:
-    """What processes that can share memory have in common: the boot, and the namespaces of IPC and network."""
+    """Returns an identifier that processes have in common if they can share memory: the boot, and the namespaces of
+    IPC and network.
+    """
     with open("/proc/sys/kernel/random/boot_id") as file:
         boot = file.read().strip()
     return " ".join([boot, os.readlink("/proc/self/ns/ipc"), os.readlink("/proc/self/ns/net")])
 
 
 class _Met:
-    """What is known of a process group that has been met, or is being met."""
+    """The state of a process group whose ranks have met, or are meeting."""
 
     def __init__(self, kept):
         self.kept = kept
         self.key = os.urandom(16).hex()
         self.group = None
-        self.lock = threading.Lock()  # held while its ranks meet
+        self.lock = threading.Lock()  # held during the rendezvous of its ranks
 
 
-# By the identity of what they were made of. It is kept by this only where nothing can refer to it weakly; any other
-# process group that is destroyed goes, and its group with it.
+# By the identity of the process group. The dict keeps a process group alive only if it does not support weak
+# references. Otherwise the entry and its group are deleted with the process group.
 _met: dict[int, _Met] = {}
 _met_lock = threading.Lock()
 
@@ -118,22 +126,23 @@ def _met_of(pg) -> _Met:
 
 
 def from_process_group(pg: typing.Any, *, timeout: float | None = None, workspace_path: str | os.PathLike[str] | None = None) -> Group:
-    """The ranks of a torch.distributed group, in its order. Collective over it at the first call, the same as long as `pg` is there.
+    """Returns a group of the ranks of a torch.distributed group, in its order. The first call is collective over `pg`.
 
-    `pg` may also be anything with `rank`, `world_size` (attributes, or methods `rank()` and `size()`) and `store`,
-    which has torch's `set` and `get`. No collective of `pg` is called. If its ranks are on several hosts they meet over
-    TCP, at the host of its rank 0 by that host's name, or over files if `workspace_path` is a directory that all of them
-    see; messages call them by their ranks in `pg` then.
+    Later calls return the same group as long as `pg` exists. `pg` may also be any object with `rank`, `world_size`
+    (attributes, or methods `rank()` and `size()`) and `store`, which has `set` and `get` as those of torch. No
+    collective of `pg` is called. If its ranks are on several hosts, they meet over TCP, at the host name of its rank
+    0. With `workspace_path`, a directory that all of them see, they meet over files. Messages then use the ranks in
+    `pg`.
 
-    Raises ArgumentError on what is no process group of this process, RankMismatchError on ranks of groups of several sizes,
-    and as local_group() or tcp_group().
+    Raises ArgumentError if `pg` is not a process group of this process, RankMismatchError if the ranks pass groups of
+    different sizes, and as local_group() or tcp_group().
     """
     met = _met.get(id(pg))
     if met is None or met.group is None:
         store, rank, size, numbers = _parts_of(pg)
-        # The others may still read the key where an earlier call has failed.
+        # If an earlier call has failed, the other ranks may still read its key.
         met = _met_of(pg)
-        # The ranks meet once, whichever thread comes first.
+        # Only the first thread runs the rendezvous.
         with met.lock:
             if met.group is None:
                 met.group = _meet(store, rank, size, timeout=timeout, numbers=numbers, key=met.key, workspace_path=workspace_path)
@@ -141,7 +150,7 @@ def from_process_group(pg: typing.Any, *, timeout: float | None = None, workspac
 
 
 def _parts_of(pg):
-    """(store, rank, size, the job's numbers of the ranks)."""
+    """Returns (store, rank, size, numbers of the ranks in the job)."""
     distributed = sys.modules.get("torch.distributed")
     try:
         if hasattr(pg, "store"):
@@ -153,7 +162,7 @@ def _parts_of(pg):
             rank, size = distributed.get_rank(pg), distributed.get_world_size(pg)
             if hasattr(c10d, "_get_process_group_store"):
                 return c10d._get_process_group_store(pg), rank, size, distributed.get_process_group_ranks(pg)
-            # Before 2.0, where the groups of a job have one store.
+            # Before PyTorch 2.0 the groups of a job share one store.
             store = distributed.PrefixStore(f"muster/{c10d._pg_names[pg]}", c10d._pg_map[pg][1])
             return store, rank, size, list(c10d._pg_group_ranks[pg])
     except (AttributeError, TypeError) as error:
@@ -170,7 +179,9 @@ def _number(value) -> int:
 
 
 def _meet(store, rank: int, size: int, *, timeout: float | None, numbers=(), key: str = "", workspace_path=None) -> Group:
-    """The group of the ranks that have a store of torch's in common. Collective. `key`: what rank 0 calls it by."""
+    """Returns the group of the ranks that share a torch store. Collective. `key` identifies the group and is used on
+    rank 0.
+    """
     if rank == 0:
         store.set("muster/key", key or os.urandom(16).hex())
     store.set(f"muster/place/{rank}", f"{size} {_place()}")
@@ -191,7 +202,7 @@ def _meet(store, rank: int, size: int, *, timeout: float | None, numbers=(), key
         return file_group(workspace_path, rank, size, timeout=timeout, key=key)
     listener = None
     if rank == 0:
-        # It listens until the group takes it over, so that no other process gets the port.
+        # It listens until the group takes ownership of it, so no other process can take the port.
         dual = socket.has_dualstack_ipv6()
         listener = socket.create_server(("", 0), family=socket.AF_INET6 if dual else socket.AF_INET, backlog=socket.SOMAXCONN, dualstack_ipv6=dual)
         store.set("muster/address", f"{socket.gethostname()}:{listener.getsockname()[1]}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starting ranks: commands, and functions by their names."""
+"""Starts ranks: commands, and functions by name."""
 
 from __future__ import annotations
 
@@ -27,24 +27,27 @@ def launch(
 ) -> None:
     """Starts a command or a function as the ranks of a job on this host, and waits until all have ended. Local.
 
-    `target`: a list of texts is a command, which finds RANK, WORLD_SIZE ... and MUSTER_JOB in its environment, so that
-    world() is the group of these ranks. A function, or its name "package.module:name", is called in `ranks` (1 to 4096)
-    new processes of this interpreter, as name(**arguments), when all of them have met. They import its module: it is
-    one's that can be imported, or the program's own file, which then starts nothing unless `__name__` is "__main__".
-    `arguments` are a config without tensors (dict, list, str, int, float, bool, None); what it returns is not looked at.
+    `target`: a list of texts is a command. It receives RANK, WORLD_SIZE ... and MUSTER_JOB in its environment, so
+    world() is the group of these ranks. A function, or its name "package.module:name", is called as name(**arguments)
+    in `ranks` (1 to 4096) new processes of this interpreter, after all of them have met. The processes import the
+    module of the function. It must be importable, or be the file of the program, which must not start anything unless
+    `__name__` is "__main__". `arguments` are a config without tensors (dict, list, str, int, float, bool, None). The
+    return value is ignored.
 
-    `environment`: added to the ranks' environment. `output`: where the ranks' output goes by whole lines, "lines" to
-    standard output and error of this process (its descriptors 1 and 2), "prefixed" likewise with "[rank] " before each
-    line, "live" on a terminal one line a rank. `log_directory`: into rank-N.out and rank-N.err there instead; `tee`: and
-    to `output`, too. `timeout`: seconds that the job may take; None: for ever. `grace`: seconds that the other ranks
-    have after one failed, before SIGTERM, and again before SIGKILL; `kill_after`: from a signal to end to SIGKILL.
+    `environment` is added to the environment of the ranks. `output` is the destination of their output, by whole
+    lines: "lines" uses the standard output and error of this process (descriptors 1 and 2). "prefixed" adds "[rank] "
+    in front of each line. "live" shows one line per rank on a terminal. `log_directory`: output is written to
+    rank-N.out and rank-N.err in this directory instead; with `tee`, to `output` as well. `timeout`: the longest
+    duration of the job in seconds; None: no limit. `grace`: seconds that the other ranks have after one failed, before
+    SIGTERM, and again before SIGKILL. `kill_after`: seconds between a terminating signal and SIGKILL.
 
-    Raises what a rank raised, with its class if it is a muster.Error, else PeerLostError, with `rank`, `host`, `pid`, and
-    the end of its traceback in its words; of several ranks that failed, that of one that blames no other. A rank that was
-    killed, or ended with a status, is a PeerLostError that says so. TimeoutError after `timeout`; NotFoundError if there is
-    no such command; ArgumentError, before anything is started, on what cannot be. Ctrl-C raises KeyboardInterrupt when the
-    ranks have ended: those that it did not reach get SIGTERM after `grace`. No process is left. In any thread; this process
-    is not forked, but the interpreter is started again.
+    Raises the exception of a failed rank, with its class if it is a muster.Error, else as PeerLostError. It has
+    `rank`, `host` and `pid`, and its message contains the end of the traceback. If several ranks failed, it is the
+    exception that does not name another rank as the cause. A rank that was killed or exited with a status raises
+    PeerLostError. Raises TimeoutError after `timeout`, and NotFoundError if the command does not exist. Raises
+    ArgumentError, before anything is started, if an argument is invalid. Ctrl-C raises KeyboardInterrupt after the
+    ranks have ended; ranks that it did not reach receive SIGTERM after `grace`. No process is left behind. It may be
+    called in any thread. This process is not forked; the interpreter is started again.
     """
     if _is_loading:
         raise _MissingGuard(
@@ -64,7 +67,7 @@ def launch(
         "grace": grace,
         "kill_after": kill_after,
     }
-    # Ranks import what this process can.
+    # Ranks can import the same modules as this process.
     start = f"import sys; sys.path[:] = {sys.path!r}; from muster import _core; sys.exit(_core.run_if_launched())"
     _core.launch([sys.executable, "-c", start], command, None if is_command else arguments or {}, ranks, options)
 
@@ -74,7 +77,7 @@ def _refuse(words):
 
 
 def _name_of(target) -> str:
-    """What a rank finds the function by: "package.module:name", or "/path/program.py:name"."""
+    """Returns the name by which a rank finds the function: "package.module:name", or "/path/program.py:name"."""
     if isinstance(target, str):
         module, colon, name = target.rpartition(":")
         if not colon or not module or not name:
@@ -96,12 +99,12 @@ def _name_of(target) -> str:
     return f"{module}:{name}"
 
 
-#: Whether this process is a rank that imports the program of its function.
+#: True while this process is a rank that imports the program of its function.
 _is_loading = False
 
 
 class _MissingGuard(errors.ArgumentError):
-    """A program that starts a job while its ranks import it."""
+    """The program of a function starts a job while a rank imports it."""
 
 
 def _load(module: str):
@@ -116,7 +119,7 @@ def _load(module: str):
 def _imported(module: str):
     if not module.endswith(".py"):
         return importlib.import_module(module)
-    # As a name that is not "__main__", so that the program does not start all over.
+    # The name is not "__main__", so that the program does not start again.
     name = "__muster_main__"
     spec = importlib.util.spec_from_file_location(name, module)
     loaded = sys.modules[name] = importlib.util.module_from_spec(spec)
@@ -125,7 +128,7 @@ def _imported(module: str):
 
 
 def _call(target: str, arguments: dict) -> None:
-    """In a rank."""
+    """Calls the function in a rank."""
     module, _, name = target.rpartition(":")
     try:
         function = _load(module)
@@ -136,10 +139,10 @@ def _call(target: str, arguments: dict) -> None:
         if left.code not in (None, 0):
             raise
     except _MissingGuard:
-        # The launcher raises it once. A traceback of each rank would hide it.
+        # The launcher raises it once. One traceback per rank would hide it.
         raise
     except BaseException:
-        # The end of what a rank writes to standard error is part of its failure's words.
+        # The error message of a failed rank contains the end of its standard error.
         traceback.print_exc()
         raise
     finally:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gather_each: layer after layer of every rank to the first rank, as a generator."""
+"""gather_each: streams one layer after the other from all ranks to the root, as a generator."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ._groups import _resolve
 
 
 class LayerPart:
-    """A layer, or a part of one that is larger than the memory budget allows. It ends when the next one is asked for;
-    tensors that somebody still holds stay valid, and hold their sender up.
+    """A layer, or one part of a layer that exceeds the memory budget. It ends when the next part is requested. Tensors
+    that are still held remain valid, but block their sender.
 
-    Each part of a layer has the same tree, with what travels in this part; every other leaf is None. Leaves that are no
-    tensors come in part 0. `slices` tells where the pieces of tensors belong that are larger than a part, `tensors` (of
-    part 0) has all tensors of the layer: dicts with rank, path (a JSON pointer), dtype, shape; of slices also first and
-    elements.
+    All parts of a layer have the same tree. A leaf that is not in this part is None. Leaves that are not tensors are
+    in part 0. `slices` gives the positions of slices of tensors that are larger than a part. `tensors` (part 0 only)
+    lists all tensors of the layer. Both are lists of dicts with rank, path (a JSON pointer), dtype and shape; slices
+    also have first and elements.
     """
 
     def __init__(
@@ -43,25 +43,25 @@ class LayerPart:
 
     @property
     def is_last(self) -> bool:
-        """Whether the layer has no more parts."""
+        """Whether this is the last part of the layer."""
         return self.part + 1 == self.parts
 
     def present(self) -> list[tuple[int, typing.Any]]:
-        """(rank, config) of those that are there, in the order of the list."""
+        """Returns (rank, config) of the ranks with a config in this part, in the order of the list."""
         return [(rank, config) for rank, config in zip(self.ranks, self._configs) if config is not None]
 
     def __getitem__(self, rank: int) -> typing.Any:
-        """The config of `rank` of the group; None if it has nothing in this part."""
+        """Returns the config of `rank` of the group; None if it has nothing in this part."""
         if rank not in self.ranks or not self._configs:
             raise KeyError(f"there is nothing of rank {rank} here: the list is {self.ranks}")
         return self._configs[self.ranks.index(rank)]
 
     def release(self) -> None:
-        """Ends the part now. Local."""
+        """Releases the part now. Local."""
         self._configs = []
 
 
-# How to end each stream that goes on: their threads must not be inside of a call when the interpreter ends.
+# Functions that end the running streams: their threads must not be inside a call when the interpreter exits.
 _live: weakref.WeakSet = weakref.WeakSet()
 
 
@@ -82,18 +82,23 @@ def gather_each(
     timeout: float | None = None,
     workspace_path: str | os.PathLike[str] | None = None,
 ) -> typing.Iterator[LayerPart]:
-    """Yields part after part of the layers of all ranks, on the first rank of the list; on the others it yields nothing,
-    and is run through all the same: `for part in gather_each(...)`. Nothing happens before the first step.
+    """Yields the layers of all ranks, part by part, on the first rank of the list, the root.
 
-    Collective over `group`. `layers` is an iterable of this rank's configs, as get_configs_parallel() takes them: None
-    where it has nothing in a layer. All members give the same number of layers. It is iterated on the caller's thread,
-    and must not use `group`. `memory_budget`: bytes, or a text such as "256MiB", for parts that are under way or being
-    used. `pipeline_depth`: parts that a sender may have under way.
+    On the other ranks it yields nothing, but must be iterated in the same way: `for part in gather_each(...)`. Nothing
+    happens before the first step.
 
-    `timeout`: seconds without progress of the ranks waited for. `route`, `workspace_path`: as of get_configs_parallel().
+    Collective over `group`. `layers` is an iterable of the configs of this rank, as for get_configs_parallel(); None
+    if the rank has nothing in a layer. All members have the same number of layers. It is iterated on the thread of the
+    caller, and must not use `group`. `memory_budget`: bytes, or text such as "256MiB", for parts that are in flight or
+    in use. `pipeline_depth`: number of parts that a sender may have in flight.
 
-    Raises the same on all ranks: ArgumentError, RankMismatchError (lists, numbers of layers), UnsupportedError, NoSpaceError, after
-    which the group goes on; TimeoutError, PeerLostError, CancelledError, which end it. What an iterable raises, or a loop that is left early, is every rank's error, with its words; the group goes on.
+    `timeout`: seconds without progress of the awaited ranks. `route` and `workspace_path` are as for
+    get_configs_parallel().
+
+    Errors are raised on all ranks alike. After ArgumentError, RankMismatchError (lists, numbers of layers),
+    UnsupportedError or NoSpaceError the group remains usable. TimeoutError, PeerLostError and CancelledError abort it.
+    An exception of an iterable, or a loop that is left early, is raised on every rank with its message; the group
+    remains usable.
     """
     import queue
     import threading
@@ -101,7 +106,7 @@ def gather_each(
     group = _resolve(group)
     source = None
     stop = _core.StopSource()
-    # The call has a thread of its own; what it asks for is done here, one thing at a time.
+    # The call runs on a separate thread. Its requests are executed here, one at a time.
     asked: queue.SimpleQueue = queue.SimpleQueue()
     answers: queue.SimpleQueue = queue.SimpleQueue()
 
@@ -128,15 +133,15 @@ def gather_each(
 
     thread = threading.Thread(target=run, name="muster.gather_each", daemon=True)
     thread.start()
-    own = None  # what this rank's own iterable has raised
+    own = None  # the exception of this rank's iterable
     is_suspended = False
 
     def end(words):
         if not thread.is_alive():
             return
-        if not is_suspended:  # another thread of the program is in the middle of a step
+        if not is_suspended:  # another thread of the program is executing a step
             stop.request_stop()
-        # If the thread waits for an answer, or asks once more.
+        # In case the thread waits for an answer, or makes one more request.
         answers.put((None, errors.IoError(words)))
         thread.join()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sizes as people write them."""
+"""Sizes in bytes, as numbers or as text with a unit."""
 
 import operator
 
@@ -10,7 +10,7 @@ _UNITS.update({"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40})
 
 
 def bytes_of(size):
-    """The bytes of an int, or of a text such as "256MiB" or "4 GB"."""
+    """Returns the number of bytes of an int, or of text such as "256MiB" or "4 GB"."""
     try:
         number = _number_of(size.strip()) if isinstance(size, str) else operator.index(size)
     except (KeyError, TypeError, ValueError, OverflowError):

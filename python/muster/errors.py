@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What calls raise: one class for each kind of failure, each also one of Python's own where there is one."""
+"""The exceptions of the package: one class per kind of failure, which also derives from a built-in exception if one
+matches.
+"""
 
 from __future__ import annotations
 
@@ -8,40 +10,42 @@ import os
 
 
 class Error(Exception):
-    """A failure: what was attempted, on what, what came back and what to do. One rank's failure is raised on all."""
+    """A failure. The message contains the attempted operation, its object, the cause and the remedy. The failure of
+    one rank is raised on all ranks.
+    """
 
-    #: The kind's name, such as "peer lost".
+    #: The name of the kind, such as "peer lost".
     kind: str = ""
-    #: The rank where it began, in the group of the call; None: not known.
+    #: The rank where the failure began, in the group of the call; None: unknown.
     rank: int | None = None
-    #: That rank's host; empty: not known.
+    #: The host of that rank; empty: unknown.
     host: str = ""
-    #: That rank's process.
+    #: The process ID of that rank; None: unknown.
     pid: int | None = None
-    #: The file that it is about; empty: none.
+    #: The file that the failure is about; empty: none.
     path: str = ""
-    #: errno of the system call that failed; 0: none did.
+    #: errno of the system call that failed; 0: no system call failed.
     os_error: int = 0
 
     def __str__(self):
-        # OSError, where it is the second base, would put numbers before the words.
+        # If OSError is the second base, its __str__ would add errno in front of the message.
         return str(self.args[0]) if self.args else ""
 
 
 class ArgumentError(Error, ValueError):
-    """The caller passed something that cannot be."""
+    """The caller passed an invalid argument."""
 
     kind = "argument"
 
 
 class NotFoundError(Error, FileNotFoundError):
-    """A file, a name or a rank is not there."""
+    """A file, a name or a rank does not exist."""
 
     kind = "not found"
 
 
 class CorruptError(Error, ValueError):
-    """Bytes from outside contradict their format."""
+    """External data contradicts its format."""
 
     kind = "corrupt"
 
@@ -53,7 +57,7 @@ class VersionError(Error):
 
 
 class TimeoutError(Error, builtins.TimeoutError):
-    """A deadline passed; the message names who is missing."""
+    """A deadline passed; the message names the missing ranks."""
 
     kind = "timeout"
 
@@ -65,19 +69,19 @@ class PeerLostError(Error, ConnectionError):
 
 
 class NoSpaceError(Error, OSError):
-    """Memory or disk is too small; the message says needed and available."""
+    """Not enough memory or disk space; the message gives the needed and the available bytes."""
 
     kind = "no space"
 
 
 class IoError(Error, OSError):
-    """A system call failed, or what another rank called did; os_error has errno."""
+    """A system call or a callback of another rank failed; os_error is errno."""
 
     kind = "io"
 
 
 class UnsupportedError(Error, NotImplementedError):
-    """This build or this machine cannot do it."""
+    """This build or this machine does not support the operation."""
 
     kind = "unsupported"
 
@@ -105,13 +109,15 @@ def _make(kind, message, rank, host, pid, path, os_error):
     return error
 
 
-# Of a traceback: the words of a rank that travel in a round are cut after some 640 bytes.
+# Limits of the traceback in a message: a round truncates the message of a rank after about 640 bytes.
 _MOST_FRAMES = 3
 _MOST_LETTERS = 300
 
 
 def _told(raised, with_traceback):
-    """What other ranks hear of an exception: (kind or None, words, in UTF-8). The traceback's last lines are those of the caller's own files."""
+    """Returns the description of an exception for other ranks: (kind or None, message in UTF-8). The traceback lines
+    are those of the files of the caller.
+    """
     is_ours = isinstance(raised, Error)
     name = type(raised).__name__
     try:

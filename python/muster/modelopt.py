@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ModelOpt's `modelopt.torch.export.distribute` has, over Muster: `import muster.modelopt as distribute`, or
-`install()`, which puts it in ModelOpt's place. The manual is docs/modelopt.md.
+"""`modelopt.torch.export.distribute` of ModelOpt, implemented with Muster: `import muster.modelopt as distribute`, or
+`install()`, which replaces ModelOpt's functions. The manual is docs/modelopt.md.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from .errors import ArgumentError
 
 __all__ = ["NFSWorkspace", "get_configs_parallel", "get_tensors_parallel", "install", "install_when_imported"]
 
-#: Seconds without progress of the ranks waited for: as long as torch.distributed's barriers wait.
+#: Seconds without progress of the awaited ranks: the timeout of barriers in torch.distributed.
 TIMEOUT = 1800.0
 
-# The key that an instance of a dataclass has its class at, beside its fields; None: it is a dict that has this key.
+# The key of the class of a dataclass instance, next to its fields; the value None marks a dict that has this key itself.
 _CLASS = "$dataclass"
 
 
 @contextlib.contextmanager
 def get_tensors_parallel(tensor, ranks, group=None):
-    """Gathers a torch.Tensor of each rank of a list to its first rank: a context manager.
+    """Gathers a torch.Tensor of each rank of a list on its first rank, the root. A context manager.
 
-    Collective over `group`, a process group of torch.distributed or None for all ranks. `ranks`: global ranks, two or
-    more; the same list on all of its members, and each list of a call is disjoint from the others. Shapes and dtypes
-    may differ. The first rank gets a list with the tensor of each rank, on the CPU: its own as it is, the others as
-    copies of its own, which it may write to and keep. The others get an empty list. All ranks wait at the end until the
-    first one is there.
+    Collective over `group`, a process group of torch.distributed or None for all ranks. `ranks`: two or more global
+    ranks. All members of a list pass the same list, and the lists of a call are disjoint. Shapes and dtypes may
+    differ. The root gets a list with the tensor of each rank, on the CPU: its own tensor itself, and private copies of
+    the others, which it may write to and keep. The other ranks get an empty list. At the end all ranks wait until the
+    root has arrived.
     """
     with _gathered(tensor, ranks, group, None, is_needed=True) as others:
         yield [tensor.cpu(), *others] if others is not None else []
@@ -47,13 +47,13 @@ def get_tensors_parallel(tensor, ranks, group=None):
 
 @contextlib.contextmanager
 def get_configs_parallel(config, ranks, group=None, workspace_path=None):
-    """Gathers a config of each rank of a list to its first rank: a context manager. By the rules of
-    get_tensors_parallel().
+    """Gathers a config of each rank of a list on its first rank, the root. A context manager.
 
-    `config` is an instance of a dataclass, a dict, a list or a value, with such and torch tensors inside, or None. The
-    first rank gets a list: its own config itself, be it None, then what the others have, as instances of the same
-    classes; None of others is left out. `workspace_path`: a directory that all ranks see, through which configs go;
-    with it the ranks may be on several hosts. Nothing but its mark stays in it.
+    The rules are those of get_tensors_parallel(). `config` is an instance of a dataclass, a dict, a list or a value,
+    which may contain such objects and torch tensors, or None. The root gets a list: its own config itself, even if it
+    is None, then the configs of the other ranks, as instances of the same classes. None of the other ranks is omitted
+    from the list. `workspace_path`: a directory that all ranks see, through which configs are transferred. With it the
+    ranks may be on several hosts. Only the marker file of the workspace remains in it.
     """
     with _gathered(config, ranks, group, workspace_path) as others:
         yield [config, *others] if others is not None else []
@@ -61,7 +61,7 @@ def get_configs_parallel(config, ranks, group=None, workspace_path=None):
 
 @contextlib.contextmanager
 def _gathered(value, ranks, group, workspace_path, is_needed=False):
-    """What the other ranks of the list gave and is not None, on its first rank; None elsewhere."""
+    """Yields the values of the other ranks of the list that are not None, on the root; None on the other ranks."""
     workspace_path = None if workspace_path is None else _folder(workspace_path)
     group, members = _group_of(group, workspace_path)
     tree, numbers, is_first, failure = None, [], False, None
@@ -73,13 +73,13 @@ def _gathered(value, ranks, group, workspace_path, is_needed=False):
             raise ArgumentError("get_tensors_parallel: the tensor is None: every rank of the group passes one")
         numbers = [_index(members, rank) for rank in ranks]
         is_first = group.rank == numbers[0]
-        # The first rank has its own already.
+        # The root already has its own value.
         tree = None if is_first else _tree(value)
     except Exception as error:
         failure = error
 
     def told():
-        # What the arguments raise here reaches all ranks.
+        # An exception about the arguments reaches all ranks.
         if failure is not None:
             raise failure
         yield from numbers
@@ -98,7 +98,7 @@ def _index(members, rank: int) -> int:
 
 
 def _group_of(group, workspace_path=None) -> tuple[Group, list[int] | range]:
-    """The group of a call, and the global ranks of its members."""
+    """Returns the group of a call, and the global ranks of its members."""
     distributed = initialized_distributed()
     if isinstance(group, Group) or (group is None and distributed is None):
         group = _resolve(group)
@@ -110,16 +110,16 @@ def _group_of(group, workspace_path=None) -> tuple[Group, list[int] | range]:
 
 
 def _folder(workspace_path) -> pathlib.Path:
-    """Of its own: ModelOpt's own state files may lie beside it."""
+    """Returns a subdirectory, because ModelOpt may store state files in the directory itself."""
     return pathlib.Path(workspace_path) / "muster"
 
 
-# Most fields of a layer are such, and are looked at no further.
+# Most fields of a layer have these types and need no conversion.
 _PLAIN = frozenset([type(None), bool, int, float, str])
 
 
 def _tree(value):
-    """A value as gathers take it: dataclasses as dicts, tensors on the CPU."""
+    """Converts a value to the form that gathers accept: dataclasses become dicts, and tensors are copied to the CPU."""
     if type(value) in _PLAIN:
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -134,7 +134,7 @@ def _tree(value):
 
 
 def _value(tree):
-    """What another rank made a tree of."""
+    """Converts a tree of another rank back to its value."""
     if type(tree) in _PLAIN:
         return tree
     if isinstance(tree, Tensor):
@@ -168,7 +168,7 @@ def _class_named(name: str):
 
 
 def _torch(tensor):
-    """May be written to and kept: the memory that the sender has put it into, or a copy."""
+    """Returns a torch tensor that may be written to and kept: the memory that the sender filled, or a copy."""
     made = tensor.torch()
     if tensor.dtype != "F4":
         return made
@@ -178,11 +178,11 @@ def _torch(tensor):
 
 
 class NFSWorkspace:
-    """A directory that all ranks see, where each puts its state and reads those of others. A rank's state of this job
-    is there from its write on until it makes another NFSWorkspace of the same directory.
+    """A directory that all ranks see. Each rank writes its state there and reads those of other ranks.
 
-    Without a path it is not initialised: writing and reading raise. With one, the first object of a job is made by all
-    ranks; the rest is local, without a barrier.
+    The state of a rank of this job exists from its write until the rank creates another NFSWorkspace of the same
+    directory. Without a path the workspace is uninitialized, and reads and writes raise an exception. With a path, all
+    ranks create the first object of a job; everything else is local, without a barrier.
     """
 
     def __init__(self, workspace_path=None):
@@ -196,29 +196,27 @@ class NFSWorkspace:
         self.rank = group.rank
         self._files = _files.NFSWorkspace(_folder(self.path), group, durable=False)
         if self._state(self.rank) is not None:
-            # What this rank wrote by an earlier object is gone.
+            # The state that this rank wrote with an earlier object no longer counts.
             self._files.write_configs_and_weights(None)
 
     @property
     def is_initialized(self) -> bool:
-        """Whether it has a directory."""
+        """Whether the workspace has a directory."""
         return self._files is not None
 
     @property
     def state_path(self) -> pathlib.Path | None:
-        """The file that has this rank's state; None: there is none."""
+        """The file that contains the state of this rank; None if it has no state."""
         state = self._state(self.rank)
         return None if state is None else pathlib.Path(state.info["path"])
 
     def write_configs_and_weights(self, config_json, weights) -> None:
-        """Makes these this rank's state: a dict, and torch tensors by name."""
+        """Writes the state of this rank: a dict, and torch tensors by name."""
         weights = {name: weight.detach().cpu() for name, weight in weights.items()}
         self._initialized().write_configs_and_weights({"config": config_json}, weights)
 
     def read_configs_and_weights_from_rank(self, target_rank):
-        """(config, weights) of a rank, the weights as torch tensors that may be written to; (None, None) if it has no
-        state now.
-        """
+        """Returns (config, weights) of a rank, with writable torch tensors; (None, None) if it has no state now."""
         state = self._state(target_rank)
         if state is None:
             return None, None
@@ -234,13 +232,14 @@ class NFSWorkspace:
         return self._files
 
 
-# The module as it is called up to 0.47, and in 0.48.
+# The names of the module up to version 0.47, and in 0.48.
 _UPSTREAM = ("modelopt.torch.export.distribute", "modelopt.torch.export.trtllm.distribute")
 
 
 def install() -> None:
-    """Puts these functions in the place of ModelOpt's, wherever they are bound by name in a loaded module. Local; every
-    rank calls it. Raises ImportError if there is no ModelOpt with such functions.
+    """Replaces the functions of ModelOpt with these in all loaded modules that refer to them by name. Local.
+
+    Every rank calls it. Raises ImportError if ModelOpt with such functions is not installed.
     """
     found = False
     for name in _UPSTREAM:
@@ -258,7 +257,7 @@ def install() -> None:
 
 
 def install_when_imported() -> None:
-    """As install(), but loads nothing: ModelOpt's functions are replaced when they are imported. Local."""
+    """Does the same as install() without importing ModelOpt: its functions are replaced when it is imported. Local."""
     for name in _UPSTREAM:
         if name in sys.modules:
             _replace(sys.modules[name])
@@ -267,7 +266,7 @@ def install_when_imported() -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds ModelOpt's module where it is, and replaces its functions once it has run."""
+    """Finds the module of ModelOpt, and replaces its functions after it has been executed."""
 
     def find_spec(self, fullname, path, target=None):
         if fullname not in _UPSTREAM:
@@ -295,7 +294,7 @@ def _replace(upstream) -> None:
 
 
 def main() -> None:
-    """`python -m muster.modelopt SCRIPT ...`: runs a script as it is, with ModelOpt's functions replaced."""
+    """`python -m muster.modelopt SCRIPT ...`: runs an unmodified script with the functions of ModelOpt replaced."""
     if len(sys.argv) < 2:
         sys.exit("usage: python -m muster.modelopt SCRIPT [ARGUMENT ...]")
     install_when_imported()
@@ -305,5 +304,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # Under its own name, which ModelOpt's modules are given the functions of.
+    # Import it under its real name: the functions of that module object replace those of ModelOpt.
     importlib.import_module("muster.modelopt").main()
