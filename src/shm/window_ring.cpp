@@ -33,7 +33,7 @@ struct WindowRing::Header {
   std::uint64_t magic;
   std::uint64_t window_bytes;
   std::uint32_t depth;
-  std::atomic<std::uint32_t> users;     // processes that have it or were told its place
+  std::atomic<std::uint32_t> users;     // processes that have mapped it or received its place
   std::atomic<std::uint32_t> released;  // released turns; futex
   std::atomic<std::uint32_t> stage;     // futex
   std::atomic<std::uint64_t> progress;

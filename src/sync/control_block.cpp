@@ -47,8 +47,7 @@ std::uint64_t block_bytes(int size) {
 
 /// Returns how many bytes of the block a rank maps when it opens the block.
 std::uint64_t mapped_bytes(int size) {
-  constexpr std::uint64_t most =
-      256 << 20;  // enough for about twenty ranks; the address space of a process may be limited
+  constexpr std::uint64_t most = 256 << 20;  // about twenty ranks; the address space may be limited
   return block_bytes(size) <= most ? block_bytes(size) : rings_offset(size);
 }
 

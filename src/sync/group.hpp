@@ -225,14 +225,14 @@ class Group : public SyncGroup {
   std::atomic<std::chrono::milliseconds> timeout_;
   std::int64_t owner_pid_;
   trace::Operations operations_;
-  std::atomic<std::uintptr_t> user_{
-      0};  // ID of the thread that holds the group, + 1 if it only moves messages; 0: no thread
+  // ID of the thread that holds the group, + 1 if it only moves messages; 0: no thread.
+  std::atomic<std::uintptr_t> user_{0};
   int depth_ = 0;
   Mail mail_;
   ForkMutex extensions_mutex_;
   std::map<const void*, std::shared_ptr<void>> extensions_;
-  std::vector<std::uint32_t>
-      statuses_;  // one per rank; a member, so that agree() allocates no memory if all ranks succeed
+  // One per rank; a member, so that agree() allocates no memory if all ranks succeed.
+  std::vector<std::uint32_t> statuses_;
 };
 
 /// Every SyncGroup is a Group: no class outside the library can derive from SyncGroup.

@@ -27,8 +27,7 @@ struct Membership {
   int rank = 0;
   std::shared_ptr<Peers> peers;
   std::shared_ptr<ControlBlock> control;
-  std::shared_ptr<ControlBlock>
-      parent;  // for a companion: receives its ranks' progress, and its failure fails the companion
+  std::shared_ptr<ControlBlock> parent;  // for a companion; receives progress; its failure fails the companion
   SyncGroup::Nonce nonce{};
 };
 

@@ -41,8 +41,7 @@ std::shared_ptr<Region> Region::own() {
 void Region::show_own() noexcept {
   try {
     (void)own();
-  } catch (
-      const std::exception&) {  // NOLINT(bugprone-empty-catch): other processes then cannot see what this one is in
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): others then see no phase of this process
   }
 }
 
@@ -54,7 +53,7 @@ os::Mapping Region::hold_ring() noexcept {
     trace::keep_ring_in(ring.data());
     return ring;
   } catch (const std::exception&) {
-    return {};  // other processes then cannot see what this one is in
+    return {};  // other processes then cannot see the phase of this one
   }
 }
 

@@ -38,7 +38,7 @@ class Watchdog {
   /// the group has failed or the caller has cancelled. Once per slice it also checks:
   /// - whether the program was interrupted,
   /// - whether a rank selected by `needed` is dead or has left,
-  /// - whether no rank selected by `awaited` made progress until the deadline.
+  /// - whether a rank selected by `awaited` made no progress for the whole timeout.
   /// It calls `done` again before it blames a rank, because that rank may have done its part and left.
   void check(const std::function<bool()>& done, const std::function<bool(int)>& needed,
              const std::function<bool(int)>& awaited);

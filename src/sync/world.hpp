@@ -8,7 +8,7 @@
 //     process directly: torchrun closes descriptors for its workers, and `muster run` removes these variables from its
 //     ranks' environment.
 //  2. RANK and WORLD_SIZE: set by `muster run`, torchrun, or by hand. All ranks are on this host if LOCAL_WORLD_SIZE
-//     says so, or if LOCAL_WORLD_SIZE is unset and MASTER_ADDR is unset or a loopback address.
+//     equals WORLD_SIZE, or if LOCAL_WORLD_SIZE is unset and MASTER_ADDR is unset or a loopback address.
 //  3. Both 1 and 2: if rank and size agree, MPI (a script has set one from the other). Inside `muster run`, MPI was
 //     started later; inside torchrun, torchrun was. Anything else is an error.
 //  4. A step of Slurm with several tasks (SLURM_STEP_NUM_TASKS; SLURM_NTASKS is also set in the shell of a job).
