@@ -125,7 +125,7 @@ std::optional<Start> started_by_launcher(const Reader& environment) {
   if (const auto job = environment.text("MUSTER_JOB")) {
     start.key = "job " + *job;
   } else if (environment.has("MASTER_ADDR") && environment.has("MASTER_PORT")) {
-    // torchrun's own port is another program's: its number only tells jobs apart.
+    // The port of torchrun's store belongs to torchrun. Its number is used only to distinguish jobs.
     start.key = fmt::format(
         "torchrun {} {} {} {}", environment.text_or_nothing("MASTER_ADDR"), environment.text_or_nothing("MASTER_PORT"),
         environment.text_or_nothing("TORCHELASTIC_RUN_ID"), environment.text_or_nothing("TORCHELASTIC_RESTART_COUNT"));
@@ -133,7 +133,7 @@ std::optional<Start> started_by_launcher(const Reader& environment) {
   return start;
 }
 
-/// The first of Slurm's list of nodes: "a1" of "a[1-3,7],b".
+/// Returns the first node of Slurm's node list: "a1" for "a[1-3,7],b".
 std::string first_node(std::string_view list) {
   std::string name;
   for (std::size_t at = 0; at < list.size() && list[at] != ','; ++at) {
@@ -244,7 +244,7 @@ const MpiSupport& require_mpi() {
   const std::lock_guard lock(mutex);
   if (const MpiSupport* support = mpi_support()) return *support;
   const std::string name = fmt::format("libmuster-mpi.so.{}", version());
-  // It registers itself while it is loaded.
+  // The library registers itself when it is loaded.
   const os::LoadedLibrary library = os::load_library(name);
   if (const MpiSupport* support = mpi_support()) return *support;
   throw Error(ErrorKind::unsupported,
