@@ -27,7 +27,7 @@
 namespace muster {
 namespace detail {
 
-/// State that outlives an exchange on a rank: its report, and the obligations of the root towards this rank.
+/// State that outlives an exchange on a rank: its report, and its memory that the root holds.
 class ExchangeState {
  public:
   ExchangeReport report;

@@ -112,7 +112,7 @@ void ShmSending::move(std::span<const Record>, ExchangeReport& report) {
   write();
 }
 
-/// Creates the slot if there is none, and writes its place into the message.
+/// Creates the slot if there is none, lends it to the root, and writes its place and lease into the message.
 void ShmSending::lend_slot() {
   slot_ = state_->pool.carry_out(call_.first(), std::move(plan_));
   MessageHeader header;

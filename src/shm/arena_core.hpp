@@ -29,8 +29,8 @@ class ArenaCore : public std::enable_shared_from_this<ArenaCore> {
   std::uint64_t waiting_for_leases();
   [[nodiscard]] shm::OwnedSegment& segment() noexcept { return segment_; }
 
-  /// Returns a lease on the whole arena. It lasts until the holder clears its word or dies. Throws Error(no_space) if
-  /// too many leases are active.
+  /// Returns a lease on the whole arena. It lasts until the holder clears the lease word or dies. Throws
+  /// Error(no_space) if too many leases are active.
   shm::LeaseId lend(std::shared_ptr<const sync::PeerLiveness> holder);
 
   /// The arena of this process that contains all of [data, data + bytes), and the offset of `data` in it.

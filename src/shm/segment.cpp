@@ -21,7 +21,7 @@ namespace {
 
 constexpr std::uint64_t block_bytes = 64 << 10;
 
-// The states of a lease word other than 0. The word's upper bits hold the stamp.
+// The states of a lease word other than 0. The upper bits hold the stamp.
 constexpr std::uint32_t offered = 1;
 constexpr std::uint32_t held = 2;
 constexpr std::uint32_t word_of(LeaseId lease, std::uint32_t state) noexcept {

@@ -40,13 +40,13 @@ static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
 
 /// The right of another rank to read a segment. The owner offers it. The other rank takes it, and returns it when it
 /// has finished. Each of these steps is one atomic exchange of a word, so both sides agree about the state even if the
-/// exchange of tensors fails. A lease that has not been taken can be withdrawn. A lease that has been taken is held.
+/// tensor exchange fails. A lease that has not been taken can be withdrawn. A lease that has been taken is held.
 struct LeaseId {
   std::uint32_t word = 0;
-  std::uint32_t stamp = 0;  // never 0; repeated for the same word only after 2^30 leases
+  std::uint32_t stamp = 0;  // never 0; repeats in one word only after 2^30 leases
 };
 
-/// Which parts of a segment are in the page table of this process. A block is allocated and mapped just before it is
+/// The parts of a segment that are in the page table of this process. A block is allocated and mapped just before it is
 /// written, which costs a fraction of faulting it in page by page.
 class PopulatedBlocks {
  public:

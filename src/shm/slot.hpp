@@ -58,7 +58,7 @@ class Slot {
   std::uint64_t backed_ = 0;  // bytes written before, which therefore have memory
   std::uint64_t ready_ = 0;   // bytes in this process's page table
   PopulatedBlocks populated_;
-  bool must_reserve_;  // the memory is of a kind whose use could fail on a full mount
+  bool must_reserve_;  // touching the memory could fail on a full mount
   bool reserved_;
 };
 

@@ -55,7 +55,7 @@ class Watchdog {
     os::Clock::time_point since;
   };
   [[noreturn]] void fail(const Error& cause);
-  /// As fail(), for a failure that this rank detected. Also records what the ranks of its host were in.
+  /// As fail(), for a failure that this rank detected. Also records the operations of the ranks on its host.
   [[noreturn]] void fail_with_ranks(const Error& cause);
   /// Returns the number that messages use for a rank.
   [[nodiscard]] int number(int rank) const { return peers_.ranks[static_cast<std::size_t>(rank)].rank; }

@@ -48,7 +48,7 @@ struct Start {
   /// MASTER_ADDR, or the first node of a Slurm step. The port is MUSTER_PORT, else MASTER_PORT + 1, because torchrun's
   /// own store often uses MASTER_PORT. For a Slurm step it is 20000 plus a number derived from the step's ID.
   std::string meeting = {};
-  std::optional<std::chrono::milliseconds> timeout = {};  ///< of the rendezvous; empty: the default
+  std::optional<std::chrono::milliseconds> timeout = {};  ///< limit of the rendezvous; empty: the default
   std::string said = {};  ///< the variables that the result follows from, for messages: "PMI_RANK=1 PMI_SIZE=4"
 };
 
@@ -76,7 +76,7 @@ struct DistantWorld {
   std::string key;
   int rank = 0;
   int size = 1;
-  std::optional<std::chrono::milliseconds> timeout = {};  ///< of the rendezvous; empty: the default
+  std::optional<std::chrono::milliseconds> timeout = {};  ///< limit of the rendezvous; empty: the default
 };
 using WorldMaker = std::function<std::shared_ptr<SyncGroup>(const DistantWorld&)>;
 enum class MeetBy : std::uint8_t { files, tcp };
