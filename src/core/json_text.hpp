@@ -48,8 +48,8 @@ std::vector<JsonMember> members_of(std::string_view text, std::size_t begin = 0)
 /// the line in which the item begins, counted from 1. It stays empty if there is no such array. Local.
 Config parse_json_lines(std::string_view text, std::string_view key, std::vector<std::size_t>& lines);
 
-/// Reads a text that is an object, and calls visit(key, value) with each member as soon as it was read, so that only
-/// one member is in memory. Duplicate keys are visited twice. Objects that look like reserved words have no special
+/// Reads a text that is an object, and calls visit(key, value) with each member as soon as it was read, which keeps
+/// only one member in memory. Duplicate keys are visited twice. Objects that look like reserved words have no special
 /// meaning. Throws as parse_json, and exceptions of `visit`.
 using MemberVisit = std::function<void(std::string& key, Config& value)>;
 void visit_members(std::string_view text, const MemberVisit& visit);

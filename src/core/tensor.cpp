@@ -70,8 +70,8 @@ std::vector<Dimension> merged_dimensions(const TensorView& view) {
 }
 
 /// Copies elements of one size. The target is written row by row. If adjacent elements of the source are along another
-/// dimension (a transpose), the two dimensions are copied in square tiles, so that each cache line is used once on
-/// either side.
+/// dimension (a transpose), the two dimensions are copied in square tiles. Each cache line is then used once on either
+/// side.
 template <std::size_t Item>
 class StridedCopy {
  public:

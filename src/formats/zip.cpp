@@ -2,7 +2,7 @@
 // The reader starts at the end of the archive:
 //
 //  1. The end record: the last 22 bytes of the archive (no comment). If there is a zip64 end record, a locator of 20
-//     bytes precedes the end record and gives the position of the zip64 end record, which ends directly before the
+//     bytes precedes the end record. It gives the position of the zip64 end record, which ends directly before the
 //     locator.
 //  2. The directory: one record per entry. It ends where the end records begin.
 //  3. locate(): a header precedes the bytes of each entry. Only its length and its name are used.

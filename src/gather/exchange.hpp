@@ -6,7 +6,7 @@
 //     status.
 //  2. Round 1: all ranks of the group exchange their records. Every rank draws the same conclusions from them
 //     (record.hpp). If a rank has failed or the ranks disagree, one more round exchanges the error texts, and all ranks
-//     throw the same error; the group remains usable. If a route must check something first (route.hpp: Preflight), one
+//     throw the same error. The group remains usable. If a route must check something first (route.hpp: Preflight), one
 //     more round reports whether the check succeeded on all ranks.
 //  3. Move: the route transfers bytes from the senders to the root of each list. A failure becomes the status of round
 //     2.

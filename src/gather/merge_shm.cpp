@@ -3,12 +3,12 @@
 //
 //  1. Offer: every rank checks that its tensor can be merged at all. The root looks in its pool, which has one lane per
 //     list, for a free slot of the expected size, and puts it into its record. It allocates nothing.
-//  2. Move: all ranks compute the same layout from the records. If the offered slot already has all the memory that is
+//  2. Move: all ranks compute the same layout from the records. If the offered slot already has the memory that is
 //     needed ("warm"), every rank of the list has mapped it and begins to write at once.
 //  3. Otherwise the root creates a slot, or takes more memory for the existing one, and sends its place to the other
 //     ranks (shm_protocol.hpp). Place 0 means that it failed; round 2 reports the reason.
 //  4. If ranks will wait for each other (max, sum), the ranks of step 3 reply with a note whether they have mapped the
-//     slot, and the root announces whether all have (MergeWords).
+//     slot. The root then announces whether all have (MergeWords).
 //  5. Every rank copies its pieces to their places, or reduces its share.
 // The lease on the slot ends when the merged tensor is released, or when the merge fails.
 

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How a layer that is larger than a part of a stream is cut into several parts: which leaves, and which pieces of a
-// tensor, are in which part. The cut is a pure function of the tree and the size of a part, so equal trees are cut
-// alike on all ranks.
+// Cuts a layer that is larger than a part of a stream into several parts: it assigns leaves and pieces of tensors to
+// parts. The cut is a pure function of the tree and the size of a part, so equal trees are cut alike on all ranks.
 //
 //  1. Leaves are assigned to parts in the order of the tree. Leaves that are not tensors are in part 0. Empty tensors,
 //     and tensors whose bytes do not move, are in the current part.

@@ -49,8 +49,8 @@ Grain grain_along(const Shape& shape, std::size_t dim) {
   return {product(shape, 0, dim), product(shape, dim + 1, shape.size())};
 }
 
-/// Returns the relative sizes of the blocks, divided by their greatest common divisor, so that the sizes of the ranks
-/// need not be multiples of more than necessary.
+/// Returns the relative sizes of the blocks, divided by their greatest common divisor. The sizes of the ranks must be
+/// multiples of their sum, which should be as small as possible.
 std::vector<std::int64_t> weights_of(const Concat& merge) {
   if (merge.blocks.empty()) return {1};
   std::int64_t total = 0;

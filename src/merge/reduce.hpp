@@ -4,12 +4,13 @@
 // In addition:
 // - Max and min: a NaN in any source gives NaN. Zeros of either sign are equal, and the zero of the first source is
 //   kept. For bool they are a logical or and a logical and.
+// - Product of bool: a logical and.
 // - Sum and product of f16, bf16 and f8_e5m2: values that are too large become infinity, as in IEEE 754. f8_e4m3fn has
 //   no infinity: values that round to more than 448 become NaN (as in PyTorch and in the OCP standard's non-saturating
 //   mode).
-// - Average: the sum divided by the number of sources, rounded once; only for floats. Product of bool: a logical and.
-// - A NaN from a sum, a product or an average, or from a max or min of floats narrower than 32 bits, is the quiet NaN
-//   of the format. The payload of a source's NaN is not kept, so that the resulting bits depend only on the values.
+// - Average: the sum divided by the number of sources, rounded once; only for floats.
+// - NaN results: a sum, a product, an average, and a max or min of floats narrower than 32 bits return the quiet NaN of
+//   the format. The payload of a source's NaN is not kept, so that the resulting bits depend only on the values.
 
 #include <cstddef>
 #include <functional>

@@ -51,7 +51,7 @@ class ReadableFile {
   /// ENODATA if the file ends too early.
   void read_at(std::uint64_t offset, std::span<std::byte> target) const;
   /// Returns whether access to a mapping of the file may end the process, because another host or process may shorten
-  /// or lose it: network file systems, and file systems of another process.
+  /// or lose the file. True for network file systems and for file systems of another process.
   [[nodiscard]] bool is_remote() const noexcept;
   /// Maps the whole file, with its length at the time of opening. Throws Error(io).
   [[nodiscard]] std::shared_ptr<const MappedFile> map() const;

@@ -20,7 +20,7 @@
 //
 // NONCE is 16 hexadecimal digits, and WRITER is the process (process.hpp). A WRITER with the pid 0 has released the
 // file. The name has all this information from the beginning to the end, because a record inside the file could be torn
-// or lost. If a name would become too long, a hash replaces its end. Only this file creates and parses these names.
+// or lost. If a name would become too long, a hash replaces its end. No other code creates or parses these names.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Averages of a model's tensors:
-// 1. Each rank lists the tensors that it has to average, and assigns them to buckets: a large tensor has its own
-//    bucket, and small tensors of one dtype share buckets.
+// 1. Each rank lists the tensors that it has to average, and assigns them to buckets. A large tensor has its own
+//    bucket; small tensors of one dtype share buckets.
 // 2. One all_gather exchanges a hash of the lists, and the status of each rank.
 // 3. Each bucket is one all_reduce: in place, or of a copy that is written back.
 

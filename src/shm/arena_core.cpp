@@ -65,7 +65,7 @@ ArenaCore::~ArenaCore() {
 std::optional<ArenaCore::Found> ArenaCore::find(const std::byte* data, std::uint64_t bytes) {
   Registry& all = registry();
   if (all.count.load(std::memory_order_acquire) == 0) return std::nullopt;
-  // Declared before the lock, so that it is destroyed after the unlock: it may be the last owner, and the destructor of
+  // Declared before the lock, so that it is destroyed after the unlock. It may be the last owner, and the destructor of
   // an arena acquires the mutex.
   std::shared_ptr<ArenaCore> core;
   const std::shared_lock lock(all.mutex);

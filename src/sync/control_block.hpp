@@ -97,10 +97,10 @@ class Ring {
   std::uint64_t reserved_;
 };
 
-/// Maps a control block and gives access to its parts: the header, one cell per rank, two records per rank, and a table
-/// of the rings in use. They are followed by one ring for each ordered pair of ranks. A ring takes memory when it is
-/// first used. In a small group all rings are mapped at once, so that no message can fail for lack of a mapping. In a
-/// large group each ring is mapped when it is first used.
+/// Maps a control block and gives access to its parts: the header, one cell and two records per rank, and a table of
+/// the rings in use. They are followed by one ring for each ordered pair of ranks. A ring takes memory when it is first
+/// used. In a small group all rings are mapped at once, so that no message can fail for lack of a mapping. In a large
+/// group each ring is mapped when it is first used.
 class ControlBlock final : public Pulse {
  public:
   /// Creates a control block for `size` ranks in a region that all of them have. The caller sends its place to the

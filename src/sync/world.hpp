@@ -5,7 +5,7 @@
 //  0. MUSTER_ALONE=1: the process is alone, whatever else is set.
 //  1. MPI, if an MPI process manager that still listens (PMI_FD is an open socket, PMI_PORT, PMIX_RANK,
 //     OMPI_COMM_WORLD_SIZE) has started more than one process. The open descriptor shows which launcher started this
-//     process directly: torchrun closes descriptors for its workers, and `muster run` removes these variables from its
+//     process directly. torchrun closes descriptors for its workers, and `muster run` removes these variables from its
 //     ranks' environment.
 //  2. RANK and WORLD_SIZE: set by `muster run`, torchrun, or by hand. All ranks are on this host if LOCAL_WORLD_SIZE
 //     equals WORLD_SIZE, or if LOCAL_WORLD_SIZE is unset and MASTER_ADDR is unset or a loopback address.
@@ -67,9 +67,9 @@ void forget_world();
 /// only.
 bool is_own_variable(std::string_view name) noexcept;
 
-// How world() creates a group of ranks on several hosts without depending on the layers that implement such groups:
-// those layers register their functions here when their library is loaded. A program that is linked with libmuster-mpi
-// has it from the start. For other programs it is loaded if the environment shows that MPI started them.
+// Creation of groups of ranks on several hosts. world() does not depend on the layers that implement such groups; they
+// register their functions here when their library is loaded. A program that is linked with libmuster-mpi has it from
+// the start. For other programs it is loaded if the environment shows that MPI started them.
 
 struct DistantWorld {
   std::string place;  ///< the rendezvous: a directory (MUSTER_WORKSPACE), or an address (Start::meeting)
