@@ -27,7 +27,7 @@ Character first_character(std::string_view text) noexcept {
 
 bool is_utf8(std::string_view text) noexcept {
   while (!text.empty()) {
-    // Most text is ASCII: eight bytes at a time.
+    // Most text is ASCII, so it is checked eight bytes at a time.
     constexpr std::uint64_t high_bits = 0x8080808080808080;
     for (std::uint64_t eight = 0; text.size() >= sizeof eight; text.remove_prefix(sizeof eight)) {
       std::memcpy(&eight, text.data(), sizeof eight);
@@ -51,7 +51,7 @@ bool is_dangerous(char32_t code) noexcept {
 
 std::string escaped(std::string_view text, std::string_view also) {
   const auto is_also = [also](char c) { return also.find(c) != std::string_view::npos; };
-  // Nearly all text is plain: it is looked through once and copied whole.
+  // Nearly all text is plain: it is scanned once and copied in one piece.
   if (std::all_of(text.begin(), text.end(), [&](char c) { return c >= ' ' && c <= '~' && !is_also(c); }))
     return std::string(text);
   std::string out;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Text from outside on a terminal, in a log or in an error: nothing in it may move the cursor, colour the screen, hide
-// other text or break a line.
+// Escapes text from outside for a terminal, a log or an error message. Such text must not be able to move the cursor,
+// colour the screen, hide other text or break a line.
 
 #include <cstddef>
 #include <string>
@@ -14,29 +14,31 @@ namespace muster {
 struct Character {
   char32_t code = 0;
   std::size_t bytes = 1;
-  bool is_valid = false;  ///< else `code` is one byte that is no UTF-8
+  bool is_valid = false;  ///< false: `code` is one byte that is not UTF-8
 };
-/// The one at the front of a text that is not empty.
+/// Returns the first character of a text, which must not be empty.
 Character first_character(std::string_view text) noexcept;
 
-/// Well-formed UTF-8: no overlong forms, no surrogates, nothing above U+10FFFF.
+/// Returns whether the text is well-formed UTF-8: no overlong forms, no surrogates, no code points above U+10FFFF.
 bool is_utf8(std::string_view text) noexcept;
 
-/// Control characters (C0, DEL, C1), and what reorders or hides text (bidirectional marks, zero width).
+/// Returns whether a character is a control character (C0, DEL, C1), or reorders or hides text (bidirectional marks,
+/// zero-width characters).
 bool is_dangerous(char32_t code) noexcept;
 
-/// These and bytes that are no UTF-8 as \n, \t, \x1b or \u202e, the characters of `also` with a backslash before them,
-/// everything else as it is. Without `also`, text that was escaped before stays the same.
+/// Writes dangerous characters and bytes that are not UTF-8 as \n, \t, \x1b or \u202e, and puts a backslash before the
+/// characters of `also`. All other text is unchanged. Without `also`, text that was already escaped is unchanged.
 std::string escaped(std::string_view text, std::string_view also = {});
 
-/// `text` in double quotes; control characters and quotes escaped, the middle of a very long one left out.
+/// Returns `text` in double quotes, with control characters and quotes escaped. The middle of a very long text is left
+/// out.
 std::string in_quotes(std::string_view text);
 
-/// What went wrong with a file: "doing "PATH": words", with the path among the details.
+/// Returns an error about a file, such as "doing "PATH": words", with the path in its details.
 Error file_error(ErrorKind kind, std::string_view doing, const std::string& path, std::string_view words,
                  int os_error = 0);
 
-/// Runs work with what is in a file. What it throws without a path is thrown as a file_error.
+/// Runs work on the contents of a file. An error without a path is rethrown as a file_error.
 template <class Work>
 auto with_file(std::string_view doing, const std::string& path, const Work& work) -> decltype(work()) {
   try {

@@ -71,8 +71,8 @@ class RecursiveForkMutex {
   int depth_ = 0;
 };
 
-/// Holds one T per process. The T is made at first use, and never destroyed because other static objects may use it at
-/// exit. A forked child gets a new T.
+/// Holds one T per process. The T is created at first use, and never destroyed, because other static objects may use it
+/// at exit. A forked child gets a new T.
 template <class T>
 class PerProcess {
  public:

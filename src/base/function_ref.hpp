@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// FunctionRef: a call that somebody else keeps as long as it is used. Takes no memory, unlike std::function.
+// FunctionRef: a non-owning reference to a callable object, which must outlive it. Unlike std::function, it allocates
+// no memory.
 
 #include <concepts>
 #include <type_traits>

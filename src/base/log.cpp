@@ -57,17 +57,18 @@ void log(LogLevel level, std::string_view message) noexcept {
   if (!log_enabled(level)) return;
   try {
     Sink& target = sink();
-    // A forked child may not know the hook for certain: then it writes as if there were none.
+    // In a forked child another thread may have been changing the hook during the fork. The message is then written to
+    // standard error.
     if (const auto lock = target.mutex.lock_unless_abandoned()) {
       if (target.hook) {
         target.hook(level, message);
         return;
       }
     }
-    // One write a line: the ranks of a job share standard error.
+    // One write per line, because the ranks of a job share standard error.
     const std::string line = "muster: " + std::string(to_string(level)) + ": " + escaped(message) + "\n";
     std::fwrite(line.data(), 1, line.size(), stderr);
-  } catch (...) {  // NOLINT(bugprone-empty-catch): a log that fails must not end the work
+  } catch (...) {  // NOLINT(bugprone-empty-catch): a failed log must not end the work
   }
 }
 

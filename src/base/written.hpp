@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Text and errors in the fixed arrays of records that processes share: cut if they are too long.
+// Text and errors in fixed arrays of records that processes share. Text that is too long is truncated.
 
 #include <algorithm>
 #include <array>
@@ -14,7 +14,7 @@
 
 namespace muster {
 
-/// Always ended by a zero.
+/// Copies the text, truncated if necessary, with a terminating zero.
 template <std::size_t N>
 void put_text(std::array<char, N>& target, std::string_view text) noexcept {
   const std::size_t length = std::min(text.size(), N - 1);
@@ -22,7 +22,7 @@ void put_text(std::array<char, N>& target, std::string_view text) noexcept {
   target[length] = 0;
 }
 
-/// Ends at the array's end where whoever wrote it left the zero out.
+/// Returns the text up to its zero, or up to the end of the array if the writer has left out the zero.
 template <std::size_t N>
 std::string get_text(const std::array<char, N>& source) {
   return {source.data(), ::strnlen(source.data(), N)};
@@ -31,7 +31,7 @@ std::string get_text(const std::array<char, N>& source) {
 template <std::size_t TextBytes>
 struct WrittenError {
   std::uint32_t kind = 0;
-  std::int32_t rank = -1;  // -1: not told
+  std::int32_t rank = -1;  // -1: unknown
   std::int32_t os_error = 0;
   std::int64_t pid = -1;
   std::array<char, 72> host{};

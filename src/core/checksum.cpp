@@ -13,7 +13,7 @@ namespace muster {
 namespace {
 
 constexpr std::size_t piece_bytes = std::size_t{8} << 20;
-// What is smaller is not worth a system call: to be brought into memory at once, and to be given back.
+// For smaller pieces, populating their pages in one call, or dropping them, is not worth a system call.
 constexpr std::size_t least_populated = std::size_t{1} << 20;
 constexpr std::size_t least_forgotten = std::size_t{64} << 10;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The checksum of a tensor: XXH3-64 with seed 0 of its elements as they are in memory, in whatever file they are. It
-// finds accidents, not attackers.
+// The checksum of a tensor: XXH3-64 with seed 0 over its elements as they are in memory, independent of the file
+// format. It detects accidental changes, not attacks.
 
 #include <cstddef>
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace muster {
 
-/// The checksum of a tensor whose bytes come in pieces, in their order. Not thread-safe.
+/// Computes the checksum of a tensor whose bytes are added in pieces, in order. Not thread-safe.
 class TensorChecksum {
  public:
   TensorChecksum();
@@ -20,7 +20,7 @@ class TensorChecksum {
   TensorChecksum& operator=(TensorChecksum&&) noexcept;
   ~TensorChecksum();
   void add(std::span<const std::byte> bytes);
-  /// Of all that was added so far.
+  /// Returns the checksum of all bytes that were added so far.
   [[nodiscard]] std::uint64_t value() const;
 
  private:
@@ -28,15 +28,16 @@ class TensorChecksum {
   std::unique_ptr<State> state_;
 };
 
-/// Of a whole tensor.
+/// Returns the checksum of a whole tensor.
 std::uint64_t tensor_checksum(std::span<const std::byte> bytes);
 
-/// Of a mapped tensor of any size: read once in pieces, whose pages are given back. `done` is told of the bytes of each
-/// piece. Throws Error(io) if the file has become shorter or its disk fails; `path` is for that message.
+/// Returns the checksum of a mapped tensor of any size. It reads the tensor once in pieces, and drops the pages of each
+/// piece. Calls `done` with the size of each piece. Throws Error(io) with `path` in its message if the file has become
+/// shorter or its disk fails.
 std::uint64_t mapped_checksum(std::span<const std::byte> bytes, const std::string& path,
                               const std::function<void(std::uint64_t)>& done = {});
 
-/// 16 digits.
+/// Returns 16 hexadecimal digits.
 std::string checksum_text(std::uint64_t checksum);
 
 }  // namespace muster

@@ -36,7 +36,8 @@ bool same_bits(const T& a, const T& b) noexcept {
 
 }  // namespace
 
-// ConfigObject: members_ holds the order; index_ holds positions in it, at most half full.
+// ConfigObject: members_ holds the members in order; index_ is a hash table of positions in members_, at most half
+// full.
 
 ConfigObject::ConfigObject() = default;
 ConfigObject::ConfigObject(const ConfigObject&) = default;

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The format, version 1:
 //
-//  1. A byte 0x4d, a byte with the version.
-//  2. One value: a tag byte, then what the tag asks for. Integers are LEB128 varints (those with sign zigzag), reals
-//     are 8 bytes, little-endian.
+//  1. A byte 0x4d, and a byte with the version.
+//  2. One value: a tag byte, then the data of that tag. Integers are LEB128 varints (signed ones zigzag); reals are 8
+//     bytes, little-endian.
 //  3. A string: length, then bytes, which are UTF-8. An array: count, then values. An object: count, then key and value
-//     of each member, keys unique.
-//  4. A tensor: the number of its kind (dtype and shape) in the order of first use. The number one past the last is a
-//     new kind: dtype byte, number of dimensions and extents follow. So equal kinds are told once. For the tag of a
-//     tensor in an arena, the arena's number and the offset in it come last.
+//     of each member, with unique keys.
+//  4. A tensor: the number of its kind (dtype and shape), counted in the order of first use. If the number is one past
+//     the last known kind, a new kind follows: dtype byte, number of dimensions, extents. So each kind is described
+//     once. A tensor in an arena ends with the number of the arena and the offset in it.
 //  5. Nothing follows the value.
 
 #include "src/core/descriptor.hpp"
@@ -116,7 +116,8 @@ class Encoder {
   }
 
   void kind(DType dtype, const Shape& shape) {
-    // Layers have few kinds, and neighbours are often alike: the last one first, then from the newest back.
+    // Layers have few kinds, and neighbouring tensors often have the same kind, so the search starts at the newest
+    // kind.
     for (std::size_t back = 0; back < kinds_.size() && back < 64; ++back) {
       const std::size_t at = kinds_.size() - 1 - back;
       if (kinds_[at].first == dtype && *kinds_[at].second == shape) return varint(at);
@@ -175,8 +176,9 @@ class Decoder {
     defect("has a number of more than 64 bits");
   }
 
-  /// A count of things that take at least `each` bytes: so it can be no larger than what is left, less what the
-  /// containers around it still need. All that is reserved at one time is thereby bounded by the length, however deep.
+  /// Reads a count of items that take at least `each` bytes. The count cannot exceed the remaining bytes, less the
+  /// bytes that the enclosing containers still need. All memory that is reserved at one time is thereby bounded by the
+  /// length of the input, whatever the depth.
   std::size_t count(std::size_t each) {
     const std::uint64_t number = varint();
     if (bytes_.size() < owed_ || number > (bytes_.size() - owed_) / each) defect("counts more than it has");
@@ -299,7 +301,7 @@ class Decoder {
   const std::function<Tensor(DType, const Shape&, std::uint64_t, Place)>& make_;
   std::vector<Kind> kinds_;
   SlotLayout layout_;
-  std::size_t owed_ = 0;  // bytes that the items which are still to come take at least
+  std::size_t owed_ = 0;  // minimum size of the items that have not been read yet
 };
 
 }  // namespace

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Trees as JSON text:
 //
-//  1. Values are JSON's own. Numbers with "." or "e" are reals, others integers; reals are written with as few digits
-//     as bring the same bits back.
-//  2. What JSON has no number for is {"$float": TEXT}: "nan" (bits 0x7ff8000000000000), "inf", "-inf", else the bits as
-//     "0x" and 16 digits.
-//  3. An object of the user's own that looks like that ("$float" with any number of "$", no other member) has one more
-//     "$".
-//  4. A string may be one level deeper than anything else: so the text of such an object always fits.
+//  1. Values are JSON values. Numbers with "." or "e" are reals, and others are integers. Reals are written with the
+//     fewest digits that restore the same bits.
+//  2. A real that JSON cannot represent is {"$float": TEXT}: "nan" (bits 0x7ff8000000000000), "inf", "-inf", else the
+//     bits as "0x" and 16 digits.
+//  3. A user's object that looks like this ("$float" with any number of "$", no other member) gets one more "$".
+//  4. A string may be one level deeper than any other value, so that the text of such an object always fits.
 
 #include <algorithm>
 #include <array>
@@ -161,7 +160,7 @@ class Writer {
   std::string text_;
 };
 
-/// Reads a text and leaves behind how far: the parser's events do not say where they are.
+/// An iterator that records how far the text was read, because the parser's events do not include positions.
 class CountingIterator {
  public:
   using iterator_category = std::input_iterator_tag;
@@ -188,7 +187,7 @@ class CountingIterator {
   const char** read_;
 };
 
-/// The receiver of nlohmann's parser, which does the syntax: builds the tree, from the inside out.
+/// Receives the events of nlohmann's parser, which checks the syntax, and builds the tree from the inside out.
 class Reader {
  public:
   explicit Reader(std::string_view text) : text_(text), read_(text.data()) {}
@@ -196,11 +195,11 @@ class Reader {
       : text_(text), read_(text.data()), key_(key), lines_(&lines), counted_(text.data()) {}
   Reader(std::string_view text, const core::MemberVisit& visit) : text_(text), read_(text.data()), visit_(&visit) {}
 
-  /// Takes the last of several equal keys.
+  /// Makes the reader use the last of several equal keys.
   void allow_equal_keys() { allows_equal_keys_ = true; }
 
   Config whole() {
-    // The parser takes a NUL for the end of the text and would not look at what follows.
+    // The parser treats a NUL as the end of the text and would ignore the rest.
     if (const std::size_t nul = text_.find('\0'); nul != std::string_view::npos) {
       read_ = text_.data() + nul + 1;
       defect("a NUL byte");
@@ -210,7 +209,7 @@ class Reader {
     return std::move(*whole_);
   }
 
-  // What the parser calls; each returns whether to go on.
+  // Callbacks of the parser; each returns whether to continue.
   bool null() { return leaf(Config()); }
   bool boolean(bool value) { return leaf(value); }
   bool number_integer(std::int64_t value) { return leaf(value); }
@@ -237,7 +236,7 @@ class Reader {
     ConfigObject object = std::move(std::get<ConfigObject>(frames_.back().container));
     frames_.pop_back();
     const std::size_t dollars = visit_ == nullptr ? core::reserved_dollars(object, core::float_word) : 0;
-    // Third parties have no such words: only strict_text() wrote one.
+    // Third-party texts do not contain such objects, except those that strict_text() has written.
     const bool is_ours = !allows_equal_keys_ || (dollars == 1 && object.begin()->second.is_string());
     if (dollars == 0 || !is_ours) return add(std::move(object));
     if (dollars == 1) return add(special_float(object.begin()->second));
@@ -252,8 +251,8 @@ class Reader {
     return add(std::move(items));
   }
   bool parse_error(std::size_t, const std::string&, const nlohmann::json::exception& error) {
-    // "[json.exception...] parse error at line 1, column 2: what is wrong; last read: '...'", the last read being as
-    // long as it likes.
+    // The message has the form "[json.exception...] parse error at line 1, column 2: PROBLEM; last read: '...'". The
+    // last part may be of any length.
     std::string_view words = error.what();
     const auto skip = [&](std::string_view mark) {
       if (const std::size_t at = words.find(mark); at != std::string_view::npos) words.remove_prefix(at + mark.size());
@@ -266,11 +265,11 @@ class Reader {
  private:
   struct Frame {
     std::variant<ConfigArray, ConfigObject> container;
-    std::string key;  ///< of the member that is being read
+    std::string key;  ///< key of the current member
   };
 
   [[noreturn]] void defect(const std::string& what) const {
-    // The byte last read is where it went wrong; at the end of the text, the place after it.
+    // The error is at the byte that was read last, or after the end of the text.
     const char* at = read_ == text_.data() || what.find("end of input") != std::string::npos ? read_ : read_ - 1;
     const auto line = std::count(text_.data(), at, '\n') + 1;
     const char* begin = at;
@@ -294,11 +293,11 @@ class Reader {
     return add(std::move(value));
   }
 
-  // Called at an item's first bracket, or after it if it has none (no other value spans lines).
+  // Called at an item's first bracket, or after the item if it has none (no other value spans several lines).
   void note_line() {
     if (lines_ == nullptr || frames_.size() != 2 || frames_[0].key != key_) return;
     if (!std::holds_alternative<ConfigArray>(frames_[1].container)) return;
-    // The reader may have looked one byte further than the value.
+    // The reader may have read one byte beyond the value.
     line_ += static_cast<std::size_t>(std::count(counted_, read_ - 1, '\n'));
     counted_ = read_ - 1;
     lines_->push_back(line_);
@@ -337,23 +336,24 @@ class Reader {
   const char* read_;
   std::vector<Frame> frames_;
   std::optional<Config> whole_;
-  // Lines of the items of one array, if they are wanted.
+  // Line numbers of the items of one array, if they are requested.
   std::string_view key_;
   std::vector<std::size_t>* lines_ = nullptr;
   const char* counted_ = nullptr;
   std::size_t line_ = 1;
   bool allows_equal_keys_ = false;
-  const core::MemberVisit* visit_ = nullptr;  // of the members of the outermost object, if it is not to be built
+  // Visits the members of the outermost object instead of building it; may be null.
+  const core::MemberVisit* visit_ = nullptr;
 };
 
-/// The end of the string that begins at a quote.
+/// Returns the end of the string that begins at a quote.
 std::size_t string_end(std::string_view text, std::size_t at) {
   for (++at; at < text.size() && text[at] != '"'; ++at)
     if (text[at] == '\\') ++at;
   return std::min(at + 1, text.size());
 }
 
-/// The code unit of "\uXXXX"; none if that is not at this place.
+/// Returns the code unit of "\uXXXX"; nullopt if there is none at this position.
 std::optional<unsigned> escaped_unit(std::string_view text, std::size_t at) {
   unsigned unit = 0;
   if (!text.substr(at).starts_with("\\u") || text.size() < at + 6) return std::nullopt;
@@ -362,7 +362,7 @@ std::optional<unsigned> escaped_unit(std::string_view text, std::size_t at) {
   return unit;
 }
 
-/// A string with its quotes, without lone surrogates.
+/// Appends a string, which includes its quotes, with every lone surrogate replaced.
 void append_without_surrogates(std::string_view text, std::string& out) {
   const auto is_high = [](std::optional<unsigned> unit) { return unit && *unit >= 0xd800 && *unit < 0xdc00; };
   const auto is_low = [](std::optional<unsigned> unit) { return unit && *unit >= 0xdc00 && *unit < 0xe000; };
@@ -380,7 +380,7 @@ void append_without_surrogates(std::string_view text, std::string& out) {
   out.append(text, std::min(done, text.size()));
 }
 
-/// A number, or a word, as JSON can say it.
+/// Appends a number or a literal in valid JSON.
 void append_word(std::string_view word, std::string& out) {
   constexpr std::array<std::pair<std::string_view, std::string_view>, 3> specials = {
       {{"NaN", "nan"}, {"Infinity", "inf"}, {"-Infinity", "-inf"}}};
@@ -392,7 +392,7 @@ void append_word(std::string_view word, std::string& out) {
   const bool is_number = !digits.empty() && digits[0] >= '0' && digits[0] <= '9';
   double value = 0;
   const char* end = word.data() + word.size();
-  // What is too small is zero, and nlohmann's parser knows that.
+  // Numbers that are too small become zero, which nlohmann's parser does itself.
   const auto [last, range] = std::from_chars(word.data(), end, value);
   const bool is_beyond = is_number && last == end && range == std::errc::result_out_of_range &&
                          word.find("e-") == std::string_view::npos && word.find("E-") == std::string_view::npos;
@@ -406,7 +406,7 @@ void append_word(std::string_view word, std::string& out) {
   if (status == std::errc::result_out_of_range) out += ".0";
 }
 
-/// The same tree as JSON's grammar has it.
+/// Returns the same tree in valid JSON.
 std::string strict_text(std::string_view text) {
   constexpr std::string_view words = "+-.0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
   constexpr std::string_view byte_order_mark = "\xef\xbb\xbf";
@@ -455,7 +455,7 @@ std::vector<core::JsonMember> core::members_of(std::string_view text, std::size_
     const char c = text[at];
     const bool is_space = c == ' ' || c == '\n' || c == '\t' || c == '\r';
     const bool is_end = depth == 1 && (c == ',' || c == '}');
-    // A value ends with its last byte that is no space.
+    // A value ends with its last byte that is not white space.
     if (depth >= 1 && !is_key && !is_end && !is_space && c != ':') {
       if (members.back().value == 0) members.back().value = at;
       members.back().end = at + 1;

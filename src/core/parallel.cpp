@@ -26,7 +26,7 @@ void parallel_for(std::size_t count, std::size_t workers, const std::function<vo
     }
   };
   {
-    // These join where they are destroyed, however the scope ends.
+    // The destructor joins the threads on every exit from the scope.
     std::vector<os::Thread> threads;
     try {
       for (std::size_t worker = 1; worker < std::min(workers, count); ++worker)
@@ -40,7 +40,7 @@ void parallel_for(std::size_t count, std::size_t workers, const std::function<vo
 }
 
 std::size_t copy_workers(int processes) noexcept {
-  // Four threads saturate a disk and come near the memory of most machines.
+  // Four threads saturate a disk and nearly saturate the memory of most machines.
   return static_cast<std::size_t>(std::clamp(os::usable_cores() / std::max(processes, 1), 1, 4));
 }
 

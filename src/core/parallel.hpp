@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Long work: independent pieces of it over a few threads, and how far it has come.
+// Long work: independent pieces that run on a few threads, and progress reports.
 
 #include <chrono>
 #include <cstddef>
@@ -15,22 +15,24 @@
 
 namespace muster {
 
-/// Calls work(index, worker) for each index below `count`, each once, in about ascending order, on up to `workers`
-/// threads (the caller's is one of them). The first exception is thrown again when all have stopped; what was not begun
-/// then stays undone.
+/// Calls work(index, worker) once for each index below `count`, in roughly ascending order, on up to `workers` threads
+/// including the caller's. If calls throw, no new calls begin, and the first exception is rethrown when all threads
+/// have stopped.
 void parallel_for(std::size_t count, std::size_t workers, const std::function<void(std::size_t, std::size_t)>& work);
 
-/// Threads worth having for copying and writing on this machine, shared by `processes` of them.
+/// Returns how many threads are useful for copying and writing on this machine if `processes` processes share it.
 std::size_t copy_workers(int processes = 1) noexcept;
 
-// Bytes done so far, counted by any thread, told to a callback; and where long work ends if it is to stop.
+// Counts the bytes that any thread has completed and reports them to a callback. Also ends the work if a stop is
+// requested.
 
 class ProgressCounter {
  public:
-  /// `callback` must live as long; it may be empty.
+  /// `callback` must outlive this object; it may be empty.
   ProgressCounter(const ProgressCallback& callback, std::uint64_t total, std::stop_token stop = {})
       : callback_(callback), progress_{0, total, 0}, begin_(std::chrono::steady_clock::now()), stop_(std::move(stop)) {}
-  /// One call of the callback at a time. Throws what the callback throws; Error(cancelled) after a stop request.
+  /// Calls the callback, one call at a time. Throws exceptions of the callback, and Error(cancelled) after a stop
+  /// request.
   void add(std::uint64_t bytes) {
     if (stop_.stop_requested()) throw Error(ErrorKind::cancelled, "stopped by request");
     if (!callback_) return;

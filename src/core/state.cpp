@@ -11,7 +11,7 @@
 namespace muster {
 namespace {
 
-/// What a tensor is called whose path spells nothing: a tree that is a tensor, or one under empty keys.
+/// The name of a tensor with an empty path: the tree is a tensor, or all keys on the path are empty.
 constexpr std::string_view nameless = "tensor";
 
 class Splitter {
@@ -43,7 +43,7 @@ class Splitter {
   Config reference(const Tensor& tensor) {
     std::string name = path_.empty() ? std::string(nameless) : path_;
     if (!used_.insert(name).second) {
-      // The next number to try is kept: many paths of one spelling are no slower than a few.
+      // The next number to try is stored, so that many paths with the same spelling take no longer than a few.
       std::uint64_t& number = numbers_.try_emplace(name, 2).first->second;
       const std::string base = std::move(name);
       do name = base + '#' + std::to_string(number++);
@@ -55,7 +55,7 @@ class Splitter {
     return object;
   }
 
-  /// The value at one more step of the path.
+  /// Returns the value after one more step of the path.
   Config inside(std::string_view step, const Config& config, int depth) {
     const std::size_t length = path_.size();
     if (depth > 0) path_ += '.';
@@ -136,7 +136,7 @@ class Joiner {
     return *std::exchange(found->second, nullptr);
   }
 
-  std::unordered_map<std::string_view, const Tensor*> weights_;  // null once it is used
+  std::unordered_map<std::string_view, const Tensor*> weights_;  // null after its use
 };
 
 }  // namespace

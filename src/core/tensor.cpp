@@ -28,7 +28,7 @@ Strides row_major(const Shape& shape) {
   return strides;
 }
 
-/// Dimensions of one element do not move: their strides mean nothing.
+/// Dimensions with one element are ignored, because their strides have no effect.
 bool is_row_major(const Shape& shape, const Strides& strides) {
   std::int64_t step = 1;
   for (std::size_t dim = shape.size(); dim-- > 0;) {
@@ -45,7 +45,7 @@ struct Dimension {
   std::int64_t target_step;
 };
 
-/// A strided view as few dimensions as it can be told in, outermost first; at least one.
+/// Returns a strided view with as few dimensions as possible, outermost first; at least one.
 std::vector<Dimension> merged_dimensions(const TensorView& view) {
   const auto item = static_cast<std::int64_t>(itemsize(view.dtype()));
   std::vector<Dimension> merged;
@@ -69,8 +69,9 @@ std::vector<Dimension> merged_dimensions(const TensorView& view) {
   return merged;
 }
 
-/// Copies elements of one size. The target is written row by row; if the source's neighbours lie along another
-/// dimension (a transpose), the two are copied in square tiles, so that each cache line is touched once on either side.
+/// Copies elements of one size. The target is written row by row. If adjacent elements of the source are along another
+/// dimension (a transpose), the two dimensions are copied in square tiles. Each cache line is then used once on either
+/// side.
 template <std::size_t Item>
 class StridedCopy {
  public:
@@ -104,7 +105,7 @@ class StridedCopy {
     for (std::int64_t i = 0; i < count; ++i) std::memcpy(target + i * item, source + i * step, Item);
   }
 
-  /// `near` are the source's neighbours, `inner` the target's.
+  /// `near`: the dimension along which the source is contiguous; `inner`: that of the target.
   static void tiles(const Dimension& near, const Dimension& inner, std::byte* target, const std::byte* source) {
     for (std::int64_t i = 0; i < near.extent; i += tile)
       for (std::int64_t j = 0; j < inner.extent; j += tile)
@@ -147,7 +148,7 @@ std::int64_t element_count(const Shape& shape) {
 
 std::size_t byte_size(DType dtype, const Shape& shape) {
   std::int64_t all_bits = 0;
-  // 7 more bits must fit as well: packed elements are rounded up to a byte.
+  // 7 more bits must fit as well, because packed elements are rounded up to a byte.
   if (__builtin_mul_overflow(element_count(shape), std::int64_t{bits(dtype)}, &all_bits) || all_bits > INT64_MAX - 7)
     too_large(shape);
   return static_cast<std::size_t>((all_bits + 7) / 8);
@@ -227,7 +228,7 @@ TensorView TensorView::slice(std::size_t dim, std::int64_t begin, std::int64_t e
   Shape shape = shape_;
   shape[dim] = end - begin;
   if (is_packed(dtype_)) {
-    // Whole rows of the outermost dimension can be cut if they end at a byte.
+    // Whole rows of the outermost dimension can be cut if they end at a byte boundary.
     const std::int64_t row = shape_[dim] == 0 ? 0 : elements_ / shape_[dim];
     const bool outermost = std::all_of(shape_.begin(), shape_.begin() + static_cast<std::ptrdiff_t>(dim),
                                        [](std::int64_t e) { return e == 1; });
@@ -300,7 +301,7 @@ Tensor Tensor::allocate(DType dtype, Shape shape) {
 }
 
 Tensor Tensor::copy_of(const TensorView& source) {
-  if (source.nbytes() != 0) (void)source.host_data();  // before memory is taken
+  if (source.nbytes() != 0) (void)source.host_data();  // fails before memory is allocated
   Tensor copy = allocate(source.dtype(), source.shape());
   copy_contiguous(source, copy.mutable_data());
   return copy;
@@ -331,7 +332,8 @@ void copy_elements(const TensorView& source, std::int64_t begin, std::int64_t en
     return;
   }
   if (begin == 0 && end == source.elements()) return copy_contiguous(source, target);
-  // The outermost dimension that there is anything to choose in: a part of one index, whole ones, a part of another.
+  // The outermost dimension with more than one index: a part of the first index, then whole indices, then a part of the
+  // last one.
   std::size_t dim = 0;
   while (source.shape()[dim] == 1) ++dim;
   const std::int64_t inner = source.elements() / source.shape()[dim];

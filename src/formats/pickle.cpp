@@ -63,7 +63,7 @@ std::optional<Pickle::Ref> Pickle::find(Ref ref, std::string_view key) const noe
     if (nodes_[ref].c == nothing) return std::nullopt;
     ref = nodes_[ref].c;
   }
-  // The state of what has slots is two dicts, or None and one.
+  // The state of an object with slots is a tuple of two dicts, or of None and a dict.
   if (is(ref, PickleKind::tuple) && items(ref).size() == 2)
     ref = is(items(ref)[1], PickleKind::dict) ? items(ref)[1] : items(ref)[0];
   if (!is(ref, PickleKind::dict)) return std::nullopt;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Pickles of others, read without running them: what an object would be made with is kept as a node, and nothing is
-// ever imported or called. Who reads the nodes decides which names mean something to it; all others are opaque.
+// Reads third-party pickles without executing them: a call that would create an object is stored as a node, and nothing
+// is imported or called. The reader of the nodes decides which names have a meaning; all other names are opaque.
 
 #include <bit>
 #include <cstddef>
@@ -19,61 +19,61 @@ enum class PickleKind : std::uint8_t {
   none,
   boolean,
   integer,
-  long_integer,  ///< beyond 64 bits: its bytes, little endian
+  long_integer,  ///< more than 64 bits: its bytes, little endian
   real,
   text,
   bytes,
   tuple,
   list,
-  dict,  ///< collections.OrderedDict, too, whose attributes are left out
+  dict,  ///< also collections.OrderedDict, without its attributes
   set,
   global,      ///< "module.name"
-  object,      ///< what a global would make of its arguments
-  persistent,  ///< a reference to something outside: its arguments
+  object,      ///< the call of a global with arguments
+  persistent,  ///< a reference to an external object: its arguments
 };
 std::string_view to_string(PickleKind kind) noexcept;
 
-/// What a pickle says, as long as its bytes. Immutable. Nodes may refer to each other in circles: who walks them limits
-/// the depth.
+/// The contents of a pickle, valid while its bytes exist. Immutable. Nodes may refer to each other in cycles, so code
+/// that walks them must limit the depth.
 class Pickle {
  public:
   using Ref = std::uint32_t;
 
-  /// Reads one pickle of protocol 2 to 5 from the beginning of `bytes`; `used` gets its length, or everything has to be
-  /// used if it is null. Throws Error(corrupt) that says what is wrong at which byte, Error(unsupported) on opcodes
-  /// that no writer of tensors needs, and on names that run programs. Memory is at most some 30 bytes for each of
+  /// Reads one pickle of protocol 2 to 5 from the beginning of `bytes`. `used` receives its length; if it is null, the
+  /// pickle must use all bytes. Throws Error(corrupt) with the problem and its byte, and Error(unsupported) on opcodes
+  /// that no writer of tensors needs and on names that run programs. Uses at most about 30 bytes of memory per byte of
   /// `bytes`.
   static Pickle parse(std::span<const std::byte> bytes, std::size_t* used = nullptr);
 
   [[nodiscard]] Ref root() const noexcept { return root_; }
-  /// All nodes are numbered below it.
+  /// Returns the number of nodes; all references are below it.
   [[nodiscard]] Ref size() const noexcept { return static_cast<Ref>(nodes_.size()); }
   [[nodiscard]] PickleKind kind(Ref ref) const noexcept { return nodes_[ref].kind; }
   [[nodiscard]] bool is(Ref ref, PickleKind kind) const noexcept { return nodes_[ref].kind == kind; }
-  /// Of an integer or a boolean; none else.
+  /// Returns the value of an integer or a boolean; nullopt for other nodes.
   [[nodiscard]] std::optional<std::int64_t> integer(Ref ref) const noexcept;
-  /// Of an integer that is not negative.
+  /// Returns the value of an integer that is not negative; nullopt for other nodes.
   [[nodiscard]] std::optional<std::uint64_t> count(Ref ref) const noexcept;
-  /// Of a text, of bytes or of a long integer; empty else.
+  /// Returns the bytes of a text, of bytes or of a long integer; empty for other nodes.
   [[nodiscard]] std::string_view text(Ref ref) const noexcept;
-  /// Of a tuple, a list or a set; keys and values in turns of a dict; empty else.
+  /// Returns the items of a tuple, a list or a set, and alternating keys and values of a dict; empty for other nodes.
   [[nodiscard]] std::span<const Ref> items(Ref ref) const noexcept;
-  /// The name of a global, or of the global that an object is made by; empty else.
+  /// Returns the name of a global, or of the global that creates an object; empty for other nodes.
   [[nodiscard]] std::string_view name(Ref ref) const noexcept;
-  /// Of an object or a persistent reference, if they are a tuple; empty else.
+  /// Returns the arguments of an object or a persistent reference if they are a tuple; empty for other nodes.
   [[nodiscard]] std::span<const Ref> arguments(Ref ref) const noexcept;
-  /// What an object gets after it is made.
+  /// Returns the state that an object receives after its creation.
   [[nodiscard]] std::optional<Ref> state(Ref ref) const noexcept;
-  /// The value of a key that is text: in a dict, in a state, or in that of an object.
+  /// Returns the value of a text key in a dict, in a state, or in the state of an object.
   [[nodiscard]] std::optional<Ref> find(Ref ref, std::string_view key) const noexcept;
-  /// Likewise, of one that has to be there. Throws Error(corrupt).
+  /// The same for a key that must exist. Throws Error(corrupt).
   [[nodiscard]] Ref member(Ref ref, std::string_view key) const;
 
  private:
   friend class PickleMachine;
-  /// integer, real: `b` and `c` are its bits. text, bytes: `b` is where, `a` how long. Containers: `b` is the first
-  /// item, `a` how many, `c` room for. global: `a` is the number of its name. object: `a` its global, `b` its
-  /// arguments, `c` its state. persistent: `b` its arguments.
+  /// integer, real: `b` and `c` are its bits. text, bytes: `b` is the position and `a` the length. Containers: `b` is
+  /// the first item, `a` the number of items, `c` the capacity. global: `a` is the number of its name. object: `a` is
+  /// its global, `b` its arguments, `c` its state. persistent: `b` is its arguments.
   struct Node {
     PickleKind kind = PickleKind::none;
     std::uint32_t a = 0;

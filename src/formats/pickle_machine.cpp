@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The machine that pickles are programs of, with its two dangerous instructions (import, call) replaced by making
-// nodes. It has a stack, marks in it, and a memo.
+// The virtual machine that executes pickles. Its two dangerous instructions (import and call) create nodes instead. It
+// has a stack, marks in the stack, and a memo.
 
 #include <fmt/core.h>
 
@@ -19,13 +19,14 @@ namespace {
 constexpr std::uint64_t most_opcodes = 50'000'000;
 constexpr std::uint64_t longest_pickle = std::uint64_t{1} << 30;
 constexpr std::size_t memo_slack = 64;
-// Nodes that all pickles share: None, False, True, the empty tuple, and the numbers of one byte.
+// Nodes that all pickles share: None, False, True, the empty tuple, and the integers of one byte.
 constexpr std::uint32_t none_node = 0;
 constexpr std::uint32_t false_node = 1;
 constexpr std::uint32_t empty_tuple_node = 3;
 constexpr std::uint32_t first_number_node = 4;
 
-/// For early and clear words: nothing is called in any case.
+/// Returns whether a name is one that runs programs. The check only gives an early and clear error: no name is ever
+/// called.
 bool runs_programs(std::string_view module, std::string_view name) {
   static const std::unordered_set<std::string_view> modules = {"os",
                                                                "posix",
@@ -65,7 +66,7 @@ bool runs_programs(std::string_view module, std::string_view name) {
                                                                "ensurepip",
                                                                "http",
                                                                "urllib"};
-  // Functions that run text or call something. Types and exceptions are only names.
+  // Functions that execute text or call something. Types and exceptions are only names.
   static const std::unordered_set<std::string_view> builtins = {
       "eval",    "exec",       "execfile", "compile", "__import__", "reload", "open", "file",
       "input",   "raw_input",  "apply",    "map",     "globals",    "locals", "vars", "setattr",
@@ -174,7 +175,7 @@ class PickleMachine {
     stack_.push_back(ref);
     return ref;
   }
-  /// What is above the last mark, which goes.
+  /// Returns the items above the last mark, and removes the mark.
   std::span<const Ref> above_mark() {
     if (marks_.empty()) refuse("its pickle takes what is above a mark, and there is none");
     const std::span<const Ref> refs = std::span<const Ref>(stack_).subspan(marks_.back());
@@ -192,7 +193,8 @@ class PickleMachine {
     push_node(node);
   }
 
-  /// Containers lie in one array. One that grows and is not the last moves to the end, with room for as much again.
+  /// All containers are stored in one array. A container that grows and is not the last one moves to the end, with as
+  /// much free capacity again.
   void append(Ref container, std::span<const Ref> refs) {
     Node& node = pickle_.nodes_[container];
     std::vector<Ref>& items = pickle_.items_;
@@ -220,7 +222,7 @@ class PickleMachine {
     const PickleKind there = pickle_.kind(container);
     if (there == kind)
       append(container, refs);
-    else if (there != PickleKind::object)  // the items of an opaque object are nobody's
+    else if (there != PickleKind::object)  // items of an opaque object are ignored
       refuse(fmt::format("its pickle puts items of {} into {}", to_string(kind), to_string(there)));
     drop(refs);
   }
@@ -249,10 +251,11 @@ class PickleMachine {
     if (pickle_.is(callee, PickleKind::global) && push_known(pickle_.name(callee), pickle_.items(arguments))) return;
     push_node({PickleKind::object, callee, arguments, Pickle::nothing});
   }
-  /// Makes a container of the standard library from the arguments of its class; false if it is another object.
+  /// Creates a container of the standard library from the arguments of its class. Returns false if it is another
+  /// object.
   bool push_known(std::string_view name, std::span<const Ref> arguments) {
     const bool is_default = name == "collections.defaultdict";
-    if (is_default && !arguments.empty()) arguments = arguments.subspan(1);  // how it makes values
+    if (is_default && !arguments.empty()) arguments = arguments.subspan(1);  // skips the factory of values
     const bool is_dict = is_default || name == "collections.OrderedDict" || name == "collections.Counter";
     const bool is_set = name == "builtins.set" || name == "__builtin__.set" || name == "builtins.frozenset" ||
                         name == "__builtin__.frozenset";
@@ -264,7 +267,7 @@ class PickleMachine {
       if (is_set || pickle_.is(from, PickleKind::dict)) {
         items.assign(given.begin(), given.end());
       } else if (is_dict) {
-        // Python 2 made an ordered dict from a list of pairs.
+        // Python 2 created an ordered dict from a list of pairs.
         for (const Ref pair : given) {
           const std::span<const Ref> both = pickle_.items(pair);
           if (both.size() != 2) return false;
@@ -272,7 +275,7 @@ class PickleMachine {
         }
       }
     }
-    // Each call copies. A pickle that a program wrote copies no item twice.
+    // Each call copies. In a pickle that a program wrote, no item is copied twice.
     copied_ += items.size();
     if (copied_ > static_cast<std::size_t>(end_ - begin_)) refuse("its pickle copies a container many times");
     push_container(is_dict ? PickleKind::dict : PickleKind::set, {});
@@ -289,7 +292,8 @@ class PickleMachine {
   }
 
   void keep(std::uint64_t place) {
-    // By what is kept, not by how long the memo is: else each gap would allow the next.
+    // The limit depends on the number of stored values, not on the length of the memo. Otherwise each gap would allow a
+    // larger one.
     if (place > kept_ + memo_slack) refuse("its pickle numbers what it keeps with large gaps");
     if (place >= memo_.size()) memo_.resize(place + 1, Pickle::nothing);
     if (memo_[place] == Pickle::nothing) ++kept_;
@@ -311,9 +315,9 @@ class PickleMachine {
   std::vector<Ref> stack_;
   std::vector<std::size_t> marks_;
   std::vector<Ref> memo_;
-  std::size_t copied_ = 0;                                  // items, from arguments into containers
-  std::uint64_t kept_ = 0;                                  // places of the memo that have something
-  std::unordered_map<std::string, std::uint32_t> numbers_;  // of names
+  std::size_t copied_ = 0;                                  // items copied from arguments into containers
+  std::uint64_t kept_ = 0;                                  // used places of the memo
+  std::unordered_map<std::string, std::uint32_t> numbers_;  // numbers of names
 };
 
 bool PickleMachine::step(unsigned char opcode) {
@@ -433,14 +437,14 @@ bool PickleMachine::step(unsigned char opcode) {
 bool PickleMachine::step_rare(unsigned char opcode) {
   switch (opcode) {
     case 'G': {
-      // The one number that is big endian.
+      // The only big-endian number.
       std::uint64_t bits = 0;
       for (const char byte : take(sizeof bits, "a number")) bits = (bits << 8U) | static_cast<unsigned char>(byte);
       const auto halves = std::bit_cast<std::array<std::uint32_t, 2>>(bits);
       push_node({PickleKind::real, 0, halves[0], halves[1]});
       return true;
     }
-    case 0x95:  // a frame: only says how much follows
+    case 0x95:  // a frame: contains only a length
       number<std::uint64_t>();
       return true;
     case 0x8d:
@@ -449,10 +453,10 @@ bool PickleMachine::step_rare(unsigned char opcode) {
     case 'C':
       push_text(PickleKind::bytes, number<std::uint8_t>());
       return true;
-    case 'U':  // the byte strings of Python 2, which wrote names so
+    case 'U':  // a byte string of Python 2, which wrote names in this form
       push_text(PickleKind::text, number<std::uint8_t>());
       return true;
-    case 'T':  // likewise, longer ones
+    case 'T':  // the same, with a longer length field
       push_text(PickleKind::text, number<std::uint32_t>());
       return true;
     case 0x8b:
@@ -477,7 +481,7 @@ bool PickleMachine::step_rare(unsigned char opcode) {
     case '0':
       pop();
       return true;
-    case 0x92:  // what is made with named arguments is opaque
+    case 0x92:  // an object that is created with named arguments is opaque
       pop();
       call();
       return true;

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// From the end of the archive backwards:
+// The reader starts at the end of the archive:
 //
-//  1. The end record: 22 bytes, the last of the archive (no comment). Before it, if there is one, the 20 bytes that say
-//     where the zip64 end record is, which ends right before them.
-//  2. The directory: a record an entry, which ends where the end records begin.
-//  3. locate(): a header in front of each entry's bytes, of which only its own length and its name count.
+//  1. The end record: the last 22 bytes of the archive (no comment). If there is a zip64 end record, a locator of 20
+//     bytes precedes the end record. It gives the position of the zip64 end record, which ends directly before the
+//     locator.
+//  2. The directory: one record per entry. It ends where the end records begin.
+//  3. locate(): a header precedes the bytes of each entry. Only its length and its name are used.
 
 #include "src/formats/zip.hpp"
 
@@ -38,7 +39,7 @@ constexpr std::uint16_t known_flags = (1U << 3U) | (1U << 11U);  // sizes follow
   throw Error(kind, fmt::format("entry {} {}", in_quotes(entry.name), what));
 }
 
-/// Little-endian numbers, one after the other.
+/// Reads consecutive little-endian numbers.
 class Fields {
  public:
   explicit Fields(std::span<const std::byte> bytes) : rest_(bytes) {}
@@ -65,7 +66,7 @@ std::string text_of(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-/// The numbers of an entry that are too large for its record stand in an extra field, in this order.
+/// Reads the numbers of an entry that are too large for its record. They are in an extra field, in this order.
 void read_zip64_field(std::span<const std::byte> extra, ZipEntry& entry, std::uint64_t& compressed) {
   for (Fields fields(extra); !fields.is_empty();) {
     const auto id = fields.take<std::uint16_t>();
@@ -95,7 +96,7 @@ std::vector<std::byte> ZipArchive::read_directory(std::uint64_t& count) {
   if (fields.take<std::uint16_t>() != 0) refuse_zip("its zip archive says that a comment follows it");
   if ((disk != 0 && disk != UINT16_MAX) || (disk_of_directory != 0 && disk_of_directory != UINT16_MAX))
     refuse_zip("its zip archive is one of several parts");
-  std::uint64_t ends = bytes_ - end_bytes;  // where the end records begin
+  std::uint64_t ends = bytes_ - end_bytes;  // start of the end records
   if (end.size() == end_bytes + locator_bytes) {
     Fields locator{std::span<const std::byte>(end)};
     if (locator.take<std::uint32_t>() == 0x07064b50) {
@@ -190,7 +191,7 @@ void ZipArchive::locate() {
     if (before != nullptr && entry.header < before->begin + before->bytes)
       refuse_zip_entry(entry, fmt::format("overlaps {}", in_quotes(before->name)));
     header.resize(header_bytes + entry.name.size());
-    // Another name of another length may be there: no further than the archive goes.
+    // The header may have a name of another length: read no further than the end of the archive.
     header.resize(std::min<std::uint64_t>(header.size(), bytes_ - entry.header));
     read_(entry.header, header);
     Fields fields(header);
@@ -223,7 +224,7 @@ std::vector<std::byte> ZipArchive::read(const ZipEntry& entry, std::uint64_t mos
 }
 
 std::uint32_t crc32(std::span<const std::byte> bytes, std::uint32_t before) noexcept {
-  // Of no address zlib gives what a sum begins with.
+  // For a null pointer zlib returns the initial checksum.
   if (bytes.empty()) return before;
   return static_cast<std::uint32_t>(::crc32_z(before, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size()));
 }

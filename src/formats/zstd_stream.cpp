@@ -41,7 +41,7 @@ void ZstdStream::restart() {
   is_whole_ = true;
 }
 
-/// Some more, behind what there is; false at the end.
+/// Decodes more bytes and appends them; returns false at the end.
 bool ZstdStream::decode() {
   if (recent_.size() >= 2 * most_kept)
     recent_.erase(recent_.begin(), recent_.end() - static_cast<std::ptrdiff_t>(most_kept));

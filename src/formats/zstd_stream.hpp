@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Bytes of a zstd stream by their places. Such a stream can only be decoded from its beginning: what was decoded last
-// is kept, and whoever goes back farther has it decoded anew.
+// Random access to the bytes of a zstd stream. Such a stream can only be decoded from its beginning. The bytes that
+// were decoded last are kept; to read before them, the stream is decoded again from its beginning.
 
 #include <cstddef>
 #include <cstdint>
@@ -18,14 +18,14 @@ namespace muster::formats {
 /// Not thread-safe.
 class ZstdStream {
  public:
-  /// As much is kept of what was decoded last, or somewhat more.
+  /// The minimum number of recently decoded bytes that are kept.
   static constexpr std::uint64_t most_kept = 16 << 20;
 
-  /// `read` gives the stream, which has `bytes`; it is refused if it has more than `most` when it is decoded.
+  /// `read` reads the compressed stream of `bytes` bytes. A stream that decodes to more than `most` bytes is refused.
   ZstdStream(ReadAt read, std::uint64_t bytes, std::uint64_t most);
-  /// How many there are when it is decoded. Throws Error(corrupt), and what `read` throws.
+  /// Returns the decoded size. Throws Error(corrupt), and exceptions of `read`.
   std::uint64_t size();
-  /// Throws likewise, and if it has not as many.
+  /// Reads decoded bytes. Throws as size(), and if the stream is too short.
   void read(std::uint64_t at, std::span<std::byte> target);
 
  private:
@@ -42,7 +42,7 @@ class ZstdStream {
   std::vector<std::byte> input_;
   std::size_t used_ = 0;           // of the input
   std::uint64_t taken_ = 0;        // of the stream
-  std::vector<std::byte> recent_;  // the last of what was decoded
+  std::vector<std::byte> recent_;  // the bytes that were decoded last
   std::uint64_t decoded_ = 0;
   bool is_whole_ = true;  // no frame is open
 };

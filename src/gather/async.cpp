@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The asynchronous calls of a group: those that wait, on its lane.
+// The asynchronous calls of a group. They run on its lane, because they wait.
 
 #include "muster/async.hpp"
 
@@ -18,7 +18,7 @@ namespace muster {
 namespace gather {
 namespace {
 
-/// What a group keeps; made by the thread that uses the group.
+/// The asynchronous state of a group, created by the thread that uses the group.
 struct AsyncState {
   std::unique_ptr<sync::Lane> lane;
 };
@@ -27,7 +27,7 @@ AsyncState& state_of(SyncGroup& group) {
   return *sync::inside(group).extension<AsyncState>();
 }
 
-/// call(list, group).
+/// Runs call(list, group) on the lane.
 template <class Call>
 auto start(const RankList& ranks, SyncGroup& group, Call call) {
   const sync::Use use(group);

@@ -19,14 +19,14 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// The first rank copies so much of its own before round 1, which then can be the only one.
+/// The root copies up to this many bytes of its own value before round 1, so that round 1 can be the only round.
 constexpr std::uint64_t copied_early = 1 << 20;
 
 std::uint64_t nanoseconds(Clock::time_point time) {
   return static_cast<std::uint64_t>(time.time_since_epoch().count());
 }
 
-/// Times one phase after another.
+/// Times consecutive phases.
 class Phases {
  public:
   Phases(ExchangeReport& report, const trace::Span& span) : report_(report), parts_(span, nanoseconds(begin_)) {}
@@ -50,7 +50,7 @@ TensorSpec spec_of(const Config& value) {
   return spec_of(value.as_tensor());
 }
 
-/// Throws Error(argument) if `into` is not so many tensors that take what the results are.
+/// Throws Error(argument) unless `into` has `results` tensors that can receive results of this dtype and shape.
 void check_into(std::span<const Tensor> into, std::size_t results, const TensorSpec& what) {
   if (into.size() != results)
     throw Error(ErrorKind::argument, fmt::format("into has {} tensors for {} results", into.size(), results));
@@ -71,7 +71,7 @@ Config copied(const Config& value) {
   });
 }
 
-/// The exchange of one rank.
+/// The exchange on one rank.
 class ExchangeRun {
  public:
   ExchangeRun(Operation operation, const Config* value, std::span<const int> ranks, SyncGroup& group,
@@ -94,7 +94,7 @@ class ExchangeRun {
       record_ = Record{};
       record_.status = status_of(failure->kind());
     }
-    // What is small and warm has been written already.
+    // Small payloads with a warm slot have been written already.
     const std::uint64_t written = record_.complete ? record_.moving_bytes : 0;
     phases.end("prepare", written, written == 0 ? 0 : 1);
     const std::vector<Record> records = opening_round(call_, record_, failure, ranks_, "gather: round 1",
@@ -102,16 +102,16 @@ class ExchangeRun {
     phases.end("round 1");
     ExchangeReport& report = state_->report;
     report.rounds += 1 + run_preflights(call_, records, preflight_.get());
-    // The others wait for what this rank would have begun here.
+    // If this fails, the group fails, because other ranks wait for data that this rank would now send.
     if (const auto stuck = attempt(group_, [&] { choose(records); }))
       sync::fail(group_, sync::in_own_name(group_, *stuck));
-    // A call of the kernel each time: not made if all has been written already.
+    // This costs a system call, so it is skipped if all data was written before round 1.
     const auto faults_now = [&] { return needs_closing(records) ? os::thread_page_faults() : 0; };
     const std::uint64_t faults = faults_now();
     const std::optional<Error> trouble = attempt(group_, [&] {
       if (!call_.is_member()) return;
       transfer_->move(records, report);
-      // The others have what they waited for.
+      // The other ranks have received their data, so a failure from here on cannot make them wait.
       if (receives_into() && call_.merge != nullptr)
         check_into(options_.into, 1, merge_layout(*call_.merge, spec_of(*call_.value), call_.list, records).target);
       if (copies_own_ && record_.payload_bytes > copied_early) own_ = copied(*call_.value);
@@ -121,7 +121,7 @@ class ExchangeRun {
     const bool is_merge = call_.operation == Operation::merge;
     const std::uint64_t moved = call_.is_sender() || is_merge ? record_.moving_bytes - written : 0;
     const bool by_network = report.network_bytes != 0;
-    // What a network sends is not copied here.
+    // Data that is sent over a network is not copied here.
     phases.end(is_merge             ? "merge"
                : !call_.is_sender() ? "receive"
                : by_network         ? "send"
@@ -129,7 +129,7 @@ class ExchangeRun {
                moved, moved == 0 || by_network ? 0 : 1, faults_now() - faults);
     Outcome outcome{call_.list, {}, state_};
     const bool is_closed = close(records, trouble);
-    // At once: who does not publish takes away what others have by now.
+    // Commit immediately: a transfer that is destroyed without commit() withdraws data that other ranks already use.
     if (transfer_) transfer_->commit();
     if (is_closed) phases.end("round 2");
     report.payload_bytes = in_list;
@@ -163,7 +163,8 @@ class ExchangeRun {
       const std::string kind = call_.merge == nullptr ? to_string(spec) : merge_kind(*call_.merge, spec);
       record_.kind_hash = XXH3_64bits(kind.data(), kind.size());
     }
-    // Its own tree does not travel, but what is wrong with it is wrong on every rank alike.
+    // The root's own value is not sent. It is encoded anyway, so that an invalid tree fails on every rank in the same
+    // way.
     if (call_.is_first() && call_.value != nullptr)
       core::encode_descriptor(*call_.value, [&](const Tensor& tensor) {
         record_.payload_bytes += tensor.nbytes();
@@ -173,24 +174,24 @@ class ExchangeRun {
       if (call_.operation == Operation::configs) throw Error(ErrorKind::argument, "into takes tensors, not configs");
       if (options_.devices.landing != Landing::host)
         throw Error(ErrorKind::argument, "into takes tensors of the host, and these are to land on a device");
-      // What a merge makes is known after round 1.
+      // The shape of a merge result is known after round 1.
       if (call_.merge == nullptr)
         check_into(options_.into, call_.list.size(), spec_of(*call_.value));
       else
         record_.closes = true;
     }
     if (call_.value != nullptr) record_.residency = residency_of(*call_.value);
-    // If there is none, it is refused after round 1, in words that all ranks have.
+    // If there is no route, the policy refuses the call after round 1, with a message that all ranks have.
     guess_ = guess_route(record_);
     if (guess_ == nullptr) return;
     preflight_ = guess_->preflight(call_, record_);
     transfer_ = begin_transfer(*guess_, call_);
     transfer_->offer(record_);
-    // A merge, a gather to a device and the caller's tensors are copies already.
+    // Merges, gathers to a device and results in the caller's tensors already copy the root's value.
     copies_own_ = call_.is_first() && call_.value != nullptr && call_.merge == nullptr && options_.own == Own::copy &&
                   !receives_into() && (record_.residency | Residency::host) == Residency::host;
     if (!copies_own_) return;
-    // A large copy is made while the senders are busy, too: that there is no memory for it is told in round 2.
+    // A large copy is made while the senders are busy. If memory is short, round 2 reports it.
     if (record_.payload_bytes > copied_early)
       record_.closes = true;
     else
@@ -199,7 +200,7 @@ class ExchangeRun {
 
   [[nodiscard]] bool receives_into() const { return call_.is_first() && !options_.into.empty(); }
 
-  /// Entries become the caller's tensors, and what they were views of is free.
+  /// Copies the entries into the caller's tensors, which frees the memory that the entries viewed.
   void fill(std::vector<std::optional<Config>>& entries) {
     for (std::size_t i = 0; i < options_.into.size(); ++i) {
       const Tensor& target = options_.into[i];
@@ -208,8 +209,8 @@ class ExchangeRun {
     }
   }
 
-  /// The route of the list, on its members. A rank that had guessed another one has no tensors (record.cpp refuses
-  /// all else), and begins now.
+  /// Selects the route of the list, on its members. A rank whose guess was different has no tensors (record.cpp refuses
+  /// all other cases), and begins the transfer now.
   void choose(std::span<const Record> records) {
     if (!call_.is_member()) return;
     Chosen chosen = chosen_route(call_, records);
@@ -222,7 +223,7 @@ class ExchangeRun {
     transfer_->offer(known);
   }
 
-  /// For a problem.
+  /// Returns this rank's text for the message of a problem.
   [[nodiscard]] std::string words(Problem::Reason reason) const {
     if (call_.value == nullptr) return {};
     if (reason == Problem::Reason::contents) return content_text(record_);
@@ -231,15 +232,15 @@ class ExchangeRun {
     return call_.merge == nullptr ? to_string(spec) : merge_text(*call_.merge, spec);
   }
 
-  /// Whether there was a second round.
+  /// Runs round 2 if one is needed; returns whether it did.
   bool close(std::span<const Record> records, const std::optional<Error>& trouble) {
     if (!needs_closing(records)) {
       if (!trouble) return false;
-      // The others are gone already, and hear of it at their next call.
+      // The other ranks have already returned. They receive this error at their next call.
       sync::fail(group_, sync::in_own_name(group_, *trouble));
     }
     ++state_->report.rounds;
-    // Before a sender can begin again: what this rank has taken is free.
+    // Before a sender can begin its next exchange, the leases of this rank are returned.
     closing_round(call_, trouble, "gather: round 2", "gather: failing", [&] { transfer_.reset(); });
     return true;
   }
@@ -249,12 +250,12 @@ class ExchangeRun {
   const GatherOptions& options_;
   Call call_;
   Record record_;
-  const RouteDriver* guess_ = nullptr;  // what was prepared for before round 1
+  const RouteDriver* guess_ = nullptr;  // the route that was prepared before round 1
   std::unique_ptr<Preflight> preflight_;
   std::unique_ptr<Transfer> transfer_;
   bool copies_own_ = false;
-  Config own_;                      // the copy
-  const Error* refusal_ = nullptr;  // what this rank cannot go on for, if it cannot from the start
+  Config own_;                      // copy of the root's value
+  const Error* refusal_ = nullptr;  // the reason why this rank cannot take part from the start, or null
   std::shared_ptr<detail::ExchangeState> state_ = std::make_shared<detail::ExchangeState>();
 };
 
@@ -265,8 +266,7 @@ Outcome exchange(Operation operation, const Config* value, std::span<const int> 
   trace::Span span(trace::Kind::exchange, to_string(operation), sync::inside(group).operations().next());
   ExchangeRun run(operation, value, ranks, group, options, merge);
   run.refuse(refusal);
-  // While it still lends: a first rank that is about to take a lease has to hear of the failure before that is
-  // withdrawn.
+  // This runs before the leases are withdrawn: a root that is about to take a lease must first learn of the failure.
   Outcome outcome = sync::unless_out_of_memory(group, [&] { return run(span); });
   if (log_enabled(LogLevel::debug)) {
     const ExchangeReport& report = outcome.state->report;

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The exchange: one gather, whatever it gathers and however it travels.
+// The exchange: one gather of any kind, over any route. The root is the first rank of a list.
 //
-//  1. Prepare, locally: check the arguments, let the route see what it needs. A failure here becomes this rank's
+//  1. Prepare, locally: check the arguments, and let the route determine its needs. A failure here becomes this rank's
 //     status.
-//  2. Round 1: all ranks of the group give their records. Every rank draws the same conclusions from them (record.hpp).
-//     If one has failed or they disagree, a further round carries everyone's words, and all throw the same error; the
-//     group stays usable. If a route has something to check first (route.hpp: Preflight), a round follows that says
-//     whether all ranks are well.
-//  3. Move: the route carries bytes from the senders to the first rank of each list. A failure becomes the status of
-//     round 2.
-//  4. Round 2, if bytes of any list moved after round 1: as round 1. From here on the result counts. Without it, what
-//     a rank still fails with is the failure of the group: the others have returned by then.
-//  5. The first rank puts its own value among the entries (of a merge: what came of all values is the first entry).
+//  2. Round 1: all ranks of the group exchange their records. Every rank draws the same conclusions from them
+//     (record.hpp). If a rank has failed or the ranks disagree, one more round exchanges the error texts, and all ranks
+//     throw the same error. The group remains usable. If a route must check something first (route.hpp: Preflight), one
+//     more round reports whether the check succeeded on all ranks.
+//  3. Move: the route transfers bytes from the senders to the root of each list. A failure becomes the status of round
+//     2.
+//  4. Round 2, if bytes of any list moved after round 1: as round 1. After it the result is valid. Without round 2, a
+//     later error of a rank fails the group, because the other ranks have returned by then.
+//  5. The root inserts its own value into the entries. For a merge, the merged tensor is the first entry.
 //
-// A wait that fails (deadline, lost peer, cancellation) poisons the group and ends the exchange at once. So does a rank
-// that is out of memory where it can tell nobody else: between those steps.
+// A failed wait (deadline, lost peer, cancellation) poisons the group and ends the exchange at once. A rank that runs
+// out of memory between these steps does the same, because it cannot report the failure in a round.
 
 #include <memory>
 #include <optional>
@@ -27,7 +27,7 @@
 namespace muster {
 namespace detail {
 
-/// What outlives an exchange on a rank: its figures, and what the first rank holds of it.
+/// State that outlives an exchange on a rank: its report, and its memory that the root holds.
 class ExchangeState {
  public:
   ExchangeReport report;
@@ -40,27 +40,27 @@ namespace gather {
 
 struct Outcome {
   std::vector<int> list;
-  std::vector<std::optional<Config>> entries;  // on the first rank, by position
+  std::vector<std::optional<Config>> entries;  // on the root, by position
   std::shared_ptr<detail::ExchangeState> state;
 };
 
-/// Collective, inside collectively() (opening.hpp). `value` may be null on ranks that have none; `merge` belongs to
-/// Operation::merge; `refusal` is what this rank cannot go on for, if it cannot from the start.
+/// Collective, inside collectively() (opening.hpp). `value` may be null on ranks that have no value. `merge` is for
+/// Operation::merge. `refusal`: the reason why this rank cannot take part from the start, or null.
 Outcome exchange(Operation operation, const Config* value, std::span<const int> ranks, SyncGroup& group,
                  const GatherOptions& options, const Merge* merge = nullptr, const Error* refusal = nullptr);
 
-/// The public calls, but that the first rank's own tensor in the result keeps its owner.
+/// As the public calls, except that the root's own tensor in the result keeps its owner.
 GatheredTensors get_tensors(const Tensor& tensor, const RankList& ranks, SyncGroup& group,
                             const GatherOptions& options);
 Merged merge_tensor(const Tensor& tensor, const Merge& merge, const RankList& ranks, SyncGroup& group,
                     const GatherOptions& options);
 
-/// Takes part in such an exchange as a rank that cannot: all ranks throw `failure` in its name. For arguments that are
-/// none before the library has seen them. Collective.
+/// Takes part in such an exchange as a rank that cannot complete it: all ranks throw `failure` in its name. For
+/// arguments that are invalid before they reach the library. Collective.
 [[noreturn]] void refuse(Operation operation, const Error& failure, const RankList& ranks, SyncGroup& group,
                          const GatherOptions& options);
 
-/// Gives back what the group's asynchronous calls that have ended keep for the next ones; nothing while one runs.
+/// Frees memory that ended asynchronous calls of the group keep for later ones. Does nothing while such a call runs.
 /// Returns the bytes.
 std::uint64_t trim_async(SyncGroup& group);
 

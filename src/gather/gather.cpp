@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The public calls and their results. What happens in a merge is in merge_shm.cpp and route.cpp.
+// The public calls and their results. Merges are implemented in merge_shm.cpp and route.cpp.
 
 #include "muster/gather.hpp"
 
@@ -62,7 +62,7 @@ GatheredConfigs get_configs_parallel(const Config* config, const RankList& ranks
 namespace gather {
 namespace {
 
-/// `make` gives the tensor: what that fails with is heard by all.
+/// `make` returns the tensor. If it throws, all ranks receive the error.
 template <class Make>
 GatheredTensors tensors_of(const Make& make, const RankList& ranks, SyncGroup& group, const GatherOptions& options) {
   return collectively(group, Operation::tensors, [&]() -> GatheredTensors {

@@ -13,8 +13,8 @@ namespace {
 
 constexpr std::uint64_t page = 4096;
 constexpr std::uint64_t line = 64;
-// Large enough that ranks seldom wait for each other, small enough that what all reduce at a time stays in a large
-// cache.
+// Large enough that ranks seldom wait for each other, and small enough that the data that all ranks reduce at a time
+// stays in a large cache.
 constexpr std::uint64_t largest_chunk = 2 << 20;
 constexpr std::uint64_t smallest_chunk = 64 << 10;
 constexpr std::uint64_t chunks_together = 8 << 20;
@@ -45,7 +45,7 @@ std::string merge_kind(const Merge& merge, const TensorSpec& spec) {
   const auto* concat = std::get_if<merge::Concat>(&merge);
   merge::join(merge, std::span(&spec, 1));
   if (concat == nullptr) return merge_text(merge, spec);
-  // Counted from the first or from the last, it is the same dimension.
+  // A dimension counted from the first or from the last one is the same dimension.
   const std::size_t dim = dimension(*concat, spec.shape);
   TensorSpec open = spec;
   open.shape[dim] = -1;
@@ -94,7 +94,7 @@ MergeArea merge_area(bool reduces, std::uint64_t target_bytes, std::size_t ranks
 
 namespace {
 
-/// Of the list `members`, whose records these are.
+/// Returns the area of the list `members`. `records` holds the records of all ranks.
 MergeArea merge_area_of(const std::vector<int>& members, std::span<const Record> records) {
   const auto record = [&](int rank) -> const Record& { return records[static_cast<std::size_t>(rank)]; };
   const Record& any = record(members.front());

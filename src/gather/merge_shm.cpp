@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Merging over shared memory: one segment of the first rank, written by all ranks of the list.
+// Merging over shared memory: one segment of the root, written by all ranks of the list.
 //
-//  1. offer: every rank checks that its tensor can be merged at all. The first rank looks for a free slot of its pool,
-//     which has a lane for each list, for what it expects, and puts it into its record. Nothing is allocated.
-//  2. move: all ranks compute the same layout from the records. Where the slot that was offered has all the memory that
-//     is needed ("warm"), every rank of the list has it mapped, and begins to write at once.
-//  3. Else the first rank makes a slot, or takes more memory for the one it has, and tells the others its place
-//     (shm_protocol.hpp). 0: there is none, round 2 says why.
-//  4. If ranks will wait for each other (max, sum), those of step 3 answer with a note of their own whether they
-//     have mapped it, and the first rank says whether all have (MergeWords).
-//  5. Every rank copies its pieces into their places, or reduces its share.
-// The lease on the slot goes with the tensor, or with a failure.
+//  1. Offer: every rank checks that its tensor can be merged at all. The root looks in its pool, which has one lane per
+//     list, for a free slot of the expected size, and puts it into its record. It allocates nothing.
+//  2. Move: all ranks compute the same layout from the records. If the offered slot already has the memory that is
+//     needed ("warm"), every rank of the list has mapped it and begins to write at once.
+//  3. Otherwise the root creates a slot, or takes more memory for the existing one, and sends its place to the other
+//     ranks (shm_protocol.hpp). Place 0 means that it failed; round 2 reports the reason.
+//  4. If ranks will wait for each other (max, sum), the ranks of step 3 reply with a note whether they have mapped the
+//     slot. The root then announces whether all have (MergeWords).
+//  5. Every rank copies its pieces to their places, or reduces its share.
+// The lease on the slot ends when the merged tensor is released, or when the merge fails.
 
 #include <fmt/core.h>
 
@@ -33,41 +33,43 @@
 namespace muster::gather {
 namespace {
 
-constexpr std::uint64_t piece_bytes = 4 << 20;    // between two signs of progress
-constexpr std::uint64_t staging_bytes = 1 << 20;  // strided elements at a time
+constexpr std::uint64_t piece_bytes = 4 << 20;    // bytes between two progress reports
+constexpr std::uint64_t staging_bytes = 1 << 20;  // bytes of strided elements that are staged at a time
 constexpr const char* handing_out = "merge: receiving";
 
-// Fresh memory. A write needs no page fault and no zeroing and is some three times as fast as a copy that takes memory
-// page by page, but writes into one file wait for each other: they win where no more ranks than that run at a time.
-// Short rows cost more in calls than they gain.
+// For fresh memory. pwrite needs no page fault and no zeroing, and is about three times as fast as a copy that faults
+// memory in page by page. But concurrent writes into one file wait for each other, so pwrite is used only if at most
+// this many ranks run at a time. For short rows the calls cost more than they gain.
 constexpr int writers_at_once = 3;
 constexpr std::uint64_t written_from = 16 << 10;
-// If rows of several ranks interleave, from this length on each rank's are put into its page table by themselves.
+// If rows of several ranks interleave, rows of at least this length are populated one by one.
 constexpr std::uint64_t populated_from = 64 << 10;
 
 // Reducing in shared memory: all ranks of a list work on one chunk of the tensor after the other, each on its share.
 //
-//  1. Each rank writes its own elements of the chunk into its place of the scratch area, and says so ("written").
-//  2. When all have written a chunk, each rank reduces its share of it from all places into the target, and says so
-//     ("reduced").
-//  3. There are two scratch areas: a rank writes chunk k + 1 before it reduces its share of chunk k, and it writes
-//     chunk k + 2 when all have reduced chunk k.
-// Words carry the number of the exchange, so that what an earlier one left in them means nothing. A rank that cannot go
-// on sets "given up": the others leave and hear why in round 2. A rank that dies is found by the group's watchdog.
+//  1. Each rank writes its own elements of the chunk into its place in the scratch area, and publishes this
+//     ("written").
+//  2. When all ranks have written a chunk, each rank reduces its share from all places into the target, and publishes
+//     this ("reduced").
+//  3. There are two scratch areas: a rank writes chunk k + 1 before it reduces its share of chunk k. It writes chunk k
+//     + 2 when all ranks have reduced chunk k.
+// Each field contains the number of the exchange, so that values of an earlier exchange are ignored. A rank that fails
+// sets "given up"; the other ranks then stop, and receive the reason in round 2. The group's watchdog detects a rank
+// that dies.
 
 constexpr std::uint64_t line_bytes = 64;
 
-/// The ranks' words at the beginning of a merge's segment, as one rank sees them.
+/// The synchronization words of the ranks at the beginning of a merge's segment, as one rank sees them.
 class MergeWords {
  public:
   MergeWords(const Call& call, std::byte* data) : call_(call), data_(data) {}
 
-  /// First rank: all have what they need, or one has not.
+  /// Called by the root: announces whether all ranks have mapped the segment.
   void start(bool is_well) noexcept {
     line(0).written.store(tagged(is_well ? started : given_up), std::memory_order_release);
     ring(line(0));
   }
-  /// Others: waits for that word; false where one has not.
+  /// Called by the other ranks: waits for that announcement. Returns false if some rank has not mapped the segment.
   bool wait_for_start() {
     const Line& all = line(0);
     const int first = call_.first();
@@ -78,7 +80,7 @@ class MergeWords {
 
   void give_up() noexcept {
     start(false);
-    // Whoever waits for this rank sleeps on its own line.
+    // Ranks that wait for this rank sleep on its own line.
     ring(line(1 + call_.position));
   }
   enum class Kind { written, reduced };
@@ -87,9 +89,10 @@ class MergeWords {
     (kind == Kind::written ? mine.written : mine.reduced).store(tagged(chunks), std::memory_order_release);
     ring(mine);
   }
-  /// Until all ranks of the list have written (reduced) so many chunks; false where one has given up.
+  /// Waits until all ranks of the list have written (or reduced) that many chunks. Returns false if a rank has given
+  /// up.
   bool wait(Kind kind, std::uint32_t chunks) {
-    std::size_t late = 0;  // the first position that was not there when last looked at
+    std::size_t late = 0;  // the first position that was late at the last check
     const auto all_are_there = [&] {
       while (late < call_.list.size() && is_there(line(1 + late), kind, chunks)) ++late;
       return late == call_.list.size() || has_given_up();
@@ -100,11 +103,12 @@ class MergeWords {
   }
 
  private:
-  /// One of the first rank's for all (`written` says how it stands), then one a rank of the list.
+  /// One cache line of the root for all ranks (`written` is its announcement), followed by one line per rank of the
+  /// list.
   struct alignas(64) Line {
     std::atomic<std::uint64_t> written;
     std::atomic<std::uint64_t> reduced;
-    std::atomic<std::uint32_t> bell;  // futex: changed with every other word of the line
+    std::atomic<std::uint32_t> bell;  // futex: changes with each other field of the line
   };
   static_assert(sizeof(Line) == line_bytes);
   static constexpr std::uint32_t started = 1;
@@ -123,7 +127,7 @@ class MergeWords {
     its.bell.fetch_add(1, std::memory_order_release);
     os::futex_wake_all(its.bell);
   }
-  /// Until done(); sleeps on the bell of the line that late() gives.
+  /// Waits until done(); sleeps on the bell of the line that late() returns.
   template <class Done, class Late>
   void await(const Done& done, const Late& late, std::span<const int> on, const char* phase) {
     call_.group->wait_until(
@@ -140,8 +144,8 @@ class MergeWords {
   std::byte* data_;
 };
 
-/// Steps 1 to 3 on one rank. `data` is the segment's; `source` this rank's tensor. Returns early where a rank has given
-/// up. Throws as SyncGroup::wait_until.
+/// Runs steps 1 to 3 on one rank. `data`: the data of the segment; `source`: this rank's tensor. Returns early if a
+/// rank has given up. Throws as SyncGroup::wait_until.
 void reduce_in_chunks(const Call& call, merge::Combine combine, const TensorView& source, const MergeArea& area,
                       std::byte* data) {
   MergeWords words(call, data);
@@ -153,7 +157,7 @@ void reduce_in_chunks(const Call& call, merge::Combine combine, const TensorView
   };
   const auto begin_of = [&](std::uint32_t chunk) { return chunk * area.chunk; };
   const auto bytes_of = [&](std::uint32_t chunk) { return std::min(area.chunk, area.target_bytes - begin_of(chunk)); };
-  // Shares end at cache lines, so that no two ranks write into one.
+  // Shares end at cache lines, so that no two ranks write into the same line.
   const auto share_begin = [&](std::uint32_t chunk, std::size_t rank) {
     const std::uint64_t lines = (bytes_of(chunk) + line_bytes - 1) / line_bytes;
     return std::min(lines * rank / ranks * line_bytes, bytes_of(chunk));
@@ -163,7 +167,7 @@ void reduce_in_chunks(const Call& call, merge::Combine combine, const TensorView
     const std::uint64_t begin = begin_of(chunk);
     std::byte* mine = place(chunk, me);
     if (source.is_contiguous()) {
-      // What only this rank reads, its own share, stays where it is.
+      // A rank's own share is read only by that rank, from its source. It is not copied.
       const std::byte* from = source.host_data() + begin;
       const std::uint64_t skip = share_begin(chunk, me);
       const std::uint64_t resume = share_begin(chunk, me + 1);
@@ -242,15 +246,15 @@ class ShmMerge final : public Transfer {
   merge::Rows rows_;
   MergeArea area_;
   bool reduces_ = false;
-  // The first rank's.
+  // Members of the root.
   shm::SlotPlan plan_;
   std::shared_ptr<shm::Slot> slot_;
-  std::shared_ptr<const void> lease_;  // its end gives the slot back
-  // The others'.
+  std::shared_ptr<const void> lease_;  // its destructor returns the slot
+  // Members of the other ranks.
   std::shared_ptr<shm::RemoteSegment> remote_;
-  std::byte* data_ = nullptr;  // of the segment, null if there is none
+  std::byte* data_ = nullptr;  // data of the segment; null: no segment
   bool is_known_ = false;      // its memory has been written before
-  bool writes_ = false;        // by pwrite
+  bool writes_ = false;        // this rank writes with pwrite
 };
 
 void ShmMerge::offer(Record& record) {
@@ -258,16 +262,17 @@ void ShmMerge::offer(Record& record) {
   offer_merge(*call_.merge, source_, record);
   record.moving_bytes = source_.nbytes();
   if (!call_.is_first()) return;
-  // The others' sizes are not known yet: most often they are this rank's.
+  // The sizes of the other ranks are not known yet; most often they equal this rank's size.
   const std::uint64_t ranks = call_.list.size();
   std::uint64_t target = source_.nbytes();
-  // No machine has that much: the records will say so, or the layout.
+  // No machine has that much memory. The check of the records or the layout fails later.
   if (!reduces_ && (__builtin_mul_overflow(target, ranks, &target) || target > INT64_MAX / 4)) target = 0;
   const MergeArea expected = merge_area(reduces_, target, ranks);
   try {
     plan_ = state_->pool.plan(lane_, expected.total, limits());
   } catch (const Error&) {
-    // What the others bring may be less than this rank's; if it is not, the plan made then says so to all.
+    // The tensors of the other ranks may be smaller than this rank's. If not, the plan that is made after round 1
+    // fails, and all ranks receive its error.
     plan_ = {};
   }
   record.held = state_->pool.held(lane_);
@@ -290,7 +295,7 @@ void ShmMerge::lay_out(std::span<const Record> records) {
 }
 
 void ShmMerge::move(std::span<const Record> records, ExchangeReport&) {
-  // Without a layout this rank does not even know who waits for it.
+  // A failure here fails the group: without a layout this rank does not know which ranks wait for it.
   sync::unless_out_of_memory(*call_.group, [&] { lay_out(records); });
   if (area_.target_bytes == 0) return;
   const Record& first = records[static_cast<std::size_t>(call_.first())];
@@ -320,7 +325,7 @@ void ShmMerge::move(std::span<const Record> records, ExchangeReport&) {
     throw;
   }
   shm::publish_fence();
-  // The first rank will read all of it: what is there already is put into its page table while others still write.
+  // The root will read the whole result. It maps existing pages now, while other ranks still write.
   if (slot_ && is_known_) populate(0, area_.scratch_at);
 }
 
@@ -342,7 +347,7 @@ void ShmMerge::hand_out() {
   } catch (...) {
     failure = std::current_exception();
   }
-  // All of them wait for a note, whatever becomes of this rank.
+  // All other ranks wait for a note, even if this rank has failed.
   for (const int rank : call_.list)
     if (rank != call_.first()) tell(call_, rank, failure ? 0 : slot_->segment().place(), handing_out);
   if (failure) std::rethrow_exception(failure);
@@ -358,7 +363,7 @@ void ShmMerge::find(std::uint64_t place) {
     data_ = remote_->mapping().data();
     return;
   }
-  // The ranks no longer agree on what they share, and some may already wait for this one.
+  // The ranks no longer agree about the segment, and some may already wait for this one.
   sync::fail(*call_.group, Error(ErrorKind::corrupt, "the first rank of a merge uses a segment that it never told of"));
 }
 
@@ -369,7 +374,7 @@ void ShmMerge::take_in() {
     remote_ = state_->remotes.at(*call_.group, call_.first(), place, os::Access::read_write);
     if (remote_->capacity() < area_.total)
       throw Error(ErrorKind::corrupt, "the first rank names a segment that is too small");
-    // Its memory may have been given back since it was last used.
+    // The root may have freed the memory since the last use.
     remote_->populated().forget();
     data_ = remote_->mapping().data();
   } catch (...) {
@@ -399,7 +404,8 @@ void ShmMerge::copy_pieces() {
   const std::uint64_t at_once = is_strided ? staging_bytes : piece_bytes;
   std::vector<std::byte> staging(is_strided ? std::min(bytes, at_once) : 0);
   const std::uint64_t pieces = (bytes + at_once - 1) / at_once;
-  // Each rank begins elsewhere: where rows interleave, no two ranks take memory for the same part at the same time.
+  // Each rank starts at a different piece. If rows interleave, no two ranks then fault in the same part at the same
+  // time.
   const std::uint64_t shift = pieces * call_.position / call_.list.size();
   for (std::uint64_t i = 0; i < pieces; ++i) {
     const std::uint64_t begin = (i + shift) % pieces * at_once;
@@ -409,7 +415,7 @@ void ShmMerge::copy_pieces() {
   }
 }
 
-/// Bytes [begin, end) of this rank's tensor, which lie at `from`, to their places.
+/// Copies bytes [begin, end) of this rank's tensor, which start at `from`, to their places.
 void ShmMerge::copy_range(std::uint64_t begin, std::uint64_t end, const std::byte* from) {
   std::byte* target = data_ + area_.target_at;
   for (const merge::Rectangle& part : merge::rectangles_of(rows_, static_cast<int>(call_.position), begin, end)) {
@@ -435,10 +441,10 @@ void ShmMerge::write_range(const merge::Rectangle& part, const std::byte* from) 
 
 void ShmMerge::populate(const merge::Rectangle& part) {
   const std::uint64_t begin = area_.target_at + part.to;
-  // Every page has something of every rank.
+  // For rows shorter than a page, every page has bytes of every rank, so the whole range is populated.
   if (part.rows == 1 || part.bytes < os::page_size())
     return populate(begin, begin + (part.rows - 1) * part.to_stride + part.bytes);
-  // Rows between: the others' pages would be the greater part, and faults for the own ones come once.
+  // Most pages in the range belong to other ranks, and page faults for this rank's own pages occur only once.
   if (part.bytes < populated_from) return;
   for (std::uint64_t row = 0; row < part.rows; ++row)
     populate(begin + row * part.to_stride, begin + row * part.to_stride + part.bytes);

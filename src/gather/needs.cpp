@@ -14,12 +14,12 @@
 namespace muster::gather {
 namespace {
 
-// Of the whole window: large enough that a link does not run dry, and no more than a few of many senders' tensors.
+// Size of the whole window: large enough to keep a network link busy, and no more than a few tensors of many senders.
 constexpr std::uint64_t window = 64 << 20;
 constexpr std::uint64_t largest_piece = 4 << 20;
 constexpr std::uint64_t smallest_piece = 16 << 10;
 
-/// What all ranks compute is the same on all hosts, whatever their pages are.
+/// All ranks must compute the same numbers, whatever the page size of their host is.
 constexpr std::uint64_t page_bytes = 4096;
 static_assert(shm::header_bytes == page_bytes);
 
@@ -31,7 +31,7 @@ std::uint64_t plus(std::uint64_t a, std::uint64_t b) {
   return a > UINT64_MAX - b ? UINT64_MAX : a + b;
 }
 
-/// What a merge needs: its result, and the window.
+/// Returns the memory that a merge needs: its result and the window.
 std::uint64_t merged_bytes(const Record& first, const std::vector<int>& members, std::span<const Record> records) {
   std::uint64_t sum = 0;
   std::uint64_t largest = 0;
@@ -83,7 +83,7 @@ std::uint64_t least_budget(std::uint32_t length, std::uint32_t depth) {
   return (shm::header_bytes + page_bytes) * depth * senders_of(length);
 }
 
-/// What one list may have, and what of it would have to be taken.
+/// The budget of one list, and the memory that it would have to take.
 struct ListNeed {
   int host = 0;
   std::uint64_t budget = 0;
@@ -93,7 +93,7 @@ struct ListNeed {
 };
 
 struct HostRoom {
-  double fresh = 0;  // of all lists: a sum of budgets may be more than 64 bits
+  double fresh = 0;  // sum over all lists; it may exceed 64 bits
   std::uint64_t available = UINT64_MAX;
   os::MemoryLimit limit = os::MemoryLimit::machine;
 };
@@ -109,7 +109,7 @@ StreamShare share_of(std::uint64_t budget, std::uint32_t length, std::uint32_t d
   StreamShare share;
   share.budget = budget / senders_of(length);
   share.part_bytes = share.budget / depth / page_bytes * page_bytes - shm::header_bytes;
-  // Sizes of tensors are counted in 63 bits, and so are a part's.
+  // Sizes of tensors are counted in 63 bits, and so is the size of a part.
   share.part_bytes = std::min<std::uint64_t>(share.part_bytes, INT64_MAX / page_bytes * page_bytes);
   return share;
 }

@@ -23,13 +23,13 @@ void check_list(std::span<const int> ranks, const SyncGroup& group) {
   }
 }
 
-/// What a rank forces, for a message: "workspace", "automatic".
+/// Returns the route that a rank forces, for messages: "workspace", "automatic".
 std::string route_text(const GatherOptions& options) {
   return options.workspace.path.empty() ? std::string(to_string(forcing_of(options).route))
                                         : fmt::format("workspace ({})", in_quotes(options.workspace.path));
 }
 
-/// One all-gather of a record.
+/// Runs one all-gather of a record.
 template <class T>
 std::vector<T> round_of(const Call& call, const T& mine, const char* phase) {
   std::vector<T> all(static_cast<std::size_t>(call.group->size()));

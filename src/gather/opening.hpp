@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a gather and a stream do alike around round 1: check the list, choose the route, turn a local failure into a
-// status that all ranks hear of.
+// Steps around round 1 that a gather and a stream share: check the list, choose the route, and turn a local failure
+// into a status that all ranks receive.
 
 #include <functional>
 #include <optional>
@@ -17,45 +17,45 @@ namespace muster::gather {
 
 using sync::attempt;
 
-/// "[0, 2, 1]".
+/// Returns a text such as "[0, 2, 1]".
 std::string list_text(std::span<const int> ranks);
 
-/// Throws Error(unsupported) if it has tensors on devices and this is an asynchronous call, which does not know what is
-/// queued on a caller's device stream.
+/// Throws Error(unsupported) if `value` has tensors on devices. Asynchronous calls call this: they do not know the work
+/// that is queued on the caller's device stream.
 void refuse_asynchronous(const Config& value);
 
-/// Checks the list and writes it, this rank's place in it and the routes that it could use into call and record. False
-/// if this rank is not in the list: then it only takes part in the rounds. Throws Error(argument).
+/// Checks the list. Writes the list, this rank's position in it and the routes that it could use into call and record.
+/// Returns false if this rank is not in the list and only takes part in the rounds. Throws Error(argument).
 bool enter_list(std::span<const int> ranks, const GatherOptions& options, Call& call, Record& record);
 
-/// What drives a route, and why it is taken.
+/// The driver of the chosen route, and the reason for the choice.
 struct Chosen {
-  const RouteDriver* driver = nullptr;  ///< null if the policy has refused
+  const RouteDriver* driver = nullptr;  ///< null: the policy has refused the call
   std::string reason;
 };
-/// Before round 1: the route that this rank would take if all of its list were like it.
+/// Before round 1: returns the route that this rank would use if all ranks of its list had the same record.
 const RouteDriver* guess_route(const Record& record);
-/// After round 1, if there is no problem: the route of this rank's list.
+/// After round 1, if there is no problem: returns the route of this rank's list.
 Chosen chosen_route(const Call& call, std::span<const Record> records);
 
-/// One round. Returns the records of all ranks. Where they, or `failure` of this one, do not let the call go on, a
-/// further round with the ranks' words follows, and all throw the same error. `words`: what this rank has to say of a
-/// problem, beside its list and its route.
+/// Runs one round. Returns the records of all ranks. If the records or this rank's `failure` do not allow the call to
+/// continue, one more round exchanges error texts, and all ranks throw the same error. `words` returns this rank's text
+/// about a problem, in addition to its list and its route.
 std::vector<Record> opening_round(const Call& call, const Record& mine, const std::optional<Error>& failure,
                                   std::span<const int> ranks, const char* phase, const char* failing,
                                   const std::function<std::string(Problem::Reason)>& words);
 
-/// One round. Returns if all ranks are well. Else it calls `on_failure`, and all throw the same error, made of the
-/// words of a further round. `trouble`: this rank's own.
+/// Runs one round. Returns if all ranks have succeeded. Otherwise calls `on_failure`, exchanges error texts in one more
+/// round, and throws the same error on all ranks. `trouble`: this rank's own error.
 void closing_round(const Call& call, const std::optional<Error>& trouble, const char* phase, const char* failing,
                    const std::function<void()>& on_failure = {});
 
-/// The round between opening and moving, if a rank of any list needs one; `preflight` may be null. Returns how many
-/// rounds that took. Throws what failed, on all ranks alike.
+/// Runs the round between opening and moving if a rank of any list needs one; `preflight` may be null. Returns the
+/// number of rounds. If a check failed, throws the same error on all ranks.
 std::uint64_t run_preflights(const Call& call, std::span<const Record> records, Preflight* preflight);
 
-/// A collective call of the program: all ranks throw the same. Where the group has failed that is its first cause,
-/// whatever this rank has found meanwhile.
+/// Runs a collective call of the program: all ranks throw the same error. If the group has failed, that error is the
+/// group's first cause, whatever error this rank has found meanwhile.
 template <class Work>
 auto collectively(SyncGroup& group, Operation operation, const Work& work) -> decltype(work()) {
   try {
@@ -63,14 +63,14 @@ auto collectively(SyncGroup& group, Operation operation, const Work& work) -> de
     return sync::unless_out_of_memory(group, work);
   } catch (const Error& error) {
     const std::optional<Error> cause = group.failure();
-    // The group may have failed long before this call. A forked child leaves the state of its parent's group alone.
+    // The group may have failed long before this call. A forked child does not touch the state of its parent's group.
     if (cause && sync::inside(group).is_owner_process())
       for (const auto& driver : RouteTable::instance().drivers()) driver->clean_up(group);
     throw cause.value_or(error).with_context(to_string(operation));
   }
 }
 
-/// Several such pieces of work, each of which is done whatever became of the others: the first failure counts.
+/// Runs several independent pieces of work. Each one runs even if others have failed. Keeps the first failure.
 class Attempts {
  public:
   explicit Attempts(const SyncGroup& group) : group_(group) {}

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The decision, what it looks at, and what is said about it.
+// The policy's decision, its input, and the messages about it.
 
 #include "src/gather/policy.hpp"
 
@@ -30,8 +30,8 @@ std::string_view to_string(Route route) noexcept {
 namespace gather {
 namespace {
 
-// Of ranks that share memory; then the ways between hosts, of which a group has one; last what a group has that shares
-// nothing but a directory.
+// In order of preference: shared memory between ranks of one host, then the transport between hosts (a group has one),
+// and last a shared directory.
 constexpr std::array on_the_host = {Route::shm, Route::mpi, Route::tcp, Route::workspace};
 
 bool allows(const RouteFacts& facts, Route route) noexcept {
@@ -84,12 +84,12 @@ RouteFacts facts_of(std::span<const int> members, std::span<const Record> record
 
 namespace {
 
-/// It has prepared its tensors for another route.
+/// Returns whether the rank has prepared its tensors for another route.
 bool is_unfit(const Record& record, Route route) {
   return record.residency != Residency::none && choose_route(facts_of(record)) != Decision{route, Refusal::none};
 }
 
-/// Those that have elements.
+/// Visits the tensors that have elements.
 void visit_tensors(const Config& value, const auto& visit) {
   visit_leaves(value, [&](const Config& leaf) {
     if (leaf.is_tensor() && leaf.as_tensor().view().elements() != 0) visit(leaf.as_tensor().view());
@@ -176,12 +176,12 @@ Forcing forcing_of(const GatherOptions& options) {
 }  // namespace gather
 }  // namespace muster
 
-// What is said about the policy's decisions; docs/routes.md has these words, too.
+// Messages about the policy's decisions. docs/routes.md quotes them.
 
 namespace muster::gather {
 namespace {
 
-/// What a program has to be linked with for a route that stands in a library of its own.
+/// Returns which library a program must be linked with for a route that has its own library.
 const char* not_loaded(Route route) {
   switch (route) {
     case Route::mpi:

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The policy: which route a list of ranks takes, as one pure function of what their records say. docs/routes.md has the
-// same as a table. All ranks of the group evaluate it after round 1 and come to the same end; before round 1 a rank
-// evaluates it for itself alone, and prepares what it most likely needs.
+// The policy: a pure function that chooses the route of a list from the records of its ranks. docs/routes.md shows it
+// as a table. All ranks of the group evaluate it after round 1 and reach the same decision. Before round 1 each rank
+// evaluates it with its own record only, and prepares for the most likely route.
 
 #include <cstdint>
 #include <span>
@@ -17,53 +17,52 @@ namespace muster::gather {
 
 struct Call;
 
-/// Where a config's tensors are. Those without elements are nowhere. Throws Error(argument) on nesting beyond
-/// max_config_depth.
+/// Returns where the tensors of a config are. Tensors without elements do not count. Throws Error(argument) on nesting
+/// beyond max_config_depth.
 Residency residency_of(const Config& value);
-/// "the host", "cuda:0", "the host and cuda:1": the first few places, for messages.
+/// Returns a text of the first few places for messages: "the host", "cuda:0", "the host and cuda:1".
 std::string places_text(const Config& value);
 
-/// What is forced on this rank, and by what.
+/// The route that is forced on this rank, and its origin.
 struct Forcing {
   Route route = Route::automatic;
   ForcedBy by = ForcedBy::nobody;
 };
-/// workspace.path, else GatherOptions::route, else MUSTER_ROUTE. Throws Error(argument) on an unknown name and on
-/// options that contradict each other.
+/// Returns the forced route: workspace.path, else GatherOptions::route, else MUSTER_ROUTE. Throws Error(argument) on an
+/// unknown name and on options that contradict each other.
 Forcing forcing_of(const GatherOptions& options);
 
-/// What the policy looks at: of one list, or of one rank alone.
+/// The input of the policy, for one list or for one rank alone.
 struct RouteFacts {
   Operation operation = Operation::configs;
-  std::uint8_t routes = 0;                ///< bit r: every one of them could use Route(r)
-  Route forced = Route::automatic;        ///< the only one that is allowed
-  Residency residency = Residency::none;  ///< of all tensors together
+  std::uint8_t routes = 0;                ///< bit r: all of these ranks could use Route(r)
+  Route forced = Route::automatic;        ///< the only allowed route, unless automatic
+  Residency residency = Residency::none;  ///< the union over all tensors
   friend bool operator==(const RouteFacts&, const RouteFacts&) = default;
 };
 
-/// The policy. Pure; total.
+/// The policy. Pure; defined for every input.
 Decision choose_route(const RouteFacts& facts) noexcept;
 
-/// What one rank's record says about it alone: what it prepares for before it knows the others.
+/// Returns the facts of one rank's record alone, from which the rank prepares before it knows the other records.
 RouteFacts facts_of(const Record& record) noexcept;
-/// Of a list, in any order of its members.
+/// Returns the facts of a list. The order of its members does not matter.
 RouteFacts facts_of(std::span<const int> members, std::span<const Record> records) noexcept;
 
-/// The route of a list, with the rule of the first guess: a rank that has tensors has prepared them for the route it
-/// guessed, and no other will do.
+/// Returns the route of a list. A rank with tensors has prepared them for the route that it guessed, so any other route
+/// is refused.
 Decision decide(std::span<const int> members, std::span<const Record> records);
-/// Whom a refusal is about, of the members.
+/// Returns the members that a refusal is about.
 std::vector<int> ranks_of(const Decision& refused, std::span<const int> members, std::span<const Record> records);
 
-/// "forced by MUSTER_ROUTE"; empty if nothing is forced.
+/// Returns a text such as "forced by MUSTER_ROUTE"; empty if no route is forced.
 std::string forced_text(Forcing forcing);
-/// "local, shm"; "none".
+/// Returns a text such as "local, shm"; "none" if there is no route.
 std::string names_of(std::uint8_t routes);
 
-/// What this rank has to say if the policy has refused: why the route in question cannot be used here, or where its
-/// tensors are.
+/// Returns this rank's text if the policy has refused: why the route cannot be used here, or where its tensors are.
 std::string refusal_words(const Call& call, const Decision& refused);
-/// The whole message, made of the words of `ranks`: the same on every rank of the group.
+/// Returns the whole message, composed of the texts of `ranks`. It is the same on every rank of the group.
 std::string refusal_text(const Decision& refused, std::span<const int> ranks, std::span<const Record> records,
                          std::span<const Words> words);
 ErrorKind kind_of(Refusal refusal) noexcept;

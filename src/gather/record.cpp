@@ -17,12 +17,12 @@
 namespace muster::gather {
 namespace {
 
-/// "rank 0 [0, 1]; rank 1 [1, 0]", the first few.
+/// Returns a text of the first few ranks, such as "rank 0 [0, 1]; rank 1 [1, 0]".
 std::string each_rank(const std::vector<int>& ranks, std::span<const Words> words) {
   return each_words(ranks, words, " ", 16);
 }
 
-/// Members of each list, in any order.
+/// The members of each list, in any order.
 using Lists = std::map<std::uint64_t, std::vector<int>>;
 
 Lists lists_of(std::span<const Record> records) {
@@ -33,7 +33,7 @@ Lists lists_of(std::span<const Record> records) {
 }
 
 bool is_whole(const std::vector<int>& members, std::span<const Record> records) {
-  // Every member of a list passes it and is at its own place: then no list differs and none overlap.
+  // Every member of a list passes that list and has its own position. Then no two lists differ or overlap.
   const std::uint32_t length = records[static_cast<std::size_t>(members.front())].list_length;
   if (members.size() != length) return false;
   std::vector<bool> taken(length);
@@ -60,7 +60,8 @@ std::vector<int> ranks_where(std::size_t count, const auto& condition) {
   return ranks;
 }
 
-/// Memory is a host's: what its ranks need together, against what the one that sees the least says there is.
+/// Memory is shared by the ranks of a host. This compares the sum that the ranks of a host need with the smallest
+/// amount that one of them sees as available.
 std::optional<Problem> find_memory_problem(const Lists& lists, std::span<const Record> records,
                                            const SyncGroup& group) {
   using Reason = Problem::Reason;
@@ -125,7 +126,7 @@ std::optional<Problem> find_problem(std::span<const Record> records, const SyncG
   if (auto failed = ranks_where(records.size(), [&](std::size_t rank) { return records[rank].status != 0; });
       !failed.empty())
     return Problem{Reason::failed_ranks, std::move(failed)};
-  // A stream's later rounds are not those of an exchange, whatever the lists are.
+  // The later rounds of a stream differ from those of an exchange, whatever the lists are.
   const auto streams = [&](std::size_t rank) { return records[rank].operation == Operation::stream; };
   if (const auto ranks = ranks_where(records.size(), streams); !ranks.empty() && ranks.size() != records.size())
     return Problem{Reason::operations, all};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What every rank tells every other in round 1, and what follows from all records: pure functions, the same on all
-// ranks.
+// The record that every rank sends to every other rank in round 1, and the conclusions from all records. The functions
+// are pure and give the same result on all ranks.
 
 #include <cstdint>
 #include <optional>
@@ -23,38 +23,38 @@ const char* to_string(Operation operation) noexcept;
 inline constexpr std::uint32_t record_version = 5;
 inline constexpr std::uint32_t no_position = 0xffffffff;
 
-/// Where the tensors of a rank are; those without elements are nowhere.
+/// The location of a rank's tensors. Tensors without elements do not count.
 enum class Residency : std::uint8_t { none = 0, host = 1, device = 2, mixed = 3 };
-/// Of both together.
+/// Returns the residency of both together.
 constexpr Residency operator|(Residency a, Residency b) noexcept {
   return static_cast<Residency>(static_cast<std::uint8_t>(a) | static_cast<std::uint8_t>(b));
 }
 
-/// By what a rank's route is forced.
+/// The origin of a rank's forced route.
 enum class ForcedBy : std::uint8_t { nobody, caller, workspace_path, environment };
 
 /// Why a list has no route (policy.hpp).
 enum class Refusal : std::uint8_t {
   none,
-  mixed,                ///< some tensors are on the host, some on devices
-  merges_devices,       ///< merges read tensors of the host
-  forced_off_devices,   ///< tensors are on devices, the forced route takes those of the host
-  no_device_route,      ///< tensors are on devices, and not all ranks can take them from there
-  forced_onto_devices,  ///< the device route is forced, for what is on the host
+  mixed,                ///< some tensors are on the host, and some on devices
+  merges_devices,       ///< merges read tensors on the host
+  forced_off_devices,   ///< tensors are on devices, but the forced route needs them on the host
+  no_device_route,      ///< tensors are on devices, but not all ranks can receive them from there
+  forced_onto_devices,  ///< the device route is forced for tensors on the host
   forced_unusable,      ///< not all ranks can use the forced route
-  unreachable,          ///< no route is common to all
+  unreachable,          ///< no route is common to all ranks
   unfit,                ///< a rank has prepared for a route that others cannot use
 };
 
-/// A route, or why there is none.
+/// A route, or the reason why there is none.
 struct Decision {
-  Route route = Route::automatic;  ///< of a refusal: the one that it is about, where it is about one
+  Route route = Route::automatic;  ///< for a refusal: the route that it is about, if any
   Refusal refusal = Refusal::none;
   [[nodiscard]] bool is_refused() const noexcept { return refusal != Refusal::none; }
   friend bool operator==(const Decision&, const Decision&) = default;
 };
 
-/// A route that, if it is forced, also ranks of one host send by.
+/// Returns whether this is a route that also ranks of one host use if it is forced.
 constexpr bool is_between_hosts(Route route) noexcept {
   return route == Route::mpi || route == Route::tcp;
 }
@@ -63,69 +63,70 @@ constexpr std::uint8_t route_bit(Route route) noexcept {
   return static_cast<std::uint8_t>(1U << static_cast<unsigned>(route));
 }
 
-/// Fixed width: what a rank costs the control plane, however much it has to send.
+/// The record has a fixed size, so the cost of a rank in round 1 does not depend on the size of its data.
 struct Record {
   std::uint32_t version = record_version;
   Operation operation = Operation::configs;
-  std::uint8_t status = 0;  // 0: ready, else ErrorKind + 1; the words are fetched when they are needed
+  std::uint8_t status = 0;  // 0: ready, else ErrorKind + 1; a later round exchanges the error texts
   Route forced = Route::automatic;
   std::uint8_t routes = 0;  // bit r: this rank could use Route(r)
   std::uint64_t list_hash = 0;
   std::uint32_t list_length = 0;  // 0: in no list
   std::uint32_t position = no_position;
   std::uint64_t payload_bytes = 0;  // tensor bytes, whether they move or not
-  std::uint64_t moving_bytes = 0;   // of these, bytes that the route has to move
+  std::uint64_t moving_bytes = 0;   // the part of payload_bytes that the route has to move
   std::uint64_t descriptor_bytes = 0;
   std::uint64_t descriptor_hash = 0;
-  std::uint64_t kind_hash = 0;        // what must be equal in a list: dtype and shape, the merge, a stream's options
+  // Hash of what must be equal in a list: dtype and shape, the merge, a stream's options.
+  std::uint64_t kind_hash = 0;
   std::uint64_t fresh_bytes = 0;      // memory that this rank will take
-  std::uint64_t available_bytes = 0;  // as far as this rank knows, where it takes any
-  std::uint32_t held = 0;             // results that the first rank holds of this one
+  std::uint64_t available_bytes = 0;  // memory available to this rank, if it takes any
+  std::uint32_t held = 0;             // results of this rank that the root holds
   os::MemoryLimit limit = os::MemoryLimit::machine;
   bool has_value : 1 = false;
-  bool complete : 1 = false;  // all that moves has been written already (shm_protocol.hpp)
-  std::uint8_t merge = 0;     // which kind: 1 + Merge::index()
-  bool receives = false;      // this rank takes memory of its own for what others send: needs.hpp
-  std::uint64_t segment = 0;  // the place of the one that is used; 0: not known yet
+  bool complete : 1 = false;  // all moving bytes have been written already (shm_protocol.hpp)
+  std::uint8_t merge = 0;     // kind of the merge: 1 + Merge::index()
+  bool receives = false;      // this rank takes memory of its own for received data (needs.hpp)
+  std::uint64_t segment = 0;  // place of the segment in use; 0: not known yet
   bool closes = false;        // a second round is needed although this rank has nothing to move
-  /// Something has to be checked with the others of the list before bytes move (route.hpp: Preflight).
+  /// The route must check something with the other ranks of the list before bytes move (route.hpp: Preflight).
   bool needs_preflight = false;
   Residency residency = Residency::none;
   ForcedBy forced_by = ForcedBy::nobody;
-  // What an operation adds: of a merge; of a stream; of a rank that receives into memory of its own; of devices.
+  // Fields of single operations: merges, streams, ranks that receive into memory of their own, and devices.
   union {
-    std::uint64_t extent = 0;  // the size along the concatenated dimension: all else is in kind_hash
-    std::uint64_t budget;      // bytes of all senders of the list
-    std::uint64_t device;      // way_choice.hpp
+    std::uint64_t extent = 0;  // merge: size along the concatenated dimension; the rest is in kind_hash
+    std::uint64_t budget;      // stream: bytes of all senders of the list
+    std::uint64_t device;      // devices: way_choice.hpp
   };
   union {
-    std::uint64_t capacity = 0;  // if bytes move, of the first rank: of a free slot that it has
-    std::uint64_t hash_low;      // of Same: XXH3-128 of the elements
-    std::uint64_t depth;         // pipeline_depth
-    std::uint64_t free;          // bytes of its pool that nobody holds
+    std::uint64_t capacity = 0;  // root, if bytes move: capacity of its free slot
+    std::uint64_t hash_low;      // Same: XXH3-128 of the elements
+    std::uint64_t depth;         // stream: pipeline_depth
+    std::uint64_t free;          // bytes of its pool that no result uses
   };
   union {
-    std::uint64_t taken = 0;  // bytes of that slot that memory has been taken for
+    std::uint64_t taken = 0;  // bytes of that slot that have memory
     std::uint64_t hash_high;
-    std::uint64_t pooled;  // bytes that this rank has already
-    std::uint64_t room;    // by how many more its pool may grow: what its memory_budget leaves
+    std::uint64_t pooled;  // bytes that this rank already has
+    std::uint64_t room;    // how much its pool may grow: the rest of its memory_budget
   };
 };
 static_assert(sizeof(Record) <= 128, "round 1 costs at most 128 bytes a rank");
 static_assert(std::is_trivially_copyable_v<Record>);
 
-/// Whether a closing round follows: bytes of some list have yet to move, or a rank asks for it.
+/// Returns whether a closing round follows: bytes of some list must still move, or a rank requests the round.
 bool needs_closing(std::span<const Record> records) noexcept;
 
-/// What a rank says when something is wrong: its own failure, or what it has, so that a mismatch can be shown.
+/// The text that a rank sends after a problem: its own failure, or its arguments, so that a mismatch can be shown.
 using Words = WrittenError<640>;
 static_assert(sizeof(Words) <= SyncGroup::max_record);
 
 std::uint64_t hash_list(std::span<const int> ranks) noexcept;
-/// The list that a rank is in, by position. All of its members have the same one.
+/// Returns the list of a rank, by position. All of its members have the same list.
 std::vector<int> list_of(int member, std::span<const Record> records);
 
-/// Why an exchange cannot go on; empty words are filled from the ranks' own.
+/// The reason why an exchange cannot continue. The texts are composed from those of the ranks.
 struct Problem {
   enum class Reason : std::uint8_t {
     failed_ranks,
@@ -134,27 +135,27 @@ struct Problem {
     operations,
     kinds,
     contents,
-    forced,  // differently on the ranks of a list
+    forced,  // the ranks of a list force different routes
     refused,
     budget,
     memory
   };
   Reason reason = Reason::failed_ranks;
-  std::vector<int> ranks;  // those it is about
-  Decision refused = {};   // of Reason::refused
+  std::vector<int> ranks;  // the ranks that the problem is about
+  Decision refused = {};   // for Reason::refused
 };
 
-/// Looks at all records; none if the exchange can go on. `group` knows which ranks share memory.
+/// Checks all records. Returns nullopt if the exchange can continue. `group` knows which ranks share memory.
 std::optional<Problem> find_problem(std::span<const Record> records, const SyncGroup& group);
 
-/// The error that all ranks throw, made of everyone's words.
+/// Returns the error that all ranks throw, composed of the texts of all ranks.
 Error make_error(const Problem& problem, std::span<const Record> records, std::span<const Words> words,
                  const SyncGroup& group);
 
-/// The failure of the first of these ranks, and how many more have failed.
+/// Returns the failure of the first of these ranks, and the number of other failed ranks.
 Error failure_of(std::span<const int> failed, std::span<const Words> words, const SyncGroup& group);
 
-/// "rank 1: words; rank 3: words; and 4 more", with `between` in place of ": ".
+/// Returns "rank 1: text; rank 3: text; and 4 more", with `between` in place of ": ".
 std::string each_words(std::span<const int> ranks, std::span<const Words> words, std::string_view between,
                        std::size_t shown);
 

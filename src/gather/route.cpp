@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of routes, and what is done where nothing travels: lists of one rank, and merges in which no element moves
-// (of one rank, First, and Same, whose ranks only compare hashes, in round 1).
+// The table of routes, and the transfers that move no bytes: lists of one rank, and merges in which no element moves.
+// These are merges of one rank, First, and Same, whose ranks only compare hashes in round 1.
 
 #include "src/gather/route.hpp"
 
@@ -49,7 +49,7 @@ XXH128_hash_t hash_of(const TensorView& tensor, SyncGroup& group) {
   return XXH3_128bits_digest(&state);
 }
 
-/// The same elements under the shape that the merge gives them.
+/// Returns the same elements with the shape that the merge gives them.
 TensorView reshaped(const TensorView& tensor, const Merge& merge) {
   if (!std::holds_alternative<merge::Stack>(merge)) return tensor;
   Shape shape = tensor.shape();
@@ -72,7 +72,7 @@ class UnmovedMerge final : public Transfer {
       record.hash_high = hash.high64;
     }
     if (!call_.is_first()) return;
-    // Made before the others rely on this rank: nothing can fail later.
+    // The result is created before the other ranks depend on this one, so nothing can fail later.
     const TensorView target = reshaped(own, *call_.merge);
     result_ = call_.options->own == Own::copy ? Tensor::copy_of(target) : Tensor::borrow(target);
   }

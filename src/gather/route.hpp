@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Routes: the ways that bytes travel. A route registers itself with the policy, so that the exchange knows none of them
-// by name.
+// Routes: the ways in which bytes are transferred. A route registers itself with the table of routes, so that the
+// exchange does not depend on any of them.
 
 #include <array>
 #include <atomic>
@@ -26,32 +26,32 @@ class Slot;
 
 namespace muster::gather {
 
-/// Who brings tensors into a slot that the CPU cannot read (those on devices).
+/// Copies tensors into a slot if the CPU cannot read them (tensors on devices).
 class SlotFiller {
  public:
   virtual ~SlotFiller() = default;
-  /// Returns when all of them are at their offsets, which grow; `bytes` is where the last one ends. Throws Error.
+  /// Returns when all tensors are at their offsets, which ascend. `bytes` is the end of the last tensor. Throws Error.
   virtual void fill(const std::shared_ptr<shm::Slot>& slot, std::uint64_t bytes,
                     std::span<const std::pair<std::uint64_t, const Tensor*>> tensors) = 0;
 };
 
-/// What one rank brings to an exchange. Everything outlives the exchange's call.
+/// The arguments of one rank of an exchange. Everything that it points to outlives the exchange.
 struct Call {
   Operation operation = Operation::configs;
-  const Config* value = nullptr;  ///< null: none
-  const Merge* merge = nullptr;   ///< of Operation::merge, whose value is one tensor
+  const Config* value = nullptr;  ///< null: no value
+  const Merge* merge = nullptr;   ///< for Operation::merge, whose value is one tensor
   std::vector<int> list;          ///< empty: in no list
   std::uint32_t position = no_position;
   sync::Group* group = nullptr;
   const GatherOptions* options = nullptr;
-  Route forced = Route::automatic;  ///< by the options or by MUSTER_ROUTE, as this rank's record has it
-  std::uint64_t number =
-      0;  ///< of the exchange in its group: tells what belongs to it from what an earlier, failed one left behind
-  SlotFiller* filler = nullptr;  ///< null: the CPU copies
-  /// Brings the value's elements to where the CPU reads them; none: they are there. A sender's move() calls it before
-  /// it promises anything: its failure is one of the move. Then `value` is another tree, of tensors of the same shapes.
+  Route forced = Route::automatic;  ///< forced by the options or by MUSTER_ROUTE, as in this rank's record
+  std::uint64_t number = 0;         ///< number of the exchange; marks its messages
+  SlotFiller* filler = nullptr;     ///< null: the CPU copies
+  /// Copies the value's elements to memory that the CPU can read; empty if they are there already. A sender's move()
+  /// calls it before it sends anything, so that a failure is a failure of the move. Afterwards `value` is another tree
+  /// with tensors of the same shapes.
   std::function<void()> stage = {};
-  bool is_part = false;  ///< of a stream: obligations, not a closing round, tell that its bytes have been taken
+  bool is_part = false;  ///< a part of a stream: obligations, not a closing round, acknowledge its bytes
 
   [[nodiscard]] bool is_member() const noexcept { return position != no_position; }
   [[nodiscard]] bool is_first() const noexcept { return position == 0; }
@@ -62,82 +62,88 @@ struct Call {
   }
 };
 
-/// Something of this rank that the first rank holds after an exchange.
+/// Memory of this rank that the root holds after an exchange.
 class Obligation {
  public:
   virtual ~Obligation() = default;
-  /// It was given back; not told where the holder died instead. Cheap: asked in a loop. Any thread.
+  /// Returns whether the root has returned it. Does not detect the death of the holder. Cheap enough for a loop. Any
+  /// thread.
   [[nodiscard]] virtual bool is_given_back() const noexcept = 0;
-  /// Returns whether it was given back (or the holder died) by then. Any thread.
+  /// Returns whether it was returned, or the holder died, before the deadline. Any thread.
   virtual bool wait(os::Clock::time_point deadline) const = 0;
-  /// The first rank will not look for it any more: ends it unless the first rank has it.
+  /// Called when the root will not take it any more: ends it unless the root has taken it.
   virtual void withdraw() noexcept {}
 };
 
-/// One exchange on one rank. Called in this order; each may throw Error, which becomes the status of the next round.
+/// One exchange on one rank. The functions are called in this order. Each may throw Error, which becomes the status of
+/// the next round.
 class Transfer {
  public:
   virtual ~Transfer() = default;
-  /// Before round 1: decides what will be needed and writes it into the record. Allocates nothing shared. On a rank
-  /// that has no tensors it may come after round 1, where others have made the route another than the rank had guessed:
-  /// what the record says of a value without tensors is the same on all routes that are not forced.
+  /// Before round 1: determines what will be needed and writes it into the record. Allocates no shared memory. On a
+  /// rank without tensors it may be called after round 1, if the records of other ranks lead to a different route than
+  /// the rank had guessed. This is possible because the record of a value without tensors is the same for all routes
+  /// that are not forced.
   virtual void offer(Record& record) = 0;
-  /// After round 1, on members: senders hand over, the first rank takes in. A sender hands over its descriptor even
-  /// when the rest fails.
+  /// After round 1, on members: senders send, and the root receives. A sender sends its descriptor even if the rest
+  /// fails.
   virtual void move(std::span<const Record> records, ExchangeReport& report) = 0;
-  /// After the last round, when every rank is well: from here on what was moved counts.
+  /// After the last round, if every rank has succeeded: makes the transfer permanent.
   virtual void commit() noexcept {}
-  /// On the first rank: the entries of the other members, by position. Its own place stays empty if its value is to
-  /// be as the caller gave it; a merge's result is there, or what the route has made of the own value.
+  /// On the root: returns the entries of the other members, by position. The root's own entry stays empty if its value
+  /// is delivered as the caller passed it. Otherwise the entry is the result of the merge, or the route's version of
+  /// the root's value.
   virtual std::vector<std::optional<Config>> deliver() { return {}; }
-  /// On a sender: what the first rank now holds.
+  /// On a sender: returns the obligations of the root.
   virtual std::vector<std::unique_ptr<Obligation>> obligations() { return {}; }
-  /// Shared memory that this rank's pool holds.
+  /// Returns how much shared memory this rank's pool has.
   [[nodiscard]] virtual std::uint64_t pool_bytes() const noexcept { return 0; }
 };
 
-/// A sender's side of a stream whose parts the first rank takes in while it is busy with earlier ones. Routes that have
-/// none move every part as a Transfer.
+/// A sender's side of a stream for routes on which the root receives parts while it processes earlier ones. Routes
+/// without a PartSender move every part as a Transfer.
 class PartSender {
  public:
   virtual ~PartSender() = default;
-  /// Waits until fewer than `depth` parts are with the first rank.
+  /// Waits until the root has fewer than `depth` parts.
   virtual void wait_for_credit(std::size_t depth, const WaitOptions& options) = 0;
-  /// Looks at what the next part has (null: nothing) and writes it into the record. `value` stays until send() returns.
+  /// Examines the next part (null: no value) and writes its sizes into the record. `value` must stay valid until send()
+  /// returns.
   virtual void offer(const Config* value, Record& record) = 0;
-  /// Sends the header and what was offered. When it returns, the value's memory is the caller's again.
+  /// Sends the header and the offered part. When it returns, the caller may reuse the value's memory.
   virtual void send(std::span<const std::byte> header, const WaitOptions& options) = 0;
-  /// After the last part, and after a failure that left `group` well: when it returns, nothing is under way, and the
-  /// first rank's PartReceiver has done the same. Its waits are `group`'s.
+  /// Called after the last part, and after a failure that left `group` usable. When it returns, nothing is in flight,
+  /// and the root's PartReceiver has done the same. It waits with `group`.
   virtual void settle(SyncGroup& group, const WaitOptions& options) = 0;
 };
 
-/// The first rank's side.
+/// The root's side.
 class PartReceiver {
  public:
   virtual ~PartReceiver() = default;
-  /// Whether a sender's parts come this way.
+  /// Returns whether the parts of this sender arrive through this object.
   [[nodiscard]] virtual bool brings(int sender) const = 0;
-  /// The header of a sender's next part, and the record that was in it when it was offered.
+  /// Returns the header of a sender's next part, with the record that offer() wrote.
   virtual std::vector<std::byte> take_header(int sender, const WaitOptions& options) = 0;
-  /// What belongs to the header that was taken last, whole; none if the sender has nothing. Its tensors are views of
-  /// memory whose last owner gives the sender a credit.
+  /// Returns the complete part of the latest header; nullopt if the sender has no value. Its tensors are views of
+  /// memory. When the last owner of that memory releases it, the sender gets a credit.
   virtual std::optional<Config> take_part(int sender, const WaitOptions& options) = 0;
-  /// While this is set, and the route's library may be called by any thread, parts go on coming in beside the caller.
+  /// While this is set, parts are also received without calls of the consumer's thread, if any thread may call the
+  /// route's library.
   virtual void set_unattended(bool unattended) = 0;
   virtual void settle(SyncGroup& group, const WaitOptions& options) = 0;
-  /// The most memory that it had at any moment.
+  /// Returns its peak memory use.
   [[nodiscard]] virtual std::uint64_t peak_bytes() const = 0;
 };
 
-/// What a route has to make sure of, on all ranks of a list together, before bytes move. Made before round 1, where it
-/// says in the record that a round for it is needed.
+/// A check that all ranks of a list make together before bytes move. It is created before round 1, and requests a round
+/// for the check in the record.
 class Preflight {
  public:
   virtual ~Preflight() = default;
-  /// On members. What it throws becomes the status of that round.
+  /// Called on members. An error becomes the status of that round.
   virtual void check(std::span<const Record> records) = 0;
-  /// Every rank is well.
+  /// Called if every rank has succeeded.
   virtual void commit() noexcept = 0;
 };
 
@@ -145,51 +151,52 @@ class RouteDriver {
  public:
   virtual ~RouteDriver() = default;
   [[nodiscard]] virtual Route route() const noexcept = 0;
-  /// Whether this rank could take part over this route. Local; cheap.
+  /// Returns whether this rank could use this route. Local; cheap.
   [[nodiscard]] virtual bool is_usable(const Call& call) const = 0;
-  /// Why it is not, and the remedy: for messages, of a call that is_usable() is false for.
+  /// Returns why it cannot, and the remedy, for messages. Called only if is_usable() is false.
   [[nodiscard]] virtual std::string obstacle(const Call& call) const = 0;
-  /// Why it is chosen, for explain().
+  /// Returns why it is chosen, for explain().
   [[nodiscard]] virtual std::string reason(const Call& call) const = 0;
-  /// Null if there is nothing to check. May throw as Transfer::offer.
+  /// Returns null if there is nothing to check. May throw as Transfer::offer.
   virtual std::unique_ptr<Preflight> preflight(const Call& /*call*/, Record& /*record*/) const { return nullptr; }
-  /// Of a call whose bytes move (moves_elements()), and of any that is no merge.
+  /// Called for merges whose bytes move (moves_elements()), and for all other operations.
   virtual std::unique_ptr<Transfer> begin(const Call& call) const = 0;
-  /// A stream's own ends. `call` has the group that its messages go by, and outlives them. Null: parts are Transfers.
+  /// Open a stream's own ends. `call` has the group that carries their messages, and outlives them. Null: parts are
+  /// Transfers.
   virtual std::unique_ptr<PartSender> open_part_sender(const Call& /*call*/) const { return nullptr; }
   virtual std::unique_ptr<PartReceiver> open_part_receiver(const Call& /*call*/, std::uint64_t /*part_bytes*/) const {
     return nullptr;
   }
-  /// Whether the first rank of a stream receives into memory of its own, and not into the senders'.
+  /// Returns whether the root of a stream receives into its own memory, not into that of the senders.
   [[nodiscard]] virtual bool receives_into_own() const noexcept { return false; }
-  /// Whether the route copies this tensor's bytes: false if it only names them, wherever they are.
+  /// Returns whether the route copies this tensor's bytes. False if it only sends a reference to them.
   [[nodiscard]] virtual bool moves(const TensorView& tensor) const;
-  /// What other ranks still hold of this one's memory no longer counts as its pool, and goes when they give it back.
-  /// Free memory stays, or goes too. Returns the bytes that remain in the pool.
+  /// Removes from the pool the memory that other ranks still hold; it is freed when they return it. Free memory is kept
+  /// or freed as well. Returns the bytes that remain in the pool.
   enum class Keep : std::uint8_t { free_memory, nothing };
   virtual std::uint64_t settle(SyncGroup& /*group*/, Keep /*keep*/) const { return 0; }
-  /// Gives free memory that the route keeps with the group back to the system; returns the bytes.
+  /// Returns the route's free memory of this group to the system; returns the bytes.
   virtual std::uint64_t trim(SyncGroup& /*group*/) const { return 0; }
-  /// The group has failed: what was lent to ranks that are dead is taken back.
+  /// Called when the group has failed: takes back memory that was lent to dead ranks.
   virtual void clean_up(SyncGroup& /*group*/) const noexcept {}
 };
 
-/// How parts of a stream come from devices to the host, where a library of this program can bring them.
+/// Copies parts of a stream from devices to the host, if a library of this program can do that.
 class HostStaging {
  public:
   virtual ~HostStaging() = default;
-  /// Of a part whose tensors are all on devices, and whose route copies them into slots: without memory besides those.
-  /// `call` outlives it. Throws Error.
+  /// For a part whose tensors are all on devices and whose route copies them into slots: returns a filler that needs no
+  /// other memory. `call` outlives it. Throws Error.
   virtual std::unique_ptr<SlotFiller> filler(const Call& call) const = 0;
-  /// The part with all its tensors on the host, whole. Its memory is used again when nobody holds it. Throws Error, and
-  /// as a wait of `group`.
+  /// Returns the part with all its tensors on the host. The memory is reused when it has no owner. Throws Error, and as
+  /// a wait of `group`.
   virtual Config to_host(const Config& part, SyncGroup& group, const WaitOptions& options) const = 0;
-  /// Memory of the host that it has for this group's parts.
+  /// Returns how much host memory it has for this group's parts.
   [[nodiscard]] virtual std::uint64_t bytes(SyncGroup& group) const = 0;
 };
 
-/// All drivers that this program has. Which of them a list takes is the policy (policy.hpp). A library that is loaded
-/// late adds its own while other threads exchange: drivers stay where they are, and are never taken out.
+/// All drivers of this program. The policy chooses one of them for a list (policy.hpp). A library that is loaded late
+/// adds its drivers while other threads exchange, so drivers never move and are never removed.
 class RouteTable {
  public:
   static RouteTable& instance();
@@ -199,13 +206,13 @@ class RouteTable {
   }
   [[nodiscard]] const RouteDriver* find(Route route) const noexcept;
   void set_staging(std::unique_ptr<HostStaging> staging);
-  /// Null if no library of this program can reach devices.
+  /// Returns null if no library of this program can access devices.
   [[nodiscard]] const HostStaging* staging() const noexcept { return staging_.load(std::memory_order_acquire); }
 
  private:
   RouteTable();
   ForkMutex adding_;
-  std::array<std::unique_ptr<RouteDriver>, 8> drivers_;  // a bit each in Record::routes
+  std::array<std::unique_ptr<RouteDriver>, 8> drivers_;  // one bit each in Record::routes
   std::atomic<std::size_t> count_{0};
   std::atomic<const HostStaging*> staging_{nullptr};
 };
@@ -213,18 +220,19 @@ class RouteTable {
 std::unique_ptr<RouteDriver> make_shm_route();
 std::unique_ptr<RouteDriver> make_workspace_route();
 
-/// A rank's next message of this exchange: all begin with its number. What a failed one left behind is passed over.
+/// Receives a rank's next message of this exchange. All messages begin with the number of their exchange; those of
+/// earlier, failed exchanges are skipped.
 std::vector<std::byte> receive_of(const Call& call, int from, std::uint64_t most, const char* phase);
-/// A value as a message has it.
+/// Appends the bytes of a value to a message.
 template <class T>
 void append(std::vector<std::byte>& message, const T& value) {
   const auto bytes = std::as_bytes(std::span(&value, 1));
   message.insert(message.end(), bytes.begin(), bytes.end());
 }
 
-/// False of merges that take the first rank's tensor as it is, and where there is no other rank.
+/// Returns false for merges that use the root's tensor unchanged, and if there is no other rank.
 bool moves_elements(const Call& call);
-/// The call's transfer: the driver's, or of a merge that moves nothing one of no route.
+/// Returns the call's transfer: that of the driver, or for a merge that moves nothing a transfer without a route.
 std::unique_ptr<Transfer> begin_transfer(const RouteDriver& driver, const Call& call);
 
 }  // namespace muster::gather

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The shared memory route: what its two sides, shm_sending.cpp and shm_receiving.cpp, have in common.
+// The shared memory route: declarations that its two sides, shm_sending.cpp and shm_receiving.cpp, share.
 //
-//  1. offer: the sender encodes its tree; tensors of an arena stay where they are (a lease is taken on the arena), all
-//     others get a place in a slot. Nothing is allocated.
-//     What is small goes at once: bytes and, behind them, the message are written, and the record says that it is
-//     complete. The first rank then has all of it when round 1 is over (of a part of a stream: with its header); 2 is
-//     not needed, nor is round 2 if the first rank has read the slot before, so that it has it mapped. Nobody looks at
-//     the slot if round 1 ends otherwise for the first rank. A slot whose memory has yet to be reserved waits for
-//     round 1, as the parts of a stream do, whose memory is agreed on.
-//  2. move, sender: makes a slot where it needs one. The message (arenas, slot, descriptor) goes to the first rank, or
-//     says that there is none; then the bytes into the slot.
-//  3. move, first rank: takes every message, even when one of them is bad (else a sender could wait for room), maps
-//     what is new to it, decodes, and, while the senders copy, puts known pages into its page table.
-//     It takes the leases on the slot and on arenas that are in the message.
-//  4. A sender that fails withdraws its leases. Those that the first rank has taken stay: it may have all that it
-//     needs.
-// Messages carry the number of the exchange: what a failed one left behind is passed over.
+//  1. Offer: the sender encodes its tree. Tensors in an arena are not copied (a lease is taken on the arena); all other
+//     tensors get a place in a slot. Nothing is allocated.
+//     Eager path: for small payloads the sender writes the bytes and then the message before round 1, and sets
+//     `complete` in its record. The root then has all of it after round 1 (for a part of a stream: with its header).
+//     Step 2 is skipped. Round 2 is also skipped if the root has read the slot before, and so has mapped it. If round 1
+//     fails on the root, no rank reads the slot. The eager path is not used for a slot whose memory must still be
+//     reserved, nor for a part of a stream that needs more memory. The ranks first agree on that memory.
+//  2. Move, sender: creates a slot if it needs one. It sends the message (arenas, slot, descriptor) to the root, or a
+//     message that it has failed. Then it writes the bytes into the slot.
+//  3. Move, root: receives every message, even if one of them is invalid (otherwise a sender could wait for buffer
+//     space). It maps new segments, decodes, and maps known pages while the senders copy. It takes the leases on the
+//     slot and on the arenas in the message.
+//  4. A sender that fails withdraws its leases. Leases that the root has taken remain, because the root may have all
+//     the data that it needs.
+// Messages carry the number of the exchange, so that messages of a failed exchange are skipped.
 
 #include <cstdint>
 #include <map>
@@ -35,49 +35,49 @@
 
 namespace muster::gather {
 
-/// The most that is written before round 1: of tensors, and of the message.
+/// The maximum sizes that are written before round 1: of tensors, and of the message.
 inline constexpr std::uint64_t most_eager = 1 << 20;
 inline constexpr std::uint64_t most_eager_message = 64 << 10;
-/// MUSTER_EAGER=0: never. It need not be the same on all ranks.
+/// Returns false if MUSTER_EAGER=0. It may differ between ranks.
 bool is_eager();
-/// Where the message stands in a slot with so many bytes.
+/// Returns the offset of the message in a slot with that many bytes of tensors.
 constexpr std::uint64_t message_place(std::uint64_t moving_bytes) noexcept {
   return (moving_bytes + 63) / 64 * 64;
 }
 
-/// What the route keeps with a group.
+/// The state that the route keeps with a group.
 struct ShmState {
   ForkMutex cleaning;
   shm::SenderPool pool;
   shm::RemoteSegments remotes;
-  std::map<std::pair<int, std::uint64_t>, std::weak_ptr<detail::ArenaCore>> arenas_sent;  // by first rank and place
+  std::map<std::pair<int, std::uint64_t>, std::weak_ptr<detail::ArenaCore>> arenas_sent;  // by root and place
 };
 std::shared_ptr<ShmState> shm_state_of(SyncGroup& group);
 
 struct MessageHeader {
   std::uint64_t exchange = 0;
-  std::uint64_t slot = 0;   // its place; 0: none
-  shm::LeaseId lease = {};  // on it
+  std::uint64_t slot = 0;   // place of the slot; 0: no slot
+  shm::LeaseId lease = {};  // on the slot
   std::uint32_t arenas = 0;
   std::uint16_t checks_leases = 0;
-  std::uint16_t is_well = 0;  // else nothing follows, and the next round says why
+  std::uint16_t is_well = 0;  // 0: nothing follows, and the next round reports the reason
 };
 
 struct ArenaEntry {
   std::uint64_t segment = 0;
   shm::LeaseId lease;
-  std::uint64_t hash = 0;  // of this exchange's tensors in it, where leases are checked
+  std::uint64_t hash = 0;  // hash of this exchange's tensors in the arena, if leases are checked
 };
 
-/// Tells another rank of a segment of this one; 0: there is none, and the next round says why.
+/// Sends the place of a segment of this rank to another rank. 0: failure, and the next round reports the reason.
 void tell(const Call& call, int to, std::uint64_t segment, const char* phase);
-/// What a rank tells next in this exchange.
+/// Returns the next place that a rank sends in this exchange.
 std::uint64_t hear(const Call& call, int from, const char* phase);
 
-/// Over shared memory (merge_shm.cpp).
+/// Returns the merge over shared memory (merge_shm.cpp).
 std::unique_ptr<Transfer> make_shm_merge(const Call& call);
 
-/// A sender's side. Made before round 1; what it lent is withdrawn when it goes without commit().
+/// A sender's side, created before round 1. If it is destroyed without commit(), its leases are withdrawn.
 class ShmSending final : public Transfer {
  public:
   explicit ShmSending(const Call& call) : call_(call), state_(shm_state_of(*call.group)) {}
@@ -94,7 +94,7 @@ class ShmSending final : public Transfer {
     std::shared_ptr<detail::ArenaCore> arena;
     shm::LeaseId lease;
     std::vector<std::span<const std::byte>> watched;
-    bool is_new = false;  // to the first rank
+    bool is_new = false;  // the root has not mapped it yet
   };
   std::optional<core::Place> place(const Tensor& tensor);
   std::uint32_t lend(const std::shared_ptr<detail::ArenaCore>& arena);
@@ -107,19 +107,20 @@ class ShmSending final : public Transfer {
   std::shared_ptr<ShmState> state_;
   std::vector<std::byte> message_;
   core::SlotLayout layout_;
-  std::vector<std::pair<std::uint64_t, const Tensor*>> moving_;  // into the caller's tree, which stays during the call
+  // Pointers into the caller's tree, which outlives the call.
+  std::vector<std::pair<std::uint64_t, const Tensor*>> moving_;
   std::uint64_t moving_payload_ = 0;
   std::uint64_t arena_payload_ = 0;
   std::vector<Lent> lent_;
   shm::SlotPlan plan_;
   std::shared_ptr<shm::Slot> slot_;
   shm::LeaseId slot_lease_;
-  bool is_small_ = false;  // with its message, which then stands behind the bytes
+  bool is_small_ = false;  // the payload is small, and its message is written behind the bytes
   bool is_written_ = false;
   bool committed_ = false;
 };
 
-/// The first rank's side.
+/// The root's side.
 class ShmReceiving final : public Transfer {
  public:
   explicit ShmReceiving(const Call& call) : call_(call), state_(shm_state_of(*call.group)), entries_(call.list.size()) {

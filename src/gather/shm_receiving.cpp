@@ -37,7 +37,8 @@ std::vector<std::byte> ShmReceiving::take(int sender, const Record& record) {
   return receive_of(call_, sender, record.descriptor_bytes + most_before_body, "gather: receiving");
 }
 
-/// What stands behind the bytes of a slot. It is copied before it is judged.
+/// Returns the message behind the bytes of a slot. It is copied before it is validated, because the sender could change
+/// it.
 std::vector<std::byte> ShmReceiving::written_message(int sender, const Record& record) {
   const auto slot = segment(sender, record.segment);
   const std::uint64_t begin = message_place(record.moving_bytes);
@@ -60,7 +61,7 @@ void ShmReceiving::unpack(std::size_t position, const Record& record, std::span<
   MessageHeader header;
   if (message.size() < sizeof header) throw Error(ErrorKind::corrupt, "a message of a rank is too short");
   std::memcpy(&header, message.data(), sizeof header);
-  // The sender's failure comes with the next round, in its own words.
+  // The next round delivers the sender's own error.
   if (header.is_well == 0) return;
   if (message.size() != sizeof header + header.arenas * sizeof(ArenaEntry) + record.descriptor_bytes)
     throw Error(ErrorKind::corrupt, "a message of a rank has not the length it announced");

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shared memory route as the exchange sees it; what happens on its two sides is in shm_sending.cpp and
-// shm_receiving.cpp.
+// The shared memory route as the exchange sees it. Its two sides are in shm_sending.cpp and shm_receiving.cpp.
 
 #include <fmt/core.h>
 
@@ -14,7 +13,7 @@
 namespace muster::gather {
 namespace {
 
-/// More than any message has that a failed exchange could have left in front of a note.
+/// More than a failed exchange can have left in front of a note.
 constexpr std::uint64_t most_passed_over = 64 << 20;
 
 struct Note {
@@ -76,7 +75,7 @@ class ShmRoute final : public RouteDriver {
     for (int rank = 0; rank < group.size(); ++rank) {
       if (rank == group.rank() || !group.liveness(rank)->is_dead()) continue;
       state->pool.drop(rank);
-      // Its memory goes with what somebody still looks at.
+      // Its memory is freed when the last result that uses it is released.
       if (const auto region = group.region_of(rank)) region->let_go();
       state->remotes.forget(rank);
     }

@@ -20,7 +20,7 @@ constexpr const char* copying = "gather: copying";
 
 class LeaseObligation final : public Obligation {
  public:
-  /// `keeper` keeps the segment.
+  /// `keeper` keeps the segment alive.
   LeaseObligation(std::shared_ptr<const void> keeper, shm::OwnedSegment& segment, shm::LeaseId lease,
                   std::shared_ptr<const sync::PeerLiveness> holder)
       : keeper_(std::move(keeper)), segment_(segment), lease_(lease), holder_(std::move(holder)) {}
@@ -60,7 +60,7 @@ void ShmSending::offer(Record& record) {
   record.descriptor_hash = XXH3_64bits(body.data(), body.size());
   os::damage_descriptor(body);
   message_ = message(body);
-  // The first rank may be unable to take a new arena: then all hear of it.
+  // The root may be unable to map a new arena. A closing round then reports the failure to all ranks.
   record.closes = std::ranges::any_of(lent_, &Lent::is_new);
   record.moving_bytes = layout_.size();
   record.payload_bytes = moving_payload_ + arena_payload_;
@@ -69,14 +69,14 @@ void ShmSending::offer(Record& record) {
   is_small_ = layout_.size() <= most_eager && message_.size() <= most_eager_message && call_.filler == nullptr &&
               !call_.stage && is_eager();
   const GatherOptions& options = *call_.options;
-  // A stream's slots have the size of its parts: the message is there where it has room.
+  // A slot of a stream has the size of a part, and holds the message only if there is room for it.
   plan_ = state_->pool.plan(call_.first(), is_small_ && !call_.is_part ? with_message : layout_.size(),
                             {options.pipeline_depth, options.memory_budget, options.pool_limit});
   record.held = plan_.held;
   const os::Backing backing = sync::Region::own()->backing();
   const bool is_ready = plan_.slot && plan_.slot->is_taken(with_message);
   if (is_small_ && !record.closes && (is_ready || (backing == os::Backing::anonymous && !call_.is_part))) {
-    // Whether the first rank can map it.
+    // A closing round is needed unless the root is known to have mapped the slot.
     record.closes = !is_ready || !plan_.slot->is_known();
     lend_slot();
     record.segment = slot_->segment().place();
@@ -112,7 +112,7 @@ void ShmSending::move(std::span<const Record>, ExchangeReport& report) {
   write();
 }
 
-/// Makes the slot if there is none, and tells of it in the message.
+/// Creates the slot if there is none, lends it to the root, and writes its place and lease into the message.
 void ShmSending::lend_slot() {
   slot_ = state_->pool.carry_out(call_.first(), std::move(plan_));
   MessageHeader header;
@@ -129,7 +129,8 @@ void ShmSending::send(std::span<const std::byte> message) const {
 void ShmSending::write() {
   shm::SlotWriter writer(*slot_, [&] { call_.group->progress(); });
   for (const auto& [offset, tensor] : moving_) writer.write(offset, tensor->view());
-  // Also where nobody reads it there: its memory is taken, and the next exchange finds the slot ready.
+  // Written even if the root does not read it here: its memory is then taken, and the next exchange finds the slot
+  // ready.
   const std::uint64_t place = message_place(layout_.size());
   if (is_small_ && place + message_.size() <= slot_->segment().capacity()) writer.write(place, message_);
   writer.finish();
@@ -170,7 +171,7 @@ std::optional<Place> ShmSending::place(const Tensor& tensor) {
 std::uint32_t ShmSending::lend(const std::shared_ptr<ArenaCore>& arena) {
   for (std::size_t i = 0; i < lent_.size(); ++i)
     if (lent_[i].arena == arena) return static_cast<std::uint32_t>(i + 1);
-  // The entry is made now, because commit() must not fail.
+  // The entry is created now, because commit() must not fail.
   const bool is_new = state_->arenas_sent[{call_.first(), arena->segment().place()}].expired();
   lent_.push_back({arena, {}, {}, is_new});
   lent_.back().lease = arena->lend(call_.group->liveness(call_.first()));

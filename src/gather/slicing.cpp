@@ -10,7 +10,7 @@
 namespace muster::gather {
 namespace {
 
-/// A key as a JSON pointer spells it.
+/// Appends a key in the spelling of a JSON pointer.
 void append_key(std::string& path, std::string_view key) {
   path += '/';
   for (const char letter : key) {
@@ -49,20 +49,22 @@ std::int64_t row_elements(const TensorView& tensor) {
   return tensor.shape().empty() ? 1 : tensor.elements() / tensor.shape().front();
 }
 
-/// Elements that `bytes` hold; whole groups of packed ones, so that the next piece begins at a byte.
+/// Returns how many elements fit into `bytes`. Packed elements are counted in whole groups, so that the next piece
+/// begins at a byte boundary.
 std::int64_t elements_in(DType dtype, std::uint64_t bytes) {
   const auto group = static_cast<std::uint64_t>(elements_in_group(dtype));
   const std::uint64_t group_bytes = group * static_cast<std::uint64_t>(bits(dtype)) / 8;
   return static_cast<std::int64_t>(bytes / group_bytes * group);
 }
 
-/// Rows after which the next piece begins at a byte: several if rows share bytes.
+/// Returns the smallest number of rows after which the next piece begins at a byte boundary. It exceeds 1 if rows share
+/// bytes.
 std::int64_t rows_at_once(const TensorView& tensor) {
   const std::int64_t group = elements_in_group(tensor.dtype());
   return group / std::gcd(group, row_elements(tensor));
 }
 
-/// Whether the tensor is cut into rows, and not into flat runs.
+/// Returns whether the tensor is cut into rows instead of flat runs.
 bool is_cut_by_rows(const TensorView& tensor, std::uint64_t part_bytes) {
   return !tensor.shape().empty() &&
          row_elements(tensor) * rows_at_once(tensor) <= elements_in(tensor.dtype(), part_bytes);

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How a layer that is larger than a part of a stream comes in several: which leaves, and which pieces of a tensor, are
-// in which part. A pure function of the tree and the size of a part, so that equal trees are cut alike on all ranks.
+// Cuts a layer that is larger than a part of a stream into several parts: it assigns leaves and pieces of tensors to
+// parts. The cut is a pure function of the tree and the size of a part, so equal trees are cut alike on all ranks.
 //
-//  1. Leaves go into parts in the order of the tree. Leaves that are no tensors are in part 0; tensors whose bytes do
-//     not move, and empty ones, in the part that is being filled.
-//  2. A tensor that fits into a part is in one: the part that is being filled, where it has room, else the next one.
-//  3. A larger tensor begins where there is room for one row (or, where a row is too large, in a new part), and takes
-//     all the room of each part until it ends.
+//  1. Leaves are assigned to parts in the order of the tree. Leaves that are not tensors are in part 0. Empty tensors,
+//     and tensors whose bytes do not move, are in the current part.
+//  2. A tensor that fits into a part is not cut: it is in the current part if there is room, else in the next one.
+//  3. A larger tensor begins where there is room for one row (or in a new part, if a row is too large). It fills each
+//     part until it ends.
 
 #include <cstdint>
 #include <functional>
@@ -24,14 +24,14 @@ class LayerParts {
  public:
   using Moves = std::function<bool(const TensorView&)>;
 
-  /// `layer` stays as long as this. `moves(tensor)`: its bytes take room in a part. Throws Error(argument) on nesting
-  /// beyond max_config_depth.
+  /// `layer` must outlive this object. `moves(tensor)` returns whether its bytes take room in a part. Throws
+  /// Error(argument) on nesting beyond max_config_depth.
   LayerParts(const Config& layer, std::uint64_t part_bytes, Moves moves);
 
   [[nodiscard]] std::uint32_t count() const noexcept { return count_; }
-  /// The tree of a part. Pieces are views of the layer's tensors, with their owners; a flat piece of a strided tensor
-  /// is a copy. `slices`, where it is not null, gets what says where the pieces belong, without rank; in part 0 also a
-  /// slice without elements for each tensor that only comes later.
+  /// Returns the tree of a part. Pieces are views of the layer's tensors and share their owners; a flat piece of a
+  /// strided tensor is a copy. If `slices` is not null, it receives the positions of the pieces, without ranks. In part
+  /// 0 it also receives a slice without elements for each tensor that begins in a later part.
   [[nodiscard]] Config make(std::uint32_t part, std::vector<TensorSlice>* slices) const;
 
  private:
@@ -45,7 +45,7 @@ class LayerParts {
     const Tensor* tensor = nullptr;
     std::uint32_t part = 0;
     std::string path;
-    std::vector<Piece> pieces;  // of one that is cut, one a part from `part` on
+    std::vector<Piece> pieces;  // pieces of a cut tensor: one per part, from `part` on
   };
 
   void place(const Tensor& tensor, const std::string& path);
@@ -57,16 +57,16 @@ class LayerParts {
   std::uint64_t part_bytes_;
   Moves moves_;
   std::vector<Leaf> leaves_;
-  core::SlotLayout layout_;  // of the part that is being filled
+  core::SlotLayout layout_;  // layout of the current part
   std::uint32_t part_ = 0;
   std::uint32_t count_ = 1;
 };
 
-/// Fills LayerPart::tensors of a part 0, whose slices without elements go.
+/// Fills LayerPart::tensors of a part 0, and removes slices without elements.
 void list_tensors(LayerPart& part);
 
-/// Elements [first, first + elements) in row-major order, as a flat tensor: a view where the source is contiguous, else
-/// a copy on the heap. Packed types: `first` is even.
+/// Returns elements [first, first + elements) in row-major order as a flat tensor. It is a view if the source is
+/// contiguous, else a copy on the heap. For packed types `first` must be even.
 Tensor flat_run(const Tensor& source, std::int64_t first, std::int64_t elements);
 
 }  // namespace muster::gather

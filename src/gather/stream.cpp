@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The call on every rank: opening, companion, failure, closing; the numbers are those of stream.hpp.
+// The stream on every rank: opening, companion, failure, closing. Step numbers are those of stream.hpp.
 
 #include "src/gather/stream.hpp"
 
@@ -22,8 +22,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// The companion's failure that a rank announces when its own work has failed: the words come with the closing round.
-/// No wait fails with this kind by itself.
+/// The error kind with which a rank fails the companion after its own work has failed. The closing round delivers the
+/// error text. No wait fails with this kind by itself.
 constexpr ErrorKind announced = ErrorKind::rank_mismatch;
 
 constexpr std::chrono::milliseconds between_looks{20};
@@ -32,18 +32,18 @@ bool has_device_tensors(const Config& config) {
   return (residency_of(config) | Residency::host) == Residency::mixed;
 }
 
-constexpr std::uint64_t set_up_bytes = 320 << 10;  // of each rank, at most
+constexpr std::uint64_t set_up_bytes = 320 << 10;  // per rank, at most
 
-/// What a group keeps for its streams.
+/// The state that a group keeps for its streams.
 struct StreamState {
-  std::shared_ptr<sync::Group> companion;  // none before the first stream and after one that failed
-  std::uint64_t part_bytes = 0;            // of the last stream: its slots have this size
+  std::shared_ptr<sync::Group> companion;  // null before the first stream and after a failed one
+  std::uint64_t part_bytes = 0;            // part size of the last stream, and the size of its slots
 };
 std::shared_ptr<StreamState> stream_state_of(SyncGroup& group) {
   return sync::inside(group).extension<StreamState>();
 }
 
-/// The stream of one rank.
+/// The stream on one rank.
 class StreamRun {
  public:
   StreamRun(const LayerSource& source, std::span<const int> ranks, SyncGroup& group, const LayerConsumer& consume,
@@ -74,12 +74,12 @@ class StreamRun {
     try {
       close(stream());
     } catch (...) {
-      // They live on the companion.
+      // These objects use the companion.
       part_sender_.reset();
       part_receiver_.reset();
       if (sending_) sending_->withdraw();
       sending_.reset();
-      // All ranks drop it: there may be messages of this stream in it, and slots that nobody gives back.
+      // All ranks drop the companion: it may contain messages of this stream, and slots that are never returned.
       state_->companion.reset();
       throw;
     }
@@ -105,7 +105,7 @@ class StreamRun {
     records_ =
         opening_round(call_.entry, record_, failure, ranks_, "gather_each: opening", "gather_each: failing", words);
     if (call_.entry.is_member()) {
-      // A stream prepares nothing for a route before it is known.
+      // A stream prepares nothing for a route before the route is known.
       Chosen chosen = chosen_route(call_.entry, records_);
       call_.driver = chosen.driver;
       report_.route = chosen.driver->route();
@@ -136,10 +136,10 @@ class StreamRun {
     record_.kind_hash = XXH3_64bits(kind.data(), sizeof kind);
     const os::MemoryHeadroom room = os::memory_headroom(os::default_backing());
     record_.available_bytes = room.bytes;
-    // Setting up takes a little of it: messages of each rank in the companion.
+    // Creating the companion takes some of this memory, for the messages of each rank on this host.
     if (!state_->companion) record_.available_bytes -= std::min(room.bytes, set_up_bytes * ranks_here());
     record_.limit = room.limit;
-    // On the first rank what counts is memory that it receives into, elsewhere what the rank sends from.
+    // On the root, memory that it receives into counts; on other ranks, memory that they send from.
     if (state_->companion)
       for (const auto& driver : RouteTable::instance().drivers()) {
         const std::uint64_t pooled = driver->settle(*state_->companion, RouteDriver::Keep::free_memory);
@@ -148,7 +148,7 @@ class StreamRun {
     if (const RouteDriver* guess = guess_route(record_)) preflight_ = guess->preflight(call_.entry, record_);
   }
 
-  /// That take memory of this host.
+  /// Returns how many ranks take memory of this host.
   [[nodiscard]] std::uint64_t ranks_here() const {
     std::uint64_t count = 0;
     for (int rank = 0; rank < group_.size(); ++rank)
@@ -173,7 +173,7 @@ class StreamRun {
     state_->part_bytes = call_.part_bytes;
   }
 
-  /// 3 to 6. Returns this rank's own failure; throws if the group has failed.
+  /// Runs steps 3 to 6. Returns this rank's own failure; throws if the group has failed.
   std::optional<Error> stream() {
     if (!call_.entry.is_member()) return std::nullopt;
     const trace::Span span(trace::Kind::phase, "parts");
@@ -190,7 +190,7 @@ class StreamRun {
     } catch (const CallbackFailure& failure) {
       own = failure.error;
     } catch (const Error& error) {
-      // The companion has failed: another rank has announced its own failure, or a wait has failed for good.
+      // The companion has failed: another rank has announced its own failure, or a wait has failed permanently.
       const Error cause = call_.companion->failure().value_or(error);
       if (cause.kind() != announced) sync::fail(group_, cause);
     }
@@ -208,7 +208,7 @@ class StreamRun {
     call_.part_sender = part_sender_.get();
   }
 
-  /// What is still on its way comes to its end; `group`: whose waits.
+  /// Completes the transfers in flight. `group` is used for the waits.
   void settle(SyncGroup& group) {
     const WaitOptions wait = call_.wait("gather_each: ending");
     if (part_sender_) part_sender_->settle(group, wait);
@@ -236,7 +236,7 @@ class StreamRun {
   Record record_;
   std::vector<Record> records_;
   std::unique_ptr<Preflight> preflight_;
-  Call part_call_;  // of the two below
+  Call part_call_;  // used by the next two members
   std::unique_ptr<PartSender> part_sender_;
   std::unique_ptr<PartReceiver> part_receiver_;
   std::optional<StreamSending> sending_;
@@ -267,7 +267,7 @@ std::optional<Config> StreamCall::next_layer(std::uint64_t layer) const {
   std::optional<Config> config;
   call_back(fmt::format("the source threw at layer {}", layer), [&] { config = (*source)(); });
   if (!config) return config;
-  // The route was chosen before anybody knew where the tensors would be.
+  // The route was chosen before the residency of the tensors was known.
   call_back(fmt::format("layer {}", layer), [&] {
     refuse_asynchronous(*config);
     if (has_device_tensors(*config) && RouteTable::instance().staging() == nullptr)
@@ -316,14 +316,14 @@ void StreamCall::call_back(const std::string& what, const std::function<void()>&
 
 void StreamCall::check() const {
   bool is_well = !part_options.stop.stop_requested() && !companion->failure();
-  // A look at all others costs a system call each: parts may be many and small.
+  // Checking all other ranks costs one system call each, and parts may be many and small.
   const Clock::time_point now = Clock::now();
   if (is_well && now - looked >= between_looks) {
     is_well = std::ranges::none_of(others, [](const auto& other) { return other->is_dead(); });
     looked = now;
   }
   if (is_well) return;
-  // The wait knows the words for each of these.
+  // The wait throws the right error for each of these cases.
   const auto never = [] { return false; };
   companion->wait_until(
       never, [](std::chrono::nanoseconds) { std::this_thread::sleep_for(std::chrono::milliseconds(1)); }, {},

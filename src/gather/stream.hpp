@@ -1,24 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The stream: layer after layer by one collective call, with credits instead of barriers.
+// The stream: one collective call that transfers layer after layer, with credits instead of barriers. The root is the
+// first rank of a list.
 //
-//  1. Opening round, on the group: as round 1 of an exchange (arguments, lists, versions, route), and what decides the
-//     size of a part: budget, depth, available memory (needs.hpp).
-//  2. The first stream of a group makes a companion group. All that follows up to 6 is on the companion, between a
-//     sender and its first rank; it is kept for the next stream, and dropped on all ranks when a stream fails.
-//  3. A sender, for each part: waits until part i - depth has been given back; asks its source where a layer begins;
-//     brings what is on devices to the host, into the part's slot where it has one (HostStaging);
-//     sends a header (PartHeader, slices); lets the route move the part; says that it is whole. If the route has a
-//     PartSender (route.hpp), it sends header and part, and the first rank's PartReceiver takes them.
-//  4. The first rank, for each part: asks its own source where a layer begins; takes the headers of all senders that
-//     still have parts of the layer; lets the route take the parts in; waits until they are whole; consumes. The end
-//     of the consumer's call gives the parts back, but for what it keeps.
-//  5. A header without parts is a sender's end. The stream ends when all have ended at the same layer. PartSender and
-//     PartReceiver settle: nothing of the stream is under way any more.
-//  6. A rank whose source, consumer or own work fails poisons the companion, which ends the waits of all others at
-//     once, and goes on to 7. What ends a wait by itself (deadline, death, cancellation) poisons the group as well.
-//  7. Closing round, on the group: as round 2 of an exchange. All ranks throw the words of the lowest that failed;
-//     before that, what is still under way is settled.
+//  1. Opening round, on the group: as round 1 of an exchange (arguments, lists, versions, route). The records also
+//     contain what determines the size of a part: budget, depth, available memory (needs.hpp).
+//  2. The first stream of a group creates a companion group. Steps 3 to 6 use the companion, between a sender and its
+//     root. It is kept for the next stream, and dropped on all ranks if a stream fails.
+//  3. A sender does the following for each part i. It waits until part i - depth has been returned. At the beginning of
+//     a layer it calls its source. It copies tensors on devices to the host, into the part's slot if it has one
+//     (HostStaging). It sends a header (PartHeader, slices), lets the route move the part, and reports that the part is
+//     complete. If the route has a PartSender (route.hpp), it sends header and part, and the root's PartReceiver
+//     receives them.
+//  4. The root does the following for each part. At the beginning of a layer it calls its own source. It receives the
+//     headers of all senders that still have parts of the layer. It lets the route receive the parts, waits until they
+//     are complete, and calls the consumer. When the consumer returns, the parts are returned, except for tensors that
+//     the consumer keeps.
+//  5. A header without parts ends a sender's stream. The stream ends when all senders have ended at the same layer.
+//     PartSender and PartReceiver settle, so that nothing of the stream is in flight any more.
+//  6. A rank whose source, consumer or own work fails poisons the companion. This ends the waits of all other ranks at
+//     once. The rank continues with step 7. Failures of a wait itself (deadline, death, cancellation) also poison the
+//     group.
+//  7. Closing round, on the group: as round 2 of an exchange. All ranks throw the error of the lowest failed rank.
+//     Before that, transfers in flight are settled.
 
 #include <cstdint>
 #include <deque>
@@ -34,7 +38,7 @@
 
 namespace muster::gather {
 
-/// One stream on one rank of a list. Everything outlives the stream.
+/// One stream on one rank of a list. Everything that it points to outlives the stream.
 struct StreamCall {
   const LayerSource* source = nullptr;
   const LayerConsumer* consume = nullptr;
@@ -42,41 +46,41 @@ struct StreamCall {
   sync::Group* companion = nullptr;
   std::vector<std::shared_ptr<const sync::PeerLiveness>> others;  // all other ranks of the group
   const RouteDriver* driver = nullptr;
-  PartSender* part_sender = nullptr;      // of a sender whose route has one
-  PartReceiver* part_receiver = nullptr;  // of the first rank, likewise
-  GatherOptions part_options;             // of each part's transfer
+  PartSender* part_sender = nullptr;      // on a sender whose route has a PartSender
+  PartReceiver* part_receiver = nullptr;  // on the root of such a route
+  GatherOptions part_options;             // for each part's transfer
   std::uint64_t part_bytes = 0;
   StreamReport* report = nullptr;
   trace::Span* span = nullptr;
-  mutable std::chrono::steady_clock::time_point looked{};  // for dead ranks, if nothing had to be waited for
+  mutable std::chrono::steady_clock::time_point looked{};  // last check for dead ranks without a wait
 
   [[nodiscard]] WaitOptions wait(const char* phase) const {
     return {.timeout = part_options.timeout, .stop = part_options.stop, .phase = phase};
   }
-  /// The call of one part's transfer; `value` is null on the first rank.
+  /// Returns the call of one part's transfer; `value` is null on the root.
   [[nodiscard]] Call part_call(std::uint64_t layer, std::uint32_t part, const Config* value) const;
-  /// Runs a source or a consumer: progress at its begin and end, and what it throws is a CallbackFailure with `what`
-  /// before its words.
+  /// Runs a source or a consumer. Reports progress before and after it. An exception becomes a CallbackFailure with
+  /// `what` in front of its message.
   void call_back(const std::string& what, const std::function<void()>& run) const;
-  /// The next layer of this rank's source. Throws CallbackFailure.
+  /// Returns the next layer of this rank's source. Throws CallbackFailure.
   std::optional<Config> next_layer(std::uint64_t layer) const;
-  /// The part with its tensors brought to the host; none if they are there.
+  /// Returns the part with its tensors copied to the host; nullopt if they are on the host already.
   [[nodiscard]] std::optional<Config> staged(const Config& part) const;
-  /// What brings the part's tensors from devices into the slot that it travels in; null if they are on the host, or
-  /// do not travel in one, or not all alike.
+  /// Returns the filler that copies the part's tensors from devices into the part's slot. Null if the tensors are on
+  /// the host, do not use a slot, or are of different kinds.
   [[nodiscard]] std::unique_ptr<SlotFiller> filler_of(const Call& call) const;
-  /// Memory of the host that staging takes.
+  /// Returns how much host memory staging uses.
   [[nodiscard]] std::uint64_t staged_bytes() const;
-  /// Throws if the stream has failed, is cancelled, or a rank is dead, although nothing had to be waited for.
+  /// Throws if the stream has failed, is cancelled, or a rank is dead. For steps that did not have to wait.
   void check() const;
 };
 
-/// What a source or a consumer threw: this rank's own failure, whatever has become of the group.
+/// An exception of a source or a consumer. It is this rank's own failure, whatever the state of the group is.
 struct CallbackFailure {
   Error error;
 };
 
-/// Before each part. If a sender's stream ends, `parts` is 0.
+/// Precedes each part. At the end of a sender's stream `parts` is 0.
 struct PartHeader {
   std::uint64_t layer = 0;
   std::uint32_t part = 0;
@@ -89,7 +93,8 @@ class StreamSending {
  public:
   explicit StreamSending(const StreamCall& call) : call_(call) {}
   void run();
-  /// The stream has failed, and the first rank takes nothing any more: what it has not taken is this rank's again.
+  /// Called when the stream has failed and the root receives nothing more: takes back the memory that the root has not
+  /// taken.
   void withdraw() noexcept;
 
  private:
@@ -101,14 +106,14 @@ class StreamSending {
   void wait_for_credit();
 
   const StreamCall& call_;
-  std::deque<std::vector<std::unique_ptr<Obligation>>> under_way_;  // parts that the first rank may hold
-  // Of the part that is being sent. After a failure it stays until all ranks know of that: the first rank may be taking
-  // it in.
+  std::deque<std::vector<std::unique_ptr<Obligation>>> under_way_;  // parts that the root may hold
+  // The part that is being sent. After a failure it is kept until all ranks know of the failure, because the root may
+  // be receiving it.
   Call part_call_;
   std::unique_ptr<Transfer> transfer_;
 };
 
-/// The first rank's side.
+/// The root's side.
 class StreamReceiving {
  public:
   explicit StreamReceiving(const StreamCall& call);
@@ -129,10 +134,10 @@ class StreamReceiving {
   void consume(LayerPart& part);
 
   const StreamCall& call_;
-  std::vector<Arrival> arrivals_;  // by position; the newest of each sender
+  std::vector<Arrival> arrivals_;  // by position; the latest of each sender
 };
 
-/// Gives free memory of a group's streams back; returns the bytes.
+/// Frees unused memory of a group's streams; returns the bytes.
 std::uint64_t trim_streams(SyncGroup& group);
 
 }  // namespace muster::gather

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The first rank's side of a stream; the numbers are those of stream.hpp.
+// The root's side of a stream. Step numbers are those of stream.hpp.
 
 #include <fmt/core.h>
 
@@ -46,7 +46,7 @@ std::vector<TensorSlice> slices_of(std::span<const std::byte> bytes, int rank) {
   return slices;
 }
 
-/// While the caller's own code runs.
+/// Lets parts arrive while the caller's own code runs.
 class Unattended {
  public:
   explicit Unattended(PartReceiver* part_receiver) : part_receiver_(part_receiver) {
@@ -88,7 +88,8 @@ void StreamReceiving::take_layer(std::uint64_t layer, std::optional<Config> own)
   std::uint64_t own_bytes = 0;
   if (own) {
     try {
-      // It does not travel, but what is wrong with a tree is wrong on every rank alike.
+      // The root's own layer is not sent. It is encoded anyway, so that an invalid tree fails on every rank in the same
+      // way.
       core::encode_descriptor(*own, [&](const Tensor& tensor) {
         own_bytes += tensor.nbytes();
         return std::optional(core::Place{});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A sender's side of a stream; the numbers are those of stream.hpp.
+// A sender's side of a stream. Step numbers are those of stream.hpp.
 
 #include <fmt/core.h>
 
@@ -27,7 +27,7 @@ Config tree_of(const std::vector<TensorSlice>& slices) {
   return all;
 }
 
-/// The header as it travels.
+/// Returns the header as it is sent.
 std::vector<std::byte> message_of(const PartHeader& header, const std::vector<TensorSlice>& slices) {
   std::vector<std::byte> message(sizeof header);
   std::memcpy(message.data(), &header, sizeof header);
@@ -102,9 +102,9 @@ void StreamSending::send_part(std::uint64_t layer, std::uint32_t part, std::uint
   ExchangeReport moved;
   transfer_->move({}, moved);
   transfer_->commit();
-  // Before anything else can fail: what the stream lends is withdrawn with it.
+  // Stored before anything else can fail, so that a failed stream withdraws its leases.
   under_way_.push_back(transfer_->obligations());
-  // It is whole. What was complete with its header needs no word.
+  // The part is complete. If it was complete with its header, no message is needed.
   if (!header.record.complete)
     call_.companion->send(call.first(), std::as_bytes(std::span(&call.number, 1)), call_.wait("gather_each: sending"));
   StreamReport& report = *call_.report;

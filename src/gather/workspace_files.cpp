@@ -18,7 +18,7 @@
 namespace muster::gather {
 namespace {
 
-/// Before the file's name.
+/// Precedes the name of the file in a message.
 struct FileMessageHeader {
   std::uint64_t exchange = 0;
   std::uint32_t is_written = 0;
@@ -26,7 +26,7 @@ struct FileMessageHeader {
 };
 constexpr std::uint64_t longest_name = 255;
 
-/// A part of a stream that the first rank has to take.
+/// A part of a stream that the root has to delete.
 class FileObligation final : public Obligation {
  public:
   FileObligation(std::string path, bool is_network)
@@ -35,7 +35,7 @@ class FileObligation final : public Obligation {
     const std::size_t slash = path_.find_last_of('/');
     const std::string name = path_.substr(slash + 1);
     try {
-      // Listed, not asked for: what a client knows of a name may be old.
+      // The directory is listed instead of probing the name: a client's cached information about a name may be stale.
       const auto entries = os::list_directory(path_.substr(0, slash));
       return std::ranges::find(entries, name, &os::DirectoryEntry::name) == entries.end();
     } catch (const std::exception&) {
@@ -50,7 +50,7 @@ class FileObligation final : public Obligation {
       try {
         workspace::refresh(path_.substr(0, path_.find_last_of('/')));
       } catch (const Error&) {
-        // The next listing says what is wrong.
+        // The next listing reports the problem.
       }
     }
     return true;
@@ -59,7 +59,7 @@ class FileObligation final : public Obligation {
  private:
   std::string path_;
   bool is_network_;
-  mutable workspace::Pauses pauses_;  // they grow from one wait to the next
+  mutable workspace::Pauses pauses_;  // the pauses grow from one wait to the next
 };
 
 }  // namespace
@@ -70,14 +70,14 @@ void SentFile::offer(Record& record) {
   for (const auto& [name, tensor] : value_.weights) bytes += tensor.nbytes();
   record.payload_bytes = bytes;
   if (call_.is_first() && !call_.options->workspace.keep_files) return;
-  // A config without tensors is a file, too.
+  // A config without tensors is also written as a file.
   record.closes = true;
   if (call_.is_sender()) record.moving_bytes = bytes;
 }
 
 void SentFile::send() {
   const bool is_kept = call_.options->workspace.keep_files;
-  // The first rank waits for this, so it needs no memory: whatever fails before it is said by it.
+  // The root waits for this message, so sending it allocates no memory. It also reports any earlier failure.
   std::array<std::byte, sizeof(FileMessageHeader) + longest_name> message;
   FileMessageHeader header{.exchange = call_.number};
   std::size_t length = sizeof header;
@@ -143,7 +143,7 @@ std::unique_ptr<Obligation> SentFile::obligation() {
   const workspace::WorkspaceDirectory& directory = workspace_of(call_, state_);
   auto obligation = std::make_unique<FileObligation>(file_.path(), directory.is_network);
   state_.under_way.push_back(std::move(file_));
-  // Earlier ones have been given back: this one waited for that.
+  // Earlier files have been deleted by the root: this rank has waited for that.
   while (state_.under_way.size() > static_cast<std::size_t>(call_.options->pipeline_depth)) {
     state_.under_way.front().keep();
     state_.under_way.pop_front();
@@ -205,7 +205,7 @@ std::vector<std::optional<Config>> receive_files(const Call& call, WorkspaceRout
     const int sender = call.list[position];
     if (!records[static_cast<std::size_t>(sender)].has_value) continue;
     const std::string name = take_name(call, sender);
-    // The sender's own status says why there is none.
+    // The sender's own status gives the reason.
     if (name.empty() || trouble) continue;
     try {
       values[position] = read_file(call, state, sender, name);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The workspace route as the exchange sees it, and what a rank keeps for it; the numbers are those of
+// The workspace route as the exchange sees it, and the state that a rank keeps for it. Step numbers are those of
 // workspace_state.hpp.
 
 #include <fmt/core.h>
@@ -29,7 +29,7 @@ PassingFile::~PassingFile() {
   try {
     os::remove_file(path_);
   } catch (const std::exception&) {
-    // Its name tells whose it is: a clean-up finds it.
+    // The name contains the process, so a later clean-up deletes the file.
   }
 }
 
@@ -39,7 +39,7 @@ std::shared_ptr<WorkspaceRouteState> workspace_state_of(SyncGroup& group) {
   return sync::inside(group).extension<WorkspaceRouteState>();
 }
 
-/// The path that a call goes by: what was given, or the workspace that the group itself lives in. Empty: none.
+/// Returns the path that a call uses: the given path, or the workspace of a file group. Empty: no workspace.
 std::string workspace_path_of(const Call& call) {
   if (!call.options->workspace.path.empty()) return call.options->workspace.path;
   return workspace::workspace_of(*call.group);
@@ -58,7 +58,7 @@ const workspace::WorkspaceDirectory& workspace_of(const Call& call, WorkspaceRou
 
 namespace {
 
-/// Step 1: do all ranks of a list see one directory?
+/// Step 1: checks whether all ranks of a list see the same directory.
 class WorkspacePreflight final : public Preflight {
  public:
   WorkspacePreflight(const Call& call, Record& record) : call_(call), state_(workspace_state_of(*call.group)) {
@@ -100,7 +100,7 @@ class WorkspacePreflight final : public Preflight {
       for (const int rank : call_.list)
         if (call_.is_first() || rank == call_.first()) state_->confirmed.emplace(path_, rank);
     } catch (const std::bad_alloc&) {
-      // It is checked again next time.
+      // The check is repeated next time.
     }
   }
 
@@ -123,14 +123,14 @@ class WorkspacePreflight final : public Preflight {
                                   check_group();
                                 }},
                            [&] {
-                             // By listing: its full name has the first rank's process in it.
+                             // Found by listing, because the full name contains the root's process.
                              if (std::ranges::none_of(os::list_directory(directory.path), is_token))
                                throw Error(ErrorKind::not_found, "no token");
                            });
     } catch (const Error& error) {
       check_group();
       if (error.kind() != ErrorKind::not_found) throw;
-      // A token goes with its rank; the round that follows misses that one.
+      // The token is deleted when its rank dies. The next round reports the dead rank.
       if (call_.group->liveness(call_.first())->is_dead()) return;
       const RankInfo& own = call_.group->info(call_.group->rank());
       const RankInfo& first = call_.group->info(call_.first());
@@ -143,7 +143,8 @@ class WorkspacePreflight final : public Preflight {
     }
   }
 
-  /// The first rank takes its token back when the group fails.
+  /// Throws the group's failure. The root deletes its token when the group fails, so a missing token is then no
+  /// evidence.
   void check_group() const {
     if (const auto failure = call_.group->failure()) throw *failure;
   }
@@ -191,8 +192,9 @@ class WorkspaceTransfer final : public Transfer {
   std::vector<std::optional<Config>> entries_;
 };
 
-/// Merges through a workspace: the first rank reads all members' files and merges them in its memory. The others' bytes
-/// are there once as files, so nothing is gained by writing straight into the result as over shared memory.
+/// Merges through a workspace: the root reads the files of all members and merges them in its memory. The bytes of the
+/// other ranks exist once as files, so writing them directly into the result, as over shared memory, would gain
+/// nothing.
 class WorkspaceMerge final : public Transfer {
  public:
   explicit WorkspaceMerge(const Call& call)
@@ -211,7 +213,7 @@ class WorkspaceMerge final : public Transfer {
     if (call_.options->workspace.keep_files) own_.send();
     std::vector<TensorView> sources{call_.value->as_tensor().view()};
     for (std::size_t position = 1; position < others.size(); ++position) {
-      // A sender that failed says why in its own status.
+      // A sender that failed reports the reason in its own status.
       if (!others[position]) return;
       sources.push_back(others[position]->as_tensor().view());
     }
@@ -247,7 +249,7 @@ class WorkspaceRoute final : public RouteDriver {
     return std::make_unique<WorkspaceTransfer>(call);
   }
   std::uint64_t settle(SyncGroup& group, Keep) const override {
-    // Streams of before: what the first rank has not taken it will not take any more.
+    // Files of earlier streams: the root will not read the remaining ones.
     workspace_state_of(group)->under_way.clear();
     return 0;
   }

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The workspace route: what its parts have in common, and what a rank keeps with a group for it.
+// The workspace route: declarations that its parts share, and the state that a rank keeps with a group for it. The root
+// is the first rank of a list.
 //
-//  1. preflight: the first time that ranks of a list use a directory together, the first rank puts a token into it
-//     before round 1 and says so in its record. The senders look for it before a byte moves: a directory that is only
-//     called the same on two hosts is refused on all ranks, in a round of its own.
-//  2. move, sender: its tree, split into config and weights, becomes a state file under a name that was never used.
-//     It is whole when it has its name; it is not fsynced unless it is to stay, because it goes as soon as it was read.
-//     The name goes to the first rank through the group. If writing fails, a message without a name says so: the
-//     first rank must not wait for it.
-//  3. move, first rank: takes every message, even when one of them is bad; opens the names that it was told
-//     (discovery.hpp); maps the files of this host's disks, reads those of a network.
-//  4. commit, after the closing round, which is the acknowledgement: the sender removes its file, or leaves it where
-//     files are kept. Of a stream's parts the first rank removes each as soon as it has it: that is the sender's
-//     credit.
-// What a killed rank leaves has its process in its name, and goes with the next clean-up (gc.hpp).
+//  1. Preflight: when ranks of a list first use a directory together, the root creates a token file in it before round
+//     1. It announces the token in its record. The senders look for the token before any byte moves. If two hosts use
+//     the same path for different directories, all ranks refuse the call in a separate round.
+//  2. Move, sender: splits its tree into config and weights, and writes them as a state file under a name that was
+//     never used. The file gets its name when it is complete. It is not fsynced unless it is kept, because it is
+//     deleted as soon as it was read. The sender sends the name to the root through the group. If writing fails, it
+//     sends a message without a name, so that the root does not wait for it.
+//  3. Move, root: receives every message, even if one of them is invalid. It opens the announced names (discovery.hpp),
+//     maps files on this host's disks, and reads files on a network file system.
+//  4. Commit, after the closing round, which is the acknowledgement. The sender deletes its file, or leaves it if files
+//     are kept. In a stream the root deletes each part as soon as it has read it: that is the sender's credit.
+// Files of a killed rank have its process in their names; the next clean-up deletes them (gc.hpp).
 
 #include <cstdint>
 #include <deque>
@@ -34,7 +34,7 @@
 
 namespace muster::gather {
 
-/// Removes its file when it goes, in the process that has made it: not in a forked child.
+/// Deletes its file in the destructor, but only in the process that created it, not in a forked child.
 class PassingFile {
  public:
   PassingFile() = default;
@@ -56,28 +56,29 @@ class PassingFile {
 
 struct WorkspaceRouteState {
   std::map<std::string, workspace::WorkspaceDirectory> directories;  // by the path as it was given
-  std::set<std::pair<std::string, int>> confirmed;                   // path, and a rank that sees the same there
-  std::uint64_t parts = 0;                                           // of streams: numbers their files
-  std::deque<PassingFile> under_way;                                 // of streams: what the first rank may not have yet
+  std::set<std::pair<std::string, int>> confirmed;  // path, and a rank that sees the same directory there
+  std::uint64_t parts = 0;                          // of streams: numbers their files
+  std::deque<PassingFile> under_way;                // of streams: files that the root may not have read yet
 };
 
-/// The workspace that a call goes by. Prepared at first use, and cleared of what dead processes of this host left
-/// there. Throws as prepare_workspace.
+/// Returns the workspace that a call uses. The first use prepares it and deletes files that dead processes of this host
+/// left there. Throws as prepare_workspace.
 const workspace::WorkspaceDirectory& workspace_of(const Call& call, WorkspaceRouteState& state);
 
-// Steps 2 to 4: what transfers of any kind do with files.
+// Steps 2 to 4: the file operations that all kinds of transfers share.
 
 /// A member's own value as a file.
 class SentFile {
  public:
   SentFile(const Call& call, WorkspaceRouteState& state) : call_(call), state_(state) {}
-  /// Before round 1: what there is to write. Throws Error(argument) on a tree that cannot be.
+  /// Before round 1: determines what must be written. Throws Error(argument) on an invalid tree.
   void offer(Record& record);
-  /// Writes it and tells the first rank, if this rank is not the first. Throws Error(no_space | io | unsupported).
+  /// Writes the file and, unless this rank is the root, sends its name to the root. Throws Error(no_space | io |
+  /// unsupported).
   void send();
-  /// It has been read: it goes, unless it is to stay.
+  /// Called when the file has been read: deletes it unless files are kept.
   void commit() noexcept;
-  /// Of a part of a stream, after commit(): the first rank removes it.
+  /// For a part of a stream, after commit(): returns the obligation that ends when the root deletes the file.
   [[nodiscard]] std::unique_ptr<Obligation> obligation();
 
  private:
@@ -89,8 +90,8 @@ class SentFile {
   PassingFile file_;
 };
 
-/// On the first rank: the values of all members that have one, by position; its own place stays empty. Throws what
-/// failed first, after all messages were taken.
+/// On the root: returns the values of all members that have one, by position; the root's own entry stays empty.
+/// Receives all messages, and then throws the first failure.
 std::vector<std::optional<Config>> receive_files(const Call& call, WorkspaceRouteState& state,
                                                  std::span<const Record> records);
 

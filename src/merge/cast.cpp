@@ -12,8 +12,8 @@ namespace {
 
 constexpr std::size_t cast_block = 64;
 
-/// A double rounded to the nearest float would be rounded twice on its way to a narrower format: a float whose last
-/// digit says that there was more rounds as the double does.
+/// Converts a double to a float for further rounding to a narrower format, without double rounding. If the float is not
+/// exact, its last bit is set, so that it rounds as the double would.
 float sticky(double value) {
   const auto nearest = static_cast<float>(value);
   if (static_cast<double>(nearest) == value || std::isnan(value)) return nearest;

@@ -49,7 +49,8 @@ Grain grain_along(const Shape& shape, std::size_t dim) {
   return {product(shape, 0, dim), product(shape, dim + 1, shape.size())};
 }
 
-/// The blocks' relative sizes with nothing left to divide them by: what ranks cut need not be a multiple of more.
+/// Returns the relative sizes of the blocks, divided by their greatest common divisor. The sizes of the ranks must be
+/// multiples of their sum, which should be as small as possible.
 std::vector<std::int64_t> weights_of(const Concat& merge) {
   if (merge.blocks.empty()) return {1};
   std::int64_t total = 0;
@@ -64,7 +65,7 @@ std::vector<std::int64_t> weights_of(const Concat& merge) {
   return weights;
 }
 
-/// How many times the weights a size is.
+/// Divides a size by the sum of the weights.
 std::int64_t units_of(const std::vector<std::int64_t>& weights, std::int64_t size, std::size_t dim) {
   const std::int64_t total = std::accumulate(weights.begin(), weights.end(), std::int64_t{0});
   if (size % total != 0)
@@ -73,7 +74,7 @@ std::int64_t units_of(const std::vector<std::int64_t>& weights, std::int64_t siz
   return size / total;
 }
 
-/// A size shared out by the blocks of a fused tensor.
+/// Divides a size into the blocks of a fused tensor.
 std::vector<std::int64_t> block_sizes(const Concat& merge, std::int64_t size, std::size_t dim) {
   std::vector<std::int64_t> sizes = weights_of(merge);
   const std::int64_t units = units_of(sizes, size, dim);
@@ -81,7 +82,7 @@ std::vector<std::int64_t> block_sizes(const Concat& merge, std::int64_t size, st
   return sizes;
 }
 
-/// How large a head of each block is, in proportion to the others: a block's size by its heads.
+/// Returns the relative size of a head in each block: the size of the block divided by its heads.
 std::vector<std::int64_t> head_sizes(const Concat& merge, std::span<const std::int64_t> heads) {
   std::vector<std::int64_t> sizes(heads.size(), 1);
   if (merge.blocks.empty() || heads.empty()) return sizes;
@@ -96,7 +97,7 @@ std::vector<std::int64_t> head_sizes(const Concat& merge, std::span<const std::i
   return sizes;
 }
 
-/// A size shared out by blocks of `counts` heads each, whose `sizes` are in proportion.
+/// Divides a size into blocks of `counts` heads each. `sizes` are the relative sizes of the heads.
 std::vector<std::int64_t> head_blocks(std::span<const std::int64_t> counts, std::span<const std::int64_t> sizes,
                                       std::int64_t size, std::size_t dim) {
   std::vector<std::int64_t> blocks(counts.size());
@@ -128,7 +129,7 @@ class Joining {
     }
     const auto parts = static_cast<int>(sources_.size());
     std::vector<HeadShare> shares;
-    std::vector<std::int64_t> held;  // heads of each block that a rank has
+    std::vector<std::int64_t> held;  // heads per rank in each block
     for (const std::int64_t heads : heads_) held.push_back(shares.emplace_back(share_heads(heads, parts)).heads);
     const std::vector<std::int64_t> of_head = head_sizes(merge, heads_);
     const auto blocks_of = [&](std::int64_t size) {
@@ -178,7 +179,8 @@ class Joining {
         at += count;
         left -= count;
       }
-      // Padding at the end of each block: a rank with more than its share could leave one short.
+      // Padding is at the end of each block. If one rank has more than its share, the ranks can have too little for a
+      // block.
       if (left != 0) refuse(fmt::format("the ranks have too little of block {} of {}", block + 1, wanted.size()));
     }
     return layout;
@@ -267,9 +269,9 @@ class Cutting {
     std::int64_t block_begin = 0;
     const std::vector<std::int64_t> weights = weights_of(merge);
     const std::int64_t units = units_of(weights, whole_.shape[dim], dim);
-    // The same share of every block, so that the parts' blocks have the whole's proportions.
+    // Each part gets the same share of every block, so that its blocks have the same proportions as in the whole.
     std::int64_t share = units / parts_ + (units % parts_ == 0 ? 0 : 1);
-    // Packed elements share bytes: a slice may not end inside one.
+    // Packed elements share bytes, so a slice must not end inside a byte.
     const std::int64_t group = elements_in_group(whole_.dtype);
     const std::int64_t units_in_group = group / std::gcd(group, cut.grain.inner);
     share = (share + units_in_group - 1) / units_in_group * units_in_group;
@@ -348,7 +350,8 @@ Layout part_of(const Cut& cut, int part) {
 
 Layout compose(const Layout& whole, const Cut& cut, int part) {
   const std::vector<Piece>& wanted_pieces = cut.pieces[static_cast<std::size_t>(part)];
-  // Every part is the whole, whichever dimension that was joined along; what is reduced is cut so alone.
+  // If every part is the whole tensor, the dimension of the join does not matter. Reductions can be composed only in
+  // this case.
   if (cut.part == whole.target && wanted_pieces == std::vector<Piece>{{0, 0, cut.whole_units, 0}}) return whole;
   if (whole.grain != cut.grain || whole.target_units != cut.whole_units || whole.combine != Combine::copy)
     refuse("a tensor cannot be joined along one dimension and cut along another in one step");
@@ -367,7 +370,7 @@ Layout compose(const Layout& whole, const Cut& cut, int part) {
 
 namespace {
 
-/// Bytes of a tensor's row from its first unit on.
+/// Computes the offset of a unit in a row of a tensor, in bytes.
 class Ruler {
  public:
   Ruler(const Layout& layout, std::int64_t units)
@@ -378,7 +381,7 @@ class Ruler {
 
   [[nodiscard]] std::uint64_t offset(std::int64_t unit) const {
     const std::uint64_t at = static_cast<std::uint64_t>(unit) * unit_bits_;
-    // Only the very end of a packed tensor may be a part of a byte. Without rows there are no elements.
+    // Only the end of a packed tensor may be inside a byte. Without rows there are no elements.
     if (at % 8 != 0 && rows_ != 0 && !(unit == units_ && rows_ == 1))
       throw Error(ErrorKind::unsupported, "packed elements of different slices would share a byte");
     return (at + 7) / 8;
@@ -414,7 +417,7 @@ Rows rows_of(const Layout& layout) {
       rows.runs.push_back(run);
   }
   rows.has_gaps = layout.combine == Combine::copy && covered < rows.row_bytes;
-  // Where every row is one run without a gap on either side, all rows are one.
+  // If every row is one run without gaps on either side, all rows are joined into one.
   const bool is_dense = std::ranges::all_of(
       rows.runs, [&](const Run& run) { return run.bytes == rows.row_bytes && run.stride == rows.row_bytes; });
   if (is_dense && !rows.has_gaps) {
@@ -430,13 +433,13 @@ std::vector<Rectangle> rectangles_of(const Rows& rows, int source, std::uint64_t
   std::vector<Rectangle> all;
   for (const Run& run : rows.runs) {
     if (run.source != source) continue;
-    // Of `count` rows from `row` on the bytes [from, to) of the run.
+    // Adds the bytes [from, to) of the run in `count` rows from `row` on.
     const auto add = [&](std::uint64_t row, std::uint64_t count, std::uint64_t from, std::uint64_t to) {
       if (count != 0 && from < to)
         all.push_back({source, run.begin + row * run.stride + from - begin, run.stride,
                        row * rows.row_bytes + run.at + from, rows.row_bytes, to - from, count});
     };
-    // The first row that ends after `at`, and what of it lies before.
+    // Returns the first row that ends after `at`, and how many of its bytes are before `at`.
     const auto position = [&](std::uint64_t at) {
       const std::uint64_t past = at > run.begin ? at - run.begin : 0;
       const std::uint64_t row = std::min(past / run.stride, rows.count);
@@ -459,7 +462,7 @@ std::vector<Rectangle> rectangles_of(const Rows& rows, int source, std::uint64_t
 
 std::vector<Rectangle> rectangles(const Rows& rows, std::uint64_t begin, std::uint64_t end) {
   std::vector<Rectangle> all;
-  // `count` rows from `row` on, of each of them the bytes [from, to).
+  // Adds the bytes [from, to) of each of `count` rows from `row` on.
   const auto add = [&](std::uint64_t row, std::uint64_t count, std::uint64_t from, std::uint64_t to) {
     if (count == 0 || from >= to) return;
     for (const Run& run : rows.runs) {
@@ -473,7 +476,7 @@ std::vector<Rectangle> rectangles(const Rows& rows, std::uint64_t begin, std::ui
   end = std::min(end, rows.bytes());
   if (begin >= end) return all;
   const std::uint64_t first = begin / rows.row_bytes;
-  const std::uint64_t last = end / rows.row_bytes;  // of the first row that is not whole
+  const std::uint64_t last = end / rows.row_bytes;  // the first row that is not complete
   const std::uint64_t into_first = begin % rows.row_bytes;
   const std::uint64_t into_last = end % rows.row_bytes;
   if (first == last) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Elements as numbers to reckon with, a block at a time, and back: the loops have a fixed length and no branches, which
-// compilers turn into vector code.
+// Converts blocks of elements to numbers for arithmetic and back. The loops have a fixed length and no branches, so
+// that compilers vectorise them.
 
 #include <bit>
 #include <cstddef>
@@ -12,7 +12,7 @@ namespace muster::merge {
 
 #define MUSTER_INLINE [[gnu::always_inline]] inline
 
-/// How a block of N elements becomes numbers to reckon with, and back.
+/// Converts a block of N elements to numbers for arithmetic, and back.
 template <class T>
 struct Plain {
   using Stored = T;
@@ -27,7 +27,7 @@ struct Plain {
   }
 };
 
-/// A bool: every stored value but 0 is true, and true is written as 1.
+/// A bool: every stored value except 0 is true, and true is written as 1.
 struct Truth : Plain<std::uint8_t> {
   template <std::size_t N>
   MUSTER_INLINE static void widen(const std::byte* from, Value* to) {
@@ -60,9 +60,9 @@ struct Bf16 {
   }
 };
 
-/// A float with a narrower exponent than f32, eight at a time: compilers find the vectors in the loops above, not in
-/// these. `Finite`: no infinity, and one NaN of each sign (f8_e4m3fn). Nothing here depends on subnormal f32 numbers,
-/// which a program may have switched off.
+/// A float with a narrower exponent than f32, eight at a time. It uses vector types, because compilers vectorise the
+/// loops above but not these. `Finite`: no infinity, and one NaN of each sign (f8_e4m3fn). The code does not depend on
+/// subnormal f32 numbers, which a program may have disabled.
 template <class Bits, int Exponent, int Mantissa, bool Finite>
 struct Small {
   using Stored = Bits;
@@ -121,7 +121,8 @@ struct Small {
   static constexpr std::uint32_t sign = magnitude + 1;
   static constexpr std::uint32_t rebias = static_cast<std::uint32_t>(127 - bias) << 23;
   static constexpr std::uint32_t smallest_normal = rebias + (1U << 23);
-  /// Its last digit is worth as much as that of a subnormal number: adding it rounds there.
+  /// The last digit of this float equals the smallest subnormal number of the format, so adding it rounds to a multiple
+  /// of that number.
   static constexpr std::uint32_t rounder = static_cast<std::uint32_t>(151 - bias - Mantissa) << 23;
   static constexpr std::uint32_t overflow = Finite ? magnitude : infinity;
   static constexpr std::uint32_t nan = Finite ? magnitude : infinity | (1U << (Mantissa - 1));

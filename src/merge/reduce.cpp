@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Elements are taken a block at a time: all sources are added up in registers or the first cache before the target is
-// written, so that each source is read once and the target written once. The loops over a block have a fixed length and
-// no branches, which compilers turn into vector code.
+// Elements are processed in blocks: all sources of a block are combined in registers or the first-level cache before
+// the target is written. Each source is read once, and the target is written once. The loops over a block have a fixed
+// length and no branches, so that compilers vectorise them.
 
 #include "src/merge/reduce.hpp"
 
@@ -24,11 +24,11 @@
 namespace muster::merge {
 namespace {
 
-// Elements of a block, and of those that the rest is cut into.
+// Elements per block, and per small block of the remainder.
 constexpr std::size_t at_once = 512;
 constexpr std::size_t at_last = 32;
 
-/// What nothing is left to do to in the end.
+/// For operations without a final step.
 struct Finished {
   template <class T>
   MUSTER_INLINE static T finish(T value, std::size_t) {
@@ -36,12 +36,12 @@ struct Finished {
   }
 };
 
-/// Of two, the one that `is_better` than the other; NaN beats all.
+/// Returns the value that `is_better`; a NaN beats all other values.
 template <class T, class IsBetter>
 MUSTER_INLINE T better(T so_far, T next, const IsBetter& is_better) {
   const T taken = is_better(next, so_far) ? next : so_far;
   if constexpr (std::is_floating_point_v<T>)
-    // A NaN that is there stays, one that comes is taken.
+    // An existing NaN is kept, and a new one is taken.
     return next != next ? (so_far != so_far ? so_far : next) : taken;
   else
     return taken;
@@ -61,7 +61,8 @@ struct TakeMin : Finished {
   }
 };
 
-/// Which of two NaN a sum gives depends on the order that the compiler chose: one for all.
+/// The compiler's order of operands determines which of two NaNs a sum returns. This replaces every NaN by the same
+/// one.
 template <class T>
 MUSTER_INLINE T with_one_nan(T value) {
   if constexpr (std::is_floating_point_v<T>)
@@ -91,7 +92,7 @@ struct Average : Add {
 struct Multiply : Add {
   template <class T>
   MUSTER_INLINE static T combine(T so_far, T next) {
-    // Short integers would be multiplied as int, which may run over.
+    // Short integers would be promoted to int, whose multiplication may overflow.
     if constexpr (std::is_integral_v<T> && sizeof(T) < sizeof(int))
       return static_cast<T>(std::uint32_t{so_far} * std::uint32_t{next});
     else
@@ -99,7 +100,7 @@ struct Multiply : Add {
   }
 };
 
-/// One block; the sources' parts are given by `at`.
+/// Reduces one block. at(source) returns the block of a source.
 template <class Element, class Operation, std::size_t N, class At>
 MUSTER_INLINE void reduce_block(std::byte* target, std::size_t sources, const At& at) {
   typename Element::Value values[N];
@@ -113,7 +114,7 @@ MUSTER_INLINE void reduce_block(std::byte* target, std::size_t sources, const At
   Element::template narrow<N>(values, target);
 }
 
-/// All whole blocks from `done` on.
+/// Reduces all whole blocks from `done` on.
 template <class Element, class Operation, std::size_t N>
 MUSTER_INLINE void reduce_blocks(std::span<std::byte> target, std::span<const std::byte* const> sources,
                                  std::size_t& done) {
@@ -123,8 +124,8 @@ MUSTER_INLINE void reduce_blocks(std::span<std::byte> target, std::span<const st
                                         [&](std::size_t source) { return sources[source] + done; });
 }
 
-/// Sums of numbers that are added up as they are, or of bf16 as f32, are worth more: all sources go through vector
-/// registers of so many bytes.
+/// Sums have a faster path for types that are added as they are stored, and for bf16 as f32. All sources go through
+/// vector registers of `Width` bytes.
 template <class Element, int Width>
 struct Register;
 template <class T, int Width>
@@ -143,7 +144,8 @@ struct Register<Plain<T>, Width> {
     std::memcpy(to, &lanes, Width);
   }
 };
-/// A word has two numbers: the upper half is an f32 as it stands, the lower one once it is shifted.
+/// A 32-bit word holds two bf16 numbers. With the lower half cleared, it is the upper number as f32. Shifted left by 16
+/// bits, it is the lower number as f32.
 template <int Width>
 struct Register<Bf16, Width> {
   typedef float Lanes [[gnu::vector_size(Width)]];
@@ -179,7 +181,7 @@ concept HasRegisters = requires {
   sizeof(Register<Element, 16>);
 };
 
-/// What is left over, less than a block of so many bytes, is made a whole one: reduce(to, at) as for a block.
+/// Pads the remainder, which is shorter than a block of `Bytes` bytes, to a whole block. reduce(to, at) reduces it.
 template <std::size_t Bytes, class Reduce>
 MUSTER_INLINE void reduce_rest(std::span<std::byte> target, std::span<const std::byte* const> sources, std::size_t done,
                                const Reduce& reduce) {
@@ -264,8 +266,8 @@ void dispatch(std::span<std::byte> target, std::span<const std::byte* const> sou
 
 template <class Operation>
 void reduce_reals(DType dtype, std::span<std::byte> target, std::span<const std::byte* const> sources) {
-  // Sums and products of integers are the same bits with and without sign; they are taken without, where running over
-  // is defined.
+  // Sums and products of integers have the same bits with and without sign. They are computed without sign, where
+  // overflow is defined.
   constexpr bool is_arithmetic = std::is_base_of_v<Add, Operation>;
   const auto run = [&]<class Signed>(Signed) {
     using T = std::conditional_t<is_arithmetic, std::make_unsigned_t<Signed>, Signed>;
@@ -303,7 +305,7 @@ void reduce_reals(DType dtype, std::span<std::byte> target, std::span<const std:
   }
 }
 
-constexpr std::uint64_t piece_bytes = 4 << 20;  // for one thread, between two signs of progress
+constexpr std::uint64_t piece_bytes = 4 << 20;  // for one thread, between two progress reports
 
 void copy_window(const Rows& rows, std::uint64_t begin, std::uint64_t end, std::span<const TensorView> sources,
                  std::byte* target) {
@@ -336,11 +338,11 @@ void reduce(Combine combine, DType dtype, std::span<std::byte> target, std::span
   check_reducible(combine, dtype);
   if (target.empty()) return;
   if (sources.size() == 1) {
-    // Nothing is computed, so not even the bits of a NaN change.
+    // Nothing is computed, so even the bits of a NaN are unchanged.
     if (sources.front() != target.data()) std::memcpy(target.data(), sources.front(), target.size());
     return;
   }
-  // A maximum is a logical or; a minimum and a product are a logical and.
+  // For bools, a maximum is a logical or; a minimum and a product are a logical and.
   if (dtype == DType::boolean && combine == Combine::max) return dispatch<Truth, TakeMax>(target, sources);
   if (dtype == DType::boolean) return dispatch<Truth, TakeMin>(target, sources);
   switch (combine) {
@@ -369,7 +371,7 @@ const std::byte* gapless(const TensorView& tensor, std::uint64_t begin, std::uin
 Tensor merge_in_memory(const Merge& merge, std::span<const TensorView> sources, std::span<const int> ranks,
                        const std::function<void()>& progress) {
   std::vector<TensorSpec> specs;
-  std::vector<Tensor> copies;  // of strided ones
+  std::vector<Tensor> copies;  // contiguous copies of strided sources
   std::vector<TensorView> plain;
   for (const TensorView& source : sources) {
     specs.push_back({source.dtype(), source.shape()});

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// max, min, sum, product and average of elements, for every dtype that has them. How each is rounded is in merge.hpp;
-// beyond that:
-// - max and min: NaN of any source gives NaN; zeros of either sign are equal, and the first source's stays. bool: or
-//   and and.
-// - sum and product of f16, bf16 and f8_e5m2: what is too large becomes infinity, as IEEE 754 has it. f8_e4m3fn has no
-//   infinity: what is rounded past 448 becomes NaN (as in PyTorch and in the OCP standard's non-saturating mode).
-// - average: the sum by the number of sources, rounded once; of floats alone. product of bool: and.
-// - a NaN that comes of a sum, a product or an average, or of a max or min of floats narrower than 32 bits, is the
-//   format's quiet one. What the NaN of a source carried is not kept, so that the bits depend on nothing but the
-//   values.
+// max, min, sum, product and average of elements, for every dtype that supports them. merge.hpp describes the rounding.
+// In addition:
+// - Max and min: a NaN in any source gives NaN. Zeros of either sign are equal, and the zero of the first source is
+//   kept. For bool they are a logical or and a logical and.
+// - Product of bool: a logical and.
+// - Sum and product of f16, bf16 and f8_e5m2: values that are too large become infinity, as in IEEE 754. f8_e4m3fn has
+//   no infinity: values that round to more than 448 become NaN (as in PyTorch and in the OCP standard's non-saturating
+//   mode).
+// - Average: the sum divided by the number of sources, rounded once; only for floats.
+// - NaN results: a sum, a product, an average, and a max or min of floats narrower than 32 bits return the quiet NaN of
+//   the format. The payload of a source's NaN is not kept, so that the resulting bits depend only on the values.
 
 #include <cstddef>
 #include <functional>
@@ -22,25 +23,26 @@
 
 namespace muster::merge {
 
-/// "max", "sum": for messages.
+/// Returns the name for messages, such as "max" or "sum".
 const char* name_of(Combine combine) noexcept;
 
-/// Throws Error(unsupported) that names dtype and operation if there is no such thing.
+/// Throws Error(unsupported) with dtype and operation if the dtype does not support the operation.
 void check_reducible(Combine combine, DType dtype);
 
-/// target[i] = sources[0][i] op sources[1][i] ... in that order; all have target.size() bytes, which hold whole
-/// elements; there is at least one. The target may be a source's own memory, else they must not overlap. Nothing need
-/// be aligned. Local, any thread. Throws as check_reducible.
+/// Computes target[i] = sources[0][i] op sources[1][i] ... in that order. There must be at least one source. All have
+/// target.size() bytes, which hold whole elements. The target may be the memory of a source; otherwise they must not
+/// overlap. The memory need not be aligned. Local, any thread. Throws as check_reducible.
 void reduce(Combine combine, DType dtype, std::span<std::byte> target, std::span<const std::byte* const> sources);
 
-/// Bytes [begin, end) of a tensor as they lie without gaps, at whole elements: where they are, or, of a strided one,
-/// copied to `staging`, which has room for them.
+/// Returns bytes [begin, end) of a tensor in contiguous order; the range must consist of whole elements. For a
+/// contiguous tensor the result points into it. A strided tensor is copied to `staging`, which must have room for the
+/// range.
 const std::byte* gapless(const TensorView& tensor, std::uint64_t begin, std::uint64_t end, std::byte* staging);
 
-// A merge whose sources are all in this process's memory.
+// A merge whose sources are all in the memory of this process.
 
-/// The merged tensor in fresh memory, by several threads; `progress` is called now and then, on any of them. `ranks`
-/// are what messages call the sources. Throws as join, rows_of and check_reducible.
+/// Returns the merged tensor in fresh memory. Several threads compute it, and any of them calls `progress` from time to
+/// time. `ranks`: the numbers of the sources in messages. Throws as join, rows_of and check_reducible.
 Tensor merge_in_memory(const Merge& merge, std::span<const TensorView> sources, std::span<const int> ranks,
                        const std::function<void()>& progress);
 

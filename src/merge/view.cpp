@@ -17,7 +17,7 @@ std::int64_t product_of(std::span<const std::int64_t> sizes) {
   return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{1}, std::multiplies<>());
 }
 
-/// Axes of one element say nothing; two that follow each other on both sides are one.
+/// Removes axes of one element, and joins two adjacent axes that are contiguous on both sides.
 void simplify(std::vector<BoxAxis>& axes) {
   std::vector<BoxAxis> few;
   for (const BoxAxis& axis : axes) {
@@ -31,7 +31,7 @@ void simplify(std::vector<BoxAxis>& axes) {
 }
 
 void clip(const Box& box, std::size_t axis, std::int64_t begin, std::int64_t end, std::vector<Box>& all) {
-  // The target's elements that the axes from this one on reach, counted from box.to.
+  // The number of target elements from box.to on that the axes from this one on span.
   std::int64_t reach = 1;
   for (std::size_t i = axis; i < box.axes.size(); ++i) reach += (box.axes[i].count - 1) * box.axes[i].to;
   if (box.to >= end || box.to + reach <= begin) return;
@@ -41,7 +41,7 @@ void clip(const Box& box, std::size_t axis, std::int64_t begin, std::int64_t end
   }
   const BoxAxis whole = box.axes[axis];
   const std::int64_t inner = reach - (whole.count - 1) * whole.to;
-  // The first item that ends after `begin`, and the first that begins at or after `end`.
+  // The first item that ends after `begin`, and the first item that begins at or after `end`.
   const std::int64_t before = begin - box.to - inner;
   const std::int64_t first = before < 0 ? 0 : before / whole.to + 1;
   const std::int64_t last = std::min(whole.count, (end - box.to + whole.to - 1) / whole.to);
@@ -163,7 +163,7 @@ View View::slice(std::int64_t dim, std::span<const std::int64_t> sizes, std::siz
                                                  to_string(shape()), begin, begin + count));
   View view = *this;
   if (count != sizes[along]) {
-    // A run of elements is one of them all only where they lie at one distance.
+    // A range of elements is a range of one axis only if all elements have the same distance.
     if (cut.size() != 1)
       throw Error(ErrorKind::argument,
                   fmt::format("dimension {} of the shape {} is cut through what lies apart", dim, to_string(shape())));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Other shapes of one tensor's elements: slices, transposes, halves that lie interleaved. A view says where each of its
-// elements lies; as a box it is a movement of data, which can be turned around. Nothing here touches elements.
+// Other shapes of one tensor's elements: slices, transposes, interleaved halves. A view gives the position of each of
+// its elements. As a box it describes an invertible copy. These functions do not access elements.
 
 #include <cstdint>
 #include <span>
@@ -11,7 +11,7 @@
 
 namespace muster::merge {
 
-/// `count` elements, or groups of them, so far apart in the source and in the target.
+/// `count` elements or groups of elements, with their distances in the source and in the target.
 struct BoxAxis {
   std::int64_t count = 1;
   std::int64_t from = 0;
@@ -19,40 +19,41 @@ struct BoxAxis {
   friend bool operator==(const BoxAxis&, const BoxAxis&) = default;
 };
 
-/// Element from + sum(i * axis.from) of the source is element to + sum(i * axis.to) of the target. An element of the
-/// target is met once.
+/// Element from + sum(i * axis.from) of the source is element to + sum(i * axis.to) of the target. Each element of the
+/// target occurs once.
 struct Box {
   int source = 0;
   std::int64_t from = 0;
   std::int64_t to = 0;
-  std::vector<BoxAxis> axes;  ///< in descending order of `to`, each larger than what the later ones reach
+  std::vector<BoxAxis> axes;  ///< in descending order of `to`, each larger than the span of the later axes
   friend bool operator==(const Box&, const Box&) = default;
 };
 
-/// From the target to the source.
+/// Returns the box with source and target exchanged.
 Box reversed(Box box);
 
-/// What of a box lies in the elements [begin, end) of the target: at most two boxes for each axis.
+/// Returns the part of a box in the elements [begin, end) of the target: at most two boxes for each axis.
 std::vector<Box> clipped(const Box& box, std::int64_t begin, std::int64_t end);
 
-/// Elements of one dense tensor, seen as another tensor. Immutable. All throw Error(argument) if the dimension is not
-/// there or the sizes are not its own.
+/// Elements of one dense tensor, seen as another tensor. Immutable. All functions throw Error(argument) if the
+/// dimension does not exist or the sizes do not match it.
 class View {
  public:
-  /// All of it.
+  /// A view of the whole tensor.
   explicit View(const Shape& whole);
   [[nodiscard]] Shape shape() const;
-  /// The last two dimensions change places.
+  /// Exchanges the last two dimensions.
   [[nodiscard]] View transposed() const;
-  /// One element of the first dimension, which goes.
+  /// Selects one index of the first dimension, and removes that dimension.
   [[nodiscard]] View item(std::int64_t index) const;
-  /// The dimension taken as a tensor of these sizes: of its dimension `along` the elements [begin, begin + count).
+  /// Interprets the dimension as a tensor of these sizes, and selects the elements [begin, begin + count) of its
+  /// dimension `along`.
   [[nodiscard]] View slice(std::int64_t dim, std::span<const std::int64_t> sizes, std::size_t along, std::int64_t begin,
                            std::int64_t count) const;
-  /// The dimension taken as a tensor of these sizes, whose dimensions come in another order.
+  /// Interprets the dimension as a tensor of these sizes, and reorders its dimensions.
   [[nodiscard]] View reordered(std::int64_t dim, std::span<const std::int64_t> sizes,
                                std::span<const std::size_t> order) const;
-  /// To a dense tensor of this shape.
+  /// Returns the box that copies the view to a dense tensor of its shape.
   [[nodiscard]] Box box() const;
 
  private:
@@ -60,9 +61,9 @@ class View {
     std::int64_t count = 1;
     std::int64_t stride = 0;
   };
-  using Dimension = std::vector<Axis>;  ///< its product is the dimension's size
+  using Dimension = std::vector<Axis>;  ///< the product of the counts is the size of the dimension
   [[nodiscard]] std::size_t place_of(std::int64_t dim) const;
-  /// The axes of a dimension, cut so that they are those of sizes.
+  /// Splits the axes of a dimension so that they match `sizes`.
   [[nodiscard]] std::vector<Dimension> refined(std::size_t dim, std::span<const std::int64_t> sizes) const;
   std::int64_t offset_ = 0;
   std::vector<Dimension> dimensions_;

@@ -45,7 +45,7 @@ struct Known {
   bool is_network;
 };
 
-// Numbers of statfs(2) and of the file systems' own sources.
+// The numbers are from statfs(2) and from the sources of the file systems.
 constexpr std::array<Known, 33> known = {{
     {0x6969, "nfs", true},          {0xff534d42, "cifs", true},   {0xfe534d42, "smb2", true},
     {0x517b, "smb", true},          {0x65735546, "fuse", true},   {0x01021997, "9p", true},
@@ -94,7 +94,7 @@ std::vector<DirectoryEntry> list_directory(const std::string& path) {
     if (const int injected = fault("readdir", path); injected > 0)
       throw errno_error("listing the directory", injected, path);
     errno = 0;
-    const dirent* entry = ::readdir(directory.get());  // NOLINT(concurrency-mt-unsafe): a stream of our own
+    const dirent* entry = ::readdir(directory.get());  // NOLINT(concurrency-mt-unsafe): not a shared stream
     if (entry == nullptr) {
       if (errno == EINTR) continue;
       if (errno != 0) throw errno_error("listing the directory", errno, path);
@@ -172,10 +172,10 @@ void sync_file(const std::string& path) {
 void sync_directory(const std::string& path) {
   const Fd fd(
       try_call("open-directory", path, [&] { return ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
-  // One may write to a directory that one may not list, and then cannot sync it.
+  // A process may be allowed to write to a directory but not to list it; then it cannot sync the directory.
   if (!fd && errno == EACCES) return;
   if (!fd) throw errno_error("opening the directory", errno, path);
-  // Some file systems have nothing to sync in a directory and say so.
+  // Some file systems cannot sync directories and return an error.
   if (try_call("fsync-directory", path, [&] { return ::fsync(fd.get()); }) != 0 && errno != EINVAL && errno != EROFS)
     throw errno_error("writing the directory to the disk", errno, path);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Directories: what is in them, made and removed, and what is known of a name. Each call is one or two system calls;
-// tests inject failures into all of them (fault.hpp).
+// Directories: listing, creating and deleting them, and querying names. Each call makes one or two system calls; tests
+// inject failures into all of them (fault.hpp).
 
 #include <chrono>
 #include <cstdint>
@@ -14,14 +14,15 @@
 
 namespace muster::os {
 
-/// Where a name is: "." and "/" for names without and right below one. Of the text alone.
+/// Returns the directory part of a path: "." if it has no slash, "/" for names directly below the root. Uses only the
+/// text.
 std::string directory_of(const std::string& path);
 
 struct DirectoryEntry {
   std::string name;
   bool is_directory = false;
 };
-/// What the directory shows, in no order. Throws Error(not_found | io).
+/// Returns the entries of a directory, unordered. Throws Error(not_found | io).
 std::vector<DirectoryEntry> list_directory(const std::string& path);
 
 struct FileStatus {
@@ -32,50 +33,52 @@ struct FileStatus {
   bool is_regular = false;
   bool is_link = false;
 };
-/// Of the name itself, or (followed) of what a symbolic link leads to. None if there is no such name. Throws
-/// Error(io).
+/// Returns the status of the name itself, or (`followed`) of the target of a symbolic link. Returns nullopt if the name
+/// does not exist. Throws Error(io).
 enum class Links : std::uint8_t { themselves, followed };
 std::optional<FileStatus> file_status(const std::string& path, Links links = Links::themselves);
 
-/// False if it was there. Parents must be. Throws Error(io | not_found | no_space).
+/// Creates a directory. Returns false if it exists. Its parent must exist. Throws Error(io | not_found | no_space).
 bool make_directory(const std::string& path);
-/// A directory of this user's alone, made if it is not there. False if the name is taken by a link, by another user, or
-/// by what others may write to or read. Parents must be. Throws Error(io | not_found | no_space).
+/// Creates a directory that only this user can access, unless it exists. Returns false if the name is a link, belongs
+/// to another user, or is accessible to other users. Its parent must exist. Throws Error(io | not_found | no_space).
 bool make_own_directory(const std::string& path);
-/// False if it was not there. Throws Error(io).
+/// Returns false if the file did not exist. Throws Error(io).
 bool remove_file(const std::string& path);
-/// False if it was not there, or is not empty. Throws Error(io).
+/// Returns false if the directory did not exist or is not empty. Throws Error(io).
 bool remove_empty_directory(const std::string& path);
-/// In place of what has the name. Throws Error(io | not_found).
+/// Renames a file and replaces an existing file at `to`. Throws Error(io | not_found).
 void rename_file(const std::string& from, const std::string& to);
 
-/// A descriptor of a directory. Throws Error(io | not_found).
+/// Returns a descriptor of a directory. Throws Error(io | not_found).
 Fd open_directory(const std::string& path);
-/// Takes the directory's lock for as long as the descriptor lives, and whatever kills the process gives it back. False
-/// if another process has it, or the file system has no locks.
+/// Takes the directory's lock for the lifetime of the descriptor. The kernel releases it if the process is killed.
+/// Returns false if another process has the lock, or if the file system has no locks.
 bool try_lock(const Fd& directory) noexcept;
 
-/// What is in the file, or which names are in the directory, is there after a power cut, too. Throws Error(io).
+/// After these calls the contents of the file, or the names in the directory, survive a power failure. Throws
+/// Error(io).
 void sync_file(const std::string& path);
 void sync_directory(const std::string& path);
 
-// What kind of file system a path lies on.
+// The kind of file system that contains a path.
 
 struct FileSystem {
-  std::string type;         ///< "nfs", "ext4"; "0x..." where it has no name here
-  bool is_network = false;  ///< other hosts write to it: caches may show old directories and old bytes, and a mapping
-                            ///< may end in SIGBUS. FUSE, and what has no name here, count as one.
+  std::string type;  ///< "nfs", "ext4"; "0x..." if the number has no name here
+  /// Other hosts may write to it: caches may show old directories and old bytes, and access to a mapping may cause
+  /// SIGBUS. True for FUSE and for unknown file systems.
+  bool is_network = false;
 };
 
 /// Throws Error(not_found | io).
 FileSystem file_system_of(const std::string& path);
-/// Of an open file, which messages call `path`.
+/// Returns the file system of an open file. `path` is used in messages.
 FileSystem file_system_of(const Fd& file, const std::string& path);
 
-/// A mounted file system with room left; none if the path has none.
+/// The space of a mounted file system. space_facts() returns nullopt if it is unknown.
 struct SpaceFacts {
   std::uint64_t total_bytes = 0;
-  std::uint64_t free_bytes = 0;  ///< for this user
+  std::uint64_t free_bytes = 0;  ///< available to this user
   std::uint64_t total_files = 0;
   std::uint64_t free_files = 0;
 };

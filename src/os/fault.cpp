@@ -73,7 +73,7 @@ int environment_hook(std::string_view call, std::string_view path) {
   return wanted->nth == 0 || wanted->nth == count ? wanted->error : 0;
 }
 
-// Asks the environment once and is then the hook that it wants, or none.
+// The initial hook: reads the environment once, and replaces itself with the requested hook or with none.
 int first_hook(std::string_view call, std::string_view path);
 
 std::atomic<FaultHook> current{&first_hook};

@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The seam where tests let system calls fail: the wrappers of files, shared memory (memfd_create, open, fcntl,
-// ftruncate, fallocate, fstat, pwrite, mmap; their path is "shared memory") and Unix sockets (socket, connect, accept,
-// sendmsg, recvmsg; "a rank's socket"; socket: "TCP") ask here before they call the kernel. So do the look at "the
-// network namespace" (stat), and messages between hosts "about a failure" (send).
+// The seam through which tests make system calls fail. The following wrappers call it before they call the kernel:
+// - Files.
+// - Shared memory (memfd_create, open, fcntl, ftruncate, fallocate, fstat, pwrite, mmap), with the path "shared
+//   memory".
+// - Unix sockets (socket, connect, accept, sendmsg, recvmsg), with the path "a rank's socket", and TCP sockets
+//   (socket), with the path "TCP".
+// - The check of "the network namespace" (stat).
+// - Messages between hosts "about a failure" (send).
 //
 // From outside a process: MUSTER_FAULT=CALL:ERRNO:NTH[:PATH-PART], such as "pwrite:ENOSPC:3:model-00002". The NTH such
-// call (from 1 on; 0: each) on a path that has PATH-PART in it fails with ERRNO, a name or a number. "pwrite:short:1"
-// writes less than was asked for, "pread:short:1" reads less.
+// call (counted from 1; 0: each call) on a path that contains PATH-PART fails with ERRNO, a name or a number.
+// "pwrite:short:1" writes fewer bytes than requested, and "pread:short:1" reads fewer.
 
 #include <cerrno>
 #include <cstddef>
@@ -16,17 +20,18 @@
 
 namespace muster::os {
 
-/// The errno that a call shall fail with, 0 for none; `short_transfer` lets pwrite and pread move a part.
+/// Returns the errno with which a call must fail; 0: the call proceeds. `short_transfer` makes pwrite and pread
+/// transfer only a part.
 using FaultHook = int (*)(std::string_view call, std::string_view path);
 inline constexpr int short_transfer = -1;
 
-/// Replaces the hook of this process (null: none); MUSTER_FAULT is not looked at any more.
+/// Replaces the hook of this process (null: none). MUSTER_FAULT is then ignored.
 void set_fault_hook(FaultHook hook) noexcept;
 
-/// What the hook says. Nothing but a load where none is set.
+/// Returns the result of the hook. Without a hook, the cost is one load.
 int fault(std::string_view call, std::string_view path) noexcept;
 
-/// True if the seam lets this call fail; errno is set then.
+/// Returns true if the seam makes this call fail; errno is then set.
 inline bool is_faulty(std::string_view name, std::string_view path) noexcept {
   const int error = fault(name, path);
   if (error <= 0) return false;
@@ -34,12 +39,12 @@ inline bool is_faulty(std::string_view name, std::string_view path) noexcept {
   return true;
 }
 
-/// Gets each descriptor that this process sends, after it was hashed; null: none.
+/// Tests set a function that gets each descriptor which this process sends, after its hash was computed. Null: none.
 using DamageHook = void (*)(std::span<std::byte> descriptor);
 void set_damage_hook(DamageHook hook) noexcept;
 void damage_descriptor(std::span<std::byte> descriptor) noexcept;
 
-/// Calls until it is not interrupted. Negative: errno says why.
+/// Repeats the call while it is interrupted. A negative result means failure; errno has the reason.
 template <class Call>
 auto try_call(std::string_view name, std::string_view path, const Call& call) -> decltype(call()) {
   for (;;) {

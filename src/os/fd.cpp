@@ -34,8 +34,8 @@ Fd::Fd(int fd) noexcept : fd_(fd) {
   if (fd < 0 || fd > STDERR_FILENO) return;
   fd_ = ::fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
   const int error = errno;
-  // What can be neither read nor written keeps the place: else a file that another thread opens would have it for a
-  // moment, each time.
+  // A descriptor that can be neither read nor written occupies the number. Otherwise a file that another thread opens
+  // could get it, and would have it for a moment.
   const int nothing = ::open("/dev/null", O_PATH | O_CLOEXEC);
   if (nothing < 0 || ::dup3(nothing, fd, O_CLOEXEC) < 0) ::close(fd);
   if (nothing > STDERR_FILENO) ::close(nothing);

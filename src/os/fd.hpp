@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A file descriptor with one owner, and the way from errno to an Error.
+// A file descriptor with one owner, and the conversion from errno to Error.
 
 #include <cerrno>
 #include <string>
@@ -11,8 +11,9 @@
 
 namespace muster::os {
 
-/// Closes its descriptor, which is never 0, 1 or 2: if a program has closed those, what it prints must not go into a
-/// file or a socket of ours. Close errors are lost here: whoever must know them closes explicitly (see file.hpp).
+/// Closes its descriptor, which is never 0, 1 or 2. If a program has closed those, its output must not end up in a file
+/// or socket of the library. Errors of the implicit close are ignored; code that needs them closes explicitly
+/// (file.hpp).
 class Fd {
  public:
   Fd() noexcept = default;
@@ -36,13 +37,13 @@ class Fd {
   int fd_ = -1;
 };
 
-/// Writes all of it to a pipe, a socket, a terminal or a file, however little of it each call takes. Waits where a
-/// descriptor that does not block has no room. Returns 0, or errno.
+/// Writes all bytes to a pipe, a socket, a terminal or a file, in as many calls as necessary. Waits if a non-blocking
+/// descriptor has no room. Returns 0 or an errno.
 int write_all(int descriptor, std::string_view bytes) noexcept;
 
-/// "what: No space left on device (ENOSPC)" with the category that errno suggests.
+/// Returns an error such as "what: No space left on device (ENOSPC)", with the kind that matches errno.
 Error errno_error(const std::string& what, int err = errno, const std::string& path = {});
-/// Likewise with a category of the caller's.
+/// The same, with a kind that the caller chooses.
 Error errno_error(ErrorKind kind, const std::string& what, int err = errno, const std::string& path = {});
 
 }  // namespace muster::os

@@ -20,10 +20,10 @@
 namespace muster::os {
 namespace {
 
-// One call reads or writes at most this much: Linux's own limit is a little below 2 GiB.
+// The maximum size of one call. Linux's own limit is a little below 2 GiB.
 constexpr std::size_t largest_transfer = std::size_t{1} << 30;
 
-/// try_call for a call that moves up to so many bytes: the seam may let it move a part.
+/// As try_call, for a call that transfers up to `bytes` bytes: the seam may make it transfer only a part.
 template <class Call>
 ssize_t try_transfer(std::string_view name, const std::string& path, std::size_t bytes, const Call& call) {
   for (;;) {
@@ -39,9 +39,9 @@ AddressRange range_of(std::span<const std::byte> part) noexcept {
   return {begin, begin + part.size()};
 }
 
-/// A file and its length. `otherwise`: the kind of error if it is no regular file.
+/// Opens a file and returns it with its length. `otherwise`: the kind of error if it is not a regular file.
 std::pair<Fd, std::uint64_t> open_regular(const std::string& path, ErrorKind otherwise) {
-  // O_NONBLOCK: a pipe of that name must not hold us up.
+  // O_NONBLOCK: opening a named pipe must not block.
   Fd fd(try_call("open", path, [&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); }));
   if (!fd) throw errno_error("opening", errno, path);
   struct stat status {};
@@ -83,7 +83,7 @@ FileSizeAsError::~FileSizeAsError() {
   const int error = errno;
   const sigset_t exceeded = only(SIGXFSZ);
   const timespec at_once{};
-  // The kernel sends it to the thread that made the call, so it is there now.
+  // The kernel sends the signal to the thread that made the call, so it is pending now.
   while (::sigtimedwait(&exceeded, nullptr, &at_once) < 0 && errno == EINTR) {
   }
   ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
@@ -141,7 +141,7 @@ MappedFile::~MappedFile() {
 
 std::vector<std::byte> read_small_file(const std::string& path, std::uint64_t most) {
   const std::pair<Fd, std::uint64_t> file = open_regular(path, ErrorKind::corrupt);
-  // One byte more than what is there: that it ends is seen by the same read.
+  // One byte more than the file's size, so that the same read also detects the end of the file.
   const std::uint64_t size = std::min(file.second, most) + 1;
   std::vector<std::byte> bytes(size);
   std::uint64_t done = 0;
@@ -172,7 +172,7 @@ void populate_mapped(std::span<const std::byte> part, const std::string& path) {
 }
 
 void forget_mapped(std::span<const std::byte> part) noexcept {
-  // Whole pages inside the part only: those at its ends belong to neighbours as well.
+  // Only whole pages inside the part: the pages at its ends also belong to neighbouring parts.
   const AddressRange pages = pages_within(range_of(part), page_size());
   if (pages.begin != pages.end) ::madvise(reinterpret_cast<void*>(pages.begin), pages.end - pages.begin, MADV_DONTNEED);
 }
@@ -196,7 +196,8 @@ void WritableFile::reserve(std::uint64_t bytes) {
   const FileSizeAsError no_signal;
   if (try_call("fallocate", name_, [&] { return ::fallocate(fd_.get(), 0, 0, length); }) == 0) return;
   if (errno != EOPNOTSUPP && errno != ENOSYS) throw_full(name_, bytes, errno);
-  // This file system reserves nothing; the length alone keeps writers from moving the end back and forth.
+  // The file system cannot reserve space. Setting the length keeps concurrent writers from extending the file step by
+  // step.
   if (is_faulty("ftruncate", name_) || ::ftruncate(fd_.get(), length) != 0)
     throw errno_error("setting the length of", errno, name_);
 }
@@ -208,7 +209,7 @@ void WritableFile::write_at(std::uint64_t offset, std::span<const std::byte> byt
     const ssize_t written = try_transfer("pwrite", name_, piece, [&](std::size_t length) {
       return ::pwrite(fd_.get(), bytes.data(), length, static_cast<off_t>(offset));
     });
-    // A regular file takes at least a byte or says why not.
+    // A write to a regular file transfers at least one byte or fails.
     if (written <= 0)
       throw errno_error(fmt::format("writing {} bytes at {} of", piece, offset), written < 0 ? errno : EIO, name_);
     bytes = bytes.subspan(static_cast<std::size_t>(written));
@@ -236,7 +237,7 @@ FileIdentity WritableFile::identity() const {
 }
 
 void WritableFile::close() {
-  // The descriptor is gone whatever it returns.
+  // close() invalidates the descriptor, whatever it returns.
   const bool injected = is_faulty("close", name_);
   const int error = injected ? errno : 0;
   const int result = ::close(fd_.release());
@@ -253,7 +254,7 @@ GrowingFile::GrowingFile(std::string path)
 
 std::byte* GrowingFile::grow(std::uint64_t bytes) {
   const FileSizeAsError no_signal;
-  // Where the file system reserves nothing the library writes zeros.
+  // If the file system cannot reserve space, the C library writes zeros.
   int status = EINTR;
   while (status == EINTR)
     status = is_faulty("fallocate", path_)
@@ -264,7 +265,7 @@ std::byte* GrowingFile::grow(std::uint64_t bytes) {
       ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_.get(), static_cast<off_t>(bytes_));
   if (memory == MAP_FAILED) throw errno_error(fmt::format("mapping {} bytes of", bytes), errno, path_);
 #ifdef MADV_POPULATE_WRITE
-  // All pages at once cost a fraction of a fault for each.
+  // Populating all pages in one call costs a fraction of one page fault each.
   (void)::madvise(memory, bytes, MADV_POPULATE_WRITE);
 #endif
   bytes_ += bytes;

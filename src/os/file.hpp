@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Files: mapped, read and written at offsets, and small ones read whole. Tests inject failures into every call here
-// (fault.hpp). How a file gets its name is in publish.hpp.
+// Files: mapped, read and written at offsets; small files are read whole. Tests inject failures into every call here
+// (fault.hpp). publish.hpp describes how a file gets its name.
 
 #include <signal.h>
 
@@ -17,11 +17,11 @@
 
 namespace muster::os {
 
-/// A read-only mapping of a regular file as it is; no descriptor stays open. Pages that are gone because somebody
-/// shortened the file end the process that reads them.
+/// A read-only mapping of a regular file in its current state; no descriptor stays open. If another process shortens
+/// the file, reading the lost pages ends this process.
 class MappedFile {
  public:
-  /// Throws Error(not_found | io), and Error(argument) if `path` is no regular file.
+  /// Throws Error(not_found | io), and Error(argument) if `path` is not a regular file.
   static std::shared_ptr<const MappedFile> open(const std::string& path);
   MappedFile& operator=(MappedFile&&) = delete;
   ~MappedFile();
@@ -36,24 +36,24 @@ class MappedFile {
   std::span<const std::byte> bytes_;
 };
 
-/// A regular file open for reading at offsets, for as long as this lives.
+/// A regular file that is open for reading at offsets during the lifetime of this object.
 class ReadableFile {
  public:
   /// Throws as MappedFile::open.
   static ReadableFile open(const std::string& path);
 
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
-  /// Its length when it was opened.
+  /// Returns the length at the time of opening.
   [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
-  /// To be given to another process.
+  /// For passing it to another process.
   [[nodiscard]] const Fd& descriptor() const noexcept { return fd_; }
-  /// Fills `target`. From several threads at once, too. Throws Error(io), and Error(corrupt) with os_error() ENODATA
-  /// where the file ends before.
+  /// Fills `target`. May be called from several threads at once. Throws Error(io), and Error(corrupt) with os_error()
+  /// ENODATA if the file ends too early.
   void read_at(std::uint64_t offset, std::span<std::byte> target) const;
-  /// Whether others may shorten or lose the file so that touching a mapping of it ends the process: file systems of a
-  /// network or of another process.
+  /// Returns whether access to a mapping of the file may end the process, because another host or process may shorten
+  /// or lose the file. True for network file systems and for file systems of another process.
   [[nodiscard]] bool is_remote() const noexcept;
-  /// The whole file as it was when it was opened. Throws Error(io).
+  /// Maps the whole file, with its length at the time of opening. Throws Error(io).
   [[nodiscard]] std::shared_ptr<const MappedFile> map() const;
 
  private:
@@ -64,26 +64,26 @@ class ReadableFile {
   std::uint64_t bytes_;
 };
 
-/// The whole of a small file. Throws Error(not_found | io), and Error(corrupt) if it is longer than `most` or no
+/// Reads a whole small file. Throws Error(not_found | io), and Error(corrupt) if it is longer than `most` or not a
 /// regular file.
 std::vector<std::byte> read_small_file(const std::string& path, std::uint64_t most);
 
-/// Brings a part of a mapping into memory at once, which is faster than page after page. Throws Error(io) if it is
-/// not there any more; a kernel that cannot (before 5.14) is none the worse.
+/// Loads a part of a mapping into memory in one call, which is faster than page by page. Throws Error(io) if the data
+/// no longer exists. Has no effect on kernels before 5.14.
 void populate_mapped(std::span<const std::byte> part, const std::string& path);
-/// This part of a file's mapping has been read and will not be again soon: its pages need not stay in this process.
+/// Drops the pages of this part of a file mapping from this process. For parts that will not be read again soon.
 void forget_mapped(std::span<const std::byte> part) noexcept;
 
-/// Tells a file from every other on this machine.
+/// Identifies a file on this machine.
 struct FileIdentity {
   std::uint64_t device = 0;
   std::uint64_t number = 0;
   friend bool operator==(const FileIdentity&, const FileIdentity&) = default;
 };
 
-/// While it lives, a file that this thread's calls would make larger than RLIMIT_FSIZE is their error (EFBIG, which
-/// errno_error names with the limit), not SIGXFSZ, which ends the process. The program's own handling of signals stays
-/// as it is. errno is kept.
+/// While this object lives, a call of this thread that would exceed RLIMIT_FSIZE fails with EFBIG instead of ending the
+/// process with SIGXFSZ. errno_error includes the limit in its message. The program's own signal handling is unchanged.
+/// The destructor preserves errno.
 class FileSizeAsError {
  public:
   FileSizeAsError() noexcept;
@@ -92,31 +92,33 @@ class FileSizeAsError {
 
  private:
   bool is_limited_;
-  sigset_t before_{};  // of this thread
+  sigset_t before_{};  // the signal mask of this thread
 };
 
-/// A file open for writing at offsets, by several processes at once, too. Moves, and closes without a word.
+/// A file open for writing at offsets, also by several processes at once. Movable. The destructor closes it and ignores
+/// errors.
 class WritableFile {
  public:
-  /// Creates `place`, which must not be there. `name` is what messages (and injected faults) call the file.
+  /// Creates `place`, which must not exist. Messages and injected faults use `name` as the file's name.
   static WritableFile create(const std::string& place, std::string name);
-  /// Opens what another process created.
+  /// Opens a file that another process created.
   static WritableFile open(const std::string& place, std::string name);
 
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
-  /// Takes the space now, where the file system can: a full disk is known before the work. Sets the length.
+  /// Allocates the space now if the file system supports it, so that a full disk is detected before the work. Sets the
+  /// length.
   void reserve(std::uint64_t bytes);
-  /// All of `bytes`. From several threads at once, too.
+  /// Writes all of `bytes`. May be called from several threads at once.
   void write_at(std::uint64_t offset, std::span<const std::byte> bytes);
-  /// Lets the disk begin with what was written there. A hint.
+  /// Starts writing that range to the disk. A hint.
   void start_writeback(std::uint64_t offset, std::uint64_t bytes) noexcept;
-  /// What this process wrote is on the disk.
+  /// Returns when all data that this process wrote is on the disk.
   void sync();
-  /// Likewise, without what only tells of the file (its times).
+  /// The same, without metadata such as times.
   void sync_data();
-  /// Which file it is, whatever its name. Throws Error(io).
+  /// Returns the identity of the file, independent of its name. Throws Error(io).
   [[nodiscard]] FileIdentity identity() const;
-  /// Reports what close() reports: where network file systems say that a write failed.
+  /// Throws the errors of close(), with which network file systems report failed writes.
   void close();
 
  private:
@@ -125,14 +127,14 @@ class WritableFile {
   Fd fd_;
 };
 
-/// A new file that is written through mappings, which stay as long as the process lives: what is there when that dies
-/// is not lost. Its owner serialises the calls.
+/// A new file that is written through mappings. They stay until the process ends, so that written data survives the
+/// death of the process. The owner must serialise the calls.
 class GrowingFile {
  public:
-  /// The name must not be there. Throws Error(io | no_space | not_found).
+  /// Creates the file, whose name must not exist. Throws Error(io | no_space | not_found).
   explicit GrowingFile(std::string path);
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
-  /// Takes the space of the next `bytes` (whole pages), and maps them. Throws Error(no_space | io).
+  /// Allocates the next `bytes` bytes (whole pages) and maps them. Throws Error(no_space | io).
   std::byte* grow(std::uint64_t bytes);
 
  private:

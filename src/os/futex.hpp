@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Waiting on a word of shared memory. Not the private kind: the waiters are other processes.
+// Futexes in shared memory. They are not private, because the waiters are other processes.
 
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -22,8 +22,8 @@ inline long futex(const std::atomic<std::uint32_t>& word, int operation, std::ui
   return ::syscall(SYS_futex, &word, operation, value, time, nullptr, 0);
 }
 
-/// Sleeps while `word` is `expected`, at most `longest`. Returns for any reason (woken, changed, signal, time), which
-/// it does not tell: the caller looks again, and at the clock.
+/// Sleeps while `word` equals `expected`, at most `longest`. It may return for any reason (woken, changed, signal,
+/// time) and does not report which; the caller must check its condition and the clock again.
 inline void futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t expected,
                        std::chrono::nanoseconds longest) noexcept {
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(longest);
@@ -35,7 +35,7 @@ inline void futex_wake_all(const std::atomic<std::uint32_t>& word) noexcept {
   futex(word, FUTEX_WAKE, INT_MAX, nullptr);
 }
 
-/// One turn of a spinning loop.
+/// Pauses for one iteration of a spin loop.
 inline void spin_pause() noexcept {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -44,17 +44,17 @@ inline void spin_pause() noexcept {
 #endif
 }
 
-/// Turns of a wait of one of so many processes that keep the core: if there is a core for each, what is waited for is
-/// under way on another one. If not, it may need this one.
+/// Returns how many iterations a waiting process spins before it yields its core. `processes`: how many processes wait
+/// for each other. If each has its own core, the awaited process is running on another core. If not, it may need this
+/// core.
 inline int turns_on_core(int processes) noexcept {
   return processes <= usable_cores() ? 150 : 15;
 }
 
-/// How waits in shared memory begin: asks `done` for some microseconds (2.5 ms if every offer of the core takes long),
-/// and returns whether it has become true. A few turns (turns_on_core) keep the core, because what another core does
-/// comes soonest so. Then each turn offers the core to others: the process that is waited for may need this very one.
-/// Whoever gets it back late shares it with work that does not wait: then it is time to sleep, and to look at the
-/// clock.
+/// The first phase of a wait in shared memory: checks `done` for some microseconds (up to 2.5 ms if every yield takes
+/// long), and returns its result. It first spins for `turns` iterations, which reacts fastest to another core. Then it
+/// yields the core in each iteration, because the awaited process may need this core. If a yield returns late, the core
+/// is contended: it stops, and the caller sleeps and checks the clock.
 template <class Done>
 bool comes_soon(const Done& done, int turns) {
   constexpr int yields = 50;

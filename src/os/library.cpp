@@ -9,7 +9,7 @@
 namespace muster::os {
 namespace {
 
-/// A function that is certainly libmuster's own.
+/// A function that is certainly part of libmuster.
 void anchor() {}
 
 }  // namespace

@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Libraries that are loaded when they are first needed. They are never unloaded: what they load has handlers that run
-// at exit.
+// Libraries that are loaded when they are first needed. They are never unloaded, because they register handlers that
+// run at exit.
 
 #include <string>
 
 namespace muster::os {
 
-/// The folder of libmuster, or of the program that it is a part of, behind links. Empty if that cannot be told.
+/// Returns the folder of libmuster, or of the program that contains it, with links resolved. Empty if it is unknown.
 std::string own_folder();
 
 struct LoadedLibrary {
-  void* handle = nullptr;    ///< null if it could not be loaded
-  std::string file;          ///< what was loaded, else the first file that was looked for
-  std::string failure = {};  ///< the loader's words about each place that it was looked for in
+  void* handle = nullptr;    ///< null: it could not be loaded
+  std::string file;          ///< the loaded file, or the first candidate if loading failed
+  std::string failure = {};  ///< the loader's messages about all candidates
 };
 
-/// Loads the library of that file name, from own_folder(), else where the system looks.
+/// Loads the library with that file name from own_folder(), else from the system's search path.
 LoadedLibrary load_library(const std::string& name);
 
-/// The address of a symbol of it; null if there is none.
+/// Returns the address of a symbol of the library; null if it does not exist.
 void* find_symbol(const LoadedLibrary& library, const char* name) noexcept;
 
 }  // namespace muster::os

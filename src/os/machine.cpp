@@ -17,7 +17,7 @@
 namespace muster::os {
 namespace {
 
-/// mountinfo has blanks and the like as \040.
+/// mountinfo contains blanks and similar characters as \040.
 std::string unescaped(const std::string& text) {
   std::string out;
   for (std::size_t i = 0; i < text.size(); ++i) {
@@ -58,7 +58,7 @@ std::optional<MountFacts> mount_facts(const std::string& path) {
   std::ifstream file("/proc/self/mountinfo");
   std::string line;
   while (std::getline(file, line)) {
-    // "36 35 98:0 /root /mnt rw,noatime shared:1 - nfs4 server:/export rw,hard"
+    // An example line: "36 35 98:0 /root /mnt rw,noatime shared:1 - nfs4 server:/export rw,hard".
     std::istringstream words(line);
     std::vector<std::string> fields;
     for (std::string word; words >> word;) fields.push_back(word);
@@ -66,7 +66,7 @@ std::optional<MountFacts> mount_facts(const std::string& path) {
     while (dash < fields.size() && fields[dash] != "-") ++dash;
     if (dash + 3 >= fields.size()) continue;
     const std::string point = unescaped(fields[4]);
-    // Of two mounts at one point, the later one is on top.
+    // If two mounts have the same mount point, the later one is on top.
     if (!is_inside(whole, point) || (best && point.size() < best->point.size())) continue;
     best = MountFacts{point, fields[dash + 1], unescaped(fields[dash + 2]), fields[5] + "," + fields[dash + 3]};
   }

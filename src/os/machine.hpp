@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What machine and surroundings this process has: for reports to people, never for decisions of the library.
+// Facts about the machine and the environment of this process. They are for reports to people only; the library makes
+// no decisions from them.
 
 #include <cstdint>
 #include <optional>
@@ -8,29 +9,29 @@
 
 namespace muster::os {
 
-/// "Linux 6.1.0 x86_64".
+/// Returns a text such as "Linux 6.1.0 x86_64".
 std::string kernel_name();
 
-/// How the file system of a path is mounted, as /proc/self/mountinfo says.
+/// The mount of a path, from /proc/self/mountinfo.
 struct MountFacts {
-  std::string point;    ///< where it is mounted
+  std::string point;    ///< mount point
   std::string type;     ///< "nfs4", "ext4"
   std::string source;   ///< "server:/export", "/dev/sda1"
-  std::string options;  ///< of the mount and of the file system, with commas
+  std::string options;  ///< options of the mount and of the file system, separated by commas
 };
-/// None if it is not known.
+/// Returns nullopt if the mount is unknown.
 std::optional<MountFacts> mount_facts(const std::string& path);
 
-/// How many process namespaces this process is in: 1 outside of containers; 0 if it is not known.
+/// Returns the number of nested process namespaces of this process: 1 outside of containers; 0 if it is unknown.
 int process_namespaces();
 
-/// Whether processes can shut themselves off from system calls.
+/// Returns whether processes can restrict their own system calls.
 bool has_seccomp() noexcept;
-/// Whether a process can be watched by a descriptor.
+/// Returns whether the kernel supports process descriptors.
 bool has_pidfd() noexcept;
 
 struct ResourceLimits {
-  std::optional<std::uint64_t> open_files = {};  ///< none: unlimited
+  std::optional<std::uint64_t> open_files = {};  ///< nullopt: unlimited
   std::optional<std::uint64_t> file_bytes = {};
   std::optional<std::uint64_t> address_space = {};
 };

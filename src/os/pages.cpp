@@ -25,7 +25,7 @@ Error no_room(std::uint64_t bytes) {
 
 PrivateMemory::PrivateMemory(std::uint64_t bytes) : size_(whole_pages(bytes, page_size())) {
   if (size_ == 0) return;
-  // Huge pages begin at their own size: what lies before and behind goes back.
+  // A huge page must be aligned to its size. The surplus before and after is unmapped.
   const std::uint64_t before = size_ < huge_from ? 0 : huge_page;
   void* area = size_ > UINT64_MAX - before
                    ? MAP_FAILED

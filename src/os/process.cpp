@@ -30,7 +30,8 @@
 namespace muster::os {
 namespace {
 
-/// The beginning of a file of /proc, ended by a zero. Negative: errno says why there is none.
+/// Reads the beginning of a file of /proc, with a terminating zero. A negative result means failure; errno has the
+/// reason.
 template <std::size_t N>
 long read_proc(const char* path, std::array<char, N>& text) noexcept {
   std::FILE* file = std::fopen(path, "re");
@@ -41,7 +42,7 @@ long read_proc(const char* path, std::array<char, N>& text) noexcept {
   return static_cast<long>(length);
 }
 
-/// What /proc says of a process of this namespace.
+/// Facts from /proc about a process of this namespace.
 struct ProcessFacts {
   ProcessState state = ProcessState::unknown;
   std::optional<std::uint64_t> start;
@@ -55,8 +56,8 @@ ProcessFacts facts_of(std::int64_t pid) noexcept {
     if (errno == ENOENT) facts.state = ProcessState::dead;
     return facts;
   }
-  // The command's name stands in parentheses and may hold anything: the state follows the last one, and the start is
-  // the 19th field behind that.
+  // The command name is in parentheses and may contain any character. The state follows the last parenthesis, and the
+  // start time is the 19th field after the state.
   const char* at = std::strrchr(line.data(), ')');
   if (at == nullptr || at[1] == 0) return facts;
   const char letter = at[2];
@@ -111,7 +112,8 @@ const Here& here() {
 }  // namespace
 
 std::int64_t process_id() noexcept {
-  // A word in a page that the kernel clears in every forked child: asked several times in an exchange, and no call.
+  // The ID is cached in a page that the kernel clears in every forked child, because an exchange needs it several times
+  // without a system call.
   static auto* const known = []() -> std::atomic<std::int64_t>* {
     const std::uint64_t bytes = page_size();
     void* const page = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -143,7 +145,7 @@ ProcessState process_state(std::int64_t pid) noexcept {
 }
 
 ProcessIdentity own_identity() {
-  // Asked for each name that a process makes.
+  // Cached, because every file name that a process creates needs it.
   thread_local ProcessIdentity own;
   if (own.pid != process_id())
     own = {here().host, here().boot, process_id(), facts_of(process_id()).start.value_or(0), own_pid_namespace()};
@@ -174,17 +176,17 @@ std::optional<ProcessIdentity> parse_identity(std::string_view text) {
   const bool is_plain = !identity.host.empty() && std::ranges::all_of(identity.host, is_plain_letter);
   const bool is_boot =
       identity.boot.size() == 16 && identity.boot.find_first_not_of("0123456789abcdef") == std::string::npos;
-  // Every value has one spelling.
+  // Each value has exactly one valid spelling.
   if (!is_plain || !is_boot || identity.pid < 0 || identity_text(identity) != text) return std::nullopt;
   return identity;
 }
 
 Life life_of(const ProcessIdentity& identity) noexcept {
-  // A copied virtual machine has its original's boot id: the host name has to be the same as well.
+  // A copied virtual machine has the boot ID of its original, so the host name must match too.
   if (identity.boot == unknown_boot || identity.boot != here().boot || identity.host != here().host ||
       identity.pid_namespace == 0 || identity.pid_namespace != own_pid_namespace() || identity.pid <= 0)
     return Life::unknown;
-  // If /proc hides other users' processes, only the signal tells.
+  // If /proc hides processes of other users, only the signal can show that the process exists.
   if (::kill(static_cast<pid_t>(identity.pid), 0) != 0 && errno == ESRCH) return Life::dead;
   const ProcessFacts facts = facts_of(identity.pid);
   if (!facts.start) return Life::alive;

@@ -24,10 +24,10 @@ namespace {
 constexpr std::string_view partial_mark = ".partial-";
 constexpr std::string_view replaced_mark = ".replaced-";
 constexpr std::size_t nonce_digits = 16;
-// File systems have 255 bytes for a name; the longest mark, nonce and writer take less than the rest.
+// File systems allow 255 bytes per name; the longest mark, nonce and writer fit into the rest.
 constexpr std::size_t longest_stem = 80;
 
-/// What the names beside `path` begin with, its directory apart.
+/// Returns the stem of the temporary names for `path`, without the directory.
 std::string stem_of(const std::string& path) {
   std::string name = path.substr(path.find_last_of('/') + 1);
   if (name.size() <= longest_stem) return name;
@@ -41,7 +41,7 @@ struct Parts {
   ProcessIdentity writer;
 };
 
-/// Takes "STEM.MARK-NONCE" apart.
+/// Splits "STEM.MARK-NONCE".
 std::optional<std::pair<std::string_view, std::string_view>> stem_and_mark(std::string_view text) {
   if (text.size() < nonce_digits ||
       text.find_first_not_of("0123456789abcdef", text.size() - nonce_digits) != std::string_view::npos)
@@ -77,7 +77,7 @@ std::string growing_path(const std::string& path, const std::string& temporary) 
   return temporary;
 }
 
-// A rename would put a file where a device, a pipe or a link was.
+// Without this check, a rename would replace a device, a pipe or a link by a file.
 void check_replaceable(const std::string& path) {
   struct stat status {};
   if (::lstat(path.c_str(), &status) != 0 || S_ISREG(status.st_mode)) return;
@@ -89,7 +89,7 @@ void check_replaceable(const std::string& path) {
               {.path = path});
 }
 
-/// Whether the name is this file's: then a step that failed had been done already (step 3). Keeps errno.
+/// Returns whether the name belongs to this file; then a failed step had in fact succeeded (step 3). Preserves errno.
 bool is_at(const std::string& path, const FileIdentity& file) noexcept {
   const int error = errno;
   struct stat status {};
@@ -103,7 +103,8 @@ bool is_there(const std::string& path) noexcept {
   return ::lstat(path.c_str(), &status) == 0;
 }
 
-/// If there are no second names: creation decides, and whoever reads the file too early reads it again.
+/// For file systems without hard links: the creation decides who is first. A reader that reads the file too early must
+/// read it again.
 bool create_first(const std::string& path, std::span<const std::byte> bytes, Durability durability) {
   try {
     write_new_file(path, bytes, durability);
@@ -118,13 +119,13 @@ bool create_first(const std::string& path, std::span<const std::byte> bytes, Dur
   throw Error(ErrorKind::argument, fmt::format("\"{}\" exists already", path), {.path = path, .os_error = EEXIST});
 }
 
-/// Whether renameat2() with flags is not available: the file system lacks the flag (EINVAL), or the kernel lacks the
-/// call or a sandbox forbids it (ENOSYS, EPERM). A plain rename that is really forbidden fails again.
+/// Whether renameat2() with flags is unavailable: the file system lacks the flag (EINVAL), the kernel lacks the call,
+/// or a sandbox forbids it (ENOSYS, EPERM). If a rename is really forbidden, the plain rename also fails.
 bool lacks_flags(int error) {
   return error == EINVAL || error == ENOSYS || error == EPERM;
 }
 
-/// False if the file system cannot.
+/// Returns false if the file system does not support it.
 bool exchange_names(const std::string& a, const std::string& b) {
   const auto exchange = [&] { return ::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE); };
   if (try_call("exchange", b, exchange) == 0) return true;
@@ -139,7 +140,7 @@ OutputFile::OutputFile(Unchecked /*tag*/, const std::string& path, std::string p
 
 OutputFile::OutputFile(const std::string& path, const std::string& temporary)
     : OutputFile(Unchecked{}, path, (check_replaceable(path), growing_path(path, temporary))) {
-  // What replaces a file is not open to more people than that file.
+  // The replacement of a file must not be accessible to more users than that file.
   if (const std::optional<Rights> rights = rights_of(path)) set_rights(partial_, *rights);
 }
 
@@ -199,7 +200,7 @@ bool publish_first(const std::string& path, std::span<const std::byte> bytes, co
   if (try_call("link", path, [&] { return ::link(file.temporary().c_str(), path.c_str()); }) != 0) {
     const bool has_links = errno != EPERM && errno != EMLINK && errno != EOPNOTSUPP && errno != ENOSYS;
     if (has_links && errno != EEXIST) throw errno_error("making a second name", errno, path);
-    // A look that fails throws: nobody must take another's file for its own, or its own for another's.
+    // A failed check throws, so that no writer mistakes another writer's file for its own or the reverse.
     const std::optional<FileStatus> there = has_links ? file_status(path) : std::nullopt;
     is_first = has_links ? there && there->identity == ours : create_first(path, bytes, durability);
   }
@@ -225,7 +226,7 @@ void rename_to_new(const std::string& from, const std::string& to) {
   const auto rename = [&] { return ::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE); };
   if (try_call("rename", to, rename) == 0) return;
   if (lacks_flags(errno)) {
-    // Without the flag, rename replaces nothing but an empty directory.
+    // Without the flag, rename replaces nothing except an empty directory.
     if (is_there(to)) refuse_taken(to);
     if (try_call("plain-rename", to, [&] { return ::rename(from.c_str(), to.c_str()); }) == 0) return;
   }
@@ -289,11 +290,11 @@ void remove_dead_partials(const std::string& path) noexcept {
       try {
         remove_file(one.path);
       } catch (const Error&) {
-        // The next one may go.
+        // The next file may still be removable.
       }
     }
   } catch (const std::exception&) {
-    // What cannot be seen harms nobody.
+    // Files that cannot be listed do no harm.
   }
 }
 

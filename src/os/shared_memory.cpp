@@ -29,9 +29,10 @@ namespace muster::os {
 namespace {
 
 constexpr const char* posix_mount = "/dev/shm";
-constexpr std::string_view seam_path = "shared memory";  // fault.hpp
+constexpr std::string_view seam_path = "shared memory";  // for fault.hpp
 
-/// The last call failed for want of something that others may give back, not because the machine cannot do it.
+/// Returns whether the last call failed because a resource was short that other processes may free, not because the
+/// machine does not support the call.
 bool is_short() noexcept {
   return errno == EMFILE || errno == ENFILE || errno == ENOMEM;
 }
@@ -43,7 +44,8 @@ Fd create_anonymous(std::uint64_t bytes) {
   if (!memory) throw errno_error(ErrorKind::unsupported, "memfd_create (set MUSTER_SHM=posix to use /dev/shm instead)");
   if (try_call("ftruncate", seam_path, [&] { return ::ftruncate(memory.get(), static_cast<off_t>(bytes)); }) != 0)
     throw errno_error(ErrorKind::no_space, "making " + std::to_string(bytes) + " bytes of anonymous shared memory");
-  // Nobody who holds the descriptor can shrink it under a mapping, which would be SIGBUS there.
+  // The seals keep every holder of the descriptor from shrinking the memory, which would cause SIGBUS in processes that
+  // have mapped it.
   constexpr int seals = F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL;
   if (try_call("fcntl", seam_path, [&] { return ::fcntl(memory.get(), F_ADD_SEALS, seals); }) != 0)
     throw errno_error("sealing shared memory");
@@ -51,11 +53,11 @@ Fd create_anonymous(std::uint64_t bytes) {
 }
 
 Fd create_posix(std::uint64_t bytes) {
-  // A file that never has a name cannot be left behind, whoever is killed.
+  // A file that never has a name cannot be left behind if a process is killed.
   Fd memory(
       try_call("open", seam_path, [] { return ::open(posix_mount, O_TMPFILE | O_RDWR | O_EXCL | O_CLOEXEC, 0600); }));
   if (!memory) {
-    // Not every file system knows O_TMPFILE: then a name for the moment between two calls.
+    // Not every file system supports O_TMPFILE. Without it, the file has a name between two calls.
     const std::string name = "/muster-" + random_hex(16);
     memory = Fd(try_call("shm_open", seam_path,
                          [&] { return ::shm_open(name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600); }));
@@ -80,7 +82,7 @@ std::optional<std::uint64_t> read_number(const std::string& path) {
   return std::nullopt;
 }
 
-// `key value` lines of a file (memory.stat, meminfo).
+// Parses lines of the form `key value` (memory.stat, meminfo).
 std::uint64_t read_keyed(const std::string& path, std::string_view key) {
   std::ifstream file(path);
   std::string name;
@@ -98,8 +100,8 @@ std::uint64_t left_under(std::uint64_t limit, std::uint64_t used, std::uint64_t 
   return limit - std::min(limit, kept);
 }
 
-// The tightest of this process's cgroup and those above it, version 2 and 1. What is page cache of files counts as
-// free: the kernel drops it first.
+// Returns the smallest headroom of this process's cgroup and its parents, for cgroup versions 1 and 2. The page cache
+// of files counts as free, because the kernel drops it first.
 std::uint64_t cgroup_headroom() {
   std::uint64_t best = std::numeric_limits<std::uint64_t>::max();
   std::ifstream groups("/proc/self/cgroup");
@@ -173,7 +175,7 @@ void punch_hole(const Fd& memory, std::uint64_t offset, std::uint64_t bytes) noe
 }
 
 void reserve(const Fd& memory, std::uint64_t offset, std::uint64_t bytes) {
-  // In pieces: a signal may undo a call, and a profiler's timer comes every few milliseconds.
+  // In pieces: a signal may undo a call, and a profiler's timer signals every few milliseconds.
   constexpr std::uint64_t piece = 4 << 20;
   const FileSizeAsError no_signal;
   for (std::uint64_t done = 0; done < bytes;) {
@@ -236,7 +238,7 @@ std::uint64_t largest_file() noexcept {
 
 Mapping::Mapping(const Fd& memory, Access access, std::uint64_t offset, std::uint64_t bytes) {
   namespace bi = boost::interprocess;
-  // Boost maps anything that tells its handle and mode.
+  // Boost maps any object that returns its handle and mode.
   struct Mappable {
     int fd;
     bi::mode_t mode;
@@ -258,7 +260,7 @@ Mapping::Mapping(const Fd& memory, Access access, std::uint64_t offset, std::uin
 
 void Mapping::populate(Access access, std::uint64_t offset, std::uint64_t bytes) const noexcept {
   if (bytes == 0) return;
-  // A mapping need not begin or end where a page does.
+  // The range need not begin or end at a page boundary.
   const auto address = reinterpret_cast<std::uintptr_t>(data());
   const AddressRange pages =
       pages_around({address + offset, address + std::min<std::uint64_t>(offset + bytes, size())}, page_size());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Shared memory as the kernel gives it: files without a name, their mappings, and how much memory there is to have.
+// Shared memory of the kernel: files without a name, their mappings, and the amount of available memory.
 
 #include <boost/interprocess/mapped_region.hpp>
 #include <cstddef>
@@ -13,30 +13,32 @@
 
 namespace muster::os {
 
-/// Where shared memory comes from.
+/// The source of shared memory.
 enum class Backing : std::uint8_t {
-  anonymous,  ///< memfd: not counted against /dev/shm
-  posix,      ///< a file of the POSIX shared memory mount (/dev/shm): where memfd is forbidden
+  anonymous,  ///< memfd; not counted against /dev/shm
+  posix,      ///< a file in the POSIX shared memory mount (/dev/shm), for systems that forbid memfd
 };
-/// MUSTER_SHM=memfd|posix; else memfd where the kernel gives it. Throws Error(argument) on another value.
+/// Returns the value of MUSTER_SHM=memfd|posix, else memfd if the kernel supports it. Throws Error(argument) on another
+/// value.
 Backing default_backing();
 
-/// Memory of `bytes` that nobody can open by a name and that is gone with its last descriptor and mapping. It is taken
-/// as it is touched; POSIX memory has to be reserved before, so that a full mount is an error and not a SIGBUS.
-/// Anonymous memory is sealed against another size. Throws Error(no_space | unsupported).
+/// Creates shared memory of `bytes` bytes without a name. It is freed with its last descriptor and mapping. Its pages
+/// are allocated when they are touched. POSIX memory must be reserved first, so that a full mount causes an error and
+/// not SIGBUS. Anonymous memory is sealed against a change of its size. Throws Error(no_space | unsupported).
 Fd create_shared_memory(std::uint64_t bytes, Backing backing);
-/// Size of a shared memory file. Throws Error(io).
+/// Returns the size of a shared memory file. Throws Error(io).
 std::uint64_t shared_memory_size(const Fd& memory);
 
-/// The first `bytes` of what a descriptor of some process stands for ("/proc/PID/fd/N"), where that is shared memory
-/// that Muster can have made; else nothing.
+/// Returns the first `bytes` bytes of the shared memory behind a descriptor of any process ("/proc/PID/fd/N"). Returns
+/// an empty vector if Muster cannot have created that memory.
 std::vector<std::byte> beginning_of_shared_memory(const std::string& descriptor, std::size_t bytes);
 
-/// Gives the pages of [offset, offset + bytes) back; they read as zero after it.
+/// Frees the pages of [offset, offset + bytes), which then read as zero.
 void punch_hole(const Fd& memory, std::uint64_t offset, std::uint64_t bytes) noexcept;
-/// Takes memory for [offset, offset + bytes) now. Throws Error(no_space).
+/// Allocates memory for [offset, offset + bytes) now. Throws Error(no_space).
 void reserve(const Fd& memory, std::uint64_t offset, std::uint64_t bytes);
-/// Writes all of it by a call, which takes fresh memory faster than a store to a mapping. Throws Error(no_space | io).
+/// Writes all bytes with pwrite, which allocates fresh memory faster than stores to a mapping. Throws Error(no_space |
+/// io).
 void write_at(const Fd& file, std::uint64_t offset, std::span<const std::byte> bytes);
 
 struct MemoryFacts {
@@ -45,23 +47,24 @@ struct MemoryFacts {
 };
 MemoryFacts memory_facts();
 
-/// How much more shared memory the ranks of this host can take together, as far as this process can know: what the
-/// machine has available, what the cgroup still allows, and for POSIX memory what the mount has left.
+/// How much more shared memory the ranks of this host can take together, as far as this process can know. It is the
+/// minimum of the machine's available memory, the rest of the cgroup's limit and, for POSIX memory, the free space of
+/// the mount.
 enum class MemoryLimit : std::uint8_t { machine, cgroup, mount };
-/// "MemAvailable", "the cgroup's memory limit", "/dev/shm".
+/// Returns "MemAvailable", "the cgroup's memory limit" or "/dev/shm".
 const char* to_string(MemoryLimit limit) noexcept;
 struct MemoryHeadroom {
   std::uint64_t bytes = 0;
   MemoryLimit limit = MemoryLimit::machine;
 };
 MemoryHeadroom memory_headroom(Backing backing);
-/// RLIMIT_FSIZE: making a larger file ends the process by SIGXFSZ, and so does writing beyond it, but not a store to
-/// a mapping.
+/// Returns RLIMIT_FSIZE. Creating a larger file, or writing beyond the limit, ends the process with SIGXFSZ; a store to
+/// a mapping does not.
 std::uint64_t largest_file() noexcept;
 
 enum class Access : std::uint8_t { read_only, read_write };
 
-/// A mapping of a part of a file. Moves, and unmaps.
+/// A mapping of a part of a file. Movable; the destructor unmaps it.
 class Mapping {
  public:
   Mapping() = default;
@@ -71,7 +74,7 @@ class Mapping {
   [[nodiscard]] std::byte* data() const noexcept { return static_cast<std::byte*>(region_.get_address()); }
   [[nodiscard]] std::size_t size() const noexcept { return region_.get_size(); }
   explicit operator bool() const noexcept { return region_.get_size() != 0; }
-  /// Puts existing pages of [offset, offset + bytes) into the page table at once, which costs a fraction of touching
+  /// Adds existing pages of [offset, offset + bytes) to the page table in one call, which costs a fraction of touching
   /// them. A hint: failure is not an error.
   void populate(Access access, std::uint64_t offset, std::uint64_t bytes) const noexcept;
 

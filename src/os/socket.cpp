@@ -51,7 +51,7 @@ Fd bind_abstract(const std::string& name, int type) {
   return socket;
 }
 
-/// Returns whether the other end of a connection is lost, not this process short of something.
+/// Returns whether an error means that the connection is lost, in contrast to a shortage of this process.
 bool is_loss(int error) noexcept {
   switch (error) {
     case EPIPE:
@@ -105,7 +105,7 @@ std::optional<Fd> accept_next(const Fd& listener) {
     if (!is_faulty("accept", socket_seam)) socket = Fd(::accept4(listener.get(), nullptr, nullptr, socket_flags));
     if (socket) return socket;
     if (errno == EAGAIN || errno == EWOULDBLOCK) return std::nullopt;
-    // These are failures of the connection that came, not of the listener (accept(2)).
+    // These errors concern the incoming connection, not the listener (accept(2)).
     if (errno == EINTR || errno == ECONNABORTED || errno == EPROTO || errno == ENONET || errno == EHOSTDOWN ||
         errno == ENOPROTOOPT || errno == EOPNOTSUPP || is_loss(errno))
       continue;
@@ -157,7 +157,8 @@ Transferred receive_some(const Fd& socket, std::span<std::byte> bytes, std::vect
   message.msg_control = control.data();
   message.msg_controllen = control.size();
   ssize_t length = 0;
-  // The kernel reports a peer that has closed without reading everything once, ahead of the bytes that it had sent.
+  // If the peer has closed without reading all data, the kernel reports this once, before the bytes that the peer had
+  // sent.
   bool was_reset = false;
   do {
     length = is_faulty("recvmsg", socket_seam) ? -1 : ::recvmsg(socket.get(), &message, MSG_CMSG_CLOEXEC);

@@ -42,8 +42,8 @@ struct Transferred {
   SocketStatus status = SocketStatus::done;
   std::size_t bytes = 0;
 };
-/// Sends as many bytes as the kernel accepts, and the descriptors together with the first byte. Throws Error(io |
-/// no_space) if this process fails. With status `closed`, errno is the reason.
+/// Sends as many bytes as the kernel accepts; the descriptors are sent with the first byte. Throws Error(io | no_space)
+/// if this process fails. With status `closed`, errno is the reason.
 Transferred send_some(const Fd& socket, std::span<const std::byte> bytes, std::span<const int> descriptors = {});
 /// Receives the bytes that have arrived, and appends their descriptors to `descriptors`. Throws as send_some() does.
 /// With status `closed`, errno is the reason, or 0 if the other side has closed the connection.

@@ -33,11 +33,12 @@ constexpr bool is_sanitized = true;
 constexpr bool is_sanitized = false;
 #endif
 
-// What a program of this project may need to start at all. Nothing that libraries read to behave otherwise.
+// Variables that a program of this project may need to start at all. Variables that change the behaviour of libraries
+// are not passed on.
 constexpr std::array<std::string_view, 5> passed_on = {"LD_LIBRARY_PATH", "ASAN_OPTIONS", "UBSAN_OPTIONS",
                                                        "LSAN_OPTIONS", "TSAN_OPTIONS"};
 
-/// posix_spawn's two objects and their ends.
+/// Initializes and destroys the two objects of posix_spawn.
 class SpawnSettings {
  public:
   SpawnSettings() {
@@ -55,7 +56,7 @@ class SpawnSettings {
 
 }  // namespace
 
-/// A child that is killed and taken at the end, whatever happens.
+/// A child process. The destructor kills and reaps it.
 class RunningChild {
  public:
   explicit RunningChild(pid_t pid) : pid_(pid), process_(open_pidfd(pid)) {}
@@ -73,7 +74,7 @@ class RunningChild {
     else
       ::kill(pid_, SIGKILL);
   }
-  /// CPU time of the process; none if the kernel does not tell.
+  /// Returns the CPU time of the process; nullopt if the kernel does not report it.
   [[nodiscard]] std::optional<std::chrono::nanoseconds> cpu_time() const noexcept {
     clockid_t clock{};
     timespec time{};
@@ -102,7 +103,7 @@ class RunningChild {
 
 namespace {
 
-/// A copy out of the way of the numbers that the program shall find.
+/// Returns a copy with a number above those that the program uses.
 Fd moved_up(int fd) {
   constexpr int above = 16;
   Fd copy(::fcntl(fd, F_DUPFD_CLOEXEC, above));
@@ -151,7 +152,7 @@ pid_t start(const std::vector<std::string>& command, const Fd& input, const Fd& 
 
 }  // namespace
 
-/// When a program has had its time.
+/// The time limit of a program.
 class Deadline {
  public:
   Deadline(const SubprocessLimits& limits, const RunningChild& child)
@@ -159,20 +160,21 @@ class Deadline {
         end_(Clock::now() + std::max(limits.deadline, limits.longest)),
         next_(Clock::now() + limits.deadline) {}
 
-  /// Waits until there is something to read, or the process has ended. False at the deadline.
+  /// Waits until there is something to read or the process has ended. Returns false at the deadline.
   bool wait_for(const Fd& what, const RunningChild& child) {
     for (;;) {
       pollfd wanted{what.get(), POLLIN, 0};
       const int ready = ::poll(&wanted, 1, static_cast<int>(Clock::next_sleep(next_).count()));
       if (ready < 0 && errno != EINTR) throw errno_error("waiting for a program");
-      // One that never stops talking has no more time than others.
+      // A program that sends without pause has the same time limit.
       if (has_passed(child)) return false;
       if (ready > 0) return true;
     }
   }
 
  private:
-  /// No program takes more CPU time than time passes, so the next look is when it could have taken all of it.
+  /// A program cannot use more CPU time than has elapsed, so the next check is at the earliest time at which it could
+  /// exceed its limit.
   bool has_passed(const RunningChild& child) {
     const auto now = Clock::now();
     if (now < next_) return false;
@@ -230,7 +232,7 @@ void Subprocess::begin(const SubprocessLimits& limits) {
 }
 
 void Subprocess::send(std::span<const std::byte> question) noexcept {
-  // The peer's end, and that it does not read, is told when the answer is read.
+  // A failure, or a peer that does not read, is detected when the answer is read.
   (void)::send(running_->socket.get(), question.data(), question.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
@@ -242,7 +244,7 @@ std::size_t Subprocess::receive(std::span<std::byte> target) {
       break;
     }
     const ssize_t got = ::recv(running_->socket.get(), target.data() + done, target.size() - done, 0);
-    // A reset is an end with a question that was not read.
+    // A reset means that the peer ended before it had read the question.
     if (got == 0 || (got < 0 && errno == ECONNRESET)) break;
     if (got < 0 && errno != EINTR) throw errno_error("reading what a program says");
     done += static_cast<std::size_t>(std::max<ssize_t>(got, 0));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A thread of this library.
+// Thread: a thread of the library that ends with its owner.
 
 #include <memory>
 #include <string>

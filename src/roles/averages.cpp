@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Averages of a model's tensors:
-// 1. Each rank makes a list of what it has to average, and of buckets: a large tensor alone, small ones of a dtype
-//    together.
-// 2. One all_gather of a hash of the lists, and of who cannot go on.
+// 1. Each rank lists the tensors that it has to average, and assigns them to buckets. A large tensor has its own
+//    bucket; small tensors of one dtype share buckets.
+// 2. One all_gather exchanges a hash of the lists, and the status of each rank.
 // 3. Each bucket is one all_reduce: in place, or of a copy that is written back.
 
 #include <fmt/core.h>
@@ -27,12 +27,12 @@ namespace {
 
 constexpr std::size_t bucket_bytes = 4 << 20;
 
-/// One of the model's parameters, as far as it is averaged.
+/// One of the model's parameters, with the tensor that is averaged.
 struct Item {
   const std::string* name;
-  const Tensor* tensor;  // none: it has no gradient
+  const Tensor* tensor;  // null: the parameter has no gradient
 
-  /// "a gradient of F32 [4]".
+  /// Returns a text such as "a gradient of F32 [4]".
   [[nodiscard]] std::string words(const char* noun) const {
     if (tensor == nullptr) return fmt::format("no {}", noun);
     return fmt::format("a {} of {}{}", noun, to_string(TensorSpec{tensor->dtype(), tensor->shape()}),
@@ -57,7 +57,7 @@ void check(const Item& item) {
 
 std::vector<Bucket> buckets_of(std::span<const Item> items) {
   std::vector<Bucket> buckets;
-  std::map<DType, std::size_t> open;  // of each dtype: the bucket that may have room
+  std::map<DType, std::size_t> open;  // for each dtype: the bucket that may have room
   for (const Item& item : items) {
     if (item.tensor == nullptr || item.tensor->nbytes() == 0) continue;
     const std::size_t bytes = item.tensor->nbytes();
@@ -89,7 +89,7 @@ std::uint64_t hash_of(std::span<const Item> items) {
   return hash;
 }
 
-/// Throws on all ranks: what the lists differ in.
+/// Throws an error on all ranks that names the first difference between the lists.
 [[noreturn]] void disagree(std::span<const Item> items, ProcessGroup& group, const char* noun,
                            const CollectiveOptions& options) {
   Config mine = Config::array();

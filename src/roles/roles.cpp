@@ -28,19 +28,19 @@ std::size_t index(int number) {
   throw Error(ErrorKind::argument, "a layout of roles: " + words);
 }
 
-/// As many parts as equal as can be, the larger ones first.
+/// Splits `total` into `parts` sizes that differ by at most 1, the larger ones first.
 std::vector<int> evenly(int total, int parts) {
   std::vector<int> sizes(index(parts), total / parts);
   for (int i = 0; i < total % parts; ++i) ++sizes[index(i)];
   return sizes;
 }
 
-/// How many training ranks there will be.
+/// Returns the number of training ranks.
 int training_ranks_of(int world_size, const RoleSizes& sizes) {
   if (sizes.num_remote_buffers < 0 || sizes.num_agent_groups < 1)
     refuse(fmt::format("there cannot be {} remote buffers and {} agent groups: 0 buffers or more, 1 group or more",
                        sizes.num_remote_buffers, sizes.num_agent_groups));
-  // Before the subtraction, which could leave the range of int.
+  // Before the subtraction, which could overflow.
   const int others = world_size - (sizes.use_coordinator ? 1 : 0);
   const int training = sizes.num_remote_buffers < others ? others - sizes.num_remote_buffers : 0;
   const auto all = [&] {
@@ -56,7 +56,8 @@ int training_ranks_of(int world_size, const RoleSizes& sizes) {
   return training;
 }
 
-/// `chunks`: of each manager the ranks that it serves, and itself as the last one; without buffers, training ranks.
+/// `chunks`: for each manager, the ranks that it serves, followed by the manager itself. Without buffers, only training
+/// ranks.
 RankLayout layout_of(int world_size, const RoleSizes& sizes, std::vector<std::vector<int>> chunks) {
   RankLayout layout;
   layout.world_size = world_size;
@@ -79,7 +80,7 @@ RankLayout layout_of(int world_size, const RoleSizes& sizes, std::vector<std::ve
 
 RankLayout RankLayout::by_arithmetic(int world_size, const RoleSizes& sizes) {
   const int training = training_ranks_of(world_size, sizes);
-  const int managers = sizes.num_remote_buffers > 0 ? 1 : 0;  // of a chunk
+  const int managers = sizes.num_remote_buffers > 0 ? 1 : 0;  // per chunk
   std::vector<std::vector<int>> chunks;
   int next = 0;
   for (const int agents : evenly(training, std::max(sizes.num_remote_buffers, 1))) {
@@ -93,7 +94,7 @@ RankLayout RankLayout::by_arithmetic(int world_size, const RoleSizes& sizes) {
 RankLayout RankLayout::by_hosts(std::span<const int> hosts, const RoleSizes& sizes) {
   const auto world_size = static_cast<int>(hosts.size());
   (void)training_ranks_of(world_size, sizes);
-  // The hosts in the order of their first ranks. One with the coordinator alone is a host, too.
+  // The hosts in the order of their first ranks. A host with only the coordinator counts, too.
   std::map<int, std::size_t> places;
   std::vector<std::vector<int>> ranks_of_host;
   for (int rank = 0; rank < world_size; ++rank) {
@@ -164,7 +165,7 @@ const char* name_of(Role role) {
   return names.at(static_cast<std::size_t>(role));
 }
 
-/// The layout, if it can be and is the same on all ranks.
+/// Returns the layout if it is possible and the same on all ranks.
 RankLayout agreed_layout(SyncGroup& group, const RoleSizes& sizes, const CollectiveOptions& options) {
   const WaitOptions waits = collectives::waits(options, "roles");
   using Card = std::array<std::int32_t, 3>;
@@ -190,7 +191,7 @@ RankLayout agreed_layout(SyncGroup& group, const RoleSizes& sizes, const Collect
   return layout;
 }
 
-/// The same elements as bytes, without a copy unless they are strided.
+/// Returns the same elements as bytes, without a copy unless they are strided.
 Tensor bytes_of(const Tensor& tensor) {
   if (!tensor.view().is_contiguous()) return bytes_of(Tensor::copy_of(tensor));
   const TensorView view(DType::u8, {static_cast<std::int64_t>(tensor.nbytes())}, tensor.data(), {}, tensor.device());
@@ -217,7 +218,7 @@ DistributedContext initialize_distributed_compute(std::string_view backend, cons
 
 DistributedContext::DistributedContext(SyncGroup& group, RankLayout layout, const CollectiveOptions& options)
     : layout_(std::move(layout)), my_rank_(group.rank()), world_(std::make_unique<ProcessGroup>(group, options)) {
-  // One split makes the train group and the buffer group, which have no rank in common.
+  // One split creates the train group and the buffer group, which have no rank in common.
   if (is_coordinator_rank()) {
     peers_ = world_->split(std::vector<int>{}, options);
     return;
@@ -266,7 +267,7 @@ void AsyncSendHandle::wait() {
   try {
     work_.get();
   } catch (const Error& error) {
-    // A call that was only refused can be made again.
+    // A call that was only refused can be repeated.
     if (!work_.is_pending()) failure_ = error;
     throw;
   }

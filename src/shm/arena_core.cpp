@@ -18,15 +18,15 @@ namespace muster {
 namespace detail {
 namespace {
 
-// The allocator's own words: its header, and a block header before each tensor.
+// Memory for the allocator's own data: its header, and a block header before each tensor.
 constexpr std::uint64_t bookkeeping_bytes = 64 << 10;
 constexpr std::uint64_t alignment = 64;
 
-/// All arenas of this process by address.
+/// All arenas of this process, by address.
 struct Registry {
   std::shared_mutex mutex;
   std::map<const std::byte*, std::weak_ptr<ArenaCore>> by_begin;
-  std::atomic<std::size_t> count{0};  // asked before the mutex is taken
+  std::atomic<std::size_t> count{0};  // read before the mutex is acquired
 };
 
 Registry& registry() {
@@ -65,7 +65,8 @@ ArenaCore::~ArenaCore() {
 std::optional<ArenaCore::Found> ArenaCore::find(const std::byte* data, std::uint64_t bytes) {
   Registry& all = registry();
   if (all.count.load(std::memory_order_acquire) == 0) return std::nullopt;
-  // May be the last owner: an arena's end takes the mutex, so this goes after the lock.
+  // Declared before the lock, so that it is destroyed after the unlock. It may be the last owner, and the destructor of
+  // an arena acquires the mutex.
   std::shared_ptr<ArenaCore> core;
   const std::shared_lock lock(all.mutex);
   auto after = all.by_begin.upper_bound(data);
@@ -101,7 +102,7 @@ Tensor ArenaCore::allocate(DType dtype, Shape shape) {
 }
 
 void ArenaCore::release(std::byte* data, std::uint64_t bytes) noexcept {
-  // In a forked child the allocator's words are still the parent's.
+  // In a forked child the allocator's data still belongs to the parent.
   if (!segment_.is_owner_process()) return;
   const std::lock_guard lock(mutex_);
   if (!segment_.is_lent()) return buffer_.deallocate(data);
@@ -110,12 +111,12 @@ void ArenaCore::release(std::byte* data, std::uint64_t bytes) noexcept {
     for (const auto& lent : segment_.lent()) leases.push_back(lent.lease);
     freed_.push_back({data, bytes, std::move(leases)});
   } catch (const std::bad_alloc&) {
-    // It stays taken: nobody could tell when its leases end.
+    // The block stays allocated, because there is no memory to track its leases.
   }
 }
 
 void ArenaCore::reclaim() noexcept {
-  (void)segment_.is_lent();  // leases of dead ranks end here
+  (void)segment_.is_lent();  // ends leases of dead ranks
   std::erase_if(freed_, [&](Freed& block) {
     std::erase_if(block.leases, [&](shm::LeaseId lease) { return segment_.has_ended(lease); });
     if (!block.leases.empty()) return false;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// ArenaCore: the memory behind SharedArena, its allocator, and the leases that are out on it.
+// ArenaCore: the memory behind SharedArena, its allocator, and the leases on it.
 
 #include <boost/interprocess/indexes/iset_index.hpp>
 #include <boost/interprocess/managed_external_buffer.hpp>
@@ -29,11 +29,11 @@ class ArenaCore : public std::enable_shared_from_this<ArenaCore> {
   std::uint64_t waiting_for_leases();
   [[nodiscard]] shm::OwnedSegment& segment() noexcept { return segment_; }
 
-  /// A lease on everything in the arena, out until the holder clears its word or dies. Throws Error(no_space) if too
-  /// many are out.
+  /// Returns a lease on the whole arena. It lasts until the holder clears the lease word or dies. Throws
+  /// Error(no_space) if too many leases are active.
   shm::LeaseId lend(std::shared_ptr<const sync::PeerLiveness> holder);
 
-  /// The arena of this process that all of [data, data + bytes) lies in, and its offset there.
+  /// The arena of this process that contains all of [data, data + bytes), and the offset of `data` in it.
   struct Found {
     std::shared_ptr<ArenaCore> arena;
     std::uint64_t offset = 0;
@@ -41,7 +41,7 @@ class ArenaCore : public std::enable_shared_from_this<ArenaCore> {
   static std::optional<Found> find(const std::byte* data, std::uint64_t bytes);
 
  private:
-  // Only the owner allocates, under its own mutex: no lock lives in the shared memory.
+  // Only the owner allocates, under its own mutex: the shared memory contains no lock.
   using Buffer = boost::interprocess::basic_managed_external_buffer<
       char, boost::interprocess::rbtree_best_fit<boost::interprocess::null_mutex_family>,
       boost::interprocess::iset_index>;

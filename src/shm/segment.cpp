@@ -21,17 +21,17 @@ namespace {
 
 constexpr std::uint64_t block_bytes = 64 << 10;
 
-// The states of a lease's word beside 0, below its stamp.
+// The states of a lease word other than 0. The upper bits hold the stamp.
 constexpr std::uint32_t offered = 1;
 constexpr std::uint32_t held = 2;
 constexpr std::uint32_t word_of(LeaseId lease, std::uint32_t state) noexcept {
   return lease.stamp << 2 | state;
 }
 
-/// `data`: the mapping of what begins at `place`.
+/// `data`: the mapping of the memory at `place`.
 void write_fresh(const os::Fd& memory, std::uint64_t place, std::byte* data, std::uint64_t offset,
                  std::span<const std::byte> bytes) {
-  // The place is another process's, which may have had no limit.
+  // The place may have been created by a process without the file-size limit of this one.
   if (place + offset + bytes.size() > os::largest_file())
     std::memcpy(data + offset, bytes.data(), bytes.size());
   else
@@ -47,7 +47,7 @@ void PopulatedBlocks::ensure(const os::Mapping& mapping, std::uint64_t data_offs
   if (blocks_.size() < last) blocks_.resize(last);
   for (std::uint64_t block = begin / block_bytes; block < last; ++block) {
     if (blocks_[block]) continue;
-    // All that are missing in a row at once.
+    // All consecutive missing blocks are populated by one call.
     const std::uint64_t first = block;
     while (block < last && !blocks_[block]) blocks_[block++] = true;
     const std::uint64_t at = data_offset + first * block_bytes;
@@ -58,7 +58,7 @@ void PopulatedBlocks::ensure(const os::Mapping& mapping, std::uint64_t data_offs
 
 namespace {
 
-/// What this process has dropped while it was lent.
+/// Segments that this process has dropped while they were lent.
 struct Retired {
   ForkMutex mutex;
   std::vector<SegmentMemory> segments;
@@ -119,7 +119,7 @@ OwnedSegment::OwnedSegment(std::uint64_t capacity) {
 OwnedSegment::~OwnedSegment() {
   attachment_.reset();
   if (!is_owner_process()) return;
-  // From now on whoever ends a lease on it looks whether it was the last one.
+  // From now on, any process that ends a lease on the segment checks whether it was the last one.
   header().retired.store(1, std::memory_order_seq_cst);
   if (!is_lent()) {
     memory_.give_back();
@@ -129,7 +129,7 @@ OwnedSegment::~OwnedSegment() {
     const std::lock_guard lock(retired().mutex);
     retired().segments.push_back(std::move(memory_));
   } catch (const std::bad_alloc&) {
-    // The holder gives it back, unless it is killed.
+    // The holder of the lease frees the memory, unless it is killed.
   }
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Segments: places in a rank's region as their owner and as the first rank see them. A page with a few words, then the
-// data. The memory of a segment goes when its owner has dropped it and no lease on it is out. The holder of the last
-// one gives it back, or the owner itself, which looks for dead holders whenever it makes a segment.
+// Segments: parts of a rank's region, as their owner and as the root use them. A segment is a header page followed by
+// the data. Its memory is freed when its owner has dropped it and no lease on it is active. The holder of the last
+// lease frees it, or the owner itself, which looks for dead holders whenever it creates a segment.
 
 #include <algorithm>
 #include <array>
@@ -26,40 +26,41 @@ inline constexpr std::uint64_t header_bytes = 4096;
 inline constexpr std::size_t lease_words = 256;
 inline constexpr std::uint64_t segment_magic = 0x31474553'5453554dULL;  // "MUSTSEG1"
 
-/// The first page. Others than the owner write only `users` and the words of leases.
+/// The header page. Processes other than the owner write only `users` and the lease words.
 struct SegmentHeader {
   std::uint64_t magic;
   std::uint64_t capacity;
-  std::atomic<std::uint32_t> users;                            // mappings of it
-  std::atomic<std::uint32_t> retired;                          // the owner has dropped the segment
-  std::atomic<std::uint32_t> sleepers;                         // on the words of leases
-  std::array<std::atomic<std::uint32_t>, lease_words> leases;  // futexes; 0: none is out
+  std::atomic<std::uint32_t> users;                            // number of mappings
+  std::atomic<std::uint32_t> retired;                          // not 0: the owner has dropped the segment
+  std::atomic<std::uint32_t> sleepers;                         // number of threads that sleep on lease words
+  std::array<std::atomic<std::uint32_t>, lease_words> leases;  // futexes; 0: no lease
 };
 static_assert(sizeof(SegmentHeader) <= header_bytes);
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
 
-/// The right of another rank to look at what is in a segment. The owner offers it; the other takes it, and gives it
-/// back when it is through. Each of the three is one exchange of a word, so that both sides agree about it whatever
-/// becomes of the exchange of tensors: what has not been taken can be withdrawn, what has been taken is held.
+/// The right of another rank to read a segment. The owner offers it. The other rank takes it, and returns it when it
+/// has finished. Each of these steps is one atomic exchange of a word, so both sides agree about the state even if the
+/// tensor exchange fails. A lease that has not been taken can be withdrawn. A lease that has been taken is held.
 struct LeaseId {
   std::uint32_t word = 0;
-  std::uint32_t stamp = 0;  // not 0; that of an earlier lease of this word only after 2^30 of them
+  std::uint32_t stamp = 0;  // never 0; repeats in one word only after 2^30 leases
 };
 
-/// Which parts of a segment this process has put into its page table: memory is taken and mapped a block at a time,
-/// just before it is written, which costs a fraction of faulting it in page by page.
+/// The parts of a segment that are in the page table of this process. A block is allocated and mapped just before it is
+/// written, which costs a fraction of faulting it in page by page.
 class PopulatedBlocks {
  public:
-  /// Makes [begin, end) of the data of `mapping` present; `data_offset` is where the data begins there.
+  /// Populates [begin, end) of the data in `mapping`; the data begins at `data_offset` of the mapping.
   void ensure(const os::Mapping& mapping, std::uint64_t data_offset, std::uint64_t begin, std::uint64_t end);
-  /// The memory was given back: nothing is present any more.
+  /// Called when the memory has been freed: no block is present any more.
   void forget() noexcept { blocks_.clear(); }
 
  private:
   std::vector<bool> blocks_;
 };
 
-/// What stays of one after its owner has dropped it, as long as it is lent: its place, mapped with its header.
+/// The part of a segment that remains after its owner has dropped it while it is lent: its place, mapped with its
+/// header.
 struct SegmentMemory {
   struct Lent {
     LeaseId lease;
@@ -74,20 +75,20 @@ struct SegmentMemory {
   [[nodiscard]] SegmentHeader& header() const noexcept { return *reinterpret_cast<SegmentHeader*>(mapping.data()); }
   [[nodiscard]] std::uint64_t capacity() const noexcept { return mapping.size() - header_bytes; }
   [[nodiscard]] bool has_ended(LeaseId lease) const noexcept;
-  /// Whether any lease is out. Those of dead ranks are not: they are taken back.
+  /// Returns whether any lease is active. Leases of dead ranks are ended first.
   bool is_lent() noexcept;
-  /// Gives the data's memory back; it reads as zero after it.
+  /// Frees the memory of the data, which then reads as zero.
   void punch() const noexcept;
-  /// The owner has no use for it any more.
+  /// Frees the segment, which its owner no longer uses.
   void give_back() const noexcept;
 };
 
-/// A segment that this process made.
+/// A segment that this process created.
 class OwnedSegment {
  public:
-  /// Room for `capacity` bytes of data. Throws Error(no_space | unsupported).
+  /// Creates a segment for `capacity` bytes of data. Throws Error(no_space | unsupported).
   explicit OwnedSegment(std::uint64_t capacity);
-  /// Gives the memory back; if some of it is lent, once that ends.
+  /// Frees the memory; if leases are active, it is freed when they have ended.
   ~OwnedSegment();
   OwnedSegment& operator=(OwnedSegment&&) = delete;
 
@@ -96,32 +97,34 @@ class OwnedSegment {
   [[nodiscard]] SegmentHeader& header() const noexcept { return memory_.header(); }
   [[nodiscard]] std::byte* data() const noexcept { return memory_.mapping.data() + header_bytes; }
   [[nodiscard]] const os::Mapping& mapping() const noexcept { return memory_.mapping; }
-  /// This process made it (a forked child did not, and must not write into it).
+  /// Returns whether this process created it. A forked child did not, and must not write into it.
   [[nodiscard]] bool is_owner_process() const noexcept;
 
-  /// Memory for all of the data, where a full mount could refuse it later. Throws Error(no_space).
+  /// Reserves memory for all of the data, if a full mount could otherwise cause a failure later. Throws
+  /// Error(no_space).
   void reserve();
   /// Writes into fresh memory. Throws Error(no_space | io).
   void write(std::uint64_t offset, std::span<const std::byte> bytes);
   void punch() noexcept { memory_.punch(); }
 
-  /// A lease by that word, whose last one has ended. `holder`: the rank that may take it; null: this process keeps it.
+  /// Offers a lease with that word, whose previous lease must have ended. `holder`: the rank that may take it; null:
+  /// this process keeps it.
   LeaseId offer(std::uint32_t word, std::shared_ptr<const sync::PeerLiveness> holder);
-  /// Ends a lease that nobody has taken; one that is held stays.
+  /// Ends a lease that has not been taken. A lease that has been taken stays.
   void withdraw(LeaseId lease) noexcept;
-  /// Or it has never been. Any thread.
+  /// Returns true if the lease has ended or never existed. Any thread.
   [[nodiscard]] bool has_ended(LeaseId lease) const noexcept { return memory_.has_ended(lease); }
   /// Sleeps until the lease has ended, at most `longest`. Any thread.
   void sleep(LeaseId lease, std::chrono::nanoseconds longest) noexcept;
   bool is_lent() noexcept { return memory_.is_lent(); }
-  /// Whether all leases have ended, without asking whether who holds one is dead.
+  /// Returns whether all leases have ended, without checking whether their holders are dead.
   [[nodiscard]] bool is_given_back() const noexcept {
     return std::ranges::all_of(memory_.lent, [this](const auto& each) { return has_ended(each.lease); });
   }
   [[nodiscard]] const std::vector<SegmentMemory::Lent>& lent() const noexcept { return memory_.lent; }
 
-  /// Something that has to go before the memory is given back or unmapped: a lock on its pages. One of them; a later
-  /// one takes its place.
+  /// Attaches an object that is destroyed before the memory is freed or unmapped, for example a lock on its pages. A
+  /// segment has one attachment; a later one replaces it.
   void attach(std::shared_ptr<void> attachment) noexcept { attachment_ = std::move(attachment); }
   [[nodiscard]] const std::shared_ptr<void>& attachment() const noexcept { return attachment_; }
 
@@ -131,30 +134,31 @@ class OwnedSegment {
   std::shared_ptr<void> attachment_;
 };
 
-/// Another rank's segment, mapped: data to read (or, where its owner lets others write into it, to write), the header's
-/// words to write.
+/// Another rank's segment, mapped here. The data is mapped for reading, or for writing if the owner lets other ranks
+/// write into it. The header is mapped for writing.
 class RemoteSegment {
  public:
-  /// At a place in its owner's region. Throws Error(corrupt) if no segment is there, Error(no_space) if it cannot
-  /// be mapped, Error(peer_lost).
+  /// Maps the segment at a place in its owner's region. Throws Error(corrupt) if no segment exists there,
+  /// Error(no_space) if it cannot be mapped, and Error(peer_lost).
   RemoteSegment(const sync::Region& region, std::uint64_t place, os::Access access = os::Access::read_only);
   ~RemoteSegment();
   RemoteSegment& operator=(RemoteSegment&&) = delete;
 
   [[nodiscard]] std::uint64_t capacity() const noexcept { return data_.size(); }
   [[nodiscard]] const std::byte* data() const noexcept { return data_.data(); }
-  /// The data's mapping; to write where the segment was mapped so.
+  /// Returns the mapping of the data. It is writable if the segment was mapped with write access.
   [[nodiscard]] const os::Mapping& mapping() const noexcept { return data_; }
   [[nodiscard]] os::Access access() const noexcept { return access_; }
   [[nodiscard]] PopulatedBlocks& populated() noexcept { return blocks_; }
   [[nodiscard]] SegmentHeader& header() const noexcept { return *reinterpret_cast<SegmentHeader*>(words_.data()); }
   [[nodiscard]] bool is_owner_process() const noexcept;
-  /// Writes into fresh memory of one that is mapped to write. Throws Error(no_space | io).
+  /// Writes into fresh memory of a segment that is mapped with write access. Throws Error(no_space | io).
   void write(std::uint64_t offset, std::span<const std::byte> bytes);
-  /// A lease has ended: the memory goes with the last one if the owner has dropped the segment.
+  /// Called when a lease has ended: frees the memory if it was the last lease and the owner has dropped the segment.
   void lease_ended() const noexcept;
 
-  /// Puts so many bytes of data into the page table, once, as far as an earlier use has written them.
+  /// Adds the first `bytes` bytes of the data to the page table, once, and only the part that an earlier use has
+  /// written.
   void populate_known(std::uint64_t bytes) noexcept;
   void note_written(std::uint64_t bytes) noexcept { written_ = std::max(written_, bytes); }
 
@@ -170,18 +174,19 @@ class RemoteSegment {
   std::int64_t owner_pid_;
 };
 
-/// Other ranks' segments that this process has mapped.
+/// The segments of other ranks that this process has mapped.
 class RemoteSegments {
  public:
-  /// That of `owner` at a place in its region, mapped when it is first asked for, or asked for to write. Throws as
-  /// RemoteSegment.
+  /// Returns the segment of `owner` at a place in its region. Maps it at the first call, and again if write access is
+  /// requested later. Throws as RemoteSegment.
   std::shared_ptr<RemoteSegment> at(const sync::Group& group, int owner, std::uint64_t place,
                                     os::Access access = os::Access::read_only);
-  /// Null if it is not mapped.
+  /// Returns null if it is not mapped.
   [[nodiscard]] std::shared_ptr<RemoteSegment> known(int owner, std::uint64_t place) const;
-  /// Unmaps what its owner has dropped and nobody holds: the mapping is the last that keeps it.
+  /// Unmaps the segments that their owners have dropped and no lease holds, because only the mapping keeps their
+  /// memory.
   void forget_retired();
-  /// All of that rank.
+  /// Unmaps all segments of that rank.
   void forget(int owner) {
     std::erase_if(segments_, [&](const auto& each) { return each.first.first == owner; });
   }
@@ -190,16 +195,18 @@ class RemoteSegments {
   std::map<std::pair<int, std::uint64_t>, std::shared_ptr<RemoteSegment>> segments_;  // by owner and place
 };
 
-/// A lease that this process has taken. Its end gives it back: noexcept, any thread, nothing in a forked child.
+/// A lease that this process has taken. The destructor returns it: noexcept, on any thread, without effect in a forked
+/// child.
 class Lease {
  public:
-  /// Throws Error(corrupt) if it is not offered (any more).
+  /// Throws Error(corrupt) if the lease is not offered, or no longer offered.
   Lease(std::shared_ptr<const RemoteSegment> segment, LeaseId id);
   ~Lease();
   Lease& operator=(Lease&&) = delete;
   [[nodiscard]] const RemoteSegment& segment() const noexcept { return *segment_; }
 
-  /// Debug mode: the leased bytes must have this hash when the lease ends; else it is logged that `owner` wrote them.
+  /// Debug mode: the leased bytes must have this hash when the lease ends. Otherwise a log message reports that `owner`
+  /// wrote them.
   void watch(std::vector<std::span<const std::byte>> parts, std::uint64_t hash, std::string owner);
 
  private:
@@ -210,7 +217,7 @@ class Lease {
   std::string owner_;
 };
 
-/// One hash over several pieces, in order.
+/// Returns one hash over several pieces, in order.
 std::uint64_t hash_parts(std::span<const std::span<const std::byte>> parts);
 
 }  // namespace muster::shm

@@ -12,12 +12,12 @@
 namespace muster::shm {
 namespace {
 
-constexpr std::uint64_t piece_bytes = 4 << 20;    // between two signs of progress
-constexpr std::uint64_t staging_bytes = 1 << 20;  // small tensors are joined up to this
+constexpr std::uint64_t piece_bytes = 4 << 20;    // bytes between two progress reports
+constexpr std::uint64_t staging_bytes = 1 << 20;  // small tensors are joined up to this size
 constexpr std::uint64_t small_bytes = 64 << 10;
 
-/// Room to grow where that costs nothing: untouched anonymous memory is only a number. POSIX memory is reserved, so it
-/// is asked for exactly.
+/// Returns a capacity with room to grow if that is free: untouched anonymous memory costs nothing. POSIX memory is
+/// reserved, so the exact size is requested.
 std::uint64_t capacity_for(std::uint64_t bytes, sync::Region& region) {
   const std::uint64_t exact = os::whole_pages(std::max<std::uint64_t>(bytes, 1), os::page_size());
   if (region.backing() == os::Backing::posix) return exact;
@@ -132,11 +132,12 @@ SlotPlan SenderPool::plan(LaneId id, std::uint64_t bytes, const Limits& limits) 
   Lane& lane = this->lane(id);
   SlotPlan plan;
   plan.held = held(id);
-  // Extra segments go when they come back.
+  // Slots beyond the pipeline depth are deleted as soon as they are free.
   for (auto slot = lane.slots.begin();
        slot != lane.slots.end() && lane.slots.size() > static_cast<std::size_t>(limits.pipeline_depth);)
     slot = (*slot)->is_free() ? lane.slots.erase(slot) : slot + 1;
-  // The most recent one that is large enough, whose memory is the warmest; else the most recent one gives way.
+  // Prefer the most recently used slot that is large enough, because its memory is the warmest. Otherwise replace the
+  // most recently used free slot.
   for (auto slot = lane.slots.rbegin(); slot != lane.slots.rend() && !plan.slot; ++slot) {
     if (!(*slot)->is_free()) continue;
     if ((*slot)->segment().capacity() >= bytes)
@@ -153,7 +154,8 @@ SlotPlan SenderPool::plan(LaneId id, std::uint64_t bytes, const Limits& limits) 
     plan.fresh_bytes = header_bytes + (region->backing() == os::Backing::posix ? plan.capacity : bytes);
     region->check(header_bytes + plan.capacity);
   }
-  // What is free beyond the limit goes back, the coldest first; so does whatever is free when the budget is short.
+  // Free memory beyond the limit is given back, least recently used slots first. If the budget is short, so is all free
+  // memory.
   std::uint64_t pool = this->bytes();
   std::uint64_t free = 0;
   for (const Lane& each : lanes_)
@@ -187,7 +189,7 @@ std::shared_ptr<Slot> SenderPool::carry_out(LaneId id, SlotPlan plan) {
     std::erase(lane.slots, slot);
   } else {
     if (plan.replaces) std::erase(lane.slots, plan.replaces);
-    plan.replaces = nullptr;  // its memory goes back before more is taken
+    plan.replaces = nullptr;  // frees its memory before the new slot takes more
     slot = std::make_shared<Slot>(plan.capacity);
   }
   lane.slots.push_back(slot);

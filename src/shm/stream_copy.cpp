@@ -12,9 +12,9 @@
 namespace muster::shm {
 namespace {
 
-// Below this the bytes are likely read again while they are still in a cache.
+// Smaller blocks are likely to be read again while they are still in a cache.
 constexpr std::size_t streaming_from = 256 * 1024;
-// Rows below this are mostly beginnings and ends of cache lines.
+// Shorter rows consist mostly of partial cache lines.
 constexpr std::size_t row_streaming_from = 256;
 
 #if defined(__x86_64__)

@@ -33,11 +33,11 @@ struct WindowRing::Header {
   std::uint64_t magic;
   std::uint64_t window_bytes;
   std::uint32_t depth;
-  std::atomic<std::uint32_t> users;     // processes that have it or have been told of it
-  std::atomic<std::uint32_t> released;  // turns that are through; futex
+  std::atomic<std::uint32_t> users;     // processes that have mapped it or received its place
+  std::atomic<std::uint32_t> released;  // released turns; futex
   std::atomic<std::uint32_t> stage;     // futex
   std::atomic<std::uint64_t> progress;
-  std::array<std::atomic<std::uint32_t>, most_depth> arrived;  // of each window; futexes
+  std::array<std::atomic<std::uint32_t>, most_depth> arrived;  // one futex per window
 };
 
 WindowRing::WindowRing(std::uint32_t depth, std::uint64_t window_bytes, std::size_t others)

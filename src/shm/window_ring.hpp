@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// WindowRing: windows of shared memory that several processes fill together and one takes. Window `turn % depth` is
-// used for turn after turn:
+// WindowRing: windows of shared memory that several processes fill together and one process reads. Window `turn %
+// depth` is used for each turn in sequence:
 //
-//  1. A contributor waits until the owner is through with turn - depth (released), and writes its part.
-//  2. It counts itself as arrived.
-//  3. The owner waits until all contributors of the turn have arrived, and uses what they wrote.
-//  4. It sets the count back and releases the turn. Turns are released in their order.
-// There is no lock: whoever is killed leaves counts that the others can wait for in vain until they see that it is
-// dead.
+//  1. A contributor waits until the owner has released turn - depth, and writes its part.
+//  2. The contributor increments the count of arrivals.
+//  3. The owner waits until all contributors of the turn have arrived, and reads the window.
+//  4. The owner resets the count and releases the turn. Turns are released in order.
+// There is no lock. If a process is killed, the others wait for its count until they detect that it is dead.
 
 #include <cstddef>
 #include <cstdint>
@@ -25,12 +24,12 @@ class WindowRing {
  public:
   static constexpr std::uint32_t most_depth = 16;
 
-  /// The owner's, in its region. `depth` windows of `window_bytes` each (none: a ring that only counts progress), for
-  /// `others` processes. Takes the memory now. Throws Error(no_space | unsupported).
+  /// Creates a ring in the owner's region: `depth` windows of `window_bytes` each, for `others` other processes. With 0
+  /// windows the ring only counts progress. Takes the memory now. Throws Error(no_space | unsupported).
   WindowRing(std::uint32_t depth, std::uint64_t window_bytes, std::size_t others);
-  /// At a place in another process's. Throws Error(corrupt) if it is no ring.
+  /// Maps the ring at a place in another process's region. Throws Error(corrupt) if it is not a ring.
   WindowRing(const sync::Region& region, std::uint64_t place);
-  /// The windows' memory goes with the owner, and the rest with the last of all that have it.
+  /// The owner frees the memory of the windows. The last process that has the ring frees the rest.
   ~WindowRing();
   WindowRing& operator=(WindowRing&&) = delete;
 
@@ -38,23 +37,23 @@ class WindowRing {
   [[nodiscard]] std::uint64_t window_bytes() const noexcept { return window_bytes_; }
   [[nodiscard]] std::span<std::byte> window(std::uint32_t turn) const;
 
-  /// Step 1, without the writing. `owner`: its rank in the group. Throws as SyncGroup::wait_until.
+  /// Step 1, without the write. `owner`: the owner's rank in the group. Throws as SyncGroup::wait_until.
   void claim(std::uint32_t turn, int owner, SyncGroup& group, const WaitOptions& options) const;
-  /// Step 2. Orders what was written before it, streaming stores too.
+  /// Step 2. Orders earlier writes before the arrival, including streaming stores.
   void arrive(std::uint32_t turn) const noexcept;
-  /// Step 3. `others`: ranks that it waits for.
+  /// Step 3. `others`: the ranks that it waits for.
   void wait_full(std::uint32_t turn, std::uint32_t contributors, std::span<const int> others, SyncGroup& group,
                  const WaitOptions& options) const;
   /// Step 4.
   void release(std::uint32_t turn) const noexcept;
 
-  /// Bytes that the owner has finished with: for who shows progress.
+  /// Adds bytes that the owner has processed, for processes that display progress.
   void add_progress(std::uint64_t bytes) const noexcept;
   [[nodiscard]] std::uint64_t progress() const noexcept;
-  /// A number that the owner raises, for others to wait for.
+  /// Sets a number that the owner raises and other processes wait for.
   void set_stage(std::uint32_t stage) const noexcept;
   [[nodiscard]] std::uint32_t stage() const noexcept;
-  /// `on`: the owner's rank, where it is another one.
+  /// Waits until the stage is at least `least`. `on`: the owner's rank, unless the caller is the owner.
   void wait_stage(std::uint32_t least, std::span<const int> on, SyncGroup& group, const WaitOptions& options) const;
 
  private:
@@ -69,10 +68,10 @@ class WindowRing {
   std::uint64_t window_bytes_ = 0;
 };
 
-/// The other ranks of a group that share memory with this one.
+/// Returns the other ranks of a group that share memory with this one.
 std::vector<int> near_ranks(const SyncGroup& group);
-/// Collective. The rings of `near`, by rank; `own`: what this rank has for them. Throws as SyncGroup::all_gather, and
-/// as WindowRing.
+/// Collective. Returns the rings of the ranks `near`, by rank. `own`: the ring that this rank shares with them. Throws
+/// as SyncGroup::all_gather and WindowRing.
 std::vector<std::unique_ptr<WindowRing>> find_rings(sync::Group& group, std::span<const int> near,
                                                     const WindowRing& own, const WaitOptions& options);
 

@@ -32,7 +32,8 @@ std::uint64_t rings_offset(int size) {
   return in_use_offset(size) + round_up(static_cast<std::uint64_t>(size) * static_cast<std::uint64_t>(size));
 }
 
-/// Room for what a receiver may have to keep (Mail::promised), with the heads of its packets, and for others besides.
+/// Room for everything that a receiver may have to keep (Mail::promised), with the packet heads, and for some more
+/// packets.
 constexpr std::uint64_t ring_bytes = 256 * 1024 + 12 * page;
 static_assert(ring_bytes > Mail::promised + Mail::promised / Mail::least_cost * (sizeof(PacketHead) + 8) + page);
 
@@ -44,13 +45,13 @@ std::uint64_t block_bytes(int size) {
   return rings_offset(size) + static_cast<std::uint64_t>(size) * static_cast<std::uint64_t>(size - 1) * ring_bytes;
 }
 
-/// What a rank maps at once.
+/// Returns how many bytes of the block a rank maps when it opens the block.
 std::uint64_t mapped_bytes(int size) {
-  constexpr std::uint64_t most = 256 << 20;  // some twenty ranks: address space may be limited, too
+  constexpr std::uint64_t most = 256 << 20;  // about twenty ranks; the address space may be limited
   return block_bytes(size) <= most ? block_bytes(size) : rings_offset(size);
 }
 
-/// False if there is one already.
+/// Stores `cause` in the cell. Returns false if the cell already holds a failure.
 bool put(FailureCell& cell, const Error& cause) noexcept {
   std::uint32_t none = FailureCell::none;
   if (!cell.state.compare_exchange_strong(none, FailureCell::being_written)) return false;
@@ -61,7 +62,7 @@ bool put(FailureCell& cell, const Error& cause) noexcept {
 
 std::optional<Error> get(const FailureCell& cell) {
   if (cell.state.load(std::memory_order_acquire) == FailureCell::none) return std::nullopt;
-  // Whoever claimed the cell publishes within microseconds, unless it was killed in between.
+  // The rank that claimed the cell publishes its error within microseconds, unless it was killed in between.
   for (int turn = 0; turn < 100 && cell.state.load(std::memory_order_acquire) != FailureCell::published; ++turn)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   if (cell.state.load(std::memory_order_acquire) != FailureCell::published)
@@ -109,7 +110,7 @@ std::uint64_t Ring::filled() const noexcept {
 std::uint64_t Ring::write(std::span<const std::byte> bytes) {
   const std::uint64_t written = head().written.load(std::memory_order_relaxed);
   const std::uint64_t there = filled();
-  // An empty one begins anew, so that short messages are always in the same few pages.
+  // An empty ring starts again at its first byte, so that short messages always use the same few pages.
   if (there == 0) head().origin.store(written, std::memory_order_relaxed);
   const std::uint64_t piece = std::min<std::uint64_t>(capacity() - there, bytes.size());
   const std::uint64_t begin = (written - head().origin.load(std::memory_order_relaxed)) % capacity();
@@ -138,7 +139,7 @@ ControlBlock::ControlBlock(std::shared_ptr<const os::Fd> memory, std::uint64_t p
       mapping_(*memory_, os::Access::read_write, place, mapped_bytes(size)) {}
 
 std::shared_ptr<ControlBlock> ControlBlock::create(Region& region, int size) {
-  // Fresh shared memory is zero, and zero is the first state of every word in it.
+  // Fresh shared memory is zero, and zero is the initial state of every field in it.
   const std::uint64_t place = region.take(block_bytes(size));
   const bool reserves = region.must_reserve();
   std::shared_ptr<ControlBlock> block(new ControlBlock(region.memory(), place, size));
@@ -160,8 +161,8 @@ std::shared_ptr<ControlBlock> ControlBlock::open(const Region& region, std::uint
 }
 
 void ControlBlock::leave(int self, const Peers& peers) noexcept {
-  // A rank that is counted touches the block no more: whoever is counted last gives it back. The dead are counted by
-  // those that leave, and each count keeps the largest number that anybody has seen.
+  // A rank that has counted itself no longer accesses the block, so the rank that counts last frees it. Each leaving
+  // rank also counts the dead ranks, and the shared count keeps the largest number that any rank has seen.
   constexpr int dead_bits = 32;
   std::uint64_t dead = 0;
   for (int rank = 0; rank < size_; ++rank)
@@ -191,7 +192,7 @@ RankCell& ControlBlock::cell(int rank) const noexcept {
 std::byte* ControlBlock::record(std::uint32_t round, int rank, std::size_t bytes) const noexcept {
   const std::uint64_t begin =
       static_cast<std::uint64_t>(round & 1) * static_cast<std::uint64_t>(size_) * SyncGroup::max_record;
-  // No two ranks write one cache line.
+  // Each rank writes its own cache lines.
   const std::uint64_t distance = (bytes + 63) / 64 * 64;
   return mapping_.data() + records_offset(size_) + begin + static_cast<std::uint64_t>(rank) * distance;
 }

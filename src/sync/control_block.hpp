@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The control block: the one piece of shared memory that the ranks of a local group meet in. Only lock-free words,
-// never a lock: whoever is killed while writing here leaves nothing that another rank could wait for without noticing.
+// The control block: the shared memory in which the ranks of a local group meet. It consists of lock-free atomics and
+// has no locks. A process that is killed while it writes here therefore leaves no lock behind, and other ranks detect
+// its death while they wait.
 
 #include <array>
 #include <atomic>
@@ -23,24 +24,24 @@ namespace muster::sync {
 
 inline constexpr std::size_t phase_words = 6;
 
-/// A word that a rank sleeps on: futex.
+/// A futex on which a rank sleeps.
 struct Bell {
   std::atomic<std::uint32_t> word;
-  std::atomic<std::uint32_t> waiting;  // how many sleep
+  std::atomic<std::uint32_t> waiting;  // number of sleeping threads
   void ring() noexcept;
 };
 
 struct alignas(64) RankCell {
-  std::atomic<std::uint32_t> left;     // the group was destroyed there
-  std::atomic<std::uint32_t> arrived;  // the last round this rank has come to
+  std::atomic<std::uint32_t> left;     // not 0: this rank has destroyed its group
+  std::atomic<std::uint32_t> arrived;  // the latest round that this rank has entered
   std::atomic<std::uint64_t> progress;
-  std::atomic<std::uint32_t> waits_for;  // the rank that this one waits for in a companion group, and 1; 0: for none
-  std::array<std::atomic<std::uint64_t>, phase_words> phase;  // text: what the rank is in
-  std::array<std::atomic<std::uint32_t>, 2> record_length;    // of the record of an odd and an even round
-  alignas(64) Bell bell;  // rings when a rank has written to this one, or has read what this one wrote
+  std::atomic<std::uint32_t> waits_for;  // 1 + the rank that this one waits for in a companion group; 0: none
+  std::array<std::atomic<std::uint64_t>, phase_words> phase;  // text: the operation that the rank is in
+  std::array<std::atomic<std::uint32_t>, 2> record_length;    // lengths of the records of even and odd rounds
+  alignas(64) Bell bell;  // rings when a rank has sent to this one, or has read data that this one sent
 };
 
-/// The first failure: claimed once, written, then published.
+/// The first failure. One rank claims the cell, writes the error, and then publishes it.
 struct FailureCell {
   enum State : std::uint32_t { none = 0, being_written = 1, published = 2 };
   std::atomic<std::uint32_t> state;
@@ -49,27 +50,27 @@ struct FailureCell {
 
 struct alignas(64) ControlHeader {
   std::uint32_t size;
-  std::uint32_t reserves_rings;                    // memory that has to be reserved before it is touched
-  alignas(64) std::atomic<std::uint32_t> round;    // the last complete one; futex
-  alignas(64) std::atomic<std::uint32_t> counted;  // ranks that have come to the next one
+  std::uint32_t reserves_rings;                    // not 0: memory must be reserved before it is touched
+  alignas(64) std::atomic<std::uint32_t> round;    // the latest complete round; futex
+  alignas(64) std::atomic<std::uint32_t> counted;  // ranks that have entered the next round
   std::atomic<std::uint32_t> waiting;
-  std::atomic<std::uint64_t> left;  // ranks that have left, and above them those that died without leaving
+  std::atomic<std::uint64_t> left;  // low half: ranks that have left; high half: ranks that died without leaving
   alignas(64) FailureCell failure;
   alignas(64) FailureCell decision;
-  std::atomic<std::uint32_t> is_passed_on;  // the decision, to the other hosts
+  std::atomic<std::uint32_t> is_passed_on;  // the other hosts have received the decision
 };
 
 /// The packets from one rank to another: a byte stream with one writer and one reader.
 class Ring {
  public:
-  /// In that memory, which outlives it. `mapped`: where it is mapped already; else null. `reserves`: the writer
-  /// reserves what it writes to.
+  /// Uses `bytes` bytes at offset `at` of `memory`, which must outlive the ring. `mapped` is the address if this part
+  /// is already mapped, else null. With `reserves`, the writer reserves memory before it writes.
   Ring(const os::Fd& memory, std::uint64_t at, std::uint64_t bytes, std::byte* mapped, bool reserves);
-  /// The writer's: copies as much as there is room for, and returns how much that was. Throws Error(no_space).
+  /// Called by the writer. Copies as many bytes as fit, and returns their number. Throws Error(no_space).
   std::uint64_t write(std::span<const std::byte> bytes);
-  /// The reader's: what is there to read,
+  /// Called by the reader. Returns the number of unread bytes.
   [[nodiscard]] std::uint64_t filled() const noexcept;
-  /// the first bytes of it, and that they are read.
+  /// Called by the reader: peek() copies the first unread bytes, and take() marks bytes as read.
   void peek(std::span<std::byte> bytes) const noexcept;
   void take(std::uint64_t bytes) noexcept;
   [[nodiscard]] std::uint64_t room() const noexcept { return capacity() - filled(); }
@@ -77,12 +78,13 @@ class Ring {
  private:
   struct Head {
     alignas(64) std::atomic<std::uint64_t> written;
-    std::atomic<std::uint64_t> origin;  // the position of the ring's first byte
+    std::atomic<std::uint64_t> origin;  // the stream position of the ring's first byte
     alignas(64) std::atomic<std::uint64_t> read;
   };
   [[nodiscard]] Head& head() const noexcept { return *reinterpret_cast<Head*>(begin_); }
   [[nodiscard]] std::uint64_t capacity() const noexcept { return bytes_ - sizeof(Head); }
-  /// Calls copy(in the ring, in the bytes, length), twice where they go around the ring's end.
+  /// Calls copy(address in the ring, offset in `bytes`, length): once, or twice if the range wraps around the end of
+  /// the ring.
   template <class Copy>
   void around(std::uint64_t position, std::uint64_t bytes, const Copy& copy) const;
   void reserve_until(std::uint64_t end);
@@ -90,35 +92,39 @@ class Ring {
   const os::Fd& memory_;
   std::uint64_t at_;
   std::uint64_t bytes_;
-  os::Mapping mapping_;  // of its own
+  os::Mapping mapping_;  // used unless the memory was mapped already
   std::byte* begin_;
   std::uint64_t reserved_;
 };
 
-/// Maps a control block and finds the parts in it: header, cells, records (two a rank), which rings are in use. Behind
-/// them is a ring for each pair of ranks and direction: memory is taken for those in use only, and if there are many of
-/// them a mapping, too. Of few, all are mapped at once, so that no message fails for want of that.
+/// Maps a control block and gives access to its parts: the header, one cell and two records per rank, and a table of
+/// the rings in use. They are followed by one ring for each ordered pair of ranks. A ring takes memory when it is first
+/// used. In a small group all rings are mapped at once, so that no message can fail for lack of a mapping. In a large
+/// group each ring is mapped when it is first used.
 class ControlBlock final : public Pulse {
  public:
-  /// A new one for `size` ranks, in a region that all of them have; tell the others its place. Throws Error(no_space).
+  /// Creates a control block for `size` ranks in a region that all of them have. The caller sends its place to the
+  /// other ranks. Throws Error(no_space).
   static std::shared_ptr<ControlBlock> create(Region& region, int size);
-  /// Maps what another rank made. Throws Error(corrupt) if it cannot be for `size` ranks.
+  /// Maps a control block that another rank created. Throws Error(corrupt) if it is not a block for `size` ranks.
   static std::shared_ptr<ControlBlock> open(const Region& region, std::uint64_t place, int size);
 
   [[nodiscard]] std::uint64_t place() const noexcept { return place_; }
-  /// This rank has left the group. The last one gives the memory back, or one that sees all others left or dead.
+  /// Called when this rank leaves the group. The last rank frees the memory; so does a rank that sees that all others
+  /// have left or died.
   void leave(int self, const Peers& peers) noexcept;
-  /// Nobody uses it.
+  /// Frees the memory. No rank may be using the block.
   void give_back() noexcept;
   [[nodiscard]] ControlHeader& header() const noexcept;
   [[nodiscard]] RankCell& cell(int rank) const noexcept;
-  /// Records of a round lie at a distance that their own length gives: those of all ranks are few pages, whatever the
-  /// largest record is. If the ranks disagree about the length they may overwrite each other's, and all throw.
+  /// Returns the record of `rank` in this round. The distance between records follows from their length, so short
+  /// records of all ranks fit into few pages. If the ranks disagree about the length they may overwrite each other's
+  /// records; in that case all ranks throw.
   [[nodiscard]] std::byte* record(std::uint32_t round, int rank, std::size_t bytes) const noexcept;
-  /// The sender's: makes it, for the receiver to find. Throws Error(no_space).
+  /// Called by the sender: creates the ring, and marks it so that the receiver finds it. Throws Error(no_space).
   [[nodiscard]] Ring make_ring(int from, int to) const;
   [[nodiscard]] bool has_ring(int from, int to) const noexcept;
-  /// The receiver's, where has_ring(). Throws Error(no_space).
+  /// Called by the receiver if has_ring() is true. Throws Error(no_space).
   [[nodiscard]] Ring map_ring(int from, int to) const;
 
   void poison(const Error& cause) noexcept override;
@@ -127,8 +133,8 @@ class ControlBlock final : public Pulse {
     return header().failure.state.load(std::memory_order_acquire) != 0;
   }
 
-  /// For a group of several hosts that this group is a part of: the cause that its ranks throw here. The first one
-  /// stays, and wakes nobody.
+  /// For a group of several hosts that includes this group: sets the error that its ranks throw here. The first
+  /// decision stays. The call wakes no rank.
   void decide(const Error& cause) noexcept;
   [[nodiscard]] std::optional<Error> decision() const;
 

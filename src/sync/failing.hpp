@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What a rank does with a failure that the other ranks cannot see. Where a round follows anyway it is kept and told
-// there, and the group goes on (attempt; Group::together has a round of its own). Where others already wait for
-// what will not come it is the failure of the group (fail, or_fail).
+// How a rank handles a failure that the other ranks cannot see. If a round follows anyway, the rank keeps the error and
+// reports it in that round, and the group remains usable (attempt; Group::together runs a round of its own). If other
+// ranks already wait for data that will not arrive, the whole group fails (fail, or_fail).
 
 #include <exception>
 #include <new>
@@ -12,27 +12,28 @@
 
 namespace muster::sync {
 
-/// "rank 3 (host a, pid 7)".
+/// Returns a name such as "rank 3 (host a, pid 7)".
 std::string name_of(const RankInfo& rank);
-/// An error that `rank` is to blame for.
+/// Returns an error that was caused by `rank`.
 Error error_of(const RankInfo& rank, ErrorKind kind, const std::string& words);
-/// "rank 3 (host a, pid 7): words": what failed on that rank.
+/// Returns the error with the failed rank in front of its message: "rank 3 (host a, pid 7): message".
 Error in_name_of(const RankInfo& rank, const Error& cause);
-/// Likewise, on this one. As it is if it names a rank already.
+/// Returns the error with this rank's name in front, or unchanged if it already names a rank.
 Error in_own_name(const SyncGroup& group, const Error& cause);
 
-/// Makes `cause` the failure of all ranks and throws what all of them throw: the first one.
+/// Makes `cause` the failure of all ranks, and throws the group's first failure, as all ranks do.
 [[noreturn]] inline void fail(SyncGroup& group, const Error& cause) {
   group.poison(cause);
   throw group.failure().value_or(cause);
 }
 
-/// The same for a message from `from` that is longer than it can be.
+/// Fails the group because a message from `from` is longer than `most` bytes.
 [[noreturn]] void fail_on_message(SyncGroup& group, int from, std::uint64_t bytes, std::uint64_t most);
-/// What all ranks of a round throw that see records of different lengths in it. The group remains usable.
+/// Returns the error that all ranks throw if the records of one round differ in length. The group remains usable.
 Error different_calls(const RankInfo& one, const RankInfo& other);
 
-/// Runs local work and returns what it fails with. What the group has failed with is thrown: nobody is left to tell.
+/// Runs local work and returns its error, if any. If the group has failed, throws the group's failure, because the
+/// other ranks no longer wait for a report.
 template <class Work>
 std::optional<Error> attempt(const SyncGroup& group, const Work& work) {
   try {
@@ -48,7 +49,7 @@ std::optional<Error> attempt(const SyncGroup& group, const Work& work) {
   return std::nullopt;
 }
 
-/// Runs work that other ranks wait for: what it fails with is the failure of the group, in this rank's name.
+/// Runs work that other ranks wait for. An error fails the group and names this rank.
 template <class Work>
 auto or_fail(SyncGroup& group, const Work& work) -> decltype(work()) {
   try {
@@ -60,7 +61,8 @@ auto or_fail(SyncGroup& group, const Work& work) -> decltype(work()) {
   }
 }
 
-/// Runs a call whose errors leave the group well. Out of memory in the middle of it does not: the others cannot go on.
+/// Runs a call whose errors leave the group usable. Running out of memory inside it fails the group, because the other
+/// ranks wait for the rest of the call.
 template <class Work>
 auto unless_out_of_memory(SyncGroup& group, const Work& work) -> decltype(work()) {
   try {

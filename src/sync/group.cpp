@@ -67,7 +67,7 @@ Error different_calls(const RankInfo& one, const RankInfo& other) {
 
 namespace {
 
-/// A rank that is stopped says so before it comes to a round: the others may need no more of it than to come.
+/// A cancelled rank fails the group before it enters a round, because its arrival may be all that the other ranks need.
 void throw_if_stopped(Group& group, const WaitOptions& options) {
   if (!options.stop.stop_requested()) return;
   const RankInfo& self = group.info(group.rank());
@@ -241,7 +241,7 @@ std::vector<std::byte> Group::receive(int from, std::uint64_t most, const WaitOp
   trace::Span span(trace::Span::Outermost{}, trace::Kind::message, "receive", some_operation(), info(from).rank);
   std::vector<std::byte> message;
   const auto place = [&](const Envelope& envelope) {
-    // A message that cannot be is not taken in.
+    // A message of an impossible length is not received.
     if (envelope.bytes <= most) message.resize(envelope.bytes);
     return std::span(message);
   };
@@ -283,7 +283,7 @@ void Group::wait_until(const std::function<bool()>& done, const std::function<vo
 }
 
 void Group::agree(const std::optional<Error>& trouble, const WaitOptions& options) {
-  // 0: all is well; else the error's kind, and 1.
+  // 0: success; otherwise the kind of the error + 1.
   const std::uint32_t mine = trouble ? static_cast<std::uint32_t>(trouble->kind()) + 1 : 0;
   do_all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(statuses_)), options);
   const auto first = std::ranges::find_if(statuses_, [](std::uint32_t status) { return status != 0; });
@@ -307,7 +307,7 @@ void Group::refuse(const Error& failure, const WaitOptions& options) {
 Group::Part Group::part_of(std::span<const int> ranks, const WaitOptions& options) {
   struct Card {
     std::uint64_t hash = 0;
-    std::int32_t length = 0;  // 0: in no list
+    std::int32_t length = 0;  // 0: this rank is in no list
     std::int32_t position = -1;
   };
   Part part;
@@ -326,7 +326,7 @@ Group::Part Group::part_of(std::span<const int> ranks, const WaitOptions& option
     mine = {XXH3_64bits(ranks.data(), ranks.size_bytes()), static_cast<std::int32_t>(ranks.size()), part.position};
   });
   do_all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(cards)), options);
-  // Whoever is in a list says so of itself: as many have to say it as the list has ranks.
+  // Each rank reports the list that it is in. A list of n ranks must be reported by n ranks.
   for (std::size_t rank = 0; rank < cards.size(); ++rank) {
     const Card& card = cards[rank];
     if (card.length == 0) continue;

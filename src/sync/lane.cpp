@@ -61,19 +61,19 @@ class Lane::Tasks {
     for (;;) {
       changed.wait(lock, [&] { return is_ending || !waiting.empty(); });
       if (waiting.empty()) return;
-      // It stays where it is while others are added behind it.
+      // The task stays in the queue while other threads append to it.
       std::function<void()>& task = waiting.front();
       lock.unlock();
       task();
-      // It may own the group, and so end the lane.
+      // The task may own the group, and so destroy the lane.
       task = nullptr;
       lock.lock();
-      // Only now: while it runs, the group is in use.
+      // The entry is removed only now, because the group counts as in use while the task runs.
       waiting.pop_front();
     }
   }
 
-  SyncGroup* group;  // null once it has ended on the lane's own thread
+  SyncGroup* group;  // null after the lane has been destroyed on its own thread
   std::shared_ptr<SyncGroup> own;
   std::shared_ptr<void> kept;
   std::mutex mutex;
@@ -86,7 +86,7 @@ Lane::Lane(SyncGroup& group) : tasks_(std::make_shared<Tasks>(group)) {}
 
 Lane::~Lane() {
   if (thread_.is_of_other_process()) {
-    // In a forked child: the parent's thread may have been changing all that it uses.
+    // In a forked child: another thread of the parent may have been changing this data during the fork.
     if (auto* const kept = new (std::nothrow) std::shared_ptr<Tasks>) kept->swap(tasks_);
     return;
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Lane: what runs the asynchronous calls of a group: one thread, and a duplicate of the group that it alone uses.
+// Lane: runs the asynchronous calls of a group. It has one thread, and a duplicate of the group that only this thread
+// uses.
 
 #include <functional>
 #include <memory>
@@ -10,13 +11,13 @@
 
 namespace muster::sync {
 
-/// Runs what it is given, in that order. Its end waits for all of it. The group that has it ends it before anything
-/// else of itself (Group::end_progress), so the thread uses that group without owning it. A task may own the last
-/// reference to the group: then the group, and with it the lane, ends on the lane's own thread, which still runs what
-/// is left.
+/// Runs its tasks in the order in which they were added. The destructor waits for all of them. The group owns the lane
+/// and destroys it before its other members (Group::end_progress), so the thread uses the group without owning it. A
+/// task may own the last reference to the group. The group and its lane are then destroyed on the lane's own thread,
+/// which still runs the remaining tasks.
 class Lane {
  public:
-  /// What the thread and the tasks use: they may outlive the lane.
+  /// The data that the thread and the tasks use. It may outlive the lane.
   class Tasks;
 
   /// Collective over `group`. Throws as SyncGroup::duplicate.
@@ -24,18 +25,18 @@ class Lane {
   ~Lane();
   Lane& operator=(Lane&&) = delete;
 
-  /// Whether this thread is that of some Lane.
+  /// Returns whether the calling thread is the thread of a Lane.
   [[nodiscard]] static bool is_this_thread() noexcept;
-  /// The duplicate: for its tasks.
+  /// Returns the duplicate, which only tasks may use.
   [[nodiscard]] const std::shared_ptr<SyncGroup>& own() const noexcept;
   [[nodiscard]] const std::shared_ptr<Tasks>& tasks() const noexcept { return tasks_; }
-  /// Keeps what its tasks use for as long as its thread runs.
+  /// Keeps an object that the tasks use alive until the thread ends.
   void keep(std::shared_ptr<void> used);
-  /// If this fails, the group fails, because the other ranks wait for the task.
+  /// Adds a task. If this fails, the group fails, because the other ranks wait for the task.
   void add(std::function<void()> task);
-  /// If the duplicate has failed, the group fails for the same cause. On the lane's thread.
+  /// If the duplicate has failed, fails the group with the same cause. Called on the lane's thread.
   static void pass_on_failure(Tasks& tasks) noexcept;
-  /// call(own), now, if nothing is under way.
+  /// Runs call(own) on the calling thread if no task is pending.
   void if_idle(const std::function<void(SyncGroup&)>& call);
 
  private:

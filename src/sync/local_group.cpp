@@ -46,7 +46,7 @@ LocalGroup::LocalGroup(Membership membership, std::chrono::milliseconds timeout)
 
 LocalGroup::~LocalGroup() {
   end_progress();
-  // A forked child's copy goes silently: its parent is still in the group.
+  // The copy in a forked child does not leave the group: its parent is still a member.
   if (!is_owner_process()) return;
   control_->leave(rank(), *peers_);
 }
@@ -67,7 +67,7 @@ void LocalGroup::progress() noexcept {
 std::optional<int> LocalGroup::missing() const {
   const std::uint32_t mine = control_->cell(rank()).arrived.load(std::memory_order_acquire);
   for (int rank = 0; rank < size(); ++rank) {
-    // Others may be in the next round already.
+    // Other ranks may already be in the next round.
     const std::uint32_t theirs = control_->cell(rank).arrived.load(std::memory_order_acquire);
     if (static_cast<std::int32_t>(mine - theirs) > 0) return rank;
   }
@@ -161,7 +161,7 @@ void LocalGroup::await(std::span<const int> on, const WaitOptions& options, cons
 }
 
 namespace {
-/// Stands before a packet in its ring.
+/// Precedes each packet in its ring.
 struct PacketBegin {
   std::uint64_t bytes = 0;
   PacketHead head{};
@@ -211,12 +211,12 @@ void LocalGroup::do_wait_until(const std::function<bool()>& done,
 std::shared_ptr<Group> LocalGroup::make_part(const Part& part, Tie tie, const WaitOptions& options) {
   struct Card {
     Nonce nonce;
-    std::uint64_t place;  // of the new control block
+    std::uint64_t place;  // place of the new control block
   };
-  Card mine{};  // the first member's counts
+  Card mine{};  // only the first member's card is used
   std::vector<Card> cards;
   Membership membership;
-  // Of a group that is not made in the end.
+  // Frees the new control block if the group is not created.
   struct GiveBack {
     std::shared_ptr<ControlBlock> block;
     ~GiveBack() {

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// LocalGroup: processes of one host that meet in a control block.
+// LocalGroup: processes of one host that share a control block.
 //
 // A round (barrier, all-gather):
-//  1. Write the own record of this round into its cell (odd and even rounds have their own: nobody is two rounds
-//     ahead).
-//  2. Mark the own cell as arrived and count oneself in. The last one clears the count, publishes the round's number,
-//     and wakes the sleepers.
-//  3. The others look for a moment, then sleep on the round's number in slices; between slices they look for the
-//     dead, the cancelled and the deadline (watchdog.hpp).
-//  4. Copy out all records.
-// A packet: the sender appends length, head and bytes to the ring of this pair of ranks, if there is room for all of
-// it; the receiver copies them out in order.
+//  1. The rank writes its record of this round. Even and odd rounds have separate records: no rank is two rounds ahead
+//     of another.
+//  2. The rank marks its cell as arrived and increments the count. The last rank clears the count, publishes the
+//     round's number, and wakes the sleeping ranks.
+//  3. The other ranks spin for a moment, and then sleep on the round's number in slices. Between slices they check for
+//     dead ranks, cancellation and the deadline (watchdog.hpp).
+//  4. The rank copies out all records.
+// To send a packet, the sender appends length, head and bytes to the ring of this pair of ranks if there is room for
+// all of it. The receiver copies packets out in order.
 
 #include <map>
 #include <memory>
@@ -22,12 +22,12 @@
 
 namespace muster::sync {
 
-/// What a rendezvous gives each rank.
+/// The result of a rendezvous on each rank.
 struct Membership {
   int rank = 0;
   std::shared_ptr<Peers> peers;
   std::shared_ptr<ControlBlock> control;
-  std::shared_ptr<ControlBlock> parent;  // of a companion: where its ranks' progress is told, and what it fails with
+  std::shared_ptr<ControlBlock> parent;  // for a companion; receives progress; its failure fails the companion
   SyncGroup::Nonce nonce{};
 };
 
@@ -51,24 +51,24 @@ class LocalGroup final : public Group {
   }
   [[nodiscard]] bool has_failure() const noexcept override;
   void progress() noexcept override;
-  /// For a group of several hosts that this one is a part of: the cause that all ranks throw, which need not be this
+  /// For a group of several hosts that includes this group: sets the error that all ranks throw, which need not be this
   /// group's own failure. The first one stays.
   void decide(const Error& cause) noexcept { control_->decide(cause); }
   [[nodiscard]] std::optional<Error> decision() const { return control_->decision(); }
-  /// The other hosts have received the decision, as far as they can.
+  /// Records that the decision was sent to the other hosts, as far as they can be reached.
   void set_passed_on() noexcept { control_->header().is_passed_on.store(1, std::memory_order_release); }
   [[nodiscard]] bool is_passed_on() const noexcept {
     return control_->header().is_passed_on.load(std::memory_order_acquire) != 0;
   }
-  /// The rank has left the group or is dead.
+  /// Returns whether the rank has left the group or is dead.
   [[nodiscard]] bool is_gone(int rank) const noexcept { return control_->has_left(rank) || peers_->has_ended(rank); }
-  /// For the same: the first rank that has not come to the round that this one is in; none if it is in none. Any
-  /// thread.
+  /// For a group of several hosts that includes this group: returns the first rank that has not entered the current
+  /// round of this rank, or nullopt if all have. Any thread.
   [[nodiscard]] std::optional<int> missing() const;
 
-  /// Called by every wait of this rank before it sleeps, and returns for how long at most: for a group that this one is
-  /// a part of, whose other messages have to be looked after meanwhile. By any thread that waits. Set before the group
-  /// is used.
+  /// Sets a function that every wait of this rank calls before it sleeps. It returns the maximum time of the sleep. A
+  /// group that includes this one uses it to process its other messages meanwhile. Any waiting thread may call it. Must
+  /// be set before the group is used.
   void while_waiting(std::function<std::chrono::nanoseconds()> call) { while_waiting_ = std::move(call); }
 
  protected:
@@ -88,22 +88,22 @@ class LocalGroup final : public Group {
  private:
   [[nodiscard]] auto in_phase(const WaitOptions& options);
   std::uint32_t round(std::span<const std::byte> record, const WaitOptions& options);
-  /// The loop of all waits. sleep(longest).
+  /// The loop of all waits. Calls sleep(maximum time).
   template <class Done, class Needed, class Awaited, class Sleep>
   void wait(const WaitOptions& options, const Done& done, const Needed& needed, const Awaited& awaited,
             const Sleep& sleep);
-  /// Waits (os::comes_soon), then sleeps on a word that changes with what `done` looks at.
+  /// Spins briefly (os::comes_soon), then sleeps on a futex word that changes when the result of `done` may change.
   template <class Done, class Needed, class Awaited>
   void wait_on(const std::atomic<std::uint32_t>& word, std::atomic<std::uint32_t>& waiting, const WaitOptions& options,
                const Done& done, const Needed& needed, const Awaited& awaited);
   Ring& outgoing(int to);
-  /// Null if that rank has sent nothing yet.
+  /// Returns null if that rank has not sent anything yet.
   Ring* incoming(int from);
-  /// Waits for what those ranks do, and ring this one's bell for.
+  /// Waits for actions of those ranks that ring this rank's bell.
   template <class Done>
   void await(std::span<const int> on, const WaitOptions& options, const Done& done);
 
-  std::shared_ptr<Peers> peers_;  // not changed once the group is made
+  std::shared_ptr<Peers> peers_;  // constant after construction
   std::shared_ptr<ControlBlock> control_;
   std::shared_ptr<ControlBlock> parent_;
   std::uint32_t round_ = 0;

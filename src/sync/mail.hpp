@@ -77,7 +77,7 @@ class Mail {
   struct Outgoing : Sending {
     explicit Outgoing(Sending message) : Sending(std::move(message)) {}
     std::atomic<bool> is_given{false};  // the caller may reuse the body
-    std::atomic<bool> is_done{false};   // the message arrives even if this rank calls Muster no more
+    std::atomic<bool> is_done{false};   // the message arrives even if this rank no longer calls Muster
   };
   /// Returns the memory for a body. If it throws an Error, the receive fails with it, and the message is dropped.
   using Place = std::function<std::span<std::byte>(const Envelope&)>;
@@ -158,10 +158,11 @@ class Mail {
     // Two pools of credit: one for SyncGroup::send, whose messages wait for credit, and one for all other messages,
     // which must not delay them.
     std::array<std::uint64_t, 2> lent{};  // bytes that the other rank may keep for this one
-    std::array<std::uint64_t, 2> owed{};  // bytes that this rank keeps no longer, and has not returned as credit yet
+    // Bytes that this rank no longer keeps, and has not returned as credit yet.
+    std::array<std::uint64_t, 2> owed{};
   };
 
-  /// Takes the packets of all ranks that have come, a limited number of each.
+  /// Receives the packets that have arrived from all ranks, a limited number from each.
   bool take_packets();
   bool take(int from);
   bool push(int to);
@@ -181,7 +182,7 @@ class Mail {
   bool open(Incoming& receive, Envelope envelope);
   void answer(const std::shared_ptr<Incoming>& receive, Envelope envelope, std::uint64_t id);
   void deliver(const std::shared_ptr<Incoming>& receive, Envelope envelope, std::span<const std::byte> body);
-  /// Called when a receive has taken a message: this rank keeps it no longer, and returns its credit.
+  /// Called when a receive has taken a message: this rank no longer keeps it, and returns its credit.
   void give_credit(const Envelope& envelope);
   template <class Message>
   void end(std::shared_ptr<Message> message);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Pulse: what the ranks of a group tell each other beside rounds and messages, as one rank sees it; and how a rank sees
-// that another has ended. What a watchdog looks at, whatever the group is made of.
+// Pulse: the state that the ranks of a group publish besides rounds and messages, as one rank sees it. Peers: how a
+// rank detects that another rank has ended. A watchdog reads both, for any kind of group.
 
 #include <cstdint>
 #include <memory>
@@ -18,29 +18,29 @@
 
 namespace muster::sync {
 
-/// What a rank is in that is in no call of the group.
+/// The phase of a rank that is in no call of the group.
 inline constexpr const char* between_calls = "its own work";
 
 class Pulse {
  public:
   virtual ~Pulse() = default;
-  /// The group was destroyed there.
+  /// Returns whether that rank has destroyed its group.
   [[nodiscard]] virtual bool has_left(int rank) const = 0;
-  /// Changes as the rank gets on.
+  /// Returns a number that changes when the rank makes progress.
   [[nodiscard]] virtual std::uint64_t progress_of(int rank) const = 0;
-  /// The rank that this one waits for in a companion group, and 1; 0: for none.
+  /// Returns 1 + the rank that this rank waits for in a companion group; 0: none.
   [[nodiscard]] virtual std::uint32_t awaited_by(int rank) const = 0;
   virtual void tell_awaited(int self, std::uint32_t awaited) noexcept = 0;
-  /// What the rank is in.
+  /// Returns the operation that the rank is in.
   [[nodiscard]] virtual std::string phase(int rank) const = 0;
 
-  /// Makes `cause` the group's failure unless it has one; wakes every waiting rank.
+  /// Makes `cause` the group's failure unless it already has one. Wakes every waiting rank.
   virtual void poison(const Error& cause) noexcept = 0;
   [[nodiscard]] virtual std::optional<Error> failure() const = 0;
   [[nodiscard]] virtual bool has_failure() const noexcept = 0;
 };
 
-/// Tells the others what this rank is in as long as it lives, for their messages. tell(words).
+/// While it lives, publishes this rank's phase for the error messages of other ranks. Calls tell(text).
 template <class Tell>
 class InPhase {
  public:
@@ -52,27 +52,27 @@ class InPhase {
   Tell tell_;
 };
 
-/// Who the ranks are and how to see that one has ended. The same for a group and its duplicates.
+/// The identities of the ranks, and the means to see that one has ended. A group shares them with its duplicates.
 struct Peers {
   std::vector<RankInfo> ranks;
-  std::vector<std::shared_ptr<const os::Fd>> pidfds;  // of each rank; null if there is no such thing
-  // Of ranks that share memory: each one's, and rank 0's for what groups are made of, which is apart because it stays
-  // as long as the groups do, whoever is dead.
+  std::vector<std::shared_ptr<const os::Fd>> pidfds;  // one per rank; null if the rank has no pidfd here
+  // For ranks that share memory: the region of each rank, and a region of rank 0 for the control blocks of groups. The
+  // latter is separate because it exists as long as the groups do, even if ranks die.
   std::vector<std::shared_ptr<Region>> regions;
   std::shared_ptr<Region> structure;
 
   virtual ~Peers() = default;
   Peers& operator=(Peers&&) = delete;
-  /// What became of a rank that is no more ("died"); none if it may live. Never waits.
+  /// Returns how a rank has ended ("died"), or nullopt if it may be alive. Never waits.
   [[nodiscard]] virtual std::optional<std::string> end_of(int rank) const {
     return has_ended(rank) ? std::optional<std::string>("died") : std::nullopt;
   }
-  /// Of a rank of this host.
+  /// Returns whether the process of a rank on this host has ended.
   [[nodiscard]] bool has_ended(int rank) const noexcept {
     const auto& pidfd = pidfds[static_cast<std::size_t>(rank)];
     return pidfd && *pidfd && os::has_exited(*pidfd);
   }
-  /// "alive", "dead", "stopped": for messages.
+  /// Returns "alive", "dead" or "stopped" for messages.
   [[nodiscard]] virtual std::string state_of(int rank) const {
     if (end_of(rank)) return "dead";
     const bool is_stopped = os::process_state(ranks[static_cast<std::size_t>(rank)].pid) == os::ProcessState::stopped;

@@ -26,7 +26,7 @@ std::shared_ptr<Region> Region::own() {
   struct Own {
     ForkMutex mutex;
     std::shared_ptr<Region> region;
-    os::Mapping ring;  // threads may record until the process has ended
+    os::Mapping ring;  // mapped until the process ends, because any thread may record
   };
   static constinit PerProcess<Own> own;
   Own& mine = *own;
@@ -41,7 +41,7 @@ std::shared_ptr<Region> Region::own() {
 void Region::show_own() noexcept {
   try {
     (void)own();
-  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): then it is not seen
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): others then see no phase of this process
   }
 }
 
@@ -53,14 +53,14 @@ os::Mapping Region::hold_ring() noexcept {
     trace::keep_ring_in(ring.data());
     return ring;
   } catch (const std::exception&) {
-    return {};  // then others do not see what this process is in
+    return {};  // other processes then cannot see the phase of this one
   }
 }
 
 Region::Region(os::Backing backing)
     : backing_(backing),
       size_(std::min(most_bytes, os::largest_file())),
-      next_(os::page_size()),  // 0 stands for no place
+      next_(os::page_size()),  // place 0 is reserved: it means "no place"
       memory_(std::make_shared<const os::Fd>(os::create_shared_memory(size_, backing))) {}
 
 Region::Region(os::Fd memory)

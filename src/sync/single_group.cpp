@@ -48,7 +48,7 @@ class SingleGroup final : public sync::Group {
     check(options);
     std::ranges::copy(mine, all.begin());
   }
-  // Messages go to other ranks: Group has refused the call already, because there is none.
+  // Group rejects messages before these calls, because there is no other rank.
   bool do_try_send(int, const sync::PacketHead&, std::span<const std::byte>) override { return false; }
   bool do_try_receive(int, const sync::PacketPlace&) override { return false; }
   void do_wait_for_packets(const std::function<bool()>& done, std::span<const int> on,
@@ -56,7 +56,7 @@ class SingleGroup final : public sync::Group {
     do_wait_until(
         done, [](std::chrono::nanoseconds longest) { std::this_thread::sleep_for(longest); }, on, options);
   }
-  // Nobody else could make it come true but a thread of this process.
+  // Only another thread of this process could make done() true.
   void do_wait_until(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
                      std::span<const int>, const WaitOptions& options) override {
     const auto begin = os::Clock::now();
@@ -72,7 +72,7 @@ class SingleGroup final : public sync::Group {
     }
   }
   std::shared_ptr<sync::Group> make_part(const Part& part, Tie, const WaitOptions&) override {
-    // Tied or not: nobody else could see this group's progress, and only its own calls fail it.
+    // A companion needs no link to this group: no other rank could see its progress, and only its own calls fail it.
     return part.members.empty() ? nullptr : std::make_shared<SingleGroup>(timeout());
   }
 

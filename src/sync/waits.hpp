@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How long the waits of groups are, and whether the program wants those of this thread to end (muster/interrupt.hpp).
+// Timeouts of groups, and whether the program wants to cancel the waits of this thread (muster/interrupt.hpp).
 
 #include <chrono>
 #include <optional>
@@ -9,16 +9,17 @@
 
 namespace muster::sync {
 
-/// MUSTER_TIMEOUT in seconds (a fraction is allowed), else 10 minutes. Throws Error(argument) if it does not parse.
+/// Returns MUSTER_TIMEOUT in seconds (a fraction is allowed), or 10 minutes if it is unset. Throws Error(argument) if
+/// it does not parse.
 std::chrono::milliseconds default_timeout();
 
-/// 30 years: deadlines that far off do not overflow the clock, and whoever asks for longer means for ever.
+/// About 30 years. Deadlines that far away do not overflow the clock; a longer timeout means no timeout.
 constexpr std::chrono::seconds longest_timeout{1'000'000'000};
 
 constexpr std::chrono::milliseconds bounded(std::chrono::milliseconds timeout) {
   return timeout < longest_timeout ? timeout : longest_timeout;
 }
-/// What was asked for, else `otherwise`. All waits take theirs from here.
+/// Returns the requested timeout, or `otherwise` if none was requested. All waits get their timeouts here.
 constexpr std::chrono::milliseconds timeout_of(const std::optional<std::chrono::milliseconds>& asked,
                                                std::chrono::milliseconds otherwise) {
   return bounded(asked.value_or(otherwise));
@@ -27,16 +28,16 @@ inline std::chrono::milliseconds timeout_of(const WaitOptions& options, const Sy
   return timeout_of(options.timeout, group.timeout());
 }
 
-/// So long a wait sleeps at most between two questions whether it is interrupted.
+/// A wait sleeps at most this long between two checks for an interrupt.
 inline constexpr std::chrono::milliseconds between_questions{40};
 
-/// Whether the program wants the waits of this thread to end.
+/// Returns whether the program wants to cancel the waits of this thread.
 bool is_interrupted() noexcept;
 
-/// Throws Error(cancelled) if it does. `phase`: what is waited for.
+/// Throws Error(cancelled) if is_interrupted(). `phase` names the operation in the message.
 void check_interrupted(const char* phase);
 
-/// Sleeps, and asks meanwhile: throws as check_interrupted().
+/// Sleeps, and checks for an interrupt meanwhile. Throws as check_interrupted().
 void sleep_unless_interrupted(std::chrono::milliseconds time, const char* phase);
 
 }  // namespace muster::sync

@@ -17,7 +17,7 @@ namespace {
 
 using Clock = os::Clock;
 
-constexpr std::size_t most_named = 16;  // in one message
+constexpr std::size_t most_named = 16;  // maximum number of ranks that one message names
 constexpr const char* what_ranks_were_in = "; muster trace --last shows what each rank was in";
 
 double seconds(Clock::duration time) {
@@ -38,7 +38,7 @@ void Watchdog::tell(int awaited) {
 
 Watchdog::Chain Watchdog::chain_of(int rank) const {
   const Pulse& pulse = parent_ == nullptr ? group_ : *parent_;
-  // Mostly it is a chain of one.
+  // In most cases the chain has one rank.
   if (pulse.awaited_by(rank) == 0) return {pulse.progress_of(rank), rank};
   std::vector<bool> seen(peers_.ranks.size());
   Chain chain{0, rank};
@@ -57,12 +57,12 @@ Watchdog::Chain Watchdog::chain_of(int rank) const {
 
 void Watchdog::fail(const Error& cause) {
   group_.poison(cause);
-  // Another rank may have been first: all throw the same cause.
+  // Another rank may have failed the group first: all ranks throw the same cause.
   throw group_.failure().value_or(cause);
 }
 
 void Watchdog::fail_with_ranks(const Error& cause) {
-  // Before the others hear of it: then they are not in it any more.
+  // This is recorded before the other ranks learn of the failure and leave their operations.
   const trace::RanksAtFailure ranks(!group_.has_failure());
   group_.poison(cause);
   const Error first = group_.failure().value_or(cause);
@@ -84,7 +84,8 @@ std::string Watchdog::last_seen(int rank, const char* before) const {
 bool Watchdog::check_failure(const std::function<bool()>& done) {
   if (group_.has_failure()) {
     const Error cause = *group_.failure();
-    // Who failed may have done its part here before: that can come later than the failure, on another way.
+    // The failed rank may have done its part before it failed; the result can arrive after the failure because it uses
+    // another channel.
     if (done()) return true;
     throw cause;
   }
@@ -133,7 +134,7 @@ bool Watchdog::is_over(int rank, const std::function<bool()>& done) {
   const std::optional<std::string> end = left ? "left the group" : peers_.end_of(rank);
   if (!end) return false;
   if (done() || check_failure(done)) return true;
-  // A rank that never came into the group ended for want of what rank 0 had to give it.
+  // A rank that never entered the group ended because rank 0 did not give it the data for that.
   if (rank != 0 && group_.phase(rank).empty() && peers_.end_of(0)) rank = 0;
   const RankInfo& info = peers_.ranks[static_cast<std::size_t>(rank)];
   fail_with_ranks(error_of(info, ErrorKind::peer_lost,
@@ -176,7 +177,7 @@ void Watchdog::look(Clock::time_point now, const std::function<bool()>& done, co
   bool is_done = false;
   bool any_late = false;
   take_turn(next_late_, awaited, [&](int rank) {
-    // In a companion all ranks are needed, and the one that is waited for should not have to wait for its turn.
+    // A companion needs all ranks alive. The awaited rank is checked at once, without waiting for its turn.
     if (parent_ != nullptr) is_done = is_over(rank, done);
     if (!has_told_) tell(rank);
     any_late = is_late(rank, now) || any_late;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Watchdog: what a waiting rank looks at between sleeps. It alone decides that a wait goes on, by the clock: how often
-// and by what a sleep is ended (signals, bells that ring for others) makes no difference.
+// Watchdog: the checks that a waiting rank makes between sleeps. Only the watchdog decides whether a wait continues.
+// The decision depends on elapsed time, not on how often or why a sleep is interrupted (signals, bells for other
+// waits).
 
 #include <chrono>
 #include <functional>
@@ -13,12 +14,13 @@
 
 namespace muster::sync {
 
-/// One wait of one rank. It begins when it is made.
-/// A look at a rank costs a system call. Of a large group a slice takes some ranks, by turns, beginning with the own
-/// neighbour: where all ranks but one wait, each is seen by somebody in every slice, and a single waiter has seen all
-/// of them after `turns` slices. In companion groups ranks wait for each other in chains: a rank that waits moves as
-/// long as the one it waits for does, so each tells whom it waits for, and progress is that of the whole chain. Ranks
-/// that wait in a circle stand.
+/// One wait of one rank. The wait begins with the construction.
+/// Checking a rank costs a system call. In a large group each slice therefore checks only some ranks, in turns,
+/// beginning with this rank's neighbour. If all ranks but one wait, each rank is checked by some other rank in every
+/// slice. A single waiter has checked all ranks after `turns` slices.
+/// In companion groups ranks wait for each other in chains. A waiting rank counts as making progress if the rank that
+/// it waits for does. Each rank therefore publishes the rank it waits for, and the watchdog sums the progress of the
+/// whole chain. Ranks that wait in a circle make no progress.
 class Watchdog {
  public:
   ~Watchdog();
@@ -27,49 +29,52 @@ class Watchdog {
   static constexpr int turns = 16;
   static constexpr int least_at_once = 16;
 
-  /// `parent`: of a companion group, else null (Group::companion).
+  /// `parent`: the parent of a companion group, else null (Group::companion).
   Watchdog(Pulse& group, Pulse* parent, const Peers& peers, int self, const WaitOptions& options,
            std::chrono::milliseconds timeout)
       : group_(group), parent_(parent), peers_(peers), self_(self), options_(options), timeout_(timeout) {}
 
-  /// Called before each sleep. Throws (and poisons the group) where the wait cannot succeed: the group has failed, the
-  /// caller cancelled; and, looked at once a slice, the program was interrupted, a rank that `needed` names is dead or
-  /// has left, or none of those that `awaited` names made progress until the deadline. `done` is asked again before a
-  /// rank is blamed: it may have done its part and gone.
+  /// Called before each sleep. If the wait cannot succeed, poisons the group and throws. It checks every time whether
+  /// the group has failed or the caller has cancelled. Once per slice it also checks:
+  /// - whether the program was interrupted,
+  /// - whether a rank selected by `needed` is dead or has left,
+  /// - whether a rank selected by `awaited` made no progress for the whole timeout.
+  /// It calls `done` again before it blames a rank, because that rank may have done its part and left.
   void check(const std::function<bool()>& done, const std::function<bool(int)>& needed,
              const std::function<bool(int)>& awaited);
 
  private:
-  /// Cancelled or failed: the cheap half, without a look at the other ranks. True if the wait is over after all.
+  /// Checks for cancellation and failure: the cheap half, which does not look at other ranks. Returns true if the wait
+  /// has succeeded meanwhile.
   [[nodiscard]] bool check_failure(const std::function<bool()>& done);
   [[noreturn]] void cancel(const char* how);
   void look(os::Clock::time_point now, const std::function<bool()>& done, const std::function<bool(int)>& needed,
             const std::function<bool(int)>& awaited);
   struct Seen {
-    std::uint64_t progress = 0;  // of the chain
+    std::uint64_t progress = 0;  // sum over the chain
     os::Clock::time_point since;
   };
   [[noreturn]] void fail(const Error& cause);
-  /// Likewise of what this rank has found out, and keeps what the ranks of its host are in.
+  /// As fail(), for a failure that this rank detected. Also records the operations of the ranks on its host.
   [[noreturn]] void fail_with_ranks(const Error& cause);
-  /// What messages call a rank.
+  /// Returns the number that messages use for a rank.
   [[nodiscard]] int number(int rank) const { return peers_.ranks[static_cast<std::size_t>(rank)].rank; }
   [[nodiscard]] std::string describe(int rank) const;
-  /// What to say of the rank's phase; nothing if it is not known.
+  /// Returns a text about the rank's phase, or an empty text if the phase is unknown.
   [[nodiscard]] std::string last_seen(int rank, const char* before) const;
   void tell(int awaited);
-  /// Ranks that one slice looks at.
+  /// Returns how many ranks one slice looks at.
   [[nodiscard]] int at_once() const noexcept;
-  /// Calls look(rank) for the next ones that `wants` names, from `at` on; false from it ends the turn.
+  /// Calls look(rank) for the next ranks that `wants` selects, from `at` on. If look() returns false, the turn ends.
   template <class Wants, class Look>
   void take_turn(int& at, const Wants& wants, const Look& look) const;
-  /// Fails if the rank is dead or has left; true if it is, and `done` says that it does not matter any more.
+  /// Fails if the rank is dead or has left. Returns true if so but `done` shows that the wait has succeeded.
   bool is_over(int rank, const std::function<bool()>& done);
-  /// No progress until the deadline.
+  /// Returns whether the rank made no progress until the deadline.
   bool is_late(int rank, os::Clock::time_point now);
   struct Chain {
     std::uint64_t progress = 0;
-    int end = 0;  // whom all of it waits for; where it is a circle, the rank it began with
+    int end = 0;  // the rank that the whole chain waits for; in a circle, the rank it began with
   };
   [[nodiscard]] Chain chain_of(int rank) const;
   [[noreturn]] void time_out(const std::vector<int>& missing);
@@ -85,8 +90,8 @@ class Watchdog {
   os::Clock::time_point looked_ = begin_;
   os::Clock::time_point logged_ = begin_;
   std::vector<Seen> seen_;
-  int next_alive_ = self_;  // whose turn it is: to be looked at,
-  int next_late_ = self_;   // and to be asked how it gets on
+  int next_alive_ = self_;  // the next rank to be checked for life
+  int next_late_ = self_;   // the next rank to be checked for progress
   bool any_moves_ = false;
   bool has_told_ = false;
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// world(): finds out how this process was started, and makes the group. The numbers are those of world.hpp.
+// world(): finds out how this process was started, and creates the group. Step numbers are those of world.hpp.
 
 #include "src/sync/world.hpp"
 
@@ -47,7 +47,7 @@ class Reader {
   const Surroundings& surroundings_;
 };
 
-/// What two variables say. Throws if that cannot be.
+/// Sets rank and size from two variables. Throws Error(argument) if the values contradict each other.
 void tell(Start& start, const char* rank_name, int rank, const char* size_name, int size) {
   start.rank = rank;
   start.size = size;
@@ -57,7 +57,8 @@ void tell(Start& start, const char* rank_name, int rank, const char* size_name, 
                                                  start.rank, start.size));
 }
 
-/// Step 1. PMI and its successor tell a process its rank; whether somebody listens is seen by the channel to it.
+/// Step 1. PMI and PMIx give each process its rank. The channel to the process manager shows whether the manager still
+/// listens.
 std::optional<Start> started_by_mpi(const Reader& environment) {
   Start start;
   start.by = StartedBy::mpi;
@@ -80,7 +81,7 @@ std::optional<Start> started_by_mpi(const Reader& environment) {
   }
   if (const auto pmix_rank = environment.number("PMIX_RANK")) {
     start.rank = *pmix_rank;
-    // PMIx tells the number of processes by calls alone.
+    // PMIx gives the number of processes only through function calls.
     start.size = environment.number("SLURM_STEP_NUM_TASKS").value_or(0);
     start.said = fmt::format("PMIX_RANK={}", *pmix_rank);
     return start;
@@ -124,7 +125,7 @@ std::optional<Start> started_by_launcher(const Reader& environment) {
   if (const auto job = environment.text("MUSTER_JOB")) {
     start.key = "job " + *job;
   } else if (environment.has("MASTER_ADDR") && environment.has("MASTER_PORT")) {
-    // torchrun's own port is another program's: its number only tells jobs apart.
+    // The port of torchrun's store belongs to torchrun. Its number is used only to distinguish jobs.
     start.key = fmt::format(
         "torchrun {} {} {} {}", environment.text_or_nothing("MASTER_ADDR"), environment.text_or_nothing("MASTER_PORT"),
         environment.text_or_nothing("TORCHELASTIC_RUN_ID"), environment.text_or_nothing("TORCHELASTIC_RESTART_COUNT"));
@@ -132,7 +133,7 @@ std::optional<Start> started_by_launcher(const Reader& environment) {
   return start;
 }
 
-/// The first of Slurm's list of nodes: "a1" of "a[1-3,7],b".
+/// Returns the first node of Slurm's node list: "a1" for "a[1-3,7],b".
 std::string first_node(std::string_view list) {
   std::string name;
   for (std::size_t at = 0; at < list.size() && list[at] != ','; ++at) {
@@ -213,7 +214,7 @@ Start find_start(const Surroundings& surroundings) {
   }
   if (launcher) return *launcher;
   if (mpi && mpi->size != 1) return *mpi;
-  // Processes of Slurm that its own PMI has not been told about.
+  // Processes of Slurm without information from Slurm's own PMI.
   if (const auto slurm = started_by_slurm(environment); slurm && !mpi) return *slurm;
   return {};
 }
@@ -243,7 +244,7 @@ const MpiSupport& require_mpi() {
   const std::lock_guard lock(mutex);
   if (const MpiSupport* support = mpi_support()) return *support;
   const std::string name = fmt::format("libmuster-mpi.so.{}", version());
-  // It registers itself while it is loaded.
+  // The library registers itself when it is loaded.
   const os::LoadedLibrary library = os::load_library(name);
   if (const MpiSupport* support = mpi_support()) return *support;
   throw Error(ErrorKind::unsupported,
@@ -257,7 +258,7 @@ const MpiSupport& require_mpi() {
 
 namespace {
 
-/// Ranks whose launcher has told them who they are, but has no way between them.
+/// Creates the world of ranks whose launcher gave them numbers but no connections.
 std::shared_ptr<SyncGroup> world_of_numbers(const sync::Start& start) {
   const auto workspace = os::environment("MUSTER_WORKSPACE");
   const sync::WorldMaker& maker = sync::maker_by(workspace ? sync::MeetBy::files : sync::MeetBy::tcp);
@@ -274,14 +275,14 @@ std::shared_ptr<SyncGroup> world_of_numbers(const sync::Start& start) {
     throw Error(ErrorKind::argument,
                 "the environment has RANK and WORLD_SIZE but nothing that tells this job from others: start the ranks "
                 "by `muster run`, torchrun or mpiexec, or set MUSTER_JOB to the same random word on all of them");
-  // Who names a workspace and does not say that all ranks are here has ranks elsewhere.
+  // If a workspace is set and not all ranks are known to be on this host, there are ranks on other hosts.
   if (can_meet && !(workspace && start.is_here))
     return maker({.place = place, .key = start.key, .rank = start.rank, .size = start.size, .timeout = start.timeout});
   return local_group({.key = start.key, .rank = start.rank, .size = start.size, .timeout = start.timeout});
 }
 
 std::shared_ptr<SyncGroup> world_of_environment(std::optional<std::chrono::milliseconds> timeout) {
-  // A program that has initialised MPI knows better than the environment.
+  // If the program has initialised MPI, MPI takes precedence over the environment.
   const sync::MpiSupport* mpi = sync::mpi_support();
   if (mpi != nullptr && mpi->ranks() > 1)
     return mpi->make_world({.by = sync::StartedBy::mpi, .size = 0, .timeout = timeout});
@@ -301,21 +302,21 @@ std::shared_ptr<SyncGroup> world_of_environment(std::optional<std::chrono::milli
 
 struct World {
   World& operator=(World&&) = delete;
-  /// A forked child leaves its copy alone: threads of the parent may have been changing what it consists of.
+  /// A forked child does not destroy its copy: threads of the parent may have been changing it during the fork.
   ~World() {
     if (process == os::process_id()) return;
     static auto* const the_parents = new std::shared_ptr<SyncGroup>;
     the_parents->swap(group);
   }
-  ForkMutex making;  // held while the ranks meet
-  ForkMutex mutex;   // never held for long
+  ForkMutex making;  // held during the rendezvous
+  ForkMutex mutex;   // held only for short times
   std::shared_ptr<SyncGroup> group;
   bool is_set = false;  // by the program
   const std::int64_t process = os::process_id();
 };
 
 World& the_world() {
-  // Destroyed at exit, so that a rank that ends in order is seen to have left, not to have died.
+  // Destroyed at exit, so that the other ranks see that a rank which exits normally has left and has not died.
   static World world;
   return world;
 }
@@ -332,7 +333,7 @@ std::shared_ptr<SyncGroup> sync::world_within(std::optional<std::chrono::millise
   auto made = world_of_environment(timeout);
   if (timeout) made->set_timeout(sync::default_timeout());
   const std::lock_guard lock(world.mutex);
-  // A group that another thread has set meanwhile counts.
+  // A group that another thread has set meanwhile takes precedence.
   if (!world.group) world.group = std::move(made);
   return world.group;
 }

@@ -26,10 +26,11 @@ void check_magic(std::span<const char> magic, std::string_view wanted, std::uint
         fmt::format("it is of version {}, and this is version {}: use the muster that made it", its_version, version));
 }
 
-/// Longer than any machine runs, in nanoseconds: sums of a few times have room in 64 bits.
+/// In nanoseconds, longer than any machine runs. Sums of a few such times fit into 64 bits.
 constexpr std::uint64_t longest_time = std::uint64_t{1} << 60;
 
-/// Whether a process can have written it as number `number` of its file, or `capacity` at a time, of its ring.
+/// Returns whether a process can have written this record at position `at` of a file, or of a ring of `capacity`
+/// records.
 bool can_be(const Record& record, std::uint64_t at, std::uint64_t capacity) {
   const bool is_in_place = capacity == 0 ? record.number == at + 1 : (record.number - 1) % capacity == at;
   return is_in_place && record.kind > Kind::none && record.kind <= Kind::phase && record.failed <= 1 &&
@@ -57,7 +58,7 @@ Entry entry_of(const Record& record) {
           .detail = get_text(record.detail)};
 }
 
-/// Adds the parts; false if they cannot be.
+/// Adds the parts; returns false if they are invalid.
 bool add_parts(const Record& record, std::uint64_t at, std::vector<Entry>& entries) {
   PartsRecord parts{};
   std::memcpy(&parts, &record, sizeof parts);
@@ -102,7 +103,7 @@ Process parse(std::span<const std::byte> bytes, const std::string& name) {
                   .size = header.size,
                   .job = os::hex_text(header.job),
                   .wall_clock = header.wall_clock};
-  // A file may be cut off, and its end is zeros.
+  // A file may be cut off, and its unused end consists of zeros.
   std::uint64_t count = (bytes.size() - sizeof header) / sizeof(Record);
   if (header.capacity != 0) count = std::min(count, header.capacity);
   for (std::uint64_t at = 0; at < count; ++at) {

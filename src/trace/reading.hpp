@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Reading what processes have recorded: trace files, rings and files of failures. All of it is taken as bytes from
-// outside: what contradicts the format is an error or left out.
+// Reads records of processes: trace files, rings and failure files. All input is untrusted: data that contradicts the
+// format causes an error or is skipped.
 
 #include <cstdint>
 #include <span>
@@ -16,7 +16,7 @@ namespace muster::trace {
 struct Entry {
   std::uint64_t number = 0;
   std::uint64_t begin = 0;
-  std::uint64_t end = 0;  // 0: it has not ended
+  std::uint64_t end = 0;  // 0: the operation has not ended
   std::uint64_t bytes = 0;
   std::uint64_t done = 0;
   std::uint64_t group = 0;
@@ -33,7 +33,7 @@ struct Entry {
   std::string detail = {};
 };
 
-/// What one process has recorded, in the order in which it has begun.
+/// The records of one process, in the order in which the operations began.
 struct Process {
   os::ProcessIdentity identity = {};
   int rank = -1;
@@ -41,23 +41,23 @@ struct Process {
   std::string job = {};  // 32 hexadecimal digits
   std::int64_t wall_clock = 0;
   std::vector<Entry> entries = {};
-  std::uint64_t damaged = 0;  // records that cannot be
+  std::uint64_t damaged = 0;  // number of invalid records
 };
 
-/// A trace file, or a ring. `name` is what errors call it. Throws Error(corrupt | version).
+/// Parses a trace file or a ring. Errors use `name` as its name. Throws Error(corrupt | version).
 Process parse(std::span<const std::byte> bytes, const std::string& name);
 
-/// What ranks of a host were in when one of them found that their group had failed.
+/// The operations of the ranks of a host at the moment when one of them detected that their group had failed.
 struct Failure {
-  std::string words = {};       // of the error
+  std::string words = {};       // the error message
   std::uint64_t time = 0;       // as in Record
   std::int64_t wall_clock = 0;  // as in Header
   std::vector<Process> processes = {};
 };
-/// Throws Error(corrupt | version).
+/// Parses a failure file. Throws Error(corrupt | version).
 Failure parse_failure(std::span<const std::byte> bytes, const std::string& name);
 
-/// The beginning of a failure's file; behind it are rings.
+/// The beginning of a failure file; rings follow.
 struct FailureHead {
   std::array<char, 8> magic;
   std::uint32_t version;

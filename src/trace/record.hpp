@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What is recorded of an operation, the same in a rank's ring of shared memory and in a trace file (docs/tracing.md):
-// a header, and behind it records of one size. A record is numbered when its operation begins and gets its end when
-// that ends: of a process that has died, the operations without an end are those that it was in.
+// The record of an operation. A rank's ring in shared memory and its trace file have the same format (docs/tracing.md):
+// a header, followed by records of one size. A record gets its number when its operation begins, and its end time when
+// the operation ends. In the records of a dead process, operations without an end were running when it died.
 
 #include <array>
 #include <cstddef>
@@ -13,7 +13,7 @@ namespace muster::trace {
 
 inline constexpr std::string_view magic = "MUSTERTR";
 inline constexpr std::uint32_t version = 1;
-/// The end of the name of a trace file.
+/// The suffix of the name of a trace file.
 inline constexpr const char* file_suffix = ".mtrace";
 
 enum class Kind : std::uint8_t {
@@ -24,9 +24,9 @@ enum class Kind : std::uint8_t {
   message,
   file,
   export_model,
-  program,  ///< the program's own (muster/trace.hpp)
-  phase,    ///< a part of one of the others
-  parts,    ///< of records alone: several of those (PartsRecord)
+  program,  ///< an operation of the program (muster/trace.hpp)
+  phase,    ///< a part of another operation
+  parts,    ///< only in records: several consecutive phases (PartsRecord)
 };
 inline constexpr std::array<std::string_view, 9> kind_names = {"none", "exchange", "stream",  "collective", "message",
                                                                "file", "export",   "program", "phase"};
@@ -36,43 +36,42 @@ constexpr std::string_view to_string(Kind kind) noexcept {
 
 /// Times are nanoseconds of CLOCK_MONOTONIC. Text ends with a zero, or at the end of its array.
 struct Record {
-  std::uint64_t number;     // of this record in its ring or file, from 1 on; 0: there is none. Written last
-  std::uint64_t begin;      // in rings, where nothing is traced, as of the kernel's last tick
-  std::uint64_t end;        // 0: it has not ended. Written last of what is known then
-  std::uint64_t bytes;      // that this rank gives to the operation, or reads or writes
-  std::uint64_t done;       // of a stream: how many of them have moved
-  std::uint64_t group;      // the first bytes of its nonce; 0: none
-  std::uint64_t operation;  // its number in that group, the same on all ranks; 0: none
-  std::uint32_t parent;     // the number of the record that this one is a part of; 0: none
+  std::uint64_t number;     // number in its ring or file, from 1 on; 0: no record. Written last
+  std::uint64_t begin;      // in rings without a trace file: time of the kernel's last tick
+  std::uint64_t end;        // 0: it has not ended. Written after the other fields of the end
+  std::uint64_t bytes;      // bytes that this rank contributes, reads or writes
+  std::uint64_t done;       // for a stream: bytes that have moved so far
+  std::uint64_t group;      // the first bytes of the group's nonce; 0: no group
+  std::uint64_t operation;  // number of the operation in the group, equal on all ranks; 0: none
+  std::uint32_t parent;     // number of the record that contains this one; 0: none
   std::uint32_t thread;
   std::uint32_t page_faults;
-  std::int32_t peer;  // the rank that a message goes to or comes from; -1: none
+  std::int32_t peer;  // destination or source rank of a message; -1: none
   std::uint8_t copies;
-  std::uint8_t depth;  // how many of the thread's spans it lies in
+  std::uint8_t depth;  // number of the thread's spans that contain it
   Kind kind;
   std::uint8_t failed;  // 1: it has ended by an exception
   std::array<char, 32> name;
-  std::array<char, 20>
-      detail;  // before it ends the last part of it that has ended; after that its route, if it has one
+  std::array<char, 20> detail;  // the last completed part; after the end the route, if any
 };
 static_assert(sizeof(Record) == 128);
 
-/// In place of a Record, of trace files: the parts of an operation that follow each other, written when the last of
-/// them has ended.
+/// A record of trace files for the consecutive parts of an operation. It is written when the last part has ended, and
+/// has the size of a Record.
 struct PartsRecord {
   static constexpr std::size_t most = 5;
   std::uint64_t number;
   std::uint64_t begin;
-  std::uint64_t bytes;  // that moved in one of them
+  std::uint64_t bytes;  // bytes that the moving part has moved
   std::array<std::array<char, 8>, most> names;
-  std::uint32_t page_faults;  // in that one
+  std::uint32_t page_faults;  // page faults of the moving part
   std::uint32_t parent;
-  std::uint8_t copies;  // in that one
+  std::uint8_t copies;  // copies in the moving part
   std::uint8_t depth;
   Kind kind;
-  std::uint8_t moving;  // which one that is
+  std::uint8_t moving;  // index of the moving part
   std::uint32_t thread;
-  std::array<std::uint64_t, most> nanoseconds;  // that each took
+  std::array<std::uint64_t, most> nanoseconds;  // duration of each part
   std::uint32_t count;
   std::uint32_t unused;
 };
@@ -82,9 +81,9 @@ struct Header {
   std::array<char, 8> magic;
   std::uint32_t version;
   std::uint32_t record_bytes;
-  std::uint64_t capacity;   // of a ring, in records; 0: a file
-  std::uint64_t claimed;    // of a ring: how many records it has had
-  std::int64_t wall_clock;  // what to add to a time for nanoseconds since 1970
+  std::uint64_t capacity;   // size of a ring in records; 0: a file
+  std::uint64_t claimed;    // for a ring: number of records written so far
+  std::int64_t wall_clock;  // added to a time, it gives nanoseconds since 1970
   std::int32_t rank;        // in the job; -1: not known yet
   std::int32_t size;
   std::array<std::byte, 16> job;   // the nonce of the largest group

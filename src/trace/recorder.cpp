@@ -27,14 +27,14 @@ namespace {
 
 using Word = std::atomic_ref<std::uint64_t>;
 
-// A thread that is held up for a whole turn of the ring may write to a record beside the next one: what comes of that
-// is read like any other damage.
+// A thread that is delayed for a whole turn of the ring may write to a record while the next thread uses it. Readers
+// treat the result like any other damaged record.
 template <class T>
 void set(T& field, std::type_identity_t<T> value) noexcept {
   std::atomic_ref(field).store(value, std::memory_order_relaxed);
 }
 
-/// Eight bytes of a text from `at` on, zeros behind its end: without a detour through memory.
+/// Returns eight bytes of a text from `at` on, with zeros after its end.
 std::uint64_t word_of(std::string_view text, std::size_t at) noexcept {
   std::uint64_t word = 0;
   if (text.size() >= at + 8)
@@ -45,7 +45,7 @@ std::uint64_t word_of(std::string_view text, std::size_t at) noexcept {
   return word;
 }
 
-/// Cut if it is too long, and zeros behind it.
+/// Truncates a text that is too long, and fills the rest with zeros.
 void set_detail(Record& record, std::string_view text) noexcept {
   text = text.substr(0, sizeof record.detail - 1);
   auto* const words = reinterpret_cast<std::uint32_t*>(record.detail.data());
@@ -54,7 +54,7 @@ void set_detail(Record& record, std::string_view text) noexcept {
     set(words[i], static_cast<std::uint32_t>(pairs[i / 2] >> 32 * (i % 2)));
 }
 
-/// What stands from the record's number of copies to its end: four bytes, and the name.
+/// Writes the fields from the number of copies to the end of the name: four bytes, and the name.
 void set_name(Record& record, std::uint32_t before, std::string_view name) noexcept {
   name = name.substr(0, sizeof record.name - 1);
   auto* const words = reinterpret_cast<std::uint64_t*>(&record) + offsetof(Record, copies) / 8;
@@ -70,13 +70,13 @@ void set_name(Record& record, std::uint32_t before, std::string_view name) noexc
 }
 static_assert(offsetof(Record, copies) % 8 == 0 && offsetof(Record, name) == offsetof(Record, copies) + 4);
 
-/// Of this thread.
+/// The state of this thread.
 struct Thread {
   Span* innermost = nullptr;
-  std::int64_t pid = 0;  // whose `id` is known: a forked child's first thread is another one
+  std::int64_t pid = 0;  // process for which `id` is valid: a forked child's first thread has another ID
   std::uint32_t id = 0;
 };
-// Few bytes, which every program has room for: found without a call.
+// The variable is small enough for the static TLS of every program, and is accessed without a call.
 [[gnu::tls_model("initial-exec")]] thread_local constinit Thread this_thread;
 
 std::uint32_t thread_number(Thread& thread, std::int64_t pid) noexcept {
@@ -107,17 +107,18 @@ std::string new_path(const std::string& directory) {
 
 }  // namespace
 
-/// The file that one process writes its records to. It is mapped, so that nothing is lost with the process, and grows
-/// by pieces whose space is taken before they are touched, so that a full disk is an error and no SIGBUS.
+/// The file to which one process writes its records. It is mapped, so that no record is lost if the process dies. It
+/// grows in pieces whose space is allocated before they are touched, so that a full disk causes an error and not
+/// SIGBUS.
 class TraceFile {
  public:
-  /// A new one in the directory, which is made if it is not there. Throws Error.
+  /// Creates a file in the directory, which is created if it does not exist. Throws Error.
   TraceFile(const std::string& directory, const Header& header) : file_(new_path(directory)) {
     pieces_[0] = file_.grow(piece_records * sizeof(Record));
     this->header() = header;
   }
 
-  /// A record of zeros, with its number; null once the file cannot grow. Any thread.
+  /// Returns a zeroed record with its number; null if the file cannot grow any more. Any thread.
   Record* claim(std::uint32_t& number) noexcept {
     if (has_stopped()) return nullptr;
     const std::uint64_t at = next_.fetch_add(1, std::memory_order_relaxed);
@@ -158,10 +159,11 @@ class TraceFile {
   std::array<std::atomic<std::byte*>, 4096> pieces_{};
 };
 
-/// What one process records to. Made at the first record and never destroyed: threads may record as long as it runs.
+/// The recorder of one process. It is created at the first record and never destroyed, because threads may record until
+/// the process ends.
 class Recorder {
  public:
-  /// This process's; null if there is no memory for it. A forked child has its own.
+  /// Returns the recorder of this process; null if there is no memory for it. A forked child has its own.
   static Recorder* own() noexcept {
     Recorder* const known = current().load(std::memory_order_acquire);
     if (known != nullptr && known->pid_ == os::process_id()) return known;
@@ -171,7 +173,8 @@ class Recorder {
   [[nodiscard]] TraceFile* file() const noexcept { return file_.load(std::memory_order_acquire); }
   [[nodiscard]] std::int64_t pid() const noexcept { return pid_; }
 
-  /// A number in the ring, whose place is free for it: what has not ended there is kept, within reason.
+  /// Returns a number whose place in the ring is free. It skips places of operations that have not ended, up to a
+  /// limit.
   std::uint64_t claim() noexcept {
     constexpr int patience = 8;
     Header& header = *ring();
@@ -226,7 +229,7 @@ class Recorder {
   Recorder() : own_ring_(std::make_unique<OwnRing>()), ring_(&own_ring_->header) { *ring() = header_; }
 
  private:
-  /// Until there is memory that others see.
+  /// The ring until keep_ring_in() provides memory that other processes can read.
   struct OwnRing {
     Header header{};
     std::array<Record, ring_records> records{};
@@ -281,7 +284,7 @@ void Span::begin(Kind kind, std::string_view name, Operation operation, int peer
   exceptions_ = std::uncaught_exceptions();
   Thread& thread = this_thread;
   outer_ = thread.innermost;
-  // A forked child begins anew.
+  // A forked child starts without outer spans.
   if (outer_ != nullptr && outer_->recorder_ != recorder) outer_ = nullptr;
   thread.innermost = this;
   std::uint32_t parent = 0;

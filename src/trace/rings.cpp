@@ -25,14 +25,14 @@ bool is_ring(const Ring& bytes) {
          std::equal(magic.begin(), magic.end(), reinterpret_cast<const char*>(bytes.data()));
 }
 
-/// Which process a ring is of: the text in its header.
+/// Returns the process that owns a ring, from the text in its header.
 std::string owner_of(const Ring& ring) {
   const char* const text = reinterpret_cast<const char*>(ring.data()) + offsetof(Header, identity);
   return {text, ::strnlen(text, sizeof(Header::identity))};
 }
 
 constexpr std::size_t most_kept = 8;
-constexpr std::chrono::seconds one_failure{5};  // for so long a rank that fails has failed by the same cause
+constexpr std::chrono::seconds one_failure{5};  // failures within this time have the same cause
 
 std::vector<std::byte> bytes_of(std::string_view words, const std::vector<Ring>& rings) {
   FailureHead head{};
@@ -49,7 +49,7 @@ std::vector<std::byte> bytes_of(std::string_view words, const std::vector<Ring>&
   return bytes;
 }
 
-/// Of the job of this process.
+/// Returns the rings of the job of this process.
 std::vector<Ring> rings_of_job(std::string& job) {
   std::vector<Ring> rings = rings_of("self");
   const os::ProcessIdentity own = os::own_identity();
@@ -82,7 +82,7 @@ std::vector<Ring> rings_of(const std::string& pid) noexcept {
       if (is_ring(ring)) rings.push_back(std::move(ring));
     }
   } catch (const std::exception&) {
-    // It has ended meanwhile, or is another user's.
+    // The process has ended meanwhile, or belongs to another user.
   }
   return rings;
 }
@@ -122,7 +122,7 @@ std::vector<std::string> failures_in(const std::string& directory) {
 RanksAtFailure::RanksAtFailure(bool is_first) noexcept {
   try {
     if (is_first) rings_ = rings_of_job(job_);
-  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): the failure itself is what counts
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): the failure itself is more important
   }
 }
 
@@ -130,11 +130,11 @@ void RanksAtFailure::keep(std::string_view words) const noexcept {
   if (rings_.empty()) return;
   try {
     const std::string directory = failure_directory();
-    // What is traced lies where the user wants it; else nobody but this user may have a say in the directory.
+    // With MUSTER_TRACE, the user has chosen the directory. Otherwise only this user may have access to it.
     if (os::environment("MUSTER_TRACE") ? !os::file_status(directory, os::Links::followed)
                                         : !os::make_own_directory(directory))
       return;
-    // One a job and host: whichever rank is first.
+    // One file per job and host: the first rank writes it.
     const std::string path = fmt::format("{}/{}-{}{}", directory, job_, os::own_identity().host, failure_suffix);
     if (const auto there = os::file_status(path)) {
       if (std::chrono::system_clock::now() - there->changed < one_failure) return;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The rings of processes that run, and of dead ones whose shared memory a process that runs has open; and what is kept
-// of them when a group fails.
+// The rings of running processes, and of dead processes whose shared memory a running process has open. Also the files
+// that keep them when a group fails.
 
 #include <cstddef>
 #include <string>
@@ -12,18 +12,19 @@ namespace muster::trace {
 
 using Ring = std::vector<std::byte>;
 
-/// The rings that are open in a process of this host: its own, and those of the ranks that it shares memory with.
-/// Nothing if that may not be seen.
+/// Returns the rings that a process of this host has open: its own, and those of the ranks with which it shares memory.
+/// Empty if this user may not read them.
 std::vector<Ring> rings_of(const std::string& pid) noexcept;
-/// Of all processes of this host that may be seen, each ring once.
+/// Returns the rings of all accessible processes of this host, each ring once.
 std::vector<Ring> all_rings();
 
-/// What the ranks of this process's job on this host are in when a group fails. Never throws.
+/// The operations of this job's ranks on this host when a group fails. Never throws.
 class RanksAtFailure {
  public:
-  /// Looks at them, if this process is the first that knows.
+  /// Reads the rings if this process is the first to detect the failure.
   explicit RanksAtFailure(bool is_first) noexcept;
-  /// Keeps that as a file, unless another rank of the host has done so in these seconds. `words`: of the error.
+  /// Writes them to a file, unless another rank of the host has done so within the last few seconds. `words`: the error
+  /// message.
   void keep(std::string_view words) const noexcept;
 
  private:
@@ -31,11 +32,12 @@ class RanksAtFailure {
   std::vector<Ring> rings_;
 };
 
-/// The end of the name of such a file.
+/// The suffix of the name of a failure file.
 inline constexpr const char* failure_suffix = ".mfail";
-/// Where they are: the directory of MUSTER_TRACE, or else one of this user's own below the temporary one.
+/// Returns the directory of failure files: that of MUSTER_TRACE, else a private directory of this user below the
+/// temporary directory.
 std::string failure_directory();
-/// Those in a directory, the newest first. None if there is no such directory.
+/// Returns the failure files in a directory, newest first. Empty if the directory does not exist.
 std::vector<std::string> failures_in(const std::string& directory);
 
 }  // namespace muster::trace

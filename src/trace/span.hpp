@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Span: an operation of this thread, recorded as long as it lives: in this process's ring always, and in its trace file
-// where MUSTER_TRACE names a directory. Nothing here throws, waits, or changes what the operation does; without a file
-// there is no call of the kernel.
+// Span: an operation of this thread. It is recorded during its lifetime: always in this process's ring, and in its
+// trace file if MUSTER_TRACE names a directory. These functions do not throw, wait, or affect the operation. Without a
+// trace file they make no system call.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,13 +15,13 @@ namespace muster::trace {
 
 class Recorder;
 
-/// An operation of a group, as all of its ranks call it.
+/// Identifies an operation of a group. All ranks of the group use the same number.
 struct Operation {
   std::uint64_t group = 0;
   std::uint64_t number = 0;
 };
 
-/// Counts the operations of a group that all of its ranks are in together.
+/// Counts the operations that all ranks of a group perform together.
 struct Operations {
   std::uint64_t group = 0;
   std::uint64_t begun = 0;
@@ -33,29 +33,29 @@ class Span {
   Span(Kind kind, std::string_view name, Operation operation = {}, int peer = -1) noexcept;
   ~Span();
   Span& operator=(Span&&) = delete;
-  /// Inside of another operation of the library there is none: for what programs and operations call alike.
+  /// Records nothing inside another operation of the library. For functions that both programs and operations call.
   struct Outermost {};
   Span(Outermost, Kind kind, std::string_view name, Operations& operations) noexcept;
   Span(Outermost, Kind kind, std::string_view name, Operation operation, int peer) noexcept;
 
   void add_bytes(std::uint64_t bytes) noexcept { bytes_ += bytes; }
-  /// Its route. The text is not copied.
+  /// Sets the route. The text is not copied.
   void set_route(std::string_view route) noexcept { route_ = route; }
-  /// So many bytes have moved so far.
+  /// Sets the number of bytes that have moved so far.
   void has_moved(std::uint64_t bytes) noexcept;
 
  private:
   friend class Parts;
   void begin(Kind kind, std::string_view name, Operation operation, int peer) noexcept;
   static bool is_outermost() noexcept;
-  /// And this is the process that it began in.
+  /// Returns whether it is recorded and this process is the one in which it began.
   [[nodiscard]] bool is_recorded() const noexcept;
-  /// Its record in the ring; null if that is another one's by now.
+  /// Returns its record in the ring; null if the place has been reused.
   [[nodiscard]] Record* in_ring() const noexcept;
 
-  Recorder* recorder_ = nullptr;  // none: nothing is recorded
-  Span* outer_ = nullptr;         // of this thread
-  std::uint64_t number_ = 0;      // in the ring, and its place there
+  Recorder* recorder_ = nullptr;  // null: nothing is recorded
+  Span* outer_ = nullptr;         // the enclosing span of this thread
+  std::uint64_t number_ = 0;      // number in the ring; place_ is its position
   std::uint64_t place_ = 0;
   Record* in_file_ = nullptr;
   std::uint64_t bytes_ = 0;
@@ -63,30 +63,30 @@ class Span {
   std::uint32_t file_number_ = 0;
   int exceptions_ = 0;
   std::uint8_t depth_ = 0;
-  bool is_library_ = false;  // an operation of the library, or in one
+  bool is_library_ = false;  // an operation of the library, or inside one
 };
 
-/// The parts of an operation, one after the other: recorded when it goes, before its span.
+/// The consecutive parts of an operation. The destructor records them, before the span of the operation.
 class Parts {
  public:
   Parts(const Span& span, std::uint64_t begin) noexcept;
   ~Parts();
   Parts& operator=(Parts&&) = delete;
-  /// One ends here, and the next one begins.
+  /// Ends one part and begins the next one.
   void end(std::string_view name, std::uint64_t now, std::uint64_t bytes, std::uint64_t copies,
            std::uint64_t page_faults) noexcept;
 
  private:
   const Span& span_;
   std::uint64_t last_;
-  PartsRecord record_;  // made where there is a file
+  PartsRecord record_;  // used only if there is a file
 };
 
-/// This process's rank in its job: that of the largest group that it is in.
+/// Sets this process's rank in its job, which is its rank in the largest group that it is in.
 void join(std::span<const std::byte, 16> job, int rank, int size) noexcept;
 
-/// From now on the ring is in that memory, of ring_bytes, which other processes see and which stays as long as this
-/// one.
+/// Moves the ring into `memory` of ring_bytes bytes. Other processes can read it there. The memory must exist until
+/// this process ends.
 void keep_ring_in(std::byte* memory) noexcept;
 
 }  // namespace muster::trace

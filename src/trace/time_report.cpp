@@ -21,7 +21,7 @@ double sum(const std::vector<double>& seconds) {
   return std::accumulate(seconds.begin(), seconds.end(), 0.0);
 }
 
-/// Of all ranks, each once, in the order in which they first come.
+/// Returns the steps of all ranks, each once, in the order of their first occurrence.
 std::vector<std::string> steps_of(std::span<const RankTimes> ranks) {
   std::vector<std::string> steps;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
