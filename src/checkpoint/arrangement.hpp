@@ -201,8 +201,8 @@ class NewName {
   NewName(std::string_view text, const TensorPattern& pattern);
   /// `captures` are the pattern's matches in the old name.
   [[nodiscard]] std::string apply(const std::vector<std::string_view>& captures) const;
-  /// Whether the rule may produce this name. Then old_name() returns its origin, on the condition that the rule is the
-  /// one for that old name.
+  /// Whether the rule may produce this name. Then old_name() returns the only possible origin, which is correct if the
+  /// plan applies this rule to it.
   [[nodiscard]] bool fits(std::string_view new_name) const;
   /// Returns the old name. Throws Error(argument) with the reason alone if the renaming is not invertible.
   [[nodiscard]] std::string old_name(std::string_view new_name) const;
