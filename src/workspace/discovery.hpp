@@ -44,7 +44,7 @@ class Pauses {
 std::optional<os::FileStatus> probe(const std::string& directory);
 
 /// Makes and removes a probe in the directory. Returns false if this user cannot write there or the disk is full,
-/// because a reader needs no free space. The server's cache times then decide when changes become visible. Throws
+/// because a reader needs no free space. The lifetimes of caches then decide when changes become visible. Throws
 /// Error(not_found) if the directory is missing, and Error(io).
 bool refresh(const std::string& directory);
 

@@ -4,7 +4,7 @@
 // between a rank and the directory cannot return old bytes under a current name.
 //
 //   muster-workspace.json                         the marker file: this directory is a workspace of a certain version
-//   state-JOB-rR-ofN-gG.h5                        rank R's state of step G of the job of N ranks (NFSWorkspace)
+//   state-JOB-rR-ofN-gG.h5                        rank R's state of generation G of the job of N ranks (NFSWorkspace)
 //   kept-JOB-rR-ofN-gG.h5                         rank R's tensors for gather number G, kept for inspection
 //   exchange-JOB-rR-ofN-gG@WRITER.h5              the same, deleted when the root has read it
 //   token-JOB-rR-RANDOM@WRITER                    proves that two ranks see one directory
@@ -52,7 +52,7 @@ std::string file_name(const Name& name);
 /// Returns nullopt if the name is not Muster's. file_name(*parse_name(n)) == n. Pure.
 std::optional<Name> parse_name(std::string_view file_name);
 
-/// Returns the steps for which `states` has a state of every rank of the job. Pure.
+/// Returns the generations for which `states` has a state of every rank of the job. Pure.
 std::set<std::uint64_t> common_generations(std::span<const Name> states, int world_size);
 
 // Make names that this process has not used yet.

@@ -50,13 +50,13 @@ struct SurveyJob {
   std::string nonce;                              ///< 32 digits
   int world_size = 0;                             ///< the largest one in the names of its files
   std::vector<SurveyState> states;                ///< sorted by rank, then generation
-  std::vector<SurveyState> kept;                  ///< sorted alike; the generation is the gather's number
+  std::vector<SurveyState> kept;                  ///< sorted like `states`; the generation is the gather's number
   std::vector<SurveyEntry> passing;               ///< exchange files, tokens, the file group's directory
   std::uint64_t bytes = 0;                        ///< of all of the files above
   std::chrono::system_clock::time_point changed;  ///< the newest change of these files
   /// Ranks without a complete state; empty if each rank has one.
   std::vector<int> missing_ranks;
-  /// The newest step for which every rank has a complete state.
+  /// The newest generation for which every rank has a complete state.
   std::optional<std::uint64_t> common_generation;
 };
 
@@ -82,12 +82,12 @@ struct SurveyOptions {
 /// A damaged state is an entry with a problem, not an error.
 Survey survey(const std::string& path, const SurveyOptions& options = {});
 
-// Selects states of a workspace: one job, some ranks, one step.
+// Selects states of a workspace: one job, some ranks, one generation.
 
 /// The criteria for the selection.
 struct StateChoice {
   std::optional<int> rank = {};                  ///< only this rank
-  std::optional<std::uint64_t> generation = {};  ///< nullopt: the newest complete step
+  std::optional<std::uint64_t> generation = {};  ///< nullopt: the newest complete generation
   std::string job = {};                          ///< prefix of the nonce; empty: the only job in the workspace
 };
 
@@ -107,14 +107,14 @@ struct ChosenStates {
 /// Whether a directory is a workspace: it has the marker file, or names that only a workspace has.
 bool is_workspace_directory(const std::string& path);
 
-/// Selects the newest complete state of each rank, even if their steps differ, for inspection. Throws as survey;
+/// Selects the newest complete state of each rank, even if their generations differ, for inspection. Throws as survey;
 /// Error(argument) if several jobs match (the message names them); Error(not_found) if the job, rank or step does not
 /// exist.
 ChosenStates choose_states(const std::string& workspace, const StateChoice& choice);
 
-/// Selects the requested step, or the newest one for which all ranks have a complete state, so that the states form one
-/// model. Throws as choose_states; Error(not_found) if no step is complete on all ranks (the message names the missing
-/// ranks).
+/// Selects the requested generation, or the newest one for which all ranks have a complete state, so that the states
+/// form one model. Throws as choose_states; Error(not_found) if no generation is complete on all ranks (the message
+/// names the missing ranks).
 ChosenStates choose_common_states(const std::string& workspace, const StateChoice& choice);
 
 }  // namespace muster::workspace
