@@ -27,7 +27,7 @@ struct ListArguments {
   bool json = false;
 };
 
-/// A directory without a model, shards or a foreign checkpoint is treated as a workspace, so that the error message
+/// A directory without a model, shards or a foreign checkpoint is treated as a workspace. The error message then
 /// describes the missing parts of a workspace.
 bool is_for_survey(const ListArguments& arguments) {
   std::error_code error;

@@ -34,7 +34,7 @@ inline constexpr std::string_view checksums_file_name = "muster.checksums.json";
 /// By tensor name (core/checksum.hpp).
 using Checksums = std::map<std::string, std::uint64_t, std::less<>>;
 
-/// Computes the checksum of one tensor, which is read in pieces; `done` receives the bytes of each piece. Throws as
+/// Computes the checksum of one tensor, which is read in pieces; `done` receives the size of each piece. Throws as
 /// SafetensorsFile::read, and what `done` throws.
 std::uint64_t checksum_of(const SafetensorsFile& file, std::size_t index,
                           const std::function<void(std::uint64_t)>& done);
@@ -66,8 +66,8 @@ std::string piece_checksums_text(const PieceChecksums& sums);
 /// Error(corrupt) if their number differs from the number of pieces of a tensor.
 PieceChecksums piece_checksums_of(const SafetensorsFile& file);
 
-/// Computes the checksums of the tensors in `path`, all of which are written, and puts them into the file's metadata
-/// and header if a place is reserved for them. Uses several threads, each of which calls `between` now and then. Throws
+/// Computes the checksums of the tensors in `path`, all of which are written. Puts them into the file's metadata and
+/// header if a place is reserved for them. Uses several threads, each of which calls `between` now and then. Throws
 /// Error(io).
 void add_piece_checksums(FilePlan& file, const std::string& path, const std::function<void()>& between);
 

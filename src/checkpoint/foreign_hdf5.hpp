@@ -80,9 +80,9 @@ struct ForeignReport {
 };
 
 /// Parses the listing of a file of `file_bytes`. A listing may end anywhere: is_listed and is_whole show how much of it
-/// arrived. Tensors are sorted by name. A tensor becomes an omission if it has bytes outside the file, shares bytes
-/// with another one, or claims more than 64 MiB and more than 1024 times the file's length. Throws Error(corrupt) on a
-/// listing that no reader of this build writes.
+/// arrived. Tensors are sorted by name. A tensor becomes an omission if it has bytes outside the file or shares bytes
+/// with another one. So does a tensor that claims more than 64 MiB and more than 1024 times the file's length. Throws
+/// Error(corrupt) on a listing that no reader of this build writes.
 ForeignReport parse_foreign_report(std::span<const std::byte> bytes, std::uint64_t file_bytes);
 
 /// The names of tensors are their paths without the leading slash, sorted. Elements are little endian, whatever the

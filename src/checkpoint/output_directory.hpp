@@ -4,7 +4,7 @@
 //
 // 1. OUT.partial-NONCE@WRITER (os/publish.hpp) is created beside OUT, and all files are written into it.
 // 2. Leftovers of other runs beside OUT are deleted if their writer is proved dead: a process of this host that no
-//    longer exists, or that released the directory. The death of a process on another host cannot be proved, so its
+//    longer exists, or that released the directory. The death of a process on another host cannot be proved. Its
 //    leftovers are deleted if nothing in them has changed for an age that the user gives. The first process to claim
 //    such a directory renames it, and then removes or resumes it. An OUT.replaced-... is renamed to OUT if OUT does not
 //    exist.
@@ -64,9 +64,9 @@ class OutputDirectory {
 };
 
 /// Makes only the checks of the constructor, for programs that must fail before long work. Throws Error(argument) if
-/// `path` exists and force is off. With force, throws it if `path` has no weights, or has other files that no command
-/// of Muster wrote or that were changed since (the message names them). Throws Error(not_found) if the parent directory
-/// is missing.
+/// `path` exists and force is off. With force, it throws if `path` has no weights, or has other files that no command
+/// of Muster wrote or that have changed since. The message names these files. Throws Error(not_found) if the parent
+/// directory is missing.
 void check_output(const std::string& path, const OutputChoice& choice);
 
 /// Throws Error(argument) if `out` is or contains the source directory, because --force would replace the source.

@@ -163,7 +163,8 @@ class Cutter {
 };
 
 /// Returns the dimension whose original size must be recorded for the inverse. This is the dimension of a padded
-/// tensor, or of a scale of which a rank has one element that could be mistaken for one of the whole tensor.
+/// tensor, or of a scale of which each rank has one element. Without the size, that element could be mistaken for one
+/// of the whole tensor.
 std::optional<std::size_t> dimension_to_remember(const WholeTensor& whole, const Cutting& cutting) {
   if (cutting.cut.padded_dim) return cutting.cut.padded_dim;
   const auto* scale = std::get_if<ScaleAction>(&whole.rule->action);

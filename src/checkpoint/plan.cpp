@@ -234,7 +234,8 @@ class Resolver {
     return resolved;
   }
 
-  /// Ranks that cannot be cut like this may still exist: their tensors are joined by plain heads.
+  /// Returns the number of units of the cut. Existing ranks may have a cut that is not allowed in reverse: their
+  /// tensors are joined by plain heads.
   [[nodiscard]] std::int64_t units_of(const PlanNumber& heads, std::int64_t count) const {
     const int parts = whole_ ? facts_.parts : static_cast<int>(specs_.size());
     const auto units = head_units(plan_, heads, count, parts);

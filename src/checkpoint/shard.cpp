@@ -43,7 +43,7 @@ namespace {
 constexpr int most_files_at_once = 128;
 
 // Ranks of one stage have parts of the same tensors. Their files are written in parallel, in the order of the parts in
-// the model, so that pieces read for one file are still cached when another file needs them (RecentPieces).
+// the model. So pieces that are read for one file are still cached when another file needs them (RecentPieces).
 void order_steps(std::vector<Step>& steps, const ShardJob& job, std::uint32_t files_at_once) {
   std::vector<std::pair<std::size_t, std::uint64_t>> places;
   for (std::size_t i = 0; i < job.source->tensors().size(); ++i) places.push_back(job.place_in_model(i));

@@ -2,9 +2,8 @@
 #pragma once
 // The metadata of shards.
 //
-// The metadata of a safetensors file, which maps names to texts, is converted to the config of a state file, which is a
-// tree, and back. One rule defines both directions, so that a round trip preserves either (JSON text in its shortest
-// form):
+// The metadata of a safetensors file maps names to texts. The config of a state file is a tree. One rule defines the
+// conversion in both directions, so that a round trip preserves either (JSON text in its shortest form):
 //
 //   no metadata                        null
 //   {"muster.config": TEXT} alone      the tree of TEXT, if that tree would be written like this

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The contents of a path, recognised by the files and not by their names: a model's files, a state file, any other HDF5
-// file, the states of a workspace, or the shards of ranks, which are merged while they are read.
+// The contents of a path, recognised by the files and not by their names. They are a model's files, a state file, any
+// other HDF5 file, the states of a workspace, or the shards of ranks. Shards are merged while they are read.
 
 #include <cstddef>
 #include <cstdint>

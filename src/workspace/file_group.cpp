@@ -216,8 +216,8 @@ void FileGroup::collect(std::uint64_t number, std::span<const std::byte> record,
   const std::string own_name = numbered(round_prefix(number_, number, 0), record.size());
   bool is_told = false;
   const auto is_awaited = [&](int rank) {
-    // The other ranks name the missing ranks by the file names that exist. Once a wait is long, this rank publishes its
-    // name as well.
+    // Waiting ranks report missing ranks by the file names that exist. Once a wait is long, rank 0 publishes its own
+    // name, too.
     if (!is_told) {
       is_told = true;
       or_fail(*this, [&] { directory_->publish(own_name, {}); });

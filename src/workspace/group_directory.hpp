@@ -139,8 +139,8 @@ class GroupDirectory {
   int next_count() noexcept { return groups_.fetch_add(1) + 1; }
 
  private:
-  /// Runs `work`. If this process has no descriptor left, frees the reserved one and runs `work` again, so that a rank
-  /// that cannot open anything else can still report its failure.
+  /// Runs `work`. If this process has no descriptor left, frees the reserved one and runs `work` again. So a rank that
+  /// cannot open anything else can still report its failure.
   template <class Work>
   auto with_reserve(const Work& work) const;
   [[nodiscard]] std::string path_of(const std::string& name) const { return options_.path + "/" + name; }
