@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// muster convert: safetensors to state file and back.
+// muster convert: safetensors to state file, and the reverse.
 
 #include <fmt/core.h>
 
@@ -41,10 +41,10 @@ Config config_of(const inspect::Source& source) {
 
 void write_safetensors(const inspect::Source& source, const std::string& out, ProgressCounter& progress) {
   Metadata metadata = source.kind == "state" ? metadata_for_conversion(*source.config()) : source.metadata;
-  // Loaders of the field look for it before they read a file.
+  // Loaders of other projects check this key before they read a file.
   if (source.kind != "state") metadata.try_emplace("format", "pt");
   SafetensorsWriter writer(out, source.entries(), std::move(metadata));
-  // In order, the elements of a state are held against their checksums.
+  // In order, the elements of a state are verified against their checksums.
   for_each_piece(*source.tensors, !source.states.empty(), progress,
                  [&](std::size_t tensor, std::uint64_t offset, std::span<const std::byte> bytes) {
                    writer.write(source.entries()[tensor].name, offset, bytes);
@@ -52,7 +52,7 @@ void write_safetensors(const inspect::Source& source, const std::string& out, Pr
   writer.commit();
 }
 
-/// A state file made from a state file keeps whose it is.
+/// Writes a state file. If the source is a state file, its rank and job are kept.
 void write_state(const inspect::Source& source, const std::string& out, const std::optional<int>& zstd_level,
                  ProgressCounter& progress) {
   StateFileOptions state{.zstd_level = zstd_level};
@@ -75,7 +75,7 @@ void check_paths(const ConvertArguments& arguments) {
   if (fs::exists(status) && !arguments.force) refuse("the second is there already; --force replaces it");
 }
 
-/// By the end of its name.
+/// Decides by the end of the name.
 bool is_state_name(const std::string& path) {
   if (path.ends_with(".h5") || path.ends_with(".hdf5")) return true;
   if (path.ends_with(".safetensors")) return false;
@@ -85,8 +85,8 @@ bool is_state_name(const std::string& path) {
       {.path = path});
 }
 
-/// The new file appears whole or not at all; what a killed conversion to it left on this host goes. Memory is some
-/// pieces of some MiB, a thread each. Returns what to say of it.
+/// Converts a file; the new one appears complete or not at all. Leftovers of a killed conversion to the same file on
+/// this host are removed. Each thread uses memory for a piece of some MiB. Returns the report.
 std::string convert(const ConvertArguments& arguments, const std::stop_token& stop) {
   const bool is_state = is_state_name(arguments.out);
   const std::optional<int> zstd_level = parse_compression(arguments.compress);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// muster diff: whether two files, model directories or sets of shards hold the same.
+// muster diff: compares two files, model directories or sets of shards.
 
 #include <fmt/core.h>
 

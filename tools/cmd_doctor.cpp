@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// muster doctor: whether this machine, and a workspace, have what Muster needs, and what to do if not.
+// muster doctor: checks whether this machine, and a workspace, meet Muster's requirements, and prints remedies.
 
 #include <fmt/format.h>
 #include <zstd.h>
@@ -39,8 +39,8 @@ using namespace inspect;
 
 enum class Health : std::uint8_t {
   good,
-  note,     ///< not there, and not needed for everything
-  warning,  ///< slower, or a trap
+  note,     ///< missing, but not always needed
+  warning,  ///< slower, or a possible problem
   bad,      ///< something will not work
 };
 
@@ -48,7 +48,7 @@ struct Finding {
   std::string name;  ///< "memory", "memfd"
   Health health = Health::good;
   std::string value;        ///< what was found
-  std::string remedy = {};  ///< what to do
+  std::string remedy = {};  ///< an instruction for the user
 
   void judge(Health found, std::string advice) {
     health = found;
@@ -56,7 +56,7 @@ struct Finding {
   }
 };
 
-constexpr std::uint64_t little = std::uint64_t{1} << 30;  // bytes, of memory or of a disk
+constexpr std::uint64_t little = std::uint64_t{1} << 30;  // bytes of memory or of a disk
 constexpr std::uint64_t few_files = 1024;
 
 Finding memory() {
@@ -153,7 +153,7 @@ Finding job() {
   return finding;
 }
 
-/// A program that the shell would find; empty: none.
+/// Returns the path of a program that the shell would find; empty if there is none.
 std::string program_in_path(const std::string& name) {
   const std::string path = os::environment("PATH").value_or("");
   for (std::size_t begin = 0; begin <= path.size();) {
@@ -264,7 +264,7 @@ Look look_of(Health health) {
   return looks[static_cast<std::size_t>(health)];
 }
 
-/// Appends words; if a width is given, lines break before it and go on at `indent`.
+/// Appends text; if a width is given, lines are wrapped at it and continue at `indent`.
 void append_wrapped(std::string& out, const std::string& text, std::size_t indent, std::size_t width) {
   constexpr std::size_t least = 20;
   std::size_t column = indent;
@@ -351,7 +351,7 @@ Finding space(const std::string& path) {
   return finding;
 }
 
-/// Makes a file and removes it: whether that can be done, and what the server's clock says.
+/// Makes a file and removes it, to test write access and to read the server's clock.
 std::vector<Finding> probe(const std::string& path) {
   using Clock = std::chrono::system_clock;
   try {
@@ -359,7 +359,7 @@ std::vector<Finding> probe(const std::string& path) {
     const std::optional<os::FileStatus> status = workspace::probe(path);
     const Clock::time_point after = Clock::now();
     if (!status) return {{"writing", Health::bad, "a file that was made is not there", "look at the mount"}};
-    // Clocks of file systems go in ticks of some ms, so that a file may be older than the call that made it.
+    // Clocks of file systems have a resolution of some ms, so a file may be older than the call that made it.
     constexpr auto tick = std::chrono::milliseconds(20);
     std::chrono::duration<double> skew{0};
     if (status->changed > after) skew = status->changed - after;
@@ -395,7 +395,7 @@ std::vector<Finding> examine_machine() {
   return findings;
 }
 
-/// A line a finding, its remedy below it.
+/// Returns one line per finding, with its remedy below it.
 std::string findings_text(const std::vector<Finding>& findings, const OutputStyle& style) {
   constexpr std::size_t state_width = 7;
   constexpr std::size_t gap = 2;
@@ -426,7 +426,7 @@ Config findings_tree(const std::vector<Finding>& findings, bool is_healthy) {
   return Config::object({{"healthy", is_healthy}, {"checks", list_of(findings, tree)}});
 }
 
-/// Of a directory that is, or is to be, a workspace: a probe is made in it and removed.
+/// Examines an existing or future workspace directory: makes a probe in it and removes it.
 void examine_workspace(const std::string& path, std::vector<Finding>& findings) {
   findings.push_back(contents(path));
   std::error_code error;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// muster export: shards merged into one checkpoint or cut anew, by the ranks of a job or by ranks of its own.
+// muster export: merges shards into one checkpoint or splits them anew, with the ranks of a job or with local ranks
+// that it starts itself.
 
 #include <fcntl.h>
 #include <fmt/core.h>
@@ -85,7 +86,7 @@ std::string words_of(const ExportReport& report, const ExportArguments& argument
   return words + inspect::left_line(report.left);
 }
 
-// Before anything is written: what can be wrong with the report must not be known only after the checkpoint is there.
+// Checks the report's path before anything is written, so that an error is not found only after the export.
 void check_report(const ExportArguments& arguments) {
   const fs::path report = arguments.report;
   const auto refuse = [&](const std::string& words) {
@@ -103,7 +104,7 @@ void check_report(const ExportArguments& arguments) {
     if (is_inside(report, arguments.shards) || fs::equivalent(report, arguments.plan, error))
       refuse("it is a file that is read; name another one");
   } else if (fs::exists(status)) {
-    return;  // a device or a pipe, which is written to as it is
+    return;  // a device or a pipe, which is written directly
   }
   if (::access(parent.c_str(), W_OK) != 0)
     throw os::errno_error("writing the report into the directory", errno, parent);
@@ -112,18 +113,18 @@ void check_report(const ExportArguments& arguments) {
 void write_report(const std::string& path, const std::string& text) {
   struct stat target {};
   struct stat out {};
-  // Standard output by another name (/dev/stdout): what is there already stays.
+  // Standard output under another name (/dev/stdout): existing output must be kept.
   if (::stat(path.c_str(), &target) == 0 && ::fstat(STDOUT_FILENO, &out) == 0 && target.st_dev == out.st_dev &&
       target.st_ino == out.st_ino)
     return print(text);
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
   if (!fs::exists(status) || fs::is_regular_file(status)) {
-    // A link stays one: what it leads to is made or replaced.
+    // A link is kept: its target is made or replaced.
     if (!fs::is_symlink(path, error)) return write_file(path, text);
     return write_report((fs::path(path).parent_path() / fs::read_symlink(path)).string(), text);
   }
-  // A pipe that nobody reads must not hold us up.
+  // A pipe without a reader must not block the program.
   const os::Fd file(::open(path.c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC));
   if (!file || ::fcntl(file.get(), F_SETFL, 0) != 0) throw os::errno_error("opening for writing", errno, path);
   if (const int failure = os::write_all(file.get(), text)) throw os::errno_error("writing", failure, path);
@@ -141,7 +142,7 @@ int export_with(SyncGroup& group, const ExportArguments& arguments) {
       return export_model(arguments.shards, arguments.out, arguments.plan, group, options);
     });
   } catch (const Error& error) {
-    // All ranks have the same error: rank 0 says it for them, unless it may be the one that is gone.
+    // All ranks have the same error, so only rank 0 prints it, unless rank 0 may be the lost one.
     const bool alone = error.kind() == ErrorKind::timeout || error.kind() == ErrorKind::peer_lost;
     if (group.rank() == 0 || alone) throw;
     return cannot;
@@ -158,17 +159,18 @@ int export_with(SyncGroup& group, const ExportArguments& arguments) {
   return status;
 }
 
-/// Whether every process can read all of it: a foreign checkpoint that is not of ranks.
+/// Whether every process can read the whole source: a foreign checkpoint that is not stored by rank.
 bool is_whole(const ExportArguments& arguments) {
   if (workspace::is_workspace_directory(arguments.shards)) return false;
   const auto found = foreign::find_checkpoint(arguments.shards, {arguments.options.at, arguments.options.shards});
   return found && found->ranks == 0;
 }
 
-/// How many ranks of its own an export starts. `whole`: as is_whole() says it; it counts with `jobs` alone.
+/// Returns the number of local ranks that an export starts. `whole` is the result of is_whole(); it matters only with
+/// `jobs`.
 int own_ranks(const ExportArguments& arguments, bool whole) {
   const ExportOptions& options = arguments.options;
-  // One uses all cores by its threads.
+  // A single rank uses all cores with its threads.
   if (arguments.jobs > 1 && whole) return arguments.jobs;
   return std::min(arguments.jobs != 0 ? arguments.jobs : os::usable_cores(),
                   count_shards(arguments.shards, options.job, options.shards));
@@ -198,7 +200,7 @@ int show_plan(const ExportArguments& arguments) {
   return 0;
 }
 
-/// What was called, for ranks of its own.
+/// Returns this command line, for the local ranks.
 std::vector<std::string> command_line(const CLI::App& command, const ExportArguments& arguments) {
   std::vector<std::string> line = {fs::read_symlink("/proc/self/exe").string(), command.get_name()};
   for (const CLI::Option* option : command.get_options([](const CLI::Option* option) { return option->count() != 0; }))
@@ -209,7 +211,7 @@ std::vector<std::string> command_line(const CLI::App& command, const ExportArgum
 }
 
 int export_with_own_ranks(const CLI::App& command, const ExportArguments& arguments) {
-  // What can be known before is said once, here, and not by a job.
+  // Errors that can be detected in advance are reported once, here, and not by every rank.
   check_not_source(arguments.shards, arguments.out);
   check_output(arguments.out, {arguments.options.force, {}});
   check_report(arguments);
@@ -220,8 +222,8 @@ int export_with_own_ranks(const CLI::App& command, const ExportArguments& argume
   return launch_local(command_line(command, arguments), options);
 }
 
-/// The ranks of the job that this process is one of. Says so if the others do not come: a script may call the command
-/// on one rank only.
+/// Returns the ranks of the job to which this process belongs. Prints a hint if the others do not arrive, because a
+/// script may call the command on one rank only.
 std::shared_ptr<SyncGroup> group_of_job(const sync::Start& start) {
   const os::Thread reminder("a reminder", [&start](const std::stop_token& come) {
     std::mutex mutex;

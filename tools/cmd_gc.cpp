@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// muster gc: removes from a workspace what nobody can need any more.
+// muster gc: deletes files of a workspace that no process can need.
 
 #include <algorithm>
 #include <memory>

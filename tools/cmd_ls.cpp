@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// muster ls: what is in a workspace, or the names in a file.
+// muster ls: lists the contents of a workspace, or the names in a file.
 
 #include <algorithm>
 #include <chrono>
@@ -27,7 +27,8 @@ struct ListArguments {
   bool json = false;
 };
 
-/// A directory with no model, shards or foreign checkpoint is looked at as a workspace: then it is told what it lacks.
+/// A directory without a model, shards or a foreign checkpoint is treated as a workspace. The error message then
+/// describes the missing parts of a workspace.
 bool is_for_survey(const ListArguments& arguments) {
   std::error_code error;
   if (!std::filesystem::is_directory(arguments.path, error)) return false;
@@ -35,7 +36,7 @@ bool is_for_survey(const ListArguments& arguments) {
   return kind == Contents::Kind::workspace || kind == Contents::Kind::other;
 }
 
-/// A workspace: its jobs, states and files.
+/// Lists a workspace: its jobs, states and files.
 void list_workspace(const ListArguments& arguments) {
   const workspace::Survey survey = workspace::survey(arguments.path, {.open_states = !arguments.names_only});
   const auto now = std::chrono::system_clock::now();
@@ -43,8 +44,8 @@ void list_workspace(const ListArguments& arguments) {
                        : inspect::survey_text(survey, now, output_style()));
 }
 
-/// The tensors' names. For people numbers in them count by their value; scripts get the order of the file, and sort as
-/// they like.
+/// Lists the tensors' names. For people they are sorted, with numbers by their value; scripts get the order of the
+/// file, and sort as they like.
 void list_names(const ListArguments& arguments) {
   const inspect::Source source = inspect::open_source(arguments.path, arguments.source);
   std::vector<std::string> names;
@@ -58,7 +59,7 @@ void list_names(const ListArguments& arguments) {
   std::string out;
   for (const std::string& name : names) out += inspect::printable(name) + "\n";
   print(out);
-  // Scripts take each line of standard output for a name.
+  // A note must not be on standard output, because scripts read each of its lines as a name.
   if (const std::string line = inspect::omissions_line(source); !line.empty())
     complain(line.substr(0, line.size() - 1));
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// muster completion: scripts for shells. muster man: the manual page, as roff for man(1), which the build installs.
+// muster completion prints completion scripts for shells. muster man prints the manual page, as roff for man(1), which
+// the build installs.
 //
-// Both are made from what CLI11 knows of the program, so that they cannot say anything else than --help does.
+// Both are generated from CLI11's definitions, so that they always agree with --help.
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -33,7 +34,7 @@ std::vector<std::string> split(const std::string& text, char separator) {
   }
 }
 
-/// Positional ones first, in their order.
+/// Returns the options; positional ones come first, in their order.
 Options options_of(const CLI::App& app) {
   Options options = app.get_options();
   std::stable_partition(options.begin(), options.end(),
@@ -41,7 +42,7 @@ Options options_of(const CLI::App& app) {
   return options;
 }
 
-/// "-o", "--out"; none of a positional argument.
+/// Returns "-o", "--out"; empty for a positional argument.
 std::vector<std::string> names_of(const CLI::Option& option) {
   std::vector<std::string> names;
   for (const std::string& name : option.get_snames()) names.push_back("-" + name);
@@ -57,9 +58,9 @@ bool is_repeated(const CLI::Option& option) {
   return option.get_items_expected_max() > 1;
 }
 
-/// "FILE|DIR"; empty for a flag.
+/// Returns "FILE|DIR"; empty for a flag.
 std::string type_of(const CLI::Option& option) {
-  // Behind the colon CLI11 has what checks the value.
+  // After the colon, CLI11 adds the check of the value.
   return takes_value(option) ? split(option.get_type_name(), ':').front() : std::string();
 }
 
@@ -68,7 +69,7 @@ std::string help_of(const CLI::Option& option) {
   return option.get_description() + (otherwise.empty() || !takes_value(option) ? "" : " [" + otherwise + "]");
 }
 
-/// The words of the type ("name|size"); what has capitals in it is a kind of values.
+/// Returns the choices of the type ("name|size"); a component with capitals is a kind of value and not a choice.
 std::vector<std::string> words_of(const CLI::Option& option) {
   std::vector<std::string> words = split(type_of(option), '|');
   std::erase_if(words, [](const std::string& word) {
@@ -77,7 +78,7 @@ std::vector<std::string> words_of(const CLI::Option& option) {
   return words;
 }
 
-/// Whether a path may stand there.
+/// Whether the value may be a path.
 bool is_path(const CLI::Option& option) {
   const std::vector<std::string> kinds = split(type_of(option), '|');
   return std::ranges::any_of(kinds, [](std::string_view kind) {
@@ -86,7 +87,7 @@ bool is_path(const CLI::Option& option) {
   });
 }
 
-/// Those that --help lists: a group without a name is not in it.
+/// Returns the commands that --help lists: it leaves out those whose group has no name.
 std::vector<const CLI::App*> commands_of(const CLI::App& app) {
   return app.get_subcommands([](const CLI::App* command) { return !command->get_group().empty(); });
 }
@@ -100,7 +101,7 @@ std::string all_names(const Options& options) {
   return out;
 }
 
-/// bash: what completes a value.
+/// Returns bash's action that completes a value.
 std::string bash_action(const CLI::Option& option) {
   std::string words = fmt::format("COMPREPLY{}=($(compgen -W '{}' -- \"$current\"))", is_path(option) ? "+" : "",
                                   fmt::join(words_of(option), " "));
@@ -117,7 +118,7 @@ std::string with_backslashes(const std::string& text, std::string_view character
   return out;
 }
 
-/// One word of zsh's between single quotes.
+/// Quotes a text for a single-quoted word of zsh.
 std::string zsh_quoted(const std::string& text) {
   std::string out = "'";
   for (const char c : text) {
@@ -148,7 +149,7 @@ void append_zsh_options(std::string& out, const Options& options, std::string_vi
       continue;
     }
     for (const std::string& name : names_of(*option)) {
-      // A long option's value may stand behind "=" or in the next word.
+      // A long option's value may follow "=" or be the next word.
       const std::string glue = takes_value(*option) && name.starts_with("--") ? "=" : "";
       const std::string value = takes_value(*option) ? fmt::format(":{}:{}", message, zsh_action(*option)) : "";
       fmt::format_to(std::back_inserter(out), "{}{} \\\n", indent,
@@ -157,7 +158,7 @@ void append_zsh_options(std::string& out, const Options& options, std::string_vi
   }
 }
 
-/// A script that bash sources; it needs nothing else.
+/// Returns a script that bash sources; it has no dependencies.
 std::string bash_completion(const CLI::App& app) {
   std::string out = fmt::format(
       "# Completion of {0} for bash: source it, or put it into /usr/share/bash-completion/completions/{0}.\n"
@@ -191,7 +192,7 @@ std::string bash_completion(const CLI::App& app) {
                    "      esac\n      case $current in\n"
                    "        -*) COMPREPLY=($(compgen -W '{}' -- \"$current\")) ;;\n",
                    all_names(options));
-    // All positional arguments of a command are completed alike: as its first one that can be.
+    // All positional arguments of a command are completed alike: as the first one that can be completed.
     const auto first = std::ranges::find_if(options, [](const CLI::Option* option) {
       return option->get_positional() && (is_path(*option) || !words_of(*option).empty());
     });
@@ -205,7 +206,7 @@ std::string bash_completion(const CLI::App& app) {
   return out;
 }
 
-/// A script for a directory of zsh's fpath, or to be sourced.
+/// Returns a script for a directory in zsh's fpath, which can also be sourced.
 std::string zsh_completion(const CLI::App& app) {
   std::string out = fmt::format(
       "#compdef {0}\n"
@@ -242,7 +243,7 @@ std::string zsh_completion(const CLI::App& app) {
 
 // The manual page.
 
-/// Text of a line: nothing in it is a request or an escape.
+/// Escapes a line of text, so that it contains no request or escape.
 std::string roff(std::string_view text) {
   std::string out;
   for (const char c : text) {
@@ -280,7 +281,7 @@ void append_option(std::string& out, const CLI::Option& option) {
   fmt::format_to(std::back_inserter(out), "{}\n{}\n", head, roff(help_of(option)));
 }
 
-/// Paragraphs are parted by empty lines; lines that are indented stay as they are.
+/// Appends paragraphs, which are separated by empty lines; indented lines are kept as they are.
 void append_footer(std::string& out, std::string_view footer) {
   bool is_example = false;
   bool is_begun = false;
@@ -310,7 +311,7 @@ void append_footer(std::string& out, std::string_view footer) {
 }
 
 std::string man_page(const CLI::App& app) {
-  // No date: the same sources make the same page.
+  // No date, so that the same sources make the same page.
   std::string out =
       fmt::format(".TH MUSTER 1 \"\" \"{0} {1}\" \"User Commands\"\n.SH NAME\n{0} \\- {2}\n.SH SYNOPSIS\n",
                   app.get_name(), version(), roff(app.get_description()));

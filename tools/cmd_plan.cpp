@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// muster plan: a merge plan printed, or tried on a model.
+// muster plan: prints a merge plan, or tries it on a model.
 
 #include <fmt/format.h>
 
@@ -26,7 +26,7 @@
 namespace muster::tools {
 namespace {
 
-/// That a person reads; a rule that does not fit has a problem with each tensor.
+/// The limit of problems for a human reader: a wrong rule causes one per tensor.
 constexpr std::size_t most_problems = 20;
 
 struct PlanArguments {
@@ -37,7 +37,7 @@ struct PlanArguments {
   inspect::OutputStyle style = output_style();
 };
 
-/// What a plan makes of a model, read backwards as muster shard reads it.
+/// The result of applying a plan to a model in reverse, as muster shard does.
 struct Trial {
   struct Taken {
     NamedSpec tensor;
@@ -45,11 +45,11 @@ struct Trial {
     const MergeRule* rule = nullptr;
   };
   std::vector<Taken> taken;
-  std::vector<const MergeRule*> unused;  ///< rules of the plan's own that no tensor has
+  std::vector<const MergeRule*> unused;  ///< the plan's own rules that match no tensor
   std::vector<std::string> problems;
 };
 
-/// What is wrong with a rule is the same for the tensors of all layers, and said once.
+/// Reports a problem of a rule once, because it is the same for the tensors of all layers.
 template <class Step>
 void attempt(Trial& trial, const Step& step) {
   try {
@@ -80,7 +80,7 @@ Trial try_plan(MergePlan& plan, const TensorSource& model) {
   }
   if (!unmatched.empty()) trial.problems.push_back(no_rule_words(plan, unmatched));
   for (const MergeRule& rule : plan.rules())
-    // Read backwards, nothing comes of what a rule drops.
+    // In reverse, rules that drop tensors have no result.
     if (!is_builtin_rule(rule) && !is_left_out(rule) && used.insert(rule.number).second) trial.unused.push_back(&rule);
   attempt(trial, [&] { check_against_config(plan, specs); });
   if (!plan.views().empty())
@@ -92,7 +92,7 @@ Trial try_plan(MergePlan& plan, const TensorSource& model) {
   return trial;
 }
 
-/// What the plan makes of the tensors of ranks, as an export merges them.
+/// Applies the plan to the tensors of ranks, as an export does.
 Trial try_on_ranks(const MergePlan& plan, const ShardSet& shards, const Request& request) {
   Trial trial;
   attempt(trial, [&] {
@@ -148,7 +148,8 @@ int suggest(const Request& request) {
   const ShardSet shards(request.path, 0, 1, request.states, request.foreign);
   std::vector<std::string> notes;
   const std::optional<Config> config = shards.facts(request, notes).config;
-  // Of ranks, the first one stands for all: names tell the plan, and parts have the dimensions of the whole.
+  // For ranks, the first one represents all: names suffice to choose the plan, and parts have as many dimensions as the
+  // whole.
   const bool is_foreign = contents_of(request.path, request.foreign).foreign.has_value();
   const SuggestedPlan suggested =
       suggest_plan(shards.listings().front().tensors, config ? &*config : nullptr, is_foreign);
@@ -168,7 +169,7 @@ int check(const PlanArguments& arguments) {
   MergePlan plan = MergePlan::load(arguments.plan, config ? &*config : nullptr);
   if (has_ranks) {
     request.plan = arguments.plan;
-    (void)layout_of(shards.listings(), request.from);  // a wrong one is no problem of the plan
+    (void)layout_of(shards.listings(), request.from);  // a wrong layout is not a problem of the plan
   }
   const Trial trial = has_ranks ? try_on_ranks(plan, shards, request) : try_plan(plan, shards);
   print(arguments.json ? inspect::json_report(trial_tree(plan, trial)) : trial_text(trial, arguments.style));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// muster run: one command as N local ranks.
+// muster run: runs one command as N local ranks.
 
 #include <chrono>
 #include <cmath>
@@ -53,7 +53,7 @@ int run(const RunArguments& arguments) {
 void add_run_command(CLI::App& app, int& status) {
   CLI::App* command = app.add_subcommand("run", "Start N ranks of one command on this host, and as many on others");
   auto arguments = std::make_shared<RunArguments>();
-  constexpr double longest = 1e9;  // seconds; more would overflow the clock's milliseconds one day
+  constexpr double longest = 1e9;  // seconds; larger values would eventually overflow the clock's milliseconds
   command->add_option("-n,--ranks", arguments->ranks, "Ranks to start")
       ->required()
       ->check(CLI::Range(1, 4096))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// muster shard: a checkpoint cut into one file a rank.
+// muster shard: splits a checkpoint into one file per rank.
 
 #include <fmt/core.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// muster show: what is in a file, a model's directory or a workspace.
+// muster show: prints the contents of a file, a model's directory or a workspace.
 
 #include <memory>
 #include <string>
@@ -30,7 +30,7 @@ void show(const ShowArguments& arguments) {
   const inspect::Source source = inspect::open_source(arguments.path, arguments.source);
   if (arguments.is_config) return print(inspect::show_config(source, arguments.config));
   inspect::ShowOptions options = arguments.options;
-  // People on a terminal want to see what belongs together; scripts want a line a tensor.
+  // On a terminal, a tree shows which tensors belong together; scripts get one line per tensor.
   const bool is_tree = arguments.is_tree || (options.style.width != 0 && !arguments.is_table);
   options.view = is_tree ? ShowView::tree : ShowView::table;
   options.order = arguments.order == "name"            ? ShowOrder::name

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// muster stats: what the values of tensors are like.
+// muster stats: prints statistics of the values of tensors.
 
 #include <memory>
 #include <string>

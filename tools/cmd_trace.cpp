@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// muster trace: the traces of all ranks as one, and what ranks are or were in.
+// muster trace: joins the traces of all ranks, and prints the current or last step of each rank.
 
 #include <memory>
 #include <string>

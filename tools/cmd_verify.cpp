@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// muster verify: whether a checkpoint, shards or a file are whole, and the checksums that tell it later.
+// muster verify: checks that a checkpoint, shards or a file are complete, and writes checksums for later checks.
 
 #include <fmt/core.h>
 
@@ -46,7 +46,7 @@ int verify_all(const VerifyArguments& arguments) {
       options.progress = progress_bar();
       report = verify(path, options);
     } catch (const Error& error) {
-      // The others can be verified, whatever this one is.
+      // The other paths can still be verified.
       if (arguments.paths.size() == 1) throw;
       status = complain(error.what());
       continue;

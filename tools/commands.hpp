@@ -8,21 +8,21 @@
 
 namespace muster::tools {
 
-/// Exit statuses beside those of docs/inspecting.md that a command gives itself.
-inline constexpr int cannot = 2;       ///< it cannot be done
-inline constexpr int done_unsaid = 3;  ///< it is done, and what was to be printed about it did not arrive
+/// Exit statuses that a command sets itself, in addition to those of docs/inspecting.md.
+inline constexpr int cannot = 2;       ///< the command cannot do its work
+inline constexpr int done_unsaid = 3;  ///< the work is done, but its report could not be printed
 
-/// What --plan is, for every command that has it.
+/// The help of --plan, for every command that has it.
 inline constexpr const char* plan_help =
     "How ranks share tensors: by config.json (auto), a built-in plan (docs/plans.md), or a JSON file";
 inline constexpr const char* plan_type = "auto|bert|gpt-neox|llama|megatron|moe|vllm|FILE";
 inline constexpr const char* compress_type = "none|zstd|...";
 
-/// What --at is, likewise.
+/// The help of --at, for every command that has it.
 inline constexpr const char* at_help =
     "Of a foreign checkpoint: the key that has the weights (KEY/KEY below others), or how their names begin";
 
-/// What can be looked into, for every command that has a path of it.
+/// The help of the source's path, for every command that inspects one.
 inline constexpr const char* source_help =
     "A safetensors, state or other HDF5 file, a model's directory, a workspace, shards of ranks, or a foreign "
     "checkpoint";

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// muster-demo-model: a model to try things on, the same every time.
+// muster-demo-model: writes a model for trials, the same every time.
 
 #include <fmt/core.h>
 

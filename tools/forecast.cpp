@@ -16,12 +16,12 @@ namespace fs = std::filesystem;
 
 Forecast forecast_of(std::uint64_t bytes, const WindowShape& windows, int processes, Writers writers,
                      const std::string& out) {
-  // No piece is larger than all there is.
+  // A window is not larger than the whole output.
   const std::uint64_t piece = std::min(windows.bytes, bytes);
   Forecast forecast{bytes, piece * windows.pieces(processes, writers)};
   if (out.empty()) return forecast;
   std::error_code error;
-  // "new/" and "new/." are "new".
+  // "new/" and "new/." are normalised to "new".
   forecast.place = fs::is_directory(out, error)
                        ? out
                        : (fs::absolute(out) / "").lexically_normal().parent_path().parent_path().string();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What --dry-run says that making files would take.
+// The resources that making files would take, for --dry-run.
 
 #include <cstdint>
 #include <optional>
@@ -12,15 +12,15 @@ namespace muster::tools {
 
 struct Forecast {
   std::uint64_t bytes = 0;
-  std::uint64_t memory = 0;                ///< for bytes on their way; 0: nobody knows
-  std::string place = {};                  ///< whose file system they go to; empty: nobody has said it
-  std::optional<std::uint64_t> free = {};  ///< none: the place is not there
+  std::uint64_t memory = 0;                ///< for buffers; 0: unknown
+  std::string place = {};                  ///< a path on the file system of the output; empty: no output is given
+  std::optional<std::uint64_t> free = {};  ///< nullopt: the place does not exist
 };
 
-/// Of `bytes` that so many processes write with these windows into `out`, which may be empty.
+/// Returns the forecast for `bytes` that this many processes write with these windows into `out`, which may be empty.
 Forecast forecast_of(std::uint64_t bytes, const WindowShape& windows, int processes, Writers writers,
                      const std::string& out);
-/// A line.
+/// Returns the forecast as one line.
 std::string words_of(const Forecast& forecast);
 
 }  // namespace muster::tools

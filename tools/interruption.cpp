@@ -35,8 +35,8 @@ void hear(int signal) {
   const std::int64_t now = milliseconds_now();
   if (received.exchange(signal) == 0) {
     heard_at = now;
-  } else if (now - heard_at > 200) {  // one Ctrl-C may come twice, from the terminal and from a program between
-    // Whoever asks again does not want to wait: the next run removes what is left.
+  } else if (now - heard_at > 200) {  // one Ctrl-C may arrive twice, from the terminal and from a wrapper program
+    // After a second signal the user does not want to wait: the next run removes the leftovers.
     ::signal(signal, SIG_DFL);
     ::raise(signal);
   }

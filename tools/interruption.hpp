@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// SIGINT, SIGTERM and SIGHUP while a command writes: the work is told to stop, which removes what it has begun, and
-// then the program ends by that signal.
+// Handles SIGINT, SIGTERM and SIGHUP while a command writes: it requests the work to stop, the work removes its
+// unfinished output, and then the program ends by that signal.
 
 #include <stop_token>
 
@@ -11,7 +11,7 @@
 
 namespace muster::tools {
 
-/// Signals that are ignored stay so. One at a time.
+/// Signals that are ignored remain ignored. Only one object may exist at a time.
 class Interruption {
  public:
   Interruption();
@@ -19,7 +19,8 @@ class Interruption {
   Interruption& operator=(Interruption&&) = delete;
 
   [[nodiscard]] std::stop_token token() const { return stop_.get_token(); }
-  /// After the work has failed: ends the program by the signal that stopped it. Returns if there was none.
+  /// Ends the program by the signal that stopped it. Call it after the work has failed; it returns if there was no
+  /// signal.
   void end_by_signal() const;
 
  private:
@@ -31,7 +32,7 @@ class Interruption {
   os::Thread listener_;
 };
 
-/// work(token), which ends the program by the signal if one stopped it.
+/// Runs work(token), and ends the program by the signal if one stopped it.
 template <class Work>
 auto interruptible(Work&& work) {
   const Interruption interruption;

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-# What ./tools/demo and ./tools/test share. Sourced by bash.
+# Functions that ./tools/demo and ./tools/test share. Sourced by bash.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
-# Debian's packages, in one place. cmake is there because Meson finds some of the libraries only through it.
+# The lists of Debian packages. cmake is included because Meson finds some of the libraries only through it.
 build_packages=(g++ meson ninja-build pkg-config cmake libboost-dev libfmt-dev libxxhash-dev libre2-dev nlohmann-json3-dev libcli11-dev libhdf5-dev libzstd-dev zlib1g-dev libmpich-dev)
 test_packages=(doctest-dev clang-format python3-dev python3-pip python3-venv python3-torch hdf5-tools libfuse3-dev fuse3 mpich iproute2 util-linux)
 tidy_packages=(clang-tidy)
@@ -15,7 +15,7 @@ die() {
   exit 2
 }
 
-# install_missing PACKAGE...: installs those that are not there; without a look at the network where all are.
+# install_missing PACKAGE...: installs missing packages; uses the network only if one is missing.
 install_missing() {
   if ! command -v dpkg-query >/dev/null; then
     say "not a Debian system: these have to be there already: $*"
@@ -36,7 +36,8 @@ install_missing() {
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends "${missing[@]}"
 }
 
-# build DIR [MESON-OPTION...]: configures where that is needed, and compiles. CC and CXX count the first time.
+# build DIR [MESON-OPTION...]: configures the build if necessary, and compiles. CC and CXX take effect on the first
+# call.
 build() {
   local dir=$1
   shift
@@ -50,7 +51,7 @@ build() {
     }
     mv "$dir.log" "$dir/setup.log"
   elif [ -n "$(find "$root/include/muster" "$root/tools" "$root/tests" -type d -newer "$dir/build.ninja" -print -quit)" ]; then
-    # New files: some lists of files are made when the build is configured.
+    # For new files: some lists of files are made when the build is configured.
     meson setup --reconfigure "$@" "$dir" "$root" >"$dir/setup.log" 2>&1 || {
       cat "$dir/setup.log" >&2
       die "configuring $dir again failed"

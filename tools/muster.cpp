@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The program `muster`: subcommands over the library, one line on standard error and status 2 for what cannot be done.
+// The program `muster`: subcommands that use the library. Errors are one line on standard error and exit status 2.
 
 #include <signal.h>
 
@@ -37,7 +37,7 @@ int output_failed(const OutputError& error) {
     complain("all is done, but what was to be printed about it is lost: " + std::string(error.what()));
     return done_unsaid;
   }
-  // Who reads only the beginning (head) wants no words about it: the program ends as others do.
+  // If a reader such as head closes the pipe early, the program ends silently by SIGPIPE, as other programs do.
   struct sigaction action {};
   if (error.os_error() == EPIPE && ::sigaction(SIGPIPE, nullptr, &action) == 0 && action.sa_handler != SIG_IGN) {
     ::signal(SIGPIPE, SIG_DFL);

@@ -31,7 +31,7 @@ bool is_utf8_locale() {
   return false;
 }
 
-/// Of a terminal; 0 if that is not known.
+/// Returns the columns of a terminal; 0 if unknown.
 std::size_t columns_of(int descriptor) {
   struct winsize size {};
   return ::ioctl(descriptor, TIOCGWINSZ, &size) == 0 ? size.ws_col : 0;
@@ -50,7 +50,7 @@ std::string time_text(double seconds) {
   return whole < 60 ? fmt::format("{} s", whole) : fmt::format("{} min {:02} s", whole / 60, whole % 60);
 }
 
-/// In one line of `columns`: a longer one would move the terminal on.
+/// Returns the progress as one line of `columns` columns: a longer one would wrap and scroll the terminal.
 std::string line_of(const Progress& progress, std::size_t columns) {
   const double part = static_cast<double>(progress.bytes) / static_cast<double>(progress.total_bytes);
   const double rate = progress.seconds > 0 ? static_cast<double>(progress.bytes) / progress.seconds : 0;
@@ -59,7 +59,7 @@ std::string line_of(const Progress& progress, std::size_t columns) {
   if (rate > 0)
     words += fmt::format("  {}/s  {} left", inspect::human_bytes(static_cast<std::uint64_t>(rate)),
                          time_text(static_cast<double>(progress.total_bytes - progress.bytes) / rate));
-  // The last column stays empty: terminals differ in what they do after it.
+  // The last column stays empty, because terminals differ in their behaviour after it.
   constexpr std::size_t longest = 30;
   constexpr std::size_t shortest = 5;
   constexpr std::size_t around = 4;
@@ -90,7 +90,7 @@ inspect::OutputStyle output_style() {
 }
 
 void prepare_standard_streams() {
-  // The other way round than they are used: whoever writes to a closed one hears of it.
+  // The opposite access modes make any use of a closed stream an error.
   for (const auto& [standard, mode] :
        {std::pair{STDIN_FILENO, O_WRONLY}, {STDOUT_FILENO, O_RDONLY}, {STDERR_FILENO, O_RDONLY}})
     if (::fcntl(standard, F_GETFD) < 0) ::open("/dev/null", mode);

@@ -16,20 +16,20 @@
 
 namespace muster::tools {
 
-/// Columns, characters and colours of standard output. A pipe has none of them: names stay whole for whoever searches
-/// them. NO_COLOR and TERM=dumb switch colours off.
+/// Returns the columns, characters and colours of standard output. For a pipe all are off, so that names remain whole
+/// for text search. NO_COLOR and TERM=dumb switch colours off.
 inspect::OutputStyle output_style();
 
-/// Opens /dev/null in place of closed standard descriptors, so that no file gets their numbers and the words that are
-/// meant for them, in such a way that writing is still an error. A pipe that nobody reads is an error, too, not the
-/// program's end.
+/// Opens /dev/null in place of closed standard descriptors, so that no file gets their numbers, and the output meant
+/// for them. Writing to them is still an error. SIGPIPE is handled, so a closed pipe is an error, too, and does not
+/// kill the program.
 void prepare_standard_streams();
 
-/// What was to be printed did not arrive.
+/// The output could not be written.
 class OutputError : public Error {
  public:
   OutputError(const Error& cause, bool is_done) : Error(cause), is_done_(is_done) {}
-  /// The command had done all that it was called for (print_done).
+  /// Whether the command had completed its work (print_done).
   [[nodiscard]] bool is_done() const noexcept { return is_done_; }
 
  private:
@@ -38,34 +38,37 @@ class OutputError : public Error {
 
 /// Writes to standard output. Throws OutputError.
 void print(std::string_view text);
-/// The same of a command that has changed files, when it has done all of it.
+/// Writes to standard output like print(), after a command that changes files has completed its work.
 void print_done(std::string_view text);
-/// What was printed has arrived. Throws OutputError.
+/// Ensures that the output has been written. Throws OutputError.
 void flush_output();
 
-/// One line on standard error, after a progress bar is taken away. Returns `cannot`.
+/// Prints one line on standard error, after removing a progress bar. Returns `cannot`.
 int complain(std::string_view words);
 
-/// A bar for long work, on standard error: empty if that is no terminal. The line is cleared when the work is done.
+/// Returns a progress bar for long work, on standard error; empty if that is not a terminal. The line is cleared when
+/// the work is done.
 ProgressCallback progress_bar();
 
-/// Takes away what is drawn of unfinished work, so that other words have the line.
+/// Removes the progress bar of unfinished work, so that other output can use the line.
 void clear_progress_bar();
 
-/// --at, --shards and --layout (or `layout_name`): what of a foreign checkpoint is meant, and how ranks were cut.
+/// Adds --at, --shards and --layout (or `layout_name`): they select a part of a foreign checkpoint, and give the layout
+/// of its ranks.
 void add_rank_options(CLI::App& command, std::string& at, std::string& shards, std::optional<ParallelLayout>& layout,
                       const char* layout_name = "--layout");
-/// --job and --generation: what of a workspace is meant.
+/// Adds --job and --generation, which select states of a workspace.
 void add_state_options(CLI::App& command, std::string& job, std::optional<std::uint64_t>& generation);
-/// The first three, and --base.
+/// Adds --at, --shards, --layout and --base.
 void add_checkpoint_options(CLI::App& command, Request& request);
-/// All of these, --plan and --rank: for commands that look at what there is.
+/// Adds all of these options, --plan and --rank, for commands that inspect a source.
 void add_source_options(CLI::App& command, Request& request);
 
-/// --alone of a command that never looks for the other ranks of a job: scripts may say it of all commands.
+/// Adds --alone to a command that never searches for the other ranks of a job, so that scripts may pass it to all
+/// commands.
 void add_alone_flag(CLI::App& command);
 
-/// --out, --carry, --abandoned-after and --force of a command that makes a directory, with muster's options of it.
+/// Adds --out, --carry, --abandoned-after and --force to a command that makes a directory.
 template <class Options>
 void add_output_options(CLI::App& command, std::string& out, Options& options) {
   command.add_option("-o,--out", out, "The directory to make")->type_name("DIR");
@@ -87,10 +90,10 @@ void add_output_options(CLI::App& command, std::string& out, Options& options) {
   command.add_flag("--force", options.force,
                    "Replace DIR if it holds a model or shards and, beside them, only what Muster wrote");
 }
-/// --compress: "zstd" or "zstd:3", the level, 1 if none is given; "none": none. Throws Error(argument).
+/// Parses --compress: "zstd" or "zstd:3" give the level (1 by default), "none" gives nullopt. Throws Error(argument).
 std::optional<int> parse_compression(const std::string& text);
 
-/// --width and --ascii.
+/// Adds --width and --ascii.
 void add_style_options(CLI::App& command, inspect::OutputStyle& style);
 
 }  // namespace muster::tools

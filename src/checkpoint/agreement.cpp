@@ -12,10 +12,10 @@
 namespace muster {
 namespace {
 
-// Words longer than this are cut: a status is one record, not a conversation.
+// Longer messages are truncated, so that a status fits one record of a round.
 struct Record {
-  std::int32_t failed = 0;   // the kind of the failure, and 1; 0: there is none
-  std::int32_t origin = -1;  // -1: whoever gives the record
+  std::int32_t failed = 0;   // the kind of the failure plus 1; 0: no failure
+  std::int32_t origin = -1;  // -1: the rank that sends the record
   std::array<char, SyncGroup::max_record - 8> words{};
 };
 static_assert(sizeof(Record) == SyncGroup::max_record);

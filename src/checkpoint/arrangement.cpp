@@ -20,7 +20,7 @@ namespace {
 
 using Place = ParallelLayout::Place;
 
-/// What has to be added to the numbers of each stage (or expert rank), so that they are the model's.
+/// The offsets that convert the numbers of each stage (or expert rank) to the model's.
 class Offsets {
  public:
   Offsets(const std::optional<Numbering>& numbering, int count, int Place::*coordinate, std::string_view whose,
@@ -43,7 +43,7 @@ class Offsets {
       if (mine.empty()) continue;
       const auto count = static_cast<std::int64_t>(mine.size());
       const bool follows = *mine.rbegin() - *mine.begin() + 1 == count;
-      // Those that count from 0 are moved up; those that have the model's numbers already stay.
+      // Numbers that count from 0 are shifted; numbers that are the model's already are kept.
       if (follows && *mine.begin() == 0)
         offsets_[i] = base;
       else if (!follows || *mine.begin() != base)
@@ -152,7 +152,7 @@ class Arranging {
     }
   }
 
-  // Layers or experts that nobody has would be lost without a word.
+  // Layers or experts that no rank has would be lost without an error.
   void check_numbers() const {
     if (layout_.pipeline > 1) check_holes(*plan_.layers(), "layer", "pipeline stages");
     if (layout_.expert > 1) check_holes(*plan_.experts(), "expert", "expert ranks");
@@ -162,7 +162,7 @@ class Arranging {
     std::map<std::string, std::set<std::int64_t>> numbers;
     for (const Found& found : found_)
       if (const auto number = numbering.find(found.name)) {
-        // Layers differ in what they have, so all names count together; experts of one layer do not.
+        // Layers differ in their tensors, so all names are counted together; the experts of one layer do not differ.
         numbers[what == "layer" ? std::string() : numbering.pattern.replace(found.name, 0)].insert(*number);
       }
     for (const auto& [name, present] : numbers) {
@@ -219,7 +219,7 @@ class Arranging {
       return tensor;
     }
     if (std::holds_alternative<merge::First>(rule.action)) {
-      // Whatever the others have: they are not even looked at.
+      // The tensors of other ranks are ignored.
       const SourceRef& ref = found.refs.front();
       if (first.tensor != 0) lacks(layout_.rank({0, first.pipeline, first.expert}));
       tensor.sources = {ref};
@@ -263,7 +263,8 @@ class Arranging {
     return tensor;
   }
 
-  /// Every rank's part has to be that of the tensor that it is tied to, of a rank with the same tensor-parallel number.
+  /// Every rank's part must equal the same part of the tensor to which it is tied, of a rank with the same
+  /// tensor-parallel number.
   void tie(const Found& found, const MergeRule& rule, Arrangement& result) const {
     const std::string other = MergePlan::renamed(rule, found.name);
     const auto refuse = [&](std::string_view words) {
@@ -285,7 +286,7 @@ class Arranging {
     result.dropped.push_back({found.name, &rule, found.refs, fmt::format("it is tied to {}", in_quotes(other))});
   }
 
-  /// Of the scale's ranks; empty if it is none, or not all of them have its weight.
+  /// Returns the weights of the scale's ranks; empty if the tensor is not a scale, or a rank lacks its weight.
   [[nodiscard]] std::vector<TensorSpec> weight_specs(std::string_view scale, std::span<const SourceRef> sources) const {
     auto found = by_name_.end();
     for (const std::string& name : weights_of_scale(scale))
@@ -301,7 +302,7 @@ class Arranging {
     return specs;
   }
 
-  /// The heads by which the tensor was cut so that it is not slices one after the other; else none.
+  /// Returns the heads by which the tensor was cut if its parts are not consecutive slices; otherwise empty.
   std::vector<std::int64_t> heads_of(const Found& found, const MergeRule& rule, const ResolvedMerge& resolved,
                                      std::span<const SourceRef> sources) {
     const auto parts = static_cast<int>(sources.size());
@@ -337,7 +338,7 @@ class Arranging {
     return heads;
   }
 
-  /// What ranks have alike within the tensor is compared like what they have alike as a whole.
+  /// Parts that several ranks share are compared like whole tensors that several ranks have.
   void add_copies(ArrangedTensor& tensor) const {
     const merge::Layout& layout = tensor.layout;
     const auto bytes = [&](std::int64_t units) { return byte_size(layout.target.dtype, {units * layout.grain.inner}); };
@@ -434,7 +435,7 @@ class Arranging {
   ParallelLayout layout_;
   std::span<const RankTensors> ranks_;
   std::vector<Found> found_;
-  std::unordered_map<std::string, std::size_t> by_name_;  // places in found_
+  std::unordered_map<std::string, std::size_t> by_name_;  // indices in found_
   std::vector<std::string> shared_heads_;
   std::vector<const MergeRule*> rules_;
   std::vector<std::string> twice_;

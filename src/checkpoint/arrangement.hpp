@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the tensors of all ranks are together: a plan and a parallel layout applied to names and shapes. Nothing here
-// touches elements.
+// Combines the tensors of all ranks: applies a plan and a parallel layout to names and shapes. Nothing here reads or
+// writes elements.
 //
-//  1. Numbers: stages and expert ranks that count from 0 get the numbers that their layers and experts have in the
-//     model.
-//  2. Rules: each name finds its rule; names without one are an error, dropped ones are counted.
-//  3. Ranks: which ranks have to have a tensor follows from the layout; one that lacks it is an error, and so is one
-//     that has what belongs to another (two sources of one name).
-//  4. Merge: the tensors along the rule's axis are joined; those of ranks that differ in other coordinates must be
-//     equal, and so must attention heads that several ranks have, because there are fewer of them than ranks.
-//  5. Names: rules may rename; two results of one name are an error.
+//  1. Numbers: pipeline stages and expert ranks that count from 0 get the numbers that their layers and experts have in
+//     the model.
+//  2. Rules: each name is matched with its rule; a name without a rule is an error, and dropped names are counted.
+//  3. Ranks: the layout determines which ranks must have a tensor. It is an error if such a rank lacks it, or if
+//     another rank has it, too (two sources of one name).
+//  4. Merge: the tensors are joined along the rule's axis. Tensors of ranks that differ in other coordinates must be
+//     equal. So must attention heads that several ranks have because there are fewer heads than ranks.
+//  5. Names: rules may rename; two results with one name are an error.
 
 #include <cstddef>
 #include <cstdint>
@@ -30,36 +30,36 @@
 
 namespace muster {
 
-/// One tensor, as a file lists it.
+/// One tensor as listed in a file's header.
 struct NamedSpec {
   std::string name;
   TensorSpec spec;
 };
 
-/// What sharding padded: (dimension, size of the whole along it) by tensor name.
+/// The tensors that sharding padded: (dimension, size of the whole tensor along it) by tensor name.
 using PaddedSizes = std::map<std::string, std::pair<std::size_t, std::int64_t>, std::less<>>;
 
-/// What sharding cut by whole attention heads so that ranks have some alike or fewer than others: the heads of each
-/// block, by tensor name.
+/// The tensors that sharding cut by whole attention heads so that some ranks share heads or have fewer than others: the
+/// heads of each block, by tensor name.
 using HeadCounts = std::map<std::string, std::vector<std::int64_t>, std::less<>>;
 
-/// A scale that ranks have all of, because the cut of its weight goes through blocks.
+/// A scale that every rank has in full, because the cut of its weight divides blocks.
 struct BlockedPart {
-  std::size_t dim = 0;     ///< that the weight is cut along
-  std::int64_t begin = 0;  ///< where the rank's part begins in the whole weight
-  std::int64_t block = 0;  ///< elements of the weight that one of the scale's is for
+  std::size_t dim = 0;     ///< the dimension along which the weight is cut
+  std::int64_t begin = 0;  ///< start of the rank's part in the whole weight
+  std::int64_t block = 0;  ///< elements of the weight per element of the scale
   friend bool operator==(const BlockedPart&, const BlockedPart&) = default;
 };
 /// By tensor name.
 using BlockedParts = std::map<std::string, BlockedPart, std::less<>>;
 
-/// One rank's tensors.
+/// The tensors of one rank.
 struct RankTensors {
   std::vector<NamedSpec> tensors;
   PaddedSizes padded;
   HeadCounts heads = {};
-  bool is_ours = false;  ///< the shard says how it was cut: nothing is left to guess
-  int number = 0;        ///< of the rank
+  bool is_ours = false;  ///< the shard records how it was cut, so nothing is guessed
+  int number = 0;        ///< index in the rank's list of tensors
   BlockedParts blocked = {};
 };
 
@@ -69,140 +69,144 @@ struct ArrangedTensor {
   std::string origin;  ///< the ranks' name of it, with the model's numbers
   const MergeRule* rule = nullptr;
   merge::Layout layout;
-  std::vector<SourceRef> sources;             ///< those that the layout speaks of
-  std::vector<std::vector<SourceRef>> equal;  ///< sets of at least two, each bit for bit equal
-  std::vector<SourceRef> unused = {};         ///< of ranks that the rule "first" does not look at
+  std::vector<SourceRef> sources;             ///< those that the layout requires
+  std::vector<std::vector<SourceRef>> equal;  ///< sets of at least two sources that must be bit-identical
+  std::vector<SourceRef> unused = {};         ///< of ranks that the rule "first" ignores
 };
 
 struct DroppedTensor {
   std::string origin;
   const MergeRule* rule = nullptr;
   std::vector<SourceRef> sources;
-  std::string reason = {};  ///< empty: the plan does not say
+  std::string reason = {};  ///< empty: the plan gives no reason
 };
 
 struct Arrangement {
-  std::vector<ArrangedTensor> tensors;  ///< by name, numbers by their value
+  std::vector<ArrangedTensor> tensors;  ///< sorted by name, numbers in names by their value
   std::vector<DroppedTensor> dropped;
-  std::vector<std::string> notes = {};  ///< what whoever reads the report should know
+  std::vector<std::string> notes = {};  ///< for the reader of the report
 };
 
-/// `ranks`: of every rank of `layout`. The plan must outlive the result. Throws Error(argument | rank_mismatch) with
-/// the names it is about, at most ten of them.
+/// Combines the tensors of every rank of `layout`. The plan must outlive the result. Throws Error(argument |
+/// rank_mismatch) that lists at most ten of the affected names.
 Arrangement arrange(const MergePlan& plan, const ParallelLayout& layout, std::span<const RankTensors> ranks);
 
-/// "layers.2." before "layers.10.".
+/// Sorts "layers.2." before "layers.10.".
 bool natural_less(std::string_view a, std::string_view b);
 
-/// Throws Error(argument) if the plan does not say where the numbers stand that the layout needs.
+/// Throws Error(argument) if the layout needs numbers of layers or experts, and the plan does not specify their
+/// position in names.
 void check_numbering(const MergePlan& plan, const ParallelLayout& layout);
-/// Adds "NAME (one of N): words" to the notes, if there are names.
+/// Adds "NAME (one of N): words" to the notes unless `names` is empty.
 void note_names(std::vector<std::string>& notes, const std::vector<std::string>& names, std::string_view words);
-/// Says in the notes which rules of a plan that is not built in are no tensor's.
+/// Adds a note about rules that match no tensor, unless the plan is built in.
 void note_unused_rules(const MergePlan& plan, Arrangement& arrangement);
 
-/// The names that the weight of a quantisation scale may have, by the scale's own name; none if it is no scale.
+/// Returns the possible names of the weight of a quantisation scale; empty if the name is not that of a scale.
 std::vector<std::string> weights_of_scale(std::string_view name);
 
-/// "a", "b" and 3 more.
+/// Returns text such as `"a", "b" and 3 more`.
 std::string some_names(std::vector<std::string> names);
-/// What is wrong if `names` have no rule.
+/// Returns the error message for `names` without a rule.
 std::string no_rule_words(const MergePlan& plan, const std::vector<std::string>& names);
 
-// The way back: which part of each tensor of a model each rank of a layout gets, and under which
-// name. Nothing here touches elements.
+// The inverse operation: the part of each tensor of a model that each rank of a layout gets, and its name on that rank.
+// Nothing here reads or writes elements.
 
-/// A tensor of the model under the name that ranks have for it, with the model's numbers.
+/// A tensor of the model under its name on the ranks, with the model's numbers.
 struct WholeTensor {
   std::string origin;
   const MergeRule* rule = nullptr;
   TensorSpec spec;
 };
 
-/// A model's tensors, read backwards through a plan. Throws Error(argument) that lists the names without a rule.
+/// Applies a plan in reverse to a model's tensors. Throws Error(argument) that lists the names without a rule.
 std::vector<WholeTensor> wholes_of(const MergePlan& plan, std::span<const NamedSpec> model);
 
 struct PlacedTensor {
-  std::string name;       ///< as this rank counts layers and experts
-  std::size_t whole = 0;  ///< its place in the model's list
-  int part = 0;           ///< of that tensor's cut
+  std::string name;       ///< with this rank's numbers of layers and experts
+  std::size_t whole = 0;  ///< index in the model's list
+  int part = 0;           ///< index of the part in that tensor's cut
 };
 
 struct Placement {
-  std::vector<merge::Cut> cuts;                  ///< of every whole tensor
+  std::vector<merge::Cut> cuts;                  ///< one per whole tensor
   std::vector<std::vector<PlacedTensor>> ranks;  ///< in the order of the model's list
   std::vector<PaddedSizes> padded;               ///< of every rank, by its own names; also scales cut to one element
-  std::vector<HeadCounts> heads;                 ///< likewise
-  std::vector<BlockedParts> blocked;             ///< likewise
-  std::vector<std::string> notes;                ///< what whoever reads the report should know
+  std::vector<HeadCounts> heads;                 ///< of every rank, by its own names
+  std::vector<BlockedParts> blocked;             ///< of every rank, by its own names
+  std::vector<std::string> notes;                ///< for the reader of the report
 };
 
-/// Layers and experts are shared out in contiguous runs, the first ranks having one more if they do not divide.
-/// No attention head is cut through, and no block of a scale: where the cut of a weight of 8-bit floats would, ranks
-/// have all of its scale. Throws Error(argument) if a rule has no way back, a tensor cannot be cut, or ranks would be
-/// left without a layer, an expert or a head.
+/// Distributes the model over the ranks of a layout. Layers and experts are assigned in contiguous ranges; if they do
+/// not divide evenly, the first ranks get one more. No attention head and no block of a scale is divided. If the cut of
+/// a weight of 8-bit floats would divide a block, ranks get the whole scale. Throws Error(argument) if a rule is not
+/// invertible, a tensor cannot be cut, or ranks would be left without a layer, an expert or a head.
 Placement place(const MergePlan& plan, const ParallelLayout& layout, std::span<const WholeTensor> wholes);
 
-// What plan.cpp, plan_json.cpp and plan_names.cpp share, and what they ask config.json for. Everything here is local.
+// Functions that plan.cpp, plan_json.cpp and plan_names.cpp share, and their queries of config.json. Everything here is
+// local.
 
-/// The plans that the library brings along, from src/checkpoint/plans/: the same text as a file's, by name.
+/// The built-in plans, from src/checkpoint/plans/: the same text as a plan file, by name.
 struct BuiltinPlan {
   std::string_view name;
   std::string_view json;
 };
 std::span<const BuiltinPlan> builtin_plans();
-/// Null if there is none of that name.
+/// Returns null if no plan has that name.
 const BuiltinPlan* find_builtin_plan(std::string_view name);
-/// The rules that a rule of a plan's JSON stands for: of a linear layer (the actions "column" and "row") those of its
-/// tensors, else itself. Throws Error(corrupt).
+/// Returns the rules that a rule of a plan's JSON stands for. For a linear layer (the actions "column" and "row") they
+/// are the rules of its tensors; any other rule is returned unchanged. Throws Error(corrupt).
 std::vector<Config> single_rules(const Config& rule);
-/// Whether a built-in plan has a rule with the same pattern. They are for many models: nobody misses a tensor for one.
+/// Whether a built-in plan has a rule with the same pattern. Built-in rules cover many models, so an unused one is not
+/// reported.
 bool is_builtin_rule(const MergeRule& rule);
-/// JSON text, {PLAN: {MODEL_TYPE: ARCHITECTURE, ...}, ...}: the models that each of them is for.
+/// JSON text, {PLAN: {MODEL_TYPE: ARCHITECTURE, ...}, ...}: the models of each built-in plan.
 std::string_view builtin_models();
-/// builtin_defaults() as a tree.
+/// The parsed text of builtin_defaults().
 const Config& default_sizes();
-/// JSON text, {MODEL_TYPE: {KEY: NUMBER, ...} | MODEL_TYPE of its text model, ...}: what config.json may omit.
+/// JSON text, {MODEL_TYPE: {KEY: NUMBER, ...} | MODEL_TYPE of its text model, ...}: the values that config.json may
+/// omit.
 std::string_view builtin_defaults();
 
-/// Bytes of a plan's text.
+/// The limit of a plan's text in bytes.
 inline constexpr std::uint64_t longest_plan = 4 << 20;
 
-/// Sums of a few of them fit 63 bits.
+/// The limit of a number in a plan. Sums of a few such numbers fit 63 bits.
 inline constexpr std::int64_t largest_plan_number = std::int64_t{1} << 53;
 
-/// A number of a plan. Throws Error(argument), which begins with `where`, if config.json lacks it or has no number
-/// there.
+/// Returns a number of a plan. Throws Error(argument), whose message begins with `where`, if config.json lacks it or
+/// its value is not a number.
 std::int64_t plan_number(const MergePlan& plan, const PlanNumber& number, std::string_view where);
 
-/// How many units of equal size the `count` heads of a tensor are cut into for `parts` ranks: a rank that has whole
-/// groups of heads has the key-value head of each, which a rank with parts of two groups would lack. None if no cut
-/// keeps the heads of a group beside their key-value head.
+/// Returns the number of equal units into which the `count` heads of a tensor are cut for `parts` ranks. A rank with
+/// whole groups of heads has the key-value head of each group. A rank with parts of two groups would lack one. Returns
+/// nullopt if no cut keeps the heads of a group with their key-value head.
 std::optional<std::int64_t> head_units(const MergePlan& plan, const PlanNumber& heads, std::int64_t count,
                                        std::int64_t parts);
-/// The message for a rule whose number of heads is not known.
+/// Returns the error message for a rule whose number of heads is unknown.
 std::string unknown_heads_words(const MergePlan& plan, const PlanNumber& heads, int parts);
 
-/// Whether nothing of the result comes of its tensors.
+/// Whether the rule excludes its tensors from the result.
 bool is_left_out(const MergeRule& rule);
 
-/// The globs that a glob with braces means, at least one. Throws Error(argument) as TensorPattern::glob does.
+/// Expands the braces of a glob; returns at least one glob. Throws Error(argument) as TensorPattern::glob does.
 std::vector<std::string> expand_braces(const std::string& glob);
 
-/// The new names of a rule: text in which `$1` stands for what the pattern's first star (group) does, `$$` for a
+/// The new names of a rule: text in which `$1` stands for the match of the pattern's first star (group), and `$$` for a
 /// dollar.
 class NewName {
  public:
-  /// Throws Error(argument) on a `$` without a number, and on a number that the pattern has no star for.
+  /// Throws Error(argument) on a `$` without a number, and on a number without a corresponding star.
   NewName(std::string_view text, const TensorPattern& pattern);
-  /// `captures` are the pattern's, of the old name.
+  /// `captures` are the pattern's matches in the old name.
   [[nodiscard]] std::string apply(const std::vector<std::string_view>& captures) const;
-  /// Whether this may give a name. Then old_name() says from which: the rule gives it back if it is the rule of that
-  /// name, and only then.
+  /// Whether the rule may produce this name. Then old_name() returns the only possible origin, which is correct if the
+  /// plan applies this rule to it.
   [[nodiscard]] bool fits(std::string_view new_name) const;
-  /// Throws Error(argument), with the reason alone, if there is no way back.
+  /// Returns the old name. Throws Error(argument) with the reason alone if the renaming is not invertible.
   [[nodiscard]] std::string old_name(std::string_view new_name) const;
-  /// As it was written.
+  /// Returns the text as written in the plan.
   [[nodiscard]] const std::string& text() const noexcept { return text_; }
 
  private:
@@ -215,37 +219,37 @@ class NewName {
   std::string text_;
   std::vector<Part> parts_;
   std::string pattern_;                    // without braces
-  std::shared_ptr<const re2::RE2> regex_;  // fits the new names; a group for each part that is one
-  std::string_view no_way_back_;           // why; empty: there is one
+  std::shared_ptr<const re2::RE2> regex_;  // matches the new names; has one group for each part that is a capture
+  std::string_view no_way_back_;           // the reason why the renaming is not invertible; empty if it is
 };
 
-// What a model's config.json says of the sizes of its tensors. What it does not say is never an error.
+// The sizes of tensors in a model's config.json. A missing value is never an error.
 
-/// A value by its place: keys and numbers of items with dots between them ("layers.0.hidden_size"). A key may have dots
-/// of its own, and counts before the path that it looks like. Null if there is none.
+/// Returns a value by its path: keys and indices of items with dots between them ("layers.0.hidden_size"). A key may
+/// contain dots, and takes precedence over a path with the same text. Returns null if the value is missing.
 const Config* find_place(const Config& tree, std::string_view place);
-/// A value by its name or its place, of the model or else of its text model ("text_config", "llm_config",
-/// "language_config"). Null if it is missing.
+/// Returns a value by its name or path, from the model or else from its text model ("text_config", "llm_config",
+/// "language_config"). Returns null if it is missing.
 const Config* find_here_or_in_text(const Config& config, std::string_view name);
-/// Finds as find_here_or_in_text, then under the other names that some models have for a value.
+/// Searches as find_here_or_in_text, and then under the alternative names that some models use for a value.
 const Config* find_in_config(const Config& config, std::string_view path);
 
-/// Returns the config with the numbers of heads that it omits: those that the shapes of a model's tensors prove, else
-/// the defaults of the architecture. A per-head norm's length is the size of a head. `ranks`: how many tensor-parallel
-/// ranks share the matrices of `tensors`, which may be empty.
+/// Returns the config with the numbers of heads that it omits. They are derived from the shapes of a model's tensors if
+/// these determine them, otherwise from the defaults of the architecture. The length of a per-head norm is the size of
+/// a head. `ranks` is the number of tensor-parallel ranks that share the matrices of `tensors`, which may be empty.
 Config with_sizes(const Config& config, std::span<const NamedSpec> tensors, std::int64_t ranks);
-/// Gives a plan the config with the sizes of `tensors`.
+/// Sets a plan's config to with_sizes() of its config and `tensors`.
 void fit_to(MergePlan& plan, std::span<const NamedSpec> tensors, std::int64_t ranks = 1);
 
-/// A number from 1 on; none if there is no such value.
+/// Returns a number of at least 1; nullopt if there is no such value.
 std::optional<std::int64_t> model_number(const Config& config, std::string_view path);
 
-/// Elements of one attention head: "head_dim", else hidden size by heads.
+/// Returns the size of one attention head: "head_dim", or else the hidden size divided by the number of heads.
 std::optional<std::int64_t> head_size(const Config& config);
 
-/// Holds a model's tensors, with the names of HuggingFace's models, against the plan's config.json: heads, hidden size,
-/// vocabulary, layers, intermediate size. Throws Error(argument) that names the tensor, the fields and the numbers.
-/// More rows of a vocabulary than config.json says are padding, and no error.
+/// Checks a model's tensors, under the names of Hugging Face's models, against the plan's config.json: heads, hidden
+/// size, vocabulary, layers, intermediate size. Throws Error(argument) that names the tensor, the fields and the
+/// numbers. More rows of a vocabulary than in config.json are padding, and no error.
 void check_against_config(const MergePlan& plan, std::span<const NamedSpec> model);
 
 }  // namespace muster

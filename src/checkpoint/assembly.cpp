@@ -26,7 +26,7 @@ namespace muster {
 namespace {
 
 constexpr auto progress_interval = std::chrono::milliseconds(100);
-// Hosts tell each other of a file when they come to the one that is so far behind it: by then it is on the disk.
+// Hosts report a file when they reach the one that is this many files later: by then it is on the disk.
 constexpr std::uint32_t files_behind = 2;
 
 constexpr std::uint64_t hashed_at_once = 1 << 20;
@@ -47,10 +47,10 @@ TensorHash hash_of(const TensorSource& source, std::uint32_t set, const merge::R
   return {set, static_cast<std::uint32_t>(tensor), digest.low64, digest.high64};
 }
 
-/// The files as one process sees them: opened at its first write, synced and closed after its last. Thread-safe.
+/// The files as one process uses them: opened at its first write, synced and closed after its last. Thread-safe.
 class AssemblyFiles {
  public:
-  /// `on_stage` gets the number of files, from the first on, that this process has done with, when it grows.
+  /// `on_stage` receives the number of files, from the first on, that this process has completed, whenever it grows.
   AssemblyFiles(const ProcessWork& work, int process, const WrittenCallback& on_written,
                 std::function<void(std::uint32_t)> on_stage)
       : targets_(work.targets), on_written_(on_written), on_stage_(std::move(on_stage)), files_(work.targets.size()) {
@@ -61,11 +61,11 @@ class AssemblyFiles {
     raise_stage();
   }
 
-  /// An item's bytes. Throws Error(no_space | io).
+  /// Writes an item's bytes. Throws Error(no_space | io).
   void write(const Step& step, std::span<const std::byte> bytes) {
     const auto target = file(step.file);
     target->write_at(step.offset, bytes);
-    // The disk works while the next bytes are copied, and nothing piles up for the sync at the end.
+    // Starts writeback, so that the disk is busy while the next bytes are copied, and the sync at the end is short.
     target->start_writeback(step.offset, bytes.size());
     if (!on_written_) return;
     const std::uint64_t hash = XXH3_64bits(bytes.data(), bytes.size());
@@ -73,7 +73,8 @@ class AssemblyFiles {
     files_[step.file].parts.push_back({step.offset, bytes.size(), hash});
   }
 
-  /// After write() of a step. Throws Error(no_space | io) if the file's last bytes do not reach the disk.
+  /// Must be called after write() of a step. Throws Error(no_space | io) if the file's last bytes do not reach the
+  /// disk.
   void done_with(const Step& step) {
     File last;
     {
@@ -164,7 +165,7 @@ class Assembling {
     return static_cast<int>(rank) == group_.rank() ? ring_ : *rings_.at(rank);
   }
 
-  // Steps are independent if nobody else takes part: as many threads as help.
+  // If no other process takes part, steps are independent and run on several threads.
   void run_alone() {
     const std::size_t workers = copy_workers();
     std::vector<std::vector<std::byte>> buffers(workers);
@@ -203,7 +204,7 @@ class Assembling {
     if (failure_) throw *failure_;
   }
 
-  // The first failure of this process is everybody's.
+  // The first failure of this process aborts the group.
   template <class Work>
   void attempt(const Work& work) {
     {
@@ -215,7 +216,7 @@ class Assembling {
       if (!failure) return;
       group_.poison(sync::in_own_name(group_, *failure));
     } catch (const Error&) {
-      // Another rank's, or of this one's other thread.
+      // The failure is another rank's, or that of this process's other thread.
     }
     const std::lock_guard lock(mutex_);
     failure_ = group_.failure();
@@ -248,7 +249,7 @@ class Assembling {
       group_.progress();
     }
     if (!is_own) return;
-    // Before the thread waits for the rest: what others send, only this one can take in.
+    // This must happen before the thread waits for the other parts, because only this thread can receive messages.
     mail_.collect(step, ring.window(step.turn));
     const std::lock_guard lock(mutex_);
     queue_.push_back(&step);
@@ -270,7 +271,7 @@ class Assembling {
       const std::span<std::byte> window = ring_.window(turn);
       reduce(*step, window);
       files_.write(*step, window.first(step->bytes));
-      // What nobody will copy there is zero; a window that was never used is so already.
+      // Zeroes the bytes that no process will copy; a window that was never used is zero already.
       if (turn + work_.depth < work_.turns && own_[turn + work_.depth]->has_gaps != 0)
         std::memset(window.data(), 0, own_[turn + work_.depth]->bytes);
       ring_.release(turn);
@@ -303,13 +304,14 @@ class Assembling {
     files_.done_with(step);
   }
 
-  // Step 4, between hosts: who comes to a file has done with those that are `files_behind` before it, and has told so.
+  // Step 4, between hosts: a process that reaches a file has completed all files that are `files_behind` earlier, and
+  // reports it.
   void come_to(std::uint32_t file) {
     for (; file >= files_behind && settled_ <= file - files_behind && settled_ < file_count_; ++settled_) {
       if (group_.rank() == 0) {
         for (auto& [rank, stage] : far_) take_stage(rank, stage);
       } else if (far_.contains(group_.rank())) {
-        // Its writer's thread has this to do, and the deadlines.
+        // This process's writer thread completes the file, and enforces the deadlines.
         ring_.wait_stage(settled_ + 1, {}, group_, {.phase = "export: completing a file"});
         mail_.tell_stage({settled_ + 1, ring_.progress()});
       }
@@ -325,7 +327,7 @@ class Assembling {
     stage = told;
   }
 
-  // Step 5, on the first process. `all`: waits for those that are not there yet.
+  // Step 5, on process 0. `all`: also waits for files that are not complete yet.
   void finish_files(bool all) {
     if (group_.rank() != 0) return;
     for (; finished_ < file_count_; ++finished_) {
@@ -364,13 +366,13 @@ class Assembling {
   const TensorSource& source_;
   WindowMail mail_;
   const FinishFile& finish_;
-  std::vector<int> others_;  // that share memory with this one
+  std::vector<int> others_;  // processes that share memory with this one
   shm::WindowRing ring_;
   AssemblyFiles files_;
-  std::map<int, WindowMail::Stage> far_;  // processes that share none with the first, and what they have told it
+  std::map<int, WindowMail::Stage> far_;  // processes that share no memory with process 0, and their last reports
   std::atomic<std::uint64_t> far_bytes_{0};
-  std::uint32_t settled_ = 0;     // files that are known to be complete on all hosts
-  std::vector<const Step*> own_;  // its windows' items, by turn
+  std::uint32_t settled_ = 0;     // number of files that are known to be complete on all hosts
+  std::vector<const Step*> own_;  // items of its own windows, by turn
   std::uint32_t file_count_ = 0;
   std::vector<std::unique_ptr<shm::WindowRing>> rings_;
   std::vector<TensorHash> hashes_;

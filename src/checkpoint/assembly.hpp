@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How files are put together from tensors that several processes have: who copies what where, and who writes it.
+// Assembles files from tensors that several processes have: determines which process copies which bytes, and which one
+// writes them.
 //
-// A file is cut into items, contiguous runs of its bytes. An item whose bytes come from its writer alone is direct: it
-// goes from where it lies to the file. All others go through a window, a piece of the writer's shared memory in which
-// every process puts its part, all in parallel; if tensors are reduced (max, sum), each puts a whole contribution
-// beside it, and the writer reduces. All processes go through the items in one order, the files', which is why nobody
-// waits for something that waits for him.
+// A file is cut into items, contiguous ranges of its bytes. An item whose bytes all come from its writer is direct: it
+// is written from its place in memory or in the source. All other items use a window, a staging buffer in the writer's
+// shared memory, into which all processes copy their parts in parallel. If tensors are reduced (max, sum), each process
+// copies a whole contribution next to the item, and the writer reduces them. All processes handle the items in one
+// order, that of the files, so that they cannot deadlock.
 
 #include <algorithm>
 #include <cstdint>
@@ -39,51 +40,51 @@ struct ReduceStep {
   DType dtype = DType::u8;
   std::uint64_t to = 0;
   std::uint64_t bytes = 0;
-  std::vector<std::uint64_t> from;  ///< where in the window the contributions are
+  std::vector<std::uint64_t> from;  ///< offsets of the contributions in the window
 };
 
 enum class StepKind : std::uint8_t { direct, window, hash };
 
-/// What one process does for one item.
+/// One process's work for one item.
 struct Step {
   StepKind kind = StepKind::direct;
-  std::uint8_t has_gaps = 0;  ///< bytes that nobody copies are zero
+  std::uint8_t has_gaps = 0;  ///< bytes that no process copies are zero
   std::uint32_t file = 0;     ///< hash: the number of the set
   std::uint64_t offset = 0;   ///< of the item in the file
   std::uint64_t bytes = 0;    ///< of the item
-  std::uint32_t writer = 0;   ///< a process
-  std::uint32_t turn = 0;     ///< of the writer's windows, counted from 0
+  std::uint32_t writer = 0;   ///< the process that writes the item
+  std::uint32_t turn = 0;     ///< index among the writer's windows, from 0 on
   std::uint32_t contributors = 0;
-  /// From this process's tensors (`source`: the place in its list) to the item's window. hash: one, of `bytes` from
-  /// `from` on (0: all of the tensor).
+  /// Copies from this process's tensors (`source` is an index in its list) to the item's window. hash: a single one, of
+  /// `bytes` from `from` on (0: the whole tensor).
   std::vector<merge::Rectangle> copies;
-  std::vector<std::uint32_t> senders;  ///< the writer's: contributors on other hosts (WindowMail)
-  std::vector<ReduceStep> reductions;  ///< the writer's
+  std::vector<std::uint32_t> senders;  ///< writer only: contributors on other hosts (WindowMail)
+  std::vector<ReduceStep> reductions;  ///< writer only
 };
 
-/// Where a file of the plan is while it grows, and what messages call it.
+/// The path of a file of the plan while it is being written, and its name in messages.
 struct FileTarget {
   std::string name;
   std::string place;
 };
 
-/// What one process does in all.
+/// All work of one process.
 struct ProcessWork {
   std::vector<Step> steps;
-  std::uint32_t turns = 0;    ///< of its own windows
+  std::uint32_t turns = 0;    ///< number of its own windows
   std::uint64_t written = 0;  ///< bytes it writes
   std::uint64_t window_bytes = 0;
-  std::uint32_t depth = 0;          ///< windows of each writer
-  std::string directory;            ///< of the files, which whoever makes them adds here
-  std::vector<FileTarget> targets;  ///< one a file of the plan; likewise
-  /// What this process's list of tensors is made of; empty: they are those of its shards. Likewise.
+  std::uint32_t depth = 0;          ///< windows per writer
+  std::string directory;            ///< of the files; set by the code that creates them
+  std::vector<FileTarget> targets;  ///< one per file of the plan; set like `directory`
+  /// The definition of this process's list of tensors; empty: the list is that of its shards. Set like `directory`.
   std::vector<ViewedTensor> views;
 };
 
 struct FilePlan {
   std::string name;
   std::string header;
-  std::uint64_t bytes = 0;  ///< header included
+  std::uint64_t bytes = 0;  ///< including the header
   std::map<std::string, std::string> metadata;
   std::vector<TensorEntry> tensors;  ///< with offsets
 };
@@ -98,21 +99,21 @@ struct AssemblyShape {
   int processes = 1;
   Writers writers = Writers::owners;
   std::uint64_t window_bytes = 8 << 20;
-  std::uint32_t depth = 2;    ///< windows of each writer
-  bool all_have_all = false;  ///< every process has all tensors, whatever their ranks: each item is one process's
-  /// The host of each process; empty: one of all. Processes of one host share memory.
+  std::uint32_t depth = 2;    ///< windows per writer
+  bool all_have_all = false;  ///< every process has all tensors, of all ranks, so each item needs only one process
+  /// The host of each process; empty: all are on one host. Processes of one host share memory.
   std::vector<int> hosts = {};
-  /// All of a file is written on one host: clients of a network file system that write to one file at a time may undo
-  /// each other's bytes, where these share a page.
+  /// Each file is written from one host only. If clients of a network file system write to one file at a time, they may
+  /// overwrite each other's bytes in a shared page.
   bool one_host_a_file = false;
 
   [[nodiscard]] int host_of(int process) const { return hosts.empty() ? 0 : hosts[static_cast<std::size_t>(process)]; }
 };
 
-/// Headers, places and lengths alone.
+/// Computes headers, offsets and lengths only.
 std::vector<FilePlan> plan_files(std::span<const OutputFile> files);
 
-/// `equal`: sets of sources that must be bit for bit equal. `there`: names of files that are there already.
+/// `equal` has sets of sources that must be bit-identical. `there` has the names of files that already exist.
 AssemblyPlan plan_assembly(std::span<const OutputFile> files, std::span<const std::vector<SourceRef>> equal,
                            std::span<const RankSources> ranks, const AssemblyShape& shape,
                            const std::set<std::string>& there = {});
@@ -121,81 +122,81 @@ std::vector<std::byte> encode_work(const ProcessWork& work);
 /// Throws Error(corrupt).
 ProcessWork decode_work(std::span<const std::byte> bytes);
 
-// How it is carried out: every process its own steps, in one order.
+// Execution of a plan: every process runs its own steps, and all use one order.
 //
-//  1. Every process makes its windows and tells all others where they are.
-//  2. It goes through its steps. direct: from its tensors to the file. window: it puts its part into the writer's
-//     window, or sends it there (WindowMail). hash: it hashes a tensor, which is compared at the end.
-//  3. Where the window is its own, a second thread waits until all parts are there, reduces what is to be reduced,
-//     writes, and frees the window.
-//  4. A process that has done all that it writes of a file syncs and closes it, and says so (the stage): in shared
-//     memory, or by a message before it begins with the file after the next one.
-//  5. The first process finishes files in their order, as all have done with them: header, fsync, the file's name.
-// A failure anywhere poisons the group of the assembly, so that every wait of every process ends at once.
+//  1. Every process creates its windows and announces them to all others.
+//  2. Every process runs its steps. direct: it writes from its tensors to the file. window: it copies its part into the
+//     writer's window, or sends it (WindowMail). hash: it hashes a tensor; the hashes are compared at the end.
+//  3. For its own windows, a second thread waits until all parts have arrived, reduces contributions, writes the item,
+//     and releases the window.
+//  4. A process that has written all its parts of a file syncs and closes it, and then publishes that count (the
+//     stage): in shared memory, or by a message before it begins with the file after the next one.
+//  5. Process 0 finishes files in their order, once all processes have completed them: header, fsync, the file's name.
+// A failure of any process aborts the group of the assembly, so that every wait of every process ends at once.
 //
-// Nobody waits in a circle: take the earliest item that is not written. Whoever has not put its part there is in an
-// earlier step, or waits for the window to be free, which an earlier item has; the writer's thread waits for nothing
-// else. A writer takes in what other hosts send in its own steps, and hands the item to its thread after that.
+// Processes cannot deadlock: consider the earliest item that is not written. A process that has not copied its part of
+// it is in an earlier step, or waits for the window, which an earlier item occupies. The writer's thread waits for
+// nothing else. A writer receives the parts from other hosts in its own steps, and then passes the item to its thread.
 
-/// Makes a file of the plan in `directory`, at its full size and under a name that no reader takes for it.
+/// Creates a file of the plan in `directory`, at its full size and under a temporary name that no reader accepts.
 FileTarget grow_file(const std::string& directory, const FilePlan& file);
-/// All but the header is on the disk: the header, last because until then the file begins with zeros, which no reader
-/// takes for one; then the name.
+/// Finishes a file of which everything except the header is on the disk. Writes the header last, because until then the
+/// file begins with zeros, which no reader accepts. Then renames the file.
 void finish_file(const FilePlan& file, const FileTarget& target);
 
-/// What a process found a tensor's bytes to be.
+/// The hash of a tensor's bytes on one process.
 struct TensorHash {
   std::uint32_t set = 0;
-  std::uint32_t tensor = 0;  ///< in the process's list
+  std::uint32_t tensor = 0;  ///< index in the process's list
   std::uint64_t low = 0;
   std::uint64_t high = 0;
 };
 
-/// Called on any thread when this process has done with a file, before the others hear of it.
+/// Called on any thread when this process has completed a file, before other processes are informed.
 using WrittenCallback = std::function<void(std::uint32_t file, const std::vector<WrittenPart>& parts)>;
 
-/// Called by the first process, in the order of the files, when all of a file but its header is on the disk.
+/// Called by process 0, in the order of the files, when all of a file except its header is on the disk.
 using FinishFile = std::function<void(std::uint32_t file)>;
 
-/// Collective over `group`, which is poisoned by whoever fails: make one for it. `source` has this process's tensors.
-/// With `on_written`, what is written is hashed. `finish` and `progress` count on rank 0. Returns the hashes of this
-/// process's tensors that are to be compared. Throws the first failure of any rank.
+/// Runs a plan. Collective over `group`, which a failing process aborts: pass a group for this call alone. `source` has
+/// this process's tensors. With `on_written`, written bytes are hashed. `finish` and `progress` are used on rank 0
+/// only. Returns the hashes of this process's tensors that must be compared. Throws the first failure of any rank.
 std::vector<TensorHash> assemble(SyncGroup& group, const ProcessWork& work, const TensorSource& source,
                                  const WrittenCallback& on_written, const FinishFile& finish,
                                  const std::function<void(std::uint64_t bytes)>& progress);
 
-// Parts of windows from processes that share no memory with the writer: as messages of the group, whatever it is.
+// Sends parts of windows from processes that do not share memory with the writer, as messages of any kind of group.
 //
-//  1. The writer comes to an item, has a free window for it, and sends a word to every such contributor.
-//  2. A contributor comes to the item, waits for that word, and sends its rows, packed, in messages of bounded size;
-//     each says where its rows go, and the last one that it is the last.
-//  3. The writer puts them into the window.
-//  4. A process that does not share memory with process 0 tells it, at points of the order that both know, how many
-//     files it has done with (the stage), and how much it has written.
+//  1. When the writer reaches an item and has a free window for it, it sends a credit to every such contributor.
+//  2. A contributor that reaches the item waits for the credit, and then sends its rows, packed, in messages of bounded
+//     size. Each message has the destination of its rows, and the last one is marked.
+//  3. The writer copies them into the window.
+//  4. A process that does not share memory with process 0 sends it, at agreed points of the order, the number of files
+//     that it has completed (the stage), and the number of bytes that it has written.
 //
-// All processes go through items in one order, so that messages between two of them come in the order in which they are
-// expected, and nobody waits in a circle: take the earliest item that is not through. Its writer waits for contributors
-// that are on their way to it or there, and they for their writer; neither waits for anything later.
+// All processes handle items in one order, so messages between two of them arrive in the expected order. They cannot
+// deadlock: consider the earliest unfinished item. Its writer waits for contributors that are at that item or before
+// it, and they wait for their writer; neither waits for anything later.
 //
-// The word of step 1 is the credit: nobody sends what the writer has no window for, so that a slow disk holds up
-// senders, and fills no memory.
+// The credit ensures that a process sends only what the writer has a window for. A slow disk therefore slows the
+// senders instead of filling memory.
 
-/// One process's. Used by the thread that uses the group.
+/// One process's side of this protocol. Used by the thread that uses the group.
 class WindowMail {
  public:
-  /// At most so much of a window is in a message.
+  /// The limit of window bytes per message.
   static constexpr std::uint64_t piece_bytes(std::uint64_t window_bytes) noexcept {
     return std::min<std::uint64_t>(window_bytes / 4, 1 << 20);
   }
 
   WindowMail(SyncGroup& group, const TensorSource& source, std::uint64_t window_bytes);
 
-  /// Step 2. Throws as SyncGroup::send and read_rows.
+  /// Runs step 2. Throws as SyncGroup::send and read_rows.
   void contribute(const Step& step);
-  /// Steps 1 and 3. Throws as SyncGroup::receive, and Error(corrupt) on rows that lie outside the window.
+  /// Runs steps 1 and 3. Throws as SyncGroup::receive, and Error(corrupt) on rows outside the window.
   void collect(const Step& step, std::span<std::byte> window);
 
-  /// Step 4.
+  /// The message of step 4.
   struct Stage {
     std::uint32_t files = 0;
     std::uint64_t bytes = 0;

@@ -10,16 +10,17 @@
 namespace muster {
 namespace {
 
-// Runs at least this long are written from where they lie: copying them together would cost more than the calls.
+// Longer runs are written directly from their source, because joining them in memory would cost more than the
+// additional calls.
 constexpr std::uint64_t longest_short_run = 256 << 10;
-// Sums and maxima are taken of whole elements.
+// Reductions need whole elements.
 constexpr std::uint64_t alignment = 64;
 
 /// An item that is being filled.
 struct Item {
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
-  std::uint64_t scratch = 0;  // where in its window the next contribution to a sum or maximum goes
+  std::uint64_t scratch = 0;  // offset in its window of the next contribution to a reduction
   bool has_gaps = false;
   std::map<int, std::vector<merge::Rectangle>> copies;  // by process
   std::vector<ReduceStep> reductions;
@@ -74,7 +75,7 @@ class Planning {
     return place_of(tensor.sources[static_cast<std::size_t>(source)]);
   }
 
-  // Who may write to the file.
+  // Chooses the processes that may write to the file.
   void choose_writers(const FilePlan& file, std::span<const MergedTensor* const> tensors) {
     writers_.clear();
     const int only = shape_.one_host_a_file ? host_for(file, tensors) : -1;
@@ -82,7 +83,7 @@ class Planning {
       if (only < 0 || shape_.host_of(process) == only) writers_.push_back(process);
   }
 
-  // The one that has most of it; if several have about as much, the one that has written least.
+  // Returns the host that has most of the file; among hosts with similar amounts, the one that has written least.
   [[nodiscard]] int host_for(const FilePlan& file, std::span<const MergedTensor* const> tensors) const {
     struct Host {
       std::uint64_t has = 0;
@@ -124,7 +125,7 @@ class Planning {
       add_runs(tensor, rows, offset);
       return;
     }
-    // Whole rows if a window has room for one: a row that is cut costs every process one more copy.
+    // Whole rows if they fit a window, because cutting a row costs every process one more copy.
     const std::uint64_t most = shape_.window_bytes;
     const std::uint64_t slice =
         rows.row_bytes <= most ? most / std::max<std::uint64_t>(rows.row_bytes, 1) * rows.row_bytes : most;
@@ -155,7 +156,7 @@ class Planning {
     item_.end += end - begin;
   }
 
-  // The lower half of a window is for the file's bytes, the upper one for what is to be reduced.
+  // The lower half of a window has the file's bytes, the upper half the contributions to reductions.
   void add_reduced(const MergedTensor& tensor, const merge::Rows& rows, std::uint64_t offset) {
     const std::uint64_t half = shape_.window_bytes / 2;
     const std::uint64_t most = std::max(half / rows.runs.size() / alignment, std::uint64_t{1}) * alignment;
@@ -177,7 +178,7 @@ class Planning {
     }
   }
 
-  /// The open item gets `bytes` more at `offset`, or a new one is begun.
+  /// Extends the open item by `bytes` at `offset`, or begins a new one.
   void make_room(std::uint64_t offset, std::uint64_t bytes) {
     const std::uint64_t most = item_.reductions.empty() ? shape_.window_bytes : shape_.window_bytes / 2;
     if (is_open_ && (item_.end != offset || item_.end - item_.begin + bytes > most || bytes >= long_run_ ||
@@ -191,8 +192,8 @@ class Planning {
   void flush() {
     if (!is_open_) return;
     is_open_ = false;
-    if (item_.copies.empty()) return;  // zeros alone: the file is made of them
-    // Who reads it writes it.
+    if (item_.copies.empty()) return;  // only zeros: new files consist of zeros
+    // The process that reads an item also writes it.
     if (shape_.all_have_all) {
       auto all = item_.copies.extract(item_.copies.begin());
       all.key() = shape_.writers == Writers::first ? 0 : least_loaded();
@@ -216,7 +217,7 @@ class Planning {
     std::vector<std::uint32_t> senders;
     for (const auto& [process, copies] : item_.copies)
       if (shape_.host_of(process) != shape_.host_of(writer)) senders.push_back(static_cast<std::uint32_t>(process));
-    // The writer has a step even if it has nothing to copy.
+    // The writer has a step even if it copies nothing.
     item_.copies.try_emplace(writer);
     for (auto& [process, copies] : item_.copies) {
       Step mine = step;
@@ -240,15 +241,15 @@ class Planning {
   const AssemblyShape& shape_;
   std::uint64_t long_run_;
   std::vector<ProcessWork> work_;
-  std::vector<int> writers_;  // of the file that is being added
+  std::vector<int> writers_;  // of the current file
   std::set<std::uint32_t> compared_;
   std::uint32_t file_ = 0;
   Item item_;
   bool is_open_ = false;
 };
 
-// A process's work as bytes, for the way from the first process to the others. Both are of one build: the version was
-// compared when they met. What the bytes are is said once, by describe(), for both directions.
+// Serialises a process's work, to be sent from process 0 to the others. Both run the same build: the versions were
+// compared at the rendezvous. describe() defines the format once, for both directions.
 class Writing {
  public:
   template <class... T>
@@ -279,7 +280,8 @@ class Reading {
   void values(T&... values) {
     (get(std::as_writable_bytes(std::span(&values, 1))), ...);
   }
-  /// Each item is some bytes of the message: no count makes this allocate more than a multiple of it.
+  /// Each item takes some bytes of the message, so a forged count cannot make this allocate more than a multiple of its
+  /// size.
   template <class List>
   void count(List& list, std::size_t least = 1) {
     std::uint64_t count = 0;
@@ -326,7 +328,7 @@ void describe(Archive& archive, Work& work) {
       archive.all(box.axes);
     }
   }
-  constexpr std::size_t least_step = 40;  // of its numbers and counts
+  constexpr std::size_t least_step = 40;  // size of its numbers and counts
   archive.count(work.steps, least_step);
   for (auto& step : work.steps) {
     archive.values(step.kind, step.has_gaps, step.file, step.offset, step.bytes, step.writer, step.turn,
@@ -373,7 +375,7 @@ AssemblyPlan plan_assembly(std::span<const OutputFile> files, std::span<const st
       plan.bytes += entry.bytes;
     }
     if (there.contains(files[number].name)) {
-      // The file is there, but whoever wrote it may have been killed before anything was compared.
+      // The file exists, but the run that wrote it may have been killed before the tensors were compared.
       for (const MergedTensor* tensor : in_order)
         for (const std::uint32_t set : tensor->equal) planning.add_comparison(set, equal[set]);
       continue;

@@ -30,7 +30,7 @@ bool has_any(std::span<const NamedSpec> model, std::span<const std::string_view>
   return std::ranges::any_of(model, [&](const NamedSpec& tensor) { return ends_with_any(tensor.name, ends); });
 }
 
-/// A stretch of a text and its replacement.
+/// A range of a text and its replacement.
 struct TextEdit {
   std::size_t begin = 0;
   std::size_t end = 0;
@@ -48,7 +48,8 @@ void set_dtype(std::string_view text, std::size_t begin, const std::string& dtyp
   }
 }
 
-/// Erases a member of the outermost object, with one of the commas beside it. False if there is none.
+/// Erases a member of the outermost object, with one of the commas beside it. Returns false if the member does not
+/// exist.
 bool erase_member(std::string& text, std::string_view key) {
   const std::vector<core::JsonMember> members = core::members_of(text);
   const auto member = std::ranges::find(members, key, &core::JsonMember::key);
@@ -90,7 +91,7 @@ void leave_out_tied_head(const Config& config, const BaseTensors& base, Arrangem
   const auto in_base = [&](std::span<const std::string_view> ends) {
     return std::ranges::any_of(base, [&](const auto& tensor) { return ends_with_any(tensor.first, ends); });
   };
-  // Many models are tied although their config.json does not have the key: then the base has no head either.
+  // Many tied models lack the key in their config.json: then the base has no head either.
   if (is_said ? !tied->as_bool() : !in_base(embeddings_of_words) || in_base(heads)) return;
   std::vector<ArrangedTensor>& tensors = arrangement.tensors;
   const auto only = [&](std::span<const std::string_view> ends) {
@@ -107,7 +108,8 @@ void leave_out_tied_head(const Config& config, const BaseTensors& base, Arrangem
                     "is {}; take the config.json of this model, or set it to false",
                     in_quotes(head->name), to_string(head->layout.target), in_quotes(embeddings->name),
                     to_string(embeddings->layout.target)));
-  // Parts can be compared only if both were cut at the same places: TensorRT-LLM cuts the head, and not the embeddings.
+  // Parts can be compared only if both were cut at the same positions: TensorRT-LLM cuts the head, but not the
+  // embeddings.
   const auto cut_of = [](const ArrangedTensor& tensor) {
     return std::tie(tensor.layout.grain, tensor.layout.source_units, tensor.layout.pieces, tensor.layout.must_equal);
   };
@@ -135,7 +137,7 @@ DroppedTensor to_dropped(ArrangedTensor tensor, std::string reason) {
 
 std::optional<std::string> updated_config(const std::string& text, std::span<const NamedSpec> model,
                                           std::vector<std::string>& notes) {
-  // Only these places change: the rest stays as its author wrote it.
+  // Only these ranges change: everything else remains as its author wrote it.
   std::string updated = text;
   if (const auto most = most_used_float(model)) {
     const std::string_view dtype = foreign::torch_name(*most);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What stands around the tensors of an export: the config that goes with them, held against them and brought up to
-// date.
+// The config of an export's result: it is checked against the tensors and updated.
 
 #include <optional>
 #include <span>
@@ -14,28 +13,28 @@
 
 namespace muster {
 
-/// `config` is the config.json that will lie beside `model`. Throws Error(argument) if it says that the head is not
-/// tied to the embeddings and there is none.
+/// Checks the config.json that will be written next to `model`. Throws Error(argument) if it states that the head is
+/// not tied to the embeddings, and the model has no head.
 void check_base(const Config& config, std::span<const NamedSpec> model);
 
-/// If the config ties the head to the embeddings, or does not have the key and the base has no head, and both are
-/// there: the head is left out, and has to be bit for bit the embeddings, as with the action "tie". What cannot be
-/// compared, because ranks were cut for it in another way, stays and is noted. Throws Error(argument) if they have
-/// other shapes or dtypes.
+/// Leaves out a tied head. Applies only if the result has both a head and embeddings. Either the config must tie them,
+/// or the config lacks the key and the base has no head. The head must then be bit-identical to the embeddings, as with
+/// the action "tie". A head that cannot be compared, because it is cut for ranks in another way, is kept, with a note.
+/// Throws Error(argument) if shapes or dtypes differ.
 void leave_out_tied_head(const Config& config, const BaseTensors& base, Arrangement& arrangement,
                          std::vector<std::string>& notes);
 
-/// Models are loaded as one of these: F16, BF16, F32, F64.
+/// Whether the dtype is one in which models are loaded: F16, BF16, F32 or F64.
 bool is_wide_float(DType dtype);
-/// That most elements have; none if there is no such tensor.
+/// Returns the floating point dtype that most elements have; nullopt if no tensor has such a dtype.
 std::optional<DType> most_used_float(std::span<const NamedSpec> model);
 
-/// What becomes of a tensor that is left out of an arrangement.
+/// Converts a tensor that is left out of an arrangement to its entry in the report.
 DroppedTensor to_dropped(ArrangedTensor tensor, std::string reason);
 
 /// Returns the text of config.json for these tensors: with the dtype that most of their elements have, and without
-/// "quantization_config" if no tensor is quantised. Every other byte stays. None if `text` is right as it is. `notes`
-/// gets the changes.
+/// "quantization_config" if no tensor is quantised. Every other byte remains unchanged. Returns nullopt if `text` needs
+/// no change. Adds the changes to `notes`.
 std::optional<std::string> updated_config(const std::string& text, std::span<const NamedSpec> model,
                                           std::vector<std::string>& notes);
 

@@ -23,7 +23,8 @@ constexpr std::string_view algorithm = "xxh3-64";
 constexpr std::uint64_t longest_file = std::uint64_t{1} << 28;
 constexpr std::size_t places = 16;
 
-/// 16 lower-case hexadecimal digits each; empty if the text is not `count` of them.
+/// Parses sums of 16 lower-case hexadecimal digits each; returns an empty list if the text does not have exactly
+/// `count` sums.
 std::vector<std::uint64_t> parse_sums(std::string_view text, std::size_t count) {
   if (text.size() != count * places || text.find_first_not_of("0123456789abcdef") != std::string_view::npos) return {};
   std::vector<std::uint64_t> sums(count);
@@ -208,7 +209,7 @@ void CheckedTensor::read(std::uint64_t offset, std::span<std::byte> target) cons
       file_.read(index_, at, memory);
       check(piece, memory);
     }
-    // Not before: another thread may take it for good.
+    // Set only after the check, because other threads skip the check of a piece that is set.
     seen_[piece] = true;
   }
 }

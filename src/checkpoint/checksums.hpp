@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Checksums of tensors, so that what was written can be told from what the disk or a copy made of it. They find
-// accidents, not attackers.
+// Checksums of tensors, to detect changes of the written bytes on disk or in a copy. They detect accidents, not
+// attackers.
 //
 // Beside a checkpoint, muster.checksums.json: {"muster_checksums": 1, "algorithm": "xxh3-64", "tensors": {NAME: "16
-// hexadecimal digits"}}; a tensor's checksum is XXH3-64 with seed 0 of its bytes as they are in the file, so it does
-// not change when tensors move to other files.
+// hexadecimal digits"}}. A tensor's checksum is XXH3-64 with seed 0 of its bytes as they are in the file, so it does
+// not change if tensors are moved to other files.
 //
-// In a shard's own metadata, one a piece of 1 MiB, so that whoever uses a part of a tensor can hold that part against
-// them: "muster.checksums": {"version": 1, "algorithm": "xxh3-64", "piece": 1048576, "tensors": {NAME: "16 hexadecimal
-// digits of each piece, one after the other"}}. The text is as long before the sums are known as after, so that the
-// place of the tensors in the file does not depend on them.
+// In a shard's own metadata, one per piece of 1 MiB, so that a reader can check a part of a tensor: "muster.checksums":
+// {"version": 1, "algorithm": "xxh3-64", "piece": 1048576, "tensors": {NAME: "16 hexadecimal digits of each piece, one
+// after the other"}}. The text has the same length before and after the sums are known, so the offsets of the tensors
+// do not depend on them.
 
 #include <atomic>
 #include <cstddef>
@@ -34,46 +34,48 @@ inline constexpr std::string_view checksums_file_name = "muster.checksums.json";
 /// By tensor name (core/checksum.hpp).
 using Checksums = std::map<std::string, std::uint64_t, std::less<>>;
 
-/// Of one tensor, read in pieces; `done` is told of the bytes of each. Throws as SafetensorsFile::read, and what `done`
-/// throws.
+/// Computes the checksum of one tensor, which is read in pieces; `done` receives the size of each piece. Throws as
+/// SafetensorsFile::read, and what `done` throws.
 std::uint64_t checksum_of(const SafetensorsFile& file, std::size_t index,
                           const std::function<void(std::uint64_t)>& done);
 
-/// Of all tensors of these files, by several threads. Throws likewise.
+/// Computes the checksums of all tensors of these files, by several threads. Throws as checksum_of.
 Checksums checksums_of(std::span<const SafetensorsFile> files, const std::function<void(std::uint64_t)>& done);
 
-/// The file's text. Throws Error(argument) on a name that is not UTF-8.
+/// Returns the text of muster.checksums.json. Throws Error(argument) on a name that is not UTF-8.
 std::string checksums_text(const Checksums& checksums);
-/// Throws Error(corrupt) on what is no such text, Error(version | unsupported) on another version or algorithm.
+/// Throws Error(corrupt) if the text is malformed, and Error(version | unsupported) on another version or algorithm.
 Checksums parse_checksums(std::string_view text);
 
-/// The file in `directory`; none if there is none. Throws Error(io), and as parse_checksums with the file's path.
+/// Reads the file in `directory`; returns nullopt if it does not exist. Throws Error(io), and as parse_checksums with
+/// the file's path.
 std::optional<Checksums> read_checksums(const std::string& directory);
-/// Appears whole, replacing an older one, and is durable. Throws Error(io | no_space | not_found).
+/// Writes the file atomically and durably, and replaces an older one. Throws Error(io | no_space | not_found).
 void write_checksums(const std::string& directory, const Checksums& checksums);
 
 inline constexpr std::string_view piece_checksums_key = "muster.checksums";
 inline constexpr std::uint64_t checked_piece_bytes = 1 << 20;
 
-/// Of each piece of a tensor, by its name.
+/// The checksum of each piece of a tensor, by tensor name.
 using PieceChecksums = std::map<std::string, std::vector<std::uint64_t>, std::less<>>;
 
-/// As many as these tensors have, all zero.
+/// Returns one zero for each piece of these tensors.
 PieceChecksums no_piece_checksums(std::span<const MergedTensor> tensors);
 std::string piece_checksums_text(const PieceChecksums& sums);
-/// What a shard says; empty if it says nothing, or says it in a version or with an algorithm that is not known. Throws
-/// Error(corrupt) if a tensor has another number of them than pieces.
+/// Returns the checksums in a shard's metadata; empty if it has none, or has an unknown version or algorithm. Throws
+/// Error(corrupt) if their number differs from the number of pieces of a tensor.
 PieceChecksums piece_checksums_of(const SafetensorsFile& file);
 
-/// Puts the checksums of the tensors in `path`, all of which are there, into a file's metadata and header, if they have
-/// a place for them. Several threads, each of which calls `between` now and then. Throws Error(io).
+/// Computes the checksums of the tensors in `path`, all of which are written. Puts them into the file's metadata and
+/// header if a place is reserved for them. Uses several threads, each of which calls `between` now and then. Throws
+/// Error(io).
 void add_piece_checksums(FilePlan& file, const std::string& path, const std::function<void()>& between);
 
-/// A tensor of a shard that says its checksums; each piece is looked at once. Thread-safe.
+/// A tensor of a shard with checksums; each piece is verified once. Thread-safe.
 class CheckedTensor {
  public:
   CheckedTensor(SafetensorsFile file, std::size_t index, std::vector<std::uint64_t> sums);
-  /// As SafetensorsFile::read. Looks at all pieces of which some bytes are read. Throws Error(corrupt) that names the
+  /// Reads as SafetensorsFile::read. Verifies all pieces that overlap the range. Throws Error(corrupt) that names the
   /// file and the tensor.
   void read(std::uint64_t offset, std::span<std::byte> target) const;
 
@@ -86,7 +88,7 @@ class CheckedTensor {
   mutable std::vector<std::atomic<bool>> seen_;
 };
 
-/// Null if there are none of it.
+/// Returns null if the tensor has no checksums.
 std::shared_ptr<const CheckedTensor> checked_tensor(const SafetensorsFile& file, std::size_t index,
                                                     const PieceChecksums& sums);
 

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// An export, step by step. All ranks go through all steps; a failure in any is agreed on before anybody goes on.
+// The steps of an export. All ranks take part in each step, and agree on failures before the next step begins.
 //
 // 1. Every rank opens its own shards.
-// 2. Every rank tells rank 0 what they have: names, dtypes, shapes, padding. No elements.
-// 3. Rank 0 reads the plan, works out the files and who does what (export_job.hpp, assembly.hpp), and makes
-//    OUT.partial-NONCE@WRITER with all files in it, each as long as it will be: a full disk is known before the work.
-//    With `resume` it looks for such a directory that was left, and verifies what is finished there
+// 2. Every rank sends rank 0 the names, dtypes, shapes and padding of its tensors, but no elements.
+// 3. Rank 0 reads the plan, and computes the files and each rank's work (export_job.hpp, assembly.hpp). It creates
+//    OUT.partial-NONCE@WRITER with all files in it, each at its final length, so that a full disk is detected before
+//    the work. With `resume` it looks for such a directory of an earlier run, and verifies the finished files in it
 //    (output_directory.hpp).
-// 4. Rank 0 tells each rank its work. Where ranks are on several hosts, those that will write look whether they see the
-//    directory that rank 0 has made.
-// 5. All put the files together (assembly.hpp); rank 0 gives each its header and its name when it is complete.
-// 6. Every rank tells rank 0 the hashes of tensors that several ranks must have alike; rank 0 compares them.
-// 7. Rank 0 writes the index and the files that are no weights, and gives the directory its name.
+// 4. Rank 0 sends each rank its work. If ranks are on several hosts, those that will write check that the directory of
+//    rank 0 is visible to them.
+// 5. All ranks assemble the files (assembly.hpp); rank 0 writes the header and the name of each complete file.
+// 6. Every rank sends rank 0 the hashes of tensors that must be equal on several ranks; rank 0 compares them.
+// 7. Rank 0 writes the index and the files other than weights, and gives the directory its final name.
 
 #include "muster/export.hpp"
 
@@ -55,21 +55,21 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-/// Whether not all ranks share memory. The same on all.
+/// Whether some ranks do not share memory. All ranks get the same answer.
 bool is_spread(const SyncGroup& group) {
   for (int rank = 1; rank < group.size(); ++rank)
     if (group.host_of(rank) != group.host_of(0)) return true;
   return false;
 }
 
-/// What a rank could have of shared memory.
+/// The shared memory that is available to a rank.
 struct RankRoom {
   std::uint64_t bytes = 0;
-  std::string limit;  ///< what it is that allows no more
+  std::string limit;  ///< the kind of memory that imposes the limit
 };
 
-/// Collective. Every rank tells rank 0 what its shards have, by messages, which every group has: there, what each rank
-/// said.
+/// Collective. Every rank sends rank 0 the listings of its shards, by messages, which every kind of group supports.
+/// Returns them on rank 0, by rank.
 std::vector<std::vector<std::byte>> gather_listings(sync::Group& group, const ShardSet& mine) {
   const WaitOptions wait{.phase = "export: gathering what the shards have"};
   ConfigArray shards;
@@ -90,7 +90,7 @@ std::vector<std::vector<std::byte>> gather_listings(sync::Group& group, const Sh
   return told;
 }
 
-/// Of what gather_listings() gave; `whole` is rank 0's. `rooms` gets one of each rank.
+/// Parses the result of gather_listings(); `whole` is rank 0's. Adds one entry per rank to `rooms`.
 std::vector<ShardListing> read_listings(std::span<const std::vector<std::byte>> told, const std::string& whole,
                                         std::vector<RankRoom>& rooms) {
   std::vector<ShardListing> listings;
@@ -112,7 +112,8 @@ std::vector<ShardListing> read_listings(std::span<const std::vector<std::byte>> 
   return listings;
 }
 
-/// `needed`: shared memory that each rank will take. Throws Error(no_space) if a host has less than its ranks need.
+/// `needed` is the shared memory that each rank will use. Throws Error(no_space) if a host has less than its ranks
+/// need.
 void check_rooms(const SyncGroup& group, std::span<const RankRoom> rooms, std::span<const std::uint64_t> needed) {
   std::map<int, std::uint64_t> by_host;
   for (int rank = 0; rank < group.size(); ++rank)
@@ -128,8 +129,8 @@ void check_rooms(const SyncGroup& group, std::span<const RankRoom> rooms, std::s
   }
 }
 
-/// Waits until this rank sees the directory that rank 0 has made: names of it are new everywhere, so whoever finds it
-/// sees that one. Throws Error(argument) with the remedy if it does not come.
+/// Waits until the directory that rank 0 has made is visible to this rank. Its name is new on every host, so no other
+/// directory can be mistaken for it. Throws Error(argument) with the remedy if it does not appear.
 void look_for_output(SyncGroup& group, const std::string& directory) {
   const auto longest = std::min<std::chrono::milliseconds>(group.timeout(), workspace::longest_lateness);
   try {
@@ -186,7 +187,7 @@ class Export {
 
   [[nodiscard]] OutputChoice choice() const { return {options_.force, options_.abandoned_after}; }
 
-  // Step 3, on rank 0.
+  // Runs step 3, on rank 0.
   void prepare(std::vector<ShardListing> listings) {
     const trace::Span span(trace::Kind::phase, "export: planning");
     check_not_source(shards_dir_, out_);
@@ -279,7 +280,7 @@ class Export {
     for (const auto& other : others) std::filesystem::remove_all(other);
   }
 
-  // All windows together are known here, and nobody has taken any yet.
+  // At this point the size of all windows is known, and none is allocated yet.
   void check_memory() const {
     std::vector<std::uint64_t> needed;
     for (const ProcessWork& work : assembly_.processes)
@@ -287,7 +288,7 @@ class Export {
     check_rooms(group_, rooms_, needed);
   }
 
-  // Step 4.
+  // Runs step 4.
   void hand_out_work() {
     const trace::Span span(trace::Kind::phase, "export: handing out");
     const WaitOptions wait{.phase = "export: handing out the work"};
@@ -305,13 +306,13 @@ class Export {
     work_ = std::move(assembly_.processes.front());
   }
 
-  // Step 5.
+  // Runs step 5.
   void assemble_files() {
     const trace::Span span(trace::Kind::phase, "export: writing");
     const std::shared_ptr<SyncGroup> assembling = group_.companion({.phase = "export: beginning"});
     const FailOnStop on_stop = fail_on_stop(*assembling, options_.stop);
     agree_on(group_, *assembling, "export: writing", [&] {
-      // Ranks that write nothing need not see the output at all.
+      // Ranks that write nothing need no access to the output.
       std::optional<Journal> journal;
       if (is_first() || work_.written != 0) journal.emplace(work_.directory, group_.rank());
       const auto on_written = [&](std::uint32_t file, const std::vector<WrittenPart>& parts) {
@@ -330,7 +331,7 @@ class Export {
     });
   }
 
-  // On rank 0.
+  // Runs on rank 0.
   void complete(std::uint32_t number, Journal& journal) {
     FilePlan& file = assembly_.files[number];
     if (there_.contains(file.name)) return;
@@ -340,7 +341,7 @@ class Export {
     journal.add_finished(file.name);
   }
 
-  // Step 6.
+  // Runs step 6.
   void compare() {
     const trace::Span span(trace::Kind::phase, "export: comparing");
     const WaitOptions wait{.phase = "export: comparing"};
@@ -393,7 +394,7 @@ class Export {
                     in_quotes(job_->outputs.equal_names[set]), sources.front().rank, differing));
   }
 
-  // Step 7, on rank 0.
+  // Runs step 7, on rank 0.
   void finish() {
     const trace::Span span(trace::Kind::phase, "export: finishing");
     const bool has_base = !options_.base.empty();
@@ -407,13 +408,14 @@ class Export {
     output_->commit([&] {
       go_on(group_);
       is_written_ = true;
-      // As late as can be: without it nothing of this can be gone on with.
+      // As late as possible: without the journal, the export cannot be resumed.
       remove_journal(partial);
     });
     report_.account = std::move(job_->account);
   }
 
-  // Of what is on the disk: read back, so that they speak for the files and not for what was meant to be in them.
+  // Computes checksums of the bytes on the disk: the files are read back, so that the checksums describe their actual
+  // contents.
   void add_checksums() {
     std::vector<SafetensorsFile> files;
     os::allow_open_files(job_->outputs.files.size());
@@ -427,20 +429,20 @@ class Export {
   const Request request_;
   sync::Group& group_;
   const ExportOptions& options_;
-  std::atomic<bool>& is_written_;  // too late to stop
+  std::atomic<bool>& is_written_;  // set once it is too late to stop
   const Clock::time_point begin_ = Clock::now();
   std::optional<ShardSet> shards_;
   ProcessWork work_;
   std::vector<TensorHash> hashes_;
   ExportReport report_;
-  // Rank 0's.
+  // Used on rank 0.
   std::vector<RankRoom> rooms_;
   std::optional<ExportJob> job_;
   AssemblyPlan assembly_;
   std::vector<RankSources> sources_;
   std::optional<OutputDirectory> output_;
-  std::set<std::string> there_;  // names of files that are there already, and verified
-  /// Hashes by set, process and place in its list.
+  std::set<std::string> there_;  // names of files that already exist and are verified
+  /// Hashes by set, process and index in its list.
   std::map<std::tuple<std::uint32_t, int, std::uint32_t>, std::pair<std::uint64_t, std::uint64_t>> found_;
 };
 

@@ -24,7 +24,7 @@ namespace {
 
 constexpr std::uint64_t largest_window = 8 << 20;
 constexpr std::uint64_t smallest_window = 64 << 10;
-// Of what a process sends or receives: packed or being placed, in the group's hands, and one that is on its way.
+// Buffers of a process for its messages: one that is packed or copied, one that the group holds, and one in flight.
 constexpr std::uint64_t copies_of_mail = 3;
 
 /// Numbers the sets of an arrangement's tensors; `numbers[i]` are those of tensor i.
@@ -41,7 +41,7 @@ std::vector<std::vector<std::uint32_t>> number_sets(const Arrangement& arrangeme
   return numbers;
 }
 
-/// One source is all of it: then it can be cut along any dimension.
+/// Returns the single source of a tensor; such a tensor can be cut along any dimension.
 const merge::Piece* only_piece(const merge::Layout& layout) {
   if (layout.combine != merge::Combine::copy || layout.pieces.size() != 1) return nullptr;
   const merge::Piece& piece = layout.pieces.front();
@@ -49,7 +49,7 @@ const merge::Piece* only_piece(const merge::Layout& layout) {
   return piece.begin == 0 && piece.count == layout.target_units && units == layout.target_units ? &piece : nullptr;
 }
 
-/// Counts what views left out, which is among no rank's tensors.
+/// Counts tensors that views left out, which are not among the tensors of any rank.
 void account_for_left_out(const std::vector<ShardListing>& listings, std::span<const std::vector<LeftOut>> left_out,
                           ExportAccount& account) {
   for (std::size_t rank = 0; rank < listings.size(); ++rank)
@@ -68,8 +68,8 @@ void account_for_left_out(const std::vector<ShardListing>& listings, std::span<c
     }
 }
 
-/// `ranks`: what was arranged. Throws Error(corrupt) if a tensor of a rank is in no file of the result, which would be
-/// a bug of ours: better no checkpoint than one that lacks something.
+/// `ranks` are the inputs of the arrangement. Throws Error(corrupt) if a tensor of a rank is in no file of the result.
+/// That would be a bug of Muster, and failing is better than an incomplete checkpoint.
 ExportAccount account_for(const MergePlan& plan, const ParallelLayout& layout, std::span<const RankTensors> ranks,
                           const Arrangement& arrangement, const ExportOutputs& outputs,
                           const std::optional<ParallelLayout>& to) {
@@ -160,7 +160,7 @@ std::string fingerprint_of(const std::vector<ShardListing>& listings, const Expo
   return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
 }
 
-/// Leaves out what is not asked for.
+/// Leaves out tensors that the request does not select.
 void keep_selected(Arrangement& arrangement, const Request& request) {
   const Selection selection(request);
   if (selection.is_all()) return;
@@ -184,8 +184,9 @@ std::vector<NamedSpec> specs_of(const Arrangement& arrangement) {
   return specs;
 }
 
-/// The casts of a request. Scales and other parts of quantised weights stay. So does what the base keeps in F32 beside
-/// another dtype, or the source itself where there is no base: a router's bias, A_log.
+/// The casts of a request. Scales and other parts of quantised weights are not cast. Neither are tensors that the base
+/// keeps in F32 among tensors of another dtype, such as a router's bias or A_log. Without a base, the source itself
+/// decides.
 class Casting {
  public:
   Casting(const Request& request, const Arrangement& arrangement, const BaseTensors& base)
@@ -195,7 +196,7 @@ class Casting {
     usual_ = most_used_float(reference);
   }
 
-  /// Gives the sources of every selected tensor their dtypes. They are arranged anew after that.
+  /// Sets the dtypes of the sources of every selected tensor. They are arranged again after that.
   void operator()(ExportJob& job, const Arrangement& arrangement, std::vector<std::string>& notes) {
     for (std::size_t rank = 0; rank < job.ranks.size(); ++rank)
       if (job.views[rank].empty())
@@ -258,7 +259,7 @@ class Casting {
   std::vector<std::string> wide_;
 };
 
-/// Gives the job the tensors of all ranks, as its plan views them, and arranges them.
+/// Sets the job's tensors of all ranks, as its plan views them, and arranges them.
 Arrangement arrange_shards(ExportJob& job, const std::vector<ShardListing>& listings, const ParallelLayout& layout) {
   if (!listings.empty()) fit_to(job.plan, listings.front().tensors, layout.tensor);
   for (const ShardListing& listing : listings) {
@@ -271,7 +272,7 @@ Arrangement arrange_shards(ExportJob& job, const std::vector<ShardListing>& list
   return arrange(job.plan, layout, job.ranks);
 }
 
-/// Shards of what the arrangement gives, cut by a plan of their own.
+/// Returns shards of the arranged model, cut by a separate plan.
 ExportOutputs shards_by_another_plan(const Request& request, const Arrangement& arrangement, const Config* config,
                                      const Metadata& metadata, std::vector<std::string>& notes) {
   MergePlan plan = MergePlan::load(request.to_plan.empty() ? "auto" : request.to_plan, config);
@@ -291,7 +292,7 @@ ExportOutputs shards_by_another_plan(const Request& request, const Arrangement& 
   return shard_outputs(anew, plan, *request.to, metadata);
 }
 
-/// Throws if the model has names that ranks have, before the plan's views.
+/// Throws if the model has names that belong to ranks, before the plan's views.
 void check_names(const MergePlan& plan, std::span<const NamedSpec> model) {
   for (const NamedSpec& tensor : model)
     if (std::ranges::any_of(plan.views(), [&](const ViewRule& view) { return view.pattern.matches(tensor.name); }) &&
@@ -319,7 +320,7 @@ ExportOutputs checkpoint_outputs(const Arrangement& arrangement, std::uint64_t m
     OutputFile& output = outputs.files.emplace_back();
     output.name = std::move(file.name);
     output.metadata = metadata;
-    // Loaders of the field look for it before they read a file.
+    // Loaders of other projects check this key before they read a file.
     output.metadata.try_emplace("format", "pt");
     for (const std::size_t i : file.tensors) {
       const ArrangedTensor& tensor = arrangement.tensors[i];
@@ -369,7 +370,7 @@ ExportOutputs shard_outputs(const Arrangement& arrangement, const MergePlan& pla
 }
 
 bool make_room_for_checksums(OutputFile& file) {
-  // Of an entry beside its name: dtype, shape and offsets.
+  // The size of an entry without its name: dtype, shape and offsets.
   constexpr std::uint64_t entry_bytes = 160;
   std::string sums = piece_checksums_text(no_piece_checksums(file.tensors));
   std::uint64_t bytes = to_json(Config(sums)).size();
@@ -442,7 +443,8 @@ ExportJob plan_job(const Request& request, const ShardSet& shards, std::vector<S
   keep_selected(arrangement, request);
   if (!request.looks_only) {
     const std::vector<NamedSpec> model = specs_of(arrangement);
-    // Before the base: names of ranks would not be the base's either, and this error has the remedy.
+    // Precedes the comparison with the base: names of ranks would not match the base either, but this error has the
+    // remedy.
     if (request.is_cut && !request.to_plan.empty()) check_names(MergePlan::load(request.to_plan, own), model);
     const bool updates = own && !request.to && !request.is_cut && (request.dtype || has_base);
     if (updates && Selection(request).is_all()) {

@@ -90,7 +90,7 @@ std::vector<std::string> ForeignHdf5::command(const char* wanted) const {
   return {program_, std::to_string(seconds), wanted};
 }
 
-/// Elements of one question, from a process that waits or a new one.
+/// Requests elements from an idle process or a new one.
 void ForeignHdf5::ask(const ForeignTensor& tensor, std::uint64_t first, std::span<std::byte> target) const {
   const hdf5::ElementsQuestion question{tensor.address, tensor.item_bytes, first, target.size() / tensor.item_bytes};
   const auto refuse = [&](ErrorKind kind, const std::string& words) {
@@ -118,7 +118,7 @@ void ForeignHdf5::ask(const ForeignTensor& tensor, std::uint64_t first, std::spa
     is_answered = is_answered && reader->receive(rest) == rest.size();
     if (!is_answered) {
       const os::SubprocessResult result = reader->finish();
-      // It has answered others: its time was theirs.
+      // An old process may have used up its CPU time for earlier requests, so a new one is tried.
       if (!is_new && result.end == os::SubprocessEnd::signalled && result.status == SIGXCPU) continue;
       if (result.end == os::SubprocessEnd::timed_out)
         refuse(
@@ -153,7 +153,7 @@ void ForeignHdf5::list() {
     if (code == hdf5::FatalCode::no_memory)
       fail(ErrorKind::no_space, "its listing needs more memory than muster-hdf5-reader may have");
     if (code != hdf5::FatalCode::too_large) fail(ErrorKind::io, "muster-hdf5-reader failed: " + words);
-    // Texts are what may be missing; tensors may not.
+    // Texts may be incomplete; tensors may not.
     if (!report_.is_listed)
       fail(ErrorKind::no_space, fmt::format("its listing has more than {} bytes", hdf5::most_report_bytes));
     report_.omissions.push_back({"", "there is more text in it than is shown"});
@@ -163,7 +163,7 @@ void ForeignHdf5::list() {
            fmt::format("libhdf5 did not come to an end within {} ms of work and {} on the clock: it is very large, or "
                        "was made to keep its reader busy (MUSTER_HDF5_TIMEOUT=SECONDS gives it more time)",
                        deadline_.count(), result.wall.count() / 1000));
-    // 127: the program loader could not start it. Nothing said: it never came to the file.
+    // 127: the program loader could not start it. Without any output, it failed before it read the file.
     if (result.end == os::SubprocessEnd::exited && report_.fence == 0 && result.output.empty())
       fail(ErrorKind::unsupported,
            fmt::format("{} does not start here ({}): is its libhdf5 installed?", program_, how_it_ended(result)));
@@ -186,7 +186,7 @@ void ForeignHdf5::read(std::size_t tensor, std::uint64_t offset, std::span<std::
                                                  offset, in_quotes(from.name), from.bytes));
   if (target.empty()) return;
   if (from.offset != 0) return file_.read_at(from.offset + offset, target);
-  // Whole stored elements around what is wanted.
+  // The range is extended to whole stored elements.
   const std::uint64_t first = offset / from.item_bytes;
   const std::uint64_t end = (offset + target.size() + from.item_bytes - 1) / from.item_bytes;
   std::vector<std::byte> elements((end - first) * from.item_bytes);
@@ -203,7 +203,7 @@ TensorDetail ForeignHdf5::detail(std::size_t tensor) const {
 
 bool is_hdf5_file(const std::string& path) {
   const os::ReadableFile file = os::ReadableFile::open(path);
-  // Tensors of a safetensors file may have the signature where HDF5 would look for it.
+  // Tensors of a safetensors file may contain the signature at an offset where HDF5 allows it.
   return formats::kind_of_file(file) != formats::FileKind::safetensors && has_signature(file);
 }
 
@@ -211,7 +211,7 @@ std::string hdf5_reader_program() {
   if (const std::optional<std::string> named = os::environment("MUSTER_HDF5_READER")) return *named;
   const std::string directory = os::own_folder();
   if (directory.empty()) return {};
-  // An installed library's; that of a program with the library in it; the build folder's.
+  // For an installed library; for a program with the library in it; for the build folder.
   const std::array<std::string, 3> places = {MUSTER_HDF5_READER_FROM_LIBRARY, "../libexec/muster", "hdf5"};
   for (const std::string& place : places) {
     std::string program = fmt::format("{}/{}/{}", directory, place, program_name);

@@ -17,9 +17,9 @@ namespace {
 
 using hdf5::ForeignRecord;
 
-// What a file may be as long as, and a tensor as large as.
+// The limit of a file's length and of a tensor's size.
 constexpr std::uint64_t most_bytes = std::uint64_t{1} << 62;
-// Smaller tensors need no justification by the file's length.
+// Tensors up to this size may exceed the file's length by any factor.
 constexpr std::uint64_t least_suspicious = std::uint64_t{64} << 20;
 constexpr std::uint64_t largest_expansion = 1024;
 
@@ -28,8 +28,8 @@ constexpr std::uint64_t largest_expansion = 1024;
   throw Error(ErrorKind::corrupt, "the report of muster-hdf5-reader contradicts its format (" + what + ")");
 }
 
-/// Numbers and texts of a report, one after the other. Throws Error(corrupt) on what no writer makes, Cut if the
-/// report ends in their midst. As long-lived as the report.
+/// Reads the numbers and texts of a report in sequence. Throws Error(corrupt) on values that no writer produces, and
+/// Cut if the report ends inside a record. The report must outlive it.
 class ReportCursor {
  public:
   explicit ReportCursor(std::span<const std::byte> bytes) : bytes_(bytes) {}
@@ -84,7 +84,7 @@ class Parser {
     try {
       while (!cursor.is_at_end() && !is_over_) record(cursor);
     } catch (const ReportCursor::Cut&) {
-      // The process ended in the middle of a record: what came before counts.
+      // The process ended in the middle of a record: the records before it are valid.
     }
     if (is_over_ && !cursor.is_at_end()) throw_report("more after its end");
     finish();
@@ -142,8 +142,8 @@ class Parser {
     return shape;
   }
 
-  /// Bytes of a shape's elements, none counted as one. More than a tensor can have is the report's fault: the
-  /// reader has looked.
+  /// Returns the bytes of a shape's elements; an extent of 0 counts as 1. A product beyond a tensor's limit means that
+  /// the report is corrupt, because the reader has checked it.
   static std::uint64_t product(const Shape& shape, std::uint64_t bytes) {
     for (const std::int64_t extent : shape) {
       const auto factor = static_cast<std::uint64_t>(std::max<std::int64_t>(extent, 1));
@@ -172,7 +172,7 @@ class Parser {
     if (tensor.stored_bytes > file_bytes_ || tensor.offset > file_bytes_ - tensor.stored_bytes)
       hide(report_.tensors.size(), tensor,
            fmt::format("a damaged dataset: elements past the file's end at {}", file_bytes_));
-    // Numbers of later records count what was told, whatever becomes of it.
+    // Numbers in later records count all reported tensors, including hidden ones.
     report_.tensors.push_back(std::move(tensor));
   }
 
@@ -195,7 +195,7 @@ class Parser {
     report_.omissions.push_back({is_utf8(path) ? path : escaped(path, "\\"), std::move(words), is_lost});
   }
 
-  /// The tensor will not be shown. One word for each is enough.
+  /// Hides a tensor, and adds one omission for it.
   void hide(std::size_t number, const ForeignTensor& tensor, std::string words) {
     is_hidden_.resize(std::max(is_hidden_.size(), number + 1));
     if (is_hidden_[number]) return;
@@ -203,8 +203,8 @@ class Parser {
     issue(tensor.name, std::move(words), true);
   }
 
-  /// What this project's own files say of elements that HDF5 has no type for: a copy of such a file that another tool
-  /// made has the attributes still.
+  /// Applies attributes of Muster's own files for elements that HDF5 has no type for. A copy of such a file by another
+  /// tool still has these attributes.
   void name_dtype(std::size_t number, ForeignTensor& tensor) {
     const auto named = report_.texts.find(tensor.name + "@dtype");
     if (named == report_.texts.end()) return;
@@ -214,7 +214,7 @@ class Parser {
       report_.texts.erase(named);
       return;
     }
-    // Only bytes may be something else than their type says.
+    // Only bytes may represent another dtype than their HDF5 type.
     if (tensor.dtype != DType::u8) return;
     if (!is_packed(*dtype)) {
       if (itemsize(*dtype) != 1) return;
@@ -237,7 +237,7 @@ class Parser {
     if (order != report_.texts.end()) report_.texts.erase(order);
   }
 
-  /// A small file could claim to be large by having the same bytes in many places.
+  /// Detects overlaps, because a small file could claim to be large by using the same bytes many times.
   void find_overlaps() {
     std::vector<std::size_t> order;
     for (std::size_t i = 0; i < report_.tensors.size(); ++i)
@@ -285,8 +285,8 @@ class Parser {
   ForeignReport report_;
   bool is_over_ = false;
   std::uint64_t texts_ = 0;
-  std::map<std::size_t, Shape> shapes_;  ///< that attributes tell
-  std::vector<bool> is_hidden_;          ///< by a tensor's number
+  std::map<std::size_t, Shape> shapes_;  ///< from attributes
+  std::vector<bool> is_hidden_;          ///< by the tensor's number
 };
 
 }  // namespace

@@ -28,37 +28,37 @@
 namespace muster {
 namespace {
 
-// Parts of one source's tensors that several processes want: on each host every byte is read once.
+// Reads parts of one source's tensors that several processes request: on each host every byte is read once.
 //
-// The source's tensors are cut into blocks. All processes of a host know who wants what of each block, and go through
-// them in one order:
+// The source's tensors are cut into blocks. All processes of a host know which process requests which part of each
+// block, and handle the blocks in one order:
 //
-//  1. A block that one process wants is read by that one, to its places.
-//  2. One that several want is read by one of them, by turns, into a window of its shared memory; it raises its ring's
-//     stage then.
-//  3. Each of them, the reader too, waits for the stage, copies what it wants, and arrives.
-//  4. The reader releases a window when all have arrived, and reads a later block into it. It reads ahead as far as its
-//     windows have been used by itself.
+//  1. A block that one process requests is read by that process, directly to its destination.
+//  2. A block that several processes request is read by one of them, in turn, into a window of its shared memory. It
+//     then raises its ring's stage.
+//  3. Each of them, including the reader, waits for the stage, copies its parts, and signals its arrival.
+//  4. The reader releases a window when all have arrived, and reads a later block into it. It reads ahead as far as it
+//     has itself finished with its windows.
 //
-// Nobody waits in a circle: take a process that is farthest behind. The reader of the block that it waits for is there
-// or farther, and waits at most for a window of an earlier block, which all have used.
+// The processes cannot deadlock: consider a process that is furthest behind. The reader of the block that it waits for
+// is at that block or later. It waits at most for a window of an earlier block, with which all processes have finished.
 
-/// Where the bytes of a merged tensor go.
+/// The destination of the bytes of a merged tensor.
 struct ReadTarget {
   std::byte* begin = nullptr;
   std::uint64_t item = 1;         ///< bytes of an element
-  std::vector<merge::Box> boxes;  ///< from `begin` on to the merged tensor; empty: as they are
+  std::vector<merge::Box> boxes;  ///< boxes from `begin` on to the merged tensor; empty: a contiguous copy
 };
 
 constexpr std::uint64_t block_bytes = 4 << 20;
 constexpr std::uint32_t windows_each = 2;
 
-/// What a rank wants of one of the source's tensors.
+/// A rank's request for a part of one of the source's tensors.
 struct Use {
   int rank = 0;
-  std::size_t number = 0;  // among what the rank wants
+  std::size_t number = 0;  // index in the rank's requests
   const merge::Rows* rows = nullptr;
-  int source = 0;  // in the rows
+  int source = 0;  // index in the rows
   SourceRef ref;
 };
 
@@ -68,12 +68,12 @@ struct Block {
   std::uint64_t end = 0;
   std::uint32_t users = 0;
   int reader = 0;
-  std::uint32_t turn = 0;  // of the reader's windows
+  std::uint32_t turn = 0;  // index of the reader's window
 };
 
-/// `group` is poisoned by whoever fails: make one for it. `wanted`: of each rank of this host, copies of `source`'s
-/// tensors, the same on all of them; of other ranks nothing. `targets`: of this rank's, with zeros where nothing is
-/// copied.
+/// A failing process aborts `group`: pass a group for this object alone. `wanted` has, for each rank of this host,
+/// copies of `source`'s tensors, and is equal on all of them; entries of other ranks are empty. `targets` are those of
+/// this rank, with zeros where nothing is copied.
 class SharedRead {
  public:
   SharedRead(sync::Group& group, const TensorSource& source, std::span<const std::vector<const MergedTensor*>> wanted,
@@ -104,7 +104,7 @@ class SharedRead {
       take(blocks_[at]);
       go_on(group_);
     }
-    // The windows are there as long as anybody reads in them.
+    // A window must exist as long as any process reads it.
     group_.barrier({.phase = "load: ending"});
   }
 
@@ -134,7 +134,7 @@ class SharedRead {
     blocks_.push_back(block);
   }
 
-  /// What of a use lies in these bytes of the source's tensor, counted from `begin`.
+  /// Returns the rectangles of a use in this byte range of the source's tensor, relative to `begin`.
   static std::vector<merge::Rectangle> rectangles(const Use& use, std::uint64_t begin, std::uint64_t end) {
     const std::uint64_t first = std::max(begin, use.ref.begin);
     const std::uint64_t last = use.ref.bytes == 0 ? end : std::min(end, use.ref.begin + use.ref.bytes);
@@ -146,7 +146,7 @@ class SharedRead {
 
   static bool is_shared(const Block& block) { return block.users > 1; }
 
-  /// Whether this process has used the window that it would read a block into; `at`: the block that it is at.
+  /// Whether this process has finished with the window into which it would read a block; `at` is its current block.
   [[nodiscard]] bool is_free(const Block& block, std::size_t at) const {
     return !is_shared(block) || block.reader != group_.rank() || block.turn < windows_each ||
            own_[block.turn - windows_each] < at;
@@ -182,7 +182,7 @@ class SharedRead {
     if (ring != nullptr) ring->arrive(block.turn);
   }
 
-  /// From the window, or from the source where there is none.
+  /// Copies from the window, or from the source if there is none.
   void copy(const Block& block, const merge::Rectangle& part, const ReadTarget& target, const std::byte* window) {
     if (window == nullptr && target.boxes.empty()) {
       merge::Rectangle whole = part;
@@ -203,7 +203,7 @@ class SharedRead {
     }
   }
 
-  /// Bytes of a merged tensor from `at` on.
+  /// Copies bytes of a merged tensor from `at` on.
   static void place(const ReadTarget& target, std::uint64_t at, std::span<const std::byte> bytes) {
     const std::uint64_t item = target.item;
     const auto begin = static_cast<std::int64_t>(at / item);
@@ -222,9 +222,9 @@ class SharedRead {
   const TensorSource& source_;
   std::span<const ReadTarget> targets_;
   ProgressCounter& progress_;
-  std::vector<int> others_;  // of this host
+  std::vector<int> others_;  // ranks of this host
   std::map<const MergedTensor*, std::unique_ptr<merge::Rows>> rows_;
-  std::vector<std::vector<Use>> uses_;  // by the source's tensor, those of a rank together
+  std::vector<std::vector<Use>> uses_;  // by the source's tensor, with the uses of a rank together
   std::vector<Block> blocks_;
   std::map<int, std::uint32_t> turns_;  // by reader
   std::vector<std::size_t> own_;        // blocks that this process reads into its windows
@@ -233,24 +233,24 @@ class SharedRead {
   std::vector<std::byte> memory_;
 };
 
-/// What is the same for all ranks that load parts of one model together.
+/// The arguments that must agree on all ranks that load parts of one model together.
 struct Agreed {
   std::int64_t part = 0;
   std::uint64_t low = 0;
   std::uint64_t high = 0;
 };
 
-/// A part of the model, or of a tensor that views make of several, and where it goes.
+/// A part of the model, or of a tensor that views make of several, and its destination.
 struct Wanted {
   const MergedTensor* tensor = nullptr;
-  std::size_t number = 0;              // of the rank's tensors
-  std::vector<merge::Box> boxes = {};  // as ReadTarget's
+  std::size_t number = 0;              // index in the rank's tensors
+  std::vector<merge::Box> boxes = {};  // as ReadTarget::boxes
 };
 
-/// What one rank of a layout gets.
+/// The part of one rank of a layout.
 class RankPart {
  public:
-  /// `is_alone`: what others read does not count, and of ranks no more is read than this one needs.
+  /// `is_alone`: this rank loads without the others, and reads no more of the source's ranks than it needs.
   RankPart(const std::string& path, const std::string& plan, const ParallelLayout& layout, int rank,
            const LoadShardOptions& options, bool is_alone) {
     if (rank < 0 || rank >= layout.ranks())
@@ -287,7 +287,7 @@ class RankPart {
     return tensors;
   }
 
-  /// `all`: of each rank of the group. Collective, as SharedRead::run().
+  /// `all` has the parts of every rank of the group. Collective, as SharedRead::run().
   std::vector<NamedTensor> read_with(sync::Group& group, std::span<const Agreed> all, ProgressCounter& progress) const {
     std::vector<NamedTensor> tensors = allocate();
     std::vector<std::vector<const MergedTensor*>> wanted(all.size());
@@ -363,8 +363,8 @@ class RankPart {
   }
 
   Agreed agreed_;
-  std::unique_ptr<ShardJob> job_;        // null: alone, of ranks
-  std::unique_ptr<MergedTensors> mine_;  // this rank's
+  std::unique_ptr<ShardJob> job_;        // null if it loads alone from ranks
+  std::unique_ptr<MergedTensors> mine_;  // tensors of this rank
 };
 
 void check_agreed(const SyncGroup& group, std::span<const Agreed> all) {

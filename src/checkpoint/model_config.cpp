@@ -15,8 +15,8 @@
 namespace muster {
 namespace {
 
-// Names of DistilBERT, and of GPT-2, BLOOM, MPT and T5. A config without key-value heads means as many as there are
-// heads, in all that transformers has.
+// Names in DistilBERT, GPT-2, BLOOM, MPT and T5. In all models of transformers, a config without key-value heads has as
+// many of them as heads.
 constexpr std::array<std::pair<std::string_view, std::string_view>, 17> other_names = {
     {{"num_attention_heads", "n_heads"},
      {"num_attention_heads", "n_head"},
@@ -37,7 +37,7 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 17> other_na
      {"intermediate_size", "n_inner"}}};
 
 constexpr std::string_view embedding = "embed_tokens.weight";
-// Of plans that do not say where a layer has its number. Not ALBERT's, which share one layer.
+// For plans that do not specify the position of a layer's number. Not for ALBERT, whose layers are one.
 constexpr std::string_view usual_layers = "{,*.}{layers,h,encoder.layer}.#.*";
 
 std::optional<std::int64_t> number_of(const Config* found) {
@@ -47,7 +47,7 @@ std::optional<std::int64_t> number_of(const Config* found) {
   return found->as_int();
 }
 
-/// What one dimension of a tensor has to be: the product of some numbers of config.json.
+/// The expected size of one dimension of a tensor: the product of some numbers of config.json.
 struct Size {
   std::string words;  ///< "num_key_value_heads" 2 x "head_dim" 8
   std::int64_t value = 0;
@@ -62,7 +62,7 @@ class Checking {
       by_name_.emplace(tensor.name, &tensor.spec);
       if (tensor.name.ends_with(embedding))
         text_layers_.push_back(tensor.name.substr(0, tensor.name.size() - embedding.size()) + "layers.");
-      // Adapters may be of some layers.
+      // Adapters may exist for some layers only.
       if (const auto number = layers.find(tensor.name); number && tensor.name.find(".lora_") == std::string::npos)
         layers_.insert(*number);
     }
@@ -72,13 +72,13 @@ class Checking {
     check_layers();
     for (const NamedSpec& tensor : model_)
       if (is_plain(tensor.spec)) check(tensor);
-    // Some models have layers with sizes of their own; a wrong merge or cut meets all layers alike.
+    // In some models a few layers have other sizes; a wrong merge or cut affects all layers alike.
     for (const auto& [kind, fits] : fits_)
       if (!fits.any) refuse(fits.misfit);
   }
 
  private:
-  // Elements of packed and other integer types are several weights each.
+  // Elements of packed and other integer types contain several weights each.
   static bool is_plain(const TensorSpec& spec) {
     return spec.shape.size() == 2 && !is_packed(spec.dtype) &&
            to_string(spec.dtype).find('F') != std::string_view::npos;
@@ -98,23 +98,23 @@ class Checking {
     if (is("embed_tokens.weight") || is("embed_in.weight") || is("word_embeddings.weight") || is("lm_head.weight") ||
         is("embed_out.weight")) {
       const auto vocabulary = number("vocab_size");
-      // A draft model's head has the tokens that it may propose.
+      // A draft model's head has only the tokens that it may propose.
       const bool is_draft = is("lm_head.weight") && find_in_config(config_, "draft_vocab_size") != nullptr;
       if (vocabulary && !is_draft && tensor.spec.shape[0] < vocabulary->value) refuse(misfit(tensor, 0, *vocabulary));
-      // Some project smaller embeddings to the hidden size.
+      // Some models project smaller embeddings to the hidden size.
       const bool is_projected = find_in_config(config_, "word_embed_proj_dim") != nullptr ||
                                 find_in_config(config_, "embedding_size") != nullptr;
       if (is(embedding) && !is_projected) expect(tensor, 1, hidden);
       return;
     }
-    // Towers for images and sound have sizes of their own.
+    // Towers for images and sound have separate sizes.
     if (std::ranges::none_of(text_layers_, [&](const std::string& begin) { return tensor.name.starts_with(begin); }))
       return;
-    // Experts, and heads whose queries and keys are compressed, have sizes of their own.
+    // Experts, and heads with compressed queries and keys, have separate sizes.
     if (tensor.name.find("expert") != std::string::npos || find_in_config(config_, "kv_lora_rank") != nullptr) return;
     if (is("self_attn.q_proj.weight")) {
       const auto size = heads(tensor, "num_attention_heads");
-      // Some have a gate beside each query.
+      // Some models store a gate beside each query.
       if (size) note(tensor, 0, *size, tensor.spec.shape[0] % size->value == 0);
       expect(tensor, 1, hidden);
     } else if (is("self_attn.k_proj.weight") || is("self_attn.v_proj.weight")) {
@@ -136,13 +136,13 @@ class Checking {
   }
 
   [[nodiscard]] std::optional<Size> number(std::string_view key) const {
-    // Not under another name: who leaves out the key-value heads may have others in each layer.
+    // Alternative names are not searched: a config without key-value heads may have different numbers in each layer.
     const auto value = number_of(find_here_or_in_text(config_, key));
     if (!value) return std::nullopt;
     return Size{fmt::format("\"{}\" {}", key, *value), *value};
   }
 
-  // Without "head_dim" the queries of the same layer say how large a head is.
+  // Without "head_dim", the queries of the same layer determine the size of a head.
   [[nodiscard]] std::optional<Size> heads(const NamedSpec& tensor, std::string_view key) const {
     const auto count = number(key);
     if (!count) return std::nullopt;
@@ -170,7 +170,7 @@ class Checking {
     if (size) note(tensor, dim, *size, tensor.spec.shape[dim] == size->value);
   }
   void note(const NamedSpec& tensor, std::size_t dim, const Size& size, bool fits) {
-    // What stands behind the layer's number: "self_attn.k_proj.weight".
+    // The part after the layer's number: "self_attn.k_proj.weight".
     const std::size_t module = tensor.name.rfind('.', tensor.name.rfind("_proj"));
     const std::size_t layer = tensor.name.rfind('.', module - 1);
     Fits& kind = fits_[tensor.name.substr(layer + 1) + char('0' + static_cast<int>(dim))];
@@ -194,10 +194,10 @@ class Checking {
   std::set<std::int64_t> layers_;
   struct Fits {
     bool any = false;
-    std::string misfit = {};  // the first
+    std::string misfit = {};  // the first misfit
   };
   std::map<std::string, Fits> fits_;      // by kind of tensor and dimension
-  std::vector<std::string> text_layers_;  // how their names begin
+  std::vector<std::string> text_layers_;  // prefixes of their names
 };
 
 }  // namespace
@@ -213,7 +213,7 @@ const Config* find_place(const Config& tree, std::string_view place) {
   }
   if (!tree.is_object()) return nullptr;
   if (const Config* member = tree.as_object().find(place)) return member;
-  // Keys may have dots of their own: shorter ones first, then longer ones.
+  // Keys may contain dots: shorter keys are tried first.
   for (std::size_t dot = place.find('.'); dot != std::string_view::npos; dot = place.find('.', dot + 1)) {
     const Config* member = tree.as_object().find(place.substr(0, dot));
     if (member == nullptr) continue;

@@ -18,10 +18,10 @@ namespace muster {
 struct ModelDir::Contents {
   std::string path;
   std::vector<SafetensorsFile> files;
-  std::vector<std::size_t> first;  // of each file, in tensors; and their number at the end
+  std::vector<std::size_t> first;  // index of each file's first tensor; the last entry is the number of tensors
   std::vector<TensorEntry> tensors;
   std::map<std::string, std::string> metadata;
-  std::unordered_map<std::string_view, std::size_t> index;  // keys are the entries' own names
+  std::unordered_map<std::string_view, std::size_t> index;  // keys are views of the entries' names
 
   Omissions omissions;
   std::vector<std::string> notes;

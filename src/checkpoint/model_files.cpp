@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names of a checkpoint's files, the plan of which tensor goes where, and the files beside them.
+// Names of a checkpoint's files, the distribution of tensors over files, and the files beside them.
 
 #include "src/checkpoint/model_files.hpp"
 
@@ -81,7 +81,7 @@ class Carrying {
  public:
   Carrying(const std::string& directory, const std::string& carry) : carry_(carry) {
     for (std::size_t at = 0; at <= carry.size();) {
-      // Commas in braces are the glob's.
+      // Commas in braces belong to the glob.
       std::size_t end = at;
       for (int braces = 0; end < carry.size() && (carry[end] != ',' || braces > 0); ++end)
         braces += carry[end] == '{' ? 1 : carry[end] == '}' ? -1 : 0;
@@ -91,7 +91,7 @@ class Carrying {
     std::error_code error;
     inside_.push_back(fs::canonical(directory, error));
     if (error) throw_unreadable(directory, error);
-    // HuggingFace's cache: the files of snapshots/COMMIT/ are links to blobs/.
+    // In Hugging Face's cache, the files of snapshots/COMMIT/ are links to blobs/.
     if (inside_[0].parent_path().filename() == "snapshots")
       inside_.push_back(inside_[0].parent_path().parent_path() / "blobs");
     read_modules(directory);
@@ -103,7 +103,8 @@ class Carrying {
   CarriedFiles found() && { return std::move(found_); }
 
  private:
-  /// Folders of a model of sentence-transformers, each of which has weights of its own: modules.json names them.
+  /// Reads the folders of a model of sentence-transformers, each of which has weights of its own; modules.json names
+  /// them.
   void read_modules(const std::string& directory) {
     constexpr std::uint64_t longest_modules = 1 << 20;
     const std::string path = join_path(directory, "modules.json");
@@ -116,7 +117,7 @@ class Carrying {
         if (const Config* folder = module.find("path"); folder != nullptr && !folder->as_string().empty())
           modules_.push_back(fs::path(folder->as_string() + "/").lexically_normal().string());
     } catch (const Error&) {
-      modules_.clear();  // it is no list of modules: then weights in folders are left out, and reported
+      modules_.clear();  // not a list of modules: weights in folders are then left out and reported
     }
   }
 
@@ -124,7 +125,7 @@ class Carrying {
     return std::ranges::any_of(modules_, [&](const std::string& module) { return below.starts_with(module); });
   }
 
-  /// Whether weights lie in a folder: then it is another model, such as an earlier checkpoint of a training.
+  /// Whether a folder has weights and therefore is another model, such as an earlier checkpoint of a training.
   [[nodiscard]] bool is_other_model(const std::string& directory, const std::string& below) const {
     if (below.empty() || !carry_.empty() || is_in_module(below)) return false;
     return std::ranges::any_of(entries_of(directory), [](const fs::directory_entry& entry) {
@@ -141,14 +142,14 @@ class Carrying {
     for (const fs::directory_entry& entry : entries_of(directory)) {
       const std::string name = entry.path().filename().string();
       std::error_code error;
-      // What a workspace has of its own belongs to no model.
+      // The workspace's own files do not belong to any model.
       if (depth == 0 && workspace::parse_name(name)) continue;
       if (entry.is_directory(error) && !entry.is_symlink(error)) {
-        // Git's and HuggingFace's own book-keeping.
+        // Internal folders of Git and Hugging Face.
         if (name != ".git" && name != ".cache") walk(entry.path().string(), below + name + "/", depth + 1);
         continue;
       }
-      // Checksums are of the weights that they lie beside, and of no others.
+      // Checksums are only valid for the weights beside them.
       if (depth == 0 &&
           (is_weight_name(name) || is_index_name(name) || name == checksums_file_name || name == written_files_name))
         continue;
@@ -186,11 +187,12 @@ class Carrying {
   const std::string& carry_;
   std::vector<TensorPattern> globs_;
   std::vector<fs::path> inside_;
-  std::vector<std::string> modules_;  // with a slash at the end
+  std::vector<std::string> modules_;  // with a trailing slash
   CarriedFiles found_;
 };
 
-/// Files of at most `limit` bytes, or of one larger tensor; the tensors of each.
+/// Assigns tensors to files of at most `limit` bytes; a larger tensor has a file of its own. Returns the tensors of
+/// each file.
 std::vector<std::vector<std::size_t>> fill_files(std::span<const std::uint64_t> sizes, std::uint64_t limit) {
   std::vector<std::vector<std::size_t>> files(1);
   std::uint64_t in_file = 0;
@@ -255,7 +257,7 @@ bool is_weight_name(std::string_view name) noexcept {
 }
 
 bool is_index_name(std::string_view name) noexcept {
-  // Of a variant: "model.safetensors.index.fp16.json".
+  // The index of a variant: "model.safetensors.index.fp16.json".
   return name.find(".safetensors.index.") != std::string_view::npos && name.ends_with(".json");
 }
 
@@ -297,7 +299,7 @@ DirectoryNames names_in(const std::string& directory) {
   DirectoryNames names;
   for (const fs::directory_entry& entry : entries_of(directory)) {
     std::error_code error;
-    // A link that leads nowhere stays in: opening it says what is wrong.
+    // A dangling link is included, so that opening it reports the error.
     (entry.is_directory(error) ? names.folders : names.files).push_back(entry.path().filename().string());
   }
   return names;
@@ -322,7 +324,8 @@ ShardLayout plan_shards(std::span<const TensorEntry> entries, std::uint64_t max_
     sizes.push_back(byte_size(entry.dtype, entry.shape));
     total += sizes.back();
   }
-  // As many files as the limit asks for; then all of them as large as the largest has to be, so that none is a rest.
+  // The limit determines the number of files. They are then made as equal as possible: the limit is lowered to the
+  // smallest size that needs no further file.
   const std::size_t count = fill_files(sizes, max_shard_size).size();
   std::uint64_t low = 0;
   std::uint64_t high = std::min(max_shard_size, total);
@@ -338,7 +341,7 @@ ShardLayout plan_shards(std::span<const TensorEntry> entries, std::uint64_t max_
   for (std::size_t i = 0; i < layout.files.size(); ++i)
     layout.files[i].name = layout.files.size() == 1 ? fmt::format("{}.safetensors", stem)
                                                     : numbered_name(stem, i + 1, layout.files.size());
-  // By name, as HuggingFace's libraries write it.
+  // Sorted by name, as Hugging Face's libraries write it.
   std::map<std::string_view, const std::string*> weights;
   for (const ShardFile& file : layout.files) {
     for (const std::size_t i : file.tensors) {

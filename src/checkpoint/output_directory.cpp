@@ -38,7 +38,7 @@ namespace fs = std::filesystem;
 
 constexpr std::size_t most_files_named = 3;
 
-// "out/" and "out/." are "out": siblings are named after it.
+// Normalises "out/" and "out/." to "out", because siblings are named after it.
 std::string normal(const std::string& path) {
   if (path.empty()) throw Error(ErrorKind::argument, "the output directory has no name");
   fs::path clean = fs::path(path).lexically_normal();
@@ -50,14 +50,14 @@ std::string normal(const std::string& path) {
 
 constexpr std::uint64_t longest_list = std::uint64_t{1} << 26;
 
-/// How a directory lists a file that was written there.
+/// Returns the digest of a file for the directory's list of files.
 std::string digest_of(const std::string& path) {
   const auto file = os::MappedFile::open(path);
   const XXH128_hash_t hash = XXH3_128bits(file->bytes().data(), file->bytes().size());
   return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
 }
 
-/// Names and digests of the files that an earlier command wrote there; none if there is no list.
+/// Returns names and digests of the files that an earlier command wrote there; nullopt if there is no list.
 std::optional<std::map<std::string, std::string, std::less<>>> read_written(const std::string& directory) {
   const std::string path = join_path(directory, std::string(written_files_name));
   if (!os::file_status(path)) return std::nullopt;
@@ -72,7 +72,7 @@ std::optional<std::map<std::string, std::string, std::less<>>> read_written(cons
   }
 }
 
-/// Calls work(relative name, entry) for everything in a directory that is not a folder.
+/// Calls work(relative name, entry) for everything in a directory except folders.
 template <class Work>
 void for_each_file(const std::string& directory, const Work& work) {
   std::error_code error;
@@ -83,13 +83,14 @@ void for_each_file(const std::string& directory, const Work& work) {
     throw Error(ErrorKind::io, fmt::format("reading the directory {}: {}", in_quotes(directory), error.message()));
 }
 
-/// Weights, and what is only about them: these are replaced together with the model.
+/// Whether a file is replaced together with the model: weights, and files that only describe them.
 bool is_of_weights(const std::string& name) {
   return belongs_to_checkpoint(name) == Belongs::weights || name == checksums_file_name || name == written_files_name ||
          is_journal_name(name) || os::is_partial_name(name);
 }
 
-// --force must not become `rm -r`: it deletes weights, and files that a command of Muster wrote and nobody changed.
+// --force must not become `rm -r`: it deletes only weights, and files that a command of Muster wrote and that have not
+// changed since.
 void check_replaceable(const std::string& out) {
   const auto refuse = [&](const std::string& words) {
     throw Error(ErrorKind::argument,
@@ -107,7 +108,7 @@ void check_replaceable(const std::string& out) {
       has_weights = has_weights || belongs_to_checkpoint(name) == Belongs::weights;
       return;
     }
-    // A model that another program wrote has at least its config.json.
+    // A model of another program has at least its config.json.
     if (!written && name == "config.json") return;
     if (kept.size() > most_files_named) return;
     const auto is_listed = [&] {
@@ -128,7 +129,7 @@ void check_replaceable(const std::string& out) {
   if (!has_weights) refuse("it has no model and no shards in it; name another directory");
 }
 
-/// Lists what was written beside the weights, so that a later --force can tell it from files of the user.
+/// Lists the files written beside the weights, so that a later --force can distinguish them from files of the user.
 void list_written(const std::string& directory) {
   Config files = Config::object();
   for_each_file(directory, [&](const std::string& name, const fs::directory_entry& entry) {
@@ -139,8 +140,8 @@ void list_written(const std::string& directory) {
              to_json(Config::object({{"muster_files", 1}, {"files", std::move(files)}}), 2) + "\n");
 }
 
-/// Gives everything in `made` the mode, owner and group that it has in `old`. A file with a new name gets the rights
-/// that all files of the old directory have in common.
+/// Gives everything in `made` the mode, owner and group of its counterpart in `old`. A new file gets the permissions
+/// that all files of the old directory share.
 void keep_rights(const std::string& old, const std::string& made, const os::Rights& directory) {
   std::optional<os::Rights> common;
   for_each_file(old, [&](const std::string&, const fs::directory_entry& entry) {
@@ -171,7 +172,7 @@ void remove_quietly(const std::string& path) noexcept {
   if (error) log(LogLevel::warning, "cannot remove \"" + path + "\": " + error.message());
 }
 
-/// The newest change of a directory or of what is right in it.
+/// Returns the newest change of a directory or of its direct entries.
 std::chrono::system_clock::time_point newest_change(const std::string& directory) {
   std::chrono::system_clock::time_point newest{};
   const auto look = [&](const std::string& path) {
@@ -181,7 +182,7 @@ std::chrono::system_clock::time_point newest_change(const std::string& directory
     look(directory);
     for (const os::DirectoryEntry& entry : os::list_directory(directory)) look(join_path(directory, entry.name));
   } catch (const Error&) {
-    return std::chrono::system_clock::time_point::max();  // somebody has taken it at this moment
+    return std::chrono::system_clock::time_point::max();  // another process has just claimed it
   }
   return newest;
 }
@@ -274,7 +275,7 @@ OutputDirectory::OutputDirectory(const std::string& path, OutputChoice choice,
   partial_ = os::partial_name(path_);
   if (!os::make_directory(partial_)) throw os::errno_error("making the directory", EEXIST, partial_);
   try {
-    // What grows here is not open to more people than what it replaces.
+    // The unfinished directory must not be accessible to more users than the one that it replaces.
     if (auto old = choice_.force ? os::rights_of(path_) : std::nullopt) {
       old->mode |= 0700U;
       os::set_rights(partial_, *old);
@@ -293,7 +294,7 @@ void OutputDirectory::look_at_others(const std::function<bool(const std::string&
   try {
     others = os::unfinished_of(path_);
   } catch (const Error& error) {
-    // One may write to a directory that one may not list.
+    // A directory may be writable but not listable.
     log(LogLevel::info, fmt::format("looking for what others left beside {}: {}", in_quotes(path_), error.what()));
   }
   std::set<std::string> growing;
@@ -310,7 +311,7 @@ void OutputDirectory::look_at_others(const std::function<bool(const std::string&
       log(LogLevel::warning, fmt::format("{} has its name again: who was to replace it was killed", in_quotes(path_)));
       return true;
     }
-    // What grew is gone: it has the name now, and the earlier one is only to be removed.
+    // The unfinished directory no longer exists: it has the final name now, and the earlier directory must be removed.
     if (!growing.contains(one.tail)) return false;
     log(LogLevel::warning,
         fmt::format("{} is an earlier {}, which has come from elsewhere since; move one of them away",
@@ -325,7 +326,7 @@ void OutputDirectory::look_at_others(const std::function<bool(const std::string&
     try {
       os::rename_to_new(one.path, mine);
     } catch (const Error&) {
-      continue;  // another export was the first to take it
+      continue;  // another export has claimed it first
     }
     if (!is_taken && !one.is_replaced && is_useful && is_useful(mine)) {
       remove_quietly(std::exchange(partial_, mine));
@@ -365,7 +366,7 @@ void OutputDirectory::commit(const std::function<void()>& at_last) {
   } else {
     partial_ = os::replace_directory(partial_, path_);
   }
-  // From here on partial_ is the old directory, if there was one: what is left to do is to remove it.
+  // From here on partial_ is the old directory, if there was one, which must still be removed.
   keep_ = false;
   os::sync_directory(os::directory_of(path_));
   if (!partial_.empty()) remove_quietly(std::exchange(partial_, {}));
@@ -449,7 +450,7 @@ std::optional<FinishedFiles> read_journal(const std::string& directory, const st
     }
     return contents;
   } catch (const std::exception&) {
-    // No journal, or not one that can be read: nothing can be said of what is there.
+    // The journal is missing or unreadable, so the state of the directory is unknown.
     return std::nullopt;
   }
 }
@@ -467,7 +468,7 @@ std::string verify_file(const std::string& path, const std::string& header, std:
     for (const WrittenPart& part : parts) {
       if (part.offset > bytes || part.bytes > bytes - part.offset) return "the journal has a part past its end";
       if (part.offset < covered) return fmt::format("the journal has two parts at {}", part.offset);
-      // What no part covers is zero: it was padding.
+      // Bytes that no part covers must be zero: they are padding.
       if (!statefile::is_zero(all.subspan(covered, part.offset - covered)))
         return fmt::format("nobody has written what is at {}", covered);
       covered = part.offset + part.bytes;

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// OutputDirectory: a directory of results that is there whole or not at all.
+// OutputDirectory: a directory of results that appears complete or not at all.
 //
-// 1. OUT.partial-NONCE@WRITER (os/publish.hpp) is made beside OUT; everything is written into it.
-// 2. What others left beside OUT goes, if its writer is proved dead: a process of this host that is not there any more,
-//    or one that let go of it. Of other hosts nothing can be proved: theirs goes if nothing in it has changed for an
-//    age that the user gives. Whoever takes such a directory first gives it a name of its own; then it is removed, or
-//    gone on with. An OUT.replaced-... gets the name OUT back if there is no OUT.
-// 3. commit(): the files beside the weights are listed (written_files_name), all files and directories are synced, and
-//    the directory takes the name OUT in one step. An OUT that is to be replaced gives its modes, owner and group to
-//    the new directory, changes places with it and is removed after that. Where the file system cannot exchange names,
-//    OUT is renamed to OUT.replaced-NONCE@WRITER first: one of the two always exists, and step 2 of the next one finds
-//    it.
-// 4. Without a commit the destructor removes OUT.partial-..., or lets go of it if it was told to keep it.
+// 1. OUT.partial-NONCE@WRITER (os/publish.hpp) is created beside OUT, and all files are written into it.
+// 2. Leftovers of other runs beside OUT are deleted if their writer is proved dead: a process of this host that no
+//    longer exists, or that released the directory. The death of a process on another host cannot be proved. Its
+//    leftovers are deleted if nothing in them has changed for an age that the user gives. The first process to claim
+//    such a directory renames it, and then removes or resumes it. An OUT.replaced-... is renamed to OUT if OUT does not
+//    exist.
+// 3. commit() lists the files beside the weights (written_files_name), syncs all files and directories, and renames the
+//    directory to OUT in one step. An OUT that is replaced passes its modes, owner and group to the new directory,
+//    exchanges names with it, and is then removed. If the file system cannot exchange names, OUT is first renamed to
+//    OUT.replaced-NONCE@WRITER: one of the two always exists, and step 2 of the next run finds it.
+// 4. Without a commit the destructor removes OUT.partial-..., or releases it if keep_on_failure() was called.
 
 #include <chrono>
 #include <cstdint>
@@ -28,31 +28,31 @@
 
 namespace muster {
 
-/// In a directory that was written: {"muster_files": 1, "files": {NAME: DIGEST, ...}}, all files but those of weights.
+/// The list in a written directory: {"muster_files": 1, "files": {NAME: DIGEST, ...}}, all files except weights.
 /// --force deletes a file beside the weights only if it is listed and unchanged.
 inline constexpr std::string_view written_files_name = ".muster.files.json";
 
 struct OutputChoice {
   bool force = false;
-  /// What processes of other hosts left, and has not changed for so long, is nobody's.
+  /// Leftovers of processes on other hosts that have not changed for this long may be deleted.
   std::optional<std::chrono::seconds> abandoned_after = {};
 };
 
 class OutputDirectory {
  public:
-  /// Throws as check_output; Error(io | no_space) from the file system. `is_useful`, if given, looks at each directory
-  /// that was left behind; the first one that it wants is gone on with.
+  /// Throws as check_output; Error(io | no_space) from the file system. `is_useful`, if given, inspects each leftover
+  /// directory; the first one that it accepts is resumed.
   explicit OutputDirectory(const std::string& path, OutputChoice choice = {},
                            const std::function<bool(const std::string& partial)>& is_useful = {});
   OutputDirectory& operator=(OutputDirectory&&) = delete;
   ~OutputDirectory();
 
-  /// Where to write until commit().
+  /// The directory to write to until commit().
   [[nodiscard]] const std::string& partial() const noexcept { return partial_; }
-  /// The destructor leaves what there is.
+  /// Makes the destructor keep the unfinished directory.
   void keep_on_failure() noexcept { keep_ = true; }
-  /// `at_last` is called when nothing but the name is missing. Throws like the constructor; then OUT is as it was,
-  /// unless syncing its parent was what failed: then the new one is there, but a power cut may undo it.
+  /// Publishes the directory. `at_last` is called directly before the rename. Throws like the constructor; OUT is then
+  /// unchanged. Exception: if syncing the parent directory fails, the new OUT is in place, but a power cut may undo it.
   void commit(const std::function<void()>& at_last = {});
 
  private:
@@ -63,24 +63,24 @@ class OutputDirectory {
   bool keep_ = false;
 };
 
-/// The checks of the constructor alone, for programs that want to fail before long work. Throws Error(argument) if
-/// `path` exists and force is off, or if it is on and `path` has no weights, or has files beside them that no
-/// command of Muster wrote or that were changed since (they are named). Error(not_found) if its parent is not there.
+/// Makes only the checks of the constructor, for programs that must fail before long work. Throws Error(argument) if
+/// `path` exists and force is off. With force, it throws if `path` has no weights, or has other files that no command
+/// of Muster wrote or that have changed since. The message names these files. Throws Error(not_found) if the parent
+/// directory is missing.
 void check_output(const std::string& path, const OutputChoice& choice);
 
-/// Throws Error(argument) if `out` is the directory that is read from, or has it inside: --force would replace what is
-/// being read.
+/// Throws Error(argument) if `out` is or contains the source directory, because --force would replace the source.
 void check_not_source(const std::string& source, const std::string& out);
 
-// What an unfinished export leaves in its directory, so that a later one can go on: which files are finished, and what
-// every process wrote into them.
+// The journal of an unfinished export, with which a later export can resume: the finished files, and the parts that
+// every process wrote.
 //
-//  1. The first process writes muster-export.json, the fingerprint of the whole job, before anything else.
-//  2. A process that has done with a file adds a line to muster-export.RANK.jsonl: the parts that it wrote, with their
-//     hashes; on the disk before it says that it has done.
-//  3. The first process adds a line that the file is finished when it has its name.
-//  4. Before the directory gets its own name, all of this is removed.
-// A line that was torn by a kill is the last one, and does not count.
+//  1. Rank 0 first writes muster-export.json, the fingerprint of the whole job.
+//  2. A process that has completed a file adds a line to muster-export.RANK.jsonl: the parts that it wrote, with their
+//     hashes. The line is durable before the process reports completion.
+//  3. Rank 0 adds a line that the file is finished once it has its final name.
+//  4. The journal is removed before the directory gets its final name.
+// A kill can truncate only the last line, which is then ignored.
 
 struct WrittenPart {
   std::uint64_t offset = 0;
@@ -92,23 +92,24 @@ struct WrittenPart {
 /// By file name.
 using FinishedFiles = std::map<std::string, std::vector<WrittenPart>>;
 
-/// Whether a name in an output directory is the journal's.
+/// Whether a name in an output directory belongs to the journal.
 bool is_journal_name(std::string_view name) noexcept;
 
-/// Step 1. Throws Error(no_space | io).
+/// Runs step 1. Throws Error(no_space | io).
 void begin_journal(const std::string& directory, const std::string& fingerprint);
-/// A later export begins: the first process's lines become what is finished, in one step, and those of others go.
-/// Whoever is killed in between leaves some parts twice, which are read once. Throws Error(no_space | io).
+/// Starts the journal of a later export: the lines of rank 0 are replaced with the finished files, in one step, and the
+/// lines of other ranks are deleted. If the process is killed in between, some parts are recorded twice, and duplicates
+/// are ignored. Throws Error(no_space | io).
 void rewrite_journal(const std::string& directory, const FinishedFiles& finished);
-/// Step 4. Throws Error(io).
+/// Runs step 4. Throws Error(io).
 void remove_journal(const std::string& directory);
 
-/// One process's lines. Thread-safe.
+/// The lines of one process. Thread-safe.
 class Journal {
  public:
-  /// Goes on after what is there; a torn line goes.
+  /// Appends to an existing file, after removing a truncated line.
   Journal(const std::string& directory, int rank);
-  /// Steps 2 and 3: on the disk when they return. Throw Error(no_space | io).
+  /// Steps 2 and 3: the lines are durable on return. Throw Error(no_space | io).
   void add_parts(const std::string& file, const std::vector<WrittenPart>& parts);
   void add_finished(const std::string& file);
 
@@ -119,12 +120,12 @@ class Journal {
   os::WritableFile file_;
 };
 
-/// Which files of a directory that somebody left are finished, and their parts: none if there is no journal, or one of
-/// another job.
+/// Returns the finished files of a leftover directory, and their parts; nullopt if it has no journal, or one of another
+/// job.
 std::optional<FinishedFiles> read_journal(const std::string& directory, const std::string& fingerprint);
 
-/// What is wrong with a file that the journal calls finished; empty if nothing is: it is as long as it should be,
-/// has the header that it should have, and after it parts that cover all but zeros and hash to what was written.
+/// Returns the defect of a file that the journal lists as finished; empty if it is correct. The file must have the
+/// expected length and header. The parts after the header must cover everything except zeros, and match their hashes.
 std::string verify_file(const std::string& path, const std::string& header, std::uint64_t bytes,
                         std::vector<WrittenPart> parts);
 

@@ -14,7 +14,7 @@
 namespace muster {
 namespace {
 
-/// The numbers of layers or experts, shared out in contiguous runs.
+/// Distributes the numbers of layers or experts in contiguous ranges.
 class Division {
  public:
   Division(const std::optional<Numbering>& numbering, int parts, std::span<const WholeTensor> wholes,
@@ -32,7 +32,7 @@ class Division {
     is_divided_ = true;
   }
 
-  /// None if the name has no such number, or there is one part only.
+  /// Returns nullopt if the name has no such number, or there is only one part.
   [[nodiscard]] std::optional<int> part_of(const std::string& name) const {
     if (!is_divided_ || !numbering_) return std::nullopt;
     const auto number = numbering_->find(name);
@@ -50,8 +50,8 @@ class Division {
 
  private:
   const std::optional<Numbering>& numbering_;
-  std::int64_t small_ = 0;   // numbers of a part
-  std::int64_t larger_ = 0;  // parts that have one more
+  std::int64_t small_ = 0;   // numbers per part
+  std::int64_t larger_ = 0;  // number of parts that have one more
   bool is_divided_ = false;
 };
 
@@ -68,12 +68,12 @@ std::pair<int, int> stages_of(Stage stage, int stages) {
   return {0, stages};
 }
 
-/// How a whole tensor is cut.
+/// The cut of a whole tensor.
 struct Cutting {
   ResolvedMerge resolved;
   merge::Cut cut;
   int parts = 1;
-  std::vector<BlockedPart> blocked = {};  // of each part, if that has all of the scale
+  std::vector<BlockedPart> blocked = {};  // for each part, if it has all of the scale
 };
 
 std::size_t in_range(std::int64_t dim, const WholeTensor& whole) {
@@ -117,7 +117,7 @@ class Cutter {
     facts.parts = parts;
     if (weight != nullptr) facts.weight = std::span(&weight->spec, 1);
     ResolvedMerge resolved = plan_.resolve(rule, whole.origin, std::span(&whole.spec, 1), true, facts);
-    // A scale's element may be for several heads: fit_blocks() sees that none is cut through.
+    // A scale's element may cover several heads: fit_blocks() ensures that none is divided.
     const auto* scale = std::get_if<ScaleAction>(&rule.action);
     const std::int64_t heads = std::accumulate(resolved.heads.begin(), resolved.heads.end(), std::int64_t{0});
     if (parts == 1 || (scale != nullptr && heads != 0 && whole.spec.shape[dimension(*scale, whole)] % heads != 0))
@@ -126,7 +126,7 @@ class Cutter {
     return {std::move(resolved), std::move(cut), parts};
   }
 
-  /// A rank's elements of the scale have to be those of its part of the weight, or all of them.
+  /// A rank's elements of the scale must be those of its part of the weight, or all of them.
   void fit_blocks(const WholeTensor& whole, Cutting& scale, const WholeTensor& weight) const {
     const Cutting cutting = cut(weight, nullptr);
     const merge::Cut& weights = cutting.cut;
@@ -162,8 +162,9 @@ class Cutter {
   std::unordered_map<std::string, const WholeTensor*> by_name_;
 };
 
-/// The dimension whose whole size the way back needs: of what was padded, and of a scale of which a rank has one
-/// element, as if it were one of the whole tensor.
+/// Returns the dimension whose original size must be recorded for the inverse. This is the dimension of a padded
+/// tensor, or of a scale of which each rank has one element. Without the size, that element could be mistaken for one
+/// of the whole tensor.
 std::optional<std::size_t> dimension_to_remember(const WholeTensor& whole, const Cutting& cutting) {
   if (cutting.cut.padded_dim) return cutting.cut.padded_dim;
   const auto* scale = std::get_if<ScaleAction>(&whole.rule->action);
@@ -173,7 +174,7 @@ std::optional<std::size_t> dimension_to_remember(const WholeTensor& whole, const
   return cutting.cut.part.shape[dim] == 1 ? std::optional(dim) : std::nullopt;
 }
 
-/// Throws if there are more ranks than query heads: what attention puts out would be counted twice.
+/// Throws if there are more ranks than query heads, because the attention output would be counted twice.
 void check_layout(const MergePlan& plan, const ParallelLayout& layout) {
   const bool has_heads = std::ranges::any_of(plan.rules(), [](const MergeRule& rule) {
     const auto* concat = std::get_if<ConcatAction>(&rule.action);
@@ -187,7 +188,7 @@ void check_layout(const MergePlan& plan, const ParallelLayout& layout) {
                             to_string(layout), layout.tensor, *heads));
 }
 
-/// What is cut in a way that not every engine reads.
+/// Notes about cuts that not every engine reads.
 class Notes {
  public:
   explicit Notes(const ParallelLayout& layout) : layout_(layout) {}

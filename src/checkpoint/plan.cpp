@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plans by name: built in, for the model at hand, or from a file; and names through a plan, both ways.
+// Finds plans by name (built in, for a given model, or from a file), and maps names through a plan in both directions.
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -20,12 +20,12 @@
 namespace muster {
 namespace {
 
-/// A model that a built-in plan is for.
+/// A model that a built-in plan supports.
 struct KnownModel {
   std::string type;          ///< "model_type"
-  std::string architecture;  ///< "architectures" begins with it
+  std::string architecture;  ///< prefix of an entry of "architectures"
   std::string plan;
-  std::string condition = {};  ///< a key of config.json that has to be true; empty: none
+  std::string condition = {};  ///< a key of config.json that must be true; empty: no condition
 };
 
 const std::vector<KnownModel>& known_models() {
@@ -55,7 +55,7 @@ bool has_architecture(const KnownModel& model, std::string_view architecture) {
   if (!architecture.starts_with(model.architecture)) return false;
   const std::string_view rest = architecture.substr(model.architecture.size());
   if (rest.empty()) return true;
-  if (rest == "ForConditionalGeneration") return false;  // with a vision tower
+  if (rest == "ForConditionalGeneration") return false;  // a model with a vision tower
   return rest.starts_with("For") || rest.starts_with("Model") || rest.starts_with("LMHead");
 }
 
@@ -71,7 +71,7 @@ bool meets(const KnownModel& model, const ConfigObject& config) {
   return value != nullptr && value->type() == Config::Type::boolean && value->as_bool();
 }
 
-/// The known model whose type begins most like this one; null if none does.
+/// Returns the known model whose type has the longest common prefix with this one; null if none has one.
 const KnownModel* nearest_model(std::string_view type) {
   const KnownModel* nearest = nullptr;
   std::size_t most = 2;
@@ -85,10 +85,10 @@ const KnownModel* nearest_model(std::string_view type) {
   return nearest;
 }
 
-/// A value of config.json that a plan follows from, and which one.
+/// A value of config.json that determines a plan, and its key.
 struct Hint {
   std::string words;
-  std::string plan;  ///< empty: not known
+  std::string plan;  ///< empty: unknown
 };
 
 std::vector<Hint> hints_of(const ConfigObject& config) {
@@ -106,13 +106,13 @@ std::vector<Hint> hints_of(const ConfigObject& config) {
   const Config* list = config.find("architectures");
   if (list == nullptr || !list->is_array()) return hints;
   for (const Config& item : list->as_array())
-    // A classifier of a model with towers begins as that model does, and as its text model.
+    // The class of a classifier with towers begins with the name of that model, and with that of its text model.
     if (item.is_string() && hints.size() < 16 && !(of_type != nullptr && has_stem(*of_type, item.as_string())))
       add("architectures", item.as_string(), has_architecture);
   return hints;
 }
 
-/// The built-in plan that a model's config.json stands for.
+/// Returns the built-in plan for a model's config.json.
 std::string plan_for_model(const Config* model_config) {
   const auto refuse = [](const std::string& words) {
     throw Error(ErrorKind::argument,
@@ -156,7 +156,7 @@ std::optional<std::int64_t> size_along(const TensorSpec& spec, std::int64_t dim)
   return spec.shape[static_cast<std::size_t>(dim)];
 }
 
-// DeepSeek's name for scales that are one a block, always.
+// DeepSeek's name for scales, which are always one per block.
 constexpr std::string_view block_scale = "weight_scale_inv";
 constexpr std::int64_t usual_block = 128;
 
@@ -177,7 +177,8 @@ class Resolver {
     ResolvedMerge resolved = concat(action, action.dim, 0);
     if (action.trim) {
       resolved.true_size = number(*action.trim);
-      // Backwards the whole has no padding: what it has more would be lost on the way to the ranks and back.
+      // In reverse, the whole tensor has no padding: more rows than the true size would be lost when it is cut and
+      // merged again.
       const std::optional<std::int64_t> size = whole_ ? size_along(specs_.front(), action.dim) : std::nullopt;
       if (size && *size != *resolved.true_size)
         throw Error(ErrorKind::argument,
@@ -233,7 +234,8 @@ class Resolver {
     return resolved;
   }
 
-  /// Ranks that cannot be cut so may have been: their tensors are joined by plain heads.
+  /// Returns the number of units of the cut. Existing ranks may have a cut that is not allowed in reverse: their
+  /// tensors are joined by plain heads.
   [[nodiscard]] std::int64_t units_of(const PlanNumber& heads, std::int64_t count) const {
     const int parts = whole_ ? facts_.parts : static_cast<int>(specs_.size());
     const auto units = head_units(plan_, heads, count, parts);
@@ -245,8 +247,8 @@ class Resolver {
     return units.value_or(count);
   }
 
-  /// Some ranks have embeddings by columns where the rule has rows (Llama 2): all rows, and their share of the model's
-  /// columns.
+  /// Some ranks have embeddings cut by columns where the rule expects rows (Llama 2): all rows, and their share of the
+  /// model's columns.
   [[nodiscard]] bool is_cut_by_columns(std::int64_t dim) const {
     const auto hidden = model_number(config_, "hidden_size");
     const auto ranks = static_cast<std::int64_t>(specs_.size());
@@ -259,7 +261,7 @@ class Resolver {
     throw Error(ErrorKind::argument, where() + " leaves the tensor out, so there is nothing to merge");
   }
 
-  /// A head's elements along the dimension: a scale may have one for several. 0: not known.
+  /// Returns a head's number of elements along the dimension; an element of a scale may cover several. 0: unknown.
   [[nodiscard]] std::int64_t head_along(const PlanNumber& heads, std::int64_t dim, std::int64_t block) const {
     const bool is_attention = heads.key.find("linear") == std::string::npos;
     const std::int64_t size = is_attention ? head_size(config_).value_or(0) : 0;
@@ -268,7 +270,8 @@ class Resolver {
     return size % block == 0 ? size / block : 0;
   }
 
-  /// How many elements of the weight one element of its scale is for; 0: not known, or as many as there are.
+  /// Returns the number of the weight's elements per element of its scale. 0: unknown, or one scale element covers all
+  /// of them.
   [[nodiscard]] std::int64_t block_along(std::int64_t dim) const {
     if (facts_.weight.empty()) return 0;
     const TensorSpec& scale = specs_.front();
@@ -277,34 +280,35 @@ class Resolver {
     const auto of_weight = size_along(weight, dim);
     if (!of_scale || !of_weight || *of_scale < 1 || *of_weight < *of_scale) return 0;
     if (*of_scale > 1) return block_of(*of_weight, *of_scale);
-    // One element along it: a block's, or that of whole rows, as many as the weight has.
+    // A single element along the dimension is either for a block, or for whole rows, of which there are as many as in
+    // the weight.
     if (scale.shape.size() != 2 || weight.shape.size() != 2) return 0;
     const std::size_t across = dim == 0 || dim == -2 ? 1 : 0;
     if (scale.shape[across] == weight.shape[across]) return 0;
     const std::int64_t block = said_block(scale, weight, across);
-    // One element for more than a block of the whole weight is no block's.
+    // If the single element would cover more than a block of the whole weight, it is not for a block.
     return whole_ && *of_weight > block ? 0 : block;
   }
 
-  /// Along the other dimension than `across`, if the scale has one element.
+  /// Returns the block size along the other dimension than `across`, for a scale with a single element.
   [[nodiscard]] std::int64_t said_block(const TensorSpec& scale, const TensorSpec& weight, std::size_t across) const {
     const Config* sizes = find_in_config(config_, "quantization_config.weight_block_size");
     if (sizes != nullptr && sizes->is_array() && sizes->size() == 2)
       if (const Config& size = sizes->at(1 - across); size.type() == Config::Type::integer && size.as_int() > 0)
         return size.as_int();
-    // Blocks are square if nobody says otherwise.
+    // Blocks are square unless the config specifies otherwise.
     if (scale.shape[across] > 1) return block_of(weight.shape[across], scale.shape[across]);
     return tensor_.ends_with(block_scale) ? usual_block : 0;
   }
 
-  /// The last block may be short.
+  /// The last block may be shorter.
   [[nodiscard]] static std::int64_t block_of(std::int64_t of_weight, std::int64_t of_scale) {
     if ((of_weight + usual_block - 1) / usual_block == of_scale) return usual_block;
     if (of_weight % of_scale == 0) return of_weight / of_scale;
     return static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(of_weight / of_scale)));
   }
 
-  /// Whether ranks that have one element each along the dimension have each another block's.
+  /// Whether ranks with one element each along the dimension have different blocks.
   [[nodiscard]] bool has_own_blocks(std::int64_t dim, std::int64_t block) const {
     if (whole_ || block == 0 || specs_.size() == 1) return false;
     std::int64_t total = 0;
@@ -364,7 +368,7 @@ std::optional<std::int64_t> head_units(const MergePlan& plan, const PlanNumber& 
     groups = model_number(plan.model_config(), path + std::string(name)).value_or(count);
   }
   const bool shares = parts > groups && parts % groups == 0;
-  // Falcon's groups hold queries beside their keys, and those of linear attention its values.
+  // Falcon's groups contain queries beside their keys, and those of linear attention contain values.
   if (shares && (is_linear || is("num_kv_heads") || is("linear_num_key_heads"))) return std::nullopt;
   if (groups >= count || count % groups != 0) return count;
   if (!shares) return groups;
@@ -406,7 +410,7 @@ bool is_builtin_rule(const MergeRule& rule) {
     for (const BuiltinPlan& plan : builtin_plans()) {
       const Config json = parse_json(plan.json);
       const Config* rules = json.as_object().find("rules");
-      if (rules == nullptr) continue;  // it extends another
+      if (rules == nullptr) continue;  // the plan extends another one
       for (const Config& item : rules->as_array())
         for (const Config& single : single_rules(item))
           all.insert(single.at(single.find("match") == nullptr ? "regex" : "match").as_string());
@@ -495,13 +499,14 @@ std::optional<MergePlan::Origin> MergePlan::origin(std::string_view result) cons
     } else if (!rule.pattern.matches(result)) {
       continue;
     }
-    // What comes out is only believed if it gives the same name forwards, by the same rule.
+    // The result is accepted only if it maps forward to the same name, by the same rule.
     if (find(name) == &rule && renamed(rule, name) == result) return Origin{std::move(name), &rule};
   }
   return std::nullopt;
 }
 
-// Rules for tensors whose shapes are known: numbers of config.json are looked up, scales become what their shapes say.
+// Resolves rules for tensors with known shapes: looks up numbers of config.json, and determines the kind of a scale by
+// its shape.
 
 ResolvedMerge MergePlan::resolve(const MergeRule& rule, std::string_view tensor, std::span<const TensorSpec> specs,
                                  bool whole, const MergeFacts& facts) const {

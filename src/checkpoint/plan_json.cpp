@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plans as JSON text. Keys that nobody knows, or that do not belong to their action, are errors: a misspelt one would
-// otherwise change what is written without a word.
+// Plans as JSON text. Unknown keys, and keys that do not belong to their action, are errors: a misspelt key would
+// otherwise silently change the output.
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -25,12 +25,12 @@ namespace muster {
 namespace {
 
 constexpr std::size_t most_rules = 10'000;
-constexpr int most_extended = 4;  // files
+constexpr int most_extended = 4;  // number of files
 constexpr std::size_t most_blocks = 64;
-constexpr std::size_t most_expanded = 16 << 20;  // characters of all patterns without their braces
+constexpr std::size_t most_expanded = 16 << 20;  // total characters of all patterns with braces expanded
 constexpr std::int64_t most_dimensions = 64;
-// Comparing all pairs of patterns takes squared time, which a hostile plan would make minutes: beyond this many
-// products of lengths only patterns that are the same are found.
+// Comparing all pairs of patterns takes quadratic time, which a hostile plan could extend to minutes. Beyond this sum
+// of products of lengths, only equal patterns are found.
 constexpr std::size_t most_work = std::size_t{1} << 29;
 
 [[noreturn]] void refuse_plan(const std::string& words) {
@@ -75,7 +75,7 @@ std::vector<PlanNumber> numbers(const ConfigObject& rule, std::string_view key) 
   return numbers;
 }
 
-// One number, or one of each fused tensor.
+// A single number, or one per fused tensor.
 std::vector<PlanNumber> heads(const ConfigObject& rule) {
   const Config* value = rule.find("heads");
   if (value == nullptr) return {};
@@ -129,7 +129,7 @@ MergeAction read_plain(const ConfigObject&) {
 struct ActionReader {
   std::string_view name;
   MergeAction (*read)(const ConfigObject&);
-  std::array<std::string_view, 5> keys;  // beside those of every rule
+  std::array<std::string_view, 5> keys;  // in addition to those of every rule
 };
 constexpr std::array<ActionReader, std::variant_size_v<MergeAction>> action_readers = {{
     {"concat", read_concat, {"dim", "blocks", "trim", "heads", "head_sizes"}},
@@ -194,12 +194,12 @@ std::shared_ptr<const NewName> read_rename(const ConfigObject& rule, const Tenso
 
 /// One of the rules that the actions "column" and "row" stand for: how some tensors of a linear layer are joined.
 struct LinearPart {
-  std::string_view names;  // behind the layer's
+  std::string_view names;  // suffixes after the layer's name
   std::string_view action;
   std::optional<std::int64_t> dim = {};
-  bool has_units = true;  // "blocks" and "heads" are its, too, if it has a dimension
+  bool has_units = true;  // "blocks" and "heads" also apply to it if it has a dimension
 };
-// Rows of the weight are its outputs, columns its inputs. Files of GPTQ and AWQ have their weights transposed.
+// Rows of the weight are its outputs, columns its inputs. Files of GPTQ and AWQ have transposed weights.
 constexpr std::array<LinearPart, 7> column_parts = {
     {{".{weight,bias}", "concat", 0},
      {".{weight_scale*,weight_quantizer.*,output_scale,output_quantizer.*}", "scale", 0},
@@ -250,7 +250,7 @@ MergeRule read_rule(const Config& value, std::size_t number) {
   const ConfigObject& rule = value.as_object();
   const ActionReader& reader = reader_of(rule);
   Keys keys = {"match", "regex", "if", "action", "comment"};
-  // What is left out has no name, no stage and no ranks to be joined.
+  // A tensor that is left out needs no new name, stage or joined ranks.
   const bool is_left_out = reader.name == "drop" || reader.name == "tie";
   if (!is_left_out) keys.insert(keys.end(), {"rename", "stage", "across"});
   for (const std::string_view key : reader.keys)
@@ -393,13 +393,13 @@ std::optional<Numbering> read_numbering(const ConfigObject& plan, std::string_vi
   }
 }
 
-/// Finds rules that no tensor can come to: whoever wrote one meant something else by an earlier one.
+/// Finds rules that match no tensor because of earlier rules, which is a mistake in the plan.
 class Reach {
  public:
-  /// Why the rule is never reached after those that were added; empty if it is.
+  /// Returns why the rule is never reached after those that were added; empty if it is reached.
   std::string add(const MergeRule& rule) {
     const TensorPattern& pattern = rule.pattern;
-    if (!rule.condition.empty()) return {};  // the rules after it may be reached, too
+    if (!rule.condition.empty()) return {};  // later rules may be reached, too
     const auto [same, is_new] = texts_.try_emplace({pattern.is_regex(), pattern.text()}, rule.number);
     if (!is_new) return fmt::format("it has the pattern of rule {}, so it is never reached", same->second);
     if (all_ != 0) return fmt::format("rule {} takes all tensors, so it is never reached", all_);
@@ -433,8 +433,8 @@ class Reach {
                        by.size() == 1 ? "" : "s", fmt::join(some, ", "), by.size() == 1 ? "s" : "");
   }
 
-  // One glob fits all that another does if it fits the other's text: the other's stars are characters there that only
-  // its own stars can fit. 0: no rule's does.
+  // One glob covers another if it matches the other's text, because only its own stars can match the other's stars as
+  // characters. Returns the number of the covering rule; 0 if there is none.
   std::size_t covering(const std::string& glob) {
     for (const auto& [pattern, number] : globs_) {
       work_ += pattern.text().size() * glob.size();
@@ -445,8 +445,8 @@ class Reach {
   }
 
   std::map<std::pair<bool, std::string>, std::size_t> texts_;
-  std::vector<std::pair<TensorPattern, std::size_t>> globs_;  // with their rules' numbers
-  std::size_t all_ = 0;                                       // a rule that takes everything
+  std::vector<std::pair<TensorPattern, std::size_t>> globs_;  // with the numbers of their rules
+  std::size_t all_ = 0;                                       // the number of a rule that matches everything
   std::size_t expanded_ = 0;
   std::size_t work_ = 0;
 };
@@ -472,12 +472,12 @@ std::vector<MergeRule> read_rules(const Config& list, const std::vector<std::siz
   return rules;
 }
 
-/// A plan without its "extends": what it has itself, then what the plan `content` has beside. `reach` knows its rules.
+/// Returns a plan without "extends": its own members, and the members of `content`. `reach` has its rules.
 Config extended(const ConfigObject& plan, const MergePlan& content, Reach& reach) {
   Config whole = ConfigObject();
   for (const auto& [key, value] : plan)
     if (key != "extends") whole[key] = value;
-  // It may extend another itself.
+  // The base may extend another plan itself.
   const Config whole_base = parse_json(content.text());
   for (const std::string_view key : {"layers", "experts", "at"})
     if (const Config* value = whole_base.as_object().find(key); value != nullptr && plan.find(key) == nullptr)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names of tensors: patterns over them, numbers in them, new names; their order, which belongs to which, and how
-// messages list them. Patterns are regular expressions of RE2, which take linear time: a glob becomes one whose stars
-// are lazy, so that from the left on each takes as little as it can.
+// Names of tensors: patterns, numbers in names, new names, their order, which names belong together, and lists of names
+// in messages. Patterns are regular expressions of RE2, which run in linear time. A glob is converted to one with lazy
+// stars: from the left on, each matches as little as possible.
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -21,7 +21,8 @@ namespace {
 constexpr std::size_t longest_pattern = 1024;
 constexpr std::size_t most_globs = 256;
 constexpr std::string_view any = "(.*?)";
-// At most 18 digits: they fit 63 bits. A number with a leading zero is no number: writing it again would change it.
+// At most 18 digits, which fit 63 bits. A number with a leading zero is not accepted, because writing it again would
+// change it.
 constexpr std::string_view digits = "(0|[1-9][0-9]{0,17})";
 
 re2::StringPiece piece(std::string_view text) {
@@ -34,7 +35,7 @@ void check_length(std::string_view what, std::string_view text) {
                 fmt::format("a {} of {} characters; at most {} are read", what, text.size(), longest_pattern));
 }
 
-/// `bytes`: text and names are bytes, and a dot is any of them; otherwise they are UTF-8.
+/// `bytes`: text and names are bytes, and a dot matches any byte; otherwise they are UTF-8.
 std::shared_ptr<const re2::RE2> compile(const std::string& text, bool bytes) {
   re2::RE2::Options options;
   options.set_log_errors(false);
@@ -50,7 +51,7 @@ std::shared_ptr<const re2::RE2> compile(const std::string& text, bool bytes) {
   return regex;
 }
 
-/// Of a glob whose braces are as they should be.
+/// Converts a glob with valid braces to a regular expression.
 std::string regex_of(std::string_view glob, std::string_view star, std::string_view number) {
   std::string regex;
   bool in_braces = false;
@@ -71,11 +72,11 @@ std::string regex_of(std::string_view glob, std::string_view star, std::string_v
   return regex;
 }
 
-/// What the groups of a regular expression stand for in a name, those that take part; none if it does not fit the
+/// Returns the matches of the expression's groups in a name, for those that take part; nullopt if it does not match the
 /// whole name.
 std::optional<std::vector<std::string_view>> groups_in(const re2::RE2& regex, std::string_view name) {
   if (name.data() == nullptr) name = "";
-  const int count = regex.NumberOfCapturingGroups() + 1;  // the first is the whole name
+  const int count = regex.NumberOfCapturingGroups() + 1;  // the first one is the whole name
   std::vector<re2::StringPiece> found(static_cast<std::size_t>(count));
   if (!regex.Match(piece(name), 0, name.size(), re2::RE2::ANCHOR_BOTH, found.data(), count)) return std::nullopt;
   std::vector<std::string_view> groups;
@@ -89,7 +90,7 @@ bool is_digit(char c) {
   return c >= '0' && c <= '9';
 }
 
-// The digits at the front of `text`, without leading zeros, taken off.
+// Removes the digits at the front of `text`, without leading zeros, and returns them.
 std::string_view take_number(std::string_view& text) {
   std::size_t end = 0;
   while (end < text.size() && is_digit(text[end])) ++end;
@@ -135,7 +136,7 @@ std::vector<std::string> expand_braces(const std::string& text) {
 
 TensorPattern TensorPattern::glob(std::string text) {
   check_length("pattern", text);
-  expand_braces(text);  // for what it throws
+  expand_braces(text);  // only to throw on an error
   TensorPattern pattern;
   pattern.regex_ = compile(regex_of(text, any, {}), true);
   pattern.text_ = std::move(text);
@@ -166,7 +167,7 @@ std::optional<std::size_t> TensorPattern::groups() const {
 
 std::optional<std::vector<std::string_view>> TensorPattern::captures(std::string_view name) const {
   auto found = groups_in(*regex_, name);
-  // Stars of braces' other words take no part in the match.
+  // Stars of brace alternatives that were not chosen take no part in the match.
   if (found && !is_regex_) std::erase_if(*found, [](std::string_view part) { return part.data() == nullptr; });
   return found;
 }
@@ -177,9 +178,9 @@ NumberPattern NumberPattern::parse(std::string text) {
   if (count != 1)
     throw Error(ErrorKind::argument,
                 fmt::format("the pattern {} has {} \"#\", not exactly one for the number", in_quotes(text), count));
-  expand_braces(text);  // for what it throws
+  expand_braces(text);  // only to throw on an error
   const std::string before = text.substr(0, text.find('#'));
-  // Inside braces it would be missing from some of what they mean.
+  // Inside braces, some of the alternatives would lack it.
   if (std::count(before.begin(), before.end(), '{') != std::count(before.begin(), before.end(), '}'))
     throw Error(ErrorKind::argument, fmt::format("the pattern {} has its \"#\" inside braces", in_quotes(text)));
   NumberPattern pattern;
@@ -293,7 +294,7 @@ std::string NewName::old_name(std::string_view new_name) const {
   return name;
 }
 
-// "layers.2." before "layers.10.": layers that follow each other in the model do so in the files.
+// Sorts "layers.2." before "layers.10.", so that layers have the same order in files as in the model.
 bool natural_less(std::string_view a, std::string_view b) {
   const std::string_view whole_a = a;
   const std::string_view whole_b = b;
@@ -311,7 +312,7 @@ bool natural_less(std::string_view a, std::string_view b) {
     }
   }
   if (a.empty() != b.empty()) return a.empty();
-  return whole_a < whole_b;  // "a01" and "a1" are two names
+  return whole_a < whole_b;  // "a01" and "a1" are different names
 }
 
 void check_numbering(const MergePlan& plan, const ParallelLayout& layout) {

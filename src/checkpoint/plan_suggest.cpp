@@ -14,14 +14,15 @@
 namespace muster {
 namespace {
 
-/// Tensors whose names differ in numbers alone.
+/// Tensors whose names differ only in numbers.
 struct Kind {
   std::string glob;
   const NamedSpec* example = nullptr;
   std::size_t count = 0;
 };
 
-/// The name with a star for each number that is a word of its own; glob characters of the name are refused by the plan.
+/// Returns the name with a star for each number that is a component of its own; the plan refuses glob characters in
+/// names.
 std::string glob_of(std::string_view name) {
   std::string glob;
   for (std::size_t at = 0; at <= name.size();) {
@@ -58,7 +59,7 @@ constexpr std::array<std::string_view, 6> vocabularies = {"embed",          "wte
 
 struct Guess {
   Config rule;
-  std::string doubt;  // empty: none
+  std::string doubt;  // empty: no doubt
 };
 
 class Guessing {
@@ -82,7 +83,7 @@ class Guessing {
     if (shape.size() == 2 && vocabulary_ != 0 && shape[0] >= vocabulary_ && has_any(name, vocabularies))
       return concat(0, "");
     if (shape.size() < 2) {
-      // A bias goes with its matrix, if that is cut by its outputs.
+      // A bias is cut with its matrix, if that is cut by its outputs.
       const auto weight = by_name_.find(name.substr(0, name.rfind('.') + 1) + "weight");
       const bool is_bias = name.ends_with("bias") && weight != by_name_.end() && weight->second->shape.size() == 2;
       if (is_bias && !is_output(weight->first, weight->second->shape)) return concat(0, "");
@@ -103,7 +104,7 @@ class Guessing {
   }
 
  private:
-  /// Whether the matrix gives back what the layer puts out: it is cut by its inputs.
+  /// Whether the matrix computes the output of a layer: it is then cut by its inputs.
   [[nodiscard]] bool is_output(std::string_view name, const Shape& shape) const {
     if (hidden_ != 0 && shape[0] == hidden_ && shape[1] != hidden_) return true;
     if (hidden_ != 0 && shape[1] == hidden_ && shape[0] != hidden_) return false;
@@ -115,7 +116,7 @@ class Guessing {
   std::int64_t vocabulary_ = 0;
 };
 
-/// Where layers have their numbers: behind the word that most numbers stand behind.
+/// Returns the position of layer numbers: after the component that precedes most numbers.
 std::string layers_of(const std::vector<Kind>& kinds) {
   std::map<std::string, std::size_t> words;
   for (const Kind& kind : kinds) {
@@ -140,12 +141,12 @@ SuggestedPlan suggest_plan(std::span<const NamedSpec> model, const Config* model
   const std::vector<Kind> kinds = kinds_of(model);
   std::optional<MergePlan> base;
   std::size_t most = kinds.size() / 2;
-  // Of those that know as many the plainest.
+  // Among plans with equally many rules, the simplest is chosen.
   std::vector<std::string_view> names = {"llama", "moe"};
   names.insert(names.end(), MergePlan::builtin_names().begin(), MergePlan::builtin_names().end());
   for (const std::string_view name : names) {
     MergePlan plan = MergePlan::load(std::string(name), model_config);
-    // With views it is for the names of other programs.
+    // A plan with views is for the names of other programs.
     if (!plan.views().empty() && !is_foreign) continue;
     const auto known = static_cast<std::size_t>(
         std::ranges::count_if(kinds, [&](const Kind& kind) { return knows(plan, kind.example->name); }));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A plan for a model that no built-in plan is for, as far as names and shapes tell.
+// Suggests a plan for a model without a built-in plan, from names and shapes.
 
 #include <span>
 #include <string>
@@ -13,10 +13,10 @@ namespace muster {
 
 struct SuggestedPlan {
   std::string text;                 ///< JSON
-  std::vector<std::string> unsure;  ///< what to look at before it is used
+  std::vector<std::string> unsure;  ///< to be reviewed before use
 };
 
-/// The built-in plan that has rules for most of the tensors is extended; the others get rules by their shapes.
+/// Extends the built-in plan that has rules for most of the tensors; the others get rules by their shapes.
 /// `is_foreign`: the names are those of another program's ranks, which plans with views read.
 SuggestedPlan suggest_plan(std::span<const NamedSpec> model, const Config* model_config, bool is_foreign = false);
 

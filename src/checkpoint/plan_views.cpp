@@ -33,10 +33,10 @@ std::string with_number(std::string name, std::int64_t number) {
   return at == std::string::npos ? name : name.replace(at, 1, std::to_string(number));
 }
 
-/// A view of the plan with all that it needs to know.
+/// A view of the plan with the values that it needs.
 class Viewing {
  public:
-  /// `rank`: the one whose tensors are seen; none: backwards.
+  /// `rank` is the rank whose tensors are viewed; nullopt: in reverse.
   Viewing(const MergePlan& plan, const ViewRule& rule, int ranks, std::optional<int> rank)
       : plan_(plan),
         rule_(rule),
@@ -49,7 +49,7 @@ class Viewing {
     merge::View view;
   };
 
-  /// What a tensor of this shape becomes.
+  /// Returns the parts that a tensor of this shape becomes.
   [[nodiscard]] std::vector<Part> parts(std::string_view name, const Shape& shape) const {
     const std::vector<std::string> names = names_of(name);
     std::vector<Part> all;
@@ -70,7 +70,7 @@ class Viewing {
     return names;
   }
 
-  /// Backwards: the shape of the whole whose parts, of `items` of them, have these shapes.
+  /// In reverse: returns the shape of the whole tensor from the shapes of the parts of `items` items.
   [[nodiscard]] Shape whole_shape(std::span<const Shape> parts, std::int64_t items) const {
     Shape shape = parts.front();
     if (rule_.split) {
@@ -101,7 +101,7 @@ class Viewing {
     const bool is_one = element_count(view.shape()) == 1;
     if (rule_.transpose) view = view.transposed();
     for (std::size_t part = 0; part < names.size(); ++part) {
-      // A scale of the whole is one of each part.
+      // A scale of the whole tensor applies to each part.
       merge::View mine = rule_.split && !is_one ? split(view, part) : view;
       if (rule_.permute_rope && !is_one) mine = permuted(mine);
       all.push_back({names[part], std::move(mine)});
@@ -116,7 +116,7 @@ class Viewing {
     return static_cast<std::size_t>(place);
   }
 
-  /// Of `count` heads of the model, how many a rank has.
+  /// Returns the number of heads per rank, if the model has `count`.
   [[nodiscard]] std::int64_t held_heads(const PlanNumber& heads, std::int64_t count) const {
     const std::int64_t units = head_units(plan_, heads, count, ranks_).value_or(count);
     return merge::share_heads(units, ranks_).heads * (count / units);
@@ -157,12 +157,13 @@ class Viewing {
         std::accumulate(counts.begin(), counts.begin() + static_cast<std::ptrdiff_t>(part), std::int64_t{0});
     merge::View mine = view.slice(split.dim, std::vector{groups, total, unit}, 1, begin, counts[part]);
     if (!is_gated || part != 0) return mine;
-    // A group's gates lie behind its queries; each head has its own behind it in the end.
+    // In a group, the gates follow the queries; in the result, each head's gate follows the head.
     constexpr std::array<std::size_t, 4> heads_first = {0, 2, 1, 3};
     return mine.reordered(split.dim, std::vector{groups, std::int64_t{2}, counts[part] / 2, unit}, heads_first);
   }
 
-  /// Of a rank that has one of `shares` equal parts of a group, wherever that is cut: what of the part lies there.
+  /// For a rank with one of `shares` equal parts of a group, cut at any position: returns the section of `part` that it
+  /// has.
   [[nodiscard]] merge::View part_of_group(const merge::View& view, std::size_t part,
                                           std::span<const std::int64_t> counts, std::int64_t size, int shares) const {
     const std::int64_t total = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
@@ -170,7 +171,7 @@ class Viewing {
       refuse_view(fmt::format("{} ranks have a group of [{}] heads together, which are no multiple of {}", shares,
                               fmt::join(counts, ", "), size));
     const std::int64_t unit = size * shares / total;
-    const std::int64_t first = *rank_ % shares * size;  // of the group
+    const std::int64_t first = *rank_ % shares * size;  // start within the group
     const std::int64_t at =
         std::accumulate(counts.begin(), counts.begin() + static_cast<std::ptrdiff_t>(part), std::int64_t{0}) * unit -
         first;
@@ -179,7 +180,7 @@ class Viewing {
     return view.slice(rule_.split->dim, std::vector{size}, 0, begin, end - begin);
   }
 
-  /// Queries with a gate each beside them would be taken for larger heads.
+  /// Refuses queries with a gate each, which would be mistaken for larger heads.
   void refuse_gates(std::span<const std::int64_t> counts, std::int64_t groups, std::int64_t size) const {
     const auto head = head_size(plan_.model_config());
     const std::int64_t total = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
@@ -211,7 +212,7 @@ void cast_view(ViewedTensor& tensor, DType to) {
   const DType from = tensor.stored;
   if (std::ranges::any_of(std::array{"F8", "F6", "F4"}, [&](auto kind) { return to_string(from).starts_with(kind); }))
     refuse_view(fmt::format("{} is quantised and cannot be cast; leave it out with --exclude", to_string(from)));
-  if (from == to || merge::can_cast(from, to)) tensor.spec.dtype = to;  // integers stay
+  if (from == to || merge::can_cast(from, to)) tensor.spec.dtype = to;  // integers are unchanged
 }
 
 ViewedTensor as_it_lies(const NamedSpec& tensor, std::size_t place) {
@@ -273,15 +274,15 @@ ViewedRank view_rank(const MergePlan& plan, const ParallelLayout& layout, RankTe
 
 namespace {
 
-/// A tensor of a rank that is being put together from its parts.
+/// A tensor of a rank that is assembled from its parts.
 struct Fused {
   const ViewRule* rule = nullptr;
-  std::map<std::int64_t, std::vector<std::size_t>> items;  // places of the parts, by the item's number
+  std::map<std::int64_t, std::vector<std::size_t>> items;  // indices of the parts, by the item's number
 };
 
 constexpr std::size_t missing = SIZE_MAX;
 
-/// Finds what a part comes from: the rank's name of the whole, the item and the part.
+/// Finds the origin of a part: the rank's name of the whole tensor, the item and the part.
 class Turning {
  public:
   explicit Turning(const MergePlan& plan) : plan_(plan) {
@@ -352,7 +353,7 @@ class Turning {
   }
 
  private:
-  /// The name with "#" where its number stands.
+  /// Returns the name with "#" in place of its number.
   static std::string hashed(const NumberPattern& pattern, const std::string& name, std::int64_t number) {
     const std::string other = pattern.replace(name, number == 0 ? 1 : 0);
     const auto differ = std::ranges::mismatch(name, other);

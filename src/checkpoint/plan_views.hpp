@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A plan's views applied to what ranks have, both ways. Forwards they come before the rules: what ranks have becomes
-// what rules are for. Backwards they come after the cut. Nothing here touches elements.
+// Applies a plan's views to the tensors of ranks, in both directions. Forwards, views run before the rules and turn the
+// ranks' tensors into the inputs of the rules. In reverse, they run after the cut. Nothing here reads or writes
+// elements.
 
 #include <cstddef>
 #include <span>
@@ -16,21 +17,22 @@
 
 namespace muster {
 
-/// Whether ranks have other tensors than those that rules are for.
+/// Whether the tensors of ranks differ from the inputs of the rules.
 inline bool has_views(const MergePlan& plan) {
   return !plan.views().empty() || !plan.at().empty();
 }
 
 /// A tensor of a rank that a view, or the plan's "at", leaves out.
 struct LeftOut {
-  std::size_t index = 0;  ///< in the rank's list
+  std::size_t index = 0;  ///< index in the rank's list
   std::size_t view = 0;   ///< from 1 on; 0: "at"
   std::string reason;
 };
 
 struct ViewedRank {
   RankTensors tensors;
-  std::vector<ViewedTensor> views;  ///< of each; boxes of places in the rank's list; empty: they are the rank's own
+  /// one per tensor; boxes refer to indices in the rank's list; empty: the tensors are the rank's own
+  std::vector<ViewedTensor> views;
   std::vector<LeftOut> left_out = {};
 };
 
@@ -38,18 +40,19 @@ struct ViewedRank {
 /// two tensors get one name.
 ViewedRank view_rank(const MergePlan& plan, const ParallelLayout& layout, RankTensors rank);
 
-/// Floating point numbers become `to` when they are read; integers stay. Throws Error(argument) if the tensor is of 8
-/// or 4 bits.
+/// Converts floating point numbers to `to` when they are read; integers are unchanged. Throws Error(argument) if the
+/// tensor has 8 or 4 bits per element.
 void cast_view(ViewedTensor& tensor, DType to);
-/// The view of a whole tensor, which is at this place of the rank's list.
+/// Returns the view of a whole tensor, which has this index in the rank's list.
 ViewedTensor as_it_lies(const NamedSpec& tensor, std::size_t place);
 
-/// The way back: the tensors of a rank as views make them of `tensors`, those that rules are for; boxes of places among
-/// these. Throws Error(argument) if a view has no way back, or a part of a tensor is not there.
+/// The inverse: returns the tensors of a rank as views of `tensors`, the outputs of the reversed rules; boxes refer to
+/// indices in `tensors`. Throws Error(argument) if a view is not invertible, or a part of a tensor is missing.
 std::vector<ViewedTensor> unview_rank(const MergePlan& plan, const ParallelLayout& layout,
                                       std::span<const NamedSpec> tensors);
 
-/// What each process views, if process p has the ranks p, p + processes, ...; `counts`: of each rank's own tensors.
+/// Returns the views of each process, if process p has the ranks p, p + processes, ... `counts` has the number of each
+/// rank's own tensors.
 std::vector<std::vector<ViewedTensor>> views_by_process(std::span<const std::vector<ViewedTensor>> views,
                                                         std::span<const std::size_t> counts, int processes);
 

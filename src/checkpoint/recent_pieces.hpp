@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Tensors that several files get parts of: what is read of them is kept for a while.
+// Caches pieces of tensors of which several files get parts.
 
 #include <cstddef>
 #include <cstdint>
@@ -14,8 +14,8 @@
 
 namespace muster {
 
-/// Reads whole pieces of 1 MiB, and keeps the last of them. They are those that shards have checksums of: each is held
-/// against its own as it is read, and not read once more for that.
+/// Reads whole pieces of 1 MiB, and caches the last ones. Shards have checksums of the same pieces, so each piece is
+/// verified while it is read, and is not read again for that.
 class RecentPieces : public TensorSource {
  public:
   /// Keeps `count` pieces, or more if threads use more at once.
@@ -36,13 +36,13 @@ class RecentPieces : public TensorSource {
     std::vector<std::byte> bytes;
   };
   using Use = std::unique_ptr<Piece, std::function<void(Piece*)>>;
-  /// Its memory is no other piece's as long as anybody has a Use of it.
+  /// Returns a piece. Its memory is not reused while a Use of it exists.
   [[nodiscard]] Use use(std::size_t tensor, std::uint64_t begin) const;
 
   std::shared_ptr<const TensorSource> source_;
   std::size_t count_;
   mutable ForkMutex mutex_;
-  mutable std::vector<std::unique_ptr<Piece>> pieces_;  // the last that was asked for comes first
+  mutable std::vector<std::unique_ptr<Piece>> pieces_;  // most recently used first
 };
 
 }  // namespace muster

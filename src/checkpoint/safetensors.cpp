@@ -23,9 +23,9 @@ namespace muster {
 struct SafetensorsFile::Contents {
   explicit Contents(os::ReadableFile opened) : file(std::move(opened)) {}
   os::ReadableFile file;
-  std::shared_ptr<const os::MappedFile> mapping;  // none of files that others may shorten
+  std::shared_ptr<const os::MappedFile> mapping;  // null for files that other programs may truncate
   SafetensorsHeader header;
-  std::unordered_map<std::string_view, std::size_t> index;  // keys are the entries' own names
+  std::unordered_map<std::string_view, std::size_t> index;  // keys are views of the entries' names
 };
 
 namespace {
@@ -34,8 +34,8 @@ namespace {
   throw file_error(ErrorKind::argument, "writing", path, what);
 }
 
-/// The reference writer's order, from the last to the first: never a larger element after a smaller one, so that every
-/// tensor is aligned in a file whose data begins at a multiple of eight.
+/// Returns the position in the reference writer's order, from last to first. No larger element follows a smaller one,
+/// so every tensor is aligned if the data begins at a multiple of eight.
 std::ptrdiff_t place_of(DType dtype) noexcept {
   constexpr std::array order = {
       DType::u64,         DType::i64,     DType::f64,       DType::complex64, DType::f32, DType::u32,
@@ -46,13 +46,13 @@ std::ptrdiff_t place_of(DType dtype) noexcept {
   return std::ranges::find(order, dtype) - order.begin();
 }
 
-/// What the format cannot say: it goes as flat U8.
+/// Whether the format has no such dtype: the tensor is then stored as flat U8.
 bool is_own(const TensorEntry& entry) {
   return entry.dtype == DType::u4 || entry.dtype == DType::i4 ||
          element_count(entry.shape) % elements_in_group(entry.dtype) != 0;
 }
 
-/// Of "U4 [3, 5]".
+/// Parses text such as "U4 [3, 5]".
 std::optional<TensorSpec> parse_own_text(std::string_view text) {
   const std::size_t space = std::min(text.find(' '), text.size());
   const std::optional<DType> dtype = dtype_from_string(text.substr(0, space));
@@ -174,7 +174,7 @@ struct SafetensorsWriter::State {
   std::vector<TensorEntry> tensors;
   std::string header;
   std::vector<std::atomic<std::uint64_t>> written;          // bytes of each tensor so far
-  std::unordered_map<std::string_view, std::size_t> index;  // keys are the entries' own names
+  std::unordered_map<std::string_view, std::size_t> index;  // keys are views of the entries' names
   os::OutputFile file;
   bool is_committed = false;
 };
@@ -197,7 +197,7 @@ void SafetensorsWriter::write(std::string_view name, std::uint64_t offset, std::
     state_->refuse(entry,
                    fmt::format("{} bytes at {} are past the end of its {} bytes", bytes.size(), offset, entry.bytes));
   state_->file.write_at(entry.offset + offset, bytes);
-  // Counted when they are there: what failed is missing at the end.
+  // Counted only after a successful write, so that failed writes are missing at the end.
   state_->written[place].fetch_add(bytes.size(), std::memory_order_relaxed);
 }
 
@@ -222,13 +222,13 @@ void SafetensorsWriter::commit() {
     if (written != state.tensors[i].bytes)
       state.refuse(state.tensors[i], fmt::format("{} of its {} bytes were written", written, state.tensors[i].bytes));
   }
-  // Last of all: until here the file begins with zeros, which no reader takes for a header.
+  // Written last: until then the file begins with zeros, which no reader accepts as a header.
   state.file.write_at(0, std::as_bytes(std::span(state.header)));
   state.file.commit();
   state.is_committed = true;
 }
 
-// Writing a header, and the tensors that the format has no dtype for: both directions of "muster.dtype.NAME".
+// Writes headers, and converts tensors that the format has no dtype for: "muster.dtype.NAME" in both directions.
 
 std::string make_safetensors_header(std::vector<TensorEntry>& tensors, std::map<std::string, std::string> metadata,
                                     const std::string& path) {
@@ -311,7 +311,7 @@ void apply_own_dtypes(SafetensorsHeader& header, const std::string& path) {
   entries.reserve(header.tensors.size());
   for (TensorEntry& entry : header.tensors) entries.emplace(entry.name, &entry);
   for (auto member = begin; member != end; ++member) {
-    // Whoever took some tensors out of a file may have kept all of its metadata.
+    // A program that removed some tensors from a file may have kept all of its metadata.
     const auto found = entries.find(std::string_view(member->first).substr(safetensors_dtype_key.size()));
     if (found == entries.end()) continue;
     TensorEntry& entry = *found->second;
@@ -320,7 +320,7 @@ void apply_own_dtypes(SafetensorsHeader& header, const std::string& path) {
     try {
       fits = fits && byte_size(own->dtype, own->shape) == entry.bytes;
     } catch (const Error&) {
-      fits = false;  // a shape that overflows
+      fits = false;  // the shape's size overflows
     }
     if (!fits)
       throw file_error(

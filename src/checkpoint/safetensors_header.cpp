@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reading a header:
+// Reads a header:
 //
 //  1. Length and first byte.
-//  2. JSON text, one member of it in memory at a time. Each is an entry, which is checked by itself.
-//  3. Entries in the order of their bytes must cover the rest of the file exactly.
+//  2. JSON text, with one member at a time in memory. Each is an entry, which is checked by itself.
+//  3. Entries, sorted by offset, must cover the rest of the file exactly.
 
 #include "src/checkpoint/model_files.hpp"
 
@@ -36,7 +36,7 @@ std::string_view kind_of(const Config& value) noexcept {
 }
 
 void read_metadata(const Config& said, std::map<std::string, std::string>& metadata) {
-  if (said.is_null()) return;  // as if there were none
+  if (said.is_null()) return;  // treated as missing
   if (!said.is_object())
     refuse_header(fmt::format("{} is {}, not an object of strings", safetensors_metadata_key, kind_of(said)));
   for (const auto& [key, value] : said.as_object()) {
@@ -66,7 +66,7 @@ std::vector<std::uint64_t> read_numbers(const TensorEntry& entry, std::string_vi
   return numbers;
 }
 
-/// Members that the format does not name are passed over, as its reference reader does.
+/// Members that the format does not define are ignored, as in its reference reader.
 TensorEntry read_entry(std::string name, const Config& said) {
   if (!said.is_object()) refuse_header(fmt::format("tensor {} is {}, not an object", in_quotes(name), kind_of(said)));
   TensorEntry entry{.name = std::move(name)};
@@ -78,7 +78,7 @@ TensorEntry read_entry(std::string name, const Config& said) {
   const Config& dtype = member("dtype");
   if (!dtype.is_string()) refuse_entry(entry, fmt::format("its dtype is {}, which it cannot be", kind_of(dtype)));
   const std::optional<DType> known = dtype_from_string(dtype.as_string());
-  // Ours alone: a file that says so itself was made by something else.
+  // Dtypes of Muster alone: in the format itself they are not valid.
   if (!known || *known == DType::u4 || *known == DType::i4)
     refuse_entry(entry, fmt::format("its dtype {} is not known", in_quotes(dtype.as_string())));
   entry.dtype = *known;
@@ -113,12 +113,12 @@ void check_size(const TensorEntry& entry) {
                              to_string(entry.shape), needed, entry.offset, entry.offset + entry.bytes, entry.bytes));
 }
 
-// Sorted by their bytes, entries must begin at 0, follow each other and end with the file.
+// Checks that entries, sorted by offset, begin at 0, follow each other without gaps, and end with the file.
 void check_cover(std::vector<TensorEntry>& entries, std::uint64_t data_bytes) {
   const auto by_place = [](const TensorEntry& a, const TensorEntry& b) {
     return a.offset != b.offset ? a.offset < b.offset : a.bytes < b.bytes;
   };
-  // Files of the field's writers are sorted already.
+  // Files of common writers are sorted already.
   if (!std::is_sorted(entries.begin(), entries.end(), by_place))
     std::stable_sort(entries.begin(), entries.end(), by_place);
   std::uint64_t covered = 0;
@@ -141,7 +141,7 @@ void check_cover(std::vector<TensorEntry>& entries, std::uint64_t data_bytes) {
     refuse_header(fmt::format("{} bytes at the end belong to no tensor", data_bytes - covered));
 }
 
-/// The JSON text of the header that a file of this size begins with.
+/// Returns the JSON text of the header of a file of this size.
 std::string_view header_text(std::span<const std::byte> head, std::uint64_t file_size) {
   if (file_size < safetensors_prefix || head.size() < safetensors_prefix)
     refuse_header(

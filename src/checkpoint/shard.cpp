@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cutting a checkpoint: the same assembly as an export's, with one process that has the whole model.
+// Cuts a checkpoint: the same assembly as an export's, with one process that has the whole model.
 
 #include <fmt/core.h>
 
@@ -39,11 +39,11 @@
 namespace muster {
 namespace {
 
-// Whoever opens a source leaves descriptors for so many more.
+// Code that opens a source keeps this many descriptors free.
 constexpr int most_files_at_once = 128;
 
-// Ranks of one stage have parts of the same tensors. Their files are written side by side, in the order in which the
-// parts lie in the model, so that what one file needs is still there if another one needs it (RecentPieces).
+// Ranks of one stage have parts of the same tensors. Their files are written in parallel, in the order of the parts in
+// the model. So pieces that are read for one file are still cached when another file needs them (RecentPieces).
 void order_steps(std::vector<Step>& steps, const ShardJob& job, std::uint32_t files_at_once) {
   std::vector<std::pair<std::size_t, std::uint64_t>> places;
   for (std::size_t i = 0; i < job.source->tensors().size(); ++i) places.push_back(job.place_in_model(i));
@@ -57,7 +57,7 @@ void order_steps(std::vector<Step>& steps, const ShardJob& job, std::uint32_t fi
 void write_files(ShardJob& job, const std::string& out, const ParallelLayout& layout, const ShardOptions& options) {
   const std::vector<RankSources> ranks(1);
   const auto files_at_once = static_cast<std::uint32_t>(std::min(layout.tensor * layout.expert, most_files_at_once));
-  // A power of two: windows begin and end with elements.
+  // A power of two, so that windows begin and end at element boundaries.
   const std::uint64_t window_bytes = shard_window_bytes / std::bit_ceil(files_at_once);
   AssemblyPlan assembly =
       plan_assembly(job.outputs.files, job.outputs.equal, ranks, {1, Writers::owners, window_bytes});
@@ -83,7 +83,7 @@ void write_files(ShardJob& job, const std::string& out, const ParallelLayout& la
   output.commit();
 }
 
-// Step 1 of write_states().
+// Runs step 1 of write_states().
 void check_carried_files(const std::string& from, const std::string& to, std::span<const std::string> names) {
   for (const std::string& name : names) {
     const std::string target = join_path(to, name);
@@ -101,12 +101,12 @@ void check_carried_files(const std::string& from, const std::string& to, std::sp
   }
 }
 
-// A model's shards as the states of a job in a workspace.
+// Writes a model's shards as the states of a job in a workspace.
 //
-//  1. Files that are no weights are compared with those of the same names in the workspace.
-//  2. Each rank's state is written under a growing name, all ranks one after the other, and takes its name when it is
-//     whole. The job's number is new, so that nobody reads it before all are there: until then no generation is common.
-//  3. The other files are copied. What fails before removes the states that have their names.
+//  1. Files other than weights are compared with those of the same names in the workspace.
+//  2. Each rank's state is written under a temporary name, one rank after the other, and renamed when it is complete.
+//     The job's number is new, and no generation is common until all states exist, so no reader uses an incomplete set.
+//  3. The other files are copied. If anything fails before that, the states that already have their names are removed.
 void write_states(ShardJob& job, const std::string& path, const ShardOptions& options) {
   const std::string workspace = workspace::prepare_workspace(path).path;
   if (!options.force) check_carried_files(job.carried_from, workspace, job.carried.names);
@@ -115,7 +115,7 @@ void write_states(ShardJob& job, const std::string& path, const ShardOptions& op
   job.report.job = workspace::job_text(nonce);
   ProgressCounter progress(options.progress, job.report.bytes_written, options.stop);
   const int world_size = static_cast<int>(job.outputs.files.size());
-  std::vector<std::string> made;  // goes again unless all is well
+  std::vector<std::string> made;  // removed unless everything succeeds
   workspace::sweep_dead(workspace);
   try {
     for (int rank = 0; rank < world_size; ++rank) {
@@ -130,7 +130,7 @@ void write_states(ShardJob& job, const std::string& path, const ShardOptions& op
       const StateFileOptions state{.info = {nonce, 1, rank, world_size},
                                    .zstd_level = options.zstd_level,
                                    .temporary = workspace::growing_name()};
-      // The directory may be what could not be synced: then the name is there, too.
+      // If syncing the directory was the failure, the file has its name already.
       made.push_back(join_path(workspace, name));
       const MergedTensors tensors(job.source, std::vector<RankSources>(1), std::move(shard.tensors), {});
       write_state_file(tensors, made.back(), config_from_metadata(shard.metadata), state, progress);

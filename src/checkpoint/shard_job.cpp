@@ -26,9 +26,9 @@ MergePlan cutting_plan(const ModelSource& from, const std::string& name) {
   return MergePlan::load(name.empty() ? "auto" : name, from.config ? &*from.config : nullptr);
 }
 
-/// Each row of a tensor may have a part in each of so many `files`.
+/// Caches pieces for tensors each of whose rows may have a part in each of `files` files.
 std::shared_ptr<const TensorSource> with_recent_pieces(std::shared_ptr<const TensorSource> source, std::size_t files) {
-  // Twice what the windows of all ranks hold, and in each file one where that begins and one where it ends.
+  // Twice the pieces of all ranks' windows, and for each file one at its start and one at its end.
   return std::make_shared<RecentPieces>(std::move(source), 2 * shard_window_bytes / checked_piece_bytes + 2 * files);
 }
 
@@ -38,7 +38,7 @@ ShardJob::ShardJob(const Request& request, const std::string& carry, bool side_b
     : ShardJob(opened(request, carry, side_by_side)) {}
 
 ShardJob::Opened ShardJob::opened(Request request, const std::string& carry, bool side_by_side) {
-  // Of what is whole, one plan is the one that cuts.
+  // For a whole model, the given plan is the one that cuts it.
   if (request.to_plan.empty() && !contents_of(request.path, request.foreign).has_ranks()) {
     request.to_plan = request.plan.empty() ? "auto" : request.plan;
     request.plan.clear();
@@ -85,7 +85,7 @@ std::unique_ptr<MergedTensors> merged_of(std::shared_ptr<const TensorSource> sha
 }
 
 ModelSource open_model(Request request, const std::string& carry, bool side_by_side) {
-  request.max_shard_size = UINT64_MAX;  // one file has all
+  request.max_shard_size = UINT64_MAX;  // a single file for everything
   request.is_cut = true;
   request.to.reset();
   const auto shards = std::make_shared<ShardSet>(request.path, 0, 1, request.states, request.foreign);

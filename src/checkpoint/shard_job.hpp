@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A model, and what each rank gets of it by a plan read backwards: for files, states, and ranks that load theirs.
+// A model and the parts of it that each rank gets by a plan in reverse: for files, states, and ranks that load their
+// part.
 
 #include <memory>
 #include <optional>
@@ -19,46 +20,47 @@
 
 namespace muster {
 
-/// What is cut, and what stands around it.
+/// The model to cut, and its other files.
 struct ModelSource {
   std::shared_ptr<const TensorSource> tensors = {};
   std::optional<Config> config = {};
   Metadata metadata = {};
   CarriedFiles carried = {};
-  std::string carried_from = {};  ///< the directory that they are in
+  std::string carried_from = {};  ///< the directory of the tensors
   std::vector<std::string> notes = {};
-  std::optional<MergePlan> plan = {};  ///< that it was put together by; none if it was whole
-  std::string set = {};                ///< of a workspace: as ShardListing's
+  std::optional<MergePlan> plan = {};  ///< the plan that merged it; nullopt if it was whole
+  std::string set = {};                ///< workspace only: as ShardListing::set
 };
 
-/// Tensors of a job's outputs, put together as they are read. `shards`: all of them, of this process. Takes the sets of
-/// equal sources out of the job.
+/// Assembles the tensors of a job's outputs while they are read. `shards` has all shards, in this process. Moves the
+/// sets of equal sources out of the job.
 std::unique_ptr<MergedTensors> merged_of(std::shared_ptr<const TensorSource> shards, ExportJob& job,
                                          std::vector<MergedTensor> tensors);
 
-/// The model that a request without `to` makes, put together as it is read. `carry`: as ExportOptions'. Throws as
-/// export_model. `side_by_side`: several ranks' parts of a tensor are read at about the same time.
+/// Opens the model that a request without `to` produces; it is assembled while it is read. `carry` is as in
+/// ExportOptions. `side_by_side`: several ranks' parts of a tensor are read at about the same time. Throws as
+/// export_model.
 ModelSource open_model(Request request, const std::string& carry = {}, bool side_by_side = false);
 
 struct ShardJob {
-  /// The request's model, cut for the layout `to` by `to_plan`. Without one, `plan` cuts what is whole already, and the
-  /// tensors of ranks are cut by the plan that has put them together, but by "auto" if that has views. `carry` and
-  /// `side_by_side`: as open_model's. Throws as shard_model.
+  /// Cuts the request's model for the layout `to` by `to_plan`. Without `to_plan`, a whole model is cut by `plan`, and
+  /// a merged one by the plan that merged it, or by "auto" if that plan has views. `carry` and `side_by_side` are as in
+  /// open_model. Throws as shard_model.
   explicit ShardJob(const Request& request, const std::string& carry = {}, bool side_by_side = false);
 
   MergePlan plan;
-  ExportOutputs outputs;                       ///< a file a rank
-  std::shared_ptr<const TensorSource> source;  ///< what they are made of, as the only process's
+  ExportOutputs outputs;                       ///< one file per rank
+  std::shared_ptr<const TensorSource> source;  ///< the sources of the outputs, which all belong to this process
   std::shared_ptr<const TensorSource> model;   ///< the model's own tensors
-  std::string set;                             ///< as ModelSource's
-  /// Of a plan with views: the source, and parts of the model that it is made of; else null.
+  std::string set;                             ///< as ModelSource::set
+  /// Plans with views only, otherwise null: the source, and the parts of the model from which it is made.
   std::shared_ptr<const ViewedTensors> viewed;
   std::shared_ptr<const MergedTensors> cut;
   CarriedFiles carried;
   std::string carried_from;
   ShardReport report;
 
-  /// Where what the source has as this tensor begins in the model: a tensor of it, and the byte.
+  /// Returns the position in the model of a tensor of the source: a tensor of the model, and the byte.
   [[nodiscard]] std::pair<std::size_t, std::uint64_t> place_in_model(std::size_t tensor) const;
 
  private:
@@ -66,8 +68,8 @@ struct ShardJob {
   explicit ShardJob(Opened opened) : ShardJob(std::move(opened.first), opened.second) {}
   ShardJob(ModelSource from, const Request& request);
   static Opened opened(Request request, const std::string& carry, bool side_by_side);
-  /// Ranks have what the plan's views are of: the parts that the rules cut are tensors of their own, put together as
-  /// they are read.
+  /// Applies the plan's views in reverse, which gives the tensors that ranks have. The parts that the rules cut become
+  /// separate tensors, which are assembled while they are read.
   void turn_views(const ParallelLayout& layout);
 };
 

@@ -25,7 +25,7 @@ namespace muster {
 
 namespace {
 
-/// A number of a shard's facts.
+/// Returns a number of a shard's facts.
 std::int64_t number_from(const Config& value, std::int64_t least, std::int64_t most) {
   const std::int64_t number = value.as_int();
   if (number < least || number > most)
@@ -67,7 +67,7 @@ ShardFacts facts_of(const Config& said) {
 
 constexpr std::string_view wrapper = "metadata";
 
-/// The texts of {"metadata": {NAME: TEXT, ...}}; none if the tree is not that.
+/// Returns the texts of {"metadata": {NAME: TEXT, ...}}; nullopt if the tree has another form.
 std::optional<Metadata> unwrapped(const Config& config) {
   if (!config.is_object() || config.size() != 1) return std::nullopt;
   const Config* inner = config.find(wrapper);
@@ -94,10 +94,10 @@ std::optional<Config> parsed(const std::string& text) {
   }
 }
 
-/// Whether a tree is written as JSON text. A tree that wraps texts is not, unless those would be read as a tree.
+/// Whether a tree is written as JSON text. A tree that only wraps texts is not, unless those would be read as a tree.
 bool is_written_as_text(const Config& config);
 
-/// The tree that metadata of nothing but "muster.config" stands for.
+/// Returns the tree that is represented by metadata with only "muster.config".
 std::optional<Config> tree_of(const Metadata& metadata) {
   if (metadata.size() != 1 || metadata.begin()->first != config_metadata_key) return std::nullopt;
   std::optional<Config> tree = parsed(metadata.begin()->second);
@@ -115,7 +115,7 @@ bool is_written_as_text(const Config& config) {
 std::string shard_facts_text(const ShardFacts& facts) {
   Config padded = ConfigObject();
   for (const auto& [name, place] : facts.padded) padded[name] = Config::array({place.first, place.second});
-  // Version 0.1.0 would join what several ranks have one after the other.
+  // Version 0.1.0 would join the shared parts of several ranks one after the other.
   Config text = Config::object({{"version", facts.heads.empty() && facts.blocked.empty() ? 1 : 2},
                                 {"rank", facts.rank},
                                 {"ranks", facts.ranks}});
@@ -171,7 +171,7 @@ Metadata metadata_from_config(const Config& config) {
 
 namespace {
 
-// A file that somebody changed has another size or another time, whatever its name.
+// A file that was changed has another size or time, even under the same name.
 std::string identity_of(const std::string& path) {
   std::error_code error;
   const auto size = std::filesystem::file_size(path, error);
@@ -188,7 +188,7 @@ ShardFacts facts_of_whole() {
   return facts;
 }
 
-// That a process has open beside the shards.
+// Descriptors that a process needs in addition to those of the shards.
 constexpr std::uint64_t files_beside = 256;
 
 std::optional<ParallelLayout> layout_said(const ShardListing& listing) {
@@ -198,7 +198,7 @@ PlanText plan_said(const ShardListing& listing) {
   return listing.facts ? listing.facts->plan : PlanText();
 }
 
-/// What a plan says, without comments and however it is written.
+/// Returns a plan's meaning, without comments and regardless of spelling.
 Config meaning_of(const std::string& plan_text) {
   Config plan = parse_json(plan_text);
   plan.as_object().erase("comment");
@@ -214,7 +214,7 @@ bool is_same_plan(const std::string& a, const std::string& b) {
   try {
     return a == b || meaning_of(a) == meaning_of(b);
   } catch (const Error&) {
-    return false;  // a text that is no plan
+    return false;  // the text is not a plan
   }
 }
 
@@ -263,7 +263,7 @@ ShardListing listing_from_config(const Config& config) {
 
 ParallelLayout layout_of(const std::vector<ShardListing>& listings, const std::optional<ParallelLayout>& given) {
   const auto count = static_cast<int>(listings.size());
-  // Each process looks at the workspace by itself: one that goes on meanwhile shows them different things.
+  // Each process lists the workspace by itself: if its job is still running, they may see different states.
   for (const ShardListing& listing : listings)
     if (listing.set != listings.front().set)
       throw Error(ErrorKind::rank_mismatch,
@@ -385,7 +385,7 @@ Contents contents_of(const std::string& path, const foreign::Choice& choice) {
   const DirectoryNames names = names_in(path);
   if (auto found = foreign::find_in_directory(path, names, choice)) return {Kind::foreign, std::move(found)};
   const auto has = [&](auto is_one) { return std::ranges::any_of(names.files, is_one); };
-  // A model beside shards is for the survey of a model to refuse.
+  // A model beside shards is left to the survey of models, which refuses it.
   const bool has_model = has(is_index_name) || has([](const std::string& name) { return name == model_file_name; });
   if (!has_model && has([](const std::string& name) { return parse_shard_file_name(name).has_value(); }))
     return {Kind::shards};
@@ -439,7 +439,7 @@ CarriedFiles ShardSet::carried(const std::string& carry) const {
     carried.left.push_back({name, "no config, tokenizer or description of a model"});
     return true;
   });
-  // The parts of the checkpoint itself are not left out: they are what was read.
+  // Parts of the checkpoint itself are not omissions, because they have been read.
   std::set<std::string> parts;
   const auto add_part = [&](const std::filesystem::path& path) {
     parts.insert(path.lexically_normal().lexically_relative(std::filesystem::path(path_).lexically_normal()));
@@ -456,7 +456,7 @@ CarriedFiles ShardSet::carried(const std::string& carry) const {
 
 ModelFacts ShardSet::facts(const Request& request, std::vector<std::string>& notes) const {
   ModelFacts facts;
-  // Another program's config.json is not one that its readers load.
+  // Another program's config.json is not in the format that Hugging Face's readers load.
   if (!request.base.empty() || !foreign_ || !foreign_->config) facts.config = config_of(request);
   facts.is_own = facts.config.has_value();
   if (!foreign_) return facts;
@@ -493,7 +493,7 @@ void ShardSet::open_foreign(const foreign::Found& found, int process, int proces
     if (is_whole) whole_ = listing.identity;
     if (is_whole && process != 0) return;
     listing.layout = found.layout;
-    // What is whole needs no plan, but may have one that renames.
+    // A whole model needs no plan, but may have one that renames.
     if (is_whole) listing.facts = facts_of_whole();
     for (std::string& note : notes)
       if (std::ranges::find(notes_, note) == notes_.end()) notes_.push_back(std::move(note));
@@ -538,7 +538,7 @@ void ShardSet::open_states(const std::string& workspace, int process, int proces
     const workspace::ChosenState& state = chosen.states[static_cast<std::size_t>(rank)];
     const StateFile file = StateFile::open(state.path);
     Metadata metadata = metadata_from_config(file.config());
-    // A config of the user's own is none of a checkpoint's metadata.
+    // A config that the user stored does not belong to a checkpoint's metadata.
     metadata.erase(std::string(config_metadata_key));
     add(file);
     list(file, metadata, rank, fmt::format("job {}, generation {}", chosen.job, state.generation));

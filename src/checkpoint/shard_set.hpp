@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What stands in the metadata of shards.
+// The metadata of shards.
 //
-// The metadata of a safetensors file, which is texts by name, also becomes the config of a state file, which is a tree,
-// and comes back. Both ways are one rule, so that either comes back as it was (JSON text in its shortest form):
+// The metadata of a safetensors file maps names to texts. The config of a state file is a tree. One rule defines the
+// conversion in both directions, so that a round trip preserves either (JSON text in its shortest form):
 //
 //   no metadata                        null
 //   {"muster.config": TEXT} alone      the tree of TEXT, if that tree would be written like this
@@ -39,98 +39,98 @@ using Metadata = std::map<std::string, std::string>;
 
 /// The key of a shard's facts: JSON text, {"version": 1, "rank": 2, "ranks": 4, "layout": "tp=2,pp=2,ep=1", "plan":
 /// {"name": NAME, "text": JSON}, "padded": {NAME: [DIM, SIZE]}, "heads": {NAME: [COUNT, ...]}, "blocked": {NAME: [DIM,
-/// BEGIN, BLOCK]}}. With "heads" or "blocked" the version is 2, which muster 0.1.0 refuses; that wrote neither, and no
-/// "plan".
+/// BEGIN, BLOCK]}}. With "heads" or "blocked" the version is 2, which muster 0.1.0 refuses. That version wrote neither
+/// these keys nor "plan".
 inline constexpr std::string_view shard_metadata_key = "muster.shard";
 
-/// A plan as a shard keeps it; empty: it does not say.
+/// A plan as recorded in a shard; empty: not recorded.
 struct PlanText {
   std::string name;
   std::string text;
   friend bool operator==(const PlanText&, const PlanText&) = default;
 };
 
-/// The plan of what is whole already.
+/// The name of the plan for a model that is already whole.
 inline constexpr std::string_view as_it_is = "as it is";
 
 struct ShardFacts {
   int rank = 0;
   int ranks = 0;
   PaddedSizes padded;
-  std::optional<ParallelLayout> layout = {};  ///< none: it does not say
+  std::optional<ParallelLayout> layout = {};  ///< nullopt: not recorded
   PlanText plan = {};
   HeadCounts heads = {};
   BlockedParts blocked = {};
 
-  /// It is no shard, but a whole model.
+  /// Whether this is a whole model and not a shard.
   [[nodiscard]] bool is_whole() const noexcept { return plan.name == as_it_is; }
 };
 std::string shard_facts_text(const ShardFacts& facts);
-/// Empty if the metadata has none (a shard that other hands made). Throws Error(corrupt | version).
+/// Returns nullopt if the metadata has no facts (a shard that another program made). Throws Error(corrupt | version).
 std::optional<ShardFacts> parse_shard_facts(const Metadata& metadata);
 
 inline constexpr std::string_view config_metadata_key = "muster.config";
 
-/// Pure. Text under "muster.config" that is no JSON is a text like others.
+/// Pure. Text under "muster.config" that is not JSON is treated like any other text.
 Config config_from_metadata(const Metadata& metadata);
 
 /// metadata_from_config(config_from_metadata(m)) == m, up to the white space of a config's text, and
 /// config_from_metadata(metadata_from_config(c)) == c. Throws Error(argument) if a leaf is a tensor.
 Metadata metadata_from_config(const Config& config);
 
-/// The same for a file that other programs load: with {"format": "pt"}, unless the config is another file's metadata.
+/// Returns the metadata of a file for other programs: as metadata_from_config, with {"format": "pt"} unless the config
+/// is another file's metadata.
 Metadata metadata_for_conversion(const Config& config);
-/// Back again: the config that was written by metadata_for_conversion, else config_from_metadata.
+/// Returns the config that metadata_for_conversion converted, or else config_from_metadata.
 Config config_from_converted(Metadata metadata);
 
-// The shards of ranks as files: which process of a job reads which, and what they say of themselves.
+// The shards of ranks as files: the assignment of shards to the processes of a job, and their recorded facts.
 
-/// What a shard is without its elements: as it travels to the first process.
+/// A shard without its elements, as it is sent to rank 0.
 struct ShardListing {
   int rank = 0;
   std::vector<NamedSpec> tensors = {};
-  std::optional<ShardFacts> facts = {};       ///< that it says of itself
-  std::string identity = {};                  ///< tells the file from others and from itself before a change
-  std::string set = {};                       ///< of a workspace: the job and the generation, the same for all ranks
-  std::optional<ParallelLayout> layout = {};  ///< that names of files say, where the shard does not
+  std::optional<ShardFacts> facts = {};       ///< as recorded in the shard
+  std::string identity = {};                  ///< distinguishes the file from others and from its own older versions
+  std::string set = {};                       ///< workspace only: the job and the generation, the same for all ranks
+  std::optional<ParallelLayout> layout = {};  ///< derived from file names if the shard has none
 };
 RankTensors to_rank_tensors(ShardListing listing);
 
 Config to_config(const ShardListing& listing);
-/// Throws Error(corrupt) if it is no listing.
+/// Throws Error(corrupt) if the config is not a listing.
 ShardListing listing_from_config(const Config& config);
 
-/// Of all ranks' shards: `given`, else what they say of themselves, else tensor parallelism alone. Throws
-/// Error(argument) if the given one has another number of ranks, Error(rank_mismatch) if they do not say the
-/// same.
+/// Returns the layout of all ranks' shards: `given`, or else the recorded one, or else tensor parallelism alone. Throws
+/// Error(argument) if `given` has another number of ranks, and Error(rank_mismatch) if the shards record different
+/// layouts.
 ParallelLayout layout_of(const std::vector<ShardListing>& listings, const std::optional<ParallelLayout>& given);
 
-/// The plan that they are merged by: `given` (as MergePlan::load takes it), else the one that they were cut by. A note
-/// says so if both are there and differ. Throws Error(rank_mismatch) if they were not cut by one plan, Error(argument)
-/// if there is neither, and as MergePlan::load.
+/// Returns the plan for the merge: `given` (as MergePlan::load takes it), or else the recorded one. Adds a note if both
+/// exist and differ. Throws Error(rank_mismatch) if the shards record different plans, Error(argument) if there is no
+/// plan, and as MergePlan::load.
 MergePlan plan_of(const std::vector<ShardListing>& listings, const std::string& given, const Config* model_config,
                   std::vector<std::string>& notes);
 
-/// The tensors of files, one file after the other: a model's, states', or shards'. Immutable once all are added;
-/// thread-safe.
+/// The tensors of a model's files, states or shards, file by file. Immutable once all files are added; thread-safe.
 class FileTensors : public TensorSource {
  public:
-  /// A shard that says its checksums is held against them as it is read.
+  /// Adds a file. If a shard has checksums, its pieces are verified while they are read.
   void add(const SafetensorsFile& file, const PieceChecksums& sums = {});
-  /// Names get `prefix`.
+  /// Adds a state file; its names get `prefix`.
   void add(const StateFile& file, const std::string& prefix = {});
-  /// Of a foreign checkpoint, or what a rank has of one.
+  /// Adds a foreign checkpoint, or one rank's part of it.
   void add(std::shared_ptr<const TensorSource> source);
   [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept override { return tensors_; }
   void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const override;
   [[nodiscard]] TensorDetail detail(std::size_t tensor) const override;
   [[nodiscard]] const Omissions& omissions() const noexcept override { return omissions_; }
-  /// Adds those that are not in the list yet: the files of several ranks leave out the same.
+  /// Adds omissions that are not yet in the list, because the files of several ranks may leave out the same data.
   void add_omissions(const Omissions& more);
 
  private:
   struct File {
-    std::size_t first = 0;  // of its tensors, among all
+    std::size_t first = 0;  // index of its first tensor in the list
     std::variant<SafetensorsFile, StateFile, std::shared_ptr<const TensorSource>> file;
     std::vector<std::shared_ptr<const CheckedTensor>> checked = {};  // by tensor; null: it has no checksums
   };
@@ -141,19 +141,19 @@ class FileTensors : public TensorSource {
   Omissions omissions_;
 };
 
-/// What is at a path: told by names, and by the first bytes of a foreign file.
+/// The contents of a path, recognised by names, and by the first bytes of a foreign file.
 struct Contents {
   enum class Kind : std::uint8_t {
-    other,      ///< none of these; one file of a rank, too
-    workspace,  ///< whatever else is in it
+    other,      ///< none of the others; also a single file of a rank
+    workspace,  ///< takes precedence over the other kinds
     foreign,
     shards,  ///< a directory with files of ranks
-    model,   ///< a safetensors file, or a directory that has some or an index
+    model,   ///< a safetensors file, or a directory with such files or an index
   };
   Kind kind = Kind::other;
   std::optional<foreign::Found> foreign = {};
 
-  /// Whether a plan has to merge what is there.
+  /// Whether the contents must be merged by a plan.
   [[nodiscard]] bool has_ranks() const noexcept {
     return kind == Kind::workspace || kind == Kind::shards || (foreign && foreign->ranks != 0);
   }
@@ -161,45 +161,46 @@ struct Contents {
 /// Throws as foreign::find_checkpoint, and Error(io).
 Contents contents_of(const std::string& path, const foreign::Choice& choice = {});
 
-/// The config.json of the request's base, or, without one, of its path. Throws Error(not_found) if the base has none.
+/// Returns the config.json of the request's base, or, without a base, of its path. Throws Error(not_found) if the base
+/// has none.
 std::optional<Config> config_of(const Request& request);
 
-/// The ranks of a directory of kind shards. Throws as count_shards.
+/// Returns the number of ranks of a directory of kind shards. Throws as count_shards.
 int count_shard_files(const std::string& directory);
 
-/// What is known of a model beside its tensors.
+/// Facts about a model in addition to its tensors.
 struct ModelFacts {
-  std::optional<Config> config = {};  ///< for plans; none: nothing is known
+  std::optional<Config> config = {};  ///< for plans; nullopt: unknown
   bool is_own = false;                ///< it is a config.json that programs load with the model
 };
 
-/// The shards that one process reads: rank, rank + processes, ... They are safetensors files of a directory, which are
-/// held against their checksums as they are read, the states of a workspace that all ranks have
-/// (workspace::choose_common_states), or those of a foreign checkpoint. If that, or a model, is whole it is the shard
-/// of one rank, and every process reads of a foreign one.
+/// The shards that one process reads: rank, rank + processes, ... There are three sources. Safetensors files of a
+/// directory are verified against their checksums while they are read. States of a workspace are those that all ranks
+/// have (workspace::choose_common_states). The third source is a foreign checkpoint. A whole model or whole foreign
+/// checkpoint counts as the shard of one rank; every process reads a whole foreign checkpoint.
 class ShardSet : public FileTensors {
  public:
-  /// Opens them. `choice`: of a workspace. Throws Error(not_found | corrupt | io | argument) that names the file, and
-  /// Error(unsupported) if a reader has lost data.
+  /// Opens the shards. `choice` is for a workspace. Throws Error(not_found | corrupt | io | argument) that names the
+  /// file, and Error(unsupported) if a reader has lost data.
   ShardSet(const std::string& directory, int process, int processes, const workspace::StateChoice& choice = {},
            const foreign::Choice& foreign = {});
 
   [[nodiscard]] const std::vector<ShardListing>& listings() const noexcept { return listings_; }
-  /// Of the first of them; without what says that it is a shard.
+  /// The metadata of the first shard, without the facts of shards.
   [[nodiscard]] const Metadata& metadata() const noexcept { return metadata_; }
-  /// Files beside the weights that go along: carried_files() of the directory; of a foreign checkpoint configs and
-  /// tokenizers alone, unless `carry` names others, and none if it is one file.
+  /// Returns the files beside the weights that are copied: carried_files() of the directory. For a foreign checkpoint
+  /// these are only configs and tokenizers, unless `carry` names others; if it is one file, the list is empty.
   [[nodiscard]] CarriedFiles carried(const std::string& carry) const;
-  /// The config.json that counts for the request's plans: that of its base, or the one beside the tensors. If that is
-  /// none of HuggingFace's, the sizes that a checkpoint of another program has saved, under its names; a note names
-  /// their source. Throws as config_of.
+  /// Returns the config.json for the request's plans: that of its base, or the one beside the tensors. If that is not
+  /// in Hugging Face's format, returns the sizes that a checkpoint of another program has saved, under Hugging Face's
+  /// names; a note names their source. Throws as config_of.
   [[nodiscard]] ModelFacts facts(const Request& request, std::vector<std::string>& notes) const;
-  /// Not empty: all processes have all tensors, and have to have the same of this.
+  /// If not empty, all processes have all tensors, and this text must be the same on all of them.
   [[nodiscard]] const std::string& whole() const noexcept { return whole_; }
-  /// Holds what a foreign checkpoint stores against its own checksums; where all processes have all of it, a share
-  /// each. Throws Error(corrupt).
+  /// Verifies the stored bytes of a foreign checkpoint against its own checksums. If all processes have the whole
+  /// checkpoint, each verifies a share. Throws Error(corrupt).
   void check_stored() const;
-  /// Facts that the user of the result should know, among them the omissions that are no loss.
+  /// Facts for the user of the result, among them the omissions that are not lost data.
   [[nodiscard]] const std::vector<std::string>& notes() const noexcept { return notes_; }
 
  private:
@@ -210,15 +211,16 @@ class ShardSet : public FileTensors {
   template <class Opened>
   void list(const Opened& file, const Metadata& metadata, int rank, std::string set);
 
-  int count_ = 0;  // of all processes' shards
+  int count_ = 0;  // number of shards of all processes
   std::vector<ShardListing> listings_;
   Metadata metadata_;
   std::vector<std::string> notes_;
   std::string path_;
   std::string whole_;
-  std::pair<int, int> share_ = {0, 1};  // of what all processes have: this one's number, and how many there are
+  // if all processes have everything: this process's number, and the number of processes
+  std::pair<int, int> share_ = {0, 1};
   std::optional<foreign::Found> foreign_;
-  std::vector<std::shared_ptr<const foreign::PartedTensors>> parted_;  // of it
+  std::vector<std::shared_ptr<const foreign::PartedTensors>> parted_;  // the tensors of a foreign checkpoint
 };
 
 }  // namespace muster

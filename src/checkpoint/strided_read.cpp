@@ -10,9 +10,10 @@ namespace muster {
 namespace {
 
 constexpr std::uint64_t longest_stretch = 1 << 20;
-constexpr std::uint64_t worth_a_call = 16 << 10;  // a read of its own takes as long as so many bytes of a longer one
+// the number of contiguous bytes that take as long to read as one additional call
+constexpr std::uint64_t worth_a_call = 16 << 10;
 
-/// Items of `Size` bytes; 0: of `item`.
+/// Copies items of `Size` bytes; 0: of `item` bytes.
 template <std::size_t Size>
 void copy_axes(const std::byte* from, std::span<const StridedAxis> axes, std::size_t item, std::byte* to) {
   if (axes.empty()) {
@@ -29,7 +30,7 @@ void copy_axes(const std::byte* from, std::span<const StridedAxis> axes, std::si
     copy_axes<Size>(from + i * axis.from, axes.subspan(1), item, to + i * axis.to);
 }
 
-/// The farthest first; those that are one in the file and in memory become one.
+/// Sorts axes by stride, the largest first, and joins those that are contiguous in the file and in memory.
 void simplify(std::vector<StridedAxis>& axes) {
   std::erase_if(axes, [](const StridedAxis& axis) { return axis.count == 1; });
   std::ranges::stable_sort(axes, std::greater(), &StridedAxis::from);
@@ -54,7 +55,7 @@ void read_parts(const formats::ReadAt& read, std::uint64_t begin, std::vector<St
     axes.pop_back();
   }
   if (axes.empty()) return read(begin, {target, item});
-  // Runs of the file, which need not be those of memory.
+  // Runs that are contiguous in the file, but not necessarily in memory.
   std::uint64_t run = item;
   std::uint64_t runs = 1;
   std::uint64_t stretch = item;
@@ -70,7 +71,7 @@ void read_parts(const formats::ReadAt& read, std::uint64_t begin, std::vector<St
     read(begin, std::span(memory).first(stretch));
     return copy_strided(memory.data(), std::move(axes), item, target);
   }
-  // In halves, along what is farthest apart.
+  // Splits in half along the axis with the largest stride.
   const StridedAxis far = axes.front();
   axes.front().count = far.count / 2;
   read_parts(read, begin, axes, item, target, memory);
@@ -81,7 +82,7 @@ void read_parts(const formats::ReadAt& read, std::uint64_t begin, std::vector<St
 }  // namespace
 
 void copy_strided(const std::byte* from, std::vector<StridedAxis> axes, std::size_t item, std::byte* to) {
-  // What is written one after the other is in the cache.
+  // Consecutive writes are then close together in the cache.
   std::ranges::stable_sort(axes, std::greater(), &StridedAxis::to);
   switch (item) {
     case 1:

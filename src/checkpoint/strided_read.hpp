@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Elements with strides in a file or a tensor, brought to places with strides in memory.
+// Copies strided elements of a file or a tensor to strided positions in memory.
 
 #include <cstddef>
 #include <cstdint>
@@ -13,18 +13,18 @@ namespace muster {
 
 struct StridedAxis {
   std::uint64_t count = 0;
-  std::uint64_t from = 0;  ///< bytes from one to the next in the file
-  std::uint64_t to = 0;    ///< and in memory
+  std::uint64_t from = 0;  ///< distance between neighbours in the file, in bytes
+  std::uint64_t to = 0;    ///< distance between neighbours in memory, in bytes
 };
 
 /// Whether all items from the byte `begin` on lie within `size` bytes.
 bool is_within(std::uint64_t begin, std::span<const StridedAxis> axes, std::size_t item, std::uint64_t size) noexcept;
 
-/// From memory.
+/// Copies from memory.
 void copy_strided(const std::byte* from, std::vector<StridedAxis> axes, std::size_t item, std::byte* to);
 
-/// Reads stretches of the file in which what is wanted lies close together, 1 MiB at most, and copies from them; long
-/// rows go straight to their places. Throws as `read`.
+/// Reads ranges of the file in which the requested items are close together, 1 MiB at most, and copies from them; long
+/// rows are read directly to their destination. Throws as `read`.
 void read_strided(const formats::ReadAt& read, std::uint64_t begin, std::vector<StridedAxis> axes, std::size_t item,
                   std::byte* target);
 

@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::uint64_t read_at_once = 1 << 20;
 constexpr std::uint64_t written_at_once = 8 << 20;
-// Longer rows are worth a system call each.
+// Longer rows are read with one system call each.
 constexpr std::uint64_t long_row = 128 << 10;
 
 }  // namespace
@@ -89,7 +89,7 @@ void for_each_piece(const TensorSource& source, bool in_order, ProgressCounter& 
     for (std::uint64_t at = 0; at < tensors[i].bytes; at += most)
       pieces.push_back({i, at, std::min(most, tensors[i].bytes - at)});
   }
-  // The largest first, so that none of them is left to one thread at the end.
+  // The largest first, so that no thread is left alone with a large one at the end.
   if (in_order) std::ranges::stable_sort(pieces, std::greater(), &Piece::bytes);
   std::vector<std::vector<std::byte>> memory(copy_workers());
   parallel_for(pieces.size(), memory.size(), [&](std::size_t index, std::size_t worker) {
@@ -116,7 +116,7 @@ void write_state_file(const TensorSource& source, const std::string& path, const
   for (const TensorEntry& entry : source.tensors()) entries.push_back({entry.name, entry.dtype, entry.shape});
   trace::Span span(trace::Kind::file, "write state file");
   StateFileWriter writer(path, config, std::move(entries), options);
-  // Pieces that do not end with a chunk must come in their order.
+  // Pieces that do not end at a chunk boundary must be written in order.
   const bool has_checksum = !source.tensors().empty() && source.detail(0).checksum.has_value();
   for_each_piece(source, options.zstd_level.has_value() || has_checksum, progress,
                  [&](std::size_t tensor, std::uint64_t offset, std::span<const std::byte> bytes) {
@@ -199,8 +199,8 @@ void MergedTensors::compare(std::size_t tensor, std::uint64_t offset, std::uint6
   for (const std::uint32_t number : tensors_[tensor].equal) {
     const std::vector<SourceRef>& set = equal_[number];
     const SourceRef& first = set.front();
-    // Parts of a tensor have fewer bytes than the whole: their share of the window is compared, in whole elements.
-    // Where one window ends the next begins, however that is rounded.
+    // Parts of a tensor have fewer bytes than the whole, so a proportional range is compared, in whole elements.
+    // Rounding is consistent: each range begins where the previous one ends.
     const std::uint64_t bytes = bytes_of(first);
     const DType dtype = source_->tensors()[place_of(first)].dtype;
     const std::uint64_t item = is_packed(dtype) ? 1 : itemsize(dtype);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Tensors that are read when they are wanted: a model, the shards of ranks, or what a merge gives, without the whole
-// ever being in memory. Export, shard, diff and everything that looks at tensors read through this.
+// Tensors that are read on demand: a model, the shards of ranks, or the result of a merge, without the whole ever being
+// in memory. Export, shard, diff and all inspecting commands read through this interface.
 
 #include <cstddef>
 #include <cstdint>
@@ -22,57 +22,57 @@
 
 namespace muster {
 
-/// What a source knows of a tensor beside its name, dtype, shape and bytes.
+/// Facts about a tensor in addition to its name, dtype, shape and size.
 struct TensorDetail {
-  std::string_view file = {};      ///< that it is in, as long as the source; empty: several, or not known
+  std::string_view file = {};      ///< its file, valid as long as the source; empty: several files, or unknown
   std::uint64_t stored_bytes = 0;  ///< in the file
   bool is_compressed = false;
-  std::optional<std::uint64_t> checksum = {};  ///< XXH3-64 of its elements, as the file says
+  std::optional<std::uint64_t> checksum = {};  ///< XXH3-64 of its elements, as recorded in the file
 };
 
 /// Immutable; thread-safe.
 class TensorSource {
  public:
   virtual ~TensorSource() = default;
-  /// Name, dtype, shape and bytes of each.
+  /// Returns name, dtype, shape and size of each tensor.
   [[nodiscard]] virtual const std::vector<TensorEntry>& tensors() const noexcept = 0;
-  /// Fills `target` with a tensor's bytes from `offset` on, which are there. Files are read, not mapped: a mapping
-  /// would end the process (SIGBUS) if somebody shortens the file. Throws Error(io), and Error(corrupt) if a file has
-  /// become shorter.
+  /// Fills `target` with a tensor's bytes from `offset` on; the range is valid. Files are read, not mapped: if a mapped
+  /// file were truncated, SIGBUS would kill the process. Throws Error(io), and Error(corrupt) if a file has become
+  /// shorter.
   virtual void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const = 0;
   [[nodiscard]] virtual TensorDetail detail(std::size_t tensor) const {
     return {.stored_bytes = tensors()[tensor].bytes};
   }
   /// Data that the readers of this source found and left out; a source that merges or views another one returns that
-  /// one's. Commands that write or compare pass it to refuse_lost() and omission_notes() (omissions.hpp).
+  /// source's omissions. Commands that write or compare pass it to refuse_lost() and omission_notes() (omissions.hpp).
   [[nodiscard]] virtual const Omissions& omissions() const noexcept;
-  /// The place of a name among the tensors.
+  /// Returns the index of a name among the tensors.
   [[nodiscard]] std::optional<std::size_t> find(std::string_view name) const noexcept;
-  /// The same bytes in `memory`, which grows if it is too short. Valid until it changes.
+  /// Reads into `memory`, which grows if it is too short. The result is valid until `memory` changes.
   std::span<const std::byte> read_piece(std::size_t tensor, std::uint64_t offset, std::uint64_t length,
                                         std::vector<std::byte>& memory) const;
 };
 
-/// Throws Error(corrupt) if rows from `begin` on, `stride` apart, are not within `size`, or there is none.
+/// Throws Error(corrupt) if there are no rows, or rows from `begin` on, `stride` apart, are not within `size`.
 void check_extent(std::uint64_t begin, std::uint64_t stride, const merge::Rectangle& rows, std::uint64_t size);
 
-/// Reads rows of a tensor, of which they are counted from the byte `begin` on, to their places in `target`. Throws
-/// Error(corrupt) if they are outside of either, and as the source.
+/// Reads rows of a tensor, counted from the byte `begin` on, to their positions in `target`. Throws Error(corrupt) if
+/// they are outside either of them, and as the source.
 void read_rows(const TensorSource& source, std::size_t tensor, std::uint64_t begin, const merge::Rectangle& rows,
                std::span<std::byte> target);
 
-/// Calls write(tensor, offset, bytes) for all bytes of all tensors, in pieces of some MiB, on several threads.
-/// `in_order`: those of one tensor one after the other, by one thread; else any piece at any time. In order, a tensor
-/// whose file has a checksum of its elements is held against that: Error(corrupt). Throws as the source, and what
-/// `write` and `progress` throw.
+/// Calls write(tensor, offset, bytes) for all bytes of all tensors, in pieces of some MiB, on several threads. With
+/// `in_order`, one thread delivers the pieces of a tensor in their order; otherwise any piece may come at any time. In
+/// order, a tensor whose file records a checksum of its elements is verified: Error(corrupt). Throws as the source, and
+/// what `write` and `progress` throw.
 void for_each_piece(const TensorSource& source, bool in_order, ProgressCounter& progress,
                     const std::function<void(std::size_t, std::uint64_t, std::span<const std::byte>)>& write);
 
-/// A state file of all tensors. Throws likewise, and as StateFileWriter.
+/// Writes all tensors to a state file. Throws as for_each_piece, and as StateFileWriter.
 void write_state_file(const TensorSource& source, const std::string& path, const Config& config,
                       const StateFileOptions& options, ProgressCounter& progress);
 
-/// A tensor of a rank, by its place in the rank's list, or a part of one.
+/// A tensor of a rank, by its index in the rank's list, or a part of one.
 struct SourceRef {
   int rank = 0;
   std::uint32_t index = 0;
@@ -81,34 +81,35 @@ struct SourceRef {
   friend bool operator==(const SourceRef&, const SourceRef&) = default;
 };
 
-/// Which process has a rank's tensors, and where in its list they begin.
+/// The process that has a rank's tensors, and their start in its list.
 struct RankSources {
   int process = 0;
   std::uint32_t first = 0;
 };
 
-/// Of all ranks, if process p has those of the ranks p, p + processes, ...; `counts`: tensors of each rank.
+/// Returns the sources of all ranks, if process p has the ranks p, p + processes, ... `counts` has the number of
+/// tensors of each rank.
 std::vector<RankSources> sources_by_rank(std::span<const std::size_t> counts, int processes);
 
-/// A tensor that is put together from those of ranks.
+/// A tensor that is assembled from those of ranks.
 struct MergedTensor {
   std::string name;
   merge::Layout layout;
-  std::vector<SourceRef> sources;         ///< those that the layout speaks of
-  std::vector<std::uint32_t> equal = {};  ///< numbers of the sets that are compared when this tensor's turn comes
+  std::vector<SourceRef> sources;         ///< those that the layout requires
+  std::vector<std::uint32_t> equal = {};  ///< numbers of the sets that are compared together with this tensor
 };
 
-/// Merges what is read, when it is read: memory is that of the pieces. Bytes that no source has are zero. What is read
-/// begins and ends with elements.
+/// Merges tensors while they are read, with memory for the pieces only. Bytes without a source are zero. Reads begin
+/// and end at element boundaries.
 class MergedTensors : public TensorSource {
  public:
-  /// `source` has the tensors of all `ranks`; `equal`: sets of sources that must be bit for bit equal. Throws
+  /// `source` has the tensors of all `ranks`; `equal` has sets of sources that must be bit-identical. Throws
   /// Error(unsupported | argument) if a layout has no bytes (merge/layout.hpp).
   MergedTensors(std::shared_ptr<const TensorSource> source, std::vector<RankSources> ranks,
                 std::vector<MergedTensor> tensors, std::vector<std::vector<SourceRef>> equal);
   [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept override { return entries_; }
   [[nodiscard]] const std::vector<MergedTensor>& merged() const noexcept { return tensors_; }
-  /// Throws also Error(rank_mismatch) if ranks that must have the same values do not.
+  /// Throws also Error(rank_mismatch) if ranks that must have the same values differ.
   void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const override;
   [[nodiscard]] TensorDetail detail(std::size_t tensor) const override;
   [[nodiscard]] const Omissions& omissions() const noexcept override { return source_->omissions(); }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The parts of a verification. Each adds what it finds and goes on; nothing here throws for what a file says.
+// The steps of a verification. Each adds its findings and continues: defects of files never cause exceptions here.
 
 #include <fmt/core.h>
 
@@ -20,13 +20,13 @@
 
 namespace muster {
 
-/// What is verified, and what has been found of it.
+/// The object of the verification, and the findings.
 struct Verification {
   const std::string directory;  ///< of all files
   const VerifyOptions& options;
   VerifyReport& report;
 
-  /// As all commands that read the path make it.
+  /// Returns the same request as all commands that read the path.
   [[nodiscard]] Request request(const std::string& path) const {
     return {.path = path,
             .plan = options.plan,
@@ -34,7 +34,7 @@ struct Verification {
             .base = options.base,
             .foreign = {options.at, options.shards}};
   }
-  /// Whether there is a request beyond the path.
+  /// Whether the options specify more than the path.
   [[nodiscard]] bool has_request() const {
     return !options.plan.empty() || !options.base.empty() || options.layout.has_value();
   }
@@ -53,41 +53,42 @@ struct Verification {
     const VerifyProblem& problem = finding.problem;
     add(problem.defect, problem.file, problem.tensor, "{}", problem.words);
   }
-  /// Lost data is a problem; other omissions are listed.
+  /// Adds lost data as a problem, and lists other omissions.
   void add_omissions(const Omissions& omissions, std::string_view file);
-  /// A file that could be opened, and its tensors.
+  /// Counts a file that could be opened, and its tensors.
   template <class Tensor>
   void count(const std::vector<Tensor>& tensors) {
     ++report.files;
     report.tensors += tensors.size();
     for (const Tensor& tensor : tensors) report.bytes += tensor.bytes;
   }
-  /// Opens what it can of these names, in their order.
+  /// Opens each of these files that can be opened, in their order.
   std::vector<OpenedFile> open_all(const std::vector<std::string>& names);
 };
 
-/// A tensor of an opened file whose bytes are looked at.
+/// A tensor of an opened file whose bytes are verified.
 struct ReadTensor {
   const OpenedFile* file = nullptr;
   std::size_t index = 0;
-  std::string failure = {};  ///< why that failed
+  std::string failure = {};  ///< the reason why reading failed
 
   [[nodiscard]] const TensorEntry& entry() const { return file->file.tensors()[index]; }
 };
-/// To be told how many bytes more were read.
+/// Receives the number of additional bytes that were read.
 using ReadProgress = std::function<void(std::uint64_t)>;
-/// Calls read(place, progress) for each, once, by several threads, the largest first, and notes what it throws.
+/// Calls read(place, progress) once for each tensor, by several threads, the largest first, and stores failures.
 void read_all(std::vector<ReadTensor>& tensors, const ProgressCallback& progress,
               const std::function<void(std::size_t, const ReadProgress&)>& read);
 
-/// Where a name of a checkpoint is: file and place in it.
+/// The location of a checkpoint's tensors by name: a file and an index in it.
 using Places = std::map<std::string_view, std::pair<const OpenedFile*, std::size_t>>;
 
-/// rank-00002-of-00004.safetensors and nothing else.
+/// Verifies files named like rank-00002-of-00004.safetensors, and no others.
 void verify_shards(const std::vector<std::string>& names, Verification& verification);
 
-/// Plans an export of `path`: tensors that do not fit are problems. A request that cannot be met is thrown if the
-/// options have a plan, a base or a layout; else the shards may have been cut by a plan that is not there.
+/// Plans an export of `path`: tensors that do not fit are problems. If the options have a plan, a base or a layout, a
+/// request that cannot be met is thrown. Otherwise it is ignored, because the shards may have been cut by a plan that
+/// is not available.
 void verify_request(const std::string& path, Verification& verification);
 
 }  // namespace muster

@@ -52,7 +52,7 @@ void verify_checksums(const Places& places, Verification& verification) {
                        in_quotes(file), in_quotes(name));
   }
   std::vector<ReadTensor> tensors;
-  std::vector<std::uint64_t> sums;  // expected, of each
+  std::vector<std::uint64_t> sums;  // expected, one per tensor
   for (const auto& [name, place] : places) {
     if (const auto sum = checksums->find(name); sum != checksums->end()) {
       tensors.push_back({place.first, place.second});
@@ -82,7 +82,7 @@ void verify_checksums(const Places& places, Verification& verification) {
   }
 }
 
-// State files, one or those of a workspace.
+// Verifies state files: a single one, or those of a workspace.
 
 /// Opens and checks one file of the directory.
 void verify_state(const std::string& name, const ProgressCallback& progress, Verification& verification) {
@@ -96,7 +96,7 @@ void verify_state(const std::string& name, const ProgressCallback& progress, Ver
                        in_quotes(name), problem.words);
     verification.report.checked += file.tensors().size();
   } catch (const Error& error) {
-    // What is not there, or of another version, was not verified.
+    // A missing file, or one of another version, was not verified.
     if (error.kind() == ErrorKind::version || error.kind() == ErrorKind::not_found) throw;
     verification.add(Defect::file, name, "", "{}", error.what());
   }
@@ -121,7 +121,7 @@ void verify_workspace(Verification& verification) {
       verify_state(name, progress, verification);
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::not_found) throw;
-      // A job that goes on replaces its older states.
+      // A running job replaces its older states.
     }
   };
   for (const workspace::SurveyJob& job : survey.jobs) {
@@ -146,7 +146,7 @@ void verify_workspace(Verification& verification) {
     for (const workspace::SurveyEntry& entry : job.passing) find_left(entry);
 }
 
-/// A model in safetensors files: the survey, then all tensors against the checksums beside them.
+/// Verifies a model in safetensors files: the survey, then all tensors against the checksums beside them.
 void verify_model(const std::vector<std::string>& listing, Verification& verification) {
   const ModelSurvey survey = survey_model(verification.directory, listing);
   for (const Finding& finding : survey.findings) verification.add(finding);
@@ -160,7 +160,7 @@ void verify_model(const std::vector<std::string>& listing, Verification& verific
   verify_checksums(places, verification);
 }
 
-/// A foreign checkpoint is opened as who reads it opens it, which finds what headers tell; then all is read once.
+/// Verifies a foreign checkpoint: opening it checks the headers, and then everything is read once.
 void verify_foreign(const foreign::Found& found, const std::string& name, Verification& verification) {
   VerifyReport& report = verification.report;
   report.kind = VerifiedKind::foreign;
@@ -179,7 +179,7 @@ void verify_foreign(const foreign::Found& found, const std::string& name, Verifi
       report.checked += tensors->verify(verification.options.progress, add);
       report.has_checksums = report.checked != 0;
     } catch (const Error& error) {
-      // It is the request that is wrong: a key that is not there.
+      // The request is wrong, and not the file: its key does not exist.
       const bool has_key = !verification.options.at.empty();
       if (error.kind() == ErrorKind::argument || (error.kind() == ErrorKind::not_found && has_key)) throw;
       verification.add(Defect::file, name, "", "{}", error.what());
@@ -260,7 +260,7 @@ void read_all(std::vector<ReadTensor>& tensors, const ProgressCallback& progress
   const auto bytes = [&](std::size_t place) { return tensors[place].entry().bytes; };
   std::uint64_t total = 0;
   for (const std::size_t place : order) total += bytes(place);
-  // The last thread to finish has a small one.
+  // The largest first, so that the last thread to finish has a small one.
   std::ranges::stable_sort(order, std::greater(), bytes);
   ProgressCounter reading(progress, total);
   parallel_for(order.size(), copy_workers(), [&](std::size_t i, std::size_t) {
@@ -274,7 +274,7 @@ void read_all(std::vector<ReadTensor>& tensors, const ProgressCallback& progress
 
 void verify_request(const std::string& path, Verification& verification) {
   const Request request = verification.request(path);
-  bool has_plan = request.plan.empty();  // or one that can be read
+  bool has_plan = request.plan.empty();  // or the plan can be read
   try {
     const ShardSet shards(path, 0, 1, request.states, request.foreign);
     if (!has_plan) {
@@ -320,7 +320,7 @@ std::uint64_t write_checksums(const std::string& path, const ProgressCallback& p
   };
   const VerifyReport report = verify(path, {.checksums = false});
   if (report.kind != VerifiedKind::checkpoint) refuse("it is no checkpoint's directory");
-  // Older checksums may be of other tensors: they are replaced.
+  // Older checksums may be for other tensors: they are replaced.
   for (const VerifyProblem& problem : report.problems)
     if (problem.defect != Defect::checksum) refuse(fmt::format("it is not whole: {}", problem.words));
 

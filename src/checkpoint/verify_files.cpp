@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A directory with one file a rank.
+// Verifies a directory with one file per rank.
 
 #include <fmt/core.h>
 
@@ -23,7 +23,7 @@ struct Shard {
   std::optional<ShardFacts> facts;
 };
 
-// What a shard says of itself, against its name and its tensors.
+// Checks the facts in a shard against its name and its tensors.
 void verify_facts(Shard& shard, int ranks, Verification& verification) {
   const std::string& name = shard.opened->name;
   try {
@@ -54,7 +54,7 @@ void verify_facts(Shard& shard, int ranks, Verification& verification) {
   }
 }
 
-// Two ranks that hold parts of the same tensors.
+// Compares two ranks that have parts of the same tensors.
 void compare(const Shard& first, const Shard& other, Verification& verification) {
   const std::string& name = other.opened->name;
   const std::string one = in_quotes(first.opened->name);
@@ -81,12 +81,12 @@ void compare(const Shard& first, const Shard& other, Verification& verification)
     verification.add(Defect::disagree, name, "", "{} and {} do not say the same of padding", one, two);
 }
 
-// Ranks of one group hold parts of the same tensors: those of one pipeline stage and one expert rank.
+// Ranks of one group have parts of the same tensors: those of one pipeline stage and one expert rank.
 int group_of(const Shard& shard) {
   return shard.facts && shard.facts->layout ? shard.rank / shard.facts->layout->tensor : 0;
 }
 
-// Two ranks of one set, whatever they hold.
+// Compares two ranks of one set, whichever tensors they have.
 void compare_facts(const Shard& first, const Shard& other, Verification& verification) {
   const std::string& name = other.opened->name;
   const auto words_of_layout = [](const Shard& shard) {
@@ -101,10 +101,10 @@ void compare_facts(const Shard& first, const Shard& other, Verification& verific
                      in_quotes(first.opened->name), words_of_layout(first), in_quotes(name), words_of_layout(other));
 }
 
-// What shards say of their own bytes.
+// Verifies shards against the checksums in their metadata.
 void verify_pieces(const std::vector<OpenedFile>& files, Verification& verification) {
   std::vector<ReadTensor> all;
-  std::vector<std::shared_ptr<const CheckedTensor>> tensors;  // of each
+  std::vector<std::shared_ptr<const CheckedTensor>> tensors;  // one per tensor
   for (const OpenedFile& opened : files) {
     try {
       const PieceChecksums sums = piece_checksums_of(opened.file);
@@ -140,8 +140,8 @@ void verify_shards(const std::vector<std::string>& names, Verification& verifica
   const ShardSurvey survey = survey_shards(names);
   for (const Finding& finding : survey.findings) verification.add(finding);
   const std::vector<OpenedFile> files = verification.open_all(survey.names);
-  std::map<int, Shard> first;                           // of each set
-  std::map<std::pair<int, int>, Shard> first_of_group;  // of each set and group
+  std::map<int, Shard> first;                           // the first shard of each set
+  std::map<std::pair<int, int>, Shard> first_of_group;  // the first shard of each set and group
   for (const OpenedFile& file : files) {
     const auto parsed = parse_shard_file_name(file.name);
     Shard shard{parsed->rank, &file, {}};

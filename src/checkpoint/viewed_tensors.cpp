@@ -26,7 +26,7 @@ ViewedTensors::ViewedTensors(std::shared_ptr<const TensorSource> source, std::ve
 
 void ViewedTensors::read(std::size_t place, std::uint64_t offset, std::span<std::byte> target) const {
   const ViewedTensor& tensor = tensors_[place];
-  // A whole tensor as it is, packed elements too.
+  // A whole tensor without a change, which may have packed elements.
   if (tensor.boxes.empty()) return;
   if (is_packed(tensor.spec.dtype)) {
     source_.read(static_cast<std::size_t>(tensor.boxes.front().source), offset, target);

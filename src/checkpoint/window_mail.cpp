@@ -12,11 +12,11 @@ namespace {
 
 enum class MailKind : std::uint32_t { word = 1, rows = 2, stage = 3 };
 
-/// Begins every message.
+/// The header of every message.
 struct MailHead {
   MailKind kind = MailKind::word;
-  std::uint32_t turn = 0;   // of the writer's windows; of a stage: files
-  std::uint64_t bytes = 0;  // of a stage
+  std::uint32_t turn = 0;   // index of the writer's window; for a stage: number of files
+  std::uint64_t bytes = 0;  // for a stage
   std::uint32_t is_last = 0;
   std::uint32_t reserved = 0;
 };
@@ -45,7 +45,7 @@ MailHead take_head(std::span<const std::byte> message, MailKind kind, int from) 
   return head;
 }
 
-/// Puts the rows of a message into a window. A rectangle begins those of one copy; they follow one after another.
+/// Copies the rows of a message into a window. Each rectangle is followed by its rows.
 void place_rows(std::span<const std::byte> message, std::span<std::byte> window) {
   while (!message.empty()) {
     const auto rows = head_of<merge::Rectangle>(message);
@@ -94,7 +94,7 @@ WindowMail::Stage WindowMail::hear_stage(int from) {
   return {head.turn, head.bytes};
 }
 
-// As many whole rows as there is room for; a row that is longer than a message in parts.
+// Packs as many whole rows as fit; a row that is longer than a message is sent in parts.
 void WindowMail::pack(const merge::Rectangle& copy, std::uint32_t turn, int writer) {
   const std::uint64_t longest = piece_bytes_;
   for (std::uint64_t row = 0; row < copy.rows;) {

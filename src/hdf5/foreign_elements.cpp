@@ -15,21 +15,22 @@
 
 #include "src/hdf5/ids.hpp"
 
-// What H5Zregister calls, which itself refuses filters that libhdf5 brings along.
+// The function that H5Zregister calls. H5Zregister itself refuses filters that are part of libhdf5.
 extern "C" herr_t H5Z_register(const H5Z_class2_t* filter) __attribute__((weak));
 
 namespace muster::hdf5 {
 namespace {
 
-/// libhdf5's own decoder of deflate is replaced by one that knows how long a chunk is.
+/// Whether libhdf5's own deflate decoder is replaced by one that checks the length of a chunk.
 bool undoes_deflate = false;
 constexpr std::size_t checksum_bytes = 4;
 
-/// What a chunk of the dataset that is being read has when its compression is undone. libhdf5 does not look: it would
-/// take what lies behind a shorter one in memory for elements.
+/// The decompressed size of a chunk of the dataset that is being read. libhdf5 does not check it: it would read memory
+/// beyond a shorter chunk as elements.
 std::size_t decoded_bytes = 0;
 
-/// How many bytes a decoder makes of a chunk, at most so many; another number if it is damaged or has more.
+/// Decodes a chunk into at most `most` bytes and returns their number. Returns another number than `most` if the chunk
+/// is damaged or larger.
 using Decode = std::size_t (*)(std::byte* target, std::size_t most, const void* from, std::size_t bytes);
 
 std::size_t decode_zstd(std::byte* target, std::size_t most, const void* from, std::size_t bytes) {
@@ -61,15 +62,16 @@ class ElementsReader {
  public:
   explicit ElementsReader(hid_t file) : file_(file) {}
 
-  /// The elements that were asked for. Throws Refusal.
+  /// Returns the requested elements. Throws Refusal.
   std::vector<std::byte> read(const ElementsQuestion& question) {
     if (question.address != address_ || !dataset_) open(question.address);
     if (question.item_bytes != item_bytes_ || question.count > most_question_bytes / item_bytes_ ||
         question.first > elements_ || question.count > elements_ - question.first)
       throw Refusal{"it has changed since it was listed"};
-    // Zeros, as what was never written may have no fill value.
+    // Zeros, because elements that were never written may have no fill value.
     std::vector<std::byte> elements(question.count * item_bytes_);
-    // A run of elements is a few boxes, one after the other: the largest that begins at `at` and does not pass the end.
+    // A run of elements is read as a few boxes, one after the other: each is the largest one that starts at `at` and
+    // does not pass the end.
     std::uint64_t at = question.first;
     const std::uint64_t end = question.first + question.count;
     while (at != end) {
@@ -125,7 +127,8 @@ class ElementsReader {
       if (filter == H5Z_FILTER_DEFLATE || filter == zstd_filter) {
         if (filter == H5Z_FILTER_DEFLATE && !undoes_deflate)
           refuse("this libhdf5 does not tell how long its chunks are");
-        // What comes before it in the pipeline adds to what it undoes; its own result tells whether that is there.
+        // Filters before it in the pipeline change the length of its input. Its own result shows whether the chunk is
+        // complete.
         chunk_.clear();
         return;
       }
@@ -134,7 +137,8 @@ class ElementsReader {
     if (filters > 0) stored_bytes_ = decoded_bytes;
   }
 
-  /// Chunks that are stored as they are, with their checksums, have one length. libhdf5 does not look.
+  /// Checks that chunks stored without compression, with their checksums, have the expected length. libhdf5 does not
+  /// check it.
   void check_chunks(std::span<const hsize_t> begin, std::span<const hsize_t> size) {
     if (stored_bytes_ == 0) return;
     std::vector<hsize_t> at(begin.size());
@@ -154,7 +158,7 @@ class ElementsReader {
     }
   }
 
-  /// Reads up to `most` elements from `at` on: whole steps of one dimension. How many they are.
+  /// Reads up to `most` elements from `at` on, in whole steps of one dimension. Returns their number.
   std::uint64_t box(std::uint64_t at, std::size_t dim, std::uint64_t most, std::byte* target) {
     std::vector<hsize_t> begin(extents_.size());
     std::vector<hsize_t> size(extents_.size(), 1);
@@ -163,7 +167,7 @@ class ElementsReader {
       if (i == dim) size[i] = std::min(most / inner_[i], extents_[i] - begin[i]);
       if (i > dim) size[i] = extents_[i];
     }
-    // Of the box's own shape: for another libhdf5 would go through it element by element.
+    // The memory space has the box's own shape: for any other shape libhdf5 would iterate element by element.
     const Id memory(extents_.empty() ? H5Screate(H5S_SCALAR)
                                      : H5Screate_simple(static_cast<int>(size.size()), size.data(), nullptr));
     check_chunks(begin, size);
@@ -182,7 +186,7 @@ class ElementsReader {
 
   hid_t file_;
   std::uint64_t address_ = HADDR_UNDEF;
-  Id dataset_;  ///< stays open, and with it the chunks that were decoded last
+  Id dataset_;  ///< stays open to keep the chunks that were decoded last
   Id memory_type_;
   Id space_;
   std::uint64_t item_bytes_ = 1;

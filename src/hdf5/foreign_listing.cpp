@@ -16,12 +16,12 @@ namespace {
 
 // No tensor is larger than a file can be.
 constexpr std::uint64_t most_bytes = std::uint64_t{1} << 62;
-constexpr std::uint64_t most_chunks = std::uint64_t{1} << 20;  // of a file, stored or not
+constexpr std::uint64_t most_chunks = std::uint64_t{1} << 20;  // of a file, including chunks that are not stored
 constexpr std::size_t longest_target = 4096;
 constexpr std::size_t most_to_read = 50'000;
 constexpr int most_filters = 8;
 
-// Of HDF5's registry: what is met in files of weights and measurements.
+// From HDF5's registry: filters that are common in files of weights and measurements.
 constexpr std::array<std::pair<H5Z_filter_t, std::string_view>, 14> known_filters = {{
     {4, "szip"},
     {5, "n-bit"},
@@ -39,7 +39,7 @@ constexpr std::array<std::pair<H5Z_filter_t, std::string_view>, 14> known_filter
     {32028, "sperr"},
 }};
 
-/// "lzf (32000)"; "the filter 4711" if it has no name here.
+/// Returns "lzf (32000)", or "the filter 4711" if the filter has no known name.
 std::string filter_name(H5Z_filter_t id, std::string_view name_in_file) {
   for (const auto& [known, name] : known_filters)
     if (known == id) return std::string(name) + " (" + std::to_string(id) + ")";
@@ -48,7 +48,7 @@ std::string filter_name(H5Z_filter_t id, std::string_view name_in_file) {
   return words;
 }
 
-/// a * b, none if that is more than a tensor can have.
+/// Returns a * b; nullopt if that is more than a tensor can have.
 std::optional<std::uint64_t> product(std::uint64_t a, std::uint64_t b) {
   std::uint64_t result = 0;
   if (__builtin_mul_overflow(a, b, &result) || result > most_bytes) return std::nullopt;
@@ -87,7 +87,7 @@ class Listing {
   }
 
  private:
-  /// What a visit of a group's links knows. Exceptions must not fly through libhdf5: they wait here.
+  /// The context of a visit of a group's links. Exceptions must not unwind through libhdf5, so they are stored here.
   struct Here {
     Listing* listing;
     const std::string* path;
@@ -198,7 +198,7 @@ class Listing {
     if (result < 0) report_.loss(path, "a damaged group, libhdf5 cannot list all of it: " + last_failure());
   }
 
-  /// What is wrong with a dataset, in words; empty if it is a tensor or text.
+  /// Returns the reason why a dataset cannot be listed; empty if it is a tensor or text.
   std::string dataset(hid_t id, ObjectToRead& more) {
     const auto damaged = [] { return damaged_dataset(last_failure()); };
     const Id properties(H5Dget_create_plist(id));
@@ -229,7 +229,7 @@ class Listing {
     std::vector<hsize_t> extents(static_cast<std::size_t>(rank));
     if (rank != 0 && H5Sget_simple_extent_dims(space.get(), extents.data(), nullptr) < 0) return damaged();
     std::optional<std::uint64_t> claimed = element.bytes;
-    // An extent of 0 makes the others harmless only after they were looked at: shapes are multiplied elsewhere too.
+    // All extents are checked even if one is 0, because other code multiplies shapes, too.
     for (const hsize_t extent : extents)
       claimed = claimed ? product(*claimed, std::max<hsize_t>(extent, 1)) : std::nullopt;
     if (!claimed) return "no tensor: it claims more elements than a file can have";
@@ -238,11 +238,11 @@ class Listing {
       if (std::string wrong = chunks(properties.get(), extents, element.bytes); !wrong.empty()) return wrong;
     }
 
-    // An empty dataset may have storage that nobody needs; one that was never written has none.
+    // An empty dataset may have unused storage; a dataset that was never written has none.
     const std::uint64_t stored = bytes == 0 ? 0 : H5Dget_storage_size(id);
     const haddr_t offset = layout == H5D_CONTIGUOUS && stored != 0 ? H5Dget_offset(id) : HADDR_UNDEF;
     H5Eclear2(H5E_DEFAULT);
-    // libhdf5 does not look, and would read past its own header.
+    // libhdf5 does not check this, and would read beyond its own header.
     if ((layout == H5D_COMPACT || (layout == H5D_CONTIGUOUS && stored != 0)) && stored != bytes)
       return damaged_dataset("its storage is not as large as its shape");
     if (layout == H5D_CONTIGUOUS && stored != 0 && offset == HADDR_UNDEF)
@@ -297,7 +297,7 @@ class Listing {
     }
     if (compressions > 1) return "went through more than one compression";
 
-    // Some indices have a place for every chunk, written or not.
+    // Some chunk indices have an entry for every chunk, written or not.
     if (places > most_chunks - chunks_)
       return "it is in " + std::to_string(places) + " chunks; more than " + std::to_string(most_chunks) +
              " in a file are not read";

@@ -38,7 +38,7 @@ constexpr std::uint32_t this_architecture = AUDIT_ARCH_AARCH64;
 constexpr std::uint32_t this_architecture = 0;
 #endif
 
-// Their arguments do not matter.
+// Allowed with any arguments.
 constexpr std::array allowed = {
     SYS_munmap,        SYS_mremap,          SYS_brk,         SYS_madvise,      SYS_futex,
     SYS_clock_gettime, SYS_gettimeofday,    SYS_getrandom,   SYS_rt_sigreturn, SYS_rt_sigprocmask,
@@ -46,7 +46,7 @@ constexpr std::array allowed = {
     SYS_rt_sigaction,  SYS_restart_syscall, SYS_sigaltstack,
 };
 
-// Nothing in this program asks for these.
+// This program never makes these calls.
 constexpr std::array deadly = {
     SYS_execve,         SYS_execveat, SYS_clone,      SYS_ptrace,           SYS_socket,
     SYS_socketpair,     SYS_bind,     SYS_connect,    SYS_process_vm_readv, SYS_process_vm_writev,
@@ -62,17 +62,18 @@ constexpr std::array deadly = {
 #endif
 };
 
-/// Instructions of the filter, in the order in which they run.
+/// Instructions of the seccomp filter, in the order of execution.
 class Program {
  public:
   void load_call() { load(offsetof(seccomp_data, nr)); }
-  /// The low half of an argument.
+  /// Loads the low half of an argument.
   void load_argument(int number) {
     load(offsetof(seccomp_data, args) + static_cast<std::size_t>(number) * 8 + low_half);
   }
   void load(std::size_t offset) { add(BPF_LD | BPF_W | BPF_ABS, static_cast<std::uint32_t>(offset)); }
   void give(std::uint32_t verdict) { add(BPF_RET | BPF_K, verdict); }
-  /// Skips the next `count` instructions if what is loaded is (not) the value, or has (none of) its bits.
+  /// Skips the next `count` instructions if the loaded value equals (does not equal) `value`, or has (none of) its
+  /// bits.
   void skip_if_equal(std::uint32_t value, std::uint8_t count) { add(BPF_JMP | BPF_JEQ | BPF_K, value, count, 0); }
   void skip_unless_equal(std::uint32_t value, std::uint8_t count) { add(BPF_JMP | BPF_JEQ | BPF_K, value, 0, count); }
   void skip_if_any(std::uint32_t bits, std::uint8_t count) { add(BPF_JMP | BPF_JSET | BPF_K, bits, count, 0); }
@@ -87,7 +88,7 @@ class Program {
   std::vector<sock_filter> instructions_;
 };
 
-/// A call whose first argument must be this descriptor.
+/// Allows a call only if its first argument is this descriptor.
 void allow_on(Program& program, long call, int descriptor) {
   program.skip_unless_equal(static_cast<std::uint32_t>(call), 4);
   program.load_argument(0);
@@ -99,7 +100,7 @@ void allow_on(Program& program, long call, int descriptor) {
 Program make_program(const FenceOptions& options) {
   Program program;
   program.load(offsetof(seccomp_data, arch));
-  // The numbers of another architecture are other calls.
+  // Call numbers of another architecture mean other calls.
   program.skip_if_equal(this_architecture, 1);
   program.give(SECCOMP_RET_KILL_PROCESS);
   program.load_call();
@@ -114,7 +115,7 @@ Program make_program(const FenceOptions& options) {
   allow_on(program, SYS_pread64, options.input);
   allow_on(program, SYS_read, options.socket);
   allow_on(program, SYS_write, options.socket);
-  // Memory of no file, never to be executed.
+  // Allows only anonymous memory that is not executable.
   program.skip_unless_equal(static_cast<std::uint32_t>(SYS_mmap), 6);
   program.load_argument(2);
   program.skip_if_any(PROT_EXEC, 3);
@@ -172,10 +173,10 @@ std::uint8_t raise_fence(const FenceOptions& options) noexcept {
   set_limit(RLIMIT_FSIZE, 0);
   set_limit(RLIMIT_NPROC, 0);
   set_limit(RLIMIT_MEMLOCK, 0);
-  // SIGXCPU says why, a second before SIGKILL.
+  // SIGXCPU reports the cause, a second before SIGKILL.
   set_limit(RLIMIT_CPU, options.cpu_seconds, 1);
   if (!is_sanitized && now != 0 && set_limit(RLIMIT_AS, now + options.address_bytes)) flags |= fence_address_space;
-  // What is open stays open.
+  // Descriptors that are already open remain usable.
   if (set_limit(RLIMIT_NOFILE, 0)) flags |= fence_no_new_descriptors;
   ::prctl(PR_SET_DUMPABLE, 0);
   if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && filter_calls(options)) flags |= fence_seccomp;
@@ -185,7 +186,7 @@ std::uint8_t raise_fence(const FenceOptions& options) noexcept {
 namespace {
 
 constexpr std::size_t held_at_most = std::size_t{64} << 10;
-// For the last record.
+// Reserved for the last record.
 constexpr std::uint64_t spare = 1024;
 
 }  // namespace

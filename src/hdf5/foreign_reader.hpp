@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What muster-hdf5-reader and the process that started it say to each other. Both are of one build: the magic tells
+// The protocol between muster-hdf5-reader and its parent process. Both come from one build: the magic number detects
 // other builds.
 //
 // A listing is the magic and then records: a tag byte and its fields. "n" is an unsigned LEB128 number of at most 64
@@ -8,19 +8,19 @@
 //
 //   fence    n flags (FenceFlag)
 //   tensor   t path, n dtype, n rank, rank times n extent, n address of the object, n bytes that it takes in the file,
-//            n offset at which its elements lie as they are, in one piece and little endian (0: they are asked for)
-//   listed   nothing: all tensors are told; what follows is text and may be lost
-//   shape    n tensor (counted from 0), n rank, extents: what its attribute "shape" has (of packed elements, the
+//            n offset of its elements if they are contiguous and little endian (0: they must be requested)
+//   listed   nothing: all tensors are reported; what follows is text and may be lost
+//   shape    n tensor (counted from 0), n rank, extents: the value of its attribute "shape" (for packed elements, the
 //            logical shape)
 //   text     t path, t attribute (empty: the dataset itself), t value
 //   issue    t path, t words, n 1 if data of a dataset or a group is not listed, 0 otherwise
 //   fatal    n FatalCode, t words; then the end
 //   end      nothing
 //
-// Elements are asked for by an ElementsQuestion. The answer is the length of a refusal (8 bytes) and the refusal; if
-// the length is 0, the elements, little endian.
+// An ElementsQuestion requests elements. The answer is the length of an error message (8 bytes) and the message. If the
+// length is 0, the elements follow, little endian.
 //
-// The other side believes none of it.
+// The parent checks every value, because a crafted file may control the reader.
 
 #include <cstddef>
 #include <cstdint>
@@ -51,7 +51,7 @@ enum FenceFlag : std::uint8_t {
 enum class FatalCode : std::uint8_t {
   not_opened = 1,  ///< libhdf5 refuses the file
   no_memory,
-  too_large,  ///< the report
+  too_large,  ///< the report is too long
   io,
 };
 
@@ -63,18 +63,18 @@ inline constexpr std::uint64_t most_path_bytes = 4096;
 inline constexpr std::uint64_t most_text_bytes = std::uint64_t{64} << 10;  ///< of one attribute or dataset of text
 inline constexpr std::uint64_t most_texts_bytes = std::uint64_t{2} << 20;  ///< of all of them
 inline constexpr int most_rank = 32;
-inline constexpr std::uint64_t longest_words = 1000;                          ///< of an issue or a refusal
+inline constexpr std::uint64_t longest_words = 1000;  ///< of the message of an issue or a refusal
 inline constexpr std::uint64_t most_question_bytes = std::uint64_t{8} << 20;  ///< of the elements of one answer
 
 // Writes the records above to a descriptor.
 
-/// False if nobody reads it.
+/// Returns false if the other end is closed.
 bool write_all(int descriptor, std::span<const std::byte> bytes) noexcept;
 
-/// The report is as long as it may be, or nobody reads it.
+/// The report has reached its limit, or the other end is closed.
 struct ReportFull {};
 
-/// One record's bytes.
+/// The bytes of one record.
 class RecordBytes {
  public:
   RecordBytes() = default;
@@ -87,17 +87,17 @@ class RecordBytes {
   std::string bytes_;
 };
 
-/// Throws ReportFull. What was written before then arrives.
+/// Throws ReportFull. Records written before are still delivered.
 class ReportWriter {
  public:
   explicit ReportWriter(int descriptor);
   void record(const RecordBytes& record);
-  /// Reports an attribute, a text or a second name that is not shown. `words` may have the file's own in them: they are
-  /// escaped when they are printed.
+  /// Reports an attribute, a text or a second name that is not shown. `words` may contain text from the file, which is
+  /// escaped when it is printed.
   void issue(std::string_view path, std::string_view words) { issue(path, words, false); }
   /// Reports a dataset that is not listed, or a group whose datasets are not.
   void loss(std::string_view path, std::string_view words) { issue(path, words, true); }
-  /// What is held back goes out; the last word, whatever room is left.
+  /// Sends all buffered records and then the last one, even beyond the limit.
   void finish(const RecordBytes& last) noexcept;
   void flush();
 
@@ -110,25 +110,28 @@ class ReportWriter {
   bool is_broken_ = false;
 };
 
-// What the reader of foreign files does to itself before it looks at one: a process that is taken over by a file can
-// read that file, say what it likes in the report, and nothing else.
+// The sandbox of the reader of foreign files. A process that a crafted file has taken over can read that file and write
+// any report, but it can do nothing else.
 
 struct FenceOptions {
   std::uint64_t cpu_seconds = 3;
-  std::uint64_t address_bytes = std::uint64_t{48} << 20;  ///< beyond what the program has by now: 64 MiB with it
-  int input = 3;                                          ///< the one file that may be read, at offsets
-  int socket = 4;                                         ///< to whoever started this program
+  std::uint64_t address_bytes = std::uint64_t{48}
+                                << 20;  ///< in addition to the program's present size: 64 MiB in total
+  int input = 3;                        ///< the only file that may be read, at offsets
+  int socket = 4;                       ///< to the parent process
 };
 
-/// Closes everything but the two descriptors and the standard ones. Not to be undone.
+/// Closes all descriptors except these two and the standard ones. Irreversible.
 void drop_inheritance(const FenceOptions& options) noexcept;
 
-/// 1. No core dumps, no more descriptors, no file contents, no processes, a limit of CPU time and of address space
-///    (not under sanitizers, which need terabytes of it).
-/// 2. No new privileges, not to be looked into by other processes of this user.
-/// 3. A filter of system calls: memory, time, pread of the input, the socket, the end. What libhdf5 might ask
-///    for in good faith is EPERM; what only an attacker wants (exec, fork, ptrace, sockets) is the end of the process.
-/// FenceFlags of what is in force.
+/// Enters the sandbox:
+/// 1. Disables core dumps, new descriptors, file writes and new processes. Limits CPU time and, without sanitizers
+///    (which need terabytes), the address space.
+/// 2. Renounces new privileges, and prevents other processes of this user from inspecting this one.
+/// 3. Installs a filter of system calls that allows memory, time, pread of the input, the socket and exit. Calls that
+///    libhdf5 might make legitimately fail with EPERM. Calls that only an attacker needs (exec, fork, ptrace, sockets)
+///    terminate the process.
+/// Returns the FenceFlags that are in force.
 std::uint8_t raise_fence(const FenceOptions& options) noexcept;
 
 }  // namespace muster::hdf5

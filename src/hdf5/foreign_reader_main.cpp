@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// muster-hdf5-reader: lists one HDF5 file or reads elements of it. It gets the file as descriptor 3 and talks over the
-// socket 4. Not for people. Arguments: how many seconds of CPU time it may take; what is wanted ("list" or "read").
+// muster-hdf5-reader lists one HDF5 file or reads elements of it. It is an internal program. The file is descriptor 3,
+// and descriptor 4 is a socket to the parent. Arguments: the limit of CPU time in seconds, and the task ("list" or
+// "read").
 //
-// 1. It gives up what it inherited.
-// 2. It lets libhdf5 start: that reads the environment, and makes what it needs from then on.
-// 3. It raises the fence. From here on it has one file, one socket, and memory.
-// 4. It lists the file (foreign_listing.hpp), then reads the texts (foreign_text.cpp); or it answers questions for
+// 1. It drops what it inherited.
+// 2. It initialises libhdf5, which reads the environment and allocates what it needs later.
+// 3. It enters the sandbox. From here on it can use only the file, the socket and memory.
+// 4. It lists the file (foreign_listing.hpp), then reads the texts (foreign_text.cpp); or it answers requests for
 //    elements (foreign_elements.cpp).
 
 #include <hdf5.h>
@@ -34,16 +35,16 @@ namespace {
 
 using namespace muster::hdf5;
 
-// A virtual file driver for libhdf5: one open descriptor, read-only, nothing else on this machine. It opens no file, so
-// whatever name libhdf5 is led to ask for, there is one file and it is open already.
+// A virtual file driver for libhdf5 with access to one open descriptor, read-only. It never opens a file: for any name
+// that libhdf5 requests, it uses that descriptor.
 
 struct DescriptorFile {
-  H5FD_t base;  // first, as libhdf5 knows only that
+  H5FD_t base;  // must be first, because libhdf5 casts to it
   haddr_t allocated_end;
 };
 static_assert(std::is_standard_layout_v<DescriptorFile>);
 
-/// The one file.
+/// The open file.
 struct Shared {
   int descriptor = -1;
   std::uint64_t bytes = 0;
@@ -55,7 +56,8 @@ Shared& shared() {
   return the_file;
 }
 
-/// What is behind the file's end reads as zeros, as libhdf5 wants it of structures. Elements must be there.
+/// Reads bytes of the file. Bytes past its end read as zeros, as libhdf5 expects for structures; for elements they are
+/// an error.
 bool read_through(std::uint64_t offset, std::byte* target, std::size_t bytes, bool are_elements) {
   while (bytes != 0) {
     const ssize_t got = ::pread(shared().descriptor, target, bytes, static_cast<off_t>(offset));
@@ -113,16 +115,16 @@ herr_t driver_write(H5FD_t* /*file*/, H5FD_mem_t /*kind*/, hid_t /*transfer*/, h
 
 }  // extern "C"
 
-/// An access list for the one file of `descriptor` of this length. The driver gives it out once: a second open fails.
-/// Negative if libhdf5 does not take the driver.
+/// Returns a file access list for the file of `descriptor` with this length. The driver opens it once: a second open
+/// fails. The result is negative if libhdf5 rejects the driver.
 hid_t descriptor_access(int descriptor, std::uint64_t bytes) {
   shared().descriptor = descriptor;
   shared().bytes = bytes;
-  // Versions of libhdf5 have other members, so each is set by its name. The class must stay as long as the driver.
+  // Versions of libhdf5 differ in members, so each is set by its name. The class must live as long as the driver.
   static H5FD_class_t driver;
 #ifdef H5FD_CLASS_VERSION
   driver.version = H5FD_CLASS_VERSION;
-  // Of the range that is free for tests and private use.
+  // From the range for tests and private use.
   constexpr int private_value = 500;
   driver.value = private_value;
 #endif
@@ -152,7 +154,7 @@ RecordBytes fatal(FatalCode code, std::string_view words) {
       .text(words.substr(0, longest_words));
 }
 
-/// libhdf5's own memory: no plugins, no words on standard error, caches of a few MiB.
+/// Restricts libhdf5: no plugins, no messages on standard error, caches of a few MiB.
 void tame_libhdf5() {
   H5open();
   H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
@@ -167,7 +169,7 @@ void bound_metadata_cache(hid_t access) {
   H5AC_cache_config_t cache{};
   cache.version = H5AC__CURR_CACHE_CONFIG_VERSION;
   if (H5Pget_mdc_config(access, &cache) < 0) return;
-  // It counts bytes in the file: what libhdf5 makes of a small header in memory is ten times as large.
+  // The limit counts bytes in the file: a small header takes ten times as much in memory.
   cache.max_size = std::size_t{1} << 20;
   cache.min_size = std::size_t{1} << 18;
   cache.set_initial_size = true;
@@ -175,31 +177,31 @@ void bound_metadata_cache(hid_t access) {
   H5Pset_mdc_config(access, &cache);
 }
 
-/// Not valid if libhdf5 refuses it; `why` has its words then.
+/// Returns an invalid id if libhdf5 refuses the file; `why` then has its message.
 Id open_file(int input, std::uint64_t bytes, std::string& why) {
   const Id access(descriptor_access(input, bytes));
   if (access) {
     bound_metadata_cache(access.get());
     keep_chunks(access.get());
   }
-  // An absolute name: for any other libhdf5 asks for the working directory.
+  // An absolute name, because for a relative one libhdf5 queries the working directory.
   Id file(access ? H5Fopen("/file", H5F_ACC_RDONLY, access.get()) : hid_t{-1});
   if (!file) why = last_failure();
   return file;
 }
 
-/// The last record.
+/// Returns the last record.
 RecordBytes list(int input, std::uint64_t bytes, ReportWriter& report) {
   std::string why;
   const Id file = open_file(input, bytes, why);
   if (!file) return fatal(FatalCode::not_opened, why);
   const std::vector<ObjectToRead> objects = report_objects(file.get(), bytes, report);
   report.record(RecordBytes(ForeignRecord::listed));
-  // What follows may crash libhdf5: the tensors are told by then.
+  // The next step may crash libhdf5, so all tensors are reported before it.
   report.flush();
   report_texts(file.get(), objects, report);
   report.finish(RecordBytes(ForeignRecord::end));
-  // Closing would walk through everything once more.
+  // Closing would traverse the whole file again.
   ::_exit(0);
 }
 
@@ -244,6 +246,6 @@ int main(int count, char** arguments) {
     last = fatal(FatalCode::no_memory, "");
   }
   report.finish(last);
-  // No destructors, no exit handlers: libhdf5's would go through a file that may be damaged.
+  // Skips destructors and exit handlers, because those of libhdf5 would traverse a file that may be damaged.
   ::_exit(0);
 }

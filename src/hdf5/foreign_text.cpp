@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The second pass over a foreign file: attributes and datasets of text.
+// The second pass over a foreign file reads attributes and datasets of text.
 
 #include <hdf5.h>
 
@@ -22,7 +22,7 @@ namespace {
 constexpr std::uint64_t most_attributes = 1000;  // of one object
 constexpr std::uint64_t most_elements = 256;     // of one list of text
 
-/// JSON's string of text that may be anything.
+/// Returns arbitrary bytes as a JSON string.
 std::string json_string(std::string_view text) {
   std::string out = "\"";
   for (const char c : text) {
@@ -75,13 +75,13 @@ class TextReader {
     report_.record(RecordBytes(ForeignRecord::text).text(path).text(attribute).text(value));
   }
 
-  /// `attribute`: empty if it is a dataset.
+  /// `attribute` is empty for a dataset.
   void not_shown(const std::string& path, std::string_view attribute, const std::string& words) {
     attribute.empty() ? report_.loss(path, words) : report_.issue(path, words);
   }
 
-  /// Strings of a dataset or an attribute, which `read` brings into a buffer. None if it cannot be told; the issue
-  /// is reported then.
+  /// Returns the strings of a dataset or an attribute, which `read` copies into a buffer. Returns nullopt if they
+  /// cannot be read, and reports the issue.
   template <class Read>
   std::optional<std::string> strings(hid_t type, hid_t space, const std::string& path, std::string_view attribute,
                                      Read read) {
@@ -125,7 +125,7 @@ class TextReader {
       const H5T_str_t padding = H5Tget_strpad(type);
       for (std::uint64_t i = 0; i < elements; ++i) {
         std::string text = buffer.substr(i * bytes, bytes);
-        // Up to the first NUL if that is the end's mark, else without the padding at the end.
+        // A string ends at the first NUL if it is NUL-terminated; otherwise the padding at the end is removed.
         const char pad = padding == H5T_STR_SPACEPAD ? ' ' : '\0';
         if (padding == H5T_STR_NULLTERM)
           text.resize(std::min(text.size(), text.find('\0')));
@@ -147,7 +147,7 @@ class TextReader {
       report_.loss(path, text_damaged(last_failure()));
       return;
     }
-    // What is compressed or in chunks would go through libhdf5's filters.
+    // Compressed or chunked text would pass through libhdf5's filters.
     const Id properties(H5Dget_create_plist(id));
     if (!properties || H5Pget_nfilters(properties.get()) != 0) {
       report_.loss(path, "no tensor: its elements are text that is compressed");
@@ -159,7 +159,7 @@ class TextReader {
     if (value) tell(path, "", *value);
   }
 
-  /// One number; none if it is anything else.
+  /// Returns one number as text; nullopt for anything else.
   static std::optional<std::string> number(hid_t attribute, hid_t type, hid_t space) {
     if (H5Sget_simple_extent_npoints(space) != 1) return std::nullopt;
     const ElementType element = element_type(type);
@@ -190,7 +190,7 @@ class TextReader {
     return std::nullopt;
   }
 
-  /// A list of integers, as this project's own files have it for elements of 4 bits.
+  /// Reads a list of integers, which Muster's own files have as the logical shape of elements of 4 bits.
   bool logical_shape(hid_t attribute, hid_t type, hid_t space, const ObjectToRead& object) {
     const hssize_t count = H5Sget_simple_extent_npoints(space);
     if (H5Tget_class(type) != H5T_INTEGER || H5Sget_simple_extent_ndims(space) != 1 || count < 0 || count > most_rank)
@@ -207,7 +207,8 @@ class TextReader {
     return true;
   }
 
-  /// What a visit of an object's attributes knows. Exceptions must not fly through libhdf5: they wait here.
+  /// The context of a visit of an object's attributes. Exceptions must not unwind through libhdf5, so they are stored
+  /// here.
   struct Here {
     TextReader* reader;
     const ObjectToRead* object;
@@ -231,7 +232,7 @@ class TextReader {
   void attributes(hid_t id, const ObjectToRead& object) {
     Here here{this, &object};
     hsize_t at = 0;
-    // One visit: asking for them one by one lets libhdf5 sort all of them each time.
+    // One iteration over all attributes: with single look-ups, libhdf5 would sort all of them each time.
     const herr_t result = H5Aiterate2(id, H5_INDEX_NAME, H5_ITER_NATIVE, &at, &visit_attribute, &here);
     if (here.failure) std::rethrow_exception(here.failure);
     if (result < 0) report_.issue(object.path, text_damaged(last_failure()));
@@ -243,7 +244,7 @@ class TextReader {
                     std::to_string(here.skipped) + " of its attributes are neither text nor one number: not shown");
   }
 
-  /// False if it is of a kind that is not shown.
+  /// Returns false if the attribute is of a kind that is not shown.
   bool attribute(hid_t id, const char* name, const ObjectToRead& object) {
     const Id attribute(H5Aopen(id, name, H5P_DEFAULT));
     const Id type(attribute ? H5Aget_type(attribute.get()) : hid_t{-1});

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What both programs that know libhdf5 share: owners of its ids, its own words for a failure, calls whose failure is an
-// exception, and the zstd filter.
+// Code that both users of libhdf5 share: owners of its ids, its error messages, calls that throw on failure, and the
+// zstd filter.
 
 #include <hdf5.h>
 
@@ -14,14 +14,14 @@
 
 namespace muster::hdf5 {
 
-/// libhdf5's own words for its last failure: the innermost ones. Clears them.
+/// Returns libhdf5's innermost message for its last failure, and clears it.
 inline std::string last_failure() {
   std::string words;
   const auto keep = [](unsigned, const H5E_error2_t* error, void* kept) -> herr_t {
     if (error->desc != nullptr && *error->desc != 0) *static_cast<std::string*>(kept) = error->desc;
     return 0;
   };
-  // Downward: the last that is told is where it began.
+  // Downward: the last message is that of the original failure.
   H5Ewalk2(H5E_DEFAULT, H5E_WALK_DOWNWARD, keep, &words);
   H5Eclear2(H5E_DEFAULT);
   return words.empty() ? "no reason given" : words;
@@ -43,7 +43,7 @@ inline std::string refusal_words(const std::string& damaged, const std::string& 
          "--high=2";
 }
 
-/// A call of libhdf5 failed. Nothing throws it out of libmuster-hdf5.
+/// A call of libhdf5 failed. This exception never leaves libmuster-hdf5.
 class CallFailed : public std::runtime_error {
  public:
   explicit CallFailed(const char* call) : std::runtime_error(call + (" failed: " + last_failure())) {}
@@ -56,12 +56,12 @@ Result checked(Result result, const char* call) {
   return result;
 }
 
-/// Any id: H5Idec_ref closes them all. Not valid if libhdf5 gave none.
+/// Owns any id, because H5Idec_ref closes every kind. Not valid if libhdf5 returned no id.
 class Id {
  public:
   Id() noexcept = default;
   explicit Id(hid_t id) noexcept : id_(id) {}
-  /// Throws CallFailed if `call` gave none.
+  /// Throws CallFailed if `call` returned no id.
   Id(hid_t id, const char* call) : id_(checked(id, call)) {}
   Id(Id&& other) noexcept : id_(std::exchange(other.id_, -1)) {}
   Id& operator=(Id&& other) noexcept {
@@ -73,7 +73,7 @@ class Id {
   }
   explicit operator bool() const noexcept { return id_ >= 0; }
   [[nodiscard]] hid_t get() const noexcept { return id_; }
-  /// Reports what closing reports: a file's structures are written then.
+  /// Closes the id and throws CallFailed on errors: closing a file writes its structures.
   void close(const char* call) {
     if (id_ >= 0) checked(H5Idec_ref(std::exchange(id_, -1)), call);
   }
@@ -82,7 +82,7 @@ class Id {
   hid_t id_ = -1;
 };
 
-/// libhdf5 prints no errors while this lives; the caller's own choice comes back.
+/// Disables libhdf5's error output during its lifetime, and then restores the caller's setting.
 class QuietErrors {
  public:
   QuietErrors() noexcept {
@@ -99,7 +99,7 @@ class QuietErrors {
 
 inline constexpr H5Z_filter_t zstd_filter = 32015;
 
-/// A filter under a number of libhdf5's table.
+/// Makes the entry of libhdf5's filter table for this number.
 inline H5Z_class2_t filter_class(H5Z_filter_t number, const char* name, H5Z_func_t function) {
   H5Z_class2_t filter{};
   filter.version = H5Z_CLASS_T_VERS;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// libmuster-hdf5's one function: an HDF5 file's structures from a plan.
+// The only exported function of libmuster-hdf5 makes an HDF5 file's structures from a plan.
 
 #include <hdf5.h>
 
@@ -18,13 +18,14 @@
 namespace muster::hdf5 {
 namespace {
 
-// 0 is how a filter says that it failed.
+// A filter returns 0 to report a failure.
 size_t refuse(unsigned, size_t, const unsigned*, size_t, size_t*, void**) {
   return 0;
 }
 
-/// Filter 32015 in libhdf5's table, because a dataset with a mandatory filter needs an entry there. It never runs:
-/// chunks come compressed. What was registered here goes with this, and plugins are not looked for meanwhile.
+/// Registers filter 32015 with libhdf5, because a dataset with a mandatory filter needs a table entry. The filter never
+/// runs, because chunks are already compressed. The destructor unregisters it. Plugins are not searched for in the
+/// meantime.
 class RegisteredZstd {
  public:
   RegisteredZstd() {
@@ -54,11 +55,12 @@ Id copy_of(hid_t type) {
   return {H5Tcopy(type), "H5Tcopy"};
 }
 
-/// A float with an IEEE layout that HDF5 has no name for: sign, exponent, mantissa from the highest bit down.
+/// Makes a float type with an IEEE layout that HDF5 has no name for: sign, exponent, mantissa from the highest bit
+/// down.
 Id float_type(std::size_t bytes, std::size_t exponent_bits, std::size_t mantissa_bits) {
   Id type = copy_of(H5T_IEEE_F32LE);
   const std::size_t sign_at = exponent_bits + mantissa_bits;
-  // Fields first: a type may only become smaller than them afterwards.
+  // The fields are set first: a type can shrink only to the size that they need.
   checked(H5Tset_fields(type.get(), sign_at, mantissa_bits, exponent_bits, 0, mantissa_bits), "H5Tset_fields");
   checked(H5Tset_offset(type.get(), 0), "H5Tset_offset");
   checked(H5Tset_precision(type.get(), 8 * bytes), "H5Tset_precision");
@@ -83,8 +85,9 @@ Id complex_type() {
   return type;
 }
 
-/// The type in the file, such that every tool that knows HDF5 reads right values or plain bits. What libhdf5 would read
-/// wrong (F8_E4M3, F8_E8M0: it has no such floats) and what it has no type for (packed elements) are unsigned bytes.
+/// Returns the type in the file, chosen so that every HDF5 tool reads right values or plain bits. Unsigned bytes are
+/// used for types that libhdf5 would read wrong (F8_E4M3, F8_E8M0: it has no such floats), and for packed elements, for
+/// which it has no type.
 Id file_type(DType dtype) {
   switch (dtype) {
     case DType::boolean:
@@ -130,7 +133,7 @@ Id file_type(DType dtype) {
   return copy_of(H5T_STD_U8LE);
 }
 
-/// A string of exactly `bytes` bytes of UTF-8.
+/// Makes the type of a UTF-8 string of exactly `bytes` bytes.
 Id text_type(std::size_t bytes) {
   Id type = copy_of(H5T_C_S1);
   checked(H5Tset_size(type.get(), bytes), "H5Tset_size");
@@ -139,16 +142,16 @@ Id text_type(std::size_t bytes) {
   return type;
 }
 
-// Small groups keep their links in their header; from the first link on beyond that, the index for many is the smaller.
+// Small groups keep their links in their header. With more links, the index for large groups is smaller.
 constexpr std::size_t few_links = 8;
 
-// H5F_ACC_TRUNC without its macro, which ends the program if the loaded release is another one.
+// H5F_ACC_TRUNC without its macro, which aborts the program if a different libhdf5 release is loaded.
 constexpr unsigned truncate = 0x0002U;
 
-// Taken as it is used.
+// A limit; memory is allocated as it is used.
 constexpr std::size_t cache_bytes = std::size_t{64} << 20;
 
-/// No fill values, no times: the same plan gives the same bytes.
+/// No fill values and no times, so that the same plan gives the same bytes.
 Id dataset_list() {
   Id list(H5Pcreate(H5P_DATASET_CREATE), "H5Pcreate");
   checked(H5Pset_fill_time(list.get(), H5D_FILL_TIME_NEVER), "H5Pset_fill_time");
@@ -175,7 +178,7 @@ class Maker {
     return {std::move(state_.superblock), std::move(state_.structures), {}};
   }
 
-  /// After a failure: false if libhdf5 still holds on to the file, and so to this.
+  /// Cleans up after a failure. Returns false if libhdf5 still holds the file, and thereby this object.
   bool give_up() noexcept {
     state_.is_abandoned = true;
     try {
@@ -187,7 +190,7 @@ class Maker {
   }
 
  private:
-  // Structures live in memory anyway: writing them out and reading them back is for nothing.
+  // Structures are in memory anyway, so evicting and reloading them would be wasted work.
   static void keep_all_in_cache(hid_t access) {
     H5AC_cache_config_t cache{};
     cache.version = H5AC__CURR_CACHE_CONFIG_VERSION;
@@ -269,11 +272,11 @@ class Maker {
     for (const Chunk& chunk : dataset.chunks) {
       state_.next_offset = chunk.offset;
       state_.next_bytes = chunk.bytes;
-      // The driver does not look at the elements: any address does.
+      // The driver ignores the elements, so any address will do.
       checked(H5Dwrite_chunk(id.get(), H5P_DEFAULT, chunk.filter_mask, at.data(), chunk.bytes, &plan_),
               "H5Dwrite_chunk");
       if (state_.next_bytes != 0) throw std::runtime_error("libhdf5 made no room for a chunk");
-      // The next one in row-major order.
+      // Advances to the next chunk in row-major order.
       for (std::size_t dim = shape.size(); dim-- > 0;) {
         at[dim] += shape[dim];
         if (dim == 0 || at[dim] < static_cast<hsize_t>(dataset.shape[dim])) break;
@@ -330,7 +333,7 @@ class Maker {
   DriverState state_;
   RegisteredDriver driver_;
   std::optional<RegisteredZstd> zstd_;
-  Id contiguous_ = dataset_list();  // for datasets in one piece
+  Id contiguous_ = dataset_list();  // for contiguous datasets
   Id utf8_link_{H5Pcreate(H5P_LINK_CREATE), "H5Pcreate"};
   Id scalar_{H5Screate(H5S_SCALAR), "H5Screate"};
   std::array<std::optional<Id>, 256> types_;      // by dtype
@@ -338,7 +341,8 @@ class Maker {
   Id file_;
 };
 
-// What the headers promised and what is loaded: libhdf5 ends the program if it finds out by itself.
+// Compares the version of the headers with that of the loaded library, because libhdf5 aborts the program if it finds a
+// difference itself.
 void check_version() {
   unsigned major = 0;
   unsigned minor = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A virtual file driver for libhdf5 that lives in memory: structures are kept, elements are not. Where raw data lies is
-// told beforehand instead of asked afterwards, so data can be in the file before libhdf5 has heard of it.
+// A virtual file driver for libhdf5 in memory: structures are kept, elements are discarded. The offset of raw data is
+// set in advance, so data can be in the file before libhdf5 knows of it.
 
 #include <hdf5.h>
 
@@ -22,29 +22,28 @@
 
 namespace muster::hdf5 {
 
-/// What a file in the making is: used by one file at a time.
+/// The state of a file that is being made; one file uses it at a time.
 struct DriverState {
   std::uint64_t superblock_offset = 0;
   std::uint64_t metadata_offset = 0;
-  /// The next raw data of this size that libhdf5 makes room for lies there, before metadata_offset. 0: it has been
-  /// used.
+  /// The offset, below metadata_offset, of the next raw data of this size that libhdf5 allocates. 0: it has been used.
   std::uint64_t next_offset = 0;
   std::uint64_t next_bytes = 0;
-  /// The file will not be used: whatever libhdf5 still does on the way to closing it succeeds and is forgotten.
+  /// The file is discarded: everything that libhdf5 still does until it is closed succeeds and has no effect.
   bool is_abandoned = false;
   std::vector<std::byte> superblock = {};
   std::vector<std::byte> structures = {};  ///< from metadata_offset to the end of the file
 };
 
-// What is between superblock and structures is data, whose bytes are not ours: no structure may lie there.
+// The range between superblock and structures has the caller's data: no structure may be allocated there.
 inline constexpr haddr_t largest_address = (haddr_t{1} << 62) - 1;
 inline constexpr hsize_t structure_alignment = 8;
 
-// libhdf5's own part comes first: it casts between the two.
+// libhdf5's own part comes first, because it casts between the two.
 struct DriverFile {
   H5FD_t base;
   DriverState* state;
-  haddr_t end;  // of what has been given out
+  haddr_t end;  // end of the allocated range
 };
 struct AccessInfo {
   DriverState* state;
@@ -57,7 +56,7 @@ inline const DriverFile& file_of(const H5FD_t* file) noexcept {
   return *reinterpret_cast<const DriverFile*>(file);
 }
 
-// The driver's functions as libhdf5 calls them: nothing may be thrown through it.
+// The driver's functions as libhdf5 calls them. No exception may leave them.
 struct DriverCalls {
   static H5FD_t* open(const char*, unsigned, hid_t access_list, haddr_t) {
     const auto* info = static_cast<const AccessInfo*>(H5Pget_driver_info(access_list));
@@ -73,7 +72,7 @@ struct DriverCalls {
     DriverState& state = *file->state;
     if (state.is_abandoned || file->end < state.metadata_offset) return 0;
     try {
-      // What was given out is what the file has, written or not.
+      // The file has all allocated bytes, written or not.
       state.structures.resize(file->end - state.metadata_offset);
     } catch (const std::exception&) {
       return -1;
@@ -84,13 +83,13 @@ struct DriverCalls {
   static haddr_t alloc(H5FD_t* base, H5FD_mem_t type, hid_t, hsize_t size) {
     DriverFile& file = file_of(base);
     DriverState& state = *file.state;
-    // Very long names are raw data to libhdf5, too: what no place was told for is a structure.
+    // Very long names are raw data to libhdf5, too: raw data without an offset set in advance is a structure.
     if (type == H5FD_MEM_DRAW && state.next_bytes == size) {
       state.next_bytes = 0;
       return state.next_offset;
     }
     if (file.end <= state.superblock_offset) {
-      // The first thing of a file is its superblock.
+      // The superblock is the first allocation of a file.
       if (type != H5FD_MEM_SUPER || size != superblock_bytes) return HADDR_UNDEF;
       file.end = std::max<haddr_t>(state.metadata_offset, state.superblock_offset + size);
       return state.superblock_offset;
@@ -126,7 +125,7 @@ struct DriverCalls {
   static herr_t write(H5FD_t* base, H5FD_mem_t type, hid_t, haddr_t address, size_t size, const void* source) {
     DriverState& state = *file_of(base).state;
     if (state.is_abandoned) return 0;
-    // Elements are the caller's to write.
+    // The caller writes the elements.
     if (type == H5FD_MEM_DRAW && address < state.metadata_offset) return 0;
     const bool is_superblock = address < state.metadata_offset;
     const std::uint64_t begin = is_superblock ? state.superblock_offset : state.metadata_offset;
@@ -142,13 +141,13 @@ struct DriverCalls {
   }
 };
 
-/// The driver's id in libhdf5 for as long as this lives. Throws CallFailed (ids.hpp).
+/// Registers the driver with libhdf5 during its lifetime. Throws CallFailed (ids.hpp).
 class RegisteredDriver {
  public:
   RegisteredDriver() {
     H5FD_class_t driver{};
 #ifdef H5FD_CLASS_VERSION
-    // From 1.14 on: version and number come first (numbers from 256 on are for those who have registered none).
+    // From 1.14 on, version and number come first (numbers from 256 on are for drivers without a registered number).
     driver.version = H5FD_CLASS_VERSION;
     driver.value = static_cast<H5FD_class_value_t>(377);
 #endif
@@ -173,7 +172,7 @@ class RegisteredDriver {
     H5FDunregister(id_);
   }
 
-  /// Lets files that are made with this access list live in `state`, which must live longer.
+  /// Stores files that are made with this access list in `state`, which must outlive them.
   void use_for(hid_t access_list, DriverState& state) const {
     const AccessInfo info{&state};
     checked(H5Pset_driver(access_list, id_, &info), "H5Pset_driver");

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What an HDF5 file shall say, and the one function of libmuster-hdf5 that puts it into HDF5's own structures. Places
-// are decided by the caller; nothing is read, nothing is written but memory.
+// The plan of an HDF5 file, and the only function of libmuster-hdf5, which makes HDF5's own structures from it. The
+// function reads and writes memory only.
 //
-// 1. The caller decides where each tensor, each compressed chunk, the config and the catalogue lie in the file.
-// 2. make_metadata() makes a file in memory whose datasets have just these addresses (metadata_driver.hpp).
-// 3. Its superblock and the rest of its structures come back as bytes; the caller writes them beside the data.
+// 1. The caller assigns offsets in the file to each tensor, each compressed chunk, the config and the catalogue.
+// 2. make_metadata() makes a file in memory whose datasets have exactly these addresses (metadata_driver.hpp).
+// 3. It returns the superblock and the other structures as bytes; the caller writes them beside the data.
 //
-// The two libraries are of one build (the file name has the version), so these are ordinary C++ types.
+// The two libraries come from one build (the file name has the version), so these are ordinary C++ types.
 
 #include <cstddef>
 #include <cstdint>
@@ -20,12 +20,12 @@
 
 namespace muster::hdf5 {
 
-/// A stored chunk, as it stands in the catalogue: in the order of HDF5's chunk numbers, row-major.
+/// A stored chunk, as in the catalogue: in the order of HDF5's chunk numbers, row-major.
 struct Chunk {
   std::uint64_t offset = 0;
   std::uint32_t bytes = 0;
-  std::uint32_t filter_mask = 0;  ///< bit i: filter i was not applied; 0, or all: the elements as they are
-  std::uint64_t checksum = 0;     ///< of the stored bytes; HDF5 is not told
+  std::uint32_t filter_mask = 0;  ///< bit i: filter i was not applied; 0, or all: the elements are stored uncompressed
+  std::uint64_t checksum = 0;     ///< of the stored bytes; not passed to HDF5
 };
 
 struct Dataset {
@@ -34,8 +34,9 @@ struct Dataset {
   std::string_view dtype_name;
   std::span<const std::int64_t> shape;
   std::uint64_t bytes = 0;   ///< of all elements
-  std::uint64_t offset = 0;  ///< if it is not chunked and has elements
-  /// Compressed: extents of a chunk, one a dimension of the dataset (one in all for packed dtypes); else empty.
+  std::uint64_t offset = 0;  ///< used if it is not chunked and has elements
+  /// Compressed tensors: the extents of a chunk, one per dimension of the dataset (a single one for packed dtypes).
+  /// Otherwise empty.
   std::vector<std::uint64_t> chunk_shape = {};
   std::span<const Chunk> chunks = {};
 };
@@ -52,7 +53,8 @@ struct MetadataPlan {
   std::uint64_t config_bytes = 0;  ///< at least 1
   std::uint64_t catalogue_offset = 0;
   std::uint64_t catalogue_bytes = 0;  ///< at least 1
-  std::uint64_t metadata_offset = 0;  ///< everything but the superblock lies from here on; all data lies before it
+  /// all structures except the superblock start at this offset or later; all data is before it
+  std::uint64_t metadata_offset = 0;
   int zstd_level = 1;
   std::vector<Fact> facts = {};
   std::span<const Dataset> datasets = {};
@@ -61,14 +63,14 @@ struct MetadataPlan {
 struct Metadata {
   std::vector<std::byte> superblock;  ///< at the end of the user block
   std::vector<std::byte> structures;  ///< at metadata_offset; the file ends with them
-  std::string failure;                ///< what libhdf5 said if it could not
+  std::string failure;                ///< libhdf5's message after a failure
 };
 
 /// The size of a superblock of version 3.
 inline constexpr std::size_t superblock_bytes = 48;
 
-/// The name and type of the function that libmuster-hdf5 exports. False: `result.failure` tells why. The caller
-/// makes one call at a time, because libhdf5 is not thread-safe everywhere.
+/// The name and type of the function that libmuster-hdf5 exports. On failure it returns false, and `result.failure` has
+/// the reason. The caller makes one call at a time, because libhdf5 is not thread-safe in every build.
 inline constexpr const char* make_metadata_symbol = "muster_hdf5_make_metadata";
 using MakeMetadata = bool (*)(const MetadataPlan& plan, Metadata& result) noexcept;
 

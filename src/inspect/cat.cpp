@@ -17,16 +17,16 @@ namespace {
 constexpr std::int64_t edge_items = 3;
 constexpr std::int64_t most_in_full = 1000;
 constexpr std::size_t most_dims = 64;
-constexpr std::uint64_t window_bytes = std::uint64_t{48} << 10;  // whole groups of packed elements
-// Less would decode the same chunk many times.
+constexpr std::uint64_t window_bytes = std::uint64_t{48} << 10;  // a multiple of every group of packed elements
+// A smaller window would decode the same chunk many times.
 constexpr std::uint64_t compressed_window_bytes = std::uint64_t{6} << 20;
 
 struct Target {
   std::size_t place = 0;
-  std::string slice;  // without its brackets
+  std::string slice;  // without the brackets
 };
 
-/// Names may have brackets of their own: a tensor of the whole name comes first.
+/// A tensor with the whole text as its name takes precedence, because names may contain brackets.
 Target find_target(const Source& source, const std::string& what) {
   if (const std::optional<std::size_t> place = source.tensors->find(what)) return {*place, ""};
   const std::size_t bracket = what.ends_with(']') ? what.rfind('[') : std::string::npos;
@@ -34,7 +34,7 @@ Target find_target(const Source& source, const std::string& what) {
   return {find_tensor(source, what.substr(0, bracket)), what.substr(bracket + 1, what.size() - bracket - 2)};
 }
 
-/// Values by their place in the tensor, read in windows.
+/// Reads values by their index in the tensor, in windows.
 class ValueReader {
  public:
   ValueReader(const TensorSource& source, std::size_t place)
@@ -61,7 +61,7 @@ class ValueReader {
   std::vector<std::byte> memory_;
 };
 
-/// A selected part of a tensor, dimension by dimension.
+/// Prints the selected part of a tensor, dimension by dimension.
 class Printer {
  public:
   Printer(const TensorSource& source, const Target& target, const CatOptions& options, const Sink& sink)
@@ -75,14 +75,14 @@ class Printer {
         out_(sink) {
     std::int64_t stride = 1;
     strides_.resize(entry_.shape.size());
-    // Extents beside one of 0 need not be such that their product is a number.
+    // If an extent is 0, the product of the other extents may overflow.
     if (entry_.bytes != 0)
       for (std::size_t dim = entry_.shape.size(); dim-- > 0; stride *= entry_.shape[dim]) strides_[dim] = stride;
     std::int64_t base = 0;
     for (std::size_t dim = 0; dim < strides_.size(); ++dim) {
       const SelectedRange& range = selection_.ranges[dim];
       base += range.begin * strides_[dim];
-      // Of raw bytes nobody sees a dimension of one element, and there may be thousands of them.
+      // Dimensions of one element have no effect on raw bytes, and there may be thousands of them.
       if (range.is_kept && (range.count != 1 || options.format != CatFormat::raw))
         kept_.push_back({range.count, range.step * strides_[dim]});
     }
@@ -146,7 +146,7 @@ class Printer {
     const auto text_of = [&](std::int64_t element) {
       std::string text = formats[0].text(reader_.bits(static_cast<std::uint64_t>(element) * parts));
       if (parts == 2) {
-        // Its sign always, in the column that negative ones have for it; its unit right behind the digits.
+        // The imaginary part always has a sign, in the column of the minus signs; its unit directly follows the digits.
         const std::string imaginary = formats[1].text(reader_.bits(static_cast<std::uint64_t>(element) * 2 + 1));
         const std::size_t begin = imaginary.find_first_not_of(' ');
         const std::size_t end = imaginary.find_last_not_of(' ') + 1;
@@ -200,7 +200,7 @@ class Printer {
     const auto [count, stride] = kept_[dim];
     std::size_t column = dim + 1;
     const auto put = [&](const std::string& text, bool is_first) {
-      // Brackets follow the last one, as many as there are dimensions.
+      // Brackets follow the last value, one per dimension.
       if (!is_first && !is_json() && column + 1 + text.size() + kept_.size() > width) {
         out_("\n" + std::string(dim + 1, ' '));
         column = dim + 1;
@@ -256,7 +256,7 @@ class Printer {
     if (selection_.is_whole(entry_.shape)) return print_whole();
     const std::uint64_t parts = values_per_element(entry_.dtype);
     const std::size_t size = itemsize(value_dtype(entry_.dtype));
-    // Of packed elements: bits that do not fill a byte yet.
+    // Packed elements only: bits that do not fill a byte yet.
     std::uint64_t rest = 0;
     int rest_bits = 0;
     const auto put_byte = [&] {
@@ -349,7 +349,7 @@ SelectedRange range_of(std::string_view part, std::int64_t extent, std::size_t d
   if (fields.size() > 3) refuse(part, "a slice is BEGIN:END or BEGIN:END:STEP");
   const std::int64_t step = fields.size() == 3 ? number(fields[2], part).value_or(1) : 1;
   if (step == 0) refuse(part, "a step cannot be 0");
-  // Between "before the first" and "past the last", from where steps of either sign go.
+  // Limits from "before the first" to "past the last", where steps of either sign start.
   const std::int64_t least = step > 0 ? 0 : -1;
   const std::int64_t most = step > 0 ? extent : extent - 1;
   const auto placed = [&](std::string_view field, std::int64_t otherwise) {
@@ -361,7 +361,7 @@ SelectedRange range_of(std::string_view part, std::int64_t extent, std::size_t d
   const std::int64_t end = placed(fields[1], step > 0 ? most : least);
   const std::int64_t distance = step > 0 ? end - begin : begin - end;
   if (distance <= 0) return {0, 0, 1, true};
-  // The distance is less than 2^63, so the step's size matters only if it is smaller.
+  // The distance is less than 2^63, so a larger step has the same effect.
   const std::uint64_t size = step > 0 ? static_cast<std::uint64_t>(step) : ~static_cast<std::uint64_t>(step) + 1;
   const std::uint64_t count = (static_cast<std::uint64_t>(distance) - 1) / size + 1;
   return {begin, static_cast<std::int64_t>(count), count == 1 ? 1 : step, true};
@@ -389,7 +389,7 @@ bool Selection::is_whole(const Shape& tensor) const {
 Selection parse_selection(std::string_view text, const Shape& shape) {
   std::vector<std::string_view> parts;
   if (!trimmed(text).empty()) parts = split(text, ',');
-  // As in Python, one comma may follow the last.
+  // As in Python, one trailing comma is allowed.
   if (parts.size() > 1 && parts.back().empty()) parts.pop_back();
   const auto dots = std::count(parts.begin(), parts.end(), std::string_view("..."));
   if (dots > 1) refuse(text, "\"...\" can stand once");

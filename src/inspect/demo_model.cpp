@@ -18,14 +18,14 @@ namespace {
 class Random {
  public:
   explicit Random(std::uint64_t seed) : state_(seed) {}
-  // splitmix64: a counter and a hash, so nothing but the seed and the place decides a value.
+  // splitmix64: a counter and a hash, so a value depends only on the seed and the position.
   std::uint64_t next() {
     std::uint64_t z = (state_ += 0x9e3779b97f4a7c15U);
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9U;
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebU;
     return z ^ (z >> 31);
   }
-  // Four uniform 16-bit numbers add up to nearly a normal one; deviation 0.02.
+  // The sum of four uniform 16-bit numbers is nearly normal; deviation 0.02.
   float normal() {
     const std::uint64_t r = next();
     const auto sum = static_cast<std::int64_t>((r & 0xffff) + ((r >> 16) & 0xffff) + ((r >> 32) & 0xffff) + (r >> 48));
@@ -129,7 +129,7 @@ LlamaSizes llama_sizes(std::uint64_t megabytes) {
 
 void fill_demo_tensor(const TensorEntry& part, std::span<std::byte> target) {
   Random random(seed_of(part.name));
-  // Norms scale by about one: a model of zeros around it would hide a lost one.
+  // Norms scale by about one: with values near zero, a lost norm would not be noticed.
   const float base = part.name.ends_with("norm.weight") || part.name.ends_with("LayerNorm.weight") ? 1.0F : 0.0F;
   switch (part.dtype) {
     case DType::bf16:

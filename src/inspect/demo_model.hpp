@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A model to try things on: Llama's tensors by HuggingFace's names, made-up values, the same every time.
+// A model for trials: Llama's tensors under Hugging Face's names, with synthetic values that are the same every time.
 
 #include <cstddef>
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace muster::inspect {
 
-/// What such a model is made of.
+/// The parts of such a model.
 struct DemoModel {
   std::string config;  ///< config.json
   std::vector<TensorEntry> tensors;
@@ -29,14 +29,14 @@ struct LlamaSizes {
   bool tied_head = false;  ///< no lm_head
 };
 DemoModel llama_model(const LlamaSizes& sizes);
-/// Sizes for a bf16 model of about so many megabytes.
+/// Returns sizes for a bf16 model of about this many megabytes.
 LlamaSizes llama_sizes(std::uint64_t megabytes);
 
-/// Values of one tensor: floats near a normal distribution of deviation 0.02, integers counting up. A function of the
-/// name and the size only.
+/// Fills one tensor: floats near a normal distribution of deviation 0.02, integers counting up. The values depend only
+/// on the name and the size.
 void fill_demo_tensor(const TensorEntry& part, std::span<std::byte> target);
 
-/// Writes the model in HuggingFace's layout; `directory` must not exist. Returns the bytes of its tensors.
+/// Writes the model in Hugging Face's layout; `directory` must not exist. Returns the bytes of its tensors.
 std::uint64_t write_demo_model(const DemoModel& model, const std::string& directory, std::uint64_t max_shard_size);
 
 }  // namespace muster::inspect

@@ -28,11 +28,11 @@
 namespace muster::inspect {
 namespace {
 
-// Large enough that a call per piece costs nothing, small enough that two threads share one large tensor.
-constexpr std::uint64_t compared_at_once = std::uint64_t{6} << 20;  // whole groups of packed elements
+// Large enough that the cost per call is negligible, small enough that two threads share one large tensor.
+constexpr std::uint64_t compared_at_once = std::uint64_t{6} << 20;  // a multiple of every group of packed elements
 constexpr std::uint64_t longest_json = std::uint64_t{256} << 20;
 
-// How a tensor or a file differs.
+// The kinds of differences of a tensor or a file.
 constexpr std::string_view only_in_a = "only in A";
 constexpr std::string_view only_in_b = "only in B";
 constexpr std::string_view other_type = "type";
@@ -75,7 +75,7 @@ void compare_pairs(const TensorSource& a, const TensorSource& b, std::vector<Pai
   });
 }
 
-/// Places of the tensors by their names.
+/// Returns the indices of the tensors by name.
 std::unordered_map<std::string_view, std::size_t> places_in(const TensorSource& source) {
   std::unordered_map<std::string_view, std::size_t> places;
   for (std::size_t i = 0; i < source.tensors().size(); ++i) places.emplace(source.tensors()[i].name, i);
@@ -86,14 +86,14 @@ std::string type_of(const TensorEntry& entry) {
   return to_string(TensorSpec{entry.dtype, entry.shape});
 }
 
-/// Differences of one kind of things, as in the report, and what was compared to find them.
+/// The differences of one kind, as in the report, and the number of compared objects.
 struct Differences {
   ConfigArray found = {};
   std::uint64_t compared = 0;
   std::uint64_t bytes = 0;
 };
 
-/// Not in b or of another type, other values, not in a.
+/// Reports tensors that are missing in b, have another type, have other values, or are missing in a.
 Differences diff_tensors(const TensorSource& a, const TensorSource& b) {
   Differences out;
   std::vector<Pair> pairs;
@@ -161,8 +161,8 @@ std::string place_words(const Config& diff) {
 constexpr std::size_t most_places = 3;
 constexpr std::size_t most_config_diffs = 1000;
 
-/// Places where two trees differ, the first `most` of them; returns how many there are. A side that is null is not
-/// there.
+/// Adds the first `most` places where two trees differ to the report, and returns their total number. A side that is
+/// null is missing.
 std::uint64_t find_places(const Config& a, const Config& b, const std::string& path, std::size_t most,
                           ConfigArray& out) {
   std::uint64_t count = 0;
@@ -196,12 +196,12 @@ std::optional<Config> parse(std::span<const std::byte> bytes) {
   try {
     return parse_json({reinterpret_cast<const char*>(bytes.data()), bytes.size()});
   } catch (const Error&) {
-    return std::nullopt;  // then it is compared as bytes
+    return std::nullopt;  // the file is compared as bytes
   }
 }
 
-/// Where two files of this name differ, and what is there on both sides; none if they do not. JSON is compared as
-/// values: order of members and white space do not count.
+/// Describes the difference between two files of this name; nullopt if they are equal. JSON is compared as values:
+/// order of members and white space do not matter.
 std::optional<std::string> file_difference(const std::string& a, const std::string& b, const std::string& name) {
   const auto left_file = os::MappedFile::open(join_path(a, name));
   const auto right_file = os::MappedFile::open(join_path(b, name));
@@ -222,7 +222,7 @@ std::optional<std::string> file_difference(const std::string& a, const std::stri
   return fmt::format("other bytes from {} on", place);
 }
 
-/// Of the files that are carried along, by name.
+/// Compares the carried files by name.
 Differences diff_files(const std::string& a, const std::string& b) {
   Differences out;
   const std::vector<std::string> left = carried_files(a, "all").names;
@@ -245,7 +245,8 @@ Differences diff_files(const std::string& a, const std::string& b) {
   return out;
 }
 
-/// If a state is among them: its config is compared with what stands for one in the other. None if there are no two.
+/// Compares configs if one side is a state: its config is compared with the config or metadata of the other side.
+/// Returns nullopt if there are not two.
 std::optional<Differences> diff_configs(const Source& a, const Source& b) {
   const auto config_of = [](const Source& source) -> std::optional<Config> {
     if (source.kind == "safetensors" || source.kind == "hdf5") return config_from_converted(source.metadata);
@@ -298,7 +299,7 @@ Config diff_models(const std::string& a, const std::string& b, const SourceOptio
   std::optional<Differences> configs = diff_configs(left, right);
   const bool has_configs = configs.has_value();
   if (!configs) configs.emplace();
-  // Beside the weights of a foreign checkpoint lies what its own programs need.
+  // The files beside the weights of a foreign checkpoint are for its own programs.
   const auto has_carried = [&](const std::string& path) {
     std::error_code error;
     return std::filesystem::is_directory(path, error) && !foreign::find_checkpoint(path, options.foreign);

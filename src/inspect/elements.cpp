@@ -18,15 +18,15 @@ namespace {
 constexpr double nan = std::numeric_limits<double>::quiet_NaN();
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
-/// What the codes of a small float that are no numbers mean.
+/// The meaning of a small float's codes that are not numbers.
 enum class Special : std::uint8_t {
-  infinities,  ///< the highest exponent is infinity and NaN, as IEEE 754 has it
+  infinities,  ///< the highest exponent is infinity and NaN, as in IEEE 754
   ones,        ///< all ones are NaN
   none,
   nan_is_zero,  ///< the code of -0 is NaN
 };
 
-/// A small IEEE-like float, decoded.
+/// Decodes a small IEEE-like float.
 constexpr double decode(unsigned word, int exponent_bits, int mantissa_bits, int bias, Special special) {
   const unsigned mantissa_mask = (1U << mantissa_bits) - 1;
   const unsigned exponent_mask = (1U << exponent_bits) - 1;
@@ -96,11 +96,12 @@ std::int64_t extended(DType dtype, std::uint64_t word) noexcept {
   return static_cast<std::int64_t>(word << unused) >> unused;
 }
 
-// The narrower floats: whether a decimal is nearer to a value than to its neighbours. Past the largest there is none.
+// For the narrower floats: whether a decimal is nearer to a value than to its neighbours. The largest value has no
+// upper neighbour.
 bool reads_back(DType dtype, std::uint64_t word, double decimal) noexcept {
   const double value = value_of(dtype, word);
   const double apart = std::abs(decimal) - std::abs(value);
-  // The neighbours of a number at the end of its codes are of the other sign, or no numbers.
+  // At the end of the codes, a neighbour has the other sign, or is not a number.
   const double less = std::abs(value_of(dtype, word - 1));
   const double more = std::abs(value_of(dtype, word + 1));
   const double below = std::abs(value) - (less < std::abs(value) ? less : 0);
@@ -108,9 +109,9 @@ bool reads_back(DType dtype, std::uint64_t word, double decimal) noexcept {
   return -apart < below / 2 && apart < (std::isfinite(above) ? above : below) / 2;
 }
 
-constexpr int most_digits = 8;  // of an array's numbers, behind the point
+constexpr int most_digits = 8;  // after the point, for the numbers of an array
 
-// |a - b| of integers exactly, which doubles would round first: the difference of their bits, from the larger one.
+// Returns |a - b| of integers exactly: the difference of their bits. Doubles would round the integers first.
 double integer_distance(DType dtype, std::uint64_t a, std::uint64_t b) noexcept {
   if (std::pair(value_of(dtype, a), a) < std::pair(value_of(dtype, b), b)) std::swap(a, b);
   const int unused = 64 - bits(dtype);
@@ -133,13 +134,13 @@ void note(ValueDifference& difference, DType dtype, std::uint64_t x, std::uint64
   if (std::isinf(apart)) difference.relative = infinity;
 }
 
-/// Values whose bits are a Word.
+/// Compares values whose bits are a Word.
 template <class Word>
 void compare(ValueDifference& difference, DType dtype, std::span<const std::byte> a, std::span<const std::byte> b) {
   for (std::size_t at = 0; at + sizeof(Word) <= std::min(a.size(), b.size()); at += sizeof(Word)) {
     Word x{};
     Word y{};
-    // Files of other hands need not be aligned.
+    // Data in files of other programs may be misaligned.
     std::memcpy(&x, a.data() + at, sizeof(Word));
     std::memcpy(&y, b.data() + at, sizeof(Word));
     note(difference, dtype, x, y);
@@ -285,7 +286,7 @@ void ArrayFormat::note(std::uint64_t bits) {
   largest_ = std::max(largest_, magnitude);
   smallest_ = smallest_ == 0 ? magnitude : std::min(smallest_, magnitude);
   const int digits = value_digits(dtype_, bits);
-  // Decimal exponent as it is printed, after rounding.
+  // The decimal exponent as printed, after rounding.
   const std::string text = fmt::format("{:.{}e}", magnitude, digits - 1);
   const int exponent = std::stoi(text.substr(text.find('e') + 1));
   significant_ = std::max(significant_, digits);
@@ -307,7 +308,7 @@ std::string ArrayFormat::number(double value) const {
   if (fraction_ == 0) {
     text += '.';
   } else {
-    // Zeros at the end say nothing; blanks keep the points below each other.
+    // Trailing zeros carry no information; blanks keep the points aligned.
     for (std::size_t i = text.size(); i-- > 0 && text[i] == '0';) text[i] = ' ';
   }
   const std::size_t point = text.find('.');
@@ -348,7 +349,7 @@ ValueDifference compare_values(DType dtype, std::span<const std::byte> a, std::s
       compare<std::uint8_t>(difference, dtype, a, b);
       break;
     default:
-      // Bits behind the last element belong to the tensor, too.
+      // Bits after the last element belong to the tensor, too.
       for (std::uint64_t i = 0; i * static_cast<std::uint64_t>(bits(dtype)) < std::min(a.size(), b.size()) * 8; ++i)
         note(difference, dtype, value_bits(dtype, a, i), value_bits(dtype, b, i));
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Elements one by one: their bits, and the numbers that these stand for. For what looks at values; what reckons with
-// whole tensors has its own ways (src/merge/reduce.hpp). A complex number is two values of F32 here.
+// Access to single elements: their bits, and the numbers that these represent. Code that computes with whole tensors
+// uses src/merge/reduce.hpp instead. A complex number counts as two F32 values here.
 
 #include <cstddef>
 #include <cstdint>
@@ -13,37 +13,38 @@
 
 namespace muster::inspect {
 
-/// The dtype of one value: that of the tensor, F32 for complex numbers.
+/// Returns the dtype of one value: F32 for complex numbers, otherwise that of the tensor.
 DType value_dtype(DType dtype) noexcept;
-/// Values of an element: 2 for complex numbers, else 1.
+/// Returns the values per element: 2 for complex numbers, otherwise 1.
 std::uint64_t values_per_element(DType dtype) noexcept;
-/// Values in `bytes` bytes; both halves of each byte count for packed types.
+/// Returns the number of values in `bytes` bytes; for packed types both halves of each byte count.
 std::uint64_t values_in(DType dtype, std::uint64_t bytes) noexcept;
 
-/// The bits of a value of a run that holds it, in the low bits; nothing need be aligned.
+/// Returns the bits of value `index` of `run` in the low bits. No alignment is required.
 std::uint64_t value_bits(DType dtype, std::span<const std::byte> run, std::uint64_t index) noexcept;
 
-/// The number that bits stand for; integers beyond 53 bits are rounded.
+/// Returns the number that `bits` represent; integers beyond 53 bits are rounded.
 double value_of(DType dtype, std::uint64_t bits) noexcept;
 
-/// Likewise exactly: an integer for integer types, a boolean for BOOL, else a real number.
+/// Returns the number without rounding: an integer for integer types, a boolean for BOOL, otherwise a real number.
 Config exact_value(DType dtype, std::uint64_t bits);
 
-/// Integers and booleans.
+/// Whether the type is an integer or a boolean.
 bool is_integer(DType dtype) noexcept;
 
-/// What a real number of JSON is: the number, or the string "nan", "inf" or "-inf".
+/// Returns a real number for JSON: the number, or the string "nan", "inf" or "-inf".
 Config json_number(double value);
 
-/// The fewest digits that read back as the same value of this dtype, as "0.1", "1e-07", "nan" or "-inf". Integers in
-/// full, booleans as "True" and "False".
+/// Returns the shortest text that reads back as the same value of this dtype, such as "0.1", "1e-07", "nan" or "-inf".
+/// Integers are printed in full, booleans as "True" and "False".
 std::string value_text(DType dtype, std::uint64_t bits);
 
-/// Significant decimal digits that value_text needs, of a finite number that is not 0; at most 17.
+/// Returns the number of significant decimal digits that value_text prints, for a finite number that is not 0; at most
+/// 17.
 int value_digits(DType dtype, std::uint64_t bits) noexcept;
 
-/// Numbers of an array as NumPy prints them: all as wide as each other, points below points. First all values are shown
-/// to it, then it makes their text.
+/// Formats the numbers of an array as NumPy does: in equal width, with aligned decimal points. All values must be added
+/// before text() is called.
 class ArrayFormat {
  public:
   explicit ArrayFormat(DType dtype) : dtype_(dtype) {}
@@ -57,28 +58,28 @@ class ArrayFormat {
   [[nodiscard]] std::string number(double value) const;
 
   DType dtype_;
-  std::size_t width_ = 0;  // of integers and booleans, and of what is not finite
-  double largest_ = 0;     // magnitudes of what is finite and not 0
+  std::size_t width_ = 0;  // for integers, booleans, and values that are not finite
+  double largest_ = 0;     // magnitudes of finite values that are not 0
   double smallest_ = 0;
-  int significant_ = 1;   // digits, as many as the value that needs most
-  int fraction_ = 0;      // digits behind the point, likewise
-  std::size_t left_ = 1;  // columns before the point, with the sign
+  int significant_ = 1;   // significant digits: the largest number that a value needs
+  int fraction_ = 0;      // digits after the point: the largest number that a value needs
+  std::size_t left_ = 1;  // columns before the point, including the sign
   bool has_sign_ = false;
   bool has_numbers_ = false;
 };
 
-/// How far two runs of elements are apart.
+/// The difference between two runs of elements.
 struct ValueDifference {
   std::uint64_t elements = 0;  ///< whose bits differ
-  std::uint64_t nans = 0;      ///< of these, NaN on one side only
+  std::uint64_t nans = 0;      ///< elements among them that are NaN on one side only
   double absolute = 0;         ///< the largest |a - b|; infinite if one of them is
   double relative = 0;         ///< the largest |a - b| / max(|a|, |b|)
 
   void add(const ValueDifference& other) noexcept;
 };
 
-/// Of the elements of equally long runs; complex numbers are pairs of F32. NaN on both sides, and 0 beside -0, count as
-/// elements but are no distance apart. Where the last byte of a packed dtype is half used, both halves count.
+/// Compares runs of equal length; complex numbers are pairs of F32. NaN on both sides, and 0 compared with -0, count as
+/// different elements, but have no distance. If the last byte of a packed dtype is half used, both halves count.
 ValueDifference compare_values(DType dtype, std::span<const std::byte> a, std::span<const std::byte> b);
 
 }  // namespace muster::inspect

@@ -17,13 +17,13 @@ namespace {
 constexpr std::size_t gap = 2;
 constexpr std::size_t least_flexible = 12;
 
-/// JSON text without dangerous characters: they stand in strings only, and have JSON's own escapes.
+/// Escapes dangerous characters in JSON text. They occur only in strings, so JSON's own escapes apply.
 std::string printable_json(std::string_view json) {
   std::string out;
   out.reserve(json.size());
   while (!json.empty()) {
     const Character character = first_character(json);
-    // Line breaks between values are the text's own: inside strings they are escaped already.
+    // Line breaks between values are part of the format: inside strings they are escaped already.
     if (!is_dangerous(character.code) || character.code == '\n') {
       out += json.substr(0, character.bytes);
     } else if (character.code < 0x10000) {
@@ -72,7 +72,7 @@ std::string shorten(std::string_view text, std::size_t width) {
   const std::size_t length = columns(text);
   if (length <= width) return std::string(text);
   const std::size_t kept = width < 5 ? 2 : width - 3;
-  // The end tells more than the beginning: "...layers.11.mlp.weight".
+  // The end is more informative than the beginning: "...layers.11.mlp.weight".
   const std::size_t head = kept / 3;
   const std::size_t tail = kept - head;
   const auto byte_of = [&text](std::size_t column) {
@@ -91,7 +91,7 @@ std::string human_bytes(std::uint64_t bytes) {
   constexpr std::array<const char*, 6> units = {"kB", "MB", "GB", "TB", "PB", "EB"};
   auto value = static_cast<double>(bytes) / 1000;
   std::size_t unit = 0;
-  // 999,950 and more would be printed as 1000.0.
+  // Values from 999,950 on would be printed as 1000.0.
   while (value >= 999.95 && unit + 1 < units.size()) {
     value /= 1000;
     ++unit;
@@ -133,23 +133,23 @@ void TextTable::append_to(std::string& out, const OutputStyle& style) const {
   }
   for (const std::size_t width : widths) whole += width;
   whole += gap * (widths.size() - 1);
-  // The widest one first.
+  // The widest column is shortened first.
   while (style.width != 0 && whole > style.width) {
     std::size_t& widest = widths[*std::ranges::max_element(flexible_, {}, [&](std::size_t i) { return widths[i]; })];
     if (widest <= least_flexible) break;
     --widest;
     --whole;
   }
-  bool is_alone = false;  // the first cell of a row, in a line of its own
+  bool is_alone = false;  // the first cell of a row has a line of its own
   std::unordered_map<std::string, std::string_view> seen;
   for (std::size_t place = 0; place < ends_.size() && !is_alone; place += columns_.size()) {
     const std::string_view cell = cell_at(place);
     if (lengths[columns_.size() + place] > widths[0])
       is_alone = seen.try_emplace(shorten(cell, widths[0]), cell).first->second != cell;
   }
-  std::size_t next = 0;  // of the lengths
+  std::size_t next = 0;  // index in `lengths`
   const auto append_row = [&](const auto& cell_of) {
-    std::size_t spaces = 0;  // owed: none are written at the end of a line
+    std::size_t spaces = 0;  // pending spaces: none are written at the end of a line
     for (std::size_t i = 0; i < columns_.size(); ++i) {
       const std::string_view whole_cell = cell_of(i);
       std::string shortened;

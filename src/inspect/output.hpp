@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Output for people, which cannot do anything to a terminal, in columns that stand below each other; and for programs.
+// Output for people, escaped so that it cannot control a terminal, in aligned columns; and output for programs.
 
 #include <cstddef>
 #include <cstdint>
@@ -13,46 +13,47 @@
 
 namespace muster::inspect {
 
-/// What the output goes to. The default is a pipe: nothing is cut, coloured or drawn.
+/// The properties of the output device. The default is a pipe: nothing is shortened, coloured or drawn.
 struct OutputStyle {
-  std::size_t width = 0;    ///< columns; 0: as wide as it gets
+  std::size_t width = 0;    ///< columns; 0: unlimited
   bool is_unicode = false;  ///< lines and bars may be drawn with characters beyond ASCII
   bool is_coloured = false;
 };
 
-/// By the numbers that terminals have for them.
+/// The values are the terminal's colour codes.
 enum class Colour : std::uint8_t { strong = 1, faint = 2, bad = 31, good = 32, warning = 33 };
-/// `text` in that colour if the style has colours.
+/// Returns `text` in this colour if the style has colours.
 std::string coloured(const OutputStyle& style, Colour colour, std::string_view text);
 
-/// Output in pieces, in their order.
+/// Receives the output in pieces, in order.
 using Sink = std::function<void(std::string_view)>;
 
-/// Text from files: control characters (C0, DEL, C1), what reorders or hides text (bidirectional marks, zero width),
-/// and bytes that are no UTF-8, all as \n, \x1b or \u202e; a backslash is \\. Everything else as it is.
+/// Escapes text from files. Control characters (C0, DEL, C1), characters that reorder or hide text (bidirectional
+/// marks, zero width), and bytes that are not UTF-8 become \n, \x1b or \u202e; a backslash becomes \\. Everything else
+/// is unchanged.
 std::string printable(std::string_view text);
 
-/// A report for programs: JSON and a line break. Text that is no UTF-8 stands there as on a terminal.
+/// Returns a report for programs: JSON and a line break. Text that is not UTF-8 is escaped as for a terminal.
 std::string json_report(const Config& tree, int indent = 2);
 
-/// For reports: a list of what make(item) gives of each item.
+/// Returns the list of make(item) for each item.
 template <class Items, class Make>
 ConfigArray list_of(const Items& items, const Make& make) {
   ConfigArray list;
   for (const auto& item : items) list.push_back(make(item));
   return list;
 }
-/// Likewise a text, null if there is none; the extents of a shape.
+/// Returns a text, or null if it is empty. extents_of() returns the extents of a shape as a list.
 Config or_null(const std::string& text);
 Config extents_of(const Shape& shape);
 
-/// Characters of printable text: one column each.
+/// Returns the number of characters of printable text: one column each.
 std::size_t columns(std::string_view text) noexcept;
 
-/// Printable text in at most `width` columns (at least 5), "..." in its middle if it was longer.
+/// Returns printable text in at most `width` columns (at least 5). A longer text gets "..." in its middle.
 std::string shorten(std::string_view text, std::size_t width);
 
-/// "1.2 GB": powers of 1000, as file managers have them; exact below 1000 ("17 B").
+/// Returns text such as "1.2 GB". Units are powers of 1000, as in file managers; sizes below 1000 are exact ("17 B").
 std::string human_bytes(std::uint64_t bytes);
 
 /// "" for 1, else "s".
@@ -62,26 +63,26 @@ std::string counted(std::uint64_t count, std::string_view what);
 
 enum class Align : std::uint8_t { left, right };
 
-/// Rows of printable cells, two spaces between columns, none at the end of a line.
+/// Rows of printable cells, with two spaces between columns and no trailing spaces.
 class TextTable {
  public:
   struct Column {
     std::string title;
     Align align = Align::left;
   };
-  /// Cells of the columns `flexible` lose their middle if the style's width is too small; those of the first column are
-  /// whole, in lines of their own, if two of them could not be told apart otherwise.
+  /// If the style's width is too small, cells of the columns `flexible` are shortened in the middle. If two cells of
+  /// the first column would then be equal, that column is printed in full, on lines of its own.
   TextTable(std::vector<Column> columns, std::vector<std::size_t> flexible);
-  /// As many cells as columns.
+  /// `cells` has one entry per column.
   void add(const std::vector<std::string>& cells);
   [[nodiscard]] bool empty() const noexcept { return ends_.empty(); }
-  /// Titles and rows, each a line.
+  /// Appends titles and rows, one line each.
   void append_to(std::string& out, const OutputStyle& style) const;
 
  private:
   std::vector<Column> columns_;
   std::vector<std::size_t> flexible_;
-  // All cells in one text, row by row: a string for each would cost more than what is in it.
+  // All cells are in one text, row by row, because one string per cell would cost more than its contents.
   std::string text_;
   std::vector<std::size_t> ends_;
 };

@@ -356,7 +356,7 @@ Config survey_tree(const Survey& survey, TimePoint now) {
 std::string gc_text(const GcReport& report, bool is_dry_run, const OutputStyle& style) {
   std::string out;
   std::uint64_t failed = 0;
-  // On a terminal a reason has a line of its own: names and reasons beside each other have no room.
+  // On a terminal a reason has a line of its own, because a name and a reason rarely fit side by side.
   const bool is_narrow = style.width != 0;
   std::vector<TextTable::Column> columns = {{"VERDICT"}, {"FILE"}, {"SIZE", Align::right}, {"AGE", Align::right}};
   if (!is_narrow) columns.push_back({"REASON"});

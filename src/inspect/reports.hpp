@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the program says of an export, a verification, a workspace and its clean-up, and of two paths that are compared:
-// as text for people, and as a tree for JSON (docs/inspecting.md). Lines end with '\n'.
+// Reports of an export, a verification, a workspace and its clean-up, and the comparison of two paths: as text for
+// people, and as a tree for JSON (docs/inspecting.md). Lines end with '\n'.
 
 #include <chrono>
 #include <string>
@@ -17,23 +17,23 @@
 
 namespace muster::inspect {
 
-// What becomes of the tensors of an export.
+// Reports on the tensors of an export.
 
-/// A line for each tensor: rule, action, what comes from which ranks, what it becomes; then the sums.
+/// Returns one line per tensor with its rule, action, sources and result, followed by the totals.
 std::string account_table(const ExportAccount& account, const OutputStyle& style);
 /// {"plan", "layout", "to", "in": {"tensors", "bytes"}, "out": {"tensors", "bytes", "files"}, "tensors": [{"name",
 /// "origin", "rule", "action", "dtype", "shape", "file", "sources": [{"rank", "name", "dtype", "shape"}]}], "dropped":
 /// [the same]}.
 Config account_tree(const ExportAccount& account);
-/// The sums alone: "291 tensors of 4 ranks (201.3 MB) merged into 75 (199.0 MB in 2 files), 3 dropped".
+/// Returns the totals alone: "291 tensors of 4 ranks (201.3 MB) merged into 75 (199.0 MB in 2 files), 3 dropped".
 std::string account_line(const ExportAccount& account);
 
-/// A line each.
+/// Returns one line per note.
 std::string notes_lines(const std::vector<std::string>& notes);
-/// "not carried: ...", a line with its end; empty if all went along.
+/// Returns one line that begins with "not carried: "; empty if all files were copied.
 std::string left_line(const Omissions& left);
 
-/// A line for each problem and one for the whole.
+/// Returns one line per problem and one for the whole.
 std::string verify_text(const VerifyReport& report);
 
 /// {"good", "path", "kind", "files", "tensors", "bytes", "has_checksums", "checked", "problems": [{"defect", "file",
@@ -42,28 +42,28 @@ Config verify_tree(const VerifyReport& report);
 
 using workspace::age_text;
 
-/// "90", "30min", "12h", "2d": a number and s, min, h, d or w; seconds if there is none. Throws Error(argument).
+/// Parses "90", "30min", "12h" or "2d": a number and s, min, h, d or w; seconds without a unit. Throws Error(argument).
 std::chrono::seconds parse_age(const std::string& text);
 
-/// Bytes as people write them: "500MB", "1.5 GiB", "17"; kB is 1000 bytes and KiB 1024. Throws Error(argument) on
-/// anything else, and on less than a byte.
+/// Parses a size such as "500MB", "1.5 GiB" or "17"; kB is 1000 bytes and KiB 1024. Throws Error(argument) on anything
+/// else, and on less than one byte.
 std::uint64_t parse_size(const std::string& text);
 
-/// Jobs, their ranks' states, and what else lies there.
+/// Returns the jobs, the states of their ranks, and the other files of the workspace.
 std::string survey_text(const workspace::Survey& survey, std::chrono::system_clock::time_point now,
                         const OutputStyle& style);
 Config survey_tree(const workspace::Survey& survey, std::chrono::system_clock::time_point now);
 
-/// Every file with its verdict, and the sum.
+/// Returns every file with its verdict, and the totals.
 std::string gc_text(const workspace::GcReport& report, bool is_dry_run, const OutputStyle& style);
 Config gc_tree(const workspace::GcReport& report, bool is_dry_run);
 
-/// What `muster diff` says of two files, model directories, workspaces or directories with the shards of ranks.
-/// Tensors by name, bit for bit, however they are spread over files; carried files if both are directories; configs
-/// if a state is among them, a safetensors file's metadata being its config (shard_set.hpp). Memory is that of
-/// a few pieces of some MiB. Shards and the states of ranks are merged by `options.plan` (a name, "auto", a file) while
-/// they are read, each with its own directory's config.json. Throws like open_source; Error(rank_mismatch) if ranks
-/// that must have the same values do not.
+/// Compares two files, model directories, workspaces or directories with the shards of ranks, for `muster diff`.
+/// Tensors are matched by name and compared bit for bit, whichever files they are in. Carried files are compared if
+/// both paths are directories. Configs are compared if one side is a state; the config of a safetensors file is its
+/// metadata (shard_set.hpp). Memory is that of a few pieces of some MiB. Shards and the states of ranks are merged by
+/// `options.plan` (a name, "auto", a file) while they are read, each with its own directory's config.json. Throws like
+/// open_source; Error(rank_mismatch) if ranks that must have the same values differ.
 ///
 /// {"same", "a", "b", "tensors", "bytes", "files", "config", "metadata_differs", "tensor_differences": [{"name",
 /// "kind", "a", "b", "values", "elements", "nans", "absolute", "relative"}], "file_differences": [{"name", "kind",
@@ -71,7 +71,7 @@ Config gc_tree(const workspace::GcReport& report, bool is_dry_run);
 /// that are not finite are strings. At most 1000 places of the config are listed.
 Config diff_models(const std::string& a, const std::string& b, const SourceOptions& options = {});
 
-/// The same for people: a line for each difference and one for the whole.
+/// Returns the comparison as text: one line per difference and one for the whole.
 std::string diff_text(const Config& report);
 
 }  // namespace muster::inspect

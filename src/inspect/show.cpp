@@ -21,14 +21,14 @@ namespace muster::inspect {
 
 namespace {
 
-// Names from files may consist of dots: below this depth a label has all that is left.
+// Names in files may consist of dots: below this depth a label has the whole rest.
 constexpr int deepest = 32;
 
 class Builder {
  public:
   Builder(const std::vector<TensorEntry>& entries, bool folds) : entries_(entries), folds_(folds) {}
 
-  /// `places`: of entries whose names are the same before `begin`, where a part of each begins.
+  /// `places`: entries whose names are equal before `begin`, where the next part starts.
   [[nodiscard]] std::vector<NameNode> nodes(const std::vector<std::size_t>& places, std::size_t begin,
                                             int depth) const {
     std::vector<std::vector<std::size_t>> groups;
@@ -51,7 +51,7 @@ class Builder {
     return depth == deepest ? rest : rest.substr(0, rest.find_first_of("./"));
   }
 
-  /// Of entries whose names have the same part there.
+  /// `places`: entries whose names have the same part at `begin`.
   [[nodiscard]] NameNode node(const std::vector<std::size_t>& places, std::size_t begin, int depth) const {
     NameNode node{.label = label(places.front(), begin, depth)};
     const std::size_t next = begin + node.label.size() + 1;
@@ -64,7 +64,7 @@ class Builder {
     }
     if (!longer.empty()) node.children = nodes(longer, next, depth + 1);
     if (!node.tensor && node.children.size() == 1 && node.children.front().alike == 1) {
-      // What does not branch is one label.
+      // Nodes without a branch are joined into one label.
       NameNode only = std::move(node.children.front());
       only.label = {only.label.data() - (next - begin), only.label.size() + next - begin};
       return only;
@@ -96,7 +96,7 @@ class Builder {
     return true;
   }
 
-  /// "rank3.weight": what stands before the number that ends the first part, the number, and what follows.
+  /// Splits "rank3.weight" into the text before the number that ends the first part, the number, and the rest.
   struct Numbered {
     std::string_view before;
     std::string_view number;
@@ -145,7 +145,7 @@ struct Total {
   std::uint64_t stored_bytes = 0;
 };
 
-/// What is shown: some of the source's tensors, in the order that was asked for.
+/// The listing: some of the source's tensors, in the requested order.
 struct Listing {
   Listing(const Source& source, const ShowOptions& options)
       : tensors(source.entries()), chosen(matching(source, options.pattern)) {
@@ -168,7 +168,7 @@ struct Listing {
 
   const std::vector<TensorEntry>& tensors;
   std::vector<std::size_t> chosen;
-  std::vector<TensorDetail> details;  // of the chosen ones
+  std::vector<TensorDetail> details;  // of the chosen tensors
   Total all;
   std::map<DType, Total> by_dtype;
   bool is_compressed = false;
@@ -250,8 +250,9 @@ class TreeRows {
   const Listing& listing_;
   const Glyphs& glyphs_;
   TextTable& table_;
-  std::vector<std::size_t> place_of_;  // of a tensor among the chosen ones
-  // Layers repeat: most tensors have the shape of an earlier one, and making its text is the dearest part of a row.
+  std::vector<std::size_t> place_of_;  // index among the chosen tensors
+  // Layers repeat: most tensors have the shape of an earlier one, and formatting the shape is the most expensive part
+  // of a row.
   struct LessByShape {
     bool operator()(const TensorEntry* a, const TensorEntry* b) const noexcept {
       return a->bytes != b->bytes ? a->bytes < b->bytes : a->shape < b->shape;
@@ -261,7 +262,7 @@ class TreeRows {
   int depth_ = 0;
 };
 
-/// Names as a tree, or each in a row of its own.
+/// Appends names as a tree, or one row per name.
 void append_rows(std::string& out, const Listing& listing, const ShowOptions& options) {
   std::vector<NameNode> nodes;
   if (options.view == ShowView::tree)
@@ -281,7 +282,7 @@ Config total_tree(const Total& total) {
   return Config::object({{"tensors", total.tensors}, {"bytes", total.bytes}, {"stored_bytes", total.stored_bytes}});
 }
 
-/// An item of the list "tensors", indented as it stands there.
+/// Returns an item of the list "tensors", with the indentation of that list.
 std::string tensor_json(const Listing& listing, std::size_t place) {
   const TensorEntry& entry = listing.tensors[listing.chosen[place]];
   const TensorDetail& detail = listing.details[place];
@@ -301,7 +302,7 @@ std::string tensor_json(const Listing& listing, std::size_t place) {
 
 constexpr std::size_t longest_name = 255;
 
-/// What is odd about a name; empty if nothing is.
+/// Returns the oddity of a name; empty if it has none.
 std::string oddity(const std::string& name) {
   if (name.empty()) return "the name is empty";
   if (name.size() > longest_name) return fmt::format("the name has {} bytes", name.size());
@@ -316,7 +317,7 @@ std::string oddity(const std::string& name) {
   return {};
 }
 
-/// The longest part of the place that is there, and what is below it.
+/// Returns the longest existing prefix of the place, and the keys below it.
 std::string nearest(const Config& tree, std::string_view place) {
   for (std::size_t dot = place.rfind('.'); dot != std::string_view::npos && dot > 0; dot = place.rfind('.', dot - 1)) {
     const Config* found = find_place(tree, place.substr(0, dot));
@@ -343,7 +344,7 @@ std::string show_text(const Source& source, const ShowOptions& options) {
   const Listing listing(source, options);
   const std::size_t files = source.files.size();
   std::string out;
-  // Room for all at once: a line is some hundred characters.
+  // Reserves memory once: a line has about a hundred characters.
   out.reserve(listing.chosen.size() * 128 + 1024);
   out += fmt::format("{}: {}, {}", printable(source.path), counted(listing.all.tensors, "tensor"),
                      human_bytes(listing.all.bytes));
@@ -396,7 +397,7 @@ void show_json(const Source& source, const ShowOptions& options, const Sink& sin
                                {"not_readable", count_lost(source.tensors->omissions())}});
   if (options.has_issues) out["issues"] = list_of(find_issues(source), issue_tree);
   const std::string text = json_report(out);
-  // A tree of all tensors takes some kilobytes each: they are written one by one, into this list.
+  // A tree of all tensors needs some kilobytes per tensor, so they are written one by one into this list.
   constexpr std::string_view mark = "\n  \"tensors\": [";
   const std::size_t place_of_tensors = text.find(mark) + mark.size();
   sink(std::string_view(text).substr(0, place_of_tensors));

@@ -66,7 +66,8 @@ Source source_of_state(const std::string& path, const StateFile& file) {
   return source;
 }
 
-/// h5repack and the like copy a commit mark that does not belong to the new file: then it is HDF5 like any other.
+/// h5repack and similar tools copy a commit mark that is wrong for the new file: it is then read like any other HDF5
+/// file.
 Source source_of_state_file(const std::string& path) {
   try {
     return source_of_state(path, StateFile::open(path));
@@ -80,7 +81,7 @@ Source source_of_state_file(const std::string& path) {
   }
 }
 
-/// The states of a workspace that the choice means, without a plan.
+/// Opens the selected states of a workspace, without a plan.
 Source source_of_states(const std::string& path, const workspace::StateChoice& choice) {
   const workspace::ChosenStates chosen = workspace::choose_states(path, choice);
   if (chosen.world_size == 1 || choice.rank) return source_of_state(path, StateFile::open(chosen.states.front().path));
@@ -120,8 +121,8 @@ Source source_of_foreign(const foreign::Found& found, const std::string& path, c
   return source;
 }
 
-/// The shards of all ranks of a directory, or the states of a workspace that all ranks have: arranged by the plan as an
-/// export arranges them, and merged piece by piece.
+/// Opens the shards of all ranks of a directory, or the states of a workspace that all ranks have. They are arranged by
+/// the plan as in an export, and merged piece by piece.
 Source source_of_shards(const std::string& directory, SourceOptions request) {
   request.path = directory;
   request.looks_only = true;
@@ -131,7 +132,7 @@ Source source_of_shards(const std::string& directory, SourceOptions request) {
   return source;
 }
 
-/// "No such file" would be told of a name that people see in the directory.
+/// Reports a dangling link: "No such file" would be confusing, because users see the name in the directory.
 void refuse_dangling(const std::string& path) {
   std::error_code error;
   const std::filesystem::path target = std::filesystem::read_symlink(path, error);
@@ -145,7 +146,7 @@ constexpr std::size_t longest_compared = 200;
 constexpr std::size_t most_compared = 20000;
 constexpr std::size_t most_named = 3;
 
-/// Characters to change, put in or take away until one is the other; `limit` if there are more.
+/// Returns the edit distance of two texts; `limit` if it is larger.
 std::size_t edits(std::string_view a, std::string_view b, std::size_t limit) {
   if (a.size() > b.size()) std::swap(a, b);
   if (b.size() - a.size() >= limit) return limit;
@@ -165,15 +166,15 @@ std::size_t edits(std::string_view a, std::string_view b, std::size_t limit) {
   return std::min(row.back(), limit);
 }
 
-/// "; near it: "a.weight", "b.weight"" if some names are like this one, else how many there are: for messages.
+/// Returns "; near it: "a.weight", "b.weight"" if some names are similar, or else the number of names, for messages.
 std::string near_names(const std::vector<TensorEntry>& tensors, std::string_view name) {
   if (tensors.empty()) return "; there are no tensors";
-  std::vector<std::pair<std::size_t, std::size_t>> near;  // distance, place
+  std::vector<std::pair<std::size_t, std::size_t>> near;  // distance, index
   const std::size_t limit = std::min(name.size(), longest_compared) / 3 + 2;
   for (std::size_t i = 0; i < std::min(tensors.size(), most_compared) && name.size() <= longest_compared; ++i) {
     const std::string_view other = tensors[i].name;
     if (other.size() > longest_compared) continue;
-    // Who types the end or the middle of a name means it, too.
+    // The end or the middle of a name counts as similar, too.
     const std::size_t distance =
         name.size() >= 3 && other.find(name) != std::string_view::npos ? 1 : edits(name, other, limit);
     if (distance < limit) near.emplace_back(distance, i);
@@ -191,7 +192,7 @@ std::string near_names(const std::vector<TensorEntry>& tensors, std::string_view
 std::optional<Config> Source::config() const {
   if (kind == "model") return read_model_config(path);
   if (kind == "state") return states.front().config();
-  // What a state's config became when it was converted.
+  // The converted form of a state's config.
   if (kind == "safetensors" && metadata.contains(std::string(config_metadata_key)))
     return config_from_converted(metadata);
   if (kind != "workspace") return std::nullopt;

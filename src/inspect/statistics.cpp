@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Values of at most 16 bits are counted by their bits, and everything else follows from the counts: one pass, and
-// exact. Wider ones take two: moments and range piece by piece, then the bins between the smallest and the largest.
+// Values of at most 16 bits are counted by bit pattern, and all statistics are derived from the counts, exactly and in
+// one pass. Wider values need two passes: moments and range first, then the bins between the smallest and the largest
+// value.
 
 #include "src/inspect/statistics.hpp"
 
@@ -20,7 +21,7 @@
 namespace muster::inspect {
 namespace {
 
-constexpr std::uint64_t counted_at_once = std::uint64_t{6} << 20;  // whole groups of packed elements
+constexpr std::uint64_t counted_at_once = std::uint64_t{6} << 20;  // a multiple of every group of packed elements
 constexpr std::size_t block = 4096;
 
 bool is_narrow(DType dtype) noexcept {
@@ -28,7 +29,7 @@ bool is_narrow(DType dtype) noexcept {
 }
 
 struct CountedPiece {
-  std::size_t place = 0;  // of the tensor in the result
+  std::size_t place = 0;  // index of the tensor in the result
   std::uint64_t offset = 0;
   std::uint64_t bytes = 0;
 };
@@ -37,12 +38,12 @@ std::uint64_t values_of(const TensorEntry& entry) {
   return static_cast<std::uint64_t>(element_count(entry.shape)) * values_per_element(entry.dtype);
 }
 
-/// The last byte of a packed tensor may be used in part.
+/// Returns the number of values in a piece. The last byte of a packed tensor may be partly used.
 std::uint64_t values_of(const TensorEntry& entry, const CountedPiece& piece) {
   return std::min(values_in(entry.dtype, piece.bytes), values_of(entry) - values_in(entry.dtype, piece.offset));
 }
 
-/// Number, mean and sum of squared distances from it: two can be put together (Chan, Golub, LeVeque 1979).
+/// Number, mean and sum of squared distances from the mean. Two sets can be combined (Chan, Golub, LeVeque 1979).
 struct Moments {
   std::uint64_t count = 0;
   long double mean = 0;
@@ -71,7 +72,7 @@ struct PieceFacts {
 
 template <class T>
 PieceFacts facts_of(std::span<const std::byte> bytes, std::uint64_t values) {
-  // Sums of f32 fit a double by far; those of f64 and of large integers do not.
+  // Sums of f32 are far within the range of a double; those of f64 and of large integers are not.
   using Sum = std::conditional_t<std::is_same_v<T, float>, double, long double>;
   PieceFacts facts;
   T low = std::numeric_limits<T>::max();
@@ -114,7 +115,7 @@ PieceFacts facts_of(std::span<const std::byte> bytes, std::uint64_t values) {
 template <class T>
 void count_bins(std::span<const std::byte> bytes, std::uint64_t values, T low, T high,
                 std::vector<std::uint64_t>& counts) {
-  // Integers are taken from the lowest first: as doubles, large neighbours would be the same.
+  // Integers are measured from the lowest one first: as doubles, large neighbours would be equal.
   using Distance = std::conditional_t<std::is_same_v<T, float>, double, long double>;
   const auto distance = [](T from, T to) -> Distance {
     if constexpr (std::is_integral_v<T>) {
@@ -134,7 +135,7 @@ void count_bins(std::span<const std::byte> bytes, std::uint64_t values, T low, T
   }
 }
 
-/// Calls work(T) with the type that a wide dtype's values have.
+/// Calls work(T) with the type of a wide dtype's values.
 template <class Work>
 auto with_type(DType dtype, Work&& work) {
   switch (value_dtype(dtype)) {
@@ -160,13 +161,13 @@ T from_bits(std::uint64_t word) noexcept {
   return value;
 }
 
-// Fewer values are sorted: clearing and searching a table of all patterns would take longer.
+// Fewer values are sorted instead, because clearing and searching a table of all patterns would take longer.
 constexpr std::uint64_t least_counted = 8192;
 
 using PatternCount = std::pair<std::uint32_t, std::uint64_t>;
 
 std::size_t bin_of(double value, double low, double high, std::size_t bins) noexcept {
-  // Halves, because the distance of two large doubles need not be one.
+  // Halves, because the distance of two large doubles may overflow.
   const double part = (value / 2 - low / 2) / (high / 2 - low / 2);
   return std::min(static_cast<std::size_t>(part * static_cast<double>(bins)), bins - 1);
 }
@@ -229,7 +230,7 @@ void count_patterns(DType dtype, std::span<const std::byte> bytes, std::uint64_t
       ++table[word];
     }
   } else if (bits(dtype) == 8) {
-    // Equal neighbours would wait for each other's count.
+    // A second table: with a single one, equal neighbours would each wait for the previous increment.
     std::vector<std::uint64_t> other(256);
     for (std::uint64_t i = 0; i + 1 < values; i += 2) {
       ++table[std::to_integer<std::size_t>(bytes[i])];
@@ -281,9 +282,9 @@ class Work {
 
   // Several threads count the pieces of one tensor.
   void count_narrow() {
-    std::vector<std::size_t> left(out_.size());  // pieces of each tensor that are to be counted
+    std::vector<std::size_t> left(out_.size());  // number of pieces of each tensor that are not counted yet
     for (const CountedPiece& piece : narrow_) ++left[piece.place];
-    std::vector<std::vector<std::uint64_t>> shared(out_.size());  // by pattern, of tensors that are not done
+    std::vector<std::vector<std::uint64_t>> shared(out_.size());  // by pattern, for unfinished tensors
     std::mutex mutex;
     for_each(narrow_, [&](std::size_t index, std::span<const std::byte> bytes) {
       const CountedPiece& piece = narrow_[index];
@@ -372,9 +373,9 @@ class Work {
   std::size_t bins_;
   std::optional<ProgressCounter> progress_;
   std::size_t workers_ = copy_workers();
-  std::vector<std::vector<std::byte>> memory_ = std::vector<std::vector<std::byte>>(workers_);  // of their pieces
+  std::vector<std::vector<std::byte>> memory_ = std::vector<std::vector<std::byte>>(workers_);  // buffers for pieces
   std::vector<TensorStatistics> out_;
-  /// Bits of the smallest and the largest value of each wide tensor that has two.
+  /// Bits of the smallest and the largest value, for each wide tensor in which they differ.
   std::vector<std::optional<std::pair<std::uint64_t, std::uint64_t>>> ends_;
   std::vector<CountedPiece> narrow_;
   std::vector<CountedPiece> wide_;

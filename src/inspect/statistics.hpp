@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the values of tensors are like: range, moments, what is no number, and how they are distributed.
+// Statistics of the values of tensors: range, moments, values that are not finite, and their distribution.
 
 #include <cstddef>
 #include <cstdint>
@@ -14,49 +14,51 @@
 
 namespace muster::inspect {
 
-/// Equally wide bins from the smallest to the largest finite value; the largest is in the last bin.
+/// Bins of equal width from the smallest to the largest finite value; the last bin includes the largest.
 struct Histogram {
   double low = 0;
   double high = 0;
-  std::vector<std::uint64_t> counts;  ///< empty if nothing is finite, one if all are equal
+  std::vector<std::uint64_t> counts;  ///< empty if no value is finite, one bin if all are equal
 };
 
-/// Of one tensor; a complex number is two values.
+/// The statistics of one tensor; a complex number is two values.
 struct TensorStatistics {
   TensorEntry tensor;
   std::uint64_t values = 0;
   std::uint64_t nans = 0;
   std::uint64_t infinities = 0;  ///< of either sign
-  std::uint64_t zeros = 0;       ///< -0 too
-  Config minimum = {};           ///< of the finite values, exact: an integer, a boolean or a real; null: there is none
+  std::uint64_t zeros = 0;       ///< including -0
+  /// of the finite values, exact: an integer, a boolean or a real number; null if no value is finite
+  Config minimum = {};
   Config maximum = {};
   double mean = 0;       ///< of the finite values
-  double deviation = 0;  ///< standard deviation of the finite values, divided by their number
+  double deviation = 0;  ///< population standard deviation of the finite values
   Histogram histogram = {};
 
   [[nodiscard]] std::uint64_t finite() const noexcept { return values - nans - infinities; }
 };
 
-/// The tensors of these places, each read once (types of up to 16 bits and small tensors) or twice, by several threads
-/// in pieces of some MiB. The same result whatever the number of threads. `bins` is at least 1. Throws as
-/// TensorSource::read.
+/// Computes the statistics of the tensors with these indices. Types of up to 16 bits and small tensors are read once,
+/// others twice, by several threads in pieces of some MiB. The result does not depend on the number of threads. `bins`
+/// is at least 1. Throws as TensorSource::read.
 std::vector<TensorStatistics> statistics(const TensorSource& source, const std::vector<std::size_t>& tensors,
                                          std::size_t bins, const ProgressCallback& progress = {});
 
 struct StatsOptions {
   std::string pattern = {};     ///< only tensors whose names match (TensorPattern::glob); empty: all
-  std::size_t bins = 16;        ///< of each histogram
-  bool has_histograms = false;  ///< under each tensor, not only if there is one alone
+  std::size_t bins = 16;        ///< per histogram
+  bool has_histograms = false;  ///< print histograms of all tensors, even if there are several
   OutputStyle style = {};
   ProgressCallback progress = {};
 };
 
-/// A row a tensor and a histogram if it is asked for; one tensor alone has its histogram. Lines end with '\n'.
-/// Throws as TensorSource::read; Error(not_found) if no name matches, with names that are near.
+/// Returns one row per tensor, and its histogram if requested; a single tensor always has its histogram. Lines end with
+/// '\n'. Throws as TensorSource::read; Error(not_found) with similar names if no name matches.
 std::string stats_text(const Source& source, const StatsOptions& options);
 
-/// {"tensors": [{"name", "dtype", "shape", "bytes", "values", "nans", "infinities", "zeros", "minimum", "maximum",
-/// "mean", "deviation", "histogram": {"low", "high", "counts"}}]} (docs/inspecting.md). Throws likewise.
+/// Returns {"tensors": [{"name", "dtype", "shape", "bytes", "values", "nans", "infinities", "zeros", "minimum",
+/// "maximum", "mean", "deviation", "histogram": {"low", "high", "counts"}}]} (docs/inspecting.md). Throws as
+/// stats_text.
 Config stats_tree(const Source& source, const StatsOptions& options);
 
 }  // namespace muster::inspect

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `muster stats` says.
+// The output of `muster stats`.
 
 #include "src/inspect/statistics.hpp"
 
@@ -16,7 +16,7 @@
 namespace muster::inspect {
 namespace {
 
-/// `digits`: significant ones of real numbers, and of integers if all of them would be too long.
+/// `digits` is the number of significant digits of real numbers, and of integers that would be too long otherwise.
 std::string short_number(double value, int digits) {
   return fmt::format("{:.{}g}", value, digits);
 }
@@ -43,12 +43,12 @@ std::string short_number(const Config& value, int digits, std::size_t longest) {
 std::string percent(std::uint64_t part, std::uint64_t whole) {
   if (part == 0 || whole == 0) return "0";
   const double value = 100.0 * static_cast<double>(part) / static_cast<double>(whole);
-  // All is all, and what is there is not nothing.
+  // 100 % is printed only if all values count, and 0 % only if none does.
   if (part != whole && value > 99.9) return ">99.9 %";
   return value < 0.1 ? "<0.1 %" : fmt::format("{:.1f} %", value);
 }
 
-/// A bar of `part` of `columns` columns; in eighths of one if it can be drawn.
+/// Returns a bar that fills `part` of `columns` columns, in eighths of a column if Unicode is available.
 std::string bar(double part, std::size_t columns, bool is_unicode) {
   if (!is_unicode)
     return std::string(std::max<std::size_t>(part > 0 ? 1 : 0, std::lround(part * static_cast<double>(columns))), '#');
@@ -71,7 +71,7 @@ void append_histogram(std::string& out, const TensorStatistics& tensor, const Ou
   std::size_t begin_width = 0;
   std::size_t count_width = 0;
   for (std::size_t i = 0; i < histogram.counts.size(); ++i) {
-    // Around nothing, rounding would leave the like of 1.4e-17.
+    // Near zero, rounding would leave values such as 1.4e-17.
     double begin = histogram.low + static_cast<double>(i) * step;
     if (std::abs(begin) < step * 1e-9) begin = 0;
     begins.push_back(fmt::format("{:.4g}", begin));
@@ -103,7 +103,7 @@ std::string stats_text(const Source& source, const StatsOptions& options) {
   const std::vector<TensorStatistics> all = of_chosen(source, options);
   std::string out;
   const bool is_alone = all.size() == 1;
-  // A narrow terminal has room for names only if the numbers are short.
+  // A narrow terminal fits names only if the numbers are short.
   constexpr std::size_t narrow = 110;
   const bool is_narrow = options.style.width != 0 && options.style.width < narrow;
   const int digits = is_narrow ? 4 : 5;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ranks are in, or were in when they ended: from processes that run, from files of failures, from traces.
+// The current or last step of each rank: from running processes, from files of failures, or from traces.
 
 #include <fmt/core.h>
 
@@ -35,7 +35,7 @@ void sort_by_rank(std::vector<Process>& processes) {
   });
 }
 
-/// A job each, of processes of whatever source.
+/// Groups processes from any source by job.
 std::vector<LastWords> jobs_of(std::vector<Process> processes) {
   std::map<std::string, LastWords> jobs;
   for (Process& process : processes) jobs[process.job].processes.push_back(std::move(process));
@@ -54,7 +54,7 @@ std::vector<LastWords> running(const std::string& wanted) {
     try {
       processes.push_back(trace::parse(ring, "a ring"));
     } catch (const Error&) {
-      // Another program's memory, or another version's.
+      // The memory belongs to another program, or to another version.
     }
   }
   std::vector<LastWords> jobs = jobs_of(std::move(processes));
@@ -79,7 +79,7 @@ std::optional<LastWords> failed(const std::string& directory, const std::string&
                        .wall_clock = failure.wall_clock,
                        .processes = std::move(failure.processes)};
     } catch (const Error&) {
-      // Damaged, or gone: an older one may do.
+      // The file is damaged or missing; an older one may be usable.
     }
   }
   return std::nullopt;
@@ -122,7 +122,7 @@ double seconds_before(const LastWords& job, std::uint64_t time) {
   return time > job.time ? 0 : static_cast<double>(job.time - time) * 1e-9;
 }
 
-/// Those that have not ended, in the order of their beginning; parts of others that are told by those themselves.
+/// Returns the entries that have not ended, in the order of their beginning.
 std::vector<const Entry*> open_of(const Process& process) {
   std::vector<const Entry*> open;
   for (const Entry& entry : process.entries)
@@ -131,7 +131,7 @@ std::vector<const Entry*> open_of(const Process& process) {
 }
 
 const Entry* last_ended(const Process& process) {
-  // What has parts ends with the last of them, or within the same tick.
+  // An operation with parts ends with the last of them, or within the same tick.
   const auto order = [](const Entry& entry) { return std::pair(entry.end, -entry.depth); };
   const auto last = std::ranges::max_element(process.entries, {}, order);
   return last == process.entries.end() || last->end == 0 ? nullptr : &*last;

@@ -28,7 +28,7 @@ bool is_of_group(const Entry& entry) {
   return entry.operation != 0 && entry.kind != Kind::message && entry.kind != Kind::phase;
 }
 
-/// Not inside of another operation of the library.
+/// Whether the entry is not inside another operation of Muster.
 bool is_outermost(const Process& process, const Entry& entry) {
   if (entry.parent == 0) return true;
   const auto parent = std::ranges::lower_bound(process.entries, entry.parent, {}, &Entry::number);
@@ -39,7 +39,7 @@ double seconds(std::int64_t nanoseconds) {
   return static_cast<double>(nanoseconds) * 1e-9;
 }
 
-/// What clocks can be, as far as the processes tell that are aligned already.
+/// The bounds on a clock's offset, derived from the processes that are already aligned.
 class Bounds {
  public:
   explicit Bounds(const Trace& trace) : trace_(trace), of_process_(trace.processes.size()) {
@@ -75,7 +75,7 @@ class Bounds {
  private:
   const Trace& trace_;
   std::vector<std::vector<std::pair<std::size_t, const Entry*>>> of_process_;
-  std::vector<std::int64_t> latest_begins_;  // of those that are aligned; by operation
+  std::vector<std::int64_t> latest_begins_;  // of the aligned processes; by operation
   std::vector<std::int64_t> earliest_ends_;
 };
 
@@ -83,7 +83,7 @@ std::string name_of(const Process& process) {
   return fmt::format("rank {} (host {}, pid {})", process.rank, process.identity.host, process.identity.pid);
 }
 
-/// Ranks as the numbers of processes, where each is there once; else they are counted.
+/// Returns the number of each process: its rank if every rank occurs once, otherwise its index.
 std::vector<int> numbers_of(const Trace& trace) {
   std::set<int> ranks;
   std::vector<int> numbers;
@@ -124,7 +124,7 @@ Config event_of(const Entry& entry, int process, std::int64_t begin, std::int64_
                          {"args", std::move(arguments)}});
 }
 
-/// The latest time that a process tells of.
+/// Returns the latest time in a process's records.
 std::uint64_t end_of(const Process& process) {
   std::uint64_t end = 0;
   for (const Entry& entry : process.entries) end = std::max({end, entry.begin, entry.end});
@@ -147,7 +147,7 @@ Trace read_trace(const std::string& directory) {
     any = true;
     const std::string path = directory + "/" + entry.name;
     try {
-      // A process that still writes only adds to it.
+      // A process that is still writing only appends to the file.
       trace.processes.push_back(trace::parse(os::MappedFile::open(path)->bytes(), path));
     } catch (const Error& error) {
       trace.notes.emplace_back(error.what());
@@ -182,7 +182,8 @@ void align(Trace& trace) {
   while (!left.empty()) {
     const auto next = std::ranges::find_if(left, [&](std::size_t process) { return bounds.of(process).is_known(); });
     if (next == left.end()) {
-      // Nothing joins it with those before: the first of another job, or it has ended no operation.
+      // It shares no operation with the processes before it: it is the first one of another job, or has completed no
+      // operation.
       settle(left.front());
       continue;
     }

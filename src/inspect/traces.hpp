@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the program says of traces: a file for Perfetto and chrome://tracing, the summary, and what ranks are or were in
+// Reports of traces: a file for Perfetto and chrome://tracing, the summary, and the current or last step of each rank
 // (docs/tracing.md).
 
 #include <cstdint>
@@ -14,66 +14,68 @@
 
 namespace muster::inspect {
 
-// The traces of all processes of a job as one: on one clock, and what follows from them together.
+// Joins the traces of all processes of a job on one clock, and derives results from them.
 
-/// What the processes of a directory have recorded.
+/// The records of all processes of a directory.
 struct Trace {
   std::vector<trace::Process> processes = {};  ///< by job and rank
-  std::vector<std::int64_t> offsets = {};      ///< what each one's clock is ahead of the first one's, in nanoseconds
-  std::vector<std::string> notes = {};         ///< what could not be had of it
+  /// the difference of each clock to the first one, in nanoseconds; positive: it is ahead
+  std::vector<std::int64_t> offsets = {};
+  std::vector<std::string> notes = {};  ///< problems of reading or aligning
 
-  /// On the first one's clock.
+  /// Converts a time to the clock of the first process.
   [[nodiscard]] std::int64_t aligned(std::size_t process, std::uint64_t time) const {
     return static_cast<std::int64_t>(time) - offsets[process];
   }
 };
 
-/// Reads all trace files of a directory, and aligns them. Files that are damaged are left out, with a note. Throws
-/// Error(not_found) if there is none, Error(io).
+/// Reads all trace files of a directory, and aligns them. Damaged files are left out, with a note. Throws
+/// Error(not_found) if there is no trace file, Error(io).
 Trace read_trace(const std::string& directory);
 
-/// Finds the offsets. In an operation that all ranks of a group are in together none ends before the last one has
-/// begun: that bounds what each clock can be ahead of the others. A clock has the offset 0 if all bounds allow it, else
-/// that of an earlier process of its host if they allow that, else the middle.
+/// Determines the offsets. An operation in which all ranks of a group wait for each other ends on no rank before the
+/// last one has begun. That bounds the difference of each pair of clocks. A clock has the offset 0 if all bounds allow
+/// it. Otherwise it has the offset of an earlier process of its host if they allow that, and otherwise the middle of
+/// the bounds.
 void align(Trace& trace);
 
-/// A part of an operation of a group: what one rank has recorded of it.
+/// A part of an operation of a group: the record of one rank.
 struct OperationPart {
   std::size_t process = 0;
   const trace::Entry* entry = nullptr;
 };
-/// Operations that have ended well on each rank that has recorded them, by their order in each group. `outermost`: but
-/// for those inside of another operation.
+/// Returns the operations that succeeded on every rank that recorded them, in their order in each group. `outermost`
+/// excludes operations inside another operation.
 std::vector<std::vector<OperationPart>> operations_of(const Trace& trace, bool outermost);
 
 struct RankSummary {
   std::uint64_t spans = 0;
-  std::uint64_t open = 0;      ///< that have not ended
-  double seconds = 0;          ///< in operations of the library
-  double waiting_seconds = 0;  ///< from its own begin of operations until the last rank has begun them
-  double awaited_seconds = 0;  ///< that all others together waited for this rank
+  std::uint64_t open = 0;      ///< operations that have not ended
+  double seconds = 0;          ///< in operations of Muster
+  double waiting_seconds = 0;  ///< from this rank's begin of each operation until the last rank has begun it
+  double awaited_seconds = 0;  ///< the sum of the times that all other ranks waited for this rank
   double longest_wait = 0;
   std::string longest_operation;  ///< "all_reduce 17"
-  int longest_for = -1;           ///< the process that it waited for
+  int longest_for = -1;           ///< the process for which it waited
 };
 struct RouteSummary {
   std::string kind;
   std::string route;
   std::uint64_t operations = 0;
-  std::uint64_t bytes = 0;  ///< that all ranks gave
+  std::uint64_t bytes = 0;  ///< contributed by all ranks
   double seconds = 0;       ///< from the first begin to the last end
 };
 struct TraceSummary {
   std::vector<RankSummary> ranks;  ///< of each process
   std::vector<RouteSummary> routes;
-  std::uint64_t operations = 0;  ///< of several ranks
+  std::uint64_t operations = 0;  ///< operations of several ranks
 };
 TraceSummary summarize(const Trace& trace);
 
-/// What each process took for the spans of the program, by their names, and for the library's operations.
+/// Returns the time that each process spent in the spans of the program, by their names, and in Muster's operations.
 std::vector<RankTimes> step_times(const Trace& trace);
 
-/// The Trace Event Format, a line an event.
+/// Writes the Trace Event Format, one line per event.
 void write_events(const Trace& trace, const Sink& sink);
 
 std::string trace_text(const Trace& trace, const TraceSummary& summary, const OutputStyle& style);
@@ -82,17 +84,18 @@ Config trace_tree(const Trace& trace, const TraceSummary& summary);
 std::string imbalance_text(const Trace& trace);
 Config imbalance_tree(const Trace& trace);
 
-/// What the ranks of a job are in, or were in at the end of what is known.
+/// The steps that the ranks of a job are in, or were in at the end of their records.
 struct LastWords {
   std::string job = {};
-  std::string source = {};  ///< a path; empty: processes that run
+  std::string source = {};  ///< a path; empty: running processes
   std::string words = {};   ///< of a failure
-  std::uint64_t time = 0;   ///< of it, on the clock of its processes
+  std::uint64_t time = 0;   ///< of the failure, on the clock of its processes
   std::int64_t wall_clock = 0;
   std::vector<trace::Process> processes = {};  ///< by rank
 };
-/// `wanted`: a process, the beginning of a job, or a directory of traces; empty: all jobs that run on this host, or
-/// where there is none, the last one that failed. Throws Error(not_found | io).
+/// Returns the last steps of the ranks. `wanted` is a process, a prefix of a job, or a directory of traces. If it is
+/// empty, returns all jobs that run on this host, or the last one that failed if none runs. Throws Error(not_found |
+/// io).
 std::vector<LastWords> last_words(const std::string& wanted);
 std::string last_text(const std::vector<LastWords>& jobs, const OutputStyle& style);
 Config last_tree(const std::vector<LastWords>& jobs);

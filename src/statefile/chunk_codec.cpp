@@ -59,7 +59,7 @@ ChunkEncoder::Encoded ChunkEncoder::encode(std::span<const std::byte> elements, 
     shuffle(whole, item, shuffled_.data());
     source = shuffled_;
   }
-  // What does not become smaller need not be finished.
+  // Compression stops once the result is not smaller than the chunk.
   if (encoded_.size() < chunk_bytes) encoded_.resize(chunk_bytes);
   const std::size_t size = ZSTD_compress2(context_.get(), encoded_.data(), chunk_bytes - 1, source.data(), chunk_bytes);
   if (!ZSTD_isError(size)) return {std::span(encoded_).first(size), false};
@@ -85,7 +85,7 @@ bool ChunkDecoder::decode(std::span<const std::byte> stored, bool is_raw, std::s
     if (whole_.size() < chunk_bytes) whole_.resize(chunk_bytes);
     whole = std::span(whole_).first(chunk_bytes);
   }
-  // The frame says how much it is: asked before, so that a frame without a size is refused as HDF5's tools refuse it.
+  // The size in the frame is checked first, so that a frame without a size is refused, as HDF5's tools do.
   if (ZSTD_getFrameContentSize(stored.data(), stored.size()) != chunk_bytes) return false;
   const std::size_t size =
       ZSTD_decompressDCtx(context_.get(), whole.data(), whole.size(), stored.data(), stored.size());
@@ -94,7 +94,7 @@ bool ChunkDecoder::decode(std::span<const std::byte> stored, bool is_raw, std::s
   if (item > 1) {
     const std::size_t elements = target.size() / item;
     unshuffle(whole, item, elements, target.data());
-    // Of an element that is cut: its bytes stand in as many columns.
+    // The rest is part of one element: its bytes come from as many columns.
     for (std::size_t byte = elements * item; byte < target.size(); ++byte)
       target[byte] = whole[byte % item * (chunk_bytes / item) + elements];
   } else {
@@ -105,7 +105,8 @@ bool ChunkDecoder::decode(std::span<const std::byte> stored, bool is_raw, std::s
 
 namespace {
 
-// Elements of a block: its bytes stay in the first-level cache while one after the other of their columns is taken.
+// Elements per block. The bytes of a block stay in the first-level cache while its columns are written one after the
+// other.
 constexpr std::size_t at_once = 512;
 
 template <std::size_t Item>
@@ -134,7 +135,7 @@ __m128i read(const std::byte* from) noexcept {
 void write(std::byte* to, __m128i value) noexcept {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), value);
 }
-// Of 32 bytes: those at even places, then those at odd ones.
+// Returns the bytes at even (odd) positions of 32 bytes.
 __m128i even(__m128i a, __m128i b) noexcept {
   const __m128i low = _mm_set1_epi16(0x00ff);
   return _mm_packus_epi16(_mm_and_si128(a, low), _mm_and_si128(b, low));
@@ -143,7 +144,7 @@ __m128i odd(__m128i a, __m128i b) noexcept {
   return _mm_packus_epi16(_mm_srli_epi16(a, 8), _mm_srli_epi16(b, 8));
 }
 
-// These return how many elements they have done: sixteen at a time.
+// These functions return the number of elements that they have processed, in steps of sixteen.
 std::size_t shuffle_2(const std::byte* source, std::size_t count, std::byte* target) noexcept {
   std::size_t i = 0;
   for (; i + 16 <= count; i += 16) {
@@ -257,7 +258,7 @@ std::vector<std::uint64_t> dataset_shape(DType dtype, const Shape& shape) {
 
 ChunkGrid::ChunkGrid(std::vector<std::uint64_t> shape, std::size_t dim, std::uint64_t rows, std::uint64_t item)
     : shape_(std::move(shape)), dim_(dim), rows_(rows), row_bytes_(item) {
-  // The whole tensor's bytes fit 63 bits, so none of these overflows.
+  // The size of the whole tensor fits 63 bits, so none of these products overflows.
   for (std::size_t d = dim + 1; d < shape_.size(); ++d) row_bytes_ *= shape_[d];
   for (std::size_t d = 0; d < dim; ++d) outer_ *= shape_[d];
   per_outer_ = (shape_[dim] - 1) / rows + 1;
@@ -266,12 +267,12 @@ ChunkGrid::ChunkGrid(std::vector<std::uint64_t> shape, std::size_t dim, std::uin
 ChunkGrid ChunkGrid::make(DType dtype, const Shape& shape, std::uint64_t chunk_bytes) {
   std::vector<std::uint64_t> extents = dataset_shape(dtype, shape);
   const std::uint64_t item = item_bytes(dtype);
-  // The innermost dimension whose indices are small enough, then as far out as that holds.
+  // Cut the innermost dimension at first, and move outward while a row still fits into a chunk.
   std::size_t dim = extents.size() - 1;
   std::uint64_t row = item;
   while (dim > 0 && row * extents[dim] <= chunk_bytes) row *= extents[dim--];
   std::uint64_t rows = std::clamp<std::uint64_t>(chunk_bytes / row, 1, extents[dim]);
-  // Chunks of about the same size: the last one is not mostly padding.
+  // Chunks of about the same size, so that the last one is not mostly padding.
   const std::uint64_t count = (extents[dim] - 1) / rows + 1;
   rows = (extents[dim] - 1) / count + 1;
   return {std::move(extents), dim, rows, item};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of a state file in the making: steps 3 to 6 of writer_state.hpp.
+// Commits a state file: steps 3 to 6 of writer_state.hpp.
 
 #include <fmt/core.h>
 
@@ -41,7 +41,7 @@ hdf5::MakeMetadata library() {
   static ForkMutex mutex;
   static hdf5::MakeMetadata function = nullptr;
   const std::lock_guard lock(mutex);
-  // Tried again after a failure: it may have been installed meanwhile.
+  // Retried after a failure, because the library may have been installed in the meantime.
   if (function == nullptr) function = loaded_maker();
   return function;
 }
@@ -54,7 +54,7 @@ void require_hdf5() {
 
 hdf5::Metadata make_metadata(const hdf5::MetadataPlan& plan) {
   hdf5::Metadata metadata;
-  // libhdf5 may be built for one thread alone.
+  // libhdf5 may be built without thread safety.
   static ForkMutex one_at_a_time;
   const std::lock_guard lock(one_at_a_time);
   if (!library()(plan, metadata))
@@ -112,7 +112,7 @@ class Committing {
     }
   }
 
-  // What did not come in order is read back.
+  // Reads back the bytes that did not arrive in order.
   void sum_the_rest() {
     std::vector<std::size_t> rest;
     for (std::size_t i = 0; i < catalogue_.tensors.size(); ++i)
@@ -188,7 +188,7 @@ class Committing {
 
   void write_around_data() {
     const std::vector<std::byte> catalogue = encode_catalogue(catalogue_);
-    // From the end of the data on in one piece; what aligns its parts is zeros.
+    // Everything after the data is written in one piece; alignment gaps are zeros.
     std::vector<std::byte> tail(block_.file_bytes - data_end_);
     const auto put = [&](std::uint64_t offset, std::span<const std::byte> bytes) {
       std::ranges::copy(bytes, tail.begin() + static_cast<std::ptrdiff_t>(offset - data_end_));
@@ -204,7 +204,8 @@ class Committing {
     state_.file.write_at(user_block_bytes, structures_.superblock);
   }
 
-  // Every byte after the block that belongs to no tensor. Gaps between tensors are holes: zeros.
+  // Covers every byte after the block that does not belong to a tensor. Gaps between tensors are holes, which read as
+  // zeros.
   [[nodiscard]] std::uint64_t metadata_checksum(std::span<const std::byte> tail) const {
     static constexpr std::array<std::byte, page_alignment> zeros{};
     TensorChecksum sum;

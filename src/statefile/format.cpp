@@ -86,7 +86,7 @@ namespace {
 
 constexpr std::uint64_t magic = 0x31474c54434d534dULL;  // "MSMCTLG1"
 
-/// What is in the catalogue, byte for byte: a header, the entries, extents, chunks, names.
+/// The catalogue, byte for byte: a header, the entries, extents, chunks, names.
 struct Header {
   std::uint64_t magic = 0;
   std::uint64_t tensors = 0;
@@ -111,7 +111,7 @@ struct Entry {
 static_assert(sizeof(Header) == 64 && sizeof(Entry) == 64 && sizeof(StoredChunk) == 24);
 constexpr std::size_t extent_bytes = 8;
 
-/// Of a whole catalogue. None if it is more than any file has.
+/// Returns the size of the whole catalogue; nullopt if it exceeds the size of any file.
 std::optional<std::uint64_t> bytes_of(const Header& header) noexcept {
   constexpr std::uint64_t most = std::uint64_t{1} << 54;
   if (std::max({header.tensors, header.extents, header.chunks, header.name_bytes}) > most) return std::nullopt;
@@ -268,7 +268,7 @@ class Decoder {
   Catalogue result_;
 };
 
-// A file made to have all names in one slot must not know which slot that is.
+// A random seed: a crafted file cannot predict which names share a slot.
 std::uint64_t seed() {
   static const std::uint64_t value = [] {
     std::uint64_t random = 0;
@@ -285,7 +285,7 @@ std::size_t hash(std::string_view name, std::uint64_t with) noexcept {
 }  // namespace
 
 std::uint32_t raw_filter_mask(DType dtype) noexcept {
-  // Shuffle and zstd; elements of one byte are not shuffled.
+  // Bit 0: shuffle, bit 1: zstd. Elements of one byte are not shuffled.
   return itemsize(dtype) > 1 ? 3 : 1;
 }
 
@@ -333,7 +333,7 @@ std::vector<Extent> stored_extents(const Catalogue& catalogue) {
   for (const StateTensor& tensor : catalogue.tensors)
     if (!tensor.compressed && tensor.bytes != 0) places.push_back({tensor.offset, tensor.stored_bytes});
   for (const StoredChunk& chunk : catalogue.chunks) places.push_back({chunk.offset, chunk.bytes});
-  // Writers place tensors in their order; chunks come as they are done.
+  // Writers place tensors in their order; chunks are appended as they are finished.
   if (!std::ranges::is_sorted(places, {}, &Extent::offset)) std::ranges::sort(places, {}, &Extent::offset);
   return places;
 }

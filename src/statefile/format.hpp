@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The parts of a state file that say what is in it (docs/state-file.md has the places of their fields):
+// The parts of a state file that describe its contents (docs/state-file.md has the offsets of their fields):
 //
-//  1. The commit mark: the first 4096 bytes, HDF5's user block, written last of all.
-//  2. The catalogue: all tensors, where they lie and what their bytes add up to, in one piece that is quick to read.
+//  1. The commit mark: the first 4096 bytes, HDF5's user block, written last.
+//  2. The catalogue: the names, offsets and checksums of all tensors, in one range that is fast to read.
 
 #include <array>
 #include <bit>
@@ -24,7 +24,7 @@
 namespace muster::statefile {
 
 inline constexpr std::size_t user_block_bytes = 4096;
-/// HDF5's superblock, version 3, follows it. An opener reads both at once.
+/// HDF5's superblock, version 3, follows the user block. Opening a file reads both at once.
 inline constexpr std::size_t superblock_bytes = 48;
 inline constexpr std::size_t head_bytes = user_block_bytes + superblock_bytes;
 inline constexpr std::uint32_t format_version = 1;
@@ -36,11 +36,11 @@ struct Extent {
   [[nodiscard]] std::uint64_t end() const noexcept { return offset + bytes; }
 };
 
-/// The first byte is no text, the last ones show what a transfer as text does to line ends. HDF5 looks for its own
-/// signature here and must not find it.
+/// The first byte is not text, and the last ones show whether a text-mode transfer changed line ends. HDF5 searches for
+/// its own signature at this offset and must not find it.
 inline constexpr std::array<unsigned char, 8> user_block_magic = {0x93, 'M', 'U', 'S', 'T', '\r', '\n', 0x1a};
 
-/// The block, byte for byte.
+/// The user block, byte for byte.
 struct UserBlock {
   std::array<unsigned char, 8> magic = user_block_magic;
   std::uint32_t version = format_version;
@@ -53,30 +53,31 @@ struct UserBlock {
   Extent config = {};
   std::uint64_t config_checksum = 0;
   std::uint64_t superblock_checksum = 0;
-  std::uint64_t metadata_checksum = 0;  ///< of every byte after the block that belongs to no tensor
+  std::uint64_t metadata_checksum = 0;  ///< of every byte after the block that does not belong to a tensor
   std::array<std::byte, 3960> zeros = {};
-  std::uint64_t own_checksum = 0;  ///< of all before it: encode_user_block() knows it
+  std::uint64_t own_checksum = 0;  ///< of all fields before it; encode_user_block() computes it
 };
 static_assert(sizeof(UserBlock) == user_block_bytes && sizeof(StateFileInfo) == 32);
 static_assert(offsetof(UserBlock, info) == 16 && offsetof(UserBlock, catalogue) == 64);
 
 std::array<std::byte, user_block_bytes> encode_user_block(const UserBlock& block);
 
-/// Whether a file that begins like this was begun by a state file's writer and has got its mark.
+/// Whether `head` shows that a state file's writer wrote the file and committed it.
 bool has_magic(std::span<const std::byte> head) noexcept;
 
-/// `head`: the first head_bytes of a file of `file_bytes`, or all of it if it is shorter. Whatever comes back lies
-/// inside the file. Throws Error(corrupt) with os_error() ENODATA if the file is shorter than it says or has no
-/// mark, as network file systems may show it for a while; Error(corrupt | version) else.
+/// Decodes the commit mark. `head` has the first head_bytes of a file of `file_bytes` bytes, or all of it if it is
+/// shorter. All ranges in the result are inside the file. Throws Error(corrupt) with os_error() ENODATA if the file is
+/// truncated or has no mark, as network file systems may show it for a while. Throws Error(corrupt | version) for other
+/// defects.
 UserBlock decode_user_block(std::span<const std::byte> head, std::uint64_t file_bytes, const std::string& path);
 
 bool is_zero(std::span<const std::byte> bytes) noexcept;
 
-// Numbers at fixed places of a file, little-endian, as elements in memory are.
+// Numbers at fixed offsets of a file, little-endian, as elements in memory are.
 
 static_assert(std::endian::native == std::endian::little, "tensors are stored as they are in memory: little-endian");
 
-/// The caller has seen to it that `at` and what follows is inside.
+/// The caller has checked that the number at `at` is inside `bytes`.
 template <class Number>
 Number load(std::span<const std::byte> bytes, std::size_t at) noexcept {
   Number value;
@@ -89,7 +90,8 @@ void store(std::span<std::byte> bytes, std::size_t at, Number value) noexcept {
   std::memcpy(bytes.data() + at, &value, sizeof value);
 }
 
-/// Uncompressed elements begin at a multiple of this, and from least_page_aligned bytes on of that.
+/// Uncompressed elements start at a multiple of element_alignment. Tensors of at least least_page_aligned bytes start
+/// at a multiple of page_alignment.
 inline constexpr std::uint64_t element_alignment = 64;
 inline constexpr std::uint64_t page_alignment = 4096;
 inline constexpr std::uint64_t least_page_aligned = 65536;
@@ -98,7 +100,7 @@ inline constexpr std::size_t longest_name = 4096;
 
 using StoredChunk = hdf5::Chunk;
 
-/// How a tensor is cut; rows 0: it is not.
+/// How a tensor is cut; rows is 0 if it is not.
 struct Chunking {
   std::uint64_t rows = 0;
   std::uint64_t first_chunk = 0;
@@ -107,42 +109,42 @@ struct Chunking {
 
 struct Catalogue {
   std::vector<StateTensor> tensors;
-  std::vector<Chunking> chunking;  ///< one a tensor
+  std::vector<Chunking> chunking;  ///< one per tensor
   std::vector<StoredChunk> chunks;
 };
 
-/// The filters of a tensor's chunks all left out.
+/// The filter mask of a chunk to which no filter of the tensor was applied.
 std::uint32_t raw_filter_mask(DType dtype) noexcept;
 
-/// What encode_catalogue() will give, from what is known before anything is written.
+/// Returns the size of encode_catalogue()'s result, from facts that are known before anything is written.
 std::uint64_t catalogue_bytes(std::span<const StateTensor> tensors, std::uint64_t chunks) noexcept;
 std::vector<std::byte> encode_catalogue(const Catalogue& catalogue);
 
-/// Everything is checked but that names are unique (NameIndex): all of `bytes` is used, names are UTF-8, sizes are
-/// those of the shapes, what lies in the file lies inside and apart from each other, the catalogue and the config.
-/// Nothing is allocated that the bytes do not justify. Throws Error(corrupt).
+/// Decodes a catalogue and checks everything except that names are unique (NameIndex). All of `bytes` is used, names
+/// are UTF-8, and sizes match shapes. Ranges in the file are inside it and overlap neither each other, nor the
+/// catalogue, nor the config. Allocates no more than the bytes justify. Throws Error(corrupt).
 Catalogue decode_catalogue(std::span<const std::byte> bytes, const UserBlock& block, const std::string& path);
 
-/// Everything of tensors in the file, ascending. Local; allocates.
+/// Returns the ranges of all tensors in the file, ascending. Local; allocates.
 std::vector<Extent> stored_extents(const Catalogue& catalogue);
 
-/// Fills `target` with the bytes of a tensor's elements from `offset` on, by up to `workers` threads; the range is
-/// inside. Throws as StateFile::tensor.
+/// Fills `target` with the bytes of a tensor's elements from `offset` on, with up to `workers` threads. The range is
+/// inside the tensor. Throws as StateFile::tensor.
 void read_elements(const os::ReadableFile& file, const Catalogue& catalogue, std::size_t index, std::uint64_t offset,
                    std::span<std::byte> target, std::size_t workers);
 
-/// Names to places in a list. One allocation for all, because listing ten thousand tensors shall take no time.
+/// Maps names to indices of a list. It needs one allocation, because listing ten thousand tensors must be fast.
 class NameIndex {
  public:
   NameIndex() = default;
-  /// Takes in the names of all `tensors`, up to the first that was there before: its place comes back.
+  /// Adds the names of all `tensors`. Stops at the first duplicate name and returns its index.
   std::optional<std::size_t> build(const std::vector<StateTensor>& tensors);
-  /// `tensors`: the list that was built from.
+  /// `tensors` is the list that was passed to build().
   [[nodiscard]] std::optional<std::size_t> find(const std::vector<StateTensor>& tensors,
                                                 std::string_view name) const noexcept;
 
  private:
-  std::vector<std::uint32_t> slots_;  // place + 1; a power of two of them, at most half in use
+  std::vector<std::uint32_t> slots_;  // index + 1; the size is a power of two, at most half in use
 };
 
 }  // namespace muster::statefile

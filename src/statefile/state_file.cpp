@@ -26,7 +26,7 @@ struct StateFile::Contents {
   statefile::UserBlock block;
   statefile::Catalogue catalogue;
   statefile::NameIndex index;
-  std::shared_ptr<const os::MappedFile> mapping;  ///< null if the file is read
+  std::shared_ptr<const os::MappedFile> mapping;  ///< null if the file is read instead of mapped
 };
 
 namespace statefile {
@@ -38,7 +38,7 @@ namespace {
 
 constexpr std::uint64_t read_piece = std::uint64_t{8} << 20;
 
-/// One thread's memory from chunk to chunk.
+/// Buffers of one thread, reused for each chunk.
 struct Worker {
   ChunkDecoder decoder;
   std::vector<std::byte> stored;
@@ -73,7 +73,7 @@ class ChunkedReading {
       decode(chunk, target.subspan(begin - offset, end - begin), worker);
       return;
     }
-    // The range begins inside of it.
+    // The requested range starts inside the chunk.
     worker.elements.resize(end - begin);
     decode(chunk, worker.elements, worker);
     std::ranges::copy(std::span(worker.elements).subspan(offset - begin), target.begin());
@@ -109,7 +109,7 @@ UserBlock read_user_block(const os::ReadableFile& file) {
 }
 
 Catalogue read_catalogue(const os::ReadableFile& file, const UserBlock& block) {
-  // Not set to zeros first: it may be megabytes.
+  // The memory is not zeroed first, because it may be megabytes.
   const auto memory = std::make_unique_for_overwrite<std::byte[]>(block.catalogue.bytes);
   const std::span<std::byte> bytes(memory.get(), block.catalogue.bytes);
   file.read_at(block.catalogue.offset, bytes);
@@ -137,16 +137,17 @@ void read_elements(const os::ReadableFile& file, const Catalogue& catalogue, std
 
 namespace {
 
-// A state file held against its own checksums, byte for byte.
+// Verifies a state file byte for byte against its own checksums.
 //
-// 1. Commit mark and catalogue are read again, so that what happened since open() is seen.
-// 2. Everything that belongs to no tensor is one checksum: superblock, gaps, config, catalogue, HDF5's structures.
-// 3. Each stored chunk has a checksum, and each tensor one of its elements.
+// 1. The commit mark and the catalogue are read again, so that changes since open() are detected.
+// 2. One checksum covers everything that does not belong to a tensor: superblock, gaps, config, catalogue, HDF5's
+//    structures.
+// 3. Each stored chunk has a checksum, and each tensor has one of its elements.
 
 using statefile::Extent;
 
 constexpr std::uint64_t checked_piece = std::uint64_t{4} << 20;
-constexpr std::uint64_t chunks_bytes = std::uint64_t{16} << 20;  // of a compressed tensor at once
+constexpr std::uint64_t chunks_bytes = std::uint64_t{16} << 20;  // bytes of a compressed tensor that are read at once
 
 class Checking {
  public:
@@ -173,7 +174,7 @@ class Checking {
     problems_.push_back({tensor, words});
   }
 
-  // What cannot be read is a problem of the file, and the rest is still looked at.
+  // A part that cannot be read is a problem of the file, and the other parts are still checked.
   template <class Work>
   void guarded(const std::string& tensor, Work&& work) {
     try {
@@ -216,7 +217,7 @@ class Checking {
   }
 
   void check_tensors() {
-    // The largest first: the last thread to finish has a small one.
+    // The largest tensors come first, so that the last thread to finish has a small one.
     std::vector<std::size_t> order(catalogue_.tensors.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
     std::ranges::stable_sort(order, std::greater(), [&](std::size_t i) { return catalogue_.tensors[i].bytes; });
@@ -241,7 +242,7 @@ class Checking {
   // Reading compares each stored chunk with its checksum.
   std::uint64_t read_checksum(std::size_t index) {
     const StateTensor& tensor = catalogue_.tensors[index];
-    // Of few tensors each may be large: then several threads decompress one.
+    // If there are few tensors, each may be large: several threads then decompress one.
     const auto cores = static_cast<std::size_t>(os::usable_cores());
     const std::size_t workers = tensor.compressed && catalogue_.tensors.size() < cores ? cores : 1;
     TensorChecksum sum;
@@ -349,7 +350,7 @@ Tensor StateFile::tensor(std::size_t index) const {
     return {TensorView(entry.dtype, entry.shape, entry.bytes == 0 ? nullptr : data), contents_->mapping};
   }
   Tensor tensor = Tensor::allocate(entry.dtype, entry.shape);
-  // Decompressing takes all cores; reading no more than copying does.
+  // Decompression uses all cores; plain reads use as many threads as a copy.
   const std::size_t workers = entry.compressed ? static_cast<std::size_t>(os::usable_cores()) : copy_workers();
   statefile::read_elements(contents_->file, contents_->catalogue, index, 0, {tensor.mutable_data(), tensor.nbytes()},
                            workers);

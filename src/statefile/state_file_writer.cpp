@@ -18,16 +18,16 @@ namespace muster {
 namespace statefile {
 namespace {
 
-// Of a strided tensor: what is put together in memory at once.
+// The bytes of a strided tensor that are assembled in memory at once.
 constexpr std::uint64_t gathered_bytes = write_block;
 
 // HDF5 has 32 bits for the length of a string.
 constexpr std::size_t largest_config = std::size_t{1} << 31;
 
-// Below this a chunk's entries in the file are more than compression saves.
+// For smaller tensors, a chunk's entries in the file take more space than compression saves.
 constexpr std::uint64_t least_compressed = 1024;
 constexpr std::uint64_t least_chunk = 64;
-// Far from where sums of offsets would overflow.
+// Far below values at which sums of offsets would overflow.
 constexpr std::uint64_t largest_file = std::uint64_t{1} << 61;
 constexpr std::uint64_t most_chunks = std::uint64_t{1} << 32;
 
@@ -35,14 +35,14 @@ constexpr std::uint64_t most_chunks = std::uint64_t{1} << 32;
   throw file_error(ErrorKind::argument, "writing the state file", path, words);
 }
 
-/// What a state file shall hold, checked, and where each uncompressed tensor will lie.
+/// Checks the contents of a new state file, and assigns an offset to each uncompressed tensor.
 class Placing {
  public:
-  /// Fills `catalogue`: checksums, and all of compressed tensors but their chunks' number, are still missing.
+  /// Fills `catalogue`. Checksums, and for compressed tensors all fields except the number of chunks, are set later.
   Placing(const StateFileOptions& options, const std::string& path, Catalogue& catalogue)
       : options_(options), path_(path), catalogue_(catalogue) {}
 
-  /// Where the data ends: compressed chunks, then everything else, come from there on.
+  /// Returns the end of the data. Compressed chunks and then everything else are written from there on.
   std::uint64_t place(std::vector<StateFileWriter::Entry> entries) {
     check_options();
     for (StateFileWriter::Entry& entry : entries) add(std::move(entry));
@@ -173,7 +173,7 @@ WriterState::WriterState(const std::string& path, const Config& config, std::vec
     refuse_writing(path, fmt::format("a config of {} bytes is too large for HDF5; {} are possible", config_text.size(),
                                      largest_config));
   targets = std::make_unique<TensorTarget[]>(catalogue.tensors.size());
-  // A disk that is too small is known before the work.
+  // If the disk is too small, this fails before any work is done.
   file.reserve(data_end);
 }
 
@@ -219,7 +219,8 @@ void WriterState::put(std::uint64_t offset, std::span<const std::byte> bytes) {
 void WriterState::write_plain(std::size_t index, std::uint64_t offset, std::span<const std::byte> bytes) {
   const std::uint64_t at = catalogue.tensors[index].offset + offset;
   put(at, bytes);
-  // The disk begins while other pieces are still copied and summed: half of the way is done when fdatasync is called.
+  // Starts writeback while other pieces are still copied and summed, so that about half of the data is on the disk when
+  // fdatasync is called.
   if (options.durable) file.start_writeback(at, bytes.size());
   targets[index].count(bytes.size());
 }
@@ -234,7 +235,7 @@ void WriterState::write_piece(std::size_t index, std::uint64_t offset, std::span
 void WriterState::write_bytes(std::size_t index, std::uint64_t offset, std::span<const std::byte> bytes, bool stay) {
   const StateTensor& tensor = catalogue.tensors[index];
   if (tensor.compressed && !bytes.empty()) return write_compressed(index, offset, bytes, stay);
-  // Block by block: each is summed while the processor still has it.
+  // Processes block by block, so that each is summed while it is still in the processor's cache.
   while (!bytes.empty()) {
     const std::uint64_t room = write_block - (tensor.offset + offset) % write_block;
     const auto piece = bytes.first(std::min<std::uint64_t>(room, bytes.size()));
@@ -308,17 +309,17 @@ WriterState::BorrowedEncoder::~BorrowedEncoder() {
   try {
     state_.encoders.push_back(std::move(encoder_));
   } catch (const std::bad_alloc&) {
-    encoder_.reset();  // the next one is made anew
+    encoder_.reset();  // made anew for the next chunk
   }
 }
 
 namespace {
 
-// Whole tensors by all cores. Work is cut into pieces; neighbours in the file that are small are written together.
-// Checksums follow the pieces in their order (TensorTarget): whoever finishes the piece that is next sums it while the
-// processor has it, and all that are done behind it.
+// Writes whole tensors with all cores. The work is cut into pieces; small tensors that are neighbours in the file are
+// written together. Checksums follow the pieces in their order (TensorTarget). The thread that finishes the next piece
+// in order sums it while it is in cache, and then all finished pieces after it.
 
-// Smaller tensors are put together in memory, those of a block.
+// Smaller tensors are joined in memory, up to one block.
 constexpr std::uint64_t least_alone = std::uint64_t{64} << 10;
 
 class WritingAll {
@@ -337,15 +338,15 @@ class WritingAll {
 
  private:
   enum class Kind : std::uint8_t {
-    piece,  // of a contiguous tensor, compressed or not
+    piece,  // part of a contiguous tensor, compressed or not
     whole,  // a strided tensor
     run,    // small neighbours
   };
   struct Task {
     Kind kind;
     std::size_t tensor;
-    std::uint64_t count;       // of a run: how many tensors
-    std::uint64_t offset = 0;  // of the piece
+    std::uint64_t count;       // number of tensors of a run
+    std::uint64_t offset = 0;  // offset of the piece
     std::uint64_t bytes = 0;
   };
 
@@ -370,7 +371,7 @@ class WritingAll {
     }
   }
 
-  /// Into its chunks, or where blocks of the file begin.
+  /// Cuts a tensor into its chunks, or at block boundaries of the file.
   void cut(std::size_t index, const StateTensor& entry) {
     std::optional<ChunkGrid> grid;
     if (entry.compressed) grid = state_.grid(index);

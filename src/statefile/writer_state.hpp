@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A state file in the making, shared by the writer's files: state_file_writer.cpp (tensors), commit.cpp (everything
-// else of the file).
+// A state file that is being written. state_file_writer.cpp (tensors) and commit.cpp (all other parts of the file)
+// share it.
 //
-// 1. The file is created under its temporary name; the places of uncompressed tensors are known.
-// 2. Their bytes are written where they belong. Compressed chunks are put one after the other behind them.
-// 3. Checksums grow with the bytes that come in order; for others the file is read back.
-// 4. commit(): config, catalogue and HDF5's structures are written behind the data, the superblock before it.
-// 5. fdatasync. Until here the first 4096 bytes are a hole: no reader takes the file for a state.
+// 1. The file is created under its temporary name; the offsets of uncompressed tensors are known.
+// 2. Their bytes are written to these offsets. Compressed chunks are appended after them, one after the other.
+// 3. Checksums are updated with bytes that arrive in order. For other bytes the file is read back.
+// 4. commit() writes the config, the catalogue and HDF5's structures after the data, and the superblock before it.
+// 5. fdatasync. Until then the first 4096 bytes are a hole, so no reader accepts the file as a state.
 // 6. The commit mark is written there; fsync, checked close, rename, fsync of the directory (os::OutputFile).
 
 #include <atomic>
@@ -31,29 +31,29 @@
 namespace muster {
 namespace statefile {
 
-/// Writes end where these begin in the file: the page cache takes such a block in one piece then, which makes writing
-/// several times cheaper, and touching a mapping of it a page fault a block.
+/// Writes end at multiples of this offset. The page cache can then use one large block, which makes writing several
+/// times cheaper, and a mapping takes one page fault per block.
 inline constexpr std::uint64_t write_block = std::uint64_t{2} << 20;
 
-/// What a writer knows of one tensor whose bytes are coming in: how many are there, and the checksum of those that came
-/// in their order. The others are read back in the end.
+/// The progress of one tensor: the number of bytes that have arrived, and the checksum of those that arrived in order.
+/// The other bytes are read back in commit().
 class TensorTarget {
  public:
-  /// Bytes that are in the file now. Any thread.
+  /// Counts bytes that are in the file now. Any thread may call it.
   void count(std::uint64_t bytes) noexcept { written_.fetch_add(bytes, std::memory_order_relaxed); }
   [[nodiscard]] std::uint64_t written() const noexcept { return written_.load(std::memory_order_relaxed); }
 
-  /// Takes them in if they are the next ones of `total`; those that `stay` where they are until the file is finished,
-  /// when their turn comes. Any thread.
+  /// Adds bytes to the checksum if they are the next ones of `total`. If `stay` is set, the bytes remain in memory
+  /// until the file is finished, and are added when their turn comes. Any thread may call it.
   void add_to_checksum(std::uint64_t offset, std::span<const std::byte> bytes, std::uint64_t total, bool stay = false);
-  /// The checksum of all bytes, known from elsewhere.
+  /// Sets the checksum of all bytes, computed elsewhere.
   void set_checksum(std::uint64_t checksum, std::uint64_t total);
-  /// How many bytes, from the first on, the checksum has.
+  /// The number of bytes, from the first on, that the checksum covers.
   [[nodiscard]] std::uint64_t summed() const noexcept { return summed_; }
-  /// Of the summed() bytes.
+  /// The checksum of the first summed() bytes.
   [[nodiscard]] std::uint64_t checksum() const;
 
-  /// Of a compressed tensor: the beginning of a chunk whose rest has not come yet. Used under mutex().
+  /// Compressed tensors only: the start of a chunk whose rest has not arrived yet. Guarded by mutex().
   struct Pending {
     std::uint64_t chunk = 0;
     std::vector<std::byte> bytes = {};
@@ -67,26 +67,25 @@ class TensorTarget {
   std::atomic<std::uint64_t> written_{0};
   ForkMutex mutex_;
   std::uint64_t summed_ = 0;
-  std::map<std::uint64_t, std::span<const std::byte>> later_;  // that stay, by their offset
-  bool is_summing_ = false;                                    // a thread is, those of later_
-  std::optional<std::uint64_t> whole_;                         // the checksum of all bytes if they came at once
-  std::unique_ptr<TensorChecksum> sum_;                        // else
+  std::map<std::uint64_t, std::span<const std::byte>> later_;  // bytes that stay in memory, by their offset
+  bool is_summing_ = false;                                    // a thread is adding bytes of later_
+  std::optional<std::uint64_t> whole_;                         // the checksum of all bytes if they arrived in one call
+  std::unique_ptr<TensorChecksum> sum_;                        // used if they did not
   std::optional<Pending> pending_;
 };
 
-// libmuster-hdf5, loaded when a state file is first written: libhdf5 and what it needs take longer to load than most
-// commands run.
+// libmuster-hdf5 is loaded when the first state file is written, because libhdf5 and its dependencies take longer to
+// load than most commands run.
 
-/// Loads the library unless it is there: the one of this version beside libmuster, else where the system looks. Throws
-/// Error(unsupported).
+/// Loads the library if it is not loaded: the one of this version beside libmuster, or else the one on the system's
+/// search path. Throws Error(unsupported).
 void require_hdf5();
 
-/// The plan's structures. Throws as require_hdf5, and Error(io) with libhdf5's words.
+/// Makes the plan's structures. Throws as require_hdf5, and Error(io) with libhdf5's error message.
 hdf5::Metadata make_metadata(const hdf5::MetadataPlan& plan);
 
-/// A tensor's name as a link of an HDF5 group: the name itself, but for what HDF5 or a terminal would misread: "/",
-/// "%", control characters, and the names "." and
-/// ".." are percent-encoded. Different names give different links.
+/// Returns a tensor's name as a link of an HDF5 group. Characters that HDF5 or a terminal would misread are
+/// percent-encoded: "/", "%", control characters, and the names "." and "..". Different names give different links.
 std::string link_name(std::string_view name);
 
 struct WriterState {
@@ -96,8 +95,8 @@ struct WriterState {
   [[noreturn]] void refuse(const StateTensor& tensor, const std::string& words) const;
   /// Throws Error(argument) once the file is finished or a change of it has failed.
   void require_writing() const;
-  /// Runs what changes the file. After a failure half-way nobody knows what is in it, so nothing more is taken; wrong
-  /// arguments are refused before anything has changed.
+  /// Runs a function that changes the file. After a failure the contents are unknown, so all later changes are refused.
+  /// Wrong arguments are refused before anything has changed.
   template <class Work>
   void change(Work&& work) {
     try {
@@ -110,30 +109,31 @@ struct WriterState {
       throw;
     }
   }
-  /// Throws Error(argument) if there is no such tensor, or no writing any more.
+  /// Throws Error(argument) if the tensor does not exist or writing has ended.
   const StateTensor& announced(std::size_t index) const;
   void check_announced(std::size_t index, const TensorView& tensor) const;
   [[nodiscard]] ChunkGrid grid(std::size_t index) const;
 
-  /// Bytes of an uncompressed tensor into the file, counted; the checksum is the caller's.
+  /// Writes and counts bytes of an uncompressed tensor; the caller updates the checksum.
   void write_plain(std::size_t index, std::uint64_t offset, std::span<const std::byte> bytes);
-  /// Likewise any bytes of a tensor, and its checksum as far as they are the next ones or `stay` in memory. They are
-  /// known to be inside.
+  /// Writes bytes of any tensor, and updates its checksum if they are the next ones or `stay` in memory. The range is
+  /// already checked.
   void write_bytes(std::size_t index, std::uint64_t offset, std::span<const std::byte> bytes, bool stay);
-  /// The same of a caller's, checked.
+  /// Checks a caller's range and bytes, then writes them like write_bytes().
   void write_piece(std::size_t index, std::uint64_t offset, std::span<const std::byte> bytes);
-  /// A chunk: its elements compressed and put behind all others. Counted; the checksum is the caller's.
+  /// Compresses a chunk's elements and appends them after all other chunks. Counts them; the caller updates the
+  /// checksum.
   void write_chunk(std::size_t index, const ChunkGrid& grid, std::uint64_t chunk, std::span<const std::byte> elements,
                    ChunkEncoder& encoder);
   void write_compressed(std::size_t index, std::uint64_t offset, std::span<const std::byte> bytes, bool stay);
 
   void commit();
 
-  /// Elements into the file. One thread at a time: the kernel lets writes of one file wait for each other, and they
-  /// wait spinning, which costs more than the writing. Others compress and sum meanwhile.
+  /// Writes elements to the file, one thread at a time. The kernel serialises writes to one file, and waiting writers
+  /// spin, which costs more than the writing. Other threads compress and compute checksums meanwhile.
   void put(std::uint64_t offset, std::span<const std::byte> bytes);
 
-  /// An encoder that nobody uses, made if there is none.
+  /// An unused encoder from the pool, made if the pool is empty.
   class BorrowedEncoder {
    public:
     explicit BorrowedEncoder(WriterState& state);
@@ -149,10 +149,10 @@ struct WriterState {
   StateFileOptions options;
   std::string config_text;
   Catalogue catalogue;
-  std::unique_ptr<TensorTarget[]> targets;  // one a tensor; they cannot move
+  std::unique_ptr<TensorTarget[]> targets;  // one per tensor; they cannot move
   std::atomic<std::uint64_t> data_end;
   os::OutputFile file;
-  ForkMutex file_mutex;  // of put()
+  ForkMutex file_mutex;  // guards put()
   std::string temporary;
   bool is_committed = false;
   std::atomic<bool> has_failed{false};

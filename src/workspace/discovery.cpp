@@ -72,7 +72,7 @@ void require_directory(const std::string& path) {
   make_directories(path);
 }
 
-/// `lost`: in place of one that is there and empty.
+/// Writes the marker file. `lost`: replaces an existing marker that is empty.
 void write_mark(const std::string& path, bool lost) {
   const std::string text = to_json(Config::object({{version_key, workspace_version}, {"made_by", "muster"}}), 2) + "\n";
   try {
@@ -86,7 +86,7 @@ void write_mark(const std::string& path, bool lost) {
   }
 }
 
-/// Whether an error may be no more than an old cache: no such file, ESTALE, or bytes that contradict their format.
+/// Whether a stale cache can cause the error: no such file, ESTALE, or bytes that contradict their format.
 bool may_be_a_cache(const Error& error) noexcept {
   return error.os_error() == ENOENT || error.os_error() == ESTALE || error.kind() == ErrorKind::corrupt ||
          error.kind() == ErrorKind::not_found;
@@ -149,7 +149,7 @@ void patiently(const std::string& path, const Patience& patience, const std::fun
       if (error.os_error() != ESTALE) {
         if (!*is_network) deadline = std::min(deadline, begin + longest_here);
         if (error.kind() == ErrorKind::corrupt) deadline = std::min(deadline, begin + longest_wrong);
-        // What is wrong on this host's own disk does not mend.
+        // Wrong contents on a local disk will not become right later.
         if (error.kind() == ErrorKind::corrupt && !*is_network && tries > 1) deadline = begin;
       }
       if (Clock::now() >= deadline) {
@@ -164,9 +164,9 @@ void patiently(const std::string& path, const Patience& patience, const std::fun
     try {
       fresh_listing(directory, *is_network);
     } catch (const Error& error) {
-      // A directory that is gone takes all that is in it along.
+      // A missing directory is reported only after the deadline, because a cache may hide it until then.
       if (error.kind() == ErrorKind::not_found && Clock::now() >= patience.deadline) throw;
-      // No descriptor left: the listing only refreshes caches.
+      // No descriptor is left. The listing only refreshes caches, so it may be skipped.
       if (error.os_error() == EMFILE || error.os_error() == ENFILE) continue;
       if (!may_be_a_cache(error)) throw;
     }

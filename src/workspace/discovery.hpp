@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Seeing what other hosts wrote, through the caches of a network file system. In one place, for everything that reads
-// a workspace:
+// Reads files that other hosts wrote, despite the caches of a network file system. Everything that reads a workspace
+// uses these rules:
 //
-//  1. A name is opened only when somebody told it or a listing showed it: a client that has once looked for a name too
-//     early may go on saying that it is not there.
-//  2. What is not there then, is stale (ESTALE), is too short or has old bytes, is tried again until the deadline.
-//     Before each further try a probe is made in the directory and removed, and the directory listed: a change by this
-//     very client makes it ask the server again.
-//  3. Who waits for a name lists the directory, with growing pauses, and with a probe before it if other hosts write
-//     there.
+//  1. A name is opened only after a message or a directory listing announced it. A client that looked up a name too
+//     early may cache that the name is missing.
+//  2. If a file is then missing, stale (ESTALE), too short or has old bytes, the read is repeated until the deadline.
+//     Before each retry a probe file is made in the directory and removed, and the directory is listed: a change by
+//     this client makes it query the server again.
+//  3. A rank that waits for a name lists the directory, with growing pauses. If other hosts write to the directory, a
+//     probe precedes each listing.
 
 #include <chrono>
 #include <functional>
@@ -23,14 +23,14 @@
 
 namespace muster::workspace {
 
-/// Pauses between looks: short at first, at most some 10 ms where all ranks are on one file system of this host, and
-/// 250 ms where a server is asked.
+/// Pauses between directory listings. They are short at first. They grow to about 10 ms if all ranks use a file system
+/// of this host, and to 250 ms on a network file system.
 class Pauses {
  public:
   explicit Pauses(bool is_network) noexcept;
-  /// Sleeps, at most `longest`, and longer the next time.
+  /// Sleeps, at most `longest`, and longer on the next call.
   void sleep(std::chrono::nanoseconds longest = std::chrono::nanoseconds::max()) noexcept;
-  /// The next pause is long: what was written a moment ago should be there by now.
+  /// Whether the next pause is long, so that a file written a moment ago should be visible after it.
   [[nodiscard]] bool is_patient() const noexcept;
 
  private:
@@ -39,54 +39,55 @@ class Pauses {
   std::chrono::microseconds patient_;
 };
 
-/// Makes and removes a file in the directory: its times are by the server's clock. None if it was not there. Throws
-/// Error(not_found | io | no_space).
+/// Makes and removes a file in the directory, and returns its status: its times are those of the server's clock.
+/// Returns nullopt if the probe was already missing. Throws Error(not_found | io | no_space).
 std::optional<os::FileStatus> probe(const std::string& directory);
 
-/// Makes and removes a probe in the directory. False if this user cannot write there, or the disk is full: who only
-/// reads needs no room. Then the server's own pace decides. Throws Error(not_found) if the directory is gone,
-/// Error(io).
+/// Makes and removes a probe in the directory. Returns false if this user cannot write there or the disk is full,
+/// because a reader needs no free space. The lifetimes of caches then decide when changes become visible. Throws
+/// Error(not_found) if the directory is missing, and Error(io).
 bool refresh(const std::string& directory);
 
-/// refresh(), where other hosts write there, and the listing. Throws as these.
+/// Lists the directory, after refresh() if other hosts write to it. Throws as refresh().
 std::vector<os::DirectoryEntry> fresh_listing(const std::string& directory, bool is_network);
 
-/// Longer than entries of a directory are late where servers and clients are well.
+/// Directory entries become visible within this time if servers and clients are healthy.
 inline constexpr std::chrono::milliseconds longest_lateness = std::chrono::seconds(30);
 
 struct Patience {
   os::Clock::time_point deadline;
-  /// Asked between tries; may throw to end them.
+  /// Called between tries; may throw to end them.
   std::function<void()> check = {};
 };
 
-/// Rule 2: runs `attempt` until it throws nothing, or something that waiting does not mend, or the deadline has passed:
-/// then its last error, with how often it was tried. Where only this host writes (`path`'s file system), what is not
-/// there or wrong is tried for two seconds only; what is wrong, for 90 s at most: longer than caches live.
+/// Applies rule 2: runs `attempt` until it succeeds, fails with an error that waiting does not cure, or the deadline
+/// has passed. The last error is then thrown, with the number of tries. If only this host writes to the file system of
+/// `path`, missing or wrong files are retried for only two seconds. Wrong contents are retried for at most 90 s, which
+/// exceeds the lifetime of caches.
 void patiently(const std::string& path, const Patience& patience, const std::function<void()>& attempt);
 
-// The directory that is a workspace, and its mark.
+// The directory that is a workspace, and its marker file.
 //
-//  1. The directory is listed, never asked for a name that another rank may be about to make.
-//  2. A mark in it decides: its version is known, or the directory is refused.
-//  3. Without a mark, a directory that is empty or has only names of ours (a rank of the same job is a moment ahead)
-//     gets one; of several ranks that make it, one succeeds, and the others find it. A mark that is empty was lost in a
-//     power cut, and is made anew.
-//  4. The directory and its mark are on the disk before anything is written there.
+//  1. The directory is listed. A name that another rank may be about to make is never looked up.
+//  2. The marker file decides: its version must be known, otherwise the directory is rejected.
+//  3. A directory without a marker gets one if it is empty or has only Muster's names, because another rank of the job
+//     may have just started. If several ranks make it, one succeeds and the others find its file. An empty marker was
+//     lost in a power cut, and is written again.
+//  4. The directory and its marker are durable before anything else is written there.
 
 inline constexpr int workspace_version = 1;
 
 struct WorkspaceDirectory {
-  std::string path;         ///< without a slash at its end
+  std::string path;         ///< without a trailing slash
   bool is_network = false;  ///< other hosts may write to it
 };
 
-/// Makes the directory (and those above it) and the mark where they are not there. Local, any number of processes at a
-/// time. Throws Error(argument) where the path is a file, a dangling link, or a directory that is no workspace;
-/// Error(version) where a newer Muster marked it; Error(corrupt) on a damaged mark; Error(io | no_space).
+/// Makes the directory, its parents and the marker if they are missing. Local; any number of processes may call it at a
+/// time. Throws Error(argument) if the path is a file, a dangling link, or a directory that is not a workspace;
+/// Error(version) if a newer Muster made the marker; Error(corrupt) if the marker is damaged; Error(io | no_space).
 WorkspaceDirectory prepare_workspace(const std::string& path);
 
-/// Whether the mark says anything: false for an empty one, and for zeros. Throws Error(version | corrupt), and as
+/// Returns whether the marker has contents: false if it is empty or all zeros. Throws Error(version | corrupt), and as
 /// read_small_file.
 bool check_mark(const std::string& workspace);
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// FileGroup: processes that meet in a directory.
+// FileGroup: a group of processes that communicate through files in a directory.
 //
-// A round (barrier, all-gather): 2 small files a rank at most, and each rank opens one:
-//  1. Each rank but rank 0 publishes its record under a name that says round, rank and length.
-//  2. Rank 0 lists until all are there, reads them (none where they are empty), and publishes all of them as one file.
-//  3. The others list until that is there, and read it.
-//  4. Rank 0 removes the records of the round, and what it published in the round before: all have come past it.
-// A packet is a file that its receiver removes. Waits list the directory with growing pauses, and between them look
-// for the dead, the cancelled and the deadline (watchdog.hpp).
+// A round (barrier, all-gather) needs at most two small files per rank, and each rank opens one:
+//  1. Each rank except rank 0 publishes its record under a name with the round, the rank and the length.
+//  2. Rank 0 lists until all records exist, reads those that are not empty, and publishes all of them as one file.
+//  3. The other ranks list until that file exists, and read it.
+//  4. Rank 0 removes the records of the round and its file of the previous round, because all ranks have passed it.
+// A packet is a file that its receiver removes. A waiting rank lists the directory with growing pauses. Between
+// listings it checks for dead ranks, cancellation and the deadline (watchdog.hpp).
 
 #include <fmt/core.h>
 
@@ -42,19 +42,19 @@ using sync::Watchdog;
 
 /// Only groups of this class are of this kind.
 constexpr std::string_view file_group_kind = "file";
-// How much later than a rank's end its last files may be seen on a network file system, with probes.
+// On a network file system, a rank's last files may become visible this long after its end, even with probes.
 constexpr milliseconds longest_delay{500};
-// The longest sleep between two looks at the directory.
+// The longest sleep between two listings.
 constexpr milliseconds glance{20};
 
-/// The job's ranks that a group has, by their numbers in the group.
+/// The job's ranks that belong to a group, indexed by their rank in the group.
 class Members final : public sync::Peers {
  public:
   Members(std::shared_ptr<const GroupDirectory> directory, std::vector<int> members)
       : directory_(std::move(directory)), members_(std::move(members)) {
     for (const int member : members_) ranks.push_back(directory_->members()[static_cast<std::size_t>(member)].info);
   }
-  /// Its number in the job.
+  /// The rank's number in the job.
   [[nodiscard]] int operator[](int rank) const { return members_[static_cast<std::size_t>(rank)]; }
   [[nodiscard]] std::optional<std::string> end_of(int rank) const override {
     return directory_->peers().end_of((*this)[rank]);
@@ -68,8 +68,8 @@ class Members final : public sync::Peers {
 
 class FileGroup final : public sync::Group {
  public:
-  /// `members`: the job's ranks that it has, in the order that they have here; `rank`: this one's place among them.
-  /// `parent`: of a companion, else null.
+  /// `members`: the job's ranks in this group, in the order of the group. `rank`: this process's index among them.
+  /// `parent`: the parent of an auxiliary group, otherwise null.
   FileGroup(std::shared_ptr<Heart> heart, const std::shared_ptr<const Members>& members, int rank,
             std::shared_ptr<GroupPulse> parent, int number, Nonce nonce, milliseconds timeout)
       : sync::Group(rank, members->ranks, nonce, timeout, members),
@@ -87,7 +87,7 @@ class FileGroup final : public sync::Group {
   [[nodiscard]] bool has_failure() const noexcept override {
     return pulse_->has_failure() || (parent_ && parent_->has_failure());
   }
-  /// Each is a file.
+  /// Each packet is one file.
   [[nodiscard]] std::size_t longest_packet() const noexcept override { return 4 << 20; }
   void progress() noexcept override { (parent_ ? parent_ : pulse_)->progress(); }
   [[nodiscard]] const std::string& workspace() const noexcept { return directory_->options().workspace; }
@@ -119,7 +119,7 @@ class FileGroup final : public sync::Group {
     return or_fail(*this, [&] { return directory_->look(with_probe); });
   }
   [[nodiscard]] Watchdog watchdog(const WaitOptions& options) const {
-    // Progress is told by heartbeats: what a rank did just now is known here two of them later.
+    // Heartbeats report progress: a change is known here up to two heartbeats later.
     return {*pulse_, parent_.get(), *members_,
             rank(),  options,       timeout_of(options, *this) + 2 * directory_->options().heartbeat};
   }
@@ -139,24 +139,24 @@ class FileGroup final : public sync::Group {
 
 FileGroup::~FileGroup() {
   end_progress();
-  // A forked child's copy goes silently: its parent is still in the group.
+  // A copy in a forked child changes nothing, because its parent is still in the group.
   if (!is_owner_process()) return;
   try {
     directory_->publish(left_name(number_, rank()), {});
     if (number_ == 0) return;
-    // The last one out takes the group's files along; those of the first group go with the directory.
+    // The last rank to leave removes the group's files; those of the first group are removed with the directory.
     const auto all = directory_->look(directory_->options().is_network);
     for (int rank = 0; rank < size(); ++rank)
       if (!all->has(left_name(number_, rank))) return;
     for (const std::string& name : all->with_prefix(group_prefix(number_))) directory_->remove(name);
   } catch (const std::exception&) {
-    // The others see that this process ends.
+    // The others notice that this process has ended.
   }
 }
 
 std::optional<Error> FileGroup::do_failure() const {
   try {
-    // Looks for a failure that others have told since.
+    // Checks for a failure that other ranks have published in the meantime.
     (void)directory_->recent(directory_->options().is_network ? milliseconds(500) : milliseconds(20));
   } catch (const Error& error) {
     pulse_->poison(error);
@@ -171,7 +171,7 @@ void FileGroup::wait(const WaitOptions& options, const Done& done, const Needed&
   Pauses pauses(is_network);
   sync::Progress progress_of_all;
   Watchdog watchdog = this->watchdog(options);
-  // What a rank did before it ended may come to be seen after its end.
+  // Files that a rank wrote before it ended may become visible after its end.
   const auto is_done_after_all = [&] {
     const Clock::time_point end = Clock::now() + (is_network ? longest_delay : milliseconds(0));
     for (;;) {
@@ -216,7 +216,8 @@ void FileGroup::collect(std::uint64_t number, std::span<const std::byte> record,
   const std::string own_name = numbered(round_prefix(number_, number, 0), record.size());
   bool is_told = false;
   const auto is_awaited = [&](int rank) {
-    // The others name whom they miss by the names that are there: once a wait is long, this rank's as well.
+    // Waiting ranks report missing ranks by the file names that exist. Once a wait is long, rank 0 publishes its own
+    // name, too.
     if (!is_told) {
       is_told = true;
       or_fail(*this, [&] { directory_->publish(own_name, {}); });
@@ -225,7 +226,7 @@ void FileGroup::collect(std::uint64_t number, std::span<const std::byte> record,
   };
   wait(
       options, is_complete, [](int) { return true; }, is_awaited);
-  int other = 0;  // a rank that is in another call
+  int other = 0;  // a rank that is in a different call
   for (int rank = 1; rank < size(); ++rank) {
     const std::string& name = names[static_cast<std::size_t>(rank)];
     const auto length = number_behind(name, round_prefix(number_, number, rank));
@@ -265,7 +266,7 @@ void FileGroup::wait_for_all(std::uint64_t number, std::uint64_t length, std::sp
   wait(
       options, is_there, [](int) { return true; }, is_missing);
   const std::uint64_t theirs = number_behind(name, prefix).value_or(0);
-  // Rank 0 has found a rank that is in another call: its number stands behind the longest record.
+  // Rank 0 has found a rank that is in a different call: the length in the name is max_record plus that rank.
   if (theirs > max_record && theirs < max_record + static_cast<std::uint64_t>(size()))
     throw sync::different_calls(info(0), info(static_cast<int>(theirs - max_record)));
   if (theirs != length) sync::fail(*this, sync::different_calls(info(0), info(rank())));
@@ -359,7 +360,7 @@ std::string workspace_of(const SyncGroup& group) {
 
 }  // namespace muster::workspace
 
-// The public call that makes a file group, and world()'s way to it.
+// The public function that makes a file group, and the factory that world() uses.
 
 namespace muster {
 namespace {
@@ -377,7 +378,7 @@ void check(const FileGroupOptions& options) {
     throw Error(ErrorKind::argument, "a file group's timeout must be longer than nothing");
 }
 
-// Made known when the library is loaded.
+// Registered when the library is loaded.
 [[maybe_unused]] const bool is_registered = [] {
   sync::set_world_maker(sync::MeetBy::files, [](const sync::DistantWorld& world) {
     return file_group(
@@ -407,7 +408,7 @@ std::shared_ptr<SyncGroup> file_group(const FileGroupOptions& options) {
   const auto all = std::make_shared<const workspace::Members>(heart->directory(), std::move(members));
   auto group =
       std::make_shared<workspace::FileGroup>(std::move(heart), all, options.rank, nullptr, 0, job.nonce, timeout);
-  // Rank 0's list of the ranks stays until all have read it.
+  // Rank 0 keeps the list of ranks until all ranks have read it.
   group->barrier({.timeout = timeout, .stop = {}, .phase = "meeting"});
   return group;
 }

@@ -17,12 +17,12 @@ namespace {
 
 using Time = std::chrono::system_clock::time_point;
 
-/// By the clock that files' times are made with.
+/// Reads the clock that sets the times of files.
 Time server_time(const std::string& path) {
   try {
     if (const auto status = probe(path)) return status->changed;
   } catch (const Error&) {
-    // Read-only: then this host's clock has to do.
+    // The directory is read-only, so this host's clock is used.
   }
   return std::chrono::system_clock::now();
 }
@@ -131,7 +131,7 @@ class Collection {
     return !os::file_status(path);
   }
 
-  /// File by file: somebody may say hello at this moment.
+  /// Removes file by file, because a process may be adding its hello at this moment.
   void remove_meeting(const std::string& path) const {
     for (const os::DirectoryEntry& file : os::list_directory(path)) {
       const auto status = os::file_status(path + "/" + file.name);

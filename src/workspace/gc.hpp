@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Clean-up of a workspace: what nobody can need any more goes. Rules, the first that fits decides:
+// Clean-up of a workspace deletes files that no process can need. The first rule that applies decides:
 //
-//  1. What is not ours, and the mark, stays.
-//  2. What a process makes and removes itself (exchange files, tokens, probes, growing files) goes if that process is
-//     proved dead: same host, boot and process namespace, and no such process. It stays if the process lives.
-//  3. The directory of a file group goes if each of its ranks has left or is proved dead; it stays if one lives, or if
-//     there is a file in it that is not Muster's.
-//  4. A meeting goes if everyone in it is proved dead, or if it is empty; it stays if it has a file of others in it.
-//  5. Anything else (states, kept files, what other hosts' processes left) goes only where `older_than` is given and
-//     the newest change is longer ago by the server's clock. Of states, the newest complete one of each rank of a job
-//     counts for all earlier ones: a job's states go together or not at all.
+//  1. Files that are not Muster's, and the marker file, are kept.
+//  2. Files that a process makes and removes itself (exchange files, tokens, probes, growing files) are deleted if that
+//     process is proved dead: same host, boot and process namespace, and no such process. They are kept if the process
+//     lives.
+//  3. The directory of a file group is deleted if each of its ranks has left or is proved dead. It is kept if one rank
+//     lives, or if it has a file that is not Muster's.
+//  4. A meeting directory is deleted if it is empty or every process in it is proved dead. It is kept if it has a file
+//     that is not Muster's.
+//  5. Anything else (states, kept files, leftovers of processes on other hosts) is deleted only if `older_than` is
+//     given and the newest change is older than that by the server's clock. The newest complete state of each rank
+//     counts for all earlier ones: the states of a job are deleted together or not at all.
 
 #include <chrono>
 #include <cstdint>
@@ -23,16 +25,16 @@
 namespace muster::workspace {
 
 struct GcOptions {
-  /// True: nothing is removed, the answer is what would be.
+  /// If true, nothing is removed, and the report lists the files that would be.
   bool dry_run = true;
-  /// Rule 5; none: only what is proved to be nobody's.
+  /// The age for rule 5. Without it, only leftovers of processes that are proved dead are removed.
   std::optional<std::chrono::seconds> older_than = {};
 };
 
 enum class GcVerdict : std::uint8_t {
   remove,  ///< removed, or would be
   keep,
-  failed,  ///< should have gone; `reason` has what the system said
+  failed,  ///< could not be deleted; `reason` has the system's error message
 };
 
 struct GcItem {
@@ -42,23 +44,26 @@ struct GcItem {
   std::uint64_t files = 1;
   std::chrono::seconds age{0};  ///< by the server's clock
   GcVerdict verdict = GcVerdict::keep;
-  std::string reason;  ///< "its writer (host a, pid 12) is gone", "a complete state: only with an age": one line
+  /// one line, such as "its writer (host a, pid 12) is gone" or "a complete state: only with an age"
+  std::string reason;
 };
 
 struct GcReport {
-  std::vector<GcItem> items;  ///< all of ours but the mark, in the order of their names
+  std::vector<GcItem> items;  ///< all of Muster's files except the marker, sorted by name
   std::uint64_t removed_bytes = 0;
   std::uint64_t removed_files = 0;
 };
 
-/// "12 s", "5 min", "3 h", "2 d"; "now" below a second and for what is in the future.
+/// Returns "12 s", "5 min", "3 h" or "2 d"; "now" for less than a second and for times in the future.
 std::string age_text(std::chrono::seconds age);
 
-/// Throws as survey(); that a file cannot be removed is an item, not an error. A dry run makes a probe file for the
-/// server's clock only where `older_than` is given; where the directory is read-only, this host's clock counts.
+/// Applies all rules and returns a report. Throws as survey(). A file that cannot be removed is an item, not an error.
+/// A dry run makes a probe file to read the server's clock only if `older_than` is given. In a read-only directory,
+/// this host's clock is used.
 GcReport collect_garbage(const std::string& path, const GcOptions& options = {});
 
-/// Rules 2 to 4 alone, quietly: what a program that begins does with what earlier ones left. Returns how many went.
+/// Applies rules 2 to 4 only, without a report: a starting program removes the leftovers of earlier ones. Returns the
+/// number of deleted entries.
 std::uint64_t sweep_dead(const std::string& path) noexcept;
 
 }  // namespace muster::workspace

@@ -27,12 +27,12 @@ namespace {
 using Clock = os::Clock;
 using std::chrono::milliseconds;
 
-// A directory that cannot be listed for so long is a failure of the group.
+// The group fails if the directory cannot be listed for this long.
 constexpr auto longest_trouble = std::chrono::seconds(5);
-// A thread that hangs in a call to a server that does not answer is left behind after this time.
+// The destructor waits at most this long for a thread that hangs in a call to a server that does not answer.
 constexpr auto longest_end = std::chrono::seconds(3);
 
-/// Signals are for the threads of the program.
+/// Blocks signals in the new thread: only the program's own threads handle them.
 class SignalsBlocked {
  public:
   SignalsBlocked() noexcept {
@@ -81,7 +81,7 @@ FilePeers::FilePeers(int self, std::span<const GroupMember> members, millisecond
     is_here_.push_back(is_here);
     pidfds.push_back(is_here ? std::make_shared<const os::Fd>(os::open_pidfd(static_cast<pid_t>(member.identity.pid)))
                              : nullptr);
-    // A process that ended before this may have given its number to another one.
+    // If the process ended before this point, another process may have its number.
     if (is_here && os::life_of(member.identity) == os::Life::dead) pidfds.back() = nullptr;
   }
 }
@@ -111,8 +111,8 @@ std::string FilePeers::state_of(int rank) const {
 
 void FilePeers::hear(const Snapshot& snapshot) {
   const std::lock_guard lock(mutex_);
-  // This process looks once a heartbeat at least. If it has not, it did not run, and the others may not have run
-  // either.
+  // This process lists at least once per heartbeat. If it has not, it was stopped, and the others may have been
+  // stopped, too.
   const auto now = std::chrono::steady_clock::now();
   const auto passed = std::min(std::chrono::duration_cast<milliseconds>(now - listened_), heartbeat_);
   if (passed == milliseconds::zero()) return;
@@ -120,7 +120,7 @@ void FilePeers::hear(const Snapshot& snapshot) {
   for (int rank = 0; rank < static_cast<int>(heard_.size()); ++rank) {
     Heard& heard = heard_[static_cast<std::size_t>(rank)];
     const auto beats = snapshot.with_prefix(beat_prefix(rank));
-    // While a rename is under way a listing may show both names, or none.
+    // During a rename a listing may show both names, or neither.
     const bool is_new = !beats.empty() && beats.back() != heard.beat;
     if (is_new) heard.beat = beats.back();
     heard.silent = is_new ? milliseconds::zero() : heard.silent + passed;
@@ -148,7 +148,7 @@ auto GroupDirectory::with_reserve(const Work& work) const {
       try {
         directory.reserve_ = os::open_directory(directory.options_.path);
       } catch (const std::exception&) {
-        // Another thread was quicker. Then the next shortage is an error.
+        // Another thread has taken the released descriptor. The next shortage is an error.
       }
     }
   } const refill{*this};
@@ -207,11 +207,11 @@ void GroupDirectory::beat() {
 
 void GroupDirectory::publish(const std::string& name, std::span<const std::byte> bytes) {
   if (!bytes.empty()) return with_reserve([&] { os::publish(path_of(name), bytes, growing_name()); });
-  // An empty file is whole when it is there.
+  // An empty file is complete as soon as it exists.
   try {
     with_reserve([&] { os::write_new_file(path_of(name), {}); });
   } catch (const Error& error) {
-    // Nobody else makes it: an answer was lost, and the request repeated.
+    // No other process makes this file, so a lost reply made the client repeat the request.
     if (error.os_error() != EEXIST) throw;
   }
 }
@@ -238,7 +238,7 @@ void GroupDirectory::renew(const std::string& from, const std::string& to) const
     os::rename_file(path_of(from), path_of(to));
   } catch (const Error& error) {
     if (error.os_error() != ENOENT) throw;
-    // Never there, or renamed by a request whose answer was lost.
+    // The file never existed, or a request whose reply was lost has renamed it.
     if (!os::file_status(path_of(to))) with_reserve([&] { os::write_new_file(path_of(to), {}); });
   }
 }
@@ -247,7 +247,7 @@ void GroupDirectory::remove(const std::string& name) const noexcept {
   try {
     os::remove_file(path_of(name));
   } catch (const std::exception&) {
-    // It goes with the directory.
+    // The file is removed with the directory.
   }
 }
 
@@ -267,7 +267,7 @@ void Heart::run(GroupDirectory& directory, Shared& shared) {
       directory.beat();
       is_well = true;
     } catch (const std::exception& error) {
-      // The others see the silence; this rank's own waits see why.
+      // Other ranks notice the silence; this rank's own waits report the cause.
       if (is_well)
         log(LogLevel::warning, fmt::format("rank {}: heartbeat: {}", directory.options().rank, error.what()));
       is_well = false;
@@ -306,20 +306,20 @@ Heart::~Heart() {
       if (!all->has(gone_name(rank)) && !directory_->peers().is_dead_here(rank)) return;
     remove_group_directory(options.path);
   } catch (const std::exception&) {
-    // A clean-up finds it.
+    // The next clean-up removes it.
   }
 }
 
 void remove_group_directory(const std::string& path) noexcept {
   try {
-    // A second look: a process that is told late of the end may have added a file meanwhile.
+    // Repeats the removal: a process that learns late of the end may have added a file in the meantime.
     for (int turn = 0; turn < 3; ++turn) {
       for (const os::DirectoryEntry& entry : os::list_directory(path))
         if (!entry.is_directory && is_group_file(entry.name)) os::remove_file(path + "/" + entry.name);
       if (os::remove_empty_directory(path)) return;
     }
   } catch (const std::exception&) {
-    // A clean-up finds it.
+    // The next clean-up removes it.
   }
 }
 
@@ -362,7 +362,7 @@ void GroupPulse::publish_own() {
 PulseName GroupPulse::pulse_of(int rank) const {
   const std::string prefix = pulse_prefix(group_, rank);
   PulseName newest;
-  // While a rename is under way a listing may show both names, or none.
+  // During a rename a listing may show both names, or neither.
   const auto all = directory_->recent(fresh_enough);
   for (const std::string& name : all->with_prefix(prefix))
     if (auto pulse = pulse_behind(name, prefix); pulse && pulse->number >= newest.number) newest = std::move(*pulse);
@@ -414,7 +414,7 @@ void GroupPulse::load_failure() {
 void GroupPulse::publish_failure(const Error& cause) {
   WrittenFailure written;
   written.put(cause);
-  // If another rank was first, its cause is everybody's.
+  // If another rank was first, its cause applies to all ranks.
   if (!directory_->publish_first(failed_name(group_), std::as_bytes(std::span(&written, 1))))
     load_failure();
   else

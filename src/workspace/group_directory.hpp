@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The directory of a file group, as one process of the job sees it. All groups of the job (the first, duplicates,
-// companions) are in one directory, so that one listing shows a waiting rank everything.
+// The directory of a file group, as one process of the job sees it. All groups of the job (the first one, duplicates,
+// auxiliary groups) share one directory, so a waiting rank needs only one listing.
 //
-//  1. Each process renames its beat as often as was agreed, and lists the directory then: that is how it is seen to
-//     live, and how it sees others. A rank of this host is seen to be dead by its process, one of another by its
-//     silence.
-//  2. The pulse of a group (where its ranks are, whether they get on) is in names, too: others' is read out of the last
-//     listing; the own one becomes a name at each heartbeat, where it has changed.
-//  3. A process that lets go of the directory leaves "gone". Whoever finds that all have gone or are dead removes it.
+//  1. Each process renames its heartbeat file at the agreed interval, and then lists the directory. Thus others see
+//     that it lives, and it sees them. A rank of this host is known to be dead when its process has ended, a rank of
+//     another host when its heartbeat stops.
+//  2. The liveness state of a group (the current step of each rank, and its progress) is stored in file names, too. The
+//     states of other ranks come from the last listing. If the own state has changed, the next heartbeat writes it as a
+//     name.
+//  3. A process that releases the directory leaves a "gone" file. A process that finds that all have left or are dead
+//     removes the directory.
 
 #include <atomic>
 #include <chrono>
@@ -37,18 +39,18 @@ struct GroupMember {
   os::ProcessIdentity identity;
 };
 
-/// What the ranks of a file group know once they have met.
+/// The facts that the ranks of a file group share after the rendezvous.
 struct Job {
   SyncGroup::Nonce nonce{};
   std::string directory;
   std::vector<GroupMember> members;
-  std::shared_ptr<void> meeting;  ///< this rank's files in it, which go when all have read them
+  std::shared_ptr<void> meeting;  ///< this rank's rendezvous files, deleted when all ranks have read them
 };
-/// How processes that know nothing but a directory, a key and their rank become a job (meeting.cpp). `workspace` is
-/// prepared. Throws Error(timeout | rank_mismatch | version | peer_lost), Error(io | no_space).
+/// Forms a job of processes that know only a directory, a key and their rank (meeting.cpp). `workspace` is prepared.
+/// Throws Error(timeout | rank_mismatch | version | peer_lost), Error(io | no_space).
 Job meet(const WorkspaceDirectory& workspace, const FileGroupOptions& options, std::chrono::milliseconds timeout);
 
-/// The workspace that the ranks of a file group have in common; empty of any other group.
+/// Returns the workspace that the ranks of a file group share; empty for any other group.
 std::string workspace_of(const SyncGroup& group);
 
 /// One listing of the directory.
@@ -57,26 +59,26 @@ class Snapshot {
   Snapshot() = default;
   explicit Snapshot(std::vector<std::string> names);
   [[nodiscard]] bool has(std::string_view name) const;
-  /// The first name that begins like that; empty if there is none.
+  /// Returns the first name with this prefix; empty if none matches.
   [[nodiscard]] std::string first(std::string_view prefix) const;
-  /// All of them, sorted.
+  /// Returns all names with this prefix, sorted.
   [[nodiscard]] std::span<const std::string> with_prefix(std::string_view prefix) const;
 
  private:
   std::vector<std::string> names_;
 };
 
-/// Ranks whose death is seen by their process where they are on this host, else by their silence.
+/// Detects dead ranks: by their process on this host, and by missing heartbeats on other hosts.
 class FilePeers final : public sync::Peers {
  public:
   FilePeers(int self, std::span<const GroupMember> members, std::chrono::milliseconds heartbeat,
             std::chrono::milliseconds lost_after);
   [[nodiscard]] std::optional<std::string> end_of(int rank) const override;
   [[nodiscard]] std::string state_of(int rank) const override;
-  /// Who has beaten, and who has been silent for how much longer. Only time in which this process looked counts: one
-  /// that was stopped itself has not heard anybody.
+  /// Records whose heartbeat changed, and adds to the silence of the others. Only time in which this process listed the
+  /// directory counts, because a stopped process sees no heartbeats.
   void hear(const Snapshot& snapshot);
-  /// Proved by the process itself.
+  /// Whether the process table of this host proves that the rank is dead.
   [[nodiscard]] bool is_dead_here(int rank) const;
 
  private:
@@ -111,34 +113,34 @@ class GroupDirectory {
   [[nodiscard]] const FilePeers& peers() const noexcept { return peers_; }
   [[nodiscard]] const std::vector<GroupMember>& members() const noexcept { return members_; }
 
-  /// Lists now. Where that fails, the last listing; throws once it has failed for five seconds.
+  /// Lists the directory. If that fails, returns the last listing; throws once it has failed for five seconds.
   std::shared_ptr<const Snapshot> look(bool with_probe = false, bool is_heartbeat = false);
-  /// The last listing, or a new one where that is older.
+  /// Returns the last listing, or a new one if that is too old.
   std::shared_ptr<const Snapshot> recent(std::chrono::milliseconds longest_ago);
-  /// What is told of each new listing, on the thread that listed; until it dies.
+  /// Receives each new listing, on the thread that listed, until it is destroyed.
   class Watcher {
    public:
     virtual ~Watcher() = default;
     virtual void notice(const Snapshot& snapshot, bool is_heartbeat) = 0;
   };
   void watch(std::weak_ptr<Watcher> watcher);
-  /// The beat, and a look. Called by one thread at a time.
+  /// Renames the heartbeat file and lists the directory. Called by one thread at a time.
   void beat();
 
   void publish(const std::string& name, std::span<const std::byte> bytes);
   bool publish_first(const std::string& name, std::span<const std::byte> bytes);
-  /// Of exactly `bytes` bytes; tried again until the deadline (discovery.hpp).
+  /// Reads a file of exactly `bytes` bytes; retries until the deadline (discovery.hpp).
   [[nodiscard]] std::vector<std::byte> read(const std::string& name, std::uint64_t bytes,
                                             std::chrono::milliseconds timeout) const;
-  /// Renames `from`, or makes `to` (empty) where that is not there.
+  /// Renames `from`, or makes an empty file `to` if `from` is missing.
   void renew(const std::string& from, const std::string& to) const;
   void remove(const std::string& name) const noexcept;
-  /// Of the groups that this process is the first rank of.
+  /// Counts the groups whose rank 0 is this process.
   int next_count() noexcept { return groups_.fetch_add(1) + 1; }
 
  private:
-  /// Runs `work`; if this process has no descriptor left, once more with the one that is kept for that: a rank that
-  /// cannot open anything else can still say so.
+  /// Runs `work`. If this process has no descriptor left, frees the reserved one and runs `work` again. So a rank that
+  /// cannot open anything else can still report its failure.
   template <class Work>
   auto with_reserve(const Work& work) const;
   [[nodiscard]] std::string path_of(const std::string& name) const { return options_.path + "/" + name; }
@@ -148,17 +150,17 @@ class GroupDirectory {
   FilePeers peers_;
   mutable ForkMutex reserve_mutex_;
   mutable os::Fd reserve_;
-  std::uint64_t beats_ = 0;  // of the thread that beats
+  std::uint64_t beats_ = 0;  // used by the heartbeat thread only
   std::atomic<int> groups_{0};
-  ForkMutex mutex_;  // of what follows
+  ForkMutex mutex_;  // guards the members below
   std::shared_ptr<const Snapshot> snapshot_ = std::make_shared<const Snapshot>();
   std::chrono::steady_clock::time_point looked_;
   std::optional<os::Clock::time_point> trouble_since_;
   std::vector<std::weak_ptr<Watcher>> watchers_;
 };
 
-/// The heartbeat of one process in a directory; shared by its groups. Begins when it is made, and ends, with the
-/// process's part in the directory, when it goes. In a forked child it goes without a word.
+/// The heartbeat of one process in a directory, shared by its groups. It starts with the object. The destructor ends it
+/// and the process's membership of the directory. In a forked child the destructor leaves the directory unchanged.
 class Heart {
  public:
   explicit Heart(std::shared_ptr<GroupDirectory> directory);
@@ -174,7 +176,8 @@ class Heart {
   os::Thread thread_;
 };
 
-/// Removes a file group's directory with all of its files. What cannot be removed stays, and what is not the group's.
+/// Removes a file group's directory with the group's files. Files that cannot be removed, or are not the group's, are
+/// kept.
 void remove_group_directory(const std::string& path) noexcept;
 
 /// Thread-safe.
@@ -188,13 +191,14 @@ class GroupPulse final : public sync::Pulse, public GroupDirectory::Watcher {
   [[nodiscard]] std::uint32_t awaited_by(int rank) const override;
   void tell_awaited(int self, std::uint32_t awaited) noexcept override;
   [[nodiscard]] std::string phase(int rank) const override;
-  /// A failure that cannot be told the others counts here alone, until a later heartbeat can tell it.
+  /// Aborts the group. A failure that cannot be written to the directory applies only to this rank, until a later
+  /// heartbeat can write it.
   void poison(const Error& cause) noexcept override;
   [[nodiscard]] std::optional<Error> failure() const override;
   [[nodiscard]] bool has_failure() const noexcept override { return has_failure_.load(std::memory_order_acquire); }
 
   void progress() noexcept { progress_.fetch_add(1, std::memory_order_relaxed); }
-  /// Static text.
+  /// `phase` must be a string literal or other static text.
   void set_phase(const char* phase) noexcept { phase_.store(phase, std::memory_order_relaxed); }
 
   void notice(const Snapshot& snapshot, bool is_heartbeat) override;
@@ -214,12 +218,12 @@ class GroupPulse final : public sync::Pulse, public GroupDirectory::Watcher {
   std::atomic<std::uint32_t> awaited_{0};
   std::atomic<const char*> phase_{sync::between_calls};
 
-  ForkMutex own_mutex_;  // of what follows: the name that is there
+  ForkMutex own_mutex_;  // guards the members below: the name in the directory
   std::optional<PulseName> published_;
 
   mutable ForkMutex failure_mutex_;
   std::optional<Error> failure_;
-  bool is_untold_ = false;  // the failure is not in the directory
+  bool is_untold_ = false;  // the failure is not yet in the directory
   std::atomic<bool> has_failure_{false};
 };
 

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rendezvous of a file group: how processes that know a directory, a key and their rank become a job. Its steps are
-// those of src/rendezvous/session.hpp; here a line is made of files in meeting-KEY/ (names.hpp):
+// The rendezvous of a file group: processes that know a directory, a key and their rank become a job. Its steps are
+// those of src/rendezvous/session.hpp; here a line consists of files in meeting-KEY/ (names.hpp):
 //
 //  1. Each rank makes a random token. Its hello is a file with the token in its name.
-//  2. Rank 0 lists, and calls: one file with all tokens that it sees, another one whenever it sees more. Hellos of
-//     processes that are proved dead are removed.
-//  3. A rank that finds its own token in a call answers "here": that is a line. The files of an earlier job do not
-//     answer, and its calls do not have this rank's token, so that neither is taken for a live rank.
-//  4. Each further message is a numbered file: one per rank to rank 0, one for all ranks from it.
-//  5. The part of rank 0 is the job's nonce and directory, in which each rank then tells which process it is. All meet
-//  in
-//     a first barrier of the group, and then remove their files.
-// A line ends if the process at its other end is proved dead; one of another host is missed at the deadline.
+//  2. Rank 0 lists the directory and writes a call: one file with all tokens that it has found. It writes another call
+//     whenever it finds more. Hellos of processes that are proved dead are removed.
+//  3. A rank that finds its own token in a call answers with a "here" file, which completes a line. Files of an earlier
+//     job do not answer, and its calls do not have this rank's token. So neither is taken for a live rank.
+//  4. Each further message is a numbered file: one per rank to rank 0, and one for all ranks from it.
+//  5. Rank 0 contributes the job's nonce and directory. Each rank then writes its process identity into that directory.
+//     All ranks enter a first barrier of the group, and then remove their rendezvous files.
+// A line ends if the process at its other end is proved dead. The loss of a process on another host is detected at the
+// deadline.
 
 #include <fmt/core.h>
 #define XXH_INLINE_ALL
@@ -53,8 +53,8 @@ std::string where(const MeetingName& name) {
   return fmt::format("host {}, pid {}", name.writer.host, name.writer.pid);
 }
 
-/// Makes a directory that another process may be removing at this moment, and a first file in it. Others may know its
-/// name before it exists: where they have put a link, nothing is written behind that.
+/// Makes a directory that another process may be removing at this moment, and a first file in it. Other users may know
+/// the name before it exists: if they have put a symbolic link there, nothing is written through it.
 void enter(const std::string& directory, const std::string& file, std::span<const std::byte> bytes) {
   const std::string path = directory + "/" + file;
   for (int turn = 0;; ++turn) {
@@ -79,7 +79,7 @@ void enter(const std::string& directory, const std::string& file, std::span<cons
 
 class FileLine;
 
-/// This process's files in a meeting, removed with it, and the last listing.
+/// This process's rendezvous files, removed with this object, and the last listing.
 class Meeting final : public rendezvous::Transport {
  public:
   Meeting(WorkspaceDirectory workspace, const FileGroupOptions& options, rendezvous::Clock::time_point deadline)
@@ -94,7 +94,7 @@ class Meeting final : public rendezvous::Transport {
 
   rendezvous::Token open() override;
   std::vector<std::unique_ptr<rendezvous::Line>> arrivals() override;
-  /// The messages stay for ranks that have not read them yet, and become garbage when this process ends.
+  /// Keeps the messages for ranks that have not read them yet. They become garbage when this process ends.
   void give_up() noexcept override { own_files_.clear(); }
   void tell_all(std::span<rendezvous::Line* const>, const rendezvous::OutgoingPointer& message) override;
   [[nodiscard]] std::string trace_of(int rank) const override;
@@ -115,7 +115,8 @@ class Meeting final : public rendezvous::Transport {
     name.writer = os::own_identity();
     return meeting_file_name(name);
   }
-  /// A call that this rank has not read before, and that has its token; `except`: a rank 0 that has called it already.
+  /// Returns a call with this rank's token that this rank has not read before. `except` is a rank 0 that has already
+  /// called it.
   std::optional<MeetingName> next_call(const std::string& except);
 
   const WorkspaceDirectory workspace_;
@@ -126,24 +127,24 @@ class Meeting final : public rendezvous::Transport {
   Pauses pauses_{workspace_.is_network};
   std::vector<std::string> own_files_;
   std::vector<std::pair<std::string, MeetingName>> seen_;
-  // Rank 0's.
+  // Used by rank 0.
   std::set<std::string> called_;
   std::set<std::string> answered_;
   std::uint64_t calls_ = 1;
   std::uint64_t told_ = 0;
-  // The others'.
+  // Used by the other ranks.
   std::set<std::string> read_;
   int rank_ = 0;
 };
 
-/// `mine` and `theirs` name the messages of this process and of the other one, but for their numbers.
+/// `mine` and `theirs` are the names of messages in each direction, without their numbers.
 class FileLine final : public rendezvous::Line {
  public:
   FileLine(Meeting& meeting, MeetingName mine, MeetingName theirs, rendezvous::Message first)
       : meeting_(meeting), mine_(std::move(mine)), theirs_(std::move(theirs)), first_(std::move(first)) {}
 
   void send(const rendezvous::OutgoingPointer& message) override {
-    // Rank 0 sends to all by tell_all(), and its call stands for Word::heard.
+    // Rank 0 sends to all ranks with tell_all(), and its call serves as Word::heard.
     if (mine_.kind == Kind::said) return;
     meeting_.write(mine_, message->bytes);
     ++mine_.number;
@@ -163,9 +164,9 @@ class FileLine final : public rendezvous::Line {
   Meeting& meeting_;
   MeetingName mine_;
   MeetingName theirs_;
-  std::optional<rendezvous::Message> first_;  // precedes all files
+  std::optional<rendezvous::Message> first_;  // precedes the messages in files
   std::optional<End> end_;
-  bool is_dead_ = false;  // before the last listing
+  bool is_dead_ = false;  // was proved dead before the last listing
   rendezvous::Clock::time_point proved_;
 };
 
@@ -178,7 +179,7 @@ std::optional<rendezvous::Message> FileLine::next(const rendezvous::Limits& limi
       meeting_.seen_, file, [](const auto& item) -> auto& { return item.first; });
   if (found == meeting_.seen_.end()) {
     if (is_dead_) end_ = End{.words = "its process has ended"};
-    // Its last file may be younger than the listing.
+    // The process may have written its last file after the listing.
     if (!is_dead_ && rendezvous::Clock::now() - proved_ > between_proofs) {
       is_dead_ = os::life_of(theirs_.writer) == os::Life::dead;
       if (is_dead_) meeting_.look();
@@ -207,7 +208,7 @@ void FileLine::check_clash() {
                                 "own, and each job a key of its own",
                                 where(theirs_), where(*other)),
                     {.rank = 0, .pid = other->writer.pid, .host = other->writer.host});
-  // The other rank 0 must end, too; the first one receives the failure as usual.
+  // The second rank 0 must fail, too; the first one receives the failure as usual.
   meeting_.write(
       {.kind = Kind::here, .rank = meeting_.rank_, .token = meeting_.token_, .first_token = other->first_token}, {});
   meeting_.write({.kind = Kind::told, .token = meeting_.token_, .first_token = other->first_token},
@@ -220,7 +221,7 @@ Meeting::~Meeting() {
     for (const std::string& file : own_files_) os::remove_file(path_ + "/" + file);
     os::remove_empty_directory(path_);
   } catch (const std::exception&) {
-    // A clean-up finds them by the process in their names.
+    // The next clean-up identifies them by the process in their names.
   }
 }
 
@@ -229,7 +230,7 @@ void Meeting::look() {
   try {
     entries = fresh_listing(path_, workspace_.is_network);
   } catch (const Error& error) {
-    // A network file system has dropped its handle of the directory. The last listing counts until the next look.
+    // A network file system has dropped its handle of the directory. The last listing remains valid until the next one.
     if (error.os_error() == ESTALE && rendezvous::Clock::now() < deadline_) return;
     throw;
   }
@@ -240,7 +241,7 @@ void Meeting::look() {
 
 void Meeting::wait(std::span<rendezvous::Line* const> lines, milliseconds longest) {
   if (longest <= milliseconds(0)) return look();
-  // A rank that has not been called looks when it tries again.
+  // A rank that has not been called lists the directory when it tries again.
   if (lines.empty() && rank_ != 0) return std::this_thread::sleep_for(longest);
   pauses_.sleep();
   look();
@@ -270,7 +271,7 @@ rendezvous::Token Meeting::open() {
   return token_of_key_;
 }
 
-/// Makes a new call if there are new hellos.
+/// Writes a new call if there are new hellos.
 void Meeting::call(const std::map<std::string, MeetingName>& hellos) {
   bool is_new = false;
   for (const auto& [token, name] : hellos) is_new = called_.insert(token).second || is_new;
@@ -344,7 +345,7 @@ std::optional<MeetingName> Meeting::next_call(const std::string& except) {
       const std::string_view tokens(reinterpret_cast<const char*>(bytes.data()), bytes.size());
       if (tokens.find(token_ + "\n") != std::string_view::npos) return name;
     } catch (const Error& error) {
-      if (error.kind() != ErrorKind::not_found) throw;  // else its rank 0 has given up
+      if (error.kind() != ErrorKind::not_found) throw;  // not_found: the rank 0 of that call has given up
     }
   }
   return std::nullopt;
@@ -394,7 +395,7 @@ Job meet(const WorkspaceDirectory& workspace, const FileGroupOptions& options, m
     return workspace.path + "/" + file_name({.kind = NameKind::job, .job = job_text(nonce)});
   };
   try {
-    // The part of each rank is its identity, behind the nonce on rank 0.
+    // Each rank contributes its identity; on rank 0 the nonce precedes it.
     const std::vector<rendezvous::Member> members = session->round(
         [&] {
           rendezvous::Part part;
@@ -402,7 +403,7 @@ Job meet(const WorkspaceDirectory& workspace, const FileGroupOptions& options, m
           if (options.rank == 0) {
             os::random_bytes(job.nonce);
             job.directory = directory_of(job.nonce);
-            // With a name in it at once, by which a clean-up finds its owner.
+            // The first file has the owner's name in it, so that a clean-up can identify the owner.
             enter(job.directory, member_name(0, os::own_identity()), {});
             part.payload.assign(job.nonce.begin(), job.nonce.end());
           }

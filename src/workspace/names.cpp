@@ -17,7 +17,7 @@ namespace {
 constexpr std::size_t job_digits = 32;
 constexpr std::size_t random_digits = 16;
 
-// What a name says, and the name, by one text for both ways.
+// One format string per kind of name serves to build and to parse it.
 
 // In the order of the kinds. %j: job, %r: rank, %n: number of ranks, %g: generation, %x: random digits, %w: writer.
 constexpr std::array<std::string_view, 9> forms = {
@@ -42,8 +42,7 @@ void use_field(AnyName& name, char field, Use& use) {
   use.writer(name.writer);
 }
 
-// In a meeting. %v: version, %r: rank, %s: size, %c: a number that counts up, %t: token, %f: rank 0's token, %w:
-// writer.
+// The names in a meeting. %v: version, %r: rank, %s: size, %c: a counter, %t: token, %f: rank 0's token, %w: writer.
 constexpr std::array<std::string_view, 5> meeting_forms = {
     "hello-%v-%r-%s-%t@%w", "call-%f-%c@%w", "here-%f-%r-%t@%w", "told-%f-%t-%c@%w", "said-%f-%c@%w",
 };
@@ -82,7 +81,7 @@ struct Parser {
   std::string_view behind = {};
 };
 
-/// Hands the form's words and fields to `use`, in their order.
+/// Passes the literal parts and the fields of the format to `use`, in their order.
 template <class Use, class UseField>
 void walk(std::string_view form, Use& use, const UseField& use_field) {
   for (std::size_t at = 0; at < form.size();) {

@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The names in a workspace: built and parsed here and nowhere else. No name is ever used twice (but for one whose write
-// failed), so that no cache between a rank and the directory can show old bytes under a current name.
+// Builds and parses all names in a workspace. A name is never used twice, except after a failed write. So a cache
+// between a rank and the directory cannot return old bytes under a current name.
 //
-//   muster-workspace.json                         the mark: this directory is a workspace, of which version
+//   muster-workspace.json                         the marker file: this directory is a workspace of a certain version
 //   state-JOB-rR-ofN-gG.h5                        rank R's state of generation G of the job of N ranks (NFSWorkspace)
-//   kept-JOB-rR-ofN-gG.h5                         what rank R gave to gather number G, left for inspection
-//   exchange-JOB-rR-ofN-gG@WRITER.h5              likewise, gone when the first rank has it
+//   kept-JOB-rR-ofN-gG.h5                         rank R's tensors for gather number G, kept for inspection
+//   exchange-JOB-rR-ofN-gG@WRITER.h5              the same, deleted when the root has read it
 //   token-JOB-rR-RANDOM@WRITER                    proves that two ranks see one directory
-//   .probe-RANDOM@WRITER                          made and removed at once: makes a server show what is new
-//   .growing-RANDOM@WRITER                        a file that has not got its name yet
+//   .probe-RANDOM@WRITER                          made and removed at once: makes a server show new files
+//   .growing-RANDOM@WRITER                        a file that does not have its final name yet
 //   job-JOB/                                      a file group: rounds, messages, heartbeats (below)
-//   meeting-KEY/                                  where the ranks of a file group find each other
+//   meeting-KEY/                                  the rendezvous of the ranks of a file group
 //
-// JOB is a group's nonce (32 hexadecimal digits), KEY 16 digits, RANDOM 16 digits. WRITER is HOST,BOOT,PID,START,SPACE:
-// which process it was (os/process.hpp), so that what it left behind can be proved to be nobody's.
+// JOB is a group's nonce (32 hexadecimal digits), KEY has 16 digits, RANDOM has 16 digits. WRITER is
+// HOST,BOOT,PID,START,SPACE. It identifies the process (os/process.hpp), so that leftovers of a dead process can be
+// recognised.
 
 #include <charconv>
 #include <cstddef>
@@ -31,43 +32,43 @@
 namespace muster::workspace {
 
 enum class NameKind : std::uint8_t { mark, state, kept, exchange, token, probe, growing, job, meeting };
-/// "state", "file group": for people.
+/// Returns text for messages, such as "state" or "file group".
 std::string_view to_string(NameKind kind) noexcept;
 
-/// What a name says. Fields that its kind has not stay as they are.
+/// The fields of a name. Fields that do not apply to its kind keep their defaults.
 struct Name {
   NameKind kind = NameKind::mark;
   std::string job = {};                            ///< 32 digits
-  int rank = -1;                                   ///< -1: none
-  int world_size = 0;                              ///< 0: none
-  std::uint64_t generation = 0;                    ///< of state, kept and exchange
+  int rank = -1;                                   ///< -1: not in the name
+  int world_size = 0;                              ///< 0: not in the name
+  std::uint64_t generation = 0;                    ///< state, kept and exchange only
   std::string random = {};                         ///< 16 digits; the key of a meeting
-  std::optional<os::ProcessIdentity> writer = {};  ///< of exchange, token, probe, growing
+  std::optional<os::ProcessIdentity> writer = {};  ///< exchange, token, probe and growing only
   friend bool operator==(const Name&, const Name&) = default;
 };
 
-/// The file name (no directory). Pure.
+/// Returns the file name without a directory. Pure.
 std::string file_name(const Name& name);
-/// None where it is not one of ours. file_name(*parse_name(n)) == n. Pure.
+/// Returns nullopt if the name is not Muster's. file_name(*parse_name(n)) == n. Pure.
 std::optional<Name> parse_name(std::string_view file_name);
 
-/// The generations of which each rank of a job is among its states. Pure.
+/// Returns the generations for which `states` has a state of every rank of the job. Pure.
 std::set<std::uint64_t> common_generations(std::span<const Name> states, int world_size);
 
-// Fresh names of this process.
+// Make names that this process has not used yet.
 std::string growing_name();
 std::string probe_name();
 
-/// 32 digits.
+/// Returns 32 digits.
 std::string job_text(const SyncGroup::Nonce& nonce);
-/// None where these are not 32 digits.
+/// Returns nullopt if the text is not 32 digits.
 std::optional<SyncGroup::Nonce> parse_job(std::string_view text);
 
 using os::identity_text;
 using os::parse_identity;
 
-/// Takes a name apart from left to right. Every value has one spelling, so that a name that was taken apart can be put
-/// together again. Once something does not fit, nothing more is taken.
+/// Parses a name from left to right. Every value has exactly one spelling, so a parsed name can be rebuilt. After the
+/// first mismatch nothing more is read.
 class NameReader {
  public:
   explicit NameReader(std::string_view text) : text_(text) {}
@@ -85,7 +86,7 @@ class NameReader {
     text_.remove_prefix(digits);
     return *this;
   }
-  /// Decimal digits without leading zeros.
+  /// Reads decimal digits without leading zeros.
   template <class T>
   NameReader& number(T& target) {
     ok_ = ok_ && !text_.empty();
@@ -99,7 +100,7 @@ class NameReader {
     text_.remove_prefix(length);
     return *this;
   }
-  /// All before `end`, which is what the text ends with.
+  /// Reads the rest of the name before the suffix `end`.
   NameReader& rest(std::string& target, std::string_view end = {}) {
     ok_ = ok_ && text_.ends_with(end);
     if (!ok_) return *this;
@@ -107,7 +108,7 @@ class NameReader {
     text_.remove_prefix(target.size());
     return *this;
   }
-  /// Likewise, which is who wrote the file.
+  /// Reads the rest of the name before the suffix `end`, as the process that wrote the file.
   NameReader& writer(os::ProcessIdentity& target, std::string_view end = {}) {
     std::string text;
     rest(text, end);
@@ -123,28 +124,29 @@ class NameReader {
   bool ok_ = true;
 };
 
-// The names in the directory of a file group, and in that of a meeting. What can be told by a name needs no file to be
-// opened: most of these are empty.
+// The names in the directory of a file group, and in that of a meeting. Most of these files are empty: a name carries
+// the information, so no file needs to be opened.
 //
-// In job-JOB/ (K: number of the group in the job, R: a rank, N: counts up, L: length in bytes):
-//   member-R@WRITER                       which process rank R is
-//   beat-R-N                              rank R lived when it renamed the last one to this
-//   gone-R                                rank R will not look in here again
-//   gK.pulse-R-N-PROGRESS-AWAITED-PHASE   what rank R is in, and whether it gets on
+// In job-JOB/ (K: number of the group in the job, R: a rank, N: a counter, L: length in bytes):
+//   member-R@WRITER                       the process of rank R
+//   beat-R-N                              the heartbeat of rank R, which renames the previous one to this name
+//   gone-R                                rank R will not list this directory again
+//   gK.pulse-R-N-PROGRESS-AWAITED-PHASE   the current step of rank R, and its progress
 //   gK.round-N-R-L                        rank R's record of a round
-//   gK.all-N-L                            all ranks' records of it, by rank 0
+//   gK.all-N-L                            all ranks' records of the round, written by rank 0
 //   gK.message-FROM-TO-SUBJECT-N-L
 //   gK.failed                             the group's first failure
 //   gK.left-R                             rank R has destroyed the group
 //
 // In meeting-KEY/ (T: a random token, T0 that of rank 0):
-//   hello-VERSION-R-SIZE-T@WRITER         rank R is here
-//   call-T0-N@WRITER                      rank 0 asks: which of these tokens live?
+//   hello-VERSION-R-SIZE-T@WRITER         rank R has arrived
+//   call-T0-N@WRITER                      rank 0 asks the processes with these tokens to answer
 //   here-T0-R-T@WRITER                    rank R's answer
 //   told-T0-T-N@WRITER                    message N of that rank to rank 0
 //   said-T0-N@WRITER                      message N of rank 0 to all ranks
 
-// In a job's directory. The functions that end in _prefix give all of a name but what the reader does not know yet.
+// Names in a job's directory. The functions that end in _prefix return the part of a name that the reader knows in
+// advance.
 std::string member_name(int rank, const os::ProcessIdentity& writer);
 std::string beat_prefix(int rank);
 std::string gone_name(int rank);
@@ -152,46 +154,48 @@ std::string pulse_prefix(int group, int rank);
 struct PulseName {
   std::uint64_t number = 0;
   std::uint64_t progress = 0;
-  std::uint32_t awaited = 0;  ///< a rank, and 1; 0: none
+  std::uint32_t awaited = 0;  ///< the awaited rank plus 1; 0: none
   std::string phase;
 };
 std::string pulse_name(int group, int rank, const PulseName& pulse);
 std::string round_prefix(int group, std::uint64_t number, int rank);
 std::string all_prefix(int group, std::uint64_t number);
-/// `number`: of the packets from one rank to another, in their order.
+/// `number` counts the packets from one rank to another.
 std::string message_prefix(int group, int from, int to, std::uint64_t number);
 std::string failed_name(int group);
 std::string left_name(int group, int rank);
-/// "gK.": all of a group's names.
+/// "gK.", the prefix of all names of a group.
 std::string group_prefix(int group);
 
-/// A name whose whole rest behind its prefix is a number,
+/// Returns `prefix` followed by a number.
 std::string numbered(const std::string& prefix, std::uint64_t number);
-/// and that number. None where it is none.
+/// Returns that number; nullopt if the rest of the name is not a number.
 std::optional<std::uint64_t> number_behind(std::string_view name, std::string_view prefix);
-/// The rest of a pulse's name.
+/// Parses the rest of a pulse's name.
 std::optional<PulseName> pulse_behind(std::string_view name, std::string_view prefix);
 
-/// Whether a file in a job's directory is the group's: of the names above, or on its way to one.
+/// Whether a file in a job's directory belongs to the group: it has one of the names above, or is growing and will get
+/// one.
 bool is_group_file(std::string_view name);
 
-/// What a name in a meeting says.
+/// The fields of a name in a meeting.
 struct MeetingName {
   enum class Kind : std::uint8_t { hello, call, here, told, said };
   Kind kind = Kind::hello;
-  int version = 0;               ///< of hello
-  int rank = 0;                  ///< of hello, here
-  int size = 0;                  ///< of hello
-  std::uint64_t number = 0;      ///< of call, told, said
-  std::string token = {};        ///< of hello, here, told
-  std::string first_token = {};  ///< of call, here, told, said
+  int version = 0;               ///< hello only
+  int rank = 0;                  ///< hello and here
+  int size = 0;                  ///< hello only
+  std::uint64_t number = 0;      ///< call, told and said
+  std::string token = {};        ///< hello, here and told
+  std::string first_token = {};  ///< call, here, told and said
   os::ProcessIdentity writer = {};
 };
 std::string meeting_file_name(const MeetingName& name);
 std::optional<MeetingName> parse_meeting_name(std::string_view name);
-/// Who wrote a file in a meeting, be it under one of these names or on its way to one; none: it is not Muster's.
+/// Returns the process that wrote a file in a meeting, under its final or its growing name; nullopt if the file is not
+/// Muster's.
 std::optional<os::ProcessIdentity> meeting_writer(std::string_view name);
-/// The process of a member's name, and its rank.
+/// The process and the rank in a member's name.
 struct MemberName {
   int rank = 0;
   os::ProcessIdentity writer;

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// NFSWorkspace: each rank's states in a directory that all ranks see.
+// NFSWorkspace: each rank's states in a directory that all ranks can access.
 //
-//  1. Writing: a state file grows under a growing name and gets the name of its rank and generation in one step. A
-//     rank's generations grow, so no name is used twice; only that of a write which failed is.
-//  2. Then earlier generations of this rank go, but those to keep. What all ranks have is seen by names. Below the
-//     newest generation of the slowest rank nothing new can appear, and only what lies there goes: so ranks that
-//     remove at the same moment, each by its own listing, cannot take the last common one from each other.
-//  3. Reading: the directory is listed (with a probe before it if other hosts write there), and the newest name that
-//     fits is opened. If it has gone meanwhile, the rank has written more: listed again. What looks old, short or
-//     stale is tried again until the deadline (discovery.hpp).
+//  1. Writing: a state file is written under a temporary name, and then gets the name of its rank and generation in one
+//     step. A rank's generations increase, so no name is used twice, except after a failed write.
+//  2. After a write, earlier generations of this rank are deleted, except those to keep. File names show which
+//     generations all ranks have. No file can appear below the newest generation of the slowest rank, and only files
+//     below it are deleted. So ranks that delete at the same moment, each by its own listing, cannot delete each
+//     other's last common generation.
+//  3. Reading: the directory is listed (after a probe if other hosts write there), and the newest matching name is
+//     opened. If it is missing by then, the rank has written a newer state, and the directory is listed again. Files
+//     that look old, short or stale are retried until the deadline (discovery.hpp).
 
 #include <fmt/core.h>
 
@@ -32,7 +33,7 @@
 
 namespace muster {
 
-/// One rank's last generation in one directory, whatever object wrote it.
+/// One rank's last generation in one directory, whichever object wrote it.
 struct detail::WorkspaceGenerations {
   std::optional<std::uint64_t> last;
   bool is_network = false;
@@ -60,7 +61,7 @@ std::shared_ptr<detail::WorkspaceGenerations> generations_of(SyncGroup& group,
   return generations;
 }
 
-/// The states that a listing shows, of all ranks of a job (empty: of all jobs), by generation.
+/// Returns the states in a listing, of all ranks of a job (empty: of all jobs), by generation.
 std::vector<Name> states_in(const std::string& path, bool is_network, const std::string& job) {
   std::vector<Name> states;
   for (const os::DirectoryEntry& entry : workspace::fresh_listing(path, is_network)) {
@@ -71,7 +72,7 @@ std::vector<Name> states_in(const std::string& path, bool is_network, const std:
   return states;
 }
 
-/// The state of a rank that is asked for: of each job the newest that fits, of several jobs the one written last.
+/// Selects a rank's state: the newest match of each job, and of several jobs the one written last.
 std::optional<Name> choose(const std::string& path, const std::vector<Name>& states, int rank,
                            const WorkspaceQuery& query) {
   std::map<std::string, std::vector<Name>> jobs;
@@ -89,7 +90,7 @@ std::optional<Name> choose(const std::string& path, const std::vector<Name>& sta
     if (newest == its_states.rend()) continue;
     if (jobs.size() > 1) {
       const auto status = os::file_status(path + "/" + workspace::file_name(*newest));
-      // Its rank has written more: listed again.
+      // The rank has written a newer state: list again.
       if (!status) throw os::errno_error("looking at the state", ENOENT, path + "/" + workspace::file_name(*newest));
       if (chosen && status->changed <= written) continue;
       written = status->changed;
@@ -99,7 +100,7 @@ std::optional<Name> choose(const std::string& path, const std::vector<Name>& sta
   return chosen;
 }
 
-/// One rank of each host: the first.
+/// Whether this rank cleans up for its host: the first rank of each host does.
 bool sweeps(const SyncGroup& group) {
   const std::string& host = group.info(group.rank()).host;
   for (int rank = 0; rank < group.rank(); ++rank)
@@ -174,7 +175,7 @@ std::uint64_t NFSWorkspace::write_configs_and_weights(const Config& config, std:
   try {
     write_state_file(path, own ? own->config : config, weights, options);
   } catch (...) {
-    // Syncing the directory may be what failed: then the state has its name.
+    // If syncing the directory was the failure, the state already has its final name.
     forget(path);
     throw;
   }
@@ -185,9 +186,9 @@ std::uint64_t NFSWorkspace::write_configs_and_weights(const Config& config, std:
 
 void NFSWorkspace::forget_earlier() const {
   try {
-    // An old listing shows too little of the others: then less goes.
+    // An old listing shows fewer files of other ranks, so less is deleted.
     const std::vector<Name> states = states_in(path_, false, workspace::job_text(group_->nonce()));
-    std::map<int, std::uint64_t> newest;  // of each rank
+    std::map<int, std::uint64_t> newest;  // by rank
     std::vector<Name> own;
     for (const Name& state : states) {
       newest[state.rank] = state.generation;
@@ -206,7 +207,7 @@ void NFSWorkspace::forget_earlier() const {
         os::remove_file(path_ + "/" + workspace::file_name(state));
     }
   } catch (const Error&) {
-    // The new state is there; the earlier ones go with the next.
+    // The new state exists; the next write deletes the earlier ones.
   }
 }
 
@@ -220,7 +221,7 @@ std::optional<WorkspaceState> NFSWorkspace::read_configs_and_weights_from_rank(i
   const workspace::Patience patience{
       .deadline = os::Clock::now() + sync::timeout_of(options_.timeout, group_->timeout()),
       .check = [&] { group_->progress(); }};
-  // Any path in the directory: patience is with the directory.
+  // Any path in the directory will do: patiently() only needs its file system.
   workspace::patiently(path_ + "/states", patience, [&] {
     std::vector<Name> states;
     try {

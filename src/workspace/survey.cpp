@@ -24,14 +24,15 @@ bool is_directory_kind(NameKind kind) noexcept {
   return kind == NameKind::job || kind == NameKind::meeting;
 }
 
-/// What is in the directory of a file group or a meeting, and whether one of its processes may live.
+/// Counts the contents of the directory of a file group or a meeting, and determines whether one of its processes may
+/// live.
 void look_inside(const std::string& path, SurveyEntry& entry) {
   std::set<int> gone;
   std::vector<std::pair<int, os::Life>> writers;
   entry.bytes = 0;
   entry.files = 0;
   for (const os::DirectoryEntry& file : os::list_directory(path)) {
-    // A removed file that somebody still has open: it goes by itself.
+    // A removed file that a process still has open: the client deletes it by itself.
     if (file.name.starts_with(".nfs") || file.name.starts_with(".fuse_hidden")) continue;
     if (const auto status = os::file_status(path + "/" + file.name)) {
       entry.bytes += status->is_regular ? status->bytes : 0;
@@ -50,7 +51,7 @@ void look_inside(const std::string& path, SurveyEntry& entry) {
       gone.insert(static_cast<int>(*rank));
     }
   }
-  // A rank that lives and has gone from here needs nothing of it.
+  // A rank that lives but has left the group needs no file of it.
   const auto is = [&](os::Life life) {
     return [&, life](const auto& writer) { return writer.second == life && !gone.contains(writer.first); };
   };
@@ -62,7 +63,7 @@ void look_inside(const std::string& path, SurveyEntry& entry) {
     entry.writer = !writers.empty() || entry.files == 0 ? os::Life::dead : os::Life::unknown;
 }
 
-/// None where it has gone meanwhile.
+/// Returns nullopt if the file has been removed in the meantime.
 std::optional<SurveyEntry> entry_of(const std::string& workspace, const os::DirectoryEntry& file) {
   const std::string path = workspace + "/" + file.name;
   const auto status = os::file_status(path);
@@ -87,7 +88,7 @@ std::optional<SurveyEntry> entry_of(const std::string& workspace, const os::Dire
   return entry;
 }
 
-/// None where it has gone meanwhile.
+/// Returns nullopt if the file has been removed in the meantime.
 std::optional<SurveyState> state_of(const std::string& workspace, SurveyEntry entry, const SurveyOptions& options) {
   SurveyState state;
   state.rank = entry.name->rank;
@@ -145,7 +146,7 @@ void conclude(SurveyJob& job) {
   const std::set<std::uint64_t> common = common_generations(complete, job.world_size);
   if (!common.empty()) job.common_generation = *common.rbegin();
   if (job.states.empty()) return;
-  // A name may claim any number of ranks.
+  // The world size comes from a file name, which may claim any number of ranks.
   for (int rank = 0; rank < job.world_size && job.missing_ranks.size() < most_missing; ++rank)
     if (!present.contains(rank)) job.missing_ranks.push_back(rank);
 }

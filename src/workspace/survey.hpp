@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What is in a workspace: one look at a directory, without changing anything in it; and which of its states are meant.
+// Surveys a workspace without changing it, and selects states in it.
 
 #include <chrono>
 #include <cstdint>
@@ -12,23 +12,24 @@
 
 namespace muster::workspace {
 
-/// Whether a directory is a workspace, and what its mark says.
+/// How a directory is recognised as a workspace.
 enum class Marked : std::uint8_t {
-  by_mark,   ///< the mark file is there and is of a version that this program knows
-  by_names,  ///< no mark, or an empty one, but files that only Muster names like that
-  empty,     ///< nothing in it
+  by_mark,   ///< it has a marker file of a version that this program knows
+  by_names,  ///< the marker is missing or empty, but some files have names that only Muster uses
+  empty,     ///< the directory is empty
 };
 
 /// One file, or the directory of a file group or a meeting.
 struct SurveyEntry {
   std::string file;                               ///< its name in the workspace
-  std::optional<Name> name;                       ///< none: not ours
-  std::uint64_t bytes = 0;                        ///< of a directory: of all that is in it
-  std::uint64_t files = 1;                        ///< of a directory: how many are in it
-  std::chrono::system_clock::time_point changed;  ///< by the server's clock; of a directory: the newest in it
-  os::Life writer = os::Life::unknown;  ///< of kinds that name their writer; of a file group: dead where all of its
-                                        ///< ranks have left or are dead, alive where one is
-  std::string foreign = {};             ///< of a directory: a file in it that is not Muster's
+  std::optional<Name> name;                       ///< nullopt: the file is not Muster's
+  std::uint64_t bytes = 0;                        ///< for a directory: the total size of its files
+  std::uint64_t files = 1;                        ///< for a directory: the number of its files
+  std::chrono::system_clock::time_point changed;  ///< by the server's clock; for a directory: the newest change in it
+  /// only for kinds that name their writer; a file group is dead if all ranks have left or are dead, and alive if one
+  /// lives
+  os::Life writer = os::Life::unknown;
+  std::string foreign = {};  ///< for a directory: a file in it that is not Muster's
 };
 
 /// A state file of a rank: `state` or `kept`.
@@ -37,25 +38,25 @@ struct SurveyState {
   int rank = 0;
   int world_size = 1;
   std::uint64_t generation = 0;
-  bool complete = false;           ///< the commit mark is there and right, and says what the name says
+  bool complete = false;           ///< the commit mark is present and correct, and agrees with the file name
   std::string problem;             ///< why it is not complete
-  std::uint64_t tensors = 0;       ///< of a complete one
+  std::uint64_t tensors = 0;       ///< only if the state is complete
   std::uint64_t tensor_bytes = 0;  ///< uncompressed
   bool compressed = false;
 };
 
-/// What one job has in the workspace.
+/// The files of one job in the workspace.
 struct SurveyJob {
   std::string nonce;                              ///< 32 digits
-  int world_size = 0;                             ///< the largest that its files name
+  int world_size = 0;                             ///< the largest one in the names of its files
   std::vector<SurveyState> states;                ///< sorted by rank, then generation
-  std::vector<SurveyState> kept;                  ///< likewise; generation is the gather's number
+  std::vector<SurveyState> kept;                  ///< sorted like `states`; the generation is the gather's number
   std::vector<SurveyEntry> passing;               ///< exchange files, tokens, the file group's directory
-  std::uint64_t bytes = 0;                        ///< of all of these
-  std::chrono::system_clock::time_point changed;  ///< of the newest of these
-  /// Ranks of which no complete state is there; empty where all have one.
+  std::uint64_t bytes = 0;                        ///< of all of the files above
+  std::chrono::system_clock::time_point changed;  ///< the newest change of these files
+  /// Ranks without a complete state; empty if each rank has one.
   std::vector<int> missing_ranks;
-  /// The newest generation of which every rank has a complete state.
+  /// The newest generation for which every rank has a complete state.
   std::optional<std::uint64_t> common_generation;
 };
 
@@ -64,33 +65,33 @@ struct Survey {
   Marked marked = Marked::by_mark;
   std::vector<SurveyJob> jobs;         ///< newest first
   std::vector<SurveyEntry> temporary;  ///< growing files, probes, meetings
-  std::vector<SurveyEntry> foreign;    ///< what is not ours
-  std::uint64_t bytes = 0;             ///< of all, foreign ones counted
+  std::vector<SurveyEntry> foreign;    ///< files that are not Muster's
+  std::uint64_t bytes = 0;             ///< of all files, including foreign ones
   std::uint64_t files = 0;
 };
 
 struct SurveyOptions {
-  /// Look into each state's commit mark and catalogue (two reads). False: names and sizes only; then `complete` is what
-  /// the name promises.
+  /// If true, each state's commit mark and catalogue are read (two reads). If false, only names and sizes are used, and
+  /// `complete` is derived from the name.
   bool open_states = true;
 };
 
-/// Throws Error(not_found) where there is no such directory, Error(argument) where it is a file, or a directory that
-/// is no workspace (the words name what is in it), Error(version) where a newer Muster marked it, Error(corrupt) on a
-/// mark that is damaged, Error(io). Files that go away meanwhile are left out; a damaged state is an entry with a
-/// problem, not an error. Never writes.
+/// Surveys the directory and never writes. Throws Error(not_found) if the directory does not exist, Error(argument) if
+/// the path is a file or is not a workspace (the message names a file in it), Error(version) if a newer Muster made the
+/// marker, Error(corrupt) if the marker is damaged, and Error(io). Files that disappear during the survey are left out.
+/// A damaged state is an entry with a problem, not an error.
 Survey survey(const std::string& path, const SurveyOptions& options = {});
 
-// The states of a workspace as one thing: which job, which ranks, which generation.
+// Selects states of a workspace: one job, some ranks, one generation.
 
-/// What of a workspace is meant.
+/// The criteria for the selection.
 struct StateChoice {
-  std::optional<int> rank = {};                  ///< this one alone
-  std::optional<std::uint64_t> generation = {};  ///< none: the newest complete one
-  std::string job = {};                          ///< how its nonce begins; empty: the only one that there is
+  std::optional<int> rank = {};                  ///< only this rank
+  std::optional<std::uint64_t> generation = {};  ///< nullopt: the newest complete generation
+  std::string job = {};                          ///< prefix of the nonce; empty: the only job in the workspace
 };
 
-/// A state that was chosen.
+/// A selected state.
 struct ChosenState {
   std::string path;
   int rank = 0;
@@ -100,19 +101,20 @@ struct ChosenState {
 struct ChosenStates {
   std::string job;                  ///< 32 digits
   int world_size = 0;               ///< of the job
-  std::vector<ChosenState> states;  ///< by rank
+  std::vector<ChosenState> states;  ///< sorted by rank
 };
 
-/// Whether a directory is a workspace: has its mark, or names that only a workspace has.
+/// Whether a directory is a workspace: it has the marker file, or names that only a workspace has.
 bool is_workspace_directory(const std::string& path);
 
-/// The newest complete state of each rank, whatever its generation: for whoever wants to see what there is. Throws as
-/// survey; Error(argument) where several jobs could be meant (they are named), Error(not_found) where there
-/// is no such job, rank or generation.
+/// Selects the newest complete state of each rank, even if their generations differ, for inspection. Throws as survey;
+/// Error(argument) if several jobs match (the message names them); Error(not_found) if the job, rank or step does not
+/// exist.
 ChosenStates choose_states(const std::string& workspace, const StateChoice& choice);
 
-/// The newest generation of which all ranks have a complete state, or the one that is asked for: what together is a
-/// model. Throws as choose_states; Error(not_found) where no generation is complete on all ranks (they are named).
+/// Selects the requested generation, or the newest one for which all ranks have a complete state, so that the states
+/// form one model. Throws as choose_states; Error(not_found) if no generation is complete on all ranks (the message
+/// names the missing ranks).
 ChosenStates choose_common_states(const std::string& workspace, const StateChoice& choice);
 
 }  // namespace muster::workspace

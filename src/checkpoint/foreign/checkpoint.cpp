@@ -48,7 +48,7 @@ std::vector<std::string> dcp_shard_files(const std::vector<std::string>& names) 
   return files;
 }
 
-/// Megatron's directory of iterations says which is the newest.
+/// Returns the newest iteration, which Megatron's directory of iterations records.
 std::optional<std::string> newest_iteration(const std::string& directory, const std::vector<std::string>& names) {
   constexpr std::string_view tracker = "latest_checkpointed_iteration.txt";
   constexpr std::uint64_t longest_tracker = 64;
@@ -57,7 +57,7 @@ std::optional<std::string> newest_iteration(const std::string& directory, const 
   std::string text = read_text(path, longest_tracker);
   text.erase(std::remove_if(text.begin(), text.end(), [](char c) { return c == '\n' || c == ' ' || c == '\r'; }),
              text.end());
-  // What was converted from another program's model is of no iteration.
+  // A model that was converted from another program belongs to no iteration.
   const bool is_release = text == "release";
   if (!is_release && (text.empty() || text.size() > 7 || text.find_first_not_of("0123456789") != std::string::npos))
     throw file_error(ErrorKind::corrupt, "reading", path, fmt::format("{} is no iteration", in_quotes(text)));
@@ -97,7 +97,7 @@ std::optional<Found> find_in_directory(const std::string& directory, const Direc
   if (found.empty() && std::ranges::any_of(names, is_part))
     throw file_error(ErrorKind::not_found, "reading", directory,
                      "it has parts of torch.distributed.checkpoint and no .metadata: the save did not end");
-  // What this program writes goes before what model hubs have beside it in the older format.
+  // Muster's own files take precedence over files in the older format that model hubs store beside them.
   const auto is_of_model = [&](const std::string& name) {
     if (!is_weight_name(name)) return is_index_name(name);
     const auto has_name = [&](const std::vector<std::string>& files) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Checkpoints that others' programs wrote, told by what is in their files: docs/checkpoints.md. Nothing of them is run.
+// Recognises and reads checkpoints of other programs by the contents of their files: docs/checkpoints.md. Nothing in
+// them is executed.
 
 #include <cstdint>
 #include <memory>
@@ -20,40 +21,40 @@ enum class Kind : std::uint8_t {
   torch,        ///< one file of torch.save
   torch_model,  ///< a directory with pytorch_model*.bin
   dcp,          ///< torch.distributed.checkpoint, Megatron's torch_dist
-  dcp_shards,   ///< its HuggingFaceStorageWriter's shard-*.safetensors
+  dcp_shards,   ///< shard-*.safetensors of its HuggingFaceStorageWriter
   fsdp,         ///< model_world_size_W_rank_R.pt
   ranks,        ///< files of ranks that a plan merges
-  deepspeed,    ///< ZeRO's optimizer states
+  deepspeed,    ///< optimizer states of ZeRO
 };
-/// "torch", "dcp" ...: what --json says.
+/// Returns "torch", "dcp" ..., the names in the output of --json.
 std::string_view kind_name(Kind kind) noexcept;
 
-/// What of a checkpoint is meant, where it cannot be told.
+/// Selects a part of a checkpoint if the files alone are ambiguous.
 struct Choice {
-  /// Of torch.save: the key that has the weights; of torch.distributed.checkpoint the first words of their names.
+  /// torch.save: the key of the weights. torch.distributed.checkpoint: the prefix of their names.
   std::string at = {};
-  /// Of files of ranks: their names, with {rank} for the number.
+  /// Files of ranks: their names, with {rank} for the number.
   std::string shards = {};
 };
 
-/// A checkpoint that has been recognised, not opened.
+/// A checkpoint that has been recognised, but not opened.
 struct Found {
   Kind kind = Kind::torch;
-  std::string path = {};                               ///< the file, or the directory that has the files
-  std::vector<std::string> files = {};                 ///< names in it
-  std::vector<std::vector<std::string>> by_rank = {};  ///< likewise, of ranks whose tensors a plan merges
-  int ranks = 0;                                       ///< whose tensors a plan has to merge; 0: it is whole
-  std::optional<ParallelLayout> layout = {};           ///< of the ranks, where their names say it
-  std::optional<Config> config = {};                   ///< the config.json beside them, if it is no HuggingFace one
+  std::string path = {};                               ///< the file, or the directory of the files
+  std::vector<std::string> files = {};                 ///< names in the directory
+  std::vector<std::vector<std::string>> by_rank = {};  ///< names in the directory, by rank, if a plan merges the ranks
+  int ranks = 0;                              ///< number of ranks that a plan must merge; 0: it is self-describing
+  std::optional<ParallelLayout> layout = {};  ///< the layout of the ranks, if file names give it
+  std::optional<Config> config = {};          ///< the config.json beside them, if it is not in Hugging Face's format
 };
-/// None if the path has no such checkpoint. Throws Error(argument) if a directory has two kinds, and what is missing
-/// of one: Error(not_found).
+/// Returns nullopt if the path has no such checkpoint. Throws Error(argument) if a directory has two kinds, and
+/// Error(not_found) if a part of one is missing.
 std::optional<Found> find_checkpoint(const std::string& path, const Choice& choice = {});
-/// Likewise, of a directory that has been listed.
+/// Searches as find_checkpoint, in a directory that has already been listed.
 std::optional<Found> find_in_directory(const std::string& directory, const DirectoryNames& listed,
                                        const Choice& choice);
 
-/// All tensors of a whole checkpoint, or those of a rank. What people should know goes to `notes`. Throws
+/// Opens all tensors of a self-describing checkpoint, or those of one rank. `notes` gets facts for the user. Throws
 /// Error(corrupt | unsupported | not_found | io), with the file.
 std::shared_ptr<const PartedTensors> open_checkpoint(const Found& found, int rank, const Choice& choice,
                                                      std::vector<std::string>& notes);

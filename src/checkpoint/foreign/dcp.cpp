@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Each part of a tensor is, whole, what torch.save writes, somewhere in a file: where its elements are in there is
-// known when it is first read.
+// Each part of a tensor is a complete torch.save archive somewhere in a file. The offset of its elements in the archive
+// is determined when it is first read.
 //
-// torch can write safetensors files instead. Their places in .metadata are wrong: there a part is found by its name,
-// and its place in the tensor stands in the file's own metadata.
+// torch can write safetensors files instead. Their offsets in .metadata are wrong. A part in them is found by its name,
+// and its position in the tensor is in the file's own metadata.
 
 #include "src/checkpoint/foreign/dcp.hpp"
 
@@ -51,13 +51,13 @@ BoxPlace locate_item(const formats::ReadAt& read, std::uint64_t bytes, DType dty
   return tensor.place_in(0);
 }
 
-/// A part is stored without the rest of a tensor that it was cut from, in an archive that adds some kB.
+/// A part is stored without the rest of the tensor from which it was cut, in an archive that adds some kB.
 std::uint64_t most_unpacked(DType dtype, const Shape& extents) {
   constexpr std::uint64_t archive_bytes = 1 << 20;
   return byte_size(dtype, extents) + archive_bytes;
 }
 
-/// Megatron says in a file of its own which format it is.
+/// Checks the format, which Megatron records in a separate file.
 void check_backend(const std::string& directory) {
   const std::string path = join_path(directory, "metadata.json");
   std::error_code error;
@@ -71,20 +71,20 @@ void check_backend(const std::string& directory) {
         fmt::format("its sharded_backend is {}; only torch_dist is read", in_quotes(backend->as_string())));
 }
 
-/// Where safetensors files that torch wrote for a save say that their tensors belong.
+/// Returns the positions of tensors that torch recorded in the safetensors files of a save.
 std::map<std::string, Shape> saved_offsets(const SafetensorsHeader& header) {
   const auto text = header.metadata.find("DCP_SHARDING_INFO");
   if (text == header.metadata.end()) throw Error(ErrorKind::corrupt, "its metadata has no DCP_SHARDING_INFO");
   std::map<std::string, Shape> offsets;
   const Config said = core::parse_tolerantly(text->second);
   for (const auto& [name, info] : said.as_object()) {
-    Shape& begin = offsets[name];  // that of a scalar has no numbers
+    Shape& begin = offsets[name];  // the offsets of a scalar are empty
     for (const Config& offset : info.at("saved_offsets").as_array()) begin.push_back(offset.as_int());
   }
   return offsets;
 }
 
-/// The parts in a safetensors file, or in one that follows other items of a save in their file.
+/// Adds the parts in a safetensors file, or in one that follows other items of a save in the same file.
 void add_safetensors(DcpPieces& pieces, const PartedTensors& tensors, std::uint32_t number, std::uint64_t begin) {
   const os::ReadableFile& file = tensors.file(number);
   with_file("reading", file.path(), [&] {
@@ -106,7 +106,7 @@ std::int64_t add_extents(std::int64_t a, std::int64_t b) {
   return sum;
 }
 
-/// Ranks that do not share out replicas store one each: the first rank's is used.
+/// Ranks that do not deduplicate replicas store one each: the first rank's is used.
 void add_pieces(PartedTensors& tensors, std::vector<DcpPiece> pieces) {
   const auto box = [](const DcpPiece& piece) { return std::tie(piece.begin, piece.spec.shape); };
   std::ranges::stable_sort(pieces, {}, box);
@@ -122,7 +122,7 @@ void add_pieces(PartedTensors& tensors, std::vector<DcpPiece> pieces) {
   }
 }
 
-/// The name without the prefix that was chosen; none if the tensor is not below it.
+/// Returns the name without the selected prefix; nullopt if the name does not have it.
 std::optional<std::string> name_below(const std::string& name, const std::string& at) {
   if (at.empty()) return name;
   if (!name.starts_with(at) || name.size() <= at.size() + 1 || name[at.size()] != '.') return std::nullopt;
@@ -219,7 +219,7 @@ std::shared_ptr<const PartedTensors> open_dcp_shards(const Found& found) {
     add_safetensors(pieces, *tensors, tensors->add_file(join_path(found.path, name)), 0);
   with_file("reading", found.path, [&] {
     for (const auto& [name, parts] : pieces) {
-      // Nobody says how large the whole is.
+      // The size of the whole tensor is not recorded.
       Shape shape(parts.front().begin.size(), 0);
       for (const DcpPiece& piece : parts)
         for (std::size_t i = 0; i < shape.size() && i < piece.begin.size(); ++i)

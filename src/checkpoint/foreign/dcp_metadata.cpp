@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Metadata has, of what counts here:
+// The relevant parts of the metadata:
 //
 //   state_dict_metadata {name: TensorStorageMetadata{properties, size, chunks [{offsets, sizes}]} | bytes}
-//   mcore_data {name: {nd_reformulated_orig_global_shape}}, of Megatron alone
+//   mcore_data {name: {nd_reformulated_orig_global_shape}}, Megatron only
 //   storage_data {MetadataIndex{fqn, offset}: _StorageInfo{relative_path, offset, length, transform_descriptors}}
 //
-// A chunk is found by its tensor's name and its offsets; neither list is in any order.
+// A chunk is identified by its tensor's name and its offsets; neither list is sorted.
 
 #include "src/checkpoint/foreign/dcp_metadata.hpp"
 
@@ -37,7 +37,8 @@ std::span<const Pickle::Ref> pairs_of(const Pickle& pickle, Pickle::Ref node, st
   return pickle.items(dict);
 }
 
-/// A torch.dtype among the properties, which are a tuple with it in front, or an object with it by name.
+/// Returns the torch.dtype among the properties, which are a tuple that begins with it, or an object with it as a
+/// member.
 DType dtype_of(const Pickle& pickle, Pickle::Ref properties) {
   Pickle::Ref dtype = properties;
   if (const auto state = pickle.state(properties)) {
@@ -54,7 +55,7 @@ DType dtype_of(const Pickle& pickle, Pickle::Ref properties) {
 }  // namespace
 
 void DcpMetadata::add_tensor(const Pickle& pickle, std::string_view name, Pickle::Ref node) {
-  if (!is_dcp(pickle, node, "TensorStorageMetadata")) return;  // bytes, which are never opened
+  if (!is_dcp(pickle, node, "TensorStorageMetadata")) return;  // bytes, which are never unpickled
   DcpTensor tensor;
   tensor.name = name;
   try {
@@ -117,7 +118,7 @@ void DcpMetadata::add(std::span<const std::byte> bytes) {
   const std::span<const Pickle::Ref> tensors = pairs_of(pickle, pickle.root(), "state_dict_metadata");
   for (std::size_t i = 0; i + 1 < tensors.size(); i += 2)
     if (pickle.is(tensors[i], PickleKind::text)) add_tensor(pickle, pickle.text(tensors[i]), tensors[i + 1]);
-  // What Megatron added while it cut tensors of its optimizer along all dimensions as one.
+  // Megatron adds this when it cuts tensors of its optimizer along all dimensions as one.
   if (const auto dict = pickle.find(pickle.root(), "mcore_data"); dict && pickle.is(*dict, PickleKind::dict)) {
     const std::span<const Pickle::Ref> added = pickle.items(*dict);
     for (std::size_t i = 0; i + 1 < added.size(); i += 2)
@@ -141,7 +142,7 @@ void DcpMetadata::finish() {
       refuse_foreign(fmt::format("tensor {}: its part at {} {}", in_quotes(tensor.name), to_string(begin), words));
     };
     if (twice != places.end()) refuse("is stored twice", twice->begin);
-    // Ranks that save without each other store a replica each: the first rank's is used.
+    // Ranks that save independently store a replica each: the first rank's is used.
     const auto box = [](const DcpChunk& chunk) { return std::tie(chunk.begin, chunk.extents); };
     std::ranges::sort(tensor.chunks, {}, box);
     const auto replicas = std::ranges::unique(tensor.chunks, {}, box);

@@ -15,30 +15,30 @@
 
 namespace muster::foreign {
 
-/// A part of a tensor and the stretch of a file that has it.
+/// A part of a tensor, and its range of a file.
 struct DcpChunk {
   Shape begin;
   Shape extents;
-  std::uint32_t file = 0;  ///< among the metadata's
+  std::uint32_t file = 0;  ///< index among the metadata's files
   std::uint64_t at = 0;
   std::uint64_t bytes = 0;
-  bool is_zstd = false;        ///< the stretch is a zstd stream
-  std::uint32_t metadata = 0;  ///< the file of metadata that names it
+  bool is_zstd = false;        ///< the range is a zstd stream
+  std::uint32_t metadata = 0;  ///< index of the metadata file that names it
 };
 struct DcpTensor {
   std::string name;
-  bool is_flattened = false;  ///< Megatron's flattened_range: its shape is not that of what was cut
+  bool is_flattened = false;  ///< Megatron's flattened_range: its shape differs from that of the tensor that was cut
   DType dtype = DType::u8;
   Shape shape;
   std::vector<DcpChunk> chunks;  ///< without those that have no elements
 };
 
-/// What the files of one save say together.
+/// The combined metadata of one save.
 class DcpMetadata {
  public:
-  /// Adds what one file says. Throws Error(corrupt | unsupported).
+  /// Adds one metadata file. Throws Error(corrupt | unsupported).
   void add(std::span<const std::byte> bytes);
-  /// Finds the place of every chunk. Throws Error(corrupt) if one is not stored.
+  /// Locates every chunk. Throws Error(corrupt) if one is not stored.
   void finish();
   [[nodiscard]] const std::vector<DcpTensor>& tensors() const noexcept { return tensors_; }
   [[nodiscard]] const std::vector<std::string>& files() const noexcept { return files_; }
@@ -48,11 +48,11 @@ class DcpMetadata {
   void add_place(const formats::Pickle& pickle, formats::Pickle::Ref key, formats::Pickle::Ref value);
 
   std::vector<DcpTensor> tensors_;
-  std::unordered_map<std::string, std::size_t> numbers_;  // of tensors
+  std::unordered_map<std::string, std::size_t> numbers_;  // tensors' indices by name
   std::vector<std::vector<DcpChunk>> places_;             // by tensor; without extents
   std::vector<std::string> files_;
   std::unordered_map<std::string, std::uint32_t> file_numbers_;
-  std::uint32_t added_ = 0;  // files of metadata
+  std::uint32_t added_ = 0;  // number of metadata files
 };
 
 }  // namespace muster::foreign

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where elements are, of W ranks:
+// Locations of elements, for W ranks:
 //
-//  - Stages 1 and 2: a group of parameters is one run, cut into W equal parts, a rank each. param_shapes of the model's
-//    file has the parameters of each group in their order. What is left at the end is padding: less than 2 W.
-//  - Stage 3: a rank's groups are one run. Each parameter takes ceil(elements / W) of each rank's, one after the other.
+//  - Stages 1 and 2: a group of parameters is one run, cut into W equal parts, one per rank. param_shapes of the
+//    model's file has the parameters of each group in their order. The remainder at the end is padding: less than 2 W
+//    elements.
+//  - Stage 3: a rank's groups are one run. Each parameter takes ceil(elements / W) of each rank's run, in sequence.
 //
-// Beside them: buffers, weights that are not trained, and other names of the same weights, all in the model's files.
+// Further data is in the model's files: buffers, weights that are not trained, and other names of the same weights.
 
 #include "src/checkpoint/foreign/deepspeed.hpp"
 
@@ -27,14 +28,14 @@ namespace {
 
 constexpr std::string_view optim_ending = "_optim_states.pt";
 
-/// A stretch of a rank's file.
+/// A range of a rank's file.
 struct FlatRun {
   std::uint32_t file = 0;
   std::uint64_t begin = 0;
   std::uint64_t elements = 0;
   StoredBytes stored = {};
 };
-/// Runs one after the other, as one.
+/// A sequence of runs, addressed as one.
 class FlatLine {
  public:
   void add(const FlatRun& run) {
@@ -43,7 +44,7 @@ class FlatLine {
     ends_.push_back(elements() + run.elements);
   }
   [[nodiscard]] std::uint64_t elements() const { return ends_.empty() ? 0 : ends_.back(); }
-  /// Adds boxes for the elements [from, from + count), the first of them at `to` of the tensor.
+  /// Adds boxes for the elements [from, from + count), the first of which is element `to` of the tensor.
   void add_boxes(PartedTensors& tensors, std::uint64_t from, std::uint64_t to, std::uint64_t count) const {
     if (from > elements() || count > elements() - from) refuse_foreign("it reaches past what the ranks have");
     for (auto at = static_cast<std::size_t>(std::ranges::upper_bound(ends_, from) - ends_.begin()); count != 0; ++at) {
@@ -88,7 +89,7 @@ class ZeroCheckpoint {
   using Ref = Pickle::Ref;
   [[nodiscard]] std::uint64_t ranks() const { return found_.files.size(); }
 
-  /// A number, or what an Enum is made of.
+  /// Returns a number, or the value of an Enum.
   static std::uint64_t number_of(const Pickle& pickle, Ref node, std::string_view what) {
     if (pickle.is(node, PickleKind::object) && pickle.arguments(node).size() == 1) node = pickle.arguments(node)[0];
     const auto number = pickle.count(node);
@@ -176,7 +177,7 @@ class ZeroCheckpoint {
   }
 
   void add_parameters(const Pickle& pickle, Ref shapes) {
-    // Stage 3 has a dict where others have a list of them.
+    // Stage 3 has a dict where the other stages have a list of them.
     if (!pickle.is(shapes, PickleKind::list)) refuse_foreign("its param_shapes are no list", ErrorKind::unsupported);
     if (stage_ == 3) return add_parted(pickle, shapes);
     if (pickle.items(shapes).size() != groups_.front().size()) refuse_foreign("its param_shapes are of other groups");
@@ -223,7 +224,7 @@ class ZeroCheckpoint {
     add_torch_tensor(*tensors_, file, archive, name, ref);
   }
 
-  /// Weights that are not trained have no place with the optimizer.
+  /// Adds weights that are not trained, which the optimizer's files lack.
   void add_frozen(const TorchArchive& archive, std::uint32_t file) {
     const Pickle& pickle = archive.pickle();
     const auto shapes = pickle.find(pickle.root(), "frozen_param_shapes");
@@ -283,8 +284,8 @@ class ZeroCheckpoint {
     notes_.push_back("buffers and weights that are not trained keep the dtype of the model, all others are F32");
   }
 
-  /// Stage 1 tells nobody of weights that are not trained; in its module they are. What lies where another tensor of
-  /// the module does is that one by another name.
+  /// Stage 1 does not record weights that are not trained, but its module contains them. A tensor at the same location
+  /// as another one of the module is an alias of it.
   void add_rest(const TorchArchive& archive, std::uint32_t file) {
     const Pickle& pickle = archive.pickle();
     const auto module = pickle.find(pickle.root(), "module");
@@ -328,13 +329,13 @@ class ZeroCheckpoint {
   std::unordered_set<std::string> names_;
 };
 
-/// What the file `latest` names, if it is there.
+/// Returns the tag in the file `latest`, if the file exists.
 std::optional<std::string> tag_of(const std::string& directory, const std::vector<std::string>& names) {
   constexpr std::uint64_t longest_tag = 1024;
   const std::string path = join_path(directory, "latest");
   std::error_code error;
   if (std::ranges::find(names, "latest") == names.end()) return std::nullopt;
-  // Others have a link to a directory of that name.
+  // Other programs have a link to a directory with that name.
   if (!std::filesystem::is_regular_file(path, error) || std::filesystem::file_size(path, error) > longest_tag)
     return std::nullopt;
   std::string tag = read_text(path, longest_tag);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank's tensor says where it belongs:
+// A rank's tensor records its position:
 //
-//  - DTensor (FSDP2): the local tensor, the placements and the whole size. Of Shard(d) over W ranks rank R has, with
-//    c = ceil(size / W), the elements from min(size, c * R) on. The rank is that of the file's name, and of the mesh if
-//    it says one. Of several dimensions of a mesh (HSDP, FSDP2 over tensor parallelism) each cuts what the one before
-//    has left; Replicate has it alike.
-//  - ShardedTensor (FSDP1): each local part says its offsets.
+//  - DTensor (FSDP2): the local tensor, the placements and the whole size. For Shard(d) over W ranks, rank R has the
+//    elements from min(size, c * R) on, with c = ceil(size / W). The rank is that of the file's name, and of the mesh
+//    if the mesh records one. With several dimensions of a mesh (HSDP, FSDP2 over tensor parallelism), each one cuts
+//    the result of the previous one; for Replicate, all ranks have the same.
+//  - ShardedTensor (FSDP1): each local part records its offsets.
 
 #include "src/checkpoint/foreign/fsdp.hpp"
 
@@ -37,7 +37,7 @@ struct PartedTensor {
   std::vector<RankPart> parts;
 };
 
-/// One file's parts, by the names of tensors.
+/// The parts in one file, by the names of tensors.
 class RankFile {
  public:
   RankFile(const TorchArchive& archive, std::uint32_t file, int rank, int ranks)
@@ -51,7 +51,7 @@ class RankFile {
     if (type.starts_with("torch.distributed") && type.ends_with(".DTensor")) return add_dtensor(whole, arguments[3]);
     if (type.starts_with("torch.distributed") && type.ends_with(".ShardedTensor"))
       return add_sharded(whole, arguments[3]);
-    // All ranks have it: the first one's is as good as any.
+    // All ranks have the same tensor, so the first rank's is used.
     if (rank_ != 0) return;
     const TorchTensor tensor = archive_.tensor(ref);
     begin_tensor(whole, tensor.dtype, tensor.shape);
@@ -92,7 +92,7 @@ class RankFile {
     const Shape shape = shape_of(pickle_, meta[0]);
     begin_tensor(whole, local.dtype, shape);
     const std::vector<Axis> axes = mesh_axes(spec, shape.size());
-    // Of what several ranks have, the first one's is as good as any.
+    // If several ranks have the same part, the first rank's is used.
     if (std::ranges::any_of(axes, [](const Axis& axis) { return !axis.dim && axis.place != 0; })) return;
     Shape begin(shape.size(), 0);
     Shape extents = shape;
@@ -110,15 +110,15 @@ class RankFile {
     add_part(whole, std::move(begin), local);
   }
 
-  /// What the ranks along one dimension of the mesh do: share out a dimension of the tensor, or have it alike.
+  /// The ranks along one dimension of the mesh either cut a dimension of the tensor, or have the same elements.
   struct Axis {
     std::optional<std::size_t> dim;
     std::int64_t count = 1;
-    std::int64_t place = 0;  // of this rank
+    std::int64_t place = 0;  // position of this rank
     std::optional<std::int64_t> split_factor = {};
   };
 
-  /// In the order in which they cut.
+  /// Returns the axes in the order in which they cut.
   [[nodiscard]] std::vector<Axis> mesh_axes(Pickle::Ref spec, std::size_t dims) const {
     const std::span<const Pickle::Ref> placements = pickle_.items(pickle_.member(spec, "placements"));
     const std::vector<std::int64_t> sizes = mesh_sizes(spec, placements.size());
@@ -140,7 +140,7 @@ class RankFile {
         if (!axis.dim || *axis.dim >= dims) refuse_foreign("it is cut along a dimension that it does not have");
       }
       if (is_strided) axis.split_factor = pickle_.integer(pickle_.member(placements[i], "split_factor"));
-      // A strided one cuts what those behind it have cut: FSDP2 over tensor parallelism.
+      // A strided axis cuts the results of the axes after it: FSDP2 over tensor parallelism.
       for (Axis& earlier : strided)
         if (earlier.dim == axis.dim && earlier.split_factor)
           earlier.split_factor = *earlier.split_factor % axis.count == 0 ? *earlier.split_factor / axis.count : 0;
@@ -205,7 +205,7 @@ class RankFile {
       begin_tensor(whole, *dtype, shape);
       add_part(whole, begin, local);
     }
-    // A rank may have nothing of a small tensor.
+    // A rank may have no elements of a small tensor.
     if (dtype) begin_tensor(whole, *dtype, shape);
   }
 
@@ -220,7 +220,7 @@ class RankFile {
 
 std::vector<std::string> fsdp_files(const std::string& directory, const std::vector<std::string>& names) {
   constexpr std::string_view prefix = "model_world_size_";
-  std::map<int, std::map<int, std::string>> jobs;  // by ranks
+  std::map<int, std::map<int, std::string>> jobs;  // by number of ranks
   for (const std::string& name : names) {
     if (!name.starts_with(prefix) || !name.ends_with(".pt")) continue;
     int ranks = 0;

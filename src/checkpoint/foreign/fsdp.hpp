@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What each rank of FSDP has, one file of torch.save a rank: model_world_size_W_rank_R.pt.
+// FSDP checkpoints with one torch.save file per rank: model_world_size_W_rank_R.pt.
 
 #include <memory>
 #include <string>
@@ -11,10 +11,10 @@
 
 namespace muster::foreign {
 
-/// The files of all ranks in their order; none if `names` has none. Throws Error(not_found) if a rank is missing,
-/// Error(argument) if there are those of several jobs.
+/// Returns the files of all ranks in their order; empty if `names` has none. Throws Error(not_found) if a rank is
+/// missing, and Error(argument) if there are files of several jobs.
 std::vector<std::string> fsdp_files(const std::string& directory, const std::vector<std::string>& names);
-/// The parts of ranks put together: they say themselves where they belong.
+/// Joins the parts of all ranks. The files record the position of each part.
 std::shared_ptr<const PartedTensors> open_fsdp(const Found& found, const Choice& choice);
 
 }  // namespace muster::foreign

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Items that are stored compressed, read as if they were not.
+// Reads compressed items as if they were not compressed.
 
 #include <cstdint>
 #include <list>
@@ -14,27 +14,27 @@
 
 namespace muster::foreign {
 
-/// Thread-safe. Of the items that were read last some are kept open, with 256 MiB of memory at most in all.
+/// Thread-safe. Keeps recently used items open, with at most 256 MiB of memory in total.
 class PackedItems {
  public:
-  /// Reads the bytes of an item of this file, which lives as long. Throws Error(corrupt) if it is no zstd stream of at
-  /// most item.unpacked bytes.
+  /// Returns a reader for the bytes of an item of `file`, which must outlive it. Throws Error(corrupt) if the item is
+  /// not a zstd stream of at most item.unpacked bytes.
   formats::ReadAt reader(const os::ReadableFile& file, const BoxItem& item);
-  /// How many bytes it has. Throws likewise.
+  /// Returns the decompressed size. Throws as reader().
   std::uint64_t size(const os::ReadableFile& file, const BoxItem& item);
 
  private:
   struct Open {
     std::uint32_t file = 0;
     std::uint64_t begin = 0;
-    std::uint64_t memory = 0;  // that it takes at most
+    std::uint64_t memory = 0;  // upper bound
     ForkMutex mutex;
     formats::ZstdStream stream;
   };
   std::shared_ptr<Open> open(const os::ReadableFile& file, const BoxItem& item);
 
   ForkMutex mutex_;
-  std::list<std::shared_ptr<Open>> open_;  // what was read last is in front
+  std::list<std::shared_ptr<Open>> open_;  // most recently read first
 };
 
 }  // namespace muster::foreign

@@ -30,14 +30,14 @@ std::uint64_t volume(Numbers extents) {
                          [](std::uint64_t a, std::int64_t b) { return a * static_cast<std::uint64_t>(b); });
 }
 
-/// Calls work(begin, extents) for boxes that are the elements [first, first + count) in row-major order.
+/// Calls work(begin, extents) for boxes that together are the elements [first, first + count) in row-major order.
 void for_boxes(Numbers extents, std::int64_t first, std::int64_t count,
                const std::function<void(const Shape&, const Shape&)>& work) {
   const Strides strides = row_major_strides(extents);
   Shape begin(extents.size(), 0);
   Shape size(extents.begin(), extents.end());
   while (count > 0) {
-    // The outermost dimension of which whole steps begin here and are wanted.
+    // The outermost dimension of which whole steps begin here and are in the range.
     std::size_t dim = 0;
     while (first % strides[dim] != 0 || count < strides[dim]) ++dim;
     std::int64_t rest = first;
@@ -99,7 +99,7 @@ PartedTensors::Box& PartedTensors::add_box(Numbers begin, Numbers extents) {
 void PartedTensors::add_box(Numbers begin, Numbers extents, const BoxPlace& place) {
   add_box(begin, extents).place = place;
   check_place(place, extents, itemsize(entries_.back().dtype));
-  // People and tools look at where a tensor lies if it lies there as it is.
+  // If a tensor is contiguous in a file, its location is shown to users and tools.
   if (std::ranges::equal(place.strides, row_major_strides(extents)) &&
       volume(extents) * itemsize(entries_.back().dtype) == entries_.back().bytes)
     entries_.back().offset = place.begin;
@@ -164,7 +164,7 @@ void PartedTensors::check_cover(std::size_t tensor) const {
   const auto refuse = [&](const std::string& words) {
     throw Error(ErrorKind::corrupt, fmt::format("tensor {}: {}", in_quotes(entries_[tensor].name), words));
   };
-  // Boxes that begin one after the other in some dimension need be compared only where they meet there.
+  // Sorted by their start in some dimension, boxes need comparing only if they overlap in it.
   std::size_t sweep = 0;
   std::size_t most = 0;
   for (std::size_t dim = 0; boxes.size() > 1 && dim < dims; ++dim) {
@@ -218,7 +218,7 @@ const BoxPlace& PartedTensors::place_of(std::size_t tensor, const Box& box) cons
           locate_(is_packed ? packed_->reader(in, item) : read, is_packed ? packed_->size(in, item) : item.bytes,
                   entries_[tensor].dtype, Shape(extents.begin(), extents.end()));
       place.file = item.file;
-      // Nobody has a checksum of what is decoded but zstd itself.
+      // For decoded data only zstd itself has a checksum.
       if (is_packed) place.stored = {};
       if (!is_packed) {
         place.begin += item.begin;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Tensors whose elements lie in files in boxes, each with strides of its own: what all foreign checkpoints come to.
+// Tensors whose elements are stored in files as boxes, each with its own strides: the common form of all foreign
+// checkpoints.
 
 #include <cstddef>
 #include <cstdint>
@@ -19,90 +20,91 @@
 
 namespace muster::foreign {
 
-/// Bytes of a file that whoever wrote them has a checksum of (CRC-32).
+/// A range of a file for which the file's writer recorded a checksum (CRC-32).
 struct StoredBytes {
   std::uint64_t begin = 0;
   std::uint64_t bytes = 0;
-  std::uint32_t crc = 0;  ///< 0: none
+  std::uint32_t crc = 0;  ///< 0: no checksum
 };
-/// Where the elements of a box are.
+/// The location of the elements of a box.
 struct BoxPlace {
   std::uint32_t file = 0;
-  std::uint64_t begin = 0;  ///< of the first element, in the file
-  Strides strides = {};     ///< in elements, none negative
-  StoredBytes stored = {};  ///< that they are among
+  std::uint64_t begin = 0;  ///< offset of the first element in the file
+  Strides strides = {};     ///< in elements, never negative
+  StoredBytes stored = {};  ///< the range that contains them
 };
-/// What a box is found by when it is first read: a stretch of a file.
+/// A range of a file in which a box is located when it is first read.
 struct BoxItem {
   std::uint32_t file = 0;
   std::uint64_t begin = 0;
   std::uint64_t bytes = 0;
-  std::uint64_t unpacked = 0;  ///< not 0: it is a zstd stream, of at most so many bytes when it is decoded
+  std::uint64_t unpacked = 0;  ///< if not 0: it is a zstd stream with at most this many bytes after decoding
 };
 
-/// Of elements without gaps, the last dimension innermost.
+/// Returns the strides of contiguous elements, with the last dimension innermost.
 Strides row_major_strides(std::span<const std::int64_t> extents);
 
-/// What the box of a whole tensor of this shape extends over: a scalar's has one dimension, too.
+/// Returns the extents of the box of a whole tensor of this shape; a scalar has one dimension, too.
 inline Shape box_extents(const Shape& shape) {
   return shape.empty() ? Shape{1} : shape;
 }
 
 class PackedItems;
 
-/// Filled by one thread, then thread-safe.
+/// Filled by one thread; thread-safe after that.
 class PartedTensors : public TensorSource {
  public:
-  /// Finds the elements of a box of this dtype and these extents in an item of `bytes`; places count from its
-  /// beginning. Throws if they are not there.
+  /// Locates the elements of a box with this dtype and these extents in an item of `bytes` bytes; offsets count from
+  /// its beginning. Throws if they are missing.
   using Locate =
       std::function<BoxPlace(const formats::ReadAt& read, std::uint64_t bytes, DType dtype, const Shape& extents)>;
   explicit PartedTensors(Locate locate = {});
 
-  /// A file is there once, however often it is asked for. Throws as os::ReadableFile::open.
+  /// Adds a file, or returns the number of one that was added before. Throws as os::ReadableFile::open.
   std::uint32_t add_file(const std::string& path);
   [[nodiscard]] const os::ReadableFile& file(std::uint32_t number) const { return files_[number]; }
-  /// Boxes that follow are this tensor's. They are in `extents`, which has as many elements as the tensor; empty: its
-  /// shape.
+  /// Adds a tensor, to which the following boxes belong. They are in `extents`, which has as many elements as the
+  /// tensor; empty: its shape.
   void add_tensor(const std::string& name, DType dtype, Shape shape, Shape extents = {});
-  /// A box that begins somewhere in the tensor's extents. Throws Error(corrupt) if it is outside of them, or its place
-  /// outside of the file.
+  /// Adds a box that begins at `begin` in the tensor's extents. Throws Error(corrupt) if it is outside them, or its
+  /// location is outside the file.
   void add_box(std::span<const std::int64_t> begin, std::span<const std::int64_t> extents, const BoxPlace& place);
   void add_box(std::span<const std::int64_t> begin, std::span<const std::int64_t> extents, const BoxItem& item);
-  /// A tensor that lies in a file as it is, at entry.offset.
+  /// Adds a tensor that is contiguous in a file, at entry.offset.
   void add_plain(const TensorEntry& entry, std::uint32_t file);
-  /// Another name of a tensor that is there. Throws Error(corrupt) if it is not.
+  /// Adds another name of an existing tensor. Throws Error(corrupt) if that does not exist.
   void add_alias(const std::string& name, const std::string& source);
-  /// Data of the checkpoint that becomes no tensor here.
+  /// Adds data of the checkpoint that does not become a tensor.
   void add_omission(Omission omission) { omissions_.push_back(std::move(omission)); }
-  /// After the last box: every element of every tensor has to be in exactly one. Throws Error(corrupt) that names the
-  /// tensor, and two boxes or how much is missing.
+  /// Must be called after the last box. Every element of every tensor must be in exactly one box. Otherwise throws
+  /// Error(corrupt) that names the tensor, and two overlapping boxes or the missing amount.
   void finish();
 
   [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept override { return entries_; }
   void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const override;
   [[nodiscard]] TensorDetail detail(std::size_t tensor) const override;
   [[nodiscard]] const Omissions& omissions() const noexcept override { return omissions_; }
-  /// Reads everything once, on several threads: what has a checksum is held against it. Tells `wrong`, one call at a
-  /// time, of each tensor with which something is wrong (Defect::checksum | file), and returns how many were held
-  /// against checksums. Throws what `progress` throws.
+  /// Reads everything once, on several threads, and verifies all checksums. Calls `wrong`, one call at a time, for each
+  /// defective tensor (Defect::checksum | file). Returns the number of tensors that were verified against checksums.
+  /// Throws what `progress` throws.
   using Wrong = std::function<void(std::size_t tensor, Defect defect, const std::string& words)>;
   std::uint64_t verify(const ProgressCallback& progress, const Wrong& wrong) const;
-  /// Likewise what has a checksum alone, shared out to so many processes: the part of this one.
+  /// Verifies only data with a checksum. The work is divided among `processes`, and this call does the share of
+  /// `process`.
   void verify_stored(int process, int processes, const Wrong& wrong) const;
-  /// Paths, in the order in which they were added.
+  /// Returns the paths, in the order in which they were added.
   [[nodiscard]] std::vector<std::string> paths() const;
 
  private:
   struct Box {
-    std::size_t numbers = 0;  // in numbers_: begin, extents
+    std::size_t numbers = 0;  // index in numbers_: begin, extents
     mutable BoxPlace place = {};
     BoxItem item = {};
     bool is_item = false;
   };
   struct Parts {
     std::size_t first_box = 0;
-    std::size_t extents = 0;  // in numbers_
+    std::size_t extents = 0;  // index in numbers_
     std::size_t dims = 0;
   };
   [[nodiscard]] std::span<const std::int64_t> numbers(std::size_t at, std::size_t count) const {
@@ -117,7 +119,7 @@ class PartedTensors : public TensorSource {
   void verify_readings(const std::vector<Reading>& readings, const ProgressCallback& progress,
                        const Wrong& wrong) const;
   const BoxPlace& place_of(std::size_t tensor, const Box& box) const;
-  /// Reads what a box's place counts in: a file, or a packed item.
+  /// Returns the reader for a box's location: of a file, or of a packed item.
   [[nodiscard]] formats::ReadAt reader_of(const Box& box) const;
   void read_whole(std::size_t tensor, std::int64_t first, std::int64_t count, std::byte* target) const;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reading all that is stored. A checksum is one of a whole storage, which several tensors may share and of which they
-// may use only a part: storages are read in its place, and tensors themselves only where some of them has no checksum.
+// Reads everything that is stored. A checksum covers a whole storage, which several tensors may share and of which they
+// may use only a part. So storages are read, and a tensor itself is read only if a part of it has no checksum.
 
 #include <fmt/core.h>
 
@@ -51,7 +51,7 @@ std::vector<PartedTensors::Reading> PartedTensors::readings(std::uint64_t& check
     checked += has_all && !mine.empty() ? 1 : 0;
     all.insert(all.end(), mine.begin(), mine.end());
   });
-  // Where tensors share a storage the first of them answers for it.
+  // If tensors share a storage, its result is attributed to the first of them.
   const auto key = [](const Reading& reading) {
     return std::tuple(reading.file, reading.stored.begin, reading.stored.crc == 0 ? reading.tensor + 1 : 0);
   };

@@ -35,7 +35,7 @@ std::optional<int> take_number(std::string_view& text) {
   return number;
 }
 
-/// Rank and part of a name by a pattern.
+/// Extracts rank and part from a name by a pattern.
 std::optional<std::pair<int, int>> match(std::string_view pattern, std::string_view name) {
   std::pair<int, int> numbers{-1, 0};
   while (!pattern.empty()) {
@@ -54,7 +54,7 @@ std::optional<std::pair<int, int>> match(std::string_view pattern, std::string_v
   return name.empty() && numbers.first >= 0 ? std::optional(numbers) : std::nullopt;
 }
 
-/// By rank, each with its parts in their order; every rank and every part has to be there.
+/// Returns the parts of each rank in order; every rank and every part must exist.
 std::vector<std::vector<std::string>> ranks_in_order(const std::string& directory, std::string_view pattern,
                                                      const std::map<std::pair<int, int>, std::string>& files) {
   std::vector<std::vector<std::string>> ranks(static_cast<std::size_t>(files.rbegin()->first.first) + 1);
@@ -91,7 +91,7 @@ std::optional<Found> find_by_pattern(const std::string& directory, const std::ve
   return found;
 }
 
-/// What TensorRT-LLM's config.json says of its ranks; none if it is another program's.
+/// Returns the layout in TensorRT-LLM's config.json; nullopt if the config is another program's.
 std::optional<ParallelLayout> mapping_of(const Config& config, const std::string& directory) {
   const Config* mapping = config.is_object() ? config.find("mapping") : nullptr;
   if (mapping == nullptr || !mapping->is_object()) return std::nullopt;
@@ -105,8 +105,8 @@ std::optional<ParallelLayout> mapping_of(const Config& config, const std::string
   return ParallelLayout{.tensor = size("tp_size"), .pipeline = size("pp_size")};
 }
 
-/// Pipeline, expert and tensor-parallel ranks of the job, as a file of Megatron has them in its arguments; zeros where
-/// it has none.
+/// Returns the numbers of pipeline, expert and tensor-parallel ranks of the job, from the arguments in a file of
+/// Megatron; zeros if it has none.
 std::array<int, 3> sizes_of_job(const std::string& path) {
   if (!is_torch_file(path)) return {};
   const os::ReadableFile file = os::ReadableFile::open(path);
@@ -121,7 +121,7 @@ std::array<int, 3> sizes_of_job(const std::string& path) {
 }
 
 /// Megatron's arguments have the sizes of the job and the rank of the process that wrote the file. Programs that
-/// convert checkpoints leave the number of the process at 0 in all files.
+/// convert checkpoints leave the process's rank at 0 in all files.
 void check_place_of(const TorchArchive& archive, const ParallelLayout& layout, int rank, const std::string& path) {
   const formats::Pickle& pickle = archive.pickle();
   const auto arguments = pickle.find(pickle.root(), "args");
@@ -206,9 +206,9 @@ std::optional<Found> find_megatron_ranks(const std::string& directory, const std
     ranks[{numbers[1], numbers[2], numbers[0]}] = join_path(name, std::string(file_name));
   }
   if (ranks.empty()) return std::nullopt;
-  // The file of the last rank may be the missing one: the names alone would not tell.
+  // If the file of the last rank is the missing one, the names alone would not show it.
   std::array<int, 3> sizes = sizes_of_job(join_path(directory, ranks.begin()->second));
-  // Of two numbers the second is an expert rank if there are no stages.
+  // With two numbers, the second one is an expert rank if there are no stages.
   if (fields == 2 && sizes[0] <= 1 && sizes[1] > 1) {
     std::map<std::array<int, 3>, std::string> of_experts;
     for (const auto& [place, file] : ranks) of_experts[{0, place[0], place[2]}] = file;

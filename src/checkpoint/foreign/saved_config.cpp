@@ -96,7 +96,7 @@ std::optional<Config> from_params(const std::string& path, std::vector<std::stri
       true, notes);
 }
 
-/// TensorRT-LLM has HuggingFace's names, but for one.
+/// TensorRT-LLM has Hugging Face's names, with one exception.
 Config from_trtllm(Config config) {
   if (const Config* size = config.find("head_size"); size != nullptr && !config.contains("head_dim")) {
     const Config value = *size;

@@ -16,8 +16,8 @@ namespace muster::foreign {
 /// TensorRT-LLM's config.json. Adds a note that names the file.
 std::optional<Config> saved_config(const Found& found, std::vector<std::string>& notes);
 
-/// Keys for the conditions of plans, which are true of this checkpoint whatever config.json counts: how TensorRT-LLM
-/// has cut the embeddings, "embeddings_by_rows" or "embeddings_by_columns".
+/// Returns keys for the conditions of plans that hold for this checkpoint, whichever config.json is used. They state
+/// how TensorRT-LLM has cut the embeddings: "embeddings_by_rows" or "embeddings_by_columns".
 Config saved_facts(const Found& found);
 
 }  // namespace muster::foreign

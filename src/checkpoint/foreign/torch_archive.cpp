@@ -4,7 +4,7 @@
 // Zip: ROOT/data.pkl, ROOT/data/KEY for each storage, ROOT/byteorder. An archive with ROOT/constants.pkl is a program
 // (TorchScript).
 // Older: five pickles (a magic number, the version, facts of the system, the object, the keys of the storages in their
-// order), then of each storage its number of elements as eight bytes, and its elements.
+// order). Then, for each storage, its number of elements as eight bytes, and its elements.
 
 #include "src/checkpoint/foreign/torch_archive.hpp"
 
@@ -34,7 +34,7 @@ std::optional<DType> look_up(std::span<const NamedDType> names, std::string_view
   return found == names.end() ? std::nullopt : std::optional(found->dtype);
 }
 
-/// The dtype of "torch.FloatStorage" or "torch.cuda.FloatStorage".
+/// Returns the dtype of "torch.FloatStorage" or "torch.cuda.FloatStorage".
 std::optional<DType> dtype_of_storage(std::string_view name) noexcept {
   static constexpr std::array<NamedDType, 11> names = {{{"Float", DType::f32},
                                                         {"BFloat16", DType::bf16},
@@ -82,7 +82,7 @@ constexpr std::string_view rebuild_v3 = "torch._utils._rebuild_tensor_v3";
 constexpr std::string_view rebuild_typed = "torch._tensor._rebuild_from_type_v2";
 constexpr std::string_view rebuild_on_device = "torch._utils._rebuild_device_tensor_from_cpu_tensor";
 
-/// "torch.FloatTensor": the oldest files fill one with its storage, offset, shape and strides.
+/// "torch.FloatTensor": the oldest files construct one from its storage, offset, shape and strides.
 bool is_tensor_class(std::string_view name) {
   return name.ends_with("Tensor") && (name == "torch.Tensor" || name == "torch._tensor.Tensor" ||
                                       dtype_of_storage(std::string(name.substr(0, name.size() - 6)) + "Storage"));
@@ -94,8 +94,8 @@ std::uint64_t read_length(const os::ReadableFile& file, std::uint64_t at) {
   return value;
 }
 
-/// One of the older format's pickles, which begins at `at`; `at` gets its end, and `bytes` is what the pickle looks at.
-/// How long it is is known when it is read.
+/// Reads a pickle of the older format that begins at `at`, and sets `at` to its end. `bytes` owns the memory to which
+/// the pickle refers. The length is known only after reading.
 Pickle read_pickle(const os::ReadableFile& file, std::uint64_t& at, std::vector<std::byte>& bytes) {
   constexpr std::uint64_t first_window = 64 << 10;
   const std::uint64_t most = std::min(file.bytes() - at, longest_pickle_entry);
@@ -199,7 +199,7 @@ void TorchArchive::read_zip(const formats::ReadAt& read, std::uint64_t bytes) {
 void TorchArchive::open_legacy(const os::ReadableFile& file) {
   std::uint64_t at = 0;
   std::vector<std::byte> memory;
-  read_pickle(file, at, memory);  // the magic number, by which the file was told
+  read_pickle(file, at, memory);  // the magic number, by which the file was recognised
   const Pickle version = read_pickle(file, at, memory);
   if (version.integer(version.root()) != 1001)
     refuse_foreign("it is of an unknown version of torch.save's older format", ErrorKind::unsupported);
@@ -212,7 +212,7 @@ void TorchArchive::open_legacy(const os::ReadableFile& file) {
   std::unordered_map<std::string_view, std::uint64_t> sizes;
   for (Pickle::Ref ref = 0; ref < pickle_.size(); ++ref) {
     if (!pickle_.is(ref, PickleKind::persistent)) continue;
-    // The source text of a pickled class, which is never run.
+    // The source text of a pickled class, which is never executed.
     if (const auto id = pickle_.arguments(ref); !id.empty() && pickle_.text(id[0]) == "module") continue;
     const StoragePid pid = read_pid(ref);
     if (!sizes.try_emplace(pid.key, pid.bytes).second && sizes[pid.key] != pid.bytes)
@@ -256,7 +256,7 @@ TorchArchive::StoragePid TorchArchive::read_pid(Pickle::Ref ref) const {
   };
   out.bytes = out.viewed = bytes_of(pid[4]);
   if (pid.size() < 6 || pickle_.is(pid[5], PickleKind::none)) return out;
-  // A view of a storage: its own key, where it begins, and how long it is.
+  // A view of a storage: its own key, start and length.
   const std::span<const Pickle::Ref> view = pickle_.items(pid[5]);
   if (pid.size() > 6 || view.size() != 3) refuse_foreign("a view of a storage is not a key and two numbers");
   out.begin = bytes_of(view[1]);
@@ -272,7 +272,7 @@ Pickle::Ref TorchArchive::unwrapped(Pickle::Ref ref) const noexcept {
   if (!pickle_.is(ref, PickleKind::object) || std::ranges::find(wrappers, pickle_.name(ref)) == wrappers.end())
     return ref;
   if (!pickle_.arguments(ref).empty()) return pickle_.arguments(ref)[0];
-  // The oldest parameters are made empty and get their tensor in a state of five.
+  // The oldest parameters are created empty and get their tensor from a state of five items.
   const auto state = pickle_.state(ref);
   return state && pickle_.items(*state).size() == 5 ? pickle_.items(*state)[0] : ref;
 }

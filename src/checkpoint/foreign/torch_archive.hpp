@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What torch.save writes: a pickle and, beside it, the storages that its tensors look at. As a zip archive, which may
-// be a stretch of a larger file, or as the older run of pickles.
+// Files of torch.save: a pickle and the storages of its tensors. The format is a zip archive, which may be a range of a
+// larger file, or the older sequence of pickles.
 
 #include <cstddef>
 #include <cstdint>
@@ -28,57 +28,58 @@ namespace muster::foreign {
 using formats::Pickle;
 using formats::PickleKind;
 
-/// What is wrong with a file that is being read.
+/// Throws the error for a defect of the file that is being read.
 [[noreturn]] inline void refuse_foreign(const std::string& what, ErrorKind kind = ErrorKind::corrupt) {
   throw Error(kind, what);
 }
 
-/// The dtype of "torch.float32"; none if there is none here.
+/// Returns the dtype for a name such as "torch.float32"; nullopt if Muster has no such dtype.
 std::optional<DType> dtype_of_torch(std::string_view name) noexcept;
-/// "float32"; empty if torch has none.
+/// Returns a name such as "float32"; empty if torch has no such dtype.
 std::string_view torch_name(DType dtype) noexcept;
-/// Numbers of a tuple, a list or a torch.Size. Throws Error(corrupt) if it is none, or one is negative.
+/// Returns the numbers of a tuple, a list or a torch.Size. Throws Error(corrupt) if it is none of these, or a number is
+/// negative.
 Shape shape_of(const Pickle& pickle, Pickle::Ref ref);
 
 /// A tensor of an archive.
 struct TorchTensor {
   DType dtype = DType::u8;
   Shape shape;
-  Strides strides;          ///< in elements, none negative
-  std::uint64_t begin = 0;  ///< of the first element, in the file
-  StoredBytes stored;       ///< its storage
+  Strides strides;          ///< in elements, never negative
+  std::uint64_t begin = 0;  ///< offset of the first element in the file
+  StoredBytes stored;       ///< the range of its storage
 
-  /// As a box of box_extents(shape).
+  /// Returns the location as a box of box_extents(shape).
   [[nodiscard]] BoxPlace place_in(std::uint32_t file) const {
     return {file, begin, shape.empty() ? Strides{1} : strides, stored};
   }
 };
 
-/// As long as the file. Immutable.
+/// Valid as long as the file. Immutable.
 class TorchArchive {
  public:
-  /// A file, by its first bytes a zip archive or of the older format. Throws Error(corrupt | unsupported), and
-  /// Error(io).
+  /// Opens a file, which is a zip archive or has the older format, according to its first bytes. Throws Error(corrupt |
+  /// unsupported), and Error(io).
   static TorchArchive open(const os::ReadableFile& file);
-  /// A zip archive of `bytes`. Throws likewise, and what `read` throws.
+  /// Opens a zip archive of `bytes` bytes. Throws as open(), and what `read` throws.
   static TorchArchive open_zip(const formats::ReadAt& read, std::uint64_t bytes);
 
   [[nodiscard]] const Pickle& pickle() const noexcept { return pickle_; }
-  /// Whether a node stands for a tensor, of whatever kind.
+  /// Whether a node represents a tensor of any kind.
   [[nodiscard]] bool is_tensor(Pickle::Ref ref) const noexcept;
-  /// Throws Error(unsupported) if it is a kind that is not read, Error(corrupt) if it is not inside its storage, or has
-  /// more than 1024 times its bytes.
+  /// Returns a tensor. Throws Error(unsupported) for kinds that are not supported, and Error(corrupt) if it is not
+  /// inside its storage, or has more than 1024 times its bytes.
   [[nodiscard]] TorchTensor tensor(Pickle::Ref ref) const;
-  /// What a Parameter and the like has in it: the tensor itself, if `ref` is one.
+  /// Returns the tensor inside a Parameter or a similar wrapper; a tensor is returned unchanged.
   [[nodiscard]] Pickle::Ref unwrapped(Pickle::Ref ref) const noexcept;
 
  private:
   struct StoragePid {
     std::string_view key;
-    std::optional<DType> dtype;  ///< none: untyped
+    std::optional<DType> dtype;  ///< nullopt: untyped
     std::uint64_t bytes = 0;     ///< of the whole storage
-    std::uint64_t begin = 0;     ///< of the view, in bytes
-    std::uint64_t viewed = 0;    ///< its length; without a view that of the storage
+    std::uint64_t begin = 0;     ///< start of the view, in bytes
+    std::uint64_t viewed = 0;    ///< length of the view; without a view, that of the storage
   };
   void read_zip(const formats::ReadAt& read, std::uint64_t bytes);
   void open_legacy(const os::ReadableFile& file);
@@ -89,12 +90,12 @@ class TorchArchive {
   std::unordered_map<std::string, StoredBytes> storages_;
 };
 
-/// The container of an archive that has the weights.
+/// The container of an archive's weights.
 struct TorchWeights {
   Pickle::Ref ref = 0;
-  std::vector<Pickle::Ref> without = {};  ///< members of it that are no weights: the state of an optimizer
+  std::vector<Pickle::Ref> without = {};  ///< members of it that are not weights: the state of an optimizer
 };
-/// `at` for the whole root.
+/// The value of `at` that selects the whole root.
 inline constexpr std::string_view whole_root = ".";
 /// Returns the container that `at` names ("model", "state/ema"). If `at` is empty, returns the one of the usual keys
 /// that has tensors, or the root if its own tensors are the weights. Throws Error(not_found) that lists the keys.

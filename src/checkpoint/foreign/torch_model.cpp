@@ -56,7 +56,7 @@ std::shared_ptr<const PartedTensors> open_torch(const Found& found, const Choice
   auto tensors = std::make_shared<PartedTensors>();
   std::unordered_set<std::string> names;
   add_torch_file(*tensors, found.path, choice, [&](const std::string& name) {
-    // A key with a dot beside a dict in a dict.
+    // A key with a dot may have the same name as a key in a nested dict.
     if (!names.insert(name).second)
       throw Error(ErrorKind::corrupt, fmt::format("two tensors have the name {}", in_quotes(name)));
   });

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Weights as torch.save writes them: one file, or the files of a model.
+// Weights in files of torch.save: one file, or the files of a model.
 
 #include <functional>
 #include <memory>
@@ -11,22 +11,22 @@
 
 namespace muster::foreign {
 
-/// Runs work with what torch.save wrote; what it throws names the file.
+/// Opens a file of torch.save; errors name the file.
 TorchArchive open_torch_file(const os::ReadableFile& file);
-/// Adds a tensor that lies in one file.
+/// Adds a tensor that is stored in one file.
 void add_torch_tensor(PartedTensors& tensors, std::uint32_t file, const TorchArchive& archive, const std::string& name,
                       Pickle::Ref ref);
 
-/// Whether a file begins as those of torch.save do.
+/// Whether the first bytes of a file are those of torch.save.
 bool is_torch_file(const std::string& path);
-/// Adds all weights of a file, and what is left out of it as omissions; each name is given to `work` before, and the
-/// file to `check`, if there is one.
+/// Adds all weights of a file, and the data that is left out as omissions. Each name is passed to `work` first, and the
+/// file to `check`, if given.
 void add_torch_file(PartedTensors& tensors, const std::string& path, const Choice& choice,
                     const std::function<void(const std::string&)>& work,
                     const std::function<void(const TorchArchive&)>& check = {});
 
 std::shared_ptr<const PartedTensors> open_torch(const Found& found, const Choice& choice);
-/// `found.files`: empty if an index names them.
+/// `found.files` is empty if an index names the files.
 std::shared_ptr<const PartedTensors> open_torch_model(const Found& found, const Choice& choice,
                                                       std::vector<std::string>& notes);
 

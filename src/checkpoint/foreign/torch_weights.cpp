@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where in what torch.save wrote the weights are.
+// Finds the weights in a file of torch.save.
 
 #include <fmt/core.h>
 
@@ -20,26 +20,26 @@ bool is_container(const Pickle& pickle, Pickle::Ref ref) {
   return pickle.is(ref, PickleKind::dict) || pickle.is(ref, PickleKind::list) || pickle.is(ref, PickleKind::tuple);
 }
 
-/// "KEY" of a text or a number; none of others.
+/// Returns the text of a key that is a text or a number; nullopt for other keys.
 std::optional<std::string> key_text(const Pickle& pickle, Pickle::Ref key) {
   if (pickle.is(key, PickleKind::text)) return std::string(pickle.text(key));
   if (const auto number = pickle.integer(key)) return std::to_string(*number);
   return std::nullopt;
 }
 
-/// Walks through the dicts, lists and tuples below a node, which give tensors their names.
+/// Traverses the dicts, lists and tuples below a node, whose keys form the names of tensors.
 class Walk {
  public:
   using Work = std::function<bool(const std::string&, Pickle::Ref)>;
   Walk(const TorchArchive& archive, const Work& work) : archive_(archive), pickle_(archive.pickle()), work_(work) {}
 
-  /// Passes over these values of the outermost dict.
+  /// Skips these values of the outermost dict.
   void leave_out(std::span<const Pickle::Ref> values) { left_out_ = values; }
   /// Calls unnamed(name of the container, words for the place, value) with each value that cannot have a name.
   using Unnamed = std::function<void(const std::string&, std::string_view, Pickle::Ref)>;
   void report_unnamed(const Unnamed& unnamed) { unnamed_ = &unnamed; }
 
-  /// False if `work` has ended it.
+  /// Returns false if `work` has stopped the traversal.
   bool go(const std::string& name, Pickle::Ref ref, int depth) {
     if (depth > deepest_dict || ++steps_ > most_steps_)
       throw Error(ErrorKind::corrupt, "its dicts are nested too deeply, or contain themselves");
@@ -77,12 +77,12 @@ class Walk {
   const Work& work_;
   const Unnamed* unnamed_ = nullptr;
   std::span<const Pickle::Ref> left_out_;
-  // Each node once, and as often again for those that are shared.
+  // Each node once, and the same number again for shared nodes.
   std::uint64_t most_steps_ = 2 * archive_.pickle().size() + 64;
   std::uint64_t steps_ = 0;
 };
 
-/// Counts tensors below nodes, whatever holds them. Each counts once.
+/// Counts tensors below nodes of any kind. Each counts once.
 class TensorCount {
  public:
   explicit TensorCount(const TorchArchive& archive) : archive_(archive), is_seen_(archive.pickle().size()) {}
@@ -132,7 +132,7 @@ bool is_like_weight(const TorchArchive& archive, Pickle::Ref ref) {
     const TorchTensor tensor = archive.tensor(ref);
     return element_count(tensor.shape) > 1 && tensor.dtype != DType::u8;
   } catch (const Error&) {
-    return true;  // it is refused if it is read
+    return true;  // reading it throws the error
   }
 }
 
@@ -162,7 +162,7 @@ Pickle::Ref find_at(const TorchArchive& archive, const std::string& at) {
   const Pickle& pickle = archive.pickle();
   Pickle::Ref ref = pickle.root();
   for (std::string_view rest = at; !rest.empty();) {
-    // A whole key first: keys may have slashes.
+    // A whole key is tried first, because keys may have slashes.
     std::string_view key = rest;
     std::optional<Pickle::Ref> found = pickle.find(ref, key);
     if (!found) {
@@ -204,8 +204,8 @@ TorchWeights find_weights(const TorchArchive& archive, const std::string& at) {
     has_others = true;
     if (is_of_optimizer(pickle, items[i], items[i + 1])) own.without.push_back(items[i + 1]);
   }
-  // Without dicts of tensors beside them all tensors of the root are weights. With some, but no optimizer, the root is
-  // a state_dict of parts.
+  // If the root has no dicts of tensors beside them, all its tensors are weights. If it has some, but no optimizer, the
+  // root is a state_dict of parts.
   if (!has_others || (has_weights && own.without.empty()))
     if (has_tensors(archive, root)) return own;
   std::vector<std::pair<std::string_view, Pickle::Ref>> found;
@@ -251,9 +251,9 @@ void for_each_tensor(const TorchArchive& archive, const TorchWeights& weights, c
   if (left_out != nullptr) walk.report_unnamed(note);
   walk.go("", weights.ref, 0);
   if (left_out == nullptr) return;
-  // Equal places, such as the keys of one dict, share a line.
+  // Equal places, such as the keys of one dict, share one omission.
   std::map<std::pair<std::string, std::string>, std::uint64_t> tensors;
-  TensorCount lost(archive);  // also those that have a name elsewhere
+  TensorCount lost(archive);  // also counts those that have a name elsewhere
   for (const Place& place : unnamed) {
     if (is_numpy_array(pickle, place.value))
       left_out->push_back({place.parent, "an array of NumPy, which is not read: save it as a tensor"});
