@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A partner that is slow at any moment.
+// Makes another rank slow at random moments.
 
 #include <signal.h>
 
@@ -13,7 +13,7 @@
 
 namespace muster::test {
 
-/// While it lives, a thread of this process stops another rank again and again, for up to 2 ms.
+/// While this object exists, a thread of this process repeatedly stops another rank for up to 2 ms.
 class Hesitation {
  public:
   Hesitation(const SyncGroup& group, int rank)
