@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives of the library: a line a size, "OPERATION BYTES MICROSECONDS". bytes: of the whole buffer (the result of
-// all_gather, the input of reduce_scatter, a message of the queue: of 64 KiB or more a Config of one tensor).
-// ./collectives runs it beside its peers.
+// Measures the collectives of the library. Prints one line per size, "OPERATION BYTES MICROSECONDS". BYTES is the size
+// of the whole buffer: the result of all_gather, the input of reduce_scatter, or a message of the queue. Queue messages
+// of 64 KiB or more are a Config with one tensor. The script bench/collectives runs it together with its peers.
 
 #include <sched.h>
 
@@ -32,7 +32,7 @@ void run(const std::shared_ptr<muster::SyncGroup>& group, const Settings& settin
   using muster::Config;
   using muster::Tensor;
   using muster::TensorView;
-  // As MPI's starters bind them, if there is a core for each.
+  // Bind each rank to a core, as MPI launchers do, if there are enough cores.
   if (group->size() <= static_cast<int>(std::thread::hardware_concurrency())) {
     cpu_set_t own;
     CPU_ZERO(&own);

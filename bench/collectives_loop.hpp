@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The loop of the collectives' bench, the same for the library and for every MPI: calls back to back, the input written
-// anew before each (no program sends the same bytes twice), the time of that writing taken off again.
+// The measuring loop of the collectives, which is the same for the library and for every MPI. Calls run back to back.
+// The input is rewritten before each call, because no program sends the same bytes twice. The time of the rewriting is
+// subtracted.
 
 #include <sys/mman.h>
 
@@ -14,7 +15,7 @@
 
 namespace bench {
 
-/// Touched memory in huge pages, kept until the end.
+/// Returns initialised memory in huge pages, which is never freed.
 inline char* buffer(std::size_t bytes) {
   void* const memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
@@ -23,20 +24,20 @@ inline char* buffer(std::size_t bytes) {
   return static_cast<char*>(memory);
 }
 
-/// Of one rank. `meet`: a barrier; `largest`: of all ranks' numbers.
+/// The loop of one rank. `meet` is a barrier. `largest` returns the largest of the numbers of all ranks.
 struct Loop {
   int rank = 0;
   std::function<void()> meet;
   std::function<double(double)> largest;
 
-  /// Virtual cores that have rested take some time to come back to speed.
+  /// Runs for 400 ms, because idle virtual cores take some time to reach full speed.
   void warm_up() const {
     const auto begin = std::chrono::steady_clock::now();
     const auto is_over = [&] { return std::chrono::steady_clock::now() - begin > std::chrono::milliseconds(400); };
     while (largest(is_over() ? 1 : 0) == 0) continue;
   }
 
-  /// Seconds a call; the slowest rank's. `seconds`: how long to go on, about.
+  /// Returns the seconds per call of the slowest rank. The measurement takes about `seconds`.
   [[nodiscard]] double time(double seconds, char* written, std::size_t bytes, const std::function<void()>& call) const {
     const auto run = [&](int count, bool calls) {
       meet();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The same by MPI, to be compiled by any MPI's compiler: collectives_mpi OPERATION DTYPE MILLISECONDS BYTES...
-// What MPI has no type for (BF16) it cannot add up.
+// The same measurement for MPI, compiled by the compiler wrapper of any MPI: collectives_mpi OPERATION DTYPE
+// MILLISECONDS BYTES... Types that MPI does not have (BF16) cannot be reduced.
 
 #include <mpi.h>
 

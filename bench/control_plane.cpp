@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the control plane costs as ranks and tensors grow: many small processes on one machine, whose tensors have a few
-// bytes each. For the first rank and for one other: CPU time of an exchange, bytes that it is told, heap at its peak;
-// of the group itself: time to meet, and memory. Lines are fitted, and so is a term that grows with the square of the
-// ranks: a design that had one would show it. Prints JSON lines, then tables.
+// Measures how the cost of the control plane grows with the number of ranks and tensors. It runs many small processes
+// on one machine, whose tensors have a few bytes each. For the root and for one other rank it measures, per exchange,
+// the CPU time, the bytes received and the peak of the heap. For the group itself it measures the time of the
+// rendezvous and the memory. It fits lines, and a term that is quadratic in the number of ranks, which shows designs
+// that have such a cost. Prints JSON lines, then tables.
 
 #include <fmt/core.h>
 #include <fmt/ranges.h>
@@ -38,15 +39,15 @@ struct Settings {
   bool fails_on_squares = false;
 };
 
-/// What one rank of a case tells the parent.
+/// The results that one rank of a case reports to the parent.
 struct Figures {
   double meeting_seconds = 0;
   double meeting_cpu = 0;
-  std::uint64_t group_heap = 0;  // what a rank keeps for its group
+  std::uint64_t group_heap = 0;  // the memory that a rank keeps for its group
   std::uint64_t group_anonymous = 0;
-  double cpu = 0;  // of an exchange, median
+  double cpu = 0;  // per exchange; the median
   double seconds = 0;
-  std::uint64_t heap = 0;  // at the peak of an exchange, beyond what was there before it
+  std::uint64_t heap = 0;  // the peak during an exchange, minus the heap before it
   std::uint64_t anonymous = 0;
   std::uint64_t told_by_rounds = 0;
   std::uint64_t told_by_messages = 0;
@@ -70,7 +71,7 @@ double wall() {
   return static_cast<double>(bench::now_ns()) * 1e-9;
 }
 
-/// Anonymous memory of this process that is in RAM.
+/// Returns the anonymous memory of this process that is in RAM.
 std::uint64_t anonymous_bytes() {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);) {
@@ -81,7 +82,7 @@ std::uint64_t anonymous_bytes() {
   return 0;
 }
 
-/// A layer of as many tensors as are asked for, of eight bytes each.
+/// Returns a layer with `tensors` tensors of eight bytes each.
 muster::Config layer_of(int tensors, const std::vector<std::byte>& memory) {
   muster::ConfigObject members;
   members.reserve(static_cast<std::size_t>(tensors) + 1);
@@ -93,7 +94,7 @@ muster::Config layer_of(int tensors, const std::vector<std::byte>& memory) {
   return members;
 }
 
-/// The work of one rank: its figures for each number of tensors.
+/// Runs one rank. Returns its figures for each number of tensors.
 std::vector<Figures> run_rank(const std::string& key, int rank, int size, const Settings& settings) {
   const std::uint64_t heap_before = bench::heap_now();
   const std::uint64_t anonymous_before = anonymous_bytes();
@@ -127,7 +128,7 @@ std::vector<Figures> run_rank(const std::string& key, int rank, int size, const 
       const muster::GatheredConfigs result = muster::get_configs_parallel(&layer, list, *group);
       const double spent = thread_cpu() - exchange_begin;
       if (turn == 0) {
-        continue;  // segments are made and mapped in it
+        continue;  // this turn makes and maps the segments
       }
       cpu.push_back(spent);
       seconds.push_back(wall() - wall_begin);
@@ -212,8 +213,8 @@ void print_figures(const Case& one, const char* who, const Figures& figures) {
       figures.told_by_messages, figures.rounds);
 }
 
-/// One quantity over all cases: its lines, and what a square would add to them. Returns the part of the square in the
-/// largest case.
+/// Prints the fit of one quantity over all cases, and the quadratic term. Returns the share of the quadratic term in
+/// the largest case.
 double print_lines(const std::string& name, const std::vector<Case>& cases, bool of_first, bool per_case,
                    const std::function<double(const Figures&)>& quantity, double unit, const char* unit_name) {
   std::vector<bench::Observation> linear;
@@ -223,7 +224,7 @@ double print_lines(const std::string& name, const std::vector<Case>& cases, bool
   for (const Case& one : cases) {
     const double ranks = one.ranks;
     const double tensors = one.tensors;
-    // What does not depend on the tensors is in all cases of as many ranks.
+    // Quantities that do not depend on the tensors are the same in all cases with the same number of ranks.
     if (!per_case && one.tensors != cases.front().tensors) {
       continue;
     }
@@ -257,8 +258,8 @@ double print_lines(const std::string& name, const std::vector<Case>& cases, bool
   return share;
 }
 
-/// True where what can be counted exactly (bytes told, memory of an exchange and of the group) grows with ranks and
-/// tensors, and not with the square of the ranks.
+/// Returns whether the exactly countable quantities (bytes received, memory of an exchange and of the group) grow
+/// linearly with ranks and tensors, and not with the square of the ranks.
 bool print_fits(const std::vector<Case>& cases, bool has_tensors) {
   constexpr double most_of_a_square = 0.1;
   bool is_linear = true;
@@ -298,7 +299,8 @@ int main(int argc, char** argv) {
   options.add("--check", settings.fails_on_squares,
               "fail where a tenth of any number of bytes grows with the square of the ranks");
   options.parse(argc, argv);
-  // Small exchanges would have their descriptors in their slots: here they are messages, as those of large ones are.
+  // The descriptors of small exchanges would be in their slots. With this setting they are messages, as in large
+  // exchanges.
   ::setenv("MUSTER_EAGER", "0", 1);
   try {
     std::vector<Case> cases;

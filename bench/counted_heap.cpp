@@ -42,7 +42,7 @@ void* operator new(std::size_t bytes, std::align_val_t alignment) {
                                   (bytes + static_cast<std::size_t>(alignment) - 1) /
                                       static_cast<std::size_t>(alignment) * static_cast<std::size_t>(alignment)));
 }
-// The sanitizers' own would not be what is deleted below.
+// The nothrow version of a sanitizer would not match the operator delete below.
 void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
   void* memory = std::malloc(bytes == 0 ? 1 : bytes);
   return memory == nullptr ? nullptr : count(memory);

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The heap of this process, counted: operator new and delete of the whole program, libraries included
+// Counts the heap of this process: operator new and delete of the whole program, including libraries
 // (counted_heap.cpp).
 
 #include <cstdint>
 
 namespace bench {
 
-/// Bytes that are allocated now.
+/// Returns the bytes that are allocated now.
 std::uint64_t heap_now();
-/// The most since the last call.
+/// Returns the maximum since the last call.
 std::uint64_t heap_peak();
 
 }  // namespace bench

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A group that counts what its rank is told: everything else it leaves to the group it stands for.
+// A group that counts the bytes that its rank receives, and forwards all calls to another group.
 
 #include <cstdint>
 #include <memory>
@@ -10,7 +10,7 @@
 namespace bench {
 
 struct Told {
-  std::uint64_t by_rounds = 0;    ///< bytes of records, this rank's own among them
+  std::uint64_t by_rounds = 0;    ///< bytes of records, including those of this rank
   std::uint64_t by_messages = 0;  ///< bytes of messages to this rank
   std::uint64_t rounds = 0;
 };
@@ -21,7 +21,7 @@ class CountingGroup final : public muster::sync::Group {
       : Group(inner->rank(), ranks_of(*inner), inner->nonce(), inner->timeout()),
         inner_(std::static_pointer_cast<Group>(std::move(inner))) {}
 
-  /// Since the last call.
+  /// Returns the counts since the last call.
   Told take() { return std::exchange(told_, {}); }
 
   [[nodiscard]] std::string_view kind() const noexcept override { return inner_->kind(); }

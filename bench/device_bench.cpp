@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors on devices, to the host and to another rank's device, beside the driver's plain copy of the same bytes in the
-// same run: page-locked memory and cuMemcpyDtoHAsync, and cuMemcpyDtoDAsync between the same devices. Two ranks: the
-// first one receives and has no tensor, the other one sends. One JSON line for each size and landing, medians in
-// seconds; `ratio` is plain / ours: how much of the plain copy's speed is left. The device is named: figures of the
-// tests' fake driver are none. Where there is no device it says so, and ends with 77. Not run on a device so far
-// (docs/devices.md).
+// Copies tensors from devices to the host and to another rank's device, and compares them with the driver's plain copy
+// of the same bytes in the same run. The plain copies are cuMemcpyDtoHAsync to page-locked memory, and
+// cuMemcpyDtoDAsync between the same devices. There are two ranks: the root receives and has no tensor, the other one
+// sends. Prints one JSON line per size and destination, with medians in seconds. `ratio` is the time of the plain copy
+// divided by that of Muster, the fraction of the plain copy's speed. The lines name the device; figures of the fake
+// driver of the tests are not measurements. If there is no device the program reports that and exits with 77. It has
+// not been run on a device (docs/devices.md).
 
 #include <fmt/core.h>
 
@@ -40,7 +41,7 @@ double seconds_of(const auto& work) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-/// Queues a copy and spins until it is done: the floor.
+/// Queues a copy and polls until it is complete. This is the lower bound.
 double plain_copy(cuda::Stream& stream, const auto& queue) {
   const cuda::Current current(stream.device());
   cuda::Event event(stream.device());
@@ -121,7 +122,7 @@ int main(int argc, char** argv) {
   options.add("--bytes", settings.bytes, "Of the sender's tensor");
   options.add("--repetitions", settings.repetitions, "Of each size");
   options.parse(argc, argv);
-  // In a child: whoever has started the driver cannot give devices to those that it forks.
+  // Checked in a child: a process that has initialised the driver cannot fork children that use devices.
   const bench::Mapping answer(64, bench::Mapping::Kind::shared);
   auto& found = reinterpret_cast<int&>(answer.bytes().front());
   bench::run_ranks(1, [&](bench::Meeting&) {

@@ -10,7 +10,7 @@ from tables import peer_value
 WIDTH, HEIGHT = 860, 520
 LEFT, RIGHT, TOP, BOTTOM = 84, 216, 58, 64
 
-# Series, label, colour (told apart by the colour-blind too), dashes.
+# Series, label, colour (also distinguishable for colour-blind readers), dashes.
 SERIES = [
     ("floor", "floor: parallel copy", "#555555", "6 4"),
     ("muster", "Muster", "#d55e00", ""),
@@ -86,7 +86,7 @@ def grid(axes):
 
 
 def legend_places(axes, lines):
-    """Beside each line's end, moved apart where ends are close; in the order of the ends."""
+    """Returns one label position per line, next to its end. Labels of close ends are moved apart."""
     gap = 19
     order = sorted(range(len(lines)), key=lambda i: axes.y(lines[i][3][-1][1]))
     wanted = [axes.y(lines[i][3][-1][1]) for i in order]
@@ -101,7 +101,7 @@ def legend_places(axes, lines):
 
 
 def draw(figures, ranks):
-    """Gathers; None where there is nothing to draw."""
+    """Draws the gathers. Returns None if there is nothing to draw."""
     lines = collect(figures, ranks)
     if not lines:
         return None
@@ -111,7 +111,7 @@ def draw(figures, ranks):
 
 
 def picture(lines, title, heading, below):
-    """The SVG's text. Lines: label, colour, dashes, [(bytes, seconds)]."""
+    """Returns the SVG text. Each line is (label, colour, dashes, [(bytes, seconds)])."""
     axes = Axes(lines)
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
            'font-family="DejaVu Sans, Helvetica, Arial, sans-serif">',

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The figures of a run: lines of all programs, merged by what they measured."""
+"""The figures of a run: the lines of all programs, merged by case."""
 
 import json
 import statistics
@@ -9,7 +9,7 @@ UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def parse_size(text):
-    """'64K' is 65536."""
+    """Parses a size: '64K' is 65536."""
     unit = text[-1:].upper()
     number = int(text[:-1]) * UNITS[unit] if unit in UNITS else int(text)
     if number <= 0:
@@ -38,14 +38,16 @@ class Series:
         return statistics.median(self.read) if self.read else None
 
     def spent(self, who, what):
-        """The median over rounds of what the first rank, or all senders, spent in one repetition."""
+        """Returns the median over rounds of the usage per repetition, of the root or of all senders."""
         values = [one[what] for one in getattr(self, who)]
         return statistics.median(values) if values else None
 
 
 class Figures:
-    """Keyed by (scenario, ranks, bytes) and series. MPI's floor is kept apart from that of the library: each ratio is
-    taken within one program's run."""
+    """Figures by (scenario, ranks, bytes) and series.
+
+    The floor of MPI is separate from that of the library, because each ratio is computed within one run of one program.
+    """
 
     def __init__(self):
         self.lines = []
@@ -92,8 +94,8 @@ class Figures:
         return found.median_read() if found else None
 
     def best(self, key, prefix, what="access"):
-        """The best median of all series whose name begins so: a floor (in whatever memory it was best), or a peer that
-        has two ways."""
+        """Returns the best median of all series with this prefix: a floor with the best memory, or a peer with two
+        methods."""
         values = [getattr(self, what)(key, name) for name in self.cases.get(key, {}) if name.startswith(prefix)]
         values = [value for value in values if value is not None]
         return min(values) if values else None

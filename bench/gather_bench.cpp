@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Floor and library side by side: N ranks on this host, a tensor each, to the first rank. One JSON line a series.
-// Pooled memory is measured twice, with the floor's memory taken first and with the library's: whoever comes second can
-// get pages that are a tenth faster. The tables take the worse ratio.
+// Compares the library with the floor (the memcpy baseline): N ranks on this host send one tensor each to the root.
+// Prints one JSON line per series. Pooled memory is measured twice: once if the floor's memory is allocated first, and
+// once if the library's is. Memory that is allocated later can be up to a tenth faster. The tables use the worse ratio.
 
 #include <fmt/core.h>
 
@@ -48,7 +48,8 @@ std::vector<bench::Contender> pooled(bench::Meeting& meeting, std::span<std::byt
 
 bool run_case(const bench::Case& what, const Settings& settings) {
   const bool first = what.scenario == "first";
-  // Sources, floor or pool of the library, and what the first exchange leaves until its group is gone.
+  // The memory of the sources, the floor or the library's pool, and the memory that the first exchange keeps until its
+  // group is destroyed.
   const std::uint64_t needed = 3 * what.bytes * static_cast<std::uint64_t>(what.ranks);
   if (needed > bench::available_memory() / 10 * 9) {
     bench::print_skipped(what, "muster", fmt::format("needs {} MiB of memory", needed >> 20));
@@ -58,7 +59,7 @@ bool run_case(const bench::Case& what, const Settings& settings) {
                         ? settings.repetitions
                         : bench::default_repetitions(what.bytes * static_cast<std::uint64_t>(what.ranks));
   if (!first) {
-    repetitions = (repetitions + 1) / 2;  // for each placement
+    repetitions = (repetitions + 1) / 2;  // per placement
   }
   const bench::Mapping area(first ? 1 : bench::floor_memory(what.ranks, what.bytes), bench::Mapping::Kind::shared);
   return bench::run_ranks(what.ranks, [&](bench::Meeting& meeting) {
@@ -73,7 +74,7 @@ bool run_case(const bench::Case& what, const Settings& settings) {
     } else {
       contenders = pooled(meeting, source, area, what, phases);
     }
-    // A first exchange has no memory to warm up but that of the source.
+    // In a first exchange only the memory of the source needs a warm-up.
     const bench::MeasureOptions options{.warm_up = first ? 1 : 2, .repetitions = repetitions};
     const auto samples = bench::measure(meeting, source, contenders, options);
     if (meeting.is_first()) {

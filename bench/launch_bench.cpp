@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Starting and ending ranks that do nothing, beside plain fork and exec of the same program, in turns. Medians.
+// Measures the start and end of ranks that do nothing, in turns with plain fork and exec of the same program. Prints
+// medians.
 //
 //   launch_bench [--ranks 64] [--rounds 9]
 #include <fmt/core.h>

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Merge on gather beside what one would do without it: N ranks concatenate a bf16 matrix each. There is one process
-// more, rank 0, which stands idle beside the N but for one contender:
-//   merge       merge_tensor_parallel by ranks 1 to N, into one tensor of rank 1
-//   moved       get_tensors_parallel to rank 0 from ranks 1 to N: as many bytes are copied as in the merge
-//   same call   get_tensors_parallel by ranks 1 to N: rank 1's own tensor, the N-th part, does not move
-//   then fresh  the same call, then one loop of memcpy on rank 1 into heap memory made for it
-//   then warm   likewise, into heap memory that is kept
-// All take turns in one run; medians, and each as a multiple of the merge and the merge as a multiple of each.
+// Compares a merge during the gather with the alternatives. N ranks concatenate one bf16 matrix each. Rank 0 is an
+// additional process, which is idle in all contenders except "moved":
+//
+//   merge       merge_tensor_parallel by ranks 1 to N, into one tensor on rank 1
+//   moved       get_tensors_parallel to rank 0 from ranks 1 to N: copies as many bytes as the merge
+//   same call   get_tensors_parallel by ranks 1 to N: rank 1's own tensor, one N-th of the data, is not copied
+//   then fresh  the same call, then one loop of memcpy on rank 1 into newly allocated heap memory
+//   then warm   the same call and loop, into heap memory that is reused
+//
+// All of them take turns in one run. Prints medians, each time as a multiple of the merge, and the merge as a multiple
+// of each.
 
 #include <fmt/core.h>
 
@@ -38,17 +41,17 @@ struct Settings {
 struct What {
   int ranks = 0;
   std::uint64_t bytes = 0;
-  std::uint64_t row = 0;  // bytes of one rank's row; 0: concat(0)
+  std::uint64_t row = 0;  // bytes per row of one rank; 0 for concat(0)
   bool first = false;     // a new group for each exchange
   int repetitions = 0;
 };
 
-/// One way to bring the tensors together. `move` is collective over all N + 1 ranks.
+/// One method to merge the tensors. `move` is collective over all N + 1 ranks.
 struct Way {
   const char* name;
   int receiver;
   std::function<void()> move;
-  std::function<std::uint64_t()> read;  // on the receiver: the sum of all words
+  std::function<std::uint64_t()> read;  // on the receiver; returns the sum of all words
   std::function<void()> finish;
 };
 
@@ -58,7 +61,7 @@ std::uint64_t sum_of(const muster::GatheredTensors& result) {
   return sum;
 }
 
-/// What the author of an exporter writes after a gather.
+/// The loop that an author of an exporter writes after a gather.
 void concatenate(const muster::GatheredTensors& result, std::uint64_t row, std::byte* target) {
   const auto parts = result.present();
   if (row == 0) {
@@ -109,7 +112,7 @@ std::vector<Way> ways(const What& what, std::span<std::byte> source, std::shared
        },
        [&held] { return bench::sum_words(held.merged.tensor()->bytes()); }, [&held] { held.merged = {}; }},
       {"moved", 0, [gather, all] { gather(all); },
-       // Its own tensor did not move.
+       // The receiver's own tensor was not copied.
        [&held] { return sum_of(held.gathered) - bench::sum_words(held.gathered[0]->bytes()); }, release},
       {"same call", 1, [gather, members] { gather(members); }, read_gathered, release},
       {"then fresh", 1,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The .metadata of a save of torch.distributed.checkpoint, parsed and its parts found, with nothing around it: seconds
-// of the processor, the median of some rounds, as a JSON line.
+// Parses the .metadata file of a torch.distributed.checkpoint save and finds its parts, and nothing else. Prints the
+// median CPU time in seconds over several rounds as a JSON line.
 //   metadata_bench FILE [ROUNDS]
 
 #include <fmt/core.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts that an exchange is made of, one at a time: copies, and the tree of a config on its way to a descriptor and
-// back.
+// Measures the components of an exchange one by one: copies, and the conversion between a config tree and its
+// descriptor.
 
 #include <benchmark/benchmark.h>
 #include <fmt/core.h>
@@ -71,7 +71,7 @@ void copy_nontemporal(benchmark::State& state) {
   copy_with(state, bench::copy_nontemporal);
 }
 
-// The library's own way for one tensor, whatever its strides.
+// The copy function of the library, which handles any strides.
 void copy_contiguous(benchmark::State& state) {
   copy_with(state, [](std::byte* to, const std::byte* from, std::size_t bytes) {
     muster::copy_contiguous({muster::DType::u8, {static_cast<std::int64_t>(bytes)}, from}, to);

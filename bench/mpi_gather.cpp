@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gather across hosts beside MPI itself, in one run: the same bytes from the same ranks into memory that has been
-// touched, by one MPI_Isend and MPI_Irecv a rank, by MPI_Gatherv into one buffer, and by the library. Started by
-// mpiexec over two hosts; every repetition runs all of them, and the ratios are those of one repetition.
+// Compares the library's gather across hosts with MPI itself in one run: the same bytes from the same ranks into memory
+// that has been touched. MPI uses one MPI_Isend and MPI_Irecv per rank, or MPI_Gatherv into one buffer. The program is
+// started by mpiexec on two hosts. Every repetition runs all contenders, and each ratio is computed within one
+// repetition.
 
 #include <mpi.h>
 #include <sys/mman.h>
@@ -35,22 +36,22 @@ struct Settings {
   std::vector<std::string> routes = {"automatic", "mpi"};
 };
 
-/// One way to bring the bytes of `senders` to rank 0. Called by all ranks; returns when rank 0 has them (senders may
-/// return earlier).
+/// One method to bring the bytes of `senders` to rank 0. All ranks call it. It returns on rank 0 when the bytes have
+/// arrived; senders may return earlier.
 struct Contender {
   std::string name;
   std::function<void()> move;
   std::function<void()> finish;
 };
 
-/// What the library's contender holds until the clock has stopped.
+/// The results of the library, which are kept until the end of the measurement.
 struct Results {
   muster::GatheredConfigs configs;
   muster::GatheredTensors tensors;
 };
 
-/// Memory that has been touched, in huge pages where the kernel gives them: what the library receives into is, and a
-/// copy into small pages is slower.
+/// Memory that has been touched, in huge pages if the kernel provides them. The library receives into such memory too,
+/// and copies into small pages are slower.
 class Touched {
  public:
   Touched() = default;
@@ -194,7 +195,7 @@ class Bench {
     constexpr int warm_up = 2;
     for (int i = 0; i < settings_.repetitions + warm_up; ++i) {
       for (std::size_t k = 0; k < contenders.size(); ++k) {
-        // Each in its turn is the first of a repetition.
+        // The contenders take turns in running first.
         const std::size_t c = (k + static_cast<std::size_t>(i)) % contenders.size();
         explained_.clear();
         const double one = time(contenders[c]);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// MPI beside the floor, in one run: a copy into a shared window, MPI_Gather, MPI_Gather in place, and the library in a
-// group of MPI's ranks, which is to be as fast as in one of its own. Started by mpiexec.
-// Ranks meet at the bench's own futex barrier before each start, so that MPI does not pay for ranks that spin in an MPI
-// barrier.
+// Compares MPI with the floor in one run: a copy into a shared window, MPI_Gather, MPI_Gather in place, and the library
+// in a group of MPI ranks. The last one should be as fast as the library in a local group. The program is started by
+// mpiexec. Ranks use the futex barrier of the bench before each start, so that ranks that spin in an MPI barrier do not
+// slow MPI down.
 
 #include <mpi.h>
 
@@ -26,7 +26,7 @@
 
 namespace {
 
-// A window of shared memory, all of it given by rank 0; every rank maps it as a whole.
+// A window of shared memory that rank 0 allocates. Every rank maps all of it.
 class SharedWindow {
  public:
   explicit SharedWindow(std::size_t bytes) {
@@ -57,7 +57,7 @@ class SharedWindow {
   std::span<std::byte> bytes_;
 };
 
-// The floor's copy, with MPI's way to say that it is done.
+// The copy of the floor, with MPI's synchronisation after it.
 bench::Contender window_contender(const bench::Contender& floor, bench::Meeting& meeting, std::span<std::byte> source,
                                   const SharedWindow& window, bool streaming) {
   bench::Contender made;
@@ -86,7 +86,7 @@ bench::Contender gather_contender(bench::Meeting& meeting, std::span<std::byte> 
   bench::Contender made;
   made.name = in_place ? "mpi-gather-in-place" : "mpi-gather";
   if (in_place) {
-    // The first rank's bytes are where MPI wants them, as its caller would have them.
+    // The root's bytes are already at the place where MPI expects them, as in a real caller.
     made.prepare = [&meeting, source, target] {
       if (meeting.is_first()) {
         std::memcpy(target.data(), source.data(), source.size());
@@ -108,7 +108,7 @@ void run_case(const bench::Case& what, int repetitions) {
   if (what.bytes > INT_MAX) {
     throw std::runtime_error("MPI_Gather counts in int: at most 2 GiB a rank");
   }
-  // Sources, window, the gather's target, what MPI buffers of its own, and the library's pool.
+  // The memory of sources, window, target of the gather, MPI's own buffers, and the library's pool.
   const std::uint64_t needed = 5 * what.bytes * static_cast<std::uint64_t>(what.ranks);
   int enough = needed < bench::available_memory() / 10 * 9 ? 1 : 0;
   MPI_Bcast(&enough, 1, MPI_INT, 0, MPI_COMM_WORLD);
@@ -169,7 +169,7 @@ int main(int argc, char** argv) {
       throw std::runtime_error("start me with mpiexec -n 2 (at most 16)");
     }
     for (const std::uint64_t bytes : sizes) {
-      // A quarter of the floor's repetitions: some of these are a hundred times slower.
+      // A quarter of the floor's repetitions, because some of these are a hundred times slower.
       run_case({"gather", ranks, bytes},
                repetitions > 0
                    ? repetitions

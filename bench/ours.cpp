@@ -52,7 +52,7 @@ Contender contender(std::string name, const std::shared_ptr<Ours>& ours, const s
 
 std::shared_ptr<muster::SyncGroup> make_group(const Meeting& meeting) {
   static int made = 0;
-  // Ranks are children of one process, whose number tells this run from others.
+  // The ranks are children of one process, whose pid distinguishes this run from others.
   return muster::local_group(
       {.key = fmt::format("muster-bench-{}-{}", getppid(), made++), .rank = meeting.rank(), .size = meeting.size()});
 }

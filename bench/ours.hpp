@@ -13,16 +13,16 @@
 
 namespace bench {
 
-/// A group of the ranks of the meeting; no two calls of a run give the same key. Collective.
+/// Returns a group of the ranks of the meeting. Every call uses a new key. Collective.
 std::shared_ptr<muster::SyncGroup> make_group(const Meeting& meeting);
 
-/// get_tensors_parallel over one group: after the warm-up its memory is there.
-/// `exchanges` have been made when it returns, so that its memory is taken. `group`: null for one of its own.
-/// Collective.
+/// Measures get_tensors_parallel over one group. It makes `exchanges` exchanges before it returns, so that the memory
+/// is allocated. `group` may be null; then it makes its own. Collective.
 Contender pooled_contender(Meeting& meeting, std::span<std::byte> source, std::shared_ptr<PhaseLog> phases,
                            int exchanges, std::shared_ptr<muster::SyncGroup> group = nullptr);
 
-/// The same over a new group each time, so that every exchange is a first one. Making the group is not timed.
+/// Measures get_tensors_parallel over a new group each time, so that every exchange is a first one. The time to make
+/// the group is not included.
 Contender first_contender(Meeting& meeting, std::span<std::byte> source, std::shared_ptr<PhaseLog> phases);
 
 }  // namespace bench

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The floor of an export: one process that writes so many bytes with large writes and syncs them. Prints seconds.
+// The lower bound for an export: one process writes this many bytes with large writes and syncs them. Prints seconds.
 //   raw_write FILE BYTES [--reserve]
 
 #include <fcntl.h>
@@ -21,7 +21,7 @@ int main(int argc, char** argv) {
   }
   const std::uint64_t bytes = std::strtoull(argv[2], nullptr, 10);
   const bool reserves = argc > 3 && std::strcmp(argv[3], "--reserve") == 0;
-  // Data that no file system stores as a hole or packs.
+  // Data that no file system can compress or store as a hole.
   std::vector<std::uint64_t> block((8 << 20) / sizeof(std::uint64_t));
   std::uint64_t state = 88172645463325252ULL;
   for (std::uint64_t& word : block) {

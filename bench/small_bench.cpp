@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an exchange costs when bytes do not: a config of 2 KiB, arena tensors of two sizes, 10,000 small tensors; each
-// beside all-gather rounds of the same group. One JSON line a series.
-// Every operation is timed twice: alone, from the moment when the last rank came; and in batches back to back, where no
-// wake-up of the bench's own is in the figure.
+// Measures exchanges whose cost does not depend on bytes: a config of 2 KiB, arena tensors of two sizes, and 10,000
+// small tensors. Each of them is compared with all-gather rounds of the same group. Prints one JSON line per series.
+// Every operation is timed in two ways: alone, from the arrival of the last rank, and in back-to-back batches, whose
+// figures include no wake-up by the bench.
 
 #include <fmt/core.h>
 
@@ -51,7 +51,7 @@ class SmallBench {
     if (scenario == "small") {
       config_of_2_kib();
     } else if (scenario == "arena") {
-      // Both sizes in one run of repetitions: they are compared with each other.
+      // Both sizes are measured in the same repetitions, because they are compared with each other.
       arena();
     } else {
       many();
@@ -111,7 +111,7 @@ class SmallBench {
     return muster::Tensor::borrow({muster::DType::u8, {static_cast<std::int64_t>(bytes.size())}, bytes.data()});
   }
 
-  // What a quantised layer says about itself: a few values and scales.
+  // The config of a quantised layer: a few values and scales.
   void config_of_2_kib() {
     constexpr std::size_t payload = 2048;
     constexpr std::size_t part = payload / 4;
@@ -152,7 +152,7 @@ class SmallBench {
       }
       return;
     }
-    meeting_.wait();  // before memory is taken: all ranks decide alike
+    meeting_.wait();  // before memory is allocated, because all ranks must make the same decision
     constexpr std::uint64_t slack = 1U << 20;
     muster::SharedArena arena(settings_.arena_small + settings_.arena_large + slack);
     const auto result = std::make_shared<muster::GatheredTensors>();
@@ -177,7 +177,7 @@ class SmallBench {
     meeting_.wait();
   }
 
-  // The figures are worth nothing where the first rank sees other bytes than were written.
+  // The figures are useless if the root reads other bytes than those that were written.
   static void check(const muster::GatheredTensors& result, std::uint64_t bytes) {
     for (const auto& [rank, tensor] : result.present()) {
       const auto expected = static_cast<std::byte>(rank + 1);

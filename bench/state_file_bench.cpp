@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// State files beside their floors, in one process and by turns: JSON lines for bench/state_file and
+// Measures state files and their lower bounds in one process, in turns. Prints JSON lines for bench/state_file and
 // bench/state_file_listing.
-//   state_file_bench speed --directory D --mebibytes 512 --rounds 5     writing and reading twelve tensors of BF16
+//   state_file_bench speed --directory D --mebibytes 512 --rounds 5     write and read twelve BF16 tensors
 //   state_file_bench zstd --directory D --mebibytes 64 --rounds 5      normally distributed BF16, F32, F8_E4M3
-//   state_file_bench make FILE --tensors 10000 --mebibytes 4096       a file of holes, to be listed
+//   state_file_bench make FILE --tensors 10000 --mebibytes 4096       make a sparse file, which is then listed
 //   state_file_bench open FILE --rounds 21                            how long the library takes to open it
 
 #include <fcntl.h>
@@ -67,7 +67,8 @@ void require(bool condition, const char* what) {
   if (!condition) throw std::runtime_error(std::string(what) + ": " + std::strerror(errno));
 }
 
-/// Normally distributed weights, from a table: what matters is their distribution, not the time that it takes.
+/// Returns normally distributed weights, which are computed once. Their distribution matters, and not the time to
+/// compute them.
 std::vector<float> normal_values() {
   std::mt19937 random(1);
   std::normal_distribution<float> normal(0, 0.02F);
@@ -81,7 +82,7 @@ std::uint16_t bf16(float value) {
   return static_cast<std::uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-/// The nearest of E4M3's finite values.
+/// Returns the code of the nearest finite E4M3 value.
 std::uint8_t e4m3(float value) {
   static const std::vector<float> all = [] {
     std::vector<float> finite;
@@ -127,7 +128,7 @@ std::uint64_t bytes_of(const std::vector<NamedTensor>& tensors) {
   return bytes;
 }
 
-/// The floor: the same bytes one after the other into one file, by one thread.
+/// The lower bound: one thread writes the same bytes sequentially into one file.
 void write_plainly(const std::string& path, const std::vector<NamedTensor>& tensors, bool reserve, bool sync) {
   constexpr std::size_t piece = std::size_t{8} << 20;
   const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
@@ -201,7 +202,7 @@ void speed(const Settings& settings) {
   }
   std::uint64_t expected = 0;
   for (const auto& [name, tensor] : tensors) expected += added_up(tensor.bytes());
-  // Both files are in the page cache now. One round more, which does not count.
+  // Both files are in the page cache now. The first round is not counted.
   for (int round = 0; round <= settings.rounds; ++round) {
     std::uint64_t sum = 0;
     const double plain = seconds_of([&] { sum = read_plainly(floor); });
@@ -242,7 +243,7 @@ void zstd(const Settings& settings) {
   cpu_set_t cores;
   require(::sched_getaffinity(0, sizeof cores, &cores) == 0, "sched_getaffinity");
   for (const NamedTensor& tensor : all) {
-    // For the peer: the same values.
+    // The peer uses the same values.
     const std::string raw = settings.directory + "/" + tensor.first + ".raw";
     std::ofstream(raw, std::ios::binary)
         .write(reinterpret_cast<const char*>(tensor.second.data()),
@@ -284,7 +285,7 @@ void make(const Settings& settings) {
   info.job.fill(std::byte{0x11});
   StateFileWriter writer(settings.file, Config::object({{"bench", true}}), std::move(entries),
                          {.info = info, .durable = false});
-  // Holes are zeros, which is all that listing asks for.
+  // Holes contain zeros, which is sufficient for a listing.
   for (int i = 0; i < settings.tensors; ++i) writer.written_elsewhere(static_cast<std::size_t>(i));
   writer.commit();
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Layers by gather_each beside the same layers by get_configs_parallel in a loop: time, and shared memory at its peak.
-// Each twice: the first rank only gets access to every layer, and it reads every byte of each before it lets it go.
-// Prints the samples as JSON lines, then one line with GiB/s (senders' bytes over the median), ratios and peaks.
+// Compares gather_each with a loop of get_configs_parallel over the same layers: time, and the peak of shared memory.
+// Each is measured twice: the root only gets access to every layer, or it reads every byte of a layer before it
+// releases it. Prints the samples as JSON lines, then one line with GiB/s (the senders' bytes divided by the median
+// time), ratios and peaks.
 
 #include <fmt/core.h>
 
@@ -25,10 +26,10 @@ namespace {
 struct Settings {
   int ranks = 4;
   int layers = 16;
-  std::uint64_t bytes = 32U << 20;  // of one rank in one layer
+  std::uint64_t bytes = 32U << 20;  // per rank and layer
   std::uint64_t budget = 256U << 20;
   int depth = 2;
-  int tensors = 8;  // in a layer
+  int tensors = 8;  // per layer
   int repetitions = 11;
 };
 
@@ -87,7 +88,7 @@ class StreamBench {
   struct Way {
     std::shared_ptr<muster::SyncGroup> group;
     std::uint64_t peak = 0;  // shared memory of this rank
-    std::uint64_t sum = 0;   // of the last layer
+    std::uint64_t sum = 0;   // checksum of the last layer
   };
 
   static std::uint64_t sum_of(const muster::Config& layer) {
@@ -181,7 +182,7 @@ int main(int argc, char** argv) {
   options.add("--tensors", settings.tensors, "Of one layer", bench::Range{1, 64});
   options.add("--repetitions", settings.repetitions, "Of each measurement", bench::Range{});
   options.parse(argc, argv);
-  // Whole rows of 64 bytes in every tensor.
+  // Every tensor consists of whole rows of 64 bytes.
   const auto unit = static_cast<std::uint64_t>(settings.tensors) * 64;
   settings.bytes = std::max(settings.bytes / unit * unit, unit);
   const bool good =

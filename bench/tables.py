@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of a run's figures, plain text within 100 columns."""
+"""Prints the figures of a run as tables of plain text, at most 100 columns wide."""
 
 from figures import size_name
 
-# Series, and what the tables call them.
+# Series, and their names in the tables.
 PEERS = [
     ("mpi-window", "MPI window"),
     ("mpi-gather", "MPI_Gather"),
@@ -45,7 +45,7 @@ PLACEMENTS = ("floor first", "library first")
 
 
 def against_floor(figures, key, ours, floors, what, placement=None):
-    """(floor, ours) in seconds, both of one placement: taken in turns within one run."""
+    """Returns the seconds of the floor and of the library with one placement, measured in turns within one run."""
     get = getattr(figures, what)
     end = f"@{placement}" if placement else ""
     values = [get(key, name) for name in figures.cases[key]
@@ -56,7 +56,7 @@ def against_floor(figures, key, ours, floors, what, placement=None):
 
 
 def worst(figures, key, ours, floors, what):
-    """Of both placements the one that is worse for the library, so that lucky pages flatter nobody."""
+    """Returns the placement that is worse for the library, so that lucky pages do not improve its figures."""
     pairs = [against_floor(figures, key, ours, floors, what, placement) for placement in PLACEMENTS]
     pairs = [pair for pair in pairs if pair] or [against_floor(figures, key, ours, floors, what)]
     return max(pairs, key=lambda pair: pair[1] / pair[0]) if pairs[0] else None
@@ -82,7 +82,7 @@ def gathers(figures, scenario, ours, floors, title):
 
 
 def peer_value(figures, key, name):
-    # A copy into a window is the user's own: the better of both copies is what the peer can do.
+    # The user writes the copy into a window, so the better of the two copies shows the capability of the peer.
     return figures.best(key, name) if name == "mpi-window" else figures.access(key, name)
 
 

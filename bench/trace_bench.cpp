@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What recording costs: a span by itself, and operations of ranks that write a trace beside the same of ranks that do
-// not, in turns. One JSON line a figure.
+// Measures the cost of recording: a single span, and operations of ranks that write a trace in turns with the same
+// operations without a trace. Prints one JSON line per figure.
 
 #include <fmt/core.h>
 #include <stdlib.h>
@@ -31,7 +31,7 @@ void trace_from_now_on(const Settings& settings) {
 }
 
 void one_span(bench::Meeting& meeting, const Settings& settings) {
-  // Rank 0 writes none.
+  // Rank 0 writes no trace.
   if (meeting.rank() == 1) trace_from_now_on(settings);
   constexpr int spans = 10'000;
   std::vector<double> took;
@@ -49,7 +49,7 @@ void one_span(bench::Meeting& meeting, const Settings& settings) {
              bench::median(took));
 }
 
-/// Half of the ranks trace; the two halves take turns.
+/// Half of the ranks write traces. The two halves take turns.
 void operations(bench::Meeting& meeting, const Settings& settings) {
   const bool is_traced = meeting.rank() >= settings.ranks;
   if (is_traced) trace_from_now_on(settings);

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Draws a part of a merged trace (muster trace DIR --out TRACE.json) as SVG: a row for each rank.
+"""Draws a part of a merged trace (muster trace DIR --out TRACE.json) as SVG: one row per rank.
 
     trace_picture.py TRACE.json --begin MS --length MS > picture.svg
 
-Spans that lie in others are drawn in front of them. Times count from the trace's first span.
+Nested spans are drawn in front of the outer ones. Times count from the first span of the trace.
 """
 import argparse
 import json
@@ -12,7 +12,7 @@ import sys
 from xml.sax.saxutils import escape
 
 WIDTH, LEFT, RIGHT, TOP, ROW, GAP = 960, 150, 12, 34, 26, 8
-# Told apart by the colour-blind, too.
+# These colours are also distinguishable for colour-blind readers.
 COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999", "#f0e442"]
 
 
@@ -49,7 +49,7 @@ def main():
     for rank in ranks:
         out.append(text(LEFT - 8, rows[rank] + ROW / 2 + 4, roles.get(rank, names[rank].split(" (")[0]), "end"))
         out.append(f'<rect x="{LEFT}" y="{rows[rank]}" width="{WIDTH - LEFT - RIGHT}" height="{ROW}" fill="#f4f4f4"/>')
-    # What begins first lies behind, and of those the longer one.
+    # Spans that begin earlier are drawn first; if they begin together, the longer one is drawn first.
     for span in sorted(spans, key=lambda span: (span["ts"], -span["dur"])):
         begin = max(span["ts"], first)
         end = min(span["ts"] + span["dur"], first + length)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Data-parallel training of a small network: each rank has examples of its own, the gradients are averaged, and all
-// ranks have the same weights after every step. The loss falls.
+// Data-parallel training of a small network. Each rank has its own examples. The gradients are averaged, so all ranks
+// have the same weights after every step. The loss decreases.
 //
 //   build/tools/muster run -n 4 -- build/examples/data_parallel
 
@@ -17,7 +17,7 @@ constexpr std::size_t inputs = 2;
 constexpr std::size_t hidden = 16;
 constexpr std::size_t weights = hidden * (inputs + 2) + 1;  // first layer, its biases, second layer, its bias
 
-/// The loss of one example, whose gradient is added.
+/// Returns the loss of one example, and adds its gradient to `gradient`.
 float learn(std::span<const float> weight, const float (&x)[inputs], float wanted, std::span<float> gradient) {
   const auto first = weight.first(hidden * inputs);
   const auto bias = weight.subspan(hidden * inputs, hidden);
@@ -45,12 +45,13 @@ void train() {
   std::mt19937 random(static_cast<unsigned>(ranks.rank()));
   std::uniform_real_distribution<float> uniform(-1, 1);
 
-  // Each rank begins with its own; all go on with rank 0's.
+  // Each rank begins with its own weights, and the broadcast replaces them with those of rank 0.
   const muster::Tensor weight = muster::Tensor::allocate(muster::DType::f32, {weights});
   for (float& value : weight.mutable_values<float>()) value = uniform(random);
   ranks.broadcast(weight, 0);
 
-  const muster::Tensor gradient = muster::Tensor::allocate(muster::DType::f32, {weights + 1});  // the loss behind it
+  // the last element is the loss
+  const muster::Tensor gradient = muster::Tensor::allocate(muster::DType::f32, {weights + 1});
   constexpr int batch = 32;
   for (int step = 0; step <= 500; ++step) {
     const std::span<float> sums = gradient.mutable_values<float>();

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantises a small Llama that is cut over the ranks, and exports it with ModelOpt as one checkpoint of TensorRT-LLM, on
-the CPU. The gathers of the export are ModelOpt's, or Muster's:
+"""Quantises a small Llama that is sharded over the ranks, and exports it with ModelOpt as one TensorRT-LLM checkpoint,
+on the CPU. The export uses the gathers of ModelOpt or of Muster:
 
     torchrun --nproc-per-node 4 modelopt_export.py before
     torchrun --nproc-per-node 4 -m muster.modelopt modelopt_export.py after
@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 distributed.init_process_group("gloo")
 rank, ranks = distributed.get_rank(), distributed.get_world_size()
 
-# Each rank has its heads, its part of the MLP and its rows of the vocabulary.
+# Each rank has its own heads, its part of the MLP and its rows of the vocabulary.
 torch.manual_seed(rank)
 model = LlamaForCausalLM(
     LlamaConfig(
@@ -37,7 +37,7 @@ model = LlamaForCausalLM(
 
 
 class ParallelEmbedding(torch.nn.Embedding):
-    """Has this rank's rows; ModelOpt cuts those whose name does not say so."""
+    """Holds the rows of this rank. ModelOpt would cut an embedding whose class name does not contain Parallel."""
 
 
 def calibrate(model):

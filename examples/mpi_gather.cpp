@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A program of MPI that hands its shards to rank 0: one call on a communicator, on one host or on many.
+// An MPI program that gathers its shards on rank 0 with one call on a communicator, on one host or on several.
 //
 //   mpiexec -n 4 build/examples/mpi_gather
 
@@ -21,7 +21,7 @@ void gather() {
   std::ranges::fill(shard.mutable_values<float>(), static_cast<float>(group->rank()));
 
   const muster::GatheredTensors shards = muster::get_tensors_parallel(shard, muster::all_ranks, *group);
-  for (const auto& [rank, tensor] : shards.present())  // empty on all but the first rank
+  for (const auto& [rank, tensor] : shards.present())  // empty on all ranks except the root
     std::printf("rank %d on %s: %zu bytes, all %.0f\n", rank, group->info(rank).host.c_str(), tensor.nbytes(),
                 static_cast<double>(tensor.values<float>().front()));
   if (group->rank() == 0) std::printf("%s\n", shards.explain().c_str());
@@ -35,7 +35,7 @@ int main(int argc, char** argv) {
   try {
     gather();
   } catch (const std::exception& error) {
-    // MPI_Finalize would wait for whoever has died: the other ranks have the same error, and end as well.
+    // MPI_Finalize would wait for a dead rank. The other ranks get the same error, and exit too.
     std::fprintf(stderr, "mpi_gather: %s\n", error.what());
     return 2;
   }

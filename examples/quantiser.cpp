@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A quantiser in tensor parallel: every rank quantises its slice of one layer to int8 with a scale for each output
-// channel, the first rank gets all weights and all layer configs.
+// A quantiser for tensor-parallel models. Every rank quantises its slice of one layer to int8, with one scale per
+// output channel. The root gets all weights and all layer configs.
 //
 //   muster run -n 4 -- build/examples/quantiser
 
@@ -17,7 +17,7 @@ namespace {
 constexpr std::int64_t channels = 256;
 constexpr std::int64_t inputs = 1024;
 
-std::vector<float> train(int rank) {  // what a trainer would have left on this rank
+std::vector<float> train(int rank) {  // the weights that a trainer would leave on this rank
   std::vector<float> weight(channels * inputs);
   for (std::size_t i = 0; i < weight.size(); ++i)
     weight[i] = std::sin(static_cast<float>(i) * 0.37F) * (1.0F + static_cast<float>(rank));
@@ -58,7 +58,7 @@ int main() try {
   const muster::GatheredTensors weights = muster::get_tensors_parallel(layer.weight, muster::all_ranks, *group);
   const muster::GatheredConfigs configs = muster::get_configs_parallel(&config, muster::all_ranks, *group);
 
-  for (const auto& [rank, gathered] : configs.present()) {  // empty on all but the first rank
+  for (const auto& [rank, gathered] : configs.present()) {  // empty on all ranks except the root
     const auto scales = gathered.at("weight_scale").as_tensor().values<float>();
     const muster::Tensor& weight = *weights[static_cast<std::size_t>(rank)];
     std::printf("rank %d: %s, %zu bytes of int8, largest scale %.5f\n", rank, gathered.at("name").as_string().c_str(),

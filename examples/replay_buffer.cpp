@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Learning from a replay buffer: training ranks walk through a grid and send their walks to a buffer manager, which
-// sends back moves drawn from all of them. The gradients of these are averaged over the training ranks. A coordinator
-// prints how many moves the walks to the goal take: they become shorter.
+// Learning from a replay buffer. Training ranks walk through a grid and send their walks to a buffer manager, which
+// sends back moves drawn from all walks. The gradients are averaged over the training ranks. A coordinator prints the
+// number of moves per walk to the goal, which decreases.
 //
 //   build/tools/muster run -n 6 -- build/examples/replay_buffer
 
@@ -22,9 +22,9 @@ using muster::Tensor;
 
 // The tags of the messages.
 constexpr int walk_tag = 0;     // to the manager: the moves of a walk
-constexpr int request_tag = 1;  // to the manager: a batch, please
-constexpr int end_tag = 2;      // to the manager: no more of this rank
-constexpr int batch_tag = 3;    // from the manager: moves
+constexpr int request_tag = 1;  // to the manager: a request for a batch
+constexpr int end_tag = 2;      // to the manager: this rank has ended
+constexpr int batch_tag = 3;    // from the manager: a batch of moves
 constexpr int report_tag = 4;   // to the coordinator: a Report
 
 constexpr int steps = 2000;
@@ -36,8 +36,8 @@ struct Move {
   std::int32_t next;
 };
 struct Report {
-  float moves;  // of a walk
-  float error;  // of a value
+  float moves;  // per walk
+  float error;  // mean error of a value
 };
 
 template <class T>
@@ -52,7 +52,8 @@ std::vector<T> from_bytes(const Tensor& bytes) {
   return elements;
 }
 
-// A grid, walked from one corner to the other. Each move costs 1, and one against the wall goes nowhere.
+// A grid in which each walk leads from one corner to the opposite one. Each move costs 1. A move against a wall has no
+// effect.
 constexpr int side = 8;
 constexpr int goal = side * side - 1;
 constexpr int actions = 4;
@@ -64,12 +65,12 @@ int moved(int state, int action) {
   return x < 0 || x == side || y < 0 || y == side ? state : x + side * y;
 }
 
-/// What an action is worth in a state, as far as it has been learnt.
+/// Returns the learnt values of the actions in a state.
 std::span<const float> values_of(std::span<const float> table, int state) {
   return table.subspan(static_cast<std::size_t>(state) * actions, actions);
 }
 
-/// The best action most of the time, else any.
+/// Takes the best action most of the time, and otherwise a random one.
 std::vector<Move> walk(std::span<const float> table, std::mt19937& random) {
   std::vector<Move> moves;
   for (int state = 0; state != goal && moves.size() < longest_walk;) {
@@ -83,7 +84,7 @@ std::vector<Move> walk(std::span<const float> table, std::mt19937& random) {
   return moves;
 }
 
-/// Adds each move's gradient; returns the mean of the errors.
+/// Adds the gradient of each move. Returns the mean error.
 float learn(std::span<const float> table, std::span<const Move> batch, std::span<float> gradient) {
   float errors = 0;
   for (const Move& move : batch) {
@@ -111,7 +112,7 @@ void train(roles::DistributedContext& context) {
   roles::AsyncSendHandle sent;
   for (int step = 1; step <= steps; ++step) {
     const std::vector<Move> moves = walk(table, random);
-    sent.wait();  // the walk before
+    sent.wait();  // the previous walk
     sent = context.isend(to_bytes(std::span(moves)), manager, walk_tag);
 
     context.send(Tensor::allocate(muster::DType::u8, {0}), manager, request_tag);
@@ -174,7 +175,7 @@ void run() {
   if (context.is_training_rank()) train(context);
   if (context.is_buffer_rank()) manage_buffer(context);
   if (context.is_coordinator_rank()) coordinate(context);
-  context.barrier();  // nobody leaves while another one waits for messages
+  context.barrier();  // no rank leaves while another one waits for its messages
   context.cleanup();
 }
 

@@ -23,7 +23,7 @@ void copy_memcpy(std::byte* target, const std::byte* source, std::size_t bytes) 
   std::memcpy(target, source, bytes);
 }
 
-// Slots begin on pages of their own, so that no two senders write into one.
+// Each slot begins on its own page, so that no two senders write to the same page.
 std::size_t stride(std::size_t bytes) {
   constexpr std::size_t page = 4096;
   return (bytes + page - 1) / page * page;
@@ -33,7 +33,7 @@ std::size_t stride(std::size_t bytes) {
   throw std::system_error(errno, std::generic_category(), what);
 }
 
-// A sender's fresh memory of one repetition.
+// The new memory of a sender in one repetition.
 class FreshMemory {
  public:
   FreshMemory() = default;
@@ -88,7 +88,7 @@ class FreshMemory {
 
 constexpr int pid_shift = 32;
 
-// Where the first rank finds this sender's memory: its pid and descriptor in one word.
+// Publishes where the root finds this sender's memory: its pid and descriptor in one word.
 void announce(Meeting& meeting, const FreshMemory& memory) {
   meeting.block().number[meeting.rank()] = (std::int64_t{getpid()} << pid_shift) | memory.descriptor();
 }
@@ -122,7 +122,8 @@ std::size_t floor_memory(int ranks, std::size_t bytes) {
 std::vector<Contender> floor_contenders(Meeting& meeting, std::span<std::byte> source, std::span<std::byte> area,
                                         const Prefault& prefault) {
   const std::size_t step = stride(source.size());
-  // One after the other: pages that several ranks take at once lie scattered, and scattered memory is slower to fill.
+  // The ranks allocate one after another. Pages that several ranks allocate at once are scattered, and scattered memory
+  // is slower to fill.
   for (int rank = 1; rank < meeting.size(); ++rank) {
     if (rank == meeting.rank()) {
       prefault(static_cast<std::size_t>(rank - 1) * step, step);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The floor: what moving the bytes costs where nothing else is done. All senders copy in parallel into shared memory;
-// the first rank's own bytes stay where they are. Two floors: into memory that is mapped and touched (every exchange
-// but the first), and into fresh memory (the first).
+// The floor is the lower bound: the cost of moving the bytes without any other work. All senders copy in parallel into
+// shared memory, and the root's own bytes are not copied. There are two floors: into memory that is mapped and touched
+// (for every exchange except the first), and into new memory (for the first exchange).
 
 #include <cstddef>
 #include <functional>
@@ -14,19 +14,20 @@
 
 namespace bench {
 
-/// Shared memory that floor_contenders() needs: a slot for each sender.
+/// Returns the size of the shared memory that floor_contenders() needs: one slot per sender.
 std::size_t floor_memory(int ranks, std::size_t bytes);
 
-/// How a sender takes the pages of its part of the floor's memory: Mapping::prefault, or memset where all there is is a
-/// mapping.
+/// Allocates the pages of a sender's part of the floor's memory: Mapping::prefault, or memset if the memory is not a
+/// Mapping.
 using Prefault = std::function<void(std::size_t offset, std::size_t length)>;
 
-/// memcpy and non-temporal stores into `area`, which all ranks share and which has floor_memory() bytes. Prefaults it
-/// on this rank. Collective. The memory outlives the contenders.
+/// Contenders that copy with memcpy and with non-temporal stores into `area`. All ranks share `area`, which has
+/// floor_memory() bytes and must outlive the contenders. Prefaults it on this rank. Collective.
 std::vector<Contender> floor_contenders(Meeting& meeting, std::span<std::byte> source, std::span<std::byte> area,
                                         const Prefault& prefault);
 
-/// Parallel pwrite, and parallel mapped copies, each into a fresh memfd. The first rank maps it when it reads.
+/// Contenders that write in parallel into new memfds: with pwrite, and by copies into a mapping. The root maps the
+/// memory when it reads it.
 std::vector<Contender> fresh_floor_contenders(Meeting& meeting, std::span<std::byte> source);
 
 }  // namespace bench

@@ -15,7 +15,7 @@ Fit fit_lines(const std::vector<Observation>& observations) {
   if (observations.size() < terms) {
     throw std::invalid_argument("fewer observations than terms");
   }
-  // Normal equations, each term scaled to its largest: numbers of ranks and their squares are far apart.
+  // Normal equations. Each term is scaled to its maximum, because ranks and squares of ranks have different magnitudes.
   std::vector<double> scale(terms, 0);
   for (const Observation& one : observations) {
     for (std::size_t i = 0; i < terms; ++i) {

@@ -26,7 +26,7 @@ bool is_finished(const Meeting& meeting, std::size_t which) {
   return (meeting.block().finished.load() >> which & 1U) != 0;
 }
 
-// The first rank alone decides; all others see it after the meeting that ends the repetition.
+// Only rank 0 decides. The other ranks see the result after the barrier that ends the repetition.
 void finish_if_spent(const Meeting& meeting, std::size_t which, const Samples& samples, double limit) {
   constexpr std::size_t enough = 3;
   double spent = 0;
@@ -45,7 +45,7 @@ void run_once(Meeting& meeting, const Contender& contender, std::span<std::byte>
   call(contender.prepare);
   block.expected_sum[me] += touch(source, 1);
 
-  meeting.wait();  // all are prepared: what they did for it is not in their usage
+  meeting.wait();  // all ranks have prepared, so their usage does not include the preparation
   const Usage before = usage_now();
   const std::int64_t start = meeting.wait();
   call(contender.move);

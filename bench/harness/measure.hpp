@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Takes the figures of one case: every repetition runs every way to move the bytes once, so that all meet the same
-// weather.
+// Measures one case. Every repetition runs every contender once, so that all of them have the same conditions.
 
 #include <cstdint>
 #include <functional>
@@ -13,37 +12,37 @@
 
 namespace bench {
 
-/// One way to bring every rank's bytes to the first rank. All members are collective; empty ones are skipped.
+/// One method to bring the bytes of every rank to the root. All members are collective; empty ones are skipped.
 struct Contender {
   std::string name;
-  std::function<void()> prepare;        ///< before the start, not timed
-  std::function<void()> move;           ///< timed: it has returned on the first rank when that one has access
-  std::function<std::uint64_t()> read;  ///< on the first rank, timed: sum_words over every rank's bytes
-  std::function<void()> finish;         ///< after the clock has stopped: releases the result
+  std::function<void()> prepare;        ///< before the start; not timed
+  std::function<void()> move;           ///< timed; returns on the root when it has access to the bytes
+  std::function<std::uint64_t()> read;  ///< on the root; timed; returns sum_words over the bytes of every rank
+  std::function<void()> finish;         ///< after the measurement; releases the result
 };
 
-/// Figures of one contender, on the first rank: one entry a repetition.
+/// The figures of one contender, on the root, with one entry per repetition.
 struct Samples {
   std::string name;
-  std::vector<double> access_seconds;  ///< start until the first rank has access
-  std::vector<double> read_seconds;    ///< start until it has read every byte
-  std::vector<Usage> first_usage;      ///< the first rank's, until it has access
-  std::vector<Usage> sender_usage;     ///< all other ranks' together
+  std::vector<double> access_seconds;  ///< from the start until the root has access
+  std::vector<double> read_seconds;    ///< from the start until the root has read every byte
+  std::vector<Usage> first_usage;      ///< usage of the root, until it has access
+  std::vector<Usage> sender_usage;     ///< usage of all other ranks together
 };
 
 struct MeasureOptions {
-  int warm_up = 2;  ///< repetitions before those that count
+  int warm_up = 2;  ///< repetitions that are not counted
   int repetitions = 21;
-  double seconds_each = 6;  ///< a contender that took longer in all, and has three samples, is done
+  double seconds_each = 6;  ///< a contender with three samples ends after this total time
 };
 
-/// Collective. `source` is this rank's payload: touched before each run, and its sum compared with what the first rank
-/// reads (std::runtime_error where they differ: a bench that moves the wrong bytes measures nothing). Contenders take
-/// turns in beginning. Samples are filled on the first rank only.
+/// Runs the contenders. Collective. `source` is the data of this rank. It is touched before each run, and its sum is
+/// compared with the sum that the root reads. If they differ, throws std::runtime_error. The contenders take turns in
+/// running first. Returns samples on the root only.
 std::vector<Samples> measure(Meeting& meeting, std::span<std::byte> source, const std::vector<Contender>& contenders,
                              const MeasureOptions& options);
 
-/// Enough repetitions for a median, few enough to end: fewer the more bytes move.
+/// Returns a number of repetitions that is sufficient for a median and limits the time: fewer for more bytes.
 int default_repetitions(std::uint64_t total_bytes);
 
 double median(std::vector<double> values);

@@ -13,7 +13,7 @@ namespace bench {
 
 namespace {
 
-// Long enough for a rank that runs on another core to arrive, far too short to keep a core from one that does not.
+// Sufficient for a rank on another core to arrive. Too short to matter to a rank that needs this core.
 constexpr int spins = 200;
 
 void futex_wait(std::atomic<std::uint32_t>& word, std::uint32_t value) {
@@ -77,7 +77,7 @@ std::int64_t Meeting::wait() {
   while (block_->generation.load() == generation) {
     futex_wait(block_->generation, generation);
   }
-  // Nobody can overwrite it before this rank comes to the next meeting.
+  // This value cannot be overwritten before this rank enters the next barrier.
   return block_->released_ns.load();
 }
 

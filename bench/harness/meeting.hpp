@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The benches' own meeting point: a futex barrier and a few words in memory that all ranks share. It knows nothing of
-// the library, so that floor, library and peers start and end by the same clock.
+// The barrier of the benches: a futex and a few variables in memory that all ranks share. It does not use the library,
+// so that floor, library and peers are measured with the same clock.
 
 #include <atomic>
 #include <cstddef>
@@ -12,7 +12,7 @@ namespace bench {
 
 inline constexpr int max_ranks = 16;
 
-/// What a rank spent between two moments: of the whole process, helper threads included.
+/// The resources that a rank has used in an interval, for the whole process including helper threads.
 struct Usage {
   double user_seconds = 0;
   double system_seconds = 0;
@@ -22,25 +22,25 @@ struct Usage {
   Usage& operator+=(const Usage& other);
 };
 
-/// Since the start of this process.
+/// Returns the usage since the start of this process.
 Usage usage_now();
 Usage operator-(const Usage& later, const Usage& earlier);
 
-/// CLOCK_MONOTONIC, which all processes of a host share.
+/// Returns CLOCK_MONOTONIC in nanoseconds. All processes of a host share this clock.
 std::int64_t now_ns();
 
-/// Lives in shared memory that began as zeros.
+/// Placed in shared memory that initially contains zeros.
 struct MeetingBlock {
   std::atomic<std::uint32_t> generation;
   std::atomic<std::uint32_t> arrived;
   std::atomic<std::int64_t> released_ns;
-  std::atomic<std::uint32_t> finished;  // contenders that have had their time, a bit each
+  std::atomic<std::uint32_t> finished;  // one bit per contender that has used up its time
   std::uint64_t expected_sum[max_ranks];
   Usage usage[max_ranks];
-  std::int64_t number[max_ranks];  // a word for each rank, for whoever needs one
+  std::int64_t number[max_ranks];  // one free word per rank
 };
 
-/// One rank's seat at the meeting.
+/// One rank's access to the barrier.
 class Meeting {
  public:
   Meeting(MeetingBlock& block, int rank, int size) : block_(&block), rank_(rank), size_(size) {}
@@ -50,8 +50,8 @@ class Meeting {
   [[nodiscard]] bool is_first() const { return rank_ == 0; }
   [[nodiscard]] MeetingBlock& block() const { return *block_; }
 
-  /// Returns when all ranks have come; gives the moment when the last one came, the same on all ranks. What is timed
-  /// from that moment includes the wake-up of the others: floor, library and peers alike.
+  /// Waits until all ranks have arrived. Returns the time at which the last rank arrived, which is the same on all
+  /// ranks. Times from that moment include the wake-up of the other ranks, equally for floor, library and peers.
   std::int64_t wait();
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Command lines of the bench. One source file includes CLI11, which takes longer to compile than a bench.
+// Command-line options of the benches. Only one source file includes CLI11, which takes longer to compile than a bench.
 
 #include <memory>
 #include <string>
@@ -24,8 +24,8 @@ class Options {
   Options(const Options&) = delete;
   Options& operator=(const Options&) = delete;
 
-  /// `value` keeps what it has if the option is not given. A list's elements stand between commas, or are arguments of
-  /// their own. options.cpp lists the kinds of values.
+  /// Adds an option. If it is not given, `value` is unchanged. The elements of a list are separated by commas, or are
+  /// separate arguments. options.cpp lists the supported types.
   template <class Value>
   void add(const char* name, Value& value, const char* help = "");
   template <class Value>
@@ -33,7 +33,7 @@ class Options {
   template <class Value>
   void add(const char* name, Value& value, const char* help, const std::vector<std::string>& choices);
 
-  /// Ends the process if help is asked for, or after saying what is wrong.
+  /// Exits after printing the help, or after reporting an error.
   void parse(int argc, char** argv);
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Ranks forked from this process, and memory that they share with it.
+// Ranks that are forked from this process, and memory that they share with it.
 
 #include <cstddef>
 #include <cstdint>
@@ -11,7 +11,8 @@
 
 namespace bench {
 
-/// Anonymous memory, zeros at first; `shared` (a memfd) with the children that are forked later. Unmapped at the end.
+/// Anonymous memory that initially contains zeros. `shared` memory (a memfd) is shared with children that are forked
+/// later.
 class Mapping {
  public:
   enum class Kind { ordinary, shared };
@@ -23,9 +24,9 @@ class Mapping {
 
   [[nodiscard]] std::span<std::byte> bytes() const { return bytes_; }
 
-  /// Of shared memory: takes the pages of this part, by writing into it and then touching it. Written memory lies in
-  /// larger pieces than memory that several processes fault in page by page, and copies into it are up to a tenth
-  /// faster: a floor on the latter would not be one.
+  /// For shared memory: allocates the pages of this part by a write to the file, then touches them. Memory that was
+  /// allocated by a write consists of larger contiguous pieces than memory that several processes fault in page by
+  /// page. Copies into it are up to a tenth faster, so a floor without this would be too slow.
   void prefault(std::size_t offset, std::size_t length) const;
 
  private:
@@ -33,11 +34,11 @@ class Mapping {
   int descriptor_ = -1;
 };
 
-/// Forks `size` ranks that each run `body`, and waits for them. When one fails, the rest are killed. Returns whether
-/// all went well; what went wrong is on standard error.
+/// Forks `size` ranks that each run `body`, and waits for them. If one fails, the others are killed. Returns whether
+/// all succeeded; errors are printed on standard error.
 bool run_ranks(int size, const std::function<void(Meeting&)>& body);
 
-/// Bytes that this machine can still give out, as the kernel estimates them.
+/// Returns the available memory of this machine in bytes, as estimated by the kernel.
 std::uint64_t available_memory();
 
 }  // namespace bench

@@ -53,7 +53,7 @@ std::string head(const Case& what, std::string_view series) {
                      what.placement.empty() ? "" : R"(,"placement":)" + in_quotes(what.placement));
 }
 
-// One write a line: ranks share standard output.
+// Each line is one write, because the ranks share standard output.
 void put(std::string line) {
   line += "}\n";
   std::fwrite(line.data(), 1, line.size(), stdout);

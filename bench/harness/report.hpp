@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the programs of the bench print: one JSON object a line, which bench/run merges into tables and drawings.
+// The output of the bench programs: one JSON object per line, which bench/run merges into tables and drawings.
 
 #include <cstdint>
 #include <string>
@@ -12,29 +12,30 @@
 
 namespace bench {
 
-/// What was measured; goes into every line.
+/// The measured case, which is part of every line.
 struct Case {
   std::string scenario;  ///< "gather", "first", "small"
   int ranks = 0;
-  std::uint64_t bytes = 0;  ///< of one rank
-  /// Whose memory was taken first, where that is set: which physical pages one gets is worth a tenth of a copy's time.
+  std::uint64_t bytes = 0;  ///< per rank
+  /// The owner of the memory that was allocated first, if known: the choice of physical pages changes the time of a
+  /// copy by a tenth.
   std::string placement = {};
 };
 
-/// One line for each contender: all samples of access and read in seconds, medians of what ranks spent.
+/// Prints one line per contender: all samples of access and read in seconds, and the medians of the usage of the ranks.
 void print_samples(const Case& what, const std::vector<Samples>& all);
 
-/// Times of something small, in seconds each.
+/// Prints the times of a small operation, in seconds.
 void print_times(const Case& what, std::string_view series, const std::vector<double>& seconds);
 
-/// Why something was not measured, so that no table lacks a row in silence.
+/// Prints why a case was not measured, so that a missing row is explained.
 void print_skipped(const Case& what, std::string_view series, std::string_view reason);
 
-/// The phases of exchanges as the library itself tells them.
+/// The phases of exchanges as the library reports them.
 class PhaseLog {
  public:
   void add(const muster::ExchangeReport& report);
-  /// Medians over the exchanges added.
+  /// Prints the medians over the added exchanges.
   void print(const Case& what, std::string_view series, int rank) const;
 
  private:

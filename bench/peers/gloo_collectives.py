@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives of torch.distributed with gloo, by the loop of collectives_loop.hpp:
+"""Measures collectives of torch.distributed with gloo, with the loop of collectives_loop.hpp:
 gloo_collectives.py RANKS OPERATION DTYPE MILLISECONDS BYTES..."""
 
 import os
@@ -10,7 +10,7 @@ import time
 
 
 def loop(seconds, written, call):
-    """Seconds a call, of the slowest rank."""
+    """Returns the seconds per call of the slowest rank."""
     import torch
     import torch.distributed as dist
 

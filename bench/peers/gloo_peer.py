@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""torch.distributed with gloo: gather of tensors, gather_object."""
+"""Measures torch.distributed with gloo: gather of tensors, gather_object."""
 
 import sys
 

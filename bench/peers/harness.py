@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts the ranks of a Python peer and takes its times, as the C++ benches do for the floor.
+"""Starts the ranks of a Python peer and measures its times, as the C++ benches do for the floor.
 
-Each rank's process is forked from one that has imported everything. A peer's clock starts when the last rank has left
-the barrier before it: no wake-up of the bench is in a peer's figure, while it is in the floor's and ours.
+Each rank is forked from a process that has imported all modules. The clock of a peer starts when the last rank has left
+the barrier. So the figures of peers do not include the wake-up from the barrier; the figures of floor and library do.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def free_port():
 
 
 class Rank:
-    """One rank's seat: barrier, clock and the group of torch.distributed."""
+    """The barrier, the clock and the torch.distributed group of one rank."""
 
     def __init__(self, rank, size, barrier, words, options):
         self.rank = rank
@@ -56,7 +56,7 @@ class Rank:
         self.options = options
 
     def measure(self, scenario, series, size, move, read=None):
-        """`move(consume)` calls consume(result) when the first rank has access; `read(result)` checks and reads it.
+        """`move(consume)` calls consume(result) when the root has access; `read(result)` checks and reads it.
 
         Two repetitions warm up. Prints a line on the first rank."""
         access, reads = [], []
@@ -87,13 +87,13 @@ class Rank:
                               "access": access, "read": reads}), flush=True)
 
     def _another(self, repetition, began):
-        """The first rank says whether there is another repetition; at least five, so three that count."""
+        """Returns whether there is another repetition, which the root decides. At least five run, and three count."""
         if self.rank == 0:
             late = time.monotonic() - began > self.options.seconds
             self.words[self.size] = int(repetition < 5 or (repetition < self.options.most + 2 and not late))
         self.barrier.wait()
         another = bool(self.words[self.size])
-        self.barrier.wait()  # all have read it, before it is written again
+        self.barrier.wait()  # all ranks have read the value before it is written again
         return another
 
 
@@ -111,8 +111,9 @@ def _rank_main(rank, size, barrier, words, options, port, body):
 
 
 def run(options, body):
-    """Runs `body(rank)` in every rank; the exit status of the worst."""
-    # One tracker for all ranks: else each reader's own removes, or complains about, the writers' segments.
+    """Runs `body(rank)` in every rank. Returns the worst exit status."""
+    # One resource tracker for all ranks: the tracker of a reader would remove the writers' segments, or warn about
+    # them.
     resource_tracker.ensure_running()
     context = multiprocessing.get_context("fork")
     barrier = context.Barrier(options.ranks)
@@ -138,14 +139,14 @@ def run(options, body):
 
 
 def source(rank, size):
-    """A rank's ordinary tensor: every page touched, every rank's bytes its own."""
+    """Returns the tensor of a rank. All of its pages are touched, and its values depend on the rank."""
     import torch
 
     return torch.full((size,), rank + 1, dtype=torch.uint8)
 
 
 def read_all(size):
-    """Reads every byte of every rank's tensor and checks what came."""
+    """Returns a function that reads every byte of all tensors and checks their sums."""
     import torch
 
     def read(tensors):

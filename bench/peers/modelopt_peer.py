@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""ModelOpt's get_tensors_parallel and get_configs_parallel, the latter through shared memory and through files.
+"""Measures get_tensors_parallel and get_configs_parallel of ModelOpt, the latter with shared memory and with files.
 
-Its shared memory has fixed names (rank_1, rank_1_config): one run at a time on a host.
+Its shared memory has fixed names (rank_1, rank_1_config), so only one run per host is possible at a time.
 """
 
 import os
@@ -50,7 +50,8 @@ def body(rank):
         both_ways("small", LinearConfig(quantization="fp8", weight=part[0], bias=part[1],
                                         activation_scaling_factor=part[2], weights_scaling_factor=part[3]), 2048)
     if "many" in rank.options.scenarios:
-        # Through shared memory it fails on 40 tensors and more: the slack it leaves for each confuses its own reader.
+        # The shared-memory version fails with 40 or more tensors: the gaps that it leaves between them confuse its own
+        # reader.
         count = rank.options.many_tensors
         weights = {f"model.layers.{i}.scale": harness.source(rank.rank, 1024) for i in range(count)}
         rank.measure("many", "modelopt-configs-files", count * 1024,

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What others write and read: safetensors, h5py, torch.save, and h5py with hdf5plugin's zstd. Prints JSON lines.
+"""Measures other libraries that write and read tensors: safetensors, h5py, torch.save, and h5py with the zstd filter of
+hdf5plugin. Prints JSON lines.
 
   state_file_peer.py speed DIRECTORY MEBIBYTES ROUNDS
-  state_file_peer.py zstd DIRECTORY ROUNDS          of the raw files that state_file_bench zstd leaves there
+  state_file_peer.py zstd DIRECTORY ROUNDS          for the raw files that state_file_bench zstd left there
 
-Nothing is synced. Reading is timed until every byte has been added up, and the files are in the page cache.
+Nothing is synced. The files are in the page cache. The time of reading ends when every byte has been summed.
 """
 
 import json
@@ -37,7 +38,7 @@ def added_up(arrays):
 
 
 def peers(tensors):
-    """Name, end of the file's name, write, read to numpy arrays of 16-bit words."""
+    """Yields name, file suffix, write function, and a function that reads numpy arrays of 16-bit words."""
     import numpy
     import torch
 
@@ -92,7 +93,7 @@ def speed(directory, mebibytes, rounds):
             os.sync()
             time.sleep(0.5)
             say(f"{name}: write", timed(lambda: write(path))[0], size)
-            for again in (False, True):  # the first one is not counted
+            for again in (False, True):  # the first round is not counted
                 begin = time.perf_counter()
                 arrays = read(path)
                 access = time.perf_counter() - begin
@@ -112,7 +113,7 @@ def zstd(directory, rounds):
     import hdf5plugin
     import numpy
 
-    # One core, as the other side.
+    # One core, like the library.
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     for name, dtype in (("BF16", numpy.uint16), ("F32", numpy.float32), ("F8_E4M3", numpy.uint8)):
         array = numpy.fromfile(directory / f"{name}.raw", dtype).reshape(-1, 1024)

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A save of torch.distributed.checkpoint by two ranks, and what an export script does with it today.
+"""Makes a torch.distributed.checkpoint save with two ranks, and exports it as scripts do today.
 
-  torch_dcp.py save DIR GIB       BF16 in matrices of 32 MiB, cut by rows
-  torch_dcp.py export DIR OUT     dcp_to_torch_save, torch.load, save_file and sync; prints seconds, imports not counted
+  torch_dcp.py save DIR GIB       BF16 matrices of 32 MiB, sharded by rows
+  torch_dcp.py export DIR OUT     dcp_to_torch_save, torch.load, save_file and sync; prints seconds without imports
 """
 
 import os

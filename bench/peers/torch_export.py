@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What an export script does today: loads all shards with safetensors, concatenates with torch, saves with safetensors
-and syncs. Prints seconds, imports not counted.
+"""Exports as scripts do today: loads all shards with safetensors, concatenates with torch, saves with safetensors and
+syncs. Prints seconds without imports.
 
   torch_export.py SHARDS_DIR OUT_DIR
 """

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's MessageQueue, one writer and all others readers, messages back to back:
+"""Measures the MessageQueue of vLLM with one writer and readers on all other ranks, messages back to back:
 vllm_queue.py RANKS queue U8 MILLISECONDS BYTES..."""
 
 import multiprocessing
@@ -12,7 +12,7 @@ from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
 
 
 def run(queue, rank, messages, meet):
-    """Seconds a message, on this rank."""
+    """Returns the seconds per message on this rank."""
     meet.wait()
     begin = time.perf_counter()
     for message in messages:

@@ -13,7 +13,7 @@
 namespace muster::collectives {
 namespace {
 
-/// A result of this rank's own.
+/// Memory for a result that only this rank uses.
 struct Own {
   explicit Own(std::uint64_t bytes) {
     const Tensor memory = Tensor::allocate(DType::u8, {static_cast<std::int64_t>(bytes)});

@@ -22,7 +22,7 @@ Way way_of(std::string_view name) {
   if (name == "shm") return Way::shm;
   if (name == "tcp" || name == "gloo") return Way::tcp;
   if (name == "mpi") return Way::mpi;
-  // Whatever the backend, tensors on devices go by NCCL.
+  // Tensors on devices use NCCL, regardless of the backend name.
   if (name == "nccl" && has_device_backend()) return Way::tcp;
   if (name == "nccl")
     throw Error(ErrorKind::unsupported,
@@ -31,11 +31,11 @@ Way way_of(std::string_view name) {
   throw Error(ErrorKind::argument, fmt::format("there is no backend '{}': shm, tcp, gloo, mpi or nccl", name));
 }
 
-/// env://.
+/// Makes the group for env://.
 std::shared_ptr<SyncGroup> group_of_environment(const dist::InitOptions& options) {
   auto group = sync::world_within(options.timeout);
   if (group->failure()) {
-    // It has failed with an earlier process group.
+    // The group failed in an earlier process group.
     sync::forget_world();
     group = sync::world_within(options.timeout);
   }
@@ -118,7 +118,7 @@ struct RankAndSize {
 
 /// The state of the module, as that of torch.distributed: at most one of the two modes at a time.
 struct World {
-  ForkMutex mutex;  // never held while ranks meet
+  ForkMutex mutex;  // never held during the rendezvous
   bool is_starting = false;
   bool is_of_environment = false;  // its ranks are those of world()
   std::unique_ptr<ProcessGroup> group;
@@ -227,9 +227,9 @@ bool is_initialized() noexcept {
 
 void destroy_process_group() noexcept {
   World& world = the_world();
-  std::unique_ptr<ProcessGroup> ended;  // outside the lock: its end may wait a moment for devices
+  std::unique_ptr<ProcessGroup> ended;  // destroyed outside the lock, because its end may wait briefly for devices
   const auto lock = world.mutex.lock_unless_abandoned();
-  if (!lock) return;  // a forked child, whose parent was changing it
+  if (!lock) return;  // in a forked child whose parent was changing it
   ended = std::move(world.group);
   // Ranks that begin anew after a failure need a new rendezvous.
   if (ended && world.is_of_environment && ended->group().failure()) sync::forget_world();

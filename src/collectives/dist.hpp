@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How the ranks of a job meet by the names of torch.distributed: a backend and an init method.
+// How the ranks of a job form a group from a backend and an init method, which have the names of torch.distributed.
 
 #include <memory>
 #include <string>
@@ -10,11 +10,12 @@
 
 namespace muster::collectives {
 
-/// Throws Error(argument) if there is no such backend, Error(unsupported) if this program has not got it.
+/// Throws Error(argument) if the backend does not exist, Error(unsupported) if this program does not contain it.
 void check_backend_name(std::string_view name);
-/// Throws Error(argument) if it is none.
+/// Throws Error(argument) if it is not a valid init method.
 void check_init_method(const std::string& method);
-/// Also Error(unsupported) if that backend does not reach all ranks of the group. Local, the same on all ranks.
+/// Checks the name, and throws Error(unsupported) if that backend does not reach all ranks of the group. Local. All
+/// ranks get the same result.
 void check_backend(std::string_view name, const SyncGroup& group);
 
 /// Collective over the job. Throws as dist::init_process_group().

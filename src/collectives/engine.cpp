@@ -29,10 +29,11 @@ Engine::Engine(std::shared_ptr<SyncGroup> group, const CollectiveOptions& option
 
 namespace {
 
-/// Memory that is taken without an agreement: a lack of it fails the group.
+/// Allocations up to this size are made without an agreement. If one fails, the group fails.
 constexpr std::uint64_t most_unchecked = 1 << 20;
 
-/// A call: the loop that compilers make of a fill takes longer to begin than these few take.
+/// Calls memset, because the loop that compilers generate for std::fill takes longer to start than these few elements
+/// take.
 template <class Span>
 void clear(std::vector<Span>& all) {
   std::memset(static_cast<void*>(all.data()), 0, all.size() * sizeof(Span));
@@ -44,8 +45,9 @@ struct Engine::Call {
   explicit Call(WaitOptions its) : waits(std::move(its)) {}
   WaitOptions waits;
   Card card;
-  std::optional<Error> trouble;  // of this rank's arguments
-  std::optional<Opened> then;    // allocates results whose sizes only the cards tell; given on every rank or on none
+  std::optional<Error> trouble;  // the error of this rank's arguments
+  // allocates results whose sizes are known only from the cards; set on every rank or on none
+  std::optional<Opened> then;
 };
 
 template <class Prepare, class Move>
@@ -80,8 +82,8 @@ void Engine::run(const What& what, std::span<const Device> where, const Collecti
     for (const Card& card : cards)
       if (card.agreed != cards.front().agreed) disagree(what, cards, call.waits);
     if (!call.then) return;
-    // All ranks know all sizes, so all take the same way. One more round costs nothing beside a large result, and a
-    // lack of memory then leaves the group usable.
+    // All ranks know all sizes, so all make the same choice. An additional round is cheap compared with a large result,
+    // and a lack of memory then leaves the group usable.
     std::uint64_t bytes = 0;
     for (const Card& card : cards) bytes += card.bytes;
     if (bytes <= most_unchecked) return sync::or_fail(*group_, [&] { (*call.then)(cards); });
@@ -224,8 +226,8 @@ std::optional<Tensor> Engine::gather(What what, const TensorView& tensor, int di
                                      const Tensor* into) {
   std::size_t along = 0;
   Contiguous in;
-  std::optional<Tensor> parts;  // where they are not given
-  std::optional<Tensor> whole;  // parts that are not one behind the other in the result are joined there
+  std::optional<Tensor> parts;  // used if the caller passes no result
+  std::optional<Tensor> whole;  // parts that are not contiguous in the result are joined here
   const auto allocate = [&](std::int64_t extent) {
     Shape shape = with_extent(tensor.shape(), along, extent);
     if (device_ == nullptr && rows_before(shape, along) > 1) whole = Tensor::allocate(tensor.dtype(), shape);
@@ -307,7 +309,7 @@ void Engine::gather_each(What what, std::span<const Tensor> outs, const TensorVi
           outs_[i] = room_of(outs[i], device_);
           if (what.varies && !tensor.shape().empty()) extents.push_back(outs[i].shape()[0]);
         }
-        // All ranks know them all.
+        // All ranks know the extents of all.
         what.slices = extents;
         if (what.varies && !extents.empty())
           what.dim = 0;
@@ -396,7 +398,7 @@ Tensor Engine::all_to_all(const TensorView& tensor, std::optional<std::span<cons
     row_bytes = byte_size(tensor.dtype(), row);
   };
   if (rows)
-    // How many rows come from each.
+    // First exchange the number of rows that each rank sends.
     run(
         what, {}, options,
         [&](Card& card) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Engine: the collectives of a ProcessGroup: what they check, agree about and make of bytes. Backends move them.
+// Engine: the collectives of a ProcessGroup. It checks arguments, makes all ranks agree on the call, and converts
+// between tensors and bytes. Backends transfer the bytes.
 
 #include <cstddef>
 #include <cstdint>
@@ -23,8 +24,8 @@ inline WaitOptions waits(const CollectiveOptions& options, const char* phase) {
 
 class Engine {
  public:
-  /// Around a wait of the group: if the group has failed at its end, what is under way on devices is aborted, because
-  /// it would never end.
+  /// Guards a wait of the group. If the group has failed at the end of the wait, aborts the work on devices, which
+  /// would never end.
   class DeviceEnd {
    public:
     explicit DeviceEnd(const Engine& engine) : engine_(engine) {}
@@ -37,32 +38,32 @@ class Engine {
     const Engine& engine_;
   };
 
-  /// Collective over `group`, which is its own.
+  /// Collective over `group`, which the engine then owns.
   Engine(std::shared_ptr<SyncGroup> group, const CollectiveOptions& options);
 
   [[nodiscard]] SyncGroup& group() const noexcept { return *group_; }
   [[nodiscard]] const Backend& backend() const noexcept { return *backend_; }
   [[nodiscard]] int rank() const noexcept { return group_->rank(); }
   [[nodiscard]] int size() const noexcept { return group_->size(); }
-  /// Messages by tag: the backend's own and the program's.
+  /// Returns the messages by tag: those of the backend and those of the program.
   [[nodiscard]] sync::Mail& mail() noexcept { return sync::inside(*group_).mail(); }
 
   void barrier(const CollectiveOptions& options);
-  /// In place of any collective call: this rank cannot make it. Throws `failure` on all ranks; the group remains
+  /// Called instead of a collective call that this rank cannot make. Throws `failure` on all ranks; the group remains
   /// usable.
   [[noreturn]] void refuse(const Error& failure);
   void wait_for_devices(const CollectiveOptions& options);
-  /// Into `into`; if that is null, into a new tensor where the input is, which is returned.
+  /// Writes the result to `into`. If `into` is null, returns a new tensor on the device of the input.
   std::optional<Tensor> all_reduce(const What& what, const Tensor* into, const TensorView& tensor,
                                    const CollectiveOptions& options);
   Tensor all_reduce_shared(const What& what, const TensorView& tensor, const CollectiveOptions& options);
   Tensor all_gather_shared(What what, const TensorView& tensor, const CollectiveOptions& options);
   void broadcast(const What& what, const Tensor& tensor, const CollectiveOptions& options);
-  /// The result is of no rank but `what.root`, if that is one. `what.slices`, if given: all ranks' extents.
-  /// `into`, if given, has room for it: nothing is returned then.
+  /// Only `what.root` has a result, if it is set; otherwise all ranks have one. `what.slices`, if given, contains the
+  /// extents of all ranks. If `into` is given, the result is written there and nothing is returned.
   std::optional<Tensor> gather(What what, const TensorView& tensor, int dim, const CollectiveOptions& options,
                                const Tensor* into = nullptr);
-  /// Likewise, into tensors of their own, one for each rank; on ranks that get nothing there are none.
+  /// Gathers into separate tensors, one per rank. On ranks without a result `outs` is empty.
   void gather_each(What what, std::span<const Tensor> outs, const TensorView& tensor, const CollectiveOptions& options);
   std::optional<Tensor> reduce_scatter(What what, const TensorView& tensor,
                                        std::optional<std::span<const std::int64_t>> sizes, int dim,
@@ -72,35 +73,36 @@ class Engine {
   Tensor all_to_all(const TensorView& tensor, std::optional<std::span<const std::int64_t>> rows,
                     std::vector<std::int64_t>* received, const CollectiveOptions& options,
                     const Tensor* into = nullptr);
-  /// Of the ranks that give one: root alone (broadcast), or all, to all or to root.
+  /// Returns the Configs of the ranks that send one: only the root (broadcast), or all ranks. The receivers are all
+  /// ranks, or only the root.
   std::vector<Config> configs(const What& what, const Config& config, bool only_root_gives, bool only_root_gets,
                               const CollectiveOptions& options);
-  /// A call that libmuster-cuda has itself, with tensors on several devices of each rank: `prepare` checks them, `move`
-  /// is the call of Backend.
+  /// Runs a call of libmuster-cuda with tensors on several devices of each rank. `prepare` checks them, and `move`
+  /// calls the Backend.
   void on_devices(const What& what, std::span<const Device> devices, const CollectiveOptions& options,
                   FunctionRef<void(DeviceBackend&)> prepare,
                   FunctionRef<void(DeviceBackend&, const Card&, const Opened&, const WaitOptions&)> move);
 
  private:
   struct Call;
-  /// `where`: what devices the tensors are on; none: in host memory. `prepare` checks this rank's arguments and writes
-  /// its card; `move` calls the backend.
+  /// `where` contains the devices of the tensors; it is empty for host memory. `prepare` checks this rank's arguments
+  /// and writes its card. `move` calls the backend.
   template <class Prepare, class Move>
   void run(const What& what, std::span<const Device> where, const CollectiveOptions& options, const Prepare& prepare,
            const Move& move);
-  /// The one of the call.
+  /// Returns the backend of the current call.
   [[nodiscard]] Backend& mover() const noexcept { return device_ != nullptr ? *device_ : *backend_; }
   [[noreturn]] void disagree(const What& what, std::span<const Card> cards, const WaitOptions& options) const;
   void check_reducible(ReduceOp op, DType dtype) const;
-  /// Rooms for all ranks' bytes, one behind the other.
+  /// Sets the buffers for the data of all ranks, one after another.
   void place(const Tensor& all, std::span<const std::uint64_t> sizes);
   [[nodiscard]] std::size_t self() const noexcept { return static_cast<std::size_t>(rank()); }
 
   std::shared_ptr<SyncGroup> group_;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<DeviceBackend> devices_;  // made by the first call with tensors on devices
-  // Of the call.
-  DeviceBackend* device_ = nullptr;  // if its tensors are on one
+  // The state of the current call.
+  DeviceBackend* device_ = nullptr;  // set if its tensors are on a device
   Place place_;
   std::vector<Bytes> ins_;
   std::vector<Room> outs_;

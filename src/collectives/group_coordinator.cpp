@@ -24,7 +24,7 @@ std::string numbered(std::string_view name) {
   return fmt::format("{}:{}", name, (*counts)[std::string(name)]++);
 }
 
-/// The list that has this rank; empty if none has.
+/// Returns the list that contains this rank, or an empty list.
 std::vector<int> own_list(std::span<const std::vector<int>> lists, int rank) {
   const auto own =
       std::ranges::find_if(lists, [rank](const auto& list) { return std::ranges::find(list, rank) != list.end(); });
@@ -36,7 +36,7 @@ Tensor with_shape(const Tensor& tensor, Shape shape) {
   return {TensorView(tensor.dtype(), std::move(shape), data), tensor.owner(), data};
 }
 
-/// Whether a stage sends slices of a tensor.
+/// Returns whether a stage sends slices of a tensor.
 bool is_sliced(const std::string& key, const Tensor& tensor, const GroupCoordinator::TensorDictOptions& options) {
   if (options.all_gather_group == nullptr || options.all_gather_group->world_size() == 1) return false;
   const std::int64_t count = tensor.view().elements();
@@ -54,7 +54,7 @@ bool is_sliced(const std::string& key, const Tensor& tensor, const GroupCoordina
 GroupCoordinator::GroupCoordinator(std::span<const std::vector<int>> group_ranks, SyncGroup& world,
                                    std::string_view name, const GroupCoordinatorOptions& options)
     : ranks_(own_list(group_ranks, world.rank())), unique_name_(numbered(name)) {
-  // All lists are agreed about, not only the own one.
+  // The ranks agree on all lists, not only on their own.
   Config lists = Config::array();
   for (const std::vector<int>& list : group_ranks) {
     Config numbers = Config::array();
@@ -156,8 +156,8 @@ GroupCoordinator::SingleReaderQueues GroupCoordinator::create_single_reader_mq_b
 
 void GroupCoordinator::prepare_communication_buffer_for_model(std::span<const TensorSpec> tensors,
                                                               const CollectiveOptions& options) {
-  // Shared results lie in memory that is used again. Two as large as can come make it: a rank may come to the next call
-  // before another one has dropped what it has of the last.
+  // Shared results use memory that is reused. Two results of the maximum size allocate it: a rank may begin the next
+  // call before another one has released its last result.
   Tensor largest;
   sync::inside(group_->group())
       .together({.timeout = options.timeout, .stop = options.stop, .phase = "preparing buffers"}, [&] {
@@ -190,8 +190,8 @@ Tensor GroupCoordinator::recv(const TensorSpec& spec, std::optional<int> src, co
   return tensor;
 }
 
-// A dict travels as an array: the shapes of the tensors that are sent in slices, all values, and which slice of how
-// many its sender has.
+// A dict is sent as an array: the shapes of the tensors that are sent as slices, all values, the index of the sender's
+// slice, and the number of slices.
 
 void GroupCoordinator::send_tensor_dict(const ConfigObject& dict, std::optional<int> dst,
                                         const TensorDictOptions& options) {
@@ -222,10 +222,10 @@ void GroupCoordinator::send_tensor_dict(const ConfigObject& dict, std::optional<
 
 namespace {
 
-/// A dict that has come, with slices instead of some tensors.
+/// A received dict, in which some tensors are slices.
 struct SlicedDict {
   ConfigObject values;
-  std::map<std::string, Shape> shapes;  // of the sliced tensors
+  std::map<std::string, Shape> shapes;  // shapes of the tensors that were sent as slices
 };
 
 Shape shape_of(const Config& extents) {
@@ -276,7 +276,7 @@ ConfigObject GroupCoordinator::recv_tensor_dict(std::optional<int> src, const Te
   if (slices == nullptr || slices->world_size() == 1) {
     receive();
   } else {
-    // The ranks that gather wait for each other: one that cannot go on tells them.
+    // The ranks that gather wait for each other, so a rank that fails reports it to the others.
     SyncGroup& others = slices->process_group().group();
     const sync::Use use(others);
     sync::inside(others).together(collectives::waits(options.waits, "recv_tensor_dict"), receive);
@@ -292,7 +292,7 @@ ConfigObject GroupCoordinator::recv_tensor_dict(std::optional<int> src, const Te
 
 void GroupCoordinator::check_same_slices(const ConfigObject& values, const std::map<std::string, Shape>& shapes,
                                          const CollectiveOptions& options) {
-  // In the order of the keys, whatever order the senders' dicts have.
+  // In the order of the keys, because the dicts of the senders may have different orders.
   Config mine = Config::array();
   for (const auto& [key, shape] : shapes)
     mine.push_back(fmt::format("'{}' {}", key, to_string(TensorSpec{values.find(key)->as_tensor().dtype(), shape})));

@@ -1,17 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives of several hosts, of which one at least has two ranks or more. Between hosts each byte goes once for all
-// ranks of a host:
-//  - all_reduce: each host reduces, a slice a rank; each slice is reduced across the hosts; each host gathers its
-//    slices. If some hosts have fewer ranks than others, only as many ranks of each host have slices.
-// and, if all hosts have as many ranks:
-//  - reduce_scatter: each host reduces what goes to the ranks of each host; what goes to a rank is reduced across.
-//  - all_gather: each rank gathers from those at its place on the other hosts; each host gathers what its ranks have.
-// So a sum is of the hosts' sums, in their order; its bits are the same on all ranks. Floats narrower than 32 bits
-// would be rounded in between: those go from each rank to each, as all_to_all does.
+// Collectives across several hosts, of which at least one has two or more ranks. Between hosts each byte is sent once
+// for all ranks of a host:
 //
-// The ranks of a host have a group of their own, and those at the same place on all hosts. What fails in one of them
-// fails all groups of that rank, and by them all ranks. If a rank stands still, ranks that wait for those that wait for
-// it come to their deadlines as well: who has it before him is first to say so.
+//  - all_reduce: each host reduces its inputs, one slice per rank. Each slice is reduced across the hosts. Then each
+//    host gathers its slices. If some hosts have fewer ranks, only that many ranks of each host have slices.
+//
+// If all hosts have the same number of ranks:
+//
+//  - reduce_scatter: each host reduces the data for the ranks of each host. The data for one rank is then reduced
+//    across the hosts.
+//  - all_gather: each rank gathers from the ranks at its position on the other hosts. Then each host gathers the data
+//    of its ranks.
+//
+// So a sum is the sum of the sums of the hosts, in their order. Its bits are the same on all ranks. Floats narrower
+// than 32 bits would be rounded in between, so each rank sends them to each other rank, as all_to_all does.
+//
+// The ranks of a host have a separate group, and so do the ranks at the same position on all hosts. A failure in one of
+// them fails all groups of that rank, and through them all ranks. If a rank is stalled, the ranks that wait for it
+// reach their deadlines, and so do the ranks that wait for these. So the first rank to report must be one that waits
+// for the stalled rank itself.
 
 #include <algorithm>
 #include <chrono>
@@ -31,7 +38,7 @@
 namespace muster::collectives {
 namespace {
 
-/// Which ranks are on which host.
+/// Returns the ranks of each host.
 hosts::Hosts hosts_of(const sync::Group& group) {
   std::vector<int> keys;
   keys.reserve(static_cast<std::size_t>(group.size()));
@@ -68,7 +75,7 @@ class HostsBackend final : public Backend {
 
   void all_reduce(const Card& card, const Opened& opened, merge::Combine combine, DType dtype, Bytes in, Room out,
                   const WaitOptions& options) override {
-    // The average of hosts' averages is another one if they have not as many ranks.
+    // The average of the averages of the hosts is wrong if they have different numbers of ranks.
     if (is_narrow(dtype) || (!is_even_ && combine == merge::Combine::average))
       return flat_->all_reduce(card, opened, combine, dtype, in, out, options);
     open(card, opened, options);
@@ -97,7 +104,7 @@ class HostsBackend final : public Backend {
     if (is_narrow(dtype) || !is_even_ || !has_rows_of_ranks())
       return flat_->reduce_scatter(card, opened, combine, dtype, in, bounds, out, options);
     open(card, opened, options);
-    // Of what goes to the ranks at this place.
+    // The data for the ranks at this position.
     std::vector<std::uint64_t> parts(ranks_.size() + 1);
     for (std::size_t host = 0; host < ranks_.size(); ++host)
       parts[host + 1] = parts[host] + bytes_of(bounds, host, place_);
@@ -124,7 +131,7 @@ class HostsBackend final : public Backend {
     if (!is_even_) return flat_->all_gather(card, opened, in, outs, options);
     open(card, opened, options);
     const bool host_wants = wants(host_);
-    // Straight into their places, if this rank wants them.
+    // The data is received at its final position if this rank wants the result.
     std::vector<Room> come(ranks_.size());
     std::uint64_t all = 0;
     for (std::size_t host = 0; host < ranks_.size(); ++host) all += card_at(host, place_).bytes;
@@ -155,7 +162,7 @@ class HostsBackend final : public Backend {
   }
 
  private:
-  static constexpr auto agreed = [](std::span<const Card>) {};  // about the whole call, before
+  static constexpr auto agreed = [](std::span<const Card>) {};  // the ranks have already agreed on the whole call
   static Card card_of(std::uint64_t bytes, std::uint64_t largest) {
     Card card;
     card.bytes = bytes;
@@ -177,12 +184,12 @@ class HostsBackend final : public Backend {
                                        std::size_t place) const {
     return bounds[rank_at(host, place) + 1] - bounds[rank_at(host, place)];
   }
-  /// Any rank of that host.
+  /// Returns whether any rank of that host wants the result.
   [[nodiscard]] bool wants(std::size_t host) const {
     return std::ranges::any_of(ranks_[host],
                                [&](int rank) { return cards_[static_cast<std::size_t>(rank)].wants != 0; });
   }
-  /// The ranks of each host have numbers one after another.
+  /// Returns whether the ranks of each host have consecutive numbers.
   [[nodiscard]] bool has_rows_of_ranks() const {
     return std::ranges::all_of(ranks_, [](const std::vector<int>& host) {
       return host.back() - host.front() + 1 == static_cast<int>(host.size());
@@ -194,7 +201,7 @@ class HostsBackend final : public Backend {
     opened(cards_);
   }
 
-  /// Every rank of this host gives `in`, and those that want it get all.
+  /// Gathers within this host: every rank sends `in`, and the ranks that want it receive everything.
   void gather_here(Bytes in, std::span<const Room> outs, bool wants, const WaitOptions& options) {
     stage(*near_, options, [&](const WaitOptions& waits) {
       Card mine = card_of(in.size(), in.size());
@@ -203,7 +210,7 @@ class HostsBackend final : public Backend {
     });
   }
 
-  /// Runs a call of one of the groups.
+  /// Runs a call of one of the two groups.
   template <class Call>
   void stage(SyncGroup& in, const WaitOptions& options, const Call& call) {
     WaitOptions waits = options;
@@ -212,7 +219,7 @@ class HostsBackend final : public Backend {
       const sync::Use use(in);
       call(waits);
     } catch (const Error& error) {
-      // Ranks that wait in the other groups hear of it, too.
+      // Ranks that wait in the other groups also receive the error.
       if (error.kind() == ErrorKind::timeout) let_others_speak(error, in);
       near_->poison(error);
       if (far_) far_->poison(error);
@@ -221,8 +228,8 @@ class HostsBackend final : public Backend {
     group_.progress();
   }
 
-  /// A rank that is late may be waiting in the other group, for one that whoever waits for it there names. Throws what
-  /// that is.
+  /// A late rank may be waiting in its other group, where the ranks that wait with it know the rank to blame. Waits a
+  /// moment for that error, and throws it.
   void let_others_speak(const Error& late, const SyncGroup& in) {
     const bool is_near = &in == near_.get();
     if (is_near && late.pid() && os::process_state(*late.pid()) == os::ProcessState::stopped) return;
@@ -237,16 +244,16 @@ class HostsBackend final : public Backend {
 
   sync::Group& group_;
   std::unique_ptr<Backend> flat_;
-  std::vector<std::vector<int>> ranks_;  // of each host
-  std::size_t host_;                     // this rank's,
-  std::size_t place_;                    // and where it is among its ranks
-  std::size_t lanes_;                    // ranks of each host that send to other hosts
+  std::vector<std::vector<int>> ranks_;  // by host
+  std::size_t host_;                     // this rank's host
+  std::size_t place_;                    // the position of this rank on its host
+  std::size_t lanes_;                    // the number of ranks per host that send to other hosts
   bool is_even_;
   std::shared_ptr<SyncGroup> near_;
   std::shared_ptr<SyncGroup> far_;  // null without a lane
   std::unique_ptr<Backend> inside_;
   std::unique_ptr<Backend> across_;
-  // Of the call.
+  // The state of the current call.
   std::vector<Card> cards_;
   std::vector<std::byte> slice_;
 };

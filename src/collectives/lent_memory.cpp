@@ -9,7 +9,7 @@
 namespace muster::collectives {
 namespace {
 
-// Beyond so many that no rank holds, the smallest goes.
+// If there are more unused segments, the smallest one is freed.
 constexpr std::size_t most_unused = 4;
 
 }  // namespace
@@ -39,14 +39,14 @@ Loan LentMemory::lend(std::uint64_t bytes, std::span<const int> ranks) {
   loan.leases.reserve(ranks.size());
   const auto is_given_back = [](const shm::OwnedSegment& each) { return each.is_given_back(); };
   loan.segment = smallest_unused(bytes, is_given_back);
-  // Whether ranks that still hold something are dead costs a call of the kernel.
+  // This check needs a system call, which finds out whether ranks that still hold a lease are dead.
   if (!loan.segment) loan.segment = smallest_unused(bytes, [](auto& each) { return !each.is_lent(); });
   if (!loan.segment) {
     const auto unused = std::ranges::count_if(own_, [&](const auto& each) { return is_given_back(*each); });
     if (static_cast<std::size_t>(unused) >= most_unused) std::erase(own_, smallest_unused(0, is_given_back));
     loan.segment = own_.emplace_back(std::make_shared<shm::OwnedSegment>(std::max<std::uint64_t>(bytes, 4096)));
   }
-  // A lease a rank; their stamps are one after another. This rank's own is held as the others' are.
+  // One lease per rank, with consecutive stamps. This rank holds a lease like the others.
   for (const int rank : ranks)
     loan.leases.push_back(
         loan.segment->offer(static_cast<std::uint32_t>(rank), holders_[static_cast<std::size_t>(rank)]));
@@ -57,7 +57,7 @@ Loan LentMemory::lend(std::uint64_t bytes, std::span<const int> ranks) {
 HeldResult LentMemory::take(const ResultOffer& offer, std::size_t at, std::uint64_t bytes) {
   const std::shared_ptr<shm::RemoteSegment> segment = mapped_.at(group_, owner_, offer.place, access_);
   if (bytes > segment->capacity()) throw Error(ErrorKind::corrupt, "lent memory has not the room that it needs");
-  // Stamps may run over, as those of an offer do.
+  // Stamps wrap around, as those of an offer do.
   const std::uint64_t stamp = (offer.first_stamp - 1 + at) % ((1U << 30) - 1) + 1;
   auto lease = std::make_shared<shm::Lease>(
       segment, shm::LeaseId{static_cast<std::uint32_t>(group_.rank()), static_cast<std::uint32_t>(stamp)});
@@ -73,7 +73,7 @@ bool SharedBlocks::can_be(const sync::Group& group) {
 
 SharedBlocks::SharedBlocks(sync::Group& group, std::uint64_t bytes, const WaitOptions& options)
     : blocks_(static_cast<std::size_t>(group.size())) {
-  ResultOffer mine;  // place 0: no block
+  ResultOffer mine;  // place 0 means no block
   std::vector<ResultOffer> offers(blocks_.size());
   const auto self = static_cast<std::size_t>(group.rank());
   group.together(options, [&] {
@@ -81,7 +81,7 @@ SharedBlocks::SharedBlocks(sync::Group& group, std::uint64_t bytes, const WaitOp
     own_ = std::make_unique<shm::OwnedSegment>(bytes);
     blocks_[self] = own_->data();
     mine.place = own_->place();
-    // One lease a rank; their stamps are one after another.
+    // One lease per rank, with consecutive stamps.
     for (int rank = 0; rank < group.size(); ++rank)
       if (rank != group.rank()) offered_.push_back(own_->offer(static_cast<std::uint32_t>(rank), group.liveness(rank)));
     if (!offered_.empty()) mine.first_stamp = offered_.front().stamp;
@@ -103,7 +103,7 @@ SharedBlocks::SharedBlocks(sync::Group& group, std::uint64_t bytes, const WaitOp
 }
 
 SharedBlocks::~SharedBlocks() {
-  // What nobody has taken, because the others have failed before.
+  // Some leases have not been taken, if the other ranks failed before.
   for (const shm::LeaseId lease : offered_) own_->withdraw(lease);
 }
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a master and its workers say to each other, and what each of them does.
+// The protocol between a master and its workers.
 //
-//  1. The master sends a request: an array of what to do, the number of the tensor (the master's choice), and what
-//     belongs to it.
-//  2. The worker does it. What fails is kept, the first time since it was last told.
-//  3. To fetch, wait and stop it answers: what has failed, or the tensor that is fetched.
-// Of a tensor that goes from worker to worker each of the two has a request. Requests of all workers are sent in the
-// same order, so that of two that wait for each other's tensors one has come earlier, and is done by both.
+//  1. The master sends a request: an array of the operation, the number of the tensor (chosen by the master), and the
+//     arguments.
+//  2. The worker executes it. It keeps the first error since its last answer.
+//  3. It answers the requests fetch, wait and stop with the error, or with the fetched tensor.
+// For a copy between two workers both receive a request. All workers receive their requests in the same order, so two
+// copies in opposite directions cannot deadlock: one of them was requested first, and both workers execute it first.
 
 #include "muster/master_worker.hpp"
 
@@ -34,12 +34,12 @@ namespace {
 
 enum class Request : std::uint8_t {
   make,     // dtype, shape
-  fill,     // a tensor of one element
+  fill,     // a tensor with one element
   set,      // a tensor
-  copy,     // the number of another one
-  add,      // likewise
-  send,     // the rank to send it to
-  receive,  // the rank that it comes from
+  copy,     // the number of another tensor
+  add,      // the number of another tensor
+  send,     // the destination rank
+  receive,  // the source rank
   drop,
   fetch,
   wait,
@@ -49,14 +49,14 @@ enum class Request : std::uint8_t {
 constexpr int master_rank = 0;
 constexpr int request_tag = 0;
 constexpr int answer_tag = 1;
-constexpr int tensor_tag = 2;  // from worker to worker
+constexpr int tensor_tag = 2;  // between workers
 
-/// An answer of what has failed, and what it says.
+/// Returns an answer with the kind and the message of an error.
 Config failure_answer(const Error& error) {
   return Config::array({static_cast<int>(error.kind()), error.what()});
 }
 
-/// Throws what the answer of that rank tells; else gives the rest of it.
+/// Throws the error in the answer of a worker, or returns its content.
 Config checked_answer(const Config& answer, const RankInfo& worker) {
   if (answer.size() == 1) return answer.at(0);
   const Error error(static_cast<ErrorKind>(answer.at(0).as_int()), answer.at(1).as_string());
@@ -67,7 +67,7 @@ class Worker {
  public:
   Worker(ProcessGroup& group, const CollectiveOptions& options) : group_(group), options_(options) {}
 
-  /// Until the master says stop.
+  /// Handles requests until the master sends stop.
   void serve() {
     for (;;) {
       const Config message = group_.recv_config(master_rank, request_tag, options_);
@@ -75,7 +75,7 @@ class Worker {
         throw Error(ErrorKind::corrupt, "the master has sent another message where a request was to be received");
       const auto request = static_cast<Request>(message.at(0).as_int());
       const std::int64_t number = message.at(1).as_int();
-      // What fails the group is thrown.
+      // Errors that fail the group are thrown.
       const auto error = sync::attempt(group_.group(), [&] { carry_out(request, number, message); });
       if (error && !failed_) failed_ = error;
       if (request == Request::stop) tensors_.clear();
@@ -99,7 +99,7 @@ class Worker {
         const TensorView element = message.at(2).as_tensor().view();
         check_fits({tensor.dtype(), {1}}, {element.dtype(), {element.elements()}});
         copy_contiguous(element, data);
-        // Twice as much of it each time.
+        // Each copy doubles the filled part.
         for (std::size_t done = element.nbytes(); done < tensor.nbytes(); done *= 2)
           std::memcpy(data + done, data, std::min(done, tensor.nbytes() - done));
         return;
@@ -135,7 +135,7 @@ class Worker {
     throw Error(ErrorKind::corrupt, "the master asks for what this version cannot do");
   }
 
-  /// The master has compared what it has asked for; this compares what there is.
+  /// The master has compared the requested tensors; this compares the existing ones.
   static void check_fits(const TensorSpec& to, const TensorSpec& from) {
     if (to != from)
       throw Error(ErrorKind::rank_mismatch,
@@ -157,7 +157,7 @@ class Worker {
   }
 
   void make(std::int64_t number, DType dtype, const Shape& shape) {
-    // More than a machine has may be given all the same, and the process ended when it writes there.
+    // The system may grant more memory than the machine has, and end the process when it writes there.
     constexpr std::size_t large = 64 << 20;
     const std::size_t bytes = byte_size(dtype, shape);
     if (bytes >= large)
@@ -169,7 +169,7 @@ class Worker {
     tensors_[number] = tensor;
   }
 
-  // Whoever is to receive waits for a message, whether there is a tensor or not.
+  // The receiver waits for a message, even if the tensor does not exist.
 
   void send(std::int64_t number, int to) {
     const auto found = tensors_.find(number);
@@ -206,7 +206,7 @@ class Worker {
 
 }  // namespace
 
-/// The master's side. What handles that have gone leave behind is told to the worker before its next request.
+/// The master's side. When handles are destroyed, it asks the worker to drop their tensors before its next request.
 struct MasterWorker::Master : std::enable_shared_from_this<Master> {
   explicit Master(ProcessGroup& ranks) : group(ranks), dropped(static_cast<std::size_t>(ranks.size())) {}
 
@@ -229,7 +229,7 @@ struct MasterWorker::Master : std::enable_shared_from_this<Master> {
     return checked_answer(group.recv_config(worker, answer_tag, options), group.group().info(worker));
   }
 
-  /// Of all workers: each has answered before the first one's failure is thrown.
+  /// Asks all workers. Each of them has answered before the error of the first one is thrown.
   void ask_all(Request request, const CollectiveOptions& options) {
     for (int worker = 1; worker < group.size(); ++worker) ask(worker, request, 0, {}, options);
     std::optional<Error> first;
@@ -250,7 +250,7 @@ struct MasterWorker::Master : std::enable_shared_from_this<Master> {
       const std::lock_guard lock(mutex);
       dropped[static_cast<std::size_t>(place.worker)].push_back(place.number);
     } catch (const std::exception&) {
-      // It goes at shutdown(); a forked child has nothing to drop.
+      // The tensor is dropped at shutdown(). A forked child has nothing to drop.
     }
   }
   std::vector<std::int64_t> take_dropped(int worker) {
@@ -260,7 +260,7 @@ struct MasterWorker::Master : std::enable_shared_from_this<Master> {
 
   ProcessGroup& group;
   std::int64_t made = 0;
-  ForkMutex mutex;                                 // handles may go on any thread
+  ForkMutex mutex;                                 // handles may be destroyed on any thread
   std::vector<std::vector<std::int64_t>> dropped;  // by worker
 };
 
@@ -308,7 +308,7 @@ RemoteTensor MasterWorker::make(int worker, DType dtype, const Shape& shape, con
   Master& master = this->master();
   master.check_worker(worker);
   (void)byte_size(dtype, shape);
-  // The last handle may go after the master.
+  // The last handle may be destroyed after the master.
   const auto drop = [owner = master.weak_from_this()](const RemoteTensor::Place* gone) {
     if (const auto alive = owner.lock()) alive->drop(*gone);
     delete gone;

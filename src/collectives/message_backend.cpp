@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives by a group's rounds and mail: for ranks that share no memory, over whatever the group runs on.
+// Collectives that use the rounds and messages of a group, for ranks that share no memory, over any kind of group.
 
 #include <algorithm>
 #include <array>
@@ -28,7 +28,7 @@ class MessageBackend final : public Backend {
   void all_reduce(const Card& card, const Opened& opened, merge::Combine combine, DType dtype, Bytes in, Room out,
                   const WaitOptions& options) override {
     open(card, opened, options);
-    // Of a block each rank reduces a slice. While it does, the slices of the next block are on their way.
+    // Each rank reduces one slice of a block. Meanwhile the slices of the next block are in flight.
     const std::uint64_t blocks = (in.size() + block_bytes - 1) / block_bytes;
     for (std::uint64_t at = 0; at <= blocks; ++at) {
       if (at < blocks) {
@@ -91,23 +91,23 @@ class MessageBackend final : public Backend {
     opened(cards_);
   }
 
-  /// Messages that are under way.
+  /// Messages in flight.
   struct Exchange {
     std::vector<std::shared_ptr<sync::Mail::Incoming>> coming;
     std::vector<std::shared_ptr<sync::Mail::Outgoing>> going;
   };
-  /// What is reduced at a time.
+  /// The unit of a reduction.
   struct Block {
     std::uint64_t begin = 0;
-    std::vector<std::uint64_t> bounds;  // of the ranks' slices
-    std::vector<std::byte> others;      // this rank's slice, of all
+    std::vector<std::uint64_t> bounds;  // bounds of the slices of all ranks
+    std::vector<std::byte> others;      // this rank's slice, from all ranks
     std::vector<const std::byte*> sources;
-    std::vector<std::byte> slice;  // reduced
+    std::vector<std::byte> slice;  // the reduced slice
     Exchange slices;
     Exchange results;
   };
 
-  /// Each rank's slices of `in` go to their ranks.
+  /// Sends the slices of `in` to their ranks.
   void begin_slices(Block& block, Bytes in) {
     const std::uint64_t mine = block.bounds[self() + 1] - block.bounds[self()];
     block.others.resize(mine * ranks());
@@ -117,7 +117,7 @@ class MessageBackend final : public Backend {
       outs_[rank] = Room(block.others).subspan(rank * mine, mine);
       block.sources[rank] = outs_[rank].data();
     }
-    // This rank's own stays where it is.
+    // This rank's own slice is not copied.
     block.sources[self()] = ins_[self()].data();
     ins_[self()] = {};
     begin(block.slices);
@@ -134,7 +134,7 @@ class MessageBackend final : public Backend {
     see_off(options);
   }
 
-  /// ins_ to, and outs_ from all ranks at once.
+  /// Sends ins_ to all ranks and receives outs_ from all ranks at the same time.
   void begin(Exchange& exchange) {
     if (const Bytes own = ins_[self()]; !own.empty() && own.data() != outs_[self()].data() && !outs_[self()].empty())
       std::memcpy(outs_[self()].data(), own.data(), own.size());
@@ -158,7 +158,7 @@ class MessageBackend final : public Backend {
     exchange.coming.clear();
     exchange.going.clear();
   }
-  /// The others need this rank no more.
+  /// Waits until the other ranks no longer need this rank.
   void see_off(const WaitOptions& options) {
     for (const auto& each : leaving_) mail_.wait([&] { return each->is_done.load(); }, each->to, options);
     leaving_.clear();
@@ -169,7 +169,7 @@ class MessageBackend final : public Backend {
 
   sync::Group& group_;
   sync::Mail& mail_;
-  // Of the call.
+  // The state of the current call.
   std::vector<Card> cards_;
   std::vector<Bytes> ins_;
   std::vector<Room> outs_;

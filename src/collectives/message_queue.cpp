@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// A ring of bytes in the writer's memory. Positions are counts of bytes since the begin; they never go back.
+// A ring of bytes in the memory of the writer. Positions count bytes since the beginning; they never decrease.
 //
-// A piece of a message is a head of 8 bytes (its length, whether more follows) and its bytes, at a place of 64 bytes;
-// it never goes around the ring's end. If there is too little room before the end a head says so, and the piece is at
-// the ring's begin. The writer tells where it is by one word, each reader by one of its own; the writer looks at those
-// only when the ring seems full.
+// A piece of a message has a header of 8 bytes (its length, and whether more pieces follow) and its bytes. It begins at
+// a multiple of 64 bytes, and never wraps around the end of the ring. If there is too little space before the end, a
+// header marks that, and the piece is at the beginning of the ring. The writer publishes its position in one word, and
+// each reader has its own word. The writer reads the words of the readers only when the ring seems to be full.
 //
-// A large Config is in memory that the writer lends to the readers, and a head in the ring says where. It counts in the
-// ring as if it lay there, at most as much as the whole ring: so the memory that waits for readers has a bound.
+// A large Config is in memory that the writer lends to the readers, and a header in the ring gives its position. It
+// uses as much of the ring as if it were stored there, at most the whole ring. So the memory that waits for readers is
+// bounded.
 
 #include "muster/message_queue.hpp"
 
@@ -44,7 +45,7 @@ namespace {
 
 constexpr std::string_view handle_begin = "muster-queue:";
 constexpr std::size_t key_bytes = 16;
-constexpr int outside_number = -1;  // what errors call the writer
+constexpr int outside_number = -1;  // the number of the writer in error messages
 constexpr int most_ranks = static_cast<int>(shm::lease_words) - 1;
 
 struct Handle {
@@ -52,13 +53,13 @@ struct Handle {
   std::string key;
 };
 
-// Who is in a queue: the ranks of a group, or those and one process more that writes.
+// The members of a queue: the ranks of a group, or these ranks and one more process, which writes.
 //
-//  1. All ranks of the group agree about the options.
-//  2. Without a writer outside, the queue's group is a duplicate.
-//  3. With one, ranks and writer make a local group by the key in the handle: first the ranks in their order, then the
-//     writer. All of these agree about the options.
-// So a writer outside dies, hangs and is refused as a rank is.
+//  1. All ranks of the group agree on the options.
+//  2. Without an outside writer, the group of the queue is a duplicate.
+//  3. With an outside writer, the ranks and the writer form a local group by the key in the handle: first the ranks in
+//     their order, then the writer. All of them agree on the options.
+// So the death, a hang or a rejection of an outside writer is handled like that of a rank.
 struct QueueRanks {
   std::shared_ptr<SyncGroup> group;
   int writer = 0;
@@ -78,14 +79,14 @@ Handle parsed(const std::string& text) {
   }
   const bool is_key =
       handle.key.size() == 2 * key_bytes && handle.key.find_first_not_of("0123456789abcdef") == std::string::npos;
-  // Every handle has one spelling.
+  // Every handle has exactly one spelling.
   if (handle.ranks < 1 || handle.ranks > most_ranks || !is_key || handle_text(handle) != text)
     throw Error(ErrorKind::argument, fmt::format("'{}' is no handle of a queue: take what queue_handle() gave",
                                                  escaped(text.substr(0, 100))));
   return handle;
 }
 
-/// Collective: throws on all ranks if their options differ.
+/// Collective. Throws on all ranks if their options differ.
 void agree(SyncGroup& group, const QueueOptions& options, bool has_outside, const WaitOptions& waits) {
   using Card = std::array<std::uint64_t, 5>;
   const Card mine{has_outside ? 0 : static_cast<std::uint64_t>(options.writer),
@@ -116,7 +117,7 @@ void check(const QueueOptions& options, int size, bool has_outside) {
     throw Error(ErrorKind::argument, fmt::format("a queue of {} bytes: 64 KiB to 64 GiB", options.capacity));
 }
 
-/// Collective, of the ranks and the writer.
+/// Forms the group of the ranks and the outside writer. Collective over all of them.
 QueueRanks meet(const Handle& handle, int rank, std::vector<int> numbers, std::chrono::milliseconds usual,
                 const QueueOptions& options, const WaitOptions& waits) {
   numbers.push_back(outside_number);
@@ -136,7 +137,8 @@ QueueRanks meet(const Handle& handle, int rank, std::vector<int> numbers, std::c
   return met;
 }
 
-/// Collective. Throws as MessageQueue's constructor.
+/// Makes the members of a queue without an outside writer, or the ranks of one with it. Collective. Throws as
+/// MessageQueue's constructor.
 QueueRanks queue_ranks(SyncGroup& group, const QueueOptions& options) {
   const WaitOptions waits = {.timeout = options.waits.timeout, .stop = options.waits.stop, .phase = "queue: making it"};
   const bool has_outside = !options.outside_writer.empty();
@@ -157,7 +159,7 @@ QueueRanks queue_ranks(SyncGroup& group, const QueueOptions& options) {
   std::vector<int> numbers(static_cast<std::size_t>(group.size()));
   for (std::size_t rank = 0; rank < numbers.size(); ++rank) numbers[rank] = group.info(static_cast<int>(rank)).rank;
   QueueRanks met;
-  // Rank 0 waits for all that time, and then tells the others why it gives up.
+  // Rank 0 waits for the whole timeout, and then sends the other ranks the reason why it gives up.
   WaitOptions longer = waits;
   longer.timeout = sync::timeout_of(waits, group) + std::chrono::seconds(10);
   sync::inside(group).together(
@@ -165,7 +167,7 @@ QueueRanks queue_ranks(SyncGroup& group, const QueueOptions& options) {
   return met;
 }
 
-/// The same for the writer outside.
+/// The counterpart of queue_ranks for the outside writer.
 QueueRanks queue_ranks_from_outside(const QueueOptions& options) {
   const Handle handle = parsed(options.outside_writer);
   check(options, handle.ranks, true);
@@ -246,7 +248,7 @@ class MessageQueue::Ring {
     word(writer_word).publish(lines(written_));
   }
 
-  /// Copied out of the ring, or lent.
+  /// A message, copied out of the ring or lent.
   struct Message {
     std::vector<std::byte> copied;
     std::span<const std::byte> bytes;
@@ -289,7 +291,7 @@ class MessageQueue::Ring {
 
  private:
   static constexpr std::uint64_t line = collectives::line;
-  static constexpr std::size_t writer_word = 0;  // behind it is one of each rank
+  static constexpr std::size_t writer_word = 0;  // followed by one word per rank
   struct Head {
     enum State : std::uint8_t { whole, more, at_begin, lent };
     std::uint64_t bytes : 56;
@@ -300,7 +302,7 @@ class MessageQueue::Ring {
   struct Reader {
     int rank = 0;
     std::shared_ptr<const sync::PeerLiveness> liveness;
-    std::uint32_t read = 0;  // in lines, as last seen
+    std::uint32_t read = 0;  // in lines, when it was last read
   };
 
   static WaitOptions waits(const CollectiveOptions& options, const char* phase) {
@@ -325,17 +327,17 @@ class MessageQueue::Ring {
     return *reinterpret_cast<Head*>(begin_ + position % capacity_);
   }
 
-  /// Behind the head of what is lent.
+  /// Follows the header of a lent message.
   [[nodiscard]] collectives::ResultOffer& offer_at(std::uint64_t position) const noexcept {
     return *reinterpret_cast<collectives::ResultOffer*>(&head_at(position) + 1);
   }
 
-  /// What a message takes of the ring at most.
+  /// Returns the maximum space that a message takes in the ring.
   [[nodiscard]] std::uint64_t most_taken(std::uint64_t bytes) const noexcept {
-    // One piece more is what may be left before the end.
+    // The additional piece covers the space that may be skipped before the end.
     return (bytes / longest_piece() + 2) * whole_lines(sizeof(Head) + std::min(bytes, longest_piece()));
   }
-  /// Nobody else makes room for a writer that reads.
+  /// A writer that also reads would wait for itself if it had to wait for space.
   void check_room(std::uint64_t needed) const {
     if (const std::uint64_t unread = written_ - read_; reads(self_) && needed > capacity_ - unread)
       throw Error(ErrorKind::argument,
@@ -344,9 +346,9 @@ class MessageQueue::Ring {
                               capacity_, unread));
   }
 
-  /// Waits until all readers are so far that there is room for more.
+  /// Waits until all readers have read enough to free the space.
   void make_room(std::uint64_t bytes, const CollectiveOptions& options) {
-    // In lines, which run over: a reader is at most a ring behind.
+    // Counted in lines, which wrap around: a reader is at most one ring behind.
     const std::uint32_t needed = lines(written_ + bytes - std::min(written_ + bytes, capacity_));
     const auto has_read = [&](Reader& reader) {
       if (static_cast<std::int32_t>(reader.read - needed) >= 0) return true;
@@ -368,7 +370,8 @@ class MessageQueue::Ring {
     message.lease = std::move(held.keeper);
   }
 
-  /// The group, for a reader; none if the group has failed, but there is still something to read.
+  /// Enters the group, for a reader. If the group has failed but there are messages to read, the call proceeds without
+  /// it.
   void hold(std::optional<sync::Use>& use) {
     try {
       use.emplace(*group_);
@@ -402,10 +405,10 @@ class MessageQueue::Ring {
   std::uint64_t capacity_ = 0;
   std::uint64_t written_ = 0;  // by this rank
   std::uint64_t read_ = 0;
-  bool is_cut_off_ = false;  // a wait has failed, which may have been in the middle of a message
+  bool is_cut_off_ = false;  // a wait has failed, possibly in the middle of a message
   int turns_ = 0;
   std::vector<int> all_readers_;
-  std::vector<Reader> readers_;  // the writer's
+  std::vector<Reader> readers_;  // used by the writer
   collectives::LentMemory lent_;
 };
 

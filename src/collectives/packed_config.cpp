@@ -12,7 +12,8 @@
 namespace muster::collectives {
 namespace {
 
-/// In one piece: the length of the descriptor, the descriptor, then the tensors from the next place that is aligned.
+/// The format in one piece: the length of the descriptor, the descriptor, then the tensors from the next aligned
+/// position.
 std::uint64_t tensors_begin(std::uint64_t descriptor) {
   core::SlotLayout layout;
   (void)layout.place(sizeof(std::uint64_t) + descriptor);
@@ -27,7 +28,7 @@ Tensor bytes_of(std::uint64_t count) {
   return Tensor::allocate(DType::u8, {static_cast<std::int64_t>(count)});
 }
 
-/// Tensors from `begin` on, of `bytes`.
+/// Decodes a Config whose tensors are the `bytes` bytes of `all` from `begin` on.
 Config decoded(std::span<const std::byte> descriptor, const Tensor& all, std::uint64_t begin, std::uint64_t bytes) {
   return core::decode_descriptor(
       descriptor, [&](DType dtype, const Shape& shape, std::uint64_t nbytes, core::Place place) {

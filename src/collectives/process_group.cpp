@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls of a ProcessGroup, and what each makes of the engine's.
+// The calls of a ProcessGroup, and how each uses the engine.
 
 #include "muster/process_group.hpp"
 
@@ -26,7 +26,7 @@ ProcessGroup::ProcessGroup(SyncGroup& group, const CollectiveOptions& options)
 
 ProcessGroup::ProcessGroup(ProcessGroup&&) noexcept = default;
 ProcessGroup& ProcessGroup::operator=(ProcessGroup&& other) noexcept {
-  // The former one ends as by its destructor: its thread before what that uses.
+  // The former state ends as in the destructor: the thread ends before the objects that it uses.
   const ProcessGroup former(std::move(*this));
   engine_ = std::move(other.engine_);
   async_ = std::move(other.async_);
@@ -203,8 +203,8 @@ void ProcessGroup::pass_on_failure() noexcept {
   if (const auto tasks = runs_in_.lock()) sync::Lane::pass_on_failure(*static_cast<sync::Lane::Tasks*>(tasks.get()));
 }
 
-// A ProcessGroup's messages from rank to rank: tensors and Configs as mail. A message's label is its descriptor; one
-// with a longer descriptor than fits is packed as a whole.
+// The messages of a ProcessGroup between two ranks. Tensors and Configs are sent as mail. The label of a message is its
+// descriptor. If the descriptor is too long, the Config is packed as a whole.
 
 namespace collectives {
 namespace {
@@ -227,7 +227,7 @@ std::shared_ptr<Mail::Outgoing> begin_send(Engine& engine, const Config& config,
   check_tag(tag);
   check_other(engine, to, "send to");
   PackedConfig message = packed(config);
-  // The receiver keeps the label of a message that it has not asked for yet.
+  // The receiver stores the label of a message that it has not received yet, so its length is limited.
   constexpr std::size_t longest_label = 4096;
   if (message.descriptor.size() > longest_label) message = {{}, packed_whole(config)};
   const auto body = std::make_shared<const Tensor>(std::move(message.tensors));
@@ -245,13 +245,13 @@ std::shared_ptr<Mail::Incoming> begin_receive(Engine& engine, int from, int tag,
   return engine.mail().receive({.from = from, .tag = tag, .place = std::move(place)});
 }
 
-/// Of a receive that is done: from whom.
+/// Returns the sender of a completed receive.
 int sender_of(const Mail::Incoming& receive) {
   if (receive.error) throw Error(*receive.error);
   return receive.envelope.from;
 }
 
-/// A Config on its way: its tensors' memory.
+/// The memory of the tensors of a Config that is being received.
 using Incoming = std::shared_ptr<Tensor>;
 
 std::shared_ptr<Mail::Incoming> begin_receive_config(Engine& engine, int from, int tag, const Incoming& tensors) {
@@ -284,9 +284,9 @@ std::shared_ptr<Mail::Incoming> begin_receive_tensor(Engine& engine, const Tenso
   });
 }
 
-// For spans.
+// For trace spans.
 
-/// What the job calls the other rank; -1: any, or none.
+/// Returns the number of the other rank in the job; -1 for any rank or none.
 int number_of(const sync::Group& group, int rank) {
   return rank < 0 || rank >= group.size() ? -1 : group.info(rank).rank;
 }
@@ -297,7 +297,8 @@ std::uint64_t bytes_of(const Mail::Incoming& message) {
   return message.envelope.bytes;
 }
 
-/// A message under way: `Kind` is Mail::Outgoing or Mail::Incoming; take(message) gives the result of one that is done.
+/// A message in progress. `Kind` is Mail::Outgoing or Mail::Incoming. take(message) returns the result of a completed
+/// message.
 template <class Result, class Kind, class Take>
 class Message final : public detail::Operation<Result> {
  public:
@@ -332,7 +333,7 @@ class Message final : public detail::Operation<Result> {
     const sync::Use use(engine->group());
     sync::Group& group = sync::inside(engine->group());
     trace::Span span(trace::Kind::message, options_.phase, group.some_operation(), number_of(group, other_));
-    // Whoever only asks moves messages, too.
+    // Even a test without a wait must move messages.
     (void)engine->mail().step();
     engine->mail().wait(done, other_, options_);
     if (message_->is_done) span.add_bytes(bytes_of(*message_));
@@ -353,7 +354,7 @@ Work<Result> work_of(const std::shared_ptr<Engine>& engine, std::shared_ptr<Kind
                                                                     waits(options, phase), std::move(take)));
 }
 
-/// begin() gives a message, which is waited for.
+/// begin() returns a message, for which this function waits.
 template <class Begin>
 auto finished(Engine& engine, int other, const CollectiveOptions& options, const char* phase, const Begin& begin) {
   const Engine::DeviceEnd at_end(engine);

@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives of ranks that share memory. Each rank has a block in its own region: its cards, and a ring of chunks that
-// it alone fills, with words that tell how far it is. All ranks map all blocks.
+// Collectives of ranks that share memory. Each rank has a block in its own region: its cards, a ring of chunks that
+// only it fills, and words that publish its progress. All ranks map all blocks.
 //
-// An operation is a number of steps, the same on all ranks. In a step each rank fills one chunk of its ring, then the
-// ranks read the chunks of all. Steps are counted over all operations.
-//  - The first chunk is filled before the cards are told. If one step is all, that round is all there is: nobody says
-//    that it has read, because whoever comes to the next round has. The smallest inputs lie behind the card itself.
-//  - A chunk of more steps is filled again once all ranks have read it, as their words tell.
-//  - A reduction of more than a little has a stage between: of each chunk each rank reduces one slice, of all ranks'
-//    chunks at once, into its own ring; then all ranks take the slices.
+// An operation consists of steps, whose number is the same on all ranks. In each step every rank fills one chunk of its
+// ring, and then the ranks read the chunks of all ranks. Steps are counted over all operations.
 //
-// An input that lies in its rank's arena is read there: its rank fills no chunks. A result that all ranks share is
-// reduced or written into its own memory, and no rank takes it from the rings.
+//  - The first chunk is filled before the cards are published. If one step is sufficient, no other synchronisation is
+//    needed: entering the next round implies that a rank has read the previous one. The smallest inputs are stored
+//    directly behind the card.
+//  - With more steps, a chunk is refilled when the progress words of all ranks show that they have read it.
+//  - A reduction of more than a few KiB has a second stage. Each rank reduces one slice of each chunk, from the chunks
+//    of all ranks, into its own ring. Then all ranks read the slices.
 //
-// Words and cards have one writer. Whoever is killed leaves nothing locked; the waits are the group's.
+// An input in an arena of its rank is read there, and the rank fills no chunks. A result that all ranks share is
+// reduced or written directly into its memory, and no rank reads it from the rings.
+//
+// Words and cards have one writer each, so a killed rank leaves no lock behind. All waits are waits of the group.
 
 #include <algorithm>
 #include <array>
@@ -32,32 +34,34 @@
 namespace muster::collectives {
 namespace {
 
-// Smaller chunks cost more turns, fewer of them leave ranks to wait for each other.
+// Smaller chunks need more steps. If there are fewer chunks, ranks must wait for each other.
 constexpr std::uint64_t chunk_bytes = 128 << 10;
 constexpr std::uint32_t depth = 8;
-// Below, copying an input costs less than telling that it has been read; in reductions all ranks tell that anyway.
+// Below this size, copying an input costs less than publishing that it has been read. In reductions all ranks publish
+// that anyway.
 constexpr std::uint64_t least_placed = 256 << 10;
 constexpr std::uint64_t least_placed_to_reduce = 16 << 10;
 
-/// What a rank tells in the round of an operation: the fewer lines come from its core, the sooner.
+/// The data that a rank publishes in the round of an operation. The fewer cache lines it uses, the sooner it arrives.
 struct alignas(2 * line) Slot {
-  Count opened;  // operations; told last
+  Count opened;  // operations; published last
   Card card;
   std::array<std::byte, 1024 - sizeof(Count) - sizeof(Card)> small;
 };
-/// The begin of a block. Steps are told as how many are done.
+/// The beginning of a block. Each word counts completed steps.
 struct BlockHead {
-  std::array<Slot, 2> slots;  // of odd and even operations: nobody is two ahead
-  Word filled;                // steps
-  Word reduced;               // of its slices
-  Word read;                  // it needs nothing of them any more
+  std::array<Slot, 2> slots;  // for even and odd operations; no rank is two operations ahead
+  Word filled;                // steps that this rank has filled
+  Word reduced;               // steps whose slices it has reduced
+  Word read;                  // steps that it no longer needs
 };
 constexpr std::uint64_t ring_offset = 4096;
 static_assert(sizeof(BlockHead) <= ring_offset);
 static_assert(chunk_bytes / line == most_ranks_on_host);
 constexpr std::uint64_t block_bytes = ring_offset + depth * chunk_bytes;
 
-/// Up to here every rank reduces all of it: a second stage would cost more than reading once more.
+/// Returns the size up to which every rank reduces the whole input: a second stage would cost more than the additional
+/// reads.
 std::uint64_t all_reduce_alone(std::size_t ranks) noexcept {
   return ranks <= 2 ? 16 << 10 : ranks <= 4 ? 8 << 10 : 4 << 10;
 }
@@ -206,7 +210,7 @@ class SharedBackend final : public Backend {
     std::uint64_t begin = 0;
     std::uint64_t bytes = 0;
   };
-  /// Part `at` of so many bytes in parts of `each`; an empty one behind the last.
+  /// Returns part `at` of `bytes` bytes in parts of `each` bytes. Behind the last part, parts are empty.
   static Part piece_of(std::uint64_t bytes, std::uint64_t each, std::uint64_t at) noexcept {
     const std::uint64_t begin = std::min(bytes, at * each);
     return {begin, std::min(each, bytes - begin)};
@@ -224,21 +228,21 @@ class SharedBackend final : public Backend {
   [[nodiscard]] std::byte* chunk(std::size_t rank, Step step) const noexcept {
     return blocks_.of(rank) + ring_offset + std::uint64_t{step % depth} * chunk_bytes;
   }
-  /// Of the operation that is open, or is about to be.
+  /// Returns the slot for the operation that is open or about to be opened.
   [[nodiscard]] Slot& slot(std::size_t rank) const noexcept { return head(rank).slots[operation_ % 2]; }
   static constexpr std::uint64_t small_bytes = sizeof(Slot::small);
   [[nodiscard]] std::byte* small(std::size_t rank) const noexcept { return slot(rank).small.data(); }
-  /// Where the first of a rank's pieces lies, of so many bytes in all.
+  /// Returns the position of the first piece of a rank. `bytes` is its total size.
   [[nodiscard]] std::byte* first_piece(std::size_t rank, Step step, std::uint64_t bytes) const noexcept {
     return bytes <= small_bytes ? small(rank) : chunk(rank, step);
   }
-  /// Of a chunk, for one of the ranks that it has something for.
+  /// Returns the part of a chunk for one of the receiving ranks.
   [[nodiscard]] std::uint64_t share() const noexcept {
     return std::max<std::uint64_t>(line, chunk_bytes / ranks() / line * line);
   }
-  /// Of the operation that has been opened.
+  /// Returns the largest piece of the operation that has been opened.
   [[nodiscard]] std::uint64_t largest() const noexcept { return std::ranges::max(cards_, {}, &Card::largest).largest; }
-  /// Each begins with itself: they do not all read one block at a time.
+  /// Each rank begins with itself, so that the ranks do not all read the same block at once.
   template <class Call>
   void for_each_rank(const Call& call) const {
     for (std::size_t i = 0; i < ranks(); ++i) call((self() + i) % ranks());
@@ -251,8 +255,8 @@ class SharedBackend final : public Backend {
   static void write(std::byte* to, Bytes from) noexcept {
     if (!from.empty()) std::memcpy(to, from.data(), from.size());
   }
-  /// `all`: how much the operation writes on each rank. If that of all ranks is more than the cache of all cores holds,
-  /// it is not kept there.
+  /// `all` is the size of the data that the operation writes on each rank. If the data of all ranks exceeds the
+  /// last-level cache, the copy bypasses the cache.
   void put(std::byte* to, const std::byte* from, std::uint64_t bytes, std::uint64_t all) const noexcept {
     if (bytes == 0) return;
     if (all * ranks() > cache_bytes_)
@@ -261,14 +265,14 @@ class SharedBackend final : public Backend {
       std::memcpy(to, from, bytes);
   }
 
-  /// An input that is worth it is read where it lies.
+  /// A sufficiently large input in an arena is read there.
   [[nodiscard]] Card with_input(Card card, Bytes in, std::uint64_t least = least_placed) const {
     if (in.size() < least || card.status != 0) return card;
     if (const auto found = detail::ArenaCore::find(in.data(), in.size()))
       card.input = {found->arena->segment().place(), found->offset};
     return card;
   }
-  /// What lies in an arena of another rank.
+  /// Returns the input in the arena of another rank.
   [[nodiscard]] const std::byte* placed_input(std::size_t rank) {
     const InputPlace& place = cards_[rank].input;
     const auto segment = arenas_.at(group_, static_cast<int>(rank), place.arena);
@@ -276,8 +280,8 @@ class SharedBackend final : public Backend {
       throw Error(ErrorKind::corrupt, "another rank names a place outside its arena");
     return segment->data() + place.offset;
   }
-  /// Rank 0 has room for a result of so many bytes. What nobody has taken of the last offer, because the call has
-  /// failed before, is withdrawn.
+  /// Rank 0 offers memory for a result of `bytes` bytes. If a call failed, leases of the last offer that no rank has
+  /// taken are withdrawn.
   [[nodiscard]] Card with_result(Card card, std::uint64_t bytes) {
     if (self() != 0 || card.status != 0) return card;
     result_.withdraw();
@@ -288,15 +292,15 @@ class SharedBackend final : public Backend {
   HeldResult take_result(std::uint64_t bytes) {
     return sync::or_fail(group_, [&] { return results_.take(cards_[0].result, self(), bytes); });
   }
-  /// Others have read what lies in this rank's arena: it is the caller's again.
+  /// Waits until the other ranks have read the input in this rank's arena, which then belongs to the caller again.
   void until_read(const Card& mine, const WaitOptions& options) {
     if (mine.input.arena != 0) await(&BlockHead::read, next_, options);
   }
 
   enum class Result : std::uint8_t { each, shared };
 
-  /// Each rank reduces a slice of each part, of all ranks' inputs at once: into its ring, from where all take it, or
-  /// into the result of all. `out`: known once the operation is open.
+  /// Each rank reduces one slice of each part from the inputs of all ranks. It writes the slice into its ring, from
+  /// which all ranks read it, or into the shared result. `out` is known when the operation is open.
   void reduce_slices(const Card& mine, const Opened& opened, merge::Combine combine, DType dtype, Bytes in,
                      const Room& out, Result result, const WaitOptions& options) {
     const bool is_shared = result == Result::shared;
@@ -306,7 +310,7 @@ class SharedBackend final : public Backend {
       return Part{slice_begin(bytes, ranks(), rank),
                   slice_begin(bytes, ranks(), rank + 1) - slice_begin(bytes, ranks(), rank)};
     };
-    // What this rank reduces itself nobody else reads: of that its own part is taken from its own memory.
+    // No other rank reads the slice that this rank reduces itself, so it is not copied into the ring.
     const auto fill = [&](Step step, std::uint64_t at) {
       if (mine.input.arena != 0) return;
       const Bytes from = part_of(in, part(at));
@@ -315,7 +319,7 @@ class SharedBackend final : public Backend {
       write(chunk(self(), step) + own.begin + own.bytes, from.subspan(own.begin + own.bytes));
     };
     open(mine, opened, options, [&] { fill(next_, 0); });
-    // Nothing comes or goes by the rings.
+    // No data passes through the rings.
     if (is_shared && std::ranges::all_of(cards_, [](const Card& card) { return card.input.arena != 0; }))
       each = std::max<std::uint64_t>(in.size(), 1);
     const auto make = [&](Step step, std::uint64_t at) {
@@ -339,7 +343,7 @@ class SharedBackend final : public Backend {
     run(pieces(in.size(), each), fill, make, take, options);
   }
 
-  /// Waits until this count of all ranks has come so far.
+  /// Waits until this counter has reached the value on all ranks.
   template <class CountOf>
   void await_all(const CountOf& count_of, std::uint32_t reached, const WaitOptions& options) {
     for (;;) {
@@ -363,8 +367,8 @@ class SharedBackend final : public Backend {
   /// `fill` writes this rank's chunk of the first step.
   template <class Fill>
   void open(const Card& card, const Opened& opened, const WaitOptions& options, const Fill& fill) {
-    // All have read what the last operation but one had; of the last one their words tell, if it was longer than the
-    // ring.
+    // All ranks have read the data of the operation before the last. For the last one their counters show it, if it was
+    // longer than the ring.
     if (next_ - begun_ >= depth) await(&BlockHead::read, next_ + 1 - depth, options);
     ++operation_;
     if (card.status == 0) fill();
@@ -383,7 +387,7 @@ class SharedBackend final : public Backend {
           placed_[rank] = sync::or_fail(group_, [&] { return placed_input(rank); });
       }
     } catch (...) {
-      // On all ranks: the first step has been taken, whatever it was.
+      // This happens on all ranks. The first step is used up in any case.
       end(begun_ + 1);
       throw;
     }
@@ -397,9 +401,10 @@ class SharedBackend final : public Backend {
     next_ = next;
   }
 
-  /// The steps of an operation that has been opened, the latest stage first: fill() of its own chunk, make() of all
-  /// that are filled (if there is such a stage), take() of all that are filled and made. Each gets the step, and its
-  /// number in the operation.
+  /// Executes the steps of an operation that has been opened. Each iteration runs the latest stage that is ready:
+  /// take(), then make(), then fill(). fill() writes this rank's chunk. make() processes a chunk that all ranks have
+  /// filled, if there is such a stage. take() reads a chunk that is filled and made. Each of them gets the step, and
+  /// its index in the operation.
   template <class Fill, class Make, class Take>
   void run(std::uint64_t steps, const Fill& fill, const Make& make, const Take& take, const WaitOptions& options) {
     constexpr bool has_make = !std::is_same_v<Make, std::nullptr_t>;
@@ -409,7 +414,7 @@ class SharedBackend final : public Backend {
     if (steps == 1 && !has_make) {
       take(begin, 0);
       shm::publish_fence();
-      // Whose inputs were read where they lie waits for it.
+      // Ranks whose inputs were read in their arenas wait for this word.
       if (std::ranges::any_of(placed_, [](const std::byte* place) { return place != nullptr; }))
         mine.read.publish(end_step);
       end(end_step);
@@ -446,17 +451,17 @@ class SharedBackend final : public Backend {
   sync::Group& group_;
   SharedBlocks blocks_;
   shm::RemoteSegments arenas_;  // of other ranks
-  LentMemory results_;          // rank 0's, which all ranks hold
+  LentMemory results_;          // memory of rank 0; all ranks hold leases
   Loan result_;                 // the last one
   std::uint64_t cache_bytes_ = os::last_level_cache();
   int turns_ = os::turns_on_core(group_.size());
   std::uint32_t operation_ = 0;
-  Step next_ = 0;   // of the next operation
-  Step begun_ = 0;  // the first one of the last operation
-  // Of the call.
+  Step next_ = 0;   // first step of the next operation
+  Step begun_ = 0;  // first step of the last operation
+  // The state of the current call.
   std::vector<Card> cards_;
   std::vector<const std::byte*> sources_;
-  std::vector<const std::byte*> placed_;  // inputs in arenas; null: the rank fills chunks
+  std::vector<const std::byte*> placed_;  // inputs in arenas; null if the rank fills chunks
   std::vector<int> late_;
 };
 

@@ -22,12 +22,12 @@ constexpr std::uint64_t bounce_bytes = 8 << 20;
 
 thread_local NamedStream named;
 
-/// 0, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD are streams of whatever device is current.
+/// The handles 0, CU_STREAM_LEGACY and CU_STREAM_PER_THREAD mean streams of the current device.
 bool is_default(StreamHandle stream) noexcept {
   return reinterpret_cast<std::uintptr_t>(stream) <= 2;
 }
 
-/// Rows [begin, end) of a tensor, to a place without gaps.
+/// Describes a copy of rows [begin, end) of a tensor to contiguous memory.
 Copy2d rows_to_host(const TensorView& source, const Pitched& layout, std::uint64_t begin, std::uint64_t end,
                     std::byte* target) {
   Copy2d copy{};
@@ -42,7 +42,8 @@ Copy2d rows_to_host(const TensorView& source, const Pitched& layout, std::uint64
   return copy;
 }
 
-/// Calls `use(offset, bytes, copy)` for pieces of at most `most` bytes of the target; `copy(to)` queues one.
+/// Calls `use(offset, bytes, copy)` for pieces of at most `most` bytes of the target. `copy(to)` queues the copy of one
+/// piece.
 void each_piece(const TensorView& source, std::uint64_t most, StreamHandle stream, const auto& use) {
   const Pitched layout = require_pitched(source);
   const DriverFunctions& functions = driver();
@@ -56,7 +57,7 @@ void each_piece(const TensorView& source, std::uint64_t most, StreamHandle strea
     }
     return;
   }
-  // The driver refuses rows that are farther apart.
+  // The driver rejects a larger pitch.
   if (layout.width > most || layout.pitch > device_max_pitch_bytes(source.device().index)) {
     for (std::uint64_t row = 0; row < layout.rows; ++row)
       for (std::uint64_t at = 0; at < layout.width; at += most) {
@@ -120,7 +121,7 @@ void Stream::wait_for(const Event& event) {
 
 bool Stream::is_idle() const noexcept {
   if (handle_ == nullptr) return true;
-  // Where the device has failed or gone, nothing goes on in it either.
+  // If the device has failed or the driver has been unloaded, the stream is idle too.
   Status status = Status::success;
   on_device_if_there(device_, [&](const DriverFunctions& functions) { status = functions.stream_query(handle_); });
   return status != Status::not_ready;
@@ -143,7 +144,7 @@ CallersStream look_at_callers_stream(int device) {
 
 StreamHandle callers_stream(int device) {
   const CallersStream stream = look_at_callers_stream(device);
-  // An event of a stream that is captured would draw our streams into the graph, and nothing would be copied.
+  // An event of a stream that is being captured would make our streams part of the graph, and nothing would be copied.
   if (stream.is_captured)
     throw Error(
         ErrorKind::argument,
@@ -176,7 +177,7 @@ void wait_for_device(SyncGroup& group, const std::function<bool()>& done, const 
   using namespace std::chrono_literals;
   const Clock::time_point begin = Clock::now();
   const auto timeout = sync::timeout_of(options, group);
-  // The group's own deadline is about other ranks; a device that hangs has none.
+  // The deadline of the group concerns other ranks. A device that hangs needs this one.
   const auto is_done = [&] {
     if (done()) return true;
     if (Clock::now() - begin < timeout) return false;
@@ -191,7 +192,8 @@ void wait_for_device(SyncGroup& group, const std::function<bool()>& done, const 
   group.wait_until(
       is_done,
       [&](std::chrono::nanoseconds longest) {
-        // A copy of some MiB takes about a millisecond: short at first, so that small tensors do not wait.
+        // A copy of a few MiB takes about a millisecond. The first sleeps are short, so that small tensors are not
+        // delayed.
         std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(longest, pause));
         pause = std::min<std::chrono::microseconds>(2 * pause, 200us);
       },
@@ -199,7 +201,7 @@ void wait_for_device(SyncGroup& group, const std::function<bool()>& done, const 
 }
 
 CopyQueue::~CopyQueue() {
-  // What has failed ends soon on a device that works: its memory need not be kept then.
+  // On a working device, a failed copy ends soon. Its memory then need not be kept.
   const auto until = os::Clock::now() + std::chrono::seconds(1);
   while (!stream_.is_idle() && os::Clock::now() < until) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   if (stream_.is_idle()) return;
@@ -208,7 +210,7 @@ CopyQueue::~CopyQueue() {
 }
 
 void CopyQueue::hold_for_ever(std::unique_ptr<Kept> kept) noexcept {
-  // A device may still write there. Never destroyed, at exit neither; listed, so that leak checkers find it.
+  // A device may still write to this memory, so it is never destroyed. It is in a list, so that leak checkers find it.
   static std::atomic<Kept*> latest{nullptr};
   Kept* const held = kept.release();
   held->next = latest.exchange(held);
@@ -324,7 +326,7 @@ void CopyQueue::bounce_to_device(const std::byte* source, DevicePointer target, 
   keep(buffer.data);
   std::size_t turn = 0;
   for (std::uint64_t at = 0; at < bytes; at += half_bytes) {
-    // What was in this half two turns ago has left it.
+    // Wait until the copy from this half two turns ago has completed.
     while (marks_.size() >= 2) wait_for_first(group, options);
     const std::uint64_t piece = std::min(half_bytes, bytes - at);
     std::byte* const half = buffer.data.get() + (turn++ % 2) * half_bytes;
@@ -339,7 +341,7 @@ void CopyQueue::bounce_to_device(const std::byte* source, DevicePointer target, 
 std::optional<Pitched> pitched(const TensorView& view) {
   const std::uint64_t bytes = view.nbytes();
   if (view.is_contiguous()) return Pitched{bytes, 1, bytes};
-  // From the innermost dimension out: first what lies side by side, then steps of one length.
+  // From the innermost dimension outwards: first contiguous elements, then rows with one pitch.
   const auto item = static_cast<std::int64_t>(itemsize(view.dtype()));
   std::int64_t width = item;
   std::int64_t rows = 1;

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Copies of one rank from and to one of its devices: put into a stream of our own, in pieces, and waited for by the
-// CPU.
+// CopyQueue: copies of one rank from and to one of its devices. The copies are queued in a private stream, in pieces,
+// and the CPU waits for them.
 //
-//  1. follow_caller(): what the caller has queued before the exchange comes first. The device waits for it, not the
+//  1. follow_caller(): work that the caller queued before the exchange is done first. The device waits for it, not the
 //     CPU.
-//  2. to_host(), to_device(), on_device(): pieces of at most `piece_bytes`, each followed by an event.
-//  3. finish(): the CPU asks for the events one after another; each that has passed is progress of this rank.
-// What a device copies in one go are rows of bytes at one distance (Pitched).
-// Queues of several devices are filled before the first of them is waited for: their copies run beside each other.
-// The CPU waits for its device with the group's deadline, and hears of the group's failures meanwhile. Streams and
-// events that are destroyed when the driver has gone already, or in a forked child, are only forgotten.
+//  2. to_host(), to_device(), on_device(): each piece of at most `piece_bytes` is followed by an event.
+//  3. finish(): the CPU queries one event after another. Each event that has passed counts as progress of this rank.
+// A device copies rows of bytes with a fixed pitch (Pitched) in one operation. The queues of several devices are filled
+// before the first of them is waited for, so their copies run concurrently. The CPU waits for its device with the
+// deadline of the group, and receives failures of the group meanwhile. Streams and events that are destroyed after the
+// driver was unloaded, or in a forked child, are not released.
 
 #include <cstdint>
 #include <deque>
@@ -29,7 +29,7 @@
 
 namespace muster::cuda {
 
-/// A mark in a stream, without a time.
+/// A CUDA event without timing.
 class Event {
  public:
   explicit Event(int device);
@@ -40,9 +40,9 @@ class Event {
     std::swap(handle_, other.handle_);
     return *this;
   }
-  /// Behind everything that is in `stream` now. The event's device must be current.
+  /// Records the event after everything that is in `stream` now. The event's device must be current.
   void record(StreamHandle stream);
-  /// Whether the stream has come there. Throws Error(io) where the device has failed.
+  /// Returns whether the stream has reached the event. Throws Error(io) if the device has failed.
   [[nodiscard]] bool has_passed() const;
   [[nodiscard]] EventHandle handle() const noexcept { return handle_; }
 
@@ -51,7 +51,7 @@ class Event {
   EventHandle handle_ = nullptr;
 };
 
-/// A stream that waits for no other, the default one neither.
+/// A stream that does not synchronise with any other stream, including the default stream.
 class Stream {
  public:
   explicit Stream(int device);
@@ -59,11 +59,11 @@ class Stream {
   Stream& operator=(Stream&&) = delete;
   [[nodiscard]] StreamHandle handle() const noexcept { return handle_; }
   [[nodiscard]] int device() const noexcept { return device_; }
-  /// What is put into it from now on begins when `event` has passed; the CPU does not wait.
+  /// Makes later work in this stream wait for `event`. The CPU does not wait.
   void wait_for(const Event& event);
-  /// Nothing is left to do in it; true, too, where the driver has gone.
+  /// Returns whether no work is left in the stream. Also true after the driver was unloaded.
   [[nodiscard]] bool is_idle() const noexcept;
-  /// Never destroyed: something may still be under way in it.
+  /// Never destroys the stream, because work may still be in progress in it.
   void abandon() noexcept { handle_ = nullptr; }
 
  private:
@@ -71,61 +71,62 @@ class Stream {
   StreamHandle handle_ = nullptr;
 };
 
-/// What the calling thread has named (CudaStreamScope).
+/// The stream that the calling thread has named (CudaStreamScope).
 struct NamedStream {
   StreamHandle handle = nullptr;
   int device = -1;
 };
-/// The device that a stream belongs to; of a default stream the current one. Throws Error(argument) where its context
-/// is not the primary one of its device.
+/// Returns the device to which a stream belongs; for a default stream, the current device. Throws Error(argument) if
+/// the context of the stream is not the primary context of its device.
 int device_of(StreamHandle stream);
-/// Names one; returns the one before.
+/// Sets the named stream of this thread and returns the previous one.
 NamedStream name_stream(NamedStream stream) noexcept;
-/// The named stream where it is one of this device, else the device's default stream. The device must be current.
+/// The named stream if it belongs to the device, otherwise the default stream of the device.
 struct CallersStream {
   StreamHandle handle = nullptr;
   bool is_captured = false;
 };
-/// Throws Error(argument) where the default stream cannot be used because another one is being captured into a graph:
-/// the capture takes no harm.
+/// Returns the stream of the caller. The device must be current. Throws Error(argument) if the default stream cannot be
+/// used because another stream is being captured into a graph. The capture is not affected.
 CallersStream look_at_callers_stream(int device);
-/// The same, with Error(argument) where it is being captured.
+/// Returns the stream of the caller. Also throws Error(argument) if it is being captured.
 StreamHandle callers_stream(int device);
 
-/// Returns when done() does; it is asked in turns with short sleeps. `what` is for messages: "cuda:0 to copy". `on`:
-/// ranks without which it cannot come (of a collective between devices). Throws what done() throws; Error(timeout |
-/// peer_lost | cancelled), which poison the group.
+/// Waits until done() returns true; calls it repeatedly with short sleeps. `what` is for messages: "cuda:0 to copy".
+/// `on` contains the other ranks that take part in a collective between devices. Throws the errors of done(), and
+/// Error(timeout | peer_lost | cancelled), which fail the group.
 void wait_for_device(SyncGroup& group, const std::function<bool()>& done, const std::string& what,
                      const WaitOptions& options, std::span<const int> on = {});
 
-/// `rows` runs of `width` bytes, `pitch` bytes from one to the next.
+/// `rows` rows of `width` bytes. The distance between the beginnings of two rows is `pitch` bytes.
 struct Pitched {
   std::uint64_t width = 0;
   std::uint64_t rows = 1;
-  std::uint64_t pitch = 0;  ///< at least the width
+  std::uint64_t pitch = 0;  ///< at least `width`
   friend bool operator==(const Pitched&, const Pitched&) = default;
 };
 
-/// None where the strides are not so: elements with gaps between them in more than one dimension, in another order
-/// than row-major, or more than once. Pure.
+/// Returns nullopt if the strides cannot be described in this way: there are gaps in more than one dimension, the order
+/// is not row-major, or elements overlap. Pure.
 std::optional<Pitched> pitched(const TensorView& view);
 
-/// The same, with Error(argument) that says what to do instead.
+/// Returns the layout, or throws Error(argument) with a remedy.
 Pitched require_pitched(const TensorView& view);
 
-/// Between two signs of progress: long against the cost of an event, short against any deadline.
+/// The bytes between two signs of progress. A copy of this size is long compared with the cost of an event, and short
+/// compared with any deadline.
 inline constexpr std::uint64_t piece_bytes = 32 << 20;
 
-/// What takes part in a stream besides its device.
+/// Other participants of the work in a stream.
 struct OthersInStream {
-  std::span<const int> ranks = {};     ///< whose devices do
-  std::function<void()> look = [] {};  ///< throws where it has failed: asked as often as the device
+  std::span<const int> ranks = {};     ///< the ranks whose devices take part
+  std::function<void()> look = [] {};  ///< throws if the work has failed; called as often as the device is queried
 };
 
 class CopyQueue {
  public:
   explicit CopyQueue(int device) : stream_(device), kept_(std::make_unique<Kept>()) {}
-  /// What is still under way keeps its memory and its stream until the process ends.
+  /// If work is still in progress, its memory and the stream are kept until the process ends.
   ~CopyQueue();
   CopyQueue& operator=(CopyQueue&&) = delete;
 
@@ -133,24 +134,26 @@ class CopyQueue {
   [[nodiscard]] StreamHandle stream() const noexcept { return stream_.handle(); }
 
   void follow_caller() { follow_caller(device()); }
-  /// What it has queued on another device of this process.
+  /// Waits for the work that the caller has queued on another device of this process.
   void follow_caller(int device);
-  /// `target` is page-locked and has room for source.nbytes(). Throws Error(argument) on strides that cannot be copied.
+  /// `target` is page-locked and has at least source.nbytes() bytes. Throws Error(argument) for strides that cannot be
+  /// copied.
   void to_host(const TensorView& source, std::byte* target);
-  /// `source` is page-locked.
+  /// `source` is page-locked memory.
   void to_device(const std::byte* source, DevicePointer target, std::uint64_t bytes);
-  /// From one device, or one opened allocation, to another.
+  /// Copies between two devices, or from an allocation opened by IPC.
   void on_device(DevicePointer source, DevicePointer target, std::uint64_t bytes);
-  /// `memory` is touched by what is in the queue: it lives until that is over.
+  /// Keeps `memory`, which the queued work uses, until that work has completed.
   void keep(std::shared_ptr<const void> memory) { kept_->memory.push_back(std::move(memory)); }
-  /// Something else has been put into the stream.
+  /// Called after other work was put into the stream.
   void mark();
 
-  /// Returns when all is done. Throws Error(io) where the device has failed, and as wait_for_device.
+  /// Waits until all work has completed. Throws Error(io) if the device has failed, and as wait_for_device.
   void finish(SyncGroup& group, const WaitOptions& options, const OthersInStream& others = {});
 
-  /// For ordinary memory, of which the driver would make its own copies while the CPU waits inside of it: through two
-  /// small page-locked buffers in turns, so that one is filled while the other one is emptied. Return when it is done.
+  /// Copies from or to pageable memory. The driver would copy such memory through its own buffers, and block the CPU
+  /// meanwhile. These functions use two small page-locked buffers instead: one is filled while the other one is
+  /// emptied. They return when the copy is complete.
   void bounce_to_host(const TensorView& source, std::byte* target, MemoryPool& pinned, SyncGroup& group,
                       const WaitOptions& options);
   void bounce_to_device(const std::byte* source, DevicePointer target, std::uint64_t bytes, MemoryPool& pinned,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The public calls of libmuster-cuda.
+// The public functions of libmuster-cuda.
 
 #include "muster/cuda.hpp"
 
@@ -55,7 +55,7 @@ Tensor copy_to_host(const TensorView& tensor) {
   if (tensor.device().is_host() || tensor.nbytes() == 0) return Tensor::copy_of(tensor);
   (void)require_pitched(tensor);
   Tensor copy = Tensor::allocate(tensor.dtype(), tensor.shape());
-  // Of one rank: it has the deadline that all waits have.
+  // The group has a single rank. It supplies the deadline that all waits have.
   const std::shared_ptr<SyncGroup> group = single_group();
   CopyQueue queue(tensor.device().index);
   queue.follow_caller();

@@ -35,7 +35,7 @@ void send_message(const gather::Call& call, OfferHeader header, std::span<const 
   call.group->send(call.first(), message, call.wait(offer_phase), sync::Subject::exchange);
 }
 
-/// The CPU waits for what the caller has queued: whoever copies next is in another process.
+/// The CPU waits for the work that the caller has queued, because the next copy runs in another process.
 void wait_for_caller(const gather::Call& call, const std::set<int>& devices) {
   for (const int device : devices) {
     Event event(device);
@@ -49,7 +49,7 @@ void wait_for_caller(const gather::Call& call, const std::set<int>& devices) {
   }
 }
 
-/// Sends what `make` says; where that fails, that it did: the first rank waits for a message.
+/// Sends the message that `make` makes. If that fails, sends a failure, because the root waits for a message.
 void send_or_fail(const gather::Call& call, const auto& make) {
   try {
     make();
@@ -66,7 +66,7 @@ struct Offer {
   std::vector<std::byte> body;
 };
 
-/// The most that an offer with a descriptor of `bytes` can have: places are two more numbers for each tensor.
+/// Returns the maximum size of an offer whose descriptor has `bytes` bytes. Places add two numbers per tensor.
 std::uint64_t most_offer_bytes(std::uint64_t bytes) {
   return sizeof(OfferHeader) + most_exports * (sizeof(Export) + sizeof(std::uint64_t)) + 16 * bytes;
 }
@@ -116,7 +116,7 @@ bool DeviceSending::by_ipc() {
     wait_for_caller(call_, devices);
     send_message(call_, {}, exports, gone, body);
   });
-  // Whatever it answers it may have some of them open.
+  // The root may have opened some of the allocations, even if it asks for staging.
   for (const Export& exported : exports) state_.exports.note_told(call_.first(), exported.buffer);
   return receive_answer(call_).verdict != Verdict::stage;
 }
@@ -163,7 +163,7 @@ void DeviceSending::send_by_nccl(std::span<const Tensor* const> tensors, NcclLis
   queue.finish(*call_.group, wait, {members.first(1), [&] { (void)ready(); }});
 }
 
-// The first rank's side.
+// The root's side.
 
 Tensor DeviceDestination::tensor_at(DType dtype, const Shape& shape, const MemoryPool::Buffer& buffer,
                                     std::uint64_t offset, std::uint64_t bytes) const {
@@ -173,7 +173,7 @@ Tensor DeviceDestination::tensor_at(DType dtype, const Shape& shape, const Memor
 
 void DeviceDestination::begin() {
   if (has_begun_) return;
-  // Memory of an earlier result is used again: what the caller has queued to read it comes first.
+  // The memory of an earlier result is reused. Work of the caller that reads it must complete first.
   state_.queue(device_).follow_caller();
   has_begun_ = true;
 }
@@ -206,7 +206,7 @@ bool DeviceDestination::take_ipc(std::size_t position, const gather::Record& rec
   try {
     const Offer offer = receive_offer(call_, sender, record.descriptor_bytes);
     if (offer.header.has_failed != 0) {
-      // Its own words come with round 2; it waits for no answer.
+      // Round 2 contains the error of the sender, which waits for no answer.
       return true;
     }
     state_.opened.close(sender, offer.gone);
@@ -258,7 +258,7 @@ void DeviceDestination::take_nccl(std::span<const std::size_t> positions, std::s
   for (std::size_t i = 0; i < positions.size(); ++i) {
     const int sender = call_.list[positions[i]];
     const gather::Record& record = records[static_cast<std::size_t>(sender)];
-    // Every offer is taken, even when one of them is bad.
+    // Every offer is received, even if one of them is bad.
     attempt([&] {
       try {
         const Offer offer = receive_offer(call_, sender, record.descriptor_bytes);
@@ -295,7 +295,7 @@ void DeviceDestination::take_nccl(std::span<const std::size_t> positions, std::s
                         sync::Subject::exchange);
   }
   attempt.throw_failure();
-  if (!is_well) return;  // the words of whoever has failed come with round 2
+  if (!is_well) return;  // round 2 contains the error
   const Current current(device_);
   const std::span<const int> senders = std::span<const int>(members).subspan(1);
   const auto receive = [&] {
@@ -329,7 +329,7 @@ void DeviceDestination::receive_trees(std::vector<IncomingTree>& trees, Communic
         *call_.group, [&] { return communicator.is_ready(); }, "NCCL to receive", call_.wait(phase), senders);
     queue.mark();
   }
-  // What fails between the devices does not end by itself: the communicator says it.
+  // A failure between the devices does not end the stream. The communicator reports it.
   queue.finish(*call_.group, call_.wait(phase), {senders, [&] { (void)communicator.is_ready(); }});
 }
 

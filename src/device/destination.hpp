@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Tensors that go to the first rank's device, each sender's by its way (way_choice.hpp). What passes between a
-// sender and the first rank, besides the bytes:
+// Tensors that are sent to the root's device, by one method per sender (way_choice.hpp). In addition to the data, a
+// sender and the root exchange these messages:
 //
 //  IPC:
-//  1. The sender waits until its caller's work on the device is done (the CPU asks an event), and sends an offer: its
-//     allocations, those that are gone by now, and its descriptor with places in them.
-//  2. The first rank opens the allocations, takes memory on its own device, puts the copies into its stream, and
-//     answers. Where it cannot open them, it asks for staging: both go on as if that had been chosen.
-//  3. The closing round tells the sender that the copies are done: until then its memory is looked at.
+//  1. The sender waits until the work of its caller on the device is complete (the CPU queries an event). It then sends
+//     an offer: its allocations, the allocations that it has freed, and its descriptor with places in the allocations.
+//  2. The root opens the allocations, allocates memory on its own device, queues the copies in its stream, and answers.
+//     If it cannot open them, it asks for staging, and both continue as if staging had been chosen.
+//  3. The closing round confirms to the sender that the copies are complete. Until then the root reads its memory.
 //  NCCL:
 //  1. The sender sends its descriptor, and the number of its communicator (nccl.hpp).
-//  2. The first rank, when it has all, takes memory, and answers: the communicator's number, and an identity where it
-//     is a new one.
-//  3. All meet where they have to; the senders send each tensor by itself, the first rank receives, batch by batch.
-// Messages begin with the exchange's number: what a failed exchange has left behind is passed over.
+//  2. When the root has all of them, it allocates memory and answers with the number of the communicator. For a new
+//     communicator the answer also contains its NCCL ID.
+//  3. All ranks without that communicator create it. The senders send one tensor after another, and the root receives
+//     them, batch by batch.
+// Each message begins with the number of the exchange. Messages of an earlier exchange that failed are skipped.
 
 #include <cstring>
 #include <functional>
@@ -31,18 +32,18 @@
 namespace muster::cuda {
 
 inline constexpr std::uint32_t most_exports = 65536;
-/// Tensors of one sender in a batch of NCCL: the same on both sides.
+/// The number of tensors per sender in one NCCL batch. Both sides must use the same number.
 inline constexpr std::size_t nccl_batch = 512;
 
-/// From the sender; `exports` times Export, `gone` times a buffer's number, and the descriptor follow.
+/// The sender's offer. `exports` Export records, `gone` buffer numbers and the descriptor follow.
 struct OfferHeader {
   std::uint64_t exchange = 0;
   std::uint64_t body_bytes = 0;
   std::uint64_t body_hash = 0;
   std::uint32_t exports = 0;
   std::uint32_t gone = 0;
-  std::uint32_t communicator = 0;  // of NCCL
-  std::uint32_t has_failed = 0;    // nothing follows: round 2 says why
+  std::uint32_t communicator = 0;  // for NCCL
+  std::uint32_t has_failed = 0;    // no data follows; round 2 gives the reason
 };
 
 enum class Verdict : std::uint32_t { failed, taken, stage };
@@ -57,7 +58,7 @@ struct Answer {
   NcclId id{};
 };
 
-/// Cuts values off the front of a message. Throws Error(corrupt) where it is too short.
+/// Reads values from the front of a message. Throws Error(corrupt) if it is too short.
 class MessageReader {
  public:
   explicit MessageReader(std::span<const std::byte> message) : left_(message) {}
@@ -78,13 +79,13 @@ class MessageReader {
 using gather::append;
 using gather::receive_of;
 
-/// A sender's side.
+/// The sender's side.
 class DeviceSending {
  public:
   DeviceSending(const gather::Call& call, DeviceState& state) : call_(call), state_(state) {}
-  /// False: the first rank asks for staging.
+  /// Returns false if the root asks for staging.
   bool by_ipc();
-  /// `members`: the first rank and all that go by NCCL, in the order of the list.
+  /// `members` contains the root and all senders that use NCCL, in the order of the rank list.
   void by_nccl(std::span<const int> members);
 
  private:
@@ -94,35 +95,35 @@ class DeviceSending {
   DeviceState& state_;
 };
 
-/// The first rank's side.
+/// The root's side.
 class DeviceDestination {
  public:
   DeviceDestination(const gather::Call& call, DeviceState& state, int device)
       : call_(call), state_(state), device_(device) {}
 
-  /// What the sender at this place of the list offers. False: it was asked for staging.
+  /// Takes the offer of the sender at this position of the list. Returns false if the sender was asked for staging.
   bool take_ipc(std::size_t position, const gather::Record& record);
   void take_nccl(std::span<const std::size_t> positions, std::span<const gather::Record> records);
-  /// Takes memory for what is staged: that it cannot be had must be told before the closing round.
+  /// Allocates memory for staged tensors. A lack of memory must be reported before the closing round.
   void reserve(std::size_t position, std::uint64_t bytes);
-  /// Copies a staged tree to the device; it stays until finish().
+  /// Copies a staged tree to the device. The tree must exist until finish().
   Config upload(std::size_t position, const Config& tree);
-  /// A copy of the first rank's own.
+  /// Returns a copy of the root's own tree.
   Config copy_of(const Config& tree);
-  /// Returns when everything is there.
+  /// Waits until all tensors have arrived.
   void finish();
-  /// What came by IPC and NCCL to its places among the entries.
+  /// Moves the trees that arrived by IPC and NCCL to their positions in `entries`.
   void deliver(std::vector<std::optional<Config>>& entries);
 
  private:
   struct IncomingTree {
     std::size_t position = 0;
-    std::vector<std::pair<DevicePointer, std::uint64_t>> places;  // by NCCL: where each tensor goes, and its bytes
+    std::vector<std::pair<DevicePointer, std::uint64_t>> places;  // for NCCL: the address and size of each tensor
     std::optional<Config> config;                                 // keeps the memory
   };
-  /// Brings a tensor that has elements: from its place, as the sender says it, to that address.
+  /// Fetches a tensor that has elements from its place at the sender to an address of this device.
   using TakeIn = std::function<void(core::Place place, DevicePointer to, std::uint64_t bytes)>;
-  /// Takes memory for a tree, and puts it together there.
+  /// Allocates memory for a tree, and assembles it there.
   IncomingTree take_in(std::size_t position, const gather::Record& record, std::span<const std::byte> descriptor,
                        const TakeIn& take);
   [[nodiscard]] Tensor tensor_at(DType dtype, const Shape& shape, const MemoryPool::Buffer& buffer,

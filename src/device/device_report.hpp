@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How `muster doctor` asks libmuster-cuda, which it does not link.
+// The interface through which `muster doctor` calls libmuster-cuda, to which it is not linked.
 
 #include "muster/cuda.hpp"
 
 namespace muster::cuda {
 
 inline constexpr const char* report_symbol = "muster_cuda_report";
-/// Fills a report; false where that failed otherwise than for want of a driver.
+/// Fills a report. Returns false if that failed for another reason than a missing driver.
 using MakeReport = bool (*)(CudaReport& report);
 
 }  // namespace muster::cuda

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the device route keeps with a group: streams, memory, what was exported and opened.
+// The state that the device route keeps with a group: streams, memory, exported and opened allocations.
 
 #include <map>
 #include <memory>
@@ -16,13 +16,13 @@ namespace muster::cuda {
 
 struct DeviceState {
   std::map<int, std::unique_ptr<CopyQueue>> queues;          // by device
-  std::map<int, std::shared_ptr<MemoryPool>> device_memory;  // what has landed on the first rank
+  std::map<int, std::shared_ptr<MemoryPool>> device_memory;  // by device; holds received tensors on the root
   std::shared_ptr<MemoryPool> pinned = make_pinned_pool();
   Exports exports;
   OpenedMemory opened;
   NcclLists nccl;
-  std::set<int> takers;     // first ranks that have taken this rank's memory by IPC
-  bool has_warned = false;  // that pages cannot be locked
+  std::set<int> takers;     // roots that have received this rank's memory by IPC
+  bool has_warned = false;  // a warning that pages cannot be locked was logged
 
   CopyQueue& queue(int device) {
     std::unique_ptr<CopyQueue>& queue = queues[device];
@@ -34,16 +34,16 @@ struct DeviceState {
     if (!pool) pool = make_device_pool(device);
     return *pool;
   }
-  /// An exchange has failed in the middle: what its streams still do is nobody's any more.
+  /// Called when an exchange has failed midway: the remaining work of its streams is no longer used.
   void drop_queues() noexcept { queues.clear(); }
-  /// Gives back what can be: free memory, opened allocations of others. Returns the bytes of memory.
+  /// Frees unused memory and closes opened allocations of other ranks. Returns the number of bytes of the memory.
   std::uint64_t trim() noexcept {
     opened.close_all();
     std::uint64_t bytes = pinned->trim();
     for (const auto& [device, pool] : device_memory) bytes += pool->trim();
     return bytes;
   }
-  /// Memory of the host and of devices, lent out or free.
+  /// Returns the bytes of host and device memory, lent out or free.
   [[nodiscard]] std::uint64_t bytes() const {
     std::uint64_t sum = pinned->bytes();
     for (const auto& [device, pool] : device_memory) sum += pool->bytes();

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// An exchange of tensors that are on devices. The route without devices that these ranks would take (shared memory,
-// MPI, a workspace) is underneath: it carries the trees, and the bytes of whatever is staged.
+// An exchange of tensors on devices. It uses the route that these ranks would use without devices (shared memory, MPI,
+// a workspace). That inner route transfers the trees and the bytes of all staged tensors.
 //
-//  1. offer: as the route underneath, and what decides how tensors reach the first rank's device (way_choice.hpp).
-//  2. The first rank takes offers by IPC and NCCL, then lets the route underneath take the rest. Senders do what the
-//     ways say; who is staged copies to the host first: into the slot of shared memory itself where it shares memory
-//     with the first rank, else into page-locked memory that the route underneath sends on.
-//  3. The first rank's own tensors are copied to where the others' land, beside all that.
+//  1. offer: as the inner route. The record also contains the facts that decide how tensors reach the root's device
+//     (way_choice.hpp).
+//  2. The root receives offers by IPC and NCCL, then lets the inner route receive the rest. Each sender uses the method
+//     that was chosen for it. A staged sender first copies to the host. If it shares memory with the root, it copies
+//     into the slot of shared memory; otherwise into page-locked memory, which the inner route sends.
+//  3. Meanwhile the root copies its own tensors to the destination of the others.
 
 #include <fmt/core.h>
 
@@ -33,7 +34,7 @@ bool shares_memory_with_first(const Call& call) {
   return call.group->region_of(call.first()) != nullptr;
 }
 
-/// What carries host tensors between the ranks of this call; null where nothing does.
+/// Returns the route for host tensors between the ranks of this call, or null if there is none.
 const gather::RouteDriver* route_underneath(const Call& call) {
   for (const Route route : {Route::local, Route::shm, Route::mpi, Route::tcp, Route::workspace}) {
     const gather::RouteDriver* driver = gather::RouteTable::instance().find(route);
@@ -57,12 +58,13 @@ class DeviceTransfer final : public gather::Transfer {
 
  private:
   [[nodiscard]] DeviceFacts own_facts() const;
-  /// By CUDA IPC: tried, because not all machines that say so can.
+  /// Returns whether the tensor can be exported by CUDA IPC. It is tried, because some machines report the ability
+  /// without having it.
   [[nodiscard]] bool can_be_exported(const TensorView& tensor) const;
   void send(Way way, std::span<const Way> ways, std::span<const Record> records, ExchangeReport& report);
   void receive(std::span<const Way> ways, std::span<const Record> records, ExchangeReport& report);
   void stage(std::span<const Record> records, ExchangeReport& report);
-  /// Of a sender that shares no memory with the first rank.
+  /// Used by a sender that shares no memory with the root.
   void copy_to_host();
   [[nodiscard]] std::vector<int> nccl_members(std::span<const Way> ways) const;
   [[nodiscard]] bool lands_on_device() const { return call_.options->devices.landing == Landing::device; }
@@ -70,11 +72,11 @@ class DeviceTransfer final : public gather::Transfer {
   const Call& call_;
   std::shared_ptr<DeviceState> state_;
   DeviceSlotFiller filler_;
-  Call inner_call_;                 // of host tensors
-  std::optional<HostCopy> staged_;  // of a sender that shares no memory with the first rank, and of the first rank
+  Call inner_call_;                 // for host tensors
+  std::optional<HostCopy> staged_;  // of the root, or of a sender that shares no memory with it
   std::unique_ptr<gather::Transfer> inner_;
   std::optional<DeviceDestination> destination_;
-  std::optional<Config> own_;  // the first rank's, where it lands
+  std::optional<Config> own_;  // the root's own tree at its destination
   std::string manner_;
   bool has_device_tensors_ = false;
   bool is_committed_ = false;
@@ -143,7 +145,7 @@ void DeviceTransfer::offer(Record& record) {
   const DeviceFacts facts = own_facts();
   put_facts(facts, record);
   record.closes = true;
-  // The first time shared memory is counted, because it may have to be staged after all.
+  // In the first exchange shared memory is counted, because the tensors may have to be staged after all.
   if (lands_on_device() && facts.sees_first && facts.is_exportable &&
       (facts.forced == Way::nothing || facts.forced == Way::ipc) && state_->takers.contains(call_.first()))
     record.fresh_bytes = 0;
@@ -216,7 +218,7 @@ void DeviceTransfer::receive(std::span<const Way> ways, std::span<const Record> 
       staged_.emplace(*call_.value, *state_, call_.options->memory_budget);
       staged_->start();
     });
-    // What the others send is taken in, whatever is wrong with this rank's own.
+    // The data of the other ranks is received even if this rank's own copy has failed.
     attempt([&] { inner_->move(records, report); });
     attempt([&] {
       if (attempt.have_failed() || !staged_) return;
@@ -233,7 +235,7 @@ void DeviceTransfer::receive(std::span<const Way> ways, std::span<const Record> 
       if (!device) device = tensor.device().index;
     });
   if (!device && std::ranges::any_of(ways, [](Way way) { return way != Way::nothing; })) {
-    // Also where there is no driver: then staged senders must not wait for ever.
+    // This also runs if there is no driver, so that staged senders do not wait for ever.
     attempt([&] { device = current_device().value_or(0); });
   }
   std::vector<Record> left(records.begin(), records.end());
@@ -245,7 +247,7 @@ void DeviceTransfer::receive(std::span<const Way> ways, std::span<const Record> 
   for (std::size_t at = 1; at < ways.size(); ++at) {
     if (ways[at] == Way::nccl) by_nccl.push_back(at);
     if (ways[at] != Way::ipc) {
-      // It does not say any more what of its memory is gone.
+      // This sender no longer reports which of its allocations it has freed.
       state_->opened.close_all_of(call_.list[at]);
       continue;
     }
@@ -280,11 +282,11 @@ std::vector<std::optional<Config>> DeviceTransfer::deliver() {
       for (std::size_t at = 1; at < entries.size(); ++at)
         if (entries[at]) staged[at] = destination_->upload(at, *entries[at]);
       destination_->finish();
-      // Only now are the slots given back that the copies came from.
+      // The slots from which the copies were made are returned only now.
       entries = std::move(staged);
       destination_->deliver(entries);
     } catch (const Error& error) {
-      // The others have closed the exchange: they hear of it at their next call.
+      // The other ranks have closed the exchange. They receive the failure in their next call.
       call_.group->poison(error);
       is_committed_ = false;
       throw call_.group->failure().value_or(error);
@@ -344,7 +346,7 @@ class DeviceRoute final : public gather::RouteDriver {
   }
 };
 
-// A program that has this library has the route.
+// The route exists in every program that loads this library.
 const bool is_registered = [] {
   gather::RouteTable::instance().add(std::make_unique<DeviceRoute>());
   return true;

@@ -19,19 +19,19 @@ using cuda::Communicator;
 using cuda::device_pointer;
 using cuda::StreamHandle;
 
-/// The libraries of a program have one kind of it: libmuster-cuda's.
+/// The device backend of a program is always the NcclBackend of libmuster-cuda.
 cuda::NcclCalls& calls_of(DeviceBackend& backend) {
   return static_cast<cuda::NcclBackend&>(backend).calls();
 }
 
-/// `check` looks at more of the arguments than that all tensors are alike; `add` is that of NcclCalls::put().
+/// `check` checks more of the arguments than the equality of all tensors. `add` is the argument of NcclCalls::put().
 void call(const char* name, std::optional<ReduceOp> op, std::optional<int> global_root, std::span<const Tensor> tensors,
           const Group& group, FunctionRef<void(DeviceBackend&)> check, const cuda::NcclCalls::Add& add) {
   ProcessGroup& ranks = process_group(group);
   std::vector<Device> devices;
   for (const Tensor& tensor : tensors) devices.push_back(tensor.device());
   What what{.name = name, .op = op};
-  // A root that is not in the group is everyone's error.
+  // All ranks throw if the root is not in the group.
   if (global_root) what.root = rank_in_group(ranks, *global_root).value_or(-1);
   if (!tensors.empty()) {
     what.dtype = tensors.front().dtype();
@@ -63,7 +63,7 @@ void call(const char* name, std::optional<ReduceOp> op, std::optional<int> globa
   }
 }
 
-/// NCCL's number of a rank's first device.
+/// Returns the NCCL rank of the first device of a rank.
 int first_of(int global, std::span<const Tensor> tensors, const Group& group) {
   return rank_in_group(process_group(group), global).value_or(0) * static_cast<int>(tensors.size());
 }
@@ -124,7 +124,7 @@ void all_gather_multigpu(std::span<const std::vector<Tensor>> outputs, std::span
   };
   call("all_gather_multigpu", {}, {}, tensors, group, check,
        [&](std::size_t lane, Communicator& communicator, StreamHandle stream) {
-         // Results are tensors of their own: each device's is a broadcast.
+         // The results are separate tensors, so each device's tensor needs a broadcast.
          for (std::size_t giver = 0; giver < all; ++giver) {
            const auto out = device_pointer(outputs[lane][giver].data());
            const bool is_mine = giver == self * tensors.size() + lane;

@@ -31,7 +31,7 @@ Status start(const DriverFunctions& functions, int& devices) {
   return status == Status::success ? functions.device_count(&devices) : status;
 }
 
-/// Fills `loaded`; returns why it cannot be used.
+/// Fills `loaded`. Returns why the driver cannot be used, or an empty string.
 std::string load(Loaded& loaded) {
   const Missing missing = find_functions("libcuda.so.1", loaded.functions);
   if (!missing.library.empty())
@@ -43,7 +43,7 @@ std::string load(Loaded& loaded) {
     return fmt::format("the CUDA driver has no function {}: it is older than version 11, update it", missing.function);
   int devices = 0;
   if (const Status status = start(loaded.functions, devices); status != Status::success) {
-    // What cuInit says in a child of a process that has used CUDA without us.
+    // cuInit returns this in a child of a process that has used CUDA without Muster.
     if (status == Status::not_initialized) return forked;
     const char* name = nullptr;
     loaded.functions.error_name(status, &name);
@@ -81,7 +81,7 @@ Missing find_functions(const char* library_name, FunctionTable& table) {
 }
 
 const DriverFunctions* find_driver(std::string* reason) noexcept {
-  // There at exit, too: neither has anything to destroy.
+  // These remain valid during exit, because neither has a destructor that does anything.
   static ForkMutex mutex;
   static Loaded loaded;
   std::string why;
@@ -131,7 +131,7 @@ int device_count() {
 
 Context primary_context(int device) {
   static ForkMutex mutex;
-  static auto* const contexts = new std::vector<Context>;  // kept at exit
+  static auto* const contexts = new std::vector<Context>;  // not destroyed at exit
   const int handle = device_handle(device);
   const std::lock_guard lock(mutex);
   const auto at = static_cast<std::size_t>(device);
@@ -208,11 +208,11 @@ std::optional<Located> locate(const void* address) {
   std::optional<Current> current;
   Status asked = functions.pointer_attribute(&type, pointer_memory_type, pointer);
   if (asked == Status::invalid_context) {
-    // The thread has no current device. Addresses are unique over all of them, so that any will do.
+    // The thread has no current device. Addresses are unique across devices, so any device is suitable.
     current.emplace(0);
     asked = functions.pointer_attribute(&type, pointer_memory_type, pointer);
   }
-  // What the driver says of an address that it does not know.
+  // The driver returns this for an unknown address.
   if (asked == Status::invalid_value) return std::nullopt;
   check(asked, "asking where an address is");
   if (type != memory_device) return std::nullopt;
@@ -226,7 +226,7 @@ std::optional<Located> locate(const void* address) {
   check(functions.pointer_attribute(&buffer, pointer_buffer_id, pointer), "asking for an address's allocation");
   located.buffer = buffer;
   unsigned exportable = 0;
-  // Older drivers do not tell: then an export says it.
+  // Older drivers do not have this attribute. Then an export shows whether it is possible.
   const Status status = functions.pointer_attribute(&exportable, pointer_is_exportable, pointer);
   located.is_exportable = status != Status::success || (exportable & 0xff) != 0;
   return located;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The CUDA driver of this process: loaded when it is first asked for, never unloaded (it has threads and handlers of
-// its own). The devices that it sees, their primary contexts (which are those of the CUDA runtime), and what is known
-// of an address on them. Everything here is thread-safe.
+// The CUDA driver of this process, its devices, their primary contexts (which the CUDA runtime also uses), and the
+// properties of device addresses. The driver is loaded at its first use and never unloaded, because it has threads and
+// handlers of its own. Everything here is thread-safe.
 
 #include <cstdint>
 #include <exception>
@@ -15,44 +15,46 @@
 
 namespace muster::cuda {
 
-/// The driver, started. Throws Error(unsupported) with the remedy where there is none, where it has no device, and in a
-/// process that was forked from one that had used it: its devices cannot be reached from there.
+/// Returns the initialised driver. Throws Error(unsupported) with a remedy if there is no driver or no device. Also
+/// throws it in a process that was forked from one that had used the driver, where the devices cannot be used.
 const DriverFunctions& driver();
-/// The same without an exception: null, and why in `reason`.
+/// Like driver(), but returns null on failure and sets `reason`.
 const DriverFunctions* find_driver(std::string* reason = nullptr) noexcept;
 
-/// Loads a library for good and finds the functions of a table. What is missing: the library, in the loader's words, or
-/// the first function that it has not.
+/// The result of find_functions: the error message of the loader if the library is missing, or the first function that
+/// it does not contain. Both are empty on success.
 struct Missing {
   std::string library;
   std::string function;
 };
 Missing find_functions(const char* library_name, FunctionTable& table);
 
-/// Throws where `status` is not success: Error(no_space) for memory, else Error(io), with `attempted` ("copying from
-/// cuda:0 to page-locked memory") and the driver's own name and words.
+/// Throws if `status` is not success: Error(no_space) for memory, otherwise Error(io). The message contains `attempted`
+/// ("copying from cuda:0 to page-locked memory") and the driver's name and description of the status.
 void check(Status status, std::string_view attempted);
-/// "CUDA_ERROR_OUT_OF_MEMORY: out of memory".
+/// Returns the name and description of a status: "CUDA_ERROR_OUT_OF_MEMORY: out of memory".
 std::string words_of(Status status);
 
 /// Throws as driver().
 int device_count();
-/// The primary context of a device: kept once it was asked for, until the process ends. Throws Error(argument) where
-/// there is no such device.
+/// Returns the primary context of a device, which is kept from the first call until the process ends. Throws
+/// Error(argument) if there is no such device.
 Context primary_context(int device);
-/// 48 bits, not 0. The same on every host that sees the device, and the same of all parts of a divided one (MIG): NCCL
-/// refuses ranks on two parts of one (by their bus, at least to 2.29), and is not asked to join them.
+/// Returns a number of 48 bits, not 0. It is the same on every host that sees the device, and the same for all parts of
+/// a divided device (MIG). NCCL (at least to 2.29) rejects ranks on two parts of one device, which it identifies by the
+/// bus, so Muster does not ask NCCL to join them.
 std::uint64_t device_identity(int device);
-/// "NVIDIA H200".
+/// Returns a name such as "NVIDIA H200".
 std::string device_name(int device);
 std::uint64_t device_memory(int device);
-/// The greatest distance of rows that it copies in one go.
+/// Returns the maximum pitch of a 2D copy.
 std::uint64_t device_max_pitch_bytes(int device);
-/// The thread's current device, where it has one.
+/// Returns the current device of this thread, if it has one.
 std::optional<int> current_device();
 
-/// While it lives, calls of this thread that a stream capture elsewhere in the process would forbid (asking events,
-/// taking memory) are allowed, and do that capture no harm: nothing of an exchange is a part of a graph.
+/// While this object exists, this thread may make calls that a stream capture elsewhere in the process would forbid
+/// (querying events, allocating memory). They do not disturb the capture. No operation of an exchange becomes part of a
+/// graph.
 class BesideCaptures {
  public:
   BesideCaptures() noexcept;
@@ -63,11 +65,11 @@ class BesideCaptures {
   int mode_;
 };
 
-/// Makes a device the thread's current one; the one before it comes back at the end.
+/// Makes a device the current one of the thread. The destructor restores the previous one.
 class Current {
  public:
   explicit Current(int device);
-  /// The device of a context, be it its primary one or not.
+  /// Makes a context current, whether it is the primary context of its device or not.
   explicit Current(Context context);
   ~Current();
   Current& operator=(Current&&) = delete;
@@ -76,8 +78,8 @@ class Current {
   BesideCaptures beside_;
 };
 
-/// For destructors: calls `work(driver)` with the device as the current one; does nothing where the driver has gone, in
-/// a forked child, and where the device cannot be reached any more.
+/// For destructors: calls `work(driver)` with the device as the current one. Does nothing if the driver was unloaded,
+/// in a forked child, or if the device can no longer be used.
 template <class Work>
 void on_device_if_there(int device, const Work& work) noexcept {
   const DriverFunctions* const functions = find_driver();
@@ -86,28 +88,29 @@ void on_device_if_there(int device, const Work& work) noexcept {
     const Current current(device);
     work(*functions);
   } catch (const std::exception&) {
-    // What it had went with the device.
+    // The resources were lost together with the device.
   }
 }
 
-/// An address on a device.
+/// The device and the allocation of an address.
 struct Located {
   int device = 0;
-  std::uint64_t buffer = 0;    ///< of the allocation: never used again in this process, unlike its address
+  /// identifies the allocation; unlike its address, the number is never reused in this process
+  std::uint64_t buffer = 0;
   bool is_exportable = false;  ///< other processes can open the allocation by CUDA IPC
 };
-/// None where the address is not of a device: host memory, page-locked or not, and memory that the driver moves between
-/// host and devices (cudaMallocManaged).
+/// Returns nullopt if the address is not on a device: host memory, page-locked or not, and memory that the driver moves
+/// between host and devices (cudaMallocManaged).
 std::optional<Located> locate(const void* address);
 
-/// The same of a tensor's elements. Throws Error(argument) where they are not where its view says.
+/// Locates the elements of a tensor. Throws Error(argument) if they are not on the device that its view names.
 Located locate(const TensorView& tensor);
 
 struct Allocation {
   DevicePointer base = 0;
   std::size_t bytes = 0;
 };
-/// The whole allocation that an address is in. Throws Error(io).
+/// Returns the allocation that contains an address. Throws Error(io).
 Allocation allocation_of(const void* address);
 
 inline DevicePointer device_pointer(const void* address) noexcept {

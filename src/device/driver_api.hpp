@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What is used of the CUDA driver, declared here: the library is built where no toolkit is, and loads the driver
-// (libcuda.so.1) when it is needed. The driver's interface is binary stable: a function that changes gets another name
-// (the _v2 below). Where cuda.h is found, tests/device/cuda_declarations.cpp compares these with it.
+// The part of the CUDA driver interface that Muster uses. It is declared here, so that the library can be built without
+// the CUDA toolkit. The driver (libcuda.so.1) is loaded when it is needed. Its binary interface is stable: a function
+// that changes gets another name (the _v2 below). If cuda.h is available, tests/device/cuda_declarations.cpp compares
+// these declarations with it.
 
 #include <cstddef>
 #include <cstdint>
@@ -21,7 +22,7 @@ using EventHandle = ::CUevent_st*;
 using StreamHandle = ::CUstream_st*;
 using DevicePointer = unsigned long long;
 
-/// CUresult. Those that mean something to us.
+/// CUresult: the values that Muster handles specially.
 enum class Status : int {
   success = 0,
   invalid_value = 1,
@@ -39,27 +40,27 @@ enum class Status : int {
   captured_event = 907,
 };
 
-// CUpointer_attribute.
+// Values of CUpointer_attribute:
 inline constexpr int pointer_memory_type = 2;
 inline constexpr int pointer_buffer_id = 7;
 inline constexpr int pointer_is_managed = 8;
 inline constexpr int pointer_device_ordinal = 9;
 inline constexpr int pointer_is_exportable = 10;  // by cuIpcGetMemHandle
-// CUdevice_attribute.
+// Values of CUdevice_attribute:
 inline constexpr int device_max_pitch = 11;
-// CUmemorytype.
+// Values of CUmemorytype:
 inline constexpr unsigned memory_host = 1;
 inline constexpr unsigned memory_device = 2;
-// Flags.
+// Flags of calls:
 inline constexpr unsigned stream_non_blocking = 1;
 inline constexpr unsigned event_disable_timing = 2;
 inline constexpr unsigned host_register_portable = 1;
 inline constexpr unsigned host_alloc_portable = 1;
 inline constexpr unsigned ipc_lazy_peer_access = 1;
-// CUstreamCaptureMode, CUstreamCaptureStatus.
+// Values of CUstreamCaptureMode and CUstreamCaptureStatus:
 inline constexpr int capture_mode_relaxed = 2;
 inline constexpr int capture_none = 0;
-/// The default stream, which waits for all streams that were not made non-blocking.
+/// Returns the default stream, which synchronises with all streams that were not made non-blocking.
 inline StreamHandle legacy_stream() noexcept {
   return reinterpret_cast<StreamHandle>(std::uintptr_t{1});  // NOLINT(performance-no-int-to-ptr): CU_STREAM_LEGACY
 }
@@ -92,13 +93,13 @@ struct Copy2d {
   std::size_t height;
 };
 
-/// Functions of a library that is loaded when it is wanted. There at exit, too: it has nothing to destroy.
+/// The functions of a library that is loaded when it is needed. Usable during exit, because it has no destructor.
 struct FunctionTable {
   struct Entry {
     Entry(FunctionTable& table, const char* exported) noexcept
         : name(exported), next(std::exchange(table.last, this)) {}
     Entry& operator=(Entry&&) = delete;
-    const char* name;  // as the library exports it
+    const char* name;  // the name that the library exports
     Entry* next;
     void* address = nullptr;
   };
@@ -113,7 +114,7 @@ struct Function<Result(Arguments...)> : FunctionTable::Entry {
   Result operator()(Arguments... arguments) const { return reinterpret_cast<Pointer>(address)(arguments...); }
 };
 
-/// The driver's functions, by their names without "cu".
+/// The driver's functions, named without their prefix "cu".
 struct DriverFunctions : FunctionTable {
   Function<Status(unsigned)> init{*this, "cuInit"};
   Function<Status(int*)> driver_version{*this, "cuDriverGetVersion"};
@@ -160,12 +161,12 @@ struct DriverFunctions : FunctionTable {
   Function<Status(DevicePointer)> ipc_close{*this, "cuIpcCloseMemHandle"};
 };
 
-// For graphs: a driver that is too old for them does everything else.
+// The functions for graphs. A driver that is too old for them supports everything else.
 
 using GraphHandle = ::CUgraph_st*;
 using GraphExecHandle = ::CUgraphExec_st*;
 
-/// CUstreamCaptureMode: what other threads do is no harm. NCCL has threads of its own.
+/// A value of CUstreamCaptureMode: calls of other threads do not disturb the capture. NCCL has its own threads.
 inline constexpr int capture_mode_thread_local = 1;
 
 struct GraphFunctions : FunctionTable {

@@ -10,7 +10,7 @@
 namespace muster::cuda {
 namespace {
 
-// Frameworks allocate in large blocks: few are in use at a time.
+// Frameworks allocate large blocks, so few allocations are in use at a time.
 constexpr std::size_t most_open = 256;
 
 void close_handle(DevicePointer pointer, int device) noexcept {
@@ -67,7 +67,7 @@ DevicePointer OpenedMemory::open(int sender, const Export& exported, int device,
     DevicePointer pointer = 0;
     Status status = driver().ipc_open(&pointer, exported.handle, ipc_lazy_peer_access);
     if (status == Status::already_mapped) {
-      // Something that the sender has freed meanwhile, and whose addresses it uses again, is still open.
+      // An allocation that the sender has freed, and whose addresses it has reused, is still open.
       close_all_of(sender, in_use);
       status = driver().ipc_open(&pointer, exported.handle, ipc_lazy_peer_access);
     }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// CUDA IPC: a rank looks at another one's device memory on the same host. What is exported is a whole allocation;
-// tensors are places in it. An allocation is known by its owner's buffer number, which is never used again: memory that
-// was freed and allocated anew at the same address is told apart.
+// CUDA IPC: a rank accesses device memory of another rank on the same host. Whole allocations are exported; tensors are
+// places in them. An allocation is identified by the buffer number of its owner, which is never reused. So memory that
+// was freed and allocated again at the same address is a different allocation.
 
 #include <cstdint>
 #include <map>
@@ -20,16 +20,16 @@ struct Export {
   IpcHandle handle{};
 };
 
-/// A sender's: what it has exported, and to whom.
+/// A sender's exported allocations, and the roots that know them.
 class Exports {
  public:
   struct Found {
     Export exported;
     std::uint64_t offset = 0;  ///< of the tensor in the allocation
   };
-  /// Throws Error(io) where the allocation cannot be exported.
+  /// Throws Error(io) if the allocation cannot be exported.
   Found find(const TensorView& tensor);
-  /// Buffers that `first` has been told of and that are freed by now: it must not keep them open. They are forgotten.
+  /// Returns and forgets the buffers that root `first` knows and that have been freed. The root must close them.
   std::vector<std::uint64_t> take_gone(int first);
   void note_told(int first, std::uint64_t buffer);
 
@@ -39,25 +39,26 @@ class Exports {
     Export exported;
   };
   std::map<DevicePointer, Known> known_;                      // by base
-  std::map<int, std::map<std::uint64_t, const void*>> told_;  // by first rank: buffers, and where they were
+  std::map<int, std::map<std::uint64_t, const void*>> told_;  // by root: the buffers and their addresses
 };
 
-/// The first rank's: allocations of senders, opened in this process. Kept open, because opening takes longer than
-/// copying a small layer; closed when their owner says that they are gone, when they are too many, and at the end.
+/// Allocations of senders that the root has opened in this process. They are kept open, because opening takes longer
+/// than copying a small layer. They are closed when their owner reports that they were freed, when there are too many,
+/// and at the end.
 class OpenedMemory {
  public:
   ~OpenedMemory() { close_all(); }
   OpenedMemory& operator=(OpenedMemory&&) = delete;
 
-  /// Opens it for `device`, or returns what is open already. Throws Error(io), in the driver's words, where these two
-  /// devices cannot reach each other, or the sender's is hidden from this process. `in_use`: what was opened of this
-  /// sender for the same exchange.
+  /// Opens the allocation for `device`, or returns the pointer if it is open already. `in_use` contains the allocations
+  /// of this sender that were opened for the same exchange. Throws Error(io) with the driver's message if the two
+  /// devices cannot access each other, or if the sender's device is hidden from this process.
   DevicePointer open(int sender, const Export& exported, int device, std::span<const DevicePointer> in_use);
   void close(int sender, std::span<const std::uint64_t> buffers) noexcept;
-  /// All of a sender's `but` these.
+  /// Closes all allocations of a sender, except those in `but`.
   void close_all_of(int sender, std::span<const DevicePointer> but = {}) noexcept;
-  /// Those that were used longest ago, beyond what is kept from one exchange to the next. Nothing may be under way from
-  /// them, nor from any in close_all().
+  /// Closes the least recently used allocations beyond the number that is kept between exchanges. No copy from them may
+  /// be in progress. This also holds for close_all().
   void close_surplus() noexcept;
   void close_all() noexcept;
 

@@ -82,7 +82,7 @@ MemoryPool::Buffer MemoryPool::take(std::uint64_t bytes, std::uint64_t budget) {
     };
     return {{chosen.data, give_back}, chosen.bytes, chosen.is_locked};
   } catch (const std::bad_alloc&) {
-    // The deleter has run: the block is with the pool again.
+    // The deleter has run, so the pool has the block again.
     throw Error(ErrorKind::no_space, "out of memory");
   }
 }
@@ -110,7 +110,7 @@ std::uint64_t MemoryPool::trim() noexcept {
 }
 
 void MemoryPool::give_back(const Block& block) noexcept {
-  // A forked child cannot call the driver, and the memory is its parent's.
+  // A forked child cannot call the driver, and the memory belongs to its parent.
   if (os::process_id() != owner_) return;
   try {
     const std::lock_guard lock(mutex_);
@@ -118,7 +118,7 @@ void MemoryPool::give_back(const Block& block) noexcept {
     free_.push_back(block);
     return;
   } catch (const std::bad_alloc&) {
-    // Then it is not kept.
+    // The block is then not kept.
   }
   source_.destroy(block);
 }
@@ -141,7 +141,7 @@ std::shared_ptr<MemoryPool> make_pinned_pool() {
 }
 
 const std::shared_ptr<MemoryPool>& pinned_pool_of_process() {
-  // Never destroyed: what goes at exit may still give back to it.
+  // Never destroyed, because objects that are destroyed at exit may still return buffers.
   static const auto* const pool = new std::shared_ptr<MemoryPool>(make_pinned_pool());
   return *pool;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Memory that costs much to get (page-locked, or of a device), used again. Thread-safe; buffers go back to their pool
-// when nobody holds them, and outlive it.
+// MemoryPool: reuses memory that is expensive to allocate (page-locked memory, or memory of a device). Thread-safe. A
+// buffer returns to its pool when its last owner releases it, and may outlive the pool.
 
 #include <cstddef>
 #include <cstdint>
@@ -19,10 +19,10 @@ class MemoryPool : public std::enable_shared_from_this<MemoryPool> {
   struct Block {
     std::byte* data = nullptr;
     std::uint64_t bytes = 0;
-    bool is_locked = true;  ///< of host memory: false where no more could be locked
-    int device = 0;         ///< whose it is, or by way of which it was locked
+    bool is_locked = true;  ///< for host memory: false if no more memory could be locked
+    int device = 0;         ///< the device that owns the memory, or through which it was locked
   };
-  /// `allocate` throws Error(no_space); `destroy` never throws, and may be called at exit.
+  /// `allocate` throws Error(no_space). `destroy` never throws, and may be called at exit.
   struct Source {
     std::function<Block(std::uint64_t bytes)> allocate;
     void (*destroy)(const Block&) noexcept;
@@ -36,12 +36,12 @@ class MemoryPool : public std::enable_shared_from_this<MemoryPool> {
     std::uint64_t bytes = 0;
     bool is_locked = true;
   };
-  /// At least that much: the smallest free block that is not twice too large, else fresh memory. Where there is none,
-  /// or the pool would have more than `budget`, free blocks are given back before. Throws Error(no_space).
+  /// Returns a buffer of at least `bytes`: the smallest free block that is not more than twice too large, otherwise new
+  /// memory. If there is none, or if the pool would exceed `budget`, frees unused blocks first. Throws Error(no_space).
   Buffer take(std::uint64_t bytes, std::uint64_t budget = UINT64_MAX);
-  /// Bytes in it and lent out.
+  /// Returns the free bytes and the lent bytes together.
   [[nodiscard]] std::uint64_t bytes() const;
-  /// Gives free blocks back to the system; returns the bytes.
+  /// Frees all unused blocks. Returns their size in bytes.
   std::uint64_t trim() noexcept;
 
  private:
@@ -55,12 +55,12 @@ class MemoryPool : public std::enable_shared_from_this<MemoryPool> {
   std::uint64_t lent_ = 0;
 };
 
-/// Page-locked memory of the host, for all devices; ordinary memory where no more can be locked. Where it is taken, a
-/// device must be current.
+/// Makes a pool of page-locked host memory for all devices. If no more memory can be locked, buffers are pageable
+/// memory. A device must be current in take().
 std::shared_ptr<MemoryPool> make_pinned_pool();
-/// One of them for calls that no group is part of; a group's trim() empties it, too.
+/// Returns a pool of page-locked memory for calls without a group. The trim() of a group empties it too.
 const std::shared_ptr<MemoryPool>& pinned_pool_of_process();
-/// Memory of a device.
+/// Makes a pool of memory of a device.
 std::shared_ptr<MemoryPool> make_device_pool(int device);
 
 }  // namespace muster::cuda

@@ -74,7 +74,7 @@ Communicator::Communicator(int size, int rank, const NcclId& id) {
 }
 
 Communicator::~Communicator() {
-  // Without the driver there is nothing left to abort, and in a forked child nothing that is ours.
+  // Without the driver there is nothing to abort. A forked child owns no communicator.
   if (handle_ == nullptr || find_driver() == nullptr) return;
   if (const NcclFunctions* functions = find_nccl()) (is_closed_ ? functions->destroy : functions->abort)(handle_);
 }
@@ -88,7 +88,7 @@ bool Communicator::is_ready() const {
 }
 
 void Communicator::leave_batch() noexcept {
-  // What is in it fails with the communicator, which is aborted.
+  // The batch fails together with its communicator, which is aborted.
   if (const NcclFunctions* functions = find_nccl()) functions->group_end();
 }
 
@@ -146,10 +146,10 @@ void Communicator::end_batch() {
 void by_nccl_or_fail(SyncGroup& group, std::span<const int> others, const WaitOptions& options,
                      const std::function<void()>& work, const std::function<void()>& drop) {
   try {
-    // What the group has failed with is thrown, also if it is NCCL's way to say that another rank has heard of it.
+    // If the group has failed, its error is thrown, even if NCCL has reported that failure as an error of its own.
     const std::optional<Error> error = sync::attempt(group, work);
     if (!error) return;
-    // NCCL often sees a death before the group does, which has the better words.
+    // NCCL often notices a death before the group does, but the error of the group is more precise.
     const auto until = os::Clock::now() + std::chrono::seconds(1);
     group.wait_until(
         [&] { return os::Clock::now() >= until; },
@@ -159,7 +159,7 @@ void by_nccl_or_fail(SyncGroup& group, std::span<const int> others, const WaitOp
         others, options);
     sync::fail(group, sync::error_of(group.info(group.rank()), error->kind(), error->what()));
   } catch (const Error&) {
-    // A stream that waits for a rank that is gone would never be idle: its communicator goes first.
+    // A stream that waits for a dead rank would never become idle, so its communicator is aborted first.
     drop();
     throw;
   }

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// NCCL: sends and receives between devices, and collectives of them. Every call returns at once; what goes on is asked
-// for, so that a rank that is gone costs a deadline and not the process.
+// NCCL: sends, receives and collectives between devices. Every call returns at once and its state is polled, so that a
+// dead rank causes a timeout instead of a hang.
 //
-// What is used of it is declared here: the library is loaded (libnccl.so.2) when ranks want it. NCCL keeps its binary
-// interface within a major version. Where nccl.h is found, tests/device/nccl_declarations.cpp compares.
+// The part of NCCL that Muster uses is declared here. The library (libnccl.so.2) is loaded when ranks need it. NCCL
+// keeps its binary interface within a major version. If nccl.h is available, tests/device/nccl_declarations.cpp
+// compares these declarations with it.
 
 #include <cstddef>
 #include <cstdint>
@@ -24,10 +25,10 @@ namespace muster::cuda {
 
 using NcclHandle = ::ncclComm*;
 
-/// ncclResult_t.
+/// ncclResult_t
 enum class NcclStatus : int { success = 0, in_progress = 7 };
 
-/// ncclDataType_t.
+/// ncclDataType_t
 enum class NcclType : int {
   i8 = 0,
   u8 = 1,
@@ -40,9 +41,9 @@ enum class NcclType : int {
   f64 = 8,
   bf16 = 9,
 };
-/// ncclRedOp_t.
+/// ncclRedOp_t
 enum class NcclOp : int { sum = 0, product = 1, max = 2, min = 3, average = 4 };
-/// What becomes of elements.
+/// How NCCL reduces elements.
 struct NcclReduction {
   NcclType type;
   NcclOp op;
@@ -53,7 +54,7 @@ struct NcclId {
   char bytes[128];
 };
 
-/// ncclConfig_t as it began (2.14): later versions take the fields that it does not have as not set.
+/// ncclConfig_t in its first version (2.14). Later versions treat the fields that it does not have as unset.
 struct NcclConfig {
   std::size_t size = sizeof(NcclConfig);
   unsigned magic = 0xcafebeef;
@@ -61,7 +62,7 @@ struct NcclConfig {
   int blocking = 0;
 };
 
-/// By NCCL's names without "nccl".
+/// The functions of NCCL, named without their prefix "nccl".
 struct NcclFunctions : FunctionTable {
   Function<NcclStatus(int*)> version{*this, "ncclGetVersion"};
   Function<const char*(NcclStatus)> error_string{*this, "ncclGetErrorString"};
@@ -87,27 +88,27 @@ struct NcclFunctions : FunctionTable {
       *this, "ncclReduceScatter"};
 };
 
-/// Null, and why in `reason`, where NCCL is not there or is older than 2.14. Thread-safe; loaded once.
+/// Returns null, and sets `reason`, if NCCL is missing or older than 2.14. Thread-safe. The library is loaded once.
 const NcclFunctions* find_nccl(std::string* reason = nullptr) noexcept;
-/// "2.21.5".
+/// Returns a version such as "2.21.5".
 std::string nccl_version();
-/// A new one. Throws Error(io).
+/// Returns a new ID. Throws Error(io).
 NcclId make_nccl_id();
 
-/// This rank's end of a communicator. Its destructor aborts what is under way, without the others, unless it has been
-/// closed.
+/// This rank's end of a communicator. Unless it has been closed, its destructor aborts the work in progress without the
+/// other ranks.
 class Communicator {
  public:
-  /// Begins to meet the others; the device must be current. Throws Error(io).
+  /// Begins to connect to the other ranks. The device must be current. Throws Error(io).
   Communicator(int size, int rank, const NcclId& id);
   ~Communicator();
   Communicator& operator=(Communicator&&) = delete;
 
-  /// Whether what was begun (the meeting, a batch) has come into the stream. Throws Error(io) where it has failed.
+  /// Returns whether the last operation (the connection, a batch) is in the stream. Throws Error(io) if it has failed.
   [[nodiscard]] bool is_ready() const;
 
-  /// What `add` asks of this thread's communicators is one batch. Not in the streams before is_ready() of each: nothing
-  /// may be put there until then.
+  /// Makes one batch of all calls by `add` to communicators of this thread. The batch is in the streams when is_ready()
+  /// returns true for each communicator. Nothing else may be put into the streams before.
   template <class Add>
   static void batch(const Add& add) {
     begin_batch();
@@ -122,55 +123,57 @@ class Communicator {
   void send(DevicePointer data, std::uint64_t bytes, int to, StreamHandle stream);
   void receive(DevicePointer data, std::uint64_t bytes, int from, StreamHandle stream);
 
-  // Of all ranks. `in` and `out` may be the same. `bytes` are those of `in`; of reduce_scatter() those of `out`.
+  // Collectives over all ranks. `in` and `out` may be the same. `bytes` is the size of `in`; for reduce_scatter(), of
+  // `out`.
 
   void all_reduce(DevicePointer in, DevicePointer out, std::uint64_t bytes, const NcclReduction& what,
                   StreamHandle stream);
   void reduce_scatter(DevicePointer in, DevicePointer out, std::uint64_t bytes, const NcclReduction& what,
                       StreamHandle stream);
-  /// `out` counts on root.
+  /// `out` is used only on the root.
   void reduce(DevicePointer in, DevicePointer out, std::uint64_t bytes, const NcclReduction& what, int root,
               StreamHandle stream);
-  /// `in` counts on root.
+  /// `in` is used only on the root.
   void broadcast(DevicePointer in, DevicePointer out, std::uint64_t bytes, int root, StreamHandle stream);
   void all_gather(DevicePointer in, DevicePointer out, std::uint64_t bytes, StreamHandle stream);
 
-  /// Begins to end it in order: is_ready() says when nothing of it is under way on any rank.
+  /// Begins an orderly end. is_ready() returns true when no rank has work in progress.
   void begin_close();
-  /// After that: its destructor ends it without an abort.
+  /// Called after the orderly end: the destructor then does not abort.
   void note_closed() noexcept { is_closed_ = true; }
 
  private:
   static void begin_batch();
   static void end_batch();
-  /// A batch that stayed open would swallow all that this thread asks of NCCL later, the program's own calls too.
+  /// Ends an open batch. Otherwise it would collect all later NCCL calls of this thread, including those of the
+  /// program.
   static void leave_batch() noexcept;
   NcclHandle handle_ = nullptr;
   bool is_closed_ = false;
 };
 
-/// Runs what ranks do by NCCL once all have agreed to. Who fails there leaves the others in the middle of it, and NCCL
-/// tells them late or never: the failure is the group's, at once. `others` take part. `drop` is called then: it has to
-/// abort what is under way, which would never end.
+/// Runs NCCL operations after all ranks have agreed to them. If a rank fails here, the other ranks wait in the middle
+/// of the operation, and NCCL reports that late or never. So the group fails at once. `others` take part. After a
+/// failure `drop` is called: it must abort the work in progress, which would never end.
 void by_nccl_or_fail(SyncGroup& group, std::span<const int> others, const WaitOptions& options,
                      const std::function<void()>& work, const std::function<void()>& drop);
 
-/// The communicators of a group: one for each set of ranks that has gone by NCCL, made when it first does.
+/// The communicators of a group: one for each set of ranks that has used NCCL, created at the first use.
 ///
-///  1. Each sender tells the first rank the number of the communicator that it has for these ranks; 0: none.
-///  2. The first rank, when all have told: where all have the number that it has, that one is used; else it makes a new
-///     identity under the next number, and says so to all.
-///  3. All but those that keep theirs meet under that identity.
-/// So whoever has lost its end by a failure is met anew.
+///  1. Each sender sends the root the number of its communicator for these ranks, or 0 if it has none.
+///  2. The root compares the numbers of all ranks. If all have the root's number, that communicator is used. Otherwise
+///     the root makes a new NCCL ID with the next number, and sends it to all ranks.
+///  3. All ranks whose communicator is not kept create a new one with that ID.
+/// So ranks that have lost their end after a failure are connected again.
 class NcclLists {
  public:
   struct Entry {
     std::uint32_t number = 0;
     std::unique_ptr<Communicator> communicator;
   };
-  /// Of these ranks, in this order. The reference is good until clear().
+  /// Returns the entry for these ranks, in this order. The reference is valid until clear().
   Entry& of(std::span<const int> ranks) { return entries_[std::vector<int>(ranks.begin(), ranks.end())]; }
-  /// An exchange has failed: what is under way is aborted.
+  /// Called when an exchange has failed: aborts the work in progress.
   void clear() noexcept { entries_.clear(); }
 
  private:

@@ -35,7 +35,7 @@ std::optional<NcclType> nccl_type(DType dtype) {
 
 NcclOp nccl_op(merge::Combine combine) {
   if (combine == merge::Combine::copy) throw Error(ErrorKind::argument, "NCCL has no such reduction");
-  // In the order of Combine.
+  // In the order of merge::Combine.
   constexpr std::array<NcclOp, 5> all = {NcclOp::max, NcclOp::sum, NcclOp::min, NcclOp::product, NcclOp::average};
   return all.at(static_cast<std::size_t>(combine) - 1);
 }
@@ -44,7 +44,7 @@ DevicePointer pointer_to(Bytes bytes) {
   return device_pointer(bytes.data());
 }
 
-/// Rows of `width` bytes from one place of a device to another, each with a distance of its own.
+/// Copies rows of `width` bytes on a device. Source and target have their own pitch.
 void copy_rows(DevicePointer to, std::uint64_t to_pitch, DevicePointer from, std::uint64_t from_pitch,
                std::uint64_t width, std::uint64_t rows, int device, StreamHandle stream) {
   if (width == 0) return;
@@ -103,7 +103,8 @@ Tensor NcclBackend::allocate(DType dtype, Shape shape) {
   if (bytes == 0) return {TensorView(dtype, std::move(shape), nullptr, {}, device), nullptr, nullptr};
   const Current current(lane.device);
   const MemoryPool::Buffer buffer = device_state_of(group_)->memory_of(lane.device).take(bytes);
-  // The memory of an earlier result or of what was rearranged: a call may still be about to write there.
+  // An earlier call may still be about to write to this memory: the memory of an earlier result, or of a rearranged
+  // tensor.
   calls_.follow(lane);
   std::byte* const data = buffer.data.get();
   return {TensorView(dtype, std::move(shape), data, {}, device), buffer.data, data};
@@ -187,7 +188,7 @@ void NcclBackend::all_gather(const Card& card, const Opened& opened, Bytes in, s
     return each.wants != 0 && each.joined != 0 && each.bytes == cards.front().bytes;
   };
   const bool all_alike = std::ranges::all_of(cards, is_whole);
-  // A giver's elements are a broadcast if all others want them.
+  // If all other ranks want the elements of a rank, they are sent by a broadcast.
   const auto all_want_of = [&](std::size_t giver) {
     for (std::size_t rank = 0; rank < cards.size(); ++rank)
       if (rank != giver && cards[rank].wants == 0) return false;

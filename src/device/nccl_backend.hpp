@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Collectives of a ProcessGroup for tensors on devices, by NCCL: what each call asks of it, and the memory that results
-// and rearranged tensors take; and what calls have in common (nccl_calls.cpp).
+// NcclBackend: collectives of a ProcessGroup for tensors on devices, by NCCL. It implements the individual calls, and
+// allocates memory for results and rearranged tensors. NcclCalls implements the steps that all calls share
+// (nccl_calls.cpp).
 
 #include <cstdint>
 #include <map>
@@ -21,20 +22,21 @@ using collectives::Card;
 using collectives::Opened;
 using collectives::Room;
 
-/// What every call of a group by NCCL does around NCCL's own:
+/// The steps that are common to all NCCL calls of a group:
 ///
-///  1. begin(): this rank's devices, and the streams that its thread has named there (CudaStreamScope).
-///  2. The round of the group's calls for host memory: all ranks hear what devices the others have, and whether all
-///     agree. Nothing has moved if they do not.
-///  3. If these devices have not met yet, they do: rank 0 makes NCCL's identity, and all wait for the meeting, with the
-///     deadline.
-///  4. NCCL's calls are put into the streams. The CPU waits until NCCL has taken them, with the deadline, and not until
-///     the devices have done them.
-/// Calls of a group come one after another on a device, whatever streams they are put into. What fails from 3 on is the
-/// failure of the group. A group that has failed aborts its communicators: what is in a stream ends then, with whatever
-/// bytes.
+///  1. begin(): determines the devices of this rank, and the streams that its thread has named for them
+///     (CudaStreamScope).
+///  2. open(): the round that the group also uses for host memory. All ranks receive the devices of the others, and
+///     check that all agree. If they do not, no data has been transferred.
+///  3. If these devices are not connected yet, rank 0 makes the NCCL ID, and all ranks wait for the connection, with
+///     the deadline.
+///  4. The NCCL calls are put into the streams. The CPU waits, with the deadline, until NCCL has accepted them. It does
+///     not wait until the devices have completed them.
+/// Calls of a group are executed one after another on a device, even if they are in different streams. An error from
+/// step 3 on fails the group. A group that has failed aborts its communicators. The work in the streams then ends, and
+/// its results are unspecified.
 ///
-/// In a graph that is being captured there is no 3, and no memory is taken.
+/// In a graph that is being captured, step 3 is not possible, and no memory is allocated.
 class NcclCalls {
  public:
   /// A device of the call.
@@ -44,55 +46,55 @@ class NcclCalls {
   };
 
   NcclCalls(sync::Group& group, collectives::Backend& round) : group_(group), round_(round) {}
-  /// Waits for what calls have put into streams, and for the others to end their calls, with deadlines.
+  /// Waits, with deadlines, for the work that calls have put into streams, and for the other ranks to end their calls.
   ~NcclCalls();
   NcclCalls& operator=(NcclCalls&&) = delete;
 
-  /// 1. As DeviceBackend::begin().
+  /// Step 1. As DeviceBackend::begin().
   collectives::Place begin(std::span<const Device> devices);
-  /// 2. Throws on all ranks or on none.
+  /// Step 2. Throws on all ranks or on none.
   void open(const Card& card, const Opened& opened, const WaitOptions& options);
-  /// 3 and 4: `add` asks the communicator of each lane for what is to be done. NCCL's numbers are the ranks' times how
-  /// many lanes each has, plus the lane's.
+  /// Steps 3 and 4: `add` calls the communicator of each lane. The NCCL rank of a lane is the rank times the number of
+  /// lanes per rank, plus the index of the lane.
   using Add = FunctionRef<void(std::size_t lane, Communicator& communicator, StreamHandle stream)>;
   void put(const WaitOptions& options, const Add& add);
 
-  // Of the call.
+  // The state of the current call.
   [[nodiscard]] std::span<const Lane> lanes() const noexcept { return lanes_; }
-  /// The one on this device. Throws Error(argument) if the call has none there.
+  /// Returns the lane on this device. Throws Error(argument) if the call has none there.
   [[nodiscard]] const Lane& lane_of(const Device& device) const;
   [[nodiscard]] bool is_captured() const noexcept { return is_captured_; }
-  /// Of all ranks.
+  /// Returns the cards of all ranks.
   [[nodiscard]] std::span<const Card> cards() const noexcept { return cards_; }
 
-  /// What is put into a lane's stream from now on comes behind the calls before, though they are in other streams.
+  /// Makes later work in the lane's stream wait for the earlier calls, which may be in other streams.
   void follow(const Lane& lane);
-  /// Something has been put there.
+  /// Called after work was put into the lane's stream.
   void note_last(const Lane& lane);
-  /// Until the devices have done what has been put.
+  /// Waits until the devices have completed all work.
   void wait(const WaitOptions& options);
-  /// The group has failed.
+  /// Called when the group has failed.
   void abort() noexcept { met_.clear(); }
 
  private:
   using Communicators = std::vector<std::unique_ptr<Communicator>>;  // by lane
   [[nodiscard]] std::uint64_t identity_of(int device);
   [[nodiscard]] std::vector<int> others() const;
-  /// What devices each rank has.
+  /// Returns the devices of each rank.
   [[nodiscard]] std::vector<std::uint64_t> devices_of_all() const;
-  /// Their communicators; null if they have not met.
+  /// Returns the communicators of these devices, or null if they are not connected.
   [[nodiscard]] Communicators* met();
   Communicators& meet(const WaitOptions& options);
   [[nodiscard]] bool are_ready() const;
   [[nodiscard]] bool have_ended() const;
   void wait_until_ready(const Communicators& communicators, const char* what, const WaitOptions& options);
-  /// Whether it could: all have ended in order.
+  /// Returns whether all ranks have ended in order.
   [[nodiscard]] bool try_close();
 
   sync::Group& group_;
   collectives::Backend& round_;
   std::map<int, std::uint64_t> identities_;  // by device
-  std::map<int, Event> last_;                // behind the latest call on a device
+  std::map<int, Event> last_;                // recorded after the latest call on a device
   std::map<std::vector<std::uint64_t>, Communicators> met_;
   std::vector<Lane> lanes_;
   bool is_captured_ = false;
@@ -126,7 +128,7 @@ class NcclBackend final : public collectives::DeviceBackend {
   void all_to_all(const Card& card, const Opened& opened, std::span<const Bytes> ins, std::span<const Room> outs,
                   const WaitOptions& options) override;
 
-  /// For calls that Backend has not.
+  /// For calls that Backend does not have.
   [[nodiscard]] NcclCalls& calls() noexcept { return calls_; }
 
  private:

@@ -23,12 +23,12 @@ using collectives::Card;
 
 namespace {
 
-/// Of one process.
+/// The maximum number of devices per process.
 constexpr std::size_t most_devices = 64;
-/// How long the end of a group waits for the others' ends.
+/// How long the end of a group waits for the other ranks to end it.
 constexpr std::chrono::seconds longest_end{1};
 
-/// What a rank tells when devices meet.
+/// The record of a rank when devices connect.
 struct Introduction {
   NcclId id{};  // of rank 0
   std::array<std::uint64_t, most_devices> devices{};
@@ -37,7 +37,7 @@ static_assert(sizeof(Introduction) <= SyncGroup::max_record);
 
 }  // namespace
 
-// 1.
+// Step 1.
 
 std::uint64_t NcclCalls::identity_of(int device) {
   std::uint64_t& identity = identities_[device];
@@ -93,7 +93,7 @@ void NcclCalls::note_last(const Lane& lane) {
   last_.try_emplace(lane.device, lane.device).first->second.record(lane.stream);
 }
 
-// 2.
+// Step 2.
 
 void NcclCalls::open(const Card& card, const collectives::Opened& opened, const WaitOptions& options) {
   Card mine = card;
@@ -104,7 +104,7 @@ void NcclCalls::open(const Card& card, const collectives::Opened& opened, const 
     cards_.assign(cards.begin(), cards.end());
     for (Card& each : cards_) each.bytes = each.on_devices.bytes;
     opened(cards_);
-    // All ranks find the same.
+    // All ranks come to the same result.
     if (is_captured_ && met() == nullptr)
       throw Error(ErrorKind::argument,
                   "the stream that is named is being captured into a graph, and NCCL cannot meet in one: make the same "
@@ -113,7 +113,7 @@ void NcclCalls::open(const Card& card, const collectives::Opened& opened, const 
   round_.all_gather(mine, then, {}, nothing, options);
 }
 
-// 3.
+// Step 3.
 
 std::vector<int> NcclCalls::others() const {
   std::vector<int> ranks(group_.all().begin(), group_.all().end());
@@ -164,7 +164,7 @@ NcclCalls::Communicators& NcclCalls::meet(const WaitOptions& options) {
             static_cast<int>(static_cast<std::size_t>(group_.rank()) * lanes_.size() + i), all[0].id));
       }
     };
-    // One device needs no batch, which would be one of another kind for NCCL.
+    // A single device needs no batch. NCCL would treat a batch as a different kind of call.
     if (lanes_.size() == 1)
       begin();
     else
@@ -184,7 +184,7 @@ void NcclCalls::wait_until_ready(const Communicators& communicators, const char*
   wait_for_device(group_, are_ready, what, options, others());
 }
 
-// 4.
+// Step 4.
 
 void NcclCalls::put(const WaitOptions& options, const Add& add) {
   Communicators& communicators = meet(options);
@@ -217,7 +217,7 @@ bool NcclCalls::have_ended() const {
 
 void NcclCalls::wait(const WaitOptions& options) {
   const auto work = [&] {
-    // What fails between the devices does not end by itself: NCCL says it.
+    // A failure between the devices does not end the work. NCCL reports it.
     wait_for_device(
         group_, [&] { return are_ready() && have_ended(); }, "its devices to do what the group's calls have asked",
         options, others());
@@ -228,7 +228,7 @@ void NcclCalls::wait(const WaitOptions& options) {
 bool NcclCalls::try_close() {
   using Clock = os::Clock;
   const std::vector<int> ranks = others();
-  // Asked with short sleeps, until it is so or cannot be any more.
+  // Polls with short sleeps until `done` is true, or can no longer become true.
   const auto comes = [&](const auto& done, Clock::duration longest) {
     const Clock::time_point until = Clock::now() + longest;
     while (!done()) {
@@ -251,10 +251,10 @@ bool NcclCalls::try_close() {
 
 NcclCalls::~NcclCalls() {
   try {
-    // In a forked child nothing is ours.
+    // A forked child owns no communicator.
     if (!met_.empty() && find_driver() != nullptr) (void)try_close();
   } catch (const std::exception&) {
-    // A device or NCCL has failed. What has not been closed is aborted.
+    // A device or NCCL has failed. Communicators that have not been closed are aborted.
   }
 }
 

@@ -16,12 +16,12 @@ bool is_on_device(const Tensor& tensor) {
   return !tensor.device().is_host() && tensor.nbytes() != 0;
 }
 
-/// Pages that are locked as long as this lives, so that devices copy into them at the full speed of the bus. They must
-/// not be given back to the system meanwhile: the device would go on writing into pages that nobody sees any more.
+/// Locks pages while this object exists, so that devices copy into them at the full speed of the bus. The pages must
+/// not be returned to the system meanwhile: the device would continue to write into pages that are no longer mapped.
 class PageLock {
  public:
-  /// For all devices, by way of this one. Null where the driver refuses (limits of the container, memory that it cannot
-  /// lock), and why in `reason`.
+  /// Locks the memory for all devices, through this one. Returns null and sets `reason` if the driver refuses (limits
+  /// of the container, memory that cannot be locked).
   static std::shared_ptr<PageLock> try_lock(int device, void* memory, std::size_t bytes, std::string& reason) {
     const Current current(device);
     const Status status = driver().host_register(memory, bytes, host_register_portable);
@@ -42,11 +42,11 @@ class PageLock {
   std::size_t bytes_;
 };
 
-/// The lock on the slot's first `bytes`, where they can be locked.
+/// Returns the lock of the first `bytes` of the slot, or null if they cannot be locked.
 std::shared_ptr<PageLock> lock_pages(int device, shm::Slot& slot, std::uint64_t bytes, std::string& reason) {
   auto there = std::static_pointer_cast<PageLock>(slot.segment().attachment());
   if (there && there->bytes() >= bytes) return there;
-  // The old one goes first: pages are locked once.
+  // The old lock is released first, because pages can be locked only once.
   there.reset();
   slot.segment().attach(nullptr);
   std::shared_ptr<PageLock> lock = PageLock::try_lock(device, slot.segment().data(), bytes, reason);
@@ -144,14 +144,14 @@ void check_places(const Config& value) {
 
 namespace {
 
-/// Not that of the device route: what it has is no memory for slots, and is not counted as such.
+/// Separate from the state of the device route: its memory is not memory for slots, and is not counted as such.
 struct StagingState : DeviceState {};
 
 std::shared_ptr<DeviceState> staging_state_of(SyncGroup& group) {
   return sync::inside(group).extension<StagingState>();
 }
 
-/// What fails in the middle leaves nothing in a stream that the next part would wait for.
+/// If `work` fails, drops the streams, so that the next part does not wait for the remaining work in them.
 template <class Work>
 auto whole_or_dropped(DeviceState& state, const Work& work) {
   try {

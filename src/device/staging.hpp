@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// From devices to host memory: into a slot of shared memory that the first rank looks at, or into memory of this rank's
-// own that another route sends on. So come the parts of a stream (gather_each), too: straight into the slots that the
-// first rank looks at where it shares memory with the sender, else through page-locked memory of one part, which is
-// used again.
+// Copies from devices to host memory: into a slot of shared memory that the root reads, or into memory of this rank
+// that another route sends. Parts of a stream (gather_each) are staged in the same way. If the root shares memory with
+// the sender, they are copied directly into slots. Otherwise they use a page-locked buffer of one part, which is
+// reused.
 
 #include <functional>
 #include <memory>
@@ -18,14 +18,14 @@
 
 namespace muster::cuda {
 
-/// Fills slots: their pages are locked when they are first used, and stay so as long as the slot has its memory. Where
-/// they cannot be locked, through small buffers.
+/// Fills slots. The pages of a slot are locked at its first use, and remain locked as long as the slot has its memory.
+/// If they cannot be locked, small buffers are used.
 class DeviceSlotFiller final : public gather::SlotFiller {
  public:
   DeviceSlotFiller(const gather::Call& call, DeviceState& state) : call_(call), state_(state) {}
   void fill(const std::shared_ptr<shm::Slot>& slot, std::uint64_t bytes,
             std::span<const std::pair<std::uint64_t, const Tensor*>> tensors) override;
-  /// How the bytes went, for reports: "page-locked shared memory".
+  /// Returns a description of the copy for reports: "page-locked shared memory".
   [[nodiscard]] const std::string& manner() const noexcept { return manner_; }
 
  private:
@@ -34,17 +34,17 @@ class DeviceSlotFiller final : public gather::SlotFiller {
   std::string manner_;
 };
 
-/// A tree whose tensors are on devices, copied to the host. The copy has its shape before it has its elements.
+/// A host copy of a tree whose tensors are on devices. Its shape is complete before its elements are.
 class HostCopy {
  public:
-  /// Takes the memory, of which `state` has at most `budget` bytes then. `value` stays until finish(). Throws
-  /// Error(no_space), Error(argument) on strides that a device cannot copy.
+  /// Allocates the memory; `state` then has at most `budget` bytes. `value` must stay valid until finish(). Throws
+  /// Error(no_space), and Error(argument) for strides that a device cannot copy.
   HostCopy(const Config& value, DeviceState& state, std::uint64_t budget = UINT64_MAX);
   [[nodiscard]] const Config& tree() const noexcept { return tree_; }
   [[nodiscard]] Config take() noexcept { return std::move(tree_); }
-  /// Puts the copies into the streams of their devices.
+  /// Queues the copies in the streams of their devices.
   void start();
-  /// Returns when all elements are there. Throws as CopyQueue::finish.
+  /// Waits until all elements have been copied. Throws as CopyQueue::finish.
   void finish(SyncGroup& group, const WaitOptions& options);
 
  private:
@@ -59,18 +59,18 @@ class HostCopy {
   Config tree_;
 };
 
-/// The tree with every tensor that has elements and is on a device replaced by `replace(tensor)`.
+/// Returns the tree with `replace(tensor)` in place of every tensor that has elements and is on a device.
 Config with_tensors(const Config& value, const std::function<Tensor(const Tensor&)>& replace);
-/// The tree with every tensor replaced.
+/// Returns the tree with every tensor replaced.
 Config with_all_tensors(const Config& value, const std::function<Tensor(const Tensor&)>& replace);
-/// Calls `visit` for these tensors, in the order of the tree.
+/// Calls `visit` for every tensor that has elements and is on a device, in the order of the tree.
 void visit_device_tensors(const Config& value, const std::function<void(const Tensor&)>& visit);
 
-/// Throws Error(argument) where a tensor that is said to be on a device is not there.
+/// Throws Error(argument) if a tensor is not on the device that it names.
 void check_places(const Config& value);
 
-/// Gives back what streams of this group keep for their parts, where nothing uses it; returns the bytes. `group`: the
-/// one that parts go by.
+/// Frees the unused buffers that streams of this group keep for their parts. Returns the number of bytes. `group` is
+/// the group that transfers the parts.
 std::uint64_t trim_stream_staging(SyncGroup& group) noexcept;
 
 }  // namespace muster::cuda

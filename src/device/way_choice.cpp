@@ -18,7 +18,7 @@ bool can_go_by_ipc(const DeviceFacts& sender) {
   return sender.sees_first && sender.is_exportable;
 }
 
-/// Whether these ranks and the first can be one NCCL communicator, which wants a device for each.
+/// Returns whether the senders and the root can be ranks of one NCCL communicator, which requires one device per rank.
 bool can_go_by_nccl(const DeviceFacts& first, std::span<const DeviceFacts> facts,
                     std::span<const std::size_t> senders) {
   std::set<std::uint64_t> devices{first.device};

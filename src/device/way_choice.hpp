@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How each sender's tensors get to the first rank, decided from what all ranks of the list have said: a pure function,
-// the same on all of them. The table of docs/devices.md.
+// Chooses how the tensors of each sender reach the root. This is a pure function of the data that all ranks of the list
+// have published, so all of them get the same result. The rules are in the table of docs/devices.md.
 
 #include <cstdint>
 #include <span>
@@ -14,22 +14,23 @@ namespace muster::cuda {
 
 enum class Way : std::uint8_t {
   nothing,  ///< the rank has no tensors
-  staging,  ///< through host memory: what the route without devices would do, from page-locked memory
-  ipc,      ///< the first rank's device copies from the sender's (CUDA IPC)
+  staging,  ///< through page-locked host memory, by the route that is used without devices
+  ipc,      ///< the root's device copies from the sender's device (CUDA IPC)
   nccl,     ///< NCCL between devices
 };
 std::string_view way_name(Way way) noexcept;
 
-/// What a rank knows of itself before round 1. Travels as Record::device.
+/// The facts that a rank knows about itself before round 1. Sent as Record::device.
 struct DeviceFacts {
-  std::uint64_t device : 48 = 0;  ///< device_identity() of the device that the tensors are on, or shall land on
-  Way forced : 2 = Way::nothing;  ///< MUSTER_DEVICE_WAY; nothing: all ways are open
+  /// device_identity() of the device on which the tensors are, or to which they must be copied
+  std::uint64_t device : 48 = 0;
+  Way forced : 2 = Way::nothing;  ///< MUSTER_DEVICE_WAY; `nothing` if it is not set
   Landing landing : 1 = Landing::host;
-  bool is_known : 1 = false;  ///< false of a rank without tensors: it has not said anything
+  bool is_known : 1 = false;  ///< false for a rank without tensors, which has no facts
   bool has_tensors : 1 = false;
-  bool sees_first : 1 = false;     ///< shares memory with the list's first rank, in another process
+  bool sees_first : 1 = false;     ///< shares memory with the root of the list, which is another process
   bool is_exportable : 1 = false;  ///< contiguous, and in allocations that CUDA IPC can export
-  bool is_contiguous : 1 = false;  ///< and on one device
+  bool is_contiguous : 1 = false;  ///< contiguous, and on one device
   bool has_nccl : 1 = false;
   std::uint64_t unused : 7 = 0;
   friend bool operator==(const DeviceFacts&, const DeviceFacts&) = default;
@@ -38,13 +39,15 @@ struct DeviceFacts {
 void put_facts(const DeviceFacts& facts, gather::Record& record) noexcept;
 DeviceFacts get_facts(const gather::Record& record) noexcept;
 
-/// One way for each rank of the list, by position; the first rank's own is `nothing`. Where tensors land on the host,
-/// all are staged. On a device: by IPC from ranks that the first one shares memory with; by NCCL from all others, where
-/// each has a device of its own and NCCL is there on all; the rest is staged. Throws Error(rank_mismatch) where ranks
-/// want different landings or force different ways, Error(unsupported) where a forced way cannot be.
+/// Returns one method per rank of the list, by position; the root itself has `nothing`. If the destination is host
+/// memory, all senders are staged. If it is a device, ranks that share memory with the root use IPC. The others use
+/// NCCL if each rank has its own device and NCCL is available on all; otherwise they are staged. Throws
+/// Error(rank_mismatch) if ranks want different destinations or force different methods. Throws Error(unsupported) if a
+/// forced method is not possible.
 std::vector<Way> choose_ways(std::span<const DeviceFacts> facts);
 
-/// MUSTER_DEVICE_WAY: staging, ipc or nccl; `nothing` if it is not set. Throws Error(argument) on another value.
+/// Returns the value of MUSTER_DEVICE_WAY: staging, ipc or nccl; `nothing` if it is not set. Throws Error(argument) for
+/// any other value.
 Way forced_way();
 
 }  // namespace muster::cuda

@@ -9,15 +9,15 @@
 namespace muster::hosts {
 namespace {
 
-// Less than this is not worth a buffer of its own: it stays behind the one that was asked for.
+// A smaller remainder is not split off; it stays at the end of the buffer.
 constexpr std::uint64_t least_rest = 64 << 10;
-// More free buffers than that are crumbs.
+// The pool frees the oldest buffers beyond this count.
 constexpr std::size_t most_free = 256;
 constexpr std::chrono::milliseconds headroom_age{50};
 
 }  // namespace
 
-/// A buffer outside; the pool has it again when its last owner goes.
+/// A lent buffer. It returns to the pool when its last owner releases it.
 struct BufferPool::Lent {
   os::PrivateMemory memory;
   std::uint64_t epoch = 0;
@@ -45,7 +45,7 @@ std::shared_ptr<std::byte> BufferPool::take(std::uint64_t bytes, std::uint64_t l
   return {std::move(lent), data};
 }
 
-/// Free memory of that size: the smallest that is large enough, else the largest, grown, else fresh.
+/// Returns a free buffer: the smallest one that is large enough, otherwise the largest one, grown, otherwise a new one.
 os::PrivateMemory BufferPool::find(std::uint64_t bytes) {
   auto best = free_.end();
   for (auto at = free_.begin(); at != free_.end(); ++at) {
@@ -108,7 +108,7 @@ os::MemoryHeadroom BufferPool::headroom() {
     const std::lock_guard lock(mutex_);
     if (std::chrono::steady_clock::now() - looked_ <= headroom_age) return headroom_;
   }
-  // It reads files of the kernel: other threads need not wait for that.
+  // This call reads files of the kernel. Other threads need not wait for it.
   const os::MemoryHeadroom headroom = os::memory_headroom(os::Backing::anonymous);
   const std::lock_guard lock(mutex_);
   headroom_ = headroom;
@@ -134,7 +134,7 @@ void BufferPool::give_back(os::PrivateMemory memory, std::uint64_t epoch) noexce
     free_.push_back(std::move(memory));
     free_bytes_ += bytes;
   } catch (const std::bad_alloc&) {
-    return;  // it goes
+    return;  // the memory is freed
   }
   trim_locked(limit_);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Memory that tensors of other hosts are received into and sent from: used again, because fresh memory costs page
-// faults, more than the network does.
+// BufferPool: memory into which tensors of other hosts are received, and from which tensors are sent. Buffers are
+// reused, because page faults on fresh memory cost more time than the network.
 
 #include <atomic>
 #include <chrono>
@@ -18,23 +18,25 @@
 
 namespace muster::hosts {
 
-/// Thread-safe. Buffers go back to it when nobody holds them, and outlive it.
+/// Thread-safe. A buffer returns to the pool when its last owner releases it. A buffer may outlive the pool.
 class BufferPool : public std::enable_shared_from_this<BufferPool> {
  public:
-  /// At the begin of a page, not initialised; null of no bytes. From free memory as far as there is some: the pool
-  /// grows by no more than is missing. At most `limit` bytes stay free from now on. Throws Error(no_space).
+  /// Returns a page-aligned, uninitialised buffer, or null for 0 bytes. Uses free memory first: the pool grows only by
+  /// the bytes that are missing. From now on the pool keeps at most `limit` free bytes. Throws Error(no_space).
   std::shared_ptr<std::byte> take(std::uint64_t bytes, std::uint64_t limit);
-  /// Nobody holds them.
+  /// Returns the bytes that have no owner.
   [[nodiscard]] std::uint64_t free_bytes() const;
-  /// Bytes in it and lent out.
+  /// Returns the free bytes and the lent bytes together.
   [[nodiscard]] std::uint64_t bytes() const;
-  /// The most that it ever had, since it was settled.
+  /// Returns the maximum of bytes() since the last settle().
   [[nodiscard]] std::uint64_t peak() const;
-  /// Free bytes beyond `most` go back to the system, what was used longest ago first; returns how many went.
+  /// Returns free bytes beyond `most` to the system, those that have been unused longest first. Returns the number of
+  /// bytes.
   std::uint64_t trim(std::uint64_t most);
-  /// What is lent no longer counts, and goes when it is given back. Returns the bytes that stay.
+  /// Stops counting the lent buffers; they are freed when their owners release them. Returns the bytes that remain in
+  /// the pool.
   std::uint64_t settle();
-  /// What the host still has, as of a moment ago: asked for in every exchange.
+  /// Returns the memory that the host still has. The value may be 50 ms old, because every exchange queries it.
   os::MemoryHeadroom headroom();
 
  private:
@@ -44,9 +46,9 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   void give_back(os::PrivateMemory memory, std::uint64_t epoch) noexcept;
   std::uint64_t trim_locked(std::uint64_t most) noexcept;
   mutable ForkMutex mutex_;
-  std::vector<os::PrivateMemory> free_;  // what was used last at the end
+  std::vector<os::PrivateMemory> free_;  // in the order of their last use
   std::uint64_t free_bytes_ = 0;
-  std::uint64_t epoch_ = 0;  // what was lent in earlier ones does not come back
+  std::uint64_t epoch_ = 0;  // buffers that were lent in an earlier epoch do not return
   std::uint64_t lent_ = 0;
   std::uint64_t peak_ = 0;
   std::uint64_t limit_ = UINT64_MAX;
@@ -54,12 +56,14 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   std::chrono::steady_clock::time_point looked_{};
 };
 
-/// Counts the parts of a stream that the first rank has let go of. Any thread.
+/// Counts the parts of a stream that the root has released. Thread-safe.
 using Credits = std::shared_ptr<std::atomic<std::uint64_t>>;
-/// The buffer, whose last owner gives a credit: after the buffer itself, because who sees the credit may take it.
+/// Returns a pointer to the buffer that adds a credit when its last owner releases it. The buffer is released before
+/// the credit is added, because the sender may use the credit at once.
 std::shared_ptr<std::byte> with_credit(std::shared_ptr<std::byte> buffer, const Credits& credits);
 
-/// The one that the route keeps with a group: for its exchanges, or, of a stream's companion, for its parts.
+/// Returns the pool of the group, which the route keeps. Exchanges use it; parts of a stream use the pool of the
+/// stream's companion group.
 std::shared_ptr<BufferPool> buffer_pool_of(SyncGroup& group);
 
 }  // namespace muster::hosts

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages of a context, and its end; the numbers are those of context.hpp.
+// The messages of a context, and its end. The step numbers are those of context.hpp.
 
 #include "src/hosts/context.hpp"
 
@@ -21,13 +21,13 @@ namespace {
 using Clock = os::Clock;
 using std::chrono::milliseconds;
 
-// Groups' tags begin at 8.
+// The tags of groups begin at 8.
 constexpr int control_tag = first_tag;
-// A rank that has ended in order may be gone before this one hears that all are through.
+// A rank that has ended in order may terminate before this rank learns that all ranks are finished.
 constexpr milliseconds last_words{500};
-// After a failure there is little hope, but where all live their ends still meet.
+// After a failure success is unlikely. But if all ranks are alive, they still end within this time.
 constexpr milliseconds patience_after_failure{2000};
-// Senders wait so long for what they have under way (sender.cpp).
+// The time that senders wait for their messages in flight (sender.cpp).
 constexpr milliseconds last_data{1000};
 
 }  // namespace
@@ -122,7 +122,7 @@ bool Context::has_mail() {
   try {
     return inbox_.test();
   } catch (const Error&) {
-    // One message that does not come must not keep this rank from the next ones.
+    // A failed message must not prevent this rank from receiving the next ones.
     open_inbox();
     throw;
   }
@@ -134,7 +134,7 @@ void Context::tell(int rank, const Control& control) {
     outbox_.emplace_back(rank, control);
     return;
   }
-  // Step 1; but a rank that receives a message about a failure may be gone before it receives the next one.
+  // Step 1. Exception: a rank that receives a message about a failure may end before it receives the next one.
   const auto bytes = std::as_bytes(std::span(&control, 1));
   const bool is_about_failure = control.kind == ControlKind::notice || control.kind == ControlKind::decision ||
                                 control.kind == ControlKind::confirm;
@@ -162,7 +162,7 @@ void Context::reply(int rank, const Control& control) noexcept {
   try {
     tell(rank, control);
   } catch (const std::exception&) {
-    // The other rank asks again, or does without it.
+    // The other rank asks again, or can do without the message.
   }
 }
 
@@ -176,7 +176,7 @@ void Context::ask_about(int rank) {
   const auto hold = lock();
   for (const int mate : hosts_.on(hosts_.host_of[static_cast<std::size_t>(rank)])) {
     if (mate == rank || mate == rank_ || asked++ >= most) continue;
-    // A rank that takes in nothing needs no more messages.
+    // A rank that does not receive its pending messages needs no more of them.
     if (std::ranges::find(sends_, mate, &Sent::to) == sends_.end())
       tell(mate, {.kind = ControlKind::ask, .from = rank_, .about = rank});
   }
@@ -190,7 +190,7 @@ void Context::pump() {
   for (const auto& [rank, control] : std::exchange(outbox_, {})) tell(rank, control);
   for (std::vector<Sent>* const sends : {&sends_, &adopted_})
     std::erase_if(*sends, [&](Sent& sent) { return reach(sent.to, [&] { return sent.message.test(); }); });
-  // Taken back at the end.
+  // The inbox is cancelled at the end.
   while (inbox_.is_open() && has_mail()) {
     const Control control = *inbox_memory_;
     open_inbox();
@@ -205,7 +205,7 @@ void Context::try_pump() noexcept {
   try {
     pump();
   } catch (const std::exception&) {
-    // The transport says it again.
+    // The transport reports the error again.
   }
 }
 
@@ -250,7 +250,7 @@ void Context::take(const Control& control) {
     case ControlKind::notice:
     case ControlKind::decision:
       if (control.group != every_group) return take_failure(control);
-      // Groups that there still are go on.
+      // Groups that still exist remain usable.
       if (const std::string why = control.error.get().what(); is_retired())
         give_up(why);
       else
@@ -264,8 +264,8 @@ void Context::take(const Control& control) {
     found->second->take(control);
     return;
   }
-  // This rank has left the group already, or has not made it yet: it cannot be that a rank waits in one that others
-  // have not made.
+  // This rank has left the group already, or has not made it yet. No rank can wait in a group that other ranks have not
+  // made.
   if (control.kind == ControlKind::ask)
     reply(control.from, {.kind = ControlKind::answer, .from = rank_, .group = control.group, .has_left = 1});
 }
@@ -355,7 +355,7 @@ bool Context::sweep() {
     try {
       if (!one.second.test()) return false;
     } catch (const Error&) {
-      // Its sender has died meanwhile.
+      // The sender has died in the meantime.
       return true;
     }
     take(*one.first);
@@ -405,7 +405,7 @@ void Context::give_up_if_late() noexcept {
 void Context::give_up_after(Clock::duration waited) noexcept {
   const auto hold = lock();
   if (has_ended()) return;
-  // Rank 0 knows more: its words come first.
+  // Rank 0 knows more than the other ranks, so its message must come first.
   const milliseconds later(rank_ == 0 ? 0 : 500);
   const milliseconds patience = failed_.load() ? patience_after_failure : timeout_;
   if (!transport_->must_rest() && waited < patience + later) return;
@@ -417,7 +417,7 @@ void Context::warn_others(const std::string& why) {
   if (failed_.exchange(true) || !may_call()) return;
   Control notice{.kind = ControlKind::notice, .from = rank_};
   notice.error.put(Error(ErrorKind::peer_lost, why));
-  // Each rank passes it on once.
+  // Each rank forwards it once.
   const HostTree tree{size_};
   for (const int child : tree.children(rank_)) reply(child, notice);
   if (rank_ != 0) reply(tree.parent(rank_), notice);
@@ -433,7 +433,7 @@ void Context::give_up(const std::string& why) noexcept {
     log(LogLevel::warning, fmt::format("{}: {}", transport_->name(), why));
     warn_others(why);
   } catch (const std::exception&) {
-    // They find out by their own deadlines.
+    // The other ranks notice it at their own deadlines.
   }
   stage_.store(Stage::given_up);
 }

@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Context: what a group of several hosts and its duplicates have in common: the transport, the small messages between
-// rounds (Control: who has failed, who has left, whether somebody moves), and how all of it ends.
+// Context: the state that a group of several hosts shares with its duplicates: the transport, the control messages
+// between rounds (Control), and the protocol that ends them.
 //
-// MPI wants every message to be received before it ends, and a rank that closes its connections before all others are
-// through looks like one that died. So a context ends when its last group is gone, or when the transport or the process
-// ends:
-//  1. Control messages, but for those about failures, are sent such that they have finished only when they are received
-//     (Finished::taken): who has none open has nothing on its way.
-//  2. Who has no group any more tells rank 0 that it disconnects.
-//  3. Rank 0, which knows who is missing, enters a barrier when all have said so; the others enter it at once.
-//  4. When it is through, nobody asks anybody any more, and messages that have not been received are dropped. So what
-//     was sent meanwhile finishes; a second barrier says that all has.
-//  5. The receive that nobody will answer is taken back, what a failure left behind is dropped, the transport is
-//     closed.
-// Until then all of this goes on by the way, whenever some group is used: nobody waits for it. Only the end of the
-// transport waits, with a deadline: it ends all groups that still are, and waits until all ranks' have (end_all).
+// MPI requires that every message is received before it is finalised. A rank that closes its connections before the
+// other ranks are finished looks like a rank that died. So a context ends when its last group is destroyed, or when the
+// transport or the process ends:
+//  1. Control messages, except those about failures, complete only when they have been received (Finished::taken). So a
+//     rank without open sends has no control message in flight.
+//  2. A rank without groups sends a disconnect message to rank 0.
+//  3. Rank 0 enters a barrier when all ranks have disconnected; it knows which ranks are missing. The other ranks enter
+//     the barrier at once.
+//  4. After the barrier no rank sends requests any more, and each rank drops the messages that have not been received.
+//     So all messages that were sent before complete. A second barrier confirms that they have completed on all ranks.
+//  5. Each rank cancels the receive that no message will match, drops the remains of failures, and closes the
+//     transport.
+// No rank waits for this protocol: it advances whenever any group is used. Only the end of the transport waits, with a
+// deadline. It ends all groups that still exist, and waits until the groups of all ranks have ended (end_all).
 
 #include <atomic>
 #include <functional>
@@ -43,15 +44,15 @@ namespace muster::hosts {
 using sync::error_of;
 using sync::name_of;
 
-/// A group of the context, as control messages reach it.
+/// A group of the context, which receives control messages.
 class Listener {
  public:
   virtual ~Listener() = default;
-  /// Called with the context locked.
+  /// Called while the context is locked.
   virtual void take(const Control& control) = 0;
-  /// Called likewise. The decision about the group's failure, if this rank knows it.
+  /// Returns the decision about the group's failure, if this rank knows it. Called while the context is locked.
   [[nodiscard]] virtual std::optional<Error> decision() const = 0;
-  /// The transport ends: the group cannot be used any more. Tells others that this rank has left.
+  /// Called when the transport ends: the group becomes unusable. Notifies the other ranks that this rank has left.
   virtual void end() noexcept = 0;
 };
 
@@ -61,69 +62,74 @@ class Context : public std::enable_shared_from_this<Context> {
 
   [[nodiscard]] Transport& transport() const noexcept { return *transport_; }
   [[nodiscard]] int rank() const noexcept { return rank_; }
-  /// Whether the calling thread may call the transport, and this has not ended.
+  /// Returns whether the calling thread may call the transport. False after the end of the transport.
   [[nodiscard]] bool may_call() const noexcept;
-  /// The calling thread uses a group. Throws as Transport::enter.
+  /// Called when a thread begins to use a group. Throws as Transport::enter.
   void enter();
   void take_over() noexcept { transport_->take_over(); }
 
-  /// Who the ranks are, and where: known after the meeting.
+  /// Sets the ranks and their hosts, which are known after the rendezvous.
   void introduce(std::vector<RankInfo> ranks, const Hosts& hosts);
-  /// There are ranks on other hosts.
+  /// Returns whether there are ranks on other hosts.
   [[nodiscard]] bool has_other_hosts() const noexcept { return has_other_hosts_.load(); }
-  /// A group's number that was never given on this rank.
+  /// Returns a group number that was never used on this rank.
   [[nodiscard]] int next_number() noexcept;
-  /// The same, for a number that another rank has given. False if it may have been given here: threads that make
-  /// several groups at once do so in another order on each rank.
+  /// Reserves a number that another rank proposes. Returns false if this rank may have used it already: threads that
+  /// make several groups at once do so in a different order on each rank.
   [[nodiscard]] bool take_number(int number) noexcept;
   void add_group(int number, Listener& group);
-  /// The last one begins the end of the context.
+  /// Begins the end of the context after the last group.
   void remove_group(int number) noexcept;
-  /// No group came to be.
+  /// Begins the end of the context when no group could be made.
   void retire() noexcept;
 
-  /// A send of a group, which may be gone before it has finished: it goes on whenever the context does.
+  /// Takes ownership of a send of a group that may be destroyed before the send completes. The context continues it.
   void adopt(int to, Pending send);
-  /// Sent at once if this thread may call the transport, else by one that may.
+  /// Sends the message at once if this thread may call the transport. Otherwise a thread that may do so sends it.
   void tell(int rank, const Control& control);
-  /// Lets the transport go on, and hands what has come to the groups. Nothing if this thread may not. Throws Error(io).
+  /// Advances the transport, and passes the received messages to the groups. Does nothing if this thread may not call
+  /// the transport. Throws Error(io).
   void pump();
-  /// The same; what fails is told by the next call that waits.
+  /// Like pump(), but ignores errors: the next call that waits reports them.
   void try_pump() noexcept;
-  /// `hook` is called whenever the transport goes on, until its owner takes it back. It throws nothing, and never
-  /// pumps.
+  /// Adds a hook, which is called whenever the transport advances, until its owner removes it. It must not throw, and
+  /// must not call pump().
   void add_hook(const void* owner, std::function<void()> hook);
   void remove_hook(const void* owner);
-  /// Passes on to the groups of this rank which ranks of this host have died.
+  /// Reports deaths of ranks on this host to the groups of this rank.
   void look_for_the_dead();
-  /// Asks some other ranks of that rank's host whether it is dead. Its groups need not have a rank there that is not.
+  /// Asks up to three other ranks on the host of `rank` whether `rank` is dead. The group that waits need not have
+  /// other live ranks on that host.
   void ask_about(int rank);
-  /// Guarded by lock().
+  /// The caller must hold lock().
   [[nodiscard]] Deliveries& deliveries() noexcept { return deliveries_; }
-  /// Guards what take() changes.
+  /// Locks the state that take() changes.
   [[nodiscard]] std::unique_lock<RecursiveForkMutex> lock() { return std::unique_lock(mutex_); }
   [[nodiscard]] os::Clock::duration since_pumped() const noexcept;
 
   // The end.
   [[nodiscard]] bool is_retired() const noexcept { return stage_.load() != Stage::used; }
-  /// Closed or given up.
+  /// Returns whether the context has been closed or abandoned.
   [[nodiscard]] bool has_ended() const noexcept { return stage_.load() >= Stage::closed; }
   [[nodiscard]] bool is_closed() const noexcept { return stage_.load() == Stage::closed; }
-  /// Ends all its groups and retires.
+  /// Ends all groups of the context and retires it.
   void end_groups() noexcept;
-  /// One step, where there is one to do. Gives up where a rank of this host has died.
+  /// Executes the next step of the end, if it is possible. Gives up if a rank of this host has died.
   void advance() noexcept;
-  /// Gives up where it has not ended `waited` after the end of all groups; says who is missing.
+  /// Gives up if the context has not ended `waited` after the end of all groups. The warning names the missing ranks.
   void give_up_after(os::Clock::duration waited) noexcept;
   void give_up(const std::string& why) noexcept;
-  /// The same, while the process goes on: after a failure, and if the transport can be dropped.
+  /// Gives up late contexts in a process that continues. This happens only after a failure, and if the transport can be
+  /// dropped.
   void give_up_if_late() noexcept;
-  /// How long this rank must leave the transport alone before its end; not at all if all are on one host.
+  /// Returns how long this rank must not use the transport before it ends the transport; 0 if all ranks are on one
+  /// host.
   [[nodiscard]] std::chrono::milliseconds rest() const noexcept;
-  /// A group has failed: the end does not wait for long.
+  /// Called when a group has failed: the end then waits only briefly.
   void has_failed() noexcept;
 
-  /// Data of a route is under way: waits on this host let the transport go on more often while one of these lives.
+  /// Exists while a route transfers data. While such an object exists, waits on this host advance the transport more
+  /// often.
   class UnderWay {
    public:
     explicit UnderWay(Context& context) noexcept : context_(context) { context_.under_way_.fetch_add(1); }
@@ -136,7 +142,7 @@ class Context : public std::enable_shared_from_this<Context> {
   [[nodiscard]] bool is_under_way() const noexcept {
     return under_way_.load(std::memory_order_relaxed) != 0 || has_just_failed();
   }
-  /// What the failed call has promised to take in still comes.
+  /// Returns whether a call failed a moment ago: the data that it promised to receive may still arrive.
   [[nodiscard]] bool has_just_failed() const noexcept;
 
  private:
@@ -157,22 +163,23 @@ class Context : public std::enable_shared_from_this<Context> {
   };
   void open_inbox();
   bool has_mail();
-  /// A notice or a decision of a group.
+  /// Handles a notice or a decision for one group.
   void take_failure(const Control& control);
-  /// Runs a call for a message to `rank` that nobody waits for. If the transport cannot reach it any more, the groups
-  /// hear that it has died, and nobody else is kept from hearing the message. Returns what the call does; true if it
-  /// failed.
+  /// Runs a transport call for a message to `rank` for which no caller waits. If the transport can no longer reach the
+  /// rank, reports its death to the groups, and messages to other ranks are not affected. Returns the result of the
+  /// call, or true if it failed.
   template <class Call>
   bool reach(int rank, const Call& call);
   void take(const Control& control);
-  /// The end will not come in order. Others hear it from where it is found first.
+  /// Warns the other ranks that the end will not be orderly. The rank that notices it first sends the warning.
   void warn_others(const std::string& why);
   void step();
-  /// Drops what nobody has received. Returns whether all that has begun to come has come.
+  /// Drops the messages that no receive has matched. Returns whether all messages that have begun to arrive are
+  /// complete.
   bool sweep();
-  /// Repeats a message that another rank may need, and that this rank need not wait for.
+  /// Sends a message that another rank may need. This rank does not wait for it, and ignores errors.
   void reply(int rank, const Control& control) noexcept;
-  /// This rank cannot reach `rank` any more.
+  /// Handles that this rank can no longer reach `rank`.
   void lose(int rank);
   [[nodiscard]] std::string name_of(int rank) const;
   [[nodiscard]] std::string missing() const;
@@ -191,7 +198,7 @@ class Context : public std::enable_shared_from_this<Context> {
   std::atomic<Stage> stage_{Stage::used};
   std::atomic<std::int64_t> pumped_{0};
 
-  // Recursive: taking a message in sends answers.
+  // Recursive, because the handling of a message sends answers.
   RecursiveForkMutex mutex_;
   int next_number_ = 1;
   std::map<int, Listener*> groups_;
@@ -202,28 +209,29 @@ class Context : public std::enable_shared_from_this<Context> {
   std::shared_ptr<Control> inbox_memory_;
   Pending inbox_;
   std::vector<RankInfo> ranks_;
-  std::map<int, std::shared_ptr<const sync::PeerLiveness>> neighbours_;  // that live, as far as is known
-  Hosts hosts_;                                                          // without the local group
+  // the ranks of this host that are not known to be dead
+  std::map<int, std::shared_ptr<const sync::PeerLiveness>> neighbours_;
+  Hosts hosts_;  // without the local group
   Deliveries deliveries_;
-  std::vector<std::pair<std::shared_ptr<Control>, Pending>> late_;  // that have come while the inbox was full
+  std::vector<std::pair<std::shared_ptr<Control>, Pending>> late_;  // messages that arrived while the inbox was in use
   std::vector<bool> has_disconnected_;
   int disconnected_ = 0;
   Pending barrier_;
   std::optional<os::Clock::time_point> death_seen_;
-  std::vector<int> dead_;      // ranks of this host
-  std::size_t passed_on_ = 0;  // of those, to the groups
+  std::vector<int> dead_;      // dead ranks of this host
+  std::size_t passed_on_ = 0;  // the number of those that have been reported to the groups
   os::Clock::time_point looked_{};
 };
 
 // All contexts of this process, by the kind of their transport (contexts.cpp).
 
-/// From now on it is ended with its transport at the latest.
+/// Keeps the context until its transport ends at the latest.
 void keep(std::shared_ptr<Context> context);
-/// Lets contexts without groups get on with their end. Never waits. Called by a thread that may call the transport now.
+/// Advances the end of contexts without groups. Never waits. The calling thread must be one that may call the
+/// transport.
 void advance_endings(std::string_view kind) noexcept;
-/// Ends all groups of this process and waits for the other ranks to do so: up to a group's timeout; 2 s if one has
-/// failed, or if a rank of this host is dead. Returns whether all have ended in
-/// order.
+/// Ends all groups of this process and waits for the other ranks to do the same. Waits up to a group's timeout, or 2 s
+/// if a group has failed or a rank of this host is dead. Returns whether all contexts have ended in order.
 bool end_all(std::string_view kind) noexcept;
 
 }  // namespace muster::hosts

@@ -19,10 +19,10 @@ using Clock = os::Clock;
 struct Contexts {
   ForkMutex mutex;
   std::vector<std::shared_ptr<Context>> all;
-  std::map<std::string_view, std::chrono::milliseconds> rests;  // by kind: the longest of those that have closed
+  std::map<std::string_view, std::chrono::milliseconds> rests;  // by kind: the maximum of the contexts that have closed
 };
 
-/// A forked child has none: its copies belong to what its parent will end.
+/// A forked child has no contexts: its copies belong to the parent.
 Contexts& contexts() {
   static constinit PerProcess<Contexts> the_contexts;
   return *the_contexts;
@@ -42,14 +42,14 @@ void forget_ended() {
   const std::lock_guard lock(them.mutex);
   std::erase_if(them.all, [&them](const std::shared_ptr<Context>& context) {
     if (!context->is_closed()) return context->has_ended() && context->transport().can_be_dropped();
-    // Also long before the transport's end: the others may hear of it late.
+    // This also applies if the context ends long before the transport: the other ranks may notice its end late.
     std::chrono::milliseconds& rest = them.rests[context->transport().kind()];
     rest = std::max(rest, context->rest());
     return true;
   });
 }
 
-/// Once: a transport's end may call end_all() again.
+/// Returns the rest only once, because the end of a transport may call end_all() again.
 std::chrono::milliseconds take_rest(std::string_view kind) {
   Contexts& them = contexts();
   const std::lock_guard lock(them.mutex);
@@ -76,7 +76,7 @@ void advance_endings(std::string_view kind) noexcept {
     }
     if (has_some) forget_ended();
   } catch (const std::bad_alloc&) {
-    // Later, then.
+    // The next call removes them.
   }
 }
 

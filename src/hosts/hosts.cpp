@@ -32,12 +32,12 @@ std::uint64_t network_namespace() noexcept {
   return ::stat("/proc/self/ns/net", &status) == 0 ? status.st_ino : 0;
 }
 
-/// A name that this process holds while the ranks meet. Only ranks of its network namespace can see it.
+/// Returns the name that this process holds during the rendezvous. Only ranks of its network namespace can see it.
 std::string beacon_name(const SyncGroup::Nonce& nonce) {
   return "muster-beacon-" + workspace::job_text(nonce);
 }
 
-/// What keeps this process from sharing memory; empty: nothing is known.
+/// Returns the reason why this process cannot share memory, or an empty string if none is known.
 std::string obstacle() noexcept {
   try {
     (void)sync::Region::own();
@@ -48,7 +48,8 @@ std::string obstacle() noexcept {
   }
 }
 
-/// Ranks that could share memory by their cards have a key in common, which is the first of them.
+/// Returns one key per rank. Ranks that may be able to share memory according to their cards have the same key: the
+/// first of these ranks.
 std::vector<int> keys_of(std::span<const Card> cards) {
   std::vector<int> keys;
   std::map<std::tuple<std::string, std::uint64_t, std::uint32_t>, int> known;
@@ -143,7 +144,7 @@ Met meet(Transport& transport, std::chrono::milliseconds timeout) {
 
   std::vector<int> keys = keys_of(cards);
   if (Hosts(keys, self).members.size() < cards.size()) {
-    // Step 2. All ranks have the cards, so that all come here or none.
+    // Step 2. All ranks have the same cards, so either all of them or none of them execute this step.
     std::int32_t first = self;
     const Hosts hosts(keys, self);
     for (const int rank : hosts.here()) {
@@ -162,7 +163,7 @@ Met meet(Transport& transport, std::chrono::milliseconds timeout) {
   std::byte has_met{1};
   if (here.size() > 1) {
     try {
-      // They were all here a moment ago.
+      // All of them answered a moment ago.
       const std::chrono::milliseconds longest =
           std::chrono::seconds(10) + static_cast<int>(here.size()) * std::chrono::milliseconds(20);
       local = rendezvous::join_local_group(
@@ -178,7 +179,7 @@ Met meet(Transport& transport, std::chrono::milliseconds timeout) {
       warn(error.what());
     }
   }
-  // Step 4. Ranks whose attempt has failed come at their deadline.
+  // Step 4. Ranks whose attempt has failed arrive here only at their deadline.
   const std::vector<std::byte> met_there = transport.tell_all(std::span(&has_met, 1), left() + std::chrono::seconds(1));
   for (const std::vector<int>& host : hosts.members) {
     const bool all_met =

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Which ranks share memory: found by trying, not by host name.
+// Finds the ranks that can share memory. Host names are not sufficient for this, so the ranks try it.
 //
-//  1. Every rank tells all others who it is: its version of Muster, its kernel's boot, its network namespace, its user,
-//     and whether something keeps it from sharing memory. Meanwhile it holds a socket's name that only its network
-//     namespace sees. Ranks that have boot, namespace and user in common could share memory.
-//  2. Two virtual machines that were cloned from one snapshot have all of that in common. So every rank looks whose
-//  names
-//     it sees, and tells the first of those ranks: ranks with the same first one are on one host.
-//  3. The ranks of a host meet as a local group. This takes seconds at most, because all of them are known to be there.
-//  4. All tell each other how that went. If a rank has failed, each rank of its host counts as a host of its own.
+//  1. Every rank sends a card to all others: its version of Muster, the boot ID of its kernel, its network namespace,
+//     its user, and whether an obstacle keeps it from sharing memory. Meanwhile it holds a socket name that only its
+//     network namespace can see. Ranks with the same boot ID, namespace and user may be able to share memory.
+//  2. Two virtual machines that were cloned from one snapshot have the same values in all of these. So every rank
+//     checks which of the names it can see, and sends the first rank whose name it sees to all others. Ranks with the
+//     same first rank are on one host.
+//  3. The ranks of a host form a local group. This takes seconds at most, because all of them have just answered.
+//  4. All ranks exchange the results. If one rank has failed, each rank of its host counts as a separate host.
 
 #include <algorithm>
 #include <array>
@@ -25,14 +25,15 @@
 namespace muster::hosts {
 
 struct Hosts {
-  std::vector<std::vector<int>> members;  ///< of each host, ascending; hosts in the order of their first rank
-  std::vector<int> host_of;               ///< of each rank
-  std::vector<int> place_of;              ///< of each rank among its host's
+  /// the ranks of each host in ascending order; hosts in the order of their first rank
+  std::vector<std::vector<int>> members;
+  std::vector<int> host_of;   ///< the host of each rank
+  std::vector<int> place_of;  ///< the position of each rank among the ranks of its host
   int mine = 0;
-  std::shared_ptr<SyncGroup> local;  ///< of the ranks of this host, in their order
+  std::shared_ptr<SyncGroup> local;  ///< the group of the ranks of this host, in their order
 
   Hosts() = default;
-  /// Of ranks 0, 1, ...: those that have a key in common are on one host. `self`: this rank.
+  /// Element i of `keys` belongs to rank i: ranks with equal keys are on one host. `self` is this rank.
   Hosts(std::span<const int> keys, int self);
   [[nodiscard]] const std::vector<int>& on(int host) const { return members[static_cast<std::size_t>(host)]; }
   [[nodiscard]] const std::vector<int>& here() const { return on(mine); }
@@ -40,24 +41,24 @@ struct Hosts {
   [[nodiscard]] bool is_here(int rank) const { return host_of[static_cast<std::size_t>(rank)] == mine; }
 };
 
-/// The tree that the records of a round, and messages about failures, go up and down by. With one hub for all hosts it
-/// would send all records as often as there are hosts: 268 MB a round for 4,096 ranks on 512 hosts. With few hosts the
-/// tree is that hub. Of hosts 0 to `hosts` - 1; host 0 is its root, and each has at most most_children right below it.
+/// The tree of hosts through which the records of a round and failure messages are sent. With a single hub, the hub
+/// would send all records once per host: 268 MB per round for 4,096 ranks on 512 hosts. For a few hosts the tree is
+/// such a hub. It contains hosts 0 to `hosts` - 1; host 0 is the root. Each host has at most `most_children` children.
 struct HostTree {
   static constexpr int most_children = 8;
 
   int hosts = 1;
 
-  /// -1 of the root.
+  /// Returns -1 for the root.
   [[nodiscard]] int parent(int host) const noexcept { return host == 0 ? -1 : (host - 1) / most_children; }
-  /// Right below, ascending.
+  /// Returns the children in ascending order.
   [[nodiscard]] std::vector<int> children(int host) const {
     std::vector<int> all;
     const int first = host * most_children + 1;
     for (int child = first; child < std::min(first + most_children, hosts); ++child) all.push_back(child);
     return all;
   }
-  /// The host itself and all below it: each before its children, and they with all of theirs in order.
+  /// Returns the host and all hosts below it in preorder: a host, then the subtree of each child.
   [[nodiscard]] std::vector<int> with_all_below(int host) const {
     std::vector<int> all{host};
     for (const int child : children(host)) {
@@ -66,29 +67,29 @@ struct HostTree {
     }
     return all;
   }
-  /// Steps to the root.
+  /// Returns the number of steps to the root.
   [[nodiscard]] int depth(int host) const noexcept {
     int steps = 0;
     for (int at = host; at != 0; at = parent(at)) ++steps;
     return steps;
   }
-  /// Steps to the farthest host below.
+  /// Returns the number of steps to the farthest host below.
   [[nodiscard]] int height(int host) const noexcept {
     int steps = 0;
-    // Its first child is nowhere nearer to the end than the others.
+    // The subtree of the first child is at least as high as those of the other children.
     for (int at = host * most_children + 1; at < hosts; at = at * most_children + 1) ++steps;
     return steps;
   }
 };
 
-/// What every rank knows of every other after the meeting.
+/// The information that every rank has about all ranks after the rendezvous.
 struct Met {
   std::vector<RankInfo> ranks;
-  SyncGroup::Nonce nonce{};  ///< rank 0's
+  SyncGroup::Nonce nonce{};  ///< the nonce of rank 0
   Hosts hosts;
 };
 
-/// Who a rank is. Its beginning stays the same in all versions.
+/// The metadata record of a rank. Its first fields are the same in all versions.
 struct Card {
   static constexpr std::uint32_t right_magic = 0x4d4d5049;
   std::uint32_t magic = right_magic;
@@ -97,7 +98,7 @@ struct Card {
   std::int64_t pid = 0;
   std::uint64_t network = 0;
   std::uint32_t user = 0;
-  std::uint32_t has_obstacle = 0;  ///< it cannot share memory
+  std::uint32_t has_obstacle = 0;  ///< 1 if the rank cannot share memory
   SyncGroup::Nonce nonce{};
   std::array<char, 40> boot{};
   std::array<char, 128> host{};
@@ -105,11 +106,11 @@ struct Card {
 };
 static_assert(sizeof(Card) == 512, "ranks of other versions have to understand that they are");
 
-/// This process's.
+/// Returns the card of this process.
 Card own_card();
 
-/// Throws Error(version) where ranks cannot understand each other: they run different versions of Muster, or on
-/// machines of different byte order. Of all ranks' cards, so that all come to the same end.
+/// Throws Error(version) if the ranks run different versions of Muster or have different byte orders. `cards` contains
+/// the cards of all ranks, so that all ranks reach the same result.
 void check_versions(std::span<const Card> cards);
 
 /// Collective over all ranks of the transport. Throws Error(timeout), Error(version), Error(io).

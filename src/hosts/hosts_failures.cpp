@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How an HostsGroup fails: how all ranks come to throw one cause. The numbers are those of Health in hosts_group.hpp.
+// How all ranks of a HostsGroup come to throw the same cause. The step numbers are those of Health in hosts_group.hpp.
 
 #include <algorithm>
 #include <exception>
@@ -19,16 +19,16 @@ using Clock = os::Clock;
 using std::chrono::milliseconds;
 
 constexpr milliseconds longest_unpumped{1};
-// A rank sends for its host when those before it could have done so.
+// A rank sends for its host after the ranks before it had this much time each to do so.
 constexpr milliseconds turn_of_a_rank{100};
 constexpr int most_turns = 8;
-// A host that waits for a decision repeats its notice.
+// The interval at which a host repeats its notice while it waits for a decision.
 constexpr milliseconds between_notices{200};
-// Hosts that are asked to have the decision before all others. Each may be stopped.
+// The number of hosts that must confirm the decision before all others receive it. Each of them may be stopped.
 constexpr int most_behind = 2;
-// A rank without a decision then throws the first cause that it knows.
+// After this time a rank without a decision throws the first cause that it knows.
 constexpr std::chrono::seconds longest_agreement{5};
-// The same, for a thread that must not call the transport.
+// The same limit for a thread that must not call the transport.
 constexpr milliseconds longest_silence{300};
 
 }  // namespace
@@ -88,7 +88,8 @@ void HostsGroup::take_failure(const Control& control) {
     decide(control.error.get());
     passed_by_ = host_of(rank_of(control.from));
   }
-  // If this round has ended for the sender, its last message arrives here, too, unless this rank fails by itself.
+  // If this round has succeeded for the sender, its last message will arrive here too, unless this rank fails by
+  // itself.
   const std::uint32_t mine = round_.load();
   if (mine == ended_round_.load() || control.round < mine || knows_failure_)
     return learn(control.error.get(), host_of(rank_of(control.from)));
@@ -203,12 +204,12 @@ Error HostsGroup::await_decision() noexcept {
       const auto hold = context_->lock();
       context_->has_failed();
       if (!knows_failure_) knows_failure_.emplace();
-      // The round of this rank has failed, too.
+      // The round of this rank has failed too.
       learn_later_failures();
       advance_failure();
       if (decision() && is_passed_on()) break;
     } catch (const std::exception&) {
-      // Out of memory, which may pass.
+      // The process is out of memory, which may be temporary.
     }
     context_->try_pump();
     waited.turn();
@@ -247,17 +248,17 @@ void HostsGroup::do_poison(const Error& news) noexcept {
 std::optional<Error> HostsGroup::do_failure() const {
   auto known = known_failure();
   if (!known && has_other_hosts() && context_->since_pumped() > longest_unpumped) {
-    // A rank that only asks has to learn of other hosts, too.
+    // A rank that only queries the failure must also learn of failures on other hosts.
     context_->try_pump();
     known = known_failure();
   }
   if (!known) return known;
-  // Nothing changes that a caller could see but the failure itself.
+  // The failure itself is the only state that a caller can see change.
   auto& self = const_cast<HostsGroup&>(*this);  // NOLINT(cppcoreguidelines-pro-type-const-cast)
   if (needs_decision()) {
     known = self.await_decision();
   } else if (!health_->decided() && !has_ended_.load() && local().failure()) {
-    // The ranks of another host have learnt of a failure that began there.
+    // The ranks of another host have received a failure that began there.
     const int blamed = rank_of(known->rank().value_or(-1));
     if (blamed < 0 || hosts_.is_here(blamed))
       self.learn(*known, -1);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rounds, messages and duplicates; the numbers are those of hosts_group.hpp.
+// Rounds, messages and duplicates. The step numbers are those of hosts_group.hpp.
 
 #include "src/hosts/hosts_group.hpp"
 
@@ -18,15 +18,18 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr int tags_a_group = 16;
-// What waits within a host sleep at most while data of a route comes from another.
+// The longest sleep of waits within a host while a route receives data from another host.
 constexpr std::chrono::microseconds busy_slice{200};
 
-// Who waits for somebody who waits for others gives up somewhat later than he, so that the first cause is his: first
-// the ranks of a host for each other, then leaders for those below them in the tree, from the leaves to the root, then
-// for the one above, from the root to the leaves, last followers for their leader.
+// If rank A waits for B and B waits for C, A's deadline is one step later than B's. So the error of B, which names C,
+// comes first. The deadlines have this order:
+//  - the ranks of a host for each other,
+//  - leaders for those below them in the tree, from the leaves to the root,
+//  - leaders for the one above, from the root to the leaves,
+//  - the other ranks for their leader.
 constexpr milliseconds wait_step{400};
 
-/// Stands before the records of a host, and before all of them.
+/// Precedes the records of a host, and the records of all hosts.
 struct RoundHead {
   std::uint32_t round = 0;
   std::uint32_t record_bytes = 0;
@@ -39,29 +42,29 @@ std::vector<std::byte> with_head(const RoundHead& head, std::span<const std::byt
   return bytes;
 }
 
-/// Pieces of a long message: several are on their way at a time, so that a network is never without one.
+/// The size of the pieces of a long message. Several pieces are in flight at a time, so that the network never idles.
 constexpr std::size_t longest_piece_between_hosts = 1 << 20;
 constexpr std::uint64_t most_untaken_packets = 4 << 20;
-/// A look for packets takes in so many at most, so that it ends.
+/// The maximum number of packets that one collection receives, so that it ends.
 constexpr std::size_t most_collected = 256;
-/// Memory for packets that stays with the group.
+/// The maximum memory for packets that the group keeps.
 constexpr std::uint64_t most_packet_memory = 16 << 20;
-/// A message takes up at least so much of that, as the transport has to remember it.
+/// The minimum cost of a message, because the transport needs memory to remember it.
 constexpr std::uint64_t least_cost = 256;
 
-/// A page is too much for a small one.
+/// Small packets do not use the pool, whose buffers are whole pages.
 std::shared_ptr<std::byte> memory_for_packet(BufferPool& pool, std::size_t bytes) {
   if (bytes >= 64 << 10) return pool.take(bytes, most_packet_memory);
   const auto memory = std::make_shared_for_overwrite<std::byte[]>(bytes);
   return {memory, memory.get()};
 }
 
-/// A packet that its receiver has not begun to take in.
+/// A packet that its receiver has not begun to receive.
 struct Untaken {
   std::shared_ptr<std::byte> memory;
   std::span<std::byte> bytes;
   std::uint64_t cost;
-  std::shared_ptr<std::atomic<std::uint64_t>> sum;  // of all like this
+  std::shared_ptr<std::atomic<std::uint64_t>> sum;  // sum of all untaken packets with the same receiver and tag
 
   Untaken(BufferPool& pool, std::size_t head, std::size_t piece, std::shared_ptr<std::atomic<std::uint64_t>> all)
       : memory(memory_for_packet(pool, head + piece)),
@@ -86,7 +89,8 @@ HostsGroup::HostsGroup(std::shared_ptr<Context> context, int number, Met met, in
       views_(static_cast<std::size_t>(size())),
       others_(others()) {
   context_->add_group(number_, *this);
-  // Of a part on one host, too: what ranks of others wait for may be the transport's to finish here.
+  // A part of the group on one host needs this too: ranks of other hosts may wait for a message that this process must
+  // finish sending.
   if (context_->has_other_hosts() && shared() != nullptr)
     shared()->while_waiting([this, context = context_]() -> std::chrono::nanoseconds {
       look_around();
@@ -138,7 +142,7 @@ std::shared_ptr<sync::Region> HostsGroup::region_of(int rank) const {
 }
 
 std::shared_ptr<const sync::PeerLiveness> HostsGroup::liveness(int rank) const {
-  // Of another host: whether it lives is seen in waits, by whether it answers.
+  // For ranks of other hosts, waits find out whether a rank is alive by its answers.
   return shares_memory(rank) ? local().liveness(place_of(rank)) : Group::liveness(rank);
 }
 
@@ -153,7 +157,7 @@ void HostsGroup::do_all_gather(std::span<const std::byte> mine, std::span<std::b
   const std::size_t here = hosts_.here().size();
   std::vector<std::byte> records(mine.begin(), mine.end());
   records.resize(mine.size() * here);
-  // Other hosts wait for what comes of this.
+  // Other hosts wait for the result of this.
   if (!is_alone_here())
     sync::or_fail(*this, [&] { locally(-1, [&] { local().all_gather(mine, records, later(options)); }); });
   const int leader = hosts_.leader(hosts_.mine);
@@ -197,7 +201,7 @@ std::shared_ptr<const std::vector<std::byte>> HostsGroup::gather_hosts(std::span
   const auto record_bytes = static_cast<std::uint32_t>(all.size() / static_cast<std::size_t>(size()));
   const RoundHead head{round_, record_bytes};
   const HostTree tree = host_tree();
-  // What another round's message would need at most: a longer one is an error, and told as that.
+  // Accepts the longest message of any round: a message of the wrong length must be reported as a mismatch of rounds.
   const auto take = [&](int from, Tag tag, std::size_t ranks, milliseconds grace) {
     std::vector<std::byte> bytes =
         take_message(from, this->tag(tag), sizeof head + SyncGroup::max_record * ranks, options, grace);
@@ -242,13 +246,13 @@ std::vector<std::byte> HostsGroup::take_message(int from, int tag, std::uint64_t
   return or_fail(from, options, [&] {
     std::unique_ptr<Found> found;
     const std::array<int, 1> on{from};
-    // Asked again after it was true.
+    // `wait` evaluates its condition again after it was true.
     wait([&] { return found || (found = transport().find(number_of(from), tag)); }, {}, on, options, grace);
     const std::size_t length = found->bytes();
     if (length > most) sync::fail_on_message(*this, from, length, most);
     const auto bytes = std::make_shared<std::vector<std::byte>>(length);
     Pending pending = found->receive(*bytes, bytes);
-    // Its sender may have left the group since: the rest comes when it is inside the library the next time.
+    // The sender may have left the group since. The rest of the message arrives when the sender calls the library next.
     wait([&] { return pending.test(); }, {}, on, options, grace, true);
     return std::move(*bytes);
   });
@@ -265,7 +269,7 @@ bool HostsGroup::may_move() const noexcept {
 }
 
 std::size_t HostsGroup::longest_packet() const noexcept {
-  // With its head it goes over TCP without being asked for.
+  // A packet of this length and its header fit into a TCP message that is sent eagerly.
   return Group::longest_packet() - sizeof(sync::PacketHead);
 }
 
@@ -280,7 +284,7 @@ bool HostsGroup::packets_have_left(int to) {
 
 bool HostsGroup::do_try_send(int to, const sync::PacketHead& head, std::span<const std::byte> packet) {
   if (hosts_.is_here(to)) return locally(to, [&] { return local().try_send(place_of(to), head, packet); });
-  // Long ones must not keep short ones waiting: those say what is wanted next.
+  // Long packets must not delay short ones, which control the communication.
   const bool is_long = packet.size() > longest_packet();
   const int tag = this->tag(is_long ? Tag::long_mail : Tag::mail);
   const auto untaken = this->untaken(to, tag);
@@ -359,17 +363,17 @@ int HostsGroup::agree_on_number(const Part& part, std::span<std::int32_t> words,
     tell_all(proposed);
     int number = 0;
     for (const int member : part.members) number = std::max(number, words[static_cast<std::size_t>(member)]);
-    // Another thread of a member may have made a group of that number meanwhile.
+    // Another thread of a member may have made a group with that number in the meantime.
     tell_all(!is_member || number == proposed || context_->take_number(number) ? 1 : 0);
     if (std::ranges::count(words, 1) == size()) return number;
   }
 }
 
 std::shared_ptr<sync::Group> HostsGroup::make_part(const Part& part, Tie tie, const WaitOptions& options) {
-  Nonce nonce{};  // the first member's is the part's
+  Nonce nonce{};  // the nonce of the first member becomes the nonce of the part
   std::vector<Nonce> nonces;
   std::vector<std::int32_t> words;
-  std::vector<int> here;  // members, by their places on this host
+  std::vector<int> here;  // the positions of the members on this host
   Met met;
   together(options, [&] {
     os::random_bytes(nonce);
@@ -387,7 +391,7 @@ std::shared_ptr<sync::Group> HostsGroup::make_part(const Part& part, Tie tie, co
   const int number = agree_on_number(part, words, options);
   std::shared_ptr<sync::Group> made;
   together(options, [&] {
-    // Collective on each host: first of all, and not left out by a rank that lacks memory.
+    // This call is collective on each host. It comes first, so that a rank without memory does not skip it.
     met.hosts.local = locally(-1, [&]() -> std::shared_ptr<SyncGroup> {
       if (tie == Tie::companion) return local().companion(later(options));
       return local().split(here, later(options));

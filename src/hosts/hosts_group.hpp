@@ -1,26 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// HostsGroup: ranks on several hosts. On each host they meet in shared memory (a local group); the first rank of each
-// host, its leader, speaks for them over a transport.
+// HostsGroup: a group of ranks on several hosts. The ranks of each host form a local group, which uses shared memory.
+// The first rank of each host, its leader, communicates for them over a transport.
 //
 // A round (barrier, all-gather):
-//  1. The ranks of a host give their records to each other in a round of the local group.
-//  2. The hosts are a tree (HostTree) whose root is rank 0's. Each leader takes the records of all hosts below its
-//     own, puts its host's before them, and sends them on.
-//  3. The root has all of them, and they go down the same way: each leader takes them and sends them to those below.
-//  4. Each leader gives them to the ranks of its host, by messages of the local group.
-// With one host it is the local group's round and nothing else.
+//  1. The ranks of a host exchange their records in a round of the local group.
+//  2. The hosts form a tree (HostTree), whose root is the host of rank 0. Each leader receives the records of all hosts
+//     below its own, puts the records of its host before them, and sends all of them to the host above.
+//  3. The root then has all records, and they are sent down the tree: each leader receives them and sends them to the
+//     leaders below.
+//  4. Each leader sends them to the ranks of its host as messages of the local group.
+// With a single host a round is only a round of the local group.
 //
-// Parts and duplicates of a group use the same transport. A rank's number there is what messages call it
-// (RankInfo::rank): numbers are what the transport and other ranks hear, ranks are places in the group.
+// Parts and duplicates of a group use the same transport. Error messages name a rank by its number in the transport
+// (RankInfo::rank). The transport and other ranks use these numbers too; a "rank" in this code is a position in the
+// group.
 //
-// A packet between ranks of two hosts is a message of the transport; on one host it goes the local group's way.
+// Packets between ranks of two hosts are messages of the transport. Packets within a host use the local group.
 //
-// Failures: how all ranks come to throw one cause is described at Health. The dead are found by ranks of their host,
-// and by whoever has a connection to them; a host that is silent as a whole, by the deadline. A rank that waits for one
-// of another host asks it every second whether it moves: ranks answer whenever they are inside the library, waits
-// within a host included. If no answer comes it asks other ranks of that host, which see a death. Those messages are
-// the context's (context.hpp).
+// Failures: Health describes how all ranks come to throw one cause. A dead rank is detected by the ranks of its host
+// and by the ranks that have a connection to it. If a whole host is silent, the deadline detects it. A rank that waits
+// for a rank of another host asks it every second whether it makes progress. Ranks answer whenever they are inside the
+// library, including waits within a host. If no answer arrives, the rank asks other ranks of that host, which can
+// detect a death. The context sends these messages (context.hpp).
 
 #include <atomic>
 #include <chrono>
@@ -46,52 +48,54 @@ class LocalGroup;
 
 namespace muster::hosts {
 
-/// How a group is on this rank: whether it gets on, and what it has failed with. A companion asks this of its group,
-/// which may be gone before it, and which owns it where it has streams: so it holds no more of it than this. Any
-/// thread.
+/// The state of a group on this rank: its progress, and its failure. A companion group queries the Health of its
+/// parent. It holds no other reference to the parent, which may be destroyed first, and which owns the companion if it
+/// has streams. Thread-safe.
 ///
-/// Ranks of several hosts find a failure at about the same time, each with its own cause (deadlines pass on all of them
-/// at once). All throw the same one:
-//
-///  1. The first cause on a host is the notice of that host: it stands in the local group's failure cell.
-///  2. One rank of the host, its leader if that lives and is in a call, sends the notice up the tree of hosts, and
-///     repeats it until it is answered with the decision. If the host above does not confirm the notice, the next one
-///     towards the root takes its place, then the hosts before this one. A host that has none of them left decides.
-///  3. The host that decides, host 0 as a rule, decides for the first notice that it knows. It first sends the decision
-///     to the first host behind it that confirms it. If the deciding host dies now, that one decides next, and has the
-///     decision already. If that one has had to decide, because host 0 was stopped for a while, its decision is taken.
-///  4. The decision then goes from host to host along the tree (Deliveries::spread); hosts that do not confirm it are
-///     bypassed. It stands in the local group's decision cell, where the first stays. When the hosts next to this one
-///     have it, all ranks of this host throw it.
-/// A companion has no decision: a failure that ends it for good fails its parent as well, and the parent's decision is
-/// thrown. Its notices go from host to host along the tree.
+/// Ranks of several hosts detect a failure at about the same time, each with its own cause, because their deadlines
+/// expire at the same time. All ranks throw the same cause:
+///
+///  1. The first cause on a host is the notice of that host. It is stored in the failure cell of the local group.
+///  2. One rank of the host sends the notice up the tree of hosts, and repeats it until it is answered with the
+///     decision. This rank is the leader, if it is alive and in a call. If the host above does not confirm the notice,
+///     the next host towards the root replaces it, and after the root the hosts before this one. If no such host is
+///     left, this host decides.
+///  3. The deciding host, normally host 0, decides for the first notice that it knows. It first sends the decision to
+///     the first host behind it that confirms it. If the deciding host then dies, that host decides next, and has the
+///     decision already. If that host has already decided, because host 0 was stopped for a while, its decision is
+///     used.
+///  4. The decision is then sent from host to host along the tree (Deliveries::spread), which bypasses hosts that do
+///     not confirm it. It is stored in the decision cell of the local group, which keeps its first value. When the
+///     hosts next to this one have the decision, all ranks of this host throw it.
+/// A companion has no decision of its own. A failure that ends it permanently also fails its parent, and the companion
+/// throws the parent's decision. Its notices are sent from host to host along the tree.
 class Health {
  public:
-  /// `of`: the parent of a companion.
+  /// `of` is the Health of the parent of a companion, otherwise null.
   Health(const std::shared_ptr<SyncGroup>& local, std::shared_ptr<Health> of) : parent(std::move(of)), local_(local) {}
-  /// What this rank throws from now on; the first stays.
+  /// Sets the cause that this rank throws from now on. Later calls have no effect.
   void decide(const Error& cause);
   [[nodiscard]] std::optional<Error> decided() const;
-  /// A failure that this rank knows of, which need not be the one that all throw. Never waits.
+  /// Returns a failure that this rank knows, which may differ from the cause that all ranks throw. Never waits.
   [[nodiscard]] std::optional<Error> known_failure() const;
 
   std::atomic<std::uint64_t> progress{0};
   const std::shared_ptr<Health> parent;
 
  private:
-  std::weak_ptr<const SyncGroup> local_;  // of the ranks of this host
+  std::weak_ptr<const SyncGroup> local_;  // the local group
   mutable ForkMutex mutex_;
   std::optional<Error> decided_;
 };
 
 class HostsGroup final : public sync::Group, private Listener {
  public:
-  /// `number`: of the group, in its context; `rank`: this process's in the group.
+  /// `number` is the number of the group in its context. `rank` is the rank of this process in the group.
   HostsGroup(std::shared_ptr<Context> context, int number, Met met, int rank, std::chrono::milliseconds timeout,
              std::shared_ptr<Health> parent = nullptr);
   ~HostsGroup() override;
 
-  /// Of a group that is known to be of this class, by its kind.
+  /// Converts a group whose kind() shows that it has this class.
   static HostsGroup& of(SyncGroup& group) { return static_cast<HostsGroup&>(group); }
 
   [[nodiscard]] std::string_view kind() const noexcept override { return transport().kind(); }
@@ -105,25 +109,26 @@ class HostsGroup final : public sync::Group, private Listener {
 
   [[nodiscard]] Transport& transport() const noexcept { return context_->transport(); }
   [[nodiscard]] Context& context() const noexcept { return *context_; }
-  /// A rank's in the transport.
+  /// Returns the number of a rank in the transport.
   [[nodiscard]] int number_of(int rank) const { return info(rank).rank; }
-  /// This tag and the three after it are the routes' own.
+  /// Returns the first of four tags that are reserved for the routes.
   [[nodiscard]] int data_tag() const noexcept;
 
-  /// A failure that this rank knows of, which need not be the one that all throw. Never waits.
+  /// Returns a failure that this rank knows, which may differ from the cause that all ranks throw. Never waits.
   [[nodiscard]] std::optional<Error> known_failure() const { return health_->known_failure(); }
 
-  /// Sends `bytes`, which `keeper` keeps. The group may go before that has finished.
+  /// Sends `bytes`, which `keeper` keeps alive. The group may be destroyed before the send completes.
   void post(int to, int tag, std::span<const std::byte> bytes, std::shared_ptr<const void> keeper,
             Finished finished = Finished::sent);
-  /// Waits for something that ranks of other hosts do, as wait_until; for routes. The transport goes on while it waits.
+  /// Waits for actions of ranks of other hosts, like wait_until; for routes. Advances the transport while it waits.
   template <class Done>
   void wait_for(const Done& done, std::span<const int> on, const WaitOptions& options);
-  /// Runs a call of the transport between this rank and another one. What it fails with is thrown as Error(peer_lost):
-  /// that rank cannot be reached any more.
+  /// Runs a call of the transport between this rank and `other`. If the call fails, throws Error(peer_lost): the other
+  /// rank can no longer be reached.
   template <class Call>
   auto towards(int other, const Call& call, const char* phase = "moving tensors") const;
-  /// Likewise, of a rank of this host: its death is seen at once. Those of other hosts are the group's waits' to find.
+  /// Throws Error(peer_lost) if `other` is a rank of this host and is dead. Waits of the group detect deaths on other
+  /// hosts.
   void throw_if_dead(int other) const;
 
  protected:
@@ -148,9 +153,9 @@ class HostsGroup final : public sync::Group, private Listener {
   class Awaiting;
   class Others;
   class OthersPulse;
-  /// A call of the group. Throws if the thread may not call the transport.
+  /// Begins a call of the group. Throws if the thread may not call the transport.
   [[nodiscard]] auto in_phase(const WaitOptions& options);
-  /// What is known of a rank of another host.
+  /// The information about a rank of another host.
   struct View {
     std::uint64_t progress = 0;
     int waits_for = -1;
@@ -159,7 +164,7 @@ class HostsGroup final : public sync::Group, private Listener {
     bool is_asked = false;  // and has not answered yet
     std::string phase;
     os::Clock::time_point asked{};
-    os::Clock::time_point asked_about{};  // other ranks of its host
+    os::Clock::time_point asked_about{};  // when other ranks of its host were asked about it
     os::Clock::time_point heard{};
   };
 
@@ -167,70 +172,77 @@ class HostsGroup final : public sync::Group, private Listener {
   void end() noexcept override;
   enum class Tag : int { up = 0, down = 1, data = 4, mail = 8, long_mail = 9 };
   [[nodiscard]] int tag(Tag kind) const noexcept;
-  /// What a round's message of so many ranks must be; else the ranks are in different calls, and the group has failed.
+  /// Checks that a message belongs to this round and has the size for `ranks` records. If not, the ranks are in
+  /// different calls, and the group fails.
   void check_round(int from, std::span<const std::byte> message, std::size_t ranks, std::size_t record_bytes,
                    const WaitOptions& options);
-  /// The rank with that number in the transport; -1 if it is not in this group.
+  /// Returns the rank with that number in the transport, or -1 if it is not in this group.
   [[nodiscard]] int rank_of(int number) const noexcept;
-  /// A number for a new group of some of these ranks: the same on all of them, and new on each. `words`: one a rank.
+  /// Returns a number for a new group of some of these ranks: the same on all of them, and unused on each. `words` has
+  /// one element per rank.
   int agree_on_number(const Part& part, std::span<std::int32_t> words, const WaitOptions& options);
   std::vector<std::byte> take_message(int from, int tag, std::uint64_t most, const WaitOptions& options,
                                       std::chrono::milliseconds grace);
-  /// A packet of that kind, if it is here.
+  /// Receives a packet of that kind, if one has arrived.
   bool take_packet(int from, Tag kind, const sync::PacketPlace& place);
   void tell_leaving() noexcept;
-  /// Whether a failure of this group needs a decision of all hosts (Health).
+  /// Returns whether a failure of this group needs a decision of all hosts (Health).
   [[nodiscard]] bool needs_decision() const noexcept;
   [[nodiscard]] std::optional<Error> decision() const override;
-  /// Makes it this host's decision unless it has one, and returns that.
+  /// Makes `cause` the decision of this host unless it already has one. Returns the decision.
   Error decide(const Error& cause);
-  /// A notice or a decision. It waits until the round of this rank has ended, if it has for the sender.
+  /// Handles a notice or a decision. It is deferred to the end of this rank's round, if that round has succeeded for
+  /// the sender.
   void take_failure(const Control& control);
-  /// The other hosts have this host's decision, as far as they can.
+  /// Returns whether the other hosts have the decision of this host, as far as they can be reached.
   [[nodiscard]] bool is_passed_on() const;
-  /// The round has ended well for this rank.
+  /// Called when the round has succeeded for this rank.
   void end_round();
-  /// This rank knows of a failure. `host`: where its notice or the decision has come from; -1: from this one.
+  /// Called when this rank has learnt of a failure. `host` is the host from which its notice or decision was received;
+  /// -1 for this host.
   void learn(const Error& cause, int host);
   void learn_later_failures();
-  /// Sends what is to be sent about the failure next: steps 2 to 4. Never waits.
+  /// Sends the next messages about the failure: steps 2 to 4. Never waits.
   void advance_failure();
-  /// Step 2, or 3 where this host decides. Afterwards there may be a decision.
+  /// Step 2, or step 3 if this host decides. A decision may exist afterwards.
   void advance_notice();
-  /// Whether this rank sends for its host.
+  /// Returns whether this rank sends for its host.
   [[nodiscard]] bool sends_for_host() const;
   [[nodiscard]] Control about_failure(ControlKind kind, const Error& cause) const;
   [[nodiscard]] const std::shared_ptr<const Contacts>& contacts();
-  /// Waits for the decision. Returns it.
+  /// Waits for the decision and returns it.
   Error await_decision() noexcept;
-  /// Connections break where a rank has died, and where one has left because of that: a death on this host comes first.
+  /// Returns the most likely original cause. Connections break if a rank has died, and also if a rank has left because
+  /// of that. So a death on this host takes precedence.
   [[nodiscard]] Error origin_of(const Error& cause) const;
   [[noreturn]] void throw_lost(int other, const char* phase, const Error& error) const;
   void wait(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
             std::span<const int> on, const WaitOptions& options, std::chrono::milliseconds grace,
             bool may_have_left = false);
   [[nodiscard]] std::unique_ptr<const sync::Peers> others() const;
-  /// The rank that this one waits for; of its host's round one that has not come; -1 where it waits for none.
+  /// Returns the rank for which this one waits, or -1. In a round of its host, this is a rank that has not arrived.
   [[nodiscard]] int awaited() const;
-  /// Waits may all be short, and somebody elsewhere wait for a dead rank of this host.
+  /// Checks for failures and advances the transport during waits within the host. Such waits may all be short, while
+  /// ranks of other hosts wait for a dead rank of this host.
   void look_around();
-  /// Bytes of messages with that tag that a rank of another host has not taken yet.
+  /// Returns the counter of the bytes with that tag that a rank of another host has not received yet.
   std::shared_ptr<std::atomic<std::uint64_t>> untaken(int to, int tag);
-  /// Runs a call of the local group, in which this rank waits for `on` (-1: for all); its failure is this group's.
+  /// Runs a call of the local group in which this rank waits for `on` (-1: for all). If the local group fails, this
+  /// group fails too.
   template <class Call>
   auto locally(int on, const Call& call);
-  /// The same of what `on` waits for: what fails is the group.
+  /// Runs a call that waits for `on`. If the call fails, the group fails.
   template <class Call>
   auto or_fail(int on, const WaitOptions& options, const Call& call);
-  /// With this group's deadline, not the local group's own, and `grace` more.
+  /// Returns options with the deadline of this group instead of that of the local group, extended by `grace`.
   [[nodiscard]] WaitOptions later(const WaitOptions& options,
                                   std::chrono::milliseconds grace = std::chrono::milliseconds(0)) const;
   [[nodiscard]] HostTree host_tree() const noexcept { return {static_cast<int>(hosts_.members.size())}; }
-  /// Steps 2 and 3 on a leader. Returns the message that its mates get.
+  /// Steps 2 and 3 on a leader. Returns the message for the other ranks of the host.
   std::shared_ptr<const std::vector<std::byte>> gather_hosts(std::span<const std::byte> here, std::span<std::byte> all,
                                                              const WaitOptions& options);
   [[nodiscard]] sync::Group& local() const noexcept { return sync::inside(*hosts_.local); }
-  /// The same, of several ranks; null of one.
+  /// Returns the local group if it has several ranks, otherwise null.
   [[nodiscard]] sync::LocalGroup* shared() const noexcept;
   [[nodiscard]] int place_of(int rank) const { return hosts_.place_of[static_cast<std::size_t>(rank)]; }
   [[nodiscard]] bool has_other_hosts() const noexcept { return hosts_.members.size() > 1; }
@@ -243,25 +255,25 @@ class HostsGroup final : public sync::Group, private Listener {
   std::shared_ptr<Health> health_;
   std::atomic<std::uint32_t> round_{0};
   std::atomic<std::uint32_t> ended_round_{0};
-  // About a failure; all of it guarded by the context's lock.
-  std::vector<Control> later_failures_;  // that this rank learns of when its round has ended
+  // The state of a failure. The lock of the context guards all of it.
+  std::vector<Control> later_failures_;  // applied when the round of this rank has ended
   std::optional<os::Clock::time_point> later_since_;
-  std::optional<RunningTime> knows_failure_;  // since when
-  bool has_message_ = false;                  // from another host: then this rank sends for its own, too
-  int passed_by_ = -1;                        // the host that the decision has come from
+  std::optional<RunningTime> knows_failure_;  // the time since this rank has known a failure
+  bool has_message_ = false;  // a message of another host has arrived; so this rank also sends for its own host
+  int passed_by_ = -1;        // the host from which the decision was received
   std::shared_ptr<const Contacts> contacts_;
-  std::vector<int> above_;                    // hosts that the notice goes to, the next one in front
-  int behind_ = -1;                           // the host that the decision goes to first
-  bool decides_ = false;                      // this host
-  bool is_settled_ = false;                   // then, and there is a host behind that has the decision
-  std::shared_ptr<const Delivery> delivery_;  // of the notice, or of the decision to the host behind
-  os::Clock::time_point sent_{};              // the notice
+  std::vector<int> above_;                    // hosts that receive the notice, the next one first
+  int behind_ = -1;                           // the host that receives the decision first
+  bool decides_ = false;                      // this host decides
+  bool is_settled_ = false;                   // this host decides, and a host behind it has the decision
+  std::shared_ptr<const Delivery> delivery_;  // delivers the notice, or the decision to the host behind
+  os::Clock::time_point sent_{};              // when the notice was sent
   std::shared_ptr<const Spread> spread_;
-  std::optional<Error> own_decision_;  // of a host of one rank
-  bool is_passed_on_ = false;          // likewise
-  // Bytes of packets that have not been taken yet, by their receiver on another host and their tag.
+  std::optional<Error> own_decision_;  // used if the host has one rank
+  bool is_passed_on_ = false;          // used if the host has one rank
+  // The bytes of packets that have not been received yet, by their receiver on another host and their tag.
   std::map<std::pair<int, int>, std::shared_ptr<std::atomic<std::uint64_t>>> untaken_;
-  /// A packet that comes from another host.
+  /// A packet of another host that is being received.
   struct Coming {
     std::shared_ptr<std::byte> memory;
     std::span<const std::byte> bytes;
@@ -271,16 +283,18 @@ class HostsGroup final : public sync::Group, private Listener {
   std::shared_ptr<BufferPool> packet_memory_ = std::make_shared<BufferPool>();
   std::atomic<int> waits_for_{-1};
   std::atomic<const char*> phase_{sync::between_calls};
-  std::vector<View> views_;  // guarded by the context's lock
+  std::vector<View> views_;  // guarded by the lock of the context
   std::unique_ptr<const sync::Peers> others_;
   std::atomic<bool> has_ended_{false};
 };
 
-/// Collective. The group of all ranks of a new context, which is kept from now on. `phase`: what this is, for messages.
+/// Makes the group of all ranks of a new context, and keeps the context from now on. Collective. `phase` is the name of
+/// the operation in error messages.
 std::shared_ptr<SyncGroup> make_group(const std::shared_ptr<Context>& context, std::chrono::milliseconds timeout,
                                       const char* phase);
 
-/// While this rank waits for another one (-1: for none, or all of its host): for those who ask.
+/// Publishes the rank for which this rank waits, and the phase, to ranks that ask. -1 means no single rank, or all
+/// ranks of its host.
 class HostsGroup::Awaiting {
  public:
   Awaiting(HostsGroup& group, int on, const char* phase)
@@ -322,7 +336,7 @@ auto HostsGroup::locally(int on, const Call& call) {
   try {
     return call();
   } catch (const Error&) {
-    // An argument error leaves the local group as it was.
+    // An argument error leaves the local group usable.
     if (!local().failure()) throw;
     throw *failure();
   }

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Merging across hosts: ranks of other hosts send to the first rank over the transport, those of its own host write
-// what they would send into windows of shared memory.
+// Merging across hosts. Ranks of other hosts send their tensors to the root over the transport. Ranks of the root's
+// host write their tensors into windows of shared memory.
 //
-//  1. offer: every rank checks that its tensor can be merged; the first rank tells what memory it has and may take. All
-//     see from the records whether the merged tensor and the window fit (needs.hpp).
-//  2. All compute the same layout from the records. The first rank takes memory, and the tensors of other hosts are
-//     parts of link.hpp. When all of those are coming it tells each sender of its own host the place of a ring of
-//     windows, or that there is none: then round 2 says why. What goes by windows does not go by MPI, which on one host
-//     may end this process if a peer is killed.
-//  3. A tensor whose bytes lie together in the merged one (concat along the first dimension, stack) is received where
-//     it belongs. Any other comes through the window: two pieces a sender, whose rows are copied to their places while
-//     the next piece is under way.
-//  4. Of max and sum the window holds a piece of every sender: when all have come they are reduced into the merged
-//     tensor, the sources in the order of the list, so that the bits are those of the other routes.
-//  5. The first rank's own tensor is copied meanwhile.
-// So the first rank has the merged tensor and the window, never the senders' tensors.
+//  1. offer: every rank checks that its tensor can be merged. The root announces the memory that it has and may take.
+//     All ranks see from the records whether the merged tensor and the window fit (needs.hpp).
+//  2. All ranks compute the same layout from the records. The root allocates memory, and the tensors of other hosts
+//     become parts in the sense of link.hpp. When all of those have been announced, the root sends each sender of its
+//     own host the place of a ring of windows. If the merge cannot be done it sends 0 instead, and round 2 gives the
+//     reason. Windows avoid MPI on one host, where MPI may end this process if a peer is killed.
+//  3. A tensor whose bytes are contiguous in the merged one (concat along the first dimension, stack) is received at
+//     its final place. Any other tensor passes through the window, which has two pieces per sender. The rows of one
+//     piece are copied to their places while the next piece is in flight.
+//  4. For max and sum the window holds one piece of every sender. When all of them have arrived they are reduced into
+//     the merged tensor, in the order of the rank list. So the result is bit-identical to that of the other routes.
+//  5. Meanwhile the root copies its own tensor.
+// So the root holds the merged tensor and the window, but never the tensors of the senders.
 
 #include <algorithm>
 #include <atomic>
@@ -37,36 +37,36 @@ namespace {
 
 using gather::Record;
 
-// Of this rank's own tensor, between two looks at the transport.
+// The bytes of its own tensor that the root copies before it advances the transport again.
 constexpr std::uint64_t own_piece = 1 << 20;
-constexpr std::uint64_t most_open = 2;  // pieces of the window a sender
+constexpr std::uint64_t most_open = 2;  // pieces of the window per sender
 constexpr std::uint32_t ring_depth = 2;
 constexpr const char* receiving = "merge: receiving";
 
-/// One ring as either side sees it. It is kept with the group, so that memory is taken and handed over once.
+/// One ring as seen by either side. The group keeps it, so that memory is allocated and handed over once.
 struct MergeRing {
   std::shared_ptr<shm::WindowRing> windows;
-  std::uint32_t turn = 0;  // the next
+  std::uint32_t turn = 0;  // index of the next window
 
   [[nodiscard]] std::uint64_t bytes() const noexcept { return windows ? ring_depth * windows->window_bytes() : 0; }
 };
 
 struct MergeRings {
   std::map<int, MergeRing> own;     // by sender
-  std::map<int, MergeRing> theirs;  // by first rank
+  std::map<int, MergeRing> theirs;  // by root
 };
 
 std::shared_ptr<MergeRings> merge_rings_of(SyncGroup& group) {
   return sync::inside(group).extension<MergeRings>();
 }
 
-/// What all ranks of the list know from the records.
+/// The plan of a merge, which all ranks of the list compute from the records.
 struct Plan {
   merge::Layout layout;
   merge::Rows rows;
   std::vector<std::uint64_t> bytes;  // of each source
   std::uint64_t window_piece = 0;
-  std::vector<bool> is_near;  // a source writes into a ring of the first rank's
+  std::vector<bool> is_near;  // the source writes into a ring of the root
 
   Plan(const gather::Call& call, const HostsGroup& group, std::span<const Record> records)
       : layout(gather::merge_layout(*call.merge, spec_of(call), call.list, records)), rows(merge::rows_of(layout)) {
@@ -83,7 +83,7 @@ struct Plan {
     return {own.dtype(), own.shape()};
   }
   [[nodiscard]] bool reduces() const { return layout.combine != merge::Combine::copy; }
-  /// Where a source lies in the merged tensor, where its bytes lie together there.
+  /// Returns the offset of a source in the merged tensor, if its bytes are contiguous there.
   [[nodiscard]] std::optional<std::uint64_t> straight(std::size_t source) const {
     if (reduces() || is_near[source]) return std::nullopt;
     const auto parts = merge::rectangles_of(rows, static_cast<int>(source), 0, bytes[source]);
@@ -96,13 +96,13 @@ struct Plan {
   [[nodiscard]] std::size_t pieces(std::size_t source) const {
     return bytes[source] == 0 ? 0 : (bytes[source] + piece_bytes(source) - 1) / piece_bytes(source);
   }
-  /// Of a piece.
+  /// Returns the number of bytes of a piece.
   [[nodiscard]] std::uint64_t bytes_of(std::size_t source, std::size_t piece) const {
     return std::min(piece_bytes(source), bytes[source] - piece * piece_bytes(source));
   }
 };
 
-/// Steps 2 to 5 on the first rank.
+/// Steps 2 to 5 on the root.
 class Merging {
  public:
   Merging(const gather::Call& call, HostsGroup& group, Plan plan)
@@ -111,19 +111,19 @@ class Merging {
   Tensor run();
 
  private:
-  /// A source that sends.
+  /// A source other than the root.
   struct Lane {
     std::size_t source = 0;
     std::optional<std::uint64_t> straight = {};
     std::byte* slots = nullptr;  // of the window
-    MergeRing* ring = nullptr;   // of a near one
-    std::size_t whole = 0;       // pieces that have come
+    MergeRing* ring = nullptr;   // if the source is on the root's host
+    std::size_t whole = 0;       // the number of pieces that have arrived
   };
   void take_memory();
   Receiver::Part part_of(Lane& lane);
   void copy_all(Receiver& receiver);
   void reduce_all(Receiver& receiver);
-  /// Waits for a near lane's next piece.
+  /// Waits for the next piece of a source on the root's host.
   void take_near(Lane& lane);
   [[nodiscard]] const std::byte* at(const Lane& lane, std::size_t piece) const {
     if (lane.ring != nullptr) return lane.ring->windows->window(lane.ring->turn).data();
@@ -139,12 +139,12 @@ class Merging {
   WaitOptions wait_ = call_.wait(receiving);
   std::shared_ptr<std::byte> target_;
   std::shared_ptr<std::byte> window_;
-  std::vector<std::byte> staging_;  // of own strided elements
+  std::vector<std::byte> staging_;  // for strided elements of the root's own tensor
   std::vector<Lane> far_;
   std::vector<Lane> near_;
-  // Any thread that lets the transport go on looks at these.
-  std::atomic<std::size_t> reduced_ = 0;  // pieces
-  std::atomic<bool> is_merged_ = true;    // else what still comes is dropped
+  // Read by any thread that advances the transport.
+  std::atomic<std::size_t> reduced_ = 0;  // the number of pieces
+  std::atomic<bool> is_merged_ = true;    // if false, the data that still arrives is dropped
 };
 
 Tensor Merging::run() {
@@ -264,7 +264,7 @@ void Merging::reduce_all(Receiver& receiver) {
   }
 }
 
-/// Bytes [begin, end) of a source, which lie at `from`, to their places.
+/// Copies bytes [begin, end) of a source from `from` to their places in the merged tensor.
 void Merging::copy_rows(std::size_t source, std::uint64_t begin, std::uint64_t end, const std::byte* from) {
   for (const merge::Rectangle& part : merge::rectangles_of(plan_.rows, static_cast<int>(source), begin, end))
     shm::stream_rows(target_.get() + part.to, part.to_stride, from + part.from, part.from_stride, part.bytes,
@@ -305,7 +305,7 @@ class HostsMerge final : public gather::Transfer {
   }
 
  private:
-  /// On the first rank's host.
+  /// Runs on ranks of the root's host.
   void write(std::uint64_t piece_bytes) {
     const WaitOptions wait = call_.wait("merge: sending");
     const std::uint64_t place = gather::hear(call_, call_.first(), wait.phase);
@@ -349,7 +349,7 @@ std::uint64_t merge_ring_bytes(SyncGroup& group, const std::vector<int>* senders
   return sum;
 }
 
-// The other side of a ring has nothing to give: it is forgotten when it is told of another one.
+// Only the root frees its rings. A sender forgets its side of a ring when it receives the place of another one.
 std::uint64_t trim_merge_rings(SyncGroup& group) {
   const std::uint64_t bytes = merge_ring_bytes(group);
   merge_rings_of(group)->own.clear();

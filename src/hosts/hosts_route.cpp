@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The routes between hosts, one a transport: ranks of other hosts send to the first rank over it, those of its own host
-// by shared memory, in the same exchange.
+// The routes between hosts, one per transport. Ranks of other hosts send to the root over the transport. Ranks of the
+// root's host use shared memory, in the same exchange.
 //
-// Before round 1 it does as the shared memory route, but tensors of an arena move like all others, and the first rank
-// tells what its pool has and may take: so all ranks know from the records whether there is memory (needs.hpp).
-// What comes by shared memory is taken in while the others send (link.hpp).
-// What came is the first rank's own memory, from a pool: whoever dies, it stays. Merges: hosts_merge.cpp.
+// Before round 1 the route behaves as the shared-memory route, except that tensors of an arena are copied like all
+// others. The root announces the size of its pool and how far it may grow. So all ranks know from the records whether
+// there is enough memory (needs.hpp). The root takes tensors from shared memory while the other hosts send (link.hpp).
+// The received data is memory of the root's own pool, so it stays valid if any rank dies. Merges are in
+// hosts_merge.cpp.
 
 #include <fmt/core.h>
 
@@ -90,7 +91,7 @@ class HostsTransfer final : public gather::Transfer {
       report.network_bytes += record.payload_bytes;
       received_.emplace_back(position, std::nullopt);
       sources.push_back({sender, record.moving_bytes});
-      // To what comes by shared memory it is nothing.
+      // The shared-memory transfer must ignore this sender.
       record.has_value = false;
     }
     Receiver receiver(call_, group_, std::move(sources));
@@ -98,10 +99,11 @@ class HostsTransfer final : public gather::Transfer {
     bool are_well = false;
     attempt([&] { are_well = receiver.take_heads(wait); });
     if (near_) attempt([&] { near_->move(records, report); });
-    // Even if what came by shared memory is bad: the others send, and the transport writes into this memory.
+    // This also runs if the shared-memory transfer failed: the other hosts send, and the transport writes into this
+    // memory.
     attempt([&] { receiver.take_all(wait); });
     attempt.throw_failure();
-    // A sender that cannot send says why in round 2.
+    // A sender that cannot send reports the reason in round 2.
     if (!are_well) return;
     for (auto& [position, value] : received_) value = receiver.take_only(call_.list[position]);
   }
@@ -110,8 +112,8 @@ class HostsTransfer final : public gather::Transfer {
   HostsGroup& group_;
   std::uint64_t payload_bytes_ = 0;
   std::optional<Sender> sender_;                                         // to another host
-  std::unique_ptr<gather::Transfer> near_;                               // on the first rank's
-  std::vector<std::pair<std::size_t, std::optional<Config>>> received_;  // from other hosts: of these positions
+  std::unique_ptr<gather::Transfer> near_;                               // on the host of the root
+  std::vector<std::pair<std::size_t, std::optional<Config>>> received_;  // from other hosts, by position in the list
 };
 
 class HostsRoute final : public gather::RouteDriver {
@@ -146,7 +148,7 @@ class HostsRoute final : public gather::RouteDriver {
     return std::make_unique<Receiver>(call, group, sources);
   }
   [[nodiscard]] bool receives_into_own() const noexcept override { return true; }
-  // Bytes that go to another host move, wherever they are.
+  // Bytes for another host must be copied, wherever they are.
   [[nodiscard]] bool moves(const TensorView&) const override { return true; }
   std::uint64_t settle(SyncGroup& group, Keep keep) const override {
     const std::uint64_t kept = buffer_pool_of(group)->settle();

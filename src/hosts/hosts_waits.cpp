@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How an HostsGroup waits and how it ends.
+// How a HostsGroup waits and how it ends.
 
 #include "src/hosts/hosts_group.hpp"
 #include "src/os/clock.hpp"
@@ -22,16 +22,17 @@ using Clock = os::Clock;
 using std::chrono::milliseconds;
 using sync::Watchdog;
 
-// Long enough for an answer of a network, short against the scheduler's slice where ranks are more than cores.
+// Long enough for an answer over a network. Short compared with the time slice of the scheduler, which matters if there
+// are more ranks than cores.
 constexpr std::chrono::microseconds spinning{200};
-// A nap is a small part of the wait so far: who waits long takes next to nothing of its core, and hears little later.
+// A nap is a small fraction of the wait so far. So a long wait uses almost no CPU time, and reacts only a little later.
 constexpr std::chrono::microseconds shortest_nap{100};
 constexpr int naps_a_wait = 64;
 constexpr milliseconds asking{1000};
 constexpr milliseconds first_question{250};
-// A rank that has left may have sent before what is waited for.
+// A rank that has left may have sent the awaited message before.
 constexpr milliseconds last_messages{200};
-// The last message of a round takes at most so long.
+// The longest time that the last message of a round may take.
 constexpr milliseconds end_of_round{300};
 
 }  // namespace
@@ -48,20 +49,21 @@ HostsGroup::~HostsGroup() {
 void HostsGroup::tell_leaving() noexcept {
   if (!has_other_hosts() || known_failure() || has_ended_.load()) return;
   try {
-    // Rounds end at once for all: hosts wait for each other by their leaders. Others hear it when they ask.
+    // A round ends for all ranks together, because the leaders wait for each other. Ranks that receive no notice get
+    // the information when they ask.
     if (rank() != hosts_.leader(hosts_.mine)) return;
     const Control notice{.kind = ControlKind::left, .from = context_->rank(), .group = number_};
     const HostTree tree = host_tree();
     for (const int child : tree.children(hosts_.mine)) context_->tell(number_of(hosts_.leader(child)), notice);
     if (hosts_.mine != 0) context_->tell(number_of(hosts_.leader(tree.parent(hosts_.mine))), notice);
   } catch (const std::exception&) {
-    // They find out by their own deadlines.
+    // The other ranks notice it at their own deadlines.
   }
 }
 
 void HostsGroup::end() noexcept {
   tell_leaving();
-  // Never a wait: the thread that is in the group may wait for the context's lock.
+  // This must not wait: the thread that uses the group may wait for the lock of the context.
   if (const Hold hold(*this, Hold::Kind::progress); hold) packets_.clear();
   has_ended_.store(true);
   health_->decide(transport().ended());
@@ -92,7 +94,7 @@ void HostsGroup::take(const Control& control) {
                      .group = number_,
                      .waits_for = on < 0 ? -1 : number_of(on)};
       answer.progress = health_->progress.load(std::memory_order_relaxed);
-      // Of a companion: what the rank does with the other group counts, too.
+      // For a companion, the progress of the rank in its parent group counts too.
       if (is_companion()) answer.progress += health_->parent->progress.load(std::memory_order_relaxed);
       put_text(answer.phase, phase_.load());
       context_->tell(control.from, answer);
@@ -120,7 +122,7 @@ void HostsGroup::progress() noexcept {
   health_->progress.fetch_add(1, std::memory_order_relaxed);
   if (is_companion()) health_->parent->progress.fetch_add(1, std::memory_order_relaxed);
   local().progress();
-  // Who asks must hear from a rank that works for long inside one call.
+  // Ranks that ask need an answer even from a rank that works for a long time inside one call.
   const milliseconds often = context_->is_under_way() ? milliseconds(1) : milliseconds(200);
   if ((!has_other_hosts() && !context_->is_under_way()) || context_->since_pumped() < often) return;
   context_->try_pump();
@@ -139,7 +141,7 @@ int HostsGroup::awaited() const {
   return hosts_.here()[static_cast<std::size_t>(*place)];
 }
 
-/// The ranks of the group, as what they have said shows them.
+/// The ranks of the group, as their messages show them.
 class HostsGroup::Others final : public sync::Peers {
  public:
   explicit Others(const HostsGroup& group) : group_(group) {
@@ -172,10 +174,10 @@ std::unique_ptr<const sync::Peers> HostsGroup::others() const {
   return std::make_unique<const Others>(*this);
 }
 
-/// How the others get on, in one wait: whose progress is looked at is asked.
+/// The liveness of the other ranks during one wait. A rank is asked when its progress is queried.
 class HostsGroup::OthersPulse final : public sync::Pulse {
  public:
-  /// `every`: how often one is asked.
+  /// `every` is the interval between two questions to one rank.
   OthersPulse(HostsGroup& group, milliseconds every) : group_(group), every_(every) {}
 
   [[nodiscard]] bool has_left(int rank) const override {
@@ -187,7 +189,7 @@ class HostsGroup::OthersPulse final : public sync::Pulse {
     const auto hold = group_.context_->lock();
     const Clock::time_point now = Clock::now();
     View& asked = view(rank);
-    // Ranks of this host are asked, too: what they show in shared memory also moves while they wait for others.
+    // Ranks of this host are asked too: their progress in shared memory also changes while they wait for other ranks.
     const milliseconds soon = std::min(every_, first_question);
     if (asked.is_dead || now - begin_ < soon) return asked.progress;
     if (!asked.is_asked && now - asked.asked > every_) {
@@ -198,14 +200,14 @@ class HostsGroup::OthersPulse final : public sync::Pulse {
                               {.kind = ControlKind::ask, .from = group_.context_->rank(), .group = group_.number_});
       });
     } else if (asked.is_asked && now - asked.asked > soon && now - asked.asked_about > every_) {
-      // The question has not been taken in yet: it needs no second one.
+      // The rank has not received the question yet, so a second question is useless.
       asked.asked_about = now;
       group_.context_->ask_about(group_.number_of(rank));
     }
     return asked.progress;
   }
   [[nodiscard]] std::uint32_t awaited_by(int rank) const override {
-    // A chain that comes back here ends as a circle does.
+    // A chain that returns to this rank ends like a cycle.
     if (rank == group_.rank()) return static_cast<std::uint32_t>(rank) + 1;
     const auto hold = group_.context_->lock();
     return static_cast<std::uint32_t>(view(rank).waits_for + 1);
@@ -231,7 +233,7 @@ void HostsGroup::wait(const std::function<bool()>& done, const std::function<voi
                       std::span<const int> on, const WaitOptions& options, milliseconds grace, bool may_have_left) {
   const milliseconds timeout = sync::timeout_of(options, *this) + grace;
   const Awaiting awaiting(*this, on.empty() ? -1 : on.front(), options.phase);
-  // Several times within the deadline, however short: who is not asked cannot say that it moves.
+  // Ask several times before the deadline, even if it is short: a rank that is not asked cannot report progress.
   OthersPulse pulse(*this, std::min(asking, timeout / 5));
   Watchdog watchdog(pulse, nullptr, *others_, rank(), options, timeout);
   const std::function<bool(int)> is_awaited = [&](int rank) { return std::ranges::find(on, rank) != on.end(); };
@@ -270,7 +272,8 @@ void HostsGroup::wait(const std::function<bool()>& done, const std::function<voi
     looked = now;
     look_around();
     if (context_->may_call()) advance_endings(kind());
-    // Whoever of this host waits for this rank waits for what it waits for, until its own deadline says whom to blame.
+    // Ranks of this host that wait for this rank also wait for the rank for which it waits. This rank's own deadline
+    // determines the rank to blame.
     local().progress();
   }
 }
@@ -284,7 +287,7 @@ void HostsGroup::throw_if_dead(int other) const {
 
 void HostsGroup::throw_lost(int other, const char* phase, const Error& error) const {
   if (error.rank() || (error.kind() != ErrorKind::io && !os::is_own_shortage(error.os_error()))) throw Error(error);
-  // A shortage of this process is no failure of the other rank.
+  // A shortage of resources in this process is not a failure of the other rank.
   if (os::is_own_shortage(error.os_error()))
     throw sync::in_own_name(*this, error.with_context(fmt::format("in '{}', for rank {}", phase, number_of(other))));
   throw error_of(
@@ -295,7 +298,7 @@ void HostsGroup::throw_lost(int other, const char* phase, const Error& error) co
 void HostsGroup::look_around() {
   context_->try_pump();
   const auto hold = context_->lock();
-  // A rank that is dead now may have sent before what all fail with.
+  // A rank that is now dead may have sent the cause that all ranks throw.
   if (!known_failure()) context_->look_for_the_dead();
   if (later_since_ && Clock::now() - *later_since_ > end_of_round) learn_later_failures();
   advance_failure();
@@ -304,13 +307,13 @@ void HostsGroup::look_around() {
 void HostsGroup::do_wait_until(const std::function<bool()>& done,
                                const std::function<void(std::chrono::nanoseconds)>& sleep, std::span<const int> on,
                                const WaitOptions& options) {
-  // A local group of one knows neither who it is nor what the other hosts say.
+  // A local group of one rank knows neither its number in this group nor the messages of other hosts.
   if ((has_other_hosts() && is_alone_here()) ||
       !std::ranges::all_of(on, [&](int rank) { return hosts_.is_here(rank); })) {
     wait(done, sleep, on, options, milliseconds(0));
     return;
   }
-  // What began on another host need not be known to the local group yet.
+  // The local group may not know yet about a failure that began on another host.
   if (!done() && known_failure()) throw *failure();
   std::vector<int> places;
   for (const int rank : on) places.push_back(place_of(rank));

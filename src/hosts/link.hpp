@@ -1,29 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What goes to a first rank over a transport. All of it is a stream of parts from each sender (Sender) to the first
-// rank (Receiver); an exchange and a merge are streams of one part.
+// The protocol by which senders send tensors to the root over a transport. Each sender (Sender) sends a stream of parts
+// to the root (Receiver). An exchange and a merge are streams of one part.
 //
-//  1. A sender of a stream waits until fewer than `depth` of its parts are with the first rank: it counts those that it
-//     has sent, and the credits that came back.
-//  2. It takes what it needs for packing, and sends a head: the stream's header, the descriptor, and the bytes
-//     themselves if they are few. The head of an exchange says that it is the last, and if the sender cannot send that
-//     there is no part.
-//  3. The first rank takes heads whenever it may call the transport. If more bytes follow it takes memory, opens
-//     receives, and sends a grant: what is sent has a place already, so that nothing piles up on the way. What it
-//     cannot take in it refuses, and all parts after that: round 2 says why.
-//  4. The sender sends pieces (pieces.hpp), straight from its tensors, and waits until they are sent.
-//  5. When the consumer asks for the part, the first rank waits for its pieces. A credit follows when the buffer's last
-//     owner lets it go, on any thread; of a part without bytes, when the consumer has it.
-//  6. The end of a stream, and every failure that leaves the group well: the sender says bye, the first rank that
-//     nothing more will be granted. What was granted is sent all the same, zeros where there is nothing better, and
-//     received: then neither side has anything open.
-// A wait that fails poisons the group instead; what the transport may still touch is then kept.
+//  1. A sender of a stream waits until the root holds fewer than `depth` of its parts. It counts the parts that it has
+//     sent and the credits that it has received.
+//  2. The sender allocates buffers for packing and sends a header message: the header of the stream, the descriptor,
+//     and the bytes themselves if they are few. In an exchange this message says that it is the last one. If the sender
+//     cannot send, it contains no part.
+//  3. The root receives header messages whenever it may call the transport. If more bytes follow, it allocates memory,
+//     posts receives, and sends a grant. So all data has a destination before it is sent, and no data queues in the
+//     transport. If the root cannot receive a part, it refuses this part and all later ones; round 2 gives the reason.
+//  4. The sender sends pieces (pieces.hpp), directly from its tensors, and waits until they have been sent.
+//  5. When the consumer asks for the part, the root waits for its pieces. The credit follows when the last owner of the
+//     buffer releases it, on any thread. For a part without bytes it follows when the consumer has the part.
+//  6. At the end of a stream, and after every failure that leaves the group usable, the sender sends a goodbye. The
+//     root sends a last word: it grants nothing more. Granted data is still sent, as zeros if the tensors are not
+//     available, and received. Then neither side has open operations.
+// A wait that fails also fails the group. The memory that the transport may still access is then kept.
 //
-// The first rank is one state machine: each call of step() does what can be done at once. The thread that uses the
-// group calls it in all its waits, and whenever the group lets the transport go on. While a stream's consumer runs,
-// another thread does, if the transport allows any (MPI_THREAD_MULTIPLE); else what comes in then depends on
-// group.progress(). Both sides poll as long as pieces come or go and nap when they do not: a transport moves bytes only
-// inside its calls, and what the kernel buffers meanwhile keeps a slow link busy, but not a fast one.
+// The root is one state machine: each call of step() does everything that is possible without waiting. The thread that
+// uses the group calls it in all its waits and whenever the group advances the transport. While the consumer of a
+// stream runs, another thread calls it, if the transport allows any thread (MPI_THREAD_MULTIPLE). Otherwise the root
+// then receives only during group.progress(). Both sides poll while pieces are in flight, and nap otherwise: a
+// transport moves bytes only inside its calls. The buffers of the kernel keep a slow link busy during a nap, but not a
+// fast one.
 
 #include <condition_variable>
 #include <cstdint>
@@ -46,55 +47,55 @@
 
 namespace muster::hosts {
 
-/// Whether what a sender has goes to the first rank over the transport: from other hosts, and if the route is forced
-/// from its own, too.
+/// Returns whether the root receives the tensors of `sender` over the transport. This holds for ranks of other hosts.
+/// If the route is forced, it also holds for ranks of the root's host.
 bool goes_between_hosts(const gather::Call& call, const HostsGroup& group, int sender);
-/// On the first rank, before round 1: what its pool has, and how far it may grow.
+/// Announces, on the root before round 1, the size of its pool and how far it may grow.
 void offer_to_receive(const gather::Call& call, BufferPool& pool, gather::Record& record);
 
-/// Adds the route of a transport to those that programs have. Groups over it are of the kind that the route is called.
-/// `name`: of the transport; `remedy`: how a group is made over it.
+/// Registers the route of a transport. The route has the same name as the kind of its groups. `name` is the name of the
+/// transport; `remedy` describes how to make a group over it.
 void add_route(Route route, std::string name, std::string remedy);
 
 std::unique_ptr<gather::Transfer> make_hosts_merge(const gather::Call& call, HostsGroup& group);
-/// Shared memory that merges keep with the group: of windows for these senders, or for all.
+/// Returns the bytes of shared memory that merges keep with the group, of the windows for `senders` or for all senders.
 std::uint64_t merge_ring_bytes(SyncGroup& group, const std::vector<int>* senders = nullptr);
-/// Gives it back; returns the bytes.
+/// Frees that memory and returns its size in bytes.
 std::uint64_t trim_merge_rings(SyncGroup& group);
 
-/// Behind the group's data_tag(), which pieces have.
+/// Added to the data_tag() of the group, which is itself the tag of pieces.
 inline constexpr int head_tag = 1;
 inline constexpr int word_tag = 2;
 
-/// From the first rank to a sender.
+/// A message from the root to a sender.
 struct PartWord {
   std::uint64_t credits = 0;
   std::uint32_t grants = 0;
   std::uint32_t is_last = 0;
 };
 
-/// Begins a head.
+/// The beginning of a header message.
 struct PartHead {
-  std::uint64_t exchange = 0;  ///< Call::number: an earlier one, that failed, may have left a head behind
+  std::uint64_t exchange = 0;  ///< Call::number; an earlier exchange that failed may have left a header message
   std::uint64_t header_bytes = 0;
   std::uint64_t descriptor_bytes = 0;
   std::uint64_t descriptor_hash = 0;
   std::uint64_t moving_bytes = 0;  ///< of the layout
   std::uint32_t has_part = 0;
   std::uint32_t has_value = 0;
-  std::uint32_t is_inline = 0;  ///< the layout's bytes follow the descriptor
+  std::uint32_t is_inline = 0;  ///< the bytes of the layout follow the descriptor
   std::uint32_t is_last = 0;
 };
 
-/// Says when to go on polling: as long as something moved a moment ago.
+/// Decides how long to keep polling: as long as data moved a moment ago.
 class Eagerness {
  public:
   using Clock = os::Clock;
-  /// At the begin of a look that may last.
+  /// Called at the beginning of a sequence of polls.
   void begin() noexcept { entered_ = Clock::now(); }
-  /// Something was begun.
+  /// Called when an operation has begun.
   void note() noexcept { moved_ = Clock::now(); }
-  /// Whether to look again at once.
+  /// Returns whether to poll again at once.
   bool again(bool has_moved) noexcept;
 
  private:
@@ -111,8 +112,8 @@ class Sender final : public gather::PartSender {
   void send(std::span<const std::byte> header, const WaitOptions& options) override;
   void settle(SyncGroup& group, const WaitOptions& options) override;
 
-  /// Of an exchange: what was offered, in pieces of `piece_bytes` if that is given. What fails before the head leaves
-  /// the group well.
+  /// Sends the offered value of an exchange, in pieces of `piece_bytes` if given. A failure before the header message
+  /// leaves the group usable.
   void send_only(const WaitOptions& options, std::optional<std::uint64_t> piece_bytes = {});
 
  private:
@@ -123,17 +124,17 @@ class Sender final : public gather::PartSender {
   void send_head(PartHead head, std::span<const std::byte> header, const WaitOptions& options);
   void send_part(std::span<const std::byte> header, std::vector<Piece> pieces, const WaitOptions& options);
   void send_piece(const Piece& piece, const WaitOptions& options);
-  /// `bytes` stay until they have been sent; `keeper` keeps them beyond that, if the transport never lets go.
+  /// `bytes` stay valid until they have been sent. `keeper` keeps them longer if the transport never releases them.
   void start(std::span<const std::byte> bytes, std::shared_ptr<const void> keeper, const WaitOptions& options,
              int tag = 0);
-  /// Until at most so many messages are under way. Throws as SyncGroup::send; The transport may then still read what
-  /// was.
+  /// Waits until at most `most` messages are in flight. Throws as SyncGroup::send; the transport may then still read
+  /// the bytes of these messages.
   void drain(std::size_t most, const WaitOptions& options);
 
   const gather::Call& call_;
   int first_;
   HostsGroup& group_;
-  HostsGroup* waits_;  // whose waits they are; messages are always group_'s
+  HostsGroup* waits_;  // the group whose waits are used; messages always use group_
   std::vector<std::shared_ptr<std::byte>> buffers_;
   std::size_t next_buffer_ = 0;
   std::deque<Pending> under_way_;
@@ -145,37 +146,37 @@ class Sender final : public gather::PartSender {
   std::uint64_t credits_ = 0;
   std::uint64_t asked_ = 0;  // parts whose bytes need a grant
   std::uint64_t granted_ = 0;
-  // Of the part that is offered.
+  // The part that is offered.
   OutgoingTree tree_;
   bool has_value_ = false;
-  // Of the last part whose head was sent.
+  // The last part whose header message was sent.
   std::vector<Piece> pieces_;
   std::size_t next_piece_ = 0;
 };
 
 class Receiver final : public gather::PartReceiver {
  public:
-  /// A part as it comes.
+  /// A part that is being received.
   struct Part {
     std::vector<std::byte> header;
     std::optional<Config> config;
     std::size_t pieces = 0;
-    /// Memory of exactly a piece's bytes; empty: not yet.
+    /// Returns memory for exactly the bytes of a piece, or an empty span if there is none yet.
     std::function<std::span<std::byte>(std::size_t piece)> place;
-    /// What keeps that memory until the transport has let go of it.
+    /// Keeps that memory until the transport has released it.
     std::shared_ptr<const void> keeper;
     std::function<void(std::size_t piece)> arrived = {};
-    bool is_counted = false;  // its buffer gives the credit
-    // The receives: in the order of the pieces, those between `whole` and `whole + open.size()`.
+    bool is_counted = false;  // the release of its buffer adds the credit
+    // The receives of pieces `whole` to `whole + open.size()`, in order.
     std::size_t whole = 0;
     std::deque<Pending> open = {};
   };
-  /// What sends, and the most that a part of it has.
+  /// A sender, and the maximum number of bytes per part.
   struct Source {
     int rank = 0;
     std::uint64_t most = 0;
   };
-  /// Where the part of a source goes that is no tree; its bytes never come with the head.
+  /// Returns the destination of a source whose part is not a tree. Its bytes never arrive in the header message.
   using Open = std::function<Part(std::size_t source)>;
 
   Receiver(const gather::Call& call, HostsGroup& group, const std::vector<Source>& sources, Open open = {});
@@ -189,16 +190,17 @@ class Receiver final : public gather::PartReceiver {
   void settle(SyncGroup& group, const WaitOptions& options) override;
   [[nodiscard]] std::uint64_t peak_bytes() const override { return pool_->peak(); }
 
-  // Of an exchange. What these waits fail with is the failure of the group.
-  /// Until all sources have said what they have; false if one of them cannot send, or what it sends cannot be taken in.
+  // For exchanges. If one of these waits fails, the group fails.
+  /// Waits until all sources have announced their parts. Returns false if a source cannot send, or if its part cannot
+  /// be received.
   bool take_heads(const WaitOptions& options);
-  /// Until so many pieces of each source have come, or all it has.
+  /// Waits until `least` pieces of each source have arrived, or all pieces of sources that have fewer.
   void take_pieces(std::size_t least, const WaitOptions& options);
-  /// Until all has come. Then throws what a part could not be taken in for.
+  /// Waits until all pieces have arrived. Then throws the error of a part that could not be received.
   void take_all(const WaitOptions& options);
-  /// Then: the value of a source, perhaps none.
+  /// Returns the value of a source, or nullopt. Called after take_all().
   std::optional<Config> take_only(int sender) { return std::move(lane(sender).parts.front().config); }
-  /// What can be done at once, between pieces of this rank's own work.
+  /// Does everything that is possible without waiting. Called between pieces of this rank's own work.
   void look();
 
  private:
@@ -207,7 +209,7 @@ class Receiver final : public gather::PartReceiver {
     std::uint64_t most = 0;
     Pending head = {};  // being received
     std::shared_ptr<std::vector<std::byte>> head_bytes = {};
-    std::deque<Part> parts = {};  // the one that is taken next in front
+    std::deque<Part> parts = {};  // the next one to take is at the front
     std::size_t headers_taken = 0;
     Credits released = std::make_shared<std::atomic<std::uint64_t>>(0);
     std::uint64_t told = 0;  // credits
@@ -220,9 +222,9 @@ class Receiver final : public gather::PartReceiver {
   void wait(HostsGroup& group, std::span<const int> on, const Done& done, const WaitOptions& options);
   template <class Enough>
   void take_until(const Enough& enough, const WaitOptions& options);
-  /// Returns whether anything has moved.
+  /// Returns whether any data has moved.
   bool step();
-  /// Keeps what it throws for the next call that waits.
+  /// Keeps an error for the next call that waits.
   bool try_step() noexcept;
   bool step_lane(Lane& lane);
   void open_pieces(const Lane& lane, Part& part);
@@ -239,16 +241,17 @@ class Receiver final : public gather::PartReceiver {
   Open open_;
   std::vector<Lane> lanes_;
 
-  // All above is the state machine's, and under this while another thread may step it.
+  // The mutex guards the state above while another thread may call step().
   ForkMutex mutex_;
-  // Shared with the thread: in a forked child, where the thread is missing, it must not be destroyed.
+  // Shared with the thread: in a forked child the thread does not exist, and the condition variable must not be
+  // destroyed.
   std::shared_ptr<std::condition_variable_any> changed_ = std::make_shared<std::condition_variable_any>();
   bool is_unattended_ = false;
   bool is_settling_ = false;
-  bool has_moved_ = false;      // something, since a wait has looked: whoever made the step
+  bool has_moved_ = false;      // since the last check of a wait, in a step of any thread
   bool is_without_ = false;     // a source of an exchange cannot send
-  std::exception_ptr trouble_;  // of a part that could not be taken in
-  std::exception_ptr failure_;  // of a step that nobody waited for
+  std::exception_ptr trouble_;  // error of a part that could not be received
+  std::exception_ptr failure_;  // error of a step for which no caller waited
   os::Thread attendant_;
 };
 

@@ -95,7 +95,7 @@ const std::shared_ptr<const void>& OutgoingTree::owner_of(const Piece& piece) co
 void OutgoingTree::pack(const Piece& piece, std::byte* target) const {
   const Placed& first = places_[piece.first];
   if (piece.count == 1 && piece.bytes != first.bytes) {
-    // A part of a large strided tensor.
+    // A piece of a large strided tensor.
     const std::uint64_t inside = piece.offset - first.offset;
     merge::gapless(tensors_[piece.first]->view(), inside, inside + piece.bytes, target);
     return;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A tree as a transport carries it: its descriptor, and the bytes of its tensors by their places in the layout that
-// shared memory would have, which both sides know from the descriptor. They travel as pieces of that layout. Small
-// tensors share a piece and are packed into it; large ones are cut, and each piece is sent from where it is.
+// The form in which a transport sends a tree: its descriptor, and the bytes of its tensors. Both sides compute from the
+// descriptor the layout that the tensors would have in shared memory. The bytes are sent as pieces of that layout.
+// Small tensors are packed together into a piece. Large tensors are cut, and each piece is sent without a copy.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,18 +16,20 @@
 
 namespace muster::hosts {
 
-/// From here on a tensor travels by itself.
+/// A tensor of at least this size has pieces of its own.
 inline constexpr std::uint64_t large_tensor = 64 << 10;
-/// Of small tensors together.
+/// The size of a piece of small tensors.
 inline constexpr std::uint64_t packed_piece = 1 << 20;
-/// Of a large tensor: progress is seen from piece to piece, and a strided one is copied so much at a time.
+/// The size of a piece of a large tensor. Progress is visible after each piece, and a strided tensor is copied piece by
+/// piece.
 inline constexpr std::uint64_t cut_piece = 4 << 20;
-/// Of one sender that the transport has at a time, on either side: enough to keep a link busy.
+/// The maximum number of pieces per sender that the transport has at a time, on either side. They suffice to keep a
+/// link busy.
 inline constexpr std::size_t pieces_under_way = 8;
-/// What a sender has in all, where it is no more than this, goes with the descriptor.
+/// If a sender has at most this many bytes in total, they are sent with the descriptor.
 inline constexpr std::uint64_t rides_along = 32 << 10;
 
-/// A tensor's place in the layout.
+/// The position of a tensor in the layout.
 struct Placed {
   std::uint64_t offset = 0;
   std::uint64_t bytes = 0;
@@ -37,38 +39,39 @@ struct Placed {
 struct Piece {
   std::uint64_t offset = 0;  ///< in the layout
   std::uint64_t bytes = 0;
-  std::size_t first = 0;  ///< of the tensors that it has something of
-  std::size_t count = 0;  ///< one, of a large tensor
+  std::size_t first = 0;  ///< the first tensor in the piece
+  std::size_t count = 0;  ///< the number of tensors; 1 if a large tensor is cut
   friend bool operator==(const Piece&, const Piece&) = default;
 };
 
-/// `tensors` in the order of their offsets. The same on both sides. Empty tensors have no piece.
+/// Cuts `tensors`, which are in the order of their offsets. Both sides get the same result. Empty tensors have no
+/// piece.
 std::vector<Piece> cut(const std::vector<Placed>& tensors);
 
-/// One tensor, in pieces of that size whatever its own.
+/// Cuts one tensor into pieces of the given size, however small it is.
 std::vector<Piece> cut_evenly(const Placed& tensor, std::uint64_t piece_bytes);
 
-/// A sender's side. The tree stays where it is as long as this is used.
+/// The sender's side. The tree must stay unchanged while this object is used.
 class OutgoingTree {
  public:
   OutgoingTree() = default;
-  /// Writes what the tree has into `record`. Throws as core::encode_descriptor.
+  /// Describes the tree in `record`. Throws as core::encode_descriptor.
   OutgoingTree(const Config& value, gather::Record& record);
 
   [[nodiscard]] std::span<const std::byte> descriptor() const noexcept { return descriptor_; }
   [[nodiscard]] std::uint64_t hash() const noexcept { return hash_; }
-  /// Of the layout.
+  /// Returns the size of the layout.
   [[nodiscard]] std::uint64_t bytes() const noexcept { return bytes_; }
   [[nodiscard]] const std::vector<Placed>& places() const noexcept { return places_; }
 
-  /// A message: `front`, the descriptor, and where it is wanted the layout's bytes.
+  /// Returns a message: `front`, the descriptor, and the bytes of the layout if `with_bytes` is set.
   [[nodiscard]] std::vector<std::byte> message(std::span<const std::byte> front, bool with_bytes) const;
-  /// Whether a piece cannot be sent from where it is.
+  /// Returns whether a piece must be packed before it is sent.
   [[nodiscard]] bool is_packed(const Piece& piece) const;
-  /// A piece that can: its bytes, and who keeps them (null: the caller).
+  /// Returns the bytes of a piece that need not be packed. owner_of returns their owner (null: the caller).
   [[nodiscard]] std::span<const std::byte> bytes_of(const Piece& piece) const;
   [[nodiscard]] const std::shared_ptr<const void>& owner_of(const Piece& piece) const;
-  /// Any piece, as it lies in the layout.
+  /// Writes any piece to `target`, in the form that it has in the layout.
   void pack(const Piece& piece, std::byte* target) const;
 
  private:
@@ -79,14 +82,15 @@ class OutgoingTree {
   std::vector<const Tensor*> tensors_;
 };
 
-/// A receiver's.
+/// The receiver's side.
 struct IncomingTree {
   std::optional<Config> config;
-  std::vector<Piece> pieces;  ///< that are still to come
+  std::vector<Piece> pieces;  ///< the pieces that must still be received
 };
 
-/// The tree of `sender`, with the hash of its descriptor, whose tensors lie in `buffer` (of `bytes`, null where that is
-/// 0) and keep it. `riding`: the layout's bytes where they came with the descriptor. Throws Error(corrupt | version).
+/// Returns the tree of `sender`, and checks the hash of its descriptor. Its tensors are in `buffer` and keep it alive;
+/// it has `bytes` bytes and is null for 0. `riding` contains the bytes of the layout if they arrived with the
+/// descriptor. Throws Error(corrupt | version).
 IncomingTree take_tree(int sender, std::span<const std::byte> descriptor, std::uint64_t hash, std::uint64_t bytes,
                        const std::shared_ptr<std::byte>& buffer, std::span<const std::byte> riding);
 

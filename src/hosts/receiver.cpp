@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The first rank's side; the numbers are those of link.hpp.
+// The root's side. The step numbers are those of link.hpp.
 
 #include <fmt/core.h>
 
@@ -12,10 +12,10 @@
 namespace muster::hosts {
 namespace {
 
-// Of the attendant, where nothing moves: short against a part's time on any link.
+// The sleep of the attendant thread when no data moves. It is short compared with the time of a part on any link.
 constexpr std::chrono::microseconds part_nap{200};
 
-/// `sender`: as messages call it.
+/// `sender` is the number that messages show.
 [[noreturn]] void refuse(int sender) {
   throw Error(ErrorKind::corrupt, fmt::format("the head of a part from rank {} is garbled", sender), {.rank = sender});
 }
@@ -68,7 +68,8 @@ void Receiver::wait(HostsGroup& group, std::span<const int> on, const Done& done
       on, options);
 }
 
-/// One wait ends when a lane has enough: who stands still is late, however much the others send.
+/// A wait ends when one source has delivered enough. So a stalled source reaches the deadline, however much the others
+/// send.
 template <class Enough>
 void Receiver::take_until(const Enough& enough, const WaitOptions& options) {
   sync::or_fail(group_, [&] {
@@ -121,7 +122,7 @@ std::vector<std::byte> Receiver::take_header(int rank, const WaitOptions& option
   wait(
       group_, std::span(&rank, 1),
       [&] { return trouble_ || from.parts.size() > from.headers_taken || from.has_said_bye; }, options);
-  // Whoever else lets the transport go on in this process may be adding a part.
+  // Another thread of this process that advances the transport may be adding a part.
   const std::lock_guard lock(mutex_);
   if (trouble_) std::rethrow_exception(trouble_);
   if (from.parts.size() <= from.headers_taken)
@@ -185,7 +186,7 @@ bool Receiver::step() {
 
 bool Receiver::step_lane(Lane& from) {
   bool has_moved = take_head(from);
-  // Pieces come in their order; those of later parts wait for those of earlier ones.
+  // Pieces arrive in order. The pieces of later parts wait for those of earlier parts.
   for (Part& part : from.parts) {
     while (!part.open.empty() && part.open.front().test()) {
       part.open.pop_front();
@@ -265,7 +266,7 @@ Receiver::Part Receiver::part_of(Lane& from, const PartHead& head, std::span<con
   if (head.has_value == 0) return part;
   std::shared_ptr<std::byte> buffer;
   if (head.moving_bytes != 0) {
-    // Of a stream one size of all, so that each serves any part.
+    // All buffers of a stream have the same size, so that each can be used for any part.
     buffer = pool_->take(from.most, call_.options->pool_limit);
     buffer = with_credit(std::move(buffer), from.released);
     part.is_counted = true;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A sender's side; the numbers are those of link.hpp.
+// The sender's side. The step numbers are those of link.hpp.
 
 #include <fmt/core.h>
 
@@ -14,19 +14,20 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// A transport may move all pieces that it has at once, and they end together: eight of 4 MiB take so long at 3 GB/s.
-// Slower links keep busy from the kernel's buffers while this rank naps.
+// A transport may move all of its pieces together, so that they complete at the same time. Eight pieces of 4 MiB take
+// about this time at 3 GB/s. The buffers of the kernel keep slower links busy while this rank naps.
 constexpr milliseconds eager_for{10};
-// Others ask meanwhile whether this rank moves: the group has to look at its own messages, too.
+// Other ranks may ask whether this rank makes progress, so the group must read its messages.
 constexpr milliseconds longest_look{20};
-// Of packed pieces: one is filled while others are under way.
+// The number of buffers for packed pieces: one is filled while the others are in flight.
 constexpr std::size_t most_buffers = 4;
-// Long against what is under way to one receiver on most links, and short enough for the dead to be named in a second.
+// Long compared with the data in flight to one receiver on most links. Short enough to name the dead rank within a
+// second.
 constexpr milliseconds longest_last_sends{250};
-// Where nobody died there is time: MPI is lost to this process if a send stays open.
+// If no rank died there is more time: if a send stays open, this process cannot use MPI any more.
 constexpr milliseconds longest_last_sends_among_the_living{1000};
 
-/// How long sends that are under way to `receiver` may take to finish after `error`.
+/// Returns how long the sends to `receiver` that are in flight may take to complete after `error`.
 milliseconds longest_after(const Error& error, int receiver) {
   if (error.rank() == receiver) return milliseconds(0);
   return error.kind() == ErrorKind::peer_lost ? longest_last_sends : longest_last_sends_among_the_living;
@@ -105,7 +106,7 @@ void Sender::send_only(const WaitOptions& options, std::optional<std::uint64_t> 
       pieces = cut(tree_.places());
     prepare(pieces);
   } catch (...) {
-    // What the group failed with, all ranks know.
+    // All ranks know the failure of the group already.
     if (!group_.failure())
       sync::or_fail(group_, [&] {
         send_head({}, {}, options);
@@ -125,7 +126,7 @@ void Sender::prepare(const std::vector<Piece>& pieces) {
     ++packed;
     largest = std::max(largest, piece.bytes);
   }
-  // Two sizes in all, so that buffers serve again.
+  // At most two sizes, so that the pool can reuse the buffers.
   const std::uint64_t bytes = largest > packed_piece ? cut_piece : packed_piece;
   buffers_.clear();
   while (buffers_.size() < std::min(packed, most_buffers))
@@ -154,7 +155,7 @@ void Sender::send_part(std::span<const std::byte> header, std::vector<Piece> pie
              .is_inline = pieces.empty() && tree_.bytes() != 0 ? 1U : 0U},
             header, options);
   if (!pieces.empty()) {
-    // From here on they are granted, or refused by the last word.
+    // From here on the receiver grants the pieces, or refuses them in its last word.
     pieces_ = std::move(pieces);
     next_piece_ = 0;
     ++asked_;
@@ -168,7 +169,7 @@ void Sender::send_part(std::span<const std::byte> header, std::vector<Piece> pie
 
 void Sender::send_piece(const Piece& piece, const WaitOptions& options) {
   if (!tree_.is_packed(piece)) return start(tree_.bytes_of(piece), tree_.owner_of(piece), options);
-  // The one that was filled first: no send holds it when the sends before it have ended.
+  // Use the buffer that was filled first. When the sends before it have completed, no send holds it.
   const std::shared_ptr<std::byte> packed = buffers_[next_buffer_++ % buffers_.size()];
   constexpr long here_and_in_the_list = 2;
   while (packed.use_count() > here_and_in_the_list && !under_way_.empty()) drain(under_way_.size() - 1, options);
@@ -207,8 +208,8 @@ void Sender::drain(std::size_t most, const WaitOptions& options) {
         },
         std::span(&first_, 1), options);
   } catch (const Error& error) {
-    // A receiver that lives takes in what it has been promised, if both let the transport go on: then views are the
-    // caller's again. Else MPI may read them until the process ends, and the group's failure says so.
+    // A live receiver receives all granted data if both sides advance the transport. The caller can then reuse the
+    // memory of its views. Otherwise MPI may read it until the process ends, and the error of the group reports that.
     const auto until = Eagerness::Clock::now() + longest_after(error, group_.number_of(first_));
     for (;;) {
       std::erase_if(under_way_, [](Pending& send) { return send.is_over(); });

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Transport: how ranks of several hosts send each other bytes. MPI is one (src/mpi/), TCP another (src/tcp/). A message
-// has a number of its receiver, a tag and bytes; those of one sender and one tag arrive in their order. Nothing waits
-// in these calls: an operation is begun, and the transport goes on with all of them whenever it is called.
+// Transport: how ranks of several hosts send bytes to each other. The implementations are MPI (src/mpi/) and TCP
+// (src/tcp/). A message has a receiver, a tag and bytes. Messages with the same sender and tag arrive in order. The
+// calls do not wait: they begin operations, and each call of the transport advances all of them.
 
 #include <chrono>
 #include <cstddef>
@@ -20,62 +20,64 @@
 
 namespace muster::hosts {
 
-/// One message has at most so many bytes: MPI's counts are ints.
+/// The maximum number of bytes of a message. The counts of MPI have type int.
 inline constexpr std::size_t largest_piece = std::size_t{1} << 30;
 
-/// Of a receive: from whomever.
+/// As the sender of a receive: any rank.
 inline constexpr int any_rank = -1;
 
-/// Messages have tags from here on; what is below is the transport's own.
+/// The first tag for messages. The transport reserves lower tags for itself.
 inline constexpr int first_tag = 3;
 
-/// When a send has finished: its bytes can be used again, or its receiver has begun to take them in, too.
+/// When a send completes: when its bytes can be reused (sent), or when the receiver has also begun to receive it
+/// (taken).
 enum class Finished : std::uint8_t { sent, taken };
 
-/// What has been begun, as its transport knows it. Its memory is kept until the transport lets go of it.
+/// An operation of the transport. Its memory is kept until the transport has released it.
 class Operation {
  public:
   virtual ~Operation() = default;
   Operation& operator=(Operation&&) = delete;
 
-  /// Whether it has finished; lets the transport go on. Throws Error(io) if the other rank cannot be reached, and where
-  /// the transport has to rest.
+  /// Returns whether the operation has completed, and advances the transport. Throws Error(io) if the other rank cannot
+  /// be reached, and an error if the transport must rest.
   virtual bool test() = 0;
-  /// Takes back a receive that nobody has answered yet. Returns whether that could be done.
+  /// Cancels a receive that no message has matched yet. Returns whether it was cancelled.
   virtual bool cancel() noexcept = 0;
-  /// Nobody asks any more, and it has not finished.
+  /// Called when the last owner gives up an operation that has not completed.
   virtual void abandon() noexcept = 0;
-  /// What it still works on is the caller's.
+  /// Returns whether the operation still uses memory of the caller.
   [[nodiscard]] virtual bool borrows() const noexcept = 0;
 };
 
-/// A send, a receive or a barrier that has not finished; has one owner.
+/// A send, a receive or a barrier in progress. It has one owner.
 class Pending {
  public:
   Pending() noexcept = default;
   explicit Pending(std::shared_ptr<Operation> operation) noexcept : operation_(std::move(operation)) {}
   Pending(Pending&& other) noexcept = default;
   Pending& operator=(Pending&& other) noexcept;
-  /// An unfinished one is abandoned.
+  /// Abandons an operation that has not completed.
   ~Pending();
 
   [[nodiscard]] bool is_open() const noexcept { return operation_ != nullptr; }
   [[nodiscard]] bool borrows() const noexcept { return operation_ && operation_->borrows(); }
-  /// Whether it has finished; lets the transport go on. Throws as Operation::test.
+  /// Returns whether the operation has completed, and advances the transport. Throws as Operation::test.
   bool test();
-  /// Whether it has finished. A last look after a failure: between ranks that live the transport has gone on meanwhile.
+  /// Returns whether the operation has completed. Used as a last check after a failure: between live ranks the
+  /// transport may have completed it.
   bool is_over() noexcept;
-  /// Until it has finished. Throws Error(timeout) with `late`.
+  /// Waits until the operation has completed. Throws Error(timeout) with the message `late`.
   void wait(std::chrono::milliseconds longest, const std::string& late);
-  /// Takes back a receive that nobody has answered yet.
+  /// Cancels a receive that no message has matched yet.
   void cancel() noexcept;
 
  private:
   std::shared_ptr<Operation> operation_;
 };
 
-/// A message that has come, and that no other receive finds any more. Without a receive its bytes are dropped: its
-/// sender does not wait for them.
+/// A message that has arrived, and that no other receive can match any more. If it is destroyed without a receive, its
+/// bytes are dropped; the sender does not wait for them.
 class Found {
  public:
   virtual ~Found() = default;
@@ -84,7 +86,7 @@ class Found {
   [[nodiscard]] virtual int from() const noexcept = 0;
   [[nodiscard]] virtual int tag() const noexcept = 0;
   [[nodiscard]] virtual std::size_t bytes() const = 0;
-  /// `place` has room for all of it.
+  /// `place` has at least bytes() bytes.
   virtual Pending receive(std::span<std::byte> place, std::shared_ptr<const void> keeper) = 0;
 };
 
@@ -94,66 +96,70 @@ class Transport {
   virtual ~Transport() = default;
   Transport& operator=(Transport&&) = delete;
 
-  /// This process's number, of `size()`.
+  /// Returns the number of this process, which is less than size().
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept { return size_; }
-  /// SyncGroup::kind() of groups over it: "mpi", "tcp".
+  /// Returns the SyncGroup::kind() of groups over this transport: "mpi", "tcp".
   [[nodiscard]] virtual std::string_view kind() const noexcept = 0;
-  /// For messages: "MPI", "TCP".
+  /// Returns the name for messages: "MPI", "TCP".
   [[nodiscard]] virtual std::string_view name() const noexcept = 0;
   [[nodiscard]] virtual int most_tag() const = 0;
 
-  /// `bytes` (at most largest_piece) must stay until it has finished: `keeper` keeps them; if it is null the caller
-  /// does. Throws as Operation::test.
+  /// Sends `bytes`, at most largest_piece. They must stay valid until the send has completed: `keeper` keeps them
+  /// alive, or the caller if it is null. Throws as Operation::test.
   virtual Pending send(int to, int tag, std::span<const std::byte> bytes, std::shared_ptr<const void> keeper,
                        Finished finished) = 0;
-  /// Of bytes that are copied for it.
+  /// Sends a copy of `bytes`.
   Pending send_copy(int to, int tag, std::span<const std::byte> bytes, Finished finished);
-  /// What was sent to that rank, and needs no more than it, is out of this process; true if the transport cannot tell.
+  /// Returns whether all messages to `to` that depend only on that rank have left this process. Returns true if the
+  /// transport does not know.
   [[nodiscard]] virtual bool has_left([[maybe_unused]] int to) { return true; }
-  /// From `from`, or any_rank. `bytes` has room for all that comes.
+  /// Receives from `from`, which may be any_rank. `bytes` must be large enough for the message.
   virtual Pending receive(int from, int tag, std::span<std::byte> bytes, std::shared_ptr<const void> keeper) = 0;
-  /// The oldest message from `from`, or from any rank (any_rank), that no receive waits for; null if there is none.
-  /// Throws as Operation::test; of any_rank a lost rank is no error (next_lost).
+  /// Returns the oldest message from `from`, which may be any_rank, that no receive waits for. Returns null if none
+  /// exists. Throws as Operation::test; for any_rank a lost rank is not an error (next_lost).
   virtual std::unique_ptr<Found> find(int from, int tag) = 0;
-  /// Of any rank and any tag from first_tag on.
+  /// Like find, for any rank and any tag from first_tag on.
   virtual std::unique_ptr<Found> find_any() = 0;
-  /// Collective; of operations that are under way at the same time there is one.
+  /// Collective. At most one barrier may be in progress at a time.
   virtual Pending barrier() = 0;
-  /// Collective, before there are groups: what every rank says (as many bytes on all of them), in rank order. Throws
+  /// Gathers the same number of bytes from every rank, in rank order. Collective; used before groups exist. Throws
   /// Error(timeout), Error(io).
   virtual std::vector<std::byte> tell_all(std::span<const std::byte> mine, std::chrono::milliseconds timeout) = 0;
-  /// While the ranks meet: throws the cause, which all ranks throw, if one of them has ended. Never waits.
+  /// Used during the rendezvous. If a rank has ended, throws the cause, which all ranks throw. Never waits.
   virtual void watch() {}
-  /// A rank that cannot be reached any more although it has not left, told once; any_rank: none. For transports that
-  /// notice without an operation.
+  /// Returns a rank that can no longer be reached although it has not left, or any_rank. Each rank is returned once.
+  /// For transports that detect this without an operation.
   virtual int next_lost() noexcept { return any_rank; }
 
-  // Who may call it.
-  /// It is there, and the calling thread may call it.
+  // The threads that may call the transport.
+  /// Returns whether the transport has not ended and the calling thread may call it.
   [[nodiscard]] virtual bool may_call() const noexcept { return true; }
   /// Throws Error(unsupported) if the calling thread may not use a group, Error(argument) if the transport has ended.
   virtual void enter() {}
-  /// The calling thread is the one that calls it from now on, if it is one at a time: the group's last user may be
-  /// gone. Only in calls that the program has to keep apart from others (making, destroying, ending).
+  /// Makes the calling thread the one that calls the transport from now on, if only one may do so at a time. The
+  /// previous user of the group may have ended. Used only in calls that the program must serialise with others (making,
+  /// destroying, ending).
   virtual void take_over() noexcept {}
-  /// Any thread may call it, several at once.
+  /// Returns whether several threads may call the transport at the same time.
   [[nodiscard]] virtual bool is_for_all_threads() const noexcept { return true; }
-  /// Nothing of it may be called any more, because it may still read memory that its owner may have freed.
+  /// Returns whether the transport must not be called any more, because it may still read memory that its owner may
+  /// have freed.
   [[nodiscard]] virtual bool must_rest() const noexcept { return false; }
-  /// Throws Error(unsupported) if so: also what another thread waits for ends then. Throws what keeps other ranks from
-  /// reaching this one.
+  /// Throws Error(unsupported) if must_rest(). Waits of other threads end with this error too. Also throws any error
+  /// that prevents other ranks from reaching this one.
   virtual void throw_if_resting() const {}
 
-  // The end.
-  /// What calls of groups throw that have ended with it.
+  // The end of the transport.
+  /// Returns the error that calls throw in groups that ended with the transport.
   [[nodiscard]] virtual Error ended() const = 0;
-  /// All operations have finished, on all ranks. Called again until it returns true: it is closed.
+  /// Closes the transport after all operations have completed on all ranks. Called again until it returns true.
   virtual bool close() noexcept = 0;
-  /// Whether it can be destroyed before it is closed: it works on nobody's memory then.
+  /// Returns whether the transport can be destroyed before it is closed, because it accesses no memory of its users by
+  /// then.
   [[nodiscard]] virtual bool can_be_dropped() const noexcept = 0;
-  /// How long a process must leave it alone between the end of groups on several hosts, whose last barrier took so
-  /// long, and its own end.
+  /// Returns how long a process must not use the transport between the end of its groups on several hosts and its own
+  /// end. `last_barrier` is the duration of the last barrier of those groups.
   [[nodiscard]] virtual std::chrono::milliseconds rest(
       [[maybe_unused]] os::Clock::duration last_barrier) const noexcept {
     return std::chrono::milliseconds(0);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Jobs, and launch_local(): a command as the ranks of this host. The numbers are those of job.hpp.
+// Jobs, and launch_local(), which runs a command as the ranks of this host. The step numbers are those of job.hpp.
 
 #include "src/launch/job.hpp"
 
@@ -114,7 +114,7 @@ int Job::run() {
   pump_.start();
   supervise();
   const std::size_t left = end_marked_processes(mark_, std::min<std::chrono::milliseconds>(options_.grace, 1s));
-  // Whoever reads the rest of the output may be stopped for ever: signals end this process again.
+  // The reader of the remaining output may be stopped for ever, so signals end this process again.
   signals_.reset();
   if (const int failure = pump_.finish(2s); failure != 0) {
     say(os::errno_error("writing the ranks' output", failure).what());
@@ -154,7 +154,7 @@ void Job::start() {
     Inheritance inheritance;
     os::Fd output, error;
   };
-  // All files and pipes before the first rank.
+  // Open all files and pipes before the first rank is started.
   const auto count = static_cast<std::size_t>(options_.ranks);
   std::vector<Ready> ready(count);
   ranks_.reserve(count);
@@ -180,15 +180,15 @@ void Job::start() {
     ranks_.push_back(std::move(made[at]));
     ready[at].output.reset();
     ready[at].error.reset();
-    // A command that cannot be started is known from the first rank, before the others are.
+    // If the command cannot be started, the first rank shows it before the other ranks are started.
     if (rank == 0) failed_exec_ = exec_error(ranks_[0].child);
     if (failed_exec_ != 0) return;
   }
-  // Rank 0 listens now, and nobody else.
+  // Only rank 0 listens now.
   place_.listener.reset();
 }
 
-/// Where the rank writes: ends of pipes that the pump reads, or files.
+/// Sets where the rank writes its output: pipes that the pump reads, or files.
 void Job::direct_output(int rank, JobRank& started, Inheritance& inheritance, os::Fd& output, os::Fd& error) {
   const bool has_logs = !options_.log_directory.empty();
   if (!has_logs && options_.output == RankOutput::inherit) return;
@@ -280,8 +280,8 @@ void Job::supervise() {
   }
 }
 
-/// Finds the first failure. Among ranks that ended between two looks, one that was killed is the likelier cause: the
-/// others leave because they lost it.
+/// Finds the first failure. If several ranks ended between two checks, a rank that was killed is the more likely cause:
+/// the others end because they lost it.
 void Job::judge(const std::vector<std::size_t>& ended) {
   if (failed_ || timed_out_) return;
   const JobRank* first = nullptr;
@@ -294,14 +294,14 @@ void Job::judge(const std::vector<std::size_t>& ended) {
   failed_ = true;
   const bool is_explained =
       first->end.si_code == CLD_EXITED && std::ranges::count(options_.explained, first->end.si_status) != 0;
-  // It may have heard of a signal from another rank, before the signal came to this one.
+  // Another rank may have reported a signal before this process received it.
   const bool is_asked = asked_by_ == SIGINT ? is_interrupted() : asked_by_ != 0;
   status_ = is_explained && is_asked ? 128 + asked_by_ : status_of(first->end);
   const int number = place_.rank_offset + static_cast<int>(first - ranks_.data());
   words_ =
       fmt::format("rank {} (pid {}) on host {} {}", number, first->child.pid, os::host_name(), end_text(first->end));
   if (nodes_ != nullptr) nodes_->tell(false, status_, words_);
-  if (phase_ == Phase::killed) return;  // that was said
+  if (phase_ == Phase::killed) return;  // the failure was reported earlier
   if (phase_ == Phase::running) enter(Phase::grace, options_.grace);
   if (is_explained) return;
   const std::string where = options_.log_directory.empty() || options_.tee
@@ -321,18 +321,18 @@ void Job::hear_of_other_nodes() {
   say(words_ + (std::ranges::any_of(ranks_, is_alive) ? "; ending the ranks of this node" : ""));
 }
 
-/// Just now.
+/// Returns whether SIGINT was received a moment ago.
 bool Job::is_interrupted() const {
   return interrupted_ && Clock::now() - *interrupted_ < options_.kill_after;
 }
 
-/// Whether the launcher is to stop, too.
+/// Returns whether the launcher itself must stop.
 bool Job::pass_signals_on() {
   bool stops = false;
   while (const auto received = signals_->next()) {
     for (const JobRank& rank : ranks_) {
       if (!rank.is_alive) continue;
-      // Those that left our group do not hear the terminal.
+      // Ranks in this process group receive signals of the terminal themselves. Ranks that left the group do not.
       if (received->from_terminal && ::getpgid(rank.child.pid) == ::getpgrp()) continue;
       os::send_signal(rank.child.process, received->signal);
     }
@@ -340,7 +340,7 @@ bool Job::pass_signals_on() {
     const bool is_end = received->signal == SIGINT || received->signal == SIGTERM || received->signal == SIGHUP;
     if (is_end) asked_by_ = received->signal;
     if (is_end && !std::ranges::any_of(ranks_, is_alive)) {
-      // What is left to wait for is other nodes.
+      // Only the other nodes remain to wait for.
       others_ended_ = true;
       if (status_ == 0) status_ = 128 + received->signal;
     } else if (received->signal == SIGINT) {
@@ -366,7 +366,7 @@ void Job::end_ranks(int signal) {
   for (const JobRank& rank : ranks_) {
     if (!rank.is_alive) continue;
     os::send_signal(rank.child.process, signal);
-    os::send_signal(rank.child.process, SIGCONT);  // a stopped one cannot leave
+    os::send_signal(rank.child.process, SIGCONT);  // a stopped process cannot exit
   }
   enter(signal == SIGKILL ? Phase::killed : Phase::terminated, options_.grace);
 }
@@ -427,7 +427,7 @@ int launch_local(const std::vector<std::string>& command, const LaunchOptions& o
     place.world_size = own.ranks;
     place.job = os::random_hex(16);
     place.reserved = launch::reserve_port(0);
-    // No port in this sandbox: the usual number, that nobody can listen on anyway.
+    // If this sandbox has no ports, use the default number, at which no process can listen anyway.
     place.master_port = place.reserved ? place.reserved->number : launch::usual_port;
   }
   if (!own.job.empty()) place.job = own.job;

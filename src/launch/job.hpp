@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // The life of a job on this host:
-//  1. A guard process is forked; it kills the job when the launcher dies without a word.
-//  2. The ranks are started in the launcher's own process group, so that a terminal's Ctrl-C and Ctrl-Z reach them as
-//     they reach any command, and each with a death signal.
-//  3. One thread waits for pidfds, signals to pass on, news of other launchers and deadlines. The first rank that fails
-//     decides the status; the others get `grace`, SIGTERM, `grace`, SIGKILL. A SIGTERM or SIGHUP that is passed on to
-//     all: `kill_after`, SIGKILL.
-//  4. When all ranks are reaped, here and on other nodes, processes that they left behind are ended, the pipes are read
-//     to their end, and the guard is sent home.
+//
+//  1. The launcher forks a guard process, which kills the job if the launcher dies unexpectedly.
+//  2. The launcher starts the ranks in its own process group, so that Ctrl-C and Ctrl-Z on the terminal reach them as
+//     they reach any command. Each rank has a death signal.
+//  3. One thread waits for pidfds, signals to forward, messages of other launchers, and deadlines. The first rank that
+//     fails determines the status. The other ranks get `grace`, then SIGTERM, `grace` again, then SIGKILL. If a SIGTERM
+//     or SIGHUP is forwarded to all ranks, they get `kill_after`, then SIGKILL.
+//  4. When all ranks have been reaped, here and on other nodes, the launcher ends the processes that they left behind,
+//     drains the pipes, and terminates the guard.
 
 #include <signal.h>
 
@@ -28,17 +29,18 @@
 namespace muster::launch {
 
 inline constexpr int most_ranks = 4096;
-/// torch's.
+/// The default port of torch.
 inline constexpr int usual_port = 29500;
 
-/// Ranks that have a whole model together. Throws Error(argument) if so many ranks are no multiple of that.
+/// Returns the number of ranks that hold a whole model together. Throws Error(argument) if `ranks` is not a multiple of
+/// it.
 int ranks_of_model(int ranks, int model_parallelism, int pipeline_parallelism);
-/// Throws Error(argument) on options that cannot be.
+/// Throws Error(argument) for invalid options.
 void check(const LaunchOptions& options);
-/// Why a command could not be started.
+/// Returns why a command could not be started.
 std::string exec_failure(const std::string& command, int failure);
 
-/// Makes the process of a rank (its number on this host) with these variables in its environment.
+/// Starts the process of a rank with these variables in its environment. `local_rank` is its number on this host.
 using Starter =
     std::function<Child(int local_rank, const ExecArguments::Variables& variables, const Inheritance& inheritance)>;
 
@@ -46,36 +48,38 @@ struct JobRank {
   Child child;
   bool is_alive = true;
   siginfo_t end{};
-  int order = 0;                                 ///< among those that have ended
-  bool was_told_to = false;                      ///< by SIGTERM or SIGKILL of the launcher
-  os::Fd error_log = {};                         ///< what it wrote to standard error, if that is a file
-  std::optional<std::size_t> error_stream = {};  ///< or a stream of the pump
+  int order = 0;                                 ///< the position among the ranks that have ended
+  bool was_told_to = false;                      ///< the launcher had sent it SIGTERM or SIGKILL
+  os::Fd error_log = {};                         ///< its standard error, if that is a file
+  std::optional<std::size_t> error_stream = {};  ///< its standard error, if that is a stream of the pump
 };
 
-/// 128 + the signal that killed it, as the shell has it.
+/// Returns 128 plus the number of the signal that killed the process, as a shell does.
 int status_of(const siginfo_t& end) noexcept;
-/// "ended with status 3", "was killed by SIGSEGV (core dumped)".
+/// Returns a text such as "ended with status 3" or "was killed by SIGSEGV (core dumped)".
 std::string end_text(const siginfo_t& end);
 
 class Job {
  public:
-  /// `options.ranks` of them, at that place among all. `mark`: of the processes; `speaks`: whether it says on standard
-  /// error what went wrong. `nodes` is null for one host. The options outlive it.
+  /// Prepares `options.ranks` ranks. `place` gives their position among all ranks. `mark` identifies the processes of
+  /// the job. If `speaks` is set, the job reports failures on standard error. `nodes` is null for one host. `options`
+  /// must outlive the job.
   Job(const LaunchOptions& options, Place place, Nodes* nodes, std::string mark, bool speaks, Starter starter);
-  /// Whatever ended the start or the wait: no rank outlives it.
+  /// Ends all ranks that are still running.
   ~Job();
   Job& operator=(Job&&) = delete;
 
-  /// Returns what launch_local() returns.
+  /// Returns the result of launch_local().
   int run();
-  /// errno of the first rank that could not be started.
+  /// Returns the errno of the first rank that could not be started.
   [[nodiscard]] int failed_exec() const noexcept { return failed_exec_; }
-  /// Of the failure, if there was one.
+  /// Returns the message of the failure, or an empty string.
   [[nodiscard]] const std::string& words() const noexcept { return words_; }
-  /// After run(). What the ranks wrote to standard error last, if it went through the launcher or into a file.
+  /// Used after run(). error_tail() returns the last output of a rank on standard error, if it passed through the
+  /// launcher or into a file.
   [[nodiscard]] const std::vector<JobRank>& ranks() const noexcept { return ranks_; }
   [[nodiscard]] std::string error_tail(const JobRank& rank) const;
-  /// A line on standard error, if it speaks.
+  /// Writes a line to standard error, if `speaks` is set.
   void say(const std::string& words) const;
 
  private:
@@ -103,7 +107,7 @@ class Job {
   std::string mark_;
   bool speaks_;
   Starter starter_;
-  // Before the guard, which must not hear them either; as long as there are ranks.
+  // Made before the guard, which must not receive these signals either. Exists as long as there are ranks.
   std::optional<SignalRelay> signals_{std::in_place};
   JobGuard guard_;
   std::vector<JobRank> ranks_;
@@ -114,14 +118,14 @@ class Job {
   Clock::time_point phase_end_{};
   std::optional<Clock::time_point> timeout_;
   std::optional<Clock::time_point> interrupted_;
-  int asked_by_ = 0;   // the last signal that was to end the job
-  int passed_on_ = 0;  // of these the one that ranks are killed after if they do not end
+  int asked_by_ = 0;   // the last signal that requested the end of the job
+  int passed_on_ = 0;  // the last of these signals after which ranks are killed if they do not end
   bool failed_ = false;
   bool timed_out_ = false;
-  bool others_ended_ = true;  // the ranks of other nodes
+  bool others_ended_ = true;  // the ranks of other nodes have ended
   int status_ = 0;
-  bool is_live_ = false;  // a line for each rank is drawn
-  std::string words_;     // of the failure
+  bool is_live_ = false;  // one line per rank is drawn
+  std::string words_;     // the message of the failure
 };
 
 }  // namespace muster::launch

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The processes that launch_subprocesses() starts: the launcher and the ranks. The numbers are those of
+// The processes that launch_subprocesses() starts: the launcher and the ranks. The step numbers are those of
 // subprocesses.hpp.
 
 #include <fcntl.h>
@@ -39,7 +39,7 @@ Functions& functions() {
 
 std::atomic<bool> is_hooked{false};
 
-/// The end of what a rank wrote in one line: "words | more words".
+/// Returns the last output of a rank as one line: "line | next line".
 std::string in_one_line(std::string_view tail) {
   std::string text;
   while (!tail.empty()) {
@@ -64,13 +64,13 @@ class Launcher {
     place.master_address = call_.config.master_addr;
     place.master_port = call_.config.master_port.value_or(usual_port);
     const bool is_whole = options.ranks == place.world_size;
-    // Launchers of one job know nothing of each other but where it meets.
+    // The launchers of one job share only the address of its rendezvous.
     place.job = is_whole ? os::random_hex(16) : fmt::format("{}:{}", place.master_address, place.master_port);
     if (!options.job.empty()) place.job = options.job;
     if (!is_whole) place.meeting_port = place.master_port + 1;
     if (!is_whole && place.rank_offset == 0 && call_.config.init_method == "env://")
       place.listener = listen_for_ranks(place.meeting_port);
-    // Read when the ranks have ended.
+    // The reports are read when the ranks have ended.
     for (int rank = 0; rank < options.ranks; ++rank) reports_.push_back(make_report());
     Job job(options, std::move(place), nullptr, os::environment(mark_variable).value_or(os::random_hex(16)), false,
             [this](int rank, const ExecArguments::Variables& variables, const Inheritance& inheritance) {
@@ -101,7 +101,8 @@ class Launcher {
                      [&] { return run_rank(call_, std::move(reports_[static_cast<std::size_t>(rank)])); });
   }
 
-  /// Of the ranks that failed by themselves, the one that blames no other; the first of several.
+  /// Returns the error of the root cause: an error of a rank that names no other rank. If there are several, returns
+  /// the earliest one.
   std::optional<Error> failure_of(const Job& job) {
     std::optional<Error> first;
     int first_badness = 0;
@@ -126,7 +127,7 @@ class Launcher {
     std::string words;
     if (own) {
       words = own->what();
-      // A failure of the group names its rank already.
+      // A failure of the group already names its rank.
       const std::string name = sync::name_of(info);
       if (words.find(name) == std::string::npos) words = fmt::format("{}: {}", name, words);
       words += fmt::format(" (it {})", end_text(end));
@@ -142,7 +143,7 @@ class Launcher {
   std::vector<os::Fd> reports_;
 };
 
-/// The number of this rank: the launcher has set it.
+/// Returns the number of this rank, which the launcher has set.
 int own_number(const char* name) {
   return std::atoi(os::environment(name).value_or("-1").c_str());
 }
@@ -160,7 +161,7 @@ bool has_main_hook() noexcept {
 
 int run_launcher(const CallText& call, const os::Fd& memory, os::Fd report) {
   try {
-    // What the launcher holds does not go on to its ranks.
+    // The ranks do not inherit the objects of the launcher.
     if (const auto failure = Launcher(call, memory).run()) tell_failure(report, *failure);
   } catch (const Error& error) {
     tell_failure(report, error);
@@ -207,7 +208,7 @@ std::optional<int> launch::run_if_launched() {
   is_hooked = true;
   const auto text = os::environment(call_variable);
   if (!text) return std::nullopt;
-  // Not for programs that this one starts.
+  // Programs that this one starts must not inherit the variable.
   ::unsetenv(call_variable);
   std::array<char, 16> role{};
   int memory = -1, report = -1;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// MultiprocessConfig, backends by name, and what makes a process a rank.
+// MultiprocessConfig, backends by name, and the functions that make a process a rank.
 #include "muster/multiprocess.hpp"
 
 #include <fmt/core.h>
@@ -27,7 +27,8 @@ namespace {
   throw Error(ErrorKind::argument, "the config of a job: " + words);
 }
 
-/// Devices that this process sees: those of the driver's list that CUDA_VISIBLE_DEVICES leaves.
+/// Returns the number of devices that this process sees: the devices of the driver that CUDA_VISIBLE_DEVICES does not
+/// hide.
 int visible_devices() {
   std::error_code failure;
   int devices = 0;
@@ -47,7 +48,7 @@ ChosenBackend& chosen_backend() {
   return chosen;
 }
 
-/// The one that is named, else that of calls that name none.
+/// Returns the named backend, or the default backend if the name is empty.
 std::string backend_or(std::string_view named) {
   return named.empty() ? get_distributed_backend() : std::string(named);
 }
@@ -90,7 +91,8 @@ std::string default_backend() {
       collectives::check_backend_name(*named);
       return std::move(*named);
     } catch (const Error& error) {
-      // The variable is PyTorch's. A name that only PyTorch can use must not stop a job that did not ask for it here.
+      // The variable belongs to PyTorch. A name that only PyTorch knows must not stop a job that has not requested it
+      // here.
       log(LogLevel::info,
           fmt::format("TORCH_DISTRIBUTED_BACKEND={} is ignored, and \"tcp\" is used: {}", *named, error.what()));
     }
@@ -137,7 +139,7 @@ void init_dist(const MultiprocessConfig& config) {
 
 void init_and_run(RankFunction function, const MultiprocessConfig& config, std::span<const std::string> arguments) {
   init_dist(config);
-  // Groups end before the process group, whatever the function does.
+  // The parallel groups end before the process group, however the function ends.
   struct AtEnd {
     ~AtEnd() {
       destroy_parallel_groups();

@@ -21,7 +21,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// What each launcher tells the others first.
+/// The first record that each launcher sends to the others.
 struct Opening {
   std::int32_t ranks = 0;
   std::int32_t master_port = 0;
@@ -112,7 +112,7 @@ Nodes::~Nodes() {
     stops_ = true;
   }
   changed_.notify_all();
-  // Its waits end: the other launchers hear that this one has given up.
+  // This ends the waits of the thread. The other launchers learn that this one has given up.
   give_up(Error(ErrorKind::cancelled, "its launcher has ended"));
   thread_.join();
 }

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The launchers of a job on several hosts, one on each, as a group of their own:
-//  1. They meet by TCP at node 0's address, and tell each other how many ranks each starts. Node 0 tells the job's key,
-//     and where the ranks meet: it listens there already, and its first rank inherits the socket.
-//  2. While the ranks run, a thread makes a round of all launchers several times a second, and at once if there is
-//     something to tell: that this node's ranks have ended, or that one of them has failed. A launcher that dies is
-//     noticed by its connection.
+// The launchers of a job on several hosts, one per host, form a group of their own:
+//
+//  1. They form a TCP group at the address of node 0, and exchange the number of ranks that each of them starts. Node 0
+//     sends the key of the job and the address of the ranks' rendezvous. It already listens there, and its first rank
+//     inherits the socket.
+//  2. While the ranks run, a thread makes rounds of all launchers several times per second. It makes one at once if
+//     there is news: the ranks of this node have ended, or one of them has failed. If a launcher dies, the others
+//     notice it by their connections.
 //  3. When the ranks of all nodes have ended, the rounds end.
 
 #include <array>
@@ -24,16 +26,16 @@
 
 namespace muster::launch {
 
-/// A TCP port that nobody else gets as long as `holder` lives: it is bound and does not listen, so that a program that
-/// sets SO_REUSEADDR, as torch does, can listen there.
+/// A TCP port that no other program gets while `holder` exists. The socket is bound but does not listen. So a program
+/// that sets SO_REUSEADDR, as torch does, can listen at the port.
 struct ReservedPort {
   os::Fd holder;
   int number = 0;
 };
-/// `wanted`: 0 for any. Empty if it is another program's.
+/// Reserves the port `wanted`, or any port for 0. Returns nullopt if another program uses it.
 std::optional<ReservedPort> reserve_port(int wanted);
 
-/// Where the ranks of one launcher are among all of the job, and where they meet.
+/// The position of the ranks of one launcher among all ranks of the job, and the address of their rendezvous.
 struct Place {
   int rank_offset = 0;
   int world_size = 1;
@@ -41,38 +43,38 @@ struct Place {
   std::string job;
   std::string master_address = "127.0.0.1";
   int master_port = 0;
-  /// Of ranks that meet by TCP; 0: they do not.
+  /// The port of the ranks' rendezvous by TCP; 0 if they do not use TCP.
   int meeting_port = 0;
-  /// Listens at meeting_port: rank 0 inherits it. Empty on other nodes.
+  /// A socket that listens at meeting_port, which rank 0 inherits. Empty on other nodes.
   os::Fd listener;
-  std::optional<ReservedPort> reserved;  ///< master_port
+  std::optional<ReservedPort> reserved;  ///< reserves master_port
 };
 
-/// Listens for ranks, on all addresses. `port`: 0 for any. Throws Error(io).
+/// Listens for ranks on all addresses at `port`, or at any port for 0. Throws Error(io).
 os::Fd listen_for_ranks(int port);
 
 class Nodes {
  public:
-  /// Collective over the launchers: steps 1. Throws Error(argument) on options that cannot be, and as tcp_group().
+  /// Step 1. Collective over the launchers. Throws Error(argument) for invalid options, and as tcp_group().
   Nodes(const LaunchNodes& options, int ranks);
   ~Nodes();
   Nodes& operator=(Nodes&&) = delete;
-  /// This node's.
+  /// Returns the place of this node.
   [[nodiscard]] Place take_place() { return std::move(place_); }
 
   /// Step 2.
   void start();
-  /// Readable if news() has something.
+  /// Returns a descriptor that is readable if news() has something to return.
   [[nodiscard]] int descriptor() const noexcept { return bell_.get(); }
   struct News {
     bool all_ended = false;
-    int status = 0;     ///< not 0: ranks of another node have failed, or its launcher is lost
-    std::string words;  ///< which, and how
+    int status = 0;     ///< not 0 if ranks of another node have failed, or if its launcher is lost
+    std::string words;  ///< describes the failure
   };
   News news();
-  /// Ends the rounds of all launchers: this one cannot go on. Any thread.
+  /// Ends the rounds of all launchers, because this launcher has failed. Thread-safe.
   void give_up(const Error& cause) noexcept { group_->poison(cause); }
-  /// This node's ranks have ended or, if `status` is not 0, failed; `words` say how.
+  /// Reports that this node's ranks have ended or, if `status` is not 0, have failed; `words` describes the failure.
   void tell(bool has_ended, int status, const std::string& words);
 
  private:
@@ -90,7 +92,7 @@ class Nodes {
   std::mutex mutex_;
   std::condition_variable changed_;
   Record mine_;
-  bool is_new_ = false;  // mine_ has not been told yet
+  bool is_new_ = false;  // mine_ has not been sent yet
   bool stops_ = false;
   News news_;
   os::Thread thread_;

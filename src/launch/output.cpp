@@ -23,7 +23,7 @@ namespace {
 constexpr std::size_t longest_line = 1U << 20U;
 constexpr std::chrono::milliseconds between_drawings{100};
 
-/// As much of a text as so many columns hold, a character each.
+/// Returns the beginning of a text that fits into `columns` columns, one character per column.
 std::string cut_to(std::string_view text, std::size_t columns) {
   std::string cut;
   for (; !text.empty() && columns != 0; --columns) {
@@ -79,7 +79,7 @@ void OutputPump::start() {
 int OutputPump::finish(std::chrono::milliseconds longest) {
   if (!thread_.is_started()) return failure_;
   const std::uint64_t patience = static_cast<std::uint64_t>(longest.count()) + 1;
-  // Adding to a fresh eventfd cannot block, and nothing could be done if it failed.
+  // Adding to a new eventfd cannot block, and a failure could not be handled.
   [[maybe_unused]] const ssize_t told = ::write(stop_.get(), &patience, sizeof patience);
   thread_.join();
   if (live_) note(live_->draw(true));
@@ -90,7 +90,8 @@ void OutputPump::note(int failure) {
   if (failure_ == 0) failure_ = failure;
 }
 
-/// What is lost on a full disk does not keep the ranks from going on; that nobody reads is for them to hear.
+/// A full disk must not stop the ranks, although their output is lost. If the output has no reader any more, the ranks
+/// learn it from their closed pipes.
 void OutputPump::write(Stream& stream) {
   const OutputTarget& target = stream.target;
   if (live_ && target.row)
@@ -131,16 +132,16 @@ void OutputPump::pass_on(Stream& stream) {
 }
 
 void OutputPump::run() {
-  // Of a pipe that nobody reads this thread hears by EPIPE, whatever the process does on SIGPIPE.
+  // If a pipe has no reader, this thread gets EPIPE, whatever the process does on SIGPIPE.
   sigset_t closed_pipe;
   sigemptyset(&closed_pipe);
   sigaddset(&closed_pipe, SIGPIPE);
   ::pthread_sigmask(SIG_BLOCK, &closed_pipe, nullptr);
-  int patience = -1;  // for ever, until finish() says how long
+  int patience = -1;  // no limit, until finish() sets one
   std::vector<pollfd> wanted;
   for (;;) {
     wanted.clear();
-    for (const Stream& stream : streams_) wanted.push_back({stream.source.get(), POLLIN, 0});  // -1 is passed over
+    for (const Stream& stream : streams_) wanted.push_back({stream.source.get(), POLLIN, 0});  // poll() ignores -1
     if (std::all_of(streams_.begin(), streams_.end(), [](const Stream& stream) { return !stream.source; })) return;
     if (patience < 0) wanted.push_back({stop_.get(), POLLIN, 0});
     const bool draws = patience < 0 && live_;

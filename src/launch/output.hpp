@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The ranks' output on its way through the launcher: to a terminal or wherever the launcher's goes, and into files.
+// Forwards the output of the ranks through the launcher: to a terminal or the launcher's standard streams, and into
+// files.
 
 #include <chrono>
 #include <cstddef>
@@ -15,61 +16,63 @@
 
 namespace muster::launch {
 
-/// What is kept of a stream's end.
+/// The number of bytes that are kept of the end of a stream.
 inline constexpr std::size_t longest_tail = 2U << 10U;
 
-/// A line for each rank at the end of a terminal, drawn anew in place: what the rank has said last.
+/// Draws one line per rank at the bottom of a terminal, and redraws it in place. The line shows the last output of the
+/// rank.
 class LiveLines {
  public:
-  /// `names`: what each line begins with. As many lines are drawn as the terminal has room for.
+  /// `names` are the beginnings of the lines. As many lines are drawn as the terminal has space for.
   LiveLines(int terminal, std::vector<std::string> names);
   void set(std::size_t row, std::string_view words);
-  /// Draws what has changed, at most ten times a second unless it is `now`. Returns errno, 0 if there is none.
+  /// Draws the changes, at most ten times per second unless `now` is set. Returns 0 or errno.
   int draw(bool now);
 
  private:
   int terminal_;
   std::vector<std::string> names_;
   std::vector<std::string> words_;
-  std::size_t drawn_ = 0;  // lines that are there
+  std::size_t drawn_ = 0;  // the number of lines on the terminal
   bool has_changed_ = true;
   std::chrono::steady_clock::time_point last_{};
 };
 
-/// Where one stream of a rank goes.
+/// The destinations of one stream of a rank.
 struct OutputTarget {
-  /// Whole lines go to this descriptor, with `prefix` before them; -1: to none.
+  /// Whole lines are written to this descriptor after `prefix`; -1 for none.
   int descriptor = -1;
   std::string prefix = {};
-  os::Fd log = {};                      ///< all bytes go there as they are
-  std::optional<std::size_t> row = {};  ///< of the live lines
+  os::Fd log = {};                      ///< receives all bytes unchanged
+  std::optional<std::size_t> row = {};  ///< the index of the live line
 };
 
-/// Reads pipes in a thread of its own, so that a reader of the launcher's output who is slow does not keep it from
-/// seeing ranks fail. A line is written by one call, at most 1 MiB of it; a last line without an end gets one.
+/// Reads pipes in a separate thread. So a slow reader of the launcher's output does not delay the detection of failed
+/// ranks. Each line is written by one call, up to 1 MiB. If the last line has no newline, one is added.
 class OutputPump {
  public:
-  /// Ends as finish(0).
+  /// Behaves as finish(0).
   ~OutputPump();
   OutputPump& operator=(OutputPump&&) = delete;
 
-  /// Before start(): the streams have live lines.
+  /// Draws live lines for the streams. Called before start().
   void draw_lines(int terminal, std::vector<std::string> names) { live_.emplace(terminal, std::move(names)); }
-  /// Before start(). Returns the number of the stream.
+  /// Adds a stream and returns its number. Called before start().
   std::size_t add(os::Fd source, OutputTarget target);
-  /// Throws Error(io) if no thread or descriptor can be had.
+  /// Throws Error(io) if a thread or descriptor cannot be created.
   void start();
-  /// Waits until all sources have ended, at most `longest` without any coming, and stops. Returns the errno of the
-  /// first write that failed, 0 if none did. A pipe that nobody reads any more is no failure: its sources are closed.
+  /// Waits until all sources have ended, but at most `longest` without new data, and stops the thread. Returns the
+  /// errno of the first failed write, or 0. A pipe without a reader does not count as a failure: its sources are
+  /// closed.
   int finish(std::chrono::milliseconds longest);
-  /// After finish(): the end of what has come.
+  /// Returns the end of the data of a stream. Called after finish().
   [[nodiscard]] const std::string& tail(std::size_t stream) const { return streams_[stream].tail; }
 
  private:
   struct Stream {
     os::Fd source;
     OutputTarget target;
-    std::string line;  ///< the prefix and what has come of the line
+    std::string line;  ///< the prefix and the received part of the current line
     std::string tail;
   };
   void run();
@@ -80,7 +83,7 @@ class OutputPump {
   std::vector<Stream> streams_;
   std::optional<LiveLines> live_;
   os::Fd stop_;
-  int failure_ = 0;  // of the thread, as long as it runs
+  int failure_ = 0;  // used by the thread while it runs
   os::Thread thread_;
 };
 

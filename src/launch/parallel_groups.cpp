@@ -20,7 +20,7 @@ struct Made {
   ForkMutex mutex;
   std::unique_ptr<ParallelGroups> groups;
 };
-/// Destroyed at exit, as the process group is.
+/// Destroyed at exit, like the process group.
 Made& made() {
   static Made all;
   return all;
@@ -46,8 +46,8 @@ ParallelGroups::ParallelGroups(ProcessGroup& world, int model_parallelism, int p
   struct Kind {
     const char* name;
     int size;
-    int step;      // from one of its ranks to the next
-    int position;  // this rank's
+    int step;      // the distance between two ranks of the group
+    int position;  // the position of this rank
     const std::string& backend;
   };
   const Kind kinds[] = {{"model", sizes_.model, 1, place_.model, model_backend},
@@ -59,7 +59,7 @@ ParallelGroups::ParallelGroups(ProcessGroup& world, int model_parallelism, int p
     ranks.reserve(static_cast<std::size_t>(kind.size));
     for (int other = 0; other < kind.size; ++other) ranks.push_back(rank + (other - kind.position) * kind.step);
     groups_[i] = world.split(ranks);
-    // Some groups may be well and others not: all ranks hear of the first that is not.
+    // Some groups may be usable and others not. All ranks get the error of the first group that is not usable.
     sync::inside(world.group()).together({.phase = "parallel groups"}, [&] {
       if (kind.backend.empty()) return;
       try {
@@ -89,7 +89,7 @@ ParallelGroups& parallel_groups() {
 
 void destroy_parallel_groups() noexcept {
   Made& all = made();
-  // A forked child whose parent was making them has none.
+  // In a forked child whose parent was changing the groups there are no groups.
   if (const auto lock = all.mutex.lock_unless_abandoned()) all.groups.reset();
 }
 

@@ -39,7 +39,8 @@ std::vector<char*> pointers_to(std::vector<std::string>& texts) {
   return pointers;
 }
 
-/// What exec would close, unless it is to be inherited. The launcher has one thread: nothing is opened meanwhile.
+/// Closes the descriptors that exec would close, except those that are to be inherited. The launcher has one thread, so
+/// no descriptors are opened meanwhile.
 void close_as_exec_does(std::span<const int> inherited) {
   std::vector<int> closed;
   const std::unique_ptr<DIR, int (*)(DIR*)> directory(::opendir("/proc/self/fd"), ::closedir);
@@ -53,10 +54,12 @@ void close_as_exec_does(std::span<const int> inherited) {
   for (const int descriptor : closed) ::close(descriptor);
 }
 
-/// In the child: only what is safe after the fork of a process with threads. 0, or errno.
+/// Sets up the child. Only functions that are safe after the fork of a process with threads are used. Returns 0 or
+/// errno.
 int take_over(const Inheritance& inheritance, pid_t launcher) {
   int failure = 0;
-  // Asked for too late, the death signal never comes: then the parent is another one already.
+  // If the launcher dies before this call, the death signal never arrives. In that case the parent is already a
+  // different process.
   if (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) failure = errno;
   if (::getppid() != launcher) ::_exit(1);
   if (inheritance.input >= 0 && ::dup2(inheritance.input, STDIN_FILENO) < 0) failure = errno;
@@ -90,13 +93,14 @@ os::Fd pidfd_of(pid_t child) {
 
 using namespace std::chrono_literals;
 
-/// The environment a process was started with; empty if it is gone, a zombie or somebody else's.
+/// Reads the environment that a process was started with. Sets an empty text if the process has ended, is a zombie, or
+/// belongs to another user.
 void read_environment(pid_t pid, std::string& text) {
   text.clear();
   const std::string path = "/proc/" + std::to_string(pid) + "/environ";
   const os::Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!file) return;
-  constexpr std::size_t most = 8U << 20U;  // the kernel allows 6 MiB of arguments and environment together
+  constexpr std::size_t most = 8U << 20U;  // the kernel allows 6 MiB for arguments and environment together
   std::size_t used = 0;
   while (used < most) {
     text.resize(used + (64U << 10U));
@@ -120,8 +124,8 @@ void send_to_all(const std::vector<os::Fd>& processes, int signal) {
   for (const os::Fd& process : processes) os::send_signal(process, signal);
 }
 
-/// Overwrites this process's own mark, as others see it in /proc, so that the end of an outer job does not take the
-/// guard of an inner one before that has done its work.
+/// Overwrites the mark of this process as /proc shows it. Otherwise the end of an outer job would kill the guard of an
+/// inner job too early.
 void wipe_mark() {
   const std::size_t length = std::strlen(mark_variable);
   for (char** entry = environ; *entry != nullptr; ++entry)
@@ -134,7 +138,7 @@ void wipe_mark() {
   sigset_t all;
   sigfillset(&all);
   ::sigprocmask(SIG_SETMASK, &all, nullptr);
-  // Whoever reads the launcher's output to its end must not wait for this process.
+  // A program that reads the launcher's output to the end must not wait for this process.
   const int nowhere = ::open("/dev/null", O_RDWR | O_CLOEXEC);
   for (int standard = 0; standard < 3 && nowhere >= 0; ++standard) ::dup2(nowhere, standard);
   const unsigned kept = static_cast<unsigned>(lifeline);
@@ -143,7 +147,7 @@ void wipe_mark() {
   wipe_mark();
   char goodbye = 0;
   const ssize_t got = read_some(lifeline, &goodbye, 1);
-  // Again until none is left: one that was forking while the list was made is in the next.
+  // Repeat until none is left: a process that was forked while the list was made is in the next list.
   for (int round = 0; got <= 0 && round < 100; ++round) {
     const std::vector<os::Fd> processes = marked_processes(mark);
     if (processes.empty() && round > 1) break;
@@ -167,7 +171,7 @@ Pipe make_pipe(int flags) {
 }
 
 ExecArguments::ExecArguments(const std::vector<std::string>& command, const Variables& variables) : command_(command) {
-  std::map<std::string_view, std::string_view> given;  // the last one wins, as in a shell
+  std::map<std::string_view, std::string_view> given;  // the last value wins, as in a shell
   for (const auto& [name, value] : variables) given[name] = value;
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
     const std::string_view text(*entry);
@@ -234,7 +238,7 @@ SignalRelay::SignalRelay() {
   descriptor_ = os::Fd(::signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!descriptor_) throw os::errno_error("starting a job: signalfd");
   ::pthread_sigmask(SIG_BLOCK, &wanted, &original_mask_);
-  // Ignored, SIGCHLD would take the ranks' statuses away.
+  // If SIGCHLD were ignored, the statuses of the ranks would be lost.
   struct sigaction usual {};
   usual.sa_handler = SIG_DFL;
   ::sigaction(SIGCHLD, &usual, &original_child_action_);
@@ -250,7 +254,7 @@ std::optional<SignalRelay::Received> SignalRelay::next() {
   const ssize_t got = read_some(descriptor_.get(), &info, sizeof info);
   if (got != sizeof info) return std::nullopt;
   const int signal = static_cast<int>(info.ssi_signo);
-  // That the terminal was closed, the kernel tells the session's leader alone.
+  // When the terminal is closed, the kernel notifies only the session leader.
   return Received{signal, info.ssi_code == SI_KERNEL && signal != SIGHUP};
 }
 
@@ -277,7 +281,7 @@ std::vector<os::Fd> marked_processes(const std::string& mark) {
     if (error != std::errc() || end != name.data() + name.size() || pid == self) continue;
     read_environment(pid, environment);
     if (!has_entry(environment, entry)) continue;
-    // The number may have gone to another process meanwhile: hold this one, then look again.
+    // The number may belong to another process by now. Open a pidfd, then check the environment again.
     os::Fd process = os::open_pidfd(pid);
     if (!process) continue;
     read_environment(pid, environment);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The ranks as processes of their launcher: fork, what must be set in between, exec; the signals that it passes on to
-// them; and how all processes of a job are found and ended.
+// The ranks as processes of their launcher: how they are started (fork, setup, exec), how signals are forwarded to
+// them, and how all processes of a job are found and ended.
 
 #include <signal.h>
 #include <sys/types.h>
@@ -18,27 +18,28 @@
 
 namespace muster::launch {
 
-/// read(2), whatever signals come meanwhile.
+/// Calls read(2), and repeats it after signals.
 ssize_t read_some(int source, void* target, std::size_t most) noexcept;
 
-/// A pipe that exec closes: its reader's end and its writer's. `flags`: more of pipe2(2)'s. Throws Error(io).
+/// A pipe whose two ends are closed by exec. make_pipe: `flags` are additional flags for pipe2(2). Throws Error(io).
 struct Pipe {
   os::Fd reader;
   os::Fd writer;
 };
 Pipe make_pipe(int flags = 0);
 
-/// The NULL-terminated arrays that exec wants, made before the fork: nothing may be allocated after it.
+/// The NULL-terminated arrays that exec needs. They are made before the fork, because no memory may be allocated after
+/// it.
 class ExecArguments {
  public:
   using Variables = std::vector<std::pair<std::string, std::string>>;
-  /// The caller's environment with `variables` set in it, and without those that say how the caller was started
-  /// (sync::is_own_variable).
+  /// Uses the caller's environment with `variables` set in it. Removes the variables that describe how the caller was
+  /// started (sync::is_own_variable).
   ExecArguments(const std::vector<std::string>& command, const Variables& variables);
-  /// This very program, whatever its file is called now, without arguments.
+  /// Returns the arguments to run this program again, without arguments. It also works if its file has been renamed.
   static ExecArguments own_program(const Variables& variables);
 
-  /// What is executed: a path, or a name that is looked for.
+  /// Returns the program to execute: a path, or a name that is searched for in PATH.
   [[nodiscard]] const char* program() const noexcept { return program_; }
   [[nodiscard]] char* const* command() const noexcept { return command_pointers_.data(); }
   [[nodiscard]] char* const* environment() const noexcept { return environment_pointers_.data(); }
@@ -51,55 +52,55 @@ class ExecArguments {
   std::vector<char*> environment_pointers_;
 };
 
-/// What the child gets of its launcher.
+/// The resources that a child inherits from its launcher.
 struct Inheritance {
-  // Standard streams; -1: what the launcher has.
+  // Standard streams; -1 for the stream of the launcher.
   int input = -1;
   int output = -1;
   int error = -1;
-  /// Descriptors that stay open, by their numbers, whatever is set for exec.
+  /// Descriptors that stay open under their numbers, even if they are marked close-on-exec.
   std::vector<int> descriptors = {};
   sigset_t mask{};
 };
 
 struct Child {
   pid_t pid = -1;
-  os::Fd process;      ///< its pidfd
+  os::Fd process;      ///< the pidfd of the process
   os::Fd exec_report;  ///< see exec_error()
 };
 
-/// Forks, and executes the command in the child; it dies when the calling thread does. Throws Error(io) if no process
-/// can be had. Whether the exec worked is told later, by exec_error().
+/// Forks, and executes the command in the child. The child dies when the calling thread ends. Throws Error(io) if no
+/// process can be created. exec_error() returns later whether the exec succeeded.
 Child spawn(const ExecArguments& arguments, const Inheritance& inheritance);
 
-/// The same without exec, from a process that has no other threads: the child has that environment, the descriptors
-/// that exec would have left it, and ends with what `body` returns, as if by a return from main().
+/// Like spawn(), but without exec, from a process without other threads. The child has the given environment and the
+/// descriptors that exec would have left open. It ends with the result of `body`, as if main() had returned it.
 Child fork_into(const ExecArguments& arguments, const Inheritance& inheritance, const std::function<int()>& body);
 
-/// Waits for the child's exec. 0 if it worked, else errno.
+/// Waits for the child's exec. Returns 0 if it succeeded, otherwise errno.
 int exec_error(Child& child);
 
-/// The signals that a launcher passes on, read from a descriptor while they are blocked. Blocks the signals of the
-/// calling thread, and gives it its mask back at the end. What was ignored stays ignored: a job under nohup hears no
+/// Receives the signals that a launcher forwards. The signals are blocked and read from a descriptor. Blocks them in
+/// the calling thread, and restores its mask at the end. Ignored signals remain ignored: a job under nohup receives no
 /// SIGHUP.
 class SignalRelay {
  public:
-  /// Throws Error(io) if there is no descriptor to be had.
+  /// Throws Error(io) if no descriptor can be created.
   SignalRelay();
   ~SignalRelay();
   SignalRelay& operator=(SignalRelay&&) = delete;
 
   struct Received {
     int signal = 0;
-    bool from_terminal = false;  ///< by a key: the kernel sent it to the whole foreground group
+    bool from_terminal = false;  ///< sent by a key: the kernel sent it to the whole foreground group
   };
-  /// The next one that has come, none if none has.
+  /// Returns the next signal that has arrived, or nullopt.
   std::optional<Received> next();
-  /// Readable when next() has one.
+  /// Returns a descriptor that is readable if next() has a signal.
   [[nodiscard]] int descriptor() const noexcept { return descriptor_.get(); }
-  /// The thread's mask before: what the ranks start with.
+  /// Returns the previous mask of the thread, with which the ranks start.
   [[nodiscard]] const sigset_t& original_mask() const noexcept { return original_mask_; }
-  /// Lets SIGTSTP have its effect on this process; returns after SIGCONT.
+  /// Lets SIGTSTP stop this process. Returns after SIGCONT.
   void stop_here() const;
 
  private:
@@ -108,33 +109,34 @@ class SignalRelay {
   os::Fd descriptor_;
 };
 
-// The processes that a launcher has started, found by what they cannot lose by accident: its mark in the environment
-// they were started with. That also finds what ranks left behind, which no process group and no parent leads to any
-// more.
+// Finds the processes that a launcher has started. They have its mark in the environment that they were started with,
+// which they cannot lose by accident. This also finds processes that ranks left behind, which neither a process group
+// nor a parent identifies any more.
 
-/// The environment variable that marks them. (MUSTER_JOB is the same for launchers of one job.)
+/// The environment variable of the mark. (MUSTER_JOB is the same for all launchers of one job.)
 inline constexpr const char* mark_variable = "MUSTER_LAUNCHER";
 
-/// A pidfd of each live process of this user that was started with that mark, the caller excepted. Processes of other
-/// users and those that rewrote their environment are not found.
+/// Returns a pidfd of each live process of this user that was started with the mark, except the caller. Processes of
+/// other users are not found, and neither are those that rewrote their environment.
 std::vector<os::Fd> marked_processes(const std::string& mark);
 
-/// SIGTERM, SIGKILL to those that are still there after `patience`. Returns how many there were.
+/// Sends SIGTERM, and SIGKILL to the processes that still exist after `patience`. Returns the number of processes that
+/// it found.
 std::size_t end_marked_processes(const std::string& mark, std::chrono::milliseconds patience);
 
-/// A small process that waits for its launcher to die. Death signals reach the ranks alone, not the processes that they
-/// started (a shell's children): the guard kills those too. It stands in a session of its own, where neither the
-/// terminal nor a signal to the launcher's group reaches it.
+/// A small process that waits for the death of its launcher. Death signals reach only the ranks, and not the processes
+/// that they started (children of a shell). The guard kills those too. It has its own session, where it receives no
+/// signals of the terminal and none that are sent to the launcher's process group.
 class JobGuard {
  public:
-  /// Throws Error(io) if no process can be had.
+  /// Throws Error(io) if no process can be created.
   explicit JobGuard(const std::string& mark);
-  /// The launcher ends in good order: the guard leaves, and nothing is killed.
+  /// Called at an orderly end of the launcher: the guard exits without killing any process.
   ~JobGuard();
   JobGuard& operator=(JobGuard&&) = delete;
 
  private:
-  os::Fd lifeline_;  // a socket: writing to a guard that was killed is no signal
+  os::Fd lifeline_;  // a socket, because a write to a killed guard must not raise a signal
   pid_t pid_ = -1;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// launch_subprocesses(): the call as it travels, and the caller's side. The numbers are those of subprocesses.hpp.
+// launch_subprocesses(): the serialised call, and the caller's side. The step numbers are those of subprocesses.hpp.
 
 #include "src/launch/subprocesses.hpp"
 
@@ -33,7 +33,7 @@ namespace {
 using Milliseconds = std::chrono::milliseconds;
 using Texts = std::vector<std::string>;
 
-/// Every value that travels, by its name.
+/// Calls `field` with the name and value of every serialised field.
 template <class Call, class Field>
 void each_field(Call& call, const Field& field) {
   field("function", call.function);
@@ -131,8 +131,8 @@ void check_call(const CallText& call) {
       refuse(fmt::format("there is no registered function '{}' in this program (RegisteredFunction)", name));
 }
 
-/// Until the launcher has closed its pipe, or, where the hook of this process wants the wait to end, has killed the
-/// ranks. A terminal's Ctrl-C has reached them, too: they have `grace` to leave with their own words.
+/// Waits until the launcher has closed its pipe. If the interrupt hook of this process ends the wait, kills the ranks.
+/// Ctrl-C on the terminal has reached the ranks too, so they have `grace` to exit with their own error messages.
 void wait_for_end(const Child& launcher, const os::Fd& report, std::chrono::milliseconds grace) {
   using Clock = os::Clock;
   constexpr int between_asks = 60;
@@ -146,14 +146,14 @@ void wait_for_end(const Child& launcher, const os::Fd& report, std::chrono::mill
   }
 }
 
-/// The launcher's words, once it has closed its pipe.
+/// Returns the error of the launcher after it has closed its pipe.
 std::optional<Error> words_of_launcher(Child& launcher, const os::Fd& report) {
   auto failure = read_failure(report);
   siginfo_t end{};
   int waited = 0;
   do waited = ::waitid(P_PIDFD, static_cast<id_t>(launcher.process.get()), &end, WEXITED);
   while (waited != 0 && errno == EINTR);
-  // A program that ignores its children's ends hears of none.
+  // If a program ignores SIGCHLD, the exit status of the launcher is lost.
   if (failure || waited != 0 || status_of(end) == 0) return failure;
   return Error(ErrorKind::peer_lost, fmt::format("the launcher (pid {}) on host {} {}, and its ranks with it",
                                                  launcher.pid, os::host_name(), end_text(end)));
@@ -192,7 +192,7 @@ void tell_failure(const os::Fd& report, const Error& error) noexcept {
   Failure failure;
   failure.is_there = 1;
   failure.error.put(error);
-  // Its reader may be gone, and then nobody wants it.
+  // The reader may have ended; then the failure is not needed.
   (void)os::write_all(report.get(), {reinterpret_cast<const char*>(&failure), sizeof failure});
 }
 
@@ -200,7 +200,7 @@ std::optional<Error> read_failure(const os::Fd& report) {
   Failure failure;
   const auto bytes = std::as_writable_bytes(std::span(&failure, 1));
   std::size_t got = 0;
-  ::lseek(report.get(), 0, SEEK_SET);  // of a file; a pipe has no beginning
+  ::lseek(report.get(), 0, SEEK_SET);  // rewinds a file; pipes ignore it
   while (got < bytes.size()) {
     const ssize_t more = read_some(report.get(), bytes.data() + got, bytes.size() - got);
     if (more <= 0) break;

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What launch_subprocesses() tells the processes that it starts, and what they tell it:
-//  1. The caller writes the call into memory without a name, and starts this program, or the call's own, once more
-//     as the launcher, which has no threads and so may fork: MUSTER_CALL in its environment has the descriptors of the
-//     memory and of a pipe.
-//  2. The launcher is a Job. It forks the ranks, or starts this program once more for each (LaunchMethod). Each rank
-//     has a pipe into which it writes the error that it ends with.
-//  3. When all have ended the launcher writes the failure, if there was one, into the caller's pipe.
-// run_launched_function() is what the launcher and ranks that were started by exec come to in main().
+// The protocol between launch_subprocesses() and the processes that it starts:
+//
+//  1. The caller writes the call into anonymous memory. It starts this program, or the program of the call, again as
+//     the launcher. The launcher has no threads, so it may fork. MUSTER_CALL in its environment contains the
+//     descriptors of the memory and of a pipe.
+//  2. The launcher is a Job. It forks the ranks, or starts this program again for each of them (LaunchMethod). Each
+//     rank has a file in memory into which it writes its error.
+//  3. When all ranks have ended, the launcher writes the failure, if there was one, into the pipe of the caller.
+// The launcher, and ranks that were started by exec, enter run_launched_function() in main().
 
 #include <optional>
 #include <string>
@@ -24,34 +25,34 @@ namespace muster::launch {
 inline constexpr const char* call_variable = "MUSTER_CALL";
 
 struct CallText {
-  std::string function;  ///< or
+  std::string function;  ///< the function to run, or
   std::vector<std::string> command;
   MultiprocessConfig config;
   SubprocessOptions options;
 };
-/// Throws Error(argument) on text that is no UTF-8.
+/// Throws Error(argument) for text that is not valid UTF-8.
 std::string to_text(const CallText& call);
 CallText parse_call(std::string_view text);
 
-/// Where a rank writes its failure: a file in memory, which takes all of it at once. The pipes of a job with hundreds
-/// of ranks may hold less. Throws Error(no_space).
+/// Makes a file in memory for the failure of a rank, which can hold all of it at once. A pipe may be too small: the
+/// pipes of a job with hundreds of ranks have a reduced size. Throws Error(no_space).
 os::Fd make_report();
 /// Writes the failure of a rank into its file, or that of the launcher into the pipe to its caller.
 void tell_failure(const os::Fd& report, const Error& error) noexcept;
-/// Returns none if nothing was written. A pipe is read until all of it has come or its writers have ended.
+/// Returns nullopt if nothing was written. Reads a pipe until the failure is complete or its writers have ended.
 std::optional<Error> read_failure(const os::Fd& report);
 
-/// Null if there is none of that name.
+/// Returns null if there is no function with that name.
 RankFunction find_function(std::string_view name);
-/// Whether run_launched_function() has been called.
+/// Returns whether run_launched_function() has been called.
 bool has_main_hook() noexcept;
-/// run_launched_function() with the status that the process is to end with, for programs that have more to end than
-/// std::exit() does; none: this process is no launched one.
+/// Behaves as run_launched_function(), but returns the exit status, for programs that must do more at their end than
+/// std::exit() does. Returns nullopt if this process was not launched.
 std::optional<int> run_if_launched();
-/// Starts this program, or the call's own, once more.
+/// Returns the arguments to start this program, or the program of the call, again.
 ExecArguments program_of(const CallText& call, const ExecArguments::Variables& variables);
 
-/// Runs the call as a launcher or as a rank, and returns the status to exit with.
+/// Run the call as the launcher or as a rank. Return the exit status.
 int run_launcher(const CallText& call, const os::Fd& memory, os::Fd report);
 int run_rank(const CallText& call, os::Fd report);
 

@@ -22,7 +22,7 @@ namespace {
 
 std::atomic<bool> rests{false};
 
-/// Keeps what MPI may still touch, reachable until the process ends.
+/// Keeps memory that MPI may still access until the process ends.
 void keep_for_ever(std::shared_ptr<const void> memory) noexcept {
   if (!memory) return;
   static ForkMutex mutex;
@@ -33,7 +33,8 @@ void keep_for_ever(std::shared_ptr<const void> memory) noexcept {
     const std::lock_guard lock(mutex);
     kept.push_back(memory);
   } catch (const std::exception&) {
-    // Out of memory, or a forked child. Then it leaks, which is as good: a pointer that is never destroyed.
+    // Out of memory, or in a forked child. The memory then leaks, which has the same effect: the pointer is never
+    // destroyed.
     using Pointer = std::shared_ptr<const void>;
     alignas(Pointer) std::array<std::byte, sizeof(Pointer)> leaked;
     ::new (leaked.data()) Pointer(std::move(memory));
@@ -48,7 +49,7 @@ void check(int code, const char* what) {
   int length = 0;
   MPI_Error_string(code, text.data(), &length);
   std::string words(text.data(), static_cast<std::size_t>(length));
-  // MPICH's stack of calls is of use to its developers only: the last line says what it was.
+  // The call stack of MPICH is useful only to its developers. The last line contains the cause.
   while (!words.empty() && words.back() == '\n') words.pop_back();
   if (const std::size_t line = words.find_last_of('\n'); line != std::string::npos) words.erase(0, line + 1);
   throw Error(ErrorKind::io, fmt::format("MPI: {}: {}", what, words));
@@ -70,7 +71,8 @@ void throw_if_resting() {
   if (must_rest()) throw Error(ErrorKind::unsupported, resting_words);
 }
 
-/// The caller's communicator returns its errors while this lives: they must not end his process.
+/// While this object exists, the communicator of the caller returns its errors, because they must not terminate the
+/// process.
 class ErrorsReturned {
  public:
   explicit ErrorsReturned(MPI_Comm comm) : comm_(comm) {
@@ -88,8 +90,8 @@ class ErrorsReturned {
   MPI_Errhandler before_ = MPI_ERRHANDLER_NULL;
 };
 
-/// A send, a receive or a collective operation of MPI. Its memory is kept by `keeper` until MPI has finished it; where
-/// it never does, for ever.
+/// A send, a receive or a collective operation of MPI. `keeper` keeps its memory until MPI has completed the operation,
+/// or permanently if MPI never does.
 class Request final : public hosts::Operation {
  public:
   Request(MPI_Request request, std::shared_ptr<const void> keeper, bool borrows = false) noexcept
@@ -101,12 +103,13 @@ class Request final : public hosts::Operation {
     check(MPI_Test(&request_, &flag, MPI_STATUS_IGNORE), "testing a message");
     return flag != 0;
   }
-  /// Waits for MPI to say so, which is a local matter.
+  /// Waits until MPI confirms it. This needs no other rank.
   bool cancel() noexcept override {
     return is_running() && MPI_Cancel(&request_) == MPI_SUCCESS &&
            MPI_Wait(&request_, MPI_STATUS_IGNORE) == MPI_SUCCESS;
   }
-  /// What it works on stays until the process ends. Where that is the caller's, MPI has to rest from then on.
+  /// The memory of the operation is kept until the process ends. If it belongs to the caller, MPI must not be called
+  /// any more.
   void abandon() noexcept override {
     if (borrows_ && is_over()) return;
     if (borrows_) rests.store(true, std::memory_order_relaxed);
@@ -122,7 +125,7 @@ class Request final : public hosts::Operation {
 
   MPI_Request request_;
   std::shared_ptr<const void> keeper_;
-  bool borrows_;  // memory that nobody here keeps
+  bool borrows_;  // the memory belongs to the caller
 };
 
 Pending pending(MPI_Request request, std::shared_ptr<const void> keeper, bool borrows = false) {
@@ -134,7 +137,7 @@ class MpiFound final : public Found {
   MpiFound(MPI_Message message, MPI_Status status) noexcept : message_(message), status_(status) {}
   ~MpiFound() override {
     if (message_ == MPI_MESSAGE_NULL || !is_running()) return;
-    // What is longer than its receive is cut off.
+    // A message that is longer than its receive is truncated.
     MPI_Request request = MPI_REQUEST_NULL;
     if (MPI_Imrecv(nullptr, 0, MPI_BYTE, &message_, &request) == MPI_SUCCESS) MPI_Request_free(&request);
   }
@@ -171,7 +174,7 @@ std::shared_ptr<MpiTransport> MpiTransport::over(MPI_Comm comm, MpiThreads threa
   if (is_inter != 0)
     throw Error(ErrorKind::argument,
                 "mpi_group: an inter-communicator has two groups of ranks: make one of them with MPI_Intercomm_merge");
-  // MPI writes the result when it has finished, however late.
+  // MPI writes the result when it has completed the operation, however late that is.
   const auto copy = std::make_shared<MPI_Comm>(MPI_COMM_NULL);
   MPI_Request request = MPI_REQUEST_NULL;
   check(MPI_Comm_idup(comm, copy.get(), &request), "duplicating the communicator");
@@ -193,7 +196,7 @@ MpiTransport::MpiTransport(MPI_Comm comm, MpiThreads threads, int rank, int size
 int MpiTransport::most_tag() const {
   void* value = nullptr;
   int flag = 0;
-  // An attribute of this one only, says the standard: duplicates need not have it.
+  // According to the standard only MPI_COMM_WORLD has this attribute. Duplicates need not have it.
   check(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, static_cast<void*>(&value), &flag), "asking for the largest tag");
   constexpr int promised = 32767;
   return flag != 0 ? *static_cast<int*>(value) : promised;
@@ -237,7 +240,8 @@ std::unique_ptr<Found> MpiTransport::probe(int from, int tag) {
 }
 
 Pending MpiTransport::barrier() {
-  // Not MPI_Ibarrier: its messages go one way between two ranks, these both ways (rest()).
+  // MPI_Ibarrier is not used: its messages have only one direction between two ranks, and those of MPI_Iallreduce have
+  // both (rest()).
   const auto word = std::make_shared<std::array<int, 2>>();
   MPI_Request request = MPI_REQUEST_NULL;
   check(MPI_Iallreduce(word->data(), word->data() + 1, 1, MPI_INT, MPI_MAX, comm_, &request), "disconnecting");
@@ -245,8 +249,8 @@ Pending MpiTransport::barrier() {
 }
 
 std::vector<std::byte> MpiTransport::tell_all(std::span<const std::byte> mine, std::chrono::milliseconds timeout) {
-  // What others say is zeros here. Messages of this operation go both ways between ranks, which an all-gather's would
-  // not (rest()).
+  // The parts of other ranks are zeros here. The messages of this operation have both directions between two ranks;
+  // those of an all-gather would not (rest()).
   struct Said {
     std::vector<std::byte> mine;
     std::vector<std::byte> all;
@@ -303,7 +307,7 @@ bool MpiTransport::close() noexcept {
 
 std::chrono::milliseconds MpiTransport::rest(os::Clock::duration last_barrier) const noexcept {
   using std::chrono::milliseconds;
-  // Where ranks wait for cores, the others hear late that the last barrier is through.
+  // If ranks wait for CPU cores, they learn late that the last barrier is complete.
   return std::clamp(std::chrono::duration_cast<milliseconds>(10 * last_barrier), milliseconds(200), milliseconds(800));
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// MPI as a transport: its calls, each checked once; requests and communicators with one owner, and nothing that MPI may
-// still write to is ever freed.
+// The MPI transport. Each call of MPI is checked in one place, and requests and communicators have one owner. Memory to
+// which MPI may still write is never freed.
 
 #include <mpi.h>
 
@@ -21,24 +21,25 @@ using hosts::Finished;
 using hosts::Found;
 using hosts::Pending;
 
-/// Throws Error(io) with MPI's own words. `what`: "sending to rank 3".
+/// Throws Error(io) with the error message of MPI. `what` describes the operation: "sending to rank 3".
 void check(int code, const char* what);
 
-/// MPI can be used: it is initialised, not finalised, and need not rest.
+/// Returns whether MPI can be used: it is initialised, is not finalised, and need not rest.
 bool is_running() noexcept;
 
-/// A send was given up while MPI read tensors of the caller, who may free them now: nothing here calls MPI any more in
-/// this process, because whatever lets MPI go on, in any group, lets it read what may be gone.
+/// Returns whether a send was given up while MPI was reading tensors of the caller, who may free them now. Muster then
+/// makes no MPI call in this process any more. Any call, in any group, would advance MPI and let it read memory that
+/// may have been freed.
 bool must_rest() noexcept;
-/// The same, for messages.
+/// The same reason as text for error messages.
 inline constexpr const char* resting_words =
     "a wait failed while views of the program's memory were being sent, and any MPI call may still read them: Muster "
     "makes none in this process any more; end it without MPI_Finalize (tensors that own their memory stop nothing)";
 
-/// Which threads MPI may be called from.
+/// The threads from which MPI may be called.
 enum class MpiThreads : std::uint8_t {
-  one,   ///< the one that made the transport (MPI_THREAD_SINGLE, FUNNELED)
-  each,  ///< one at a time: whoever uses the group (MPI_THREAD_SERIALIZED)
+  one,   ///< the thread that made the transport (MPI_THREAD_SINGLE, FUNNELED)
+  each,  ///< one thread at a time: the thread that uses the group (MPI_THREAD_SERIALIZED)
   all,   ///< MPI_THREAD_MULTIPLE
 };
 
@@ -46,16 +47,17 @@ class MpiTransport final : public hosts::Transport {
  public:
   static constexpr std::string_view kind_name = "mpi";
 
-  /// Collective. Of a duplicate of the communicator that returns its errors. Throws Error(argument) if it is no
-  /// communicator of a group of ranks, Error(timeout) if not all ranks come: MPI does not say which.
+  /// Makes a transport over a duplicate of the communicator, which returns its errors. Collective. Throws
+  /// Error(argument) if `comm` is not a communicator of one group of ranks. Throws Error(timeout) if not all ranks call
+  /// it; MPI does not report which ones are missing.
   static std::shared_ptr<MpiTransport> over(MPI_Comm comm, MpiThreads threads, std::chrono::milliseconds timeout);
-  /// `comm` is not freed by the destructor: as long as requests may be open nobody may, and whether there are any only
-  /// the context of the groups knows (src/hosts/context.hpp).
+  /// The destructor does not free `comm`. It must not be freed while requests may be open, and only the context of the
+  /// groups knows that (src/hosts/context.hpp).
   MpiTransport(MPI_Comm comm, MpiThreads threads, int rank, int size) noexcept;
 
   [[nodiscard]] std::string_view kind() const noexcept override { return kind_name; }
   [[nodiscard]] std::string_view name() const noexcept override { return "MPI"; }
-  /// MPI's, the same for all communicators.
+  /// The limit of MPI, which is the same for all communicators.
   [[nodiscard]] int most_tag() const override;
 
   Pending send(int to, int tag, std::span<const std::byte> bytes, std::shared_ptr<const void> keeper,
@@ -74,17 +76,18 @@ class MpiTransport final : public hosts::Transport {
   void throw_if_resting() const override;
 
   [[nodiscard]] Error ended() const override;
-  /// Gives the communicator back to MPI.
+  /// Returns the communicator to MPI.
   bool close() noexcept override;
   [[nodiscard]] bool can_be_dropped() const noexcept override { return false; }
-  /// MPICH 4.0 over UCX and TCP has a race in MPI_Finalize: a rank asks each other one that it has ever sent to for a
-  /// disconnection and waits for its answer, but one that has had all its own answers gives no more. Who asks too late,
-  /// or asks a rank that has nothing to ask of it, waits for ever: programs of ten lines hang at one end in three.
-  /// Ranks answer whenever they call MPI. So where there are several hosts
-  ///  - whoever sends to a rank of another host is sent to by it, too: collective operations are those whose messages
-  ///    go both ways between two ranks;
-  ///  - after the last barrier all leave MPI alone for a while: the last one hears of it meanwhile, and when they go on
-  ///    nobody has answered before it has asked itself.
+  /// MPICH 4.0 over UCX and TCP has a race in MPI_Finalize. Each rank requests a disconnection from every rank to which
+  /// it has ever sent, and waits for the answer. But a rank that has received all its own answers stops answering. A
+  /// rank that requests too late, or that sends requests to a rank without requests of its own, waits for ever.
+  /// Programs of ten lines hang in one of three runs. Ranks answer whenever they call MPI. So if there are several
+  /// hosts:
+  ///  - If a rank sends to a rank of another host, that rank also sends to it. Only collective operations with messages
+  ///    in both directions between two ranks are used.
+  ///  - After the last barrier no rank calls MPI for a while. The last rank learns in this time that the barrier is
+  ///    complete. When the ranks continue, each one sends its own requests before any has answered.
   [[nodiscard]] std::chrono::milliseconds rest(os::Clock::duration last_barrier) const noexcept override;
 
  private:

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // mpi_group(), and MPI_COMM_WORLD as world().
 //
-// A process manager of MPI takes a process that has initialised MPI and ends without MPI_Finalize for one that has
-// crashed: it kills the others, whatever the process's own status was, and returns the statuses that there were. So
-// where Muster has initialised MPI it also finalises it, at exit, when the groups of all ranks have ended in order;
-// where they have not (somebody died, or does not come), MPI_Finalize would wait for ever and is left out: then the job
-// has failed. Where it does not return although all have ended, the process ends without: the work of all ranks is
-// done.
+// If a process that has initialised MPI ends without MPI_Finalize, a process manager of MPI assumes that it has
+// crashed. It kills the other processes, whatever the exit status was, and returns the statuses so far. So if Muster
+// has initialised MPI, it also finalises it at exit, when the groups of all ranks have ended in order. If they have
+// not, because a rank died or does not arrive, MPI_Finalize would wait for ever. Muster then does not call it, and the
+// job has failed. If MPI_Finalize does not return although all groups have ended, the process ends without it, because
+// all ranks have finished their work.
 
 #include <fmt/core.h>
 #include <unistd.h>
@@ -58,7 +58,7 @@ int on_finalize(MPI_Comm, int, void*, void*) {
   return MPI_SUCCESS;
 }
 
-/// From now on MPI_Finalize ends what there is, before it does anything else. Throws Error(io).
+/// From now on MPI_Finalize first ends the groups that still exist. Throws Error(io).
 void end_with_finalize() {
   static ForkMutex mutex;
   static bool has_callback = false;
@@ -72,12 +72,12 @@ void end_with_finalize() {
 
 std::int64_t initialiser = 0;  // the process that has initialised MPI
 
-// All ranks have said that they are through when it is called.
+// MPI_Finalize is called only after all ranks have announced that they are finished.
 constexpr std::chrono::seconds longest_finalize{10};
 
-/// Beside one call of MPI that waits for all ranks, has no deadline and cannot be cancelled: made before it, destroyed
-/// when it has returned. `look` is called in a thread of its own several times a second with the time that the call has
-/// taken; it ends the process if that is too long.
+/// Watches one call of MPI that waits for all ranks, has no deadline and cannot be cancelled. The returned thread must
+/// be created before the call and destroyed after it. The thread calls `look` several times per second with the
+/// duration of the call so far. `look` ends the process if the call takes too long.
 os::Thread watch_call(std::function<void(std::chrono::milliseconds)> look) {
   return os::Thread("watching MPI", [look = std::move(look)](const std::stop_token& has_returned) {
     constexpr std::chrono::milliseconds between_looks{100};
@@ -90,12 +90,12 @@ os::Thread watch_call(std::function<void(std::chrono::milliseconds)> look) {
   });
 }
 
-/// MPI_Finalize may wait for ever (context.hpp): past a deadline the process ends without. It is in exit() already.
-/// What would come after this, handlers and destructors registered before MPI was initialised, would run in the thread
-/// that waits, and is left out; what is in the buffers of open files is written.
+/// MPI_Finalize may wait for ever (context.hpp), so after a deadline the process ends without it. The process is
+/// already in exit(). Handlers and destructors that were registered before MPI was initialised would run in the waiting
+/// thread, and are skipped. The buffers of open files are written.
 void finalise_or_leave(int status) {
   const os::Thread watch = watch_call([status](std::chrono::milliseconds waited) {
-    // In time: the process manager ends the others when the first of several ranks leaves.
+    // Flush early: the process manager ends the other ranks when the first rank exits.
     if (waited > longest_finalize / 2) std::fflush(nullptr);
     if (waited < longest_finalize) return;
     log(LogLevel::warning,
@@ -106,7 +106,7 @@ void finalise_or_leave(int status) {
 }
 
 void finalise_at_exit(int status, void*) {
-  // Not in a forked child.
+  // A forked child must not finalise MPI.
   if (os::process_id() != initialiser || !is_running()) return;
   set_world(nullptr);
   if (hosts::end_all(MpiTransport::kind_name))
@@ -120,8 +120,8 @@ void hear_of_a_death(int) {
   is_told_of_a_death = 1;
 }
 
-/// Ends the process where ranks do not come to MPI_Init: it cannot be taken back, and which of them is missing only the
-/// process manager knows.
+/// Ends the process if not all ranks reach MPI_Init in time. The call cannot be cancelled, and only the process manager
+/// knows which ranks are missing.
 class InitWatch {
  public:
   explicit InitWatch(const sync::Start& start)
@@ -157,15 +157,16 @@ class InitWatch {
 void initialise(const sync::Start& start) {
   int level = MPI_THREAD_SINGLE;
   const os::SignalAction before(SIGUSR1);
-  // By that signal MPICH's mpiexec tells that a rank has died where it does not end the others itself.
+  // The mpiexec of MPICH sends this signal when a rank has died and mpiexec does not end the others itself.
   before.handle_where_default(hear_of_a_death);
   {
     const os::Thread watch = watch_call(InitWatch{start});
-    // Several, because a program that does not know of MPI does not know of its rules for threads either.
+    // All threads may call MPI, because a program that does not know that MPI is used does not know its rules for
+    // threads either.
     check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread");
   }
-  // MPICH has a handler of its own by now: its next call asks mpiexec which rank it is, and waits for ever where the
-  // network to mpiexec has gone. The dead are found here without it.
+  // MPICH has installed its own handler by now. Its next call asks mpiexec which rank has died, and waits for ever if
+  // the network to mpiexec is down. Muster detects dead ranks without it.
   before.restore_or_ignore();
   initialiser = os::process_id();
   ::on_exit(finalise_at_exit, nullptr);

@@ -14,13 +14,13 @@
 namespace muster::tcp {
 namespace {
 
-// Of one connection, before the others have their turn.
+// The maximum number of bytes for one connection before it is the turn of the others.
 constexpr std::size_t most_in_turn = 8 << 20;
 
-/// Nullopt if the other side has closed the connection.
+/// Returns nullopt if the other side has closed the connection.
 std::optional<Error> error_of(const char* operation, const error_code& failure) {
   if (failure == asio::error::eof) return std::nullopt;
-  // A peer whose connection breaks is named by its owner, a shortage of this process here.
+  // The owner names the peer of a broken connection. A shortage of resources in this process is reported here.
   if (os::is_own_shortage(failure.value())) return os::errno_error(operation, failure.value());
   return Error(ErrorKind::io, failure.message(), {.os_error = failure.value()});
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Connection: frames and their bytes over one socket, in both directions. Bytes go from where they are and come to
-// where their receiver wants them, with no copy between. Nothing waits: what the kernel does not take or has not got
-// yet goes on when its event loop is polled.
+// Connection: sends and receives frames and their payloads over one socket. Bytes are read from and written to the
+// memory of the user, without a copy in between. No call waits: if the kernel does not accept or have more bytes, the
+// transfer continues when the event loop is polled.
 
 #include <array>
 #include <cstddef>
@@ -17,12 +17,12 @@
 
 namespace muster::tcp {
 
-/// The bytes of a message on their way out, whose memory may be taken back.
+/// The bytes of an outgoing message. Their memory may be withdrawn.
 class Source {
  public:
   virtual ~Source() = default;
   Source& operator=(Source&&) = delete;
-  /// At least one of those from `offset` on.
+  /// Returns at least one of the bytes from `offset` on.
   [[nodiscard]] virtual std::span<const std::byte> bytes_from(std::size_t offset) const noexcept = 0;
 };
 
@@ -31,28 +31,28 @@ class Connection {
   class Owner {
    public:
     virtual ~Owner() = default;
-    /// Where the bytes behind a frame go, as many as there are; not called again before they have come (arrived()).
-    /// Throws Error(corrupt) on a frame that cannot be.
+    /// Returns the destination of the payload of a frame, whose size must match. Not called again before arrived().
+    /// Throws Error(corrupt) for an invalid frame.
     virtual std::span<std::byte> place_for(Connection& connection, const Frame& frame) = 0;
     virtual void arrived(Connection& connection, const Frame& frame) = 0;
-    /// The kernel has the frame and what is behind it.
+    /// Called when the kernel has accepted the frame and its payload.
     virtual void sent(Connection& connection, const Frame& frame, const std::shared_ptr<Source>& source) = 0;
-    /// Nothing more comes or goes. `failure`: nullopt if the other side has closed the connection.
+    /// Called when the connection has ended. `failure` is nullopt if the other side has closed it.
     virtual void ended(Connection& connection, const std::optional<Error>& failure) = 0;
   };
 
-  /// Of a socket that is connected, or (`is_connected` false) will be: then connect() follows. Frames that come go
-  /// `incoming`.
+  /// `socket` is connected, or is not connected yet (`is_connected` is false); then the caller must call connect().
+  /// Received frames have the direction `incoming`.
   Connection(Owner& owner, Socket socket, Way incoming, bool is_connected);
   Connection& operator=(Connection&&) = delete;
 
-  /// Connects, and says hello.
+  /// Connects, and sends the handshake.
   void connect(const Endpoint& endpoint, const Hello& hello);
-  /// What is behind the frame is taken from `source`; null if nothing is.
+  /// Sends a frame. Its payload is read from `source`, which is null for a frame without payload.
   void send(const Frame& frame, std::shared_ptr<Source> source);
-  /// Reads what has come, and from then on what comes.
+  /// Reads the data that has arrived, and continues to read later data.
   void read();
-  /// All that was to be sent is with the kernel.
+  /// Returns whether the kernel has accepted everything that was to be sent.
   [[nodiscard]] bool is_drained() const noexcept { return outputs_.empty(); }
   [[nodiscard]] bool is_open() const noexcept { return socket_.is_open(); }
   [[nodiscard]] Way incoming() const noexcept { return incoming_; }
@@ -60,14 +60,14 @@ class Connection {
     Frame frame;
     std::shared_ptr<Source> source;
   };
-  /// In a forked child.
+  /// Called in a forked child.
   void give_up_socket() noexcept { give_up(socket_.is_open() ? socket_.native_handle() : -1); }
-  /// The owner hears nothing of it. Returns what was to be sent.
+  /// Closes the connection without a call of Owner::ended. Returns the frames that have not been sent.
   std::deque<Output> close();
 
  private:
   void write();
-  /// Whether it goes on.
+  /// Returns whether the connection is still open.
   bool take(std::size_t bytes);
   void end(const std::optional<Error>& failure);
 
@@ -78,12 +78,12 @@ class Connection {
   std::array<std::byte, sizeof(Hello)> hello_{};
   std::size_t hello_left_ = 0;
   std::deque<Output> outputs_;
-  std::size_t written_ = 0;  // of the first, its frame included
+  std::size_t written_ = 0;  // bytes of the first output, including its frame
   bool waits_to_write_ = false;
   std::array<std::byte, sizeof(Frame)> head_{};
   Frame frame_;
   std::span<std::byte> place_;
-  std::size_t read_ = 0;  // of the frame, then of what is behind it
+  std::size_t read_ = 0;  // bytes of the frame, then of its payload
 };
 
 }  // namespace muster::tcp

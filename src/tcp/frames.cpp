@@ -11,7 +11,7 @@
 namespace muster::tcp {
 namespace {
 
-/// The most that the frame's `bytes` can be; none if it does not go this way.
+/// Returns the maximum of the frame's `bytes`, or nullopt if a frame of this kind cannot have this direction.
 std::optional<std::uint64_t> most_bytes(FrameKind kind, Way way) noexcept {
   const bool is_forwards = way == Way::forwards;
   switch (kind) {

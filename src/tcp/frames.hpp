@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What ranks say on a connection. Whoever has something for another rank connects to it and says hello; from then on
-// messages go forwards on this connection, and what the receiver answers goes backwards:
+// The protocol on a connection. A rank that has a message for another rank connects to it and sends a Hello. From then
+// on its messages are sent forwards on this connection, and the answers of the receiver are sent backwards:
 //
-//  1. A short message goes at once: a frame, and its bytes. The receiver gives back the room that those have taken up
-//     there when it has begun to take them in (credit), so that what waits there is never more than `window`.
-//  2. What is longer, or finds no room, is offered. The receiver asks for it when it has a place for it (want). Then
-//     its bytes go as payload.
-//  3. Who has to know that a message is taken numbers it, and is answered by its number (taken). An offer that nobody
-//     wants is answered so, too.
-//  4. Who goes in order says bye on all of its connections, in either direction. A connection that ends without it is
-//     the loss of the rank at its other end.
+//  1. A short message is sent eagerly: a frame and its bytes. When the receiver begins to receive the message, it
+//     returns the space in the window (credit). So the unreceived messages never use more than `window` bytes.
+//  2. A longer message, or one that does not fit the window, is offered. The receiver requests it when it has a buffer
+//     (want). Then the bytes are sent as payload.
+//  3. If the sender needs a confirmation, it numbers the message. The receiver answers with the number (taken). It also
+//     does so for an offer that it does not want.
+//  4. A rank that leaves in order sends `bye` on all of its connections, in both directions. If a connection ends
+//     without it, the rank at the other end is lost.
 //
-// Ranks of one job have the same byte order (the meeting sees to that), so frames are as they lie in memory.
+// The rendezvous ensures that all ranks of a job have the same byte order, so frames are sent as they are in memory.
 
 #include <algorithm>
 #include <array>
@@ -23,7 +23,7 @@
 
 namespace muster::tcp {
 
-/// What the ranks of a job know, and nobody else.
+/// A secret that only the ranks of one job know.
 using Token = std::array<std::byte, 16>;
 
 struct Hello {
@@ -35,16 +35,17 @@ struct Hello {
 };
 static_assert(sizeof(Hello) == 32);
 
-/// The rank that says hello to `self` of `size` ranks of the job of `token`; none of what anybody else says. Any bytes.
+/// Returns the rank that sent this Hello to rank `self` of `size` ranks in the job of `token`. Returns nullopt for any
+/// other bytes. The input may be any bytes.
 std::optional<int> parse_hello(std::span<const std::byte> bytes, const Token& token, int self, int size) noexcept;
 
 enum class FrameKind : std::uint32_t {
-  message = 1,  ///< forwards; `bytes` follow. A number other than 0: to be answered by `taken`
-  offer = 2,    ///< forwards; `bytes` that can be had
-  payload = 3,  ///< forwards; `bytes` of an offer follow
-  want = 4,     ///< backwards: the bytes of an offer
+  message = 1,  ///< forwards; `bytes` bytes follow. If the number is not 0, the receiver answers with `taken`
+  offer = 2,    ///< forwards; `bytes` bytes are available
+  payload = 3,  ///< forwards; the `bytes` bytes of an offer follow
+  want = 4,     ///< backwards; requests the bytes of an offer
   taken = 5,    ///< backwards
-  credit = 6,   ///< backwards: so much of the window
+  credit = 6,   ///< backwards; returns this many bytes of the window
   bye = 7,      ///< in both directions
 };
 
@@ -60,18 +61,18 @@ struct Frame {
 };
 static_assert(sizeof(Frame) == 24);
 
-/// The longest message that goes at once.
+/// The size of the longest message that is sent eagerly.
 inline constexpr std::uint64_t most_at_once = 64 << 10;
-/// What messages of one rank may take up at another before that has begun to take them in.
+/// The maximum cost of the messages of one rank that another rank has not begun to receive.
 inline constexpr std::uint64_t window = 512 << 10;
-/// What a message takes up: no message is free, because it has to be remembered.
+/// Returns the cost of a message. Even an empty message has a cost, because the receiver must remember it.
 constexpr std::uint64_t cost_of(std::uint64_t bytes) noexcept {
   return std::max<std::uint64_t>(bytes, 256);
 }
 
 enum class Way : std::uint8_t { forwards, backwards };
 
-/// Throws Error(corrupt) on what no rank says. Any bytes, as many as a frame has.
+/// Throws Error(corrupt) for bytes that no rank sends. The input may be any bytes.
 Frame parse_frame(std::span<const std::byte, sizeof(Frame)> bytes, Way way);
 
 }  // namespace muster::tcp

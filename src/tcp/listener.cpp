@@ -15,9 +15,9 @@ namespace muster::tcp {
 namespace {
 
 constexpr std::chrono::seconds longest_hello{10};
-// Beside the ranks of the job.
+// In addition to the ranks of the job.
 constexpr std::size_t most_strangers = 64;
-// No descriptor is free: others end meanwhile.
+// If no descriptor is free, wait until other connections end.
 constexpr std::chrono::milliseconds pause_without_descriptors{100};
 constexpr std::chrono::seconds longest_block{1};
 

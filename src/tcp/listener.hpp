@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Listener: takes in connections of ranks of this job, and drops all others: who does not say the right hello at once
-// is a stranger. Of those there are at most so many at a time, each for a few seconds.
+// Listener: accepts connections from ranks of this job and closes all others. A connection without the correct Hello is
+// a stranger. The number of connections that have not sent it is limited, and each of them may exist only for a few
+// seconds.
 
 #include <array>
 #include <cstddef>
@@ -19,13 +20,13 @@ namespace muster::tcp {
 
 class Listener {
  public:
-  /// A connection of the rank that has said hello.
+  /// Receives the connection of a rank whose Hello was correct.
   using Accepted = std::function<void(int rank, Socket socket)>;
   Listener(asio::io_context& io, Acceptor acceptor, const Token& token, int self, int size, Accepted accepted);
   void close();
-  /// Throws what keeps this process from accepting connections, if that has lasted for a while.
+  /// Throws the error that prevents this process from accepting connections, if it has lasted for a while.
   void throw_if_blocked() const;
-  /// In a forked child.
+  /// Called in a forked child.
   void give_up_sockets() noexcept;
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The numbers are those of frames.hpp.
+// The step numbers are those of frames.hpp.
 
 #include "src/tcp/peer.hpp"
 
@@ -15,7 +15,7 @@
 namespace muster::tcp {
 namespace {
 
-// Of a rank that is well: each waits for somebody's receive.
+// The limit for a peer without errors, whose messages all wait for a receive.
 constexpr std::size_t most_arrivals = 1 << 16;
 
 constexpr std::array<std::byte, 64 << 10> zeros{};
@@ -47,7 +47,7 @@ void Peer::send(const std::shared_ptr<Outgoing>& message) {
   if (!to_) to_ = shared_.connect(*this);
   const std::uint64_t bytes = message->bytes.size();
   const std::uint64_t cost = cost_of(bytes);
-  // Step 1, or 2.
+  // Step 1 or 2.
   const bool at_once = bytes <= most_at_once && in_window_ + cost <= window;
   if (at_once) in_window_ += cost;
   message->is_offered = !at_once;
@@ -86,7 +86,8 @@ void Peer::answered(const Frame& frame) {
     to_->send({.kind = FrameKind::payload, .number = frame.number, .bytes = message->bytes.size()}, message);
     return;
   }
-  // Step 3: of an offer, nobody wants it. Of a message, what is not sent yet goes on.
+  // Step 3: the receiver does not want the offer, or has taken a message. A message that has not been sent completely
+  // continues.
   if (message->is_offered) --offers_;
   if (message->is_sent || message->is_offered) finish(message->progress);
 }
@@ -185,7 +186,7 @@ std::span<std::byte> Peer::place_for(Connection&, const Frame& frame) {
   into_arrival_ = std::move(arrival);
   const std::span<std::byte> place(into_arrival_->memory.get(), frame.bytes);
   if (into_) {
-    // It is dropped when it has come.
+    // The data is dropped when it has arrived.
     const auto receive = std::exchange(into_, nullptr);
     give_up(receive, too_long(frame.bytes, receive->place.size()));
     return place;
@@ -201,7 +202,7 @@ void Peer::arrived(Connection& connection, const Frame& frame) {
   switch (frame.kind) {
     case FrameKind::message:
     case FrameKind::payload:
-      // Without bytes it has no place yet.
+      // A payload without bytes has no place yet.
       if (frame.bytes == 0) (void)place_for(connection, frame);
       if (into_) {
         finish(std::exchange(into_, nullptr)->progress);
@@ -235,7 +236,7 @@ bool Peer::has_left(const Connection& connection) const noexcept {
 
 void Peer::ended(Connection& connection, const std::optional<Error>& failure) {
   if (!failure && has_left(connection)) return;
-  // What it has said before comes first: why it ends, for one.
+  // Messages that arrived earlier are read first. They may contain the reason for the end.
   if (&connection == to_.get() && from_ && from_->is_open()) from_->read();
   fail(failure.value_or(Error(ErrorKind::io, "its connection has ended")));
 }
@@ -250,7 +251,7 @@ void Peer::fail(const Error& why) {
   }
   for (const auto& [number, message] : std::exchange(unanswered_, {})) finish(message->progress, why);
   for (const auto& receive : std::exchange(posted_, {})) finish(receive->progress, why);
-  // What has come whole can still be received.
+  // Complete messages can still be received.
   shared_.arrivals -= std::erase_if(arrivals_, [](const auto& arrival) { return !arrival->is_whole; });
   for (const auto& [number, receive] : std::exchange(wanted_, {})) give_up(receive, why);
   if (into_) give_up(std::exchange(into_, nullptr), why);
@@ -260,7 +261,7 @@ void Peer::fail(const Error& why) {
 }
 
 void Peer::give_up(const std::shared_ptr<Incoming>& receive, const Error& failure) {
-  // The healthy peers still answer it: it is not over with this one.
+  // The other peers can still answer the receive, so the failure of this peer does not end it.
   if (!receive->is_from_anybody || receive->progress.is_over) return finish(receive->progress, failure);
   shared_.receive_from_anybody(receive);
 }

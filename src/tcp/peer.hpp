@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Peer: another rank as this one sends to it and receives from it: which message belongs to which receive, what waits
-// for a receive and what for an answer. The numbers are those of frames.hpp. All of it under the transport's lock.
+// Peer: the messages between this rank and another rank. It matches messages with receives, and keeps the messages that
+// wait for a receive or for an answer. The step numbers are those of frames.hpp. The lock of the transport guards
+// everything here.
 
 #include <deque>
 #include <functional>
@@ -17,14 +18,14 @@
 
 namespace muster::tcp {
 
-/// How far a message is on this side. What it works on is the caller's, or kept by `keeper`, as long as it is not over.
+/// The state of an operation. Until it is over, its memory belongs to the caller or is kept by `keeper`.
 struct Progress {
   std::shared_ptr<const void> keeper;
   bool is_over = false;
-  std::optional<Error> failure;  ///< why it is over
+  std::optional<Error> failure;  ///< the reason if the operation has failed
 };
 
-/// A message that goes.
+/// An outgoing message.
 struct Outgoing final : Source {
   Outgoing(int to_tag, std::span<const std::byte> what, std::shared_ptr<const void> who, bool waits_for_taken)
       : tag(to_tag), bytes(what), needs_taken(waits_for_taken), is_borrowed(who == nullptr && !what.empty()) {
@@ -34,43 +35,44 @@ struct Outgoing final : Source {
 
   const int tag;
   const std::span<const std::byte> bytes;
-  const bool needs_taken;    ///< finished when its receiver has begun to take it in
-  const bool is_borrowed;    ///< nobody here keeps its bytes
-  bool is_offered = false;   ///< its bytes go when they are wanted
-  bool is_given_up = false;  ///< of a borrowed one: zeros go in place of what has not gone
+  const bool needs_taken;    ///< complete only when the receiver has begun to receive it
+  const bool is_borrowed;    ///< the memory belongs to the caller
+  bool is_offered = false;   ///< the bytes are sent when the receiver requests them
+  bool is_given_up = false;  ///< only if borrowed: zeros are sent in place of the remaining bytes
   bool is_sent = false;
   bool is_taken = false;
   Progress progress;
 };
 
-/// A receive.
+/// A receive operation.
 struct Incoming {
   int tag = 0;
   std::span<std::byte> place;
-  bool is_from_anybody = false;  ///< if the peer that answers it fails, it waits for the others again
+  bool is_from_anybody = false;  ///< if the peer that answers it fails, it waits for the other peers again
   Progress progress = {};
 };
 
-/// A message that no receive waits for: it has come, or can be had.
+/// A message for which there is no receive. It has arrived or was offered.
 struct Arrival {
   int tag = 0;
   std::uint64_t number = 0;
   std::uint64_t bytes = 0;
   bool is_offer = false;
   bool is_whole = false;
-  std::unique_ptr<std::byte[]> memory = {};  ///< not of an offer
-  std::shared_ptr<Incoming> taker = {};      ///< of one that is not whole yet
+  std::unique_ptr<std::byte[]> memory = {};  ///< null for an offer
+  std::shared_ptr<Incoming> taker = {};      ///< the receive of a message that is not complete yet
 };
 
 class Peer final : public Connection::Owner {
  public:
-  /// What peers have in common.
+  /// The state that all peers share.
   struct Shared {
     std::deque<std::shared_ptr<Incoming>> from_anybody;
     std::size_t arrivals = 0;  // of all peers
-    /// Makes a receive from anybody wait again.
+    /// Makes a receive from any rank wait again.
     std::function<void(const std::shared_ptr<Incoming>&)> receive_from_anybody;
-    /// Who kept what is over: destroyed when the lock is not held, because it may be anybody's.
+    /// Keepers of operations that are over. They are destroyed without the lock, because their destructors may run code
+    /// of the program.
     std::vector<std::shared_ptr<const void>> over;
     std::function<std::unique_ptr<Connection>(Peer&)> connect;
     std::function<void(Peer&)> lost;
@@ -79,22 +81,22 @@ class Peer final : public Connection::Owner {
   Peer(Shared& shared, int rank) : shared_(shared), rank_(rank) {}
 
   [[nodiscard]] int rank() const noexcept { return rank_; }
-  /// Nothing comes from it any more, and nothing goes to it: why.
+  /// Returns why this peer can no longer send or receive, or nullopt.
   [[nodiscard]] const std::optional<Error>& failure() const noexcept { return failure_; }
-  /// Not of one with a failure.
+  /// Must not be called after a failure.
   void send(const std::shared_ptr<Outgoing>& message);
-  /// Nothing waits for this side to go on.
+  /// Returns whether no other rank waits for data from this side.
   [[nodiscard]] bool has_nothing_to_send() const noexcept;
   void receive(const std::shared_ptr<Incoming>& receive);
   void take_back(const std::shared_ptr<Incoming>& receive);
-  /// Takes the oldest message out; null if there is none. Without a tag: of any from hosts::first_tag on.
+  /// Removes and returns the oldest message, or null. Without a tag: of any tag from hosts::first_tag on.
   std::shared_ptr<Arrival> find(std::optional<int> tag);
   void receive(const std::shared_ptr<Arrival>& arrival, const std::shared_ptr<Incoming>& receive);
   void drop(const std::shared_ptr<Arrival>& arrival);
-  /// Its connection to this rank. False if it has one.
+  /// Accepts the connection from the peer to this rank. Returns false if one exists already.
   bool accept(std::unique_ptr<Connection> connection);
   void say_bye();
-  /// It has said bye on all of its connections, or there are none.
+  /// Returns whether the peer has sent `bye` on all of its connections, or has no connections.
   [[nodiscard]] bool is_through() const noexcept;
   void close();
   void give_up_sockets() noexcept;
@@ -107,12 +109,12 @@ class Peer final : public Connection::Owner {
  private:
   std::shared_ptr<Incoming> match(int tag);
   void want(std::uint64_t number, std::uint64_t bytes, const std::shared_ptr<Incoming>& receive);
-  /// A message is being taken in: steps 1 and 3.
+  /// Called when a message begins to be received: steps 1 and 3.
   void took(const Arrival& arrival);
   void answered(const Frame& frame);
   [[nodiscard]] bool has_left(const Connection& connection) const noexcept;
   void finish(Progress& progress, std::optional<Error> failure = {});
-  /// The message that answers the receive does not come, or not whole.
+  /// Called when the message for this receive will not arrive completely.
   void give_up(const std::shared_ptr<Incoming>& receive, const Error& failure);
   void fail(const Error& why);
 
@@ -120,23 +122,23 @@ class Peer final : public Connection::Owner {
   const int rank_;
   std::optional<Error> failure_;
   bool has_said_bye_ = false;
-  std::vector<const Connection*> left_;  // those that the other side has said bye on
+  std::vector<const Connection*> left_;  // connections on which the other side has sent `bye`
 
-  // To it.
+  // To the peer:
   std::unique_ptr<Connection> to_;
   std::uint64_t next_number_ = 1;
   std::uint64_t in_window_ = 0;
-  std::size_t offers_ = 0;                                         // whose bytes have not gone
-  std::map<std::uint64_t, std::shared_ptr<Outgoing>> unanswered_;  // offers, and messages that have to be taken
+  std::size_t offers_ = 0;                                         // offers whose bytes have not been sent
+  std::map<std::uint64_t, std::shared_ptr<Outgoing>> unanswered_;  // offers, and messages that need `taken`
 
-  // From it.
+  // From the peer:
   std::unique_ptr<Connection> from_;
   std::deque<std::shared_ptr<Arrival>> arrivals_;
-  std::uint64_t waiting_ = 0;    // what arrivals take up of the window
-  std::uint64_t to_return_ = 0;  // of the window
+  std::uint64_t waiting_ = 0;    // the cost of the arrivals in the window
+  std::uint64_t to_return_ = 0;  // the part of the window that has not been returned yet
   std::deque<std::shared_ptr<Incoming>> posted_;
-  std::map<std::uint64_t, std::shared_ptr<Incoming>> wanted_;  // by the offer's number
-  // What is being read belongs to one of these.
+  std::map<std::uint64_t, std::shared_ptr<Incoming>> wanted_;  // by the number of the offer
+  // One of these is the destination of the payload that is being read.
   std::shared_ptr<Incoming> into_;
   std::shared_ptr<Arrival> into_arrival_;
 };

@@ -28,7 +28,7 @@ namespace muster::tcp {
 namespace {
 
 void set(int socket, int level, int name, int value) noexcept {
-  // Without it the connection still works.
+  // The connection also works without this option.
   ::setsockopt(socket, level, name, &value, sizeof value);
 }
 
@@ -45,7 +45,7 @@ struct Forkables {
   std::vector<Forkable*> all;
 };
 
-/// Never destroyed: a process may fork at its end.
+/// Never destroyed, because a process may fork while it exits.
 Forkables& forkables() {
   static auto* const the_forkables = [] {
     ::pthread_atfork(
@@ -91,7 +91,7 @@ void tune(int descriptor) noexcept {
 Acceptor listen_at(asio::io_context& io, const Endpoint& endpoint) {
   Acceptor acceptor(io, endpoint.protocol(), descriptor_for(endpoint));
   error_code failure;
-  // What an earlier job has left behind in the kernel keeps no port.
+  // Connections of an earlier job that the kernel still keeps must not block the port.
   acceptor.set_option(Acceptor::reuse_address(true), failure);
   if (endpoint.address().is_v6()) acceptor.set_option(asio::ip::v6_only(false), failure);
   acceptor.bind(endpoint, failure);
@@ -110,7 +110,7 @@ Acceptor listen_anywhere(asio::io_context& io, const asio::ip::address& address)
   try {
     return listen_at(io, Endpoint(asio::ip::address_v6::any(), 0));
   } catch (const Error&) {
-    // A kernel without IPv6.
+    // The kernel does not support IPv6.
     return listen_at(io, Endpoint(asio::ip::address_v4::any(), 0));
   }
 }
@@ -119,7 +119,7 @@ std::uint16_t port_of(int socket) noexcept {
   sockaddr_storage address{};
   socklen_t length = sizeof address;
   if (::getsockname(socket, reinterpret_cast<sockaddr*>(&address), &length) != 0) return 0;
-  // It is at the same place in both kinds of addresses.
+  // The port is at the same offset in both kinds of addresses.
   return ntohs(reinterpret_cast<const sockaddr_in&>(address).sin_port);
 }
 
@@ -181,7 +181,7 @@ std::vector<asio::ip::address> own_addresses() {
       const auto* own = reinterpret_cast<const sockaddr_in6*>(one->ifa_addr);
       asio::ip::address_v6::bytes_type bytes;
       std::ranges::copy(own->sin6_addr.s6_addr, bytes.begin());
-      // Those of one link alone mean nothing on another.
+      // Link-local addresses are useless on another link.
       if (const asio::ip::address_v6 address(bytes); !address.is_link_local()) all.emplace_back(address);
     }
   }

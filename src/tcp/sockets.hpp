@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// TCP sockets as all of this folder uses them: polled, never inherited by programs that the process starts, and named
-// in messages.
+// TCP sockets as this folder uses them: non-blocking, polled, closed on exec, and with addresses in error messages.
 
 #include <algorithm>
 #include <boost/asio/basic_waitable_timer.hpp>
@@ -14,7 +13,7 @@
 
 #include "src/os/clock.hpp"
 
-/// How timers of the deadlines' clock sleep.
+/// Lets timers use the clock of the deadlines.
 template <>
 struct boost::asio::wait_traits<muster::os::Clock> {
   using Clock = muster::os::Clock;
@@ -37,53 +36,55 @@ using boost::system::error_code;
 /// "10.0.0.1:29500", "[fe80::1]:29500"
 std::string text_of(const Endpoint& endpoint);
 
-/// Not connected. Throws Error(io).
+/// Returns a socket that is not connected. Throws Error(io).
 Socket new_socket(asio::io_context& io, const Endpoint& for_address);
-/// What a connection of ranks has: short messages go at once, and an idle one whose other host has gone ends within
-/// half a minute. What is under way has no deadline of its own: its receiver may be busy, and the waits of groups have
-/// one.
+/// Sets the options of a connection between ranks. Short messages are sent without delay. An idle connection ends
+/// within half a minute after the other host has disappeared. Data in flight has no deadline of its own, because its
+/// receiver may be busy; the waits of groups have deadlines.
 void tune(int socket) noexcept;
 
-/// Listens at the address. Throws Error(io) that names it and the remedy.
+/// Listens at the address. Throws Error(io) with the address and the remedy.
 Acceptor listen_at(asio::io_context& io, const Endpoint& endpoint);
-/// At a free port of all addresses of this host, or of one.
+/// Listens at a free port of one address, or of all addresses of this host.
 Acceptor listen_anywhere(asio::io_context& io, const asio::ip::address& address);
-/// 0 if it has none.
+/// Returns 0 if the socket has no port.
 std::uint16_t port_of(int socket) noexcept;
-/// The socket that the launcher of this process listens at for it (MUSTER_LISTENER), if it is at that port. Once.
+/// Returns the socket at which the launcher of this process listens on its behalf (MUSTER_LISTENER), if it has that
+/// port. Returns it only once.
 std::optional<Acceptor> inherited_listener(asio::io_context& io, std::uint16_t port);
-/// Takes a listening socket that a program hands over. Throws Error(argument), and leaves it alone, if it is not one.
+/// Takes over a listening socket of the program. If it is not a listening socket, throws Error(argument) and leaves it
+/// unchanged.
 Acceptor adopt_listener(asio::io_context& io, int descriptor);
-/// The next connection that has come; a closed socket if there is none.
+/// Returns the next pending connection, or a closed socket if there is none.
 Socket accept_one(Acceptor& acceptor, asio::io_context& io) noexcept;
 
-/// All addresses of this host that others could reach it by; its loopback address is the last.
+/// Returns all addresses at which other hosts could reach this host; the loopback address is the last one.
 std::vector<asio::ip::address> own_addresses();
-/// Whether a network interface of this host is up, the loopback included.
+/// Returns whether a network interface of this host, including the loopback interface, is up.
 bool has_network();
 
-/// What has sockets. A child that a rank forks has all of its connections, too. While it keeps them open nobody sees
-/// the rank's end: so the child gives them up at once. The three are called around each fork of the process, in the
-/// thread that forks.
+/// Base class of objects with sockets. A child that a rank forks inherits all of its connections. While the child keeps
+/// them open, no other rank notices the end of this rank. So the child gives them up at once. The three functions are
+/// called around each fork, in the thread that forks.
 class Forkable {
  public:
   Forkable& operator=(Forkable&&) = delete;
 
-  /// No other thread may change its sockets until one of the next two.
+  /// No other thread may change the sockets until one of the next two functions is called.
   virtual void before_fork() = 0;
   virtual void after_fork() = 0;
-  /// In the child, which has one thread: only what is safe in a signal handler, but for the lock.
+  /// Called in the child, which has one thread. Except for the lock, only async-signal-safe functions may be used.
   virtual void in_child() noexcept = 0;
 
  protected:
   ~Forkable() = default;
-  /// From here on forks count,
+  /// Begins to handle forks.
   void begin_forkable();
-  /// and no more.
+  /// Stops handling forks.
   void end_forkable() noexcept;
 };
 
-/// In a child: the descriptor stays one, but of nothing.
+/// Closes the connection in a forked child. The descriptor remains valid but refers to no connection.
 void give_up(int descriptor) noexcept;
 
 }  // namespace muster::tcp

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// tcp_group(), and how its groups end with the process. The ranks know one address, and come to know all others' by a
-// rendezvous (src/rendezvous/session.hpp) there:
+// tcp_group(), and the end of its groups with the process. The ranks know one address. They learn the addresses of all
+// ranks by a rendezvous (src/rendezvous/session.hpp) at it:
 //
-//  1. Rank 0 listens at the address. The part of each rank is the port at which it listens for the others; rank 0 sees
-//     their addresses, and adds a token for the connections between them.
-//  2. Over these connections the ranks find out who shares memory (src/hosts/hosts.hpp). The session lasts meanwhile,
-//  so
-//     that a rank that ends is noticed and named.
+//  1. Rank 0 listens at the address. Each rank contributes the port at which it listens for the other ranks. Rank 0
+//     sees their addresses, and adds a token for the connections between them.
+//  2. Over these connections the ranks find out which of them share memory (src/hosts/hosts.hpp). The session remains
+//     open meanwhile, so that a rank that ends is noticed and named.
 //  3. A last round of the session ends it on all ranks.
-// A rank on rank 0's host may have come from an address that no other host knows (127.0.0.1): the others reach it at
-// the address at which they have reached rank 0.
+// A rank on the host of rank 0 may have connected from an address that other hosts cannot use (127.0.0.1). The other
+// ranks then use the address at which they have reached rank 0.
 //
-// At file:///PATH rank 0 takes a free port, and writes its addresses and a random number into the file (published.hpp),
-// which the others read before each try. The number is a part of the hellos' token, so that the file of an earlier job
-// leads to no rank of this one. Rank 0 removes the file when the ranks have met.
+// For file:///PATH rank 0 takes a free port, and writes its addresses and a random number into the file
+// (published.hpp). The other ranks read the file before each attempt. The number is part of the token in a Hello, so
+// the file of an earlier job cannot lead to a rank of this job. Rank 0 removes the file when the rendezvous is
+// complete.
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -53,12 +53,12 @@ namespace {
 
 using rendezvous::milliseconds;
 
-/// Where ranks meet.
+/// The address of the rendezvous.
 struct Place {
-  std::string path;  ///< of file:///; else empty
+  std::string path;  ///< the path of file:///; otherwise empty
   std::string host;
   std::uint16_t port = 0;
-  std::optional<Endpoint> literal;  ///< HOST is a number
+  std::optional<Endpoint> literal;  ///< set if HOST is numeric
 };
 
 Place place_of(const std::string& address) {
@@ -91,7 +91,7 @@ rendezvous::Token job_token(std::string_view key, std::string_view number) {
   return rendezvous::token_of(fmt::format("muster tcp {} {}", number, key));
 }
 
-/// The address of an IPv6 socket or, as IPv6, of an IPv4 one; zeros if other hosts do not know it.
+/// Returns the address as an IPv6 address. Returns zeros if other hosts cannot use it.
 std::array<std::uint8_t, 16> bytes_of(const asio::ip::address& address) {
   asio::ip::address plain = address;
   if (plain.is_v6() && plain.to_v6().is_v4_mapped())
@@ -101,7 +101,7 @@ std::array<std::uint8_t, 16> bytes_of(const asio::ip::address& address) {
                        : asio::ip::make_address_v6(asio::ip::v4_mapped, plain.to_v4()).to_bytes();
 }
 
-/// `first`: where this rank has reached rank 0.
+/// `first` is the address at which this rank has reached rank 0.
 Endpoint endpoint_of(const std::array<std::uint8_t, 16>& bytes, std::uint16_t port, const asio::ip::address& first) {
   const asio::ip::address_v6 address(bytes);
   if (address.is_unspecified()) return {first, port};
@@ -119,7 +119,7 @@ class TcpSockets final : public rendezvous::Sockets {
                                           std::string& reason) override {
     const auto [endpoints, number] = candidates(reason);
     hello.token = job_token(key_, number);
-    // After a stranger at one of several addresses the next one is tried first.
+    // If one of several addresses belongs to a stranger, the next attempt begins with the next address.
     for (std::size_t i = 0; i < endpoints.size(); ++i) {
       const Endpoint& endpoint = endpoints[next_++ % endpoints.size()];
       os::Fd socket = connect(endpoint, until, reason);
@@ -133,7 +133,7 @@ class TcpSockets final : public rendezvous::Sockets {
     return milliseconds(std::min(20 << std::min(tries, 5), 500));
   }
 
-  /// Where this rank has reached rank 0; on rank 0, where it is itself.
+  /// Returns the address at which this rank has reached rank 0; on rank 0, its own address.
   [[nodiscard]] asio::ip::address first() const { return first_; }
 
  protected:
@@ -161,7 +161,8 @@ class TcpSockets final : public rendezvous::Sockets {
   }
 
  private:
-  /// A name may stand for another address here than on other hosts (Debian's 127.0.1.1); a number is taken as it is.
+  /// A host name may resolve to a different address here than on other hosts (127.0.1.1 on Debian). A numeric address
+  /// is used unchanged.
   Acceptor listen_at_place(asio::io_context& io) {
     if (given_listener_) {
       Acceptor acceptor = adopt_listener(io, given_listener_.get());
@@ -181,7 +182,7 @@ class TcpSockets final : public rendezvous::Sockets {
   void unpublish() noexcept {
     if (published_.endpoints.empty()) return;
     try {
-      // A later rendezvous may have replaced it.
+      // A later rendezvous may have replaced the file.
       if (const auto now = read_published(place_.path); now && now->number == published_.number)
         os::remove_file(place_.path);
     } catch (const std::exception& error) {
@@ -201,7 +202,7 @@ class TcpSockets final : public rendezvous::Sockets {
     addrinfo* list = nullptr;
     addrinfo wanted{};
     wanted.ai_socktype = SOCK_STREAM;
-    // The system's own deadlines count here.
+    // The deadlines of the system apply here.
     const int failure = ::getaddrinfo(place_.host.c_str(), nullptr, &wanted, &list);
     const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(failure == 0 ? list : nullptr, [](addrinfo* one) {
       if (one != nullptr) ::freeaddrinfo(one);
@@ -218,7 +219,7 @@ class TcpSockets final : public rendezvous::Sockets {
     return {std::move(all), std::string()};
   }
 
-  /// Empty if nobody listens there, with the reason.
+  /// Returns an empty Fd if no process listens there, and sets the reason.
   static os::Fd connect(const Endpoint& endpoint, rendezvous::Clock::time_point until, std::string& reason) {
     asio::io_context io;
     os::Fd socket(new_socket(io, endpoint).release());
@@ -247,9 +248,9 @@ class TcpSockets final : public rendezvous::Sockets {
   std::size_t next_ = 0;
 };
 
-/// The part of a rank in the first round.
+/// The contribution of a rank to the first round.
 struct RankPart {
-  Token token{};  ///< rank 0's counts
+  Token token{};  ///< the token of rank 0 is used
   std::uint16_t port = 0;
 };
 
@@ -289,7 +290,8 @@ std::shared_ptr<TcpTransport> meet(const TcpGroupOptions& options, const Place& 
   return std::make_shared<TcpTransport>(options.rank, std::move(addresses), std::move(io), std::move(*acceptor));
 }
 
-/// A connection that ends without a word is the loss of this rank: so the process leaves its groups before.
+/// A connection that ends without `bye` counts as the loss of this rank. So the process leaves its groups before it
+/// ends.
 void end_with_process() {
   static std::once_flag once;
   std::call_once(once, [] { std::atexit([] { hosts::end_all(TcpTransport::kind_name); }); });
@@ -322,7 +324,7 @@ std::shared_ptr<SyncGroup> tcp_group(const TcpGroupOptions& options) {
                     "host is up. Start one (for ranks of one host: ip link set lo up), or use local_group()",
                     options.rank, os::host_name(), os::process_id()),
         {.rank = options.rank, .pid = os::process_id(), .host = os::host_name()});
-  // A rank connects to each other one, and each of them to it; rank 0 has the connections of the rendezvous, too.
+  // Each rank has connections to and from every other rank. Rank 0 also has the connections of the rendezvous.
   os::allow_more_open_files(4 * static_cast<std::uint64_t>(options.size) + 64);
   auto owner = std::make_unique<tcp::TcpSockets>(place, tcp::key_of(options), options.listener);
   const tcp::TcpSockets& sockets = *owner;
@@ -341,8 +343,8 @@ std::shared_ptr<SyncGroup> tcp_group(const TcpGroupOptions& options) {
     transport->set_watch([&session] { session.watch(); });
     auto group = hosts::make_group(std::make_shared<hosts::Context>(transport, timeout), timeout, "tcp_group");
     transport->set_watch({});
-    // The last messages of the group's barrier may be for ranks that this one connects to now. Nobody polls the
-    // connections during step 3.
+    // The last messages of the group's barrier may be for ranks to which this rank is still connecting. No rank polls
+    // these connections during step 3.
     while (!transport->has_sent_all() && rendezvous::Clock::now() < deadline) {
       session.watch();
       std::this_thread::sleep_for(std::chrono::microseconds(100));

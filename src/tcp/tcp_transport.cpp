@@ -18,7 +18,8 @@
 
 namespace muster::tcp {
 
-/// The lock, and behind it what was over: its owners may be anybody's.
+/// Holds the lock. After it is released, destroys the keepers of finished operations, whose destructors may run code of
+/// the program.
 class TcpTransport::Hold {
  public:
   explicit Hold(TcpTransport& transport) : transport_(transport), lock_(transport.mutex_) {}
@@ -58,7 +59,8 @@ class TcpTransport::Send final : public hosts::Operation {
     return is_over(message_->progress);
   }
   bool cancel() noexcept override { return false; }
-  /// It goes on. Of what was the caller's, zeros: nobody receives them but ranks whose call has failed, too.
+  /// The send continues. Zeros replace the bytes that belonged to the caller. Only ranks whose call has failed as well
+  /// receive them.
   void abandon() noexcept override {
     const Hold hold(transport_);
     message_->is_given_up = message_->is_borrowed;
@@ -87,7 +89,7 @@ class TcpTransport::Receive final : public hosts::Operation {
     abandon();
     return true;
   }
-  /// What has begun to come is read to its end, into memory that is kept for it.
+  /// If the message has begun to arrive, it is read completely into memory that is kept for it.
   void abandon() noexcept override {
     const Hold hold(transport_);
     if (from_ == hosts::any_rank)
@@ -138,7 +140,7 @@ TcpTransport::TcpTransport(int rank, Addresses addresses, std::unique_ptr<asio::
       io_(std::move(io)),
       addresses_(std::move(addresses)) {
   constexpr std::uint64_t other_files = 256;
-  // Two ranks have a connection in each direction.
+  // Two ranks have one connection in each direction.
   os::allow_open_files(2 * static_cast<std::uint64_t>(size()) + other_files);
   shared_.connect = [this](Peer& to) { return connect(to); };
   shared_.lost = [this](Peer& lost) {
@@ -233,11 +235,11 @@ std::unique_ptr<hosts::Found> TcpTransport::find_of_any(std::optional<int> tag) 
 
 namespace {
 
-// What all ranks do together goes by messages up and down a tree: no rank has to reach all others.
+// Collective operations use a tree of messages, so that no rank must reach all others.
 enum class TreeTag : int { barrier = 1, tell = 2 };
 static_assert(static_cast<int>(TreeTag::tell) < hosts::first_tag);
 
-/// Ranks in place of hosts.
+/// The nodes of the tree are ranks instead of hosts.
 hosts::HostTree tree_of(const hosts::Transport& transport) {
   return {transport.size()};
 }
@@ -292,7 +294,7 @@ std::vector<std::byte> TcpTransport::tell_all(std::span<const std::byte> mine, s
   const int self = rank();
   const auto begin = os::Clock::now();
   const auto wait = [&](hosts::Pending pending, int on) {
-    // A rank waits longer than those above it in the tree, which name the missing one first.
+    // A rank waits longer than the ranks above it in the tree, which name the missing rank first.
     const auto grace =
         std::chrono::milliseconds(400) * (tree.depth(self) + 1) + std::chrono::milliseconds(self == 0 ? 0 : 1500);
     const auto until = begin + timeout + grace;
@@ -315,7 +317,7 @@ std::vector<std::byte> TcpTransport::tell_all(std::span<const std::byte> mine, s
   const auto send_to = [&](int to, const std::shared_ptr<std::vector<std::byte>>& bytes) {
     wait(send(to, static_cast<int>(TreeTag::tell), *bytes, bytes, hosts::Finished::sent), to);
   };
-  // What comes from below is in the order of the tree.
+  // The data of the subtrees arrives in the order of the tree.
   const auto below = std::make_shared<std::vector<std::byte>>(mine.begin(), mine.end());
   for (const int child : tree.children(self)) {
     const auto theirs = receive_from(child, mine.size() * tree.with_all_below(child).size());

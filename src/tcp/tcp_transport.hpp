@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// TCP as a transport. Every rank listens; whoever has something for another one connects to it when it first does
-// (frames.hpp). There is no thread: the calls poll, and bytes move in them and in the kernel's buffers.
+// The TCP transport. Every rank listens. A rank connects to another one when it first has a message for it
+// (frames.hpp). There is no thread: the calls poll, and bytes move in these calls and in the buffers of the kernel.
 
 #include <chrono>
 #include <cstdint>
@@ -19,7 +19,7 @@ namespace muster::tcp {
 
 class Listener;
 
-/// Where the ranks listen, and what they know of each other's job: of all ranks the same.
+/// The addresses at which the ranks listen, and the token of their job. All ranks have the same values.
 struct Addresses {
   std::vector<Endpoint> of_ranks;
   Token token{};
@@ -29,7 +29,7 @@ class TcpTransport final : public hosts::Transport, private Forkable {
  public:
   static constexpr std::string_view kind_name = "tcp";
 
-  /// `acceptor`: of this rank's address, made with `io`.
+  /// `acceptor` listens at the address of this rank, and was made with `io`.
   TcpTransport(int rank, Addresses addresses, std::unique_ptr<asio::io_context> io, Acceptor acceptor);
   ~TcpTransport() override;
 
@@ -50,13 +50,13 @@ class TcpTransport final : public hosts::Transport, private Forkable {
   }
   void set_watch(std::function<void()> watch) { watch_ = std::move(watch); }
   int next_lost() noexcept override;
-  /// Polls. Returns whether the kernel has everything that this rank has sent.
+  /// Polls once. Returns whether the kernel has accepted everything that this rank has sent.
   bool has_sent_all();
 
   void throw_if_resting() const override;
   [[nodiscard]] Error ended() const override;
-  /// Says bye to all, and waits for theirs: a socket that is closed while something is unread takes back what it has
-  /// sent.
+  /// Sends `bye` to all ranks and waits until all have sent theirs. If a socket is closed while received data is
+  /// unread, the kernel may discard the data that it has sent.
   bool close() noexcept override;
   [[nodiscard]] bool can_be_dropped() const noexcept override { return true; }
 
@@ -79,7 +79,7 @@ class TcpTransport final : public hosts::Transport, private Forkable {
   std::unique_ptr<asio::io_context> io_;
   Addresses addresses_;
   Peer::Shared shared_;
-  std::vector<std::unique_ptr<Peer>> peers_;  // by rank; this one's is never used
+  std::vector<std::unique_ptr<Peer>> peers_;  // by rank; the entry of this rank is unused
   std::unique_ptr<Listener> listener_;
   std::deque<int> lost_;
   bool is_closing_ = false;

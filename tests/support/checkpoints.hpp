@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Checkpoints that are made, damaged, and held against each other.
+// Makes, damages and compares checkpoints.
 
 #include <doctest/doctest.h>
 
@@ -24,7 +24,7 @@ inline std::map<std::string, Tensor> tensors_of(const std::string& directory) {
   return tensors;
 }
 
-/// Names, dtypes, shapes, bytes and config.json.
+/// Compares names, dtypes, shapes, bytes and config.json.
 inline void check_equal(const std::string& a, const std::string& b) {
   const auto left = tensors_of(a);
   const auto right = tensors_of(b);
@@ -37,7 +37,7 @@ inline void check_equal(const std::string& a, const std::string& b) {
   CHECK(read_text(a + "/config.json") == read_text(b + "/config.json"));
 }
 
-/// A safetensors file.
+/// Writes a safetensors file.
 inline void write_tensors(const std::string& path, const std::vector<NamedTensor>& tensors,
                           const std::map<std::string, std::string>& metadata = {}) {
   std::vector<TensorEntry> entries;
@@ -47,7 +47,7 @@ inline void write_tensors(const std::string& path, const std::vector<NamedTensor
   writer.commit();
 }
 
-/// That this process has read, from page cache or disk; of mappings nothing.
+/// Returns the bytes that this process has read, from the page cache or the disk. Reads of mappings are not included.
 inline std::uint64_t bytes_read() {
   std::ifstream file("/proc/self/io");
   std::string word;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Gathers, merges and streams of which every byte is looked at.
+// Gathers, merges and streams that check every byte.
 
 #include <algorithm>
 #include <array>
@@ -18,10 +18,10 @@
 
 namespace muster::test {
 
-/// Sizes of the groups that the conformance suite looks at.
+/// The group sizes of the conformance suite.
 inline constexpr int group_sizes[] = {1, 2, 4, 7};
 
-/// Gathers a tensor of each rank, another one in each round.
+/// Gathers a tensor of each rank, which differs between rounds, and checks it.
 inline void gather_and_check(SyncGroup& group, const std::vector<int>& ranks, DType dtype, const Shape& shape,
                              std::uint64_t round, const GatherOptions& options = {}) {
   const Tensor mine = pattern(dtype, shape, seed_of(group.rank(), round));
@@ -35,12 +35,13 @@ inline void gather_and_check(SyncGroup& group, const std::vector<int>& ranks, st
                              const GatherOptions& options = {}) {
   gather_and_check(group, ranks, DType::u8, {bytes}, round, options);
 }
-/// From all ranks, to the last one.
+/// Gathers from all ranks to the last one.
 inline void gather_and_check(SyncGroup& group) {
   gather_and_check(group, ranks_from(group.size() - 1, group.size()), 4000, 0);
 }
 
-/// The call fails on every rank of the group with the same words, all of `parts` among them, and the group goes on.
+/// Checks that the call fails on every rank of the group with the same message, that the message contains all of
+/// `parts`, and that the group remains usable.
 inline void fails_alike(SyncGroup& group, ErrorKind kind, const std::vector<std::string>& parts,
                         const std::function<void()>& call) {
   const std::string words = error_of(kind, parts, call).what();
@@ -59,7 +60,7 @@ inline Make patterns(DType dtype, const Shape& shape, std::uint64_t round) {
   return [=](int rank) { return pattern(dtype, shape, seed_of(rank, round)); };
 }
 
-/// Merges and compares on the first rank of the list; `make` gives any rank's tensor.
+/// Merges, and compares the result on the root. `make` returns the tensor of any rank.
 inline ExchangeReport merge_and_check(SyncGroup& group, const std::vector<int>& ranks, const Merge& merge,
                                       const Make& make, const GatherOptions& options = {}) {
   const Tensor mine = make(group.rank());
@@ -77,10 +78,11 @@ inline ExchangeReport merge_and_check(SyncGroup& group, const std::vector<int>& 
   return merged.report();
 }
 
-/// What a rank has in a layer: the same on whoever asks. A null config is an absent one.
+/// Returns the config of a rank in a layer, which is the same on every rank. A null config means that the rank has
+/// none.
 using Model = std::function<Config(int rank, std::uint64_t layer)>;
 
-/// Part 0 lists the tensors of all its parts.
+/// Checks that part 0 lists the tensors of all parts of the layer.
 inline void check_tensors(const LayerPart& part, const std::function<Config(int rank)>& layer_of_rank) {
   auto listed = part.tensors.begin();
   for (const int rank : part.ranks)
@@ -94,8 +96,8 @@ inline void check_tensors(const LayerPart& part, const std::function<Config(int 
   RANK_CHECK(listed == part.tensors.end());
 }
 
-/// Streams `layers` layers of a model; the first rank puts each together and compares. What a rank gives may lie
-/// elsewhere than the model's (`lies`).
+/// Streams `layers` layers of a model. The root assembles each of them and compares it with the model. `lies`, if
+/// given, returns the configs that the ranks send; their tensors may be stored differently from those of the model.
 inline StreamReport stream_and_check(SyncGroup& group, const std::vector<int>& ranks, std::uint64_t layers,
                                      const Model& model, const StreamOptions& options = {}, const Model& lies = {}) {
   std::uint64_t given = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A call of the kernel that fails, through the seam of src/os/fault.hpp.
+// Makes a system call fail, with the fault-injection hook of src/os/fault.hpp.
 
 #include <functional>
 #include <mutex>
@@ -14,15 +14,16 @@
 namespace muster::test {
 
 struct CallToFail {
-  std::string call = {};  ///< empty: any
-  std::string path = {};  ///< a part of it
-  int error = 0;          ///< 0: it goes well
+  std::string call = {};  ///< empty for any call
+  std::string path = {};  ///< a part of the path
+  int error = 0;          ///< 0 if the call succeeds
   int after = 0;
   int times = 1 << 30;
-  std::function<void()> then = {};  ///< what happens when it comes, beside its failure
+  std::function<void()> then = {};  ///< called when the call is reached, in addition to the failure
 };
 
-/// While it lives, one call on paths with a part in them fails in this process, from the nth on for some times.
+/// While this object exists, one kind of call on paths that contain `path` fails in this process: `times` times after
+/// the first `after` calls.
 class FailingCall {
  public:
   explicit FailingCall(CallToFail which) {
@@ -37,7 +38,7 @@ class FailingCall {
   FailingCall(const FailingCall&) = delete;
   FailingCall& operator=(const FailingCall&) = delete;
 
-  /// Such calls up to now, whether they failed or not; of the last one that lived.
+  /// Returns all matching calls so far, failed or not. After the object is destroyed, returns those of the last object.
   [[nodiscard]] static std::vector<std::string> calls() {
     const std::lock_guard lock(mutex_);
     return seen_;

@@ -27,18 +27,19 @@ namespace muster::test {
 namespace {
 
 int words_pipe = -1;
-std::string played_words;  // without a pipe
-bool is_rank = false;      // of somebody's Ranks: those that it makes itself are its children
+std::string played_words;  // used without a pipe
+bool is_rank = false;      // this process is a rank of a Ranks object; ranks that it creates itself are forked
 
 struct GroupKind {
   MakeMaker make = nullptr;
   FindStarted started = nullptr;
 };
 
-/// What MUSTER_TEST_GROUP names; nothing for local groups, and for what this program has not.
+/// Returns the kind that MUSTER_TEST_GROUP names. Returns an empty value for local groups and for kinds that this
+/// program does not contain.
 GroupKind chosen_kind();
 
-/// What each of the ranks becomes, as far as this one knows.
+/// Runs this process's rank. Returns how each rank ended, as far as this process knows.
 std::vector<Ended> play(const StartedRanks& started, int count, const Ranks::Body& body) {
   std::vector<Ended> all(static_cast<std::size_t>(count), Ended{.exit_status = 0, .signal = 0, .words = {}});
   if (count > started.size && started.rank == 0)
@@ -57,7 +58,7 @@ std::vector<Ended> play(const StartedRanks& started, int count, const Ranks::Bod
   mine.words = played_words;
   if (mine.ok()) return all;
   std::fprintf(stderr, "rank %d of %d: %s\n", started.rank, count, mine.words.c_str());
-  // The others would wait for this one.
+  // The other ranks would wait for this one.
   started.give_up();
   return all;
 }
@@ -127,7 +128,7 @@ Ranks::Ranks(int count, const Body& body) {
         say(error.what());
         status = 1;
       }
-      // Not exit(): the parent's statics are not the child's to destroy.
+      // Not exit(): the child must not destroy the static objects of the parent.
       ::_exit(status);
     }
     ::close(ends[1]);
@@ -210,7 +211,7 @@ std::string unique_key() {
 
 namespace {
 
-/// Over files in a workspace of its own.
+/// Makes groups over files in a temporary workspace.
 class FileMaker final : public GroupMaker {
  public:
   explicit FileMaker(int size) : size_(size), key_(unique_key()) {}

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Real processes as ranks: forks N children, gives each its group, and says how each ended. Where a launcher has
-// started the test program itself several times (StartedRanks), nothing is forked: each process plays its rank of every
-// case.
-// MUSTER_TEST_TIMER=restart|interrupt|mixed: every forked rank has a timer from its beginning, as profilers of
-// wall-clock time have it: SIGPROF every 5 ms, with a handler that does nothing. Calls of the kernel are restarted
-// after it (SA_RESTART) or interrupted; mixed: interrupted in odd ranks.
+// Real processes as ranks: forks N children, gives each of them its group, and reports how each ended. If a launcher
+// has started the test program itself several times (StartedRanks), no process is forked: each process plays its rank
+// in every case.
+//
+// MUSTER_TEST_TIMER=restart|interrupt|mixed: every forked rank has a timer from its start, like a profiler of
+// wall-clock time. It receives SIGPROF every 5 ms, with a handler that does nothing. System calls are restarted after
+// the signal (SA_RESTART) or interrupted. With "mixed" they are interrupted in odd ranks.
 
 #include <sys/types.h>
 
@@ -23,20 +24,20 @@
 
 namespace muster::test {
 
-/// Fails this rank with the place and the words.
+/// Makes this rank fail, with the location and the message.
 class RankFailure : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-/// Sanitizers need the address space, take memory of their own, and make every step several times as long.
+/// Sanitizers need address space and memory, and make every step several times slower.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 inline constexpr bool under_sanitizer = true;
 #else
 inline constexpr bool under_sanitizer = false;
 #endif
 
-/// In a rank: the condition must hold. (doctest's own macros count in the parent only.)
+/// Checks a condition in a rank. (The macros of doctest count only in the parent.)
 #define RANK_CHECK(condition)                                                                                    \
   do {                                                                                                           \
     if (!(condition))                                                                                            \
@@ -44,43 +45,44 @@ inline constexpr bool under_sanitizer = false;
   } while (false)
 
 struct Ended {
-  int exit_status = -1;  ///< of a rank that ended by itself
-  int signal = 0;        ///< else the signal that ended it
-  std::string words;     ///< what the rank said: its failure, or what it passed to say()
+  int exit_status = -1;  ///< of a rank that exited by itself
+  int signal = 0;        ///< otherwise the signal that ended it
+  std::string words;     ///< the output of the rank: its error message, or the text that it passed to say()
   [[nodiscard]] bool ok() const { return exit_status == 0; }
 };
 
-/// Called in a rank: puts words into its Ended.
+/// Called in a rank: adds text to its Ended.
 void say(const std::string& words);
 
-/// A running set of ranks: a test may kill or stop those it has forked. Whoever still lives when it goes is killed.
+/// A running set of ranks. A test may kill or stop the ranks that it has forked. The destructor kills the ranks that
+/// are still alive.
 class Ranks {
  public:
   using Body = std::function<void(int rank)>;
-  /// Forks `count` processes that run `body`. An exception's words become the rank's, and its status 1.
-  /// Of started ranks the first `count` run it here and now, and an exception ends the program on all ranks; where
-  /// fewer were started it is skipped, aloud.
+  /// Forks `count` processes that run `body`. If it throws, the exception's message becomes the rank's text, and its
+  /// exit status is 1. Started ranks do not fork: the first `count` of them run `body` directly. An exception then ends
+  /// the program on all ranks. If fewer ranks were started, the case is reported as skipped.
   Ranks(int count, const Body& body);
   ~Ranks();
   Ranks(const Ranks&) = delete;
   Ranks& operator=(const Ranks&) = delete;
 
-  /// Of a forked one.
+  /// Returns the pid of a forked rank.
   [[nodiscard]] pid_t pid(int rank) const { return pids_.at(static_cast<std::size_t>(rank)); }
   void signal(int rank, int number) const;
-  /// Waits for all; those that still run at the deadline are killed and say "hangs". Of started ranks only this one's
-  /// end is known; the others' are taken for good.
+  /// Waits for all ranks. Kills ranks that still run at the deadline; their text is then "hangs". With started ranks
+  /// only the result of this rank is known, and the other ranks are reported as successful.
   std::vector<Ended> wait(std::chrono::milliseconds deadline = std::chrono::seconds(60));
-  /// Kills a forked rank that is stopped when all others have ended, after `longest` at the latest. Then as wait().
+  /// Kills a stopped forked rank when all other ranks have ended, or after `longest`. Then behaves as wait().
   std::vector<Ended> wait_and_kill(int stopped, std::chrono::milliseconds longest);
 
  private:
   std::vector<pid_t> pids_;
   std::vector<int> pipes_;
-  std::vector<Ended> played_;  // by started ranks
+  std::vector<Ended> played_;  // results of started ranks
 };
 
-/// CHECKs that those who were to be killed were, and that all others ended well.
+/// CHECKs that the ranks in `killed` were killed, and that all other ranks succeeded.
 void check_ended(const std::vector<Ended>& ended, const std::vector<int>& killed = {});
 
 /// Runs `body` in `count` processes, which make their groups themselves, and CHECKs how they ended.
@@ -89,7 +91,7 @@ inline void run_processes(int count, const Ranks::Body& body) {
   run_processes(count, {}, body);
 }
 
-/// In a rank: the Error that the call must throw.
+/// Called in a rank: returns the Error that the call must throw.
 template <class Call>
 Error error_of(const Call& call) {
   try {
@@ -102,7 +104,7 @@ Error error_of(const Call& call) {
 inline bool says(const Error& error, std::string_view words) {
   return std::string_view(error.what()).find(words) != std::string_view::npos;
 }
-/// The same: it is of this kind, and has all of these words.
+/// Returns the Error that the call must throw. It must have this kind and contain all of `parts`.
 template <class Call>
 Error error_of(ErrorKind kind, const std::vector<std::string>& parts, const Call& call) {
   const Error error = error_of(call);
@@ -112,7 +114,7 @@ Error error_of(ErrorKind kind, const std::vector<std::string>& parts, const Call
   return error;
 }
 
-/// A variable of the environment, of a test and the ranks it forks, or of a rank.
+/// Sets an environment variable, for a test and the ranks that it forks, or for one rank.
 class Setting {
  public:
   Setting(const char* name, const std::string& value) : name_(name) { ::setenv(name, value.c_str(), 1); }
@@ -124,28 +126,29 @@ class Setting {
   const char* name_;
 };
 
-/// A key that no other test has.
+/// Returns a key that no other test uses.
 std::string unique_key();
 
-/// How a kind of group is made by ranks that one test forks: made before the fork, asked for a group in each rank.
+/// Makes one kind of group for the ranks that a test forks. It is created before the fork; each rank calls join().
 class GroupMaker {
  public:
   virtual ~GroupMaker() = default;
   [[nodiscard]] virtual std::shared_ptr<SyncGroup> join(int rank, std::chrono::milliseconds timeout) const = 0;
 };
-/// Ranks that a launcher has started, each of them this whole program: all of them come to every case.
+/// Ranks that a launcher has started. Each of them is the whole test program, so all of them reach every case.
 struct StartedRanks {
   int rank;
   int size;
   void (*give_up)();  ///< ends the program on all ranks
 };
-/// Lets MUSTER_TEST_GROUP=NAME choose a kind; called before main(). `started` is there where the ranks are.
+/// Makes a kind of group available as MUSTER_TEST_GROUP=NAME. Called before main(). `started` is set for kinds whose
+/// ranks a launcher has started.
 using MakeMaker = std::unique_ptr<GroupMaker> (*)(int size);
 using FindStarted = StartedRanks (*)();
 bool add_group_kind(const std::string& name, MakeMaker make, FindStarted started = nullptr);
 
-/// The group that the ranks of one test make: call before the fork, use in each rank. A local one, or what
-/// MUSTER_TEST_GROUP names.
+/// The group of the ranks of one test. Created before the fork and used in each rank. It is a local group, or the kind
+/// that MUSTER_TEST_GROUP names.
 class GroupOf {
  public:
   explicit GroupOf(int size);
@@ -155,27 +158,27 @@ class GroupOf {
  private:
   int size_;
   std::string key_;
-  std::unique_ptr<GroupMaker> maker_;  // none for a local group
+  std::unique_ptr<GroupMaker> maker_;  // null for a local group
 };
 
-/// All of four ranks.
+/// All ranks of a group of four.
 inline const std::vector<int> four = {0, 1, 2, 3};
 
-/// All ranks of a group, `first` in front.
+/// Returns all ranks of a group, beginning with `first`.
 inline std::vector<int> ranks_from(int first, int size) {
   std::vector<int> ranks(static_cast<std::size_t>(size));
   for (int i = 0; i < size; ++i) ranks[static_cast<std::size_t>(i)] = (first + i) % size;
   return ranks;
 }
 
-/// Ranks of one group: runs `body` in each of `count`, and CHECKs that all but the killed ones ended well.
+/// Runs `body` in each of the `count` ranks of one group. CHECKs that all ranks except those in `killed` succeeded.
 void run_ranks(int count, const std::function<void(SyncGroup&)>& body, const std::vector<int>& killed = {});
 
-/// Runs them likewise, and returns how each ended.
+/// Runs `body` in the ranks of one group, and returns how each rank ended.
 std::vector<Ended> try_ranks(int count, const std::function<void(SyncGroup&)>& body,
                              std::chrono::milliseconds deadline = std::chrono::seconds(60));
 
-/// Names in /dev/shm that Muster could have made.
+/// Returns the names in /dev/shm that Muster may have created.
 std::vector<std::string> shared_memory_names();
 
 }  // namespace muster::test

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A partner that is slow at any moment.
+// Makes another rank slow at random moments.
 
 #include <signal.h>
 
@@ -13,8 +13,8 @@
 
 namespace muster::test {
 
-/// While it lives, a thread of this process stops another rank again and again, for up to 2 ms. Does nothing to a rank
-/// of another host, whose pid may belong to another process here.
+/// While this object exists, a thread of this process repeatedly stops another rank for up to 2 ms. It never stops a
+/// rank of another host, whose pid may belong to another process here.
 class Hesitation {
  public:
   Hesitation(const SyncGroup& group, int rank)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Ranks that are killed, and what the others must say of it.
+// Kills ranks, and checks what the other ranks report.
 
 #include <signal.h>
 #include <unistd.h>
@@ -14,8 +14,8 @@
 
 namespace muster::test {
 
-/// Kills this process after `delay`, from a thread: when the kernel first touches a certain byte would be exact, but
-/// this is portable.
+/// Kills this process after `delay`, from a thread. A kill when the kernel first touches a certain byte would be more
+/// exact, but this is portable.
 inline void kill_self_after(std::chrono::microseconds delay) {
   std::thread([delay] {
     std::this_thread::sleep_for(delay);
@@ -23,7 +23,7 @@ inline void kill_self_after(std::chrono::microseconds delay) {
   }).detach();
 }
 
-/// In a survivor: the error names the victim, and came `within` that time.
+/// Called in a surviving rank: the error must name the victim, and must arrive within `within`.
 inline void check_named(const Error& error, std::chrono::steady_clock::time_point since, int victim, pid_t pid,
                         std::chrono::milliseconds within) {
   const std::string words = error.what();

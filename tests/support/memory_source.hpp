@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Tensors in memory, as a source of tensors.
+// A source of tensors that are in memory.
 
 #include <doctest/doctest.h>
 

@@ -16,7 +16,7 @@ std::size_t product(const Shape& shape, std::size_t begin, std::size_t end) {
   return count;
 }
 
-/// One tensor after the other along `dim`; with blocks each block by itself.
+/// Concatenates the tensors along `dim`. With `blocks`, concatenates each block separately.
 Tensor model_concat(const std::vector<Tensor>& sources, std::size_t dim, const std::vector<std::int64_t>& blocks) {
   Shape shape = sources.front().shape();
   shape[dim] = 0;
@@ -64,7 +64,8 @@ Tensor merge_model(const Merge& merge, const std::vector<Tensor>& sources) {
     return whole;
   }
   if (std::holds_alternative<merge::Max>(merge) || std::holds_alternative<merge::Sum>(merge)) {
-    // The elements' arithmetic has a model of its own (unit test merge_reduce): here it is which elements meet.
+    // The unit test merge_reduce checks the arithmetic of the elements. This model only determines which elements are
+    // combined.
     const auto combine = std::holds_alternative<merge::Max>(merge) ? merge::Combine::max : merge::Combine::sum;
     const Tensor whole = Tensor::allocate(first.dtype(), first.shape());
     const std::size_t piece = 1001 * itemsize(first.dtype());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A simple model of merging, in one process: what tests hold merges over any route against.
+// A simple model of merging in one process, with which tests compare merges over all routes.
 
 #include <vector>
 
@@ -9,7 +9,7 @@
 
 namespace muster::test {
 
-/// What `merge` makes of the sources, which are contiguous and fit together.
+/// Returns the result of `merge` for the sources, which are contiguous and have matching shapes.
 Tensor merge_model(const Merge& merge, const std::vector<Tensor>& sources);
 
 }  // namespace muster::test

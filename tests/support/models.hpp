@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Small models of each architecture that a built-in plan is for, with the names that transformers gives them. Sizes are
-// odd enough that 2, 3, 4 and 7 ranks do not divide all of them.
+// Small models of each architecture with a built-in plan, with the tensor names of transformers. Their sizes are chosen
+// so that 2, 3, 4 and 7 ranks do not divide all of them evenly.
 
 #include <cstdint>
 
@@ -9,7 +9,7 @@
 
 namespace muster::test {
 
-/// Llama with biases and, like a quantised one, with scales beside two of its weights.
+/// Llama with biases, and with scales for two of its weights like a quantised model.
 inspect::DemoModel llama(bool tied = false);
 inspect::DemoModel gpt_neox();
 
@@ -23,7 +23,7 @@ struct BertSizes {
   bool prefix = false;  ///< names begin with "bert."
 };
 inspect::DemoModel bert(const BertSizes& sizes = {.layers = 3, .prefix = true});
-/// Mixtral: `experts` of `layers` layers.
+/// Mixtral with `layers` layers of `experts` experts.
 inspect::DemoModel mixtral(int layers = 4, int experts = 4);
 
 }  // namespace muster::test

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Forked ranks as ranks of MPI: MUSTER_TEST_GROUP=mpi on one host, mpi-N on N of them. MPI itself needs no network
-// between them and takes shared memory, whose queues a killed sender may block; MUSTER_TEST_MPI_LINK=tcp gives hosts
-// network cards, and MPI nothing else: for tests that kill. MUSTER_TEST_MPI_THREADS: multiple (any thread may call
-// MPI), serialized (one at a time), else the main thread.
+// Forked ranks as MPI ranks: MUSTER_TEST_GROUP=mpi on one host, mpi-N on N hosts. MPI itself needs no network between
+// these hosts and uses shared memory, whose queues a killed sender may block. With MUSTER_TEST_MPI_LINK=tcp the hosts
+// have network cards, and MPI uses only them; tests that kill ranks need this. MUSTER_TEST_MPI_THREADS may be multiple
+// (any thread may call MPI) or serialized (one at a time); otherwise only the main thread calls MPI.
 
 #include <fcntl.h>
 #include <poll.h>
@@ -27,7 +27,7 @@
 namespace muster::test {
 namespace {
 
-/// The value of KEY=VALUE in a line of such words; of the last word, all that follows.
+/// Returns the value of KEY=VALUE in a line of such words. `to_end` is for the last word: returns the rest of the line.
 std::string field(const std::string& line, const std::string& key, bool to_end = false) {
   const std::string mark = key + "=";
   std::size_t at = line.rfind(mark, 0) == 0 ? 0 : line.find(" " + mark);
@@ -108,12 +108,11 @@ class Server {
   std::size_t arrived_ = 0;
 };
 
-// A process manager for forked ranks: MPICH's ranks learn of each other through a descriptor on which they speak PMI-1,
-// a protocol of lines. So tests fork, kill and look at MPI ranks as they do with all others, without mpiexec, which
-// would kill the survivors.
-/// Serves `size` ranks from a process of its own, until all of them have hung up.
+// A process manager for forked ranks. MPICH ranks get information about each other over a descriptor with PMI-1, a
+// line-based protocol. So tests fork, kill and observe MPI ranks like all others, without mpiexec, which would kill the
+// survivors.
 
-/// Serves `size` ranks from a process of its own, until all of them have hung up.
+/// Serves `size` ranks from a separate process, until all of them have closed their connections.
 class PmiServer {
  public:
   explicit PmiServer(int size) {
@@ -144,7 +143,7 @@ class PmiServer {
   PmiServer(const PmiServer&) = delete;
   PmiServer& operator=(const PmiServer&) = delete;
 
-  /// In a forked rank, before MPI_Init: sets what MPICH looks for in the environment.
+  /// Called in a forked rank before MPI_Init: sets the environment variables that MPICH reads.
   void enter(int rank) const {
     for (std::size_t other = 0; other < ends_.size(); ++other)
       if (other != static_cast<std::size_t>(rank)) ::close(ends_[other]);
@@ -186,16 +185,16 @@ class MpiMaker final : public GroupMaker {
 
   [[nodiscard]] std::shared_ptr<SyncGroup> join(int rank, std::chrono::milliseconds timeout) const override {
     server_.enter(rank);
-    // Ranks in turns over the hosts would be as good; in blocks is what launchers do.
+    // Block distribution, as launchers do. A cyclic distribution would also work.
     const int host = rank * hosts_ / size_;
     if (hosts_ > 1) enter_network(networks_[static_cast<std::size_t>(host)]);
-    // UCX looks there for network cards.
+    // UCX looks for network cards there.
     if (hosts_ > 1 && goes_by_tcp() &&
         (::unshare(CLONE_NEWNS) != 0 || ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
          ::mount("sysfs", "/sys", "sysfs", 0, nullptr) != 0))
       throw std::runtime_error("/sys of the host's own network");
-    // Hosts apart cannot look into each other's processes. UCX would here, and ends a process that looks into one that
-    // is gone or has left the exchange.
+    // Processes on different hosts cannot access each other's memory. Here UCX could do so, and it ends a process that
+    // accesses the memory of a process that has ended or has left the exchange.
     if (hosts_ > 1) ::setenv("UCX_TLS", goes_by_tcp() ? "tcp,self" : "^cma", 0);
     int level = 0;
     MPI_Init_thread(nullptr, nullptr, wanted_level(), &level);
@@ -204,7 +203,7 @@ class MpiMaker final : public GroupMaker {
     return {plain, [owner = std::move(group)](SyncGroup*) mutable {
               const bool is_well = !owner->failure() && std::uncaught_exceptions() == 0;
               owner.reset();
-              // After a failure it may wait for ranks that are gone.
+              // After a failure MPI_Finalize may wait for ranks that have died.
               if (is_well) MPI_Finalize();
             }};
   }
@@ -221,7 +220,7 @@ std::unique_ptr<GroupMaker> make(int size) {
   return std::make_unique<MpiMaker>(size, std::min(hosts, size));
 }
 
-/// Before main(): a program that is left later leaves its folders.
+/// Called before main(): a program that exits later leaves its temporary directories behind.
 bool skip_without_pmi() {
   const char* kind = std::getenv("MUSTER_TEST_GROUP");
   if (kind == nullptr || !std::string_view(kind).starts_with("mpi") || !is_open_mpi()) return false;

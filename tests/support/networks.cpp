@@ -45,7 +45,7 @@ void join_networks(const std::vector<os::Fd>& networks) {
   const auto inside = [&](const os::Fd& network, const std::string& commands) {
     return "nsenter --net=" + path(network) + " sh -e -c '" + commands + "'";
   };
-  // The first has a bridge, on which all are.
+  // The first host has a bridge to which all hosts are connected.
   std::string first = "ip link set lo up; ip link add link0 type bridge; ip address add " + network_address(0) +
                       "/24 dev link0; ip link set link0 up";
   std::string others;

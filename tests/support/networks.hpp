@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Hosts that are network namespaces: ranks of two of them cannot meet in shared memory, as on two machines.
+// Hosts that are network namespaces. Ranks of two namespaces cannot form a group in shared memory, like ranks on two
+// machines.
 
 #include <string>
 #include <vector>
@@ -9,15 +10,16 @@
 
 namespace muster::test {
 
-/// A network namespace that nobody is in. Throws if none can be made.
+/// Makes a network namespace without processes. Throws if this fails.
 os::Fd fresh_network();
 
-/// Gives each a network card, "link0", by which it reaches all others, and network_address(), and its loopback.
+/// Gives each namespace a network card "link0" with the address network_address(), through which it reaches all others,
+/// and a loopback interface.
 void join_networks(const std::vector<os::Fd>& networks);
-/// "10.78.0.1" of the first.
+/// Returns the address of a host: "10.78.0.1" for the first one.
 std::string network_address(int host);
 
-/// This process is in it from now on.
+/// Moves this process into the namespace.
 void enter_network(const os::Fd& network);
 
 }  // namespace muster::test

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Tensors and configs with values that tell where they come from.
+// Tensors and configs whose values show their origin.
 
 #include <cstdint>
 #include <cstring>
@@ -10,7 +10,7 @@
 
 namespace muster::test {
 
-/// Bytes that depend on the seed and the position.
+/// Fills memory with bytes that depend on the seed and the position.
 inline void fill(std::byte* data, std::size_t bytes, std::uint64_t seed) {
   std::uint64_t state = seed * 0x9e3779b97f4a7c15ULL + 1;
   std::size_t i = 0;
@@ -21,7 +21,7 @@ inline void fill(std::byte* data, std::size_t bytes, std::uint64_t seed) {
   for (; i < bytes; ++i) data[i] = static_cast<std::byte>(seed + i);
 }
 
-/// Of what a rank has in a round, or in a layer.
+/// Returns the seed for the data of a rank in a round or in a layer.
 inline std::uint64_t seed_of(int rank, std::uint64_t round) {
   return static_cast<std::uint64_t>(rank) * 1000 + round;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Plans of tests, of the rules alone.
+// Plans for tests, made from their rules.
 
 #include <string>
 
@@ -8,7 +8,7 @@
 
 namespace muster::test {
 
-/// `more`: members before the rules, each with a comma behind it.
+/// `more` contains members before the rules, each followed by a comma.
 inline MergePlan plan_of(const std::string& rules, const std::string& more = "") {
   return MergePlan::parse(R"({"muster_plan": 1, )" + more + R"("rules": [)" + rules + "]}", "p.json");
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Random trees with all that a config can hold, the same for the same seed.
+// Random trees with all types of values that a config can contain. The same seed gives the same tree.
 
 #include <array>
 #include <bit>
@@ -19,7 +19,7 @@ class RandomConfig {
  public:
   explicit RandomConfig(std::uint64_t seed, bool with_tensors = true) : random_(seed), with_tensors_(with_tensors) {}
 
-  /// A tree of at most `levels` levels of containers.
+  /// Returns a tree with at most `levels` levels of containers.
   Config tree(int levels) {
     if (levels > 0 && below(3) != 0) return below(2) == 0 ? array(levels) : object(levels);
     return leaf();
@@ -36,16 +36,16 @@ class RandomConfig {
 
   Config object(int levels) {
     ConfigObject members;
-    // Now and then many: objects look up by hash from some size on.
+    // Sometimes many members, because objects use a hash table above a certain size.
     for (std::uint64_t i = below(10) == 0 ? 30 : below(6); i > 0; --i) {
-      std::string name = key();  // first, whatever the compiler's order of arguments
+      std::string name = key();  // evaluated first, because the order of arguments depends on the compiler
       members.insert(std::move(name), tree(levels - 1));
     }
     return members;
   }
 
   std::string key() {
-    // What the formats themselves use comes up as a user's key as well.
+    // Keys that the formats use internally also occur as keys of users.
     static const std::array<const char*, 12> keys = {"a",       "b",        "a.b",    "",    "0",        "$tensor",
                                                      "$$float", "$$tensor", "$float", "a#2", "\xc3\xa9", "x\n\"\\"};
     return below(3) == 0 ? "key" + std::to_string(below(100)) : keys[below(keys.size())];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Sources of layers, and what puts the parts of a streamed layer together again, by what they say themselves.
+// Sources of layers, and the assembly of the parts of a streamed layer from their own descriptions.
 
 #include <cstring>
 #include <map>
@@ -13,7 +13,7 @@
 
 namespace muster::test {
 
-/// A source of so many layers.
+/// Returns a source of `layers` layers.
 inline LayerSource layers_of(std::uint64_t layers, std::function<Config(std::uint64_t)> make) {
   return [layers, make = std::move(make), next = std::uint64_t{0}]() mutable -> std::optional<Config> {
     if (next == layers) return std::nullopt;
@@ -23,7 +23,7 @@ inline LayerSource layers_of(std::uint64_t layers, std::function<Config(std::uin
 
 class Reassembly {
  public:
-  /// Parts of one layer, in order. Everything is copied.
+  /// Adds the next part of a layer, and copies all of its data.
   void add(const LayerPart& part) {
     if (part.part != next_) throw std::runtime_error("a part is not the next one");
     ++next_;
@@ -31,7 +31,7 @@ class Reassembly {
     for (const auto& [rank, config] : part.present()) merge(wholes_[rank], config, rank, "", part.part);
     for (const auto& [key, slice] : slices_) throw std::runtime_error("a slice of no tensor: " + slice.path);
   }
-  /// The layer of a rank; none where it was absent.
+  /// Returns the layer of a rank, or nullopt if it was absent.
   [[nodiscard]] std::optional<Config> layer(int rank) const {
     const auto found = wholes_.find(rank);
     return found == wholes_.end() ? std::nullopt : std::optional(found->second);

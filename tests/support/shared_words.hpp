@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Words in memory that a test and the ranks it forks later share: what ranks count for each other.
+// Counters in memory that a test shares with the ranks that it forks later.
 
 #include <sys/mman.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// MUSTER_TEST_GROUP=started: the ranks are those that a launcher of MPI has started (mpiexec -n 7 PROGRAM), on however
-// many hosts. Each process is the whole test program and comes to every case; the first ranks of the world play it.
+// MUSTER_TEST_GROUP=started: an MPI launcher has started the ranks (mpiexec -n 7 PROGRAM), on one or more hosts. Each
+// process is the whole test program and reaches every case. The first ranks of the world play it.
 
 #include <chrono>
 #include <cstdio>
@@ -12,14 +12,14 @@
 namespace muster::test {
 namespace {
 
-/// As any program's: MPI is initialised, and finalised at exit, by Muster.
+/// As in any program, Muster initialises MPI, and finalises it at exit.
 const SyncGroup& everybody() {
   static const std::shared_ptr<SyncGroup> the_world = world();
   return *the_world;
 }
 
-/// Those who have no part in a case wait for the next one here: MPI's own waits take all of a processor, which the
-/// ranks that work need.
+/// Ranks that do not take part in a case wait here for the next one. The waits of MPI would use a whole CPU core, which
+/// the working ranks need.
 void wait_for_all() {
   MPI_Request request = MPI_REQUEST_NULL;
   MPI_Ibarrier(MPI_COMM_WORLD, &request);
@@ -56,7 +56,7 @@ std::unique_ptr<GroupMaker> make(int size) {
 
 void give_up() {
   std::fflush(nullptr);
-  // The launcher has to read it before it ends everything.
+  // The launcher must read the output before it ends all ranks.
   std::this_thread::sleep_for(std::chrono::milliseconds(500));
   MPI_Abort(MPI_COMM_WORLD, 1);
 }

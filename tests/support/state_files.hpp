@@ -14,7 +14,7 @@
 
 namespace muster::test {
 
-/// Values as weights have them: compressible, but not trivially.
+/// Returns values that are distributed like weights: compressible, but not trivially.
 inline Tensor normal_weights(Shape shape, unsigned seed) {
   Tensor tensor = Tensor::allocate(DType::f32, std::move(shape));
   std::mt19937 random(seed);
@@ -45,7 +45,7 @@ inline std::vector<StateFileWriter::Entry> entries_of(std::span<const NamedTenso
   return entries;
 }
 
-/// Names, order, dtypes, shapes and bits.
+/// Compares names, order, dtypes, shapes and bits.
 inline bool holds(const StateFile& file, std::span<const NamedTensor> expected) {
   if (file.tensors().size() != expected.size()) return false;
   for (std::size_t i = 0; i < expected.size(); ++i)

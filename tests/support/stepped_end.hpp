@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A process that ends at a chosen instruction of its work: so each step of it is the last one once.
+// Ends a process at a chosen instruction of its work. So a test can make every step the last one.
 
 #include <signal.h>
 #include <unistd.h>
@@ -11,16 +11,17 @@
 
 namespace muster::test {
 
-/// Nanoseconds of the clock that all processes share.
+/// Returns nanoseconds of the clock that all processes share.
 inline std::uint64_t now_ns() noexcept {
   return static_cast<std::uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
 }
 
-/// In the process that ends. Steps of its work are instructions of one thread, counted by the processor's trap after
-/// each. Other processors have no such trap for a process itself: there it ends behind all work.
+/// Used in the process that ends. A step is an instruction of one thread, after which the processor raises a trap. On
+/// processors without such a trap the process ends after all of its work.
 class SteppedEnd {
  public:
-  /// At step `last`, or behind the last one of the work, the process gets `signal`, and `when` the time; 0: at none.
+  /// At step `last`, or after the last step of the work, the process gets `signal`, and `when` is set to the time. 0
+  /// means no step.
   SteppedEnd(std::uint64_t last, int signal, std::atomic<std::uint64_t>& when) {
     last_ = last;
     signal_ = signal;

@@ -32,7 +32,7 @@ class TcpMaker final : public GroupMaker {
     return {plain, [owner = std::move(group)](SyncGroup*) mutable {
               const bool is_well = !owner->failure();
               owner.reset();
-              // Forked ranks leave without exit().
+              // Forked ranks end without exit().
               if (is_well) hosts::end_all("tcp");
             }};
   }

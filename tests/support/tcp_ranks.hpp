@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Forked ranks that meet by TCP: MUSTER_TEST_GROUP=tcp on one host, tcp-N on N of them, in blocks.
+// Forked ranks that form a group over TCP: MUSTER_TEST_GROUP=tcp on one host, tcp-N on N hosts, in blocks.
 
 #include <memory>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A directory of a test's own, gone with everything in it at the end.
+// A temporary directory for one test, which is deleted at the end with its contents.
 
 #include <algorithm>
 #include <cstdint>
@@ -16,8 +16,8 @@
 
 namespace muster::test {
 
-/// Memory is for tests that sync many small files and do not have the disk for their subject. Where /dev/shm has little
-/// room it is the disk, too.
+/// `memory` is for tests that sync many small files and do not test the disk. If /dev/shm has little space, the disk is
+/// used instead.
 enum class Medium { disk, memory };
 
 class TemporaryDirectory {
@@ -28,7 +28,7 @@ class TemporaryDirectory {
     constexpr std::uintmax_t enough = std::uintmax_t{1} << 30;
     const std::filesystem::space_info shared = std::filesystem::space("/dev/shm", error);
     if (medium == Medium::memory && !error && shared.available >= enough) parent = "/dev/shm";
-    // Not a name that a segment of shared memory could have.
+    // A name that no shared-memory segment can have.
     std::string name = (parent / "test-folder-XXXXXX").string();
     if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary directory");
     path_ = name;
@@ -42,7 +42,7 @@ class TemporaryDirectory {
 
   [[nodiscard]] const std::filesystem::path& path() const { return path_; }
   [[nodiscard]] std::string operator/(std::string_view name) const { return (path_ / name).string(); }
-  /// Files and folders below it.
+  /// Returns the number of files and directories below it.
   [[nodiscard]] std::size_t count() const {
     return static_cast<std::size_t>(std::distance(std::filesystem::recursive_directory_iterator(path_), {}));
   }
@@ -51,7 +51,7 @@ class TemporaryDirectory {
   std::filesystem::path path_;
 };
 
-/// Of what is in a directory, in their order.
+/// Returns the sorted names of the entries of a directory.
 inline std::vector<std::string> names_in(const std::filesystem::path& directory) {
   std::vector<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator(directory)) names.push_back(entry.path().filename());

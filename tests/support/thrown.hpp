@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The words of the error that a call must throw.
+// Functions that return the error of a call that must fail.
 
 #include <doctest/doctest.h>
 
@@ -11,7 +11,7 @@
 
 namespace muster::test {
 
-/// Calls, wants an Error of this kind in one line, and gives it.
+/// Makes the call, requires an Error of this kind with a message of one line, and returns it.
 template <class Call>
 Error thrown_by(ErrorKind kind, Call&& call) {
   try {
@@ -27,7 +27,7 @@ Error thrown_by(ErrorKind kind, Call&& call) {
   return {kind, ""};
 }
 
-/// Its words.
+/// Returns the message of that error.
 template <class Call>
 std::string words_of(ErrorKind kind, Call&& call) {
   return thrown_by(kind, call).what();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Files as torch.save writes them, and as nobody should: pickles and zip archives put together by hand.
+// Files as torch.save writes them, and invalid ones: hand-made pickles and zip archives.
 
 #include <cstdint>
 #include <optional>
@@ -13,7 +13,7 @@
 
 namespace muster::test {
 
-/// Opcodes of protocol 2. Each function gives the opcodes that leave one object on the stack.
+/// Opcodes of protocol 2. Each function returns the opcodes that leave one object on the stack.
 namespace pickled {
 
 template <class Number>
@@ -61,7 +61,7 @@ inline std::string tensor(std::string_view key, std::string_view type, std::int3
 
 }  // namespace pickled
 
-/// An entry, and how it lies: what is not said is as it should be.
+/// An entry of a zip archive and its headers. Fields without a value get the correct one.
 struct ZipPart {
   std::string name;
   std::string bytes;
@@ -70,9 +70,9 @@ struct ZipPart {
   std::optional<std::uint32_t> crc = {};
   std::optional<std::string> local_name = {};
   std::optional<std::uint16_t> local_flags = {};
-  std::optional<std::uint32_t> place = {};  ///< that the directory says
-  std::optional<std::uint32_t> size = {};   ///< likewise
-  std::string extra = {};                   ///< fields behind its name there
+  std::optional<std::uint32_t> place = {};  ///< the offset in the central directory
+  std::optional<std::uint32_t> size = {};   ///< the size in the central directory
+  std::string extra = {};                   ///< the extra fields after its name there
 };
 
 inline std::string make_zip(const std::vector<ZipPart>& parts, bool is_zip64 = true) {
@@ -105,7 +105,7 @@ inline std::string make_zip(const std::vector<ZipPart>& parts, bool is_zip64 = t
          u32(begin) + u16(0);
 }
 
-/// What torch.save makes of a pickle and storages.
+/// Returns the entries that torch.save writes for a pickle and its storages.
 inline std::vector<ZipPart> torch_parts(const std::string& pickle,
                                         const std::vector<std::pair<std::string, std::string>>& storages) {
   std::vector<ZipPart> parts = {{"archive/data.pkl", pickle}, {"archive/byteorder", "little"}};

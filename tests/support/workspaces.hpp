@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What tests of workspaces put there, and what is left.
+// Fills workspaces for tests, and checks the remaining files.
 
 #include <doctest/doctest.h>
 
@@ -16,7 +16,7 @@
 
 namespace muster::test {
 
-/// A process of this host that is no more, and one of another host.
+/// Return the identity of a process of this host that has ended, and of a process of another host.
 inline os::ProcessIdentity dead() {
   os::ProcessIdentity identity = os::own_identity();
   identity.pid = 0x7ffffff0;
@@ -35,7 +35,7 @@ inline std::size_t files_of(const std::string& directory, workspace::NameKind ki
   }));
 }
 
-/// Only the mark.
+/// Returns whether the directory contains only the marker file.
 inline bool is_clean(const std::string& directory) {
   const auto files = names_in(directory);
   for (const std::string& file : files)
@@ -43,7 +43,7 @@ inline bool is_clean(const std::string& directory) {
   return files == std::vector<std::string>{"muster-workspace.json"};
 }
 
-/// Of a rank, another one for each seed.
+/// Returns the config of a rank, which differs between seeds.
 inline Config layer_of(int rank, int seed = 0) {
   Config layer = Config::object({{"rank", rank}, {"seed", seed}, {"scale", 0.5}, {"none", nullptr}});
   layer["attention"]["weight"] = pattern(DType::bf16, {33, 65}, static_cast<std::uint64_t>(100 * rank + seed));
