@@ -186,7 +186,7 @@ Life life_of(const ProcessIdentity& identity) noexcept {
   if (identity.boot == unknown_boot || identity.boot != here().boot || identity.host != here().host ||
       identity.pid_namespace == 0 || identity.pid_namespace != own_pid_namespace() || identity.pid <= 0)
     return Life::unknown;
-  // If /proc hides processes of other users, only the signal can show that the process exists.
+  // If /proc hides processes of other users, only the signal shows whether the process exists.
   if (::kill(static_cast<pid_t>(identity.pid), 0) != 0 && errno == ESRCH) return Life::dead;
   const ProcessFacts facts = facts_of(identity.pid);
   if (!facts.start) return Life::alive;

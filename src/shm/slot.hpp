@@ -122,8 +122,8 @@ class SenderPool {
   std::shared_ptr<Slot> carry_out(LaneId id, SlotPlan plan);
   /// Returns how many data bytes have memory.
   [[nodiscard]] std::uint64_t bytes() const noexcept;
-  /// Held slots are deleted when their leases end, and no longer count. Free slots are kept if `keep_free` is set.
-  /// Returns the bytes that remain.
+  /// Removes held slots from the pool; their memory is freed when their leases end. Free slots are kept if `keep_free`
+  /// is set. Returns the bytes that remain.
   std::uint64_t settle(bool keep_free) noexcept;
   /// Called after a failed exchange: deletes a slot that was created for it, because some ranks may be unable to map
   /// it.
