@@ -37,7 +37,8 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 17> other_na
      {"intermediate_size", "n_inner"}}};
 
 constexpr std::string_view embedding = "embed_tokens.weight";
-// For plans that do not specify the position of a layer's number. Not for ALBERT, whose layers are one.
+// For plans that do not specify the position of a layer's number. Not for ALBERT, whose layers share one set of
+// weights.
 constexpr std::string_view usual_layers = "{,*.}{layers,h,encoder.layer}.#.*";
 
 std::optional<std::int64_t> number_of(const Config* found) {

@@ -115,7 +115,7 @@ PieceFacts facts_of(std::span<const std::byte> bytes, std::uint64_t values) {
 template <class T>
 void count_bins(std::span<const std::byte> bytes, std::uint64_t values, T low, T high,
                 std::vector<std::uint64_t>& counts) {
-  // Integers are measured from the lowest one first: as doubles, large neighbours would be equal.
+  // The lowest integer is subtracted first, because as doubles, large neighbours would be equal.
   using Distance = std::conditional_t<std::is_same_v<T, float>, double, long double>;
   const auto distance = [](T from, T to) -> Distance {
     if constexpr (std::is_integral_v<T>) {
