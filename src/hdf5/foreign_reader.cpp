@@ -20,6 +20,8 @@
 #include <cstdio>
 #include <vector>
 
+#include "src/os/close_range.hpp"
+
 namespace muster::hdf5 {
 
 namespace {
@@ -158,12 +160,7 @@ bool filter_calls(const FenceOptions& options) noexcept {
 
 void drop_inheritance(const FenceOptions& options) noexcept {
   const auto first = static_cast<unsigned>(std::max(options.input, options.socket)) + 1;
-#ifdef SYS_close_range
-  if (::syscall(SYS_close_range, first, ~0U, 0U) == 0) return;
-#endif
-  rlimit limit{};
-  ::getrlimit(RLIMIT_NOFILE, &limit);
-  for (auto fd = static_cast<std::uint64_t>(first); fd < limit.rlim_cur; ++fd) ::close(static_cast<int>(fd));
+  os::close_range(first);
 }
 
 std::uint8_t raise_fence(const FenceOptions& options) noexcept {

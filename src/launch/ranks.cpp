@@ -7,7 +7,6 @@
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -25,6 +24,7 @@
 #include <thread>
 
 #include "src/os/clock.hpp"
+#include "src/os/close_range.hpp"
 #include "src/os/process.hpp"
 #include "src/sync/world.hpp"
 
@@ -142,8 +142,8 @@ void wipe_mark() {
   const int nowhere = ::open("/dev/null", O_RDWR | O_CLOEXEC);
   for (int standard = 0; standard < 3 && nowhere >= 0; ++standard) ::dup2(nowhere, standard);
   const unsigned kept = static_cast<unsigned>(lifeline);
-  if (kept > 3) ::syscall(SYS_close_range, 3U, kept - 1, 0U);
-  ::syscall(SYS_close_range, kept + 1, ~0U, 0U);
+  if (kept > 3) os::close_range(3, kept - 1);
+  os::close_range(kept + 1);
   wipe_mark();
   char goodbye = 0;
   const ssize_t got = read_some(lifeline, &goodbye, 1);
