@@ -22,7 +22,7 @@ std::string_view way_name(Way way) noexcept;
 
 /// The facts that a rank knows about itself before round 1. Sent as Record::device.
 struct DeviceFacts {
-  /// device_identity() of the device on which the tensors are, or to which they must be copied
+  /// The device_identity() of the device on which the tensors are, or to which they must be copied.
   std::uint64_t device : 48 = 0;
   Way forced : 2 = Way::nothing;  ///< MUSTER_DEVICE_WAY; `nothing` if it is not set
   Landing landing : 1 = Landing::host;

@@ -209,7 +209,7 @@ class Context : public std::enable_shared_from_this<Context> {
   std::shared_ptr<Control> inbox_memory_;
   Pending inbox_;
   std::vector<RankInfo> ranks_;
-  // the ranks of this host that are not known to be dead
+  // The ranks of this host that are not known to be dead.
   std::map<int, std::shared_ptr<const sync::PeerLiveness>> neighbours_;
   Hosts hosts_;  // without the local group
   Deliveries deliveries_;
