@@ -42,8 +42,8 @@ int device_count();
 /// Error(argument) if there is no such device.
 Context primary_context(int device);
 /// Returns a number of 48 bits, not 0. It is the same on every host that sees the device, and the same for all parts of
-/// a divided device (MIG). NCCL (at least to 2.29) identifies devices by their bus and rejects ranks on two
-/// parts of one device. So Muster does not ask NCCL to join such ranks.
+/// a divided device (MIG). NCCL (at least to 2.29) identifies devices by their bus and rejects ranks on two parts of
+/// one device. So Muster does not ask NCCL to join such ranks.
 std::uint64_t device_identity(int device);
 /// Returns a name such as "NVIDIA H200".
 std::string device_name(int device);
