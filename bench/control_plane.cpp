@@ -258,8 +258,8 @@ double print_lines(const std::string& name, const std::vector<Case>& cases, bool
   return share;
 }
 
-/// Returns whether the exactly countable quantities (bytes received, memory of an exchange and of the group) grow
-/// linearly with ranks and tensors, and not with the square of the ranks.
+/// Returns whether the quantities that can be counted exactly grow linearly with ranks and tensors, and not with the
+/// square of the ranks. These are the bytes received, and the memory of an exchange and of the group.
 bool print_fits(const std::vector<Case>& cases, bool has_tensors) {
   constexpr double most_of_a_square = 0.1;
   bool is_linear = true;

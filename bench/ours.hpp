@@ -13,7 +13,7 @@
 
 namespace bench {
 
-/// Returns a group of the ranks of the meeting. Every call uses a new key. Collective.
+/// Makes a group of the ranks of the bench. Every call uses a new key. Collective.
 std::shared_ptr<muster::SyncGroup> make_group(const Meeting& meeting);
 
 /// Measures get_tensors_parallel over one group. It makes `exchanges` exchanges before it returns, so that the memory

@@ -50,7 +50,7 @@ void train() {
   for (float& value : weight.mutable_values<float>()) value = uniform(random);
   ranks.broadcast(weight, 0);
 
-  // the last element is the loss
+  // The last element is the loss.
   const muster::Tensor gradient = muster::Tensor::allocate(muster::DType::f32, {weights + 1});
   constexpr int batch = 32;
   for (int step = 0; step <= 500; ++step) {

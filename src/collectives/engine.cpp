@@ -46,7 +46,7 @@ struct Engine::Call {
   WaitOptions waits;
   Card card;
   std::optional<Error> trouble;  // the error of this rank's arguments
-  // allocates results whose sizes are known only from the cards; set on every rank or on none
+  // Allocates results whose sizes are known only from the cards; set on every rank or on none.
   std::optional<Opened> then;
 };
 

@@ -3,8 +3,9 @@
 //
 // A piece of a message has a header of 8 bytes (its length, and whether more pieces follow) and its bytes. It begins at
 // a multiple of 64 bytes, and never wraps around the end of the ring. If there is too little space before the end, a
-// header marks that, and the piece is at the beginning of the ring. The writer publishes its position in one word, and
-// each reader has its own word. The writer reads the words of the readers only when the ring seems to be full.
+// header marks that, and the piece is at the beginning of the ring. The writer and each reader
+// publish their positions in one counter each. The writer reads the counters of the readers only when the ring seems to
+// be full.
 //
 // A large Config is in memory that the writer lends to the readers, and a header in the ring gives its position. It
 // uses as much of the ring as if it were stored there, at most the whole ring. So the memory that waits for readers is

@@ -27,6 +27,7 @@ struct Missing {
   std::string library;
   std::string function;
 };
+/// Loads a library permanently, and finds the functions of a table in it.
 Missing find_functions(const char* library_name, FunctionTable& table);
 
 /// Throws if `status` is not success: Error(no_space) for memory, otherwise Error(io). The message contains `attempted`
@@ -41,8 +42,8 @@ int device_count();
 /// Error(argument) if there is no such device.
 Context primary_context(int device);
 /// Returns a number of 48 bits, not 0. It is the same on every host that sees the device, and the same for all parts of
-/// a divided device (MIG). NCCL (at least to 2.29) rejects ranks on two parts of one device, which it identifies by the
-/// bus, so Muster does not ask NCCL to join them.
+/// a divided device (MIG). NCCL (at least to 2.29) identifies devices by their bus and rejects ranks on two parts of
+/// one device. So Muster does not ask NCCL to join such ranks.
 std::uint64_t device_identity(int device);
 /// Returns a name such as "NVIDIA H200".
 std::string device_name(int device);
@@ -95,7 +96,7 @@ void on_device_if_there(int device, const Work& work) noexcept {
 /// The device and the allocation of an address.
 struct Located {
   int device = 0;
-  /// identifies the allocation; unlike its address, the number is never reused in this process
+  /// Identifies the allocation; unlike its address, the number is never reused in this process.
   std::uint64_t buffer = 0;
   bool is_exportable = false;  ///< other processes can open the allocation by CUDA IPC
 };

@@ -36,7 +36,7 @@ class MemoryPool : public std::enable_shared_from_this<MemoryPool> {
     std::uint64_t bytes = 0;
     bool is_locked = true;
   };
-  /// Returns a buffer of at least `bytes`: the smallest free block that is not more than twice too large, otherwise new
+  /// Returns a buffer of at least `bytes`: the smallest free block that is at most twice as large, otherwise new
   /// memory. If there is none, or if the pool would exceed `budget`, frees unused blocks first. Throws Error(no_space).
   Buffer take(std::uint64_t bytes, std::uint64_t budget = UINT64_MAX);
   /// Returns the free bytes and the lent bytes together.

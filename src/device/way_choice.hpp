@@ -22,7 +22,7 @@ std::string_view way_name(Way way) noexcept;
 
 /// The facts that a rank knows about itself before round 1. Sent as Record::device.
 struct DeviceFacts {
-  /// device_identity() of the device on which the tensors are, or to which they must be copied
+  /// The device_identity() of the device on which the tensors are, or to which they must be copied.
   std::uint64_t device : 48 = 0;
   Way forced : 2 = Way::nothing;  ///< MUSTER_DEVICE_WAY; `nothing` if it is not set
   Landing landing : 1 = Landing::host;
@@ -40,10 +40,10 @@ void put_facts(const DeviceFacts& facts, gather::Record& record) noexcept;
 DeviceFacts get_facts(const gather::Record& record) noexcept;
 
 /// Returns one method per rank of the list, by position; the root itself has `nothing`. If the destination is host
-/// memory, all senders are staged. If it is a device, ranks that share memory with the root use IPC. The others use
-/// NCCL if each rank has its own device and NCCL is available on all; otherwise they are staged. Throws
-/// Error(rank_mismatch) if ranks want different destinations or force different methods. Throws Error(unsupported) if a
-/// forced method is not possible.
+/// memory, all senders are staged. If it is a device, a rank that shares memory with the root uses IPC if its tensors
+/// can be exported. The other ranks use NCCL if each has its own device and NCCL is available on all of them. All
+/// remaining ranks are staged. Throws Error(rank_mismatch) if ranks want different destinations or force different
+/// methods. Throws Error(unsupported) if a forced method is not possible.
 std::vector<Way> choose_ways(std::span<const DeviceFacts> facts);
 
 /// Returns the value of MUSTER_DEVICE_WAY: staging, ipc or nccl; `nothing` if it is not set. Throws Error(argument) for

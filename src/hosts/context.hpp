@@ -119,7 +119,7 @@ class Context : public std::enable_shared_from_this<Context> {
   /// Gives up if the context has not ended `waited` after the end of all groups. The warning names the missing ranks.
   void give_up_after(os::Clock::duration waited) noexcept;
   void give_up(const std::string& why) noexcept;
-  /// Gives up late contexts in a process that continues. This happens only after a failure, and if the transport can be
+  /// Gives up a late end while the process continues. Does so only after a failure, and if the transport can be
   /// dropped.
   void give_up_if_late() noexcept;
   /// Returns how long this rank must not use the transport before it ends the transport; 0 if all ranks are on one
@@ -128,8 +128,7 @@ class Context : public std::enable_shared_from_this<Context> {
   /// Called when a group has failed: the end then waits only briefly.
   void has_failed() noexcept;
 
-  /// Exists while a route transfers data. While such an object exists, waits on this host advance the transport more
-  /// often.
+  /// A route holds one of these while it transfers data. Waits on this host then advance the transport more often.
   class UnderWay {
    public:
     explicit UnderWay(Context& context) noexcept : context_(context) { context_.under_way_.fetch_add(1); }
@@ -209,7 +208,7 @@ class Context : public std::enable_shared_from_this<Context> {
   std::shared_ptr<Control> inbox_memory_;
   Pending inbox_;
   std::vector<RankInfo> ranks_;
-  // the ranks of this host that are not known to be dead
+  // The ranks of this host that are not known to be dead.
   std::map<int, std::shared_ptr<const sync::PeerLiveness>> neighbours_;
   Hosts hosts_;  // without the local group
   Deliveries deliveries_;

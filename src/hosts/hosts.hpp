@@ -25,7 +25,7 @@
 namespace muster::hosts {
 
 struct Hosts {
-  /// the ranks of each host in ascending order; hosts in the order of their first rank
+  /// The ranks of each host in ascending order; hosts in the order of their first rank.
   std::vector<std::vector<int>> members;
   std::vector<int> host_of;   ///< the host of each rank
   std::vector<int> place_of;  ///< the position of each rank among the ranks of its host

@@ -22,7 +22,7 @@ constexpr int tags_a_group = 16;
 constexpr std::chrono::microseconds busy_slice{200};
 
 // If rank A waits for B and B waits for C, A's deadline is one step later than B's. So the error of B, which names C,
-// comes first. The deadlines have this order:
+// comes first. The deadlines of these waits follow one another in this order:
 //  - the ranks of a host for each other,
 //  - leaders for those below them in the tree, from the leaves to the root,
 //  - leaders for the one above, from the root to the leaves,

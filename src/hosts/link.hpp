@@ -7,7 +7,7 @@
 //     sent and the credits that it has received.
 //  2. The sender allocates buffers for packing and sends a header message: the header of the stream, the descriptor,
 //     and the bytes themselves if they are few. In an exchange this message says that it is the last one. If the sender
-//     cannot send, it contains no part.
+//     cannot send, the message contains no part.
 //  3. The root receives header messages whenever it may call the transport. If more bytes follow, it allocates memory,
 //     posts receives, and sends a grant. So all data has a destination before it is sent, and no data queues in the
 //     transport. If the root cannot receive a part, it refuses this part and all later ones; round 2 gives the reason.

@@ -180,7 +180,7 @@ void Job::start() {
     ranks_.push_back(std::move(made[at]));
     ready[at].output.reset();
     ready[at].error.reset();
-    // If the command cannot be started, the first rank shows it before the other ranks are started.
+    // Check the exec of the first rank before the other ranks are started: the command may not be executable.
     if (rank == 0) failed_exec_ = exec_error(ranks_[0].child);
     if (failed_exec_ != 0) return;
   }

@@ -54,7 +54,7 @@ struct JobRank {
   std::optional<std::size_t> error_stream = {};  ///< its standard error, if that is a stream of the pump
 };
 
-/// Returns 128 plus the number of the signal that killed the process, as a shell does.
+/// Returns the exit status, or 128 plus the number of the signal that killed the process, as a shell does.
 int status_of(const siginfo_t& end) noexcept;
 /// Returns a text such as "ended with status 3" or "was killed by SIGSEGV (core dumped)".
 std::string end_text(const siginfo_t& end);

@@ -10,9 +10,9 @@
 namespace muster::launch {
 
 /// Returns the number of visible devices on a host that has `devices` devices, if CUDA_VISIBLE_DEVICES is `list`. As in
-/// the driver, the list ends at the first entry that is not a device ("-1" hides all devices), and a device that is
-/// listed twice hides all devices. Entries such as "GPU-<uuid>" count as devices because only the driver can resolve
-/// them.
+/// the driver, the list ends at the first entry that is not a device, so "-1" hides all devices. A device that is
+/// listed twice also hides all devices. Entries such as "GPU-<uuid>" count as devices because only the driver can
+/// resolve them.
 inline int devices_in(std::string_view list, int devices) {
   std::vector<std::string_view> seen;
   while (!list.empty()) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The rendezvous: the processes of a job, of which each knows only a meeting place, a key and its own rank, find each
-// other. One state machine serves local groups (Unix sockets), groups of several hosts (TCP) and groups over files.
+// The rendezvous, in which the processes of a job find each other. At first each process knows only a meeting place, a
+// key and its own rank. One state machine serves local groups (Unix sockets), groups of several hosts (TCP) and groups
+// over files.
 //
 //  1. Rank 0 opens the meeting place. Every other rank tries to connect until its deadline, and sends a Hello with its
 //     job, version, rank, size and process. Rank 0 answers at once with Word::heard and its own Hello, or with

@@ -41,7 +41,7 @@ class Connection {
     virtual void ended(Connection& connection, const std::optional<Error>& failure) = 0;
   };
 
-  /// `socket` is connected, or is not connected yet (`is_connected` is false); then the caller must call connect().
+  /// If `is_connected` is false, `socket` is not connected yet, and the caller must call connect().
   /// Received frames have the direction `incoming`.
   Connection(Owner& owner, Socket socket, Way incoming, bool is_connected);
   Connection& operator=(Connection&&) = delete;

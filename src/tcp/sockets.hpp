@@ -33,7 +33,7 @@ using Endpoint = Protocol::endpoint;
 using Timer = asio::basic_waitable_timer<os::Clock>;
 using boost::system::error_code;
 
-/// "10.0.0.1:29500", "[fe80::1]:29500"
+/// Returns a text such as "10.0.0.1:29500" or "[fe80::1]:29500".
 std::string text_of(const Endpoint& endpoint);
 
 /// Returns a socket that is not connected. Throws Error(io).

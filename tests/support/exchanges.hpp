@@ -40,8 +40,8 @@ inline void gather_and_check(SyncGroup& group) {
   gather_and_check(group, ranks_from(group.size() - 1, group.size()), 4000, 0);
 }
 
-/// Checks that the call fails on every rank of the group with the same message, that the message contains all of
-/// `parts`, and that the group remains usable.
+/// Checks that the call fails on every rank of the group with the same message, and that the group remains usable. The
+/// message must contain all of `parts`.
 inline void fails_alike(SyncGroup& group, ErrorKind kind, const std::vector<std::string>& parts,
                         const std::function<void()>& call) {
   const std::string words = error_of(kind, parts, call).what();

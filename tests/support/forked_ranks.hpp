@@ -45,7 +45,7 @@ inline constexpr bool under_sanitizer = false;
   } while (false)
 
 struct Ended {
-  int exit_status = -1;  ///< of a rank that exited by itself
+  int exit_status = -1;  ///< status of a rank that exited by itself
   int signal = 0;        ///< otherwise the signal that ended it
   std::string words;     ///< the output of the rank: its error message, or the text that it passed to say()
   [[nodiscard]] bool ok() const { return exit_status == 0; }

@@ -27,7 +27,8 @@
 namespace muster::test {
 namespace {
 
-/// Returns the value of KEY=VALUE in a line of such words. `to_end` is for the last word: returns the rest of the line.
+/// Returns the value of KEY=VALUE in a line of such fields. `to_end` is for the last field: returns the rest of the
+/// line.
 std::string field(const std::string& line, const std::string& key, bool to_end = false) {
   const std::string mark = key + "=";
   std::size_t at = line.rfind(mark, 0) == 0 ? 0 : line.find(" " + mark);
