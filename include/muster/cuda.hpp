@@ -55,6 +55,7 @@ Tensor copy_to_device(const TensorView& tensor, int device);
 /// program created itself (cuCtxCreate).
 class CudaStreamScope {
  public:
+  /// Sets `stream` for the calling thread. The destructor restores the previous stream.
   explicit CudaStreamScope(CUstream_st* stream);
   ~CudaStreamScope();
   CudaStreamScope(const CudaStreamScope&) = delete;

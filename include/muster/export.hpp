@@ -25,8 +25,10 @@ enum class Writers : std::uint8_t {
   first,   ///< only rank 0: for an output file system that the other ranks cannot access
   owners,  ///< every rank writes its own data; parts that several ranks hold are divided by size
 };
+/// Returns "first" or "owners".
 std::string_view to_string(Writers writers) noexcept;
 
+/// Options of shard_model().
 struct ShardOptions {
   /// Replaces `out` if it is a checkpoint or a directory of shards and contains no other files.
   bool force = false;
@@ -58,6 +60,7 @@ struct ShardOptions {
   std::stop_token stop = {};
 };
 
+/// The result of shard_model().
 struct ShardReport {
   std::uint64_t tensors = 0;        ///< of the model
   std::uint64_t bytes = 0;          ///< bytes of the tensors of the model
@@ -180,6 +183,7 @@ struct ExportAccount {
   std::vector<std::string> notes = {};
 };
 
+/// The result of export_model().
 struct ExportReport {
   ExportAccount account;            ///< only rank 0 fills this and the members below
   std::uint64_t files_resumed = 0;  ///< files of an earlier export that verified and were kept

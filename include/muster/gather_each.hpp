@@ -56,6 +56,7 @@ struct LayerPart {
   /// part 0 only: all tensors of the layer, in the order of `slices`; empty in later parts
   std::vector<LayerTensor> tensors;
 
+  /// Returns whether this is the last part of the layer.
   [[nodiscard]] bool is_last() const noexcept { return part + 1 == parts; }
   /// Returns (rank, config) for each rank with a config, in the order of the list. The references are valid as long as
   /// this part.
@@ -74,6 +75,7 @@ using LayerSource = std::function<std::optional<Config>()>;
 /// when the call returns.
 using LayerConsumer = std::function<void(LayerPart& part)>;
 
+/// Options of gather_each().
 struct StreamOptions {
   /// As in GatherOptions. `memory_budget` then limits the size of the files of each sender. Tensors that a consumer
   /// keeps do not block a sender, because the root copies each part before it is consumed.

@@ -32,6 +32,7 @@ struct LaunchNodes {
       {};  ///< for the rendezvous; unset: MUSTER_TIMEOUT, else 10 minutes
 };
 
+/// Options of launch_local().
 struct LaunchOptions {
   int ranks = 1;  ///< number of ranks, 1 to 4096
   /// variables added to the environment of the ranks

@@ -100,6 +100,7 @@ class TensorPattern {
   /// look-ahead, so matching takes linear time. Throws Error(argument) if the expression is invalid.
   static TensorPattern regex(std::string text);
 
+  /// Returns whether the pattern matches the whole name.
   [[nodiscard]] bool matches(std::string_view name) const;
   [[nodiscard]] const std::string& text() const noexcept { return text_; }
   [[nodiscard]] bool is_regex() const noexcept { return is_regex_; }
@@ -149,6 +150,7 @@ struct Numbering {
 
 class NewName;
 
+/// A rule of a plan: the tensors that it matches, and the action that joins them.
 struct MergeRule {
   TensorPattern pattern;
   MergeAction action;

@@ -11,6 +11,7 @@
 
 namespace muster {
 
+/// Options of tcp_group().
 struct TcpGroupOptions {
   /// The rendezvous address. "HOST:PORT" (or "tcp://HOST:PORT") is an address of the host of rank 0 with a free port.
   /// "file:///PATH" is a file that rank 0 writes and deletes, in a directory that all ranks see.

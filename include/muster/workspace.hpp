@@ -19,6 +19,7 @@
 
 namespace muster {
 
+/// Options of an NFSWorkspace.
 struct WorkspaceOptions {
   /// The zstd compression level. Unset: no compression.
   std::optional<int> zstd_level = {};
@@ -113,6 +114,7 @@ class NFSWorkspace {
   std::shared_ptr<detail::WorkspaceGenerations> generations_;
 };
 
+/// Options of file_group().
 struct FileGroupOptions {
   std::string directory;  ///< a workspace that all ranks see; it is created if it does not exist
   /// identifies the job: the same on all its ranks and different from other jobs; required if several jobs may start in
