@@ -37,7 +37,7 @@ struct ShardOptions {
   bool to_workspace = false;
   std::optional<int> zstd_level = {};  ///< compression of states; unset: not compressed
   std::string carry = {};              ///< selects the files to copy in addition to the weights (model_dir.hpp)
-  /// for rank shards that `to_plan` splits again: their layout, as ExportOptions::layout
+  /// For rank shards that `to_plan` splits again: their layout, as ExportOptions::layout.
   std::optional<ParallelLayout> from = {};
   std::string at = {};                           ///< as ExportOptions::at, for third-party checkpoints
   std::string shards = {};                       ///< as ExportOptions::shards, for one file per rank
@@ -113,7 +113,7 @@ struct ExportOptions {
   /// checkpoint that every rank can read completely. Otherwise `first`, because concurrent writers of one file wait for
   /// each other.
   std::optional<Writers> writers = {};
-  /// layout of the shards; unset: the recorded layout, else tensor parallelism only
+  /// Layout of the shards; unset: the recorded layout, else tensor parallelism only.
   std::optional<ParallelLayout> layout = {};
   std::optional<ParallelLayout> to = {};  ///< writes shards of this layout instead of one checkpoint
   /// The plan that splits for `to`; it must not have views. Empty: the plan of the source, or "auto" if that plan has
@@ -179,7 +179,7 @@ struct ExportAccount {
   std::uint64_t tensors_out = 0;
   std::uint64_t bytes_out = 0;
   std::uint64_t files = 0;
-  /// as ShardReport::notes; also reports that `plan` differs from the plan of the shards
+  /// As ShardReport::notes; also reports that `plan` differs from the plan of the shards.
   std::vector<std::string> notes = {};
 };
 

@@ -65,8 +65,8 @@ struct GatherOptions {
   };
   /// Checks that find errors in programs, at the cost of time.
   struct Debugging {
-    /// hashes arena tensors when they are gathered and when they are released, and logs which tensors were written in
-    /// between
+    /// Hashes arena tensors when they are gathered and when they are released, and logs which tensors were written in
+    /// between.
     bool check_leases = false;
   };
 
@@ -80,7 +80,7 @@ struct GatherOptions {
   /// Error(argument) if the tensors do not fit.
   std::vector<Tensor> into = {};
   Route route = Route::automatic;  ///< the same on all ranks
-  /// longest wait without progress; unset: the default of the group
+  /// Longest wait without progress; unset: the default of the group.
   std::optional<std::chrono::milliseconds> timeout = {};
   std::stop_token stop = {};  ///< a stop request cancels the waits of this rank, and so aborts the group
   int pipeline_depth = 2;     ///< results that the root may hold before senders allocate extra segments

@@ -83,7 +83,7 @@ std::optional<Config> read_model_config(const std::string& directory);
 /// The result of carried_files().
 struct CarriedFiles {
   std::vector<std::string> names;  ///< relative paths, sorted
-  /// files not selected, with the reason: "weights of another format", "a link to ..., outside the directory"
+  /// Files not selected, with the reason: "weights of another format", "a link to ..., outside the directory".
   Omissions left;
 };
 

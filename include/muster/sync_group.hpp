@@ -177,7 +177,7 @@ struct LocalGroupOptions {
   std::string key;  ///< identifies the group: the same on all its ranks, and different from other jobs on this host
   int rank = 0;
   int size = 1;
-  /// for the rendezvous; afterwards the default deadline of the group
+  /// For the rendezvous; afterwards the default deadline of the group.
   std::optional<std::chrono::milliseconds> timeout = {};
   /// The numbers of the ranks in messages and errors, if they belong to a larger job: one number per rank. Empty: 0, 1,
   /// ...

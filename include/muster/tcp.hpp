@@ -18,7 +18,7 @@ struct TcpGroupOptions {
   std::string address;
   int rank = 0;
   int size = 1;
-  /// for the rendezvous; afterwards the default deadline of the group
+  /// For the rendezvous; afterwards the default deadline of the group.
   std::optional<std::chrono::milliseconds> timeout = {};
   /// Identifies the job: the same on all its ranks, and different from other jobs. Empty: MUSTER_JOB, else
   /// TORCHELASTIC_RUN_ID.

@@ -53,7 +53,7 @@ struct StepTimeInfo {
 };
 /// The times of all steps.
 struct TimeReport {
-  /// steps that any rank has: those of rank 0, then the additional ones of the next ranks
+  /// Steps that any rank has: those of rank 0, then the additional ones of the next ranks.
   std::vector<StepTimeInfo> steps;
 };
 /// Reports the times of each step. Local. Throws as report_load_imbalance().
