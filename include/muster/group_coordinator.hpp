@@ -19,8 +19,8 @@ namespace muster {
 
 /// Options of a GroupCoordinator; the same on all ranks.
 struct GroupCoordinatorOptions {
-  /// Broadcast_object() from rank 0 uses a MessageQueue, whose writer does not wait for the readers. The ranks of each
-  /// group must then share memory. Otherwise the constructor throws Error(unsupported) on all of them.
+  /// If true, broadcast_object() from rank 0 uses a MessageQueue, whose writer does not wait for the readers. The ranks
+  /// of each group must then share memory. Otherwise the constructor throws Error(unsupported) on all of them.
   bool use_message_queue_broadcaster = false;
   CollectiveOptions waits = {};
 };

@@ -49,7 +49,7 @@ struct VerifyReport {
   std::uint64_t files = 0;    ///< files with tensors that could be opened
   std::uint64_t tensors = 0;  ///< tensors in these files
   std::uint64_t bytes = 0;    ///< bytes of these tensors
-  /// A checkpoint has a checksum file, or the state files or the third-party checkpoint contain checksums.
+  /// True if a checkpoint has a checksum file, or if state files or a third-party checkpoint contain checksums.
   bool has_checksums = false;
   std::uint64_t checked = 0;                 ///< tensors whose bytes were compared with checksums
   std::vector<VerifyProblem> problems = {};  ///< at most 10,000
