@@ -38,6 +38,7 @@ class ConfigObject {
   [[nodiscard]] std::vector<Member>::const_iterator end() const noexcept;
   /// Returns the value of the key, or null if the key is missing.
   [[nodiscard]] const Config* find(std::string_view key) const noexcept;
+  /// Returns the value of the key for modification, or null if the key is missing.
   [[nodiscard]] Config* find(std::string_view key) noexcept;
   [[nodiscard]] bool contains(std::string_view key) const noexcept { return find(key) != nullptr; }
   /// Returns the value of the key. A missing key is inserted with a null value.
@@ -47,6 +48,7 @@ class ConfigObject {
   /// Removes a member and keeps the order of the others. Returns false if the key is missing. The time is proportional
   /// to the number of members.
   bool erase(std::string_view key);
+  /// Allocates memory for that number of members.
   void reserve(std::size_t members);
 
  private:
@@ -92,7 +94,9 @@ class Config {
   Config(ConfigObject value) noexcept : value_(std::move(value)) {}
   Config(Tensor value) noexcept : value_(std::move(value)) {}
 
+  /// Returns an array of these items.
   static Config array(std::initializer_list<Config> items = {});
+  /// Returns an object of these members. Throws Error(argument) if a key occurs twice.
   static Config object(std::initializer_list<std::pair<std::string_view, Config>> members = {});
 
   [[nodiscard]] Type type() const noexcept { return static_cast<Type>(value_.index()); }
@@ -160,6 +164,7 @@ class Config {
       value_;
 };
 
+/// Returns the name of a type, as in error messages.
 std::string_view to_string(Config::Type type) noexcept;
 
 template <class T>

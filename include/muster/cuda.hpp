@@ -55,6 +55,7 @@ Tensor copy_to_device(const TensorView& tensor, int device);
 /// program created itself (cuCtxCreate).
 class CudaStreamScope {
  public:
+  /// Sets `stream` for the calling thread. The destructor restores the previous stream.
   explicit CudaStreamScope(CUstream_st* stream);
   ~CudaStreamScope();
   CudaStreamScope(const CudaStreamScope&) = delete;
@@ -65,14 +66,15 @@ class CudaStreamScope {
   int before_device_;
 };
 
-/// The CUDA installation of this machine, as `muster doctor` reports it. Local; starts the driver if one is installed.
+/// The CUDA installation of this machine, as `muster doctor` reports it.
 struct CudaReport {
   std::string driver;                ///< driver version, "12.9"; empty if no driver is available
   std::vector<std::string> devices;  ///< "cuda:0 NVIDIA H200, 139.8 GiB"
   std::string nccl;                  ///< NCCL version, "2.21.5"; empty if NCCL is not available
   std::string obstacle;              ///< why no driver or no GPU is available; empty if one is
-  std::string nccl_obstacle;
+  std::string nccl_obstacle;         ///< why NCCL is not available; empty if it is
 };
+/// Returns a report of the CUDA installation. Local; starts the driver if one is installed.
 CudaReport examine_cuda();
 
 }  // namespace muster

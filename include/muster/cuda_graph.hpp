@@ -58,6 +58,7 @@ class CudaGraphCapture {
   CudaGraphCapture(const CudaGraphCapture&) = delete;
   CudaGraphCapture& operator=(const CudaGraphCapture&) = delete;
 
+  /// Returns the stream whose work is captured. Valid as long as this object.
   [[nodiscard]] CUstream_st* stream() const noexcept;
   /// Ends the capture and returns its graph; call it once. The stream is then no longer set for this thread. Throws
   /// Error(io) if a call that cannot be part of a graph has invalidated the capture.

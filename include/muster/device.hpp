@@ -8,6 +8,7 @@
 
 namespace muster {
 
+/// The location of a tensor: host memory, or a GPU and its index.
 struct Device {
   enum class Kind : std::uint8_t {
     host,  ///< memory of the process, on any NUMA node

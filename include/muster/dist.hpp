@@ -16,6 +16,7 @@
 
 namespace muster::dist {
 
+/// Options of init_process_group() and init_master_worker().
 struct InitOptions {
   /// The rendezvous method:
   /// - "env://": the ranks meet as those of world().
@@ -50,6 +51,7 @@ void init_process_group(std::string_view backend, const InitOptions& options = {
 [[nodiscard]] constexpr bool is_available() noexcept {
   return true;
 }
+/// Returns whether this process has a process group. Local.
 [[nodiscard]] bool is_initialized() noexcept;
 /// Local. Ends the process group or the master-worker mode, so that either may be initialized again. Does nothing if
 /// neither is initialized. Neither this call nor is_initialized() waits for a rendezvous that another thread runs.

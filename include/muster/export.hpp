@@ -25,8 +25,10 @@ enum class Writers : std::uint8_t {
   first,   ///< only rank 0: for an output file system that the other ranks cannot access
   owners,  ///< every rank writes its own data; parts that several ranks hold are divided by size
 };
+/// Returns "first" or "owners".
 std::string_view to_string(Writers writers) noexcept;
 
+/// Options of shard_model().
 struct ShardOptions {
   /// Replaces `out` if it is a checkpoint or a directory of shards and contains no other files.
   bool force = false;
@@ -35,7 +37,7 @@ struct ShardOptions {
   bool to_workspace = false;
   std::optional<int> zstd_level = {};  ///< compression of states; unset: not compressed
   std::string carry = {};              ///< selects the files to copy in addition to the weights (model_dir.hpp)
-  /// for rank shards that `to_plan` splits again: their layout, as ExportOptions::layout
+  /// For rank shards that `to_plan` splits again: their layout, as ExportOptions::layout.
   std::optional<ParallelLayout> from = {};
   std::string at = {};                           ///< as ExportOptions::at, for third-party checkpoints
   std::string shards = {};                       ///< as ExportOptions::shards, for one file per rank
@@ -58,6 +60,7 @@ struct ShardOptions {
   std::stop_token stop = {};
 };
 
+/// The result of shard_model().
 struct ShardReport {
   std::uint64_t tensors = 0;        ///< of the model
   std::uint64_t bytes = 0;          ///< bytes of the tensors of the model
@@ -110,7 +113,7 @@ struct ExportOptions {
   /// checkpoint that every rank can read completely. Otherwise `first`, because concurrent writers of one file wait for
   /// each other.
   std::optional<Writers> writers = {};
-  /// layout of the shards; unset: the recorded layout, else tensor parallelism only
+  /// Layout of the shards; unset: the recorded layout, else tensor parallelism only.
   std::optional<ParallelLayout> layout = {};
   std::optional<ParallelLayout> to = {};  ///< writes shards of this layout instead of one checkpoint
   /// The plan that splits for `to`; it must not have views. Empty: the plan of the source, or "auto" if that plan has
@@ -176,10 +179,11 @@ struct ExportAccount {
   std::uint64_t tensors_out = 0;
   std::uint64_t bytes_out = 0;
   std::uint64_t files = 0;
-  /// as ShardReport::notes; also reports that `plan` differs from the plan of the shards
+  /// As ShardReport::notes; also reports that `plan` differs from the plan of the shards.
   std::vector<std::string> notes = {};
 };
 
+/// The result of export_model().
 struct ExportReport {
   ExportAccount account;            ///< only rank 0 fills this and the members below
   std::uint64_t files_resumed = 0;  ///< files of an earlier export that verified and were kept

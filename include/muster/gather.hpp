@@ -32,9 +32,10 @@ enum class Route : std::uint8_t {
   tcp,        ///< TCP between hosts, shared memory on the root's host
   device,     ///< GPU tensors: to page-locked host memory, or from GPU to GPU (muster/cuda.hpp)
 };
+/// Returns the name of a route, as MUSTER_ROUTE accepts it.
 std::string_view to_string(Route route) noexcept;
 
-/// How the root's own ordinary tensors appear in its result. Tensors of a SharedArena are leased either way.
+/// How the root's own tensors appear in its result, unless they are in a SharedArena.
 enum class Own : std::uint8_t {
   borrow,  ///< views of the caller's memory, without a copy; the caller keeps that memory while it uses the result
   copy,    ///< a copy, as for the tensors of the other ranks
@@ -46,6 +47,7 @@ enum class Landing : std::uint8_t {
   device,  ///< on the GPU that holds the root's own tensors
 };
 
+/// Options of gathers and merges. Options without a statement about ranks are those of the calling rank.
 struct GatherOptions {
   /// Transfers the data through state files in a directory that all ranks see.
   struct Workspace {
@@ -61,9 +63,10 @@ struct GatherOptions {
   struct Devices {
     Landing landing = Landing::host;  ///< the same on all ranks
   };
+  /// Checks that find errors in programs, at the cost of time.
   struct Debugging {
-    /// hashes arena tensors when they are gathered and when they are released, and logs which tensors were written in
-    /// between
+    /// Hashes arena tensors when they are gathered and when they are released, and logs which tensors were written in
+    /// between.
     bool check_leases = false;
   };
 
@@ -77,7 +80,7 @@ struct GatherOptions {
   /// Error(argument) if the tensors do not fit.
   std::vector<Tensor> into = {};
   Route route = Route::automatic;  ///< the same on all ranks
-  /// longest wait without progress; unset: the default of the group
+  /// Longest wait without progress; unset: the default of the group.
   std::optional<std::chrono::milliseconds> timeout = {};
   std::stop_token stop = {};  ///< a stop request cancels the waits of this rank, and so aborts the group
   int pipeline_depth = 2;     ///< results that the root may hold before senders allocate extra segments
@@ -99,6 +102,7 @@ struct PhaseReport {
   std::uint64_t page_faults = 0;  ///< minor faults of the calling thread, for steps that move bytes after round 1
 };
 
+/// Measurements of an exchange on this rank.
 struct ExchangeReport {
   Route route = Route::automatic;
   std::string reason;  ///< why this route was chosen
@@ -132,6 +136,7 @@ class Exchange {
   bool wait_released(std::chrono::milliseconds timeout) const;
   /// Returns a one-line summary: route, reason, bytes and seconds.
   [[nodiscard]] std::string explain() const;
+  /// Returns measurements of the exchange on this rank. Valid as long as this object. Local.
   [[nodiscard]] const ExchangeReport& report() const;
 
  protected:

@@ -27,7 +27,7 @@ namespace muster {
 /// the slice consists of rows and has their shape. Otherwise it is a flat run of elements of shape {elements}.
 struct TensorSlice {
   int rank = 0;
-  /// path of the leaf, as a JSON pointer (RFC 6901): "/mlp/weight"; "" if the layer is a single tensor
+  /// Path of the leaf, as a JSON pointer (RFC 6901): "/mlp/weight"; "" if the layer is a single tensor.
   std::string path;
   TensorSpec whole;        ///< dtype and shape of the whole tensor
   std::int64_t first = 0;  ///< offset in the whole tensor, in elements
@@ -47,15 +47,16 @@ struct LayerTensor {
 struct LayerPart {
   std::uint64_t layer = 0;
   std::uint32_t part = 0;
-  /// the largest number of parts of any rank; a rank with fewer parts has no entry in the later ones
+  /// The largest number of parts of any rank; a rank with fewer parts has no entry in the later ones.
   std::uint32_t parts = 1;
   std::vector<int> ranks;  ///< the ranks of the list
-  /// one per entry of `ranks`; empty if that rank has nothing in this layer or part
+  /// One per entry of `ranks`; empty if that rank has nothing in this layer or part.
   std::vector<std::optional<Config>> configs;
   std::vector<TensorSlice> slices;  ///< ordered by rank of the list, then by the tree
-  /// part 0 only: all tensors of the layer, in the order of `slices`; empty in later parts
+  /// Part 0 only: all tensors of the layer, in the order of `slices`; empty in later parts.
   std::vector<LayerTensor> tensors;
 
+  /// Returns whether this is the last part of the layer.
   [[nodiscard]] bool is_last() const noexcept { return part + 1 == parts; }
   /// Returns (rank, config) for each rank with a config, in the order of the list. The references are valid as long as
   /// this part.
@@ -74,6 +75,7 @@ using LayerSource = std::function<std::optional<Config>()>;
 /// when the call returns.
 using LayerConsumer = std::function<void(LayerPart& part)>;
 
+/// Options of gather_each().
 struct StreamOptions {
   /// As in GatherOptions. `memory_budget` then limits the size of the files of each sender. Tensors that a consumer
   /// keeps do not block a sender, because the root copies each part before it is consumed.
@@ -90,7 +92,7 @@ struct StreamOptions {
   /// members.
   int pipeline_depth = 2;
   Route route = Route::automatic;  ///< the same on all members
-  /// longest wait without progress; unset: the default of the group
+  /// Longest wait without progress; unset: the default of the group.
   std::optional<std::chrono::milliseconds> timeout = {};
   std::stop_token stop = {};  ///< a stop request cancels this rank, and so aborts the group
   Workspace workspace = {};
@@ -109,7 +111,7 @@ struct StreamReport {
   std::uint64_t part_bytes = 0;   ///< the most tensor bytes of one rank in a part
   double seconds = 0;             ///< duration of the whole call
   double seconds_waiting = 0;     ///< time spent waiting for the root to return a part; on the root: for parts
-  /// the most memory for parts that this rank held at any moment, including page-locked memory
+  /// The most memory for parts that this rank held at any moment, including page-locked memory.
   std::uint64_t peak_slot_bytes = 0;
 };
 

@@ -17,9 +17,10 @@
 
 namespace muster {
 
+/// Options of a GroupCoordinator; the same on all ranks.
 struct GroupCoordinatorOptions {
-  /// broadcast_object() from rank 0 uses a MessageQueue, whose writer does not wait for the readers. The ranks of each
-  /// group must then share memory. Otherwise the constructor throws Error(unsupported) on all of them.
+  /// If true, broadcast_object() from rank 0 uses a MessageQueue, whose writer does not wait for the readers. The ranks
+  /// of each group must then share memory. Otherwise the constructor throws Error(unsupported) on all of them.
   bool use_message_queue_broadcaster = false;
   CollectiveOptions waits = {};
 };
@@ -51,6 +52,7 @@ class GroupCoordinator {
   [[nodiscard]] const std::string& unique_name() const noexcept { return unique_name_; }
   [[nodiscard]] ProcessGroup& process_group() const noexcept { return *group_; }
 
+  /// Returns when all ranks of the group have entered the barrier.
   void barrier(const CollectiveOptions& options = {}) { group_->barrier(options); }
   /// Returns the sum of the tensors of all ranks.
   [[nodiscard]] Tensor all_reduce(const TensorView& tensor, const CollectiveOptions& options = {});
@@ -88,6 +90,7 @@ class GroupCoordinator {
   /// Creates a queue that `writer` writes and all ranks read. `outside_writer` is used on the rank `writer` only, so
   /// only that rank must know the handle.
   [[nodiscard]] MessageQueue create_mq_broadcaster(QueueOptions options = {});
+  /// The queues of create_single_reader_mq_broadcasters().
   struct SingleReaderQueues {
     std::shared_ptr<MessageQueue> own;                     ///< the queue that this rank writes
     std::vector<std::shared_ptr<MessageQueue>> by_writer;  ///< on the reader: the queues of all ranks, its own included
@@ -114,6 +117,7 @@ class GroupCoordinator {
   /// Returns the next tensor from `src`. Throws Error(rank_mismatch) if it does not match `spec`.
   [[nodiscard]] Tensor recv(const TensorSpec& spec, std::optional<int> src = {}, const CollectiveOptions& options = {});
 
+  /// Options of send_tensor_dict() and recv_tensor_dict().
   struct TensorDictOptions {
     /// A group whose ranks have the same tensors. Each rank sends only its slice, to the rank with the same number in
     /// the next stage. The receiving stage gathers the slices with its own group. Null: everything is sent.

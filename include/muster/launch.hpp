@@ -32,9 +32,10 @@ struct LaunchNodes {
       {};  ///< for the rendezvous; unset: MUSTER_TIMEOUT, else 10 minutes
 };
 
+/// Options of launch_local().
 struct LaunchOptions {
   int ranks = 1;  ///< number of ranks, 1 to 4096
-  /// variables added to the environment of the ranks
+  /// Variables added to the environment of the ranks.
   std::vector<std::pair<std::string, std::string>> environment = {};
   RankOutput output = RankOutput::inherit;
   /// If it is not empty, the output of rank N is written to rank-N.out and rank-N.err in this directory, instead of to

@@ -14,6 +14,7 @@
 
 namespace muster {
 
+/// Options of load_shard().
 struct LoadShardOptions {
   ProgressCallback progress = {};  ///< reports the bytes of the tensors of this rank
   /// As ExportOptions::at.

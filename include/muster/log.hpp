@@ -8,6 +8,7 @@
 
 namespace muster {
 
+/// Levels of log messages, from the lowest to the highest.
 enum class LogLevel : std::uint8_t { debug, info, warning, error };
 
 std::string_view to_string(LogLevel level) noexcept;

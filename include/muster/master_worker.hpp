@@ -56,6 +56,7 @@ class MasterWorker {
   MasterWorker(MasterWorker&&) noexcept;
   MasterWorker& operator=(MasterWorker&&) noexcept;
   ~MasterWorker();
+  /// Returns whether this rank is the master. Local.
   [[nodiscard]] bool is_master() const noexcept;
   /// Returns the private group, for deadlines. A worker waits for its master as long as timeout() allows. A master that
   /// does other work for longer calls progress() in between.

@@ -50,9 +50,11 @@ using Merge = std::variant<merge::Concat, merge::Same, merge::First, merge::Max,
 
 namespace merge {
 
+/// Returns a merge that concatenates along `dim`.
 inline Merge concat(std::int64_t dim) {
   return Concat{dim, {}};
 }
+/// Returns a merge that concatenates the parts of fused tensors along `dim` (Concat::blocks).
 inline Merge concat_blocks(std::int64_t dim, std::vector<std::int64_t> blocks) {
   return Concat{dim, std::move(blocks)};
 }

@@ -19,6 +19,7 @@
 
 namespace muster {
 
+/// Options of a queue; the same on all its ranks, except `waits`.
 struct QueueOptions {
   int writer = 0;
   /// The only reader; it may be the writer itself. Unset: all ranks except the writer read.
@@ -60,6 +61,7 @@ class MessageQueue {
   /// Error(argument) on another rank, or if the writer would have to wait for itself (a writer that is also the reader
   /// can use half the capacity). Throws also as SyncGroup::wait_until().
   void put(std::span<const std::byte> message, const CollectiveOptions& options = {});
+  /// Writer only: sends a config of any size, with tensors in host memory. Otherwise as put().
   void put_config(const Config& config, const CollectiveOptions& options = {});
   /// Reader only: returns the next message. Throws as put().
   [[nodiscard]] std::vector<std::byte> get(const CollectiveOptions& options = {});

@@ -64,6 +64,7 @@ struct ShardFile {
   std::vector<std::size_t> tensors = {};  ///< indices in the planned list; ascending, without gaps
 };
 
+/// The files of a checkpoint to be written.
 struct ShardLayout {
   std::vector<ShardFile> files;
   std::string index;  ///< text of model.safetensors.index.json; empty if there is a single file
@@ -79,9 +80,10 @@ ShardLayout plan_shards(std::span<const TensorEntry> entries, std::uint64_t max_
 /// JSON object, Error(io).
 std::optional<Config> read_model_config(const std::string& directory);
 
+/// The result of carried_files().
 struct CarriedFiles {
   std::vector<std::string> names;  ///< relative paths, sorted
-  /// files not selected, with the reason: "weights of another format", "a link to ..., outside the directory"
+  /// Files not selected, with the reason: "weights of another format", "a link to ..., outside the directory".
   Omissions left;
 };
 

@@ -13,8 +13,9 @@
 
 namespace muster {
 
+/// Options of mpi_group().
 struct MpiGroupOptions {
-  /// for the rendezvous; afterwards the default deadline of the group
+  /// For the rendezvous; afterwards the default deadline of the group.
   std::optional<std::chrono::milliseconds> timeout = {};
 };
 

@@ -86,6 +86,7 @@ class RegisteredFunction {
 /// reach the caller of launch_subprocesses().
 void run_launched_function();
 
+/// Options of launch_subprocesses().
 struct SubprocessOptions {
   std::vector<std::string> arguments = {};  ///< arguments of the function
   /// A registered function that each rank calls first, with the same arguments.

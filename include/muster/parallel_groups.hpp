@@ -42,6 +42,7 @@ class ParallelGroups {
                  const std::string& model_backend = {}, const std::string& pipeline_backend = {},
                  const std::string& data_backend = {});
 
+  /// Returns the coordinates of this rank.
   [[nodiscard]] const ParallelPlace& place() const noexcept { return place_; }
   /// Returns the sizes of the three groups.
   [[nodiscard]] const ParallelPlace& sizes() const noexcept { return sizes_; }

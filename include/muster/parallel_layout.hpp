@@ -9,11 +9,13 @@
 
 namespace muster {
 
+/// The numbers of tensor-parallel ranks, pipeline stages and expert-parallel ranks.
 struct ParallelLayout {
   int tensor = 1;    ///< number of ranks that share the matrices of a layer
   int pipeline = 1;  ///< number of stages that share the layers
   int expert = 1;    ///< number of ranks that share the experts of a layer; each of them holds all other tensors
 
+  /// The coordinates of a rank.
   struct Place {
     int tensor = 0;
     int pipeline = 0;

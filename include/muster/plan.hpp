@@ -100,6 +100,7 @@ class TensorPattern {
   /// look-ahead, so matching takes linear time. Throws Error(argument) if the expression is invalid.
   static TensorPattern regex(std::string text);
 
+  /// Returns whether the pattern matches the whole name.
   [[nodiscard]] bool matches(std::string_view name) const;
   [[nodiscard]] const std::string& text() const noexcept { return text_; }
   [[nodiscard]] bool is_regex() const noexcept { return is_regex_; }
@@ -149,10 +150,11 @@ struct Numbering {
 
 class NewName;
 
+/// A rule of a plan: the tensors that it matches, and the action that joins them.
 struct MergeRule {
   TensorPattern pattern;
   MergeAction action;
-  /// null: the name does not change (MergePlan::renamed); for TieAction: the other tensor
+  /// Null: the name does not change (MergePlan::renamed); for TieAction: the other tensor.
   std::shared_ptr<const NewName> rename = {};
   Stage stage = Stage::first;
   Axis across = Axis::tensor;
@@ -195,7 +197,7 @@ struct ViewRule {
 /// Facts about a tensor in addition to its name and shapes.
 struct MergeFacts {
   std::span<const TensorSpec> weight = {};  ///< for a scale: the specs of its weight on the same ranks
-  /// the dimension that the tensor was split along, according to the rank shards
+  /// The dimension that the tensor was split along, according to the rank shards.
   std::optional<std::size_t> cut_along = {};
   bool is_whole = false;  ///< for a scale: each rank holds all of it, according to the rank shards
   int parts = 1;          ///< for the inverse: the number of ranks that the whole tensor is split for
@@ -204,14 +206,14 @@ struct MergeFacts {
 /// The action of a rule for tensors of particular shapes, with all numbers resolved.
 struct ResolvedMerge {
   Merge merge;
-  /// extent of the whole tensor along the dimension of Concat, without padding
+  /// Extent of the whole tensor along the dimension of Concat, without padding.
   std::optional<std::int64_t> true_size = {};
-  /// heads of each block along the dimension of Concat; empty: without heads, or unknown
+  /// Heads of each block along the dimension of Concat; empty: without heads, or unknown.
   std::vector<std::int64_t> heads = {};
   /// The extent of a unit that `heads` counts, in elements along the dimension of Concat. For fused blocks, it is the
   /// extent of each of `blocks` divided by its `heads`. 0: unknown.
   std::int64_t head_size = 0;
-  /// for a scale: the number of elements of its weight, along the dimension of the rule, per element of the scale
+  /// For a scale: the number of elements of its weight, along the dimension of the rule, per element of the scale.
   std::int64_t block = 0;
 };
 

@@ -30,6 +30,7 @@ namespace muster {
 /// types, f8_e8m0, the FNUZ types and complex64 cannot be reduced.
 enum class ReduceOp : std::uint8_t { sum, product, min, max, average };
 
+/// Options of all calls of a ProcessGroup. A stop request cancels the wait and fails the group.
 struct CollectiveOptions {
   /// The longest wait without progress of the awaited ranks. Unset: the default of the group.
   std::optional<std::chrono::milliseconds> timeout = {};
@@ -46,6 +47,7 @@ struct MessageInfo {
   int tag = 0;
   std::uint64_t bytes = 0;  ///< size of its tensors
 };
+/// A received config with its sender and tag.
 struct ReceivedConfig {
   int from = 0;
   int tag = 0;

@@ -7,6 +7,7 @@
 
 namespace muster {
 
+/// The progress of an operation: bytes processed so far, and their total.
 struct Progress {
   std::uint64_t bytes = 0;
   std::uint64_t total_bytes = 0;

@@ -19,8 +19,10 @@
 
 namespace muster::roles {
 
+/// The role of a rank.
 enum class Role : std::uint8_t { training, buffer, coordinator };
 
+/// The number of ranks per role; the same on all ranks.
 struct RoleSizes {
   /// Number of ranks that manage a replay buffer.
   int num_remote_buffers = 0;
@@ -88,6 +90,7 @@ class AsyncSendHandle {
   std::optional<Error> failure_;
 };
 
+/// A received message.
 struct ReceivedBytes {
   int source = 0;
   int tag = 0;
@@ -162,6 +165,7 @@ class DistributedContext {
   void broadcast(const Tensor& tensor, int src, ProcessGroup* group = nullptr, const CollectiveOptions& options = {}) {
     ranks_of(group).broadcast(tensor, src, options);
   }
+  /// Returns when all ranks of the group have entered the barrier.
   void barrier(ProcessGroup* group = nullptr, const CollectiveOptions& options = {}) {
     ranks_of(group).barrier(options);
   }

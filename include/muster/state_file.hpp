@@ -77,6 +77,7 @@ class StateFile {
   [[nodiscard]] std::uint32_t format_version() const noexcept;
   /// Returns the tensors in the order in which they were written.
   [[nodiscard]] const std::vector<StateTensor>& tensors() const noexcept;
+  /// Returns the index of a name in tensors(); nullopt if it is missing.
   [[nodiscard]] std::optional<std::size_t> find(std::string_view name) const noexcept;
 
   /// Returns the JSON text of the file. Throws Error(corrupt | io).
@@ -90,6 +91,7 @@ class StateFile {
   /// Error(not_found) if `index` is not less than tensors().size(), Error(corrupt) if a chunk is damaged, Error(io),
   /// Error(no_space).
   [[nodiscard]] Tensor tensor(std::size_t index) const;
+  /// Returns the tensor with a name. Throws Error(not_found) if it is missing, and as above.
   [[nodiscard]] Tensor tensor(std::string_view name) const;
   /// Reads bytes [offset, offset + target.size()) of the elements of a tensor, compressed or not. Throws
   /// Error(argument) if the range exceeds the tensor, otherwise as tensor().
@@ -107,6 +109,7 @@ class StateFile {
   std::shared_ptr<const Contents> contents_;
 };
 
+/// Options of writing a state file.
 struct StateFileOptions {
   StateFileInfo info = {};
   /// The zstd compression level (1 is suitable for weights). Unset: no compression.
@@ -125,6 +128,7 @@ struct StateFileOptions {
 /// Error(argument).
 class StateFileWriter {
  public:
+  /// The name, dtype and shape of a tensor to be written.
   struct Entry {
     std::string name;  ///< UTF-8, without NUL, not empty, unique
     DType dtype = DType::u8;
@@ -154,6 +158,7 @@ class StateFileWriter {
   /// is compressed. Call written_elsewhere() when the bytes are written. commit() then reads them to compute the
   /// checksum.
   [[nodiscard]] std::optional<std::uint64_t> place(std::size_t index) const;
+  /// Returns the path of the temporary file.
   [[nodiscard]] const std::string& temporary_path() const noexcept;
   /// Declares that other processes have written all bytes of this tensor.
   void written_elsewhere(std::size_t index);

@@ -31,6 +31,7 @@ struct RankInfo {
   std::int64_t pid = 0;  ///< the process ID in the rank's own PID namespace
 };
 
+/// Options of waits.
 struct WaitOptions {
   /// The longest wait without progress of the awaited ranks. Unset: the default of the group.
   std::optional<std::chrono::milliseconds> timeout = {};
@@ -46,6 +47,7 @@ class Group;
 
 class SyncGroup;
 
+/// The type of all_ranks.
 struct AllRanks {};
 /// Selects all ranks of the group that a call uses, in order: 0, 1, ...
 inline constexpr AllRanks all_ranks;
@@ -142,6 +144,7 @@ class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
   /// Returns the default deadline of waits: the value of set_timeout(), else MUSTER_TIMEOUT (seconds), else 10 minutes.
   /// Local.
   [[nodiscard]] virtual std::chrono::milliseconds timeout() const noexcept = 0;
+  /// Sets the default deadline of waits on this rank. Local.
   virtual void set_timeout(std::chrono::milliseconds timeout) = 0;
 
  private:
@@ -169,11 +172,12 @@ void set_world(std::shared_ptr<SyncGroup> group);
 /// Returns a group of this process alone. Local.
 std::shared_ptr<SyncGroup> single_group();
 
+/// Options of local_group().
 struct LocalGroupOptions {
   std::string key;  ///< identifies the group: the same on all its ranks, and different from other jobs on this host
   int rank = 0;
   int size = 1;
-  /// for the rendezvous; afterwards the default deadline of the group
+  /// For the rendezvous; afterwards the default deadline of the group.
   std::optional<std::chrono::milliseconds> timeout = {};
   /// The numbers of the ranks in messages and errors, if they belong to a larger job: one number per rank. Empty: 0, 1,
   /// ...

@@ -11,13 +11,14 @@
 
 namespace muster {
 
+/// Options of tcp_group().
 struct TcpGroupOptions {
   /// The rendezvous address. "HOST:PORT" (or "tcp://HOST:PORT") is an address of the host of rank 0 with a free port.
   /// "file:///PATH" is a file that rank 0 writes and deletes, in a directory that all ranks see.
   std::string address;
   int rank = 0;
   int size = 1;
-  /// for the rendezvous; afterwards the default deadline of the group
+  /// For the rendezvous; afterwards the default deadline of the group.
   std::optional<std::chrono::milliseconds> timeout = {};
   /// Identifies the job: the same on all its ranks, and different from other jobs. Empty: MUSTER_JOB, else
   /// TORCHELASTIC_RUN_ID.

@@ -199,6 +199,7 @@ class Tensor {
   [[nodiscard]] std::span<const T> values() const {
     return view_.values<T>();
   }
+  /// Returns whether mutable_data() may be used.
   [[nodiscard]] bool is_writable() const noexcept { return mutable_ != nullptr; }
   /// Returns the address of the first element, for writing. Throws Error(argument) if the tensor is read-only
   /// (gathered, mapped or borrowed tensors).

@@ -19,12 +19,14 @@ struct StepTimes {
 /// The steps of one rank, in order.
 using RankTimes = std::vector<StepTimes>;
 
+/// The load imbalance of one step.
 struct StepImbalance {
   std::string step;
   std::size_t iterations = 0;  ///< number of iterations that all ranks have
   double useful_seconds = 0;   ///< mean over the ranks, summed over the iterations
   double waiting_seconds = 0;  ///< time of the slowest rank beyond the mean, summed over the iterations
 };
+/// The load imbalance of all steps.
 struct ImbalanceReport {
   std::vector<StepImbalance> steps;   ///< steps that all ranks have, in the order of rank 0
   std::vector<std::string> warnings;  ///< steps that some ranks do not have, and ignored iterations
@@ -38,6 +40,7 @@ ImbalanceReport report_load_imbalance(std::span<const RankTimes> ranks);
 /// Returns the report as text: one line per step, one for all steps, and the warnings.
 std::string to_string(const ImbalanceReport& report);
 
+/// The times of one step on all ranks, in seconds.
 struct StepTimeInfo {
   std::string step;
   /// One entry per rank, which is 0 without the step.
@@ -48,8 +51,9 @@ struct StepTimeInfo {
   double largest_total = 0;
   double mean_total = 0;
 };
+/// The times of all steps.
 struct TimeReport {
-  /// steps that any rank has: those of rank 0, then the additional ones of the next ranks
+  /// Steps that any rank has: those of rank 0, then the additional ones of the next ranks.
   std::vector<StepTimeInfo> steps;
 };
 /// Reports the times of each step. Local. Throws as report_load_imbalance().

@@ -28,8 +28,10 @@ enum class Defect : std::uint8_t {
   checksum,    ///< the bytes of a tensor differ from its checksum, or the checksums belong to other tensors
   unreadable,  ///< the file contains the data, but this program cannot read it
 };
+/// Returns the name of a defect.
 std::string_view to_string(Defect defect) noexcept;
 
+/// A problem that verify() found.
 struct VerifyProblem {
   Defect defect = Defect::file;
   std::string file = {};    ///< name in the directory; may be empty
@@ -40,13 +42,14 @@ struct VerifyProblem {
 /// The kind of object that `path` was identified as.
 enum class VerifiedKind : std::uint8_t { checkpoint, shards, file, state, workspace, foreign };
 
+/// The result of verify().
 struct VerifyReport {
   std::string path;
   VerifiedKind kind = VerifiedKind::checkpoint;
   std::uint64_t files = 0;    ///< files with tensors that could be opened
   std::uint64_t tensors = 0;  ///< tensors in these files
   std::uint64_t bytes = 0;    ///< bytes of these tensors
-  /// a checkpoint has a checksum file, or the state files or the third-party checkpoint contain checksums
+  /// True if a checkpoint has a checksum file, or if state files or a third-party checkpoint contain checksums.
   bool has_checksums = false;
   std::uint64_t checked = 0;                 ///< tensors whose bytes were compared with checksums
   std::vector<VerifyProblem> problems = {};  ///< at most 10,000
@@ -56,6 +59,7 @@ struct VerifyReport {
   [[nodiscard]] bool is_good() const noexcept { return problems.empty(); }
 };
 
+/// Options of verify().
 struct VerifyOptions {
   bool checksums = true;           ///< reads all tensors that have checksums; false: only headers
   ProgressCallback progress = {};  ///< reports the bytes read

@@ -19,6 +19,7 @@
 
 namespace muster {
 
+/// Options of an NFSWorkspace.
 struct WorkspaceOptions {
   /// The zstd compression level. Unset: no compression.
   std::optional<int> zstd_level = {};
@@ -113,14 +114,15 @@ class NFSWorkspace {
   std::shared_ptr<detail::WorkspaceGenerations> generations_;
 };
 
+/// Options of file_group().
 struct FileGroupOptions {
   std::string directory;  ///< a workspace that all ranks see; it is created if it does not exist
-  /// identifies the job: the same on all its ranks and different from other jobs; required if several jobs may start in
-  /// one directory at the same time
+  /// Identifies the job: the same on all its ranks and different from other jobs; required if several jobs may start in
+  /// one directory at the same time.
   std::string key = {};
   int rank = 0;
   int size = 1;
-  /// for the rendezvous; afterwards the default deadline of the group
+  /// For the rendezvous; afterwards the default deadline of the group.
   std::optional<std::chrono::milliseconds> timeout = {};
   std::chrono::milliseconds heartbeat{1000};    ///< interval of the heartbeats of a rank
   std::chrono::milliseconds lost_after{30000};  ///< a rank without a heartbeat for this time is lost

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Arguments whose types are looked at inside of a call, where the other ranks can be told what is wrong with them.
+// Arguments whose types are checked inside a call, so that an error about them can be reported to the other ranks.
 
 #include <concepts>
 #include <cstdint>
@@ -16,10 +16,10 @@
 
 namespace muster::python {
 
-/// Throws Error(argument): `name` is of the object's type, and not what is wanted.
+/// Throws Error(argument), because the argument `name` has the type of `object` instead of the expected one.
 [[noreturn]] void refuse_argument(nb::handle object, const char* name, const char* wanted);
 
-/// What operator.index() gives: of floats and texts nothing. Throws Error(argument).
+/// Returns the result of operator.index(). Throws Error(argument) for floats, texts and other types.
 std::int64_t integer_of(nb::handle object, const char* name);
 
 template <class Value>
@@ -59,7 +59,7 @@ struct Argument<std::vector<Value>> {
       refuse_argument(object, name, "a list");
     }
     std::vector<Value> values;
-    // What its iterator raises is its own.
+    // Exceptions of the iterator are passed on.
     for (nb::object item; (item = nb::steal(PyIter_Next(items.ptr()))).is_valid();)
       values.push_back(Argument<Value>::of(item, name));
     if (PyErr_Occurred() != nullptr) throw nb::python_error();
@@ -75,25 +75,25 @@ struct Argument<std::optional<Value>> {
   }
 };
 
-/// An argument as a bool, a number, a text, a list or an optional of one. Throws Error(argument) with `name`.
+/// Converts an argument to a bool, a number, a text, a list or an optional of one. Throws Error(argument) with `name`.
 template <class Value>
 Value argument_of(nb::handle object, const char* name) {
   return Argument<Value>::of(object, name);
 }
 
-/// What a call was given for a parameter of type Value: any object.
+/// The object, of any type, that a call received for a parameter of type Value.
 template <class Value>
 struct Given {
   nb::object object;
   operator nb::handle() const { return object; }
 };
-/// For a tensor: an object of any type that as_tensor() takes.
+/// An argument that as_tensor() accepts.
 struct TensorLike {};
-/// One of them, a list of them, or None.
+/// A tensor argument, a list of them, or None.
 struct TensorOrListLike {};
 
-/// Returns make(), which turns Python's objects into the arguments of a collective call. If it fails, refuse(error)
-/// takes this rank's part in the call, so that all ranks raise the error and the group remains usable.
+/// Returns the result of make(), which converts Python objects to the arguments of a collective call. If it fails,
+/// refuse(error) takes part in the call for this rank, so that all ranks raise the error and the group remains usable.
 template <class Make, class Refuse>
 auto made_or_refused(const Make& make, const Refuse& refuse) -> decltype(make()) {
   std::optional<Error> failure;
@@ -106,7 +106,7 @@ auto made_or_refused(const Make& make, const Refuse& refuse) -> decltype(make())
   throw Error(*failure);
 }
 
-/// The same for calls of a group that begin with Group::together().
+/// Does the same for calls of a group that begin with Group::together().
 template <class Make>
 auto made_for(SyncGroup& group, const Make& make) -> decltype(make()) {
   return made_or_refused(make, [&](const Error& failure) { sync::inside(group).refuse(failure); });
@@ -134,7 +134,7 @@ struct type_caster<muster::python::Given<Wanted>> {
     return true;
   }
 };
-/// None comes through, too.
+/// None is also accepted.
 template <class Wanted>
 struct has_arg_defaults<muster::python::Given<Wanted>> : std::true_type {};
 template <class Wanted>

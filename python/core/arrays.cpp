@@ -23,7 +23,7 @@ static_assert(std::endian::native == std::endian::little);
   throw Error(ErrorKind::argument, words);
 }
 
-/// `kind`: b(ool), i, u, f, c, as in __array_interface__.
+/// Returns the dtype of a NumPy kind and an item size. `kind`: b(ool), i, u, f, c, as in __array_interface__.
 std::optional<DType> dtype_of_kind(char kind, std::int64_t bytes) {
   for (const DType each : {DType::boolean, DType::u8, DType::i8, DType::u16, DType::i16, DType::u32, DType::i32,
                            DType::u64, DType::i64, DType::f16, DType::f32, DType::f64, DType::complex64}) {
@@ -38,7 +38,7 @@ std::optional<DType> dtype_of_kind(char kind, std::int64_t bytes) {
   return std::nullopt;
 }
 
-/// Of a format of the struct module.
+/// Returns the dtype of a format of the struct module.
 std::optional<DType> dtype_of_format(std::string_view format, std::int64_t bytes) {
   if (!format.empty() && (format.front() == '>' || format.front() == '!')) {
     if (bytes != 1) return std::nullopt;
@@ -59,7 +59,7 @@ std::optional<DType> dtype_of_format(std::string_view format, std::int64_t bytes
 
 Strides in_elements(Strides bytes, std::int64_t item, const Shape& shape) {
   for (std::size_t i = 0; i < bytes.size(); ++i) {
-    // Where nothing is stepped over the number means nothing.
+    // The stride of a dimension with at most one item has no meaning.
     if (shape[i] <= 1) bytes[i] = 0;
     if (bytes[i] % item != 0)
       refuse(fmt::format("steps of {} bytes between elements of {}: copy it first", bytes[i], item));
@@ -96,7 +96,7 @@ bool has_format(DType dtype) {
   return format_of(dtype) != nullptr;
 }
 
-/// What an exported buffer points to.
+/// The arrays that an exported buffer points to.
 struct Export {
   Tensor tensor;
   std::vector<Py_ssize_t> shape;
@@ -111,7 +111,7 @@ int get_buffer(PyObject* self, Py_buffer* out, int flags) {
   };
   const Tensor& tensor = *nb::inst_ptr<Tensor>(self);
   if (!tensor.device().is_host()) return refuse_request("the tensor is on a device");
-  // A format that names other elements would turn them into other numbers without a message. NumPy then asks __array__.
+  // A format of other elements would silently change their values. After this refusal NumPy calls __array__.
   if ((flags & PyBUF_FORMAT) != 0 && !has_format(tensor.dtype()))
     return refuse_request(
         "the buffer protocol has no format for this dtype: use view(\"U8\") for its bytes, or numpy()");

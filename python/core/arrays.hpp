@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Tensors as Python's buffers, both ways, and as NumPy's __array_interface__.
+// Conversions between tensors and Python buffers, and from __array_interface__ of NumPy.
 
 #include "python/core/bindings.hpp"
 
 namespace muster::python {
 
-/// The memory that an object exports by the buffer protocol. Throws Error(argument) on formats without a dtype,
-/// nb::python_error if the object refuses.
+/// Returns a tensor of the memory that an object exports by the buffer protocol. Throws Error(argument) if the format
+/// has no dtype, nb::python_error if the object refuses.
 Tensor tensor_from_buffer(nb::handle object);
 
-/// What __array_interface__ tells of. Throws Error(argument).
+/// Returns a tensor of the memory that __array_interface__ describes. Throws Error(argument).
 Tensor tensor_from_array_interface(nb::handle object);
 
-/// Slots of the class Tensor: dtypes that buffers have no format for are bytes ("B") or words ("H") there; packed ones
-/// are one dimension of bytes.
+/// Type slots of the class Tensor. Dtypes without a buffer format are exported as "B" or "H"; packed ones as one
+/// dimension of bytes.
 extern const PyType_Slot buffer_slots[3];
 
 }  // namespace muster::python

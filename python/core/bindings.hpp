@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What the parts of muster._core share. The package's modules in Python give it its names, defaults and manual.
+// Shared declarations of muster._core. The Python modules of the package define the public names, defaults and
+// docstrings.
 
 #include <nanobind/nanobind.h>
-// All source files need the same conversions: one without would convert the same types in another way.
+// All source files must include the same type casters; otherwise they would convert the same types differently.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -38,14 +39,15 @@ void bind_traces(nb::module_& module);
 
 enum class Trace { told, left_out };
 
-/// What a Python exception says: the failure that it is made of if it is one of muster.errors, else one of the kind
-/// `otherwise` with the name of its class before its words; then the last lines of its traceback.
+/// Converts a Python exception to an Error: the original failure if it is one of muster.errors, else one of the kind
+/// `otherwise` with the name of its class in front of its message. The last lines of its traceback follow.
 Error error_of(nb::python_error& raised, ErrorKind otherwise, Trace trace = Trace::told);
 
-/// Of an object that has not the type that it is cast to.
+/// Returns the error for an object that does not have the type that it is cast to.
 Error not_of_its_type();
 
-/// make(), which turns Python's objects into arguments; what is raised there is thrown as error_of() has it.
+/// Returns the result of make(), which converts Python objects to arguments. Its exceptions are converted by
+/// error_of().
 template <class Make>
 auto converted(const Make& make) -> decltype(make()) {
   try {
@@ -57,34 +59,36 @@ auto converted(const Make& make) -> decltype(make()) {
   }
 }
 
-/// Keeps a Python object as long as somebody holds this, on any thread.
+/// Keeps a Python object alive as long as the result exists, on any thread.
 std::shared_ptr<const void> owner_of(nb::object object);
 
-/// The tensor that an object is: a muster.Tensor, or what the buffer protocol, __dlpack__ or __array_interface__ tell
-/// of. It keeps the object. Throws Error(argument) with `path` before its words.
+/// Converts an object to a tensor, which keeps the object alive: a muster.Tensor, or an object with the buffer
+/// protocol, __dlpack__ or __array_interface__. Throws Error(argument) with `path` in front of the message.
 Tensor tensor_of(nb::handle object);
 
-/// The value of a Python object; throws Error(argument) that names the place of what is none: `config["scale"]: ...`.
+/// Converts a Python object to a config. Throws Error(argument) that names the position of an invalid value:
+/// `config["scale"]: ...`.
 Config config_of(nb::handle object);
-/// dict, list, str, int, float, bool, None, muster.Tensor.
+/// Converts a config to dict, list, str, int, float, bool, None and muster.Tensor.
 nb::object object_of(const Config& config);
 
-/// A str; what is not UTF-8, as another rank's text or a file's may be, becomes lone surrogates.
+/// Converts text to a str. Bytes that are not UTF-8, which texts of other ranks or of files may contain, become lone
+/// surrogates.
 nb::object text_object(const std::string& text);
 
-/// Of an int, or of a text such as "256MiB". Throws Error(argument).
+/// Returns the bytes of an int, or of text such as "256MiB". Throws Error(argument).
 std::uint64_t bytes_of(nb::handle size);
 
-/// The dtype of a name, or of a dtype of NumPy, ml_dtypes or PyTorch. Throws Error(argument).
+/// Returns the dtype of a name, or of a dtype of NumPy, ml_dtypes or PyTorch. Throws Error(argument).
 DType dtype_of(nb::handle dtype);
 
-/// A muster.Group, or a process group of torch.distributed; None: the world.
+/// Converts a muster.Group, or a process group of torch.distributed; None: the world.
 std::shared_ptr<SyncGroup> group_of(nb::handle group);
 
-/// Seconds; none: the group's own. Throws Error(argument) on what is no time.
+/// Converts seconds; unset: the default of the group. Throws Error(argument) if the value is not positive.
 std::optional<std::chrono::milliseconds> timeout_of(std::optional<double> seconds);
 
-/// The ranks of a list; none: all.
+/// Returns the ranks of a list; unset: all ranks.
 RankList list_of(const std::optional<std::vector<int>>& ranks);
 
 }  // namespace muster::python

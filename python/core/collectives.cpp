@@ -35,7 +35,7 @@ std::vector<Tensor> tensors_of(nb::handle objects) {
   return tensors;
 }
 
-/// One tensor for all ranks, or a list of one for each.
+/// One tensor for all ranks, or a list of one tensor per rank.
 using TensorOrList = std::variant<Tensor, std::vector<Tensor>>;
 TensorOrList tensor_or_list_of(nb::handle given) {
   if (given.is_none() || is_list(given)) return tensors_of(given);
@@ -56,13 +56,14 @@ CollectiveOptions options_of(nb::handle timeout) {
   return {.timeout = timeout_of(argument_of<Seconds>(timeout, "timeout"))};
 }
 
-/// The arguments of a collective call of a process group; all ranks raise an error of one.
+/// Converts the arguments of a collective call of a process group. If that fails on one rank, all ranks raise the
+/// error.
 template <class Make>
 auto made_in(ProcessGroup& group, const Make& make) -> decltype(make()) {
   return made_or_refused(make, [&](const Error& failure) { collectives::engine_of(group).refuse(failure); });
 }
 
-/// As Python has a result.
+/// Converts a result to Python objects.
 template <class Result>
 Result python_of(Result result) {
   return result;
@@ -76,8 +77,8 @@ nb::tuple python_of(const ReceivedConfig& received) {
   return nb::make_tuple(object_of(received.config), received.from, received.tag);
 }
 
-/// A parameter: how Python knows it, and make(object), the argument that the library takes. `Value`: what Python is
-/// told that it is.
+/// A parameter: its Python name, and make(object), which converts it to the argument of the library. `Value` is its
+/// type in the Python signature.
 template <class Value, class Name, class Make>
 struct Parameter {
   Name name;
@@ -128,17 +129,17 @@ auto tensor_or_list(const char* name) {
 }
 
 enum class Kind : std::uint8_t {
-  collective,  ///< all ranks make the call, and raise an error of one rank's arguments
-  message,     ///< between two ranks: what is wrong with its arguments is this rank's alone
-  begun,       ///< a message that nobody waits for: call() gives its Work, which keeps the group
+  collective,  ///< all ranks make the call; all raise an error about the arguments of one rank
+  message,     ///< between two ranks: only this rank raises an error about its arguments
+  begun,       ///< a message without waiting: call() returns its Work, which keeps the group alive
 };
 
-/// A call of a process group: call(self, arguments..., options), without the interpreter where it may wait.
+/// Defines a call of a process group: call(self, arguments..., options). The GIL is released if the call may wait.
 template <Kind kind, class Call, class... Parameters>
 void def(nb::class_<ProcessGroup>& group, const char* name, const char* words, Call call, Parameters... parameters) {
   const auto bound = [call, ... make = parameters.make](ProcessGroup& self, const typename Parameters::Object&... given,
                                                         const Given<Seconds>& timeout) {
-    // Braces: in the order of the parameters.
+    // Braces evaluate the arguments in the order of the parameters.
     const auto make_all = [&] { return std::tuple{make(given)..., options_of(timeout)}; };
     const auto arguments = [&] {
       if constexpr (kind == Kind::collective)
@@ -163,16 +164,17 @@ void def(nb::class_<ProcessGroup>& group, const char* name, const char* words, C
 
 template <class Result>
 void bind_work(nb::module_& module, const char* name) {
-  nb::class_<Work<Result>>(module, name, "An operation under way.")
+  nb::class_<Work<Result>>(module, name, "A running operation.")
       .def(
-          "is_done", [](const Work<Result>& self) { return self.is_done(); }, "Whether it has ended. Never waits.")
+          "is_done", [](const Work<Result>& self) { return self.is_done(); },
+          "Returns whether it has ended. Does not wait.")
       .def(
           "wait",
           [](const Work<Result>& self, double seconds) {
             const auto longest = *timeout_of(seconds);
             return without_gil([&] { return self.wait_for(longest); });
           },
-          nb::arg("timeout"), "Waits until it has ended, at most so long; false if it has not.")
+          nb::arg("timeout"), "Waits until it has ended, at most `timeout` seconds; returns whether it has ended.")
       .def(
           "get",
           [](Work<Result>& self) -> nb::object {
@@ -183,68 +185,80 @@ void bind_work(nb::module_& module, const char* name) {
               return nb::cast(python_of(without_gil([&] { return self.get(); })));
             }
           },
-          "Waits until it has ended, and gives its result or raises its error. Once.");
+          "Waits until it has ended, and returns its result or raises its error. Call it once.");
 }
 
 void bind_collectives_in_place(nb::class_<ProcessGroup>& group) {
   def<Kind::collective>(
       group, "all_reduce",
-      "In place: each element becomes that of all ranks by `op` (sum, product, min, max, average), the same bits on "
-      "all.",
+      "Reduces the tensors of all ranks in place by `op` (sum, product, min, max, average), with the same bits on all "
+      "ranks.",
       [](ProcessGroup& self, const auto&... given) { self.all_reduce(given...); }, tensor("tensor"), reduction());
   def<Kind::collective>(
-      group, "all_reduce_into", "all_reduce() of `tensor` into `out`, of its dtype and shape.",
+      group, "all_reduce_into",
+      "Writes the result of all_reduce() into `out`, which has the dtype and shape of `tensor`.",
       [](ProcessGroup& self, const auto&... given) { self.all_reduce_into(given...); }, tensor("out"), tensor("tensor"),
       reduction());
   def<Kind::collective>(
-      group, "reduce", "The result is in root's tensor; the others' stay as they are.",
+      group, "reduce",
+      "Reduces the tensors of all ranks into the tensor of `root`; those of the other ranks are not changed.",
       [](ProcessGroup& self, const auto&... given) { self.reduce(given...); }, tensor("tensor"), value<int>("root"),
       reduction());
   def<Kind::collective>(
-      group, "broadcast", "Root's elements come into all tensors.",
+      group, "broadcast", "Copies the elements of `root` into the tensor of every rank.",
       [](ProcessGroup& self, const auto&... given) { self.broadcast(given...); }, tensor("tensor"), value<int>("root"));
   def<Kind::collective>(
       group, "reduce_scatter_into",
-      "This rank's of size equal slices of the reduced tensor, along dimension 0, into `out`.",
+      "Reduces the tensors of all ranks, splits the result along dimension 0 into size equal slices, and writes the "
+      "slice of this rank into `out`.",
       [](ProcessGroup& self, const auto&... given) { self.reduce_scatter_into(given...); }, tensor("out"),
       tensor("tensor"), reduction());
   def<Kind::collective>(
       group, "all_gather_into",
-      "`out`: one tensor, size times as long along dimension 0, or a list of one for each rank, whose extents of "
-      "dimension 0 may differ.",
+      "Gathers the tensors of all ranks into `out` on every rank. `out` is one tensor, size times as long along "
+      "dimension 0, or a list of one tensor per rank, whose extents of dimension 0 may differ.",
       [](ProcessGroup& self, const TensorOrList& out, const auto&... given) {
         std::visit([&](const auto& to) { self.all_gather_into(to, given...); }, out);
       },
       tensor_or_list("out"), tensor("tensor"));
   def<Kind::collective>(
       group, "gather_into",
-      "`out` on root: a list of one tensor for each rank; None on the others. Or one tensor on all ranks.",
+      "Gathers the tensors of all ranks into `out` on `root`. `out` is a list of one tensor per rank on `root` and "
+      "None on the other ranks, or one tensor on all ranks.",
       [](ProcessGroup& self, const TensorOrList& out, const auto&... given) {
         std::visit([&](const auto& to) { self.gather_into(to, given...); }, out);
       },
       tensor_or_list("out"), tensor("tensor"), value<int>("root"));
   def<Kind::collective>(
-      group, "scatter", "`parts`: on root one tensor for each rank; None on the others.",
+      group, "scatter",
+      "Copies the part of this rank from `root` into `out`. `parts` has one tensor per rank on `root` and is None on "
+      "the other ranks.",
       [](ProcessGroup& self, const Tensor& out, const std::vector<Tensor>& parts, const auto&... given) {
         self.scatter(out, std::vector<TensorView>(parts.begin(), parts.end()), given...);
       },
       tensor("out"), tensors("parts"), value<int>("root"));
   def<Kind::collective>(
-      group, "all_to_all_into", "all_to_all() into `out`, of the tensor's dtype and shape, and not its memory.",
+      group, "all_to_all_into",
+      "Writes the result of all_to_all() into `out`, which has the dtype and shape of `tensor` and does not overlap "
+      "it.",
       [](ProcessGroup& self, const auto&... given) { self.all_to_all_into(given...); }, tensor("out"),
       tensor("tensor"));
 }
 
 void bind_collectives_with_results(nb::class_<ProcessGroup>& group) {
   def<Kind::collective>(
-      group, "all_reduce_shared", "One result for all ranks of a host, which each has mapped, read-only.",
+      group, "all_reduce_shared", "Returns one reduced tensor that all ranks of a host map, read-only.",
       [](ProcessGroup& self, const auto&... given) { return self.all_reduce_shared(given...); }, tensor("tensor"),
       reduction());
   def<Kind::collective>(
-      group, "all_gather_shared", "Likewise, along dimension 0.",
+      group, "all_gather_shared",
+      "Returns the tensors of all ranks, concatenated along dimension 0, as one tensor that all ranks of a host map, "
+      "read-only.",
       [](ProcessGroup& self, const auto&... given) { return self.all_gather_shared(given...); }, tensor("tensor"));
   def<Kind::collective>(
-      group, "reduce_scatter", "This rank's slice. `sizes`: the extents of all; None: equal ones.",
+      group, "reduce_scatter",
+      "Reduces the tensors of all ranks, splits the result along `dim`, and returns the slice of this rank. `sizes`: "
+      "the extents of all slices; None: equal ones.",
       [](ProcessGroup& self, const Tensor& own, int dim, ReduceOp op, const std::optional<Sizes>& sizes,
          const auto& options) {
         return sizes ? self.reduce_scatterv(own, *sizes, dim, op, options) : self.reduce_scatter(own, dim, op, options);
@@ -252,33 +266,35 @@ void bind_collectives_with_results(nb::class_<ProcessGroup>& group) {
       tensor("tensor"), value<int>("dim", 0), reduction(), all_sizes());
   def<Kind::collective>(
       group, "all_gather",
-      "All ranks' tensors, of one dtype and shape, joined along `dim` in their order; on all ranks.",
+      "Returns the tensors of all ranks, of one dtype and shape, concatenated along `dim` in rank order, on all ranks.",
       [](ProcessGroup& self, const auto&... given) { return self.all_gather(given...); }, tensor("tensor"),
       value<int>("dim", 0));
   def<Kind::collective>(
       group, "all_gatherv",
-      "As all_gather(); the extents along `dim` may differ. `sizes`: those of all ranks, if they are known.",
+      "Does the same as all_gather(), except that the extents along `dim` may differ. `sizes`: the extents of all "
+      "ranks, if they are known.",
       [](ProcessGroup& self, const Tensor& own, int dim, const std::optional<Sizes>& sizes, const auto& options) {
         return self.all_gatherv(own, dim, sizes.value_or(Sizes{}), options);
       },
       tensor("tensor"), value<int>("dim", 0), all_sizes());
   def<Kind::collective>(
-      group, "gather", "On root all tensors along `dim`; None elsewhere.",
+      group, "gather",
+      "Returns the tensors of all ranks, concatenated along `dim`, on `root`; None on the other ranks.",
       [](ProcessGroup& self, const auto&... given) { return self.gather(given...); }, tensor("tensor"),
       value<int>("root"), value<int>("dim", 0));
   def<Kind::collective>(
-      group, "gatherv", "As gather(); the extents along `dim` may differ.",
+      group, "gatherv", "Does the same as gather(), except that the extents along `dim` may differ.",
       [](ProcessGroup& self, const auto&... given) { return self.gatherv(given...); }, tensor("tensor"),
       value<int>("root"), value<int>("dim", 0));
   def<Kind::collective>(
       group, "all_to_all",
-      "Cut along dimension 0 into size equal slices: the result has this rank's slice of each rank's tensor, in their "
-      "order.",
+      "Splits the tensor of each rank along dimension 0 into size equal slices. Returns the slices of this rank, in "
+      "rank order.",
       [](ProcessGroup& self, const auto&... given) { return self.all_to_all(given...); }, tensor("tensor"));
   def<Kind::collective>(
       group, "all_to_allv",
-      "`rows`: how many rows of dimension 0 go to each rank. Returns (the rows that came from all, in their order; how "
-      "many from each).",
+      "Sends rows[r] rows of dimension 0 to each rank r. Returns (the rows received from all ranks, in rank order; the "
+      "number of rows from each rank).",
       [](ProcessGroup& self, const Tensor& own, const Sizes& rows, const auto& options) {
         Sizes received;
         Tensor result = self.all_to_allv(own, rows, &received, options);
@@ -295,12 +311,12 @@ void bind_collectives_with_results(nb::class_<ProcessGroup>& group) {
         return object_of(without_gil([&] { return self.broadcast_config(own, root_rank, options); }));
       },
       nb::arg("config").none(), nb::arg("root"), nb::kw_only(), nb::arg("timeout") = nb::none(),
-      "Root's, on all ranks; what the others give is not looked at.");
+      "Returns the config of `root` on all ranks. `config` is ignored on the other ranks.");
   def<Kind::collective>(
-      group, "all_gather_config", "A list of each rank's config, on all ranks.",
+      group, "all_gather_config", "Returns a list of the configs of all ranks, on all ranks.",
       [](ProcessGroup& self, const auto&... given) { return self.all_gather_config(given...); }, config());
   def<Kind::collective>(
-      group, "gather_config", "On root a list of each rank's; empty elsewhere.",
+      group, "gather_config", "Returns a list of the configs of all ranks on `root`; an empty list on the other ranks.",
       [](ProcessGroup& self, const auto&... given) { return self.gather_config(given...); }, config(),
       value<int>("root"));
 }
@@ -308,36 +324,40 @@ void bind_collectives_with_results(nb::class_<ProcessGroup>& group) {
 void bind_messages(nb::class_<ProcessGroup>& group) {
   def<Kind::message>(
       group, "send",
-      "To one rank, which receives it by recv(): messages of one tag come in order. `tag`: 0 or more. May wait for the "
-      "receiver beyond 64 KiB.",
+      "Sends a tensor to one rank, which receives it by recv(). Messages with the same tag arrive in order. `tag`: 0 "
+      "or more. The receiver buffers about 256 KiB of messages per sender; beyond that, the call waits until the "
+      "message is received.",
       [](ProcessGroup& self, const auto&... given) { self.send(given...); }, tensor("tensor"), value<int>("to"),
       value<int>("tag", 0));
   def<Kind::message>(
       group, "recv",
-      "Into `out`, of the sent dtype and shape, else RankMismatchError; returns the sender. None: any rank, any tag.",
+      "Receives a tensor into `out`, and returns the sender. None: any rank, any tag. Raises RankMismatchError if "
+      "`out` does not have the dtype and shape of the message.",
       [](ProcessGroup& self, const auto&... given) { return self.recv(given...); }, tensor("out"), sender(),
       received_tag());
   def<Kind::message>(
-      group, "send_config", "To one rank, which receives it by recv_config(); as send().",
+      group, "send_config", "Sends a config to one rank, which receives it by recv_config(). Otherwise as send().",
       [](ProcessGroup& self, const auto&... given) { self.send_config(given...); }, config(), value<int>("to"),
       value<int>("tag", 0));
   def<Kind::message>(
-      group, "recv_config", "(config, sender, tag). None: any rank, any tag.",
+      group, "recv_config", "Receives a config, and returns (config, sender, tag). None: any rank, any tag.",
       [](ProcessGroup& self, const auto&... given) { return self.recv_message(given...); }, sender(), received_tag());
   def<Kind::begun>(
-      group, "isend", "As send() without waiting: the tensor has to stay as it is until the work is done.",
+      group, "isend", "Does the same as send() without waiting. The tensor must not change until the work is done.",
       [](ProcessGroup& self, const auto&... given) { return self.isend(given...); }, tensor("tensor"), value<int>("to"),
       value<int>("tag", 0));
   def<Kind::begun>(
-      group, "irecv", "As recv() without waiting: `out` is the work's until it is done; its get() is the sender.",
+      group, "irecv",
+      "Does the same as recv() without waiting. Do not use `out` until the work is done; its get() returns the sender.",
       [](ProcessGroup& self, const auto&... given) { return self.irecv(given...); }, tensor("out"), sender(),
       received_tag());
   def<Kind::begun>(
-      group, "isend_config", "As send_config() without waiting.",
+      group, "isend_config", "Does the same as send_config() without waiting.",
       [](ProcessGroup& self, const auto&... given) { return self.isend_config(given...); }, config(), value<int>("to"),
       value<int>("tag", 0));
   def<Kind::begun>(
-      group, "irecv_config", "As recv_config() without waiting: the work's get() is (config, sender, tag).",
+      group, "irecv_config",
+      "Does the same as recv_config() without waiting. get() of the work returns (config, sender, tag).",
       [](ProcessGroup& self, const auto&... given) { return self.irecv_config(given...); }, sender(), received_tag());
   group.def(
       "probe",
@@ -346,7 +366,8 @@ void bind_messages(nb::class_<ProcessGroup>& group) {
         return found ? nb::object(nb::make_tuple(found->from, found->tag, found->bytes)) : nb::none();
       },
       nb::arg("source").none(), nb::arg("tag").none() = nb::none(),
-      "(sender, tag, bytes of its tensors) of the oldest message that has come; None if there is none. Never waits.");
+      "Returns (sender, tag, bytes of its tensors) of the oldest message that has arrived; None if none has. Does not "
+      "wait.");
 }
 
 }  // namespace
@@ -357,17 +378,16 @@ void bind_collectives(nb::module_& module) {
   bind_work<ReceivedConfig>(module, "ReceiveConfigWork");
   nb::class_<ProcessGroup> group(
       module, "ProcessGroup",
-      "Collectives and messages of the ranks of a group, with rounds, messages and failures of its own, beside "
-      "those of the group that it was made of. Collective: each rank makes the same calls in the same order, from "
-      "one thread at a time. Ranks are those of this group.\n\n"
-      "Tensors are whatever muster.as_tensor() takes; results in place and `out` have to be contiguous and "
-      "writable. Ranks agree about dtype and shape, but where a call says otherwise. What is read or written is the "
-      "caller's again when the call returns; results stay as long as they are held. `timeout`: seconds without "
-      "progress of the ranks waited for; None: the group's.\n\n"
-      "Raises ArgumentError, UnsupportedError or RankMismatchError on all ranks if one cannot do it or they "
-      "disagree: nothing is written, and the group remains usable. TimeoutError, PeerLostError and CancelledError end "
-      "the group: each later call raises the same error. A wrong argument of a message is ArgumentError on its rank "
-      "only.");
+      "Collectives and messages of the ranks of a group. Its rounds, messages and failures are separate from those of "
+      "the group that it was made from. Collective: each rank makes the same calls in the same order, from one thread "
+      "at a time. Ranks are numbers in this group.\n\nTensors are any objects that muster.as_tensor() accepts. Tensors "
+      "that receive results must be contiguous and writable. All ranks pass the same dtype and shape, unless a call "
+      "states otherwise. The caller may reuse the tensors when the call returns. Results remain valid as long as they "
+      "are held. `timeout`: seconds without progress of the awaited ranks; None: the default of the group.\n\nIf one "
+      "rank cannot execute a call, or ranks disagree, all ranks raise ArgumentError, UnsupportedError or "
+      "RankMismatchError. Nothing is written then, and the group remains usable. TimeoutError, PeerLostError and "
+      "CancelledError abort the group: each later call raises the same error. An invalid argument of a message raises "
+      "ArgumentError on its rank only.");
   group
       .def(
           "__init__",
@@ -377,20 +397,21 @@ void bind_collectives(nb::module_& module) {
             new (self) ProcessGroup(without_gil([&] { return ProcessGroup(*made, options); }));
           },
           nb::arg("group").none() = nb::none(), nb::kw_only(), nb::arg("timeout") = nb::none(),
-          "Collective over `group`; None: the world.")
+          "Creates the process group. Collective over `group`; None: the world.")
       .def_prop_ro("rank", &ProcessGroup::rank)
       .def_prop_ro("size", &ProcessGroup::size)
       .def_prop_ro("backend", [](const ProcessGroup& self) { return std::string(self.backend()); })
-      .def("global_rank", &ProcessGroup::global_rank, nb::arg("rank"), "What the job calls a rank of this group.")
+      .def("global_rank", &ProcessGroup::global_rank, nb::arg("rank"),
+           "Returns the number in the job of a rank of this group.")
       .def("rank_of_global", &ProcessGroup::rank_of_global, nb::arg("global_rank"),
-           "The rank here of a rank of the job; None if it is not in this group.")
+           "Returns the rank in this group of a rank of the job; None if it is not in this group.")
       .def(
           "abort",
           [](ProcessGroup& self, const std::string& reason) {
             self.group().poison(sync::in_own_name(self.group(), Error(ErrorKind::cancelled, reason)));
           },
           nb::arg("reason"),
-          "Local, any thread. Ends the group: what waits on any rank, and each later call, raises CancelledError.");
+          "Aborts the group: waits on any rank, and all later calls, raise CancelledError. Local; any thread.");
   group.def(
       "split",
       [](ProcessGroup& self, const Given<std::vector<int>>& ranks, const Given<Seconds>& timeout) {
@@ -401,8 +422,9 @@ void bind_collectives(nb::module_& module) {
         return part ? std::optional(std::move(*part)) : std::nullopt;
       },
       nb::arg("ranks"), nb::kw_only(), nb::arg("timeout") = nb::none(),
-      "Collective. Returns the group of the ranks of a list, in its order; None on a rank that is in no list.");
-  def<Kind::collective>(group, "barrier", "Returns when all ranks have come.",
+      "Returns the group of the ranks of a list, in the order of the list; None on a rank that is in no list. "
+      "Collective.");
+  def<Kind::collective>(group, "barrier", "Returns when all ranks have entered the barrier.",
                         [](ProcessGroup& self, const auto&... given) { self.barrier(given...); });
   bind_collectives_in_place(group);
   bind_collectives_with_results(group);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Config and Python's objects, both ways.
+// Conversions between Config and Python objects.
 
 #include <fmt/core.h>
 
@@ -13,10 +13,10 @@
 namespace muster::python {
 namespace {
 
-/// Where in the tree a value is; made into text only if something is wrong there.
+/// The position of a value in the tree; converted to text only for an error.
 struct Place {
   const Place* above = nullptr;
-  PyObject* key = nullptr;  // null: an item
+  PyObject* key = nullptr;  // null for an item of a list
   Py_ssize_t index = 0;
 
   [[nodiscard]] std::string text() const {
@@ -68,7 +68,7 @@ Config object_of_dict(PyObject* object, const Place& place, int depth) {
   Py_ssize_t position = 0;
   while (PyDict_Next(object, &position, &key, &value) != 0) {
     if (PyUnicode_Check(key) == 0) place.refuse(fmt::format("a key is {}, not str", Py_TYPE(key)->tp_name));
-    // What a conversion runs may change the dict.
+    // Python code that a conversion runs may change the dict.
     const nb::object kept = nb::borrow(value);
     members.insert(text_of(key, place), value_of(value, {&place, key, 0}, depth + 1));
   }

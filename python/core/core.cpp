@@ -11,7 +11,7 @@
 
 namespace {
 
-/// The GIL keeps what the bindings share, and its thread states are the main interpreter's.
+/// The GIL protects the data that the bindings share, and its thread states belong to the main interpreter.
 void check_interpreter() {
   if (PyInterpreterState_Get() != PyInterpreterState_Main())
     throw nanobind::import_error(
@@ -29,7 +29,7 @@ NB_MODULE(_core, module) {
   using namespace muster::python;
   check_interpreter();
   module.attr("version") = std::string(muster::version());
-  // Results and groups that live until the interpreter ends are nobody's mistake.
+  // Results and groups may exist until the interpreter exits; that is not a leak.
   nb::set_leak_warnings(false);
   bind_errors(module);
   bind_tensors(module);
@@ -43,5 +43,5 @@ NB_MODULE(_core, module) {
   install_interrupt_hook();
   module.def(
       "clock", [] { return std::chrono::duration<double>(muster::os::Clock::now().time_since_epoch()).count(); },
-      "Seconds on the clock of deadlines, which stands still while this process is suspended.");
+      "Returns the seconds of the clock of deadlines, which does not advance while this process is suspended.");
 }

@@ -23,7 +23,7 @@ struct Named {
   std::uint8_t code;
   std::uint8_t bits;
 };
-// Codes from 10 on are of version 1.1.
+// Version 1.1 added the codes from 10 on.
 constexpr std::array table{
     Named{DType::boolean, 6, 8},      Named{DType::u8, 1, 8},         Named{DType::i8, 0, 8},
     Named{DType::u16, 1, 16},         Named{DType::i16, 0, 16},       Named{DType::u32, 1, 32},
@@ -36,7 +36,7 @@ constexpr std::array table{
 };
 constexpr std::uint8_t complex = 5;
 constexpr std::uint8_t first_of_1_1 = 7;
-constexpr std::uint64_t is_padded = 4;  // packed elements have a byte each
+constexpr std::uint64_t is_padded = 4;  // each packed element uses a whole byte
 
 [[noreturn]] void refuse(const std::string& words) {
   throw Error(ErrorKind::argument, "DLPack: " + words);
@@ -48,7 +48,7 @@ constexpr std::uint64_t is_padded = 4;  // packed elements have a byte each
   throw nb::buffer_error(words);
 }
 
-/// One capsule's tensor and what it points to.
+/// The tensor of a capsule and the arrays that it points to.
 template <class Managed>
 struct Given {
   Managed managed{};
@@ -63,7 +63,7 @@ void fill(Given<Managed>& given, const Named& named) {
   given.shape = given.tensor.shape();
   given.strides = given.tensor.view().strides();
   if (given.strides.empty()) {
-    // Older readers want them always.
+    // Older consumers require strides.
     given.strides.resize(given.shape.size());
     std::int64_t step = 1;
     for (std::size_t i = given.shape.size(); i-- > 0; step *= std::max<std::int64_t>(given.shape[i], 1))
@@ -79,7 +79,7 @@ void fill(Given<Managed>& given, const Named& named) {
   given.managed.deleter = [](Managed* self) { delete static_cast<Given<Managed>*>(self->context); };
 }
 
-/// The capsule's destructor: if nobody has taken what is in it, and so renamed it.
+/// The destructor of a capsule. It releases the content, unless a consumer has taken it and renamed the capsule.
 template <class Managed>
 void drop(PyObject* capsule) {
   constexpr bool is_versioned = std::is_same_v<Managed, dlpack::ManagedTensorVersioned>;
@@ -105,7 +105,7 @@ nb::object give(const Tensor& tensor, const Named& named, bool copied) {
   return capsule;
 }
 
-/// The tensor of what somebody gives, which is ours from here on.
+/// Returns the tensor of a managed tensor, and takes ownership of that.
 template <class Managed>
 Tensor take(Managed* managed) {
   const std::shared_ptr<const void> owner(managed, [](const void* kept) {
@@ -138,7 +138,7 @@ Tensor take(Managed* managed) {
   return {view, owner, data};
 }
 
-/// Of a capsule that nobody has taken yet.
+/// Returns the tensor of a capsule that has not been consumed.
 template <class Managed>
 Tensor take(const nb::object& capsule, const char* own, const char* used) {
   auto* managed = static_cast<Managed*>(PyCapsule_GetPointer(capsule.ptr(), own));
@@ -173,22 +173,22 @@ Tensor tensor_from_dlpack(nb::handle object) {
 
 std::optional<Tensor> tensor_from_exchange(nb::handle object) {
   static const nb::handle attribute = nb::str("__dlpack_c_exchange_api__").release();
-  // The type's own: what a subclass holds may be elsewhere.
+  // Only for the type itself: a subclass may keep its data elsewhere.
   PyObject* const own = Py_TYPE(object.ptr())->tp_dict;
   PyObject* const capsule = own == nullptr ? nullptr : PyDict_GetItemWithError(own, attribute.ptr());
   if (capsule == nullptr || PyCapsule_IsValid(capsule, exchange_name) == 0) return std::nullopt;
   const auto* table = static_cast<const dlpack::Exchange*>(PyCapsule_GetPointer(capsule, exchange_name));
   if (table->version.major != 1) return std::nullopt;
-  // PyTorch's views that stand for the negative of their memory: nothing in the structure tells.
+  // PyTorch has views that represent the negative of their memory; the structure does not show it.
   if (const nb::object is_neg = nb::getattr(object, "is_neg", nb::none());
       !is_neg.is_none() && nb::cast<bool>(is_neg()))
     return std::nullopt;
   dlpack::ManagedTensorVersioned* managed = nullptr;
   if (table->give(object.ptr(), &managed) != 0) {
-    PyErr_Clear();  // the slow way says it in one line
+    PyErr_Clear();  // the slow path reports it in one line
     return std::nullopt;
   }
-  // Complex ones may stand for their conjugates, and of new dtypes not all libraries say the same.
+  // Complex tensors may represent their conjugates, and libraries disagree about new dtypes.
   if (const std::uint8_t code = managed->tensor.dtype.code; code == complex || code >= first_of_1_1) {
     if (managed->deleter != nullptr) managed->deleter(managed);
     return std::nullopt;
@@ -209,11 +209,11 @@ nb::object to_dlpack(const Tensor& tensor, const nb::object& max_version, const 
   }
   const auto named =
       std::find_if(table.begin(), table.end(), [&](const Named& each) { return each.dtype == tensor.dtype(); });
-  // PyTorch takes READ_ONLY for nothing and writes: what is read-only goes as a copy.
+  // PyTorch ignores READ_ONLY and writes, so a read-only tensor is exported as a copy.
   const bool needs_copy = copy.value_or(!tensor.is_writable() && tensor.nbytes() != 0);
   if (copy == false && !tensor.is_writable() && tensor.nbytes() != 0)
     refuse_to_give("the tensor is read-only, and not all readers of DLPack look at that: it goes as a copy only");
-  // Who names no version may know the dtype all the same (apache-tvm-ffi), or says itself that it does not.
+  // A consumer that passes no version may still know the dtype (apache-tvm-ffi), or reports that it does not.
   if (named->code >= first_of_1_1 && major == 1 && minor == 0)
     refuse_to_give("this dtype needs DLPack 1.1, which the reader has not: use .view(\"U8\")");
   const Tensor given = needs_copy ? without_gil([&] { return Tensor::copy_of(tensor.view()); }) : tensor;

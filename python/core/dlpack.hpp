@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// DLPack 1.1: tensors as other libraries hand them over, in capsules.
-// Source of the structures: dmlc/dlpack, include/dlpack/dlpack.h; of the calls: the Python array API standard.
+// DLPack 1.1: exchange of tensors with other libraries, in capsules.
+// The structures are those of dmlc/dlpack, include/dlpack/dlpack.h. The calls are those of the Python array API
+// standard.
 
 #include <array>
 #include <cstdint>
@@ -47,7 +48,7 @@ struct ManagedTensorVersioned {
   std::uint64_t flags;
   Tensor tensor;
 };
-/// Of a type whose tensors need no capsules (DLPack 1.2): the first of its functions.
+/// The first functions of a type that exchanges tensors without capsules (DLPack 1.2).
 struct Exchange {
   Version version;
   Exchange* previous;
@@ -57,26 +58,27 @@ struct Exchange {
 static_assert(sizeof(Tensor) == 48 && sizeof(ManagedTensor) == 64 && sizeof(ManagedTensorVersioned) == 80);
 
 inline constexpr std::int32_t on_host = 1;
-/// It, and what CUDA and ROCm have pinned.
+/// Host memory, including memory pinned by CUDA and ROCm.
 inline constexpr std::array in_host_memory{on_host, 3, 11};
 inline constexpr std::uint64_t read_only = 1;
 inline constexpr std::uint64_t is_copied = 2;
 
 }  // namespace dlpack
 
-/// Throws Error(argument) if obj.__dlpack_device__() names another memory than the host's.
+/// Throws Error(argument) if obj.__dlpack_device__() does not report host memory.
 void check_on_host(nb::handle object);
 
-/// What obj.__dlpack__() gives. Throws Error(argument) on tensors of devices, on dtypes without a name here, and on
-/// capsules that have been used.
+/// Returns the tensor of obj.__dlpack__(). Throws Error(argument) if the tensor is on a device, its dtype is unknown,
+/// or the capsule has been consumed.
 Tensor tensor_from_dlpack(nb::handle object);
 
-/// The same without a capsule, some twenty times as fast, if the object's type has the C functions for that
-/// (__dlpack_c_exchange_api__; PyTorch from 2.10 on) and what they say is all of the tensor. Throws as above.
+/// Does the same without a capsule, about twenty times as fast. It returns nullopt unless the type of the object has
+/// the C functions for that (__dlpack_c_exchange_api__; PyTorch from 2.10 on) and they describe the tensor completely.
+/// Throws as above.
 std::optional<Tensor> tensor_from_exchange(nb::handle object);
 
-/// A capsule of the tensor, which it keeps: of a read-only one without READ_ONLY's being asked for, of a copy.
-/// Throws BufferError if that cannot be.
+/// Returns a capsule that keeps the tensor alive. A read-only tensor is exported as a copy. Throws BufferError if the
+/// export is impossible, such as that of a read-only tensor with copy=False.
 nb::object to_dlpack(const Tensor& tensor, const nb::object& max_version, const nb::object& dl_device,
                      std::optional<bool> copy);
 

@@ -13,11 +13,11 @@ namespace muster::python {
 namespace {
 
 void raise(const Error& error) {
-  // Ctrl-C is what ended the wait: the error only says so. It may also have ended what the wait was for.
+  // Ctrl-C ended the wait, and the error only reports that. It may also have ended the awaited operation.
   if (restore_interrupt() || PyErr_CheckSignals() != 0) return;
   try {
     const std::string_view words = error.what();
-    // Words of another rank may be cut in the middle of a letter.
+    // The message of another rank may be truncated within a UTF-8 character.
     const nb::object text =
         nb::steal(PyUnicode_DecodeUTF8(words.data(), static_cast<Py_ssize_t>(words.size()), "replace"));
     const nb::object path = nb::steal(PyUnicode_DecodeFSDefault(error.path().c_str()));

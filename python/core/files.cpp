@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// State files, workspaces, safetensors, checkpoints, and what the program says of files.
+// State files, workspaces, safetensors files, checkpoints, and the reports of the program `muster`.
 
 #include <fmt/core.h>
 
@@ -53,8 +53,9 @@ nb::object pair_of(const State& state) {
   return nb::make_tuple(object_of(state.config), dict_of(state.weights));
 }
 
-/// Runs long work on a thread of its own, while the caller's looks for Ctrl-C, which ends it; `deferred`: on the
-/// caller's. `progress` is None or is called with (bytes, total_bytes, seconds); what it raises ends the work, too.
+/// Runs long work on a separate thread, while the calling thread checks for Ctrl-C, which ends the work. `deferred`
+/// runs it on the calling thread. `progress` is None, or is called with (bytes, total_bytes, seconds); an exception of
+/// it also ends the work.
 template <class Call>
 auto long_work(nb::handle progress, const Call& call, std::launch where = std::launch::async) {
   std::stop_source stop;
@@ -67,7 +68,7 @@ auto long_work(nb::handle progress, const Call& call, std::launch where = std::l
       try {
         progress(now.bytes, now.total_bytes, now.seconds);
       } catch (nb::python_error& error) {
-        // The thread may be one that nothing may be thrown on.
+        // This may be a thread on which nothing may be thrown.
         raised.emplace(std::move(error));
         stop.request_stop();
       }
@@ -90,7 +91,8 @@ auto long_work(nb::handle progress, const Call& call, std::launch where = std::l
   }
 }
 
-/// The progress of work that has no stop token: what `tell` asks to end ends by an exception of `what`.
+/// The progress callback for work without a stop token: if `tell` requests the end, the work ends with an exception
+/// about `what`.
 ProgressCallback ended_by(const ProgressCallback& tell, const std::stop_token& stop, std::string what) {
   return [&tell, stop, what = std::move(what)](const Progress& now) {
     if (tell) tell(now);
@@ -222,7 +224,7 @@ nb::list left_of(const Omissions& files) {
   return list;
 }
 
-/// Options by the names that they have in C++; those that are not given stay as they are.
+/// Sets options by their C++ names; options that are not given keep their values.
 class Options {
  public:
   explicit Options(const nb::dict& given) : given_(given) {}
@@ -324,7 +326,7 @@ nb::object load_shard_of(const std::string& model_dir, const std::string& plan, 
     options.take("to_plan", made.to_plan);
     return ParallelLayout::parse(layout);
   };
-  // The others of a group wait already.
+  // The other ranks of a group are already waiting.
   const ParallelLayout cut = ranks ? sync::or_fail(*ranks, arguments) : arguments();
   return dict_of(long_work(progress, [&](const ProgressCallback& tell, std::stop_token stop) {
     made.progress = tell;
@@ -366,14 +368,14 @@ ExportOptions export_options_of(const nb::dict& given) {
 
 nb::object export_shards(const std::string& shards_dir, const std::string& out, const std::string& plan,
                          SyncGroup& group, const nb::dict& given, nb::handle progress) {
-  // The others wait for this rank already.
+  // The other ranks are already waiting for this rank.
   ExportOptions options = sync::or_fail(group, [&] { return export_options_of(given); });
   const auto work = [&](const ProgressCallback& tell, std::stop_token stop) {
     options.progress = tell;
     options.stop = std::move(stop);
     return export_model(shards_dir, out, plan, group, options);
   };
-  // MPI may be for the main thread alone.
+  // MPI may be restricted to the main thread.
   const ExportReport report =
       long_work(progress, work, group.kind() == "mpi" ? std::launch::deferred : std::launch::async);
   nb::dict told;

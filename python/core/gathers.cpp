@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gathers, merges and streams. What is wrong with a rank's arguments is told to the others, as any failure is.
+// Gathers, merges and streams. An error about the arguments of one rank is reported to the other ranks, as any failure
+// is.
 
 #include <fmt/core.h>
 
@@ -21,7 +22,7 @@ namespace {
 
 using gather::Operation;
 
-/// make(), which turns Python's objects into arguments. If it cannot, every rank of the group hears why.
+/// Returns make(), which converts Python objects to arguments. If it fails, every rank of the group receives the error.
 template <class Make>
 auto arguments_of(Operation operation, SyncGroup& group, const Make& make) -> decltype(make()) {
   return made_or_refused(make, [&](const Error& failure) { gather::refuse(operation, failure, all_ranks, group, {}); });
@@ -90,7 +91,7 @@ nb::object object_of_entry(const Tensor& value) {
   return nb::cast(value);
 }
 
-/// (exchange, entries).
+/// Returns (exchange, entries).
 template <class T>
 nb::object pair_of(Gathered<T> gathered) {
   nb::list entries;
@@ -160,7 +161,7 @@ nb::object merge_tensor(nb::handle value, nb::handle merge, nb::handle ranks, Sy
   return nb::make_tuple(Exchange(std::move(merged)), result);
 }
 
-/// Runs what calls back into Python, and makes its exception the failure that all ranks hear of.
+/// Runs a callback into Python, and converts its exception to the failure that all ranks receive.
 template <class Call>
 auto call_python(const Call& call) -> decltype(call()) {
   const InPython in_python;
@@ -197,7 +198,8 @@ nb::object object_of_part(const LayerPart& part) {
   return nb::make_tuple(part.layer, part.part, part.parts, nb::cast(part.ranks), configs, slices, tensors);
 }
 
-/// `source()` gives a tuple of one config, or None at the end; `consume(...)` takes a part. Both on this thread.
+/// `source()` returns a tuple of one config, or None at the end; `consume(...)` receives a part. Both run on this
+/// thread.
 nb::object stream(nb::callable source, nb::handle ranks, SyncGroup& group, nb::callable consume,
                   const nb::dict& options, const std::stop_source& stop) {
   StreamOptions given;

@@ -37,7 +37,7 @@ nb::object info_of(const SyncGroup& group, int rank) {
 
 std::optional<std::chrono::milliseconds> timeout_of(std::optional<double> seconds) {
   if (!seconds) return std::nullopt;
-  // A year is as good as never, and fits every clock.
+  // A year is long enough to mean "no deadline", and fits every clock.
   constexpr double longest = 31'536'000;
   if (!(*seconds > 0))
     throw Error(ErrorKind::argument, fmt::format("a timeout of {} s: it must be more than 0", *seconds));
@@ -55,18 +55,19 @@ std::shared_ptr<SyncGroup> group_of(nb::handle group) {
 }
 
 void bind_groups(nb::module_& module) {
-  nb::class_<SyncGroup>(
-      module, "Group",
-      "The ranks of a job, or some of them. One thread at a time uses a group. A timeout, a lost rank or a cancelled "
-      "wait ends it: every later call on every rank raises that first cause. After any other error it remains usable.")
+  nb::class_<SyncGroup>(module, "Group",
+                        "The ranks of a job, or some of them. One thread at a time uses a group. A timeout, a lost "
+                        "rank or a cancelled wait aborts it: every later call on every rank raises that first error. "
+                        "After any other error it remains usable.")
       .def_prop_ro("rank", &SyncGroup::rank)
       .def_prop_ro("size", &SyncGroup::size)
       .def_prop_ro("kind", [](const SyncGroup& self) { return std::string(self.kind()); })
       .def_prop_rw(
           "timeout", [](const SyncGroup& self) { return static_cast<double>(self.timeout().count()) / 1000; },
           [](SyncGroup& self, double seconds) { self.set_timeout(*timeout_of(seconds)); },
-          "The deadline of waits that name none, in seconds.")
-      .def("info", info_of, nb::arg("rank"), "Where a rank is: a dict with rank (its number in the job), host, pid.")
+          "The default deadline of waits, in seconds.")
+      .def("info", info_of, nb::arg("rank"),
+           "Returns a dict that identifies a rank: rank (its number in the job), host, pid.")
       .def(
           "barrier",
           [](SyncGroup& self, const Given<Seconds>& timeout) {
@@ -77,18 +78,19 @@ void bind_groups(nb::module_& module) {
             } catch (const Error& error) {
               refused = error;
             }
-            // A barrier carries no error. This rank takes part all the same, so that the group remains usable.
+            // A barrier transfers no error. This rank still takes part, so that the group remains usable.
             without_gil([&] { self.barrier(options); });
             if (refused) throw Error(*refused);
           },
-          nb::arg("timeout") = nb::none(), "Collective. Returns when all ranks have come.")
+          nb::arg("timeout") = nb::none(), "Returns when all ranks have entered the barrier. Collective.")
       .def(
           "duplicate",
           [](SyncGroup& self, const Given<Seconds>& timeout) {
             const WaitOptions options = made_for(self, [&] { return options_of(timeout); });
             return without_gil([&] { return self.duplicate(options); });
           },
-          nb::arg("timeout") = nb::none(), "Collective. A group of the same ranks, with its own failures.")
+          nb::arg("timeout") = nb::none(),
+          "Returns a group of the same ranks, with separate rounds and failures. Collective.")
       .def(
           "split",
           [](SyncGroup& self, const Given<std::vector<int>>& ranks, const Given<Seconds>& timeout) {
@@ -99,8 +101,9 @@ void bind_groups(nb::module_& module) {
             return part ? std::optional(std::move(part)) : std::nullopt;
           },
           nb::arg("ranks"), nb::arg("timeout") = nb::none(),
-          "Collective. The group of the ranks of a list, in its order; None on a rank that is not in its list.")
-      .def("progress", &SyncGroup::progress, "Tells waiting ranks that this one is busy, not stuck. Local.")
+          "Returns the group of the ranks of a list, in the order of the list; None on a rank that is not in its list. "
+          "Collective.")
+      .def("progress", &SyncGroup::progress, "Reports to waiting ranks that this rank is busy and not stuck. Local.")
       .def("__repr__", [](const SyncGroup& self) {
         return fmt::format("muster.Group({}, rank {} of {})", self.kind(), self.rank(), self.size());
       });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// muster.launch(): commands and Python's functions as the ranks of a job.
+// muster.launch(): commands and Python functions as the ranks of a job.
 
 #include <fmt/core.h>
 
@@ -23,10 +23,11 @@ namespace {
 
 constexpr const char* registered_name = "muster.launch";
 
-/// The failure that an exception is made of, with the rank that it blames: the launcher looks for one that blames none.
+/// Returns the failure of an exception, with the rank that it names as the cause. The launcher reports a failure that
+/// names none.
 Error failure_of(nb::python_error& raised) {
   const bool is_interrupt = raised.matches(PyExc_KeyboardInterrupt);
-  // The launcher adds the end of what the rank wrote to standard error, where the traceback is.
+  // The launcher adds the end of the standard error of the rank, which contains the traceback.
   const Error error = error_of(raised, is_interrupt ? ErrorKind::cancelled : ErrorKind::peer_lost, Trace::left_out);
   ErrorDetails details;
   const nb::object rank = nb::getattr(raised.value(), "rank", nb::none());
@@ -36,7 +37,7 @@ Error failure_of(nb::python_error& raised) {
   return {error.kind(), error.what(), std::move(details)};
 }
 
-/// In a rank: the target's name, and its arguments as JSON.
+/// Runs in a rank, with the name of the target and its arguments as JSON.
 void call_target(std::span<const std::string> arguments) {
   const InPython in_python;
   try {
@@ -57,7 +58,7 @@ RankOutput output_named(const std::string& name) {
 
 std::chrono::milliseconds time_of(const nb::dict& options, const char* name) {
   const auto seconds = argument_of<double>(options[name], name);
-  // No time at all is one that may be given here.
+  // A time of zero is valid here.
   return seconds == 0 ? std::chrono::milliseconds(0) : *timeout_of(seconds);
 }
 

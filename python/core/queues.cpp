@@ -31,17 +31,17 @@ QueueOptions options_of(nb::handle capacity, nb::handle dead, nb::handle timeout
 
 void bind_queues(nb::module_& module) {
   module.def("queue_handle", &queue_handle, nb::arg("ranks"),
-             "The handle of a queue that so many ranks of a group read and a process outside of it writes: one line of "
-             "text for all of them, good for one queue. Any process makes it.");
+             "Returns a handle of a queue that `ranks` ranks of a group read and a process outside of the group "
+             "writes. It is one line of text that all of them use, for a single queue. Any process may create it.");
   nb::class_<MessageQueue>(
       module, "MessageQueue",
-      "One rank of a group writes, the others read every message, in order, over shared memory; `reader`: this one "
-      "alone. Collective to make: all ranks of the group, on one host, give the same options. `capacity`: bytes that "
-      "the slowest reader may be behind (None: 4 MiB). `dead_reader`: 'fail' or 'drop', what one is to the writer. "
-      "`outside_writer`: the handle of a writer that is no rank, which calls MessageQueue.write_from_outside(). "
-      "Messages are of any length, and one thread at a time uses a queue.\n\n"
-      "Raises ArgumentError and RankMismatchError on all ranks, UnsupportedError if ranks share no memory; "
-      "TimeoutError, PeerLostError and CancelledError of waits. A reader gets what a dead writer has written before.")
+      "A queue in shared memory: one rank of a group writes, and the others read every message in order. `reader`: the "
+      "only rank that reads. Creating it is collective: all ranks of the group, on one host, pass the same options. "
+      "`capacity`: bytes that the slowest reader may be behind (None: 4 MiB). `dead_reader`: 'fail' or 'drop', the "
+      "effect of a dead reader on the writer. `outside_writer`: the handle of a writer that is not a rank and calls "
+      "MessageQueue.write_from_outside(). Messages have any length, and one thread at a time uses a queue.\n\nRaises "
+      "ArgumentError and RankMismatchError on all ranks, UnsupportedError if ranks share no memory, and TimeoutError, "
+      "PeerLostError or CancelledError in waits. A reader still receives the messages that a dead writer has written.")
       .def(
           "__init__",
           [](MessageQueue* self, nb::handle group, const Given<int>& writer, const Given<std::optional<int>>& reader,
@@ -68,7 +68,8 @@ void bind_queues(nb::module_& module) {
             return without_gil([&] { return MessageQueue::write_from_outside(options); });
           },
           nb::arg("handle"), nb::kw_only(), nb::arg("capacity").none() = nb::none(), nb::arg("dead_reader") = "fail",
-          nb::arg("timeout") = nb::none(), "The writer's end, in a process that is no rank; options as the ranks'.")
+          nb::arg("timeout") = nb::none(),
+          "Returns the writing end, in a process that is not a rank. The options are those of the ranks.")
       .def(
           "put",
           [](MessageQueue& self, const nb::bytes& message, Seconds timeout) {
@@ -76,14 +77,15 @@ void bind_queues(nb::module_& module) {
             without_gil([&] { self.put(bytes, {.timeout = timeout_of(timeout)}); });
           },
           nb::arg("message"), nb::kw_only(), nb::arg("timeout") = nb::none(),
-          "The writer's: bytes, which get() gives each reader. Waits if the slowest is too far behind.")
+          "Writer only: sends bytes, which each reader receives by get(). Waits while the slowest reader is too far "
+          "behind.")
       .def(
           "get",
           [](MessageQueue& self, Seconds timeout) {
             const auto message = without_gil([&] { return self.get({.timeout = timeout_of(timeout)}); });
             return nb::bytes(message.data(), message.size());
           },
-          nb::kw_only(), nb::arg("timeout") = nb::none(), "A reader's: the next message of put(), as bytes.")
+          nb::kw_only(), nb::arg("timeout") = nb::none(), "Reader only: returns the next message of put(), as bytes.")
       .def(
           "put_config",
           [](MessageQueue& self, nb::handle config, Seconds timeout) {
@@ -91,15 +93,17 @@ void bind_queues(nb::module_& module) {
             without_gil([&] { self.put_config(made, {.timeout = timeout_of(timeout)}); });
           },
           nb::arg("config").none(), nb::kw_only(), nb::arg("timeout") = nb::none(),
-          "The writer's: a config, which get_config() gives each reader.")
+          "Writer only: sends a config, which each reader receives by get_config().")
       .def(
           "get_config",
           [](MessageQueue& self, Seconds timeout) {
             return object_of(without_gil([&] { return self.get_config({.timeout = timeout_of(timeout)}); }));
           },
           nb::kw_only(), nb::arg("timeout") = nb::none(),
-          "A reader's: the next message of put_config(). Tensors of a large one are the writer's memory, read-only.")
-      .def("has_message", &MessageQueue::has_message, "A reader's: whether there is a message. Never waits.");
+          "Reader only: returns the next message of put_config(). Tensors of a large one are in memory of the writer, "
+          "read-only.")
+      .def("has_message", &MessageQueue::has_message,
+           "Reader only: returns whether a message has arrived. Does not wait.");
 }
 
 }  // namespace muster::python

@@ -36,7 +36,7 @@ Strides full_strides(const TensorView& view) {
   return strides;
 }
 
-/// The same memory as elements of another dtype.
+/// Returns the same memory as elements of another dtype.
 Tensor seen_as(const Tensor& tensor, DType dtype, std::optional<Shape> shape) {
   const TensorView& view = tensor.view();
   Strides strides;
@@ -60,17 +60,18 @@ Tensor seen_as(const Tensor& tensor, DType dtype, std::optional<Shape> shape) {
   return {seen, tensor.owner(), tensor.mutable_data()};
 }
 
-/// Whether the one element of a tensor is not zero. Minus zero is zero; NaN is not.
+/// Returns whether the single element of a tensor is not zero. Minus zero counts as zero, NaN does not.
 bool is_true(const TensorView& tensor) {
   const DType dtype = tensor.dtype();
   const Tensor copy = Tensor::copy_of(tensor);
   std::vector<std::byte> bytes(copy.bytes().begin(), copy.bytes().end());
-  if (dtype == DType::f8_e8m0) return true;                                                // it has no zero
-  const bool has_minus_zero = dtype != DType::f8_e4m3fnuz && dtype != DType::f8_e5m2fnuz;  // theirs is NaN
+  if (dtype == DType::f8_e8m0) return true;  // this dtype has no zero
+  const bool has_minus_zero =
+      dtype != DType::f8_e4m3fnuz && dtype != DType::f8_e5m2fnuz;  // that pattern is NaN in these
   const bool has_sign = has_minus_zero && (to_string(dtype).front() == 'F' || to_string(dtype).starts_with("BF") ||
                                            dtype == DType::complex64);
   const std::size_t number = dtype == DType::complex64 ? bytes.size() / 2 : bytes.size();
-  // The last byte of a number has its sign. A packed element is in the lowest bits of its byte.
+  // The last byte of a number contains its sign. A packed element is in the lowest bits of its byte.
   if (is_packed(dtype))
     bytes.back() &= std::byte((1U << (bits(dtype) - (has_sign ? 1 : 0))) - 1);
   else if (has_sign)
@@ -86,7 +87,7 @@ bool is_of(nb::handle object, std::string_view package) {
   return std::string_view(text) == package || std::string_view(text).starts_with(std::string(package) + ".");
 }
 
-/// The dtype of a name in upper or lower case. Throws Error(argument) with the names of all dtypes.
+/// Returns the dtype of a name in upper or lower case. Throws Error(argument) with the names of all dtypes.
 DType dtype_named(std::string name) {
   std::ranges::transform(name, name.begin(),
                          [](unsigned char letter) { return static_cast<char>(std::toupper(letter)); });
@@ -119,7 +120,7 @@ std::uint64_t bytes_of(nb::handle size) {
 Tensor tensor_of(nb::handle object) {
   if (nb::isinstance<Tensor>(object)) return nb::cast<Tensor>(object);
   if (auto tensor = tensor_from_exchange(object)) return *std::move(tensor);
-  // Subclasses of PyTorch's (Parameter) are of other modules, but have its attributes.
+  // Subclasses of torch.Tensor (Parameter) may be defined in other modules, but have its attributes.
   if (is_of(object, "torch") || nb::hasattr(object, "requires_grad"))
     return nb::cast<Tensor>(helper("from_torch")(object));
   if (PyObject_CheckBuffer(object.ptr()) != 0) {
@@ -138,35 +139,36 @@ Tensor tensor_of(nb::handle object) {
 void bind_tensors(nb::module_& module) {
   nb::class_<Tensor>(
       module, "Tensor", nb::type_slots(buffer_slots),
-      "Elements of one dtype in memory that the tensor keeps: its own, another rank's, a file's, or that "
-      "of the object that it was made of. What was gathered or read is read-only.")
+      "Elements of one dtype, in memory that the tensor keeps alive: private memory, or that of another rank, a file, "
+      "or the object that it was made from. Gathered tensors and tensors of files are read-only.")
       .def_prop_ro(
           "dtype", [](const Tensor& self) { return std::string(to_string(self.dtype())); },
-          "The name of safetensors: 'BF16', 'F8_E4M3', ...; 'U4' and 'I4' are ours.")
+          "The safetensors name of the dtype: 'BF16', 'F8_E4M3', ... The names 'U4' and 'I4' are Muster extensions.")
       .def_prop_ro("shape", [](const Tensor& self) { return tuple_of(self.shape()); })
       .def_prop_ro(
-          "strides", [](const Tensor& self) { return tuple_of(full_strides(self.view())); }, "In elements.")
+          "strides", [](const Tensor& self) { return tuple_of(full_strides(self.view())); },
+          "The steps of the dimensions, in elements.")
       .def_prop_ro("ndim", [](const Tensor& self) { return self.shape().size(); })
       .def_prop_ro(
           "size", [](const Tensor& self) { return self.view().elements(); }, "The number of elements.")
-      .def_prop_ro("nbytes", &Tensor::nbytes, "Bytes that a contiguous copy takes.")
+      .def_prop_ro("nbytes", &Tensor::nbytes, "The size of a contiguous copy in bytes.")
       .def_prop_ro("is_writable", &Tensor::is_writable)
       .def_prop_ro("is_contiguous", [](const Tensor& self) { return self.view().is_contiguous(); })
       .def(
           "copy", [](const Tensor& self) { return without_gil([&] { return Tensor::copy_of(self.view()); }); },
-          "A contiguous copy, which may be written to.")
+          "Returns a contiguous writable copy.")
       .def(
           "view",
           [](const Tensor& self, nb::handle dtype, std::optional<Shape> shape) {
             return seen_as(self, dtype_of(dtype), std::move(shape));
           },
           nb::arg("dtype").none(), nb::arg("shape") = nb::none(),
-          "The same memory as elements of another dtype. Without a shape the last dimension grows or shrinks.")
+          "Returns the same memory as elements of another dtype. Without a shape, the extent of the last dimension is "
+          "adapted.")
       .def(
           "numpy", [](nb::handle self) { return helper("to_numpy")(self); },
-          "A NumPy array of this memory, read-only if the tensor is. BF16 and FP8 need ml_dtypes; packed dtypes are "
-          "one "
-          "dimension of bytes.")
+          "Returns a NumPy array of this memory, read-only if the tensor is. BF16 and FP8 require ml_dtypes. Packed "
+          "dtypes become one dimension of bytes.")
       .def(
           "__array__",
           [](nb::handle self, nb::handle dtype, nb::handle copy) { return helper("to_array")(self, dtype, copy); },
@@ -174,8 +176,8 @@ void bind_tensors(nb::module_& module) {
       .def(
           "torch", [](nb::handle self, std::optional<bool> copy) { return helper("to_torch")(self, copy); },
           nb::arg("copy") = nb::none(),
-          "A torch.Tensor: of this memory if it may be written to, else of a copy. copy=True always copies; copy=False "
-          "raises BufferError where a copy is needed. Packed dtypes are bytes.")
+          "Returns a torch.Tensor of this memory if it is writable, else of a copy. copy=True always copies; "
+          "copy=False raises BufferError if a copy is necessary. Packed dtypes become bytes.")
       .def(
           "__dlpack__",
           [](const Tensor& self, const nb::object&, const nb::object& max_version, const nb::object& dl_device,
@@ -186,8 +188,8 @@ void bind_tensors(nb::module_& module) {
       .def(
           "__bool__",
           [](const Tensor& self) { return self.shape().empty() ? is_true(self.view()) : self.shape().front() != 0; },
-          "The value of a scalar. Any other tensor is true if it has rows, like a list, so that `result and ...` "
-          "works.")
+          "Returns the value of a scalar. Any other tensor is true if it has rows, like a list, so that `result and "
+          "...` works.")
       .def("__bytes__",
            [](const Tensor& self) {
              const Tensor whole =
@@ -226,10 +228,9 @@ void bind_tensors(nb::module_& module) {
       },
       nb::arg().none(), nb::arg());
 
-  nb::class_<SharedArena>(
-      module, "SharedArena",
-      "Shared memory for tensors: a gather on one host then moves names only. Tensors of it must not "
-      "be written to while the first rank holds what it has gathered.")
+  nb::class_<SharedArena>(module, "SharedArena",
+                          "Shared memory for tensors: a gather on one host then transfers only references. Do not "
+                          "write to tensors of it while the root holds the result of a gather.")
       .def(
           "__init__",
           [](SharedArena* self, nb::handle capacity) {
@@ -243,11 +244,11 @@ void bind_tensors(nb::module_& module) {
             const DType made = dtype_of(dtype);
             return without_gil([&] { return self.allocate(made, std::move(shape)); });
           },
-          nb::arg("dtype").none(), nb::arg("shape"), "A writable tensor, not initialised.")
-      .def_prop_ro("capacity", &SharedArena::capacity, "In bytes.")
-      .def_prop_ro("available", &SharedArena::available, "Bytes free for allocation now.")
+          nb::arg("dtype").none(), nb::arg("shape"), "Returns a writable uninitialized tensor.")
+      .def_prop_ro("capacity", &SharedArena::capacity, "The capacity in bytes.")
+      .def_prop_ro("available", &SharedArena::available, "Bytes that can be allocated now.")
       .def_prop_ro("waiting_for_leases", &SharedArena::waiting_for_leases,
-                   "Bytes freed by their owner that a first rank still holds.");
+                   "Bytes that their owner has freed and that a root still holds.");
 }
 
 }  // namespace muster::python

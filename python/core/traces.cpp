@@ -13,7 +13,7 @@
 namespace muster::python {
 namespace {
 
-/// A span of the thread that entered it.
+/// A span, which belongs to the thread that entered it.
 struct Span {
   std::string name;
   std::unique_ptr<TraceSpan> running = {};
@@ -23,7 +23,7 @@ struct Span {
   Span(Span&&) noexcept = default;
   explicit Span(std::string its_name) : name(std::move(its_name)) {}
   ~Span() {
-    // The other thread may still be inside and look at its spans, so this one stays in memory.
+    // The other thread may still access its spans, so this one stays in memory.
     if (is_of_another_thread()) (void)running.release();
   }
 };
@@ -57,9 +57,10 @@ void bind_traces(nb::module_& module) {
           [](Span& self, std::uint64_t bytes) {
             if (self.running) self.running->add_bytes(bytes);
           },
-          nb::arg("bytes"), "Bytes that the span is about: for its throughput.");
+          nb::arg("bytes"),
+          "Adds to the number of bytes that the span processes, from which its throughput is computed.");
   module.def(
-      "is_tracing", [] { return is_tracing(); }, "Whether this process writes a trace (MUSTER_TRACE).");
+      "is_tracing", [] { return is_tracing(); }, "Returns whether this process writes a trace (MUSTER_TRACE).");
 }
 
 }  // namespace muster::python

@@ -14,7 +14,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Waits that turn often need not take the GIL as often.
+/// Waits that iterate often need not acquire the GIL in each iteration.
 constexpr std::chrono::milliseconds between_asks{40};
 
 thread_local Waiting* current = nullptr;
@@ -26,9 +26,9 @@ struct Raised {
 };
 thread_local Raised raised;
 
-/// Takes the GIL. If the interpreter is ending, Python before 3.14 ends the thread instead, by an unwinding that no
-/// destructor and no C function lets pass: the process would abort. As in Python 3.14 this thread stops here, and the
-/// end of the process ends it.
+/// Acquires the GIL. If the interpreter is shutting down, Python before 3.14 ends the thread by forced unwinding, which
+/// would abort the process in a destructor or a C function. Instead, as in Python 3.14, this thread blocks here until
+/// the process exits.
 template <class Take>
 auto taken(const Take& take) noexcept -> decltype(take()) {
   try {
@@ -49,7 +49,7 @@ Waiting::~Waiting() {
   taken([&] { PyEval_RestoreThread(state_); });
 }
 
-// What waits in Python's hands does not let the GIL go again.
+// A wait inside Python code does not release the GIL again.
 InPython::InPython() noexcept : outer_(std::exchange(current, nullptr)), state_(ensured_gil()) {}
 
 InPython::~InPython() {
@@ -67,7 +67,7 @@ bool ask_for_signals() noexcept {
   const Clock::time_point now = Clock::now();
   if (now - asked < between_asks) return false;
   asked = now;
-  // Only the main thread runs signals' handlers; elsewhere this finds nothing.
+  // Only the main thread runs signal handlers; on other threads this does nothing.
   taken([&] { PyEval_RestoreThread(current->state_); });
   if (PyErr_CheckSignals() != 0) PyErr_Fetch(&raised.type, &raised.value, &raised.trace);
   current->state_ = PyEval_SaveThread();

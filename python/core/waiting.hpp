@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Calls that may wait: without the GIL, and Ctrl-C ends them.
+// Calls that may wait: they release the GIL, and Ctrl-C ends them.
 
 #include <nanobind/nanobind.h>
 
@@ -8,7 +8,7 @@
 
 namespace muster::python {
 
-/// While it lives, this thread has not the GIL, and its waits ask for signals (muster/interrupt.hpp).
+/// Releases the GIL of this thread while it exists. Waits of this thread then check for signals (muster/interrupt.hpp).
 class Waiting {
  public:
   Waiting() noexcept;
@@ -21,7 +21,7 @@ class Waiting {
   Waiting* outer_;
 };
 
-/// While it lives, this thread has the GIL again, inside a call that lets it go: for what the library calls back.
+/// Holds the GIL again while it exists, inside a call that has released it: for callbacks of the library.
 class InPython {
  public:
   InPython() noexcept;
@@ -33,14 +33,14 @@ class InPython {
   PyGILState_STATE state_;
 };
 
-/// Takes the GIL on a thread that may be one of C++. Never returns if the interpreter is ending.
+/// Acquires the GIL on any thread, including threads created by C++. Never returns if the interpreter is shutting down.
 PyGILState_STATE ensured_gil() noexcept;
 
-/// Makes the exception of a signal's handler (KeyboardInterrupt) Python's current one, if this thread's wait has met
-/// one.
+/// Sets the exception of a signal handler (KeyboardInterrupt) as the current Python exception, if a wait of this thread
+/// has received one.
 bool restore_interrupt() noexcept;
 
-/// call() without the GIL. Throws what a signal's handler has raised meanwhile.
+/// Returns call(), run without the GIL. Throws the exception that a signal handler has raised in the meantime.
 template <class Call>
 auto without_gil(const Call& call) {
   const auto end = [] {
@@ -62,7 +62,7 @@ auto without_gil(const Call& call) {
   }
 }
 
-/// Makes the hook of this process the one that asks Python.
+/// Installs the interrupt hook that checks for Python signals.
 void install_interrupt_hook();
 
 }  // namespace muster::python
