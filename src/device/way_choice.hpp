@@ -40,10 +40,12 @@ void put_facts(const DeviceFacts& facts, gather::Record& record) noexcept;
 DeviceFacts get_facts(const gather::Record& record) noexcept;
 
 /// Returns one method per rank of the list, by position; the root itself has `nothing`. If the destination is host
-/// memory, all senders are staged. If it is a device, a rank that shares memory with the root uses IPC if its tensors
-/// can be exported. The other ranks use NCCL if each has its own device and NCCL is available on all of them. All
-/// remaining ranks are staged. Throws Error(rank_mismatch) if ranks want different destinations or force different
-/// methods. Throws Error(unsupported) if a forced method is not possible.
+/// memory, all senders are staged. If it is a device:
+///  - A rank that shares memory with the root uses IPC if its tensors can be exported.
+///  - Ranks that do not share memory with the root use NCCL if each has its own device and NCCL is available on all.
+///  - All other ranks are staged.
+/// A forced method replaces this choice. Throws Error(rank_mismatch) if ranks want different destinations or force
+/// different methods, and Error(unsupported) if a forced method is not possible.
 std::vector<Way> choose_ways(std::span<const DeviceFacts> facts);
 
 /// Returns the value of MUSTER_DEVICE_WAY: staging, ipc or nccl; `nothing` if it is not set. Throws Error(argument) for
