@@ -69,7 +69,7 @@ Engine& engine_of(ProcessGroup& group) noexcept;
 ///   about call, operation, dtype, shape or root, all throw Error(rank_mismatch), which names two of them. No element
 ///   has been written in these cases, and the group remains usable.
 /// - If a rank dies, hangs until the deadline or cancels while elements are transferred, the group fails. All ranks
-///   throw, in this call and in each later one, as those of SyncGroup. The contents of the result tensors are then
+///   throw, in this call and in each later one, as with SyncGroup. The contents of the result tensors are then
 ///   unspecified.
 /// - Tensors are in host memory. Inputs may be strided; results are contiguous. The caller may reuse an input when the
 ///   call returns. A result must not overlap an input of another rank or of another call.
