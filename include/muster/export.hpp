@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Splits a checkpoint into one file per rank (shard_model), and merges such shards into a checkpoint (export_model).
-// The commands `muster shard` and `muster export` call these functions. A shard and an export by the same plan preserve
-// names, dtypes, shapes and tensor bytes.
+// Splits a checkpoint into shards, one file per rank (shard_model), and merges such shards into a checkpoint
+// (export_model). The commands `muster shard` and `muster export` call these functions. If a model is split and its
+// shards are exported by the same plan, the result has the same names, dtypes, shapes and tensor bytes. A plan is a
+// list of rules that describe how each tensor is split and merged (docs/plans.md). Third-party checkpoints are those of
+// other programs; docs/checkpoints.md lists them, and explains which are self-describing.
 
 #include <chrono>
 #include <cstdint>
@@ -22,8 +24,8 @@ namespace muster {
 
 /// The ranks that write the files of an export.
 enum class Writers : std::uint8_t {
-  first,   ///< only rank 0: for an output file system that the other ranks cannot access
-  owners,  ///< every rank writes its own data; parts that several ranks hold are divided by size
+  first,   ///< only rank 0: for ranks of one host, or if the other ranks cannot access the file system of the output
+  owners,  ///< every rank writes its own data, and a share of the data that is joined from several ranks
 };
 /// Returns "first" or "owners".
 std::string_view to_string(Writers writers) noexcept;
@@ -36,8 +38,8 @@ struct ShardOptions {
   /// generation 1 of a new job.
   bool to_workspace = false;
   std::optional<int> zstd_level = {};  ///< compression of states; unset: not compressed
-  std::string carry = {};              ///< selects the files to copy in addition to the weights (model_dir.hpp)
-  /// For rank shards that `to_plan` splits again: their layout, as ExportOptions::layout.
+  std::string carry = {};              ///< selects the files to copy besides the weights, as carried_files() does
+  /// If the source consists of shards of ranks, which `to_plan` splits again: their layout, as ExportOptions::layout.
   std::optional<ParallelLayout> from = {};
   std::string at = {};                           ///< as ExportOptions::at, for third-party checkpoints
   std::string shards = {};                       ///< as ExportOptions::shards, for one file per rank
@@ -46,13 +48,13 @@ struct ShardOptions {
   /// A model directory, as ExportOptions::base: source of the files that are not weights, and of the config.json that
   /// plans read.
   std::string base = {};
-  /// The target plan. If it is set, `plan` first converts the source to Hugging Face names and shapes, as
-  /// export_model() does, and `to_plan` then splits the result. Use it for rank shards, and for checkpoints with other
-  /// names or shapes. Empty: the source has Hugging Face names, and `plan` splits it.
+  /// The plan that splits. If it is set, `plan` first merges or converts the source to Hugging Face names and shapes,
+  /// as export_model() does, and `to_plan` then splits the result. Use it for shards of ranks, and for checkpoints with
+  /// other names or shapes. Empty: the source has Hugging Face names, and `plan` splits it.
   std::string to_plan = {};
-  /// Applies to unfinished outputs for the same `out` that were left by processes of other hosts and have not changed
-  /// for this time. They are deleted, or resumed if `resume` is set. Unset: only outputs of processes that ran on this
-  /// host and are proved dead.
+  /// Unfinished outputs of earlier calls with the same `out` are deleted (or resumed, for ExportOptions::resume) if
+  /// their process ran on this host and is proved dead. If this time is set, unfinished outputs of other processes are
+  /// treated likewise if they have not changed for that long.
   std::optional<std::chrono::seconds> abandoned_after = {};
   bool dry_run = false;  ///< writes nothing; the report is the expected one, and `out` is not inspected
   ProgressCallback progress = {};
@@ -62,24 +64,26 @@ struct ShardOptions {
 
 /// The result of shard_model().
 struct ShardReport {
-  std::uint64_t tensors = 0;        ///< of the model
+  std::uint64_t tensors = 0;        ///< number of tensors of the model
   std::uint64_t bytes = 0;          ///< bytes of the tensors of the model
   std::uint64_t bytes_written = 0;  ///< bytes of the tensors of the shards, including replicated and padded ones
-  std::string job = {};             ///< for a workspace: the nonce of the new job, 32 hexadecimal digits
+  std::string job = {};             ///< for a workspace: the number of the new job, 32 hexadecimal digits
   Omissions left = {};              ///< files that were not copied
-  /// Remarks for users of the shards: heads that several ranks hold, unused rules.
+  /// Remarks for users of the shards: attention heads that several ranks hold, unused rules.
   std::vector<std::string> notes = {};
   double seconds = 0;
 };
 
-/// Splits the model in `model_dir` into rank-00000-of-0000N.safetensors ..., and copies the files that are not weights
-/// (`carry`). Local; uses several threads and a few MiB of memory, whatever the size of the model.
+/// Splits the model in `model_dir` into files rank-00000-of-0000N.safetensors ... in the new directory `out`, one per
+/// rank of `layout`, and copies the files that are not weights (`carry`). Local; uses several threads and a few MiB of
+/// memory, whatever the size of the model.
 ///
 /// `model_dir` has the Hugging Face layout, or is a self-describing third-party checkpoint. `plan` is the name of a
-/// built-in plan, "auto" or a file; the split applies its inverse. `out` appears complete or not at all, and a failure
-/// leaves no files behind. A dimension that is not divisible by the number of ranks is padded with zeros. The metadata
-/// of each shard records the true size, the plan and the checksums (docs/plans.md). Attention heads are not split: if
-/// there are fewer heads than ranks, several ranks get a copy of the same head.
+/// built-in plan, "auto" (selects one by config.json) or a file. Its rules describe the merge; the split inverts them.
+/// `out` appears complete or not at all, and a failure leaves no files behind. A dimension that is not divisible by the
+/// number of ranks is padded with zeros. The metadata of each shard records the true size, the plan and the checksums
+/// (docs/plans.md). Attention heads are not split: if there are fewer heads than ranks, several ranks get a copy of the
+/// same head.
 ///
 /// With `to_workspace`, the config of each state is the metadata of a shard (docs/inspecting.md). Files that are not
 /// weights are stored next to the states; if such a file exists with other contents, the call throws Error(argument)
@@ -98,32 +102,32 @@ struct ShardReport {
 ShardReport shard_model(const std::string& model_dir, const std::string& out, const std::string& plan,
                         const ParallelLayout& layout, const ShardOptions& options = {});
 
-/// Returns the number of ranks of a directory with rank-00000-of-0000N.safetensors, of the job of a workspace, or of a
-/// third-party checkpoint (`shards` as in ExportOptions). A checkpoint without rank shards has one rank. Throws
-/// Error(not_found) if no shard exists or one is missing, with its name. Throws Error(argument) if the files belong to
-/// sets of different sizes. Local.
+/// Returns the number of ranks whose shards a source contains. The source is a directory with
+/// rank-00000-of-0000N.safetensors, a workspace (`job` as in ExportOptions) or a third-party checkpoint (`shards` as in
+/// ExportOptions). A checkpoint without rank shards has one rank. Throws Error(not_found) if no shard exists or one is
+/// missing, with its name. Throws Error(argument) if the files belong to sets of different sizes. Local.
 int count_shards(const std::string& shards_dir, const std::string& job = {}, const std::string& shards = {});
 
 /// Options of an export. Only rank 0 uses them, except for `stop`, `job` and `generation`.
 struct ExportOptions {
   bool force = false;                            ///< as ShardOptions::force
   std::uint64_t max_shard_size = 5'000'000'000;  ///< most bytes of tensors in one file of the checkpoint
-  std::uint64_t memory_budget = 256 << 20;       ///< bytes of buffers of all ranks together
+  std::uint64_t memory_budget = 256 << 20;       ///< most bytes of windows and other buffers of all ranks together
   /// Unset: `owners` if the group spans several hosts and `out` is on a network file system, and for a third-party
   /// checkpoint that every rank can read completely. Otherwise `first`, because concurrent writers of one file wait for
   /// each other.
   std::optional<Writers> writers = {};
   /// Layout of the shards; unset: the recorded layout, else tensor parallelism only.
   std::optional<ParallelLayout> layout = {};
-  std::optional<ParallelLayout> to = {};  ///< writes shards of this layout instead of one checkpoint
-  /// The plan that splits for `to`; it must not have views. Empty: the plan of the source, or "auto" if that plan has
-  /// views.
+  std::optional<ParallelLayout> to = {};  ///< if set, the result is shards of this layout, not one checkpoint
+  /// The plan that splits for `to`; it must not have views (docs/plans.md). Empty: the plan that merges the source, or
+  /// "auto" if that plan has views.
   std::string to_plan = {};
   /// Casts floating-point tensors to f32, f16 or bf16 while they are read, rounding to nearest, ties to even. A finite
   /// number that would become infinite is an error. So is a tensor with elements of 8 or 4 bits. Integers are not cast.
   std::optional<DType> dtype = {};
-  /// Also casts tensors that are F32 in a model with another main dtype. The base decides which these are, or the
-  /// source if there is no base.
+  /// With `dtype`: also casts tensors that are F32 beside weights in F16 or BF16, and would otherwise remain F32. The
+  /// base decides which tensors these are, or the source if there is no base.
   bool cast_all = false;
   /// Continues an earlier export of the same shards to the same `out`, and keeps the part of its output that verifies.
   /// If this export fails, its partial output is kept for the next one.
@@ -136,11 +140,12 @@ struct ExportOptions {
   std::string select = {};   ///< a glob, as in a plan: exports only tensors with a matching output name; empty: all
   std::string exclude = {};  ///< a glob: does not export tensors with a matching output name
   bool checksums = false;    ///< writes muster.checksums.json next to the checkpoint, for `muster verify`
-  /// Workspace only; the same on all ranks. `job` is a prefix of the nonce of the job. An unset `generation` selects
-  /// the newest one for which every rank of the job has a complete state.
+  /// Workspace only; the same on all ranks. `job` is a prefix of the number of the job, needed if the workspace has
+  /// states of several jobs. An unset `generation` selects the newest one of which every rank of the job has a complete
+  /// state.
   std::string job = {};
   std::optional<std::uint64_t> generation = {};
-  std::string at = {};      ///< for files of torch.save: the key of the weights (docs/checkpoints.md)
+  std::string at = {};      ///< for third-party checkpoints: the key, or the prefix of the names, of the weights
   std::string shards = {};  ///< for one file per rank: the file names, with {rank} for the number
   std::string carry = {};   ///< as ShardOptions::carry
   std::optional<std::chrono::seconds> abandoned_after = {};  ///< as ShardOptions::abandoned_after
@@ -156,13 +161,13 @@ struct AccountedSource {
   std::string name;
   TensorSpec spec;
 };
-/// The result of all source tensors of one name.
+/// The outcome for all source tensors of one name.
 struct AccountedTensor {
   std::string name;      ///< name in the output; empty if a rule drops the tensor
   std::string origin;    ///< name on the ranks, with the layer and expert numbers of the model
   std::size_t rule = 0;  ///< number of the rule in the plan, from 1
-  std::string action;
-  TensorSpec spec;  ///< dtype and shape in the output
+  std::string action;    ///< action of that rule, as in docs/plans.md
+  TensorSpec spec;       ///< dtype and shape in the output
   std::vector<AccountedSource> sources;
   std::string file;         ///< file of the checkpoint; empty if several shards hold parts of the tensor
   std::string reason = {};  ///< for a dropped tensor: the reason, if the plan gives one
@@ -174,11 +179,11 @@ struct ExportAccount {
   std::optional<ParallelLayout> to;  ///< layout of the new shards; unset for a checkpoint
   std::vector<AccountedTensor> tensors;
   std::vector<AccountedTensor> dropped;
-  std::uint64_t tensors_in = 0;
+  std::uint64_t tensors_in = 0;  ///< number of tensors of all ranks
   std::uint64_t bytes_in = 0;
-  std::uint64_t tensors_out = 0;
+  std::uint64_t tensors_out = 0;  ///< number of tensors in the result
   std::uint64_t bytes_out = 0;
-  std::uint64_t files = 0;
+  std::uint64_t files = 0;  ///< number of files with weights in the result
   /// As ShardReport::notes; also reports that `plan` differs from the plan of the shards.
   std::vector<std::string> notes = {};
 };
@@ -196,15 +201,15 @@ struct ExportReport {
 };
 
 /// Merges N shards into one checkpoint in the Hugging Face layout, or into shards of another layout, and copies the
-/// files that are not weights. Collective over `group`. Only rank 0 uses the parameters, except that every rank passes
-/// `shards_dir`.
+/// files that are not weights. Collective over `group`. Every rank passes `shards_dir` and the options that
+/// ExportOptions names; only rank 0 uses the other parameters.
 ///
 /// With P ranks, rank r reads the shards r, r + P, ... A rank that writes its own data copies bytes directly from the
-/// shard to the file. Otherwise the bytes pass through windows (staging buffers) in shared memory (Writers). A rank
-/// holds at most a few windows. `plan` is the name of a built-in plan, "auto" or a file, which rank 0 reads. An empty
-/// `plan` selects the plan that the shards record. Shards that Muster wrote are checked against their checksums while
-/// they are read. The model is checked against config.json before anything is written. `out` appears complete or not at
-/// all, and a failure leaves no files behind.
+/// shard to the file. All other bytes pass through windows: staging buffers in the shared memory of the rank that
+/// writes them. A rank holds at most a few windows. `plan` is the name of a built-in plan, "auto" or a file, which rank
+/// 0 reads. An empty `plan` selects the plan that the shards record. Shards that Muster wrote are checked against their
+/// checksums while they are read. The model is checked against config.json before anything is written. `out` appears
+/// complete or not at all, and a failure leaves no files behind.
 ///
 /// If one rank fails, all ranks throw its error, with its message and rank. After Error(argument | rank_mismatch |
 /// corrupt | not_found | io | no_space) the group remains usable. Error(timeout | peer_lost | cancelled) aborts it.

@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Gathers the layer configs or the weight tensors of all ranks of a list on the root. The root is the first rank of the
-// list. Semantics: get_configs_parallel and get_tensors_parallel of ModelOpt's `distribute` module, with three
-// differences. A rank without a config keeps its entry in the result. Releasing a result is a local operation, never a
-// barrier. An error on one rank is thrown on every rank.
+// list, and the other ranks of the list are its senders. Semantics: get_configs_parallel and get_tensors_parallel of
+// ModelOpt's `distribute` module, with three differences. A rank without a config keeps its entry in the result.
+// Releasing a result is a local operation, never a barrier. An error on one rank is thrown on every rank.
+//
+// An exchange is one such call, made by all ranks of the group together. It consists of one or more rounds, in which
+// every rank receives a small record from every other rank, and of the transfer of the data. Over shared memory, each
+// sender copies its data into a segment of its own. The result on the root refers to the segments. A sender keeps free
+// segments in a pool for the next exchange. docs/gathering.md is the manual.
 
 #include <chrono>
 #include <cstdint>
@@ -35,7 +40,8 @@ enum class Route : std::uint8_t {
 /// Returns the name of a route, as MUSTER_ROUTE accepts it.
 std::string_view to_string(Route route) noexcept;
 
-/// How the root's own tensors appear in its result, unless they are in a SharedArena.
+/// How the root's own tensors appear in its result. With `borrow`, a Tensor of a config that owns its memory, such as
+/// one from a SharedArena, shares the memory with the result.
 enum class Own : std::uint8_t {
   borrow,  ///< views of the caller's memory, without a copy; the caller keeps that memory while it uses the result
   copy,    ///< a copy, as for the tensors of the other ranks
@@ -47,7 +53,8 @@ enum class Landing : std::uint8_t {
   device,  ///< on the GPU that holds the root's own tensors
 };
 
-/// Options of gathers and merges. Options without a statement about ranks are those of the calling rank.
+/// Options of gathers and merges. Unless a comment states otherwise, an option may differ between ranks, and applies to
+/// the rank that passes it.
 struct GatherOptions {
   /// Transfers the data through state files in a directory that all ranks see.
   struct Workspace {
@@ -83,10 +90,11 @@ struct GatherOptions {
   /// Longest wait without progress; unset: the default of the group.
   std::optional<std::chrono::milliseconds> timeout = {};
   std::stop_token stop = {};  ///< a stop request cancels the waits of this rank, and so aborts the group
-  int pipeline_depth = 2;     ///< results that the root may hold before senders allocate extra segments
-  /// Most bytes of shared memory in the pool of this rank, extra segments included.
+  int pipeline_depth = 2;     ///< number of results that the root may hold before senders allocate extra segments
+  /// The limit, in bytes, of the shared memory in the pool of this rank, extra segments and segments of results
+  /// included.
   std::uint64_t memory_budget = std::numeric_limits<std::uint64_t>::max();
-  /// Most free bytes that the pool of this rank keeps for the next exchange.
+  /// The limit, in bytes, of the free memory that the pool of this rank keeps for the next exchange.
   std::uint64_t pool_limit = std::numeric_limits<std::uint64_t>::max();
   Workspace workspace = {};
   Devices devices = {};
@@ -95,7 +103,9 @@ struct GatherOptions {
 
 /// Measurements of one step of an exchange on this rank.
 struct PhaseReport {
-  std::string name;  ///< "round 1", "copy", "receive", "round 2"
+  /// "prepare", "round 1", then "copy" or "send" on a sender, "receive" on other ranks, or "merge", then "round 2" if
+  /// there is one, and "deliver".
+  std::string name;
   double seconds = 0;
   std::uint64_t bytes = 0;        ///< payload bytes that this rank moved in the step
   std::uint64_t copies = 0;       ///< how many times each of these bytes was copied
@@ -107,10 +117,10 @@ struct ExchangeReport {
   Route route = Route::automatic;
   std::string reason;  ///< why this route was chosen
   std::vector<PhaseReport> phases;
-  std::uint64_t payload_bytes = 0;  ///< tensor bytes of the list of this rank
+  std::uint64_t payload_bytes = 0;  ///< tensor bytes of all ranks of the list of this rank
   std::uint64_t arena_bytes = 0;    ///< the part of payload_bytes that was already in shared memory and did not move
   std::uint64_t network_bytes = 0;  ///< tensor bytes that this rank sent or received over MPI or TCP
-  std::uint64_t pool_bytes = 0;     ///< bytes that the pools of this rank hold after the exchange
+  std::uint64_t pool_bytes = 0;     ///< bytes of the pools of this rank after the exchange, in use or free
   std::uint64_t rounds = 0;         ///< number of all-gather rounds
 };
 
@@ -131,8 +141,8 @@ class Exchange {
 
   /// Returns the list of this rank; empty if it was in no list.
   [[nodiscard]] const std::vector<int>& ranks() const noexcept { return ranks_; }
-  /// On a sender: waits until the root has released the bytes of this rank or has ended. Returns false if `timeout`
-  /// passes first. On all other ranks it returns true at once. Local.
+  /// On a sender: waits until the root has released the data of this rank, or until the process of the root has ended.
+  /// Returns false if `timeout` passes first. On all other ranks it returns true at once. Local.
   bool wait_released(std::chrono::milliseconds timeout) const;
   /// Returns a one-line summary: route, reason, bytes and seconds.
   [[nodiscard]] std::string explain() const;
@@ -195,11 +205,12 @@ class Gathered : public Exchange {
 using GatheredConfigs = Gathered<Config>;
 using GatheredTensors = Gathered<Tensor>;
 
-/// Gathers the config of every member of a list on the root, ranks[0]. Collective over the group: each rank makes one
-/// call.
+/// Gathers the config of every member of a list on the root, ranks[0]. Collective over the group: every rank of the
+/// group makes this call, whether it is in a list or not.
 ///
 /// All members of a list pass the same list: ranks of the group, without duplicates. Several disjoint lists may gather
-/// in one exchange. A rank that is not in the list it passes, or passes an empty list, only takes part in the rounds.
+/// in one exchange. A rank that is not in the list it passes, or passes an empty list, only takes part in the rounds,
+/// and gets an empty result.
 ///
 /// `config` may be null if this rank has no config. It is read only during the call. Exception: with Own::borrow, the
 /// result of the root refers to the root's own tensors. The root receives one entry per member; the other ranks receive
@@ -210,8 +221,9 @@ using GatheredTensors = Gathered<Tensor>;
 GatheredConfigs get_configs_parallel(const Config* config, const RankList& ranks, SyncGroup& group,
                                      const GatherOptions& options = {});
 
-/// Gathers one tensor per rank, all of the same dtype and shape. Otherwise as get_configs_parallel(). If dtypes or
-/// shapes differ, every rank throws Error(rank_mismatch) with the dtype and shape of each rank.
+/// Gathers one tensor of each member of a list on the root. All tensors of a list have the same dtype and shape; if
+/// not, every rank throws Error(rank_mismatch) with the dtype and shape of each rank. Otherwise as
+/// get_configs_parallel().
 GatheredTensors get_tensors_parallel(const TensorView& tensor, const RankList& ranks, SyncGroup& group,
                                      const GatherOptions& options = {});
 
@@ -219,8 +231,8 @@ GatheredTensors get_tensors_parallel(const TensorView& tensor, const RankList& r
 GatheredConfigs get_configs_parallel(const Config* config, const RankList& ranks = all_ranks);
 GatheredTensors get_tensors_parallel(const TensorView& tensor, const RankList& ranks = all_ranks);
 
-/// Returns the free shared memory in the pool of this rank, and in its streams, to the system. Memory that results
-/// still hold is kept. Returns the number of bytes that were freed. Local.
+/// Frees the unused shared memory of this rank in `group`: that of its pool and that of its streams (gather_each.hpp).
+/// Memory that results still hold is kept. Returns the number of bytes that were freed. Local.
 std::uint64_t trim(SyncGroup& group);
 
 }  // namespace muster

@@ -26,8 +26,8 @@ namespace muster {
 
 /// Identifies the process of a rank.
 struct RankInfo {
-  int rank = 0;          ///< the number of the rank in its job; messages use it
-  std::string host;      ///< host name, used only in messages
+  int rank = 0;          ///< the number of the rank in its job; error messages use it
+  std::string host;      ///< host name, used only in error messages
   std::int64_t pid = 0;  ///< the process ID in the rank's own PID namespace
 };
 
@@ -35,9 +35,9 @@ struct RankInfo {
 struct WaitOptions {
   /// The longest wait without progress of the awaited ranks. Unset: the default of the group.
   std::optional<std::chrono::milliseconds> timeout = {};
-  std::stop_token stop = {};
-  /// The operation that this wait belongs to, for messages ("barrier", "gather: round 1"). It must be static text,
-  /// because only the pointer is stored.
+  std::stop_token stop = {};  ///< a stop request cancels the wait, and so aborts the group
+  /// The operation that this wait belongs to, for error messages ("barrier", "gather: round 1"). It must be static
+  /// text, because only the pointer is stored.
   const char* phase = "barrier";
 };
 
@@ -53,7 +53,7 @@ struct AllRanks {};
 inline constexpr AllRanks all_ranks;
 
 /// A list of ranks as an argument of a call: all_ranks, `{0, 2}`, a vector, an array or a span. It refers to the
-/// numbers of the caller and does not copy them, so do not store it.
+/// memory of the caller and does not copy the numbers, so do not store it.
 class RankList {
  public:
   RankList(AllRanks) noexcept : is_all_(true) {}
@@ -73,6 +73,9 @@ class RankList {
 /// Error(argument). Use duplicate() to get another group. After fork, calls in the child throw Error(unsupported), and
 /// destructors only unmap memory. Destroying a group reports to the other ranks that this one has left. A timeout, a
 /// lost peer or a cancelled wait aborts the group: every later call on every rank throws that first error at once.
+///
+/// A collective call must be made by all ranks of the group, in the same order. A local call involves only the calling
+/// rank. `rank` arguments are numbers in this group, from 0 to size() - 1.
 class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
  public:
   /// The size limit of a record of all_gather(), in bytes.
@@ -98,18 +101,19 @@ class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
   [[nodiscard]] virtual int host_of(int rank) const = 0;
 
   /// Returns when all ranks have entered the barrier. Collective. Throws Error(timeout) with the number, host, pid and
-  /// phase of each missing rank, and whether it is alive, stopped or dead. Throws Error(peer_lost) within a second if a
-  /// rank died, and Error(cancelled) after a stop request. If the group has failed, throws its first error.
+  /// phase (WaitOptions) of each missing rank, and whether it is alive, stopped or dead. Throws Error(peer_lost) within
+  /// a second if a rank died (if its whole host became unreachable, the deadline applies). Throws Error(cancelled)
+  /// after a stop request. If the group has failed, throws its first error.
   virtual void barrier(const WaitOptions& options = {}) = 0;
   /// Gathers one record per rank on all ranks. Collective. `mine` has the same size on all ranks, at most max_record
   /// bytes. `all` has size() times that size and receives the records in rank order. Throws as barrier().
   virtual void all_gather(std::span<const std::byte> mine, std::span<std::byte> all,
                           const WaitOptions& options = {}) = 0;
   /// Sends a message of any length to one other rank, which must call receive(). The buffer from one rank to another
-  /// holds 256 KiB of messages. A longer message, or one that does not fit, makes send() wait until the receiver has
-  /// received it. Messages make progress while their ranks wait for anything, in any group. Messages to different
-  /// ranks, and messages and gathers, do not block each other. Throws as barrier(). Throws Error(no_space) if no memory
-  /// is left for messages; the group has then failed.
+  /// holds 256 KiB of messages. If the message does not fit into the free part of the buffer, send() waits until the
+  /// receiver has received it. Messages make progress while their ranks wait for anything, in any group. Messages to
+  /// different ranks, and messages and gathers, do not block each other. Throws as barrier(). Throws Error(no_space) if
+  /// no memory is left for messages; the group has then failed.
   virtual void send(int to, std::span<const std::byte> message, const WaitOptions& options = {}) = 0;
   /// Returns the oldest unreceived message from one other rank. Throws as barrier(). Throws Error(corrupt) if the
   /// message is longer than `most` bytes; no memory of that size is allocated.
@@ -153,12 +157,13 @@ class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
 };
 
 /// Returns the group of all ranks of this job. The first call forms the group and is collective; later calls return the
-/// same group. The first of these that applies decides how the ranks meet (docs/mpi.md):
-/// - the group of set_world();
-/// - MPI, if the program has already initialized it;
-/// - mpiexec and srun, through libmuster-mpi, which is loaded at that time and finalizes MPI at exit;
-/// - `muster run` and torchrun; several hosts then use MUSTER_WORKSPACE or TCP (docs/tcp.md);
-/// - a Slurm step;
+/// same group. The first entry of this list that applies determines the group (docs/mpi.md):
+/// - the group that was passed to set_world();
+/// - MPI, if the program has already initialized it and libmuster-mpi is loaded;
+/// - a group of this process alone, if MUSTER_ALONE is 1;
+/// - mpiexec, or srun with a PMI, through libmuster-mpi, which is loaded at that time and finalizes MPI at exit;
+/// - `muster run` and torchrun, by RANK and WORLD_SIZE; several hosts then use MUSTER_WORKSPACE or TCP (docs/tcp.md);
+/// - a step of Slurm without a PMI;
 /// - otherwise a group of this process alone.
 ///
 /// Throws Error(timeout) with the ranks that did not arrive; Error(version); Error(rank_mismatch) if two processes have
@@ -177,10 +182,11 @@ struct LocalGroupOptions {
   std::string key;  ///< identifies the group: the same on all its ranks, and different from other jobs on this host
   int rank = 0;
   int size = 1;
-  /// For the rendezvous; afterwards the default deadline of the group.
+  /// The longest wait for the other ranks in this call; afterwards the default deadline of the group. Unset:
+  /// MUSTER_TIMEOUT (seconds), else 10 minutes.
   std::optional<std::chrono::milliseconds> timeout = {};
-  /// The numbers of the ranks in messages and errors, if they belong to a larger job: one number per rank. Empty: 0, 1,
-  /// ...
+  /// The numbers of the ranks in error messages, if the group is a part of a larger job: one number per rank. Empty: 0,
+  /// 1, ...
   std::vector<int> numbers = {};
 };
 
