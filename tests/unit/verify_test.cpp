@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Verification: a whole checkpoint is good, and every way in which one can be broken is told, all of them at once.
+// Verification: a complete checkpoint is good, and every defect is reported, all of them at once.
 
 #include "muster/verify.hpp"
 
@@ -35,7 +35,7 @@ constexpr const char* file_2 = "model-00002-of-00003.safetensors";
 constexpr const char* file_3 = "model-00003-of-00003.safetensors";
 constexpr const char* index_file = "model.safetensors.index.json";
 
-// Three files, five tensors of 8 bytes each but e, which has more than a piece.
+// Three files with five tensors. Each has 8 bytes, except e, which is longer than one piece.
 void write_checkpoint(const test::TemporaryDirectory& at) {
   const auto small = [](std::uint64_t seed) { return test::pattern(DType::f32, {2}, seed); };
   test::write_tensors(at / file_1, {{"a", small(1)}, {"b", small(2)}});
@@ -51,7 +51,7 @@ void write_checkpoint(const test::TemporaryDirectory& at) {
   test::write_text(at / "config.json", "{}");
 }
 
-// Changes the index's text.
+// Changes the text of the index.
 void edit_index(const test::TemporaryDirectory& at, const std::string& from, const std::string& to) {
   std::string text = test::read_text(at / index_file);
   const std::size_t place = text.find(from);
@@ -59,7 +59,7 @@ void edit_index(const test::TemporaryDirectory& at, const std::string& from, con
   test::write_text(at / index_file, text.replace(place, from.size(), to));
 }
 
-// The problems as "defect file tensor".
+// Returns the problems as "defect file tensor".
 std::vector<std::string> found(const std::string& path, const VerifyOptions& options = {}) {
   std::vector<std::string> list;
   for (const VerifyProblem& problem : verify(path, options).problems) {
@@ -73,7 +73,7 @@ using List = std::vector<std::string>;
 
 }  // namespace
 
-TEST_CASE("a whole checkpoint is good, with and without checksums") {
+TEST_CASE("a complete checkpoint is good, with and without checksums") {
   const test::TemporaryDirectory work;
   write_checkpoint(work);
   VerifyReport report = verify(work.path());
@@ -119,13 +119,13 @@ TEST_CASE("one file alone, and a directory with one") {
   CHECK(found(work.path()).front() == "file model.safetensors ");
 }
 
-TEST_CASE("nothing there is an error and no verdict") {
+TEST_CASE("a missing checkpoint is an error, not a verdict") {
   const test::TemporaryDirectory work;
   CHECK(has(words_of(ErrorKind::not_found, [&] { verify(work / "no"); }), "it is not there"));
   CHECK(has(words_of(ErrorKind::not_found, [&] { verify(work.path()); }), "no *.safetensors"));
 }
 
-TEST_CASE("every defect of a checkpoint is told") {
+TEST_CASE("every defect of a checkpoint is reported") {
   const test::TemporaryDirectory work;
   write_checkpoint(work);
   const std::string path = work.path();
@@ -223,7 +223,7 @@ TEST_CASE("every defect of a checkpoint is told") {
   }
 }
 
-TEST_CASE("checksums: one bit in a tensor, a name too many, one too few, a file that is none") {
+TEST_CASE("checksums: one bit in a tensor, one name too many, one too few, a malformed file") {
   const test::TemporaryDirectory work;
   write_checkpoint(work);
   write_checksums(work.path());
@@ -310,7 +310,7 @@ TEST_CASE("shards: all ranks, their facts, the same names and dtypes") {
   }
 }
 
-TEST_CASE("whatever bytes are broken, there is a verdict") {
+TEST_CASE("any damaged bytes lead to a verdict") {
   const test::TemporaryDirectory work;
   test::write_tensors(work / "model-00001-of-00002.safetensors", {{"a", test::pattern(DType::f32, {2}, 1)}});
   test::write_tensors(work / "model-00002-of-00002.safetensors", {{"b", test::pattern(DType::f32, {2}, 1)}});
