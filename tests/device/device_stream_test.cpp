@@ -70,8 +70,7 @@ TEST_CASE(
   });
 }
 
-TEST_CASE(
-    "what the caller has queued is done before each layer, and the layer belongs to the caller again after it") {
+TEST_CASE("what the caller has queued is done before each layer, and the layer belongs to the caller again after it") {
   run_ranks(2, [](SyncGroup& group) {
     const Tensor target = cuda_allocate(DType::u8, {100000}, 0);
     const std::vector<Tensor> work = work_of(many_seeds(0, 1));

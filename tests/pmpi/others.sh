@@ -29,7 +29,7 @@ shift 3
 library=$build/tests/pmpi/libmuster-pmpi.so
 mpi_library=$(ldd "$build/tests/pmpi/pmpi_program" | sed -nE 's/.*libmpich[^ ]* => ([^ ]*).*/\1/p')
 read -ra ranks <<<"${RANKS:-2 4}"
-limit=600  # seconds, per program
+limit=600 # seconds, per program
 
 # preloaded REPORT COMMAND...
 preloaded() {
