@@ -2,8 +2,8 @@
 // Mutated HDF5 files through the sandboxed reader: `foreign_mutation_campaign COUNT SEED MAKER [FILE...]`. MAKER
 // (tests/hostile/make_foreign_hdf5) makes valid files, and FILEs are further ones. The campaign flips bits, sets fields
 // to harmful numbers, moves pieces and truncates files. It corrects the checksums of the new format, because otherwise
-// no code after the checksum test would run. Whatever libhdf5 does in its process, this process must return readable
-// tensors or an Error, within the deadline and in bounded memory.
+// no code after the checksum test would run. libhdf5 may do anything in its process. This process must return
+// readable tensors or an Error, within the deadline and in bounded memory.
 
 #include <fmt/core.h>
 

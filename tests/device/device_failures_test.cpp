@@ -248,7 +248,7 @@ TEST_CASE("a device that fails on any one rank, whichever step, is every rank's 
   }
 }
 
-TEST_CASE("page-locked copies keep to the memory budget: refused on all ranks, and the group goes on") {
+TEST_CASE("page-locked copies observe the memory budget: refused on all ranks, and the group remains usable") {
   run_ranks(4, [](SyncGroup& group) {
     const Tensor mine = device_pattern(DType::u8, {1 << 20}, 3, group.rank() % 2);
     for (const Landing landing : {Landing::host, Landing::device}) {

@@ -245,7 +245,7 @@ int do_fsyncdir(const char*, int, fuse_file_info*) {
 }
 
 void* do_init(fuse_conn_info*, fuse_config* config) {
-  // The kernel caches only what a rule requires.
+  // The kernel caches nothing except missing names, if a rule requires that.
   config->entry_timeout = 0;
   config->attr_timeout = 0;
   config->negative_timeout = absent_ms / 1e3;

@@ -338,7 +338,7 @@ TEST_CASE("a rank of a file group whose disk fails is named by the others") {
                                      .lost_after = 1s});
       for (int round = 0; round < 100; ++round) group->barrier();
     });
-    // Where rank 1 cannot report its error, rank 0 detects that it leaves or falls silent.
+    // If rank 1 cannot report its error, rank 0 detects that it leaves or falls silent.
     RANK_CHECK(error.rank() == 1 || rank == 1);
   });
 }

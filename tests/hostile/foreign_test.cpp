@@ -368,7 +368,7 @@ void check(const std::vector<HostileFile>& files) {
     } catch (const Error& error) {
       words = error.what();
     }
-    // Whatever the contents of a file, memory is limited by its length.
+    // The file's length limits the memory, whatever the contents are.
     CHECK(bench::heap_peak() - before < (256 << 10) + 64 * file.bytes.size());
     CHECK(has(words, file.words));
     CHECK(has(words, path));

@@ -100,7 +100,7 @@ void free_all(std::vector<MPI_Comm>& comms) {
 
 }  // namespace
 
-TEST_CASE("at once: each thread has a group of its own over a communicator of its own") {
+TEST_CASE("at once: each thread has its own group over its own communicator") {
   run_ranks(size, [](SyncGroup& group) {
     expect_level(MPI_THREAD_MULTIPLE);
     std::vector<MPI_Comm> comms = own_communicators(threads);
@@ -129,7 +129,7 @@ TEST_CASE("at once: each thread has a duplicate of one group, and the group itse
   });
 }
 
-TEST_CASE("at once: one thread's group fails, and those of the others go on") {
+TEST_CASE("at once: one thread's group fails, and those of the others remain usable") {
   run_ranks(size, [](SyncGroup& group) {
     std::vector<std::shared_ptr<SyncGroup>> copies;
     copies.reserve(threads);
@@ -182,7 +182,7 @@ TEST_CASE("one after another: groups are made in one thread, used in another and
   });
 }
 
-TEST_CASE("one after another: what a thread has left behind does not hold up MPI_Finalize") {
+TEST_CASE("one after another: unfinished work of a thread does not delay MPI_Finalize") {
   const auto begin = std::chrono::steady_clock::now();
   run_ranks(size, [](SyncGroup& group) {
     in_a_thread([&] {

@@ -39,7 +39,7 @@ constexpr std::int64_t elements = 20000;
 
 /// A resource that one rank runs out of.
 struct Shortage {
-  std::string words;                    // which the error must contain
+  std::string words;                    // text that the error must contain
   std::function<void(int step)> begin;  // fails the n-th use, counted from 0
   std::function<bool()> end;  // returns whether a use has failed; false if only the end of the call can show it
   bool may_fail_group = false;

@@ -74,7 +74,7 @@ TEST_CASE("one file where all fits, and the same bytes every time, whichever ran
 }
 
 TEST_CASE(
-    "one file whose first rank has a slow disk: no window is filled again too early, and each writer syncs its own") {
+    "one file and a root with a slow disk: no window is refilled too early, and each writer syncs its own bytes") {
   const test::TemporaryDirectory work;
   const inspect::DemoModel model = inspect::llama_model({.hidden = 192,
                                                          .intermediate = 500,

@@ -438,7 +438,7 @@ TEST_CASE("a forked child cannot take part, and its exit changes nothing") {
   });
 }
 
-TEST_CASE("ranks that never come are named at the deadline") {
+TEST_CASE("ranks that never arrive are named at the deadline") {
   const GroupOf group(4);
   run_processes(4, [&](int rank) {
     if (rank == 2) return;

@@ -133,8 +133,7 @@ TEST_CASE("shards, states and files of ranks are loaded for another layout") {
   }
 }
 
-TEST_CASE(
-    "what Megatron-Core wrote, whole or in ranks, is loaded for another layout by a plan of HuggingFace's names") {
+TEST_CASE("Megatron-Core saves, whole or in ranks, are loaded for another layout by a plan with Hugging Face names") {
   struct Case {
     std::string sample;
     const char* plan;
@@ -173,7 +172,7 @@ TEST_CASE("a failure of one rank to load is an error on every rank, and the grou
   struct Case {
     const char* model;
     const char* plan;
-    int part;  // which rank 1 requests
+    int part;  // the part that rank 1 requests
     ErrorKind kind;
     const char* words;
   };

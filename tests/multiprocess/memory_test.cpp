@@ -99,7 +99,7 @@ TEST_CASE("/dev/shm of 2 MiB and POSIX memory forced: a clear error on all ranks
   });
 }
 
-TEST_CASE("/dev/shm of 8 MiB and POSIX memory forced: a stream cuts its budget to what is there") {
+TEST_CASE("/dev/shm of 8 MiB and POSIX memory forced: a stream cuts its budget to the available memory") {
   over_posix(8192, 4, [](SyncGroup& group) {
     const Model model = [](int, std::uint64_t layer) {
       return Config::object({{"w", pattern(DType::u8, {3000, 1000}, layer)}});

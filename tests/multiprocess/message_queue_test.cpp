@@ -122,8 +122,7 @@ TEST_CASE("a dead reader is dropped, or fails the writer once it is too far behi
   }
 }
 
-TEST_CASE(
-    "a writer that waits for a slow reader ends at its deadline, which names it; so does a reader that gets nothing") {
+TEST_CASE("a writer that waits for a slow reader names it at its deadline; a reader without a message does the same") {
   run_ranks(2, [](SyncGroup& group) {
     MessageQueue full(group, {.capacity = 64 << 10});
     MessageQueue empty(group);
@@ -214,7 +213,7 @@ TEST_CASE("a writer outside that is killed: its messages are still read, then it
         RANK_CHECK(error.kind() == ErrorKind::peer_lost && error.pid() == pid && !error.rank());
         RANK_CHECK(says(error, "outside") && says(error, std::to_string(pid)));
         RANK_CHECK(std::chrono::steady_clock::now() - since < 1s);
-        group.barrier();  // which has not failed
+        group.barrier();  // the group has not failed
       },
       [](const QueueOptions& options) {
         MessageQueue queue = MessageQueue::write_from_outside(options);
@@ -229,7 +228,7 @@ TEST_CASE("a writer outside that is killed: its messages are still read, then it
   CHECK(shared_memory_names().empty());
 }
 
-TEST_CASE("a writer outside is told which reader has died, or continues without it") {
+TEST_CASE("a writer outside gets an error that names the dead reader, or continues without it") {
   for (const auto policy : {QueueOptions::DeadReader::drop, QueueOptions::DeadReader::fail}) {
     const bool drops = policy == QueueOptions::DeadReader::drop;
     CAPTURE(drops);
@@ -317,7 +316,7 @@ TEST_CASE("a queue with one reader, which may be the writer itself") {
       RANK_CHECK(own.get_config() == large);
       error_of(ErrorKind::argument, {"itself"}, [&] { (void)own.get(); });
       error_of(ErrorKind::argument, {"itself"}, [&] {
-        for (;;) own.put(message(1, 10000));  // which has space for some
+        for (;;) own.put(message(1, 10000));  // the queue has space for some
       });
       RANK_CHECK(own.get() == message(1, 10000));
     } else if (group.rank() == 2) {

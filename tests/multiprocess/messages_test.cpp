@@ -54,7 +54,8 @@ TEST_CASE("a message whose bytes look like a frame for another rank is not taken
 }
 
 TEST_CASE(
-    "no message waits for another rank to take its own: that one waits for memory, receives nothing, or is gone") {
+    "no message waits for another rank that does not receive: that rank waits, is in a round, was killed, or has "
+    "left") {
   SharedWords words;
   const auto wait_for_word = [&](SyncGroup& group) {
     const int on[] = {2};

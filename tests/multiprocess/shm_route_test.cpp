@@ -26,8 +26,8 @@ TEST_CASE("a sender can wait until it is released") {
 }
 
 TEST_CASE(
-    "a first rank that keeps results until the budget is gone gets a clear error on all ranks, and goes on after a "
-    "release") {
+    "if a root keeps results until the budget is used up, all ranks get a clear error; after a release the group "
+    "works") {
   run_ranks(3, [](SyncGroup& group) {
     std::vector<GatheredTensors> kept;
     const GatherOptions options{.own = Own::copy, .memory_budget = 4 << 20};

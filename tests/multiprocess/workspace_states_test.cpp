@@ -239,7 +239,7 @@ TEST_CASE("a forked child removes none of its parent's files") {
 }
 
 TEST_CASE(
-    "a FIFO, a directory or a link to nothing under a state's name is an error of its reader, who does not wait") {
+    "a FIFO, a directory or a dangling link under a state's name is an error of its reader, which does not wait") {
   const TemporaryDirectory directory;
   NFSWorkspace workspace(directory / "w", single_group(), {.timeout = std::chrono::milliseconds(200)});
   workspace.write_configs_and_weights(state_of(0, 1));

@@ -172,8 +172,7 @@ TEST_CASE("a directory that cannot be a workspace is refused with an error, and 
   CHECK_THROWS_AS(workspace.write_configs_and_weights({}), Error);
 }
 
-TEST_CASE(
-    "a write that fails, wherever it fails, leaves the state before it, nothing else, and does not shift the count") {
+TEST_CASE("a write that fails at any call leaves only the earlier state, and does not change the count") {
   const TemporaryDirectory directory;
   NFSWorkspace workspace(directory / "w", single_group());
   workspace.write_configs_and_weights(layer_of(0, 1));

@@ -2,8 +2,7 @@
 // Collectives for a program that does not know Muster: this library is preloaded, so its functions replace those of
 // MPI.
 //
-//  1. A call whose operation or kind of communicator Muster does not have goes through MPI. These are the same on all
-//     ranks.
+//  1. A call whose operation or kind of communicator Muster does not have uses MPI. These are the same on all ranks.
 //  2. Any other call becomes a call of the communicator's process group on every rank. Datatypes may differ between
 //     ranks, so a rank whose buffers or datatypes are not plain cannot inform the others. It makes an invalid call
 //     instead.

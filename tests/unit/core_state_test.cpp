@@ -98,7 +98,7 @@ TEST_CASE("a config that is one tensor") {
   CHECK(join(state) == Config(small()));
 }
 
-TEST_CASE("every dtype goes through split and join") {
+TEST_CASE("every dtype is restored by split and join") {
   for (const DType dtype : all_dtypes()) {
     const Config config = Config::object({{"w", test::pattern(dtype, {3, 5}, 1)}});
     CHECK(join(split(config)) == config);

@@ -205,8 +205,7 @@ TEST_CASE("the extra files that are copied") {
   words_of(ErrorKind::not_found, [&] { carried_files(from / "none"); });
 }
 
-TEST_CASE(
-    "links that lead outside, linked folders and weights of other formats are not carried, unless they are chosen") {
+TEST_CASE("links to outside, linked folders and weights of other formats are not copied, unless they are selected") {
   const TemporaryDirectory work;
   fs::create_directories(work / "private/keys");
   write_text(work / "private/keys/id", "secret");

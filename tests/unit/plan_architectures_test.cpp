@@ -410,8 +410,7 @@ TEST_CASE("without the numbers of heads, tensors are neither cut nor merged") {
                   "config.json does not give \"num_key_value_heads\""));
 }
 
-TEST_CASE(
-    "layers that predict further tokens belong to the last stage, not to the layers that they are numbered like") {
+TEST_CASE("layers that predict further tokens belong to the last stage, whatever their numbers") {
   const Config config = parse_json(R"({"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 2,
       "linear_num_key_heads": 2, "linear_num_value_heads": 2})");
   const std::map<std::string, std::vector<std::string>> published = {

@@ -105,13 +105,13 @@ TEST_CASE("clocks are aligned within 50 us, and clocks of one host are treated a
     CHECK(near(trace.offsets[2], ahead));
     CHECK(trace.offsets[3] == trace.offsets[2]);
   }
-  SUBCASE("every clock is another one") {
+  SUBCASE("every host has another clock") {
     const std::vector<std::int64_t> ahead = {0, -7 * static_cast<std::int64_t>(second), 300'000, 42};
     const auto trace = trace_of(ahead, {"a", "b", "c", "d"}, 200);
     for (std::size_t i = 0; i < ahead.size(); ++i) CHECK(near(trace.offsets[i], ahead[i]));
     CHECK(trace.notes.empty());
   }
-  SUBCASE("nothing joins them") {
+  SUBCASE("no operation in common") {
     const auto trace = trace_of({0, 5}, {"a", "b"}, 0);
     CHECK(trace.offsets == std::vector<std::int64_t>(2));
   }

@@ -129,11 +129,11 @@ TEST_CASE("every defect of a checkpoint is reported") {
   const test::TemporaryDirectory work;
   write_checkpoint(work);
   const std::string path = work.path();
-  SUBCASE("a file is gone") {
+  SUBCASE("a file is missing") {
     fs::remove(work / file_2);
     CHECK(found(path) == List{"missing " + std::string(file_2) + " "});
   }
-  SUBCASE("a file is cut short") {
+  SUBCASE("a file is truncated") {
     fs::resize_file(work / file_3, 1000);
     CHECK(found(path).front() == "file " + std::string(file_3) + " ");
   }
@@ -141,7 +141,7 @@ TEST_CASE("every defect of a checkpoint is reported") {
     edit_index(work, ",\"d\":\"model-00002-of-00003.safetensors\"", "");
     CHECK(found(path) == List{"unindexed " + std::string(file_2) + " d"});
   }
-  SUBCASE("the index has a tensor that is nowhere") {
+  SUBCASE("the index has a tensor that no file has") {
     edit_index(work, "\"d\":", "\"x\":\"model-00002-of-00003.safetensors\",\"d\":");
     CHECK(found(path) == List{"index " + std::string(file_2) + " x"});
     CHECK(has(inspect::verify_text(verify(path)), "no other file has it"));
@@ -157,7 +157,7 @@ TEST_CASE("every defect of a checkpoint is reported") {
                                         {"a", test::pattern(DType::f32, {2}, 4)}});
     CHECK(found(path) == List{"twice " + std::string(file_2) + " a"});
   }
-  SUBCASE("total_size is not so") {
+  SUBCASE("total_size is wrong") {
     edit_index(work, "\"total_size\":1", "\"total_size\":2");
     CHECK(found(path) == List{"index " + std::string(index_file) + " "});
     edit_index(work, "\"total_size\":2", "\"total_size\":\"\",\"x\":1");
@@ -175,7 +175,7 @@ TEST_CASE("every defect of a checkpoint is reported") {
     CHECK(report.left_out.front().name == "adapter.safetensors");
     CHECK(has(inspect::verify_text(report), "left out: adapter.safetensors: weights that "));
   }
-  SUBCASE("the index leads elsewhere") {
+  SUBCASE("the index names a file outside the directory") {
     for (const char* name : {"../x.safetensors", "/etc/passwd", "", "..", "a\\u0000b"}) {
       write_checkpoint(work);
       edit_index(work, "\"e\":\"model-00003-of-00003.safetensors\"", "\"e\":\"" + std::string(name) + "\"");
@@ -186,7 +186,7 @@ TEST_CASE("every defect of a checkpoint is reported") {
     edit_index(work, "\"model-00003-of-00003.safetensors\"", "7");
     CHECK(found(path).front() == "index " + std::string(index_file) + " e");
   }
-  SUBCASE("the index is none") {
+  SUBCASE("the index is malformed") {
     for (const char* text : {"", "{", "[]", "{}", R"({"weight_map": 3})", "\xff"}) {
       test::write_text(work / index_file, text);
       CHECK(found(path) == List{"index " + std::string(index_file) + " "});
@@ -199,7 +199,7 @@ TEST_CASE("every defect of a checkpoint is reported") {
     CHECK(verify(path).left_out.front().name == "other.safetensors.index.json");
     CHECK(verify(path).is_good());
   }
-  SUBCASE("numbers with holes, and beyond the count") {
+  SUBCASE("file numbers with gaps, and beyond the count") {
     fs::rename(work / file_1, work / "model-00007-of-00003.safetensors");
     const List problems = found(path);
     CHECK(std::count(problems.begin(), problems.end(), "numbering model-00007-of-00003.safetensors ") == 1);
@@ -270,7 +270,7 @@ TEST_CASE("shards: all ranks, their facts, the same names and dtypes") {
   CHECK(inspect::verify_text(report) == "good: 8 tensors of 4 files, 96 B; 8 checksums checked\n");
   CHECK(has(words_of(ErrorKind::argument, [&] { write_checksums(shards); }), "no checkpoint"));
 
-  SUBCASE("a rank is gone") {
+  SUBCASE("a rank is missing") {
     fs::remove(shards + "/" + rank(0));
     CHECK(found(shards) == List{"missing " + rank(0) + " "});
     fs::remove(shards + "/" + rank(3));
@@ -289,7 +289,7 @@ TEST_CASE("shards: all ranks, their facts, the same names and dtypes") {
     CHECK(problems == List{"disagree " + rank(2) + " a", "disagree " + rank(2) + " b", "disagree " + rank(2) + " c",
                            "disagree " + rank(2) + " "});
   }
-  SUBCASE("facts that are none") {
+  SUBCASE("invalid metadata") {
     test::write_tensors(shards + "/" + rank(1), {{"a", test::pattern(DType::f32, {2, 2}, 1)}},
                         {{"muster.shard", "{\"version\": 1}"}});
     CHECK(found(shards).front() == "file " + rank(1) + " ");
@@ -300,7 +300,7 @@ TEST_CASE("shards: all ranks, their facts, the same names and dtypes") {
     CHECK(std::count(problems.begin(), problems.end(), "disagree " + rank(1) + " a") == 1);
     CHECK(std::count(problems.begin(), problems.end(), "disagree " + rank(1) + " z") == 1);
   }
-  SUBCASE("shards of two sets, and what is no shard") {
+  SUBCASE("shards of two sets, and a file that is not a shard") {
     fs::copy_file(shards + "/" + rank(2), shards + "/" + rank(2, 5));
     test::write_tensors(shards + "/extra.safetensors", {});
     const List problems = found(shards);

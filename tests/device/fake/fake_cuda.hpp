@@ -45,11 +45,14 @@ void fake_cuda_capture(void* stream, bool begins);
 bool fake_cuda_capture_is_whole();
 /// All later calls fail with this status, as after a kernel with an invalid access.
 void fake_cuda_break(int status);
-/// For the fake NCCL: queues a step that a stream repeats until it returns true; the stream of a handle, while its
-/// device is current; the real address of device memory; the UUID of the current device.
+/// The fake NCCL uses the following functions. This one queues a step, which the stream repeats until it returns true.
 void fake_cuda_enqueue(void* stream, std::function<bool()>* step);
+/// Returns the stream of a handle, while its device is current.
 void* fake_cuda_stream(void* stream);
+/// Returns the real address of device memory.
 void* fake_cuda_memory(const void* pointer);
+/// Lets every stream do one step.
 void fake_cuda_tick();
+/// Writes the UUID of the current device.
 int fake_cuda_current_uuid(unsigned char* uuid);
 }
