@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What test_launch.py launches."""
+"""Functions that test_launch.py launches."""
 
 import os
 import pathlib

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One of four ranks that merge configs by ModelOpt's postprocess_model_config, first with ModelOpt's gathers, then with
-Muster's, and compare: `torchrun --nproc-per-node 4 modelopt_cases.py [HIDDEN [CASE ...]]`. Prints a table on rank 0: the time
-in gathers of rank 0, of the time that merging takes, and what the cores of all ranks do in gathers.
+"""One of four ranks that merge configs with ModelOpt's postprocess_model_config, first with ModelOpt's gathers, then with
+Muster's, and compare the results: `torchrun --nproc-per-node 4 modelopt_cases.py [HIDDEN [CASE ...]]`. Rank 0 prints a
+table: its time in gathers, the total time of the merge, and the CPU time of all ranks in gathers.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ import torch
 import torch.distributed as distributed
 
 if importlib.util.find_spec("torch.onnx._globals") is None:
-    # ModelOpt 0.17 asks for it; PyTorch has it no longer.
+    # ModelOpt 0.17 imports this module, which PyTorch no longer has.
     old = types.ModuleType("torch.onnx._globals")
     old.GLOBALS = types.SimpleNamespace()
     sys.modules[old.__name__] = old
@@ -37,7 +37,8 @@ configs = importlib.import_module(f"{package}.model_config")
 
 import muster.modelopt
 
-# name: (quantisation, pipeline of the ranks, tensor parallel of the result, by a workspace, ModelOpt's own can do it)
+# name: (quantization, pipeline size of the ranks, tensor parallelism of the result, whether a workspace is used,
+# whether ModelOpt's own gathers support the case)
 CASES = {
     "none tp4-1": (None, 1, 1, False, True),
     "fp8 tp4-1": ("fp8", 1, 1, False, True),
@@ -60,7 +61,7 @@ GATHERS = ("get_tensors_parallel", "get_configs_parallel")
 
 
 def linear(random, kind, quantization, rows, columns):
-    """A part of a linear layer with the tensors that its quantisation has."""
+    """Returns a part of a linear layer with the tensors of its quantization."""
     def numbers(*shape):
         return torch.rand(shape, generator=random) + 0.5
 
@@ -71,7 +72,7 @@ def linear(random, kind, quantization, rows, columns):
         made.activation_scaling_factor = numbers(1)
     if quantization == "fp8":
         made.weights_scaling_factor = numbers(1)
-        # Scales come of buffers, weights of parameters.
+        # Scales are buffers, weights are parameters.
         made.weight = torch.nn.Parameter(made.weight)
     if quantization == "int8_sq":
         made.weights_scaling_factor = numbers(rows)
@@ -113,7 +114,7 @@ def model(rank, hidden, quantization, pipeline):
 
 
 def difference(a, b, place="config"):
-    """Where two results are not the same, bit for bit; None if they are."""
+    """Returns the first place at which two results differ, bit for bit; None if they are the same."""
     if type(a) is not type(b) and not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
         return f"{place}: {type(a).__name__}, {type(b).__name__}"
     if isinstance(a, torch.Tensor):
@@ -133,7 +134,9 @@ def difference(a, b, place="config"):
 
 
 class Clock:
-    """Seconds in the beginnings and ends of gathers, not in what is done with them, and those of a core."""
+    """Measures the wall-clock and CPU time at the beginnings and ends of gathers, without the time in which their results
+    are used.
+    """
 
     def __init__(self):
         self.seconds, self.cores, self.count = 0.0, 0.0, 0
@@ -162,7 +165,7 @@ class Clock:
 
 
 def merged(made, pipeline, parts, workspace, gathers):
-    """(result, (seconds in gathers, of all, of the core in gathers), gathers)."""
+    """Returns (result, (seconds in gathers, total seconds, CPU seconds in gathers), number of gathers)."""
     clock = Clock()
     for name in GATHERS:
         setattr(postprocess, name, clock.around(getattr(gathers, name)))
@@ -175,7 +178,7 @@ def merged(made, pipeline, parts, workspace, gathers):
 
 
 def expected(hidden, quantization):
-    """What merging a pipeline of all ranks gives: the layers of all, and the end of the last."""
+    """Returns the expected merge of a pipeline of all ranks: the layers of all, and the end of the last."""
     if RANK != 0:
         return []
     parts = [model(rank, hidden, quantization, SIZE) for rank in range(SIZE)]
@@ -186,7 +189,9 @@ def expected(hidden, quantization):
 
 
 def best(made, case, folder, gathers):
-    """(result, what took the least seconds in gathers, gathers) of some turns; of the cores that of all ranks."""
+    """Returns (result, the times of the turn with the least time in gathers, number of gathers). The CPU time is the sum
+    over all ranks.
+    """
     _, pipeline, parts, by_workspace, _ = case
     seconds = []
     for turn in range(TURNS):

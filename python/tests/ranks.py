@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks as processes of their own, each of which runs a piece of source."""
+"""Ranks as separate processes, each of which runs a piece of source code."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def failure(call):
 
 
 class Ranks:
-    """`size` processes that run `source`, with `rank`, `size`, `group` and tell(value)."""
+    """Runs `source` in `size` processes, with the names `rank`, `size`, `group` and tell(value)."""
 
     def __init__(self, source, size=2, environment=()):
         key = uuid.uuid4().hex
@@ -45,7 +45,9 @@ class Ranks:
             )
 
     def told(self, statuses=None):
-        """What each rank has told, when all have ended; `statuses`: how, if not well."""
+        """Waits for all ranks, and returns the values that each rank has passed to tell(). `statuses` are the expected exit
+        statuses (0).
+        """
         outputs = [process.communicate(timeout=60) for process in self.processes]
         for rank, (process, (_, errors)) in enumerate(zip(self.processes, outputs)):
             wanted = 0 if statuses is None else statuses[rank]
@@ -55,5 +57,5 @@ class Ranks:
 
 
 def run(source, size=2, **options):
-    """The one thing that each rank told."""
+    """Returns the single value that each rank has passed to tell()."""
     return [told[0] if told else None for told in Ranks(source, size, **options).told()]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the tests of a folder by pytest; says why, and ends with 77, where there is no pytest or no NumPy."""
+"""Runs the tests of a folder with pytest. Without pytest or NumPy it prints the reason and exits with status 77."""
 
 import importlib.util
 import signal
@@ -12,6 +12,6 @@ for package in ("pytest", "numpy"):
 
 import pytest
 
-# Background jobs of a shell ignore it, and so would all ranks.
+# A shell ignores SIGINT in background jobs, and all ranks would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.exit(pytest.main(["-q", "-rs", "-p", "no:cacheprovider", "--durations=5", *sys.argv[1:]]))

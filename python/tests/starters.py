@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank, and the ways to start some that Python's programs use: `starters.py WAY FOLDER`, or started by others."""
+"""A rank, and common ways to start ranks from Python: `starters.py WAY FOLDER`, or started by another launcher."""
 
 import os
 import pathlib
@@ -9,7 +9,7 @@ SIZE = 3
 
 
 def gather(folder, group):
-    """What all ranks give, on rank 0 into a file."""
+    """Gathers a value from all ranks, and writes the result on rank 0 into a file."""
     import muster
 
     with muster.get_configs_parallel({"rank": group.rank, "bytes": bytearray(1 << 16)}, None, group) as configs:
@@ -25,7 +25,7 @@ def with_a_key(rank, folder):
 
 
 def with_torch(rank, folder, port):
-    """By torch's own store over TCP."""
+    """Starts with torch's own store over TCP."""
     import torch.distributed as dist
 
     import muster

@@ -115,7 +115,7 @@ def test_failures():
         assert "str is no tensor" in each[3][1]
 
 
-# Calls with a wrong argument on rank 1, and the words that all ranks raise.
+# Calls with a wrong argument on rank 1, and the message that all ranks raise.
 WRONG = {
     "root": ("ranks.broadcast(t, bad('0', 0))", "root: str is not an int"),
     "no root": ("ranks.gather(t, bad(None, 0))", "root: NoneType is not an int"),
@@ -161,7 +161,7 @@ def test_wrong_arguments_are_errors_on_all_ranks_and_the_groups_remain_usable():
         only_here = failure(lambda: ranks.made_of.barrier(bad('1', 20)))
         assert (only_here is None) == (rank == 0), only_here
         ranks.made_of.barrier()
-        # Messages have no other rank that could be told.
+        # A message has no other rank that could receive the error.
         told += [failure(lambda: ranks.send(t, "1")), failure(lambda: ranks.irecv(t, 0, tag="x"))]
         tell(told)
         """

@@ -6,12 +6,12 @@ import pytest
 
 import muster
 
-# A group of this process alone, with a copy: what goes through a Config and back.
+# A group of this process only. Gathers over it copy values to a Config and back.
 GROUP = muster.single_group()
 
 
 class OnDevice:
-    """A tensor of a GPU: where it is is asked before its memory."""
+    """A tensor of a GPU. Its device must be read before its memory."""
 
     def __dlpack_device__(self):
         return (2, 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The oldest torch: that of Debian's python3-torch, if this Python can import it."""
+"""The oldest supported torch, Debian's python3-torch, if this Python can import it."""
 
 import importlib.util
 import pathlib
@@ -17,7 +17,8 @@ if not (FOLDER / f"torch/_C{sysconfig.get_config_var('EXT_SUFFIX')}").exists():
 
 
 def test_tensors_process_groups_and_no_backend(tmp_path):
-    # Its folder comes last, so that all else is this Python's own. With a NumPy that is too new for it torch has no numpy(), and warns.
+    # Debian's folder comes last, so that everything else is from this Python. If NumPy is too new for it, torch has no
+    # numpy(), and warns.
     told = run(
         f"""
         import warnings

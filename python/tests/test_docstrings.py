@@ -10,12 +10,12 @@ ROOTS = [
     *[value for name, value in vars(muster.modelopt).items() if not name.startswith("_") and getattr(value, "__module__", "") == "muster.modelopt"],
 ]
 OF_THE_EXTENSION = ("nb_method", "property", "getset_descriptor")
-# What their names say.
+# Members whose names explain them.
 PLAIN = {"rank", "size", "kind", "backend", "dtype", "shape", "ndim", "name"}
 
 
 def members(root):
-    """Names of a class that are called or read: the class itself first."""
+    """Yields a class, then its methods and properties, with their names."""
     yield root.__name__, root
     if inspect.isclass(root):
         for name, value in vars(root).items():
@@ -24,7 +24,7 @@ def members(root):
 
 
 def has_words(name, value):
-    """nanobind begins a docstring with the signature."""
+    """Returns whether there is text besides the signature with which nanobind begins a docstring."""
     words = [line for line in (value.__doc__ or "").splitlines() if line.strip() and not line.startswith(name.split(".")[-1] + "(")]
     return bool(words)
 

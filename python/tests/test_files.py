@@ -118,7 +118,7 @@ def test_a_workspace(tmp_path):
 
 
 def model(folder, heads=4):
-    """A model in HuggingFace's layout that the built-in plan for Llama knows."""
+    """Writes a model in the Hugging Face layout that the built-in plan for Llama knows."""
     folder.mkdir()
     config = {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 16, "intermediate_size": 32,
@@ -155,7 +155,7 @@ def test_shard_and_export(tmp_path):
     assert told[0][0] == 12 and told[1][0] is None
     assert told[0][1][0] == told[1][1][0] == "ArgumentError" and "lots" in told[0][1][1]
     assert muster.diff(original, tmp_path / "out")["same"] and muster.verify(tmp_path / "out")["good"]
-    # Verified as an export would read it, and cut anew by the same choice.
+    # Verified like the input of an export, and cut for another layout with the same options.
     assert muster.verify(tmp_path / "shards", plan="llama", base=original, layout=2)["good"]
     for options, words in (({"layout": 3}, "3"), ({"plan": "nowhere"}, "nowhere"), ({"base": tmp_path / "none"}, "none")):
         with pytest.raises(muster.Error, match=words):
@@ -171,7 +171,7 @@ def names(shown):
 
 
 def test_options_of_an_export(tmp_path):
-    """Each says the same to plan_export(), and does it."""
+    """For each option, plan_export() must report what export_model() does."""
     original, shards, out = model(tmp_path / "model"), tmp_path / "shards", tmp_path / "out"
     base = model(tmp_path / "base")
     (base / "tokenizer.json").write_text("{}")
@@ -238,7 +238,7 @@ def test_options_of_what_is_looked_at(tmp_path):
 
 
 def plan_of_all(folder):
-    """Every tensor as it is, on each rank."""
+    """Writes a plan in which every tensor is the same on each rank."""
     path = folder / "plan.json"
     path.write_text(json.dumps({"muster_plan": 1, "rules": [{"match": "*", "action": "same"}]}))
     return path
@@ -290,7 +290,7 @@ def failing(*_):
 
 
 def big_model(folder):
-    """32 MiB, so that work on it takes some steps."""
+    """Writes a model with large tensors, so that operations on it take several steps."""
     model(folder)
     path = folder / "model.safetensors"
     tensors = muster.load_safetensors(path)
@@ -338,7 +338,7 @@ def test_ctrl_c_ends_work_on_files(work, tmp_path):
         def progress(*step):
             if not asked:
                 asked.append(os.kill(os.getpid(), signal.SIGINT))
-                time.sleep(0.5)  # this is a thread of the work: the main one hears it meanwhile
+                time.sleep(0.5)  # this is a worker thread; the main thread gets the signal
         try:
             {work}
         except KeyboardInterrupt:

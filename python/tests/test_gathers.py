@@ -29,7 +29,7 @@ def test_configs_of_three_ranks():
 
 
 def test_tensors_stay_valid_and_may_be_written_to():
-    """What is made of a gathered tensor survives writes in place, which do not reach the sender."""
+    """Arrays made from a gathered tensor can be written in place, and the writes do not reach the sender."""
     told = run(
         """
         weight = np.full(1 << 18, rank + 1, "f4")
@@ -171,7 +171,7 @@ def test_one_ranks_failure_is_everybodys():
         r"config\['a'\]\[0\]: LookupError: torn \\ud800ü+", r"config\['b'\]: Silent: its words cannot be told: ValueError",
     )):
         assert re.search(wanted, found), found
-    # What travels is cut, in the middle of a letter, too.
+    # The sent text is truncated, even in the middle of a character.
     assert [kind for kind, _ in told[1]] == list(kinds) and all(a[:400] == b[:400] for (_, a), (_, b) in zip(*told))
 
 
@@ -205,7 +205,8 @@ def test_a_deadline_is_a_timeout_error():
     assert told[0][:2] == [True, 1] and "rank 1" in told[0][2] and told[1] == "TimeoutError"
 
 
-# What rank 0 waits in when Ctrl-C comes, what rank 1 is in meanwhile, and what that hears. Nobody is rank 2.
+# The call of rank 0 when Ctrl-C arrives, the call of rank 1 at that time, and the error on rank 1. Rank 2 does not
+# exist.
 LATER = "sys.stdin.read() or group.barrier()"
 TCP = "muster.tcp_group('file://' + folder + '/address', rank, 3, timeout=30)"
 FILES = "muster.file_group(folder, rank, 3, timeout=30)"
@@ -225,7 +226,7 @@ WAITS = {
 
 @pytest.mark.parametrize("name", WAITS)
 def test_ctrl_c_ends_a_wait_and_the_others_hear_of_it(name, tmp_path):
-    # Where other work has the cores one try may take longer.
+    # On a busy machine one attempt may take longer.
     seconds = []
     while len(seconds) < 3 and (not seconds or seconds[-1] > 0.2):
         seconds.append(seconds_after_ctrl_c(*WAITS[name], tmp_path / str(len(seconds))))
@@ -251,7 +252,7 @@ def seconds_after_ctrl_c(first, second, words, folder):
     )
     for process in ranks.processes:
         assert process.stdout.readline() == 'told "ready"\n'
-    # They wait when each look finds them asleep.
+    # The ranks wait if they are asleep in ten successive checks.
     asleep, deadline = 0, time.monotonic() + 10
     while asleep < 10 and time.monotonic() < deadline:
         states = [open(f"/proc/{process.pid}/stat").read().rsplit(")", 1)[1].split()[0] for process in ranks.processes]
@@ -364,7 +365,7 @@ def test_after_a_fork_the_child_is_told_so():
 
 
 def test_workers_of_a_pool_have_tensors_and_no_groups():
-    """As those of a DataLoader: forked from a rank, while the rank goes on."""
+    """Like the workers of a DataLoader: forked from a rank that continues to run."""
     told = run(
         """
         import multiprocessing, warnings
@@ -421,7 +422,7 @@ def test_threads_with_a_group_each():
 
 
 def test_ten_thousand_exchanges_do_not_grow():
-    """Neither memory, descriptors, Python's objects nor what holds the tensor that is given."""
+    """Memory, descriptors, Python objects and references to the passed tensor must not grow."""
     told = run(
         """
         import gc
@@ -445,7 +446,7 @@ def test_ten_thousand_exchanges_do_not_grow():
 
 
 def test_an_interpreter_ends_while_results_are_held():
-    """In globals, in a cycle that nobody collects, and by a thread."""
+    """Results kept in globals, in an uncollected cycle, and by a thread."""
     ranks = Ranks(
         """
         import gc, threading
@@ -471,7 +472,7 @@ def test_an_interpreter_ends_while_results_are_held():
     assert ended == [("told 8\n", "", 0), ("told 0\n", "", 0)]
 
 
-# What rank 0 is in when its interpreter ends, and what rank 1 hears.
+# The step of rank 0 when its interpreter exits, and the error on rank 1.
 STEPS = {
     "between two steps": ("muster.gather_each(layers, [0, 1], group); next(stream)", "IoError .*rank 0.*the Python of this rank ends"),
     "in a step of another thread": ("on_a_thread(layers)", "CancelledError .*rank 0"),
@@ -538,7 +539,7 @@ with muster.get_configs_parallel({"rank": group.rank}) as configs:
 
 
 def test_a_process_group_by_its_store(tmp_path):
-    """What from_process_group needs of one, without PyTorch."""
+    """A process group with only the attributes that from_process_group needs, without PyTorch."""
     told = run(
         f"""
         class Store:
@@ -563,7 +564,7 @@ def test_a_process_group_by_its_store(tmp_path):
         pg = Process(rank, size, Store("here"))
         with muster.get_configs_parallel(rank, None, pg) as configs:
             values = list(configs)
-        # Equal, and not the same; and what can neither be hashed nor referred to weakly.
+        # Groups that are equal but not identical, and groups that are neither hashable nor weakly referenceable.
         twin = muster.from_process_group(Process(rank, size, Store("twin")))
         equal = [collections.namedtuple("Group", "rank size store")(lambda: rank, lambda: size, Store(name)) for name in ("a", "b")]
         plain = types.SimpleNamespace(rank=rank, world_size=size, store=Store("plain"))
@@ -581,9 +582,9 @@ def test_a_process_group_by_its_store(tmp_path):
     for rank, (values, is_same, others, kind, kinds, sizes, world) in enumerate(told):
         assert (values, is_same, others, kinds) == ([0, 1] if rank == 0 else [], True, values, [5, True])
         assert sizes[0] == "RankMismatchError" and re.search("one of [23] ranks, and rank . one of [23]", sizes[1])
-        # Its own numbers are what cannot be.
+        # The rank's own numbers are invalid.
         assert world[0] == ("ArgumentError" if rank else "RankMismatchError")
-        # Of several hosts, as they say: these find out that they share one all the same.
+        # The ranks claim to be on several hosts, but detect that they share one.
         assert kind != "local"
 
 

@@ -42,7 +42,7 @@ def test_an_interpreter_that_cannot_be_is_refused(source, words):
 
 
 def test_a_torch_that_is_too_old_is_refused(tmp_path):
-    """In one line, by a torch that has nothing but its version. The rest of the package does without it."""
+    """The error is one line. The torch package here has only a version. The rest of muster works without it."""
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch/__init__.py").write_text("__version__ = '2.13.1+cpu'")
     (tmp_path / "torch/distributed.py").touch()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""muster.modelopt without ModelOpt: four ranks with torch.distributed run all cases, and tell what they saw."""
+"""muster.modelopt without ModelOpt: four ranks with torch.distributed run all cases, and report the results."""
 
 import importlib.util
 import os
@@ -41,7 +41,7 @@ def layer(value):
     made.derived = value
     return made
 
-# Subsets in any order; nothing before the with; tensors that outlive it, and may be written to.
+# Subsets in any order; no exchange before the with statement; tensors that outlive it, and are writable.
 call = modelopt.get_tensors_parallel(torch.nn.Parameter(torch.full((3,), float(rank))), [2, 0, 3])
 with call as tensors:
     inside = [type(tensors).__name__, [t.tolist() for t in tensors]]
@@ -49,7 +49,7 @@ for tensor in tensors[1:]:
     tensor += 100
 seen["subset"] = inside + [[t.tolist() for t in tensors[1:]]]
 
-# The first rank's own is the same object; shapes and dtypes may differ; views of a larger storage.
+# The root gets its own object; shapes and dtypes may differ; views of a larger storage.
 mine = torch.arange(100.0)[rank:2 * rank + 1].to(torch.float64 if rank == 1 else torch.float32)
 with modelopt.get_tensors_parallel(mine, [0, 1, 2, 3]) as tensors:
     seen["unequal"] = [[list(t.shape), str(t.dtype), float(t.sum())] for t in tensors] + [bool(tensors) and tensors[0] is mine]
@@ -64,13 +64,13 @@ for dtype in dtypes:
 with modelopt.get_tensors_parallel(torch.tensor(rank), [0, 2] if rank % 2 == 0 else [3, 1], None) as tensors:
     seen["disjoint"] = [t.item() for t in tensors]
 
-# Global ranks in a group of some of them; the others take no part.
+# Global ranks in a group of some of them; the other ranks do not call.
 part = distributed.new_group([1, 3])
 if rank in (1, 3):
     with modelopt.get_configs_parallel(rank, [3, 1], part) as configs:
         seen["group"] = list(configs)
 
-# Dataclasses; one inside the other.
+# Dataclasses; one gather inside another.
 own = layer(rank)
 with modelopt.get_configs_parallel(own, [1, 0, 2, 3], None) as configs:
     with modelopt.get_tensors_parallel(torch.ones(1), [0, 1]) as inner:
@@ -80,26 +80,26 @@ seen["configs"] = [
      str(c.rotary_dim), c.extra, c.derived, c.qkv.weight.add_(1) is c.qkv.weight] for c in configs]
 seen["same"] = bool(configs) and configs[0] is own
 
-# None of others is left out, the first rank's own is kept.
+# None of other ranks is left out, and that of the root is kept.
 with modelopt.get_configs_parallel(rank if rank == 2 else None, [0, 1, 2, 3], None) as configs:
     seen["none"] = configs
 with modelopt.get_configs_parallel(None, [0, 1, 2, 3], None) as configs:
     seen["all none"] = [configs, bool(configs)]
 
-# Many small tensors; none at all; a text that is a tensor's name.
+# Many small tensors; no tensors; a text that equals a tensor's name.
 with modelopt.get_configs_parallel({f"t{i}": torch.tensor([i]) for i in range(200)} | {"text": "transformer.t0"}, [0, 3], None) as configs:
     seen["many"] = [sum(v.item() for k, v in c.items() if k != "text") for c in configs] + [c["text"] for c in configs]
 with modelopt.get_configs_parallel({"a": []}, [0, 1], None) as configs:
     seen["no tensor"] = configs
 
-# A workspace: nothing but its mark stays.
+# A workspace: only its marker file remains.
 path = os.environ["TEST_STORE"] + ".workspace/deep"
 with modelopt.get_configs_parallel(layer(rank), [0, 1, 2, 3], None, workspace_path=path) as configs:
     seen["workspace"] = [c.qkv.weight.sum().item() for c in configs]
 distributed.barrier()
 seen["files"] = [name for _, _, names in os.walk(path) for name in names]
 
-# One rank's failure is everybody's, and the group goes on.
+# A failure of one rank is raised on all, and the group remains usable.
 def gather(value, ranks=(0, 1, 2, 3), **options):
     with modelopt.get_configs_parallel(value, ranks, None, **options):
         pass
@@ -134,7 +134,7 @@ distributed.barrier()
 seen["again"] = again.read_configs_and_weights_from_rank((rank + 1) % size)
 distributed.barrier()
 
-# Ranks of several hosts meet over TCP, or in the workspace.
+# Ranks of several hosts rendezvous over TCP, or in the workspace.
 place = muster._groups._place
 muster._groups._place = lambda: f"host {rank // 2}"
 def apart(group, **options):
@@ -151,7 +151,7 @@ tell(seen)
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
     store = tmp_path_factory.mktemp("modelopt") / "store"
-    # GLOO_SOCKET_IFNAME: without a name for the host gloo finds no interface by itself.
+    # Without GLOO_SOCKET_IFNAME, gloo finds no interface on a host whose name does not resolve.
     environment = {"TEST_STORE": str(store), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     return [rank[0] for rank in Ranks(SOURCE, 4, environment=environment).told()]
 
@@ -206,7 +206,7 @@ def test_one_ranks_failure_is_everybodys(told):
     assert of(told, "inside") == [["LookupError", "inside"], None, None, None]
 
 
-# A package that is laid out as ModelOpt is, up to 0.47 and in 0.48.
+# A package with the layout of ModelOpt, up to 0.47 and from 0.48 on.
 UPSTREAM = {
     "modelopt/__init__.py": "",
     "modelopt/torch/__init__.py": "",

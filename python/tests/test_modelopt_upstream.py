@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The long form, by hand: MUSTER_TEST_ALL=1 with a Python that has ModelOpt. ModelOpt's postprocess_model_config gives
-the same with Muster's gathers as with its own.
+"""The long form, run by hand: MUSTER_TEST_ALL=1 with a Python that has ModelOpt. ModelOpt's postprocess_model_config must
+return the same results with Muster's gathers as with its own.
 """
 
 import importlib.util
@@ -18,7 +18,7 @@ if importlib.util.find_spec("modelopt") is None or importlib.util.find_spec("tor
 
 CASES = pathlib.Path(__file__).with_name("modelopt_cases.py")
 EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "modelopt_export.py"
-# GLOO_SOCKET_IFNAME: without a name for the host gloo finds no interface by itself.
+# Without GLOO_SOCKET_IFNAME, gloo finds no interface on a host whose name does not resolve.
 ENVIRONMENT = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
 
@@ -31,7 +31,7 @@ def ranks(*command, **options):
 
 def test_the_same_as_with_its_own():
     lines = [line for line in ranks(CASES, 256).splitlines() if " gathers " in line]
-    # Among them one that ModelOpt's own gathers cannot do: more than 40 tensors in a layer.
+    # One case has more than 40 tensors per layer, which ModelOpt's own gathers do not support.
     assert len(lines) == 14 and all(line.endswith("  the same") for line in lines), lines
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that others start. In the long form (MUSTER_TEST_ALL=1) also by torchrun, accelerate and torch.multiprocessing."""
+"""Ranks started by other launchers. In the long form (MUSTER_TEST_ALL=1) also by torchrun, accelerate and torch.multiprocessing."""
 
 import importlib.util
 import os
@@ -13,7 +13,7 @@ import pytest
 PROGRAM = str(pathlib.Path(__file__).with_name("starters.py"))
 MPIEXEC = shutil.which("mpiexec.mpich") or shutil.which("mpiexec")
 
-# The command, the module that it needs, the kind of the group.
+# The command, the module that it needs, and the kind of the group.
 ALONE = {
     "spawn": ([sys.executable, PROGRAM, "spawn"], None, "local"),
     "forkserver": ([sys.executable, PROGRAM, "forkserver"], None, "local"),
@@ -26,7 +26,7 @@ ACCELERATE = [
 WITH_TORCH = {
     "torch.multiprocessing": ([sys.executable, PROGRAM, "torch"], "torch", "local"),
     "torchrun": ([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", PROGRAM, "rank"], "torch", "local"),
-    # No GPU is looked for: that is accelerate's name for torchrun.
+    # --multi_gpu is accelerate's name for torchrun, and does not look for a GPU.
     "accelerate": ([*ACCELERATE, "--multi_gpu", PROGRAM, "rank"], "accelerate", "local"),
     "accelerate by mpirun": ([*ACCELERATE, "--cpu", "--mpirun_hostfile", "hosts", PROGRAM, "rank"], "accelerate", "mpi"),
 }

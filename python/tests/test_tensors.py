@@ -18,7 +18,7 @@ BY_ML_DTYPES = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "floa
 
 
 class OnlyDLPack:
-    """An array that has nothing but DLPack; `old`: of the time before its versions."""
+    """An array with only the DLPack interface; `old`: without the version arguments of DLPack 1.0."""
 
     def __init__(self, array, old=False):
         self.array, self.old = array, old
@@ -39,7 +39,7 @@ class OnlyInterface:
 
 
 class TorchOnDevice:
-    """What a tensor of PyTorch says of itself."""
+    """The attributes of a PyTorch tensor on a device."""
 
     requires_grad = False
 
@@ -84,7 +84,7 @@ def test_every_dtype_by_dlpack(name):
 
 
 def test_every_dtype_by_tvm_ffi_and_back():
-    """By the code of a library that has its own of DLPack."""
+    """Uses a library with its own implementation of DLPack."""
     tvm_ffi = pytest.importorskip("tvm_ffi", reason="there is no apache-tvm-ffi here")
     for name in (*BY_BUFFER, *BY_ML_DTYPES, "F4", "U4", "I4", "F6_E2M3", "F6_E3M2"):
         tensor = muster.empty(name, (3, 4))
@@ -127,7 +127,7 @@ def test_truth():
         scalar = muster.empty(name, ())
         raw = memoryview(scalar.view("U8", (scalar.nbytes,)))
         raw[:] = bytes(scalar.nbytes)
-        assert bool(scalar) is (name == "F8_E8M0")  # which has no zero
+        assert bool(scalar) is (name == "F8_E8M0")  # this dtype has no zero
         raw[0] = 1
         assert bool(scalar)
     for name, minus_zero, is_nan in (("F8_E4M3", 0x80, False), ("F8_E4M3FNUZ", 0x80, True), ("F8_E5M2FNUZ", 0x80, True),
@@ -137,7 +137,7 @@ def test_truth():
     assert muster.as_tensor(bytes([0x10]), "F6_E2M3", ())
     assert not muster.as_tensor(np.array(-0.0)) and muster.as_tensor(np.array(np.nan)) and muster.as_tensor(np.array(0.5))
     assert muster.as_tensor(np.array(-1)) and not muster.as_tensor(np.zeros((), "c8")) and muster.as_tensor(np.array(1j, "c8"))
-    # Any other one is like a list.
+    # All other shapes behave like a list.
     for shape in ((1,), (2,), (2, 0), (2, 2)):
         assert muster.as_tensor(np.zeros(shape, "f4"))
     for shape in ((0,), (0, 2)):
@@ -203,7 +203,7 @@ def test_packed_floats_are_bytes_of_torch():
         tensor = muster.as_tensor(bytes(range(3 * shape[1])), name, (3, 4))
         assert tuple(tensor.torch().shape) == shape and tensor.torch().dtype == torch.uint8
         assert tensor.torch().flatten().tolist() == list(range(3 * shape[1]))
-    # Rows that do not end at a byte have no shape of bytes.
+    # Rows that do not end at a byte cannot be expressed as a shape of bytes.
     assert tuple(muster.as_tensor(bytes(5), "F6_E2M3", (2, 3)).torch().shape) == (5,)
 
 
@@ -225,7 +225,7 @@ def test_what_is_read_only_stays_so():
     tensor = muster.as_tensor(values)
     assert not tensor.is_writable and memoryview(tensor).readonly and not tensor.numpy().flags.writeable
     given = np.from_dlpack(tensor)
-    assert not np.shares_memory(given, values)  # a copy: not every reader of DLPack looks at its flag
+    assert not np.shares_memory(given, values)  # a copy, because some DLPack readers ignore the read-only flag
     with pytest.raises(BufferError):
         np.from_dlpack(tensor, copy=False)
     assert np.shares_memory(np.from_dlpack(muster.as_tensor(np.arange(4)), copy=False), np.arange(0)) is False

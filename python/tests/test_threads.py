@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads of the interpreter: spans, waits at its end, and calls that must not stop the other threads."""
+"""Threads of the interpreter: spans, waits at interpreter exit, and calls that must not stop other threads."""
 
 import subprocess
 import sys
@@ -74,7 +74,7 @@ def test_a_daemon_thread_that_waits_does_not_abort_the_end_of_the_interpreter(wa
             threading.Thread(target=wait, daemon=True).start()
             time.sleep(0.05)
         else:
-            time.sleep(0.3)  # rank 0 ends first, and this rank's end wakes its thread
+            time.sleep(0.3)  # rank 0 ends first, and the end of this rank wakes its thread
         tell(rank)
         os._exit(0) if rank == 1 else None
     """
@@ -83,7 +83,7 @@ def test_a_daemon_thread_that_waits_does_not_abort_the_end_of_the_interpreter(wa
 
 
 def longest_pause(work):
-    """The longest time for which another thread did not run while `work` ran, as a share of that time."""
+    """Returns the longest pause of another thread while `work` ran, as a share of the run time."""
     gaps, stop = [], threading.Event()
 
     def look():
@@ -107,7 +107,8 @@ def longest_pause(work):
 def test_work_on_many_bytes_does_not_stop_other_threads():
     tensor = muster.as_tensor(np.ones(96 << 20, "u1"))
     for work in (tensor.copy, lambda: muster._core.bitwise_equal(tensor, tensor.copy()), lambda: np.from_dlpack(tensor, copy=True)):
-        # A pause as long as the work itself would be the interpreter's lock. Some noise of a busy machine is allowed.
+        # A pause as long as the work itself would be caused by the interpreter's lock. Noise of a busy machine is
+        # allowed.
         assert min(longest_pause(work) for _ in range(5)) < 0.7
 
 

@@ -36,7 +36,7 @@ def caught(call):
         return [isinstance(error, RuntimeError), str(error), getattr(cause, "rank", None), getattr(cause, "pid", None)]
 """
 
-# As gloo and muster both do them, to be compared.
+# Calls that gloo and muster both support. Their results are compared.
 EVERYTHING = """
 op = dist.ReduceOp
 def everything(pg, add, any_source=True):
@@ -106,7 +106,7 @@ def everything(pg, add, any_source=True):
     for work in [dist.all_reduce(t, async_op=True, group=pg) for t in pair]:
         work.wait()
         add(*work.get_future().value())
-    # To the next, from the one before, large and small, by tag.
+    # Sends to the next rank and receives from the previous one, large and small, by tag.
     after, before = (rank + 1) % size, (rank - 1) % size
     for n in (3, 100_000):
         outs = [torch.zeros(n), torch.zeros(n)]
@@ -138,12 +138,12 @@ def test_tensors_without_capsules():
     for given in (t, t.t(), t[:, 1:], torch.tensor(2), t.to(torch.bfloat16), torch.nn.Parameter(t), t.clone().requires_grad_()):
         seen = muster.as_tensor(given)
         assert torch.equal(seen.torch(), given.detach()) and seen.torch().data_ptr() == given.data_ptr()
-    # Half a byte an element: torch counts pairs.
+    # Half a byte per element: torch counts pairs.
     pairs = torch.arange(12, dtype=torch.uint8).reshape(3, 4).view(torch.float4_e2m1fn_x2)
     seen = muster.as_tensor(pairs)
     assert (seen.dtype, seen.nbytes, seen.torch().data_ptr()) == ("F4", 12, pairs.data_ptr())
     assert torch.equal(muster.as_tensor(seen.torch().view(torch.float4_e2m1fn_x2)).torch(), pairs.view(torch.uint8))
-    # What stands for other values than its memory has.
+    # A view whose values differ from its memory.
     z = torch.tensor([1 + 2j])
     assert muster.as_tensor(z.conj()).torch().tolist() == [1 - 2j] and muster.as_tensor(z.conj().imag).torch().tolist() == [-2]
     for wrong in (torch.ones(2, device="meta"), t.to_sparse()):
@@ -167,13 +167,13 @@ if rank != 1:
     dist.all_reduce(t, op.AVG, group=part)
     if t.tolist() != [2.0, 2.0]:
         differences.append("AVG")
-# A callback, while other work goes on.
+# A callback, while other work is in progress.
 works = [dist.all_reduce(torch.ones(2), async_op=True) for _ in range(4)]
 after = works[0].get_future().then(lambda _: len(works))
 for work in works:
     work.wait()
 after.wait()
-# Two threads, each with messages that the other's need.
+# Two threads, each with messages that the messages of the other one depend on.
 def converse(number):
     t = torch.full((50_000,), float(rank))
     if rank == number % 2:
@@ -201,10 +201,10 @@ def test_failures(tmp_path):
     source = """
 start(seconds=10)
 told = {}
-# What the ranks disagree about is an error of all, and the group goes on.
+# A disagreement between ranks is an error on all ranks, and the group remains usable.
 told["mismatch"] = caught(lambda: dist.all_reduce(torch.ones(2 + rank)))
 dist.barrier()
-# One rank alone: a deadline.
+# Only one rank calls: the deadline passes.
 late = dist.new_group(timeout=datetime.timedelta(seconds=0.5))
 if rank == 0:
     told["late"] = caught(lambda: dist.barrier(late))
@@ -217,7 +217,7 @@ if rank == 1:
     dist.send(torch.ones(2), 0)
 if rank == 0:
     work.wait()
-# A child has nothing of it, and ends well.
+# A forked child cannot use the groups, and exits normally.
 child = os.fork()
 if child == 0:
     failures = [caught(lambda: dist.all_reduce(torch.ones(2))), caught(lambda: dist.all_reduce(torch.ones(2), async_op=True).wait()),
@@ -231,7 +231,7 @@ if rank == 2:
     os.kill(os.getpid(), signal.SIGKILL)
 store = dist.distributed_c10d._get_default_store()
 if rank == 1:
-    store.wait(["rank 0 knows"])  # this one begins when all has failed
+    store.wait(["rank 0 knows"])  # this rank begins when all others have failed
 begun = time.monotonic()
 work = dist.all_reduce(torch.ones(2), async_op=True)
 message = dist.irecv(torch.ones(2), 2)
@@ -271,7 +271,7 @@ dist.barrier()
 tell([*told, t.tolist(), alone or "new_group" in failure[1]])
 dist.destroy_process_group()
 """
-    # Of several backends PyTorch cannot be told that a rank is in no part.
+    # With several backends PyTorch cannot be informed that a rank is in no part.
     in_none = [True] if name == "muster" else True
     assert [told[0] for told in torch_ranks(source, tmp_path, 3).told()] == [
         [1, [2, 0], [4.0, 4.0], [7.0, 7.0], [False]],
@@ -442,7 +442,7 @@ dist.destroy_process_group()
 
 @long_form
 def test_two_hosts(tmp_path):
-    """Of namespaces, which takes root."""
+    """Mounts in namespaces, which needs root."""
     hosts = pathlib.Path(__file__).parents[2] / "tests/mpi/hosts.sh"
     script = tmp_path / "rank.py"
     script.write_text("""
@@ -480,7 +480,7 @@ def test_pytorchs_own_tests(served_as):
     program = os.path.join(os.path.dirname(__file__), "torch_conformance.py")
     ended = subprocess.run([sys.executable, program, served_as], capture_output=True, text=True, timeout=1500)
     failed = set(re.findall(r"^(?:FAIL|ERROR): (test_\w+)", ended.stderr, re.MULTILINE))
-    # It wants to see the name "gloo", for which torch's C++ then looks for gloo's own class.
+    # The test requires the name "gloo", for which torch's C++ code then needs the class of gloo.
     assert failed == ({"test_ddp_logging_data_cpu"} if served_as == "gloo" else set()), ended.stderr[-4000:]
     ran, skipped = re.search(r"^Ran (\d+) tests", ended.stderr, re.MULTILINE), re.search(r"skipped=(\d+)", ended.stderr)
     assert int(ran[1]) - int(skipped[1]) >= (91 if served_as == "gloo" else 68)

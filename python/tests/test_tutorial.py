@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs what docs/python-tutorial.md shows: its program, and each function as it says, on four ranks."""
+"""Runs the examples of docs/python-tutorial.md on four ranks: the program, and each function."""
 
 import pathlib
 import re

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's own tests of torch.distributed, over Muster: torch_conformance.py SERVED_AS [unittest arguments].
+"""Runs PyTorch's own tests of torch.distributed over Muster: torch_conformance.py SERVED_AS [unittest arguments].
 
-SERVED_AS is the name that the tests ask for: "gloo" (Muster in gloo's place, so that tests of gloo alone run, too), "muster", or
-"real-gloo" (gloo itself, to compare with). The tests come with torch; they need expecttest and pytest.
+SERVED_AS is the backend name that the tests use: "gloo" (Muster in place of gloo, so that gloo's own tests run, too),
+"muster", or "real-gloo" (gloo itself, for comparison). The tests come with torch; they need expecttest and pytest.
 """
 
 import os
@@ -19,7 +19,7 @@ os.environ.update(
     WORLD_SIZE=os.environ.get("WORLD_SIZE", "3"),
     INIT_METHOD=f"file://{temporary.name}/meeting",
 )
-tempfile.tempdir = temporary.name  # of what the tests leave behind
+tempfile.tempdir = temporary.name  # objects that the tests leave behind
 
 import torch
 import torch.distributed as dist
@@ -29,7 +29,7 @@ import muster.torch
 torch.set_num_threads(1)
 muster.torch.register()
 if served == "gloo":
-    # As CUSTOM: C++ takes a backend of the type GLOO for gloo's own class.
+    # As CUSTOM, because for the type GLOO C++ expects the class of gloo.
     plugin = dist.Backend._plugins["MUSTER"]
     dist.Backend._plugins["GLOO"] = plugin
     dist.Backend.backend_type_map["gloo"] = dist.ProcessGroup.BackendType.CUSTOM
@@ -37,14 +37,14 @@ if served == "gloo":
 
 from torch.testing._internal.common_distributed import DistTestCases
 
-# Before the tests are read: whether they skip is decided then.
+# Before the tests are imported, which decides whether they are skipped.
 for feature in ("ddp", "gpu", "subgroup", "plugin"):
     DistTestCases.backend_feature[feature].add(os.environ["BACKEND"])
 
 from torch.testing._internal.distributed import distributed_test as theirs
 
 if served != "real-gloo":
-    # The events that these look for are gloo's.
+    # These tests look for gloo's profiler events.
     theirs.PROFILING_SUPPORTED_BACKENDS.clear()
     theirs.SEND_RECV_PROFILING_SUPPORTED_BACKENDS.clear()
 
@@ -52,7 +52,7 @@ if served != "real-gloo":
 class TestMuster(theirs.TestDistBackend, theirs.DistributedTest._DistTestBase):
     def setUp(self):
         super().setUp()
-        # Python starts a second; a fork has torch already.
+        # Starting Python takes a second; a fork has torch already.
         self._start_processes(torch.multiprocessing.get_context("fork").Process)
 
 

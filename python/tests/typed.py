@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# What a type checker has to accept, and to know: checked by test_typing.py, not run.
+# Code that a type checker must accept, and types that it must infer. test_typing.py checks this file; it is not run.
 import pathlib
 
 import muster

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Many operations without growth: `endurance_campaign [COUNT] [gathers | collectives]`. After a warm-up, memory,
-// descriptors and mappings of every rank must stay where they are.
+// Many operations without growth: `endurance_campaign [COUNT] [gathers | collectives]`. After a warm-up, the memory,
+// descriptors and mappings of every rank must not grow.
 
 #include <dirent.h>
 #include <fmt/core.h>
@@ -72,7 +72,7 @@ void exchange(SyncGroup& group, SharedArena& arena, int round) {
 class Collectives {
  public:
   explicit Collectives(SyncGroup& group) : ranks_(group), queue_(group) {
-    // Every page of the rings.
+    // Touches every page of the rings.
     const Tensor all = Tensor::take(std::vector<std::int32_t>(2 << 20));
     ranks_.all_reduce(all);
     (void)(ranks_.rank() == 0 ? (queue_.put(all.bytes()), 0U) : queue_.get().size());
@@ -142,7 +142,7 @@ int main(int argc, char** argv) {
         const std::function<void(int)> operation = [&](int round) {
           collectives ? collectives->run(round) : exchange(group, arena, round);
         };
-        // Every page of the message rings, which fill only as messages pass.
+        // Touches every page of the message rings, which only messages fill.
         const std::vector<std::byte> message(200 << 10);
         for (int turn = 0; turn < 2; ++turn) {
           group.send((group.rank() + 1) % 4, message);
@@ -158,10 +158,10 @@ int main(int argc, char** argv) {
                         before.resident_kib, after.resident_kib, before.shared_kib, after.shared_kib,
                         before.descriptors, after.descriptors, before.mappings, after.mappings);
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-        // Sanitizers keep what is freed, and remember what was done: only descriptors tell.
+        // Sanitizers keep freed memory and a history, so only descriptors can be compared.
         const bool grew = after.descriptors != before.descriptors;
 #else
-        // A few pages more are the heap's own; a leak of one small block an exchange would show as megabytes.
+        // The heap may grow by a few pages. A leak of one small block per exchange would show as megabytes.
         const bool grew = after.resident_kib > before.resident_kib + 512 ||
                           after.shared_kib > before.shared_kib + 512 || after.descriptors != before.descriptors ||
                           after.mappings > before.mappings + 2;

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Exports killed at random moments: `export_kill_campaign [COUNT] [SEED]`. Three ranks export to a directory that has
-// an older model; one of them (sometimes all) is killed. The survivors must leave within two seconds with an error that
-// names a killed rank; the directory has the old model or, if the kill came too late, the whole new one; nothing of
-// it is half. In every other kill the file system has no exchange of names: then the old model may be parked, and the
-// next export puts it back. Every few kills a resumed export must finish what the killed ones left, and leave nothing.
+// an older model, and one of them (sometimes all) is killed.
+//
+// The survivors must return within two seconds with an error that names a killed rank. The directory must have the
+// complete old model or, if the kill came too late, the complete new one. In every other run the file system has no
+// atomic exchange of names: then the old model may be stored under another name, and the next export restores it. Every
+// few kills a resumed export must complete the work of the killed ones, and leave no other file.
 
 #include <fmt/core.h>
 #include <signal.h>
@@ -32,7 +34,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A rank's word if another one was killed before it came to the rendezvous.
+// The report of a rank if another one was killed before the rendezvous.
 constexpr const char* unmet = "waited for a rank until the rendezvous ended";
 
 bool is_same(const std::string& a, const std::string& b) {
@@ -99,7 +101,7 @@ int main(int argc, char** argv) {
     const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
     std::string words;
     for (const Ended& rank : ended) words += " | " + rank.words;
-    // Of a rank that was killed before it came to the rendezvous the others can know nothing before the deadline.
+    // The other ranks cannot detect a rank that was killed before the rendezvous until their deadline.
     if (words.find(unmet) == std::string::npos) {
       slowest = std::max(slowest, seconds);
       if (seconds > 2) fail(i, fmt::format("the survivors took {:.2f} s{}", seconds, words));
@@ -114,7 +116,7 @@ int main(int argc, char** argv) {
       if (!without_exchange) fail(i, "there is no output");
       try {
         const OutputDirectory put_back(work / "out");
-      } catch (const Error&) {  // it is there again
+      } catch (const Error&) {  // the directory is restored
       }
     }
     const bool is_new = is_same(work / "model", work / "out");

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Mutated HDF5 files through the fenced reader: `foreign_mutation_campaign COUNT SEED MAKER [FILE...]`. MAKER
-// (tests/hostile/make_foreign_hdf5) makes honest files, FILEs are more of them. Bits are flipped, fields set to
-// numbers that hurt, pieces moved, files cut; checksums of the new format are made right again, or nothing
-// behind them would ever be reached. Whatever libhdf5 does in its process, this one must answer: by tensors that can be
-// read or an Error, within the deadline, in bounded memory.
+// Mutated HDF5 files through the sandboxed reader: `foreign_mutation_campaign COUNT SEED MAKER [FILE...]`. MAKER
+// (tests/hostile/make_foreign_hdf5) makes valid files, and FILEs are further ones. The campaign flips bits, sets fields
+// to harmful numbers, moves pieces and truncates files. It corrects the checksums of the new format, because otherwise
+// no code after the checksum test would run. libhdf5 may do anything in its process. This process must return
+// readable tensors or an Error, within the deadline and in bounded memory.
 
 #include <fmt/core.h>
 
@@ -29,11 +29,11 @@ using namespace muster::test;
 namespace {
 
 constexpr std::uint64_t most_memory = std::uint64_t{128} << 20;
-constexpr double most_seconds = 3.5;      // of CPU time, of both processes: other work of the machine does not count
-constexpr double most_wall_seconds = 30;  // the reader is killed after 10, whatever CPU time it had
+constexpr double most_seconds = 3.5;      // CPU time of both processes, which other work on the machine does not affect
+constexpr double most_wall_seconds = 30;  // the reader is killed after 10 s, whatever its CPU time
 constexpr std::chrono::milliseconds deadline{2'000};
 
-/// How one look ended.
+/// The result of opening one file.
 enum Verdict : int { shown = 0, partly = 1, refused = 2, crashed = 3, late = 4, unreadable = 5, broken = 6 };
 constexpr std::array<const char*, 7> verdict_words = {"shown whole",
                                                       "shown with issues",
@@ -87,8 +87,8 @@ void put(std::string& bytes, std::size_t at, std::uint64_t value, std::size_t wi
     bytes[at + i] = static_cast<char>(static_cast<unsigned char>(value >> (8 * i)));
 }
 
-/// [begin, end) of what a checksum of 4 bytes follows: superblocks, object headers and other structures of the honest
-/// file whose last four bytes are the checksum of what stands before.
+/// A range [begin, end) that is followed by its checksum of 4 bytes: a superblock, object header or other structure of
+/// the valid file.
 struct Checked {
   std::size_t begin;
   std::size_t end;
@@ -126,7 +126,7 @@ class Mutator {
     std::string bytes = sample.bytes;
     const unsigned changes = 1 + below(below(4) == 0 ? 24 : 4);
     for (unsigned i = 0; i < changes && !bytes.empty(); ++i) change(bytes, sample);
-    // Checksums that are wrong hide everything behind them; sometimes they stay so.
+    // Wrong checksums hide everything after them. In some cases they are not corrected.
     if (below(8) != 0) {
       for (const Checked& part : sample.checked)
         if (part.end + 4 <= bytes.size())
@@ -139,7 +139,7 @@ class Mutator {
  private:
   unsigned below(unsigned limit) { return limit == 0 ? 0 : static_cast<unsigned>(random_() % limit); }
 
-  /// Where structures are: bytes that are zero are mostly room or elements.
+  /// Returns an offset that is likely in a structure: zero bytes are mostly free space or elements.
   std::size_t place(const std::string& bytes, const Sample& sample) {
     if (!sample.checked.empty() && below(2) == 0) {
       const Checked& part = sample.checked[below(static_cast<unsigned>(sample.checked.size()))];
@@ -177,10 +177,10 @@ class Mutator {
         put(bytes, at, numbers[below(10)], width);
         return;
       }
-      case 6:  // another address of the file, or a number close by
+      case 6:  // another address in the file, or a small number
         put(bytes, at, below(2) == 0 ? below(static_cast<unsigned>(size)) : place(bytes, sample), 8);
         return;
-      case 7: {  // a piece of it somewhere else
+      case 7: {  // moves a piece to another offset
         const std::size_t from = place(bytes, sample);
         const std::size_t count = std::min<std::size_t>({1 + below(64), bytes.size() - at, bytes.size() - from});
         std::memmove(bytes.data() + at, bytes.data() + from, count);
@@ -208,7 +208,7 @@ Verdict verdict_of(const Look& seen) {
   return has("issue ") ? partly : shown;
 }
 
-/// What it cost too much, or how it ended.
+/// Describes an exceeded limit, or how the process ended.
 std::string problem_of(const Look& seen) {
   std::string words = seen.end;
   if (seen.cpu_seconds > most_seconds || seen.seconds > most_wall_seconds)

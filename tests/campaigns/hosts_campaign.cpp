@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// How much memory the first rank of a stream or an export has, over several hosts: `hosts_campaign stream|export MIB
-// BUDGET_MIB DIRECTORY`, started as the ranks of a job (streams_over_hosts.sh). MIB is what all ranks have together,
-// made up on the way. What arrives is written to the directory by the first rank alone, and read back and compared.
+// Measures the memory of the root of a stream or an export over several hosts: `hosts_campaign stream|export MIB
+// BUDGET_MIB DIRECTORY`, started as the ranks of a job (streams_over_hosts.sh). MIB is the size of all ranks' data,
+// which is generated during the run. The root alone writes the received data to the directory, reads it back and
+// compares it.
 
 #include <fmt/core.h>
 #include <malloc.h>
@@ -29,15 +30,15 @@ namespace fs = std::filesystem;
 
 namespace {
 
-std::int64_t layers = 16;  // at most: the plan knows so many
+std::int64_t layers = 16;  // the largest number that the plan knows
 
 struct Task {
   std::string directory;
-  std::uint64_t layer_bytes = 0;  ///< of one rank
+  std::uint64_t layer_bytes = 0;  ///< bytes of one layer on one rank
   std::uint64_t budget = 0;
 };
 
-/// What must not grow with the model: messages, page tables, buffers of MPI.
+/// Memory that must not grow with the model: messages, page tables, buffers of MPI.
 constexpr std::uint64_t small_change = 48_MiB;
 constexpr std::uint64_t allowed_beside = 256_MiB;
 
@@ -53,8 +54,8 @@ Tensor make_layer(int rank, std::int64_t layer, const Shape& shape) {
   return tensor;
 }
 
-/// Memory of this process that is nobody else's or shared: pages of its own, and shared memory that it has mapped or
-/// only open, whichever is more. Mapped files are the system's to take back.
+/// Returns the memory that only this process uses, or that it shares: anonymous pages, and shared memory that it has
+/// mapped or opened, whichever is larger. Mapped files do not count, because the system can reclaim them.
 std::uint64_t memory_now() {
   std::ifstream status("/proc/self/status");
   std::uint64_t own = 0;
@@ -73,7 +74,7 @@ std::uint64_t memory_now() {
   return own + std::max(mapped, open);
 }
 
-/// Samples while it lives.
+/// Samples memory_now() during its lifetime.
 class Sampling {
  public:
   [[nodiscard]] std::uint64_t begin() const { return begin_; }
@@ -105,8 +106,7 @@ void judge(const std::string& what, Sampling& sampling, std::uint64_t own, const
       "{} of {} MiB, budget {} MiB: first rank {} MiB at most, {} before it began, {} of its own layer; {:.1f} s\n",
       what, bytes >> 20, task.budget >> 20, peak >> 20, sampling.begin() >> 20, own >> 20, seconds);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-  // Sanitizers keep what is freed.
-  // The own layer is beside it, however large it is.
+  // Sanitizers keep freed memory. The root's own layer is additional, whatever its size.
   expect(peak <= task.budget + std::max(allowed_beside, own + small_change), "more memory than budget and 256 MiB");
   expect(peak <= sampling.begin() + own + task.budget + small_change, "more memory than the budget and small change");
 #endif
@@ -167,7 +167,8 @@ std::string layer_name(std::int64_t layer) {
   return fmt::format("layer.{:02}", layer);
 }
 
-/// Each rank's shard: columns of every second layer, rows of the others; what every rank has of a maximum.
+/// Writes each rank's shard: columns of every second layer, rows of the others, and a full tensor where the merge is a
+/// maximum.
 void write_shard(const SyncGroup& group, const Task& task, const Shape& shape) {
   std::vector<TensorEntry> entries;
   for (std::int64_t layer = 0; layer < layers; ++layer) entries.push_back({layer_name(layer), DType::u64, shape});
@@ -229,7 +230,8 @@ int main(int argc, char** argv) {
     fmt::print(stderr, "usage: hosts_campaign stream|export MIB BUDGET_MIB DIRECTORY [LAYERS]\n");
     return 2;
   }
-  // What is made up on the way goes back to the system when it is freed: else the allocator's rests would be measured.
+  // Generated data is returned to the system when it is freed. Otherwise the test would measure the allocator's free
+  // memory.
   ::mallopt(M_MMAP_THRESHOLD, 1 << 20);
   try {
     const std::shared_ptr<SyncGroup> group = world();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Kills at random moments: `kill_campaign [COUNT] [SEED]`. Four ranks exchange tensors, configs and arena tensors
-// without a pause; one of them (sometimes two) is killed. Every survivor must leave within two seconds with an error
-// that names a killed rank; nothing may stay in /dev/shm; no process may be left.
+// without a pause, and one of them (sometimes two) is killed. Every survivor must return within two seconds with an
+// error that names a killed rank. Nothing may remain in /dev/shm, and no process may be left.
 
 #include <fmt/core.h>
 #include <signal.h>
@@ -27,7 +27,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A rank's word if another one was killed before it came to the rendezvous.
+// The report of a rank if another one was killed before the rendezvous.
 constexpr const char* unmet = "waited for a rank until the rendezvous ended";
 
 void exchange_without_end(SyncGroup& group) {
@@ -58,7 +58,7 @@ int main(int argc, char** argv) {
   const int count = argc > 1 ? std::atoi(argv[1]) : 25;
   const unsigned seed = argc > 2 ? static_cast<unsigned>(std::atoi(argv[2])) : 1;
   std::mt19937 random(seed);
-  // MPI_Init waits for all ranks without a deadline: there the kills begin when all have come.
+  // MPI_Init waits for all ranks without a deadline, so there the kills begin when all have joined.
   const char* kind = std::getenv("MUSTER_TEST_GROUP");
   const bool over_mpi = kind != nullptr && std::string_view(kind).starts_with("mpi");
   int failures = 0;
@@ -67,7 +67,7 @@ int main(int argc, char** argv) {
     const GroupOf job(4);
     const int victim = static_cast<int>(random() % 4);
     int second = random() % 5 == 0 ? static_cast<int>(random() % 4) : victim;
-    // Of a host that is gone as a whole others hear at the deadline only: mpi_kill_test has that.
+    // If a whole host is killed, the others detect it only at the deadline; mpi_kill_test covers that.
     if (over_mpi && second / 2 == victim / 2) second = victim;
     SharedWords joined;
     Ranks ranks(4, [&](int rank) {
@@ -84,7 +84,7 @@ int main(int argc, char** argv) {
       }
     });
     while (over_mpi && joined[0].load() < 4) std::this_thread::sleep_for(1ms);
-    // From before the rendezvous on, up to some dozen exchanges.
+    // The delay ranges from before the rendezvous to several dozen exchanges.
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 40000));
     const Clock::time_point killed = Clock::now();
     ranks.signal(victim, SIGKILL);
@@ -96,7 +96,7 @@ int main(int argc, char** argv) {
       const Ended& one = ended[static_cast<std::size_t>(rank)];
       if (rank == victim || rank == second) continue;
       const bool named = one.words == fmt::format("lost {}", victim) || one.words == fmt::format("lost {}", second);
-      // Killed before it came to the rendezvous: then nobody knows its pid, and the deadline of the rendezvous tells.
+      // The rank was killed before the rendezvous: no rank knows its pid, and the rendezvous ends at its deadline.
       early = early || one.words == unmet;
       if (one.ok() && (named || one.words == unmet)) continue;
       ++failures;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// One tensor beyond 32 bits of bytes and of elements: `large_tensor_campaign [MIB] [gather|merge|stream]` (4352: 4.25
-// GiB, which needs twice that in memory). It arrives whole, each byte of it, and is on the first rank once: the
-// reference needs three times its size there. Two ranks, forked here (MUSTER_TEST_GROUP: on which hosts), or those of
-// mpiexec.
+// One tensor of more bytes and elements than 32 bits can count: `large_tensor_campaign [MIB] [gather|merge|stream]`
+// (4352: 4.25 GiB, which needs twice that in memory). Every byte must arrive, and the root must hold the tensor once;
+// the reference needs three times its size there. Uses two ranks, forked here (MUSTER_TEST_GROUP selects their hosts)
+// or started by mpiexec.
 
 #include <fmt/core.h>
 
@@ -34,12 +34,12 @@ long status_kib(const std::string& field) {
   return -1;
 }
 
-/// A byte at any place tells where it is, as far as a byte can.
+/// Returns a byte that depends on its offset.
 std::byte byte_at(std::int64_t index) {
   return static_cast<std::byte>((static_cast<std::uint64_t>(index) * 0x9e3779b97f4a7c15ULL) >> 56);
 }
 
-/// Bytes [first, first + count) of the whole.
+/// Returns bytes [first, first + count) of the whole tensor.
 Tensor part_of_whole(std::int64_t first, std::int64_t count) {
   Tensor tensor = Tensor::allocate(DType::u8, {count});
   std::byte* data = tensor.mutable_data();
@@ -57,11 +57,11 @@ void check(const Tensor& tensor, std::int64_t first, std::int64_t count) {
 struct Outcome {
   Route route = Route::automatic;
   double seconds = 0;
-  std::int64_t held_kib = 0;   // by the first rank
-  std::int64_t due_bytes = 0;  // that it has to hold
+  std::int64_t held_kib = 0;   // by the root
+  std::int64_t due_bytes = 0;  // bytes that the root has to hold
 };
 
-/// Only the sender has one: what the first rank holds is what it was sent.
+/// Only the sender has a tensor: the root holds the received one.
 Outcome gather(SyncGroup& group, std::int64_t bytes) {
   Config mine;
   if (group.rank() == 1) mine = part_of_whole(0, bytes);
@@ -73,7 +73,7 @@ Outcome gather(SyncGroup& group, std::int64_t bytes) {
   return {all.report().route, seconds, status_kib("RssAnon:") + status_kib("RssShmem:"), bytes};
 }
 
-/// The first rank has the first half.
+/// The root has the first half.
 Outcome merge(SyncGroup& group, std::int64_t bytes) {
   const std::int64_t half = bytes / 2;
   const Tensor mine = group.rank() == 0 ? part_of_whole(0, half) : part_of_whole(half, bytes - half);
@@ -85,7 +85,7 @@ Outcome merge(SyncGroup& group, std::int64_t bytes) {
   return {merged.report().route, seconds, status_kib("RssAnon:") + status_kib("RssShmem:"), half + bytes};
 }
 
-/// As one layer, which comes in slices.
+/// Sent as one layer in slices.
 Outcome stream(SyncGroup& group, std::int64_t bytes) {
   constexpr std::int64_t budget = 256 << 20;
   bool has_given = false;
@@ -107,7 +107,7 @@ Outcome stream(SyncGroup& group, std::int64_t bytes) {
   return {report.route, report.seconds, held, budget};
 }
 
-/// What the first rank has to say.
+/// Returns the report of the root.
 std::string run(SyncGroup& group, const std::string& form, std::int64_t bytes) {
   const Outcome outcome = form == "gather"  ? gather(group, bytes)
                           : form == "merge" ? merge(group, bytes)
@@ -124,7 +124,7 @@ std::string run(SyncGroup& group, const std::string& form, std::int64_t bytes) {
 }  // namespace
 
 int main(int argc, char** argv) try {
-  // Not a multiple of any piece.
+  // Not a multiple of any piece size.
   const std::int64_t bytes = ((argc > 1 ? std::atol(argv[1]) : 64) << 20) + 5;
   const std::string form = argc > 2 ? argv[2] : "gather";
   if (std::getenv("PMI_RANK") != nullptr) {

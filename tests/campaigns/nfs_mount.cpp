@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// nfs_mount SERVER EXPORT MOUNTPOINT CACHE_SECONDS: an NFS export as a directory, by libnfs and FUSE, for machines
-// whose kernel has no NFS client. Names, attributes and absences are remembered for so many seconds, as a client does;
-// two of them are two hosts. Runs in the foreground until it is unmounted. It imitates NFS and is not the kernel's
-// client.
+// nfs_mount SERVER EXPORT MOUNTPOINT CACHE_SECONDS: mounts an NFS export through libnfs and FUSE, for machines whose
+// kernel has no NFS client. It caches names, attributes and missing names for CACHE_SECONDS, like a client. Two mounts
+// act like two hosts. It runs in the foreground until it is unmounted. It imitates NFS and is not the kernel's client.
 
 #define FUSE_USE_VERSION 31
 #include <fcntl.h>
@@ -127,7 +126,7 @@ void* do_init(fuse_conn_info*, fuse_config* config) {
   config->entry_timeout = cache_seconds;
   config->attr_timeout = cache_seconds;
   config->negative_timeout = cache_seconds;
-  // Opening asks for the attributes, and drops pages that they contradict: what NFS promises.
+  // open() requests the attributes, and drops cached pages that contradict them. NFS guarantees this.
   config->auto_cache = 1;
   return nullptr;
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writers of a state file killed at random moments: `state_file_kill_campaign [COUNT] [SEED]`. Half of them write where
-// nothing is, half where an earlier generation is; plain, compressed and in pieces. A reader that looks without a pause
-// meanwhile, and once more after the kill, must see the earlier state whole, the new one whole, or nothing where
-// nothing was. What the killed one leaves beside it must bear the name of such a rest, and no reader may take it for a
-// state unless all of it is there.
+// Writers of a state file killed at random moments: `state_file_kill_campaign [COUNT] [SEED]`. Half of them create a
+// file, half replace an earlier generation; plain, compressed and in pieces. A reader opens the file repeatedly during
+// the write, and once more after the kill. It must find the earlier state complete, the new one complete, or no file if
+// there was none. A leftover file must have the name of a leftover, and no reader may accept it as a state unless it is
+// complete.
 
 #include <fmt/core.h>
 #include <signal.h>
@@ -29,7 +29,7 @@ using Clock = std::chrono::steady_clock;
 
 enum class Way : std::uint8_t { plain, compressed, pieces };
 
-/// Different for every generation, in every tensor.
+/// Tensors that differ between generations.
 std::vector<NamedTensor> state_of(std::uint64_t generation) {
   return {{"weight", pattern(DType::bf16, {500, 1000}, generation)},
           {"sparse", zeros({300, 500})},
@@ -50,7 +50,7 @@ void write(const std::string& path, std::uint64_t generation, Way way) {
   const Config config = Config::object({{"generation", static_cast<std::int64_t>(generation)}});
   if (way != Way::pieces) return write_state_file(path, config, tensors, options);
   StateFileWriter writer(path, config, entries_of(tensors), options);
-  // Back to front: the sums are read back.
+  // Writes back to front, so that the checksums are computed from bytes read back.
   for (std::size_t i = tensors.size(); i-- > 0;) {
     const auto bytes = tensors[i].second.bytes();
     for (std::size_t end = bytes.size(); end > 0;) {
@@ -62,7 +62,7 @@ void write(const std::string& path, std::uint64_t generation, Way way) {
   writer.commit();
 }
 
-/// The generation that a reader finds whole; 0: nothing is there. Anything else throws.
+/// Returns the complete generation that a reader finds; 0: no file. Throws on anything else.
 std::uint64_t generation_at(const std::string& path) {
   std::optional<StateFile> file;
   try {
@@ -82,8 +82,8 @@ std::uint64_t generation_at(const std::string& path) {
 
 struct Tally {
   int failures = 0;
-  int kept = 0;      // the earlier state, or nothing, stayed
-  int replaced = 0;  // the new one was there
+  int kept = 0;      // kills after which the earlier state, or no file, remained
+  int replaced = 0;  // kills after which the new state was in place
   int rests = 0;
   std::uint64_t looks = 0;
 };
@@ -100,7 +100,7 @@ class Campaign {
     if (before != 0)
       write_state_file(path, Config::object({{"generation", static_cast<std::int64_t>(before)}}), state_of(before),
                        {.info = {.generation = before}, .durable = false});
-    // Most moments lie where the file is written: the longest writer that was seen sets the range.
+    // Most delays fall into the write. The longest recent writer sets the range.
     const auto delay = std::chrono::microseconds(random_() % static_cast<std::uint64_t>(longest_.count()));
     const auto begin = Clock::now();
     Ranks writer(1, [&](int) { write(path, after, way); });
@@ -111,7 +111,7 @@ class Campaign {
     const std::uint64_t found = look(number, path, before, after);
     ++(found == after ? tally_.replaced : tally_.kept);
     if (ended[0].ok() && found != after) fail(number, "the writer was done, and its state is not there");
-    // Some ended by themselves where they are quick, some were killed late where they are slow.
+    // Adapts the range: it shrinks when writers finish, and grows when they are killed.
     if (ended[0].ok()) longest_ = std::max(longest_ * 9 / 10, std::chrono::microseconds(10'000));
     if (!ended[0].ok()) longest_ = std::min(longest_ * 21 / 20, std::chrono::microseconds(500'000));
     sweep(number, path, after);
@@ -146,7 +146,7 @@ class Campaign {
       try {
         if (generation_at(entry.path().string()) != after) fail(number, "what it left is an earlier state");
       } catch (const Error&) {
-        // Not whole, and known for that.
+        // Incomplete, and detected as such.
       } catch (const std::exception& error) {
         fail(number, fmt::format("what it left looks whole and is not: {}", error.what()));
       }

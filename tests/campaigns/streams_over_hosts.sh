@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Memory of the first rank over two hosts of two ranks each: streams_over_hosts.sh PROGRAM MIB BUDGET_MIB
-# [LAYERS]. First gather_each with a consumer that writes, then an export that the first rank writes; twice MIB of disk in
-# TMPDIR.
+# Memory of the root over two hosts of two ranks each: streams_over_hosts.sh PROGRAM MIB BUDGET_MIB [LAYERS]. First runs
+# gather_each with a consumer that writes, then an export that the root writes. Uses twice MIB of disk in TMPDIR.
 set -euo pipefail
 
 program=$(readlink -f "$1")

@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# strict_overcommit.sh BUILD: tests of shared memory on a machine that promises no memory that it has not
-# (vm.overcommit_memory=2), where a sparse file of 2^60 bytes and its mappings must still cost what is touched. Changes
-# the setting of the whole machine, and puts it back. Needs root. By hand only.
+# strict_overcommit.sh BUILD: tests of shared memory with strict overcommit (vm.overcommit_memory=2). A sparse file of
+# 2^60 bytes and its mappings must still cost only the touched pages. The script changes the setting of the whole
+# machine, and restores it. Needs root. Run it by hand.
 set -eu
 build=$(realpath "$1")
 before=$(cat /proc/sys/vm/overcommit_memory)

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Jobs in a workspace: `workspace_campaign [COUNT] [SEED] [DIRECTORY...]`. Four ranks that share nothing but a
-// directory meet, gather, merge, stream, write states and read each other's, without a pause; in every second job one
-// of them is killed at a random moment. Survivors must name it and leave in time; whatever is read is what was written;
-// what a killed job left must be gone after the next one, and every state that stays must be whole. With several
-// directories (mounts of one, as hosts have them) the ranks are spread over them.
+// Jobs in a workspace: `workspace_campaign [COUNT] [SEED] [DIRECTORY...]`. Four ranks that share only a directory form
+// a group, gather, merge, stream, write states and read each other's, without a pause. In every second job one of them
+// is killed at a random moment.
+//
+// Survivors must name it and return in time. All data read must be the data that was written. The next job must remove
+// the leftovers of a killed one, and every remaining state must be complete. With several directories (mounts of one,
+// as on several hosts) the ranks are distributed over them.
 
 #include <fmt/core.h>
 #include <signal.h>
@@ -64,7 +66,7 @@ void work(SyncGroup& group, const std::string& directory, int rounds) {
     group.barrier();
     const int other = (rank + round) % size;
     const auto read = workspace.read_configs_and_weights_from_rank(other, generation);
-    // A directory of another mount may show it late: then there is none yet.
+    // The directory of another mount may show the state late: then there is none yet.
     if (read) RANK_CHECK(join(read->state) == value_of(other, static_cast<int>(read->generation)));
   }
 }
@@ -97,7 +99,8 @@ int main(int argc, char** argv) {
         work(*group, directory, kills_one ? 1000 : 3);
       } catch (const Error& error) {
         const bool is_named = error.kind() == ErrorKind::peer_lost && error.rank() == victim;
-        // Who is killed while the ranks meet is missed by rank 0, and then rank 0 by the others.
+        // If a rank is killed during the rendezvous, rank 0 times out waiting for it, and the others time out waiting
+        // for rank 0.
         if (!kills_one || !(is_named || error.kind() == ErrorKind::timeout)) throw;
       }
     });

@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# workspace_over_nfs.sh BUILD [COUNT] [SEED]: workspace_campaign over NFS. Starts nfs-ganesha on free ports of this host,
-# mounts its export twice by nfs_mount (with caches of 3 s each), as two hosts would, and spreads the ranks over both.
-# Needs root, nfs-ganesha-vfs and rpcbind, /dev/fuse, and a build with libnfs and libfuse3. By hand only.
+# workspace_over_nfs.sh BUILD [COUNT] [SEED]: runs workspace_campaign over NFS. It starts nfs-ganesha on free ports of
+# this host, mounts its export twice with nfs_mount (each with a cache of 3 s) like two hosts, and distributes the ranks
+# over both. Needs root, nfs-ganesha-vfs and rpcbind, /dev/fuse, and a build with libnfs and libfuse3. Run it by hand.
 set -eu
 build=$1
 count=${2:-10}

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every collective must do, over every kind of group: beside a model that has the tensors of all ranks.
-// MUSTER_TEST_OPERATIONS: how many of the random program's operations run (100). MUSTER_TEST_ALL=1: every call with
-// every root, dtype, reduction, shape and dimension, not only each pair of them.
+// Requirements for every collective, over every kind of group. Results are compared with a model that has the tensors
+// of all ranks.
+//
+// MUSTER_TEST_OPERATIONS: number of operations of the random program (100).
+// MUSTER_TEST_ALL=1: run every call with every root, dtype, reduction, shape and dimension. Without it, the cases cover
+// each pair of these.
 
 #include <algorithm>
 #include <cmath>
@@ -30,9 +33,9 @@ namespace {
 
 constexpr int sizes[] = {1, 2, 3, 4, 7};
 
-// Elements are small whole numbers, so that every dtype has them and their sums exactly.
+// Elements are small integers, so that every dtype represents them and their sums exactly.
 
-/// Bits of a float with so many bits of exponent and mantissa.
+/// Returns the bits of a float with the given numbers of exponent and mantissa bits.
 std::uint32_t float_bits(double value, int exponent_bits, int mantissa_bits) {
   if (value == 0) return 0;
   int exponent = 0;
@@ -66,12 +69,12 @@ void encode(DType dtype, std::byte* to, std::int64_t at, double value) {
     default:
       break;
   }
-  // Integers, whose lower bytes are the same in all of them.
+  // Integers whose lower bytes are equal in all elements.
   const auto whole = static_cast<std::int64_t>(value);
   std::memcpy(to + at * static_cast<std::int64_t>(itemsize(dtype)), &whole, itemsize(dtype));
 }
 
-/// 0 or 1, or -1 at times: of element `at` of a rank in an operation.
+/// The value is 0 or 1, or sometimes -1, for element `at` of a rank in an operation.
 double value_of(int rank, std::uint64_t operation, std::int64_t at, bool has_sign) {
   std::uint64_t state = (operation * 31 + static_cast<std::uint64_t>(rank)) * 0x9e3779b97f4a7c15ULL;
   state = (state ^ static_cast<std::uint64_t>(at)) * 6364136223846793005ULL;
@@ -96,7 +99,7 @@ Tensor tensor_of(int rank, std::uint64_t operation, DType dtype, const Shape& sh
   return tensor;
 }
 
-/// What all ranks' tensors of an operation are, reduced in the order of the ranks.
+/// Reduces the tensors of all ranks in an operation, in the order of the ranks.
 Tensor reduced(int ranks, std::uint64_t operation, DType dtype, const Shape& shape, ReduceOp op) {
   Tensor tensor = Tensor::allocate(dtype, shape);
   const std::int64_t count = element_count(shape);
@@ -109,7 +112,7 @@ Tensor reduced(int ranks, std::uint64_t operation, DType dtype, const Shape& sha
       if (op == ReduceOp::min) all = std::min(all, next);
       if (op == ReduceOp::max) all = std::max(all, next);
     }
-    // -0.0 comes of products.
+    // Products can yield -0.0.
     if (op == ReduceOp::product && all == 0) {
       double sign = 1;
       for (int rank = 0; rank < ranks; ++rank)
@@ -127,7 +130,7 @@ Tensor reduced(int ranks, std::uint64_t operation, DType dtype, const Shape& sha
   return tensor;
 }
 
-/// The same elements as a view with strides, of memory that `keep` has.
+/// Returns the same elements as a strided view of memory that `keep` owns.
 TensorView strided(const Tensor& tensor, Tensor& keep) {
   if (tensor.shape().size() != 2 || is_packed(tensor.dtype())) return tensor.view();
   keep = Tensor::copy_of(tensor.view().transposed());
@@ -153,7 +156,7 @@ Tensor joined(const std::vector<Tensor>& parts, std::size_t dim) {
 
 #define SAME(got, wanted) RANK_CHECK(bitwise_equal(got, wanted))
 
-/// What an operation is about. Which call: a number below `calls`.
+/// Parameters of one operation. `call` is a number below `calls`.
 struct Choice {
   int call;
   int root;
@@ -161,7 +164,7 @@ struct Choice {
   ReduceOp op;
   Shape shape;
   int dim;
-  bool from_end;  // the dimension's number is a negative one
+  bool from_end;  // the dimension is counted from the end
 };
 constexpr int calls = 16;
 constexpr bool is_reduction(int call) {
@@ -171,7 +174,7 @@ constexpr bool has_root(int call) {
   return call == 2 || call == 3 || (call >= 8 && call <= 10) || call == 15;
 }
 
-/// The same operations on all ranks: each draws the same numbers.
+/// All ranks run the same operations, because each draws the same numbers.
 class Program {
  public:
   Program(ProcessGroup& group, std::uint64_t seed) : group_(group), random_(seed) {}
@@ -186,7 +189,7 @@ class Program {
                   below(2) == 0};
     static constexpr int extents[] = {0, 1, 2, 7, 64, 1021};
     for (int dims = 1 + below(3); dims > 0; --dims) choice.shape.push_back(extents[below(dims == 1 ? 6 : 4)]);
-    if (below(8) == 0) choice.shape = {1 + below(2), 1021 * (1 + below(150))};  // more than a ring holds, at times
+    if (below(8) == 0) choice.shape = {1 + below(2), 1021 * (1 + below(150))};  // sometimes more than a ring holds
     choice.dim = below(static_cast<int>(choice.shape.size()));
     step(choice);
     if (below(5) == 0) group_.barrier();
@@ -203,7 +206,7 @@ class Program {
     const auto along = static_cast<std::size_t>(dim);
     const int given = from_end ? dim - static_cast<int>(shape.size()) : dim;
     Tensor keep;
-    // Some ranks' inputs lie in an arena, others' do not.
+    // The inputs of some ranks are in an arena, those of others are not.
     const auto of = [&](int rank, const Shape& its) {
       return tensor_of(rank, operation_, dtype, its,
                        rank == self && (operation_ + static_cast<std::uint64_t>(rank)) % 3 == 0 ? &arena_ : nullptr);
@@ -352,7 +355,7 @@ class Program {
   }
 
  private:
-  /// Shared results stay as they are while others are made.
+  /// Shared results are unchanged while others are made.
   void keep_shared(Tensor got, Tensor wanted) {
     RANK_CHECK(!got.is_writable() || got.nbytes() == 0);
     shared_.emplace_back(std::move(got), std::move(wanted));
@@ -372,7 +375,7 @@ class Program {
     const std::vector<Config> some = group_.gather_config(of(group_.rank()), root);
     RANK_CHECK(some.empty() == (group_.rank() != root));
     if (group_.size() == 1) return;
-    // Around in a circle, two tags against their order.
+    // Messages sent around a ring, with two tags received in reverse order.
     const int next = (group_.rank() + 1) % group_.size();
     const int before = (group_.rank() + group_.size() - 1) % group_.size();
     const Tensor tensor = tensor_of(group_.rank(), operation_, DType::bf16, {33, 5});
@@ -409,14 +412,14 @@ int operations() {
 
 }  // namespace
 
-TEST_CASE("calls with each root, dtype, reduction, shape and dimension are as the model has them") {
+TEST_CASE("calls with each root, dtype, reduction, shape and dimension match the model") {
   const std::vector<Shape> shapes = {{0}, {1}, {1021}, {35003}, {3, 0}, {7, 13}, {2, 9001}, {2, 7, 5}, {0, 2, 3}};
   const bool is_long = std::getenv("MUSTER_TEST_ALL") != nullptr;
   for (const int size : sizes) {
     CAPTURE(size);
     if (under_sanitizer && size != 4) continue;
     const auto pairs = [&](Program& program) {
-      // (a, b) -> a + k b modulo a prime, for column k: any two columns have all pairs.
+      // Column k has (a, b) -> a + k b modulo a prime, so any two columns contain all pairs.
       constexpr int prime = 17;
       static_assert(calls <= prime);
       for (int a = 0; a < prime; ++a)
@@ -448,7 +451,7 @@ TEST_CASE("calls with each root, dtype, reduction, shape and dimension are as th
   }
 }
 
-TEST_CASE("random programs of all calls are as the model has them") {
+TEST_CASE("random programs of all calls match the model") {
   for (const int size : sizes) {
     CAPTURE(size);
     const auto body = [&](SyncGroup& group) {
@@ -460,13 +463,13 @@ TEST_CASE("random programs of all calls are as the model has them") {
   }
 }
 
-TEST_CASE("sums of floats are those of a loop over the ranks in their order, bit for bit, of every length") {
+TEST_CASE("sums of floats equal those of a loop over the ranks in order, bit for bit, for every length") {
   run_ranks(4, [](SyncGroup& group) {
     ProcessGroup ranks(group);
     for (const std::int64_t count : {0,    1,    2,    15,   16,    17,    255,   256,    257,    513,    1024,
                                      2048, 2049, 4096, 4097, 32767, 32768, 32769, 262144, 262147, 1000003}) {
       std::vector<float> mine(static_cast<std::size_t>(count));
-      // The ranks of each host first, if several hosts have two ranks or more.
+      // If several hosts have two ranks or more, the ranks of each host are summed first.
       const bool is_by_host = ranks.backend() == "shared memory, and messages between hosts";
       std::map<int, std::vector<float>> sums;
       for (int rank = 0; rank < 4; ++rank) {
@@ -488,12 +491,13 @@ TEST_CASE("sums of floats are those of a loop over the ranks in their order, bit
   });
 }
 
-TEST_CASE("a rank that is stopped and goes on at any moment: nobody's ring is overwritten before it has read") {
+TEST_CASE("a rank that is stopped and continued at any moment: no ring is overwritten before its reader has read it") {
   run_ranks(3, [](SyncGroup& group) {
     ProcessGroup ranks(group);
     std::optional<Hesitation> hesitation;
     if (group.rank() == 1) hesitation.emplace(group, 2);
-    // One after another without a look between, and of more chunks than a ring has. Through files each takes a second.
+    // The collectives run back to back without checks in between, and have more chunks than a ring has. Over files each
+    // takes a second.
     const int rounds = group.kind() == "file" ? 1 : 12;
     const auto of = [](int rank, int call) { return pattern(DType::i32, {300'001}, seed_of(rank, call)); };
     for (int round = 0; round < rounds; ++round) {
@@ -515,7 +519,7 @@ TEST_CASE("a rank that is stopped and goes on at any moment: nobody's ring is ov
   });
 }
 
-TEST_CASE("any dtype is moved, packed ones by whole bytes") {
+TEST_CASE("any dtype is moved, packed dtypes by whole bytes") {
   run_ranks(3, [](SyncGroup& group) {
     ProcessGroup ranks(group);
     for (const DType dtype : all_dtypes()) {
@@ -530,7 +534,7 @@ TEST_CASE("any dtype is moved, packed ones by whole bytes") {
   });
 }
 
-TEST_CASE("what cannot be on one rank, or differs, is everyone's error, and the group goes on") {
+TEST_CASE("an invalid or differing argument on one rank is an error on all ranks, and the group remains usable") {
   run_ranks(4, [](SyncGroup& group) {
     ProcessGroup ranks(group);
     const bool is_odd = group.rank() == 2;
@@ -588,7 +592,7 @@ TEST_CASE("what cannot be on one rank, or differs, is everyone's error, and the 
       } catch (const RankFailure& failure) {
         throw RankFailure("case " + std::to_string(round) + ": " + failure.what());
       }
-      // The group goes on, with what is large and small.
+      // The group remains usable, for small and for large tensors.
       for (const std::int64_t count : {3, 300000}) {
         const Tensor tensor = Tensor::take(std::vector<std::int32_t>(static_cast<std::size_t>(count), round));
         ranks.all_reduce(tensor);
@@ -599,7 +603,7 @@ TEST_CASE("what cannot be on one rank, or differs, is everyone's error, and the 
     error_of(ErrorKind::argument, {"tag"}, [&] { ranks.send_config({}, (group.rank() + 1) % 4, -1); });
     error_of(ErrorKind::argument, {"itself"}, [&] { ranks.send_config({}, group.rank()); });
     error_of(ErrorKind::argument, {"rank 4"}, [&] { (void)ranks.recv_config(4); });
-    // What has come and does not fit is gone; the next is as ever.
+    // A received message that does not fit is discarded; the next one is received normally.
     if (group.rank() == 0) {
       ranks.send(good, 1);
       ranks.send(good, 1);
@@ -611,7 +615,7 @@ TEST_CASE("what cannot be on one rank, or differs, is everyone's error, and the 
   });
 }
 
-TEST_CASE("messages that nobody waits for cross, long and short, and come from whoever is first") {
+TEST_CASE("messages cross before a receive is posted, short and long, from any source") {
   run_ranks(4, [](SyncGroup& group) {
     ProcessGroup ranks(group);
     const int self = group.rank();
@@ -627,7 +631,7 @@ TEST_CASE("messages that nobody waits for cross, long and short, and come from w
     others([&](int to) {
       for (int tag = 0; tag < 2; ++tag) sends.push_back(ranks.isend(of(self, to, tag), to, tag));
     });
-    // The collectives of a group go on beside its messages.
+    // The collectives of a group continue beside its messages.
     const Tensor sum = Tensor::take(std::vector<std::int32_t>(100000, self));
     ranks.all_reduce(sum);
     RANK_CHECK(sum.values<std::int32_t>()[99999] == 6);
@@ -650,7 +654,7 @@ TEST_CASE("messages that nobody waits for cross, long and short, and come from w
     }
     for (Work<void>& each : sends) each.get();
 
-    // Of any rank and tag; what a strided tensor is, and a Config, and an empty tensor.
+    // Receives from any rank and tag: the values of a strided tensor, a Config, and an empty tensor.
     const Tensor square = pattern(DType::i64, {7, 7}, seed_of(self, 9));
     if (self == 0) {
       std::vector<int> from;
@@ -673,7 +677,7 @@ TEST_CASE("messages that nobody waits for cross, long and short, and come from w
       ranks.send(Tensor::allocate(DType::u8, {0, 4}), 0, 6);
     }
     group.barrier();
-    // Asked for, before it is received.
+    // The message is probed before it is received.
     if (self == 1) ranks.send(of(1, 2, 1), 2, 8);
     if (self == 2) {
       std::optional<MessageInfo> seen;
@@ -686,7 +690,7 @@ TEST_CASE("messages that nobody waits for cross, long and short, and come from w
       SAME(out, of(1, 2, 1));
       error_of(ErrorKind::argument, {"has been taken"}, [&] { (void)work.get(); });
     }
-    // One that cannot be taken in is gone, and both go on.
+    // A message that cannot be received is discarded, and both ranks continue.
     if (self == 0) ranks.isend(of(0, 3, 1), 3).get();
     if (self == 3) {
       const Tensor small = Tensor::allocate(DType::f32, {3, 5});
@@ -697,7 +701,7 @@ TEST_CASE("messages that nobody waits for cross, long and short, and come from w
   });
 }
 
-TEST_CASE("groups come and go, beside gathers' messages and each other") {
+TEST_CASE("groups are created and destroyed beside gather messages and each other") {
   run_ranks(3, [](SyncGroup& group) {
     for (int i = 0; i < 20; ++i) {
       ProcessGroup a(group);

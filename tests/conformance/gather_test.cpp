@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every gather must do, over every group and route there is: 1, 2, 4 and 7 ranks, each as the first.
+// Requirements for every gather, over every group and route: 1, 2, 4 and 7 ranks, each rank as root.
 
 #include "muster/gather.hpp"
 
@@ -34,7 +34,7 @@ Config layer_of(int rank, int leaves) {
 
 }  // namespace
 
-TEST_CASE("each rank as the first, one tensor a rank") {
+TEST_CASE("each rank as root, one tensor per rank") {
   for (const int size : group_sizes) {
     CAPTURE(size);
     run_ranks(size, [&](SyncGroup& group) {
@@ -56,7 +56,7 @@ TEST_CASE("all dtypes, empty and scalar tensors") {
   });
 }
 
-TEST_CASE("results in the caller's tensors: theirs from then on, and the senders' memory is free") {
+TEST_CASE("results in the caller's tensors: the caller owns them afterwards, and the senders' memory is free") {
   for (const int size : group_sizes) {
     CAPTURE(size);
     run_ranks(size, [&](SyncGroup& group) {
@@ -80,7 +80,8 @@ TEST_CASE("results in the caller's tensors: theirs from then on, and the senders
   }
 }
 
-TEST_CASE("a result that does not fit into the caller's tensors is everyone's error, and the group goes on") {
+TEST_CASE(
+    "a result that does not fit into the caller's tensors is an error on all ranks, and the group remains usable") {
   run_ranks(3, [](SyncGroup& group) {
     const std::vector<int> ranks = {0, 1, 2};
     const Tensor mine = pattern(DType::f32, {4, 5}, seed_of(group.rank(), 0));
@@ -120,7 +121,7 @@ TEST_CASE("strided sources arrive contiguous") {
   });
 }
 
-TEST_CASE("nested configs with and without tensors, absent ones keep their place") {
+TEST_CASE("nested configs with and without tensors, absent configs keep their positions") {
   for (const int size : group_sizes) {
     run_ranks(size, [&](SyncGroup& group) {
       for (int round = 0; round < 6; ++round) {
@@ -143,7 +144,7 @@ TEST_CASE("nested configs with and without tensors, absent ones keep their place
   }
 }
 
-TEST_CASE("a result that nobody keeps gives its values, and an entry past its end is refused") {
+TEST_CASE("a discarded result still returns its values, and an index past its end is refused") {
   run_ranks(3, [](SyncGroup& group) {
     const Config mine = layer_of(group.rank(), 4);
     std::size_t seen = 0;
@@ -167,7 +168,7 @@ TEST_CASE("a config of 20,000 leaves") {
   });
 }
 
-TEST_CASE("unequal tensors are refused on every rank, with each one's dtype and shape, and the group goes on") {
+TEST_CASE("unequal tensors are refused on every rank, with the dtype and shape of each, and the group remains usable") {
   run_ranks(4, [](SyncGroup& group) {
     const Tensor mine = group.rank() == 2 ? pattern(DType::f16, {4, 9}, 1) : pattern(DType::f32, {4, 8}, 1);
     error_of(ErrorKind::rank_mismatch, {"rank 2 F16 [4, 9]", "rank 0 F32 [4, 8]"},
@@ -176,15 +177,15 @@ TEST_CASE("unequal tensors are refused on every rank, with each one's dtype and 
   });
 }
 
-TEST_CASE("a descriptor that is damaged on its way, in any byte, is every rank's error, and the group goes on") {
-  for (const std::int64_t rows : {1, 3000}) {  // with the descriptor, and apart from it
+TEST_CASE("a descriptor damaged in transit, in any byte, is an error on every rank, and the group remains usable") {
+  for (const std::int64_t rows : {1, 3000}) {  // with the descriptor and without it
     run_ranks(3, [&](SyncGroup& group) {
-      // Files of a workspace have checksums of their own.
+      // The files of a workspace have their own checksums.
       if (group.kind() == "file") return;
       const std::vector<int> ranks = ranks_from(1, 3);
       Config mine = Config::object({{"number", group.rank()}, {"name", "a layer"}});
       mine["weight"] = pattern(DType::u8, {rows, 100}, seed_of(group.rank(), 0));
-      // One of them may be on another host than the first.
+      // One of these ranks may be on another host than the root.
       for (int turn = 0; turn < 80; ++turn) {
         const int sender = turn % 2 * 2;
         static std::size_t damaged = 0;
@@ -212,7 +213,7 @@ TEST_CASE("lengths around each limit of a route, odd and even, and exact fits") 
   });
 }
 
-TEST_CASE("a sender, or the first rank, that is stopped and goes on at any moment changes no byte") {
+TEST_CASE("a sender or the root that is stopped and continued at any moment changes no byte") {
   for (const int slow : {0, 2}) {
     run_ranks(3, [&](SyncGroup& group) {
       std::optional<Hesitation> hesitation;
@@ -225,7 +226,7 @@ TEST_CASE("a sender, or the first rank, that is stopped and goes on at any momen
   }
 }
 
-TEST_CASE("three lists at once, of which one rank is alone, and ranks in none") {
+TEST_CASE("three lists at once, one of them with a single rank, and ranks in no list") {
   run_ranks(7, [](SyncGroup& group) {
     const std::vector<std::vector<int>> lists = {{1, 0, 4}, {5, 2}, {3}};
     for (int round = 0; round < 5; ++round) {
@@ -236,7 +237,7 @@ TEST_CASE("three lists at once, of which one rank is alone, and ranks in none") 
         gather_and_check(group, *mine, DType::u8, {1 + 5000 * round}, round);
       } else {
         const Tensor unused = pattern(DType::f32, {1}, 0);
-        // In no list: an empty one and one of others mean the same.
+        // A rank in no list may pass an empty list or a list of other ranks: both mean the same.
         const std::vector<int> none = round % 2 == 0 ? std::vector<int>{} : lists[0];
         RANK_CHECK(get_tensors_parallel(unused, none, group).empty());
       }
@@ -244,7 +245,7 @@ TEST_CASE("three lists at once, of which one rank is alone, and ranks in none") 
   });
 }
 
-TEST_CASE("different, overlapping, double and foreign lists are errors on all ranks, and the group goes on") {
+TEST_CASE("different, overlapping, duplicate and invalid lists are errors on all ranks, and the group remains usable") {
   run_ranks(4, [](SyncGroup& group) {
     const Tensor mine = pattern(DType::u8, {100}, seed_of(group.rank(), 0));
     const auto refused = [&](std::vector<int> list) {
@@ -272,12 +273,12 @@ TEST_CASE("a call of another kind is an error on all ranks of the list") {
   });
 }
 
-TEST_CASE("results stay readable until they are released, whoever goes on") {
+TEST_CASE("results stay readable until they are released, even if other ranks continue or exit") {
   run_ranks(3, [](SyncGroup& group) {
     std::vector<GatheredTensors> kept;
     for (int round = 0; round < 6; ++round) {
       const Tensor mine = pattern(DType::f32, {1000 + round}, seed_of(group.rank(), round));
-      // The first rank's own tensor must live as long as the result, unless it is copied.
+      // The root's own tensor must live as long as the result, unless it is copied.
       kept.push_back(get_tensors_parallel(mine, ranks_from(0, 3), group, {.own = Own::copy}));
     }
     for (int round = 0; round < 6; ++round)
@@ -304,7 +305,7 @@ TEST_CASE("tensors copied out of a result outlive it and the group") {
   });
 }
 
-TEST_CASE("whoever waits for a release hears of it") {
+TEST_CASE("a rank that waits for a release is notified") {
   run_ranks(2, [](SyncGroup& group) {
     const Tensor mine = pattern(DType::u8, {100000}, seed_of(group.rank(), 0));
     GatheredTensors all = get_tensors_parallel(mine, std::vector<int>{0, 1}, group);
@@ -315,7 +316,7 @@ TEST_CASE("whoever waits for a release hears of it") {
   });
 }
 
-TEST_CASE("arena tensors can go with the result") {
+TEST_CASE("arena tensors can be moved with the result") {
   run_ranks(3, [](SyncGroup& group) {
     SharedArena arena(4 << 20);
     for (int round = 0; round < 3; ++round) {
@@ -400,7 +401,7 @@ TEST_CASE("growing, shrinking and trimmed exchanges") {
   });
 }
 
-TEST_CASE("the longest timeout that can be said is one that never comes") {
+TEST_CASE("the longest timeout that can be expressed never expires") {
   run_ranks(3, [](SyncGroup& group) {
     constexpr auto for_ever = std::chrono::milliseconds::max();
     const auto be_late = [&] {
@@ -419,7 +420,7 @@ TEST_CASE("the longest timeout that can be said is one that never comes") {
   });
 }
 
-TEST_CASE("messages of the caller's own that are under way do not meet an exchange's") {
+TEST_CASE("the caller's own messages in flight do not mix with those of an exchange") {
   run_ranks(4, [](SyncGroup& group) {
     const auto word = [](int from, int to) { return static_cast<std::byte>(10 * from + to); };
     const int rank = group.rank();
@@ -437,17 +438,17 @@ TEST_CASE("messages of the caller's own that are under way do not meet an exchan
   });
 }
 
-TEST_CASE("a program that is interrupted ends its wait, and the other ranks hear of it") {
+TEST_CASE("an interrupted program ends its wait, and the other ranks receive the error") {
   run_ranks(2, [](SyncGroup& group) {
     if (group.rank() == 0) set_interrupt_hook([]() noexcept { return true; });
     error_of(ErrorKind::cancelled, {"rank 0", "interrupted"}, [&] {
       if (group.rank() == 0) group.barrier();
-      // What never comes: only the failure of the group ends it.
+      // This message never arrives: only the failure of the group ends the wait.
       const int first = 0;
       group.wait_until([] { return false; },
                        [](std::chrono::nanoseconds longest) { std::this_thread::sleep_for(longest); }, {&first, 1});
     });
-    // A started rank plays the next cases as well.
+    // The other rank is a started program, which runs the following cases as well.
     set_interrupt_hook(nullptr);
   });
 }

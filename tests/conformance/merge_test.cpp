@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every merge on gather must do, held against a simple model that merges in one process.
+// Requirements for every merge on gather, checked against a simple model that merges in one process.
 
 #include "muster/merge_gather.hpp"
 
@@ -32,7 +32,7 @@ bool is_reducible(merge::Combine combine, DType dtype) {
   }
 }
 
-/// Every rank must get an error of this kind whose words have all of `parts`; its words.
+/// Requires that every rank gets an error of this kind whose message contains all of `parts`. Returns the message.
 std::string refused(SyncGroup& group, const TensorView& mine, const Merge& merge, const std::vector<int>& ranks,
                     ErrorKind kind, const std::vector<std::string>& parts) {
   return error_of(kind, parts, [&] { (void)merge_tensor_parallel(mine, merge, ranks, group); }).what();
@@ -40,7 +40,7 @@ std::string refused(SyncGroup& group, const TensorView& mine, const Merge& merge
 
 }  // namespace
 
-TEST_CASE("every kind of merge, each rank as the first") {
+TEST_CASE("every kind of merge, each rank as root") {
   for (const int size : group_sizes) {
     CAPTURE(size);
     run_ranks(size, [&](SyncGroup& group) {
@@ -76,7 +76,7 @@ TEST_CASE("all dtypes, empty and scalar tensors") {
         for (const Merge& merge :
              {merge::stack(), merge::same(), merge::first(), merge::concat(0), merge::concat(-1)}) {
           if (shape.empty() && std::holds_alternative<merge::Concat>(merge)) continue;
-          // Four scalars of 4 bits would be two bytes of two ranks each.
+          // Four scalars of 4 bits would be two bytes, each shared by two ranks.
           if (shape.empty() && is_packed(dtype) && std::holds_alternative<merge::Stack>(merge)) continue;
           const bool is_same = std::holds_alternative<merge::Same>(merge);
           merge_and_check(group, ranks, merge,
@@ -91,7 +91,7 @@ TEST_CASE("all dtypes, empty and scalar tensors") {
   });
 }
 
-TEST_CASE("sizes along the dimension differ, some are nothing") {
+TEST_CASE("sizes along the dimension differ, some are zero") {
   run_ranks(4, [](SyncGroup& group) {
     for (int round = 0; round < 6; ++round) {
       const std::vector<int> ranks = ranks_from(round % 4, 4);
@@ -122,7 +122,7 @@ TEST_CASE("large tensors: many pieces, rows of every length, many chunks") {
   });
 }
 
-TEST_CASE("lengths around each limit, odd and even, and partners that are stopped and go on at any moment") {
+TEST_CASE("lengths around each limit, odd and even, and partners that are stopped and continued at any moment") {
   run_ranks(3, [](SyncGroup& group) {
     const std::vector<int> ranks = ranks_from(0, 3);
     std::optional<Hesitation> hesitation;
@@ -170,7 +170,9 @@ TEST_CASE("strided sources") {
   });
 }
 
-TEST_CASE("what does not fit is refused on every rank, with each one's merge, dtype and shape, and the group goes on") {
+TEST_CASE(
+    "invalid combinations are refused on every rank, with the merge, dtype and shape of each, and the group remains "
+    "usable") {
   run_ranks(4, [](SyncGroup& group) {
     const std::vector<int> all = ranks_from(0, 4);
     const int me = group.rank();
@@ -199,12 +201,12 @@ TEST_CASE("what does not fit is refused on every rank, with each one's merge, dt
     refused(group, usual, merge::concat(0), me == 1 ? std::vector<int>{1, 0, 2, 3} : all, Kind::rank_mismatch,
             {"lists"});
     refused(group, usual, merge::concat(0), {0, 1, 2, 9}, Kind::argument, {"rank 9"});
-    // One dimension, counted from either end.
+    // Both values name the same dimension, counted from either end.
     merge_and_check(group, all, me % 2 == 0 ? merge::concat(1) : merge::concat(-1), patterns(DType::f32, {4, 8}, 3));
   });
 }
 
-TEST_CASE("a merge into the caller's tensor, and one that it does not fit into") {
+TEST_CASE("a merge into the caller's tensor, and one that does not fit into it") {
   run_ranks(4, [](SyncGroup& group) {
     const std::vector<int> ranks = ranks_from(1, 4);
     const Merge merges[] = {merge::concat(0), merge::max(), merge::first()};
@@ -239,12 +241,12 @@ TEST_CASE("\"same\" names the ranks that differ in a bit") {
   });
 }
 
-TEST_CASE("different merges and a gather at once, by disjoint lists, and ranks in none") {
+TEST_CASE("different merges and a gather at once, on disjoint lists, and ranks in no list") {
   run_ranks(7, [](SyncGroup& group) {
     const std::vector<std::vector<int>> lists = {{1, 0}, {5, 2}, {3}, {6, 4}};
     for (int round = 0; round < 4; ++round) {
       for (std::size_t i = 0; i < lists.size(); ++i) {
-        // Every list in its turn has nothing to do.
+        // Each list in turn has no work.
         if (std::ranges::find(lists[i], group.rank()) == lists[i].end()) continue;
         if (i == static_cast<std::size_t>(round)) {
           const Tensor unused = pattern(DType::u8, {1}, 0);
@@ -264,7 +266,7 @@ TEST_CASE("different merges and a gather at once, by disjoint lists, and ranks i
   });
 }
 
-TEST_CASE("a rank of the list in another call is an error on all") {
+TEST_CASE("a rank of the list in another call is an error on all ranks") {
   run_ranks(3, [](SyncGroup& group) {
     const Tensor mine = pattern(DType::f32, {10}, 1);
     error_of(ErrorKind::rank_mismatch, {"rank 2 merge_tensor_parallel"}, [&] {
@@ -277,7 +279,7 @@ TEST_CASE("a rank of the list in another call is an error on all") {
   });
 }
 
-TEST_CASE("results stay as they were while others are merged; their memory comes back") {
+TEST_CASE("results are unchanged while others are merged, and their memory is returned") {
   run_ranks(3, [](SyncGroup& group) {
     const std::vector<int> ranks = ranks_from(0, 3);
     std::vector<Merged> kept;
@@ -323,7 +325,7 @@ TEST_CASE("a merged tensor outlives its result, the group and the other ranks") 
   });
 }
 
-TEST_CASE("a forked child looks at the result, and its end changes nothing") {
+TEST_CASE("a forked child reads the result, and its exit changes nothing") {
   run_ranks(2, [](SyncGroup& group) {
     const std::vector<int> ranks = ranks_from(0, 2);
     const auto make = patterns(DType::u8, {500000}, 1);
@@ -336,14 +338,14 @@ TEST_CASE("a forked child looks at the result, and its end changes nothing") {
       });
       RANK_CHECK(child.wait(std::chrono::seconds(10)).front().ok());
     }
-    // Were the slot free now, this would be written over it.
+    // If the slot were free, this merge would overwrite it.
     merge_and_check(group, ranks, merge::concat(0), patterns(DType::u8, {500000}, 2));
     if (group.rank() == 0)
       RANK_CHECK(bitwise_equal(*merged.tensor(), merge_model(merge::concat(0), {make(0), make(1)})));
   });
 }
 
-TEST_CASE("sources in an arena are merged like others") {
+TEST_CASE("sources in an arena are merged like any others") {
   run_ranks(3, [](SyncGroup& group) {
     SharedArena arena(8 << 20);
     for (int round = 0; round < 3; ++round) {
@@ -360,7 +362,7 @@ TEST_CASE("sources in an arena are merged like others") {
   });
 }
 
-TEST_CASE("the first rank's own tensor is borrowed or copied where nothing moves") {
+TEST_CASE("the root's own tensor is borrowed or copied when no data is moved") {
   run_ranks(2, [](SyncGroup& group) {
     const Tensor mine = pattern(DType::f32, {5, 6}, 1);
     for (const Merge& merge : {merge::same(), merge::first()}) {

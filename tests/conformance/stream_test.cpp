@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every stream must do: 1, 2, 4 and 7 ranks, each as the first, layers of all kinds, in one part and in many.
+// Requirements for every stream: 1, 2, 4 and 7 ranks, each rank as root, layers of all kinds, in one part and in many.
 
 #include <doctest/doctest.h>
 
@@ -18,7 +18,7 @@ using namespace muster::test;
 
 namespace {
 
-/// Of every kind: nested values, scalars, empty tensors, all dtypes, absent ones.
+/// Layers of every kind: nested values, scalars, empty tensors, all dtypes, absent layers.
 Config layer_of_stream(int rank, std::uint64_t layer) {
   if ((static_cast<std::uint64_t>(rank) + layer) % 5 == 4) return {};
   Config config = Config::object({{"rank", rank},
@@ -36,13 +36,13 @@ Config layer_of_stream(int rank, std::uint64_t layer) {
 
 }  // namespace
 
-TEST_CASE("each rank as the first, layers of every kind, several streams of one group") {
+TEST_CASE("each rank as root, layers of every kind, several streams of one group") {
   for (const int size : group_sizes) {
     CAPTURE(size);
     run_ranks(size, [&](SyncGroup& group) {
       for (int first = 0; first < size; ++first) {
         const StreamReport report = stream_and_check(group, ranks_from(first, size), 24, layer_of_stream);
-        // A route may need a preflight once.
+        // A route may need one preflight.
         RANK_CHECK(report.rounds >= 2);
         RANK_CHECK(report.rounds <= (first == 0 ? 5 : 3));
         RANK_CHECK(report.route != Route::automatic);
@@ -53,7 +53,7 @@ TEST_CASE("each rank as the first, layers of every kind, several streams of one 
   }
 }
 
-TEST_CASE("a budget of 256 KiB and tensors of 5 MiB: parts and slices are the same layer again") {
+TEST_CASE("a budget of 256 KiB and tensors of 5 MiB: parts and slices join into the same layer") {
   for (const int size : {1, 2, 4}) {
     CAPTURE(size);
     run_ranks(size, [&](SyncGroup& group) {
@@ -77,7 +77,7 @@ TEST_CASE("a budget of 256 KiB and tensors of 5 MiB: parts and slices are the sa
   }
 }
 
-TEST_CASE("partners that are stopped and go on at any moment: every layer is whole") {
+TEST_CASE("partners that are stopped and continued at any moment: every layer is complete") {
   for (const int slow : {0, 2}) {
     run_ranks(3, [&](SyncGroup& group) {
       std::optional<Hesitation> hesitation;
@@ -103,7 +103,7 @@ TEST_CASE("all dtypes cut by rows and flat, packed ones with odd rows") {
   });
 }
 
-TEST_CASE("strided sources, whole and cut, on senders and on the first rank") {
+TEST_CASE("strided sources, whole and cut, on senders and on the root") {
   run_ranks(3, [](SyncGroup& group) {
     const Model model = [](int rank, std::uint64_t layer) {
       const Tensor base = pattern(DType::f32, {300, 400}, seed_of(rank, layer));
@@ -132,7 +132,7 @@ TEST_CASE("layers of other sizes on each rank, random trees, depths of 1 to 5") 
   }
 }
 
-TEST_CASE("budgets that grow and shrink from stream to stream") {
+TEST_CASE("budgets that grow and shrink between streams") {
   run_ranks(3, [](SyncGroup& group) {
     const Model model = [](int rank, std::uint64_t layer) {
       return Config::object({{"w", pattern(DType::u8, {300, 1000}, seed_of(rank, layer))}});
@@ -146,7 +146,7 @@ TEST_CASE("budgets that grow and shrink from stream to stream") {
   });
 }
 
-TEST_CASE("disjoint lists with budgets of their own, and ranks in none") {
+TEST_CASE("disjoint lists with their own budgets, and ranks in no list") {
   run_ranks(7, [](SyncGroup& group) {
     const std::vector<std::vector<int>> lists = {{2, 0}, {5, 1, 6}, {4}};
     std::vector<int> mine;
@@ -162,12 +162,12 @@ TEST_CASE("disjoint lists with budgets of their own, and ranks in none") {
       const StreamReport report = stream_and_check(group, mine, 5 + 5 * mine.size(), model, {.memory_budget = budget});
       if (mine.empty()) RANK_CHECK(report.parts == 0);
     }
-    // Rank 3 passes somebody else's list.
+    // Rank 3 passes a list that it is not in.
     stream_and_check(group, {0, 1}, 3, model);
   });
 }
 
-TEST_CASE("arena tensors are the sender's own again when the stream is over") {
+TEST_CASE("arena tensors belong to the sender again when the stream has ended") {
   run_ranks(3, [](SyncGroup& group) {
     SharedArena arena(8_MiB);
     std::vector<Tensor> layers;
@@ -187,7 +187,7 @@ TEST_CASE("arena tensors are the sender's own again when the stream is over") {
   });
 }
 
-TEST_CASE("the first rank's own tensors are views of its own memory") {
+TEST_CASE("the root's own tensors are views of its own memory") {
   run_ranks(2, [](SyncGroup& group) {
     const Tensor mine = pattern(DType::f32, {64, 1024}, 1);
     const auto source = layers_of(1, [&](std::uint64_t) { return Config::object({{"w", mine}}); });
@@ -203,7 +203,7 @@ TEST_CASE("the first rank's own tensors are views of its own memory") {
   });
 }
 
-TEST_CASE("arguments: everybody hears the same, and the group goes on") {
+TEST_CASE("invalid arguments: all ranks get the same error, and the group remains usable") {
   run_ranks(3, [](SyncGroup& group) {
     const auto refused = [&](ErrorKind kind, const std::string& part, const std::function<void()>& call) {
       error_of(kind, {part}, call);

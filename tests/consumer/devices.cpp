@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A program with tensors on devices, built against an installed Muster: without a toolkit, and run with or without a
-// device.
+// A program with tensors on devices, built against an installed Muster without a CUDA toolkit, and run with or without
+// a device.
 
 #include <muster/cuda.hpp>
 #include <muster/error.hpp>

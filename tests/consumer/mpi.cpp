@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A program outside of the project that is a program of MPI.
+// An MPI program outside the project.
 #include <muster/mpi.hpp>
 
 #include <cstdio>

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # usage: run.sh BUILD-FOLDER COMPILER...
-# Installs Muster into a temporary folder, builds a project against it that knows nothing but pkg-config, and runs it;
-# then the same with CMake. What the manuals show is compiled, too.
+# Installs Muster into a temporary folder, builds a project against it that uses only pkg-config, and runs it; then the
+# same with CMake. It also compiles the examples in the manuals.
 set -euo pipefail
 build=$1
 shift
@@ -20,7 +20,7 @@ export PKG_CONFIG_PATH=${config%/*}
 version=$(pkg-config --modversion muster)
 read -ra cflags < <(pkg-config --cflags muster)
 read -ra libs < <(pkg-config --libs muster)
-# A build with sanitizers makes a library that wants them in the program too.
+# If the library is built with sanitizers, the program needs them, too.
 sanitize=$(meson introspect "$build" --buildoptions |
   python3 -c 'import json, sys; print([o["value"] for o in json.load(sys.stdin) if o["name"] == "b_sanitize"][0])')
 [ "$sanitize" = none ] || cflags+=("-fsanitize=$sanitize")
@@ -29,7 +29,7 @@ library=$(find "$place" -name 'libmuster.so' -printf '%h')
 
 bash "$here/snippets.sh" "$here/../.." "$@" "${cflags[@]}"
 
-# What needs devices is a library of its own, and needs no toolkit.
+# Code for devices is in a separate library, which needs no toolkit.
 if pkg-config --exists muster-cuda; then
   read -ra device_libs < <(pkg-config --libs muster-cuda)
   "$@" -std=c++20 -Wall -Wextra -Werror "${cflags[@]}" "$here/devices.cpp" -o "$place/devices" "${device_libs[@]}" \
@@ -37,7 +37,7 @@ if pkg-config --exists muster-cuda; then
   "$place/devices"
 fi
 
-# The libraries give nothing of the libraries that they are made with, and a program needs nothing that is Muster's own.
+# The libraries export no symbols of their dependencies, and a program needs no private symbols of Muster.
 for file in "$library"/libmuster*.so; do
   foreign=$(nm -DC --defined-only "$file" | cut -c20- |
     grep -vE '^((non-virtual thunk to|vtable for|VTT for|typeinfo for|typeinfo name for|guard variable for) )?muster(::|_hdf5_)|^MUSTER_') || true
@@ -55,11 +55,11 @@ private=$(nm -D --with-symbol-versions --undefined-only "$place/consumer" | grep
 program=$(find "$place" -name muster -type f -path '*bin*')
 said=$("$place/consumer" "$place/state.h5")
 [ "$said" = "$version" ]
-# The installed program finds its library by itself.
+# The installed program finds its library without environment variables.
 said=$("$program" --version)
 [ "$said" = "muster $version" ]
 export LD_LIBRARY_PATH=$library
-# Where there is MPI: a program of it, which knows nothing but the other pkg-config file.
+# If MPI is available: an MPI program, which uses only the other pkg-config file.
 if pkg-config --exists muster-mpi; then
   read -r package _ < <(pkg-config --print-requires muster-mpi | grep -v '^muster' || echo mpi)
   read -ra mpi < <(pkg-config --cflags "$package")
@@ -75,13 +75,13 @@ if pkg-config --exists muster-mpi; then
     echo "the program of MPI was built, and not run"
   fi
 fi
-# The same program by the package file, which finds the moved tree by its own place.
+# The same program with the CMake package file, which finds the moved tree relative to itself.
 package=$(find "$place" -name musterConfig.cmake)
 devices=OFF
 [ -z "$(find "$place" -name libmuster-cuda.so)" ] || devices=ON
 flags=
 [ "$sanitize" = none ] || flags=-fsanitize=$sanitize
-# The compiler may come with a wrapper (ccache) before it.
+# The compiler may have a wrapper (ccache) in front.
 CXX=${*: -1} cmake -S "$here" -B "$place/cmake" -Dmuster_DIR="${package%/*}" -DWITH_DEVICES=$devices \
   -DCMAKE_CXX_FLAGS="$flags" >"$place/cmake.log" 2>&1 &&
   cmake --build "$place/cmake" >>"$place/cmake.log" 2>&1 || {

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # usage: snippets.sh SOURCE-ROOT COMPILER-WITH-FLAGS...
-# Compiles what README.md and the manuals show of the library: each block of C++ is a function's body, after the names
-# that its text speaks of; one that is marked as a program is whole.
+# Compiles the C++ examples in README.md and the manuals. Each block is compiled as the body of a function, after
+# declarations of the names in its text. A block that is marked as a program is compiled on its own.
 set -euo pipefail
 root=$1
 shift

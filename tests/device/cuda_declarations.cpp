@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// src/device/driver_api.hpp against NVIDIA's cuda.h: it compiles, or it is wrong.
+// Compares src/device/driver_api.hpp with NVIDIA's cuda.h. A difference is a compile error.
 
 #include <cuda.h>
 

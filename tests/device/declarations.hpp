@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Whether a function that we have declared can be called as the one of the real header.
+// Compares the type of our declaration of a function with that of the real header.
 
 #include <type_traits>
 
 namespace muster::test {
 
-/// The same for the machine: both pointers, or numbers of one size, or structures of one size.
+/// Returns whether both types are passed alike in a call: both pointers, or numbers of equal size, or structures of
+/// equal size.
 template <class Ours, class Theirs>
 constexpr bool is_passed_alike() {
   if constexpr (std::is_same_v<Ours, Theirs>)

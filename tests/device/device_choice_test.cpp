@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the device route decides without a device: how a sender's tensors reach the first rank's device, and which
-// strides a device can copy.
+// Decisions of the device route that need no device: the method by which a sender's tensors reach the root's device,
+// and the strides that a device can copy.
 
 #include "doctest/doctest.h"
 #include "muster/cuda.hpp"
@@ -13,7 +13,7 @@ using namespace muster::cuda;
 
 namespace {
 
-/// A rank that could go every way.
+/// A rank that could use every method.
 DeviceFacts able(std::uint64_t device) {
   DeviceFacts facts;
   facts.is_known = facts.has_tensors = facts.is_exportable = facts.is_contiguous = facts.has_nccl = true;
@@ -36,7 +36,7 @@ TensorView strided(DType dtype, Shape shape, Strides strides) {
 
 }  // namespace
 
-TEST_CASE("facts survive their way through a record") {
+TEST_CASE("facts are restored from a record") {
   for (unsigned bits = 0; bits < 128; ++bits) {
     for (const Way forced : {Way::nothing, Way::staging, Way::ipc, Way::nccl}) {
       DeviceFacts facts;
@@ -57,31 +57,31 @@ TEST_CASE("facts survive their way through a record") {
   CHECK(get_facts(gather::Record{}) == DeviceFacts{});
 }
 
-TEST_CASE("tensors that land on the host are staged, whatever else could be") {
+TEST_CASE("tensors whose destination is the host are staged, whatever else is possible") {
   std::vector<DeviceFacts> facts{able(1), here(2), able(3)};
   for (DeviceFacts& each : facts) each.landing = Landing::host;
   CHECK(choose_ways(facts) == Ways{Way::nothing, Way::staging, Way::staging});
 }
 
-TEST_CASE("ranks without tensors go no way, and do not disturb") {
+TEST_CASE("ranks without tensors use no method, and do not affect the others") {
   DeviceFacts nobody;
   CHECK(choose_ways(std::vector{nobody, nobody}) == Ways{Way::nothing, Way::nothing});
   CHECK(choose_ways(std::vector{able(1), nobody, here(2)}) == Ways{Way::nothing, Way::nothing, Way::ipc});
-  // The first rank has said nothing: IPC is found out, NCCL is not dared.
+  // The root has no facts: IPC is tried, and NCCL is not used.
   CHECK(choose_ways(std::vector{nobody, here(2), able(3)}) == Ways{Way::nothing, Way::ipc, Way::staging});
 }
 
-TEST_CASE("on the first rank's host by IPC, also on one device") {
+TEST_CASE("ranks on the root's host use IPC, also on one device") {
   CHECK(choose_ways(std::vector{able(1), here(1), here(1)}) == Ways{Way::nothing, Way::ipc, Way::ipc});
   DeviceFacts pool = here(2);
   pool.is_exportable = false;
   CHECK(choose_ways(std::vector{able(1), pool, here(3)}) == Ways{Way::nothing, Way::staging, Way::ipc});
 }
 
-TEST_CASE("from other hosts by NCCL where all have it and a device each") {
+TEST_CASE("ranks on other hosts use NCCL if all have it and a separate device") {
   CHECK(choose_ways(std::vector{able(1), here(1), able(2), able(3)}) ==
         Ways{Way::nothing, Way::ipc, Way::nccl, Way::nccl});
-  // Two ranks on one device: NCCL refuses that.
+  // Two ranks on one device, which NCCL refuses.
   CHECK(choose_ways(std::vector{able(1), able(2), able(2)}) == Ways{Way::nothing, Way::staging, Way::staging});
   CHECK(choose_ways(std::vector{able(2), able(2)}) == Ways{Way::nothing, Way::staging});
   for (const bool has_nccl : {false, true}) {
@@ -95,7 +95,7 @@ TEST_CASE("from other hosts by NCCL where all have it and a device each") {
   CHECK(choose_ways(facts) == Ways{Way::nothing, Way::staging});
 }
 
-TEST_CASE("a forced way is taken or refused, on all ranks alike") {
+TEST_CASE("a forced method is used or refused, on all ranks alike") {
   const auto forced = [](std::vector<DeviceFacts> facts, Way way) {
     for (DeviceFacts& each : facts) each.forced = way;
     return facts;
@@ -114,13 +114,13 @@ TEST_CASE("a forced way is taken or refused, on all ranks alike") {
   test::words_of(ErrorKind::rank_mismatch, [&] { (void)choose_ways(differ); });
 }
 
-TEST_CASE("strides that a device copies in one go") {
+TEST_CASE("strides that a device copies in one operation") {
   CHECK(pitched(strided(DType::f32, {4, 6}, {})) == Pitched{96, 1, 96});
   CHECK(pitched(strided(DType::f32, {4, 6}, {8, 1})) == Pitched{24, 4, 32});          // rows with gaps
   CHECK(pitched(strided(DType::bf16, {4, 6}, {24, 2})) == std::nullopt);              // gaps in two dimensions
   CHECK(pitched(strided(DType::bf16, {4, 6}, {12, 2})) == Pitched{2, 24, 4});         // every second element
   CHECK(pitched(strided(DType::f32, {2, 3, 5}, {24, 8, 1})) == Pitched{20, 6, 32});   // rows of two dimensions
-  CHECK(pitched(strided(DType::f32, {2, 3, 5}, {32, 8, 1})) == std::nullopt);         // they are not evenly apart
+  CHECK(pitched(strided(DType::f32, {2, 3, 5}, {32, 8, 1})) == std::nullopt);         // the gaps are unequal
   CHECK(pitched(strided(DType::f32, {2, 3, 5}, {32, 5, 1})) == Pitched{60, 2, 128});  // inner dimensions without gaps
   CHECK(pitched(strided(DType::f32, {6, 4}, {1, 6})) == std::nullopt);                // a transpose
   CHECK(pitched(strided(DType::f32, {4, 6}, {-6, 1})) == std::nullopt);
@@ -129,7 +129,7 @@ TEST_CASE("strides that a device copies in one go") {
   CHECK_THROWS_AS(require_pitched(strided(DType::f32, {6, 4}, {1, 6})), Error);
 }
 
-TEST_CASE("without a driver: what is there says so") {
+TEST_CASE("without a driver, an error reports which component is missing") {
   if (cuda_available()) return;
   CHECK_FALSE(cuda_obstacle().empty());
   const int number = 1;
@@ -137,7 +137,7 @@ TEST_CASE("without a driver: what is there says so") {
   CHECK_THROWS_AS(cuda_allocate(DType::u8, {4}, 0), Error);
   CHECK(examine_cuda().obstacle == cuda_obstacle());
   CHECK(examine_cuda().driver.empty());
-  // Tensors of the host do not need one.
+  // Tensors in host memory do not need one.
   const TensorView view(DType::i32, {1}, &number);
   CHECK(bitwise_equal(copy_to_host(view), view));
 }

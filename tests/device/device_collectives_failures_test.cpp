@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What goes wrong with collectives of tensors on devices: what ranks disagree about, NCCL that fails, ranks that are
-// killed; over a fake driver and a fake NCCL (fake/).
+// Failures of collectives on devices: ranks that disagree, NCCL errors, and killed ranks; over a fake driver and a fake
+// NCCL (fake/).
 
 #include <csignal>
 #include <random>
@@ -20,7 +20,7 @@ Tensor mine_of(const ProcessGroup& group, std::int64_t count = 1000) {
   return on_device(Tensor::take(std::vector<float>(static_cast<std::size_t>(count), 1)), group.rank());
 }
 
-/// The same error of all ranks, after which the group does what it did before.
+/// Requires the same error on all ranks, after which the group works as before.
 void refused(ProcessGroup& group, ErrorKind kind, const std::vector<std::string>& parts,
              const std::function<void()>& call) {
   error_of(kind, parts, call);
@@ -32,7 +32,7 @@ void refused(ProcessGroup& group, ErrorKind kind, const std::vector<std::string>
 
 }  // namespace
 
-TEST_CASE("what ranks disagree about, and what cannot be, is every rank's error before a byte moves") {
+TEST_CASE("contradictory and invalid arguments are an error on every rank before a byte is moved") {
   const Setting devices("FAKE_CUDA_DEVICES", "4");
   run_ranks(3, [](SyncGroup& outer) {
     ProcessGroup group(outer);
@@ -73,13 +73,13 @@ TEST_CASE("what ranks disagree about, and what cannot be, is every rank's error 
     });
     refuse(ErrorKind::unsupported, {"rank 0", "rank 2", "are on one device"},
            [&] { (void)group.all_gather(on_device(here, self % 2)); });
-    // What is for host memory.
+    // Calls for host memory only.
     refuse(ErrorKind::unsupported, {"copy_to_host"}, [&] { (void)group.all_reduce_shared(there); });
     refuse(ErrorKind::unsupported, {"copy_to_host"}, [&] { (void)group.all_gather_shared(there); });
     refuse(ErrorKind::argument, {"copy it to the host"}, [&] { (void)group.broadcast_config(Config(there), 0); });
     if (self == 0) error_of(ErrorKind::unsupported, {"send", "copy_to_host"}, [&] { group.send(there, 1); });
     if (self == 1) error_of(ErrorKind::unsupported, {"recv", "copy_to_host"}, [&] { (void)group.recv(there, 0); });
-    // Memory that one rank has not.
+    // One rank does not have enough memory.
     const Tensor large = mine_of(group, 30000);
     refuse(ErrorKind::no_space, {"bytes on cuda:1 are needed"}, [&] {
       (void)trim(group.group());
@@ -89,7 +89,7 @@ TEST_CASE("what ranks disagree about, and what cannot be, is every rank's error 
   });
 }
 
-TEST_CASE("NCCL that fails on one rank fails the group, at once, and leaves no batch open") {
+TEST_CASE("an NCCL failure on one rank fails the group at once, and leaves no batch open") {
   const Setting devices("FAKE_CUDA_DEVICES", "4");
   struct Failing {
     const char* name;
@@ -113,7 +113,7 @@ TEST_CASE("NCCL that fails on one rank fails the group, at once, and leaves no b
         RANK_CHECK(fake<int()>("libnccl.so.2", "fake_nccl_depth")() == 0);
         ::unsetenv(failing.name);
         error_of(ErrorKind::io, {}, [&] { group.barrier(); });
-        // What was in the stream has ended.
+        // Earlier work in the stream has ended.
         (void)copy_to_host(tensor);
       }
       ProcessGroup group(outer);
@@ -123,7 +123,7 @@ TEST_CASE("NCCL that fails on one rank fails the group, at once, and leaves no b
   }
 }
 
-TEST_CASE("NCCL that cannot make an identity: every rank hears of it, the group goes on") {
+TEST_CASE("NCCL that cannot create an ID: every rank receives the error, and the group remains usable") {
   const Setting devices("FAKE_CUDA_DEVICES", "4");
   run_ranks(2, [](SyncGroup& outer) {
     ProcessGroup group(outer);
@@ -136,7 +136,7 @@ TEST_CASE("NCCL that cannot make an identity: every rank hears of it, the group 
   });
 }
 
-TEST_CASE("a rank that never comes to NCCL's meeting ends in a timeout") {
+TEST_CASE("a rank that never joins the NCCL communicator ends in a timeout") {
   const Setting devices("FAKE_CUDA_DEVICES", "4");
   run_ranks(2, [](SyncGroup& outer) {
     ProcessGroup group(outer);
@@ -147,7 +147,7 @@ TEST_CASE("a rank that never comes to NCCL's meeting ends in a timeout") {
   });
 }
 
-TEST_CASE("a network that fails between devices is heard of by the next call") {
+TEST_CASE("a network failure between devices is reported by the next call") {
   const Setting devices("FAKE_CUDA_DEVICES", "4");
   run_ranks(2, [](SyncGroup& outer) {
     ProcessGroup group(outer);
@@ -162,7 +162,7 @@ TEST_CASE("a network that fails between devices is heard of by the next call") {
   });
 }
 
-TEST_CASE("a rank that is killed before a call or in its middle is named by all, and no stream waits for it") {
+TEST_CASE("a rank that is killed before or during a call is named by all, and no stream waits for it") {
   const Setting devices("FAKE_CUDA_DEVICES", "4");
   std::mt19937 random(2026);
   constexpr int victim = 2;
@@ -196,7 +196,7 @@ TEST_CASE("a rank that is killed before a call or in its middle is named by all,
   }
 }
 
-TEST_CASE("a rank that is killed while the others' devices wait for its: named by whatever call comes next") {
+TEST_CASE("a rank that is killed while other devices wait for its device is named by the next call, whichever it is") {
   const Setting devices("FAKE_CUDA_DEVICES", "4");
   constexpr int victim = 1;
   const auto ended = try_ranks(
@@ -207,7 +207,7 @@ TEST_CASE("a rank that is killed while the others' devices wait for its: named b
         const Tensor tensor = mine_of(group);
         group.all_reduce(tensor);
         (void)copy_to_host(tensor);
-        // Its device does nothing any more: the call is in its stream, and stays there.
+        // Its device stops: the call remains in its stream.
         if (group.rank() == victim) ::setenv("FAKE_CUDA_HANG", "1", 1);
         const auto since = std::chrono::steady_clock::now();
         const Error error = error_of([&] {
@@ -215,7 +215,7 @@ TEST_CASE("a rank that is killed while the others' devices wait for its: named b
           if (group.rank() == victim) ::raise(SIGKILL);
           if (group.rank() == 0)
             group.barrier();
-          else  // a message of host memory
+          else  // a message in host memory
             (void)group.recv(Tensor::allocate(DType::u8, {1}), victim);
         });
         check_named(error, since, victim, pid, 1s);
@@ -225,7 +225,7 @@ TEST_CASE("a rank that is killed while the others' devices wait for its: named b
   check_ended(ended, {victim});
 }
 
-TEST_CASE("who waits for devices hears of a death and of the deadline; CUDA's own waits would not end") {
+TEST_CASE("a wait for devices ends with the death of a rank and at the deadline; CUDA's own waits would not end") {
   const Setting devices("FAKE_CUDA_DEVICES", "4");
   for (const bool is_killed : {true, false}) {
     const auto ended = try_ranks(
@@ -254,7 +254,7 @@ TEST_CASE("who waits for devices hears of a death and of the deadline; CUDA's ow
   }
 }
 
-TEST_CASE("a rank that is stopped is named by the deadline, as stopped") {
+TEST_CASE("a rank that is stopped is named at the deadline, as stopped") {
   const Setting devices("FAKE_CUDA_DEVICES", "4");
   run_ranks(3,
             [](SyncGroup& outer) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives of tensors on devices, between real processes, over a fake driver and a fake NCCL (fake/): each call
-// beside the same one in host memory; order in streams.
+// Collectives of tensors on devices, between real processes, over a fake driver and a fake NCCL (fake/). Each call is
+// compared with the same call in host memory; the order in streams is checked.
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -21,7 +21,7 @@ const DType nccl_dtypes[] = {DType::i8,  DType::u8,  DType::i32,  DType::u32, DT
                              DType::u64, DType::f16, DType::bf16, DType::f32, DType::f64};
 const ReduceOp ops[] = {ReduceOp::sum, ReduceOp::product, ReduceOp::min, ReduceOp::max, ReduceOp::average};
 
-/// 0, 1 and 2, which every dtype has, with their sums and products of four ranks.
+/// Numbers 0, 1 and 2. Every dtype represents them, and their sums and products over four ranks.
 Tensor numbers(DType dtype, const Shape& shape, int rank) {
   const Tensor tensor = Tensor::allocate(dtype, shape);
   const std::size_t bytes = itemsize(dtype);
@@ -42,20 +42,20 @@ Tensor numbers(DType dtype, const Shape& shape, int rank) {
   return tensor;
 }
 
-/// Where a call's tensors are: it takes one there.
+/// Places a tensor where the call needs it.
 using At = std::function<Tensor(const Tensor&)>;
-/// A call, with tensors of this kind; what it gives and writes.
+/// Makes a call with tensors from `At`, and returns its results and written tensors.
 using Call = std::function<std::vector<Tensor>(ProcessGroup&, const At&)>;
 
-/// The other ranks may need what this rank's device has not done: a fake one does nothing unless it is asked.
+/// Other ranks may need pending work of this rank's device, and a fake device makes progress only when it is queried.
 void wait_for_stream(int device) {
   (void)copy_to_host(device_pattern(DType::u8, {1}, 1, device));
 }
 
-/// The same in host memory and on this rank's device.
+/// Compares the call in host memory with the same call on this rank's device.
 void check_alike(ProcessGroup& group, const Call& call) {
   const std::vector<Tensor> expected = call(group, [](const Tensor& tensor) { return Tensor::copy_of(tensor); });
-  std::vector<Tensor> given;  // inputs stay until the device has read them
+  std::vector<Tensor> given;  // inputs live until the device has read them
   const std::vector<Tensor> got =
       call(group, [&](const Tensor& tensor) { return given.emplace_back(on_device(tensor, group.rank())); });
   wait_for_stream(group.rank());
@@ -190,7 +190,7 @@ TEST_CASE("each call gives what it gives in host memory") {
       check([&](ProcessGroup& all, const At& at) {
         return std::vector{all.all_to_allv(mine(at, {rows, 3}), extents)};
       });
-      // What is only moved may be of any dtype.
+      // Calls that only move data accept any dtype.
       for (const DType dtype : {DType::boolean, DType::i16, DType::f8_e4m3fn, DType::u4, DType::complex64})
         check([&](ProcessGroup& all, const At& at) {
           return std::vector{all.all_gather(at(pattern(dtype, {3, 4}, static_cast<std::uint64_t>(all.rank()))), 1)};
@@ -199,7 +199,7 @@ TEST_CASE("each call gives what it gives in host memory") {
     });
 }
 
-TEST_CASE("a call comes behind what its stream has, and does not wait for it") {
+TEST_CASE("a call runs after the queued work of its stream, and does not wait for it") {
   with_devices(2, [](ProcessGroup& group) {
     const std::vector<std::uint64_t> seeds = many_seeds(static_cast<std::uint64_t>(group.rank()), 2);
     const std::vector<Tensor> work = work_of(seeds);
@@ -209,12 +209,12 @@ TEST_CASE("a call comes behind what its stream has, and does not wait for it") {
     Tensor all;
     {
       const CudaStreamScope scope(stream.handle());
-      all = group.all_gather(mine);  // NCCL has met
+      all = group.all_gather(mine);  // the NCCL communicator exists now
       (void)copy_to_host(all);
       stream.write_all(mine, work);
       all = group.all_gather(mine);
     }
-    // In order, whatever stream is named: this one reads what that one writes.
+    // Calls run in order, whichever stream is named: this one reads the result of the other.
     Tensor again;
     {
       const CudaStreamScope scope(another.handle());
@@ -227,7 +227,7 @@ TEST_CASE("a call comes behind what its stream has, and does not wait for it") {
   });
 }
 
-TEST_CASE("results whose memory is used again, in streams that do not wait for each other") {
+TEST_CASE("results whose memory is reused, in streams that do not wait for each other") {
   with_devices(2, [](ProcessGroup& group) {
     const UserStream streams[] = {UserStream(group.rank()), UserStream(group.rank())};
     const Tensor mine = device_pattern(DType::u8, {50000}, static_cast<std::uint64_t>(group.rank()), group.rank());
@@ -243,7 +243,7 @@ TEST_CASE("results whose memory is used again, in streams that do not wait for e
   });
 }
 
-TEST_CASE("one communicator for a set of devices, and its end") {
+TEST_CASE("one communicator for a set of devices, and its destruction") {
   with_devices(2, [](ProcessGroup& group) {
     const auto inits = [] { return fake<std::uint64_t()>("libnccl.so.2", "fake_nccl_inits")(); };
     const auto ended = [] { return fake<std::uint64_t()>("libnccl.so.2", "fake_nccl_ended")(); };
@@ -263,7 +263,7 @@ TEST_CASE("one communicator for a set of devices, and its end") {
   });
 }
 
-TEST_CASE("a process that was forked from one that has met by NCCL ends as it should") {
+TEST_CASE("a process forked from one that has an NCCL communicator ends normally") {
   with_devices(2, [](ProcessGroup& group) {
     const Tensor mine = device_pattern(DType::u8, {100}, 1, group.rank());
     std::optional<ProcessGroup> another(std::in_place, group.group());
@@ -282,7 +282,7 @@ TEST_CASE("a process that was forked from one that has met by NCCL ends as it sh
   });
 }
 
-TEST_CASE("the end of a group waits for what its devices have not done") {
+TEST_CASE("the destructor of a group waits for pending work of its devices") {
   with_devices(2, [](ProcessGroup& outer) {
     const auto seed = static_cast<std::uint64_t>(outer.rank());
     const Tensor mine = device_pattern(DType::u8, {300000}, seed, outer.rank());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors on devices that land on the first rank's device, by CUDA IPC, by NCCL, and staged: between real processes,
+// Tensors on devices whose destination is the root's device, by CUDA IPC, by NCCL, and staged: between real processes,
 // over a fake driver and a fake NCCL (fake/).
 
 #include "tests/device/device_ranks.hpp"
@@ -30,7 +30,7 @@ void check_layer(const Config& layer, int rank, std::uint64_t round, int device)
   RANK_CHECK(is_pattern(copy_to_host(layer.at("b").as_tensor()), DType::f32, {77}, seed + 1));
 }
 
-/// Gathers a few times, each rank from a device of its own, and says what each rank explained last.
+/// Gathers several times, each rank from its own device. Each rank reports its last explain() text.
 std::vector<Ended> gather_rounds(int size, int rounds, const std::function<void(SyncGroup&)>& after = {}) {
   return try_ranks(size, [&](SyncGroup& group) {
     const int device = group.rank() % cuda::device_count();
@@ -58,9 +58,10 @@ void check_all(const std::vector<Ended>& ended, int from, const std::string& wor
 
 }  // namespace
 
-TEST_CASE("on one host by CUDA IPC: opened once, however often") {
+TEST_CASE("on one host by CUDA IPC: an allocation is opened once, however often it is used") {
   const std::vector<Ended> ended = gather_rounds(3, 4, [](SyncGroup& group) {
-    // Layers are allocated anew each round; their memory is told apart from what was at the same address.
+    // Layers are allocated again in each round. Their memory must not be confused with earlier memory at the same
+    // address.
     if (group.rank() == 0) RANK_CHECK(still_open("opened") <= 2 * 2 * 2);
     group.barrier();
     trim(group);
@@ -69,7 +70,7 @@ TEST_CASE("on one host by CUDA IPC: opened once, however often") {
   check_all(ended, 1, "CUDA IPC");
 }
 
-TEST_CASE("an allocation that stays is opened once; one that is gone is closed") {
+TEST_CASE("an allocation that remains is opened once; one that was freed is closed") {
   run_ranks(2, [](SyncGroup& group) {
     {
       const Tensor mine = device_pattern(DType::u8, {4096}, static_cast<std::uint64_t>(group.rank()), group.rank());
@@ -86,7 +87,7 @@ TEST_CASE("an allocation that stays is opened once; one that is gone is closed")
   });
 }
 
-TEST_CASE("more allocations in one exchange than stay open after it") {
+TEST_CASE("more allocations in one exchange than remain open after it") {
   run_ranks(2, [](SyncGroup& group) {
     const std::vector<int> ranks = all_of(group);
     Config mine = Config::array();
@@ -107,7 +108,7 @@ TEST_CASE("several ranks on one device: IPC") {
   check_all(gather_rounds(3, 2), 1, "CUDA IPC");
 }
 
-TEST_CASE("IPC is a snapshot: what the caller writes after the call does not show, what it had queued does") {
+TEST_CASE("IPC copies a snapshot: later writes of the caller are not in the result, its queued work is") {
   run_ranks(2, [](SyncGroup& group) {
     const int device = group.rank();
     UserStream stream(device);
@@ -127,12 +128,12 @@ TEST_CASE("IPC is a snapshot: what the caller writes after the call does not sho
   });
 }
 
-TEST_CASE("what cannot be opened is staged, and says so") {
+TEST_CASE("memory that cannot be opened is staged, and explain() reports it") {
   const Setting failing("FAKE_CUDA_FAIL", "cuIpcOpenMemHandle_v2:217");
   check_all(gather_rounds(3, 2), 1, "page-locked shared memory");
 }
 
-TEST_CASE("what cannot be exported, although the driver says it can: staged") {
+TEST_CASE("memory that cannot be exported, although the driver reports that it can, is staged") {
   for (const char* const failing : {"cuIpcGetMemHandle:801", "cuMemGetAddressRange_v2:500"}) {
     CAPTURE(std::string(failing));
     const Setting setting("FAKE_CUDA_FAIL", failing);
@@ -140,7 +141,7 @@ TEST_CASE("what cannot be exported, although the driver says it can: staged") {
   }
 }
 
-TEST_CASE("addresses that the first rank has not heard to be free are closed, and opened anew") {
+TEST_CASE("addresses that were freed without notice to the root are closed, and opened again") {
   run_ranks(2, [](SyncGroup& group) {
     const auto gather = [&](std::uint64_t seed, std::uintptr_t& address, bool fails = false) {
       const Tensor mine = device_pattern(DType::u8, {1 << 20}, seed, group.rank());
@@ -152,7 +153,7 @@ TEST_CASE("addresses that the first rank has not heard to be free are closed, an
     std::uintptr_t before = 0;
     std::uintptr_t after = 0;
     gather(1, before);
-    // The sender's offer, with what is gone, does not arrive.
+    // The sender's offer, which lists freed memory, is lost.
     error_of([&] { gather(2, after, true); });
     ::unsetenv("FAKE_CUDA_FAIL");
     const std::uint64_t opens = calls("cuIpcOpenMemHandle_v2");
@@ -162,7 +163,7 @@ TEST_CASE("addresses that the first rank has not heard to be free are closed, an
   });
 }
 
-TEST_CASE("what was opened is closed when its sender's memory is gone, also where it has not been taken by IPC") {
+TEST_CASE("opened memory is closed when its sender has freed it, even if another method was used") {
   run_ranks(2, [](SyncGroup& group) {
     const auto gather = [&](bool has_two) {
       Config mine = Config::array();
@@ -170,21 +171,21 @@ TEST_CASE("what was opened is closed when its sender's memory is gone, also wher
         mine.push_back(device_pattern(DType::u8, {has_two ? 4096 : 8192}, 1, group.rank()));
       (void)get_configs_parallel(&mine, all_of(group), group, to_device());
     };
-    // The second allocation cannot be opened: all is staged.
+    // The second allocation cannot be opened, so all of it is staged.
     ::setenv("FAKE_CUDA_FAIL", "cuIpcOpenMemHandle_v2:217:2", 1);
     gather(true);
     ::unsetenv("FAKE_CUDA_FAIL");
     if (group.rank() == 0) RANK_CHECK(still_open("opened") == 1);
     gather(false);
     if (group.rank() == 0) RANK_CHECK(still_open("opened") == 1);
-    // From now on by staging.
+    // From here on the method is staging.
     const Setting way("MUSTER_DEVICE_WAY", "staging");
     gather(false);
     RANK_CHECK(still_open("opened") == 0);
   });
 }
 
-TEST_CASE("two groups of the same ranks: what one has open of an address, the other one is staged past") {
+TEST_CASE("two groups of the same ranks: if one has an address open, the other one stages its data") {
   run_ranks(2, [](SyncGroup& group) {
     const auto other = group.duplicate();
     std::uint64_t seed = 1;
@@ -192,7 +193,7 @@ TEST_CASE("two groups of the same ranks: what one has open of an address, the ot
       const Tensor mine = device_pattern(DType::u8, {1 << 20}, ++seed, group.rank());
       gather_patterns(*each, mine, seed, to_device());
     }
-    // The same allocation, opened by both, is closed by both.
+    // Both groups open the same allocation, and both close it.
     const Tensor mine = device_pattern(DType::u8, {1 << 20}, 77, group.rank());
     for (SyncGroup* const each : {&group, other.get(), &group}) {
       gather_patterns(*each, mine, 77, to_device());
@@ -204,7 +205,7 @@ TEST_CASE("two groups of the same ranks: what one has open of an address, the ot
   });
 }
 
-TEST_CASE("own tensors on several devices: what the caller has queued on each comes first") {
+TEST_CASE("own tensors on several devices: work that the caller has queued on each is done first") {
   run_ranks(1, [](SyncGroup& group) {
     const std::vector<Tensor> work = work_of(many_seeds(0, 100));
     Config mine = Config::array();
@@ -213,7 +214,7 @@ TEST_CASE("own tensors on several devices: what the caller has queued on each co
       const Tensor target = cuda_allocate(DType::u8, {100000}, device);
       mine.push_back(target);
       streams.push_back(std::make_unique<UserStream>(device, true));
-      // The second device has more to do: to wait for the first one is not enough.
+      // The second device has more work, so a wait for the first one is not enough.
       for (int times = 0; times <= 3 * device; ++times) streams.back()->write_all(target, work);
     }
     GatherOptions options = to_device();
@@ -227,7 +228,7 @@ TEST_CASE("own tensors on several devices: what the caller has queued on each co
   });
 }
 
-TEST_CASE("memory of a pool cannot be exported: it is staged") {
+TEST_CASE("pool memory cannot be exported: it is staged") {
   run_ranks(2, [](SyncGroup& group) {
     unsigned long long pointer = 0;
     {
@@ -249,19 +250,19 @@ TEST_CASE("staging, forced") {
   check_all(gather_rounds(2, 3), 1, "page-locked");
 }
 
-TEST_CASE("NCCL, forced: one meeting for all rounds") {
+TEST_CASE("NCCL, forced: one communicator for all rounds") {
   const Setting way("MUSTER_DEVICE_WAY", "nccl");
   const Setting devices("FAKE_CUDA_DEVICES", "3");
   const auto after = [](SyncGroup&) {
     RANK_CHECK(nccl_meetings() == 1);
-    // No memory to stage in, but what the test itself has copied by.
+    // No staging memory remains, except that of the test's own copies.
     cuda::pinned_pool_of_process()->trim();
     RANK_CHECK(still_open("host") == 0);
   };
   check_all(gather_rounds(3, 4, after), 1, "NCCL");
 }
 
-TEST_CASE("NCCL moves what is larger than a socket takes at once, and many tensors") {
+TEST_CASE("NCCL moves more data than a socket buffer takes, and many tensors") {
   const Setting way("MUSTER_DEVICE_WAY", "nccl");
   run_ranks(2, [](SyncGroup& group) {
     const auto seed = static_cast<std::uint64_t>(group.rank());
@@ -278,7 +279,7 @@ TEST_CASE("NCCL moves what is larger than a socket takes at once, and many tenso
   });
 }
 
-TEST_CASE("NCCL, forced, with two ranks on one device: refused on all ranks, and the group goes on") {
+TEST_CASE("NCCL, forced, with two ranks on one device: refused on all ranks, and the group remains usable") {
   const Setting way("MUSTER_DEVICE_WAY", "nccl");
   run_ranks(3, [](SyncGroup& group) {
     const Tensor mine = device_pattern(DType::u8, {100}, 1, 0);
@@ -288,7 +289,7 @@ TEST_CASE("NCCL, forced, with two ranks on one device: refused on all ranks, and
   });
 }
 
-TEST_CASE("a first rank that has no tensors of its own gives its current device, else the first one") {
+TEST_CASE("a root that has no tensors of its own uses its current device, or the first one") {
   run_ranks(2, [](SyncGroup& group) {
     for (const int chosen : {0, 1}) {
       const cuda::Current current(chosen);
@@ -301,7 +302,7 @@ TEST_CASE("a first rank that has no tensors of its own gives its current device,
   });
 }
 
-TEST_CASE("memory that results give back is used again") {
+TEST_CASE("memory that results release is reused") {
   run_ranks(2, [](SyncGroup& group) {
     const Tensor mine = device_pattern(DType::u8, {1 << 20}, 3, group.rank());
     std::uint64_t allocated = 0;
@@ -313,7 +314,7 @@ TEST_CASE("memory that results give back is used again") {
   });
 }
 
-TEST_CASE("several hosts, not forced: IPC on the first rank's, NCCL or staging from others") {
+TEST_CASE("several hosts, not forced: IPC on the root's host, NCCL or staging from others") {
   const Setting devices("FAKE_CUDA_DEVICES", "4");
   const std::vector<Ended> ended = gather_rounds(4, 2);
   check_all(ended, 1, "device: ");
@@ -327,7 +328,7 @@ TEST_CASE("several hosts, not forced: IPC on the first rank's, NCCL or staging f
   }
   CHECK(by_nccl == (is_apart ? 2 : 0));
   CHECK(by_ipc == (is_apart ? 1 : 3));
-  // Two ranks of the other host on one device: it is staged and sent on.
+  // Two ranks of the other host use one device: their data is staged and sent.
   const Setting one("FAKE_CUDA_ONE_DEVICE", "1");
   const std::vector<Ended> staged = gather_rounds(4, 2);
   check_all(staged, 1, "device: ");
@@ -336,7 +337,7 @@ TEST_CASE("several hosts, not forced: IPC on the first rank's, NCCL or staging f
   CHECK(by_staging == (is_apart ? 2 : 0));
 }
 
-TEST_CASE("each rank as the first, 1, 2, 4 and 7 ranks, shapes of all kinds, both landings") {
+TEST_CASE("each rank as root, 1, 2, 4 and 7 ranks, shapes of all kinds, both destinations") {
   for (const int size : {1, 2, 4, 7}) {
     CAPTURE(size);
     run_ranks(size, [&](SyncGroup& group) {
@@ -365,7 +366,7 @@ TEST_CASE("each rank as the first, 1, 2, 4 and 7 ranks, shapes of all kinds, bot
   }
 }
 
-TEST_CASE("several lists in one exchange, one of them on the host, and a rank that is in none") {
+TEST_CASE("several lists in one exchange, one of them on the host, and a rank in no list") {
   run_ranks(5, [](SyncGroup& group) {
     const std::vector<std::vector<int>> lists{{1, 0}, {2, 3}, {}};
     const std::vector<int>& mine = lists[static_cast<std::size_t>(group.rank() / 2)];

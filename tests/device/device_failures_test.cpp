@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What goes wrong with tensors on devices: between real processes, over a fake driver and a fake NCCL (fake/).
+// Failures of transfers of tensors on devices: between real processes, over a fake driver and a fake NCCL (fake/).
 
 #include <csignal>
 #include <thread>
@@ -10,7 +10,7 @@ using namespace muster;
 using namespace muster::test;
 using namespace std::chrono_literals;
 
-TEST_CASE("host and device in one call: refused on all ranks before a byte moves, with the remedy") {
+TEST_CASE("host and device in one call: refused on all ranks before a byte is moved, with the remedy") {
   run_ranks(3, [](SyncGroup& group) {
     const Tensor here = pattern(DType::u8, {100}, 1);
     const Tensor there = on_device(here);
@@ -25,7 +25,7 @@ TEST_CASE("host and device in one call: refused on all ranks before a byte moves
   });
 }
 
-TEST_CASE("different landings are refused on all ranks") {
+TEST_CASE("different destinations are refused on all ranks") {
   run_ranks(3, [](SyncGroup& group) {
     const Tensor mine = device_pattern(DType::u8, {100}, 1);
     error_of(ErrorKind::rank_mismatch, {"land in different places"}, [&] {
@@ -35,7 +35,7 @@ TEST_CASE("different landings are refused on all ranks") {
   });
 }
 
-TEST_CASE("a tensor that is not where its view says: refused on all ranks") {
+TEST_CASE("a tensor whose memory is not on the device of its view: refused on all ranks") {
   run_ranks(2, [](SyncGroup& group) {
     const Tensor host = pattern(DType::u8, {100}, 1);
     const Tensor there = on_device(host, 1);
@@ -51,7 +51,7 @@ TEST_CASE("a tensor that is not where its view says: refused on all ranks") {
   });
 }
 
-TEST_CASE("too little memory on the first rank's device: every rank hears of it, the group goes on") {
+TEST_CASE("too little memory on the root's device: every rank receives the error, the group remains usable") {
   run_ranks(3, [](SyncGroup& group) {
     const Tensor mine = device_pattern(DType::u8, {100000}, 1, group.rank() % 2);
     if (group.rank() == 0) ::setenv("FAKE_CUDA_MEMORY", "150000", 1);
@@ -73,7 +73,7 @@ TEST_CASE("a device that hangs ends in a timeout that names it") {
   CHECK(std::chrono::steady_clock::now() - begin < 10s);
 }
 
-TEST_CASE("a device that hangs while it takes what was staged: the CPU does not wait inside of the driver") {
+TEST_CASE("a device that hangs while it reads staged data: the CPU does not wait in the driver") {
   const Setting way("MUSTER_DEVICE_WAY", "staging");
   const auto begin = std::chrono::steady_clock::now();
   run_ranks(2, [](SyncGroup& group) {
@@ -83,7 +83,7 @@ TEST_CASE("a device that hangs while it takes what was staged: the CPU does not 
       ::setenv("FAKE_CUDA_HANG", "1", 1);
       error_of(ErrorKind::timeout, {"cuda:0"},
                [&] { (void)get_tensors_parallel(mine, all_of(group), group, to_device()); });
-      // By hand it is the same.
+      // Copies by hand behave in the same way.
       const Setting timeout("MUSTER_TIMEOUT", "1");
       error_of(ErrorKind::timeout, {"cuda:0"}, [&] { (void)copy_to_host(mine); });
       error_of(ErrorKind::timeout, {"cuda:0"}, [&] { (void)copy_to_device(pattern(DType::u8, {10}, 1), 0); });
@@ -94,7 +94,7 @@ TEST_CASE("a device that hangs while it takes what was staged: the CPU does not 
   CHECK(std::chrono::steady_clock::now() - begin < 20s);
 }
 
-TEST_CASE("a device whose context is lost fails every call, on all ranks; what is on the host goes on") {
+TEST_CASE("a device whose context is lost fails every call, on all ranks; host tensors still work") {
   run_ranks(2, [](SyncGroup& group) {
     const Tensor mine = device_pattern(DType::u8, {1000}, 4, group.rank());
     (void)get_tensors_parallel(mine, all_of(group), group);
@@ -106,7 +106,7 @@ TEST_CASE("a device whose context is lost fails every call, on all ranks; what i
   });
 }
 
-TEST_CASE("a rank that never comes to NCCL's meeting ends in a timeout") {
+TEST_CASE("a rank that never joins the NCCL communicator ends in a timeout") {
   const Setting way("MUSTER_DEVICE_WAY", "nccl");
   run_ranks(2, [](SyncGroup& group) {
     group.set_timeout(1s);
@@ -117,7 +117,7 @@ TEST_CASE("a rank that never comes to NCCL's meeting ends in a timeout") {
   });
 }
 
-TEST_CASE("NCCL that fails on one rank ends the exchange on all, at once, and leaves no batch open") {
+TEST_CASE("an NCCL failure on one rank ends the exchange on all, at once, and leaves no batch open") {
   const Setting way("MUSTER_DEVICE_WAY", "nccl");
   const Setting devices("FAKE_CUDA_DEVICES", "3");
   struct Failing {
@@ -149,7 +149,7 @@ TEST_CASE("NCCL that fails on one rank ends the exchange on all, at once, and le
   }
 }
 
-TEST_CASE("NCCL that gives no identity is every rank's error at once, and the group goes on") {
+TEST_CASE("NCCL that cannot create an ID is an error on all ranks at once, and the group remains usable") {
   const Setting way("MUSTER_DEVICE_WAY", "nccl");
   const Setting devices("FAKE_CUDA_DEVICES", "3");
   run_ranks(3, [](SyncGroup& group) {
@@ -164,7 +164,7 @@ TEST_CASE("NCCL that gives no identity is every rank's error at once, and the gr
   });
 }
 
-TEST_CASE("what is refused leaves NCCL's communicators as they are") {
+TEST_CASE("a refused call does not affect NCCL communicators") {
   const Setting way("MUSTER_DEVICE_WAY", "nccl");
   run_ranks(2, [](SyncGroup& group) {
     const Tensor mine = device_pattern(DType::u8, {1000}, 1, group.rank());
@@ -172,7 +172,7 @@ TEST_CASE("what is refused leaves NCCL's communicators as they are") {
     error_of(ErrorKind::rank_mismatch, {"land in different places"}, [&] {
       (void)get_tensors_parallel(mine, all_of(group), group, group.rank() == 0 ? to_device() : GatherOptions{});
     });
-    // Refused in the middle: a rank has no memory.
+    // Refused after the start: a rank has too little memory.
     if (group.rank() == 0) ::setenv("FAKE_CUDA_MEMORY", "1", 1);
     const Tensor large = group.rank() == 0 ? mine : device_pattern(DType::u8, {1 << 20}, 1, 1);
     const Config config(large);
@@ -184,7 +184,7 @@ TEST_CASE("what is refused leaves NCCL's communicators as they are") {
   });
 }
 
-TEST_CASE("a killed sender is named by all others within a second or so, on every way") {
+TEST_CASE("a killed sender is named by all others within about a second, with every method") {
   for (const char* way : {"host", "staging", "ipc", "nccl"}) {
     CAPTURE(std::string(way));
     const bool is_to_device = std::string(way) != "host";
@@ -211,7 +211,7 @@ TEST_CASE("a killed sender is named by all others within a second or so, on ever
   CHECK(shared_memory_names().empty());
 }
 
-TEST_CASE("a failing sender is every rank's error, whichever step fails") {
+TEST_CASE("a sender that fails at any step is an error on all ranks") {
   for (const char* const failing :
        {"cuEventCreate:999:2", "cuEventRecord:999", "cuMemcpyDtoDAsync_v2:999", "cuStreamIsCapturing:999"}) {
     CAPTURE(std::string(failing));
@@ -233,7 +233,7 @@ TEST_CASE("a device that fails on any one rank, whichever step, is every rank's 
     run_ranks(4, [&](SyncGroup& group) {
       const GatherOptions options = landing_at(landing);
       const Tensor mine = device_pattern(DType::u8, {100000}, 4, group.rank());
-      // What lands on the first rank's device does so when the others have closed the exchange.
+      // If the destination is the root's device, the root copies after the others have closed the exchange.
       for (int failing = landing == Landing::host ? 0 : 1; failing < 4; ++failing)
         for (const char* const function : {"cuMemcpyDtoHAsync_v2", "cuStreamWaitEvent", "cuEventQuery"}) {
           if (group.rank() == failing) ::setenv("FAKE_CUDA_FAIL", (std::string(function) + ":999").c_str(), 1);
@@ -248,13 +248,13 @@ TEST_CASE("a device that fails on any one rank, whichever step, is every rank's 
   }
 }
 
-TEST_CASE("page-locked copies keep to the memory budget: refused on all ranks, and the group goes on") {
+TEST_CASE("page-locked copies observe the memory budget: refused on all ranks, and the group remains usable") {
   run_ranks(4, [](SyncGroup& group) {
     const Tensor mine = device_pattern(DType::u8, {1 << 20}, 3, group.rank() % 2);
     for (const Landing landing : {Landing::host, Landing::device}) {
       const Setting way("MUSTER_DEVICE_WAY", "staging");
       GatherOptions options = landing_at(landing);
-      // Two tensors of the other host, and the first rank's own.
+      // The budget covers two tensors of the other host, and the root's own.
       options.memory_budget = 3 << 20;
       for (int round = 0; round < 3; ++round) {
         gather_patterns(group, mine, 3, options);
@@ -269,13 +269,13 @@ TEST_CASE("page-locked copies keep to the memory budget: refused on all ranks, a
   });
 }
 
-TEST_CASE("after fork the child has no devices, and says so") {
+TEST_CASE("after fork the child has no devices, and its calls report that") {
   run_ranks(1, [](SyncGroup&) {
     const Tensor mine = device_pattern(DType::u8, {1000}, 4);
     Ranks child(1, [&](int) {
       RANK_CHECK(!cuda_available());
       RANK_CHECK(cuda_obstacle().find("forked") != std::string::npos);
-      // Destructors of what the parent has do nothing.
+      // The destructors of the parent's objects do nothing.
       Tensor copy = mine;
     });
     for (const Ended& ended : child.wait()) RANK_CHECK(ended.ok());
@@ -283,7 +283,7 @@ TEST_CASE("after fork the child has no devices, and says so") {
   });
 }
 
-TEST_CASE("without a device: host tensors go as ever, and the obstacle has a remedy") {
+TEST_CASE("without a device: host tensors work as always, and the reason has a remedy") {
   const Setting none("FAKE_CUDA_DEVICES", "0");
   run_ranks(2, [](SyncGroup& group) {
     RANK_CHECK(!cuda_available());

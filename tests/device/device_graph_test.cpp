@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives as parts of CUDA graphs, and with several devices in each process, over a fake driver and a fake NCCL.
+// Collectives as parts of CUDA graphs, and with several devices per process, over a fake driver and a fake NCCL.
 
 #include "muster/cuda_graph.hpp"
 #include "muster/dist_multigpu.hpp"
@@ -38,14 +38,14 @@ TEST_CASE("collectives are captured, and run as often as the graph is launched")
       const UserStream stream(self);
       const Tensor mine = row(1, self);
       const Tensor all = row(0, self, 50000 * n);
-      group.all_reduce(mine);  // they meet
+      group.all_reduce(mine);  // creates the NCCL communicator
       CudaGraph graph;
       {
         CudaGraphCapture capture(self);
         const std::uint64_t taken = calls("cuMemAlloc_v2");
         group.all_reduce(mine);
         group.all_gather_into(all, mine);
-        group.barrier();  // of the CPU: no part of the graph
+        group.barrier();  // runs on the CPU: not a part of the graph
         RANK_CHECK(calls("cuMemAlloc_v2") == taken);
         graph = capture.end();
       }
@@ -68,7 +68,7 @@ TEST_CASE("collectives are captured, and run as often as the graph is launched")
     });
 }
 
-TEST_CASE("what cannot be captured is refused on all ranks, and the capture takes no harm") {
+TEST_CASE("calls that cannot be captured are refused on all ranks, and the capture is unharmed") {
   run_ranks(2, [](SyncGroup& outer) {
     ProcessGroup group(outer);
     const int self = group.rank();
@@ -88,7 +88,7 @@ TEST_CASE("what cannot be captured is refused on all ranks, and the capture take
     error_of(ErrorKind::argument, {"give the result"}, [&] { (void)group.gather(mine, 1); });
     error_of(ErrorKind::argument, {"give the result"}, [&] { (void)group.all_to_all(mine); });
     error_of(ErrorKind::argument, {"give the result"}, [&] { (void)group.reduce_scatter(wide, 1); });
-    // Captured on one rank alone.
+    // Captured on one rank only.
     if (self == 0) {
       error_of(ErrorKind::rank_mismatch, {"captured into a graph"}, [&] { group.all_reduce(mine); });
     } else {
@@ -114,7 +114,7 @@ TEST_CASE("several devices in each process") {
       const int self = dist::get_rank();
       const int n = dist::get_world_size();
       const int first = 2 * self;
-      // One more for each device of the job.
+      // One communicator more for each device of the job.
       const auto own = [&] {
         return std::vector{row(static_cast<float>(first + 1), first), row(static_cast<float>(first + 2), first + 1)};
       };
@@ -143,7 +143,7 @@ TEST_CASE("several devices in each process") {
         for (int i = 0; i < 2 * n; ++i)
           RANK_CHECK(
               is_row(outputs[static_cast<std::size_t>(lane)][static_cast<std::size_t>(i)], static_cast<float>(i + 1)));
-      // What cannot be, on all ranks.
+      // Invalid calls, on all ranks.
       error_of(ErrorKind::argument, {"rank 5 is not in this group"}, [&] { dist::broadcast_multigpu(tensors, 5); });
       error_of(ErrorKind::argument, {"one for each"}, [&] { dist::all_gather_multigpu({}, tensors); });
       error_of(ErrorKind::argument, {"has no tensors"}, [&] { dist::all_reduce_multigpu({}); });
@@ -153,7 +153,7 @@ TEST_CASE("several devices in each process") {
       if (n > 1)
         error_of(ErrorKind::rank_mismatch, {"on 2 devices of each rank", "on a device"},
                  [&] { dist::all_reduce_multigpu(self == 1 ? std::span(tensors).first(1) : std::span(tensors)); });
-      // The calls of one device are there, too.
+      // dist also has the calls with one tensor per rank.
       tensors = own();
       dist::all_reduce(tensors[0]);
       RANK_CHECK(is_row(tensors[0], static_cast<float>(n * n)));

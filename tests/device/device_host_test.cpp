@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors on devices, gathered to the host: between real processes, over a fake driver (fake/fake_cuda.hpp). What this
-// shows is that nothing is read too early and nothing is left; not that a device does it.
+// Tensors on devices, gathered to the host, between real processes, over a fake driver (fake/fake_cuda.hpp). The tests
+// prove that nothing is read too early and nothing remains allocated. They do not prove that a real device works.
 
 #include "muster/async.hpp"
 #include "tests/device/device_ranks.hpp"
@@ -30,7 +30,7 @@ void check_layer(const Config& layer, int rank) {
 
 }  // namespace
 
-TEST_CASE("configs of all ranks arrive in host memory, the first rank's own too") {
+TEST_CASE("configs of all ranks arrive in host memory, the root's own too") {
   for (const int size : {1, 2, 4}) {
     CAPTURE(size);
     run_ranks(size, [](SyncGroup& group) {
@@ -57,7 +57,7 @@ TEST_CASE("tensors of several pieces, and of several devices of one rank") {
   });
 }
 
-TEST_CASE("ranks without a config or without tensors follow those that have them on devices, each rank as the first") {
+TEST_CASE("ranks without a config or without tensors follow those that have them on devices, each rank as root") {
   run_ranks(4, [](SyncGroup& group) {
     const Config layer = layer_of(group.rank());
     const Config words = Config::object({{"name", "nothing"}, {"layers", Config::array({1, 2, 3})}});
@@ -76,7 +76,7 @@ TEST_CASE("ranks without a config or without tensors follow those that have them
           check_layer(config, rank);
       }
     }
-    // Forced, where nobody has tensors, it is taken, too; those of the host go on as before.
+    // If it is forced, the device route is used even if no rank has tensors. Host tensors use the same route as before.
     RANK_CHECK(get_configs_parallel(&words, all_of(group), group, {.route = Route::device}).report().route ==
                Route::device);
     const auto gather = [&](const Config& mine, Route route = Route::automatic) {
@@ -114,7 +114,7 @@ TEST_CASE("what the caller has queued comes first, without and with a named stre
       const std::vector<Tensor> work = work_of(many_seeds(seed + 10 * round, 100));
       stream.write_all(target, work);
       const GatheredTensors all = get_tensors_parallel(target, all_of(group), group);
-      // From here on the source is the caller's again.
+      // After this the source belongs to the caller again.
       const Tensor after = page_locked(pattern(DType::u8, {100000}, 999));
       stream.write(target, after);
       group.barrier();
@@ -131,7 +131,7 @@ TEST_CASE("what the caller has queued comes first, without and with a named stre
   });
 }
 
-TEST_CASE("a named stream counts for tensors on its own device, whichever is the thread's current one") {
+TEST_CASE("a named stream applies to tensors on its own device, whichever device is current in the thread") {
   run_ranks(2, [](SyncGroup& group) {
     for (const int current_one : {-1, 0, 1}) {
       std::optional<cuda::Current> current;
@@ -149,7 +149,7 @@ TEST_CASE("a named stream counts for tensors on its own device, whichever is the
   });
 }
 
-TEST_CASE("a stream of a context that the program has made itself is refused when it is named") {
+TEST_CASE("a stream of a context that the program has created is refused when it is named") {
   run_ranks(1, [](SyncGroup&) {
     (void)cuda::driver();
     void* const context = fake<void*(int)>("libcuda.so.1", "fake_cuda_context")(1);
@@ -163,7 +163,7 @@ TEST_CASE("a stream of a context that the program has made itself is refused whe
   });
 }
 
-TEST_CASE("a stream that is being captured into a graph cannot be named, and the capture takes no harm") {
+TEST_CASE("a stream that is being captured into a graph cannot be named, and the capture is unharmed") {
   run_ranks(2, [](SyncGroup& group) {
     const Tensor mine = device_pattern(DType::u8, {1000}, static_cast<std::uint64_t>(group.rank()), 0);
     const auto capture = fake<void(void*, bool)>("libcuda.so.1", "fake_cuda_capture");
@@ -176,7 +176,7 @@ TEST_CASE("a stream that is being captured into a graph cannot be named, and the
     const cuda::Current current(0);
     const UserStream apart(0);
     const UserStream blocking(0, true);
-    // One that has nothing to do with the exchange; all of it is new: memory is taken, and events asked.
+    // A captured stream that is unrelated to the exchange. The first exchange allocates memory and queries events.
     capture(apart.handle(), true);
     gather();
     RANK_CHECK(is_whole());
@@ -185,7 +185,7 @@ TEST_CASE("a stream that is being captured into a graph cannot be named, and the
       refused("is not a part of one");
     }
     capture(apart.handle(), false);
-    // One that the default stream would wait for.
+    // A captured stream for which the default stream would wait.
     capture(blocking.handle(), true);
     refused("name the stream that the tensors come from");
     {
@@ -198,7 +198,7 @@ TEST_CASE("a stream that is being captured into a graph cannot be named, and the
   });
 }
 
-TEST_CASE("rows that are farther apart than the device copies at once") {
+TEST_CASE("rows that are farther apart than the device copies in one operation") {
   const Setting pitch("FAKE_CUDA_MAX_PITCH", "100");
   run_ranks(2, [](SyncGroup& group) {
     const auto seed = static_cast<std::uint64_t>(group.rank());
@@ -208,7 +208,7 @@ TEST_CASE("rows that are farther apart than the device copies at once") {
   });
 }
 
-TEST_CASE("the current device stays what it was, also after errors") {
+TEST_CASE("the current device does not change, even after errors") {
   run_ranks(2, [](SyncGroup& group) {
     const Tensor mine = device_pattern(DType::u8, {1000}, 1, 0);
     RANK_CHECK(cuda::current_device() == std::nullopt);
@@ -222,12 +222,12 @@ TEST_CASE("the current device stays what it was, also after errors") {
       error_of(ErrorKind::io, {"CUDA_ERROR_700"}, [&] { (void)get_tensors_parallel(mine, all_of(group), group); });
     }
     RANK_CHECK(cuda::current_device() == 1);
-    // The group is as good as before.
+    // The group is still usable.
     gather_patterns(group, mine, 1);
   });
 }
 
-TEST_CASE("pages that cannot be locked: small buffers in turns") {
+TEST_CASE("pages that cannot be locked: small buffers in turn") {
   const Setting failing("FAKE_CUDA_FAIL", "cuMemHostRegister_v2:2");
   run_ranks(2, [](SyncGroup& group) {
     const auto seed = static_cast<std::uint64_t>(group.rank());
@@ -245,7 +245,7 @@ TEST_CASE("pages that cannot be locked: small buffers in turns") {
   });
 }
 
-TEST_CASE("locks are made once a slot, grow with it, and go with its memory") {
+TEST_CASE("page locks are made once per slot, grow with it, and are released with its memory") {
   run_ranks(2, [](SyncGroup& group) {
     const auto gather_of = [&](std::int64_t bytes, std::uint64_t seed) {
       const Tensor mine = device_pattern(DType::u8, {bytes}, seed + static_cast<std::uint64_t>(group.rank()));
@@ -254,7 +254,7 @@ TEST_CASE("locks are made once a slot, grow with it, and go with its memory") {
     };
     for (std::uint64_t round = 0; round < 5; ++round) {
       gather_of(50000, round);
-      // The first rank has let go of the slot: else the next round would take another one, and lock that.
+      // The root has released the slot. Otherwise the next round would take and lock another one.
       group.barrier();
     }
     const bool sends = group.rank() == 1;
@@ -262,14 +262,14 @@ TEST_CASE("locks are made once a slot, grow with it, and go with its memory") {
     gather_of(500000, 7);
     gather_of(50000, 8);
     if (sends) RANK_CHECK(still_open("locks") >= 1);
-    // Memory that was given back is other memory when it is taken again: a lock on the old pages would show here.
+    // Released memory has other pages when it is allocated again, so a lock on the old pages would show here.
     group.barrier();
     trim(group);
     if (sends) RANK_CHECK(still_open("locks") == 0);
     gather_of(500000, 9);
     gather_of(400000, 10);
   });
-  // Everything that a group had goes with it.
+  // A group releases all its resources when it is destroyed.
   const GroupOf groups(2);
   Ranks ranks(2, [&](int rank) {
     {
@@ -278,7 +278,7 @@ TEST_CASE("locks are made once a slot, grow with it, and go with its memory") {
       (void)get_tensors_parallel(mine, all_of(*group), *group);
       group->barrier();
     }
-    // That of copies by hand, with which the test has made its tensor.
+    // Frees the buffer of copies by hand, with which the test has made its tensor.
     cuda::pinned_pool_of_process()->trim();
     for (const char* what : {"locks", "host", "streams", "events", "memory"}) {
       if (still_open(what) != 0) throw RankFailure(std::string("left: ") + what);
@@ -287,7 +287,7 @@ TEST_CASE("locks are made once a slot, grow with it, and go with its memory") {
   check_ended(ranks.wait());
 }
 
-TEST_CASE("results outlive their group, and what they hold goes with them") {
+TEST_CASE("results outlive their group, and release their memory at the end") {
   run_ranks(2, [](SyncGroup& outer) {
     GatheredTensors all;
     {
@@ -303,7 +303,7 @@ TEST_CASE("results outlive their group, and what they hold goes with them") {
   });
 }
 
-TEST_CASE("asynchronous calls refuse tensors on devices, on all ranks, and the group goes on") {
+TEST_CASE("asynchronous calls refuse tensors on devices, on all ranks, and the group remains usable") {
   run_ranks(2, [](SyncGroup& group) {
     const Config mine = layer_of(group.rank());
     const std::optional<Config> given = group.rank() == 0 ? std::nullopt : std::optional(mine);
@@ -326,7 +326,7 @@ TEST_CASE("layers that a stream's source copies by hand") {
     };
     (void)gather_each(source, all_of(group), group, consume);
     RANK_CHECK(taken == (group.rank() == 0 ? 4 : 0));
-    // Memory of one layer is used again for the next.
+    // The memory of one layer is reused for the next.
     RANK_CHECK(still_open("host") <= 3);
   });
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What tests of the device route share: tensors on devices, work that is queued and late, and what the fake driver has
-// counted.
+// Shared functions of the device route's tests: tensors on devices, work that is queued and late, and counters of the
+// fake driver.
 
 #include <dlfcn.h>
 
@@ -18,7 +18,7 @@
 
 namespace muster::test {
 
-/// A function of the fake driver, or of the fake NCCL.
+/// Returns a function of the fake driver, or of the fake NCCL.
 template <class Function>
 Function* fake(const char* library, const char* name) {
   void* const handle = ::dlopen(library, RTLD_NOW | RTLD_NOLOAD);
@@ -48,12 +48,12 @@ inline GatherOptions landing_at(Landing landing) {
   options.devices.landing = landing;
   return options;
 }
-/// A gather whose result is on the first rank's device.
+/// Options of a gather whose result is on the root's device.
 inline GatherOptions to_device() {
   return landing_at(Landing::device);
 }
 
-/// A copy in page-locked memory: only what comes from there is queued without waiting for the stream.
+/// Returns a copy in page-locked memory. Only copies from such memory are queued without a wait for the stream.
 inline Tensor page_locked(const TensorView& tensor) {
   const cuda::Current current(0);
   const auto buffer = cuda::pinned_pool_of_process()->take(tensor.nbytes());
@@ -61,7 +61,7 @@ inline Tensor page_locked(const TensorView& tensor) {
   return {TensorView(tensor.dtype(), tensor.shape(), buffer.data.get()), buffer.data};
 }
 
-/// A stream of the caller's, on which work waits.
+/// A stream of the caller, on which work is pending.
 class UserStream {
  public:
   explicit UserStream(int device, bool is_blocking = false) : device_(device) {
@@ -75,7 +75,7 @@ class UserStream {
   UserStream(const UserStream&) = delete;
   UserStream& operator=(const UserStream&) = delete;
   [[nodiscard]] cuda::StreamHandle handle() const { return handle_; }
-  /// Queued, not done: `from` is page-locked, and stays until it is.
+  /// Queues a copy without waiting. `from` must be page-locked, and live until the copy is done.
   void write(const TensorView& target, const TensorView& from) const {
     const cuda::Current current(device_);
     cuda::check(cuda::driver().copy_to_device(cuda::device_pointer(target.data()), from.data(), from.nbytes(), handle_),
@@ -90,13 +90,13 @@ class UserStream {
   cuda::StreamHandle handle_ = nullptr;
 };
 
-/// Page-locked patterns, to be written one after the other.
+/// Page-locked patterns, to be written in succession.
 inline std::vector<Tensor> work_of(const std::vector<std::uint64_t>& seeds, std::int64_t bytes = 100000) {
   std::vector<Tensor> work;
   for (const std::uint64_t seed : seeds) work.push_back(page_locked(pattern(DType::u8, {bytes}, seed)));
   return work;
 }
-/// So many that whoever does not wait for them finds another one than the last.
+/// Returns so many seeds that a reader which does not wait for all writes finds another one than the last.
 inline std::vector<std::uint64_t> many_seeds(std::uint64_t first, std::uint64_t step) {
   std::vector<std::uint64_t> seeds;
   for (std::uint64_t i = 0; i <= 20; ++i) seeds.push_back(first + i * step);
@@ -107,7 +107,7 @@ inline std::vector<int> all_of(const SyncGroup& group) {
   return ranks_from(0, group.size());
 }
 
-/// Every rank has a pattern like `mine`, of this seed plus so much a rank: the first one gets them all.
+/// Gathers on rank 0 a pattern like `mine` from every rank. Its seed is `seed` plus `per_rank` times the rank.
 inline GatheredTensors gather_patterns(SyncGroup& group, const TensorView& mine, std::uint64_t seed,
                                        const GatherOptions& options = {}, std::uint64_t per_rank = 0) {
   GatheredTensors all = get_tensors_parallel(mine, all_of(group), group, options);

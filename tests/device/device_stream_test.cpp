@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Layers on devices in a stream (gather_each): brought to the host part by part, between real processes, over a fake
-// driver (fake/fake_cuda.hpp).
+// Layers on devices in a stream (gather_each). They are copied to the host part by part, between real processes, over a
+// fake driver (fake/fake_cuda.hpp).
 
 #include "tests/device/device_ranks.hpp"
 
@@ -11,7 +11,8 @@ namespace {
 
 constexpr std::uint64_t budget = 4 << 20;
 
-/// A small layer on two devices, one that is larger than a part, one with tensors of the host, too; or all of it there.
+/// Returns a layer. It is small and on two devices, or larger than a part, or also has a host tensor. Without
+/// `on_devices` all of it is in host memory.
 Config layer_of(int rank, std::uint64_t layer, bool on_devices) {
   const auto lie = [&](const Tensor& tensor, int device) { return on_devices ? on_device(tensor, device) : tensor; };
   const std::uint64_t seed = static_cast<std::uint64_t>(rank) * 1000 + layer * 10;
@@ -32,14 +33,14 @@ StreamReport stream(SyncGroup& group, std::uint64_t layers) {
 
 }  // namespace
 
-TEST_CASE("layers on devices arrive on the host, whatever they are larger than") {
+TEST_CASE("layers on devices arrive on the host, whatever their size") {
   for (const int size : {1, 2, 4}) {
     CAPTURE(size);
     run_ranks(size, [](SyncGroup& group) {
       for (int round = 0; round < 2; ++round) {
         const StreamReport report = stream(group, 7);
         RANK_CHECK(report.parts > 7 || group.size() == 1);
-        // Where parts travel in slots nothing is taken besides them, else one part more.
+        // With slots, parts need no other memory. Otherwise they need one more part.
         if (group.size() > 1) RANK_CHECK(report.peak_slot_bytes <= budget + report.part_bytes + (256 << 10));
       }
       RANK_CHECK(pageable_copies() == 0);
@@ -51,10 +52,12 @@ TEST_CASE("layers on devices arrive on the host, whatever they are larger than")
   }
 }
 
-TEST_CASE("parts on one host go into their slots at once: no memory besides, and pages are locked once a slot") {
+TEST_CASE(
+    "parts on one host are copied directly into their slots: no other memory is used, and each slot is page-locked "
+    "once") {
   run_ranks(3, [](SyncGroup& group) {
     const Tensor weight = device_pattern(DType::u8, {100000}, static_cast<std::uint64_t>(group.rank()));
-    // By which the test has made its tensor.
+    // Frees the buffer with which the test has made its tensor.
     cuda::pinned_pool_of_process()->trim();
     const auto source = layers_of(20, [&](std::uint64_t) { return weight; });
     (void)gather_each(source, all_of(group), group, [](LayerPart& part) {
@@ -67,7 +70,7 @@ TEST_CASE("parts on one host go into their slots at once: no memory besides, and
   });
 }
 
-TEST_CASE("what the caller has queued comes before each layer, and the layer is the caller's again after it") {
+TEST_CASE("what the caller has queued is done before each layer, and the layer belongs to the caller again after it") {
   run_ranks(2, [](SyncGroup& group) {
     const Tensor target = cuda_allocate(DType::u8, {100000}, 0);
     const std::vector<Tensor> work = work_of(many_seeds(0, 1));
@@ -85,7 +88,7 @@ TEST_CASE("what the caller has queued comes before each layer, and the layer is 
   });
 }
 
-TEST_CASE("a device that fails in a stream ends it on all ranks, with its words; the next stream goes") {
+TEST_CASE("a device that fails in a stream ends it on all ranks, with its message; the next stream succeeds") {
   run_ranks(3, [](SyncGroup& group) {
     for (const int failing : {0, 1}) {
       if (group.rank() == failing) ::setenv("FAKE_CUDA_FAIL", "cuMemcpyDtoHAsync_v2:700", 1);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// src/device/nccl.hpp against NVIDIA's nccl.h: it compiles, or it is wrong.
+// Compares src/device/nccl.hpp with NVIDIA's nccl.h. A difference is a compile error.
 
 #include <nccl.h>
 
@@ -53,7 +53,7 @@ static_assert(static_cast<int>(NcclOp::min) == ncclMin);
 static_assert(static_cast<int>(NcclOp::average) == ncclAvg);
 static_assert(sizeof(NcclId) == sizeof(ncclUniqueId));
 static_assert(NcclConfig{}.version == NCCL_VERSION(2, 14, 0));
-// Older headers have the number in the initialiser only.
+// Older headers have the number only in the initializer.
 constexpr ncclConfig_t theirs = NCCL_CONFIG_INITIALIZER;
 static_assert(NcclConfig{}.magic == theirs.magic);
 static_assert(offsetof(NcclConfig, size) == offsetof(ncclConfig_t, size));

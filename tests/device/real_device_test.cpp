@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors on real devices. Where there is none this says so and is skipped (77). The driver is only started in forked
-// ranks: a process that was forked after that has no devices.
+// Tensors on real devices. Without a device the test reports that and is skipped (77). Only forked ranks start the
+// driver, because a process that is forked after that has no devices.
 
 #include <algorithm>
 #include <cstdio>
@@ -16,7 +16,7 @@ namespace {
 
 int devices = 0;
 
-/// Empty where there are devices; sets their number.
+/// Returns the reason why no device is usable; empty: `devices` has their number.
 std::string obstacle() {
   Ranks probe(1,
               [](int) { say(cuda_available() ? "devices " + std::to_string(cuda::device_count()) : cuda_obstacle()); });
@@ -48,8 +48,8 @@ TEST_CASE("to the host: page-locked shared memory") {
   run_ranks(3, [](SyncGroup& group) { gather_and_check(group, {}, "page-locked shared memory"); });
 }
 
-TEST_CASE("to the first rank's device: by CUDA IPC, staged, and by NCCL where there are two devices and NCCL") {
-  // IPC also with several ranks on one device.
+TEST_CASE("to the root's device: by CUDA IPC, staged, and by NCCL if there are two devices and NCCL") {
+  // IPC also works with several ranks on one device.
   run_ranks(3, [](SyncGroup& group) { gather_and_check(group, to_device(), "CUDA IPC"); });
   for (const auto& [way, words] : {std::pair("staging", "page-locked shared memory"), std::pair("nccl", "NCCL")}) {
     if (std::string_view(way) == "nccl" && devices < 2) {
@@ -64,7 +64,7 @@ TEST_CASE("to the first rank's device: by CUDA IPC, staged, and by NCCL where th
   }
 }
 
-TEST_CASE("the caller's stream comes first, and the source is free after the call") {
+TEST_CASE("work queued on the caller's stream is done first, and the source is free after the call") {
   run_ranks(2, [](SyncGroup& group) {
     UserStream stream(0);
     const cuda::Current current(0);
@@ -83,7 +83,7 @@ TEST_CASE("the caller's stream comes first, and the source is free after the cal
   });
 }
 
-TEST_CASE("rows with gaps, empty tensors, memory that is given back and taken again") {
+TEST_CASE("rows with gaps, empty tensors, memory that is released and allocated again") {
   run_ranks(2, [](SyncGroup& group) {
     const Tensor whole = on_device(pattern(DType::f32, {640, 480}, 1));
     for (int round = 0; round < 3; ++round) {
@@ -112,7 +112,7 @@ TEST_CASE("layers on a device, in a stream") {
   });
 }
 
-TEST_CASE("collectives by NCCL, with one device a rank, and captured into a graph") {
+TEST_CASE("collectives by NCCL, with one device per rank, and captured into a graph") {
   run_ranks(std::min(devices, 4), [](SyncGroup& outer) {
     if (examine_cuda().nccl.empty()) return;
     ProcessGroup group(outer);

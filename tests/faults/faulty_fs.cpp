@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// faulty_fs BACKING MOUNTPOINT [RULE...]: shows a directory, with the faults of a network file system or a bad disk.
-// Two of them over one directory are two hosts. Runs in the foreground until it is unmounted or gets SIGTERM.
+// faulty_fs BACKING MOUNTPOINT [RULE...]: mounts a directory with the faults of a network file system or a bad disk.
+// Two mounts of one directory act like two hosts. It runs in the foreground until it is unmounted or gets SIGTERM.
 //
-//   fail=OP:ERRNO:FIRST:COUNT[:PART]  calls FIRST to FIRST+COUNT-1 (from 0) of OP on paths with PART in them fail;
+//   fail=OP:ERRNO:FIRST:COUNT[:PART]  calls FIRST to FIRST+COUNT-1 (from 0) of OP on paths that contain PART fail;
 //                                     OP: create open read write fsync flush rename unlink link readdir getattr
-//   space=BYTES                       so much may be written in all, then ENOSPC
-//   late=MS                           names that are younger are not there yet, neither listed nor looked up
-//   old=MS                            of files that are younger, the bytes of before are seen: zeros
-//   short=MS                          of files that are younger, only the first half is there
-//   absent=MS                         what was looked for and not found stays absent so long, as a client remembers it
-// SIGUSR1 is a power cut: bytes that were not fsynced become zeros, names stay.
+//   space=BYTES                       total bytes that may be written, then ENOSPC
+//   late=MS                           younger names do not exist yet: they are neither listed nor found
+//   old=MS                            younger files have their earlier bytes: zeros
+//   short=MS                          younger files have only their first half
+//   absent=MS                         a name that was not found stays missing for this time, like in a client's cache
+//
+// SIGUSR1 is a power failure: bytes that were not fsynced become zeros, and names remain.
 
 #define FUSE_USE_VERSION 31
 #include <dirent.h>
@@ -44,7 +45,7 @@ struct FailRule {
 };
 
 struct Unsynced {
-  int fd = -1;  // kept until the bytes are safe or lost
+  int fd = -1;  // open until the bytes are safe or lost
   std::vector<std::pair<off_t, size_t>> extents;
 };
 
@@ -56,7 +57,7 @@ double old_ms = 0;
 double short_ms = 0;
 double absent_ms = 0;
 std::map<ino_t, Unsynced> unsynced;  // the file system runs on one thread
-std::set<ino_t> own_files;           // made or renamed through this mount: a host sees its own work at once
+std::set<ino_t> own_files;           // files created or renamed through this mount: a host sees its own changes at once
 std::atomic<bool> power_cut{false};
 
 std::string real(const char* path) {
@@ -69,9 +70,9 @@ int errno_of(const std::string& name) {
   return EIO;
 }
 
-/// 0, or minus the errno that this call shall fail with.
+/// Returns 0, or minus the errno with which this call must fail.
 int injected(std::string_view op, const char* name) {
-  // A file that was removed while it is open has none.
+  // A file that was removed while it is open has no path.
   const std::string_view path = name == nullptr ? "" : name;
   for (FailRule& rule : rules) {
     if (rule.op != op || path.find(rule.part) == std::string_view::npos) continue;
@@ -85,7 +86,7 @@ int result(int value) {
   return value < 0 ? -errno : 0;
 }
 
-/// Since it got this name, or was changed last.
+/// Returns the time since the file got this name or was last changed.
 double age_ms(const struct stat& status) {
   timespec now{};
   ::clock_gettime(CLOCK_REALTIME, &now);
@@ -93,7 +94,7 @@ double age_ms(const struct stat& status) {
          1e-6 * static_cast<double>(now.tv_nsec - status.st_ctim.tv_nsec);
 }
 
-/// Whether it is another host's, and so new that a rule of so many milliseconds holds for it.
+/// Returns whether a file belongs to another host and is so new that a rule with this delay applies to it.
 bool is_fresh(const struct stat& status, double milliseconds) {
   return milliseconds > 0 && S_ISREG(status.st_mode) && !own_files.contains(status.st_ino) &&
          age_ms(status) < milliseconds;
@@ -187,7 +188,7 @@ int do_write(const char* path, const char* buffer, size_t bytes, off_t offset, f
   struct stat status {};
   if (::fstat(fd, &status) == 0) {
     Unsynced& file = unsynced[status.st_ino];
-    // The descriptor of the call may be for appending or reading only.
+    // The call's descriptor may be only for appending or reading.
     if (file.fd < 0) file.fd = ::open(real(path).c_str(), O_WRONLY | O_CLOEXEC);
     file.extents.emplace_back(offset, static_cast<size_t>(done));
   }
@@ -221,7 +222,7 @@ int do_link(const char* from, const char* to) {
 
 int do_unlink(const char* path) {
   if (const int error = injected("unlink", path)) return error;
-  // Its number may be the next file's.
+  // The next file may get the same inode number.
   struct stat status {};
   if (::lstat(real(path).c_str(), &status) == 0) own_files.erase(status.st_ino);
   return result(::unlink(real(path).c_str()));
@@ -244,7 +245,7 @@ int do_fsyncdir(const char*, int, fuse_file_info*) {
 }
 
 void* do_init(fuse_conn_info*, fuse_config* config) {
-  // Nothing is remembered but what a rule asks for.
+  // The kernel caches nothing except missing names, if a rule requires that.
   config->entry_timeout = 0;
   config->attr_timeout = 0;
   config->negative_timeout = absent_ms / 1e3;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Workspaces and file groups on a file system with faults: each ends in success after some tries, or in an error on all
-// ranks that names file and cause; nothing that is current is destroyed.
+// Workspaces and file groups on a file system with faults. Each operation must succeed after retries, or fail on all
+// ranks with an error that names file and cause. No current data may be destroyed.
 
 #include <fcntl.h>
 #include <signal.h>
@@ -47,10 +47,10 @@ void run(const std::vector<std::string>& command) {
   ::waitpid(pid, &status, 0);
 }
 
-/// A mount of faulty_fs for as long as it lives.
+/// Mounts faulty_fs during its lifetime.
 class FaultyMount {
  public:
-  /// `rules`: those of faulty_fs.cpp. Throws std::runtime_error where it cannot be mounted.
+  /// `rules` are those of faulty_fs.cpp. Throws std::runtime_error if the mount fails.
   FaultyMount(const std::string& backing, const std::vector<std::string>& rules) {
     const pid_t parent = ::getpid();
     server_ = ::fork();
@@ -81,23 +81,23 @@ class FaultyMount {
     if (server_ < 0) return;
     ::kill(server_, SIGTERM);
     ::waitpid(server_, nullptr, 0);
-    // SIGTERM unmounts, but not what is in use.
+    // SIGTERM unmounts, unless the file system is in use.
     struct stat status {};
     if (is_mounted(point_.path()) || ::stat(point_.path().c_str(), &status) != 0)
       run({"fusermount3", "-u", "-z", point_.path().string()});
   }
 
   [[nodiscard]] std::string operator/(const std::string& name) const { return point_ / name; }
-  /// Loses what was not fsynced.
+  /// Loses all data that was not fsynced.
   void cut_power() const {
     ::kill(server_, SIGUSR1);
-    // The next look carries it out, once the signal has come.
+    // The next file system call carries it out, after the signal has arrived.
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     struct stat status {};
     ::stat((point_ / "nothing").c_str(), &status);
   }
 
-  /// Why there can be no mount here; empty: there can.
+  /// Returns the reason why a mount is impossible here; empty: it is possible.
   static std::string obstacle() {
     if (std::string(MUSTER_FAULTY_FS).empty()) return "libfuse3 was not there when this was built";
     if (::access("/dev/fuse", R_OK | W_OK) != 0) return "/dev/fuse cannot be opened";
@@ -123,14 +123,13 @@ bool is_state(const std::optional<WorkspaceState>& read, int seed) {
   return read && join(read->state) == state_of(seed);
 }
 
-/// How late a host sees what others did, in ms: MUSTER_TEST_DELAY, where a test shall wait longer than it ordinarily
-/// does.
+/// The delay in ms after which a host sees other hosts' changes. MUSTER_TEST_DELAY sets a longer one.
 std::string delay() {
   const char* text = std::getenv("MUSTER_TEST_DELAY");
   return text == nullptr ? "150" : text;
 }
 
-/// Ranks of which rank 0 sees the workspace through one mount and all others through another, as two hosts would.
+/// Runs ranks of which rank 0 sees the workspace through one mount and all others through another, like two hosts.
 void over_two_mounts(const std::vector<std::string>& first_rules, const std::vector<std::string>& other_rules, int size,
                      const std::function<void(SyncGroup&, const std::string& path)>& body) {
   const TemporaryDirectory backing;
@@ -140,7 +139,7 @@ void over_two_mounts(const std::vector<std::string>& first_rules, const std::vec
   const GroupOf group_of(size);
   Ranks ranks(size, [&](int rank) { body(*group_of.join(rank), (rank == 0 ? first : other) / "w"); });
   check_ended(ranks.wait());
-  // Everything was taken away again.
+  // Only the marker file remains.
   CHECK(names_in(backing / "w").size() == 1);
 }
 
@@ -156,7 +155,7 @@ void gather_and_check(SyncGroup& group, const GatherOptions& options, int round)
 
 }  // namespace
 
-TEST_CASE("a disk that is full, or fails: the error has file and cause, the state before stays, nothing else does") {
+TEST_CASE("a full or failing disk: the error has file and cause, and only the earlier state remains") {
   struct Case {
     const char* rule;
     ErrorKind kind;
@@ -175,7 +174,7 @@ TEST_CASE("a disk that is full, or fails: the error has file and cause, the stat
     NFSWorkspace workspace(mount / "w", single_group(), {.timeout = 2s});
     REQUIRE(workspace.write_configs_and_weights(state_of(1)) == 1);
     const std::size_t before = names_in(backing / "w").size();
-    // The first of several calls that are well pass; the disk of "space" has room for one state only.
+    // Some rules fail only a later call. The disk of "space" has space for one state only.
     const Error error = thrown_by(fault.kind, [&] { workspace.write_configs_and_weights(state_of(2)); });
     CHECK(has(error.what(), fault.word));
     CHECK(has(error.path(), "state-"));
@@ -184,7 +183,7 @@ TEST_CASE("a disk that is full, or fails: the error has file and cause, the stat
   }
 }
 
-TEST_CASE("stale handles, late entries, old bytes and short files are waited for") {
+TEST_CASE("stale handles, late entries, old bytes and short files are retried") {
   for (const std::string& rule :
        {std::string("fail=open:ESTALE:0:3:exchange-"), std::string("fail=read:ESTALE:0:2:exchange-"), "late=" + delay(),
         "old=" + delay(), "short=" + delay(), "absent=" + delay(), std::string("fail=getattr:ESTALE:4:2:exchange-")}) {
@@ -194,7 +193,7 @@ TEST_CASE("stale handles, late entries, old bytes and short files are waited for
   }
 }
 
-TEST_CASE("senders with late entries and remembered absence: the preflight, the files and a stream come through") {
+TEST_CASE("senders with late entries and cached absence: the preflight, the files and a stream succeed") {
   over_two_mounts({"absent=400"}, {"late=60", "absent=400"}, 3, [&](SyncGroup& group, const std::string& path) {
     gather_and_check(group, through(path), 0);
     const Model model = [](int, std::uint64_t layer) { return state_of(static_cast<int>(layer)); };
@@ -202,7 +201,7 @@ TEST_CASE("senders with late entries and remembered absence: the preflight, the 
   });
 }
 
-TEST_CASE("a workspace reader through another mount gets the state before, or the new one, whatever is old there") {
+TEST_CASE("a workspace reader through another mount gets the earlier state or the new one, whatever its mount caches") {
   for (const char* rule : {"late=100", "old=100", "short=100", "fail=open:ESTALE:0:5", "fail=read:ESTALE:0:5",
                            "fail=create:EDQUOT:1:100000:.probe"}) {
     CAPTURE(std::string(rule));
@@ -211,7 +210,7 @@ TEST_CASE("a workspace reader through another mount gets the state before, or th
     const FaultyMount reader(backing.path(), {rule});
     const auto group = single_group();
     NFSWorkspace writing(writer / "w", group);
-    // The same job, seen from elsewhere.
+    // The same job on another host.
     NFSWorkspace reading(reader / "w", group, {.timeout = 5s});
     for (int turn = 1; turn <= 2; ++turn) {
       writing.write_configs_and_weights(state_of(turn));
@@ -225,7 +224,7 @@ TEST_CASE("a workspace reader through another mount gets the state before, or th
   }
 }
 
-TEST_CASE("what stays wrong is an error on all ranks, with file and cause, in time; the group goes on") {
+TEST_CASE("a persistent fault is an error on all ranks, with file and cause, in time; the group remains usable") {
   struct Case {
     const char* rule;
     ErrorKind kind;
@@ -235,7 +234,7 @@ TEST_CASE("what stays wrong is an error on all ranks, with file and cause, in ti
                             Case{"fail=open:ESTALE:0:100000:exchange-", ErrorKind::io, "ESTALE"},
                             Case{"late=60000", ErrorKind::argument, "not one directory"}}) {
     CAPTURE(std::string(fault.rule));
-    // The first rank reads; the senders look for its token.
+    // The root reads the files, and the senders look for its token.
     const bool is_preflight = fault.kind == ErrorKind::argument;
     const std::vector<std::string> none;
     over_two_mounts(is_preflight ? none : std::vector<std::string>{fault.rule},
@@ -252,7 +251,7 @@ TEST_CASE("what stays wrong is an error on all ranks, with file and cause, in ti
   }
 }
 
-TEST_CASE("a sender's disk that fails half-way is everybody's error") {
+TEST_CASE("a sender's disk that fails half-way is an error on all ranks") {
   for (const char* rule : {"space=200000", "fail=write:EIO:3:1000:.growing", "fail=flush:EIO:0:1000:.growing"}) {
     CAPTURE(std::string(rule));
     over_two_mounts({}, {rule}, 2, [&](SyncGroup& group, const std::string& path) {
@@ -265,7 +264,7 @@ TEST_CASE("a sender's disk that fails half-way is everybody's error") {
   }
 }
 
-TEST_CASE("a power cut takes nothing that a durable write has returned for, and what it tears is told") {
+TEST_CASE("a power failure loses nothing that a durable write has completed, and torn files are reported") {
   const TemporaryDirectory backing;
   const auto group = single_group();
   std::string torn;
@@ -286,14 +285,14 @@ TEST_CASE("a power cut takes nothing that a durable write has returned for, and 
     quick.write_configs_and_weights(state_of(3));
     torn = quick.read_configs_and_weights_from_rank(0)->path;
     mount.cut_power();
-    // Remembered pages would hide the loss.
+    // Cached pages would hide the loss.
     std::this_thread::sleep_for(10ms);
   }
   const std::string path = backing / ("w2/" + torn.substr(torn.find_last_of('/') + 1));
   CHECK_THROWS_AS((void)StateFile::open(path), Error);
 }
 
-TEST_CASE("a power cut takes nothing of shards and of an export that have returned") {
+TEST_CASE("a power failure loses nothing of completed shards and exports") {
   const TemporaryDirectory model;
   const TemporaryDirectory backing;
   inspect::write_demo_model(llama(), model / "model", 1 << 30);
@@ -306,7 +305,7 @@ TEST_CASE("a power cut takes nothing of shards and of an export that have return
   check_equal(model / "model", backing / "out");
 }
 
-TEST_CASE("a file group whose ranks see late entries and remembered absences") {
+TEST_CASE("a file group whose ranks see late entries and cached absences") {
   const TemporaryDirectory backing;
   const FaultyMount first(backing.path(), {"late=20", "absent=400"});
   const FaultyMount other(backing.path(),
@@ -339,7 +338,7 @@ TEST_CASE("a rank of a file group whose disk fails is named by the others") {
                                      .lost_after = 1s});
       for (int round = 0; round < 100; ++round) group->barrier();
     });
-    // Where rank 1 cannot even tell, rank 0 sees it leave or fall silent.
+    // If rank 1 cannot report its error, rank 0 detects that it leaves or falls silent.
     RANK_CHECK(error.rank() == 1 || rank == 1);
   });
 }

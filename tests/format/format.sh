@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The format of all sources that git knows. Versions of clang-format differ in small things, so one version decides.
+# Checks the format of all sources in git. Versions of clang-format differ in details, so only one version decides.
 set -euo pipefail
 cd "$1"
 major=$(clang-format --version 2>/dev/null | sed -n 's/.*version \([0-9]*\).*/\1/p')

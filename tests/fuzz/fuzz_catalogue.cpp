@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any bytes as the catalogue of a state file of 1 MiB: refused with Error(corrupt), or tensors and chunks that lie in
-// the file, apart from each other, and which are written again as the same bytes.
+// Any bytes as the catalogue of a state file of 1 MiB. They are refused with Error(corrupt), or yield tensors and
+// chunks that are inside the file, do not overlap, and are written again as the same bytes.
 //
-// After the first byte follows the catalogue; where that byte is odd, the length of the names is set to what fits.
+// The catalogue follows the first byte. If that byte is odd, the length of the names is corrected.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any bytes as a stored chunk: not decoded, or to just as many bytes as are wanted, of which a part is the same as that
-// part of the whole, and which are encoded and decoded again as the same.
+// Any bytes as a stored chunk. They are not decoded, or yield exactly the expected number of bytes. A part of the chunk
+// then equals that part of the whole, and encoding and decoding restores it.
 //
-// The first byte has the element's size and whether the chunk is raw; two bytes each say how large the chunk is and how
-// much of it is wanted.
+// The first byte has the element's size and whether the chunk is raw. Two bytes each follow for the size of the chunk
+// and of the part.
 
 #include <algorithm>
 #include <cstddef>
@@ -21,7 +21,7 @@ using muster::test::require;
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  // As readers do: one decoder for many chunks.
+  // One decoder for many chunks, as in readers.
   static ChunkDecoder decoder;
   static ChunkEncoder encoder(1);
   if (size < 5) return 0;

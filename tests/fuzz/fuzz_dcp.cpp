@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The .metadata of torch.distributed.checkpoint: it is refused, or every part of every tensor has a place in a file
-// that lies beside it.
+// The .metadata file of torch.distributed.checkpoint: it is refused, or every part of every tensor has a place in a
+// file beside it.
 
 #include <cstdint>
 #include <cstdlib>

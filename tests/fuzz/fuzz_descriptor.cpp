@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any bytes as a descriptor: refused with an Error, or a tree that, sent again, arrives as the same tree.
+// Any bytes as a descriptor. They are refused with an Error, or yield a tree that is restored from its own descriptor.
 
 #include <cstddef>
 #include <cstdint>
@@ -16,7 +16,7 @@ using muster::test::may_fail;
 using muster::test::require;
 
 constexpr std::uint64_t memory_size = 4096;
-// All alike, so that a tensor may come to lie elsewhere.
+// All bytes are equal, so that a tensor may get another offset.
 const std::byte memory[memory_size] = {};
 
 Tensor in_memory(DType dtype, const Shape& shape, std::uint64_t nbytes, core::Place place) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Listings of muster-hdf5-reader, as whoever has taken it over might write them: one is read or refused, and elements
-// that are said to lie in a file of 4096 bytes do.
+// Listings of muster-hdf5-reader, as an attacker who controls the reader could write them. A listing is read or
+// refused. Elements with an offset must be inside the file of 4096 bytes.
 
 #include <algorithm>
 #include <cstddef>
@@ -17,7 +17,7 @@ using muster::test::require;
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   constexpr std::uint64_t file_bytes = 4096;
-  // The magic is not what is looked for.
+  // The magic is added, because the target does not test it.
   std::string bytes(hdf5::foreign_report_magic);
   bytes.append(reinterpret_cast<const char*>(data), size);
   try {
@@ -31,7 +31,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     for (const Omission& omission : report.omissions)
       require(std::ranges::all_of(omission.reason, [](char c) { return static_cast<unsigned char>(c) >= 0x20; }));
   } catch (const Error&) {
-    // Refused.
+    // The listing is refused.
   }
   return 0;
 }

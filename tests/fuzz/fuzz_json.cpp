@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any text as JSON: refused with an Error, or a tree that, written again, reads as the same tree, and that split and
-// join give back. Read tolerantly, the members that are found in the text are those of the tree.
+// Any text as JSON. It is refused with an Error, or yields a tree that is restored from its own text and by split and
+// join. In the tolerant reader, the members found in the text are those of the tree.
 
 #include <cstdint>
 #include <cstdlib>
@@ -17,7 +17,7 @@ namespace {
 
 using namespace muster;
 
-/// A string may lie one level deeper in a text than in a tree that is split; nothing else may.
+/// Only a string may be nested one level deeper in a text than in a tree that is split.
 bool is_too_deep(const Config& config, int depth = 0) {
   if (depth > max_config_depth) return true;
   if (config.is_array())

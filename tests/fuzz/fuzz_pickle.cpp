@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pickles: one is read or refused, and what is read can be walked.
+// Pickles: one is refused, or read into a tree that can be traversed.
 
 #include <cstdint>
 #include <cstdlib>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any text as a merge plan: it is refused with an Error, or it is a plan that finds rules for names, gives them new
-// ones and takes them back, and lays tensors out.
+// Any text as a merge plan. It is refused with an Error, or yields a plan that finds rules for names, renames them,
+// inverts the renaming, and lays out tensors.
 
 #include <array>
 #include <cstddef>
@@ -24,7 +24,7 @@ using namespace muster;
 constexpr std::array<std::string_view, 6> names = {
     "", "a", "lm_head", "a.b.c", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "model.layers.11.self_attn.q_proj.weight"};
 
-// What origin() says must be true, and a number that is replaced must be found again.
+// The result of origin() must be right, and a replaced number must be found again.
 void rename(const MergePlan& plan, std::string_view name) {
   for (const std::optional<Numbering>& numbering : {plan.layers(), plan.experts()}) {
     if (!numbering || !numbering->pattern.find(name)) continue;
@@ -36,7 +36,7 @@ void rename(const MergePlan& plan, std::string_view name) {
     if (origin && (plan.find(origin->name) != origin->rule || MergePlan::renamed(*origin->rule, origin->name) != name))
       std::abort();
   } catch (const Error&) {
-    return;  // a rule that cannot be turned around
+    return;  // a rule that cannot be inverted
   }
 }
 
@@ -46,12 +46,12 @@ void resolve(const MergePlan& plan, std::string_view name) {
       (void)plan.resolve(*plan.find(name), name, std::vector<TensorSpec>(3, {DType::f32, shape}));
       (void)plan.resolve(*plan.find(name), name, std::vector<TensorSpec>(1, {DType::f32, shape}), true);
     } catch (const Error&) {
-      continue;  // a number of a config.json that is not there
+      continue;  // config.json lacks a number
     }
   }
 }
 
-// Cut for a layout and arranged again, a tensor is the same.
+// A tensor that is cut for a layout and arranged again must be the same.
 void lay_out(const MergePlan& plan, const NamedSpec& tensor, const ParallelLayout& layout) {
   const std::vector<WholeTensor> wholes = wholes_of(plan, std::span(&tensor, 1));
   const Placement placement = place(plan, layout, wholes);
@@ -65,7 +65,7 @@ void lay_out(const MergePlan& plan, const NamedSpec& tensor, const ParallelLayou
   if (arrangement.tensors.size() != 1 || arrangement.tensors[0].layout.target.shape != tensor.spec.shape) std::abort();
 }
 
-// What a view takes apart it puts together again, or says that it cannot.
+// A view must be inverted correctly, or refuse the inverse.
 void view(const MergePlan& plan, const NamedSpec& tensor) {
   const ViewedRank viewed = view_rank(plan, {.tensor = 2}, {{tensor}, {}});
   const std::int64_t elements = element_count(tensor.spec.shape);
@@ -104,7 +104,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
           lay_out(plan, {std::string(name), {DType::bf16, {5, 4}}}, layout);
           lay_out(plan, {std::string(name), {DType::u4, {7}}}, layout);
         } catch (const Error&) {
-          continue;  // a dimension that is not there, a rule without a way back
+          continue;  // a missing dimension, or a rule that cannot be inverted
         }
       }
     }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any bytes as the beginning of a safetensors file: refused with Error(corrupt), or tensors that lie in the file one
-// after the other; what was read can be written, and is then read as the same.
+// Any bytes as the beginning of a safetensors file. They are refused with Error(corrupt), or yield tensors that are
+// contiguous in the file. A header that was read can be written, and is then read with the same contents.
 //
-// The first byte says what follows: even: a file; odd: two bytes, how long the tensors' data is, and the JSON header.
+// The first byte selects the input. Even: a file. Odd: two bytes with the length of the tensors' data, and the JSON
+// header.
 
 #include <cstddef>
 #include <cstdint>
@@ -27,7 +28,7 @@ void write_again(SafetensorsHeader header) {
   const std::uint64_t end = tensors.empty() ? head.size() : tensors.back().offset + tensors.back().bytes;
   const SafetensorsHeader again = parse(head, end);
   require(again.metadata == header.metadata && again.tensors.size() == tensors.size());
-  // Empty tensors lie nowhere in particular, so their order is their name's alone where they come together.
+  // Empty tensors have no fixed offset, so only their names determine the order of adjacent ones.
   std::uint64_t at = again.data_begin;
   for (const TensorEntry& entry : again.tensors) {
     require(entry.offset == at);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any bytes as input from a network before it is known who sends it: hellos, frames, messages of a rendezvous, and its
-// file. The first byte chooses the reader, which refuses them, or keeps within the bounds that its caller relies on.
+// Any bytes as network input from an unknown sender: hellos, frames, messages of a rendezvous, and its address file.
+// The first byte selects the reader. It must refuse the input, or return values within the limits that its caller
+// relies on.
 
 #include <algorithm>
 #include <cstddef>
@@ -25,7 +26,7 @@ using muster::test::require;
 constexpr int ranks = 4;
 constexpr Token token{std::byte{1}};
 
-/// The beginning of what there is.
+/// Returns a value with the first bytes of the input.
 template <class Value>
 Value first_of(std::span<const std::byte> bytes) {
   Value value;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files of torch.save, of both formats: one is refused, or every byte of every tensor in it can be read.
+// Files of torch.save, in both formats: a file is refused, or every byte of every tensor in it can be read.
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -16,7 +16,7 @@ using namespace muster;
 
 namespace {
 
-/// A file without a name, used again for each input.
+/// A file without a name, reused for each input.
 class MemoryFile {
  public:
   MemoryFile() : fd_(::memfd_create("fuzz", MFD_CLOEXEC)), path_("/proc/self/fd/" + std::to_string(fd_)) {
@@ -44,7 +44,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const auto tensors = open_checkpoint(*found, 0, {}, notes);
     std::vector<std::byte> memory;
     for (std::size_t i = 0; i < tensors->tensors().size(); ++i) {
-      // What is expanded from a few bytes has at most 1024 times as many.
+      // Compressed input can expand to at most 1024 times its size.
       if (tensors->tensors()[i].bytes > 1024 * 1024 + 1024 * size) std::abort();
       tensors->read_piece(i, 0, tensors->tensors()[i].bytes, memory);
     }

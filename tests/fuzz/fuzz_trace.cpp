@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any bytes as a trace file, a ring or the file of a failure: refused, or read as entries that can be.
+// Any bytes as a trace file, a flight recorder or a failure file. They are refused, or yield valid entries.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any bytes as the beginning of a state file: refused with Error(corrupt) or Error(version), or a commit mark whose
-// parts lie inside the file, and which is written again as the same bytes.
+// Any bytes as the beginning of a state file. They are refused with Error(corrupt) or Error(version), or yield a commit
+// mark whose parts are inside the file, and which is written again as the same bytes.
 //
-// The first byte says what follows: even: the beginning of the file; odd: eight bytes, how long the file is, then the
-// block's fields and the superblock, around which zeros and right checksums are put.
+// The first byte selects the input. Even: the beginning of the file. Odd: eight bytes with the length of the file, then
+// the fields of the block and the superblock. The target adds zeros and correct checksums to these.
 
 #include <algorithm>
 #include <array>
@@ -24,7 +24,7 @@ using namespace muster::statefile;
 using muster::test::may_fail;
 using muster::test::require;
 
-constexpr std::size_t fields_bytes = 136;  // and some of the zeros
+constexpr std::size_t fields_bytes = 136;  // the fields and some of the zeros
 constexpr std::size_t at_superblock_checksum = 112;
 
 bool is_inside(const Extent& extent, std::uint64_t file_bytes) {

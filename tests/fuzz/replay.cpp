@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Feeds every file of the folders and files named to a fuzz target: corpora as ordinary tests. A target fails by ending
-// the process.
+// Runs a fuzz target on every file of the given folders and files, so that corpora are ordinary tests. A target fails
+// by terminating the process.
 
 #include <algorithm>
 #include <cstdint>
@@ -31,13 +31,13 @@ int main(int count, char** arguments) {
       std::fprintf(stderr, "cannot read %s\n", path.c_str());
       return 2;
     }
-    // The last line before an abort says which file it was.
+    // The last line before an abort names the file.
     std::printf("%s\n", path.filename().c_str());
     std::fflush(stdout);
-    // A copy of just that size: a sanitizer sees each byte read past it.
+    // A copy of exactly this size, so that a sanitizer detects each byte read past its end.
     const std::vector<std::uint8_t> input(bytes.begin(), bytes.end());
     LLVMFuzzerTestOneInput(input.data(), input.size());
   }
   std::printf("%zu inputs\n", files.size());
-  return files.empty() ? 1 : 0;  // a corpus that is not there must not pass
+  return files.empty() ? 1 : 0;  // a missing corpus must not pass
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What fuzz targets share.
+// Shared functions of the fuzz targets.
 
 #include <algorithm>
 #include <cstdlib>
@@ -10,12 +10,12 @@
 
 namespace muster::test {
 
-/// A fuzzer takes an abort for a finding.
+/// A fuzzer reports an abort as a finding.
 inline void require(bool condition) {
   if (!condition) std::abort();
 }
 
-/// Calls, and wants an error, if there is one, to be of one of these kinds.
+/// Makes a call. If it throws, the error must be of one of these kinds.
 template <class Call>
 void may_fail(std::initializer_list<ErrorKind> kinds, const Call& call) {
   try {

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What the program prints, compared with the files of tests/data/golden: in a terminal of 80 columns and in a pipe.
+"""Compares the output of the program with the files of tests/data/golden: in a terminal of 80 columns and in a pipe.
 
     golden.py MUSTER MAKE_INPUTS GOLDEN_DIRECTORY DOCUMENT
 
-With MUSTER_ACCEPT_GOLDEN=1 the files are written anew: look at the difference before you commit it. Also holds the keys
-of all JSON output against the tables of the document.
+With MUSTER_ACCEPT_GOLDEN=1 the files are written again: review the difference before you commit it. The script also compares
+the keys of all JSON output with the tables of the document.
 """
 import difflib
 import fcntl
@@ -21,7 +21,7 @@ import tempfile
 import termios
 import time
 
-# name of the file, then the command lines whose outputs are in it
+# name of the file: command lines whose outputs it has
 CASES = {
     "ls": ["ls shared", "ls jobs", "ls state.h5", "ls model --json", "ls shared --json", "ls shared --names-only",
            "ls nowhere", "ls plain", "ls newer"],
@@ -65,7 +65,7 @@ CASES = {
     "man": ["man"],
 }
 
-# of the outputs whose keys the document must have
+# commands whose JSON keys the document must list
 JSON_CASES = {
     "ls": ["ls shared --json", "ls model --json"],
     "show": ["show state.h5 --json --issues", "show hostile.h5 --json --issues", "show model --json",
@@ -92,7 +92,7 @@ def run_in_pipe(program, arguments, work, env):
 
 
 def run_in_terminal(program, arguments, work, env):
-    """Standard output alone is the terminal, so that errors stay apart."""
+    """Only standard output is the terminal, so that errors are separate."""
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     process = subprocess.Popen([program] + arguments, cwd=work, env=env, stdin=subprocess.DEVNULL, stdout=follower,
@@ -116,7 +116,7 @@ def normalised(text, work):
     text = text.replace(os.path.realpath(work), "WORK").replace(work, "WORK")
     text = re.sub(r'"age_seconds": \d+', '"age_seconds": 0', text)
     text = re.sub(r"\b\d+\.\d\d s\b", "0.00 s", text)
-    # Terminal escapes as text, so that the files are text as well.
+    # Terminal escapes become text, so that the golden files are text, too.
     return text.replace("\x1b", "\\e")
 
 
@@ -136,7 +136,7 @@ def transcript(run, program, lines, work, env):
 
 
 def age_everything(work):
-    """All files are three days and two hours old, so that ages are words that stay."""
+    """Makes all files three days and two hours old, so that printed ages do not change."""
     then = time.time() - 74 * 3600
     for root, _, files in os.walk(work):
         for name in files:
@@ -161,7 +161,7 @@ def paths_of(value, before, maps, out):
 
 
 def documented(document, command):
-    """Keys of the table below "### muster COMMAND --json"."""
+    """Returns the keys of the table under "### muster COMMAND --json"."""
     with open(document, encoding="utf-8") as file:
         text = file.read()
     begin = text.find(f"### `muster {command} --json`")

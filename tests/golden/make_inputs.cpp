@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Makes what the golden outputs are of, the same bytes every time: a model, state files, and workspaces.
+// Makes the inputs of the golden outputs, with the same bytes every time: a model, state files, and workspaces.
 
 #include <cstdio>
 #include <cstring>
@@ -32,7 +32,8 @@ Tensor tensor_of(DType dtype, Shape shape, const std::vector<T>& values) {
   return tensor;
 }
 
-/// Halves between -8 and 8, in an order that has no pattern to the eye: exact in every float from bf16 on.
+/// Returns multiples of one half between -8 and 8, in a scattered order. Every float from bf16 on represents them
+/// exactly.
 float value_at(std::uint32_t index) {
   std::uint32_t word = index * 2654435761U;
   word ^= word >> 15;
@@ -138,7 +139,7 @@ void make(const std::string& work) {
                    {.info = info});
   std::string bytes = read_text(work + "/state.h5");
   write_text(work + "/torn.h5", bytes.substr(0, bytes.size() / 2));
-  // One bit of one tensor.
+  // Flips one bit of one tensor.
   bytes[StateFile::open(work + "/state.h5").tensors().front().offset + 20] ^= 1;
   write_text(work + "/changed.h5", bytes);
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fence of the reader of foreign files holds: each thing that somebody who has taken it over would try.
+// The sandbox of the reader for third-party HDF5 files holds. Each attempt is one that an attacker who controls the
+// reader would make.
 
 #include <doctest/doctest.h>
 #include <fcntl.h>
@@ -29,7 +30,8 @@ constexpr int input = 3;
 constexpr int peer = 4;
 constexpr int no_seccomp = 77;
 
-/// Exit status of an attempt inside the fence: errno, 0 where it worked; or minus the signal that ended it.
+/// Returns the exit status of an attempt inside the sandbox: 0 if it succeeded, errno, or minus the signal that ended
+/// it.
 template <class Attempt>
 int inside(Attempt attempt) {
   const TemporaryDirectory folder;
@@ -64,7 +66,7 @@ bool has_seccomp() {
   return has;
 }
 
-TEST_CASE("what the reader needs works") {
+TEST_CASE("the calls that the reader needs work") {
   if (!has_seccomp()) return;
   std::array<char, 4> four{};
   CHECK(inside([&] { return ::pread(input, four.data(), four.size(), 2) == 4; }) == 0);
@@ -90,7 +92,7 @@ TEST_CASE("nothing else of the machine can be reached") {
   CHECK(inside([&] { return ::read(input, four.data(), 1) == 1; }) == EPERM);
   CHECK(inside([&] { return ::pread(0, four.data(), 1, 0) == 1; }) == EPERM);
   CHECK(inside([&] { return ::recv(peer, four.data(), 1, 0) == 1; }) == EPERM);
-  // Not even the file that it may read, whatever the descriptor would allow.
+  // The file that the reader may read cannot be written, whatever the descriptor would allow.
   CHECK(inside([] { return ::pwrite(input, "x", 1, 0) == 1; }) == EPERM);
   CHECK(inside([] { return ::ftruncate(input, 0) == 0; }) == EPERM);
   CHECK(inside([] { return ::write(input, "x", 1) == 1; }) == EPERM);
@@ -98,7 +100,7 @@ TEST_CASE("nothing else of the machine can be reached") {
   CHECK(inside([] { return ::mmap(nullptr, 4096, PROT_READ, MAP_PRIVATE, input, 0) != MAP_FAILED; }) == EPERM);
 }
 
-TEST_CASE("no code of its own") {
+TEST_CASE("no code can be added") {
   if (!has_seccomp()) return;
   CHECK(inside([] {
           return ::mmap(nullptr, 4096, PROT_READ | PROT_EXEC, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) != MAP_FAILED;
@@ -109,7 +111,7 @@ TEST_CASE("no code of its own") {
         }) == EPERM);
 }
 
-TEST_CASE("what only an attacker wants is the end") {
+TEST_CASE("calls that only an attacker makes terminate the process") {
   if (!has_seccomp()) return;
   CHECK(inside([] { return ::execl("/bin/true", "true", static_cast<char*>(nullptr)) == 0; }) == -SIGSYS);
   CHECK(inside([] { return ::fork() >= 0; }) == -SIGSYS);
@@ -119,7 +121,7 @@ TEST_CASE("what only an attacker wants is the end") {
 }
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-TEST_CASE("memory and time have an end") {
+TEST_CASE("memory and time are limited") {
   if (!has_seccomp()) return;
   CHECK(inside([] {
           return ::mmap(nullptr, std::size_t{128} << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) !=
@@ -128,7 +130,7 @@ TEST_CASE("memory and time have an end") {
   const pid_t child = ::fork();
   if (child == 0) {
     raise_fence({.cpu_seconds = 1});
-    // What the compiler cannot take for nothing.
+    // A call that the compiler cannot remove.
     for (;;) (void)::getpid();
   }
   int status = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A gallery of HDF5 files that lie, are damaged or attack their reader: each is refused with words of its own, or shown
-// without harm, by little memory and soon. MUSTER_MAKE_FOREIGN_HDF5 makes them.
+// A gallery of HDF5 files that are malformed, damaged or attack their reader. Each is refused with its own message or
+// shown without harm, within limits of memory and time. MUSTER_MAKE_FOREIGN_HDF5 makes them.
 
 #include <doctest/doctest.h>
 #include <fmt/core.h>
@@ -30,7 +30,7 @@ using namespace muster::test;
 namespace {
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-// Shadow memory and quarantine; and everything is slower.
+// Sanitizers need memory for shadow and quarantine, and everything is slower.
 constexpr std::uint64_t most_memory = std::uint64_t{1} << 30;
 constexpr std::uint64_t most_memory_of_elements = most_memory;
 constexpr double most_seconds = 20;
@@ -60,7 +60,7 @@ bool sees(const Look& look, std::string_view part) {
 
 struct Exhibit {
   const char* file;
-  std::vector<const char*> parts;  ///< all of them must be seen
+  std::vector<const char*> parts;  ///< all of them must appear in the output
 };
 
 const std::vector<Exhibit> gallery = {
@@ -130,13 +130,13 @@ class Gallery {
   TemporaryDirectory folder_;
 };
 
-/// Made once.
+/// Made once per process.
 const Gallery& gallery_files() {
   static const Gallery files;
   return files;
 }
 
-/// What the maker wrote: 0, 1, 2 ... 999, 0 ...
+/// Checks for the elements that the maker wrote: 0, 1, 2 ... 999, 0 ...
 template <class Element>
 bool counts(const ForeignHdf5& file, std::string_view name, DType dtype, const Shape& shape) {
   const std::optional<std::size_t> found = file.find(name);
@@ -144,7 +144,7 @@ bool counts(const ForeignHdf5& file, std::string_view name, DType dtype, const S
   const TensorEntry& tensor = file.tensors()[*found];
   if (tensor.dtype != dtype || tensor.shape != shape) return false;
   bool is_same = true;
-  // Pieces that end anywhere.
+  // Pieces with arbitrary ends.
   constexpr std::uint64_t piece = 24;
   std::vector<std::byte> memory;
   for (std::uint64_t at = 0; at < tensor.bytes; at += piece) {
@@ -158,7 +158,7 @@ bool counts(const ForeignHdf5& file, std::string_view name, DType dtype, const S
   return is_same;
 }
 
-TEST_CASE("honest files of every version of the format are read") {
+TEST_CASE("valid files of every version of the format are read") {
   const TemporaryDirectory folder;
   make("samples", folder);
   for (const char* name : {"old.h5", "v18.h5", "v110.h5"}) {
@@ -168,7 +168,7 @@ TEST_CASE("honest files of every version of the format are read") {
     CHECK(counts<double>(*file, "layers/0/bias", DType::f64, {16}));
     CHECK(counts<std::int16_t>(*file, "layers/1/weight", DType::i16, {40, 30}));
     CHECK(counts<float>(*file, "layers/1/bias", DType::f32, {9, 5, 6}));
-    // It has two names, and is listed by the one that the file has first.
+    // The dataset has two names, and is listed by the first one in the file.
     CHECK(counts<std::uint8_t>(*file, file->find("hard") ? "hard" : "compact", DType::u8, {12}));
     if (std::string_view(name) == "v110.h5") CHECK(counts<std::uint16_t>(*file, "edges", DType::u16, {10, 11}));
     CHECK(file->find("boolean").has_value());
@@ -184,7 +184,8 @@ TEST_CASE("honest files of every version of the format are read") {
   }
 }
 
-/// Elements [first, first + count) of a tensor of the maker's, each its place modulo 1000; 7 where nothing was written.
+/// Checks elements [first, first + count) of a tensor that the maker wrote. Each is its index modulo 1000, or 7 where
+/// nothing was written.
 bool is_run(const ForeignHdf5& file, std::size_t tensor, std::uint64_t first, std::uint64_t count) {
   const TensorEntry& entry = file.tensors()[tensor];
   const std::uint64_t rows = static_cast<std::uint64_t>(entry.shape[0]);
@@ -200,11 +201,11 @@ bool is_run(const ForeignHdf5& file, std::size_t tensor, std::uint64_t first, st
   return true;
 }
 
-TEST_CASE("what only a newer libhdf5 reads is not taken for damage") {
+TEST_CASE("data that only a newer libhdf5 reads is not reported as damage") {
   const auto file = ForeignHdf5::open(std::string(MUSTER_TEST_DATA) + "/hdf5/hdf5_2.h5");
   CHECK(counts<float>(*file, "plain", DType::f32, {4, 6}));
   CHECK(counts<float>(*file, "chunked", DType::f32, {4, 6}));
-  // A libhdf5 that is as new reads all of them.
+  // A libhdf5 that is new enough reads all of them.
   CHECK(file->tensors().size() + file->omissions().size() == 7);
   for (const Omission& omission : file->omissions()) {
     CAPTURE(omission.name);
@@ -215,7 +216,7 @@ TEST_CASE("what only a newer libhdf5 reads is not taken for damage") {
   }
 }
 
-TEST_CASE("runs of elements out of chunks of any shape, through every pipeline") {
+TEST_CASE("ranges of elements in chunks of any shape, through every filter pipeline") {
   const TemporaryDirectory folder;
   make("chunks", folder);
   std::mt19937 random(5);
@@ -235,7 +236,7 @@ TEST_CASE("runs of elements out of chunks of any shape, through every pipeline")
   }
 }
 
-TEST_CASE("a damaged chunk is told; what is beside it can be read") {
+TEST_CASE("a damaged chunk is reported; the chunks beside it can be read") {
   const TemporaryDirectory folder;
   make("chunks", folder);
   const auto file = ForeignHdf5::open(folder / "damaged.h5");
@@ -254,7 +255,7 @@ TEST_CASE("a damaged chunk is told; what is beside it can be read") {
 TEST_CASE("threads read at once, and longer than one process may") {
   const TemporaryDirectory folder;
   make("chunks", folder);
-  // Processes with a second of CPU time each.
+  // A reader that gives each process one second of CPU time.
   const std::string reader = folder / "reader";
   write_text(reader, fmt::format("#!/bin/sh\n[ $2 = list ] || set -- 1 $2 $3\nexec '{}' \"$@\"\n",
                                  std::getenv("MUSTER_HDF5_READER")));
@@ -269,7 +270,7 @@ TEST_CASE("threads read at once, and longer than one process may") {
   const double enough = taken_by_ended() + 0.8;
   const auto latest = std::chrono::steady_clock::now() + std::chrono::seconds(100);
   std::atomic<bool> is_same = true;
-  // Different ones in turn, so that no chunk is kept.
+  // Reads different tensors in turn, so that no chunk is cached.
   const auto read_on = [&](const char* a, const char* b) {
     while (is_same && taken_by_ended() < enough && std::chrono::steady_clock::now() < latest)
       is_same = is_run(*file, *file->find(a), 17, 199'000) && is_run(*file, *file->find(b), 17, 199'000);
@@ -281,7 +282,7 @@ TEST_CASE("threads read at once, and longer than one process may") {
   CHECK(taken_by_ended() >= enough);
 }
 
-TEST_CASE("each file of the gallery is refused or shown, with words, little memory and soon") {
+TEST_CASE("each file of the gallery is refused or shown, with its message, in little memory and time") {
   const Gallery& files = gallery_files();
   std::size_t made = 0;
   for (const auto& entry : std::filesystem::directory_iterator(files.path())) {
@@ -314,7 +315,7 @@ TEST_CASE("each file of the gallery is refused or shown, with words, little memo
                       static_cast<double>(largest) / (1 << 20)));
 }
 
-TEST_CASE("the reader itself stays small") {
+TEST_CASE("the reader itself uses little memory") {
   const Gallery& files = gallery_files();
   for (const Exhibit& exhibit : gallery) {
     CAPTURE(exhibit.file);
@@ -324,12 +325,12 @@ TEST_CASE("the reader itself stays small") {
       const auto file = ForeignHdf5::open(files / exhibit.file, options);
       CHECK(file->cost().reader_peak_bytes < most_memory);
     } catch (const Error&) {
-      // Told in the other test.
+      // The test above checks the message.
     }
   }
 }
 
-TEST_CASE("a reader that is missing, no program, silent, or of another build is told in words") {
+TEST_CASE("a reader that is missing, not a program, silent, or of another build is reported with the cause") {
   const Gallery& files = gallery_files();
   const std::string good = files / "soft_cycle.h5";
   const auto open_with = [&good](const std::string& reader) {
@@ -353,7 +354,7 @@ TEST_CASE("a reader that is missing, no program, silent, or of another build is 
             "does not start here (it ended early (exit status 127))"));
   CHECK(has(words_of(ErrorKind::timeout, [&] { open_with(script("sleeps", "exec sleep 100")); }),
             "within 300 ms of work"));
-  // Listed by the real one.
+  // The real reader lists the file.
   const std::string reader = std::getenv("MUSTER_HDF5_READER");
   const auto read_with = [&](std::string_view name, std::string_view text) {
     ForeignHdf5Options options;
@@ -381,7 +382,7 @@ TEST_CASE("a reader that is missing, no program, silent, or of another build is 
             "contradicts its format"));
 }
 
-TEST_CASE("what is no regular file") {
+TEST_CASE("paths that are not regular files") {
   const Gallery& files = gallery_files();
   CHECK(has(words_of(ErrorKind::argument, [&] { (void)ForeignHdf5::open(files.path()); }), "a directory"));
   CHECK(has(words_of(ErrorKind::not_found, [&] { (void)ForeignHdf5::open(files / "nothing.h5"); }), "opening"));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What somebody who looks at a foreign HDF5 file sees, and what it costs.
+// The result of opening a third-party HDF5 file, and its cost.
 
 #include <fmt/core.h>
 #include <sys/resource.h>
@@ -22,13 +22,13 @@ namespace muster::test {
 struct Look {
   /// "error KIND: WORDS", "tensor NAME", "text KEY", "issue PATH: WORDS", "unreadable NAME: WORDS", "broken NAME".
   std::vector<std::string> lines;
-  std::string end;               ///< how the process that looked ended, if not well
-  double seconds = 0;            ///< on the clock
+  std::string end;               ///< how the process ended, if it did not succeed
+  double seconds = 0;            ///< wall-clock time
   double cpu_seconds = 0;        ///< of that process and of the reader that it waited for
   std::uint64_t peak_bytes = 0;  ///< of the larger of both
 };
 
-/// The beginning and the end of every tensor, as far as a person would look.
+/// Reads the beginning and the end of every tensor, about as much as a person would view.
 inline void read_ends(const ForeignHdf5& file, std::vector<std::string>& lines) {
   constexpr std::uint64_t piece = std::uint64_t{256} << 10;
   std::vector<std::byte> memory;
@@ -62,7 +62,7 @@ inline std::vector<std::string> look(const std::string& path, const ForeignHdf5O
   return lines;
 }
 
-/// In a process of its own, for its memory and its life.
+/// Runs in a separate process, to measure its memory and to survive a crash.
 inline Look look_from_outside(const std::string& path, const ForeignHdf5Options& options) {
   std::array<int, 2> ends{};
   if (::pipe(ends.data()) != 0) throw std::runtime_error("pipe");

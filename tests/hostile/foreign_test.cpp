@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A gallery of files of torch.save that lie, are cut off or would run programs: each is refused with words of its own.
-// Nothing of a pickle is ever run, so it is enough that each is refused or read.
+// A gallery of torch.save files that are malformed, truncated or would run programs. Each is refused with its own
+// message. Muster never runs anything in a pickle, so the test only checks that each file is refused or read.
 
 #include <doctest/doctest.h>
 #include <fmt/core.h>
@@ -34,7 +34,7 @@ const std::string eight(32, 'x');  // eight floats
 std::string zip_of(const std::string& pickle, const std::string& storage = eight) {
   return make_zip(torch_parts(pickle, {{"0", storage}}));
 }
-/// One tensor "w" beside what `more` has.
+/// One tensor "w", with the entries of `more`.
 std::string zip_of_tensor(const std::string& tensor_node) {
   return zip_of(whole(dict({{"w", tensor_node}})));
 }
@@ -44,7 +44,7 @@ std::string good_pickle() {
 std::string good() {
   return zip_of(good_pickle());
 }
-/// The good file with something done to its parts.
+/// The valid file with changed parts.
 template <class Change>
 std::string changed(Change&& change) {
   std::vector<ZipPart> parts = torch_parts(good_pickle(), {{"0", eight}});
@@ -142,15 +142,15 @@ std::vector<HostileFile> tensors() {
   };
 }
 
-/// The good file with another number in its zip64 end record (56 bytes) or behind that: in the locator (20), in the end
-/// record (22).
+/// The valid file with another number at an offset in its zip64 end record (56 bytes), in the locator (20) or in the
+/// end record (22).
 template <class Number>
 std::string with_end(std::size_t place, Number value) {
   std::string bytes = good();
   bytes.replace(bytes.size() - (56 + 20 + 22) + place, sizeof value, bytes_of(value));
   return bytes;
 }
-/// The good file whose storage has these sizes in a zip64 field.
+/// The valid file whose storage has these sizes in a zip64 field.
 std::string with_zip64_field(const std::vector<std::uint64_t>& numbers) {
   return changed([&](auto& parts) {
     parts[2].size = UINT32_MAX;
@@ -182,7 +182,7 @@ std::vector<HostileFile> zip64_lies() {
        "\"archive/data/0\" is outside of the archive"},
   };
 }
-/// Numbers that only the zip64 end record says.
+/// Counts and sizes that only the zip64 end record has.
 std::vector<HostileFile> zip64_counts() {
   const auto of = [](std::size_t place, std::uint64_t value) {
     std::string bytes = with_end(place, value);
@@ -197,7 +197,7 @@ std::vector<HostileFile> zip64_counts() {
   };
 }
 
-/// They ask for much more than they are long.
+/// Files that request much more memory than their length.
 std::vector<HostileFile> bombs() {
   std::string gaps = "N";
   for (std::uint32_t i = 0; i < 20'000; ++i) gaps += "r" + bytes_of(i * 2);
@@ -257,7 +257,7 @@ struct Part {
   std::vector<std::int32_t> begin;
   std::vector<std::int32_t> extents;
   std::string file = "__0_0.distcp";
-  std::int32_t bytes = -1;  ///< that the metadata says; -1: as many as the item has
+  std::int32_t bytes = -1;  ///< number in the metadata; -1: that of the item
   std::string transform = {};
 };
 
@@ -273,7 +273,7 @@ std::string float_properties() {
          tuple(global("torch", "float32")) + "b";
 }
 
-/// Every part is four floats in an item of its own at the beginning of the file.
+/// Every part has four floats in its own item at the beginning of the file.
 std::string metadata_of(const std::vector<std::int32_t>& size, const std::vector<Part>& parts,
                         std::int32_t item_bytes) {
   std::string chunks = "](";
@@ -344,7 +344,7 @@ std::string zstd_of(const std::string& bytes) {
   return out;
 }
 
-/// Of the file that all parts of a save are in.
+/// Returns the item size for the file that has all parts of a save.
 std::int32_t item_bytes(const HostileSave& save, const std::string& item, const std::string& packed,
                         const std::string& bomb) {
   const std::string file = save.parts.empty() ? "" : save.parts[0].file;
@@ -368,7 +368,7 @@ void check(const std::vector<HostileFile>& files) {
     } catch (const Error& error) {
       words = error.what();
     }
-    // Whatever a file says: memory is bounded by its length.
+    // The file's length limits the memory, whatever the contents are.
     CHECK(bench::heap_peak() - before < (256 << 10) + 64 * file.bytes.size());
     CHECK(has(words, file.words));
     CHECK(has(words, path));
@@ -378,7 +378,7 @@ void check(const std::vector<HostileFile>& files) {
 
 }  // namespace
 
-TEST_CASE("the good file is read") {
+TEST_CASE("the valid file is read") {
   const TemporaryDirectory folder(Medium::memory);
   for (const bool is_zip64 : {false, true}) {
     write_text(folder / "file.pt", make_zip(torch_parts(good_pickle(), {{"0", eight}}), is_zip64));
@@ -409,7 +409,7 @@ TEST_CASE("bombs") {
   check(bombs());
 }
 
-TEST_CASE("a storage that has changed is found by its checksum, and by nothing else") {
+TEST_CASE("a changed storage is detected by its checksum, and by nothing else") {
   const TemporaryDirectory folder(Medium::memory);
   std::string bytes = good();
   bytes[bytes.find(eight)] = 'y';
@@ -422,7 +422,7 @@ TEST_CASE("a storage that has changed is found by its checksum, and by nothing e
   CHECK(verify(folder / "file.pt", {.checksums = false}).is_good());
 }
 
-TEST_CASE("what Megatron says of many tensors is read in their time, not in its square") {
+TEST_CASE("the time to read Megatron metadata is linear in the number of tensors") {
   constexpr int count = 100'000;
   std::string tensors = "}(";
   std::string added = "}(";

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Makes HDF5 files with libhdf5, in a process of its own so that whoever looks at them has never loaded it.
-//   make_foreign_hdf5 gallery FOLDER   files that attack their reader (foreign_hdf5_test.cpp says what is wrong in
-//   make_foreign_hdf5 samples FOLDER   honest ones with everything that HDF5 has a structure for, to be mutated
-//   make_foreign_hdf5 chunks FOLDER    honest ones with chunks of all shapes through all filters; one with damaged
+// Makes HDF5 files with libhdf5, in a separate process, so that the process that opens them has never loaded libhdf5.
+//   make_foreign_hdf5 gallery FOLDER   files that attack their reader (foreign_hdf5_test.cpp lists the defects)
+//   make_foreign_hdf5 samples FOLDER   valid files with every HDF5 structure, for mutations
+//   make_foreign_hdf5 chunks FOLDER    valid files with chunks of all shapes through all filters; one with damaged
 //   chunks
 
 #include <hdf5.h>
@@ -33,7 +33,7 @@ Result must(Result result, const char* what) {
 
 using Extents = std::vector<hsize_t>;
 
-/// A file that is being made. Identifiers are left to the end of the process: files close with all they have.
+/// A file under construction. Identifiers stay open until the process ends; a file closes all its objects.
 class Maker {
  public:
   Maker(const std::string& path, H5F_libver_t low, hsize_t user_block = 0) {
@@ -63,7 +63,7 @@ class Maker {
     MUST(H5Pset_create_intermediate_group(links, 1));
     return MUST(H5Dcreate2(file_, name, type, space(extents), links, create, H5P_DEFAULT));
   }
-  /// With elements 0, 1, 2 ...
+  /// Creates a dataset with the elements 0, 1, 2 ...
   hid_t filled(const char* name, hid_t type, const Extents& extents, hid_t create = H5P_DEFAULT) const {
     const hid_t id = dataset(name, type, extents, create);
     std::size_t count = 1;
@@ -182,8 +182,8 @@ void storage(const std::string& folder) {
     const char* file;
     hsize_t extent;
     hsize_t chunk;
-    std::size_t zeros;  // that each chunk has, packed
-    hsize_t written;    // chunks
+    std::size_t zeros;  // number of zeros that each chunk has, compressed
+    hsize_t written;    // number of written chunks
   };
   constexpr hsize_t mib = 1 << 20;
   for (const Bomb& bomb : {Bomb{"chunk_bomb.h5", hsize_t{1} << 40, 4 * mib, 4 * mib, 1},
@@ -215,7 +215,7 @@ void storage(const std::string& folder) {
     file.dataset("huge", H5T_STD_U8LE, {hsize_t{1} << 31}, with_deflate(Maker::chunked({hsize_t{1} << 31})));
   }
   {
-    // The old index, whose size is that of what was written.
+    // The version 1 B-tree index, whose size depends on the chunks that were written.
     const Maker file(folder + "tiny_chunks.h5", H5F_LIBVER_EARLIEST);
     const hid_t id = file.dataset("tiny", H5T_STD_U8LE, {hsize_t{1} << 34}, Maker::chunked({1}));
     const hsize_t at = 5;
@@ -253,7 +253,7 @@ void texts(const std::string& folder) {
   file.text_dataset("few", {"one", "two"});
 }
 
-/// Bytes of a good file, changed.
+/// Writes files with changed bytes of a valid file.
 void damaged(const std::string& folder) {
   const std::string base = folder + "base.h5";
   {
@@ -273,7 +273,7 @@ void damaged(const std::string& folder) {
   write_all(folder + "text.h5", "This is no HDF5 file at all, whatever its name says.\n");
   write_all(folder + "zip.h5", "PK\x03\x04" + std::string(2000, 'z'));
   std::string garbage = good;
-  // Object headers stand behind the superblock and the root's structures; elements at the end stay.
+  // Object headers are after the superblock and the structures of the root. The elements at the end do not change.
   for (std::size_t i = 96; i < garbage.size() && i < 2048; i += 3) garbage[i] = static_cast<char>(garbage[i] ^ 0x5a);
   write_all(folder + "header_garbage.h5", garbage);
   for (const std::string_view mark : {"TREE", "SNOD", "HEAP"}) {
@@ -286,7 +286,7 @@ void damaged(const std::string& folder) {
   std::remove(base.c_str());
 }
 
-/// Two datasets that have the same bytes: an address in the second's header is changed to the first's.
+/// Two datasets with the same bytes: the address in the second header is changed to that of the first.
 void overlapping(const std::string& folder) {
   const std::string path = folder + "overlap.h5";
   hsize_t first = 0;
@@ -351,14 +351,14 @@ void samples(const std::string& folder) {
       MUST(H5Pset_chunk_opts(edges, H5D_CHUNK_DONT_FILTER_PARTIAL_CHUNKS));
       file.filled("edges", H5T_STD_U16LE, {10, 11}, edges);
     }
-    // Enough of them that a group gets an index.
+    // Enough datasets that the group gets an index.
     for (int i = 0; i < 40; ++i) file.dataset(("many/t" + std::to_string(i)).c_str(), H5T_STD_U8LE, {1});
   }
 }
 
 constexpr H5Z_filter_t zstd_filter = 32015;
 
-/// Leaves out some chunks, which have a bit in their filter mask then.
+/// Leaves out some chunks, which then have a bit in their filter mask.
 size_t compress_zstd(unsigned, size_t, const unsigned*, size_t bytes, size_t* room, void** buffer) {
   static int calls = 0;
   if (++calls % 3 == 0) return 0;
@@ -410,7 +410,7 @@ void chunks(const std::string& folder) {
         const std::string name = std::string(filters) + " " + in_words(extents) + " in " + in_words(chunk);
         file.filled(name.c_str(), H5T_STD_U16LE, extents, with_filters(Maker::chunked(chunk), filters));
       }
-      // The first half of its rows; elements are big endian.
+      // Writes the first half of the rows. Elements are big-endian.
       const hid_t create = with_filters(Maker::chunked(chunk), "shuffle deflate");
       const std::uint16_t fill = 7;
       MUST(H5Pset_fill_value(create, H5T_NATIVE_UINT16, &fill));
@@ -427,7 +427,7 @@ void chunks(const std::string& folder) {
       MUST(H5Dwrite(id, H5T_NATIVE_UINT16, Maker::space(half), space, H5P_DEFAULT, values.data()));
     }
   }
-  // Of a dataset that may grow, chunks may be larger than itself.
+  // If a dataset can grow, its chunks may be larger than the dataset.
   {
     const Maker file(folder + "growing.h5", H5F_LIBVER_V110);
     const Extents extents = {7, 5};
@@ -450,7 +450,7 @@ void chunks(const std::string& folder) {
       hsize_t at = 0;
       unsigned mask = 0;
       hsize_t bytes = 0;
-      // The third; of zstd the one behind it, if that went unfiltered.
+      // Damages the third chunk, or the fourth if the third was not filtered.
       for (hsize_t chunk = 2; chunk < 4; ++chunk) {
         MUST(H5Dget_chunk_info(id, H5Dget_space(id), chunk, &at, &mask, &places.emplace_back(), &bytes));
         if (mask == 0) break;

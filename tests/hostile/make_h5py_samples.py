@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Honest HDF5 files as h5py writes them, for the long form of the mutation campaign. Arguments: a folder."""
+"""Makes valid HDF5 files with h5py, for the long form of the mutation campaign. Argument: a folder."""
 import os
 import sys
 

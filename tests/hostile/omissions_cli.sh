@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Datasets of HDF5 files that cannot be read are never passed over in silence: convert and diff refuse, verify and the
-# listings name them.
+# Unreadable datasets of HDF5 files are never skipped silently: convert and diff refuse, verify and the listings name
+# them.
 #   MUSTER_PROGRAM, MUSTER_DEMO_MODEL, MUSTER_MAKE_FOREIGN_HDF5: the programs under test
 set -u
 source "$(dirname "$0")/../multiprocess/cli.sh"
@@ -23,7 +23,7 @@ says 0 "good" "$program" ls new.safetensors
 says 1 "not compared: cannot be read in A" "$program" diff external_link.h5 overlap.h5
 says 2 "a link to another file" "$program" cat external_link.h5 link
 "$program" stats external_link.h5 | tail -1 | grep -q "not shown: " || fail "stats does not end with the loss"
-# Second names and soft links are no loss.
+# Second names and soft links are not reported as losses.
 says 0 "left out: a: a soft link" "$program" convert soft_cycle.h5 links.safetensors
 says 0 "same" "$program" diff soft_cycle.h5 soft_cycle.h5
 finish

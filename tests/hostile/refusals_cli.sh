@@ -1,13 +1,13 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# One row a kind of refusal: the exit status, the object and the cause in the message, and a directory that is as before.
+# One row per kind of refusal: the exit status, the object and the cause in the message, and an unchanged directory.
 #   MUSTER_PROGRAM, MUSTER_DEMO_MODEL: the programs under test
 set -u
 data=$(cd "$(dirname "$0")/../data" && pwd) || exit 1
 source "$(dirname "$0")/../multiprocess/cli.sh"
 source "$data/../multiprocess/requests.sh"
 
-# row OBJECT WORDS COMMAND...: refused with both.
+# row OBJECT WORDS COMMAND...: the command is refused, and its message contains both.
 row() {
   local object=$1
   shift
@@ -167,7 +167,8 @@ mkdir tracked && echo "some" > tracked/latest_checkpointed_iteration.txt
 foreign tracked '"tracked/latest_checkpointed_iteration.txt"' '"some" is no iteration'
 echo 12 > tracked/latest_checkpointed_iteration.txt
 foreign tracked '"tracked/latest_checkpointed_iteration.txt"' "it names tracked/iter_0000012, which is not there"
-# changed SAMPLE NAME GLOB OLD NEW: a copy of a sample with other bytes in these files, of torch.save's in their pickles.
+# changed SAMPLE NAME GLOB OLD NEW: copies a sample and replaces bytes in these files; in torch.save files, in their
+# pickles.
 changed() {
   cp -r "$data/foreign/$1/in" "$2"
   run_python "
@@ -193,7 +194,7 @@ changed dcp_safetensors offsets '*.distcp' "b'DCP_SHARDING_INFO'" "b'DCP_SHARDIN
 foreign offsets '"offsets/' "its metadata has no DCP_SHARDING_INFO"
 changed dcp other '.metadata' "b'\x8c\x08Metadata'" "b'\x8c\x08Metafile'"
 foreign other '"other/.metadata"' "it is no Metadata of torch.distributed.checkpoint"
-# Both ranks' files are the first one's: its parts would be there twice, and those of the other not at all.
+# Both files are from the first rank. Its parts would exist twice, and those of the other rank would be missing.
 cp -r "$data/foreign/fsdp1/in" doubled && cp doubled/model_world_size_2_rank_0.pt doubled/model_world_size_2_rank_1.pt
 foreign doubled '"doubled"' "overlap"
 changed dcp_safetensors dtypes '__1_0.distcp' "b'\"dtype\":\"BF16\"'" "b'\"dtype\":\"F16\" '"

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A gallery of safetensors files that lie, are cut off or attack their reader: each is refused with words of its own.
+// A gallery of safetensors files that are malformed, truncated or attack their reader. Each is refused with its own
+// message.
 
 #include <doctest/doctest.h>
 #include <fmt/core.h>
@@ -32,7 +33,7 @@ struct Defect {
   std::string words;
 };
 
-// One tensor "t" of 4 bytes, with members as given.
+// One tensor "t" of 4 bytes, with the given members.
 std::string one(const std::string& members) {
   return file_of(R"({"t":{)" + members + "}}", 4);
 }
@@ -165,7 +166,7 @@ TEST_CASE("each defect is refused, in one line that names the file") {
   }
 }
 
-TEST_CASE("what looks odd and is allowed") {
+TEST_CASE("unusual files that are allowed") {
   const TemporaryDirectory directory;
   const std::string path = directory / "odd.safetensors";
   const std::array<Defect, 9> odd = {{
@@ -193,7 +194,7 @@ TEST_CASE("what looks odd and is allowed") {
   }
 }
 
-TEST_CASE("a good file is refused at every length but its own, and no damaged byte is worse than an error") {
+TEST_CASE("a valid file is refused at every other length, and a damaged byte causes at most an error") {
   const std::string bytes = file_of(
       R"({"__metadata__":{"format":"pt"},"a":{"dtype":"F32","shape":[2,2],"data_offsets":[0,16]},"b":{"dtype":"U8","shape":[3],"data_offsets":[16,19]}})",
       19);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the interop tests hold to be so: the first thing that is not ends the test."""
+"""Checks of the interop tests: the first one that fails ends the test."""
 
 import sys
 

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Llama, tiny and random, as training programs save it: torch.distributed.checkpoint of FSDP2 on 2 and 4 ranks whose parts are
-uneven, and pytorch_model.bin. Exported with a base, what transformers loads has every tensor bit for bit and equal logits.
+"""Exports tiny random Llama models in the formats of training programs: torch.distributed.checkpoint of FSDP2 on 2 and 4
+ranks with uneven parts, and pytorch_model.bin. With a base, every tensor that transformers loads from the export must be
+equal bit for bit, and the logits must be equal.
 
-Argument: the program muster. Exit status: 0, 1, or 77 where torch or transformers cannot be imported (skipped)."""
+Argument: the program muster. Exit status: 0, 1, or 77 if torch or transformers cannot be imported (skipped).
+"""
 import os
 import subprocess
 import sys
@@ -27,7 +29,7 @@ except ImportError as error:
 
 
 def make_model(is_tied):
-    """Of sizes that no number of ranks divides."""
+    """Returns a model with sizes that no number of ranks divides."""
     torch.manual_seed(7)
     return AutoModelForCausalLM.from_config(LlamaConfig(
         vocab_size=97, hidden_size=54, intermediate_size=71, num_hidden_layers=3, num_attention_heads=6,
@@ -53,7 +55,7 @@ def logits_of(model):
 
 def check_export(muster, what, source, is_tied, work, *options):
     model = make_model(is_tied)
-    model.config.dtype = "float32"  # which the export has to correct
+    model.config.dtype = "float32"  # which the export must correct
     model.config.save_pretrained(f"{work}/base")
     out = f"{work}/out"
     done = subprocess.run([muster, "export", source, "--base", f"{work}/base", "--out", out, *options],
@@ -76,7 +78,7 @@ def main():
             check_export(muster, f"FSDP2 on {ranks} ranks", f"{work}/save", is_tied, work, "--at", "model")
     with tempfile.TemporaryDirectory(prefix="muster-models-") as work:
         os.mkdir(f"{work}/save")
-        # What save_pretrained(safe_serialization=False) does; transformers 5 has it no more.
+        # Does what save_pretrained(safe_serialization=False) did before transformers 5.
         torch.save(make_model(True).state_dict(), f"{work}/save/pytorch_model.bin")
         check_export(muster, "pytorch_model.bin", f"{work}/save", True, work)
 

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Samples of foreign checkpoints by the software that writes them: foreign_samples.py DIR [NAME...].
+"""Makes samples of third-party checkpoints with the software that writes them: foreign_samples.py DIR [NAME...].
 
-Each becomes DIR/NAME/in, a file or a directory, beside DIR/NAME/expected.safetensors with the same tensors whole.
-tests/data/foreign was made by it, with small sizes. Needs torch, and for some of them what else is imported there.
+Each sample is DIR/NAME/in, a file or a directory, beside DIR/NAME/expected.safetensors with the same tensors whole.
+tests/data/foreign was made with this script, with small sizes. It needs torch, and some samples need the packages
+that they import.
 """
 import os
 import pathlib
@@ -42,7 +43,7 @@ def write(directory, expected):
               directory / 'expected.safetensors')
 
 
-# One process.
+# Samples saved by one process.
 
 def kinds():
     weight = torch.arange(12, dtype=torch.float32).reshape(3, 4)
@@ -81,7 +82,7 @@ def torch_model(directory):
     write(directory, model)
 
 
-# Several processes.
+# Samples saved by several processes.
 
 def ranks(function, count, directory, *arguments):
     mp.spawn(in_rank, (function, count, directory, *arguments), count)
@@ -146,7 +147,7 @@ def save_dcp(rank, count, directory, kind):
 
 
 def scalars():
-    """What has no dimensions or no elements, beside what ranks share out and what all of them have."""
+    """Tensors without dimensions or elements, beside sharded and replicated ones."""
     return {
         'scale': torch.tensor(2.5), 'steps': torch.tensor(7), 'empty': torch.empty(0, 4),
         'replicated': tensor(6, 3), 'sharded': tensor(7, 5, 4), 'small': tensor(8, 1, 2, dtype=torch.bfloat16),
@@ -219,7 +220,7 @@ def torch_dist_state():
 
 
 def torch_dist(directory):
-    """What Megatron adds to a save of torch, by its facts: no Megatron is needed."""
+    """Adds Megatron's metadata to a save of torch. Megatron is not needed."""
     import argparse
     import json
     import pickle
@@ -324,7 +325,7 @@ def zero(stage):
         model = torch.load(folder / f'{first}mp_rank_00_model_states.pt', weights_only=False)
         # Buffers keep the model's dtype here.
         whole.update({name: model['module'][name] for name in model['buffer_names']})
-        if stage < 3:  # zero_to_fp32 loses other names of tied weights, and in stage 1 what is not trained
+        if stage < 3:  # zero_to_fp32 loses the other names of tied weights, and in stage 1 untrained tensors
             module = model['module']
             same = {value.data_ptr(): name for name, value in module.items() if name in whole}
             for name, value in module.items():
@@ -374,7 +375,7 @@ def main():
         directory.mkdir(parents=True)
         try:
             SAMPLES[name](directory)
-        except Exception as error:  # one that this machine cannot make must not hide the others
+        except Exception as error:  # a sample that this machine cannot make must not hide the others
             shutil.rmtree(directory, ignore_errors=True)
             print(f'{name}: not made: {str(error).strip().splitlines()[-1]}')
             continue

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Our side of hdf5_peers.py and of the hostile gallery.
-//   hdf5_peer list FILE                 JSON: tensors, metadata, issues, and what listing took
+// Muster's side of hdf5_peers.py and of the hostile gallery.
+//   hdf5_peer list FILE                 JSON: tensors, metadata, issues, and the cost of the listing
 //   hdf5_peer dump FILE FOLDER PIECE... all bytes of the N-th tensor in FOLDER/N.PIECE, read in pieces of PIECE bytes
-//   hdf5_peer make FILE [LEVEL]         a state file: tensors of every dtype, compressed by zstd where there is a level
+//   hdf5_peer make FILE [LEVEL]         a state file: tensors of every dtype, compressed by zstd if LEVEL is given
 //   hdf5_peer open FILE                 opens and checks a state file
 
 #include <fmt/core.h>
@@ -67,8 +67,8 @@ void dump(const ForeignHdf5& file, std::size_t tensor, const std::string& to, st
   std::fclose(out);
 }
 
-/// Of each dtype a tensor that has every byte value in every place, or for 16 bits every pattern; and odd ones. Names
-/// are what hdf5_peers.py looks for.
+/// For each dtype, one tensor that has every byte value at every position, or every pattern of 16 bits; and special
+/// cases. hdf5_peers.py uses the same names.
 void make(const std::string& path, std::optional<int> level) {
   std::vector<NamedTensor> weights;
   const auto add = [&weights](const std::string& name, DType dtype, const Shape& shape) {

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What h5py writes is read by ours: every layout, filter and type that is not refused, and refusals with their words. And
-state files, which are ours, are read by h5py, h5ls, h5dump, h5repack and h5diff. Arguments: our peer program.
+"""Muster reads files of h5py: every supported layout, filter and type, and refusals with their messages. h5py, h5ls, h5dump,
+h5repack and h5diff read Muster's state files. Argument: Muster's peer program.
 
-Exit status: 0, 1, or 77 where h5py, hdf5plugin or numpy cannot be imported (skipped)."""
+Exit status: 0, 1, or 77 if h5py, hdf5plugin or numpy cannot be imported (skipped).
+"""
 import json
 import os
 import shutil
@@ -31,12 +32,12 @@ def run(*arguments):
     return result.stdout
 
 
-# A few elements, some rows, everything.
+# A few elements, some rows, and the whole tensor.
 PIECES = (48, 1008, 1 << 20)
 
 
 def listing(path):
-    """What a file has, and where its tensors' bytes are, read in pieces of each size."""
+    """Returns the listing of a file, with dumps of its tensors' bytes, read in pieces of each size."""
     found = json.loads(run("list", path))
     found["by_name"] = {tensor["name"]: {**tensor, "number": i} for i, tensor in enumerate(found["tensors"])}
     found["dump"] = path + ".dump"
@@ -54,7 +55,7 @@ def refused(found, path, words):
 
 
 def expect(found, name, array, dtype):
-    """A tensor is there and has these elements, little endian, however it was read."""
+    """Checks that a tensor exists and has these elements, little-endian, with every piece size."""
     array = numpy.asarray(array)
     tensor = found["by_name"].get(name)
     check(tensor is not None, f"{name} is not there: {found['words'].get(name)}")
@@ -100,7 +101,7 @@ def types(folder):
 
 
 def custom_floats(folder):
-    """Floats that HDF5 has no name for: their bits arrive."""
+    """Floats without an HDF5 name: their bits are kept."""
     path = os.path.join(folder, "floats.h5")
     formats = {"BF16": (2, (15, 7, 8, 0, 7), 127), "F8_E5M2": (1, (7, 2, 5, 0, 2), 15), "F8_E4M3": (1, (7, 3, 4, 0, 3), 7)}
     bits = {}
@@ -142,7 +143,7 @@ def chunks(folder):
     }
     shapes = {(1000,): (64,), (1,): (1,), (37, 53): (8, 16), (100, 7): (33, 7), (9, 10, 11): (4, 3, 5),
               (5, 6, 7, 8): (2, 6, 3, 5), (4, 3, 2, 5): (1, 3, 2, 5)}
-    # Old groups and B-trees, and the indices that 1.10 brought; what HDF5 2.0 calls latest an older libhdf5 cannot read.
+    # Old groups and B-trees, and the indices of HDF5 1.10. An older libhdf5 cannot read the latest format of HDF5 2.0.
     for libver in ["earliest", "v110"]:
         with h5py.File(path, "a", libver=(libver, "v110")) as file:
             for label, options in filters.items():
@@ -155,7 +156,7 @@ def chunks(folder):
                 name = f"{libver}/unlimited/{label}"
                 arrays[name] = values("i4", (50, 30)[: len(most)])
                 file.create_dataset(name, data=arrays[name], chunks=(7, 9)[: len(most)], maxshape=most, shuffle=True)
-            # Sizes that are no multiple of the element: what the shuffle leaves alone.
+            # Random data, which cannot be compressed.
             name = f"{libver}/incompressible"
             arrays[name] = numpy.frombuffer(random.bytes(3 * 4096), "<u4")
             file.create_dataset(name, data=arrays[name], chunks=(1000,), shuffle=True, **hdf5plugin.Zstd())
@@ -168,7 +169,7 @@ def chunks(folder):
 
 
 def parts_of_chunks(folder):
-    """Chunks that were never written, chunks that were written as they are, chunks larger than the dataset."""
+    """Chunks that were never written, chunks that were written unfiltered, and chunks larger than the dataset."""
     path = os.path.join(folder, "parts.h5")
     with h5py.File(path, "w") as file:
         sparse = file.create_dataset("sparse", shape=(90, 110), chunks=(16, 20), dtype=">i4", fillvalue=-7,
@@ -253,7 +254,7 @@ def texts_and_refusals(folder):
     check(json.loads(meta["@list"]) == ["a", 'b"\n', "\u00fc"], meta["@list"])
     check(json.loads(meta["names"]) == ["x", "y"] and json.loads(meta["bytes"]) == ["ab", "cdef"], meta)
     shown = set(found["by_name"])
-    # One of the two names of the weight, whichever comes first.
+    # Either of the two names of the weight may come first.
     weight = shown & {"model/layers/0/weight", "again"}
     check(shown - weight == set() and len(weight) == 1, shown)
     refused(found, ({"model/layers/0/weight", "again"} - weight).pop(), "another name of the dataset")
@@ -270,7 +271,7 @@ def texts_and_refusals(folder):
 
 
 def written(dtype, shape):
-    """The bytes that the peer gives a tensor of a state file."""
+    """Returns the bytes that the peer writes for a tensor of a state file."""
     sixteen = dtype in ("F16", "BF16", "I16", "U16")
     bits = {"BOOL": 8, "F64": 64, "I64": 64, "U64": 64, "C64": 64, "F32": 32, "I32": 32, "U32": 32, "F4": 4, "U4": 4, "I4": 4,
             "F6_E2M3": 6, "F6_E3M2": 6}
@@ -289,7 +290,7 @@ OTHERS = {"model.layers.0.weight": ("F32", (300, 1000)), "a%2Fb": ("U8", (3,)), 
 
 
 def state_tensors():
-    """Link names, dtypes and shapes of what the peer writes."""
+    """Returns the link names, dtypes and shapes that the peer writes."""
     for dtype in [*NUMPY, "BF16", "F8_E5M2", *BYTES, *PACKED]:
         yield dtype, dtype, (256, 256) if dtype in ("F16", "BF16", "I16", "U16") else (7, 11)
         yield dtype + ".scalar", dtype, ()
@@ -299,7 +300,7 @@ def state_tensors():
 
 
 def same(a, b):
-    """Equal, or both no number."""
+    """Returns whether two numbers are equal, or both NaN."""
     return a.shape == b.shape and bool(numpy.all((a == b) | ((a != a) & (b != b))))
 
 
@@ -330,7 +331,7 @@ def read_by_h5py(path):
 
 
 def tool(*command):
-    """What one of HDF5's prints, which finds hdf5plugin's zstd."""
+    """Returns the output of an HDF5 tool, which finds hdf5plugin's zstd."""
     plugins = {"HDF5_PLUGIN_PATH": hdf5plugin.PLUGIN_PATH}
     result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **plugins})
     check(result.returncode == 0, f"{' '.join(command)}: exit status {result.returncode} {result.stdout} {result.stderr}")
@@ -338,7 +339,7 @@ def tool(*command):
 
 
 def ours_again(path, prefix="weights/"):
-    """A copy that another tool made: no state any more, but all of it is read."""
+    """Checks a copy that another tool made: it is not a state, but all of it can be read."""
     opened = subprocess.run([peer, "open", path], capture_output=True, text=True)
     check(opened.returncode == 2, f"{path} is taken for a state file: {opened.stdout}")
     found = listing(path)
@@ -372,12 +373,12 @@ def theirs_read_ours(folder, level):
         dtype, shape = next((d, s) for n, d, s in state_tensors() if n == name)
         with open(raw, "rb") as file:
             check(file.read() == written(dtype, shape), f"h5dump of {name}: other elements")
-    # Of all datasets it cannot: those without elements are in its way.
+    # The list omits datasets without elements, because h5repack cannot filter them.
     some = ",".join("/weights/" + name for name in ["model.layers.0.weight", "BF16", "F64", "F4", "F8_E4M3", "C64"])
     for filters in [[], ["-f", some + ":SHUF", "-f", some + ":GZIP=1"]]:
         copy = os.path.join(folder, f"repacked{len(level)}{len(filters)}.h5")
         tool("h5repack", *filters, path, copy)
-        # The catalogue and the config are as they were, and so are all tensors.
+        # The catalogue, the config and all tensors are unchanged.
         tool("h5diff", path, copy)
         read_by_h5py(copy)
         words = ours_again(copy)

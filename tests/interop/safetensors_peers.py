@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of the reference implementation are read by ours, and ours by it. Arguments: our peer program.
+"""Muster reads files of the reference implementation, and the reference reads Muster's. Argument: Muster's peer program.
 
-Exit status: 0, 1, or 77 where safetensors or numpy cannot be imported (skipped)."""
+Exit status: 0, 1, or 77 if safetensors or numpy cannot be imported (skipped).
+"""
 import json
 import os
 import subprocess
@@ -81,7 +82,7 @@ def theirs_to_ours_torch(folder):
 
 
 def both_read_f6_and_fnuz(folder):
-    """The reference writes no F6; it reads and checks it."""
+    """The reference does not write F6, but reads and checks it."""
     sizes = {"F8_E4M3FNUZ": 12, "F8_E5M2FNUZ": 12, "F6_E2M3": 9, "F6_E3M2": 9}
     for dtype, size in sizes.items():
         for shape, length in [([3, 4], size), ([12], size), ([3, 4], size + 1), ([3, 4], size - 1), ([3, 3], 7)]:
@@ -104,7 +105,7 @@ def both_read_f6_and_fnuz(folder):
             with open(again, "rb") as file:
                 (_, read), = safetensors.deserialize(file.read())
             check(read["dtype"] == dtype and read["shape"] == shape and bytes(read["data"]) == bytes(range(length)), dtype)
-    # The order of the reference: what Muster writes of its tensors has the same bytes.
+    # The reference has the same order, so Muster writes its tensors with the same bytes.
     memory = bytes(range(8))
     address = numpy.frombuffer(memory, "u1").ctypes.data
     names = {"bool": 1, "uint8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e8m0fnu": 1, "float8_e4m3fnuz": 1,
@@ -125,7 +126,7 @@ def ours_to_theirs(folder):
     check(header["U4"] == {"dtype": "U8", "shape": [3], "data_offsets": header["U4"]["data_offsets"]}, header["U4"])
     check(header["__metadata__"]["muster.dtype.U4"] == "U4 [2, 3]", header["__metadata__"])
     check(header["F4"]["dtype"] == "F4" and header["F4"]["shape"] == [2, 3], header["F4"])
-    # Six elements of six bits do not end at a byte: the format cannot say that.
+    # Six elements of six bits do not end at a byte, so the format cannot store them.
     check(header["F6_E2M3"]["dtype"] == "U8" and header["F6_E2M3"]["shape"] == [5], header["F6_E2M3"])
     check(header["__metadata__"]["muster.dtype.F6_E2M3"] == "F6_E2M3 [2, 3]", header["__metadata__"])
     items = {"BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "U32": 4, "I32": 4, "U64": 8, "I64": 8, "F16": 2, "F32": 4,
@@ -150,7 +151,7 @@ def ours_to_theirs(folder):
 
 
 def both_refuse(folder):
-    """What the reference refuses, we refuse."""
+    """Muster refuses the files that the reference refuses."""
     good = {"t": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}
     bad = {
         "overlap": {**good, "u": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}},

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A reader of state files that knows docs/state-file.md and nothing else: every checksum that the page names is made
-and compared. Run with a program that writes files of everything into a folder."""
+"""A reader of state files that uses only docs/state-file.md. It computes and compares every checksum that the page names.
+Run it with a program that writes state files with every feature into a folder.
+"""
 
 import ctypes
 import ctypes.util

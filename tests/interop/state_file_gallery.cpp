@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes state files of everything into a folder, for readers that are not ours: state_file_gallery FOLDER
+// Writes state files with every feature into a folder, for readers that are not part of Muster: state_file_gallery
+// FOLDER
 
 #include <string>
 

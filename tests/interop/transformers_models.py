@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of transformers, tiny and random: cut into shards, exported again, and loaded as their users load them.
+"""Cuts tiny random models of transformers into shards, exports them, and loads them with transformers.
 
-For each architecture: what AutoModel finds in the export is what it was given, with nothing missing and nothing left over;
-muster verify finds it whole and muster diff finds it the same.
-Argument: the program muster. Exit status: 0, 1, or 77 where torch or transformers cannot be imported (skipped)."""
+For each architecture, AutoModel must load the original tensors, with none missing and none unexpected. muster verify must
+report the export as good, and muster diff must report it as the same.
+Argument: the program muster. Exit status: 0, 1, or 77 if torch or transformers cannot be imported (skipped).
+"""
 import json
 import os
 import subprocess
@@ -28,9 +29,9 @@ except ImportError as error:
 
 muster = sys.argv[1]
 masked = ("albert", "bert", "camembert", "distilbert", "electra", "modernbert", "roberta", "xlm-roberta")
-without_logits = ("whisper", "deepseek_v2", "deepseek_v3", "glm4_moe_lite")  # tiny ones do not run
+without_logits = ("whisper", "deepseek_v2", "deepseek_v3", "glm4_moe_lite")  # tiny models of these types do not run
 
-# Model type, layouts.
+# Model types and layouts.
 models = {
     "llama": ["2", "3", "tp=2,pp=2"],
     "qwen2": ["4"],
@@ -49,7 +50,7 @@ models = {
     "cohere": ["4"],
     "qwen3_next": ["2", "4"],
 }
-# With MUSTER_TEST_ALL: all others that --plan auto knows.
+# With MUSTER_TEST_ALL: all other types that --plan auto knows.
 if os.environ.get("MUSTER_TEST_ALL"):
     with open(f"{os.path.dirname(__file__)}/../../src/checkpoint/plans/models.json") as file:
         plans = json.load(file)
@@ -65,7 +66,7 @@ def run(*arguments):
 
 
 def logits_of(model, kind):
-    """Of a few words; None where a model wants more than words, or other sizes than these."""
+    """Returns the logits of a few tokens; None if a model needs other inputs, or other sizes."""
     words = torch.arange(3, 19).reshape(1, 16)
     if kind in without_logits or hasattr(model.config, "vision_config"):
         return None

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// `muster run` as a process of a test, with its standard streams in files or at a terminal.
+// `muster run` as a process of a test, with its standard streams in files or on a terminal.
 
 #include <doctest/doctest.h>
 #include <fcntl.h>
@@ -51,19 +51,19 @@ inline bool becomes_true(const std::function<bool()>& condition, std::chrono::mi
   return true;
 }
 
-/// `?` of one that is gone.
+/// Returns the state of a process; '?' if it does not exist.
 inline char state_of(pid_t pid) {
   const std::string stat = read_text("/proc/" + std::to_string(pid) + "/stat");
   const std::size_t state = stat.rfind(") ");
   return state == std::string::npos ? '?' : stat[state + 2];
 }
 
-/// A process that is neither gone nor a zombie.
+/// Returns whether a process exists and is not a zombie.
 inline bool is_alive(pid_t pid) {
   return std::string_view("?ZX").find(state_of(pid)) == std::string_view::npos;
 }
 
-/// `muster run` as a child, gone with the test, whatever ends that.
+/// `muster run` as a child. It is killed with the test, however the test ends.
 class Job {
  public:
   Job() = default;
@@ -75,7 +75,7 @@ class Job {
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
 
-  /// Its exit status, 1000 + signal where one killed it. A launcher that hangs is killed.
+  /// Returns the exit status, or 1000 + signal if a signal killed it. Kills a launcher that hangs.
   int wait() {
     CHECK_MESSAGE(becomes_true([this] { return !is_alive(pid_); }, 60s), "the launcher hangs");
     int status = 0;
@@ -87,10 +87,10 @@ class Job {
   [[nodiscard]] pid_t pid() const { return pid_; }
 
  protected:
-  /// In the child.
+  /// Runs in the child.
   [[noreturn]] static void become(std::vector<std::string> arguments) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    // Whoever started the test may ignore some (nohup does), and shells cannot trap what is ignored.
+    // The parent of the test may ignore some signals (nohup does), and shells cannot trap ignored signals.
     for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGPIPE}) ::signal(number, SIG_DFL);
     arguments.insert(arguments.begin(), {std::getenv("MUSTER_PROGRAM"), "run"});
     std::vector<char*> pointers;
@@ -113,7 +113,7 @@ class Launcher : public Job {
     pid_ = ::fork();
     REQUIRE(pid_ >= 0);
     if (pid_ == 0) {
-      // A group of its own, as a shell with job control makes one.
+      // The process has its own group, like one of a shell with job control.
       ::setpgid(0, 0);
       const int input_file = ::open(in.c_str(), O_RDONLY);
       const int output_file = ::open(output != nullptr ? output : out.c_str(), O_WRONLY | O_CREAT, 0600);
@@ -124,7 +124,7 @@ class Launcher : public Job {
   }
   [[nodiscard]] std::string out() const { return read_text(folder_ / "out"); }
   [[nodiscard]] std::string err() const { return read_text(folder_ / "err"); }
-  /// The pids that `count` ranks wrote to standard output.
+  /// Returns the pids that `count` ranks wrote to standard output.
   [[nodiscard]] std::vector<pid_t> pids(std::size_t count) const {
     REQUIRE(becomes_true([&] { return lines_of(out()).size() >= count; }));
     std::vector<pid_t> pids;
@@ -136,7 +136,7 @@ class Launcher : public Job {
   TemporaryDirectory folder_;
 };
 
-/// `muster run` as the leader of a terminal's session.
+/// `muster run` as the leader of a terminal session.
 class Terminal : public Job {
  public:
   explicit Terminal(const std::vector<std::string>& arguments) {
@@ -157,7 +157,7 @@ class Terminal : public Job {
   void read_until(const std::string& word, std::size_t count) {
     while (times(word) < count) REQUIRE(read());
   }
-  /// Types a key until the word is there: of two that come while the launcher is not running it sees one.
+  /// Types a key until the output has the word, because a launcher that is not running merges repeated signals.
   void type_until(const char* keys, const std::string& word) {
     for (pollfd output{terminal_, POLLIN, 0}; times(word) == 0;) {
       if (::poll(&output, 1, 500) == 0)
@@ -170,7 +170,7 @@ class Terminal : public Job {
     if (terminal_ >= 0) ::close(terminal_);
     terminal_ = -1;
   }
-  /// Its exit status, after the rest of what it says was read.
+  /// Reads the rest of the output. Returns the exit status.
   int wait() {
     while (terminal_ >= 0 && read()) continue;
     return Job::wait();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank of nodes.sh: gathers, reduces, and says on rank 0 what it found. MUSTER_TEST_END: RANK and how that one ends.
+// A rank of nodes.sh: gathers, reduces, and reports the results on rank 0. MUSTER_TEST_END names a rank, and how it
+// ends.
 #include <unistd.h>
 
 #include <cstdio>
@@ -26,7 +27,7 @@ int main() {
     double sum = 0;
     for (const auto& [from, shard] : gathered.present()) sum += static_cast<double>(shard.values<float>()[7]);
     ranks.all_reduce(tensor);
-    // The launchers are to be ended while the ranks wait.
+    // The test ends the launchers while the ranks wait.
     if (end != nullptr) {
       std::printf("%d\n", static_cast<int>(::getpid()));
       std::fflush(stdout);

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # usage: nodes.sh MUSTER NODE-RANK-PROGRAM [HOSTS.SH]
-# muster run on two nodes: both on this host; and on hosts of their own, if HOSTS.SH is given.
+# Runs `muster run` on two nodes: both on this host, and on separate hosts if HOSTS.SH is given.
 set -euo pipefail
 muster=$1 program=$2 hosts=${3:-}
 unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT MUSTER_JOB MUSTER_PORT
@@ -14,14 +14,14 @@ fail() {
   exit 1
 }
 
-# node K RANKS [OPTION...] -- COMMAND...: in the background, with what it says in files.
+# node K RANKS [OPTION...] -- COMMAND...: runs in the background, with its output in files.
 node() {
   local number=$1 ranks=$2
   shift 2
   "$muster" run -n "$ranks" --nodes 2 --node-rank "$number" "$@" >"$place/$number.out" 2>"$place/$number.err" &
   pids[number]=$!
 }
-# ends STATUS-0 STATUS-1: of both launchers.
+# ends STATUS-0 STATUS-1: checks the exit statuses of both launchers.
 ends() {
   local number status
   for number in 0 1; do
@@ -41,7 +41,7 @@ node 1 3 --rendezvous "$meeting" -- "$program"
 ends 0 0
 has 0.out '^5 ranks on 1 hosts: gathered 10, reduced 10, local 0 of 2$'
 
-# A rank of node 1 ends: both say which, and end with its status.
+# A rank of node 1 fails: both launchers report the rank, and exit with its status.
 meet failing
 MUSTER_TEST_END=3 node 0 2 --rendezvous "$meeting" --grace 0.2 -- "$program"
 MUSTER_TEST_END=3 node 1 2 --rendezvous "$meeting" --grace 0.2 -- "$program"
@@ -50,7 +50,7 @@ has 0.err 'node 1: rank 3 (pid [0-9]*) on host .* ended with status 41'
 has 1.err 'muster run: rank 3 (pid [0-9]*) on host .* ended with status 41'
 has 1.err '^rank 3 ends$'
 
-# The command is not there on one node; its log directory cannot be.
+# The command is missing on one node; a log directory cannot be created.
 meet missing
 node 0 1 --rendezvous "$meeting" --grace 0.2 -- "$program"
 node 1 1 --rendezvous "$meeting" --grace 0.2 -- "$place/nothing"
@@ -78,7 +78,7 @@ for pid in $(cat "$place"/[01].out); do
   [ "$turn" -lt 500 ] || fail "rank $pid lives on"
 done
 
-# One that never comes is named; options that cannot be.
+# A node that never arrives is named; invalid options.
 status=0
 "$muster" run -n 1 --nodes 2 --node-rank 0 --rendezvous tcp://127.0.0.1:0 -- true 2>"$place/0.err" || status=$?
 [ "$status" = 2 ] || fail "a port of 0: $status"
@@ -98,7 +98,7 @@ done
 ls "$place" | grep -q meeting && fail "a file of a meeting is left"
 
 [ -n "$hosts" ] || exit 0
-# On hosts of their own: all that is common is the network.
+# On separate hosts, which share only the network.
 cat >"$place/both" <<'END'
 set -euo pipefail
 hosts=$1 muster=$2 program=$3

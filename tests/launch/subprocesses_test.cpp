@@ -52,7 +52,7 @@ void append(const std::string& path, const std::string& line) {
   [[maybe_unused]] const ssize_t written = ::write(file.get(), line.data(), line.size());
 }
 
-/// Each rank writes a line of what it finds.
+/// Each rank writes one line about its environment.
 void tell(Arguments arguments) {
   const Tensor sum = Tensor::allocate(DType::i32, {1});
   sum.mutable_values<std::int32_t>()[0] = dist::get_rank() + 1;
@@ -71,7 +71,7 @@ void set_up(Arguments) {
 }
 const RegisteredFunction registered_set_up("set up", set_up);
 
-/// The rank that is named ends in a way that is named; the others wait for it.
+/// The named rank ends in the named way; the others wait for it.
 void fail(Arguments arguments) {
   const std::string& how = arguments[0];
   if (number("RANK") == std::stoi(arguments[1])) {
@@ -83,7 +83,7 @@ void fail(Arguments arguments) {
     if (how == "kill") ::raise(SIGKILL);
     if (how == "interrupt") ::raise(SIGINT);
     if (how == "memory") {
-      // A sanitizer ends the process before that.
+      // A sanitizer ends the process earlier.
       if (test::under_sanitizer) throw std::bad_alloc();
       const rlimit none{std::size_t{1} << 30, std::size_t{1} << 30};
       ::setrlimit(RLIMIT_AS, &none);
@@ -171,13 +171,13 @@ TEST_CASE("one rank is a process, too") {
   CHECK(sorted_lines(path) == std::vector<std::string>{"0 1 0 0 0 0 given"});
 }
 
-TEST_CASE("launchers that each start a part of the ranks") {
+TEST_CASE("launchers that each start some of the ranks") {
   const TemporaryDirectory folder;
   const std::string path = folder / "lines";
   std::optional<launch::ReservedPort> port = launch::reserve_port(0);
   REQUIRE(port);
   const MultiprocessConfig config{.world_size = 4, .local_world_size = 2, .master_port = port->number};
-  // Threads may call it.
+  // Several threads may call it.
   std::vector<std::thread> launchers;
   for (const int offset : {0, 2})
     launchers.emplace_back(
@@ -200,7 +200,7 @@ constexpr Ending endings[] = {{"throw", "the shard is empty (it ended with statu
                               {"kill", "was killed by SIGKILL", ErrorKind::peer_lost},
                               {"interrupt", "was killed by SIGINT", ErrorKind::peer_lost}};
 
-/// Launches ranks of which one fails, before or after they have met, and looks at what is thrown and left.
+/// Launches ranks of which one fails, before or after the rendezvous. Checks the error and the remaining processes.
 void check_failure(const Ending& ending, LaunchMethod method, bool is_before, int ranks, int victim) {
   CAPTURE(ending.how);
   CAPTURE(is_before);
@@ -223,21 +223,21 @@ void check_failure(const Ending& ending, LaunchMethod method, bool is_before, in
   CHECK(!has_children());
 }
 
-TEST_CASE("the failing rank's own words") {
+TEST_CASE("the error has the failing rank's message") {
   for (const LaunchMethod method : {LaunchMethod::forkserver, LaunchMethod::spawn})
     for (const Ending& ending : endings)
       for (const bool is_before : {true, false}) check_failure(ending, method, is_before, 3, 1);
 }
 
-/// Fails with more words than a small pipe holds.
+/// Fails with a message that is longer than a small pipe holds.
 void fail_at_length(Arguments) {
   if (number("RANK") == 1) throw Error(ErrorKind::corrupt, "begin " + std::string(9000, 'x') + " end");
 }
 const RegisteredFunction registered_fail_at_length("fail_at_length", fail_at_length);
 
-TEST_CASE("the failing rank's words where the user's pipes have become small") {
+TEST_CASE("the failing rank's message if the kernel gives the user small pipes") {
   test::run_processes(1, [](int) {
-    // The kernel gives whoever has many pipes smaller ones, unless he may raise limits.
+    // The kernel gives smaller pipes to a user who has many, unless the user may raise limits.
     __user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
     std::array<__user_cap_data_struct, 2> sets{};
     RANK_CHECK(::syscall(SYS_capget, &header, sets.data()) == 0);
@@ -263,7 +263,7 @@ TEST_CASE("the failing rank's words where the user's pipes have become small") {
   });
 }
 
-/// Processes of this program, and files of shared memory.
+/// Counts processes of this program, and files of shared memory.
 std::vector<std::string> left_behind() {
   std::vector<std::string> names;
   std::error_code failure;
@@ -274,7 +274,7 @@ std::vector<std::string> left_behind() {
   return names;
 }
 
-// The long form: MUSTER_TEST_LAUNCHES=1000, with nothing else that uses this program or /dev/shm.
+// The long form is MUSTER_TEST_LAUNCHES=1000. No other process may use this program or /dev/shm then.
 TEST_CASE("launches with a rank that fails at random") {
   const int launches = std::atoi(os::environment("MUSTER_TEST_LAUNCHES").value_or("10").c_str());
   const bool looks = launches > 10;
@@ -311,7 +311,7 @@ TEST_CASE("a job that takes too long is ended") {
   CHECK(!has_children());
 }
 
-TEST_CASE("logs: a file for each stream, and on the launcher's streams with tee alone") {
+TEST_CASE("logs: one file per stream, and the launcher's streams only with tee") {
   const TemporaryDirectory folder;
   const std::vector<std::string> command{"sh", "-c", "echo out $RANK; echo err $RANK >&2; exit $RANK"};
   const std::string logs = folder / "logs/of/a job";
@@ -362,7 +362,7 @@ TEST_CASE("bad input is refused before anything is started") {
   CHECK_THROWS_AS(RegisteredFunction("fail", fail), Error);
 }
 
-TEST_CASE("a port in use is told before any rank starts") {
+TEST_CASE("a port in use is reported before any rank starts") {
   sockaddr_in address{};
   socklen_t length = sizeof address;
   const os::Fd taken(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -379,7 +379,7 @@ TEST_CASE("a port in use is told before any rank starts") {
   CHECK(sorted_lines(folder / "lines").empty());
 }
 
-TEST_CASE("a reserved port is nobody's but for who listens as torch does") {
+TEST_CASE("only a listener like torch's can use a reserved port") {
   const auto port = launch::reserve_port(0);
   REQUIRE(port);
   const os::Fd listener = launch::listen_for_ranks(port->number);
@@ -387,7 +387,7 @@ TEST_CASE("a reserved port is nobody's but for who listens as torch does") {
   CHECK(!launch::reserve_port(port->number));
 }
 
-TEST_CASE("CUDA_VISIBLE_DEVICES by the driver's rules") {
+TEST_CASE("CUDA_VISIBLE_DEVICES follows the driver's rules") {
   struct Case {
     const char* list;
     int devices;
@@ -451,7 +451,7 @@ TEST_CASE("init_and_run in this process") {
 }  // namespace
 
 int main(int argc, char** argv) {
-  // What the launchers of this test tell its ranks must not come from outside.
+  // Variables that the launchers of this test set for their ranks must not come from outside.
   muster::run_launched_function();
   for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
     ::unsetenv(name);

@@ -12,7 +12,7 @@
 
 using namespace launched;
 
-TEST_CASE("ranks find torchrun's variables and the job's key") {
+TEST_CASE("ranks get torchrun's variables and the job's key") {
   Launcher launcher(
       shell(3, "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $MASTER_ADDR $MASTER_PORT $MUSTER_JOB"));
   CHECK(launcher.wait() == 0);
@@ -54,7 +54,7 @@ TEST_CASE("arguments reach the command unchanged") {
   CHECK(launcher.out() == "<--><run><-n><3><><a b><--help>");
 }
 
-TEST_CASE("only rank 0 has the standard input") {
+TEST_CASE("only rank 0 gets the standard input") {
   Launcher launcher(shell(3, "cat"), "words\n");
   CHECK(launcher.wait() == 0);
   CHECK(launcher.out() == "words\n");
@@ -85,7 +85,7 @@ TEST_CASE("a rank that is killed ends the others, with 128 + signal") {
   for (const pid_t pid : pids) CHECK(!is_alive(pid));
 }
 
-TEST_CASE("after a failure the others have the grace period for their own words") {
+TEST_CASE("after a failure the other ranks have the grace period to report") {
   Launcher launcher(shell(2, "[ $RANK = 1 ] && exit 3; sleep 0.3; echo bye; exit 4", {"--grace", "60"}));
   const auto start = Clock::now();
   CHECK(launcher.wait() == 3);
@@ -103,7 +103,7 @@ TEST_CASE("a rank that ignores SIGTERM is killed after the grace period, a stopp
   for (const pid_t pid : launcher.pids(2)) CHECK(!is_alive(pid));
 }
 
-TEST_CASE("a killed launcher leaves neither ranks nor what they started") {
+TEST_CASE("a killed launcher leaves neither ranks nor their child processes") {
   Launcher launcher(shell(3, "echo $$; sh -c 'echo $$; while :; do sleep 0.05; done'; true"));
   const auto pids = launcher.pids(6);
   ::kill(launcher.pid(), SIGKILL);
@@ -111,7 +111,7 @@ TEST_CASE("a killed launcher leaves neither ranks nor what they started") {
   for (const pid_t pid : pids) CHECK(becomes_true([&] { return !is_alive(pid); }, 5s));
 }
 
-TEST_CASE("a launcher whose guard was killed ends as its ranks do") {
+TEST_CASE("a launcher whose guard was killed exits with the status of its ranks") {
   const TemporaryDirectory folder;
   const std::string go = folder / "go";
   Launcher launcher(shell(1, "echo $$; while [ ! -e " + go + " ]; do sleep 0.01; done"));
@@ -130,18 +130,18 @@ TEST_CASE("a launcher whose guard was killed ends as its ranks do") {
   CHECK(launcher.err().empty());
 }
 
-TEST_CASE("what ranks leave behind ends with the job") {
+TEST_CASE("child processes of ranks end with the job") {
   Launcher launcher(shell(2, "sh -c 'while :; do sleep 0.05; done' & echo $!"));
   CHECK(launcher.wait() == 0);
   for (const pid_t pid : launcher.pids(2)) CHECK(!is_alive(pid));
   CHECK(contains(launcher.err(), "left behind"));
 }
 
-TEST_CASE("a mark inside a longer entry of an environment is another process's") {
+TEST_CASE("a marker inside a longer environment entry belongs to another process") {
   const std::string mark = "0123456789abcdef0123456789abcdef";
   const std::string entry = std::string(muster::launch::mark_variable) + "=" + mark;
   std::vector<pid_t> children;
-  // The last one is marked.
+  // The last one has a marker.
   for (const std::string& text : {"X" + entry, entry + "0", "X=" + entry, entry}) {
     const pid_t child = ::fork();
     REQUIRE(child >= 0);
@@ -162,7 +162,7 @@ TEST_CASE("a mark inside a longer entry of an environment is another process's")
   }
 }
 
-TEST_CASE("the end of one job leaves another one alone") {
+TEST_CASE("the end of one job does not affect another one") {
   Launcher lasting(shell(2, "echo $$; while :; do sleep 0.01; done"));
   const auto pids = lasting.pids(2);
   Launcher failing(shell(2, "exit 1", {"--grace", "0.1"}));
@@ -191,7 +191,7 @@ TEST_CASE("prefixed output: whole lines, the streams kept apart, a last line wit
         std::set<std::string>{"[0] trouble", "[1] trouble", "[2] trouble"});
 }
 
-TEST_CASE("prefixed output: a line without an end does not fill the launcher") {
+TEST_CASE("prefixed output: a line without an end does not fill the launcher's memory") {
   Launcher launcher(shell(1, "head -c 3000000 /dev/zero | tr '\\0' x", {"--prefix"}));
   CHECK(launcher.wait() == 0);
   std::size_t letters = 0;
@@ -203,7 +203,7 @@ TEST_CASE("prefixed output: a line without an end does not fill the launcher") {
   CHECK(letters == 3000000);
 }
 
-TEST_CASE("prefixed output that a full disk does not take is a failure") {
+TEST_CASE("prefixed output to a full disk is a failure") {
   for (const auto& [script, status] : {std::pair{"echo words", 3}, {"echo words; exit 7", 7}}) {
     Launcher launcher(shell(1, script, {"--prefix"}), "", "/dev/full");
     CHECK(launcher.wait() == status);
@@ -221,7 +221,7 @@ TEST_CASE("a job that is suspended for longer than its timeout continues when it
   CHECK(launcher.wait() == 0);
 }
 
-TEST_CASE("ranks whose prefixed output nobody reads any more hear of it") {
+TEST_CASE("ranks whose prefixed output has no reader get an error") {
   const TemporaryDirectory folder;
   const std::string pipe = folder / "pipe";
   REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
@@ -233,7 +233,7 @@ TEST_CASE("ranks whose prefixed output nobody reads any more hear of it") {
   CHECK(launcher.wait() == 128 + SIGPIPE);
 }
 
-TEST_CASE("a launcher whose output nobody takes can be ended when its ranks have ended") {
+TEST_CASE("a launcher whose output has no reader can be terminated when its ranks have ended") {
   const TemporaryDirectory folder;
   const std::string pipe = folder / "pipe";
   REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
@@ -246,7 +246,8 @@ TEST_CASE("a launcher whose output nobody takes can be ended when its ranks have
     return !lines.empty() && ::kill(std::stoi(lines[0]), 0) != 0;  // reaped
   }));
   CHECK(becomes_true([&] {
-    ::kill(launcher.pid(), SIGTERM);  // again: the first may still be passed on to nobody
+    ::kill(launcher.pid(),
+           SIGTERM);  // repeated, because the launcher may still forward the first one to ranks that have ended
     return !is_alive(launcher.pid());
   }));
   ::close(reader);
@@ -270,7 +271,7 @@ TEST_CASE("logs: a file for each rank and stream; with --tee the launcher's outp
     CHECK(contains(launcher.err(), "ended with status 1"));
     CHECK(contains(launcher.err(), "what it wrote is in " + logs + "/rank-1.err") == !tees);
   }
-  // Whose name is a link of somebody's.
+  // The name of a log file is a symbolic link.
   REQUIRE(::unlink((logs + "/rank-0.out").c_str()) == 0);
   REQUIRE(::symlink("/dev/null", (logs + "/rank-0.out").c_str()) == 0);
   Launcher refused(shell(2, "echo started > " + (folder / "started"), {"--logs", logs}));
@@ -290,7 +291,7 @@ TEST_CASE("live: a line for each rank on a terminal, whole lines elsewhere") {
   CHECK(contains(launcher.out(), "[1] first\n"));
 }
 
-TEST_CASE("a command that is not there is 127, one that cannot be executed 126") {
+TEST_CASE("a missing command is 127, one that cannot be executed 126") {
   Launcher missing({"-n", "2", "--", "no-such-command-at-all"});
   CHECK(missing.wait() == 127);
   CHECK(lines_of(missing.err()).size() == 1);

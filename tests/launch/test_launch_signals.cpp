@@ -4,7 +4,7 @@
 
 using namespace launched;
 
-TEST_CASE("signals are passed on") {
+TEST_CASE("signals are forwarded") {
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2}) {
     CAPTURE(signal);
     // dash starts background commands with SIGINT ignored, so the rank itself waits in small steps.
@@ -25,7 +25,7 @@ TEST_CASE("a signal that no rank handles ends the job with its status") {
   for (const pid_t pid : pids) CHECK(!is_alive(pid));
 }
 
-TEST_CASE("ranks that ignore a signal to end are killed some time after it") {
+TEST_CASE("ranks that ignore a terminating signal are killed after some time") {
   for (const int signal : {SIGTERM, SIGHUP}) {
     CAPTURE(signal);
     Launcher launcher(shell(3, "[ $RANK != 2 ] && trap '' TERM HUP; echo $$; while :; do sleep 0.02; done",
@@ -38,7 +38,7 @@ TEST_CASE("ranks that ignore a signal to end are killed some time after it") {
   }
 }
 
-TEST_CASE("SIGTSTP stops ranks and launcher, SIGCONT lets them go on") {
+TEST_CASE("SIGTSTP stops ranks and launcher, SIGCONT resumes them") {
   const TemporaryDirectory folder;
   const std::string go = folder / "go";
   Launcher launcher(shell(2, "echo $$; while [ ! -e " + go + " ]; do sleep 0.01; done"));
@@ -63,7 +63,7 @@ TEST_CASE("Ctrl-C at a terminal reaches each rank once") {
   CHECK(terminal.times("interrupted") == 2);
 }
 
-TEST_CASE("a second Ctrl-C kills ranks that go on after the first") {
+TEST_CASE("a second Ctrl-C kills ranks that continue after the first") {
   Terminal terminal(shell(2, "trap 'echo interrupted' INT; echo $$; while :; do sleep 0.02; done"));
   terminal.read_until("\n", 2);
   const auto start = Clock::now();
@@ -77,7 +77,7 @@ TEST_CASE("a second Ctrl-C kills ranks that go on after the first") {
   CHECK(terminal.times("was killed by") == 0);
 }
 
-TEST_CASE("a terminal that is closed under a launcher that leads its session ends the ranks") {
+TEST_CASE("if the terminal of a launcher that leads its session is closed, the ranks end") {
   const TemporaryDirectory folder;
   Terminal terminal(
       shell(2, "trap 'echo gone > " + (folder / "$RANK") + "; exit 0' HUP; echo ready; while :; do sleep 0.02; done"));

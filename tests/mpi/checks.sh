@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-# Sourced by the scripts of this folder.
+# The scripts of this folder source this file.
 
 failures=0
-# check WHAT CONDITION...: a failed one is told, and the rest still runs.
+# check WHAT CONDITION...: reports a failed condition, and continues.
 check() {
   local what=$1
   shift

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # usage: conformance.sh HOSTS PROGRAM
-# What every gather, merge and stream must do, by ranks that MPI's own launcher has started: the program seven times,
-# on one host or over several (hosts.sh), in turns so that groups of two are on two.
+# Runs the conformance tests of every gather, merge and stream with MPI's own launcher. It starts seven processes, on
+# one host or over several (hosts.sh). Ranks alternate between hosts, so that groups of two ranks are on two hosts.
 set -euo pipefail
 here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 count=$1
@@ -27,16 +27,16 @@ for turn in 1 2 3; do
   status=0
   start "$1" --no-colors=true >"$said" 2>&1 || status=$?
   [ "$status" != 77 ] || { cat "$said" && exit 77; }
-  # MPICH's own wait for ever (docs/mpi.md).
+  # MPICH may wait forever in MPI_Finalize (docs/mpi.md).
   grep -q "MPI_Finalize did not return" "$said" || break
   echo "MPI_Finalize did not return: run $turn"
 done
-# They write into each other's lines.
+# The processes write into each other's lines.
 ended=$(grep -o 'SUCCESS!' "$said" | wc -l || true)
 check "status $status, $ended of seven processes are well" test "$status" = 0 -a "$ended" = 7
 check "no case is skipped" test "$(grep -c skipped: "$said")" = 0
 [ "$failures" = 0 ] || cat "$said"
-# A rank that fails ends the job, and says what it was: the others would wait for it.
+# A rank that fails ends the job with its error, because the others would wait for it.
 status=0
 MUSTER_ROUTE=nonsense start "$1" -tc="the report tells*" >"$said" 2>&1 || status=$?
 check "a case that fails fails the job (status $status)" test "$status" != 0 -a "$status" != 124

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# `muster export` under mpiexec over two hosts of two ranks: the files are those that one rank writes, whoever writes,
-# and the link has carried what had to travel.
+# `muster export` under mpiexec over two hosts of two ranks. The files equal those that one rank writes, whichever ranks
+# write. The link has carried the required bytes.
 set -euo pipefail
 
 hosts=$(readlink -f "${BASH_SOURCE[0]%/*}")/hosts.sh
@@ -25,5 +25,5 @@ for writers in owners first; do
   echo "$writers: the second host has sent $((sent_then - sent)) bytes"
 done
 size=$(du -sb "$work/alone" | cut -f1)
-# Half of the model is on the second host, and the first rank writes all of it.
+# Half of the model is on the second host, and the root writes all of it.
 [ $((sent_then - sent)) -gt $((size * 2 / 5)) ]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks of several hosts fail their group at the same moment, each with words of its own: all throw the same ones, and
-// go on throwing them. Over two and three hosts (MUSTER_TEST_GROUP).
+// Ranks of several hosts fail their group at the same moment, each with its own message. All must throw the same
+// message, then and in later calls. Runs over two and three hosts (MUSTER_TEST_GROUP).
 
 #include <random>
 #include <thread>
@@ -19,19 +19,19 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Four ranks that throw, each when `fails` says so, else wait; what all of them say.
+/// Runs four ranks. `fails` makes some of them throw, and the others wait. All must throw the same message.
 void expect_one_cause(const std::function<void(SyncGroup&, Clock::time_point)>& fails) {
   SharedWords words;
   const auto ended = try_ranks(
       4,
       [&](SyncGroup& group) {
-        // Connections that are made first would hold the words up.
+        // Connections are made first, because making them would delay the messages.
         for (int first = 0; first < group.size(); ++first)
           (void)get_tensors_parallel(Tensor::allocate(DType::u8, {100000}), ranks_from(first, group.size()), group);
         if (group.rank() == 0) words[0] = static_cast<std::uint64_t>((Clock::now() + 20ms).time_since_epoch().count());
         Clock::time_point moment;
         const Error error = error_of([&] {
-          // Who is slow may hear of it here.
+          // A slow rank may receive the error here.
           group.barrier();
           moment = Clock::time_point(Clock::duration(static_cast<Clock::rep>(words[0].load())));
           fails(group, moment);
@@ -48,7 +48,7 @@ void expect_one_cause(const std::function<void(SyncGroup&, Clock::time_point)>& 
 
 }  // namespace
 
-TEST_CASE("ranks of two hosts poison their group at the same moment: one cause") {
+TEST_CASE("ranks of two hosts fail their group at the same moment: one cause") {
   std::mt19937 random(2026);
   for (int turn = 0; turn < 10; ++turn) {
     CAPTURE(turn);
@@ -57,7 +57,7 @@ TEST_CASE("ranks of two hosts poison their group at the same moment: one cause")
       if (group.rank() == 1 || group.rank() == 2) {
         const Clock::time_point mine = moment + (group.rank() == 1 ? spread : 0us);
         std::this_thread::sleep_until(mine - 2ms);
-        // To the microsecond.
+        // Exact to the microsecond.
         while (Clock::now() < mine) continue;
         group.poison(Error(ErrorKind::io, "the disk of rank " + std::to_string(group.rank())));
       }
@@ -67,7 +67,7 @@ TEST_CASE("ranks of two hosts poison their group at the same moment: one cause")
 }
 
 TEST_CASE("deadlines of two hosts pass at the same moment: one cause") {
-  // Rank 3 does not come, and hears of it when it does.
+  // Rank 3 is late, and receives the error when it arrives.
   expect_one_cause([](SyncGroup& group, Clock::time_point moment) {
     if (group.rank() == 3) std::this_thread::sleep_until(moment + 1200ms);
     group.barrier({.timeout = 400ms, .stop = {}, .phase = "waiting"});
@@ -87,11 +87,11 @@ TEST_CASE("one rank of each host is cancelled at the same moment: one cause") {
   });
 }
 
-TEST_CASE("a failure that began on another host ends a companion's wait for ranks of this host") {
+TEST_CASE("a failure that began on another host ends an auxiliary group's wait for ranks of this host") {
   expect_one_cause([](SyncGroup& group, Clock::time_point) {
     const auto companion = sync::inside(group).companion();
     if (group.rank() == 3) group.poison(Error(ErrorKind::io, "the disk of rank 3"));
-    // Nobody of this host has told the others yet.
+    // No rank of this host has reported it to the others yet.
     while (!companion->failure()) std::this_thread::sleep_for(1ms);
     companion->wait_until([] { return false; }, [](std::chrono::nanoseconds) { std::this_thread::sleep_for(1ms); }, {});
   });

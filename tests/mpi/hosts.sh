@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Several hosts on one machine, for MPI: each is a set of namespaces (network, UTS, IPC, PID, mounts) with a /dev/shm of
-# its own; a bridge in one more network namespace joins them, and mpiexec runs there. Nothing of it is seen outside, so
-# several such networks are there at once without knowing of each other, and all of it goes with the process that made
-# it, however that ends. What is not a network is shared: files are where they are, as on a file system that all hosts
-# mount. Needs root, iproute2 and util-linux; exits 77 where namespaces cannot be had.
+# Simulates several hosts on one machine, for MPI. Each host is a set of namespaces (network, UTS, IPC, PID, mounts)
+# with its own /dev/shm. A bridge in one more network namespace joins them, and mpiexec runs there. Nothing is visible
+# outside, so several such networks can exist at the same time. All of it ends with the process that created it, however
+# that process ends. The hosts share all files, as on a file system that all of them mount.
+#
+# Needs root, iproute2 and util-linux. Exits with status 77 if namespaces cannot be created.
 set -euo pipefail
 
 usage() {
@@ -35,12 +36,12 @@ skip() {
   exit 77
 }
 
-number() { # of a host: h2 is 2
+number() { # the number of a host: 2 for h2
   [[ $1 =~ ^h([1-9][0-9]*)$ ]] && [ "${BASH_REMATCH[1]}" -le "$(cat "$MUSTER_HOSTS/count")" ] || die "there is no host $1"
   printf '%s' "${BASH_REMATCH[1]}"
 }
 
-# Runs inside of the network's own namespaces: it is the first process there, and when it ends all end.
+# Runs inside the network's namespaces as their first process. When it ends, all their processes end.
 keep() {
   local count=$1 host
   shift
@@ -52,7 +53,7 @@ keep() {
   for ((host = 1; host <= count; host++)); do
     unshare --net --uts --ipc --mount --pid --fork --kill-child --mount-proc bash -c "
       hostname h$host; mount -t tmpfs -o size=256m none /dev/shm; ip link set lo up; exec sleep infinity" &
-    # The sleeping process is the child of unshare.
+    # The sleep process is the child of unshare.
     local pid=''
     for ((turn = 0; turn < 1000; turn++)); do
       pid=$(cat "/proc/$!/task/$!/children" 2>/dev/null) && pid=${pid%% *}
@@ -81,7 +82,7 @@ with() {
   unshare --net --uts --ipc --mount --pid --fork true 2>/dev/null || skip "namespaces cannot be made here"
   MUSTER_HOSTS=$(mktemp -d /tmp/muster-hosts-XXXXXX)
   export MUSTER_HOSTS
-  # What killed ones have left: the folder is all that can stay.
+  # Deletes the folders of killed runs. They leave nothing else.
   find /tmp -maxdepth 1 -name 'muster-hosts-*' -mmin +600 -exec rm -rf {} + 2>/dev/null || true
   echo "$count" >"$MUSTER_HOSTS/count"
   echo '127.0.0.1 localhost' >"$MUSTER_HOSTS/hosts"
@@ -104,7 +105,7 @@ up() {
   echo "$MUSTER_HOSTS"
 }
 
-# The first process of a network, as the outside sees it.
+# The first process of a network, seen from outside.
 keeper() {
   local process
   process=$(pgrep -f "^bash $self keep .*|^/usr/bin/env bash $self keep .*" | while read -r candidate; do
@@ -115,7 +116,7 @@ keeper() {
   echo "$process"
 }
 
-inside() { # all but the making of hosts happens there
+inside() { # everything except the creation of hosts runs there
   [ -n "${MUSTER_HOSTS:-}" ] || die "no hosts here: hosts.sh with N COMMAND..."
   [ "${MUSTER_HOSTS_INSIDE:-}" != "$MUSTER_HOSTS" ] || return 0
   MUSTER_HOSTS_INSIDE=$MUSTER_HOSTS exec nsenter --target "$(keeper "$MUSTER_HOSTS")" --net --mount --pid --wd="$PWD" "$self" "$@"
@@ -133,7 +134,7 @@ limit() {
   local host pid device
   for ((host = 1; host <= $(cat "$MUSTER_HOSTS/count"); host++)); do
     pid=$(cat "$MUSTER_HOSTS/h$host")
-    # What the host sends, and what the switch sends it.
+    # Limits the data that the host sends, and the data that the switch sends to it.
     for device in "nsenter --target $pid --net tc|eth0" "tc|port$host"; do
       ${device%|*} qdisc delete dev "${device#*|}" root 2>/dev/null || true
       [ "$1" = none ] || ${device%|*} qdisc add dev "${device#*|}" root tbf rate "$1" burst 256kb latency 20ms ||
@@ -163,7 +164,7 @@ case $command in
       limit) limit "$@" ;;
       cut) ip link set "port$(number "$1")" down ;;
       mend) ip link set "port$(number "$1")" up ;;
-      # What the switch has received is what the host has sent.
+      # The bytes that the switch has received are those that the host has sent.
       bytes) awk -v port="port$(number "$1"):" '$1 == port {print $2, $10}' /proc/net/dev ;;
     esac
     ;;

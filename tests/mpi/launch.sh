@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Ranks, started by the mpiexec of that MPI which libmuster-mpi is built with: MUSTER_MPI is mpich or openmpi, for
-# several may be installed and each starts only its own. The words are those of MPICH's mpiexec; exits 77 where there is
-# none.
+# Starts ranks with the mpiexec of the MPI that libmuster-mpi was built with. MUSTER_MPI is mpich or openmpi, because
+# several may be installed and each starts only its own programs. The options are those of MPICH's mpiexec. Exits with
+# status 77 if there is no such mpiexec.
 set -euo pipefail
 
 usage() {
@@ -17,12 +17,12 @@ END
 
 here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 
-# program_of WORD NAME...: the first program of these names whose version says WORD.
+# program_of WORD NAME...: the first of these programs whose version text contains WORD.
 program_of() {
   local word=$1 name
   shift
   for name in "$@"; do
-    # It is read to its end: mpirun does not like to write into a closed pipe.
+    # The output is read to its end, because mpirun fails on a closed pipe.
     if command -v "$name" >/dev/null && [[ $("$name" --version 2>/dev/null) == *$word* ]]; then
       printf '%s' "$name"
       return 0
@@ -61,7 +61,7 @@ case ${MUSTER_MPI:-mpich} in
     if [ -n "$over" ]; then
       words+=(--mca plm rsh --mca plm_rsh_agent "$here/launch_on_host.sh" --host "${over//,/:${each:-1},}:${each:-1}")
       [ "${each:-1}" != 1 ] || words+=(--map-by node)
-      # Hosts are told which variables they get.
+      # Passes each variable by name to the hosts.
       for name in $(compgen -e MUSTER_); do words+=(-x "$name"); done
     fi
     ;;

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# What mpiexec takes for ssh: [OPTION...] HOST COMMAND..., where the command is text for the host's shell.
+# Stands in for ssh when mpiexec starts processes: [OPTION...] HOST COMMAND..., where the command is text for the host's
+# shell.
 set -euo pipefail
 while [[ ${1:-} == -* ]]; do shift; done
 host=$1

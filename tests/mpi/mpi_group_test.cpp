@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Groups of MPI communicators: what is refused, communicators of every shape, threads, many groups at once and one
-// after another, and what is left when they end. Ranks are on two hosts (MUSTER_TEST_GROUP=mpi-2).
+// Groups of MPI communicators: refused ones, communicators of every shape, threads, many groups at once and in
+// succession, and resources after their end. Ranks are on two hosts (MUSTER_TEST_GROUP=mpi-2).
 
 #include <algorithm>
 #include <cstdlib>
@@ -24,7 +24,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-/// A communicator of this test's own, freed at its end.
+/// A communicator of this test, freed at the end of its scope.
 struct OwnComm {
   MPI_Comm comm = MPI_COMM_NULL;
   OwnComm() = default;
@@ -37,7 +37,7 @@ struct OwnComm {
 
 }  // namespace
 
-/// An MPI that has the largest tag where the standard has it, and nowhere else.
+/// Imitates an MPI that has the largest tag only on MPI_COMM_WORLD, as the standard requires.
 extern "C" int MPI_Comm_get_attr(MPI_Comm comm, int key, void* value, int* flag) {
   if (key == MPI_TAG_UB && comm != MPI_COMM_WORLD) {
     *flag = 0;
@@ -46,7 +46,7 @@ extern "C" int MPI_Comm_get_attr(MPI_Comm comm, int key, void* value, int* flag)
   return PMPI_Comm_get_attr(comm, key, value, flag);
 }
 
-TEST_CASE("communicators that cannot be a group are refused with the remedy, and nobody's process ends") {
+TEST_CASE("communicators that cannot be a group are refused with the remedy, and no process is terminated") {
   run_ranks(4, [](SyncGroup& group) {
     error_of(ErrorKind::argument, {"MPI_COMM_NULL"}, [] { mpi_group(MPI_COMM_NULL); });
     OwnComm half;
@@ -54,7 +54,7 @@ TEST_CASE("communicators that cannot be a group are refused with the remedy, and
     OwnComm both;
     MPI_Intercomm_create(half.comm, 0, MPI_COMM_WORLD, group.rank() % 2 == 0 ? 1 : 0, 5, &both.comm);
     error_of(ErrorKind::argument, {"MPI_Intercomm_merge"}, [&] { mpi_group(both.comm); });
-    // Its errors are as they were: fatal, as the standard has it.
+    // Its error handler has not changed: errors are fatal, as the standard requires.
     MPI_Errhandler handler = MPI_ERRHANDLER_NULL;
     MPI_Comm_get_errhandler(MPI_COMM_WORLD, &handler);
     RANK_CHECK(handler == MPI_ERRORS_ARE_FATAL);
@@ -63,7 +63,7 @@ TEST_CASE("communicators that cannot be a group are refused with the remedy, and
   });
 }
 
-TEST_CASE("a rank that does not come is waited for until the deadline, and the rest says so") {
+TEST_CASE("a group waits for a missing rank until the deadline, and the other ranks report it") {
   const auto ended = try_ranks(3, [](SyncGroup& group) {
     if (group.rank() == 1) {
       std::this_thread::sleep_for(600ms);
@@ -72,7 +72,7 @@ TEST_CASE("a rank that does not come is waited for until the deadline, and the r
                [] { mpi_group(MPI_COMM_WORLD, {.timeout = 300ms}); });
     }
     group.barrier();
-    // MPI waits for the duplicate that one has not made.
+    // MPI waits for the duplicate that one rank has not made.
     ::_exit(0);
   });
   check_ended(ended);
@@ -80,7 +80,7 @@ TEST_CASE("a rank that does not come is waited for until the deadline, and the r
 
 TEST_CASE("groups of parts, in another order, of this rank alone, several at once") {
   run_ranks(5, [](SyncGroup& group) {
-    // Not in the order of hosts, and not with rank 0's host first.
+    // The order is not that of hosts, and rank 0's host is not first.
     OwnComm reversed;
     MPI_Comm_split(MPI_COMM_WORLD, 0, (group.rank() * 3 + 2) % 5, &reversed.comm);
     const auto turned = mpi_group(reversed.comm);
@@ -97,7 +97,7 @@ TEST_CASE("groups of parts, in another order, of this rank alone, several at onc
       gather_and_check(group);
     }
     RANK_CHECK(group.split(all_ranks)->size() == group.size());
-    // Of a communicator in another order: its numbers are what messages say.
+    // In a group of a reordered communicator, error messages use the communicator's rank numbers.
     const auto odd = turned->split(turned->rank() % 2 == 1 ? std::vector{3, 1} : std::vector<int>{});
     RANK_CHECK((odd != nullptr) == (turned->rank() % 2 == 1));
     if (odd) {
@@ -108,7 +108,7 @@ TEST_CASE("groups of parts, in another order, of this rank alone, several at onc
     const auto companion = sync::inside(*copy).companion();
     companion->barrier();
     gather_and_check(*copy);
-    // In another order on each rank: the end of a group is nobody else's business.
+    // Each rank destroys the groups in another order, because the destructor of a group does not wait for other ranks.
     std::vector<std::shared_ptr<SyncGroup>> all = {turned, odd_or_even, alone, copy};
     std::rotate(all.begin(), all.begin() + group.rank() % 4, all.end());
     all.clear();
@@ -116,7 +116,7 @@ TEST_CASE("groups of parts, in another order, of this rank alone, several at onc
   });
 }
 
-TEST_CASE("many groups one after another, as MUSTER_TEST_GROUPS says: MPI has 2048 communicators at a time") {
+TEST_CASE("many groups in succession, as many as MUSTER_TEST_GROUPS: MPI has 2048 communicators at a time") {
   run_ranks(3, [](SyncGroup& group) {
     const char* text = std::getenv("MUSTER_TEST_GROUPS");
     const int count = text == nullptr ? 100 : std::atoi(text);
@@ -128,7 +128,7 @@ TEST_CASE("many groups one after another, as MUSTER_TEST_GROUPS says: MPI has 20
   });
 }
 
-TEST_CASE("groups have as many tags as MPI has for MPI_COMM_WORLD") {
+TEST_CASE("groups have as many tags as MPI allows on MPI_COMM_WORLD") {
   run_ranks(2, [](SyncGroup& group) {
     void* value = nullptr;
     int flag = 0;
@@ -140,18 +140,18 @@ TEST_CASE("groups have as many tags as MPI has for MPI_COMM_WORLD") {
   });
 }
 
-TEST_CASE("another thread is refused where MPI has not been initialised for it") {
+TEST_CASE("another thread is refused if MPI was not initialized for it") {
   run_ranks(2, [](SyncGroup& group) {
     std::thread([&] {
       error_of(ErrorKind::unsupported, {"MPI_THREAD_MULTIPLE"}, [] { mpi_group(MPI_COMM_SELF); });
       error_of(ErrorKind::unsupported, {"MPI_THREAD_MULTIPLE"}, [&] { group.barrier(); });
     }).join();
-    // Neither of them has harmed it.
+    // The group is unharmed by both refusals.
     gather_and_check(group);
   });
 }
 
-TEST_CASE("a failure that another thread declares reaches all hosts") {
+TEST_CASE("a failure that another thread reports reaches all hosts") {
   run_ranks(4, [](SyncGroup& group) {
     const auto copy = group.duplicate();
     if (copy->rank() == 1)
@@ -161,7 +161,7 @@ TEST_CASE("a failure that another thread declares reaches all hosts") {
   });
 }
 
-TEST_CASE("a rank that works for long inside one call keeps those of another host waiting") {
+TEST_CASE("a rank that works long inside one call delays those of another host, without a timeout") {
   run_ranks(2, [](SyncGroup& group) {
     if (group.rank() == 0) {
       const auto begin = std::chrono::steady_clock::now();
@@ -174,7 +174,7 @@ TEST_CASE("a rank that works for long inside one call keeps those of another hos
   });
 }
 
-TEST_CASE("groups that the program forgets before MPI_Finalize end with it, and say so afterwards") {
+TEST_CASE("groups that the program does not destroy before MPI_Finalize end with it, and report that afterwards") {
   const auto ended = try_ranks(4, [](SyncGroup& group) {
     const auto forgotten = group.duplicate();
     gather_and_check(*forgotten);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks on two hosts (MUSTER_TEST_GROUP=mpi-2): one is stopped, leaves or dies at its end, or a host dies as a whole.
-// All others end in bounded time with an error that names it. Ranks that are killed in their work: kill_test.
+// Ranks on two hosts (MUSTER_TEST_GROUP=mpi-2). One is stopped, leaves or dies at its end, or a whole host dies. All
+// others must return in bounded time with an error that names it. kill_test covers ranks that are killed during their
+// work.
 
 #include <signal.h>
 #include <unistd.h>
@@ -27,7 +28,7 @@ std::uint64_t now_in_us() {
       std::chrono::duration_cast<std::chrono::microseconds>(Clock::now().time_since_epoch()).count());
 }
 
-/// In a survivor: works until it fails, and checks that it fails in time and by name.
+/// Runs in a survivor: works until a call fails, and checks the time and the named rank.
 void work_until(SyncGroup& group, int victim, SharedWords& words, std::chrono::milliseconds within) {
   const std::string host = group.info(victim).host;
   try {
@@ -41,7 +42,7 @@ void work_until(SyncGroup& group, int victim, SharedWords& words, std::chrono::m
     if (std::chrono::microseconds(late) > within)
       throw RankFailure("rank " + std::to_string(group.rank()) + " says it after " + std::to_string(late / 1000) +
                         " ms: " + said);
-    // Everybody hears it again, at once.
+    // The next call throws the same error, at once.
     RANK_CHECK(error_of([&] { group.barrier(); }).rank() == victim);
   }
 }
@@ -86,7 +87,7 @@ TEST_CASE("a whole host killed: the other one names it at the deadline") {
   }
 }
 
-TEST_CASE("a rank of another host that leaves in order is named as one that left") {
+TEST_CASE("a rank of another host that leaves in order is reported as a rank that left") {
   const auto ended = try_ranks(
       size,
       [&](SyncGroup& group) {
@@ -97,14 +98,14 @@ TEST_CASE("a rank of another host that leaves in order is named as one that left
           const Error error = error_of([&] { other->barrier({.timeout = 10s, .stop = {}, .phase = "barrier"}); });
           RANK_CHECK(error.kind() == ErrorKind::peer_lost && error.rank() == 2 && says(error, "left the group"));
         }
-        // The group itself is as it was.
+        // The parent group remains usable.
         group.barrier();
       },
       30s);
   check_ended(ended);
 }
 
-TEST_CASE("a rank waits at its end for one that is killed there: it does not wait for ever") {
+TEST_CASE("a rank that exits waits for one that is killed there, but not forever") {
   const auto ended = try_ranks(
       size,
       [&](SyncGroup& group) {

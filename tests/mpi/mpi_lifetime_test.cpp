@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Groups of ranks on two hosts (MUSTER_TEST_GROUP=mpi-2) come at the same time and go, and leave nothing.
+// Groups of ranks on two hosts (MUSTER_TEST_GROUP=mpi-2) are created at the same time and destroyed, and release all
+// resources.
 
 #include <mpi.h>
 #include <unistd.h>
@@ -38,22 +39,22 @@ std::ptrdiff_t open_descriptors() {
   return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), std::filesystem::directory_iterator());
 }
 
-/// Sends that MPI has not been asked to the end about.
+/// Sends whose completion has not been read from MPI.
 struct OpenSends {
   std::mutex mutex;
   std::multiset<MPI_Request> requests;
 } open_sends;
 
-/// The piece of a tensor, counted from now, after which this rank is cancelled.
+/// The number of tensor pieces after which this rank is cancelled, counted from now.
 std::atomic<int> stops_at{0};
 std::stop_source stops;
 
-/// None of them may be left when MPI_Finalize has been called.
+/// If true, no such send may exist when MPI_Finalize is called.
 std::atomic<bool> no_sends_at_end{false};
 
-/// The collective operation at the end of groups that holds this rank up, counted from now; none below 0.
+/// The collective operation in the destruction of groups that delays this rank, counted from now; below 0: none.
 std::atomic<int> holds_up_at{-1};
-/// Its groups have all ended before MPI_Finalize is called, which must take so long then.
+/// The shortest time that MPI_Finalize must take. All groups have ended before it is called.
 std::atomic<std::chrono::milliseconds> least_finalize{0ms};
 
 }  // namespace
@@ -104,7 +105,7 @@ extern "C" int MPI_Finalize() {
   return code;
 }
 
-TEST_CASE("a group that had a stream goes with its last owner, and takes its descriptors with it") {
+TEST_CASE("a group that had a stream is freed with its last owner, with its descriptors") {
   run_ranks(4, [](SyncGroup& group) {
     std::ptrdiff_t before = 0;
     for (int turn = 0; turn < 20; ++turn) {
@@ -117,7 +118,7 @@ TEST_CASE("a group that had a stream goes with its last owner, and takes its des
   });
 }
 
-TEST_CASE("a rank that leaves a group that had a stream is named by the others at once") {
+TEST_CASE("the other ranks name a rank that leaves a group with an earlier stream, at once") {
   const auto ended = try_ranks(4, [](SyncGroup& group) {
     auto copy = group.duplicate();
     stream_nothing(*copy);
@@ -134,7 +135,7 @@ TEST_CASE("a rank that leaves a group that had a stream is named by the others a
   check_ended(ended);
 }
 
-TEST_CASE("groups that come and go leave nothing of their last rounds") {
+TEST_CASE("groups created and destroyed leave no sends of their last rounds") {
   run_ranks(4, [](SyncGroup& group) {
     for (int turn = 0; turn < 300; ++turn) group.duplicate()->barrier();
     group.barrier();
@@ -143,7 +144,7 @@ TEST_CASE("groups that come and go leave nothing of their last rounds") {
   });
 }
 
-TEST_CASE("a message that nobody has received, and whose sender is busy, keeps nobody at the end of its group") {
+TEST_CASE("an unreceived message of a busy sender delays no rank in the destructor of its group") {
   for (const bool is_too_long : {false, true}) {
     CAPTURE(is_too_long);
     run_ranks(4, [&](SyncGroup& group) {
@@ -158,7 +159,7 @@ TEST_CASE("a message that nobody has received, and whose sender is busy, keeps n
       } catch (const Error& error) {
         RANK_CHECK(error.kind() == (is_too_long ? ErrorKind::corrupt : ErrorKind::cancelled));
       }
-      // The second one is the last that rank 2 has to do with the others.
+      // The second operation is the last one of rank 2 with the other ranks.
       if (group.rank() == 2) holds_up_at = 1;
       other.reset();
       const auto begin = std::chrono::steady_clock::now();
@@ -173,7 +174,7 @@ TEST_CASE("a message that nobody has received, and whose sender is busy, keeps n
   }
 }
 
-TEST_CASE("messages that nobody has received are dropped at the end, and their sends finish") {
+TEST_CASE("unreceived messages are dropped at the end, and their sends finish") {
   for (const std::size_t bytes : {8U, 256U << 10}) {
     CAPTURE(bytes);
     run_ranks(4, [&](SyncGroup& group) {
@@ -184,9 +185,9 @@ TEST_CASE("messages that nobody has received are dropped at the end, and their s
   }
 }
 
-TEST_CASE("a gather that fails between ranks that live leaves nothing open: MPI goes on in other groups") {
+TEST_CASE("a gather that fails between live ranks leaves no open operation: other groups can still use MPI") {
   run_ranks(4, [](SyncGroup& group) {
-    // Views: MPI could not keep their memory.
+    // The ranks pass views, so MPI could not keep their memory alive.
     const std::vector<std::byte> memory(64 << 20);
     const TensorView mine(DType::u8, {64 << 20}, memory.data());
     const auto other = group.duplicate();
@@ -198,14 +199,14 @@ TEST_CASE("a gather that fails between ranks that live leaves nothing open: MPI 
   });
 }
 
-TEST_CASE("MPI_Finalize leaves MPI alone for a while also where all groups have ended before it") {
+TEST_CASE("MPI_Finalize makes no MPI call for a while even if all groups have ended before it") {
   run_ranks(4, [](SyncGroup& group) {
     group.barrier();
     least_finalize = 200ms;
   });
 }
 
-TEST_CASE("threads that duplicate two groups at once get groups that do not hear each other") {
+TEST_CASE("threads that duplicate two groups at once get separate groups") {
   ::setenv("MUSTER_TEST_MPI_THREADS", "multiple", 1);
   run_ranks(4, [](SyncGroup& group) {
     const auto work = [&group](SyncGroup& mine, int which, std::string& failure) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages of ranks on two hosts (MUSTER_TEST_GROUP=mpi-2) beside the group's rounds.
+// Messages between ranks on two hosts (MUSTER_TEST_GROUP=mpi-2) beside the group's rounds.
 
 #include <mpi.h>
 #include <unistd.h>
@@ -19,9 +19,9 @@ using namespace std::chrono_literals;
 
 namespace {
 
-/// The call of MPI_Improbe that fails, counted from now; none below 0.
+/// The call of MPI_Improbe that fails, counted from now; below 0: none fails.
 std::atomic<int> fails_at{-1};
-/// Until then MPI_Improbe finds nothing, and takes its time.
+/// Until then each MPI_Improbe finds nothing, and takes 5 ms.
 std::atomic<std::chrono::steady_clock::time_point> finds_from{};
 std::atomic<int> found{0};
 std::atomic<int> looks{0};
@@ -58,7 +58,8 @@ extern "C" int MPI_Improbe(int from, int tag, MPI_Comm comm, int* flag, MPI_Mess
 }
 
 TEST_CASE("a message sent before a round and received after it is not taken for the round's answer") {
-  // Of every length that goes another way, from and to ranks that speak for their host, to mates and to the other host.
+  // One length for each protocol. Senders and receivers are leaders of their host, ranks of the same host, and ranks of
+  // the other host.
   run_ranks(6, [](SyncGroup& group) {
     for (const std::size_t bytes : {0U, 4U, 24U, 4096U, 4097U, 200U << 10})
       for (int from = 0; from < 6; ++from)
@@ -79,26 +80,26 @@ TEST_CASE("a message sent before a round and received after it is not taken for 
   });
 }
 
-TEST_CASE("ranks of two hosts that both send first go on, up to 256 KiB") {
+TEST_CASE("ranks of two hosts that both send first make progress, up to 256 KiB") {
   run_ranks(4, [](SyncGroup& group) {
     const int other = (group.rank() + 2) % 4;
     for (const int messages : {1, 4, 512}) {
       const auto bytes = static_cast<std::size_t>((256 << 10) / messages);
       for (int i = 0; i < messages; ++i) group.send(other, message_of(bytes, i));
-      // Rounds and gathers go on beside them.
+      // Rounds and gathers work while the messages are in flight.
       check_round(group);
       const Tensor mine = pattern(DType::u8, {100000}, 1);
       RANK_CHECK(get_tensors_parallel(mine, ranks_from(0, 4), group).empty() == (group.rank() != 0));
       for (int i = 0; i < messages; ++i) RANK_CHECK(group.receive(other, bytes) == message_of(bytes, i));
     }
-    // Any length goes to a rank that receives.
+    // A receiving rank accepts any length.
     constexpr std::size_t large = 5 << 20;
     if (group.rank() < 2) group.send(other, message_of(large, 1));
     if (group.rank() >= 2) RANK_CHECK(group.receive(other, large) == message_of(large, 1));
   });
 }
 
-TEST_CASE("a rank of another host that does not receive costs 256 KiB, then its sender waits to the deadline") {
+TEST_CASE("a rank of another host that does not receive accepts 256 KiB, then its sender waits until the deadline") {
   for (const std::size_t bytes : {std::size_t{1}, std::size_t{1000}, std::size_t{100} << 10}) {
     CAPTURE(bytes);
     run_ranks(2, [&](SyncGroup& group) {
@@ -113,13 +114,13 @@ TEST_CASE("a rank of another host that does not receive costs 256 KiB, then its 
   }
 }
 
-TEST_CASE("a message on its way outlives its sender's group") {
+TEST_CASE("a message in flight outlives its sender's group") {
   run_ranks(2, [](SyncGroup& group) {
     auto copy = group.duplicate();
     if (group.rank() == 0) {
       copy->send(1, message_of(256 << 10, 1));
       copy.reset();
-      // It works, and calls nothing of MPI: what the other one has heard until then is that it has left.
+      // The sender works without an MPI call. Until then the receiver knows only that the sender has left.
       std::this_thread::sleep_for(1s);
     } else {
       RANK_CHECK(copy->receive(0, 256 << 10) == message_of(256 << 10, 1));
@@ -144,7 +145,7 @@ TEST_CASE("a message that was found in a round and is longer than its receiver a
   }
 }
 
-TEST_CASE("an error of MPI on one rank fails the group: nobody waits to the deadline") {
+TEST_CASE("an error of MPI on one rank fails the group: no rank waits until the deadline") {
   const auto ended = try_ranks(4, [](SyncGroup& group) {
     const auto begin = std::chrono::steady_clock::now();
     const Error error = error_of(ErrorKind::peer_lost, {}, [&] {
@@ -156,7 +157,7 @@ TEST_CASE("an error of MPI on one rank fails the group: nobody waits to the dead
     RANK_CHECK(std::chrono::steady_clock::now() - begin < 3s);
     RANK_CHECK(group.failure().has_value());
     say(error.what());
-    // The others hear it from here, too.
+    // The rank stays alive, because the others also receive the error from it.
     std::this_thread::sleep_for(1s);
   });
   for (const Ended& one : ended) {
@@ -165,7 +166,7 @@ TEST_CASE("an error of MPI on one rank fails the group: nobody waits to the dead
   }
 }
 
-TEST_CASE("a message that is found when its sender, who has left, is about to be blamed is not lost") {
+TEST_CASE("a message that arrives just before its departed sender is reported as lost is not lost") {
   run_ranks(2, [](SyncGroup& group) {
     for (int turn = 0; turn < 24; ++turn) {
       auto copy = group.duplicate();
@@ -173,7 +174,7 @@ TEST_CASE("a message that is found when its sender, who has left, is about to be
         copy->send(0, message_of(8, turn));
         copy.reset();
       } else {
-        // It hears that the other has left, and blames it 200 ms later.
+        // The receiver learns that the sender has left, and reports the error 200 ms later.
         std::this_thread::sleep_for(20ms);
         found = 0;
         finds_from = std::chrono::steady_clock::now() + 190ms + turn * 2ms;
@@ -191,7 +192,7 @@ TEST_CASE("a message that is found when its sender, who has left, is about to be
   });
 }
 
-TEST_CASE("where MPI may still read what its caller frees, a thread that waits already calls it no more") {
+TEST_CASE("while MPI may still read memory that its caller frees, a waiting thread makes no more MPI calls") {
   ::setenv("MUSTER_TEST_MPI_THREADS", "multiple", 1);
   const auto ended = try_ranks(2, [](SyncGroup& group) {
     const auto transport = mpi::MpiTransport::over(MPI_COMM_WORLD, mpi::MpiThreads::all, 10s);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks of two hosts (MUSTER_TEST_GROUP=mpi-2) that work longer than the deadline, and say so, are waited for, whoever
-// else waits for them; those that stand are not, in whatever circle.
+// Ranks of two hosts (MUSTER_TEST_GROUP=mpi-2) that work longer than the deadline and report progress do not time out,
+// for direct and indirect waits. Ranks that are stalled time out, in any cycle.
 
 #include <thread>
 
@@ -40,7 +40,7 @@ void receive_word(SyncGroup& group, int from) {
 
 }  // namespace
 
-TEST_CASE("a rank that works is waited for by all in a round, wherever it is on its host") {
+TEST_CASE("a round waits for a working rank, wherever it is on its host") {
   for (const int worker : {1, 2, 3}) {
     CAPTURE(worker);
     run(4, [worker](SyncGroup& group) {
@@ -50,7 +50,7 @@ TEST_CASE("a rank that works is waited for by all in a round, wherever it is on 
   }
 }
 
-TEST_CASE("a rank that works is waited for through one of the other host") {
+TEST_CASE("a wait through a rank of the other host also waits for a working rank") {
   run(4, [](SyncGroup& group) {
     if (group.rank() == 1) {
       work(group);
@@ -66,11 +66,11 @@ TEST_CASE("a rank that works is waited for through one of the other host") {
   });
 }
 
-TEST_CASE("ranks of two hosts that wait for each other in a circle end at the deadline") {
+TEST_CASE("ranks of two hosts that wait for each other in a cycle end at the deadline") {
   const auto begin = std::chrono::steady_clock::now();
   run(4, [](SyncGroup& group) {
     error_of(ErrorKind::timeout, {}, [&] {
-      // 0 waits for 2, 2 for 1, and 1 for 0, its mate.
+      // Rank 0 waits for 2, 2 for 1, and 1 for 0 on the same host.
       if (group.rank() == 0) receive_word(group, 2);
       if (group.rank() == 2) receive_word(group, 1);
       if (group.rank() == 1) receive_word(group, 0);

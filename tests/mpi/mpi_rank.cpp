@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank of the world: `mpi_rank OUT work [SECONDS]`. Gathers over and over, checks what comes, and writes into OUT/R
-// what became of it: "well", or when (seconds of the machine's clock) and with which words it failed.
-//   work S      S seconds of it, then ends in order; 0: once
-//   die R       as work, but rank R kills itself when OUT/die is there
-//   late R      rank R exits with status 3 before it has found its world
-//   absent R    rank R does not come to its world for 20 s
+// One rank of world(): `mpi_rank OUT work [SECONDS]`. It gathers repeatedly, checks the results, and writes its outcome
+// into OUT/R: "well", or the time of the failure (seconds of the machine's clock) and its message.
+//   work S      works for S seconds, then exits in order; 0: once
+//   die R       like work, but rank R kills itself when OUT/die exists
+//   late R      rank R exits with status 3 before it calls world()
+//   absent R    rank R does not call world() for 20 s
 #include <fmt/core.h>
 #include <signal.h>
 #include <unistd.h>
@@ -52,7 +52,7 @@ int run(const std::string& out, const std::string& mode, double amount) {
   std::iota(ranks.begin(), ranks.end(), 0);
   const std::string mine = fmt::format("{}/{}", out, group->rank());
   const double end = now() + (mode == "work" ? amount : 60);
-  // All have to do it equally often: rank 0 says when it is enough.
+  // All ranks must gather equally often: rank 0 decides when to stop.
   try {
     for (bool goes_on = true; goes_on;) {
       gather_once(*group, ranks);

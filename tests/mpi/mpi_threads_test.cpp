@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Groups of MPI in several threads of each rank, over two hosts (MUSTER_TEST_GROUP=mpi-2): at once where any thread may
-// call MPI (MUSTER_TEST_MPI_THREADS=multiple), one after another where one at a time may (serialized). What other
-// levels refuse is in mpi_group_test.
+// Groups of MPI in several threads of each rank, over two hosts (MUSTER_TEST_GROUP=mpi-2). They run at once if any
+// thread may call MPI (MUSTER_TEST_MPI_THREADS=multiple), and one after another if only one thread may at a time
+// (serialized). mpi_group_test covers the refusals of other levels.
 
 #include <exception>
 #include <functional>
@@ -32,13 +32,13 @@ void expect_level(int expected) {
   RANK_CHECK(level == expected);
 }
 
-/// Of all kinds; `salt` tells what one thread sends from what the others do.
+/// Collectives of all kinds. `salt` distinguishes the data of different threads.
 void use(SyncGroup& group, std::uint64_t salt, int turns) {
   const std::vector<int> ranks = ranks_from(static_cast<int>(salt) % group.size(), group.size());
   const bool is_first = group.rank() == ranks.front();
   const auto seed = [&](int rank) { return salt * 100 + static_cast<std::uint64_t>(rank); };
   for (int turn = 0; turn < turns; ++turn) {
-    // From what rides along with the descriptor to many pieces.
+    // Sizes from a payload inside the descriptor to many pieces.
     for (const std::int64_t bytes : {100, 300000, 9 << 20}) {
       const Tensor mine = pattern(DType::u8, {bytes}, seed(group.rank()));
       const GatheredTensors all = get_tensors_parallel(mine, ranks, group);
@@ -65,7 +65,7 @@ void use(SyncGroup& group, std::uint64_t salt, int turns) {
   }
 }
 
-/// Runs `body` in so many threads at once; what one of them throws is the rank's failure.
+/// Runs `body` in several threads at once. An exception in one of them is the rank's failure.
 void at_once(int count, const std::function<void(int)>& body) {
   std::vector<std::exception_ptr> failures(static_cast<std::size_t>(count));
   {
@@ -100,7 +100,7 @@ void free_all(std::vector<MPI_Comm>& comms) {
 
 }  // namespace
 
-TEST_CASE("at once: each thread has a group of its own over a communicator of its own") {
+TEST_CASE("at once: each thread has its own group over its own communicator") {
   run_ranks(size, [](SyncGroup& group) {
     expect_level(MPI_THREAD_MULTIPLE);
     std::vector<MPI_Comm> comms = own_communicators(threads);
@@ -122,14 +122,14 @@ TEST_CASE("at once: each thread has a duplicate of one group, and the group itse
     at_once(threads, [&](int thread) {
       SyncGroup& own = thread == 0 ? group : *copies[static_cast<std::size_t>(thread) - 1];
       use(own, static_cast<std::uint64_t>(thread), 4);
-      // The end of a group beside others that go on.
+      // One group is destroyed while others are in use.
       if (thread != 0) copies[static_cast<std::size_t>(thread) - 1].reset();
     });
     use(group, 7, 1);
   });
 }
 
-TEST_CASE("at once: one thread's group fails, and those of the others go on") {
+TEST_CASE("at once: one thread's group fails, and those of the others remain usable") {
   run_ranks(size, [](SyncGroup& group) {
     std::vector<std::shared_ptr<SyncGroup>> copies;
     copies.reserve(threads);
@@ -139,7 +139,7 @@ TEST_CASE("at once: one thread's group fails, and those of the others go on") {
       if (thread != 2) return use(own, static_cast<std::uint64_t>(thread), 4);
       std::string said;
       try {
-        // Others may still be in its last barrier when rank 1 fails.
+        // Other ranks may still be in its last barrier when rank 1 fails.
         use(own, static_cast<std::uint64_t>(thread), 1);
         if (own.rank() == 1) throw Error(ErrorKind::io, "no more");
         own.barrier({.timeout = 10s, .stop = {}, .phase = "barrier"});
@@ -175,14 +175,14 @@ TEST_CASE("one after another: groups are made in one thread, used in another and
     for (const auto& one : all) in_a_thread([&] { use(*one, 3, 1); });
     in_a_thread([&] { all.erase(all.begin(), all.begin() + 3); });
     use(*all.front(), 5, 1);
-    // The rest is left to this thread, and to MPI_Finalize.
+    // The remaining clean-up is done by this thread and by MPI_Finalize.
     all.clear();
     use(group, 7, 1);
     free_all(comms);
   });
 }
 
-TEST_CASE("one after another: what a thread has left behind does not hold up MPI_Finalize") {
+TEST_CASE("one after another: unfinished work of a thread does not delay MPI_Finalize") {
   const auto begin = std::chrono::steady_clock::now();
   run_ranks(size, [](SyncGroup& group) {
     in_a_thread([&] {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loaded before libmuster (LD_PRELOAD): a rank with it is one of another version of Muster.
+// Loaded before libmuster (LD_PRELOAD): makes a rank appear to have another version of Muster.
 #include "muster/version.hpp"
 
 namespace muster {

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Ranks on two and three hosts (hosts.sh) by mpiexec: a gather goes over the link, an end is in order, a limited link is
-# as fast as it is, and when a host is cut off all ranks end in time and name it.
+# Ranks on two and three hosts (hosts.sh) started by mpiexec. A gather uses the link, ranks exit in order, and a limited
+# link reaches its rate. When a host is cut off, all ranks end in time and name it.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 hosts=$here/hosts.sh
@@ -15,10 +15,11 @@ trap 'rm -rf "$out"' EXIT
 source "$(dirname "${BASH_SOURCE[0]}")/checks.sh"
 sent() { "$hosts" bytes "$1" | cut -d' ' -f1; }
 well() { [ "$(cat "$out"/* | grep -c well)" = "$1" ]; }
-work() { # RANKS A-HOST SECONDS
+work() { # RANKS RANKS_PER_HOST SECONDS
   rm -f "$out"/*
   local status turn
-  # MPICH's own wait for ever in MPI_Finalize (docs/mpi.md) ends at a deadline, with words: then once more.
+  # MPICH may wait forever in MPI_Finalize (docs/mpi.md). Muster ends that at a deadline with a message, and the test
+  # runs again.
   for turn in 1 2 3; do
     status=0
     before=$(sent h2)
@@ -27,7 +28,7 @@ work() { # RANKS A-HOST SECONDS
     echo "MPI_Finalize did not return: run $turn"
   done
   check "$1 ranks, $2 a host: status $status" test "$status" = 0
-  # Open MPI's launcher, of the namespaces.
+  # A warning of Open MPI's launcher about the namespaces.
   sed -i '/plm:rsh: Warning: setpgid/d' "$out.said"
   check "nothing is said at the end" test ! -s "$out.said"
   [ ! -s "$out.said" ] || cat "$out.said"
@@ -38,10 +39,10 @@ work() { # RANKS A-HOST SECONDS
 case $1 in
   two)
     work 4 2 0
-    # Two ranks of 2 MiB on the other host.
+    # Two ranks with 2 MiB each on the other host.
     check "what the other host sends goes over its link" test $(($(sent h2) - before)) -gt $((2 * (2 << 20)))
     check "and not twice" test $(($(sent h2) - before)) -lt $((3 * (2 << 20)))
-    # In turns over the hosts.
+    # Ranks alternate between the hosts.
     work 5 1 0
     "$hosts" limit 100mbit
     started=$(date +%s%N)
@@ -49,7 +50,7 @@ case $1 in
     check "4 MiB at 100 Mbit/s take a third of a second" test $(($(date +%s%N) - started)) -gt 300000000
     "$hosts" limit none
 
-    # Cut off in the middle. mpiexec cannot tell its own processes there any more: it is ended by hand.
+    # The host is cut off during the job. mpiexec can no longer reach its own processes there, so the test kills it.
     rm -f "$out"/*
     MUSTER_TIMEOUT=2 setsid "$hosts" run -disable-auto-cleanup -n 4 -ppn 2 "$MUSTER_MPI_RANK" "$out" work 60 >"$out.said" 2>&1 &
     job=$!

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Ranks that Slurm starts: a cluster of two nodes on the hosts of hosts.sh. Skipped where Slurm is not installed
-# (Debian: slurmctld, slurmd, slurm-client). Its daemons end with the hosts.
+# Ranks that Slurm starts: a cluster of two nodes on the hosts of hosts.sh. Skipped if Slurm is not installed (Debian:
+# slurmctld, slurmd, slurm-client). Its daemons end with the hosts.
 set -euo pipefail
 here=$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")
 hosts=$here/hosts.sh
@@ -18,8 +18,8 @@ place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
 cd "$place"
 
-# Two nodes that trust everybody, of more processors than there are. What PMIx makes on each host cannot be in /tmp, for
-# they share it.
+# Two nodes without authentication, with more processors than the machine has. The files of PMIx on each host cannot be
+# in /tmp, because the hosts share it.
 read -r _ version < <(slurmctld -V)
 cgroups=disabled
 [ "${version%%.*}" -ge 23 ] || cgroups=cgroup/v1
@@ -60,7 +60,7 @@ done
 }
 
 srun() { timeout 60 srun "$@"; }
-# job STATUS COMMAND...: its words are in ./said, its ranks' in ./out.
+# job STATUS COMMAND...: its messages are in ./said, those of its ranks in ./out.
 job() {
   local expected=$1 status=0
   shift
@@ -73,7 +73,7 @@ job() {
     failures=$((failures + 1))
   }
 }
-# in_script COMMAND...: in the script of an allocation of two nodes. (sbatch --wait looks every few seconds.)
+# in_script COMMAND...: runs in the script of an allocation of two nodes. (sbatch --wait polls only every few seconds.)
 in_script() {
   rm -f ended
   sbatch -o "$place/script" -N 2 -n 4 --wrap "$*; echo \$? >$place/ending && mv $place/ending $place/ended"
@@ -88,7 +88,7 @@ said() { [ "$(grep -c -- "$1" said)" = "$2" ]; }
 well() { [ "$(cat out/* | grep -c well)" = "$1" ]; }
 work=("$MUSTER_MPI_RANK" "$place/out" work)
 
-# How this MPI is started by srun, and how by something else.
+# The PMI with which srun starts this MPI, and another one.
 case ${MUSTER_MPI:-mpich} in
   openmpi) ours=pmix other=none ;;
   *) ours=pmi2 other=pmix ;;
@@ -119,7 +119,7 @@ if [ "$other" != none ] && srun --mpi=list 2>&1 | grep -qw "$other"; then
   check "a PMI that this MPI does not speak is told" said "the environment says PMIX_RANK=.* but MPI says rank 0 of 1" 2
 fi
 
-# In the script of an allocation a process is one process, and its steps and mpiexec are worlds.
+# In the script of an allocation a process is a single process. Its steps and mpiexec are worlds.
 job 0 in_script "${work[@]}"
 check "a script is one process" well 1
 job 0 in_script srun "--mpi=$ours" "${work[@]}"
@@ -133,7 +133,7 @@ check "its mpiexec takes nodes and ranks from Slurm" well 4
 job 0 srun "--mpi=$ours" -N 2 -n 3 "$MUSTER_PROGRAM" export shards --plan auto --out together
 check "three ranks on two nodes export what one does" diff -r alone together
 
-# The survivors live until srun is told otherwise (-K).
+# srun kills the survivors only with -K.
 (sleep 2 && touch out/die) &
 MUSTER_TIMEOUT=10 job 137 srun "--mpi=$ours" -N 2 -n 4 "$MUSTER_MPI_RANK" "$place/out" die 2
 for rank in 0 1 3; do check "rank $rank names the dead one" grep -q "rank 2 (host h2.* died" "out/$rank"; done

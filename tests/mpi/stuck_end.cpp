@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank whose MPI_Finalize never returns: `stuck_end OUT STATUS` has something left in the buffer of a file, OUT/R.
+// A rank whose MPI_Finalize never returns: `stuck_end OUT STATUS` leaves data in the buffer of a file, OUT/R.
 
 #include <mpi.h>
 #include <unistd.h>

@@ -1,7 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# All commands agree about a directory: each damage is refused by all of them and listed by verify, and leaves no file
-# behind; weights that are no part of the model are named by all of them, and verify calls the directory good.
+# All commands agree about a directory. Each kind of damage is refused by every command, is listed by verify, and leaves
+# no file behind. Weights that are not part of the model are named by every command, and verify still reports the
+# directory as good.
 #   MUSTER_PROGRAM, MUSTER_DEMO_MODEL: the programs under test
 set -u
 data=$(cd "$(dirname "$0")/../data" && pwd) || exit 1
@@ -16,7 +17,7 @@ index=model.safetensors.index.json
 count=$(ls parts/*.safetensors | wc -l)
 name() { printf 'model-%05d-of-%05d.safetensors' "$1" "$count"; }
 
-# refused WORDS DAMAGE: what is done to a copy of the model in parts, and what every command tells of it.
+# refused WORDS DAMAGE: damages a copy of the model in parts. Every command must refuse it with WORDS.
 refused() {
   local words=$1 command
   rm -rf bad && cp -r parts bad && (cd bad && eval "$2") || fail "no damage: $2"
@@ -40,7 +41,7 @@ refused "Git LFS" "printf 'version https://git-lfs.github.com/spec/v1\noid sha25
 refused "the shard of rank 1 of 3" "rm $index model-*; cp ../shards/rank-00001-of-00003.safetensors model.safetensors"
 refused "two checkpoints" "cp ../shards/rank-00001-of-00003.safetensors ."
 
-# A part of a model can be looked at, and is none.
+# A single file of a model can be shown, but it is not a model.
 for file in "parts/$(name 1)" shards/rank-00001-of-00003.safetensors; do
   says 0 "tensors" "$program" show "$file"
   for command in "export $file --out new" "shard $file --ranks 2 --plan llama --out new"; do
@@ -57,7 +58,7 @@ for file in torch/pytorch_model-00001-of-00002.bin fsdp/model_world_size_3_rank_
   says 2 "not a model" "$program" export "$file" --out new
   [ -e new ] && fail "a part became a model: $file"
 done
-# The names of Megatron's folders do not tell that the last rank is missing.
+# The names of Megatron's folders do not show that the last rank is missing.
 rm -r megatron/mp_rank_01_00?
 says 2 "the file of tensor-parallel rank 1, stage 0, expert rank 0 is missing" "$program" export megatron --plan megatron --out new
 rm torch/*.index.json torch/pytorch_model-00001-of-00002.bin
@@ -67,7 +68,7 @@ echo '{"weight_map": {}}' > torch/pytorch_model.bin.index.json
 says 2 'its "weight_map" is empty' "$program" export torch --out new
 says 2 "it is no model" "$program" export one/config.json --out new
 
-# left_out NAME SETUP: a file that is no part of the model.
+# left_out NAME SETUP: SETUP adds the file NAME, which is not part of the model.
 left_out() {
   rm -rf good new cut && cp -r parts good && (cd good && eval "$2") || fail "no setup: $2"
   says 0 "left out: $1" "$program" verify good
@@ -83,7 +84,7 @@ left_out model.fp16.safetensors "cp $(name 1) model.fp16.safetensors"
 left_out model.safetensors.index.fp16.json "cp $index model.safetensors.index.fp16.json"
 left_out consolidated.safetensors.index.json "cp $index consolidated.safetensors.index.json"
 
-# Folders with weights stay behind, but for those of modules.json.
+# Folders with weights are not copied, except those that modules.json lists.
 mkdir -p good/checkpoint-500 good/1_Dense
 for folder in checkpoint-500 1_Dense; do cp "parts/$(name 1)" good/$folder/model.safetensors && echo '{}' > good/$folder/config.json; done
 echo '[{"path": ""}, {"path": "1_Dense"}]' > good/modules.json
@@ -91,13 +92,13 @@ says 0 "checkpoint-500/model.safetensors" "$program" export good --out new --for
 [ -e new/checkpoint-500 ] && fail "weights in a folder were copied"
 [ -e new/1_Dense/model.safetensors ] || fail "a module of sentence-transformers was not copied"
 
-# Numbers from 0 on, and tied weights that the index counts twice.
+# File numbers start at 0, and the index counts tied weights twice.
 rm -rf zero && mkdir zero && cp one/config.json zero/ && for i in $(seq "$count"); do cp "parts/$(name "$i")" "zero/$(name $((i - 1)))"; done
 for i in $(seq "$count"); do echo "s/$(name "$i")/$(name $((i - 1)))/"; done | sed -f - parts/$index > zero/$index
 says 0 "good" "$program" verify zero
 says 0 "same" "$program" diff zero parts
 
-# A part of a diffusers pipeline, and an adapter, keep the names that their programs look for.
+# A part of a diffusers pipeline and an adapter keep the file names that their programs expect.
 mkdir unet adapter && cp "$single" unet/diffusion_pytorch_model.safetensors && cp "$single" adapter/adapter_model.safetensors
 echo '{"_class_name": "UNet2DConditionModel", "_diffusers_version": "0.30.0"}' > unet/config.json
 echo '{"peft_type": "LORA"}' > adapter/adapter_config.json
@@ -110,13 +111,13 @@ says 0 "tensors" "$program" export adapter --out adapter2
 says 0 "good" "$program" verify unet3
 says 0 "tensors" "$program" export unet --out unet3 --force
 
-# Directories above a checkpoint, and the cache of Hugging Face.
+# Directories above a checkpoint, and the Hugging Face cache.
 mkdir -p hub/models--a--b/snapshots && cp -r one hub/models--a--b/snapshots/0123
 for command in verify show "export --out new2" "shard --ranks 2 --plan llama --out new2"; do
   says 2 '"models--a--b/snapshots/0123" has a checkpoint' "$program" $command hub
 done
 
-# A low limit of open files is one error, not a verdict.
+# A low limit of open files is reported as an error of the command, not as a defect of the model.
 mkdir many && "${MUSTER_TEST_PYTHON:-python3}" - << 'END' || fail "no model of many files"
 import json
 import struct

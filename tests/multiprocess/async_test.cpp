@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Asynchronous gathers, merges and streams: what they give, in which order, beside what, and how they fail and end.
+// Asynchronous gathers, merges and streams: their results, their order, other calls beside them, failures and
+// destruction.
 
 #include <doctest/doctest.h>
 #include <signal.h>
@@ -22,7 +23,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-/// What `rank` gives in `turn`.
+/// Returns the tensor of `rank` in `turn`.
 Tensor tensor_of(int rank, int turn, std::int64_t rows = 300) {
   return pattern(DType::u8, {rows, 100}, static_cast<std::uint64_t>(100 * turn + rank));
 }
@@ -32,7 +33,7 @@ void check_turn(const GatheredTensors& result, int rank, int turn) {
   for (const auto& [from, tensor] : result.present()) RANK_CHECK(bitwise_equal(tensor, tensor_of(from, turn)));
 }
 
-/// A source of so many layers; each is this rank's tensor of that turn.
+/// A source of `layers` layers. Each layer is this rank's tensor of that turn.
 LayerSource layers_of(int rank, int layers) {
   return [rank, layers, next = 0]() mutable -> std::optional<Config> {
     if (next == layers) return std::nullopt;
@@ -42,7 +43,7 @@ LayerSource layers_of(int rank, int layers) {
 
 }  // namespace
 
-TEST_CASE("works of a group come in the order they were started, beside other calls of the group") {
+TEST_CASE("works of a group complete in the order in which they were started, beside other calls of the group") {
   run_ranks(4, [](SyncGroup& group) {
     std::vector<Work<GatheredTensors>> works;
     for (int turn = 0; turn < 6; ++turn) {
@@ -60,7 +61,7 @@ TEST_CASE("works of a group come in the order they were started, beside other ca
   });
 }
 
-TEST_CASE("each kind of work gives what the call without _async gives") {
+TEST_CASE("each kind of work returns the result of the call without _async") {
   run_ranks(4, [](SyncGroup& group) {
     const int rank = group.rank();
     auto configs = get_configs_async(rank == 2 ? std::nullopt : std::optional(Config(rank)), four, group);
@@ -79,12 +80,12 @@ TEST_CASE("each kind of work gives what the call without _async gives") {
     if (rank == 0) RANK_CHECK((whole.tensor()->shape() == Shape{1200, 100}));
     RANK_CHECK(stream.get().layers == 5);
     RANK_CHECK(seen == (rank == 0 ? std::vector<int>{0, 1, 2, 3, 4} : std::vector<int>{}));
-    // All that they have kept goes, once nothing runs.
+    // When no work runs, trim frees all memory that they have kept.
     (void)trim(group);
   });
 }
 
-TEST_CASE("the caller goes on while a work waits for a rank that comes late, and has its memory back when it is done") {
+TEST_CASE("the caller continues while a work waits for a late rank, and owns its memory again when the work is done") {
   run_ranks(4, [](SyncGroup& group) {
     std::vector<std::byte> mine(30000, std::byte{7});
     if (group.rank() == 3) std::this_thread::sleep_for(300ms);
@@ -104,7 +105,7 @@ TEST_CASE("the caller goes on while a work waits for a rank that comes late, and
   });
 }
 
-TEST_CASE("what a work throws is what the call throws: arguments leave the group well") {
+TEST_CASE("a work throws the same error as the call: invalid arguments leave the group usable") {
   run_ranks(4, [](SyncGroup& group) {
     Work<GatheredTensors> work = get_tensors_async(tensor_of(group.rank(), 0, 100 + group.rank()), four, group);
     const Error error = error_of([&] { (void)work.get(); });
@@ -122,11 +123,11 @@ TEST_CASE("what a work throws is what the call throws: arguments leave the group
   });
 }
 
-TEST_CASE("a cancelled work poisons the group and the works behind it") {
+TEST_CASE("a cancelled work fails the group and the works after it") {
   run_ranks(4, [](SyncGroup& group) {
     std::stop_source stop;
     (void)get_tensors_async(tensor_of(group.rank(), 0), four, group).get();
-    // Rank 1 does not want to wait for rank 2, which may hear of it before it begins.
+    // Rank 1 cancels while rank 2 is late. Rank 2 may receive the error before it starts.
     if (group.rank() == 2) std::this_thread::sleep_for(300ms);
     const Error error = error_of([&] {
       auto work = get_tensors_async(tensor_of(group.rank(), 1), four, group, {.stop = stop.get_token()});
@@ -135,13 +136,13 @@ TEST_CASE("a cancelled work poisons the group and the works behind it") {
     });
     RANK_CHECK(error.kind() == ErrorKind::cancelled);
     RANK_CHECK(error.rank() == 1);
-    // The group itself has it from this rank's own work, or from another's.
+    // The group gets the error from this rank's own work, or from another rank's.
     while (!group.failure()) std::this_thread::sleep_for(1ms);
     RANK_CHECK(error_of([&] { (void)get_tensors_async(tensor_of(0, 2), four, group); }).kind() == ErrorKind::cancelled);
   });
 }
 
-TEST_CASE("works that are dropped run to their end, and the end of the group waits for them") {
+TEST_CASE("dropped works run to completion, and the destructor of the group waits for them") {
   run_ranks(4, [](SyncGroup& group) {
     std::atomic<int> consumed{0};
     {
@@ -154,7 +155,7 @@ TEST_CASE("works that are dropped run to their end, and the end of the group wai
   });
 }
 
-TEST_CASE("a killed rank ends the works of the others, who are told which") {
+TEST_CASE("a killed rank ends the works of the other ranks, with an error that names it") {
   const GroupOf group_of(4);
   Ranks ranks(4, [&group_of](int rank) {
     const auto group = group_of.join(rank, 20s);
@@ -176,7 +177,7 @@ TEST_CASE("a work that owns the last reference to its group ends the group on th
   for (const bool dies : {false, true}) {
     const GroupOf group_of(2);
     Ranks ranks(2, [&](int rank) {
-      // Its end is the end of all groups over TCP in this process.
+      // Destroying this group would end all groups over TCP in this process, so it outlives the works.
       const auto joined = group_of.join(rank, 20s);
       auto group = joined->duplicate();
       const std::vector<int> both{0, 1};
@@ -186,7 +187,7 @@ TEST_CASE("a work that owns the last reference to its group ends the group on th
       calls.reset();
       call.get();
       Work<StreamReport> work = gather_each_async(layers_of(rank, 6), both, *group, [group](LayerPart&) {});
-      // A call behind it still runs on the lane that the first one ends.
+      // The next call still runs on the worker thread that the first work ends.
       Work<GatheredTensors> next = get_tensors_async(tensor_of(rank, 1), both, *group);
       if (dies && rank == 1) ::raise(SIGKILL);
       group.reset();
@@ -200,21 +201,21 @@ TEST_CASE("a work that owns the last reference to its group ends the group on th
       };
       get_or_lose(work);
       get_or_lose(next);
-      // Its thread may still be at the group's end.
+      // The worker thread may still be destroying the group.
       std::this_thread::sleep_for(100ms);
     });
     check_ended(ranks.wait(), dies ? std::vector<int>{1} : std::vector<int>{});
   }
 }
 
-TEST_CASE("a child forked while works run ends without them") {
+TEST_CASE("a child forked while works run exits without them") {
   run_ranks(2, [](SyncGroup& group) {
     const auto copy = group.duplicate();
     Work<StreamReport> work = gather_each_async(layers_of(group.rank(), 50), std::vector{0, 1}, *copy,
                                                 [](LayerPart&) { std::this_thread::sleep_for(1ms); });
     const pid_t child = ::fork();
     if (child == 0) {
-      // As a child's destructors would.
+      // Does the same as the destructors of a child.
       const_cast<std::shared_ptr<SyncGroup>&>(copy).reset();
       ::_exit(0);
     }
@@ -224,7 +225,7 @@ TEST_CASE("a child forked while works run ends without them") {
   });
 }
 
-TEST_CASE("calls that are started run in their order while the group goes on") {
+TEST_CASE("calls that are started run in order while the group does other work") {
   run_ranks(3, [](SyncGroup& group) {
     ProcessGroup ranks(group);
     std::vector<Tensor> gradients;

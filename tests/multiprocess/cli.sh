@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-# What the tests of commands share. Sourced by bash, with MUSTER_PROGRAM and MUSTER_DEMO_MODEL; leaves the shell in an
-# empty directory that goes at the end. A test ends with: finish.
+# Shared functions of the command tests. bash sources it, with MUSTER_PROGRAM and MUSTER_DEMO_MODEL. It leaves the shell
+# in an empty directory that is deleted at the end. A test ends with: finish.
 program=${MUSTER_PROGRAM:?}
 demo=${MUSTER_DEMO_MODEL:?}
 unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT MUSTER_JOB NO_COLOR
-# In memory where there is room: the disk is not the subject, and waiting for it would be most of the time.
+# The directory is in memory if there is space. The tests do not measure the disk, and waiting for it would take most of
+# the time.
 room=$(df --output=avail /dev/shm 2> /dev/null | tail -1)
 [ "${room:-0}" -ge 1048576 ] && parent=/dev/shm || parent=${TMPDIR:-/tmp}
 work=$(mktemp -d "$parent/cli-test-XXXXXX") || exit 1
@@ -14,7 +15,7 @@ failures=0
 fail() { echo "FAILED: $*"; failures=$((failures + 1)); }
 mkdir .log && out=$work/.log/out err=$work/.log/err
 
-# says STATUS WORDS COMMAND...: the status, and the words on standard output (0, 1) or alone on standard error (2).
+# says STATUS WORDS COMMAND...: checks the status, and WORDS on standard output (0, 1) or only on standard error (2).
 says() {
   local wanted=$1 words=$2 status from=$out
   shift 2
@@ -30,7 +31,7 @@ says() {
   fi
   grep -qF -- "$words" "$from" || fail "no \"$words\": $*: $(cat "$out" "$err")"
 }
-# flip FILE OFFSET: one bit.
+# flip FILE OFFSET: flips one bit.
 flip() {
   local byte
   byte=$(od -An -tu1 -j "$2" -N 1 "$1" | tr -d ' ')

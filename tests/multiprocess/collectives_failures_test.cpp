@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives whose ranks are killed, stopped or cancel: at every call, before it and at each step of it.
-// MUSTER_TEST_POINTS: at how many steps, evenly spaced, a rank is killed, and stopped, in each small call (2, 1), and
-// at a third as many in each one of several chunks. Copies byte by byte have too many: GLIBC_TUNABLES of the test.
-// Without it a rank ends at the first step by messages and under sanitizers, where calls have too many of them, too.
+// Collectives whose ranks are killed, stopped or cancelled: before every call and at each step of it.
+//
+// MUSTER_TEST_POINTS: number of evenly spaced steps at which a rank is killed, and stopped, in each small call (2, 1).
+// Calls of several chunks have a third as many. Copies byte by byte have too many steps, so the test sets
+// GLIBC_TUNABLES.
+// Without the variable, a rank ends at the first step over messages and under sanitizers, where calls also have too
+// many steps.
 
 #include <algorithm>
 #include <cstdlib>
@@ -25,7 +28,7 @@ namespace {
 
 constexpr int lost_rank = 2;
 
-/// What the lost rank runs step by step, on whichever thread.
+/// Steps through the call of the lost rank, on whichever thread it runs.
 std::optional<SteppedEnd> stepped;
 template <class Work>
 void in_steps(const Work& work) {
@@ -78,7 +81,7 @@ const Named calls[] = {
 
 const bool over_shared_memory = std::getenv("MUSTER_TEST_GROUP") == nullptr;
 
-/// By messages all calls are the same few steps.
+/// Over messages all calls have the same few steps.
 std::span<const Named> calls_here() {
   return over_shared_memory || std::getenv("MUSTER_TEST_POINTS") != nullptr ? std::span(calls)
                                                                             : std::span(calls).subspan(1, 2);
@@ -88,12 +91,12 @@ Tensor ones(std::int64_t count) {
   return Tensor::take(std::vector<float>(static_cast<std::size_t>(count), 1.0F));
 }
 
-/// Makes the lost rank's third call, step by step.
+/// Makes the third call of the lost rank, step by step.
 void call_in_steps(const Named& named, ProcessGroup& ranks, const Tensor& tensor, const CollectiveOptions& options) {
   named.has_thread ? named.call(ranks, tensor, options) : in_steps([&] { named.call(ranks, tensor, options); });
 }
 
-/// How many steps such a call has for the lost rank.
+/// Returns the number of steps of such a call on the lost rank.
 std::uint64_t steps_of(const Named& named, std::int64_t count) {
   SharedWords words;
   run_ranks(4, [&](SyncGroup& group) {
@@ -101,20 +104,20 @@ std::uint64_t steps_of(const Named& named, std::int64_t count) {
     const Tensor tensor = ones(count);
     for (int i = 0; i < 2; ++i) named.call(ranks, tensor, {});
     if (group.rank() == lost_rank) stepped.emplace(0, 0, words[1]);
-    // The others wait for a rank that runs one instruction at a time, on a machine with other work.
+    // The other ranks wait for a rank that runs one instruction at a time, on a busy machine.
     call_in_steps(named, ranks, tensor, {.timeout = 50s});
     if (group.rank() == lost_rank) words[0] = SteppedEnd::steps();
   });
   return words[0];
 }
 
-/// Ends the lost rank at that step, and looks at what the others hear, then and in later calls.
+/// Ends the lost rank at that step. Checks the errors of the other ranks in this call and in later ones.
 void end_at(const Named& named, std::int64_t count, std::uint64_t step, int signal) {
   CAPTURE(std::string(named.name));
   CAPTURE(count);
   CAPTURE(step);
   SharedWords words;
-  const bool is_slow = count > 100 || (!over_shared_memory && step > 1);  // what the lost rank makes in steps
+  const bool is_slow = count > 100 || (!over_shared_memory && step > 1);  // the calls that the lost rank runs in steps
   const CollectiveOptions options = {.timeout = signal != SIGSTOP ? 30s : is_slow ? 5000ms : 600ms};
   const auto ended = try_ranks(
       4,
@@ -129,10 +132,10 @@ void end_at(const Named& named, std::int64_t count, std::uint64_t step, int sign
           }
         });
         if (signal == SIGSTOP) {
-          // On a loaded machine it may still be on its way to that step.
+          // On a loaded machine the rank may not have reached that step.
           const bool is_slow_itself = words[0] == 0;
           ::kill(pid, SIGKILL);
-          // Who receives from a rank that waits itself names that one.
+          // A rank that receives from a rank which itself waits names that rank.
           const bool is_named = says(error, "pid " + std::to_string(pid) + ", stopped");
           if (error.kind() != ErrorKind::timeout || !(is_named || named.is_message || is_slow_itself))
             throw RankFailure(std::string("rank 2 is stopped, and this names another cause: ") + error.what());
@@ -146,7 +149,7 @@ void end_at(const Named& named, std::int64_t count, std::uint64_t step, int sign
   check_ended(ended, {lost_rank});
 }
 
-/// At steps from the first to the last one, in small calls and in those of several chunks.
+/// At evenly spaced steps from the first to the last, in small calls and in those of several chunks.
 void end_at_each(int points, int signal) {
   const char* const asked = std::getenv("MUSTER_TEST_POINTS");
   if (asked != nullptr) points = std::atoi(asked);
@@ -173,27 +176,27 @@ TEST_CASE("a rank that is killed before a call, or at any step of it, is named b
   end_at_each(2, SIGKILL);
 }
 
-TEST_CASE("a rank that is stopped at any step is named by the deadline, as stopped") {
+TEST_CASE("a rank that is stopped at any step is named at the deadline, as stopped") {
   end_at_each(1, SIGSTOP);
 }
 
 TEST_CASE("who cancels fails the group for all") {
   run_ranks(3, [](SyncGroup& group) {
     ProcessGroup ranks(group);
-    group.barrier();  // nobody is still making it
+    group.barrier();  // no rank is still creating the group
     std::stop_source stop;
     if (group.rank() == 1) stop.request_stop();
     const auto cancel = [&] {
-      if (group.rank() == 2) std::this_thread::sleep_for(50ms);  // the others wait for it
+      if (group.rank() == 2) std::this_thread::sleep_for(50ms);  // the other ranks wait for it
       ranks.all_reduce(ones(1 << 20), ReduceOp::sum, {.stop = stop.get_token()});
     };
     error_of(ErrorKind::cancelled, {"rank 1"}, cancel);
     error_of(ErrorKind::cancelled, {"rank 1"}, [&] { ranks.barrier(); });
-    group.barrier();  // the group that it was made of is as ever
+    group.barrier();  // the parent group remains usable
   });
 }
 
-TEST_CASE("who waits takes next to nothing of its core") {
+TEST_CASE("a waiting rank uses almost no CPU time") {
   run_ranks(2, [](SyncGroup& group) {
     ProcessGroup ranks(group);
     const Tensor tensor = ones(2);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// muster::dist: the rules of torch.distributed, over each way to meet.
+// muster::dist: the rules of torch.distributed, over each kind of rendezvous.
 
 #include <atomic>
 #include <chrono>
@@ -53,7 +53,7 @@ void all_calls() {
   RANK_CHECK(is_row(tensor, mine));
   dist::barrier();
 
-  // Of a group: `src` and `dst` stay ranks of the job.
+  // In a group, `src` and `dst` remain ranks of the job.
   const dist::Group odd = dist::new_group({3, 1});
   if (self % 2 == 1) {
     tensor = row(mine);
@@ -70,7 +70,7 @@ void all_calls() {
   error_of(ErrorKind::argument, {"wants 4 tensors"}, [&] { dist::all_gather(empty_rows(3), row(mine)); });
   error_of(ErrorKind::argument, {"there is no rank 7"}, [&] { dist::send(tensor, 7); });
 
-  // In a circle, and from whoever is first.
+  // Messages around a ring, and from any source.
   Work<void> sent = dist::isend(row(mine), (self + 1) % 4);
   tensor = row(-1);
   Work<int> received = dist::irecv(tensor, (self + 3) % 4);
@@ -89,7 +89,7 @@ void all_calls() {
 
 }  // namespace
 
-TEST_CASE("a world of each backend does what torch.distributed does, ends, and comes again") {
+TEST_CASE("a world of each backend behaves like torch.distributed, is destroyed, and is created again") {
   const TemporaryDirectory directory;
   const std::string file = "file://" + (directory.path() / "meeting").string();
   struct Way {
@@ -202,7 +202,7 @@ TEST_CASE("is_initialized() and destroy_process_group() do not wait for a rendez
   });
 }
 
-TEST_CASE("what cannot be a world is said at once") {
+TEST_CASE("an invalid world is reported at once") {
   struct Bad {
     ErrorKind kind;
     const char* words;

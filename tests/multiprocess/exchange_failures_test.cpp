@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank runs out of file descriptors or memory at some step of an operation: every rank hears which one and why, at
-// once, in the same words, and the group goes on.
+// One rank runs out of file descriptors or memory at some step of an operation. Every rank receives the same error at
+// once, with the rank and the cause, and the group remains usable.
 
 #include <doctest/doctest.h>
 #include <sys/resource.h>
@@ -37,11 +37,11 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::int64_t elements = 20000;
 
-/// What one rank runs out of.
+/// A resource that one rank runs out of.
 struct Shortage {
-  std::string words;                    // that the error must have
-  std::function<void(int step)> begin;  // the n-th use of it fails, from 0 on
-  std::function<bool()> end;            // whether a use has failed; false where only the call's end tells that
+  std::string words;                    // text that the error must contain
+  std::function<void(int step)> begin;  // fails the n-th use, counted from 0
+  std::function<bool()> end;  // returns whether a use has failed; false if only the end of the call can show it
   bool may_fail_group = false;
 };
 
@@ -62,7 +62,7 @@ Shortage of_calls(const char* name, int error) {
           }};
 }
 
-/// Really.
+/// Uses the real limit.
 Shortage of_descriptors() {
   rlimit limit{};
   RANK_CHECK(::getrlimit(RLIMIT_NOFILE, &limit) == 0);
@@ -79,8 +79,8 @@ Shortage of_descriptors() {
           }};
 }
 
-/// Also of what the library says between the steps that others hear of, and after the last one: then all have the
-/// cause, but the group has failed.
+/// Allocations also fail between the steps that are reported to the other ranks, and after the last step. Then all
+/// ranks get the cause, but the group has failed.
 Shortage of_allocations() {
   return {"out of memory",
           [](int step) {
@@ -94,14 +94,14 @@ Shortage of_allocations() {
           true};
 }
 
-/// Runs a call of the library, with the shortage during it where there is one.
+/// Runs a call of the library, with the shortage during it if there is one.
 using Around = std::function<void(const std::function<void()>& call)>;
 
 struct Operation {
   std::string name;
-  std::function<void(SyncGroup&)> prepare;             // before the shortage begins; may be empty
-  std::function<void(SyncGroup&, const Around&)> run;  // collective; looks at every byte
-  bool keeps_group = false;                            // even where it is short of memory
+  std::function<void(SyncGroup&)> prepare;             // runs before the shortage begins; may be empty
+  std::function<void(SyncGroup&, const Around&)> run;  // collective; checks every byte
+  bool keeps_group = false;                            // even if it runs out of memory
 };
 
 std::vector<int> list_of(const SyncGroup& group) {
@@ -174,16 +174,17 @@ std::vector<Operation> operations_of(const Tensor& lent) {
   };
 }
 
-/// How it went on one rank, for all of them.
+/// The outcome on one rank, sent to all ranks.
 struct End {
-  std::int32_t kind = -1;  // none: well
+  std::int32_t kind = -1;  // -1: success
   std::int32_t rank = -1;
   std::int32_t milliseconds = 0;
   bool is_over = false;  // the step was not reached
   std::array<char, 500> words{};
 };
 
-/// One operation in a fresh group, with the shortage at one step of one rank. False where it came to its end before.
+/// Runs one operation in a new group, with the shortage at one step of one rank. Returns false if the operation ended
+/// before that step.
 bool fails_alike(SyncGroup& group, const Operation& operation, const Shortage& shortage, int origin, int step) {
   const std::string place =
       operation.name + ", rank " + std::to_string(origin) + ", step " + std::to_string(step) + ", " + shortage.words;
@@ -240,7 +241,7 @@ bool fails_alike(SyncGroup& group, const Operation& operation, const Shortage& s
 
 }  // namespace
 
-// The library's own allocations come here, too.
+// The library's own allocations also use this operator.
 void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
   return counts_allocations && uses_left-- == 0 ? nullptr : std::malloc(bytes == 0 ? 1 : bytes);
 }
@@ -256,7 +257,8 @@ void operator delete(void* memory, std::size_t) noexcept {
   std::free(memory);
 }
 
-TEST_CASE("a rank is short of descriptors or memory at each step: all have the cause within two seconds, and go on") {
+TEST_CASE(
+    "a rank is short of descriptors or memory at each step: all have the cause within two seconds, and continue") {
   for (std::size_t which = 0; which < 2 * operations_of(Tensor()).size(); ++which) {
     const int size = which % 2 == 0 ? 2 : 3;
     CAPTURE(size);
@@ -266,7 +268,7 @@ TEST_CASE("a rank is short of descriptors or memory at each step: all have the c
       Tensor lent = arena.allocate(DType::u32, {elements});
       std::memcpy(lent.mutable_data(), tensor_of(group.rank()).data(), lent.nbytes());
       std::vector<Shortage> shortages = {of_descriptors()};
-      // Over files, rounds and messages are such calls themselves: if they fail the group does.
+      // Over files, rounds and messages use such calls: if they fail, the group fails.
       if (group.kind() != "file") {
         shortages.push_back(of_calls("ENOMEM", ENOMEM));
         shortages.push_back(size == 2 ? of_calls("ENFILE", ENFILE) : of_allocations());
@@ -276,7 +278,7 @@ TEST_CASE("a rank is short of descriptors or memory at each step: all have the c
         for (int origin = 0; origin < size; ++origin)
           for (int step = 0; fails_alike(group, operation, shortage, origin, step); ++step) RANK_CHECK(step < 2000);
     };
-    // Some hundred failures, one after the other.
+    // Several hundred failures in succession.
     check_ended(try_ranks(size, fail_at_each_step, std::chrono::seconds(200)));
   }
 }

@@ -1,12 +1,12 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# What a user meets: every bad input of shard and export ends with status 2, one line on standard error that says what to
-# do, and nothing left behind; alone and as ranks of a job.
+# Errors that a user meets. Every invalid input of shard and export ends with status 2 and one line on standard error
+# with the remedy. No file remains. The commands run alone and as ranks of a job.
 #   MUSTER_PROGRAM, MUSTER_DEMO_MODEL: the programs under test
 set -u
 source "$(dirname "$0")/cli.sh"
 
-# refused WORDS COMMAND...: status 2, one line with the words, no new names in the directory.
+# refused WORDS COMMAND...: status 2, one line with WORDS, no new names in the directory.
 refused() {
   local words=$1 status before
   shift
@@ -14,7 +14,7 @@ refused() {
   "$@" > "$out" 2> "$err"
   status=$?
   [ "$status" = 2 ] || fail "status $status, not 2: $*"
-  # The launcher's own line about the rank that failed is not export's.
+  # The launcher adds its own line about the failed rank, which is not from export.
   [ "$(grep -cv '^muster run: ' "$err")" = 1 ] || fail "not one line: $*: $(cat "$err")"
   grep -qF -- "$words" "$err" || fail "no \"$words\": $*: $(cat "$err")"
   [ -s "$out" ] && fail "words on standard output: $*"
@@ -47,7 +47,8 @@ refused "nowhere" "$program" export nowhere --plan llama --out new
 refused "make it first" "$program" export shards --plan llama --out no/new
 refused "the layout" "$program" shard model --ranks 0 --plan llama --out new
 
-# A model is written anew; what stands around the tensors comes from a base; ranks of another program go both ways.
+# A model is written again. Config and tokenizer come from a base. Ranks of another program are converted in both
+# directions.
 "$program" export model --max-shard-size 1MB --out anew > /dev/null || fail "export of a model"
 "$program" diff model anew > /dev/null || fail "anew differs"
 [ -f anew/model.safetensors.index.json ] || fail "anew is one file"
@@ -71,7 +72,7 @@ grep -q "note: config.json says float32 now" "$out" || fail "no note of the dtyp
 "$program" plan suggest model > "$out" 2> "$err" || fail "plan suggest"
 grep -q '"extends": "llama"' "$out" && grep -q "unsure" "$err" || fail "plan suggest said: $(cat "$out" "$err")"
 
-# Shards remember their plan, and say what is odd; shards from elsewhere do not.
+# Shards store their plan and report a contradiction. Third-party shards do not.
 "$program" shard model --ranks 6 --plan auto --dry-run > "$out" 2> "$err" || fail "shard --dry-run"
 grep -q "would be cut into 6 shards" "$out" || fail "shard --dry-run said: $(cat "$out")"
 grep -q "^note: .*the ranks do not divide the heads" "$out" || fail "no note of the heads: $(cat "$out")"
@@ -107,7 +108,7 @@ refused "no dimension 1" "$program" shard model --ranks 4 --plan dim.json --out 
 echo '{"muster_plan": 1, "rules": [{"match": "*", "action": "first"}]}' > first.json
 refused "no way back" "$program" shard model --ranks 4 --plan first.json --out new
 
-# What each tensor becomes, without a byte written; and the same beside an export.
+# The list of output tensors, without writing a byte, and the same list beside an export.
 before=$(ls -A)
 "$program" export shards --plan auto --dry-run > .log/table || fail "--dry-run"
 grep -q "model.layers.0.self_attn.o_proj.weight .*concat .*ranks 0-3 BF16" .log/table || fail "no o_proj in: $(head -5 .log/table)"
@@ -132,7 +133,7 @@ for rank in 0 3 6; do cmp -s seven/rank-0000$rank-of-00007.safetensors wanted/ra
 "$program" diff seven model --plan auto > /dev/null || fail "diff of shards and model"
 "$program" diff seven shards --plan auto > /dev/null || fail "diff of shards and shards"
 
-# Bad input: one line with the names, status 2, nothing written.
+# Invalid input: one line with the names, status 2, nothing written.
 echo '{"muster_plan": 1, "rules": [{"match": "*", "action": "same"}, {"match": "*", "action": "first"}]}' > twice.json
 refused "rule 2" "$program" export shards --plan twice.json --out new
 echo '{"muster_plan": 1, "rules": [{"match": "*", "action": "same", "dim": 1}]}' > keys.json
@@ -161,7 +162,7 @@ done
 MUSTER_FAULT=pwrite:ENOSPC:3 "$program" export shards --plan llama --out alone --force 2> /dev/null && fail "a full disk was no failure"
 "$program" diff model alone > /dev/null || fail "a failed --force export lost what was there"
 
-# A disk that really is full, where one can be mounted.
+# A disk that is really full, if one can be mounted.
 if unshare -m true 2> /dev/null; then
   mkdir disk
   said=$(unshare -m bash -c 'mount -t tmpfs -o size=1m none disk || exit 9
@@ -190,7 +191,7 @@ rm shards/rank-00002-of-00005.safetensors
 "$program" export shards --plan llama --out alone --force > /dev/null || fail "--force"
 "$program" diff model alone > /dev/null || fail "what replaced the old one differs"
 
-# A report goes where it may: never over what is read, and devices, pipes and links stay what they are.
+# A report may be written to devices, pipes and links, which keep their type. It never overwrites input files.
 refused "it is a file that is read" "$program" export shards --plan llama --out new --report shards/rank-00001-of-00004.safetensors
 refused "it is a file that is read" "$program" run -n 4 -- "$program" export shards --plan llama --out new --report shards/config.json
 refused "it is a file that is read" "$program" export shards --plan first.json --out new --report first.json
@@ -229,13 +230,13 @@ touch alone/notes.txt
 refused '("notes.txt")' "$program" export shards --plan llama --out alone --force
 rm alone/notes.txt
 
-# A limit of the size of files is an error, and no signal.
+# A limit on the file size is an error, and not a signal.
 for command in "export shards --plan llama --out new -j 1" \
   "shard model --ranks 2 --plan llama --out new" "convert alone/model.safetensors new.h5"; do
   refused "raise it (ulimit -f)" bash -c "ulimit -f 100; exec $program $command"
 done
 
-# What goes along, and what does not.
+# The extra files that are copied, and those that are not.
 touch model/pytorch_model.bin && ln -s /etc/passwd model/linked
 "$program" shard model --ranks 2 --plan llama --out bare > .log/said || fail "shard beside other weights"
 grep -qF 'not carried: "linked" (a link to "/etc/passwd", outside the directory), "pytorch_model.bin" (weights of another format); --carry chooses' .log/said ||
@@ -248,18 +249,21 @@ grep -qF 'not carried: "linked" (a link to "/etc/passwd", outside the directory)
 "$program" export every --plan llama --out usual --report .log/report.json > /dev/null || fail "export beside other weights"
 grep -q '"file": "pytorch_model.bin"' .log/report.json || fail "not in the report"
 
-# Interrupted, a program removes what it has begun, then ends by the signal; what a killed one leaves goes with the next.
+# An interrupted program removes its unfinished output, then terminates by the signal. The next run removes the output
+# of a killed one.
 "$demo" big --megabytes 64 > /dev/null || fail "no big model"
 bigfile=$(ls big/*.safetensors | head -1)
 "$program" shard big --ranks 4 --plan llama --out bigshards > /dev/null || fail "big shards"
 begun() { compgen -G "$1.partial-*" > /dev/null; }
-# interrupted SIGNAL STATUS OUT COMMAND...: sent when OUT has been begun. Who is done before that is tried again.
+# interrupted SIGNAL STATUS OUT COMMAND...: sends SIGNAL when OUT has been started. A command that finishes earlier runs
+# again.
 interrupted() {
   local signal=$1 wanted=$2 made=$3 status child try
   shift 3
   for try in {1..20}; do
     rm -rf "$made"
-    # What the shell ignores, a program would go on to: SIGINT in the background, and what its own parent has ignored.
+    # Resets ignored signals. A shell ignores SIGINT in background jobs, its own parent may ignore others, and a program
+    # would inherit both.
     env --default-signal=INT,TERM,HUP "$@" > "$out" 2> "$err" & child=$!
     until begun "$made" || ! kill -0 $child 2> /dev/null; do :; done
     kill -"$signal" $child 2> /dev/null

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exports that fail or are killed at every step: an earlier output is untouched, nothing looks whole that is not, every
-// rank hears of it, and a later export finishes, with what was finished before where it may.
+// Exports that fail or are killed at every step. An earlier output is untouched, no incomplete output looks complete,
+// and every rank receives the error. A later export completes, and reuses finished files if it may.
 
 #include <doctest/doctest.h>
 #include <sched.h>
@@ -45,7 +45,8 @@ struct World {
     return {.force = true, .max_shard_size = 90'000, .memory_budget = 4 << 20, .writers = writers, .resume = resume};
   }
 
-  /// Ends of the ranks, `victim` having the fault; a rank says "happened" where the call was reached, and "failed".
+  /// Runs the export with `fault` on rank `victim`, and returns how the ranks ended. A rank reports "happened" if it
+  /// reached the call, and "failed" if the export failed.
   std::vector<test::Ended> run(int victim, const test::CallToFail& fault, const ExportOptions& how) {
     return test::try_ranks(3, [&](SyncGroup& group) {
       std::optional<test::FailingCall> failing;
@@ -62,7 +63,7 @@ struct World {
       }
     });
   }
-  /// That all ranks have failed with such words, and that nothing has changed.
+  /// Checks that all ranks have failed with messages that contain `parts`, and that nothing has changed.
   void check_failed(const std::vector<test::Ended>& ended, const std::vector<std::string>& parts) const {
     test::check_ended(ended);
     for (const test::Ended& rank : ended) {
@@ -92,14 +93,14 @@ struct World {
 
 }  // namespace
 
-TEST_CASE("every call that fails, on the first rank and on another, is every rank's failure") {
+TEST_CASE("every failed call, on the root and on another rank, is a failure of every rank") {
   World world;
   for (const Writers writers : {Writers::owners, Writers::first}) {
     for (const int victim : {0, 2}) {
       for (const char* call : {"open", "mmap", "mkdir", "create", "fallocate", "open-for-writing", "pwrite", "fsync",
                                "fsync-directory", "close", "rename", "exchange"}) {
         int reached = 0;
-        // Past the last such call the export succeeds; every one before it fails.
+        // Beyond the last such call the export succeeds. At each earlier call it fails.
         for (int nth = 1; nth < 400; nth = nth < 6 ? nth + 1 : nth + nth / 3) {
           INFO(std::string(call));
           CAPTURE(victim);
@@ -117,7 +118,7 @@ TEST_CASE("every call that fails, on the first rank and on another, is every ran
             CAPTURE(rank.words);
             CHECK(test::has(rank.words, "failed"));
           }
-          // The last directory that is synced is the output's parent: the new one has the name by then.
+          // The parent of the output is the last directory that is synced. The new output has its name by then.
           const bool is_renamed = std::string_view(call) == "fsync-directory" && world.is_new();
           test::check_equal(world.work / (is_renamed ? "model" : "old"), world.work / "out");
           CHECK(world.partials().empty());
@@ -140,11 +141,11 @@ TEST_CASE("a rank that is killed while it writes is named by the others, and a r
         CAPTURE(victim);
         CAPTURE(nth);
         World world;
-        // Groups over files write, too.
+        // The path excludes the writes of file groups.
         const auto ended = world.run(
             victim, {.call = "pwrite", .path = "/out.partial-", .after = nth - 1, .times = 1, .then = kill_self},
             world.options(writers, true));
-        if (ended[static_cast<std::size_t>(victim)].ok()) break;  // it does not write so often
+        if (ended[static_cast<std::size_t>(victim)].ok()) break;  // it does not write that often
         for (int rank = 0; rank < 3; ++rank) {
           const test::Ended& end = ended[static_cast<std::size_t>(rank)];
           CAPTURE(end.words);
@@ -170,11 +171,11 @@ TEST_CASE("a rank that is killed while it writes is named by the others, and a r
   }
 }
 
-TEST_CASE("what was finished and verifies is not written again; what does not, is") {
+TEST_CASE("finished files that verify are not written again; other files are") {
   for (const bool corrupted : {false, true}) {
     CAPTURE(corrupted);
     World world;
-    // The rename of the third file, after the journal's own: two are finished.
+    // The third file's rename, after that of the journal: two files are finished.
     const auto ended =
         world.run(0, {.call = "rename", .after = 3, .then = kill_self}, world.options(Writers::owners, true));
     CHECK(ended[0].signal == SIGKILL);
@@ -198,7 +199,7 @@ TEST_CASE("what was finished and verifies is not written again; what does not, i
   }
 }
 
-TEST_CASE("an export of other shards does not go on with what is there") {
+TEST_CASE("an export of other shards does not resume the existing output") {
   World world;
   const test::CallToFail third{.call = "rename", .after = 2, .then = kill_self};
   CHECK(world.run(0, third, world.options(Writers::owners, true))[0].signal == SIGKILL);
@@ -212,7 +213,8 @@ TEST_CASE("an export of other shards does not go on with what is there") {
   test::check_equal(world.work / "other", world.work / "out");
 }
 
-TEST_CASE("an export that finds its name taken at the end keeps its journal, and a resumed one writes nothing again") {
+TEST_CASE(
+    "an export that finds its name taken at the end keeps its journal, and a resumed export writes nothing again") {
   World world;
   const std::string fresh = world.work / "fresh";
   for (const bool is_second : {false, true}) {
@@ -234,9 +236,9 @@ TEST_CASE("an export that finds its name taken at the end keeps its journal, and
   test::check_equal(world.work / "model", fresh);
 }
 
-TEST_CASE("a rank that is told to stop ends the export on all ranks, and nothing is left") {
+TEST_CASE("a rank that is asked to stop ends the export on all ranks, and no file remains") {
   World world;
-  // While the output is made, while it is written, and by a rank that only writes.
+  // The stop happens while the output is created, while it is written, and on a rank that only writes.
   for (const auto& [victim, nth] : {std::pair(0, 1), std::pair(0, 5), std::pair(2, 1)}) {
     CAPTURE(victim);
     CAPTURE(nth);
@@ -249,13 +251,13 @@ TEST_CASE("a rank that is told to stop ends the export on all ranks, and nothing
   }
 }
 
-TEST_CASE("a shard that is shortened while it is read is an error that names it, and ends no process") {
+TEST_CASE("a shard that is truncated while it is read is an error that names it, and terminates no process") {
   for (const Writers writers : {Writers::owners, Writers::first}) {
     for (const int nth : {1, 4, 9}) {
       CAPTURE(nth);
       World world;
       const std::string shard = world.work / "shards/rank-00001-of-00003.safetensors";
-      // Behind the header's reads.
+      // This call is after the reads of the header.
       const auto ended = world.run(
           1, {.call = "pread", .path = shard, .after = nth + 1, .then = [&] { fs::resize_file(shard, 3000); }},
           world.options(writers));
@@ -264,7 +266,7 @@ TEST_CASE("a shard that is shortened while it is read is an error that names it,
   }
 }
 
-TEST_CASE("what a program with closed standard descriptors prints goes into no file and no socket of an export") {
+TEST_CASE("output of a program with closed standard descriptors reaches no file and no socket of an export") {
   World world;
   const auto ended = test::try_ranks(2, [&](SyncGroup& group) {
     for (const int standard : {0, 1, 2}) ::close(standard);
@@ -278,7 +280,7 @@ TEST_CASE("what a program with closed standard descriptors prints goes into no f
   test::check_equal(world.work / "model", world.work / "out");
 }
 
-TEST_CASE("a budget that is too small is known before anything is written") {
+TEST_CASE("a budget that is too small is detected before anything is written") {
   World world;
   test::run_ranks(3, [&](SyncGroup& group) {
     test::error_of(ErrorKind::argument, {"too small for 3 ranks: at least"}, [&] {
@@ -295,7 +297,7 @@ TEST_CASE("hosts that do not see the output: refused on all with the remedy, whi
   fs::create_directory(world.work / "place");
   const auto run = [&](Writers writers) {
     return test::try_ranks(3, [&](SyncGroup& group) {
-      // Another directory of the same name, as on a host that does not mount the first one's.
+      // Mounts another directory at the same name, like a host that does not mount the root's directory.
       if (!group.shares_memory(0) &&
           (::unshare(CLONE_NEWNS) != 0 || ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
            ::mount("none", (world.work / "place").c_str(), "tmpfs", 0, "size=64m") != 0))

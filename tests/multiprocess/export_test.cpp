@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shard and export between real processes: the same bytes come back, whatever the number of ranks; and every way in
-// which it cannot be done ends on all ranks, with words, and leaves nothing behind.
+// Shard and export between real processes. The restored bytes are identical, whatever the number of ranks. Every
+// failure ends the call on all ranks with an error, and leaves no file.
 
 #include <chrono>
 #include <optional>
@@ -41,7 +41,7 @@ class ModelFolder : public test::TemporaryDirectory {
   [[nodiscard]] std::string shard(int rank, int ranks) const {
     return *this / "shards/" + shard_file_name(rank, ranks);
   }
-  /// The export of the shards by `count` ranks fails on all of them; what they say.
+  /// Exports the shards with `count` ranks, which must fail on all of them. Returns the error messages.
   std::vector<std::string> fail(int count, ErrorKind kind, const std::vector<std::string>& parts,
                                 const std::string& plan = "llama", const std::string& out = "out") const {
     const auto ended = test::try_ranks(count, [&](SyncGroup& group) {
@@ -60,7 +60,7 @@ class ModelFolder : public test::TemporaryDirectory {
 
 }  // namespace
 
-TEST_CASE("one file where all fits, and the same bytes every time, whoever writes") {
+TEST_CASE("one file where all fits, and the same bytes every time, whichever ranks write") {
   const ModelFolder work(4);
   for (const std::string out : {"a", "b"}) {
     test::run_ranks(4, [&](SyncGroup& group) {
@@ -74,7 +74,7 @@ TEST_CASE("one file where all fits, and the same bytes every time, whoever write
 }
 
 TEST_CASE(
-    "one file whose first rank has a slow disk: no window is filled again too early, and each writer syncs its own") {
+    "one file and a root with a slow disk: no window is refilled too early, and each writer syncs its own bytes") {
   const test::TemporaryDirectory work;
   const inspect::DemoModel model = inspect::llama_model({.hidden = 192,
                                                          .intermediate = 500,
@@ -94,7 +94,7 @@ TEST_CASE(
       const ExportReport report =
           export_model(work / "shards", work / "out", "llama", group, {.memory_budget = 1 << 20, .writers = writers});
       if (group.rank() == 0 && writers == Writers::first) RANK_CHECK(report.windows > 10);
-      // Nobody else can sync the bytes that another host has not sent to the disk yet.
+      // No other rank can sync bytes that another host has not yet sent to the disk.
       bool has_unsynced = false;
       for (const std::string& call : test::FailingCall::calls())
         if (call == "pwrite" || call == "fsync") has_unsynced = call == "pwrite";
@@ -132,7 +132,7 @@ TEST_CASE("a missing shard is named on every rank") {
   CHECK(test::names_in(work.path()) == std::vector<std::string>{"model", "shards"});
 }
 
-TEST_CASE("any number of ranks exports any number of shards; sets that are mixed are refused") {
+TEST_CASE("any number of ranks exports any number of shards; mixed sets are refused") {
   const ModelFolder work(4);
   for (const int ranks : {1, 2, 3, 6}) {
     CAPTURE(ranks);
@@ -146,7 +146,7 @@ TEST_CASE("any number of ranks exports any number of shards; sets that are mixed
   CHECK_THROWS_WITH_AS(count_shards(work.path()), doctest::Contains("has no shards"), Error);
 }
 
-TEST_CASE("shards of our own need no plan, and say when another one is given") {
+TEST_CASE("Muster's shards need no plan, and report a different one") {
   const ModelFolder work;
   inspect::write_demo_model(tiny_llama(), work / "model", 1 << 30);
   test::write_text(work / "plan.json", std::string(R"({"muster_plan": 1, "comment": "mine", "rules": [
@@ -193,7 +193,7 @@ TEST_CASE("a flipped byte in a shard is an error that names file and tensor") {
   CHECK(test::names_in(work.path()) == std::vector<std::string>{"model", "shards"});
 }
 
-TEST_CASE("checksums that are none are refused, those of a later version left out of account") {
+TEST_CASE("invalid checksums are refused, and those of a later version are ignored") {
   const ModelFolder work;
   for (const auto& [text, is_good] : std::vector<std::pair<std::string, bool>>{
            {"{", false},
@@ -223,7 +223,7 @@ TEST_CASE("a truncated shard is an error on every rank, with its rank") {
   CHECK(test::names_in(work.path()) == std::vector<std::string>{"model", "shards"});
 }
 
-TEST_CASE("shards that changed places are told by their metadata") {
+TEST_CASE("shards that were swapped are detected by their metadata") {
   const ModelFolder work(2);
   fs::rename(work.shard(0, 2), work / "shards/x");
   fs::rename(work.shard(1, 2), work.shard(0, 2));
@@ -231,7 +231,7 @@ TEST_CASE("shards that changed places are told by their metadata") {
   work.fail(2, ErrorKind::corrupt, {"rank 1 of 2"});
 }
 
-TEST_CASE("a plan that does not fit is an error on every rank") {
+TEST_CASE("a plan that does not match is an error on every rank") {
   const ModelFolder work;
   inspect::write_demo_model(tiny_llama(), work / "model", 1 << 30);
   CHECK_THROWS_WITH_AS(shard_model(work / "model", work / "shards", "bert", {.tensor = 2}),
@@ -242,7 +242,8 @@ TEST_CASE("a plan that does not fit is an error on every rank") {
   work.fail(2, ErrorKind::not_found, {"built-in plans"}, "nothing.json");
   std::ofstream(work / "plan.json") << R"({"muster_plan": 1, "rules": [
     {"match": "{model.embed_tokens,lm_head}.weight", "action": "concat", "dim": 0}, {"match": "*", "action": "same"}]})";
-  // A slice is not what config.json calls the matrix; without it the slices differ, and "same" names tensor and ranks.
+  // A slice does not have the shape that config.json gives the matrix. Without config.json the slices differ, and
+  // "same" names tensor and ranks.
   work.fail(2, ErrorKind::argument, {"does not fit its config.json"}, work / "plan.json");
   fs::remove(work / "shards/config.json");
   work.fail(2, ErrorKind::rank_mismatch, {"but rank 0 and rank 1 have other values"}, work / "plan.json");
@@ -252,7 +253,7 @@ TEST_CASE("a plan that does not fit is an error on every rank") {
   CHECK(test::names_in(work.path()) == std::vector<std::string>{"model", "plan.json", "shards"});
 }
 
-TEST_CASE("ranks whose shapes do not fit the plan are named") {
+TEST_CASE("ranks whose shapes do not match the plan are named") {
   const ModelFolder work;
   fs::create_directory(work / "shards");
   for (int rank = 0; rank < 2; ++rank)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Groups of ranks that share nothing but a directory: how they meet, work together, fail, and what they leave.
+// Groups of ranks that share only a directory: their rendezvous, calls, failures, and remaining files.
 
 #include <sched.h>
 #include <signal.h>
@@ -36,7 +36,7 @@ FileGroupOptions options_of(const TemporaryDirectory& directory, int rank, int s
           .lost_after = 1s};
 }
 
-/// Only the mark is left of all jobs.
+/// Checks that only the marker file remains of all jobs.
 bool is_clean(const TemporaryDirectory& directory) {
   std::size_t others = 0;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(directory.path())) {
@@ -47,7 +47,7 @@ bool is_clean(const TemporaryDirectory& directory) {
   return others == 0;
 }
 
-/// What a job's process on a host that is not this one would leave.
+/// Identifies a process on another host, whose files a test creates.
 os::ProcessIdentity writer_elsewhere(std::int64_t pid = 4711) {
   return {"elsewhere", "0123456789abcdef", pid, 99, 7};
 }
@@ -56,7 +56,7 @@ void touch(const std::string& path) {
   write_text(path, "");
 }
 
-/// Where the ranks meet: what rank 0 leaves that has waited for rank 1 in vain.
+/// Returns the rendezvous directory that rank 0 leaves after it has waited for rank 1 in vain.
 std::string wait_in_vain(const TemporaryDirectory& directory) {
   run_processes(1, [&](int) {
     FileGroupOptions options = options_of(directory, 0, 2);
@@ -78,7 +78,7 @@ std::vector<T> gather(SyncGroup& group, T mine) {
 
 }  // namespace
 
-TEST_CASE("rounds, messages and duplicates; nothing is left") {
+TEST_CASE("rounds, messages and duplicates; no file remains") {
   for (const int size : {1, 2, 5}) {
     CAPTURE(size);
     const TemporaryDirectory directory;
@@ -98,7 +98,7 @@ TEST_CASE("rounds, messages and duplicates; nothing is left") {
       for (const auto& theirs : gather(*group, nonce)) RANK_CHECK(theirs == nonce);
       const auto copy = group->duplicate();
       RANK_CHECK(copy->nonce() != group->nonce());
-      // Messages: empty, small, large, several under way, in both groups.
+      // Messages: empty, small, large, several in flight, in both groups.
       const int next = (rank + 1) % size;
       const int before = (rank + size - 1) % size;
       for (const auto& some : {group, copy}) {
@@ -114,7 +114,7 @@ TEST_CASE("rounds, messages and duplicates; nothing is left") {
   }
 }
 
-TEST_CASE("one job after the other in one directory, with one key") {
+TEST_CASE("one job after another in one directory, with one key") {
   const TemporaryDirectory directory;
   run_processes(3, [&](int rank) {
     for (int turn = 0; turn < 5; ++turn) file_group(options_of(directory, rank, 3))->barrier();
@@ -122,7 +122,7 @@ TEST_CASE("one job after the other in one directory, with one key") {
   CHECK(is_clean(directory));
 }
 
-TEST_CASE("two jobs with their own keys do not meet") {
+TEST_CASE("two jobs with different keys do not mix") {
   const TemporaryDirectory directory;
   run_processes(6, [&](int process) {
     FileGroupOptions options = options_of(directory, process % 3, 3);
@@ -133,7 +133,7 @@ TEST_CASE("two jobs with their own keys do not meet") {
   CHECK(is_clean(directory));
 }
 
-TEST_CASE("old hellos, calls and answers of other hosts are not taken for live ranks") {
+TEST_CASE("old hello, call and answer files of other hosts are not taken for live ranks") {
   const TemporaryDirectory directory;
   run_processes(2, [&](int rank) { file_group(options_of(directory, rank, 2))->barrier(); });
   using Kind = workspace::MeetingName::Kind;
@@ -164,7 +164,7 @@ TEST_CASE("old hellos, calls and answers of other hosts are not taken for live r
   });
 }
 
-TEST_CASE("a link where the ranks would meet is refused, and nothing is written behind it") {
+TEST_CASE("a link at the rendezvous directory is refused, and nothing is written to its target") {
   const TemporaryDirectory directory;
   const std::string meeting = wait_in_vain(directory);
   std::filesystem::remove_all(meeting);
@@ -176,7 +176,7 @@ TEST_CASE("a link where the ranks would meet is refused, and nothing is written 
   CHECK(outside.count() == 0);
 }
 
-TEST_CASE("a rank 0 that never came is named; double ranks and other sizes are errors on all") {
+TEST_CASE("a rank 0 that never arrives is named; duplicate ranks and different sizes are errors on all") {
   SUBCASE("rank 0 missing") {
     const TemporaryDirectory directory;
     FileGroupOptions options = options_of(directory, 1, 2);
@@ -202,7 +202,7 @@ TEST_CASE("a rank 0 that never came is named; double ranks and other sizes are e
   }
 }
 
-TEST_CASE("the last survivor removes what a killed rank has left") {
+TEST_CASE("the last survivor removes the files of a killed rank") {
   const TemporaryDirectory directory;
   run_processes(3, {1}, [&](int rank) {
     const auto group = file_group(options_of(directory, rank, 3));
@@ -214,7 +214,7 @@ TEST_CASE("the last survivor removes what a killed rank has left") {
   CHECK(is_clean(directory));
 }
 
-TEST_CASE("different calls are an error on all ranks, and so is what one rank poisons") {
+TEST_CASE("different calls are an error on all ranks, and so is a group that one rank fails") {
   const TemporaryDirectory directory;
   run_processes(3, [&](int rank) {
     const auto group = file_group(options_of(directory, rank, 3));
@@ -235,7 +235,7 @@ TEST_CASE("different calls are an error on all ranks, and so is what one rank po
   CHECK(is_clean(directory));
 }
 
-TEST_CASE("world() is a file group where ranks of other hosts belong to the job") {
+TEST_CASE("world() is a file group if ranks of other hosts belong to the job") {
   const TemporaryDirectory directory;
   run_processes(2, [&](int rank) {
     for (const char* name : {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"}) ::unsetenv(name);
@@ -252,7 +252,7 @@ TEST_CASE("world() is a file group where ranks of other hosts belong to the job"
   });
 }
 
-TEST_CASE("a forked child does not take part, and takes nothing along") {
+TEST_CASE("a forked child does not take part, and removes no file") {
   const TemporaryDirectory directory;
   run_processes(2, [&](int rank) {
     auto group = file_group(options_of(directory, rank, 2));
@@ -275,14 +275,14 @@ TEST_CASE("a forked child does not take part, and takes nothing along") {
   CHECK(is_clean(directory));
 }
 
-TEST_CASE("a rank whose process cannot be seen from here is lost when it is silent, and not before") {
-  // A process namespace of its own is as good as another host: who lives in it cannot be told from outside.
+TEST_CASE("a rank whose process is not visible from here is lost when it is silent, and not before") {
+  // A separate PID namespace acts like another host: other ranks cannot check whether its processes live.
   const TemporaryDirectory directory;
   SharedWords words;
   Ranks ranks(2, [&](int rank) {
     if (rank == 1) {
       if (::unshare(CLONE_NEWPID) != 0) {
-        words[2] = 1;  // not allowed here
+        words[2] = 1;  // this environment does not allow unshare
         return;
       }
       const pid_t child = ::fork();
@@ -299,7 +299,7 @@ TEST_CASE("a rank whose process cannot be seen from here is lost when it is sile
     group->barrier();
     RANK_CHECK(os::life_of(os::own_identity()) == os::Life::alive);
     if (rank == 1) {
-      // Longer than it may be silent: its heart beats.
+      // This is longer than the silence limit, but the heartbeat continues.
       std::this_thread::sleep_for(1300ms);
       group->barrier();
       ::kill(::getpid(), SIGKILL);

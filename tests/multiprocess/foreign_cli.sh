@@ -1,7 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# A foreign checkpoint that is whole: several processes write the same bytes as one, each its share; it is cut into
-# shards like a model; files of ranks are not, and the words say what does it. Of what cannot be read nothing is written.
+# A complete third-party checkpoint: several processes each write their share, and the bytes equal those of one process.
+# It is cut into shards like a model. Files of single ranks are refused with an error that names the right command.
+# Nothing is written from an unreadable checkpoint.
 #   MUSTER_PROGRAM, MUSTER_DEMO_MODEL: the programs under test
 set -u
 data=$(cd "$(dirname "$0")/../data/foreign" && pwd) || exit 1
@@ -71,7 +72,8 @@ says 0 "good: 2 tensors of 2 files" "$program" verify in
 mkdir odd && cp ranks/rank0.safetensors odd/a0.safetensors && cp ranks/rank1.safetensors odd/a1.safetensors
 says 0 "good: 4 tensors of 2 files" "$program" verify odd --shards 'a{rank}.safetensors'
 
-# What Megatron-Core saved (tests/interop/megatron_core.py): its files of ranks and its torch_dist are both the model.
+# A Megatron-Core save (tests/interop/megatron_core.py): its files of ranks and its torch_dist files both yield the
+# model.
 for plan in megatron megatron-moe; do
   [ $plan = megatron ] && kind=dense || kind=mixture
   for form in ranks dist; do
@@ -80,14 +82,15 @@ for plan in megatron megatron-moe; do
   done
 done
 
-# Two processes, each with a checkpoint of its own: the same files, written at other times.
+# Two processes, each with its own copy of the checkpoint. The copies have the same files with different modification
+# times.
 for rank in 0 1; do mkdir "r$rank" && cp -r in "r$rank/in" && touch -d "@$((1700000000 + rank))" "r$rank"/in/*; done
 "$program" run -n 2 -- bash -c 'cd "r$RANK" && exec "$0" export in --out ../unlike' "$program" > "$out" 2> "$err"
 [ $? = 2 ] || fail "processes with other files: $(cat "$out" "$err")"
 grep -qF "rank 1 sees other files of the checkpoint than rank 0" "$err" || fail "which rank is not said: $(cat "$err")"
 [ -z "$(find . -name '*unlike*')" ] || fail "processes with other files have written: $(find . -name '*unlike*')"
 
-# flip_entry FILE ENTRY: a bit of what a zip archive has stored.
+# flip_entry FILE ENTRY: flips a bit of an entry of a zip archive.
 flip_entry() {
   flip "$1" "$("${MUSTER_TEST_PYTHON:-python3}" - "$1" "$2" << 'END'
 import struct
@@ -103,14 +106,14 @@ END
 cp "$data/torch_zip/in" flipped.pt && flip_entry flipped.pt in/data/5
 says 1 'checksum: tensor "float64": its bytes at ' "$program" verify flipped.pt
 says 0 "good: 23 tensors of 1 file" "$program" verify flipped.pt --headers-only
-# What is not below the key is not looked at.
+# Tensors outside the key are not read.
 cp -r "$data/dcp/in" some && flip_entry some/__1_0.distcp archive/data/0
 says 1 'checksum: tensor "model.layers.1.mlp.weight": its bytes at ' "$program" verify some
 says 1 'checksum: tensor "1.mlp.weight": its bytes at ' "$program" verify some --at model.layers
 says 0 "good: 2 tensors of 3 files" "$program" verify some --at model.layers.0
 says 2 'no tensor is below "ema"; there are: "model"' "$program" verify some --at ema
 
-# refused WORDS SOURCE DAMAGE OPTIONS...: of a source with this done to it, by one process and by two.
+# refused WORDS SOURCE DAMAGE OPTIONS...: runs with a damaged copy of SOURCE, in one process and in two.
 refused() {
   local words=$1 source=$2 damage=$3
   shift 3

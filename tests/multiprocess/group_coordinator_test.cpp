@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The groups of a model's ranks: who is in them, the defaults of their calls, dicts from stage to stage.
+// The groups of a model's ranks: their members, the defaults of their calls, and dicts from stage to stage.
 
 #include "muster/group_coordinator.hpp"
 
@@ -24,13 +24,13 @@ void check(const TensorView& tensor, const Shape& shape, const std::vector<float
   RANK_CHECK(std::ranges::equal(tensor.values<float>(), values));
 }
 
-/// Six ranks as two groups of three, and as three of two.
+/// Six ranks as two groups of three, and as three groups of two.
 const std::vector<std::vector<int>> two_rows = {{0, 1, 2}, {3, 4, 5}};
 const std::vector<std::vector<int>> columns = {{0, 3}, {1, 4}, {2, 5}};
 
 }  // namespace
 
-TEST_CASE("ranks of a group, its ends and neighbours, and a name of its own") {
+TEST_CASE("the ranks of a group, its ends, neighbours and unique name") {
   run_ranks(6, [](SyncGroup& world) {
     const int self = world.rank();
     GroupCoordinator group(columns, world, "pp");
@@ -64,7 +64,7 @@ TEST_CASE("the calls, with their defaults, in groups of three beside each other"
     const Tensor mine = numbers({me, me + 10, me + 20, me + 30}, {2, 2});
     check(group.all_reduce(mine), {2, 2}, {3, 33, 63, 93});
     check(mine, {2, 2}, {me, me + 10, me + 20, me + 30});
-    // The last dimension, unless another is given.
+    // The default is the last dimension.
     check(group.all_gather(mine), {2, 6}, {0, 10, 1, 11, 2, 12, 20, 30, 21, 31, 22, 32});
     check(group.all_gather(mine, 0), {6, 2}, {0, 10, 20, 30, 1, 11, 21, 31, 2, 12, 22, 32});
     const std::vector<std::int64_t> sizes = {1, 2, 3};
@@ -75,7 +75,7 @@ TEST_CASE("the calls, with their defaults, in groups of three beside each other"
     const std::vector<TensorView> both = {uneven.view(), uneven.view()};
     for (const Tensor& tensor : group.all_gatherv(both)) check(tensor, {6, 2}, all);
     error_of(ErrorKind::argument, {"sizes"}, [&] { (void)group.all_gatherv(uneven, 0, std::vector<std::int64_t>{1}); });
-    // Of three dimensions, too, where the last one is scattered.
+    // Three dimensions, of which the last one is scattered.
     std::vector<float> cube;
     for (int i = 0; i < 12; ++i) cube.push_back(static_cast<float>(i));
     const Tensor block = numbers(cube, {2, 2, 3});
@@ -96,7 +96,7 @@ TEST_CASE("the calls, with their defaults, in groups of three beside each other"
   });
 }
 
-TEST_CASE("a group of one has results of its own memory") {
+TEST_CASE("the results of a group of one rank have their own memory") {
   run_ranks(2, [](SyncGroup& world) {
     GroupCoordinator group(std::vector<std::vector<int>>{{0}, {1}}, world, "dp");
     const Tensor mine = numbers({1, 2, 3, 4}, {2, 2});
@@ -140,7 +140,7 @@ TEST_CASE("dicts, to all and from stage to stage, in slices or whole") {
   });
 }
 
-TEST_CASE("slices of a dict that do not fit together, and other messages, are everyone's rank_mismatch") {
+TEST_CASE("slices of a dict that do not match, and other messages, are rank_mismatch on all ranks") {
   run_ranks(6, [](SyncGroup& world) {
     const bool sends = world.rank() < 4;
     GroupCoordinator stage(std::vector<std::vector<int>>{{0, 1, 2, 3}, {4, 5}}, world, "tp");
@@ -157,14 +157,14 @@ TEST_CASE("slices of a dict that do not fit together, and other messages, are ev
       error_of(ErrorKind::rank_mismatch, {words},
                [&] { (void)stages.recv_tensor_dict(0, {.all_gather_group = &halves}); });
     };
-    // The receivers' group is smaller than the senders'.
+    // The receivers' group is smaller than the senders' group.
     if (sends) stages.send_tensor_dict(dict_of({"a"}), 1, {.all_gather_group = &stage});
     if (!sends) refused(" of 4 where slice ");
-    // One of two gets another message.
+    // One of the two senders sends another message.
     if (sends && is_second) stages.send_object("now", 1);
     if (sends && !is_second) stages.send_tensor_dict(dict_of({"a"}), 1, {.all_gather_group = &halves});
     if (!sends) refused("another message where a dict of tensors");
-    // Two dicts with other keys, and two with another order.
+    // Two dicts with different keys, and two with a different order.
     if (sends) stages.send_tensor_dict(dict_of({"a", is_second ? "b" : "c"}), 1, {.all_gather_group = &halves});
     if (!sends) refused("must send the same tensors");
     const std::vector<std::string> keys =
@@ -174,11 +174,11 @@ TEST_CASE("slices of a dict that do not fit together, and other messages, are ev
   });
 }
 
-TEST_CASE("a mixture of experts: rows to all, and the sums back") {
+TEST_CASE("a mixture of experts: rows are sent to all ranks, and the sums are returned") {
   run_ranks(3, [](SyncGroup& world) {
     GroupCoordinator group(std::vector<std::vector<int>>{{0, 1, 2}}, world, "ep");
     const auto me = static_cast<float>(world.rank());
-    const std::int64_t mine = world.rank() * 2;  // rank 0 has none
+    const std::int64_t mine = world.rank() * 2;  // rank 0 has no rows
     const Tensor hidden = numbers(std::vector<float>(static_cast<std::size_t>(mine * 4), me), {mine, 4});
     const Tensor logits = numbers(std::vector<float>(static_cast<std::size_t>(mine * 2), me + 5), {mine, 2});
     const std::vector<TensorView> both = {hidden.view(), logits.view()};
@@ -193,14 +193,14 @@ TEST_CASE("a mixture of experts: rows to all, and the sums back") {
   });
 }
 
-TEST_CASE("objects through a queue, which the first rank alone writes") {
+TEST_CASE("objects through a queue, which only the root writes") {
   run_ranks(6, [](SyncGroup& world) {
     GroupCoordinator group(two_rows, world, "tp", {.use_message_queue_broadcaster = true});
     const Config large = Config::object({{"weights", pattern(DType::f32, {50000}, 1)}});
     for (int i = 0; i < 100; ++i) {
       RANK_CHECK(group.broadcast_object(group.is_first_rank() ? Config(i) : Config()) == Config(i));
       if (i % 10 == 0) RANK_CHECK(group.broadcast_object(group.is_first_rank() ? large : Config()) == large);
-      // The ordinary way.
+      // An object from this rank is not sent through the queue.
       if (i % 25 == 0) RANK_CHECK(group.broadcast_object(group.is_last_rank() ? large : Config(), 2) == large);
     }
     error_of(ErrorKind::rank_mismatch, {"options"},
@@ -208,7 +208,7 @@ TEST_CASE("objects through a queue, which the first rank alone writes") {
   });
 }
 
-TEST_CASE("queues: from one rank to all, from outside, from each rank to one") {
+TEST_CASE("queues: from one rank to all, from a process outside the group, from each rank to one") {
   const std::string handle = queue_handle(3);
   const GroupOf groups(6);
   Ranks all(7, [&](int self) {
@@ -225,7 +225,7 @@ TEST_CASE("queues: from one rank to all, from outside, from each rank to one") {
         from_last.put_config(Config(i));
       else
         RANK_CHECK(from_last.get_config() == Config(i));
-    // The second group's, told by one of its ranks.
+    // The queue of the second group; only one of its ranks passes the handle.
     if (group.first_rank() == 3) {
       MessageQueue outside =
           group.create_mq_broadcaster({.writer = 1, .outside_writer = group.rank_in_group() == 1 ? handle : ""});
@@ -245,7 +245,7 @@ TEST_CASE("queues: from one rank to all, from outside, from each rank to one") {
   check_ended(all.wait());
 }
 
-TEST_CASE("queues of ranks that share no memory are everybody's error") {
+TEST_CASE("queues of ranks that share no memory are an error on all ranks") {
   const Setting files("MUSTER_TEST_GROUP", "file");
   run_ranks(2, [](SyncGroup& world) {
     const std::vector<std::vector<int>> both = {{0, 1}};
@@ -260,7 +260,7 @@ TEST_CASE("queues of ranks that share no memory are everybody's error") {
   });
 }
 
-TEST_CASE("buffers that are prepared for a model's tensors are what shared results take") {
+TEST_CASE("shared results use the buffers that are prepared for a model's tensors") {
   run_ranks(3, [](SyncGroup& world) {
     GroupCoordinator group(std::vector<std::vector<int>>{{0, 1, 2}}, world, "tp");
     const std::vector<TensorSpec> specs = {{DType::bf16, {16, 128}}, {DType::f32, {512, 1024}}, {DType::u8, {}}};

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# muster verify and muster diff as scripts meet them: statuses 0, 1 and 2, what is on which stream, JSON that parses,
-# shards against models, and checksums that survive what goes wrong while they are written.
+# muster verify and muster diff in scripts: exit statuses 0, 1 and 2, the streams of the output, valid JSON, shards
+# against models, and checksums that survive a failed write.
 #   MUSTER_PROGRAM, MUSTER_DEMO_MODEL: the programs under test
 set -u
 source "$(dirname "$0")/cli.sh"
@@ -38,7 +38,7 @@ flip "$last" $(($(stat -c %s "$last") - 1000))
 says 0 "checksums checked" "$program" verify parts
 says 0 "same" "$program" diff model parts
 
-# What fails or is killed while checksums are written leaves those that were there.
+# A run that fails or is killed while it writes checksums keeps the existing ones.
 cp parts/muster.checksums.json .log/sums
 for fault in pwrite:ENOSPC fsync:EIO rename:EIO; do
   says 2 "muster.checksums.json" env MUSTER_FAULT=$fault:1 "$program" verify parts --write-checksums
@@ -79,7 +79,7 @@ says 2 "they have changed since it was written" "$program" diff model shards --p
 mv shards/rank-00002-of-00003.safetensors .log/
 says 2 "rank-00002-of-00003" "$program" diff model shards --plan llama
 
-# A full device behind the output is a failure, and a pipe that is closed is none of a crash.
+# A full output device is a failure. A closed pipe is not a crash.
 "$program" verify parts > /dev/full 2> "$err"
 [ $? = 2 ] || fail "a full device was no failure"
 

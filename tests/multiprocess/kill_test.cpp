@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank is killed, stops or leaves, wherever ranks wait for each other: the others leave in bounded time with an
-// error that names it, nothing stays behind, and what was delivered can still be read. The table of places is run over
-// every kind of group, and under a profiler's timer, which ends every sleep after 5 ms (MUSTER_TEST_TIMER).
+// One rank is killed, stops or leaves wherever ranks can wait for each other. The other ranks must return in bounded
+// time with an error that names it. No files or memory remain, and delivered results can still be read.
+//
+// The table of places runs over every kind of group. MUSTER_TEST_TIMER runs it under a profiler's timer, which ends
+// every sleep after 5 ms.
 
 #include <algorithm>
 #include <list>
@@ -21,10 +23,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// How the victim's part in a job ends. It tells the others when.
+/// Ends the victim's process, and publishes the moment.
 class End {
  public:
-  /// Killed; or it does nothing more for a while, and is killed then.
+  /// Kills the process. If `hangs` is given, the process first sleeps for that time.
   explicit End(std::chrono::milliseconds hangs = 0ms) : hangs_(hangs) {}
 
   void now() {
@@ -47,7 +49,7 @@ class End {
   SharedWords moment_;
 };
 
-/// What a rank needs to know at a place.
+/// The parameters of a rank at a place.
 struct Part {
   SyncGroup& group;
   int victim;
@@ -56,12 +58,13 @@ struct Part {
   [[nodiscard]] bool is_victim() const { return group.rank() == victim; }
 };
 
-/// What the others do at a place: their own work, or nothing but wait for the victim, which may not come there at all.
+/// The other ranks at a place either do their own work or only wait for the victim. With wait_in_vain the victim ends
+/// before it reaches the place.
 enum class Others { work, wait, wait_in_vain };
 
 struct Place {
   std::string name;
-  std::function<void(const Part&)> run;  // on every rank; the victim ends in it, soon after, or before it
+  std::function<void(const Part&)> run;  // runs on every rank; the victim ends in it, soon after it, or before it
   std::vector<int> victims = {0, 1, 2, 3};
   Others others = Others::work;
 };
@@ -76,7 +79,7 @@ void wait_in_stream(const Part& part) {
   gather_each(source, four, part.group, [](LayerPart&) {}, {.timeout = part.options.timeout});
 }
 
-/// A stream without an end, of a list that rank 3 is not in and whose first rank is 1.
+/// An endless stream. Its list does not include rank 3, and its root is rank 1.
 void stream(const Part& part, std::int64_t bytes, const std::function<void(std::uint64_t layer)>& in_source,
             const std::function<void(std::uint64_t layer)>& in_consumer) {
   const Tensor& layer = *new Tensor(pattern(DType::u8, {bytes}, 1));
@@ -93,9 +96,9 @@ void stream(const Part& part, std::int64_t bytes, const std::function<void(std::
   gather_each(source, std::vector<int>{1, 0, 2}, part.group, consume);
 }
 
-/// Exchanges without a pause, so that a kill after some time meets them anywhere.
+/// Exchanges without a pause, so that a delayed kill can hit any point of them.
 void merge_for_ever(const Part& part, const Merge& merge, bool is_first, std::chrono::microseconds delay) {
-  // What is being sent stays until the process ends, as the error of a failed exchange over MPI asks.
+  // The tensor is never freed: after a failed exchange, MPI may read it until the process ends.
   const Tensor& mine = *new Tensor(pattern(DType::u8, {4096, 4096}, 7));
   if (!is_first) {
     for (int i = 0; i < 2; ++i) (void)merge_tensor_parallel(mine, merge, four, part.group);
@@ -138,7 +141,7 @@ const Place places[] = {
      Others::wait_in_vain},
     {"send",
      [](const Part& part) {
-       // Files are not bounded: there the victim's word is missing.
+       // Sends over files are not bounded. There the rank instead waits for a message that the victim never sends.
        part.group.send(part.victim, std::vector<std::byte>(8 << 20), part.options);
        (void)part.group.receive(part.victim, 100, part.options);
      },
@@ -213,27 +216,27 @@ const Place places[] = {
      {3}},
 };
 
-/// A job whose victim ends at a place. `expect` looks at the survivors' errors; no rank waited at the place before
-/// `since`.
+/// Runs a job whose victim ends at a place. `expect` checks the errors of the survivors. No rank waited at the place
+/// before `since`.
 using Expect = std::function<void(const Error&, const Part&, Clock::time_point since)>;
 void take_part(SyncGroup& group, const Place& place, int victim, End& end, const WaitOptions& options,
                const Expect& expect) {
   const Part part{group, victim, options, end};
-  // Delivered before anything happens: outlives the victim.
+  // These results are delivered before the victim ends, and must outlive it.
   const auto seed = [](int rank) { return static_cast<std::uint64_t>(rank); };
   const Tensor early = pattern(DType::u8, {100000}, seed(group.rank()));
   const GatheredTensors gathered = get_tensors_parallel(early, four, group);
   const Merged merged = merge_tensor_parallel(early, merge::stack(), four, group);
   const Clock::time_point since = Clock::now();
   try {
-    // The others may hear of the victim's end in here.
+    // The other ranks may already receive the error here.
     group.barrier();
     if (place.others == Others::wait_in_vain && part.is_victim()) end.now();
     place.run(part);
     throw RankFailure("nothing was thrown");
   } catch (const Error& error) {
     expect(error, part, since);
-    // Everybody hears the same again, at once.
+    // The next call throws the same error again, at once, on every rank.
     try {
       group.barrier();
       throw RankFailure("the group works again");
@@ -251,7 +254,7 @@ bool over_hosts() {
   return kind != nullptr && std::string_view(kind).starts_with("mpi-");
 }
 
-/// Every victim of these places: all others name it, with its pid, in time.
+/// Kills every victim of these places. All other ranks must name it, with its pid, in time.
 void kill_at(bool where_others_wait) {
   for (const Place& place : places) {
     if ((place.others == Others::work) == where_others_wait) continue;
@@ -285,13 +288,13 @@ TEST_CASE("every rank killed in the middle of its work: the others name rank and
   kill_at(false);
 }
 
-TEST_CASE("a rank that hangs wherever others wait for it: a deadline of 3 s comes within 3.5 s and names it") {
-  // Beside rank 0 on its host, where there are two.
+TEST_CASE("a rank that hangs wherever others wait for it: a deadline of 3 s fires within 3.5 s and names it") {
+  // On two hosts this rank shares a host with rank 0.
   constexpr int victim = 1;
   static constexpr auto latest = under_sanitizer ? 6000ms : 3500ms;
   std::list<GroupOf> groups;
   std::list<End> ends;
-  std::list<Ranks> jobs;  // all at the same time
+  std::list<Ranks> jobs;  // all run at the same time
   for (const Place& place : places) {
     if (place.others == Others::work) continue;
     const GroupOf& group = groups.emplace_back(4);
@@ -311,7 +314,7 @@ TEST_CASE("a rank that hangs wherever others wait for it: a deadline of 3 s come
   for (Ranks& job : jobs) check_ended(job.wait(20s), {victim});
 }
 
-TEST_CASE("wake-ups by others do not switch the watchdog off: a killed rank is named within a second") {
+TEST_CASE("wake-ups by other ranks do not disable the watchdog: a killed rank is named within a second") {
   const auto body = [](SyncGroup& group) {
     const pid_t victim_pid = static_cast<pid_t>(group.info(1).pid);
     group.barrier();
@@ -319,7 +322,7 @@ TEST_CASE("wake-ups by others do not switch the watchdog off: a killed rank is n
     const Clock::time_point since = Clock::now();
     const Error error = error_of([&] {
       if (group.rank() == 0) (void)group.receive(1, 100);
-      // Rings for rank 0 more often than it looks.
+      // Wakes rank 0 more often than it checks.
       for (;;) {
         group.send(0, std::vector<std::byte>(1));
         std::this_thread::sleep_for(1ms);
@@ -330,7 +333,7 @@ TEST_CASE("wake-ups by others do not switch the watchdog off: a killed rank is n
   run_ranks(3, body, {1});
 }
 
-TEST_CASE("a rank hangs alive: a stopped rank ends in a timeout that names it") {
+TEST_CASE("a stopped rank ends in a timeout that names it") {
   const auto body = [](SyncGroup& group) {
     const pid_t stopped = static_cast<pid_t>(group.info(2).pid);
     if (group.rank() == 2) ::raise(SIGSTOP);
@@ -345,7 +348,7 @@ TEST_CASE("a rank hangs alive: a stopped rank ends in a timeout that names it") 
   run_ranks(3, body, {2});
 }
 
-TEST_CASE("a rank that leaves in order is named as one that left") {
+TEST_CASE("a rank that leaves in order is reported as a rank that left") {
   const GroupOf group(2);
   SharedWords heard;
   run_processes(2, [&](int rank) {
@@ -373,11 +376,11 @@ TEST_CASE("a slow rank that makes progress is not a timeout") {
   });
 }
 
-TEST_CASE("a cancelled wait ends at once and tells the others") {
+TEST_CASE("a cancelled wait ends at once and notifies the other ranks") {
   run_ranks(3, [](SyncGroup& group) {
     const Tensor tensor = pattern(DType::u8, {1000}, 1);
     if (group.rank() == 2) {
-      // Never comes by itself: it waits until the others have failed.
+      // This rank never joins the wait by itself. It returns only after the others have failed.
       while (!group.failure()) std::this_thread::sleep_for(1ms);
       return;
     }
@@ -397,7 +400,7 @@ TEST_CASE("a cancelled wait ends at once and tells the others") {
   });
 }
 
-TEST_CASE("a second thread in one group is detected, a duplicate serves it") {
+TEST_CASE("a second thread in one group is detected; the second thread can use a duplicate") {
   run_ranks(2, [](SyncGroup& group) {
     auto copy = group.duplicate();
     {
@@ -417,17 +420,17 @@ TEST_CASE("a second thread in one group is detected, a duplicate serves it") {
   });
 }
 
-TEST_CASE("a forked child cannot take part, and its end changes nothing") {
+TEST_CASE("a forked child cannot take part, and its exit changes nothing") {
   run_ranks(2, [](SyncGroup& group) {
     const Tensor tensor = pattern(DType::u8, {5000}, static_cast<std::uint64_t>(group.rank()));
     GatheredTensors all = get_tensors_parallel(tensor, std::vector<int>{0, 1}, group, {.own = Own::copy});
     Ranks child(1, [&](int) {
       RANK_CHECK(error_of([&] { group.barrier(); }).kind() == ErrorKind::unsupported);
-      all.release();  // unmaps only: the parent still holds it
+      all.release();  // only unmaps: the parent still holds it
     });
     RANK_CHECK(child.wait(10s).front().ok());
     group.barrier();
-    // What came through a file is released at once.
+    // Results that came through a file are released at once.
     if (group.rank() == 1) RANK_CHECK((all.wait_released(20ms) == (group.kind() == "file")));
     for (const auto& [rank, other] : all.present())
       RANK_CHECK(is_pattern(other, DType::u8, {5000}, static_cast<std::uint64_t>(rank)));
@@ -435,7 +438,7 @@ TEST_CASE("a forked child cannot take part, and its end changes nothing") {
   });
 }
 
-TEST_CASE("ranks that never come are named at the deadline") {
+TEST_CASE("ranks that never arrive are named at the deadline") {
   const GroupOf group(4);
   run_processes(4, [&](int rank) {
     if (rank == 2) return;
@@ -444,7 +447,7 @@ TEST_CASE("ranks that never come are named at the deadline") {
   });
 }
 
-TEST_CASE("two processes of one rank, and ranks of differently large worlds, are refused on all") {
+TEST_CASE("two processes of one rank, and ranks with different world sizes, are refused on all") {
   const std::string key = unique_key();
   run_processes(3, [&](int process) {
     const int rank = process == 2 ? 1 : process;

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A wake-up arrives: no wait ends only because its sleep is over. One rank waits, the other comes some milliseconds
-// later and says when. The median of many turns is far below the longest sleep, also on a busy machine; a lost wake-up
-// makes it nearly that. Messages have no such test: a rank that waits for one looks for it ever more slowly, but never
-// more slowly than each 64th of its wait.
+// Wake-ups arrive: no wait ends only because its sleep is over. One rank waits, and the other makes its call some
+// milliseconds later and publishes the time. The median of many turns is far below the longest sleep, also on a busy
+// machine. A lost wake-up would make it nearly as long as the sleep.
+//
+// Messages have no such test: a rank that waits for one polls at growing intervals. An interval is never longer than
+// 1/64 of the time it has waited.
 
 #include <algorithm>
 #include <chrono>
@@ -42,9 +44,9 @@ const std::vector<int> two = {0, 1};
 struct Wait {
   std::function<void(int turn)> wait;
   std::function<void(int turn)> wake;
-  std::function<void(int turn)> prepare = {};  // both, before
+  std::function<void(int turn)> prepare = {};  // runs on both ranks, before the wait
   int waiter = 0;
-  milliseconds sleep = sync::Watchdog::slice;  // the longest one in the wait
+  milliseconds sleep = sync::Watchdog::slice;  // the longest sleep in the wait
 };
 struct Kind {
   std::string name;
@@ -70,12 +72,12 @@ void check_latency(SyncGroup& group, const Wait& wait, SharedWords& words) {
   if (latencies.empty()) return;
   std::ranges::nth_element(latencies, latencies.begin() + turns / 2);
   const milliseconds median(latencies[turns / 2] / 1'000'000);
-  // Files are looked at by polling.
+  // Files are polled.
   if (median >= (group.kind() == "file" ? 500ms : wait.sleep / 2))
     throw RankFailure("the wait ends " + std::to_string(median.count()) + " ms after its reason");
 }
 
-/// The same call on both ranks.
+/// Both ranks make the same call.
 Wait together(const std::function<void(int)>& call) {
   return {call, call};
 }
@@ -226,7 +228,7 @@ TEST_CASE("every kind of wait ends soon after its reason") {
   }
 }
 
-TEST_CASE("ranks that wait for the last one have met soon after it came") {
+TEST_CASE("ranks that wait for the last one complete the rendezvous soon after it arrives") {
   SharedWords words;
   std::vector<std::uint64_t> latencies;
   for (int turn = 0; turn < turns; ++turn) {
@@ -243,6 +245,6 @@ TEST_CASE("ranks that wait for the last one have met soon after it came") {
     latencies.push_back(words[1] - words[0]);
   }
   std::ranges::nth_element(latencies, latencies.begin() + turns / 2);
-  // The two steps of a meeting, each of which would wait until its next question.
+  // The two steps of a rendezvous. Each would wait until its next poll.
   CHECK(milliseconds(latencies[turns / 2] / 1'000'000) < 2 * sync::between_questions);
 }

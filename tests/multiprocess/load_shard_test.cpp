@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that load their parts of a checkpoint together: what each gets is its shard, and a host reads each byte of the
-// model once.
+// Ranks that load their parts of a checkpoint together. Each gets its shard, and each host reads each byte of the model
+// once.
 
 #include "muster/load_shard.hpp"
 
@@ -53,7 +53,7 @@ TEST_CASE("ranks of a group get their shards, and read each byte of the model on
     inspect::DemoModel model;
     const char* plan;
     const char* layout;
-    std::vector<int> parts;  // of the group's ranks
+    std::vector<int> parts;  // rank numbers of the group
   };
   const std::vector<Case> cases = {
       {some_llama(), "llama", "4", {0, 1, 2, 3}},
@@ -104,7 +104,7 @@ TEST_CASE("shards, states and files of ranks are loaded for another layout") {
     for (const TensorEntry& entry : shard.tensors()) tensors.emplace_back(entry.name, shard.tensor(entry.name));
     test::write_tensors(work / ("ranks/part" + std::to_string(rank) + ".safetensors"), tensors);
   }
-  // Of two jobs none is put together.
+  // Shards of two different jobs are not joined.
   shard_model(work / "model", work / "others", "llama", {.tensor = 2}, {.to_workspace = true});
   test::run_ranks(2, [&](SyncGroup& group) {
     test::error_of(ErrorKind::rank_mismatch, {"of another model"},
@@ -126,14 +126,14 @@ TEST_CASE("shards, states and files of ranks are loaded for another layout") {
       const auto tensors = load_shard(work / each.source, each.plan, {.tensor = 3}, group.rank(), group, each.options);
       const std::uint64_t read = sum_of(group, test::bytes_read() - before);
       check_shard(tensors, (work / "want/") + shard_file_name(group.rank(), 3));
-      // Each byte once; once more what ranks have alike, and where blocks end within what has a checksum.
+      // Each byte is read once. Replicated parts, and blocks that end inside a chunk with a checksum, are read once
+      // more.
       if (read > bytes + bytes / 4) throw test::RankFailure("read " + std::to_string(read));
     });
   }
 }
 
-TEST_CASE(
-    "what Megatron-Core wrote, whole or in ranks, is loaded for another layout by a plan of HuggingFace's names") {
+TEST_CASE("Megatron-Core saves, whole or in ranks, are loaded for another layout by a plan with Hugging Face names") {
   struct Case {
     std::string sample;
     const char* plan;
@@ -165,14 +165,14 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("one rank's failure to load is every rank's, and the group goes on") {
+TEST_CASE("a failure of one rank to load is an error on every rank, and the group remains usable") {
   const test::TemporaryDirectory work{test::Medium::memory};
   inspect::write_demo_model(some_llama(), work / "model", 1 << 24);
   inspect::write_demo_model(test::llama(), work / "other", 1 << 24);
   struct Case {
     const char* model;
     const char* plan;
-    int part;  // that rank 1 wants
+    int part;  // the part that rank 1 requests
     ErrorKind kind;
     const char* words;
   };
@@ -199,7 +199,7 @@ TEST_CASE("one rank's failure to load is every rank's, and the group goes on") {
   });
 }
 
-TEST_CASE("a rank that dies while it loads is missed by the others at once") {
+TEST_CASE("a rank that dies while it loads is reported to the others at once") {
   const test::TemporaryDirectory work{test::Medium::memory};
   inspect::write_demo_model(some_llama(), work / "model", 1 << 24);
   test::run_ranks(3,

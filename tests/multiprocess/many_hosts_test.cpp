@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// More hosts than one has right below it in the tree of a round: records reach all ranks in order, who is missing is
-// named, and what the tree says of itself holds for any number of hosts.
+// The root of a round's tree can have only some of the hosts as direct children; here there are more hosts. Records
+// must reach all ranks in order, and the missing rank must be named. The properties of the tree hold for any number of
+// hosts.
 
 #include <algorithm>
 #include <csignal>
@@ -17,11 +18,11 @@ using hosts::HostTree;
 
 namespace {
 
-constexpr int ranks = 13;  // two of them share the first host
+constexpr int ranks = 13;  // two ranks share the first host
 
 }  // namespace
 
-TEST_CASE("a tree has every host once, below the one that says so") {
+TEST_CASE("a tree contains every host once, below its parent") {
   for (const int hosts : {1, 2, 3, 9, 10, 17, 73, 74, 512, 1000}) {
     const HostTree tree{hosts};
     CAPTURE(hosts);
@@ -46,7 +47,7 @@ TEST_CASE("a tree has every host once, below the one that says so") {
     }
     CHECK(tree.height(0) == deepest);
   }
-  // What the waits of a group count with: few hosts are a hub.
+  // The waits of a group depend on these heights. With few hosts the tree is a hub.
   CHECK(HostTree{9}.height(0) == 1);
   CHECK(HostTree{10}.height(0) == 2);
   CHECK(HostTree{512}.height(0) == 3);
@@ -67,7 +68,7 @@ TEST_CASE("rounds, gathers and duplicates over twelve hosts") {
   });
 }
 
-TEST_CASE("ranks in different calls are told, whichever host they are on") {
+TEST_CASE("ranks in different calls get an error, on whichever host they are") {
   const std::vector<Ended> all = try_ranks(ranks, [](SyncGroup& group) {
     error_of(ErrorKind::rank_mismatch, {}, [&] {
       std::array<std::byte, 8> mine{};
@@ -79,13 +80,13 @@ TEST_CASE("ranks in different calls are told, whichever host they are on") {
     });
     RANK_CHECK(group.failure());
   });
-  // Who had not come out of the meeting yet hears of it there.
+  // A rank that has not yet left the rendezvous receives the error there.
   for (const Ended& ended : all)
     CHECK_MESSAGE((ended.ok() || ended.words.find("different calls") != std::string::npos), ended.words);
 }
 
-TEST_CASE("a host that stops, below another, is named by all at the deadline") {
-  constexpr int victim = 12;  // on the last host, which is not right below the root
+TEST_CASE("a host that stops, below another host, is named by all ranks at the deadline") {
+  constexpr int victim = 12;  // on the last host, which is not a direct child of the root
   const GroupOf group(ranks);
   Ranks processes(ranks, [&](int rank) {
     const auto mine = group.join(rank);
@@ -95,7 +96,7 @@ TEST_CASE("a host that stops, below another, is named by all at the deadline") {
     const auto begin = std::chrono::steady_clock::now();
     const Error error = error_of(ErrorKind::timeout, {}, [&] { mine->barrier(); });
     if (error.rank() != victim) throw RankFailure(std::string("another one is blamed: ") + error.what());
-    // The deadline and two seconds, and what a busy machine adds.
+    // The deadline, two seconds, and a reserve for a busy machine.
     RANK_CHECK(std::chrono::steady_clock::now() - begin < std::chrono::milliseconds(1500 + 2000 + 2000));
   });
   check_ended(processes.wait_and_kill(victim, std::chrono::seconds(5)), {victim});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Many more ranks than cores: they meet, gather, and see who dies; bench/control_plane has 512.
+// Many more ranks than cores: they rendezvous, gather, and detect a killed rank. bench/control_plane has 512 ranks.
 
 #include <sys/resource.h>
 
@@ -28,19 +28,19 @@ void gather_of_all(SyncGroup& group) {
 
 }  // namespace
 
-TEST_CASE("a hundred ranks gather, with room for fewer open files than that takes at first") {
+TEST_CASE("a hundred ranks gather, with a limit of open files that is too low at first") {
   rlimit before{};
   REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
   const rlimit tight{std::min<rlim_t>(before.rlim_max, 2 * many), before.rlim_max};
   REQUIRE(::setrlimit(RLIMIT_NOFILE, &tight) == 0);
-  // The test's own pipes need some, and its children raise their limit by themselves.
+  // The pipes of the test need some descriptors. The children raise their limit themselves.
   run_ranks(many, [](SyncGroup& group) {
     for (int turn = 0; turn < 3; ++turn) gather_of_all(group);
   });
   CHECK(::setrlimit(RLIMIT_NOFILE, &before) == 0);
 }
 
-TEST_CASE("one of a hundred ranks is killed: all others name it, soon, and so does one that waits alone") {
+TEST_CASE("one of a hundred ranks is killed: all others name it soon, and so does one that waits alone") {
   using Clock = std::chrono::steady_clock;
   for (const bool is_alone : {false, true}) {
     CAPTURE(is_alone);
@@ -51,7 +51,7 @@ TEST_CASE("one of a hundred ranks is killed: all others name it, soon, and so do
                 gather_of_all(group);
                 group.barrier();
                 if (group.rank() == victim) ::raise(SIGKILL);
-                // Nobody but rank 0 is inside then: it is alone with the watch.
+                // Only rank 0 is in a call, so no other rank checks for dead ranks.
                 while (is_alone && group.rank() != 0 && heard[0] == 0) std::this_thread::sleep_for(20ms);
                 if (is_alone && group.rank() != 0) return;
                 const Clock::time_point begin = Clock::now();
@@ -68,15 +68,15 @@ TEST_CASE("one of a hundred ranks is killed: all others name it, soon, and so do
   }
 }
 
-TEST_CASE("150 ranks: slices that are longer than a rank's share of a chunk") {
+TEST_CASE("150 ranks: slices longer than a rank's share of a chunk") {
   // With 150 ranks a rank's share of a chunk is 832 bytes. An input of at most 944 bytes uses the slot of the card.
-  if (under_sanitizer) return;  // the same code with as many processes takes minutes there
+  if (under_sanitizer) return;  // a build with this sanitizer needs minutes for this many processes
   constexpr int ranks = 150;
   run_ranks(ranks, [](SyncGroup& group) {
     ProcessGroup all(group);
     const int self = all.rank();
     for (const std::int64_t elements : {1, 208, 209, 232, 235, 236, 237, 450, 2000}) {
-      // One rank gets nearly all of it; the other slices are empty or have one element.
+      // One rank gets nearly all elements. The other slices are empty or have one element.
       for (const int heavy : {0, 77, 149}) {
         std::vector<std::int64_t> sizes(ranks, 0);
         sizes[3] = elements > 208 ? 1 : 0;
@@ -96,7 +96,7 @@ TEST_CASE("150 ranks: slices that are longer than a rank's share of a chunk") {
         for (std::int64_t i = 0; is_right && i < slice.shape()[0]; ++i)
           is_right = at(slice, i) == ranks * (begin + i) + ranks * (ranks - 1) / 2;
         RANK_CHECK(is_right);
-        // The other way round: the heavy rank's elements reach all ranks.
+        // The reverse: the elements of the heavy rank reach all ranks.
         const Tensor gathered = all.all_gatherv(slice, 0, sizes);
         RANK_CHECK(at(gathered, elements - 1) == ranks * (elements - 1) + ranks * (ranks - 1) / 2);
         const Tensor moved = all.all_to_allv(tensor, sizes);

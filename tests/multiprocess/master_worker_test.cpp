@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A master and its workers: tensors by handle, errors that arrive, and who dies.
+// A master and its workers: tensors by handle, errors that reach the master, and ranks that die.
 
 #include "muster/master_worker.hpp"
 
@@ -20,7 +20,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-/// Runs `play` in the master, and serves in the others.
+/// Runs `play` in the master, and serves in the other ranks.
 std::function<void(SyncGroup&)> playing(std::function<void(MasterWorker&)> play) {
   return [play = std::move(play)](SyncGroup& group) {
     MasterWorker ranks(group);
@@ -41,7 +41,7 @@ Tensor counted(std::int64_t count) {
 TEST_CASE("tensors are made, filled, copied, added and fetched on workers") {
   for (const int size : {2, 4}) {
     run_ranks(size, playing([size](MasterWorker& ranks) {
-                // Small ones, and such as do not fit a packet.
+                // Small tensors, and tensors that do not fit into a packet.
                 for (const std::int64_t count : {0, 1, 1000, 300000}) {
                   std::vector<RemoteTensor> sums;
                   for (int worker = 1; worker < size; ++worker) {
@@ -58,7 +58,7 @@ TEST_CASE("tensors are made, filled, copied, added and fetched on workers") {
                     for (float& value : expected.mutable_values<float>()) value += static_cast<float>(worker);
                     RANK_CHECK(bitwise_equal(got, expected));
                   }
-                  // Around all workers, and from two to each other.
+                  // Copies around all workers, and from two workers to each other.
                   for (int worker = 1; worker < size; ++worker) {
                     const auto at = static_cast<std::size_t>(worker - 1);
                     ranks.copy(sums[(at + 1) % sums.size()], sums[at]);
@@ -75,7 +75,7 @@ TEST_CASE("tensors are made, filled, copied, added and fetched on workers") {
                 const RemoteTensor packed = ranks.make(1, DType::u4, {7});
                 ranks.copy(packed, pattern(DType::u4, {7}, 3));
                 RANK_CHECK(is_pattern(ranks.fetch(packed), DType::u4, {7}, 3));
-                // Of its own, too.
+                // A worker also accepts its own tensor as the source.
                 ranks.add(scalar, scalar);
                 ranks.copy(scalar, scalar);
                 RANK_CHECK(ranks.fetch(scalar).values<std::int64_t>()[0] == std::numeric_limits<std::int64_t>::min());
@@ -84,7 +84,7 @@ TEST_CASE("tensors are made, filled, copied, added and fetched on workers") {
   }
 }
 
-TEST_CASE("what a worker cannot do is told by the next call that waits for it, and it serves on") {
+TEST_CASE("an error of a worker is thrown by the next call that waits for it, and the worker continues to serve") {
   run_ranks(3, playing([](MasterWorker& ranks) {
               const RemoteTensor well = ranks.make(1, DType::f32, {4});
               const RemoteTensor elsewhere = ranks.make(2, DType::f32, {4});
@@ -101,14 +101,14 @@ TEST_CASE("what a worker cannot do is told by the next call that waits for it, a
               ranks.add(no_sum, no_sum);
               error_of(ErrorKind::unsupported, {"rank 2"}, [&] { ranks.wait(); });
               ranks.wait();
-              // Neither of the two waits for what cannot come.
+              // Neither worker waits for data that cannot arrive.
               const RemoteTensor target = ranks.make(2, DType::f32, {std::int64_t{1} << 50});
               ranks.wait(1);
               error_of(ErrorKind::no_space, {"rank 2"}, [&] { ranks.wait(2); });
               ranks.copy(target, too_large);
               error_of(ErrorKind::not_found, {"rank 1"}, [&] { ranks.wait(1); });
               error_of(ErrorKind::not_found, {"rank 2"}, [&] { ranks.wait(2); });
-              // What is wrong as it is.
+              // Calls that the master itself can check.
               const RemoteTensor other = ranks.make(1, DType::f32, {5});
               error_of(ErrorKind::argument, {"F32 [5]", "F32 [4]"}, [&] { ranks.add(well, other); });
               error_of(ErrorKind::argument, {"F32 [5]", "F32 [4]"}, [&] { ranks.copy(well, other); });
@@ -132,7 +132,7 @@ TEST_CASE("what a worker cannot do is told by the next call that waits for it, a
   });
 }
 
-TEST_CASE("a worker drops what the master has no handle of; shutdown drops all, and it may serve again") {
+TEST_CASE("a worker drops tensors without a handle at the master; shutdown drops all, and it may serve again") {
   run_ranks(2, [](SyncGroup& group) {
     MasterWorker ranks(group);
     RemoteTensor last;
@@ -145,12 +145,12 @@ TEST_CASE("a worker drops what the master has no handle of; shutdown drops all, 
         };
         const long before = peak();
         ranks.serve();
-        // Of 480 MiB, in kilobytes. Three tensors and a message of one are there at a time.
+        // The limit is in kilobytes, of 480 MiB in all. Three tensors and the message of one exist at a time.
         RANK_CHECK(under_sanitizer || peak() - before < 240L << 10);
         continue;
       }
       if (round == 1) error_of(ErrorKind::not_found, {"shutdown"}, [&] { (void)ranks.fetch(last); });
-      // Beyond 32 MiB malloc() maps each block, so that no hole of the heap counts as a tensor that is kept.
+      // Above 32 MiB malloc() maps each block, so no hole of the heap counts as a kept tensor.
       for (int i = 0; i < 12; ++i) {
         last = ranks.make(1, DType::u8, {40 << 20});
         const RemoteTensor copy = last;
@@ -210,7 +210,7 @@ TEST_CASE("a master that is killed, or leaves, ends its workers") {
   }
 }
 
-TEST_CASE("a master that does something else for too long is missed by the deadline") {
+TEST_CASE("a master that is busy for too long exceeds the deadline") {
   run_ranks(2, [](SyncGroup& group) {
     MasterWorker ranks(group);
     if (ranks.is_master()) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Too little memory is an error on all ranks before the first byte moves, with needed and available bytes; never
-// SIGBUS, never a dead process; and the group goes on.
+// Too little memory is an error on all ranks before the first byte is moved. The error has the needed and the available
+// bytes. It never causes SIGBUS or a dead process, and the group remains usable.
 
 #include <sched.h>
 #include <sys/mount.h>
@@ -22,7 +22,7 @@ using namespace muster::test;
 
 namespace {
 
-/// Runs a test in a child of its own, which may change its surroundings, or say that it is skipped here.
+/// Runs a test in its own child process, which may change its environment, or report that it is skipped here.
 void in_child(const std::function<void()>& body) {
   Ranks child(1, [&](int) { body(); });
   const Ended ended = child.wait().front();
@@ -32,13 +32,13 @@ void in_child(const std::function<void()>& body) {
     CHECK_MESSAGE(ended.ok(), "status ", ended.exit_status, ", signal ", ended.signal, ": ", ended.words);
 }
 
-/// In such a child.
+/// Runs ranks in such a child.
 void in_ranks(int count, const std::function<void(SyncGroup&)>& body) {
   for (const Ended& ended : try_ranks(count, body))
     if (!ended.ok()) throw RankFailure("a rank ended with signal " + std::to_string(ended.signal) + ": " + ended.words);
 }
 
-/// In such a child: a /dev/shm of `kib` that only it and its children see.
+/// In such a child: mounts a /dev/shm of `kib` that only the child and its own children see.
 void shrink_dev_shm(int kib) {
   const std::string size = "size=" + std::to_string(kib) + "k";
   if (::unshare(CLONE_NEWNS) != 0 || ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
@@ -46,7 +46,7 @@ void shrink_dev_shm(int kib) {
     throw RankFailure("skipped: no right to mount a small /dev/shm");
 }
 
-/// Ranks whose shared memory is in a /dev/shm of `kib`.
+/// Runs ranks whose shared memory is in a /dev/shm of `kib`.
 void over_posix(int kib, int count, const std::function<void(SyncGroup&)>& body) {
   in_child([&] {
     shrink_dev_shm(kib);
@@ -91,7 +91,7 @@ TEST_CASE("/dev/shm of 1 MiB: a gather of 256 MiB works") {
 }
 
 TEST_CASE("/dev/shm of 2 MiB and POSIX memory forced: a clear error on all ranks") {
-  // Room for the group's control block, not for a tensor.
+  // The space suffices for the group's control block, but not for a tensor.
   over_posix(2048, 4, [](SyncGroup& group) {
     const Tensor mine = pattern(DType::u8, {4 << 20}, 1);
     error_of(ErrorKind::no_space, {"needed", "/dev/shm"}, [&] { (void)get_tensors_parallel(mine, four, group); });
@@ -99,7 +99,7 @@ TEST_CASE("/dev/shm of 2 MiB and POSIX memory forced: a clear error on all ranks
   });
 }
 
-TEST_CASE("/dev/shm of 8 MiB and POSIX memory forced: a stream cuts its budget to what is there") {
+TEST_CASE("/dev/shm of 8 MiB and POSIX memory forced: a stream cuts its budget to the available memory") {
   over_posix(8192, 4, [](SyncGroup& group) {
     const Model model = [](int, std::uint64_t layer) {
       return Config::object({{"w", pattern(DType::u8, {3000, 1000}, layer)}});
@@ -109,8 +109,8 @@ TEST_CASE("/dev/shm of 8 MiB and POSIX memory forced: a stream cuts its budget t
   });
 }
 
-TEST_CASE("/dev/shm without room for a stream: a clear error on all ranks, and the group goes on") {
-  // What an exchange of so little needs is there already; a second control block does not fit.
+TEST_CASE("/dev/shm without space for a stream: a clear error on all ranks, and the group remains usable") {
+  // The memory for so small an exchange exists already; a second control block does not fit.
   over_posix(152, 4, [](SyncGroup& group) {
     gather_and_check(group, four, 1000, 0);
     error_of(ErrorKind::no_space, {},
@@ -119,7 +119,7 @@ TEST_CASE("/dev/shm without room for a stream: a clear error on all ranks, and t
   });
 }
 
-TEST_CASE("/dev/shm without room for messages: all ranks hear of it at once, from the sender") {
+TEST_CASE("/dev/shm without space for messages: all ranks receive the sender's error at once") {
   over_posix(64, 2, [](SyncGroup& group) {
     const Error error = error_of(ErrorKind::no_space, {"/dev/shm"}, [&] {
       if (group.rank() == 0) (void)group.receive(1, 1 << 20);
@@ -129,7 +129,7 @@ TEST_CASE("/dev/shm without room for messages: all ranks hear of it at once, fro
   });
 }
 
-TEST_CASE("a group for which there is no room, or none by a limit (RLIMIT_FSIZE), is an error, no SIGBUS or SIGXFSZ") {
+TEST_CASE("a group without enough space, or above a limit (RLIMIT_FSIZE), is an error, not SIGBUS or SIGXFSZ") {
   struct Case {
     const char* group;
     const char* shm;
@@ -164,7 +164,7 @@ TEST_CASE("a file size limit (RLIMIT_FSIZE) is an error of gathers and merges, n
   });
 }
 
-TEST_CASE("a file size limit (RLIMIT_FSIZE) on a sender does not keep it from writing into the first rank's memory") {
+TEST_CASE("a file size limit (RLIMIT_FSIZE) on a sender does not keep it from writing into the root's memory") {
   run_ranks(4, [](SyncGroup& group) {
     if (group.rank() == 2) set_limit(RLIMIT_FSIZE, 1 << 20);
     merge_and_check(group, four, merge::concat(0), patterns(DType::u8, {4 << 20}, 1));
@@ -172,7 +172,7 @@ TEST_CASE("a file size limit (RLIMIT_FSIZE) on a sender does not keep it from wr
   });
 }
 
-TEST_CASE("an address space limit (RLIMIT_AS) on one rank is an error on all ranks, whatever is gathered or merged") {
+TEST_CASE("an address space limit (RLIMIT_AS) on one rank is an error on all ranks, for every gather and merge") {
   if (under_sanitizer) {
     MESSAGE("skipped: sanitizers need the address space");
     return;
@@ -180,13 +180,13 @@ TEST_CASE("an address space limit (RLIMIT_AS) on one rank is an error on all ran
   const auto run = [](int victim, rlim_t limit, std::int64_t bytes, const auto& call) {
     run_ranks(4, [&](SyncGroup& group) {
       if (group.rank() == victim) set_limit(RLIMIT_AS, limit);
-      // Untouched: the others' memory is not needed for it.
+      // The tensor is not written, so it takes no memory on the other ranks.
       const Tensor much = Tensor::allocate(DType::u8, {bytes});
       RANK_CHECK(error_of(ErrorKind::no_space, {}, [&] { call(much, group); }).rank() == victim);
       go_on(group);
     });
   };
-  // It cannot map what the senders have, or cannot copy what it has itself.
+  // The rank cannot map the senders' memory, or cannot copy its own.
   for (const Own own : {Own::borrow, Own::copy})
     run(0, 512 << 20, 250 << 20, [own](const Tensor& much, SyncGroup& group) {
       const bool has_much = (group.rank() == 0) == (own == Own::copy);
@@ -199,18 +199,19 @@ TEST_CASE("an address space limit (RLIMIT_AS) on one rank is an error on all ran
           [&merge](const Tensor& much, SyncGroup& group) { (void)merge_tensor_parallel(much, merge, four, group); });
 }
 
-TEST_CASE("merges of more than the machine has, by tensors that repeat one byte") {
+TEST_CASE("merges of more than the machine's memory, of tensors that repeat one byte") {
   run_ranks(4, [](SyncGroup& group) {
     const std::byte byte{7};
     const TensorView huge(DType::u8, {std::int64_t{1} << 40}, &byte, {0});
     for (const Merge& merge : {merge::concat(0), merge::stack(), merge::sum()})
       expect_no_space(group, huge, merge, "available");
-    // Neither list is too much alone where the machine has 1 TiB, nobody's is where it has not: the sum is what counts.
+    // If the machine has 1 TiB, one list alone fits; otherwise neither list fits. The check must use the sum of the
+    // lists.
     const bool is_first = group.rank() < 2;
     const std::vector<int> mine = is_first ? std::vector<int>{0, 1} : std::vector<int>{2, 3};
     expect_no_space(
         group, [&] { (void)merge_tensor_parallel(huge, merge::sum(), mine, group); }, "by 2 ranks");
-    // One list too large is everybody's error: an exchange is collective over the group.
+    // One list that is too large is an error on all ranks, because an exchange is collective over the group.
     const Tensor small = pattern(DType::u8, {10}, 1);
     expect_no_space(
         group, [&] { (void)merge_tensor_parallel(is_first ? huge : small.view(), merge::concat(0), mine, group); },
@@ -218,7 +219,7 @@ TEST_CASE("merges of more than the machine has, by tensors that repeat one byte"
   });
 }
 
-TEST_CASE("sizes that add up to more than 63 bits are refused, not wrapped") {
+TEST_CASE("sizes whose sum exceeds 63 bits are refused, without overflow") {
   run_ranks(4, [](SyncGroup& group) {
     const std::byte byte{7};
     const TensorView huge(DType::u8, {std::int64_t{1} << 59}, &byte, {0});
@@ -234,7 +235,7 @@ TEST_CASE("a cgroup that is too small is an error on all ranks") {
     return;
   }
   in_child([] {
-    // Version 1 and 2 name things differently; either may be read-only here.
+    // Versions 1 and 2 use different names, and either may be read-only here.
     const std::string dir = "/sys/fs/cgroup/memory/muster-test-" + std::to_string(::getpid());
     const std::string unified = "/sys/fs/cgroup/muster-test-" + std::to_string(::getpid());
     struct Remove {
@@ -258,9 +259,9 @@ TEST_CASE("a cgroup that is too small is an error on all ranks") {
     }
     if (used.empty()) throw RankFailure("skipped: no cgroup can be made here");
     const Remove remove{used};
-    // 4 ranks hold 24 MiB each; the senders would need another 72 in shared memory twice over.
+    // 4 ranks hold 24 MiB each. The senders would need another 72 MiB in shared memory, twice.
     in_ranks(4, [](SyncGroup& group) { expect_no_space(group, 40 << 20, "cgroup"); });
-    // Out again, so that the group is empty when it is removed.
+    // The process leaves the cgroup, so that it is empty when it is removed.
     std::ofstream(used.substr(0, used.rfind('/')) + "/cgroup.procs") << ::getpid();
   });
 }

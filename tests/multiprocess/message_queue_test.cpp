@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A queue of one writer and many readers: every message to all, in order, whoever is slow or dies.
+// A queue of one writer and many readers: every message reaches all readers in order, even if a rank is slow or dies.
 
 #include "muster/message_queue.hpp"
 
@@ -28,7 +28,7 @@ std::vector<std::byte> message(std::uint64_t number, std::size_t bytes) {
   return all;
 }
 
-/// Lengths that come to every place of a small ring, empty and longer than it, too.
+/// Lengths that end at every position of a small ring, including empty messages and those longer than the ring.
 std::size_t length_of(std::uint64_t number) {
   std::mt19937_64 random(number);
   switch (random() % 8) {
@@ -43,7 +43,7 @@ std::size_t length_of(std::uint64_t number) {
 
 }  // namespace
 
-TEST_CASE("every message comes to every reader, in order, whole") {
+TEST_CASE("every message reaches every reader, in order and complete") {
   for (const int size : {1, 2, 4})
     for (const std::uint64_t capacity : {std::uint64_t{64} << 10, std::uint64_t{1000000}}) {
       run_ranks(size, [&](SyncGroup& group) {
@@ -68,7 +68,7 @@ TEST_CASE("every message comes to every reader, in order, whole") {
     }
 }
 
-TEST_CASE("what a dead writer has written is still read, then it is named; one that leaves is told") {
+TEST_CASE("messages of a dead writer are still read, then it is named; a writer that leaves is reported") {
   for (const bool is_killed : {true, false}) {
     CAPTURE(is_killed);
     const auto ended = try_ranks(3, [&](SyncGroup& group) {
@@ -122,8 +122,7 @@ TEST_CASE("a dead reader is dropped, or fails the writer once it is too far behi
   }
 }
 
-TEST_CASE(
-    "a writer that waits for a slow reader ends at its deadline, which names it; so does a reader that gets nothing") {
+TEST_CASE("a writer that waits for a slow reader names it at its deadline; a reader without a message does the same") {
   run_ranks(2, [](SyncGroup& group) {
     MessageQueue full(group, {.capacity = 64 << 10});
     MessageQueue empty(group);
@@ -137,7 +136,7 @@ TEST_CASE(
   });
 }
 
-TEST_CASE("what cannot be is everyone's error, or the caller's own") {
+TEST_CASE("invalid calls are an error on all ranks, or only on the caller") {
   run_ranks(3, [](SyncGroup& group) {
     error_of(ErrorKind::argument, {"writer 3"}, [&] { MessageQueue(group, {.writer = 3}); });
     error_of(ErrorKind::argument, {"writer -1"}, [&] { MessageQueue(group, {.writer = -1}); });
@@ -158,8 +157,8 @@ TEST_CASE("what cannot be is everyone's error, or the caller's own") {
 
 namespace {
 
-/// Runs `rank` in each rank of a group and `writer` beside it, in a process that is none of them: the last one of what
-/// is returned.
+/// Runs `rank` in each rank of a group, and `writer` in a process outside the group. The writer's end is the last
+/// element of the result.
 std::vector<Ended> with_outside(int ranks, const std::function<void(SyncGroup&, const QueueOptions&)>& rank,
                                 const std::function<void(const QueueOptions&)>& writer) {
   const GroupOf group(ranks);
@@ -182,7 +181,7 @@ TEST_CASE("a writer outside the group, by a handle") {
           MessageQueue queue(group, options);
           for (std::uint64_t i = 0; i < 1000; ++i) RANK_CHECK(queue.get() == message(i, length_of(i)));
           error_of(ErrorKind::argument, {"writer"}, [&] { queue.put({}); });
-          // Of the writer's memory, which may have ended by now.
+          // The config is in the writer's memory, and the writer may have exited by now.
           const Config large = queue.get_config();
           RANK_CHECK(error_of([&] { (void)queue.get(); }).kind() == ErrorKind::peer_lost);
           RANK_CHECK(is_pattern(large.at("all").as_tensor(), DType::u8, {100000}, 1));
@@ -197,7 +196,7 @@ TEST_CASE("a writer outside the group, by a handle") {
   }
 }
 
-TEST_CASE("a writer outside that is killed: what it has written is still read, then its process is named") {
+TEST_CASE("a writer outside that is killed: its messages are still read, then its process is named") {
   const auto ended = with_outside(
       2,
       [](SyncGroup& group, const QueueOptions& options) {
@@ -214,14 +213,14 @@ TEST_CASE("a writer outside that is killed: what it has written is still read, t
         RANK_CHECK(error.kind() == ErrorKind::peer_lost && error.pid() == pid && !error.rank());
         RANK_CHECK(says(error, "outside") && says(error, std::to_string(pid)));
         RANK_CHECK(std::chrono::steady_clock::now() - since < 1s);
-        group.barrier();  // which has not failed
+        group.barrier();  // the group has not failed
       },
       [](const QueueOptions& options) {
         MessageQueue queue = MessageQueue::write_from_outside(options);
         const std::int64_t pid = ::getpid();
         queue.put(std::as_bytes(std::span(&pid, 1)));
         for (std::uint64_t i = 0; i < 50; ++i) queue.put(message(i, 1000));
-        // The next one is longer than the ring: the writer dies in the middle of it.
+        // The next message is longer than the ring: the writer dies in the middle of it.
         kill_self_after(20ms);
         for (;;) queue.put(message(1, 1 << 20));
       });
@@ -229,7 +228,7 @@ TEST_CASE("a writer outside that is killed: what it has written is still read, t
   CHECK(shared_memory_names().empty());
 }
 
-TEST_CASE("a writer outside is told which reader has died, or goes on without it") {
+TEST_CASE("a writer outside gets an error that names the dead reader, or continues without it") {
   for (const auto policy : {QueueOptions::DeadReader::drop, QueueOptions::DeadReader::fail}) {
     const bool drops = policy == QueueOptions::DeadReader::drop;
     CAPTURE(drops);
@@ -265,7 +264,7 @@ TEST_CASE("a writer outside is told which reader has died, or goes on without it
   }
 }
 
-TEST_CASE("handles that are none, of another number of ranks, or whose writer never comes") {
+TEST_CASE("invalid handles, handles for another number of ranks, and handles whose writer never arrives") {
   CHECK_THROWS_WITH_AS((void)queue_handle(0), doctest::Contains("0 ranks"), Error);
   CHECK(queue_handle(3) != queue_handle(3));
   for (const std::string bad : {"", "muster-queue:", "muster-queue:2,", "muster-queue:2,0123", "muster-queue:-2,x",
@@ -277,7 +276,7 @@ TEST_CASE("handles that are none, of another number of ranks, or whose writer ne
   run_ranks(2, [&](SyncGroup& group) {
     error_of(ErrorKind::argument, {"no handle"}, [&] { MessageQueue(group, {.outside_writer = handle + " "}); });
     error_of(ErrorKind::argument, {"for 3 ranks", "has 2"}, [&] { MessageQueue(group, {.outside_writer = of_three}); });
-    // All ranks hear of an argument that one rank alone has wrong, and the group remains usable.
+    // An invalid argument on one rank is an error on all ranks, and the group remains usable.
     error_of(ErrorKind::argument, {"rank 1", "for 3 ranks", "has 2"},
              [&] { MessageQueue(group, {.outside_writer = group.rank() == 0 ? handle : of_three}); });
     error_of(ErrorKind::rank_mismatch, {"ranks 0 and 1"},
@@ -317,7 +316,7 @@ TEST_CASE("a queue with one reader, which may be the writer itself") {
       RANK_CHECK(own.get_config() == large);
       error_of(ErrorKind::argument, {"itself"}, [&] { (void)own.get(); });
       error_of(ErrorKind::argument, {"itself"}, [&] {
-        for (;;) own.put(message(1, 10000));  // which has room for some
+        for (;;) own.put(message(1, 10000));  // the queue has space for some
       });
       RANK_CHECK(own.get() == message(1, 10000));
     } else if (group.rank() == 2) {
@@ -349,13 +348,13 @@ TEST_CASE("a reader that waits sleeps") {
     };
     const auto before = used();
     (void)queue.get();
-    // 30 times awake, for some 30 us each.
+    // The reader wakes up 30 times, for about 30 us each.
     const auto most = under_sanitizer ? 50ms : 3ms;
     RANK_CHECK(used() - before < most);
   });
 }
 
-TEST_CASE("a large Config is copied once, by its writer: readers look at it there") {
+TEST_CASE("a large Config is copied once, by its writer: readers read it in place") {
   run_ranks(3, [](SyncGroup& group) {
     MessageQueue queue(group, {.writer = 1, .capacity = 1 << 20});
     const auto config_of = [](std::uint64_t number) {
@@ -372,7 +371,7 @@ TEST_CASE("a large Config is copied once, by its writer: readers look at it ther
       if (group.rank() == 1) {
         queue.put_config(config);
         queue.put(message(i, 3000));
-        // Once the largest are there no more memory is taken, as long as nobody keeps any.
+        // Once the largest configs have been sent no more memory is taken, if no reader keeps a config.
         if (i == 39) room = sync::Region::own()->room();
         group.barrier();
         continue;
@@ -388,7 +387,7 @@ TEST_CASE("a large Config is copied once, by its writer: readers look at it ther
     }
     if (group.rank() == 1) RANK_CHECK(sync::Region::own()->room() == room);
     for (std::uint64_t i = 0; i < kept.size(); ++i) RANK_CHECK(kept[i] == config_of(i));
-    // As bytes, too; and longer than the ring.
+    // A config is also received as bytes, and may be longer than the ring.
     const Config huge = Config::object({{"all", pattern(DType::u8, {5 << 20}, 7)}});
     for (int i = 0; i < 3; ++i)
       if (group.rank() == 1)
@@ -412,14 +411,14 @@ TEST_CASE("large Configs that wait for a slow reader have a bound") {
       RANK_CHECK(put == 3);
     } else {
       std::this_thread::sleep_for(300ms);
-      // Those are still read.
+      // These configs are still read.
       for (int i = 0; i < 3; ++i) RANK_CHECK(queue.get_config() == config);
       RANK_CHECK(error_of([&] { (void)queue.get_config(); }).kind() == ErrorKind::timeout);
     }
   });
 }
 
-TEST_CASE("what a dead writer has lent stays; what dead readers hold is lent again") {
+TEST_CASE("memory shared by a dead writer stays valid; memory held by dead readers is reused") {
   const auto ended = try_ranks(3, [](SyncGroup& group) {
     const auto config = [](std::uint64_t number) {
       return Config::object({{"all", pattern(DType::u8, {200000}, number)}});
@@ -428,7 +427,7 @@ TEST_CASE("what a dead writer has lent stays; what dead readers hold is lent aga
     if (group.rank() == 0) {
       const std::uint64_t room = sync::Region::own()->room();
       for (std::uint64_t i = 0; i < 100; ++i) queue.put_config(config(i));
-      // Of 20 MB no more than what may be under way, 4 MiB.
+      // Of 20 MB, at most 4 MiB may be in flight.
       RANK_CHECK(room - sync::Region::own()->room() < (6U << 20));
       for (std::uint64_t i = 0; i < 3; ++i) queue.put_config(config(i));
       ::raise(SIGKILL);
@@ -447,13 +446,13 @@ TEST_CASE("what a dead writer has lent stays; what dead readers hold is lent aga
   check_ended(ended, {0, 2});
 }
 
-TEST_CASE("a rank that is killed at any moment is named, and what came before is whole") {
+TEST_CASE("a rank that is killed at any moment is named, and earlier messages are complete") {
   for (int round = 0; round < 24; ++round) {
     const int victim = round % 3;
     CAPTURE(round);
     const auto ended = try_ranks(3, [&](SyncGroup& group) {
       const auto pid = static_cast<pid_t>(group.info(victim).pid);
-      // Through the ring, in pieces, and lent.
+      // Sent through the ring, in pieces, and by reference.
       const auto config_of = [](std::uint64_t number) {
         const std::int64_t bytes = number % 3 == 0 ? 100 : number % 3 == 1 ? 40000 : 150000;
         return Config::object({{"all", pattern(DType::u8, {bytes}, number)}});

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages between ranks of one host: whole, in order, bounded, and none behind another rank's or another subject's.
+// Messages between ranks of one host: complete, in order, limited, and not blocked by messages for another rank or
+// purpose.
 
 #include <doctest/doctest.h>
 #include <signal.h>
@@ -25,7 +26,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-constexpr std::size_t promised = 256 * 1024;  // under way from one rank to another
+constexpr std::size_t promised = 256 * 1024;  // in flight from one rank to another
 
 }  // namespace
 
@@ -35,11 +36,11 @@ TEST_CASE("a message whose bytes look like a frame for another rank is not taken
     for (int turn = 0; turn < 200; ++turn) {
       if (group.rank() == 0) {
         for (int to = 1; to < ranks; ++to) {
-          // Words that name the next rank, where a frame would name its receiver.
+          // Bytes with the next rank's number at the position of a frame's receiver.
           const std::vector<std::uint32_t> words(8192, static_cast<std::uint32_t>(to + 1) % ranks);
           group.send(to, std::as_bytes(std::span(words)));
         }
-        group.barrier();  // all are in the ring: now everybody reads at once
+        group.barrier();  // all messages are in the ring: now all ranks read at once
       } else {
         group.barrier();
         const std::vector<std::byte> message = group.receive(0, 1 << 16);
@@ -53,7 +54,8 @@ TEST_CASE("a message whose bytes look like a frame for another rank is not taken
 }
 
 TEST_CASE(
-    "no message waits for another rank to take its own: that one waits for memory, receives nothing, or is gone") {
+    "no message waits for another rank that does not receive: that rank waits, is in a round, was killed, or has "
+    "left") {
   SharedWords words;
   const auto wait_for_word = [&](SyncGroup& group) {
     const int on[] = {2};
@@ -63,7 +65,7 @@ TEST_CASE(
     CAPTURE(way);
     words[0] = 0;
     const auto ended = try_ranks(3, [&](SyncGroup& group) {
-      // All that may be under way to rank 1, and then one to rank 2.
+      // As many bytes to rank 1 as may be in flight, and then a message to rank 2.
       if (group.rank() == 0) {
         group.send(1, std::vector<std::byte>(promised));
         group.barrier();
@@ -90,13 +92,13 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("ranks that all send first make progress up to what is promised, in one message or many") {
+TEST_CASE("ranks that all send first make progress up to the promised size, in one message or many") {
   run_ranks(3, [](SyncGroup& group) {
     for (const std::size_t length : {promised, promised / 4, promised / 64}) {
       for (int to = 0; to < 3; ++to)
         for (std::size_t sent = 0; to != group.rank() && sent < promised; sent += length)
           group.send(to, std::vector<std::byte>(length, static_cast<std::byte>(to)));
-      // Messages of a program do not stop a gather.
+      // Messages of a program do not block a gather.
       const Tensor mine = pattern(DType::u8, {1000}, static_cast<std::uint64_t>(group.rank()));
       (void)get_tensors_parallel(mine, std::vector<int>{2, 0, 1}, group);
       for (int from = 0; from < 3; ++from)
@@ -107,7 +109,7 @@ TEST_CASE("ranks that all send first make progress up to what is promised, in on
   });
 }
 
-TEST_CASE("messages to a rank that does not receive are bounded") {
+TEST_CASE("messages to a rank that does not receive are limited") {
   for (const std::string way : {"receives from another", "waits for memory", "is in a round"}) {
     CAPTURE(way);
     run_ranks(3, [&](SyncGroup& group) {
@@ -126,7 +128,7 @@ TEST_CASE("messages to a rank that does not receive are bounded") {
   }
 }
 
-TEST_CASE("short messages always lie in the same few pages") {
+TEST_CASE("short messages always use the same few pages") {
   run_ranks(2, [](SyncGroup& group) {
     const auto shared_bytes = [] {
       std::ifstream file("/proc/self/status");

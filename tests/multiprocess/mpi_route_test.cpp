@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the MPI route does beyond what every route must: memory of the first rank, lists across hosts, ranks that fail,
-// die or stop while pieces are under way. Over two hosts (MUSTER_TEST_GROUP=mpi-2): of four ranks 0 and 1, 2 and 3.
+// Properties of the MPI route beyond those of every route: memory of the root, lists across hosts, and ranks that fail,
+// die or stop while pieces are in flight. Uses two hosts (MUSTER_TEST_GROUP=mpi-2): ranks 0 and 1, and ranks 2 and 3.
 
 #include <signal.h>
 #include <sys/resource.h>
@@ -27,7 +27,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Bytes of this process's address space in use.
+/// Returns the bytes of this process's address space in use.
 std::uint64_t address_space() {
   std::uint64_t pages = 0;
   std::ifstream("/proc/self/statm") >> pages;
@@ -40,7 +40,7 @@ std::uint64_t pool_of(const Exchange& result) {
 
 }  // namespace
 
-TEST_CASE("the report tells what went by MPI and what by shared memory") {
+TEST_CASE("the report names the ranks that used MPI and those that used shared memory") {
   run_ranks(4, [](SyncGroup& group) {
     const Tensor mine = pattern(DType::u8, {1 << 20}, seed_of(group.rank(), 0));
     for (const int first : {0, 3}) {
@@ -61,7 +61,7 @@ TEST_CASE("the report tells what went by MPI and what by shared memory") {
   });
 }
 
-TEST_CASE("lists across hosts, with first ranks on different hosts, in one exchange") {
+TEST_CASE("lists across hosts, with roots on different hosts, in one exchange") {
   run_ranks(6, [](SyncGroup& group) {
     const std::vector<std::vector<int>> lists = {{5, 0, 1}, {2, 4}, {3}};
     for (int round = 0; round < 4; ++round)
@@ -71,7 +71,7 @@ TEST_CASE("lists across hosts, with first ranks on different hosts, in one excha
   });
 }
 
-TEST_CASE("memory is used again: from the second exchange on the first rank's pool does not grow, nor does it fault") {
+TEST_CASE("memory is reused: from the second exchange on the root's pool does not grow, nor does it fault") {
   run_ranks(4, [](SyncGroup& group) {
     const Tensor mine = pattern(DType::u8, {6 << 20}, seed_of(group.rank(), 0));
     std::uint64_t pool = 0;
@@ -84,7 +84,7 @@ TEST_CASE("memory is used again: from the second exchange on the first rank's po
       std::uint64_t faults = 0;
       for (const PhaseReport& phase : all.report().phases)
         if (phase.name == "receive") faults = phase.page_faults;
-      // Twice 1536 pages have come; what MPI itself touches is a few.
+      // Two times 1536 pages were received. MPI itself touches a few.
       if (round >= 2 && faults > 300) throw RankFailure(std::to_string(faults) + " page faults");
     }
     group.barrier();
@@ -96,7 +96,7 @@ TEST_CASE("memory is used again: from the second exchange on the first rank's po
   });
 }
 
-TEST_CASE("the first rank's budget holds, is refused on all ranks, and comes back with the results") {
+TEST_CASE("the root's budget is enforced, an excess is refused on all ranks, and results return their share") {
   run_ranks(4, [](SyncGroup& group) {
     const GatherOptions options{.own = Own::copy, .memory_budget = 5 << 20};
     const Tensor mine = pattern(DType::u8, {1 << 20}, seed_of(group.rank(), 0));
@@ -112,7 +112,7 @@ TEST_CASE("the first rank's budget holds, is refused on all ranks, and comes bac
     kept.clear();
     group.barrier();
     gather_and_check(group, ranks_from(0, 4), 1 << 20, 3, options);
-    // A merge needs its result and its window.
+    // A merge needs memory for its result and its window.
     error_of(ErrorKind::no_space, {"memory budget"}, [&] {
       (void)merge_tensor_parallel(mine, merge::concat(0), ranks_from(0, 4), group, {.memory_budget = 3 << 20});
     });
@@ -123,7 +123,7 @@ TEST_CASE("the first rank's budget holds, is refused on all ranks, and comes bac
   });
 }
 
-TEST_CASE("a sender without memory to pack in fails one exchange, and the next one is as ever") {
+TEST_CASE("a sender without memory to pack in fails one exchange, and the next exchange succeeds") {
   if (under_sanitizer) {
     MESSAGE("skipped: sanitizers need the address space");
     return;
@@ -153,7 +153,7 @@ TEST_CASE("a sender without memory to pack in fails one exchange, and the next o
 
 TEST_CASE("a merge needs no file descriptor") {
   run_ranks(4, [](SyncGroup& group) {
-    gather_and_check(group, ranks_from(0, 4), 1000, 2);  // MPI's own
+    gather_and_check(group, ranks_from(0, 4), 1000, 2);  // except those of MPI
     rlimit before{};
     RANK_CHECK(::getrlimit(RLIMIT_NOFILE, &before) == 0);
     const int next = ::dup(0);
@@ -165,11 +165,11 @@ TEST_CASE("a merge needs no file descriptor") {
   });
 }
 
-TEST_CASE("a first rank that cannot make windows fails one merge at once, and the next one is as ever") {
+TEST_CASE("a root that cannot make windows fails one merge at once, and the next merge succeeds") {
   run_ranks(4, [](SyncGroup& group) {
     const Tensor mine = pattern(DType::u8, {1 << 20}, seed_of(group.rank(), 0));
     const auto merge = [&] { (void)merge_tensor_parallel(mine, merge::concat(0), ranks_from(0, 4), group); };
-    // Windows are reserved when they are made.
+    // A window reserves its memory when it is made.
     if (group.rank() == 0)
       os::set_fault_hook([](std::string_view call, std::string_view) { return call == "fallocate" ? ENOSPC : 0; });
     const auto begin = Clock::now();
@@ -181,14 +181,14 @@ TEST_CASE("a first rank that cannot make windows fails one merge at once, and th
   });
 }
 
-TEST_CASE("rings of merges count against the budget of what comes after them") {
+TEST_CASE("rings of merges count against the budget of later calls") {
   run_ranks(4, [](SyncGroup& group) {
     const Tensor mine = pattern(DType::u8, {1 << 20}, seed_of(group.rank(), 0));
     const GatherOptions ample{.memory_budget = 64 << 20};
     for (int round = 0; round < 2; ++round)
       (void)merge_tensor_parallel(mine, merge::sum(), ranks_from(0, 4), group, ample);
     group.barrier();
-    // The two of rank 1's have 1 MiB each; the pool's buffers that the merges have left are used again.
+    // The two rings for rank 1 have 1 MiB each. Buffers in the pool that the merges no longer use are reused.
     error_of(ErrorKind::no_space, {"rank 0", "memory budget"}, [&] {
       (void)get_tensors_parallel(pattern(DType::u8, {12 << 20}, 1), ranks_from(0, 4), group,
                                  {.memory_budget = 25 << 20});
@@ -199,7 +199,8 @@ TEST_CASE("rings of merges count against the budget of what comes after them") {
   });
 }
 
-TEST_CASE("more than the host has is refused on all ranks before a byte moves, and the group goes on") {
+TEST_CASE(
+    "more memory than the host has is refused on all ranks before a byte is moved, and the group remains usable") {
   run_ranks(4, [](SyncGroup& group) {
     const std::byte byte{7};
     const TensorView huge(DType::u8, {std::int64_t{1} << 44}, &byte, {0});
@@ -255,7 +256,7 @@ TEST_CASE("a merge takes memory for its result and a window, not for the senders
       (void)trim(group);
       const std::uint64_t result = std::holds_alternative<merge::Sum>(merge) ? 16 << 20 : 64 << 20;
       const Merged merged = merge_tensor_parallel(mine, merge, ranks_from(0, 4), group);
-      // Bytes that belong together are received where they belong, but for those of the first rank's own host.
+      // Contiguous bytes are received directly into the result, except those from the root's own host.
       const bool is_straight = std::holds_alternative<merge::Concat>(merge) && std::get<merge::Concat>(merge).dim == 0;
       const std::uint64_t window = is_straight ? 8 << 20 : 24 << 20;
       if (group.rank() == 0) RANK_CHECK(pool_of(merged) <= result + window);
@@ -263,8 +264,8 @@ TEST_CASE("a merge takes memory for its result and a window, not for the senders
   });
 }
 
-// Of one that is killed, and of the first rank, kill_test tells.
-TEST_CASE("a sender that is stopped while its pieces are under way") {
+// kill_test covers a killed sender, and the root.
+TEST_CASE("a sender that is stopped while its pieces are in flight") {
   constexpr int victim = 3;
   const GroupOf group(4);
   Ranks ranks(4, [&](int rank) {
@@ -287,7 +288,7 @@ TEST_CASE("a sender that is stopped while its pieces are under way") {
         (void)merge_tensor_parallel(tensor, merge::max(), ranks_from(0, 4), *mine);
       }
     });
-    // Who waits for the first rank may give up before the first rank does.
+    // A rank that waits for the root may time out before the root does.
     if (!says(error, "rank 3") && !says(error, "rank 0")) throw RankFailure(error.what());
     RANK_CHECK(error.kind() == ErrorKind::timeout || error.kind() == ErrorKind::peer_lost);
     RANK_CHECK(Clock::now() - begin < 4s);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Directories that programs make: what dead writers left goes, what is anybody else's stays, and whoever replaces one
-// is killed at every call.
+// Directories that programs create. Leftovers of dead writers are deleted, and other files are kept. A program that
+// replaces a directory is killed at every call.
 
 #include "src/checkpoint/output_directory.hpp"
 
@@ -28,7 +28,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// A process that runs `body` and ends: the signal that ended it, or 0.
+/// Runs `body` in a process. Returns the signal that ended it, or 0.
 int signal_of_child(const std::function<void()>& body) {
   return Ranks(1, [&](int) { body(); }).wait().front().signal;
 }
@@ -45,7 +45,7 @@ void replace_model(const std::string& out, std::string_view words) {
   output.commit();
 }
 
-/// What a process that is killed while it writes to `out` leaves.
+/// Leaves the files of a process that is killed while it writes to `out`.
 std::string leave_one(const std::string& out) {
   CHECK(signal_of_child([&] {
           OutputDirectory output(out);
@@ -59,7 +59,7 @@ std::string leave_one(const std::string& out) {
   return {};
 }
 
-/// The name of `path` as another process would have made it.
+/// Returns the name of `path` as another process would have made it.
 std::string by_another(std::string path, const std::function<void(os::ProcessIdentity&)>& change) {
   const std::size_t at = path.rfind('@') + 1;
   os::ProcessIdentity writer = *os::parse_identity(path.substr(at));
@@ -86,17 +86,17 @@ int kill_hook(std::string_view call, std::string_view) {
 
 }  // namespace
 
-TEST_CASE("what a killed writer left goes with the next one at once, before any space is asked for") {
+TEST_CASE("the next writer removes the leftovers of a killed writer at once, before it requests space") {
   const TemporaryDirectory work;
   leave_one(work / "out");
   const OutputDirectory output(work / "out");
   CHECK(names_in(work.path()) == std::vector{fs::path(output.partial()).filename().string()});
 }
 
-TEST_CASE("a folder that only looks like an export's, and one whose writer lives or is not known, stays") {
+TEST_CASE("a folder that only looks like an export's is kept, and so is one whose writer lives or is unknown") {
   const TemporaryDirectory work;
   const std::string left = leave_one(work / "out");
-  // One second later or earlier: another process had this number.
+  // The start time differs by one second, so the PID belonged to another process.
   for (const std::string& name :
        {work / "out.partial-keep", work / "out.partial-0123456789abcdef", work / "out.partial-x@y",
         work / "out2.partial-0123456789abcdef@" + left.substr(left.rfind('@') + 1),
@@ -112,14 +112,14 @@ TEST_CASE("a folder that only looks like an export's, and one whose writer lives
   CHECK(names_in(work.path()) == before);
   for (const char* words : {"of which nothing can be known from here", "remove it, or say --abandoned-after"})
     CHECK(has(seen.warnings, words));
-  // Nothing of theirs has changed for a second: only with an age that fits.
+  // These folders have not changed for a second. Only a small enough age removes them.
   { const OutputDirectory output(work / "out", {.abandoned_after = std::chrono::hours(1)}); }
   CHECK(names_in(work.path()) == before);
   { const OutputDirectory output(work / "out", {.abandoned_after = std::chrono::seconds(0)}); }
   CHECK(names_in(work.path()).size() == before.size() - 2);
 }
 
-TEST_CASE("what is kept on failure is let go of, and gone on with by whoever can use it") {
+TEST_CASE("output kept on failure is released, and a process that can use it resumes it") {
   const TemporaryDirectory work;
   std::string kept;
   {
@@ -137,7 +137,7 @@ TEST_CASE("what is kept on failure is let go of, and gone on with by whoever can
   CHECK(names_in(work.path()).empty());
 }
 
-TEST_CASE("--force that is killed at any call leaves the old or the new one, with and without an exchange of names") {
+TEST_CASE("--force that is killed at any call leaves the old or the new output, with and without an atomic exchange") {
   for (const bool fallback : {false, true}) {
     const TemporaryDirectory work;
     write_model(work / "out", "old");
@@ -152,7 +152,8 @@ TEST_CASE("--force that is killed at any call leaves the old or the new one, wit
       });
       if (!fs::exists(work / "out")) {
         ++parked;
-        // Named, it is not replaced by who does not say --force: it is put back first.
+        // The old output is stored under another name. A run without --force does not replace it: it first renames it
+        // back.
         Seen seen;
         CHECK(
             has(words_of(ErrorKind::argument, [&] { const OutputDirectory output(work / "out"); }), "exists already"));
@@ -171,7 +172,7 @@ TEST_CASE("--force that is killed at any call leaves the old or the new one, wit
   }
 }
 
-TEST_CASE("an earlier model stays if another one has its name when it could come back") {
+TEST_CASE("an earlier model is kept if another one has taken its name before it could be renamed back") {
   const TemporaryDirectory work;
   write_model(work / "out", "old");
   for (int call = 1; fs::exists(work / "out"); ++call) {
@@ -193,7 +194,7 @@ TEST_CASE("an earlier model stays if another one has its name when it could come
   CHECK(names_in(work.path()) == before);
 }
 
-TEST_CASE("--force deletes weights and files that were written with them, and nothing else") {
+TEST_CASE("--force deletes weights and the files written with them, and nothing else") {
   const TemporaryDirectory work;
   const auto refused = [&](std::string_view words) {
     CHECK(has(words_of(ErrorKind::argument, [&] { check_output(work / "out", {.force = true}); }), words));
@@ -207,13 +208,13 @@ TEST_CASE("--force deletes weights and files that were written with them, and no
     }
     output.commit();
   };
-  // A model of another program has its weights and config.json replaced, and no other file.
+  // In a model of another program, only the weights and config.json may be replaced, and no other file.
   write_model(work / "out", "old");
   check_output(work / "out", {.force = true});
   write_text(work / "out/tokenizer.json", "");
   refused("(\"tokenizer.json\")");
   fs::remove(work / "out/tokenizer.json");
-  // A result is replaced by any other result, whatever that brings along.
+  // A result of Muster is replaced by any other result, whatever files it adds.
   make({"README.md", "src/model.py"});
   make({});
   make({"README.md", "src/model.py"});
@@ -244,7 +245,7 @@ TEST_CASE("--force deletes weights and files that were written with them, and no
   refused("it is not a directory");
 }
 
-TEST_CASE("what replaces files and directories has their modes") {
+TEST_CASE("new files and directories get the modes of those that they replace") {
   const TemporaryDirectory work;
   const auto mode_of = [](const std::string& path) { return os::rights_of(path)->mode; };
   write_model(work / "out", "old");
@@ -261,7 +262,7 @@ TEST_CASE("what replaces files and directories has their modes") {
     output.commit();
   }
   for (const auto& [name, mode] : modes) CHECK(mode_of(work / "out" + name) == mode);
-  // A file with a new name is no more open than all of the old ones.
+  // A file with a new name is not more accessible than all of the old files.
   CHECK(mode_of(work / "out/model-00001-of-00002.safetensors") == 0640);
   os::OutputFile file(work / "out/config.json");
   CHECK(mode_of(file.temporary()) == 0660);
@@ -269,9 +270,9 @@ TEST_CASE("what replaces files and directories has their modes") {
   CHECK(mode_of(work / "out/config.json") == 0660);
 }
 
-TEST_CASE("a rename that a server answers twice is done") {
+TEST_CASE("a rename that a server answers twice is complete") {
   const TemporaryDirectory work;
-  // NFS knows no flags: the plain rename is done, and its answer lost.
+  // NFS does not support the flags. The plain rename is done, and its reply is lost.
   static std::string from;
   for (const int answer : {ENOENT, ENOTEMPTY}) {
     fs::create_directory(work / "from");
@@ -295,7 +296,7 @@ TEST_CASE("a rename that a server answers twice is done") {
   }
 }
 
-TEST_CASE("a directory with a long name, and what is left of it") {
+TEST_CASE("a directory with a long name, and the leftovers of it") {
   const TemporaryDirectory work;
   const std::string name(250, 'n');
   leave_one(work / name.substr(0, 70));

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# What the program does with its surroundings: standard streams that are closed, full or not read, terminals of some
-# width, names that would move a cursor, and the variables of a job whose other ranks do not come.
+# The program and its environment: standard streams that are closed, full or not read, terminals of various widths,
+# names with control characters, and the variables of a job whose other ranks never arrive.
 #   MUSTER_PROGRAM, MUSTER_DEMO_MODEL: the programs under test
 set -u
 source "$(dirname "$0")/cli.sh"
@@ -10,7 +10,7 @@ source "$(dirname "$0")/cli.sh"
 "$program" shard model --ranks 2 --plan llama --out shards > /dev/null || fail "shard"
 same() { "$program" diff model "$1" > /dev/null || fail "$1 is not the model"; }
 
-# A rank of a job whose other ranks do not call it. It waits beside what follows.
+# A rank of a job whose other ranks never call it. It waits in the background of the tests below.
 job="env RANK=0 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MUSTER_JOB=none"
 MUSTER_TIMEOUT=7 $job "$program" export shards --plan llama --out waiting > .log/waiting 2>&1 &
 waiting=$!
@@ -27,7 +27,7 @@ for alone in "" --alone; do
 done
 says 0 "unset" env MUSTER_ALONE=1 "$program" run -n 2 -- sh -c 'echo ${MUSTER_ALONE-unset}'
 
-# Closed streams: nothing that is opened gets their numbers, and the status tells.
+# Closed streams: opened files do not get their descriptor numbers, and the exit status reports the loss.
 for closed in '<&-' '2>&-' '<&- 2>&-' '>&-' '>&- 2>&-' '<&- >&- 2>&-'; do
   eval '"$program" export shards --plan llama --force --out closed > "$out" 2> "$err" '"$closed"
   status=$?
@@ -38,7 +38,7 @@ done
 "$program" export shards --plan llama --force --out closed 2> "$err" >&-
 grep -q "all is done, .*Bad file descriptor" "$err" || fail "words of a closed output: $(cat "$err")"
 
-# full STATUS COMMAND...: what a full disk behind the output makes of it.
+# full STATUS COMMAND...: runs COMMAND with its output on a full device, and checks the exit status.
 full() {
   local wanted=$1 status
   shift
@@ -60,13 +60,13 @@ for command in "verify model" "show model" "show model --json" "ls model" "diff 
   full 2 "$program" $command
 done
 
-# A reader that has seen enough wants no words.
+# A reader that closes the pipe early causes no message.
 "$program" cat model 'model.embed_tokens.weight' --full 2> "$err" | head -c 10 > /dev/null
 [ "${PIPESTATUS[0]}" = 141 ] && [ ! -s "$err" ] || fail "a closed pipe: ${PIPESTATUS[0]}: $(cat "$err")"
 (trap '' PIPE; "$program" cat model 'model.embed_tokens.weight' --full 2> "$err"; echo $? > .log/status) | head -c 10 > /dev/null
 [ "$(cat .log/status)" = 2 ] && grep -q "Broken pipe" "$err" || fail "a closed pipe, SIGPIPE ignored: $(cat "$err")"
 
-# Names and words that would move a cursor, in errors, logs and reports.
+# Names and texts with control characters, in errors, logs and reports.
 hostile=$(printf 'a\033[31m\302\233\342\200\256b\\')
 safe='a\x1b[31m\u009b\u202eb\'
 printf 'no header' > "$hostile"
@@ -84,7 +84,7 @@ grep -qF 'opening '"$safe.not" .log/all || fail "not \"opening $safe.not\": $(ca
 "$program" verify "$hostile" > "$out"
 grep -qF 'reading "'"$safe"'\"' "$out" || fail "escaped otherwise than in errors: $(cat -v "$out")"
 
-# What is not there, and what is not read.
+# Missing files, and files that are not read.
 says 2 'there is no command "shwo"; muster --help' "$program" shwo model
 says 2 'no tensor'"'"'s name matches "nothing"' "$program" show model --pattern nothing
 says 2 'no tensor'"'"'s name matches "nothing"' "$program" show model --pattern nothing --json
@@ -108,7 +108,7 @@ for name in ones four; do
   done
 done
 
-# Terminals: lines that fit, also of what goes on, and errors in a line of their own.
+# Terminals: lines fit the width, also progress lines, and each error has its own line.
 python3 - "$program" << 'END' || fail "terminals"
 import fcntl, os, pty, select, struct, subprocess, sys, termios
 def seen(columns, stream, arguments, **variables):

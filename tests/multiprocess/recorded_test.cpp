@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an earlier Muster wrote is read with every value: tests/data/recorded-VERSION. The case "record" made the files
-// there, with the library and the program of that version:
+// Files of an earlier Muster version are read with every value: tests/data/recorded-VERSION. The case "record" created
+// these files with the library and the program of that version:
 //   MUSTER_RECORD=FOLDER MUSTER_PROGRAM=... LD_LIBRARY_PATH=... multiprocess_tests -ns -tc=record
 
 #include <cstdlib>
@@ -23,7 +23,7 @@ namespace {
 
 const std::string recorded = MUSTER_TEST_DATA "/recorded-0.1.0/";
 
-/// Of every dtype that version 0.1.0 knew; a scalar and an empty one.
+/// Tensors of every dtype of version 0.1.0, with a scalar and an empty tensor.
 std::vector<NamedTensor> tensors() {
   std::vector<NamedTensor> all;
   for (const DType dtype : all_dtypes().first(20))
@@ -35,7 +35,7 @@ std::vector<NamedTensor> tensors() {
   return all;
 }
 
-/// Of several chunks each.
+/// Tensors of several chunks each.
 std::vector<NamedTensor> large_tensors() {
   std::vector<NamedTensor> all = {{"zeros", zeros({1000})}};
   for (const DType dtype : {DType::u8, DType::bf16, DType::f32, DType::u4})
@@ -52,7 +52,7 @@ Config recorded_state(int rank, int generation) {
 constexpr inspect::LlamaSizes model_sizes{
     .hidden = 16, .intermediate = 24, .layers = 1, .heads = 4, .key_value_heads = 2, .vocabulary = 11};
 
-/// "MUSTER_PROGRAM arguments": its exit status is 0.
+/// Runs "MUSTER_PROGRAM arguments", which must exit with status 0.
 void run(const std::string& arguments) {
   const std::string command = std::string(std::getenv("MUSTER_PROGRAM")) + " " + arguments + " > /dev/null";
   CHECK_MESSAGE(std::system(command.c_str()) == 0, command);  // NOLINT(bugprone-command-processor)
@@ -107,7 +107,7 @@ TEST_CASE("a workspace of 0.1.0 is read") {
   run("verify " + recorded + "workspace " + recorded + "shards-workspace");
 }
 
-TEST_CASE("shards and checkpoints of 0.1.0 are read, and their checksums hold") {
+TEST_CASE("shards and checkpoints of 0.1.0 are read, and their checksums match") {
   const inspect::DemoModel model = inspect::llama_model(model_sizes);
   const auto exported = tensors_of(recorded + "exported");
   REQUIRE(exported.size() == model.tensors.size());

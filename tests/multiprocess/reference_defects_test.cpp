@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the reference (ModelOpt 0.47) gets wrong, each case right here; the cases are named as users met them. Those
-// about a workspace belong to the workspace route.
+// Defects of the reference (ModelOpt 0.47) that Muster does not have. The cases have the names by which users reported
+// them. Those about a workspace are in the tests of the workspace route.
 
 #include <signal.h>
 
@@ -30,7 +30,7 @@ TEST_CASE("two jobs on one host") {
   });
 }
 
-TEST_CASE("another job ends normally, or is killed: ours goes on") {
+TEST_CASE("another job exits normally, or is killed: this job continues") {
   const GroupOf ours(3);
   Ranks ranks(3, [&](int rank) {
     const auto group = ours.join(rank);
@@ -47,7 +47,7 @@ TEST_CASE("another job ends normally, or is killed: ours goes on") {
   check_ended(ranks.wait());
 }
 
-TEST_CASE("configs that arrived as something else") {
+TEST_CASE("configs that arrived with other types") {
   const Tensor storage = pattern(DType::bf16, {4096, 64}, 5);
   std::vector<std::pair<std::string, Config>> cases = {
       {"a config with no tensor", Config::object({{"type", "linear"}, {"bits", 4}})},
@@ -72,14 +72,14 @@ TEST_CASE("configs that arrived as something else") {
       const GatheredConfigs all = get_configs_parallel(&config, three, group);
       RANK_CHECK(all.present().size() == (group.rank() == 0 ? 3U : 0U));
       for (const auto& [rank, other] : all.present()) RANK_CHECK(other == config);
-      // Of a slice two rows and a column travel, not the storage.
+      // Two rows and a column of a slice are sent, not the storage.
       if (name.starts_with("a slice"))
         for (const PhaseReport& phase : all.report().phases) RANK_CHECK(phase.bytes < 10000);
     });
   }
 }
 
-TEST_CASE("a rank passes none: its entry keeps its place") {
+TEST_CASE("a rank passes no config: its entry keeps its position") {
   run_ranks(3, [](SyncGroup& group) {
     const Config mine = Config::object({{"rank", group.rank()}});
     const GatheredConfigs all = get_configs_parallel(group.rank() == 1 ? nullptr : &mine, three, group);
@@ -91,7 +91,7 @@ TEST_CASE("a rank passes none: its entry keeps its place") {
   });
 }
 
-TEST_CASE("all processes killed: nothing stays, and the next job works") {
+TEST_CASE("all processes are killed: nothing remains, and the next job works") {
   const auto before = shared_memory_names();
   for (const char* backing : {"memfd", "posix"}) {
     const Setting shm("MUSTER_SHM", backing);
@@ -107,13 +107,13 @@ TEST_CASE("all processes killed: nothing stays, and the next job works") {
         ranks.wait();
       }
       CHECK(shared_memory_names() == before);
-      // The very same key again.
+      // The same key again.
       run_processes(3, [&](int rank) { gather_and_check(*job.join(rank), three, 200000, 0); });
     }
   }
 }
 
-TEST_CASE("after success nothing is left, and what was shared was nobody else's to read") {
+TEST_CASE("after success nothing remains, and other users could not read the shared data") {
   const auto before = shared_memory_names();
   for (const char* backing : {"memfd", "posix"}) {
     const Setting shm("MUSTER_SHM", backing);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shared memory that ranks hand each other by its place: it stays as long as somebody looks at it, and no longer.
+// Shared memory that ranks pass to each other by its offset. It exists exactly as long as a rank maps it.
 
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -35,10 +35,10 @@ constexpr std::uint64_t a_few_pages = 256 << 10;
 
 struct Regions {
   std::size_t count = 0;
-  std::uint64_t bytes = 0;  // of memory that they have taken
+  std::uint64_t bytes = 0;  // in memory that they have mapped
 };
 
-/// Those that this process has open.
+/// The regions that this process has open.
 Regions open_regions() {
   std::map<ino_t, std::uint64_t> bytes;
   for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {
@@ -63,7 +63,7 @@ bool is_whole(const GatheredTensors& all) {
 
 }  // namespace
 
-TEST_CASE("what the first rank holds stays when its sender's group or arena goes, and goes with its last owner") {
+TEST_CASE("memory that the root holds outlives the group or arena of its sender, and is freed with its last owner") {
   for (const bool lends : {false, true}) {
     CAPTURE(lends);
     run_ranks(2, [lends](SyncGroup& group) {
@@ -95,7 +95,7 @@ TEST_CASE("what the first rank holds stays when its sender's group or arena goes
   }
 }
 
-TEST_CASE("what was held of a rank that was killed stays, and its memory is kept open by nobody else") {
+TEST_CASE("memory held of a killed rank stays valid, and no other process keeps that rank's memory open") {
   for (const bool is_seen_by_barrier : {false, true}) {
     CAPTURE(is_seen_by_barrier);
     const auto body = [&](SyncGroup& group) {
@@ -113,7 +113,7 @@ TEST_CASE("what was held of a rank that was killed stays, and its memory is kept
   }
 }
 
-TEST_CASE("what a first rank had that was killed is given back: in a stream, and after its sender's group") {
+TEST_CASE("memory held by a killed root is returned: in a stream, and after its sender's group") {
   for (const bool is_stream : {true, false}) {
     CAPTURE(is_stream);
     const GroupOf two(2);
@@ -137,14 +137,14 @@ TEST_CASE("what a first rank had that was killed is given back: in a stream, and
         RANK_CHECK(open_regions().bytes >= elements);
         RANK_CHECK(error_of([&] { group->barrier(); }).kind() == ErrorKind::peer_lost);
       }
-      // Who makes shared memory looks for what has come back.
+      // A process that allocates shared memory looks for returned memory.
       const SharedArena arena(1000);
       RANK_CHECK(open_regions().bytes < a_few_pages);
     });
   }
 }
 
-TEST_CASE("streams that fail leave nothing lent of an arena") {
+TEST_CASE("failed streams keep nothing of an arena leased") {
   run_ranks(2, [](SyncGroup& group) {
     SharedArena arena(1 << 20);
     const auto source = [&]() -> std::optional<Config> { return arena.allocate(DType::u8, {100000}); };
@@ -157,7 +157,7 @@ TEST_CASE("streams that fail leave nothing lent of an arena") {
   });
 }
 
-TEST_CASE("groups and operations that come and go leave nothing in shared memory") {
+TEST_CASE("groups and operations, created and destroyed, leave nothing in shared memory") {
   run_ranks(2, [](SyncGroup& group) {
     const auto once = [&](std::int64_t size) {
       const auto copy = group.duplicate();
@@ -169,7 +169,7 @@ TEST_CASE("groups and operations that come and go leave nothing in shared memory
     once(1000);
     group.barrier();
     const std::uint64_t before = open_regions().bytes;
-    // Each larger than the one before: none finds a slot that it could use again.
+    // Each is larger than the one before, so none can reuse a slot.
     for (int i = 1; i <= 50; ++i) once(i * 100000);
     group.barrier();
     RANK_CHECK(open_regions().bytes < before + a_few_pages);
@@ -177,21 +177,22 @@ TEST_CASE("groups and operations that come and go leave nothing in shared memory
   });
 }
 
-TEST_CASE("a place where no segment is, is an error") {
+TEST_CASE("an offset without a segment is an error") {
   const auto region = sync::Region::own();
   const shm::OwnedSegment segment(1 << 20);
   CHECK(shm::RemoteSegment(*region, segment.place()).capacity() == 1 << 20);
   for (const std::uint64_t place : {std::uint64_t{0}, std::uint64_t{1}, segment.place() + 4096,
                                     segment.place() + (1 << 20) + (1 << 16), region->size() - 4096, UINT64_MAX - 4095})
     words_of(ErrorKind::corrupt, [&] { const shm::RemoteSegment other(*region, place); });
-  // What a peer could write into the header of its own.
+  // Values that a peer could write into its own header.
   for (const std::uint64_t capacity : {std::uint64_t{0}, region->size(), UINT64_MAX}) {
     segment.header().capacity = capacity;
     CHECK_THROWS_AS(shm::RemoteSegment(*region, segment.place()), Error);
   }
 }
 
-TEST_CASE("the memory of a group goes with the last ranks that leave at the same time, although another one has died") {
+TEST_CASE(
+    "the memory of a group is freed by the last ranks that leave at the same time, although another rank has died") {
   const pid_t dead = ::fork();
   if (dead == 0) ::_exit(0);
   const auto pidfd = std::make_shared<const os::Fd>(os::open_pidfd(dead));
@@ -213,7 +214,7 @@ TEST_CASE("the memory of a group goes with the last ranks that leave at the same
     other.join();
     struct stat status {};
     REQUIRE(::fstat(region->memory()->get(), &status) == 0);
-    // The region's own first page stays.
+    // The first page of the region remains.
     REQUIRE(static_cast<std::uint64_t>(status.st_blocks) * 512 <= os::page_size());
   }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How ranks find each other, and who is turned away.
+// How ranks find each other, and which peers are rejected.
 
 #include "src/rendezvous/local_group.hpp"
 
@@ -59,7 +59,7 @@ TEST_CASE("world() under torchrun's variables, whose port is never bound") {
   });
 }
 
-TEST_CASE("world() of one process, and variables that cannot be") {
+TEST_CASE("world() of one process, and invalid variables") {
   run_processes(1, [](int) {
     set_variables({});
     RANK_CHECK(world()->size() == 1);
@@ -76,7 +76,7 @@ TEST_CASE("world() of one process, and variables that cannot be") {
   });
 }
 
-TEST_CASE("an exchange and the watchdog call a rank by the same number, its own in a larger job") {
+TEST_CASE("an exchange and the watchdog use the same number for a rank, its own in a larger job") {
   const std::string key = unique_key();
   run_processes(2, {1}, [&](int rank) {
     const auto group = local_group({.key = key, .rank = rank, .size = 2, .timeout = 20s, .numbers = {40, 41}});
@@ -94,7 +94,7 @@ TEST_CASE("an exchange and the watchdog call a rank by the same number, its own 
   });
 }
 
-TEST_CASE("the same key serves one group after the other") {
+TEST_CASE("the same key serves one group after another") {
   const std::string key = unique_key();
   run_processes(3, [&](int rank) {
     for (int i = 0; i < 10; ++i) local_group({.key = key, .rank = rank, .size = 3, .timeout = 10s})->barrier();
@@ -113,7 +113,7 @@ TEST_CASE("a rank of another version is refused on all ranks, with both versions
       const auto message = rendezvous::make_message(rendezvous::Word::hello, std::as_bytes(std::span(&hello, 1)));
       RANK_CHECK(os::send_some(*socket, message->bytes).bytes == message->bytes.size());
       pollfd entry{socket->get(), POLLIN, 0};
-      os::poll_sockets({&entry, 1}, 5000ms);  // the cause comes
+      os::poll_sockets({&entry, 1}, 5000ms);  // the cause of the failure arrives
       RANK_CHECK(entry.revents != 0);
       return;
     }
@@ -122,7 +122,7 @@ TEST_CASE("a rank of another version is refused on all ranks, with both versions
   });
 }
 
-TEST_CASE("whoever is no rank is turned away, and the group comes together") {
+TEST_CASE("a peer that is not a rank is rejected, and the group forms") {
   const std::string key = unique_key();
   run_processes(3, [&](int rank) {
     if (rank == 2) {
@@ -150,7 +150,7 @@ TEST_CASE("a rank whose sandbox forbids pidfd_open is the cause that all ranks t
   }
 }
 
-TEST_CASE("env:// has the timeout of its call, world() keeps the default, and a failed world is made anew") {
+TEST_CASE("env:// uses the timeout of its call, world() keeps the default, and a failed world is created again") {
   const std::string key = unique_key();
   run_processes(2, [&](int rank) {
     set_variables(
@@ -167,7 +167,7 @@ TEST_CASE("env:// has the timeout of its call, world() keeps the default, and a 
       RANK_CHECK(group.timeout() == 7s);
       RANK_CHECK(world()->timeout() == 600s);
       dist::barrier();
-      // Ranks that go on with one that has failed need a new rendezvous.
+      // Ranks that continue with a rank that has failed need a new rendezvous.
       if (turn == 0) group.poison(Error(ErrorKind::cancelled, "the group has failed"));
       if (turn == 1) world()->poison(Error(ErrorKind::cancelled, "the world has failed"));
       if (turn < 2)
@@ -206,7 +206,7 @@ TEST_CASE("another process that is rank 0 of the same key is an error, not a mix
   });
 }
 
-TEST_CASE("PID reuse told apart: a pidfd stays dead when its number lives again") {
+TEST_CASE("PID reuse is detected: a pidfd stays dead when its number lives again") {
   Ranks ranks(1, [](int) {
     int pipes[2];
     RANK_CHECK(::pipe(pipes) == 0);
@@ -215,7 +215,7 @@ TEST_CASE("PID reuse told apart: a pidfd stays dead when its number lives again"
       ::pause();
       ::_exit(0);
     }
-    // As a rank does it, but from outside: the kernel gives the same descriptor.
+    // The test does the same as a rank, but from outside: the kernel returns the same descriptor.
     const os::Fd pidfd(static_cast<int>(::syscall(434 /* pidfd_open */, first, 0)));
     RANK_CHECK(bool(pidfd) && !os::has_exited(pidfd));
     ::kill(first, SIGKILL);

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Shard, export and the commands that look into checkpoints take one request: a result is compared with its base, casts
-# leave scales alone, sizes come from the checkpoint where no config.json is there, and a refused command changes nothing.
+# Shard, export and the commands that inspect checkpoints take the same request. A result is compared with its base, and
+# casts do not change scales. Without a config.json, sizes come from the checkpoint. A refused command changes nothing.
 #   MUSTER_PROGRAM, MUSTER_DEMO_MODEL: the programs under test
 set -u
 data=$(cd "$(dirname "$0")/../data" && pwd) || exit 1
@@ -11,7 +11,7 @@ source "$data/../multiprocess/requests.sh"
 
 "$demo" model --megabytes 2 --max-shard-size 1GB > /dev/null || fail "no demo model"
 
-# A whole model is not copied for each rank.
+# Without a plan, a whole model is not copied for each rank: the request is refused.
 for source in model model/model.safetensors "$data/foreign/torch_zip/in"; do
   refused "no plan says how to cut it for 4 ranks: add --to-plan auto" "$program" export "$source" --ranks 4 --out new
   refused "no plan says how to cut it for 4 ranks: add --to-plan auto" "$program" export "$source" --ranks 4 --dry-run
@@ -20,7 +20,7 @@ says 0 "cut anew into" "$program" export model --ranks 4 --to-plan auto --out cu
 says 0 "cut into 4 shards" "$program" shard model --ranks 4 --plan auto --out shards
 for rank in 0 1 2 3; do cmp -s cut/rank-0000$rank-of-00004.safetensors shards/rank-0000$rank-of-00004.safetensors || fail "cut: rank $rank"; done
 
-# The tensors of the result are those of the base.
+# The result has the tensors of the base.
 made headless "del t['model.norm.weight']"
 made larger "t['model.extra.weight'] = t['model.norm.weight']"
 made narrow "d, s, b = t['model.norm.weight']; t['model.norm.weight'] = d, [s[0] // 2], b[:len(b) // 2]"
@@ -43,14 +43,14 @@ same model bf16
 says 0 "merged into" "$program" export headless --base model --exclude model.norm.weight --out most
 says 0 "merged into" "$program" export larger --base model --exclude '*extra*' --out without
 same model without
-# The index is enough, also where the files are pointers of Git LFS.
+# The index is enough, even if the weight files are Git LFS pointers.
 mkdir indexed && cp model/config.json indexed/
 run_python "json.dump({'metadata': {}, 'weight_map': {n: 'model-00001-of-00001.safetensors' for n in read('model/model.safetensors')}},
                       open('indexed/model.safetensors.index.json', 'w'))"
 refused 'it lacks the tensor "model.norm.weight"' "$program" export headless --base indexed --out new
 echo "version https://git-lfs.github.com/spec/v1" > indexed/model-00001-of-00001.safetensors
 refused 'it lacks the tensor "model.norm.weight"' "$program" export headless --base indexed --out new
-# Without weights of a base, a layer that lacks what all others have.
+# Without the weights of a base, the check finds a layer that lacks tensors of all other layers.
 mkdir weightless && cp model/config.json weightless/
 made torn "del t['model.layers.1.input_layernorm.weight']"
 for plan in "" "--plan llama"; do
@@ -59,7 +59,7 @@ done
 refused 'lacks the tensor "model.layers.1.input_layernorm.weight"' "$program" export torn --plan llama --out new
 refused 'lacks the tensor "model.layers.1.input_layernorm.weight"' "$program" shard torn --base weightless --ranks 2 --plan llama --out new
 says 0 "merged into" "$program" export torn --exclude '*layers.1.*' --out part
-# A layer that is excluded from quantisation has no scales; one with packed weights needs them.
+# A layer that is excluded from quantization has no scales. A layer with packed weights needs them.
 for kind in plain_layer packed_layer; do
   made "$kind" "
 for layer in range(sum(n.endswith('down_proj.weight') for n in t)):
@@ -72,7 +72,8 @@ done
 says 0 "merged into" "$program" export plain_layer --plan llama --out excluded
 refused 'lacks the tensor "model.layers.1.mlp.down_proj.weight_scale"' "$program" export packed_layer --plan llama --out new
 
-# Prefixes of wrappers go, with a note; from the outside in, and inside of names.
+# Name prefixes of wrappers are removed, with a note. Nested prefixes are removed from the outside in, and also inside
+# names.
 number=0
 wrapped() {
   number=$((number + 1))
@@ -92,7 +93,7 @@ made adapter "t = {'base_model.model.model.layers.0.self_attn.q_proj.lora_' + x 
 "$program" export adapter --out adapted > "$out" || fail "export of an adapter"
 "$program" show adapted | grep -q "^base_model.model.model" || fail "names of an adapter have changed: $("$program" show adapted)"
 
-# Casts leave scales and packed weights alone, and what the base keeps in F32; exclusion comes first.
+# Casts do not change scales, packed weights, and tensors that the base keeps in F32. Exclusion is applied first.
 made packed "q = 'model.layers.0.self_attn.q_proj.'
 del t[q + 'weight']
 t |= {q + 'qweight': ('I32', [2, 4], bytes(range(32))), q + 'qzeros': ('I32', [1, 4], bytes(16)),
@@ -142,7 +143,7 @@ made logit "t['logit_scale'] = ('F32', [], b'\0\0\0?')"
 run_python "c = json.load(open('logit/config.json')); c['quantization_config'] = {}; json.dump(c, open('logit/config.json', 'w'))"
 says 0 'no "quantization_config" any more' "$program" export logit --dtype BF16 --out plain
 
-# --force deletes no file of the user, keeps modes, and does not refuse its own results.
+# --force deletes no file of the user, keeps modes, and does not refuse to replace its own results.
 mkdir -p custom && cp model/* custom/ && echo "pass" > custom/modeling.py && echo "card" > custom/README.md
 says 0 "merged into" "$program" export model --base custom --out mine
 for options in "--base custom" "" "--carry none" "--base custom --dtype F16" "--carry none" "--base custom"; do
@@ -169,7 +170,7 @@ echo > report.json && chmod 640 report.json
 says 0 "merged into" "$program" export model --out reported --report report.json
 [ "$(stat -c %a report.json)" = 640 ] || fail "mode of a replaced report: $(stat -c %a report.json)"
 
-# Ranks of other programs: looked into with a base, or by the sizes that are saved beside them.
+# Ranks of other programs are inspected with a base, or with the sizes that are saved beside them.
 megatron=$data/megatron/dense
 cp -r "$megatron/ranks" bare
 refused "needs \"num_attention_heads\" of config.json, which is not there" "$program" export bare --plan megatron --out new
@@ -201,8 +202,8 @@ same "$megatron/model" own_sizes
 "$program" plan suggest bare > "$out" 2> "$err" || fail "plan suggest of ranks: $(cat "$err")"
 grep -q '"extends": "megatron"' "$out" && grep -q "are read from" "$err" || fail "plan suggest of ranks: $(cat "$out" "$err")"
 
-# A bad request is refused by every command alike, with the same status and object, and changes nothing.
-# all_refuse WORDS PATH OPTIONS...
+# Every command refuses an invalid request with the same status and object, and changes nothing. all_refuse WORDS PATH
+# OPTIONS...
 all_refuse() {
   local words=$1 path=$2
   shift 2
@@ -218,7 +219,7 @@ all_refuse() {
   refused "$words" "$program" diff "$path" model "$@"
   refused "$words" "$program" diff model "$path" "$@"
   refused "$words" "$program" verify "$path" "$@"
-  # The plan is an argument here.
+  # For this command the plan is an argument.
   local check=()
   while [ $# -gt 0 ]; do
     if [ "$1" = --plan ]; then local plan=$2; shift 2; else check+=("$1"); shift; fi
@@ -242,7 +243,7 @@ all_refuse "no file's name is like \"none.{rank}.pt\"" bare --plan megatron --ba
 all_refuse '"no_key"' bare --plan megatron --base "$hf" --at no_key
 all_refuse 'the file of tensor-parallel rank 1, stage 1, expert rank 0 is missing' torn_ranks --plan megatron --base "$hf"
 
-# What fits is found good by the same request, and what does not fit is not.
+# Export and verify agree on the same request, whether or not the checkpoint fits it.
 says 0 "good" "$program" verify bare --plan megatron --base "$hf"
 says 0 "model.norm.weight" "$program" plan check megatron bare --base "$hf"
 says 0 "model.norm.weight" "$program" ls bare --plan megatron --base "$hf"
@@ -250,7 +251,7 @@ says 0 "good" "$program" verify shards --base model
 refused 'it lacks the tensor "model.norm.weight"' "$program" verify headless --base model
 refused 'it has the tensor "model.extra.weight", which the base lacks' "$program" verify larger --base model
 says 1 'no rule matches' "$program" plan check llama bare --base "$hf"
-# Shards of one job among several, cut anew by the same choice as an export.
+# Shards of one job among several are cut for another layout, selected as in an export.
 "$program" shard model --ranks 2 --plan llama --workspace --out jobs > "$out" || fail "a workspace"
 "$program" shard model --ranks 4 --plan llama --workspace --out jobs > "$out" || fail "a second job: $(cat "$out")"
 job=$(sed -n 's/^job \([0-9a-f]*\),.*/\1/p' "$out")
@@ -261,7 +262,7 @@ says 0 "cut into 2 shards" "$program" shard jobs --job "$job" --plan llama --to-
 "$program" shard model --ranks 2 --plan llama --out two > /dev/null
 cmp -s anew2/rank-00001-of-00002.safetensors two/rank-00001-of-00002.safetensors || same anew2 two
 
-# Meta's files of Llama 2: the embedding is cut by columns, and what does not fit the config is refused.
+# Meta's files of Llama 2: the embedding is cut by columns, and a file that does not match the config is refused.
 mkdir meta weights && cp model/config.json weights/
 run_python "
 c = json.load(open('model/config.json'))
@@ -284,7 +285,7 @@ c['vocab_size'] = c['hidden_size'] // 2
 says 0 "merged into" "$program" export meta --shards 'consolidated.0{rank}.safetensors' --plan meta --base weights --out llama2
 says 0 "same" "$program" diff weights/model.safetensors llama2/model.safetensors
 
-# Sizes, and what loaders look for.
+# Sizes, and the files that loaders look for.
 refused '"0" is not a size of at least 1 byte' "$program" export model --max-shard-size 0 --out new
 refused '"1.5 apples" is not a size' "$program" export model --memory-budget "1.5 apples" --out new
 says 0 "merged into" "$program" export model --max-shard-size 1500.5KB --memory-budget 8MiB --out sized

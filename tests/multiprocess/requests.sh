@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# What the tests of requests and refusals share. Sourced by bash behind cli.sh.
+# Shared functions of the tests of requests and refusals. bash sources it after cli.sh.
 cat > .log/tensors.py << 'END'
 """Reads and writes safetensors files: {name: (dtype, shape, bytes)}."""
 import json
@@ -35,7 +35,7 @@ def wide(tensor):
     assert dtype == 'BF16'
     return 'F32', shape, b''.join(b'\0\0' + data[i:i + 2] for i in range(0, len(data), 2))
 END
-# python CODE ARGUMENTS...: with the functions above.
+# python CODE ARGUMENTS...: runs CODE with the functions above.
 run_python() {
   local code=$1
   shift
@@ -43,14 +43,14 @@ run_python() {
 from tensors import read, wide, write
 $code" "$@" || fail "python: $code"
 }
-# made NAME CODE: a directory with the model's tensors `t` after the code, and its config.json.
+# made NAME CODE: creates a directory with the model's tensors `t` as modified by CODE, and its config.json.
 made() {
   mkdir "$1" && cp model/config.json "$1/"
   run_python "t = read('model/model.safetensors')
 $2
 write(sys.argv[1] + '/model.safetensors', t)" "$1"
 }
-# refused WORDS COMMAND...: status 2, one line with the words, nothing made and nothing changed.
+# refused WORDS COMMAND...: status 2, one line with WORDS, nothing created and nothing changed.
 everything() { find . -mindepth 1 -path ./.log -prune -o -printf '%p %s %m %u %g %T@\n' | sort; }
 refused() {
   local before

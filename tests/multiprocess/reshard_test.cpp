@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every built-in plan, every way to cut: cut for ranks and put together again, or cut anew for others without a
-// checkpoint between, a model is the same, bit for bit.
+// Every built-in plan with every way to cut a model. The model is cut for ranks and joined again, or cut for another
+// layout without a checkpoint in between. The result is identical, bit for bit.
 
 #include <cstring>
 
@@ -36,7 +36,7 @@ void export_by(int ranks, const std::string& shards, const std::string& out, con
     for (const AccountedTensor& tensor : report.account.tensors) sources += tensor.sources.size();
     RANK_CHECK(sources == report.account.tensors_in);
     RANK_CHECK(report.account.dropped.empty());
-    // Where files are small and several ranks have parts of one, all of these are needed.
+    // Files are small and several ranks have parts of one, so all of these are needed.
     if (options.max_shard_size == small_file) {
       RANK_CHECK(report.account.tensors_out == test::tensors_of(out).size());
       RANK_CHECK(report.account.files > 1);
@@ -45,8 +45,8 @@ void export_by(int ranks, const std::string& shards, const std::string& out, con
   });
 }
 
-// A model with 8 heads of 8 and 2 key-value heads; `fused`: as Phi-3 has it. Its scales are one a row, as config.json's
-// engines write them, and one a block.
+// A model with 8 heads of size 8 and 2 key-value heads. With `fused` the projections are fused as in Phi-3. There are
+// two kinds of scales: one per row, as in engine checkpoints with a config.json, and one per block.
 inspect::DemoModel grouped_heads(bool fused) {
   inspect::DemoModel model = inspect::llama_model({.hidden = 64,
                                                    .intermediate = 128,
@@ -97,8 +97,8 @@ Tensor columns_of(const Tensor& whole, std::int64_t part, std::int64_t parts) {
   return cut;
 }
 
-// What rank `rank` of 8 has of a tensor, as vLLM and TensorRT-LLM load it: query heads one a rank, each key-value head
-// on four neighbouring ranks.
+// Returns the part of a tensor on rank `rank` of 8, as vLLM and TensorRT-LLM load it: one query head per rank, each
+// key-value head on four neighbouring ranks.
 Tensor as_engines_cut(const std::string& name, const Tensor& whole, std::int64_t rank) {
   const auto is = [&](const char* part) { return name.find(part) != std::string::npos; };
   const std::int64_t rows = whole.shape()[0];
@@ -152,11 +152,11 @@ TEST_CASE("each built-in plan, on 1, 2, 3, 4 and 7 ranks, by both kinds of write
       CHECK(fs::exists(work / "out/1_Pooling/config.json"));
       CHECK(fs::exists(work / "out/model.safetensors.index.json"));
     }
-    CHECK(test::names_in(work.path()).size() == 7);  // nothing partial
+    CHECK(test::names_in(work.path()).size() == 7);  // no tensor is partial
   }
 }
 
-TEST_CASE("4 to 2, 2 to 6, 3 to 5: the shards are those that the model is cut into") {
+TEST_CASE("4 to 2, 2 to 6, 3 to 5: the shards equal those cut from the model") {
   for (const Case& each : cases()) {
     CAPTURE(each.plan);
     const test::TemporaryDirectory work{test::Medium::memory};
@@ -176,7 +176,7 @@ TEST_CASE("4 to 2, 2 to 6, 3 to 5: the shards are those that the model is cut in
 
 TEST_CASE("a model, or shards, are cut for files with every byte read about once") {
   const test::TemporaryDirectory work{test::Medium::memory};
-  // Rows end within pieces that have a checksum, and matrices have many of those.
+  // Rows end inside chunks that have a checksum, and matrices have many chunks.
   inspect::write_demo_model(
       inspect::llama_model(
           {.hidden = 600, .intermediate = 5000, .layers = 2, .heads = 12, .key_value_heads = 12, .vocabulary = 3000}),
@@ -200,7 +200,7 @@ TEST_CASE("a model, or shards, are cut for files with every byte read about once
     shard_model(work / each.from, work / "out", each.plan, layout, {.force = true, .to_plan = each.to_plan});
     const std::uint64_t read = test::bytes_read() - before;
     CHECK(read >= bytes);
-    // Threads that are slower by a sanitizer are further apart, and pieces between them are read again.
+    // A sanitizer slows threads down, so they are further apart, and chunks between them are read again.
     CHECK(read < bytes + bytes / (test::under_sanitizer ? 8 : 10));
     if (std::string(each.from) == "model") continue;
     shard_model(work / "model", work / "want", each.to_plan, layout, {.force = true});
@@ -208,7 +208,7 @@ TEST_CASE("a model, or shards, are cut for files with every byte read about once
   }
 }
 
-TEST_CASE("a model with 8 ranks and 2 key-value heads, which engines replicate, comes back") {
+TEST_CASE("a model with 2 key-value heads on 8 ranks, which engines replicate, is restored") {
   for (const bool fused : {false, true}) {
     CAPTURE(fused);
     const test::TemporaryDirectory work{test::Medium::memory};
@@ -219,7 +219,7 @@ TEST_CASE("a model with 8 ranks and 2 key-value heads, which engines replicate, 
     CHECK(report.notes[0].find("neighbouring ranks have a head each alike") != std::string::npos);
     for (int rank = 0; rank < 8; ++rank) {
       const auto ours = SafetensorsFile::open((work / "ours/") + shard_file_name(rank, 8));
-      // Version 0.1.0 would join the heads one after the other: it refuses this number.
+      // Version 0.1.0 refuses version 2. Without it, 0.1.0 would join the heads one after the other.
       CHECK(ours.metadata().at("muster.shard").starts_with(R"({"version":2,)"));
       const auto engine = SafetensorsFile::open((work / "engine/") + shard_file_name(rank, 8));
       for (const TensorEntry& entry : engine.tensors()) {
@@ -240,7 +240,7 @@ TEST_CASE("a model with 8 ranks and 2 key-value heads, which engines replicate, 
   }
 }
 
-TEST_CASE("heads that should be alike and are not are an error that names the tensor and the ranks") {
+TEST_CASE("replicated heads that differ are an error that names the tensor and the ranks") {
   const test::TemporaryDirectory work{test::Medium::memory};
   inspect::write_demo_model(grouped_heads(true), work / "model", 1 << 30);
   write_as_engines_cut(work / "model", work / "shards");
@@ -249,7 +249,7 @@ TEST_CASE("heads that should be alike and are not are an error that names the te
   std::uint64_t offset = 0;
   const auto shard = SafetensorsFile::open(path);
   for (const TensorEntry& entry : shard.tensors())
-    if (entry.name == name) offset = entry.offset + entry.bytes - 1;  // of the value head
+    if (entry.name == name) offset = entry.offset + entry.bytes - 1;  // in the value head
   test::flip_byte(path, offset);
   CHECK_THROWS_WITH_AS(
       export_model(work / "shards", work / "out", "llama", *single_group()),
@@ -286,7 +286,7 @@ TEST_CASE("a checkpoint that does not fit its config.json is refused before a by
     CHECK_THROWS_WITH_AS(export_model(work / "model", work / "out", "", *single_group(), options),
                          doctest::Contains(each.words), Error);
     CHECK_FALSE(fs::exists(work / "out"));
-    // What config.json does not say is no error; and a padded vocabulary is none.
+    // A config.json without these values is not an error, and neither is a padded vocabulary.
     test::write_text(work / "shards/config.json", R"({"vocab_size": 90})");
     CHECK_NOTHROW(export_model(work / "shards", work / "out", "", *single_group()));
   }
@@ -313,7 +313,7 @@ TEST_CASE("tensor x pipeline x expert parallelism, there and back and across") {
   }
 }
 
-TEST_CASE("max, sum, stack, blocks, trim, rename and drop reach the file") {
+TEST_CASE("max, sum, stack, blocks, trim, rename and drop are applied in the written file") {
   const test::TemporaryDirectory work{test::Medium::memory};
   fs::create_directory(work / "shards");
   test::write_text(work / "shards/config.json", R"({"vocab_size": 5, "heads": 2})");

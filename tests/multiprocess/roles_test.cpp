@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Training ranks, buffer managers and a coordinator: their groups, messages of bytes, data and averages of the training
-// ranks, whatever the others do meanwhile.
+// Training ranks, buffer managers and a coordinator: their groups, byte messages, data and averages of the training
+// ranks, independent of the calls of other ranks.
 
 #include "muster/roles.hpp"
 
@@ -23,7 +23,7 @@ using namespace muster::test;
 
 namespace {
 
-/// Of 7 ranks 4 train.
+/// 4 of 7 ranks train.
 constexpr RoleSizes sizes{.num_remote_buffers = 2, .num_agent_groups = 2, .use_coordinator = true};
 
 Tensor numbers(std::vector<float> values) {
@@ -106,7 +106,7 @@ Parameter parameter(const char* name, Tensor value, std::optional<Tensor> gradie
 
 }  // namespace
 
-TEST_CASE("each rank has its groups, ends them as often as it likes, and makes them again") {
+TEST_CASE("each rank has its groups, and can destroy and create them any number of times") {
   run_ranks(7, [](SyncGroup& group) {
     for (int round = 0; round < 2; ++round) {
       DistributedContext context = initialize_distributed_compute(group, sizes);
@@ -121,7 +121,7 @@ TEST_CASE("each rank has its groups, ends them as often as it likes, and makes t
   });
 }
 
-TEST_CASE("one agent group is the train group; a buffer that no host has for itself is warned of, once") {
+TEST_CASE("one agent group is the train group; a buffer that has no host of its own causes one warning") {
   run_ranks(4, [](SyncGroup& group) {
     static int warnings = 0;
     set_log_hook([](LogLevel level, std::string_view words) {
@@ -136,7 +136,7 @@ TEST_CASE("one agent group is the train group; a buffer that no host has for its
   });
 }
 
-TEST_CASE("sizes that cannot be, or differ, are everyone's error, and the group goes on") {
+TEST_CASE("invalid or different sizes are an error on all ranks, and the group remains usable") {
   run_ranks(7, [](SyncGroup& group) {
     const auto with = [&](RoleSizes these) { (void)initialize_distributed_compute(group, these); };
     error_of(ErrorKind::argument, {"no training rank"}, [&] { with({7, 1, false}); });
@@ -153,7 +153,7 @@ TEST_CASE("sizes that cannot be, or differ, are everyone's error, and the group 
   });
 }
 
-TEST_CASE("bytes by tag, of any dtype, from one rank or any") {
+TEST_CASE("bytes by tag, of any dtype, from one rank or any rank") {
   run_roles([](DistributedContext& context) {
     const Tensor narrow = pattern(DType::bf16, {2, 3}, 1);
     const Tensor wide = pattern(DType::f64, {4, 5}, 2);
@@ -182,7 +182,7 @@ TEST_CASE("bytes by tag, of any dtype, from one rank or any") {
       error_of(ErrorKind::argument, {}, [&] { (void)context.isend(narrow, 7); });
     }
     if (self == 6) {
-      // In another order than they were sent in; of one tag in that order.
+      // Tags are received in a different order than they were sent. Messages with the same tag keep their order.
       has(context.recv(0, 2), 0, Tensor::allocate(DType::u8, {0}));
       has(context.recv({}, 3), 0, large);
       has(context.recv({}, 4), 0, transposed);
@@ -193,7 +193,7 @@ TEST_CASE("bytes by tag, of any dtype, from one rank or any") {
       error_of(ErrorKind::rank_mismatch, {"rank 0 has sent a Config with tag 1"}, [&] { (void)context.recv({}, 1); });
     }
     context.barrier();
-    // Of all others, whoever is first.
+    // Receives from all other ranks, in order of arrival.
     if (self == 3) {
       std::vector<int> sources;
       for (int i = 0; i < 6; ++i) {
@@ -209,14 +209,14 @@ TEST_CASE("bytes by tag, of any dtype, from one rank or any") {
   });
 }
 
-TEST_CASE("two ranks that isend to each other first both go on") {
+TEST_CASE("two ranks that both start with isend to each other complete") {
   run_roles([](DistributedContext& context) {
     const int self = context.my_rank();
     if (self > 1) return;
     for (const std::int64_t bytes : {10, 1 << 20}) {
       std::vector<AsyncSendHandle> handles;
       for (std::uint64_t i = 0; i < 3; ++i) {
-        // Nobody else has the tensor.
+        // No other rank has the tensor.
         handles.push_back(context.isend(pattern(DType::u8, {bytes}, seed_of(self, i)), 1 - self, 9));
       }
       for (std::uint64_t i = 0; i < 3; ++i)
@@ -227,7 +227,7 @@ TEST_CASE("two ranks that isend to each other first both go on") {
   });
 }
 
-TEST_CASE("who waits for bytes of any rank hears of one that is killed") {
+TEST_CASE("a rank that waits for bytes from any rank receives the error of a killed rank") {
   run_ranks(4,
             [](SyncGroup& group) {
               DistributedContext context = initialize_distributed_compute(group, {.num_remote_buffers = 1});
@@ -237,18 +237,18 @@ TEST_CASE("who waits for bytes of any rank hears of one that is killed") {
               if (group.rank() == 1) ::kill(::getpid(), SIGKILL);
               if (context.is_training_rank())
                 error_of(ErrorKind::peer_lost, {"rank 1"}, [&] { context.barrier(&context.train_group()); });
-              // Nobody leaves before all have heard of it.
+              // No rank leaves before all have received the error.
               error_of(ErrorKind::peer_lost, {"rank 1"},
                        [&] { context.is_buffer_rank() ? (void)context.recv() : context.barrier(); });
             },
             {1});
 }
 
-TEST_CASE("data of the training ranks: any dtype, more rows than it can count, none, three dimensions") {
+TEST_CASE("data of the training ranks: any dtype, more rows than the dtype can count, no rows, three dimensions") {
   struct Data {
     DType dtype;
     Shape row;
-    std::vector<std::int64_t> rows;  // of each training rank
+    std::vector<std::int64_t> rows;  // rows of each training rank
   };
   const Data all[] = {
       {DType::u8, {3}, {300, 0, 1, 700}}, {DType::bf16, {2}, {257, 513, 1, 259}}, {DType::f32, {2, 3}, {4, 1, 0, 2}},
@@ -287,13 +287,13 @@ TEST_CASE("data of the training ranks: any dtype, more rows than it can count, n
   });
 }
 
-TEST_CASE("averages are over the ranks of the group alone, and the others never come") {
+TEST_CASE("averages cover only the ranks of the group; the other ranks never call") {
   run_roles([](DistributedContext& context) {
     if (!context.is_training_rank()) return;
     ProcessGroup& group = context.train_group();
     const auto self = static_cast<float>(group.rank());
     const auto seed = static_cast<std::uint64_t>(group.rank());
-    // Many small ones of several dtypes, and large ones between them.
+    // Many small tensors of several dtypes, with large ones between them.
     std::vector<Parameter> model;
     for (int i = 0; i < 40; ++i) {
       const DType dtype = i % 3 == 0 ? DType::bf16 : i % 3 == 1 ? DType::f32 : DType::f64;
@@ -316,7 +316,7 @@ TEST_CASE("averages are over the ranks of the group alone, and the others never 
       const std::vector<Tensor> own = copies(of_gradients);
       for (std::size_t i = 0; i < own.size(); ++i) RANK_CHECK(bitwise_equal(own[i], tensors[i]));
     };
-    // As one call for each gives them; the others stay.
+    // The result equals one call per tensor. The other tensors do not change.
     const auto check = [&](ProcessGroup& ranks, bool of_gradients) {
       const std::vector<Tensor> wanted = copies(of_gradients);
       const std::vector<Tensor> others = copies(!of_gradients);
@@ -329,7 +329,7 @@ TEST_CASE("averages are over the ranks of the group alone, and the others never 
     check(context.agent_group(), true);
     check(group, true);
     check(group, false);
-    // By the four of them, not by seven.
+    // The average is over these four ranks, not over all seven.
     const std::vector<Parameter> small = {parameter("a", numbers({self, 2 * self}), numbers({self + 1}))};
     average_models(small, group);
     average_gradients(small, group);
@@ -339,7 +339,7 @@ TEST_CASE("averages are over the ranks of the group alone, and the others never 
   });
 }
 
-TEST_CASE("models that differ, or cannot be averaged, are everyone's error that names the parameter") {
+TEST_CASE("models that differ, or cannot be averaged, are an error on all ranks that names the parameter") {
   run_roles([](DistributedContext& context) {
     if (!context.is_training_rank()) return;
     ProcessGroup& group = context.train_group();
@@ -377,7 +377,7 @@ TEST_CASE("models that differ, or cannot be averaged, are everyone's error that 
     });
     error_of(ErrorKind::argument, {name(2), "parameter 'bias'"},
              [&] { average_models(other(1, parameter("bias", Tensor::borrow(square.view()))), group); });
-    // Nothing has been written, and the group goes on.
+    // No tensor was written, and the group remains usable.
     RANK_CHECK(is(*model[0].gradient, {self, 2}));
     RANK_CHECK(is(model[1].value, {self}));
     average_gradients(model, group);
@@ -385,7 +385,7 @@ TEST_CASE("models that differ, or cannot be averaged, are everyone's error that 
   });
 }
 
-TEST_CASE("by the backends of torch.distributed, beside a process group or none; alone, too") {
+TEST_CASE("by the backends of torch.distributed, with and without a process group, and alone") {
   const TemporaryDirectory directory;
   const std::string file = "file://" + (directory.path() / "meeting").string();
   for (const char* backend : {"shm", "tcp", "gloo"}) {

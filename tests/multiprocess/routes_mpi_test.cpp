@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Routes between ranks on two hosts: shared memory cannot be forced there, and what a list needs depends on where its
-// ranks are.
+// Routes between ranks on two hosts. Shared memory cannot be forced there, and the possible routes of a list depend on
+// the hosts of its ranks.
 
 #include <cstring>
 
@@ -46,7 +46,7 @@ TEST_CASE("four ranks on two hosts") {
     };
     const std::vector<int> all = ranks_from(0, 4);
     const bool on_first = group.rank() < 2;
-    // 0 and 1 share a host, 2 and 3 the other.
+    // Ranks 0 and 1 share a host, ranks 2 and 3 the other.
     check(gathered(all), Route::mpi, "several hosts");
     check(gathered(on_first ? std::vector{1, 0} : std::vector{2, 3}), Route::shm, "share memory");
     check(gathered({group.rank()}), Route::local, "one rank");
@@ -55,7 +55,7 @@ TEST_CASE("four ranks on two hosts") {
     check(gathered(all, {.route = Route::mpi}), Route::mpi, "forced by the caller");
     check(gathered(on_first ? std::vector{0, 1} : std::vector{3, 2}, {.route = Route::mpi}), Route::mpi,
           "forced by the caller");
-    // In one exchange a list on one host, beside two ranks of which each goes alone.
+    // One exchange with a list on one host and two lists of one rank each.
     check(gathered(on_first ? std::vector{0, 1} : std::vector{group.rank()}), on_first ? Route::shm : Route::local, "");
 
     const auto refused = [&](const std::function<void()>& call) {

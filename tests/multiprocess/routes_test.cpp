@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Routes between real processes: what is forced is taken and told, what cannot be is refused on all ranks with the same
-// words before any byte moves, and the group goes on.
+// Routes between real processes. A forced route is used and reported. If it is impossible, all ranks refuse it with the
+// same message before any byte is moved, and the group remains usable.
 
 #include <cstdlib>
 #include <cstring>
@@ -20,7 +20,7 @@ namespace {
 
 constexpr Device cuda_1{Device::Kind::cuda, 1};
 
-/// Ordinary memory under the name of a device: whoever takes it for the host's is found out by the words.
+/// Returns ordinary memory with the label of a device. The error message shows whether a call takes it for host memory.
 Config on(const Device& device, const Tensor& tensor) {
   return Tensor::borrow(TensorView(tensor.dtype(), tensor.shape(), tensor.data(), {}, device));
 }
@@ -33,7 +33,7 @@ void refused(SyncGroup& group, const Config* value, const GatherOptions& options
 
 }  // namespace
 
-TEST_CASE("what is forced is taken, and told") {
+TEST_CASE("a forced route is used and reported") {
   const TemporaryDirectory directory;
   run_ranks(3, [&](SyncGroup& group) {
     const Tensor mine = pattern(DType::u8, {3000}, static_cast<std::uint64_t>(group.rank()));
@@ -68,7 +68,7 @@ TEST_CASE("what is forced is taken, and told") {
   });
 }
 
-TEST_CASE("a forced route that cannot be is refused on all ranks with what could be") {
+TEST_CASE("a forced route that is impossible is refused on all ranks with the possible routes") {
   run_ranks(3, [](SyncGroup& group) {
     const Config mine = pattern(DType::u8, {100}, 1);
     refused(group, &mine, {.route = Route::mpi},
@@ -84,7 +84,7 @@ TEST_CASE("a forced route that cannot be is refused on all ranks with what could
       error_of(ErrorKind::unsupported, {"'local' is forced by MUSTER_ROUTE"},
                [&] { (void)get_configs_parallel(&mine, ranks_from(0, 3), group); });
     }
-    // One list is refused, beside one that is well.
+    // One list is refused, beside a valid one.
     const std::vector<int> list = group.rank() == 2 ? std::vector{2} : std::vector{0, 1};
     fails_alike(group, ErrorKind::unsupported, {"the list [0, 1]"},
                 [&] { (void)get_configs_parallel(&mine, list, group, {.route = Route::local}); });
@@ -99,14 +99,14 @@ TEST_CASE("a forced route that cannot be is refused on all ranks with what could
   });
 }
 
-TEST_CASE("tensors on devices, and nobody who could take them from there") {
+TEST_CASE("tensors on devices, without a library that can copy them") {
   const TemporaryDirectory directory;
   run_ranks(3, [&](SyncGroup& group) {
     const Tensor tensor = pattern(DType::f32, {64}, 1);
     const Config device = on(cuda_1, tensor);
     const Config host = Tensor(tensor);
     const bool is_one = group.rank() == 1;
-    // One rank's are enough, the others need not have any.
+    // One rank with such tensors suffices; the other ranks need none.
     refused(group, is_one ? &device : nullptr, {},
             {"tensors of the list [0, 1, 2] are on devices", "libmuster-cuda is not loaded", "to the host first"});
     refused(group, is_one ? &device : &host, {},
@@ -121,13 +121,13 @@ TEST_CASE("tensors on devices, and nobody who could take them from there") {
             {"the route 'workspace' is forced by workspace.path", "to the host first"});
     fails_alike(group, ErrorKind::unsupported, {"merges read tensors of the host", "rank 2: cuda:1"},
                 [&] { (void)merge_tensor_parallel(device.as_tensor(), merge::concat(0), ranks_from(0, 3), group); });
-    // In a stream they are found when they come.
+    // In a stream they are detected when the layer arrives.
     int layer = 0;
     const auto source = [&]() -> std::optional<Config> { return layer++ == 2 && is_one ? device : host; };
     fails_alike(group, ErrorKind::unsupported,
                 {"layer 2: it has tensors on cuda:1", "let the source copy them to the host first"},
                 [&] { (void)gather_each(source, ranks_from(0, 3), group, [](LayerPart&) {}); });
-    // No elements, no place.
+    // A tensor without elements is not on a device.
     const Config empty = Tensor::borrow(TensorView(DType::f32, {0, 4}, nullptr, {}, cuda_1));
     const GatheredConfigs all = get_configs_parallel(&empty, ranks_from(0, 3), group);
     RANK_CHECK(all.report().route == Route::shm);

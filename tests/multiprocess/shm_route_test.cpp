@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the route over shared memory does beyond what every route must: leases, slots and their pool, arenas that do not
-// move, and that from the third exchange on nothing is paid twice.
+// Properties of the shared-memory route beyond those of every route: leases, slots and their pool, arenas that are not
+// copied, and no repeated setup cost from the third exchange on.
 
 #include "doctest/doctest.h"
 #include "muster/shared_arena.hpp"
@@ -26,8 +26,8 @@ TEST_CASE("a sender can wait until it is released") {
 }
 
 TEST_CASE(
-    "a first rank that keeps results until the budget is gone gets a clear error on all ranks, and goes on after a "
-    "release") {
+    "if a root keeps results until the budget is used up, all ranks get a clear error; after a release the group "
+    "works") {
   run_ranks(3, [](SyncGroup& group) {
     std::vector<GatheredTensors> kept;
     const GatherOptions options{.own = Own::copy, .memory_budget = 4 << 20};
@@ -43,7 +43,7 @@ TEST_CASE(
   });
 }
 
-TEST_CASE("arena tensors do not move, and are leased until the result ends") {
+TEST_CASE("arena tensors are not copied, and are leased until the result ends") {
   run_ranks(3, [](SyncGroup& group) {
     SharedArena arena(8 << 20);
     for (int round = 0; round < 5; ++round) {
@@ -52,7 +52,7 @@ TEST_CASE("arena tensors do not move, and are leased until the result ends") {
       {
         const GatheredTensors all =
             get_tensors_parallel(*mine, ranks_from(0, 3), group, {.debugging = {.check_leases = true}});
-        // At its first lending the first rank has to map the arena.
+        // At the first exchange the root must map the arena.
         RANK_CHECK(all.report().rounds == (round == 0 ? 2 : 1));
         for (const auto& [rank, tensor] : all.present())
           RANK_CHECK(is_pattern(tensor, DType::f32, {200000}, seed_of(rank, round)));
@@ -60,7 +60,7 @@ TEST_CASE("arena tensors do not move, and are leased until the result ends") {
         const std::uint64_t before = arena.available();
         mine.reset();
         if (group.rank() != 0) {
-          // Freed while leased: not given out again.
+          // Memory that is freed while leased is not reused.
           RANK_CHECK(arena.available() == before);
           RANK_CHECK(arena.waiting_for_leases() >= 800000);
         }
@@ -72,7 +72,7 @@ TEST_CASE("arena tensors do not move, and are leased until the result ends") {
   });
 }
 
-TEST_CASE("what came over shared memory may be written to if asked for, and arenas may not") {
+TEST_CASE("results over shared memory are writable on request, and arenas are not") {
   run_ranks(3, [](SyncGroup& group) {
     SharedArena arena(1 << 20);
     const Tensor lent = arena.allocate(DType::u8, {1000});
@@ -96,7 +96,7 @@ TEST_CASE("what came over shared memory may be written to if asked for, and aren
         }
         group.barrier();
         RANK_CHECK(is_pattern(mine, DType::u8, {bytes}, seed_of(group.rank(), 0)));
-        // What is held is not written over by the next.
+        // The next exchange does not overwrite a held result.
         if (kept && writable)
           for (const auto& [rank, each] : kept->present())
             if (rank != group.rank() && each.at("moved").as_tensor().is_writable())
@@ -107,8 +107,8 @@ TEST_CASE("what came over shared memory may be written to if asked for, and aren
   });
 }
 
-TEST_CASE("what is small and warm needs one round") {
-  // What is held keeps its bytes meanwhile, and a result may have parts of an arena and of a slot.
+TEST_CASE("a small exchange over mapped slots needs one round") {
+  // Held results keep their bytes meanwhile. One result may have parts of an arena and of a slot.
   run_ranks(3, [](SyncGroup& group) {
     const std::vector<int> ranks = ranks_from(0, 3);
     SharedArena arena(1 << 20);
@@ -139,7 +139,7 @@ TEST_CASE("what is small and warm needs one round") {
   });
 }
 
-TEST_CASE("what was written before a round that is refused is not looked at, and the next exchange has its own bytes") {
+TEST_CASE("data written before a refused round is not read, and the next exchange has its own bytes") {
   run_ranks(3, [](SyncGroup& group) {
     const std::vector<int> ranks = ranks_from(0, 3);
     for (int round = 0; round < 3; ++round) gather_and_check(group, ranks, 5000, round);
@@ -152,7 +152,7 @@ TEST_CASE("what was written before a round that is refused is not looked at, and
   });
 }
 
-TEST_CASE("trim gives a sender's free slots back, and the first rank has none") {
+TEST_CASE("trim frees a sender's unused slots, and the root has none") {
   run_ranks(3, [](SyncGroup& group) {
     for (int round = 0; round < 3; ++round) {
       gather_and_check(group, ranks_from(0, 3), 5 << 20, round);
@@ -164,14 +164,14 @@ TEST_CASE("trim gives a sender's free slots back, and the first rank has none") 
   });
 }
 
-TEST_CASE("the budget, the pool's limit and the depth of the first rank hold for merges") {
+TEST_CASE("the memory budget, the pool limit and the depth of the root apply to merges") {
   run_ranks(3, [](SyncGroup& group) {
     const std::vector<int> ranks = ranks_from(0, 3);
     const Tensor mine = pattern(DType::u8, {1 << 20}, seed_of(group.rank(), 0));
     const GatherOptions tight{.memory_budget = 2 << 20};
     error_of(ErrorKind::no_space, {"memory budget", "rank 0"},
              [&] { (void)merge_tensor_parallel(mine, merge::concat(0), ranks, group, tight); });
-    // What the first rank expects is too much, what there is is not.
+    // The root's estimate exceeds the budget, but the actual size does not.
     const GatherOptions enough{.memory_budget = 4 << 20};
     const auto most_of_it = [](int rank) { return pattern(DType::u8, {rank == 0 ? 3 << 20 : 100}, seed_of(rank, 4)); };
     merge_and_check(group, ranks, merge::concat(0), most_of_it, enough);
@@ -183,7 +183,7 @@ TEST_CASE("the budget, the pool's limit and the depth of the first rank hold for
     kept.clear();
     group.barrier();
     merge_and_check(group, ranks, merge::concat(0), patterns(DType::u8, {1 << 20}, 5), enough);
-    // Another list has a slot of its own; what the first one left is more than may be kept.
+    // Another list uses its own slot. The pool limit does not allow the first list's slot to be kept.
     const Merged other = merge_tensor_parallel(mine, merge::sum(), std::vector<int>{0, 1}, group, {.pool_limit = 0});
     if (group.rank() == 0) RANK_CHECK(other.report().pool_bytes < (6 << 20));
   });
@@ -202,8 +202,8 @@ TEST_CASE("from the third exchange on there are two rounds and no page fault") {
         std::uint64_t faults = 0;
         for (const PhaseReport& phase : merged.report().phases)
           if (phase.name == "merge") faults = phase.page_faults;
-        // A few are the heap's, and more of them under a sanitizer; the merged tensor has 2048 pages, each rank's own
-        // 512.
+        // The heap causes a few faults, and more under a sanitizer. The merged tensor has 2048 pages, and each rank's
+        // tensor 512.
         if (round >= 2 && faults > 128)
           throw RankFailure(std::string(merge_name(merge)) + ": " + std::to_string(faults) + " page faults");
       }

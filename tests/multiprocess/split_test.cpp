@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parts of a group: who is in them, that they do not disturb each other or the whole, and how they fail.
+// Parts of a group: their members, their isolation from each other and from the whole group, and their failures.
 
 #include <doctest/doctest.h>
 #include <signal.h>
@@ -22,7 +22,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-/// Every member gives a tensor, and the first one of `group` gets those of `members`, which are ranks of the job.
+/// Every member passes a tensor. Rank 0 of `group` receives those of `members`, which are ranks of the job.
 void check_gather(SyncGroup& group, const std::vector<int>& members, int me, std::uint64_t seed) {
   const auto all = ranks_from(0, group.size());
   const Tensor mine = pattern(DType::u8, {50000}, seed + static_cast<std::uint64_t>(me));
@@ -45,7 +45,7 @@ void check_gather(SyncGroup& group, const std::vector<int>& members, int me, std
   RANK_CHECK(layers == (group.rank() == 0 ? 5U : 0U));
 }
 
-/// The list that a rank is in; empty where it is in none.
+/// Returns the list that contains a rank, or an empty list.
 std::vector<int> list_of(int rank, const std::vector<std::vector<int>>& lists) {
   for (const std::vector<int>& list : lists)
     if (std::ranges::find(list, rank) != list.end()) return list;
@@ -54,7 +54,7 @@ std::vector<int> list_of(int rank, const std::vector<std::vector<int>>& lists) {
 
 }  // namespace
 
-TEST_CASE("parts have the ranks of their lists, in that order, and do not meet each other or the whole") {
+TEST_CASE("parts have the ranks of their lists, in that order, and do not mix with each other or the whole group") {
   const std::vector<std::vector<int>> lists = {{4, 0}, {1, 2, 5}};
   run_ranks(6, [&](SyncGroup& group) {
     const int me = group.rank();
@@ -67,7 +67,7 @@ TEST_CASE("parts have the ranks of their lists, in that order, and do not meet e
       for (int rank = 0; rank < part->size(); ++rank)
         RANK_CHECK(part->info(rank).rank == list[static_cast<std::size_t>(rank)]);
       RANK_CHECK(part->nonce() != group.nonce());
-      // One part does more than the other.
+      // One part makes more calls than the other.
       for (int turn = 0; turn < (list.size() == 2 ? 5 : 1); ++turn) check_gather(*part, list, me, 100);
       if (part->rank() == 1) {
         const std::uint32_t word = 7;
@@ -79,7 +79,7 @@ TEST_CASE("parts have the ranks of their lists, in that order, and do not meet e
   });
 }
 
-TEST_CASE("parts of parts, duplicates of parts and of the whole at the same time") {
+TEST_CASE("parts of parts, duplicates of parts and of the whole group at the same time") {
   run_ranks(4, [](SyncGroup& group) {
     const int me = group.rank();
     const std::vector<int> pair = me < 2 ? std::vector{0, 1} : std::vector{3, 2};
@@ -93,7 +93,7 @@ TEST_CASE("parts of parts, duplicates of parts and of the whole at the same time
     for (const auto& copy : copies) check_gather(*copy, pair, me, 300);
     check_gather(*whole, {0, 1, 2, 3}, me, 400);
     check_gather(*alone, {me}, me, 500);
-    // Of the part as well as of all.
+    // The part can also be split again.
     const auto again = group.split(std::vector{3, 1, 2, 0});
     check_gather(*again, {3, 1, 2, 0}, me, 600);
   });
@@ -149,9 +149,9 @@ TEST_CASE("a part outlives the first group") {
   check_ended(ranks.wait());
 }
 
-TEST_CASE("lists that cannot be are refused on all ranks, and the group goes on") {
+TEST_CASE("invalid lists are refused on all ranks, and the group remains usable") {
   struct Case {
-    std::vector<std::vector<int>> lists;  // of each rank
+    std::vector<std::vector<int>> lists;  // for each rank
     ErrorKind kind;
     const char* words;
   };
@@ -167,13 +167,13 @@ TEST_CASE("lists that cannot be are refused on all ranks, and the group goes on"
       RANK_CHECK(error.kind() == one.kind);
       RANK_CHECK(says(error, one.words));
     }
-    // A list that this rank is not in is none.
+    // A rank that is not in its list gets no group.
     RANK_CHECK(group.split(std::vector{(group.rank() + 1) % 4}) == nullptr);
     group.barrier();
   });
 }
 
-TEST_CASE("a part that fails leaves the whole and the other parts as they are") {
+TEST_CASE("a part that fails does not affect the whole group and the other parts") {
   run_ranks(4, [](SyncGroup& group) {
     const int me = group.rank();
     const std::vector<int> pair = me < 2 ? std::vector{0, 1} : std::vector{2, 3};
@@ -187,7 +187,7 @@ TEST_CASE("a part that fails leaves the whole and the other parts as they are") 
   });
 }
 
-TEST_CASE("a killed rank ends its part by its number in the job; the other part goes on") {
+TEST_CASE("a killed rank ends its part, named by its number in the job; the other part continues") {
   const GroupOf group_of(4);
   Ranks ranks(4, [&](int rank) {
     const auto group = group_of.join(rank, 20s);
@@ -205,7 +205,7 @@ TEST_CASE("a killed rank ends its part by its number in the job; the other part 
     } else {
       for (int turn = 0; turn < 3; ++turn) check_gather(*part, pair, rank, 20);
     }
-    // Its end does not wait for the dead.
+    // The destructor of the failed group does not wait for the dead rank.
     group->poison(Error(ErrorKind::cancelled, "enough"));
   });
   check_ended(ranks.wait(), {3});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank of a stream throws, hangs, is cancelled or has fewer layers: all ranks, also those in no list, hear of it at
-// once, in the same words, and the group goes on where that is promised.
+// A rank of a stream throws, hangs, is cancelled or has fewer layers. All ranks, including those in no list, receive
+// the same error at once. The group remains usable where that is promised.
 
 #include <doctest/doctest.h>
 
@@ -22,7 +22,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Four ranks: 3 is in no list.
+/// There are four ranks, and rank 3 is in no list.
 const std::vector<int> listed = {1, 0, 2};
 constexpr int first = 1;
 constexpr int outsider = 3;
@@ -36,7 +36,7 @@ LayerSource layers_of_bytes(std::uint64_t layers, std::int64_t bytes, std::funct
   };
 }
 
-/// A whole stream and an exchange, which a usable group can do.
+/// Runs a whole stream and an exchange, which succeed on a usable group.
 void expect_usable(SyncGroup& group) {
   std::uint64_t taken = 0;
   const auto consume = [&](LayerPart& part) {
@@ -50,7 +50,8 @@ void expect_usable(SyncGroup& group) {
   (void)get_tensors_parallel(mine, std::vector<int>{0, 1, 2, 3}, group);
 }
 
-/// Runs a stream that must fail on every rank alike; each rank says the words. Returns them.
+/// Runs a stream that must fail in the same way on every rank. Each rank reports its error message. Returns the
+/// messages.
 std::string fail_alike(const std::function<void(SyncGroup&)>& stream, const std::function<void(const Error&)>& check,
                        bool is_usable) {
   const auto ended = try_ranks(
@@ -62,7 +63,7 @@ std::string fail_alike(const std::function<void(SyncGroup&)>& stream, const std:
         say(error.what());
         check(error);
         if (is_usable) return expect_usable(group);
-        // The first cause again, at once.
+        // The next call throws the first cause again, at once.
         check(error_of([&] { group.barrier(); }));
       },
       20s);
@@ -78,7 +79,7 @@ std::size_t open_descriptors() {
 
 }  // namespace
 
-TEST_CASE("a source throws, on each rank and early and late: the origin's words on all, within a second") {
+TEST_CASE("a source throws, on each rank, early and late: all ranks get the message of its rank within a second") {
   for (const int origin : listed) {
     for (const std::uint64_t layer : {0, 3}) {
       CAPTURE(origin);
@@ -92,7 +93,7 @@ TEST_CASE("a source throws, on each rank and early and late: the origin's words 
               moment[0] = now();
               throw std::runtime_error("no weights in layer file");
             };
-            // Slow enough that all others wait for the origin, or for credits.
+            // The consumer is slow enough that all other ranks wait for the failing rank, or for credits.
             const auto consume = [](LayerPart&) { std::this_thread::sleep_for(2ms); };
             gather_each(layers_of_bytes(endless, 100000, boom), listed, group, consume);
           },
@@ -110,7 +111,7 @@ TEST_CASE("a source throws, on each rank and early and late: the origin's words 
   }
 }
 
-TEST_CASE("a consumer throws: an Error keeps its kind and path, and the group goes on") {
+TEST_CASE("a consumer throws: an Error keeps its kind and path, and the group remains usable") {
   const std::string words = fail_alike(
       [](SyncGroup& group) {
         const auto consume = [](LayerPart& part) {
@@ -127,7 +128,7 @@ TEST_CASE("a consumer throws: an Error keeps its kind and path, and the group go
   CHECK(words.find("the consumer threw at layer 4: the disk is full") != std::string::npos);
 }
 
-TEST_CASE("a config that no route takes is its rank's failure, with the layer's number") {
+TEST_CASE("a config that no route supports is a failure of its rank, with the layer's number") {
   const std::string words = fail_alike(
       [](SyncGroup& group) {
         std::uint64_t given = 0;
@@ -140,7 +141,7 @@ TEST_CASE("a config that no route takes is its rank's failure, with the layer's 
   CHECK(words.find("layer 2: a key or string of a config is not UTF-8") != std::string::npos);
 }
 
-TEST_CASE("sources of different lengths: everybody hears who had how many") {
+TEST_CASE("sources of different lengths: all ranks get the number of layers of each rank") {
   for (const int shorter : listed) {
     CAPTURE(shorter);
     const std::string words = fail_alike(
@@ -154,7 +155,7 @@ TEST_CASE("sources of different lengths: everybody hears who had how many") {
   }
 }
 
-TEST_CASE("another list's failure ends this one's stream as well") {
+TEST_CASE("a failure of another list also ends the stream of this list") {
   fail_alike(
       [](SyncGroup& group) {
         const bool is_failing = group.rank() >= 2;
@@ -167,7 +168,7 @@ TEST_CASE("another list's failure ends this one's stream as well") {
       [](const Error& error) { RANK_CHECK(error.rank() == 3); }, true);
 }
 
-TEST_CASE("failures over and over leave no descriptors behind") {
+TEST_CASE("repeated failures leak no descriptors") {
   run_ranks(4, [](SyncGroup& group) {
     std::size_t after_two = 0;
     for (int round = 0; round < 8; ++round) {
@@ -185,7 +186,7 @@ TEST_CASE("failures over and over leave no descriptors behind") {
 
 namespace {
 
-/// A stream whose rank `slow` works longer than the deadline, in its consumer or its source.
+/// Runs a stream in which rank `slow` works longer than the deadline, in its consumer or its source.
 void slow_stream(SyncGroup& group, int slow, bool tells) {
   const auto work = [&] {
     for (int i = 0; i < 60; ++i) {
@@ -205,14 +206,14 @@ void slow_stream(SyncGroup& group, int slow, bool tells) {
 
 }  // namespace
 
-TEST_CASE("a consumer or a source that takes longer than the deadline and tells progress is no timeout") {
+TEST_CASE("a consumer or source that takes longer than the deadline and reports progress does not time out") {
   for (const int slow : {first, 2}) {
     CAPTURE(slow);
     run_ranks(4, [&](SyncGroup& group) { slow_stream(group, slow, true); });
   }
 }
 
-TEST_CASE("a consumer or a source that hangs is a timeout on all") {
+TEST_CASE("a consumer or source that hangs is a timeout on all ranks") {
   for (const int slow : {first, 2}) {
     CAPTURE(slow);
     fail_alike([&](SyncGroup& group) { slow_stream(group, slow, false); },
@@ -220,7 +221,7 @@ TEST_CASE("a consumer or a source that hangs is a timeout on all") {
   }
 }
 
-TEST_CASE("a stream that is longer than the deadline: who has ended and who is in no list keep waiting") {
+TEST_CASE("a stream longer than the deadline: ranks that have finished or are in no list keep waiting") {
   run_ranks(4, [](SyncGroup& group) {
     const auto consume = [](LayerPart&) { std::this_thread::sleep_for(12ms); };
     gather_each(layers_of_bytes(60, 1000), listed, group, consume, {.timeout = 400ms});
@@ -249,7 +250,7 @@ TEST_CASE("a stop token on any rank cancels the stream of all") {
   }
 }
 
-TEST_CASE("source and consumer may use another group meanwhile") {
+TEST_CASE("source and consumer may use another group during a stream") {
   run_ranks(3, [](SyncGroup& group) {
     const auto other = group.duplicate();
     const auto before = [&](std::uint64_t) { other->barrier(); };

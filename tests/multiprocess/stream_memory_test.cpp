@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a stream costs in shared memory, as the kernel counts it, and how far senders run ahead, by what they count.
+// The shared memory that a stream uses, as the kernel counts it, and how far senders run ahead, by their own count.
 
 #include <doctest/doctest.h>
 #include <sys/stat.h>
@@ -20,7 +20,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-/// Memory of this process's slots.
+/// Returns the memory of this process's slots.
 std::uint64_t own_segment_bytes() {
   struct ::stat facts {};
   RANK_CHECK(::fstat(sync::Region::own()->memory()->get(), &facts) == 0);
@@ -31,7 +31,7 @@ Config small_layer(std::uint64_t layer) {
   return Config::object({{"w", pattern(DType::u8, {8000}, layer)}});
 }
 
-/// Waits for a count that must come; then gives one that must not come time to.
+/// Waits until the count has the expected value, then checks for a moment that it does not grow.
 void expect_count(const std::atomic<std::uint64_t>& word, std::uint64_t expected) {
   const auto deadline = std::chrono::steady_clock::now() + 10s;
   while (word < expected) {
@@ -44,7 +44,7 @@ void expect_count(const std::atomic<std::uint64_t>& word, std::uint64_t expected
 
 }  // namespace
 
-TEST_CASE("20 times the budget: the kernel never counts more than the budget for all senders together") {
+TEST_CASE("a stream of 20 times the budget: the kernel never counts more than the budget for all senders together") {
   SharedWords used;
   constexpr std::uint64_t budget = 4_MiB;
   run_ranks(4, [&](SyncGroup& group) {
@@ -98,7 +98,7 @@ TEST_CASE("senders are ahead of the consumer by the pipeline's depth, and no fur
   }
 }
 
-TEST_CASE("what the consumer keeps holds credits until another thread lets it go, and outlives the stream") {
+TEST_CASE("what the consumer keeps holds credits until another thread releases it, and outlives the stream") {
   SharedWords asked;
   run_ranks(2, [&](SyncGroup& group) {
     constexpr std::uint64_t layers = 8;
@@ -111,7 +111,7 @@ TEST_CASE("what the consumer keeps holds credits until another thread lets it go
     Tensor older;
     std::thread releasing;
     const auto consume = [&](LayerPart& part) {
-      // Both parts that are under way: the sender stops until they go.
+      // The consumer keeps both parts in flight: the sender waits until they are released.
       if (part.layer < 2) kept.push_back(part.configs[1]->at("w").as_tensor());
       if (part.layer == 1) {
         expect_count(asked[1], 2);
@@ -120,7 +120,7 @@ TEST_CASE("what the consumer keeps holds credits until another thread lets it go
           taken.clear();
         });
       }
-      // Kept over the next stream, whose credits and budget it does not touch.
+      // This tensor is kept during the next stream, and does not use its credits or budget.
       if (part.layer == layers - 1) newest = part.configs[1]->at("w").as_tensor();
     };
     for (int round = 0; round < 3; ++round) {
@@ -137,7 +137,7 @@ TEST_CASE("what the consumer keeps holds credits until another thread lets it go
   });
 }
 
-TEST_CASE("a consumer that keeps all parts for good ends in a timeout that says what is waited for") {
+TEST_CASE("a consumer that keeps all parts ends in a timeout that names the cause") {
   const auto ended = try_ranks(2, [](SyncGroup& group) {
     std::vector<Tensor> kept;
     const auto consume = [&](LayerPart& part) { kept.push_back(part.configs[1]->at("w").as_tensor()); };
@@ -152,7 +152,7 @@ TEST_CASE("a consumer that keeps all parts for good ends in a timeout that says 
   CHECK(ended[0].words == ended[1].words);
 }
 
-TEST_CASE("arena tensors move as names, however small the budget, and their leases are the credits") {
+TEST_CASE("arena tensors are sent as references, however small the budget, and their leases are the credits") {
   run_ranks(3, [](SyncGroup& group) {
     const std::vector<int> ranks = {0, 1, 2};
     SharedArena arena(8_MiB);
@@ -182,7 +182,7 @@ TEST_CASE("arena tensors move as names, however small the budget, and their leas
   });
 }
 
-TEST_CASE("two rounds a stream, and two more for the first one of a group; trim gives back what senders hold") {
+TEST_CASE("two rounds per stream, and two more for the first one of a group; trim releases the senders' memory") {
   run_ranks(3, [](SyncGroup& group) {
     for (int first = 0; first < 3; ++first) {
       const auto ignore = [](LayerPart&) {};

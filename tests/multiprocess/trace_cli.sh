@@ -1,6 +1,6 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Traces by command: of a job of four ranks as text, JSON and events, what it was in, and what cannot be done.
+# Traces on the command line: a four-rank job as text, JSON and events, the operation each rank is in, and the refusals.
 #   MUSTER_PROGRAM, MUSTER_DEMO_MODEL: the programs under test
 set -u
 source "$(dirname "$0")/cli.sh"
@@ -32,7 +32,7 @@ assert names == {"rank 0", "rank 1", "rank 2", "rank 3"}
 END
 fi
 
-# A file that is cut off, or of something else, leaves the others.
+# A truncated file, or one that is not a trace, does not affect the other files.
 cp -r trace torn
 truncate -s 100 "torn/$(ls torn | head -1)"
 says 0 "note: reading" "$program" trace torn

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Traces and rings of real ranks: every operation is there, on one clock, whoever dies, and no operation fails for it.
+// Traces and flight recorders of real ranks. Every operation is recorded, on one clock, even if a rank dies, and
+// recording fails no operation.
 
 #include "muster/trace.hpp"
 
@@ -40,7 +41,7 @@ namespace {
 
 const inspect::OutputStyle plain;
 
-/// Waits for a word, outside of any group.
+/// Waits until the word has the value, without using a group.
 void await(std::atomic<std::uint64_t>& word, std::uint64_t value) {
   while (word != value) std::this_thread::sleep_for(1ms);
 }
@@ -62,7 +63,7 @@ Config events_of(const inspect::Trace& trace) {
   return parse_json(text);
 }
 
-/// Everything that a viewer needs of an event.
+/// Checks all fields that a viewer needs for an event.
 bool is_well_formed(const Config& event) {
   if (event.at("ph").as_string() == "M") return event.at("args").is_object() && event.at("pid").as_int() >= 0;
   return event.at("ph").as_string() == "X" && !event.at("name").as_string().empty() &&
@@ -72,7 +73,7 @@ bool is_well_formed(const Config& event) {
 
 }  // namespace
 
-TEST_CASE("the trace of 10,000 exchanges of four ranks has all of them, each within what it is a part of") {
+TEST_CASE("the trace of 10,000 exchanges of four ranks has all of them, each inside its parent operation") {
   constexpr std::size_t exchanges = under_sanitizer ? 1'000 : 10'000;
   const TemporaryDirectory directory;
   {
@@ -127,7 +128,7 @@ TEST_CASE("the trace of 10,000 exchanges of four ranks has all of them, each wit
   CHECK(route->bytes == 4 * 256 * exchanges);
 }
 
-TEST_CASE("calls of every kind are in the trace, of every thread") {
+TEST_CASE("calls of every kind are in the trace, for every thread") {
   const TemporaryDirectory directory;
   {
     const Setting setting("MUSTER_TRACE", directory / "trace");
@@ -156,7 +157,7 @@ TEST_CASE("calls of every kind are in the trace, of every thread") {
          {"get_configs_parallel", "merge_tensor_parallel", "gather_each", "opening", "parts", "closing", "all_reduce"})
       CHECK_MESSAGE(entries_of(process, name).size() == 1, name);
     CHECK(entries_of(process, "all_reduce").front()->detail == "shared memory");
-    CHECK(entries_of(process, "barrier").size() == 2);  // of the rendezvous, too
+    CHECK(entries_of(process, "barrier").size() == 2);  // one of them by the rendezvous
     const auto broadcast = entries_of(process, "broadcast");
     REQUIRE(broadcast.size() == 1);
     CHECK(broadcast.front()->thread != entries_of(process, "all_reduce").front()->thread);
@@ -172,7 +173,7 @@ TEST_CASE("calls of every kind are in the trace, of every thread") {
   CHECK(entries_of(trace.processes[1], "gather_each").front()->done == 3 * 4096);
 }
 
-TEST_CASE("clocks that are apart by a time namespace come together") {
+TEST_CASE("clocks that differ by a time namespace are aligned") {
   const TemporaryDirectory directory;
   const Setting setting("MUSTER_TRACE", directory / "trace");
   const GroupOf meeting(3);
@@ -182,7 +183,7 @@ TEST_CASE("clocks that are apart by a time namespace come together") {
       for (int i = 0; i < 200; ++i) group->barrier();
     };
     if (rank == 0) return work();
-    // Rank 1 an hour ahead, rank 2 a second behind; for children of this process.
+    // Rank 1 is an hour ahead and rank 2 a second behind. The offset applies to children of this process.
     if (::unshare(CLONE_NEWTIME) != 0) return say("no time namespaces"), work();
     std::ofstream("/proc/self/timens_offsets") << "monotonic " << (rank == 1 ? 3600 : -1) << " 0" << std::flush;
     const pid_t child = ::fork();
@@ -211,7 +212,7 @@ TEST_CASE("clocks that are apart by a time namespace come together") {
   CHECK(std::abs(trace.offsets[2] + 1'000'000'000) < 50'000);
 }
 
-TEST_CASE("what a killed rank was in is seen through a living one, and in a file when all are gone") {
+TEST_CASE("the operation of a killed rank is visible through a live rank, and in a file when all are gone") {
   const TemporaryDirectory directory;
   const Setting setting("TMPDIR", directory.path().string());
   SharedWords words;
@@ -220,7 +221,7 @@ TEST_CASE("what a killed rank was in is seen through a living one, and in a file
     const auto group = meeting.join(rank);
     ++words[0];
     await(words[1], 1);
-    if (rank == 3) await(words[2], 1);  // never comes
+    if (rank == 3) await(words[2], 1);  // rank 3 does not reach the barrier
     const TraceSpan step("step");
     if (rank == 2) words[3] = 1;
     const Error error = error_of(ErrorKind::peer_lost, {"rank 2", "muster trace --last"}, [&] { group->barrier(); });
@@ -277,7 +278,7 @@ TEST_CASE("what a killed rank was in is seen through a living one, and in a file
   CHECK(trace::failures_in(trace::failure_directory()).size() == 1);
 }
 
-TEST_CASE("a stopped rank is told as such, and a timeout says how to look") {
+TEST_CASE("a stopped rank is reported as stopped, and a timeout names the command that inspects it") {
   const TemporaryDirectory directory;
   const Setting setting("TMPDIR", directory.path().string());
   SharedWords words;
@@ -301,7 +302,7 @@ TEST_CASE("a stopped rank is told as such, and a timeout says how to look") {
   CHECK_MESSAGE(ended[0].ok(), ended[0].words);
 }
 
-TEST_CASE("jobs that end well leave nothing, and those that fail no more than eight files of this user's own") {
+TEST_CASE("jobs that succeed leave no file, and failed jobs at most eight files of this user") {
   const TemporaryDirectory directory;
   const Setting setting("TMPDIR", directory.path().string());
   run_ranks(2, [](SyncGroup& group) { group.barrier(); });
@@ -315,7 +316,7 @@ TEST_CASE("jobs that end well leave nothing, and those that fail no more than ei
     });
   };
   const std::string own = trace::failure_directory();
-  // Another one's choice of a place.
+  // Another user has put a link at the directory's name.
   std::filesystem::create_directory(directory / "elsewhere");
   std::filesystem::create_symlink(directory / "elsewhere", own);
   fail();
@@ -331,7 +332,7 @@ TEST_CASE("jobs that end well leave nothing, and those that fail no more than ei
   CHECK(test::names_in(own).size() == 8);
 }
 
-TEST_CASE("a full disk ends the trace with one line, and the job goes on") {
+TEST_CASE("a full disk ends the trace with one line, and the job continues") {
   const TemporaryDirectory directory;
   const Setting setting("MUSTER_TRACE", directory / "trace");
   run_processes(1, [&](int) {
@@ -350,7 +351,7 @@ TEST_CASE("a full disk ends the trace with one line, and the job goes on") {
   CHECK(trace.processes[0].entries.size() == (3 << 20) / 128 - 2);
 }
 
-TEST_CASE("where no trace can be written there is one warning, and the job goes on") {
+TEST_CASE("if no trace can be written there is one warning, and the job continues") {
   const TemporaryDirectory directory;
   write_text(directory / "file", "no directory");
   const Setting setting("MUSTER_TRACE", directory / "file");
@@ -368,7 +369,7 @@ TEST_CASE("where no trace can be written there is one warning, and the job goes 
   });
 }
 
-TEST_CASE("a forked child records nothing for its parent, and what it does in a file of its own") {
+TEST_CASE("a forked child records nothing for its parent, and its own operations in its own file") {
   const TemporaryDirectory directory;
   const Setting setting("MUSTER_TRACE", directory / "trace");
   run_processes(1, [&](int) {
@@ -391,13 +392,13 @@ TEST_CASE("a forked child records nothing for its parent, and what it does in a 
   CHECK(trace.processes[0].entries[0].name != trace.processes[1].entries[0].name);
 }
 
-TEST_CASE("an operation that fails is told as one, and waits count for whom they were") {
+TEST_CASE("a failed operation is reported as failed, and waits are attributed to the rank that caused them") {
   const TemporaryDirectory directory;
   {
     const Setting setting("MUSTER_TRACE", directory / "trace");
     SharedWords words;
     run_ranks(3, [&](SyncGroup& group) {
-      // Rank 1 comes last.
+      // Rank 1 arrives last.
       for (int i = 0; i < 5; ++i) {
         if (group.rank() == 1) await(words[0], 2 * (static_cast<std::uint64_t>(i) + 1));
         if (group.rank() == 1) std::this_thread::sleep_for(2ms);

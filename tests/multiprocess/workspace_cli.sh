@@ -1,17 +1,17 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Workspaces and state files by command: a model goes through a workspace and back, files are converted there and back,
-# what is wrong is told, nothing changes where something cannot be done, and headers alone are read where that is said.
+# Workspaces and state files on the command line. A model is converted to a workspace and back, and files are converted
+# in both directions. Errors are reported, failed commands change nothing, and some commands read only headers.
 #   MUSTER_PROGRAM, MUSTER_DEMO_MODEL: the programs under test
 set -u
 source "$(dirname "$0")/cli.sh"
 
-# sums: what is in the directories, to see that nothing changed.
+# sums: prints the contents of the directories, to check that nothing changed.
 sums() { find . -path ./.log -prune -o -type f -print0 | sort -z | xargs -0 md5sum; }
 
 "$demo" model --megabytes 3 > /dev/null || fail "no demo model"
 
-# A model through a workspace and back, compressed and not.
+# A model to a workspace and back, compressed and not.
 says 0 "generation 1" "$program" shard model --layout tp=2,pp=2 --plan llama --workspace --out plain
 says 0 "generation 1" "$program" shard model --ranks 3 --plan llama --workspace --compress zstd --out packed
 says 0 "4 ranks" "$program" ls plain
@@ -35,7 +35,7 @@ says 0 '"dropped"' "$program" export plain --plan auto --dry-run --json
 [ "$(ls -A plain | grep -c growing)" = 0 ] || fail "left behind: $(ls -A plain)"
 before=$(sums)
 
-# A second job in one workspace is no reason to guess.
+# If a second job uses the workspace, commands do not guess which one is meant.
 cp -r plain both
 says 0 "job" "$program" shard model --ranks 1 --plan llama --workspace --out both
 job=$("$program" ls both --json | grep '"job"' | sed 's/.*: "\(.*\)".*/\1/' | head -1)
@@ -44,7 +44,7 @@ says 2 "several jobs" "$program" export both --plan auto --out nothing
 says 0 "tensors" "$program" show both --job "${job:0:12}"
 rm -r both
 
-# What cannot be: clear words, and nothing changes.
+# Invalid requests: clear errors, and nothing changes.
 mkdir other && echo text > other/notes.txt && echo text > file
 says 2 "no workspace" "$program" ls other
 says 2 "cannot be a workspace" "$program" shard model --ranks 2 --plan llama --workspace --out other
@@ -69,15 +69,15 @@ says 2 "elements, from" "$program" cat "$state" 'model.embed_tokens.weight[99999
 says 2 "no tensor's name" "$program" stats "$state" 'x.*'
 [ "$(sums)" = "$before" ] || fail "something changed"
 
-# Faults while states are written leave nothing that would be taken for one.
+# Faults while states are written leave no file that looks like a state.
 for fault in pwrite:ENOSPC:5 fsync:EIO:2 rename:EIO:2; do
   says 2 "" env MUSTER_FAULT=$fault "$program" shard model --ranks 3 --plan llama --workspace --out broken
   [ -z "$(ls broken 2> /dev/null | grep -v -e muster-workspace.json -e config.json -e tokenizer)" ] || fail "$fault: left: $(ls broken)"
   rm -rf broken
 done
 
-# States grow in the workspace, whatever file system the current directory is on. What a killed run has begun lies there
-# until the next one.
+# States are written in the workspace, whichever file system has the current directory. The next run removes the
+# unfinished files of a killed run.
 elsewhere=$(mktemp -d /dev/shm/other-disk-XXXXXX) || exit 1
 trap 'rm -rf "$work" "$elsewhere"' EXIT
 (cd "$elsewhere" && "$program" shard "$work/model" --ranks 2 --plan llama --workspace --out "$work/far") > "$out" 2>&1 || fail "from elsewhere: $(cat "$out")"
@@ -93,7 +93,7 @@ says 0 "generation 1" "$program" shard model --ranks 2 --plan llama --workspace 
 [ -z "$(ls -A far | grep growing)" ] || fail "left behind: $(ls -A far)"
 rm -r far
 
-# A state that is torn, and one that has changed.
+# A truncated state, and a modified one.
 cp -r plain torn
 victim=$(ls torn/state-*-r1-*.h5)
 flip "$victim" $(($(stat -c %s "$victim") / 2))
@@ -109,7 +109,7 @@ says 2 "no generation of which all 4 ranks" "$program" export torn --plan auto -
 says 1 "no complete state of rank 1" "$program" verify torn
 rm -r torn
 
-# A FIFO under a state's name is no state, and nobody waits for it.
+# A FIFO under a state's name is not a state, and no command waits for it.
 cp -r plain pipe
 mkfifo "pipe/$(basename "$(ls plain/state-*-r1-*.h5)" | sed s/-g1/-g2/)"
 says 1 "has the name of a state, and is none" timeout 20 "$program" verify pipe
@@ -118,7 +118,7 @@ says 0 "same" timeout 20 "$program" diff pipe plain
 says 2 "no regular file" timeout 20 "$program" show pipe/state-*-g2.h5
 rm -r pipe
 
-# Conversion there and back.
+# Conversion in both directions.
 first=$(ls model/*.safetensors | head -1)
 says 0 "tensors" "$program" convert "$first" one.h5
 says 0 "tensors" "$program" convert "$first" small.h5 --compress zstd:3
@@ -141,7 +141,8 @@ for fault in pwrite:ENOSPC:2 fsync:EIO:1 rename:EIO:1; do
   done
 done
 
-# What h5repack makes of a state has a commit mark that is not its own: HDF5 like any other, and no state.
+# A state rewritten by h5repack has a copied commit mark that does not match it: it is an ordinary HDF5 file, and not a
+# state.
 if command -v h5repack > /dev/null && h5repack "$state" repacked.h5 2> /dev/null; then
   says 0 "model.embed_tokens.weight" "$program" ls repacked.h5
   says 0 "incomplete: " "$program" show repacked.h5 --issues
@@ -164,14 +165,14 @@ says 0 " removed" "$program" gc plain --older-than 0s --yes
 says 0 "0 jobs" "$program" ls plain
 says 2 "age" "$program" gc plain --older-than soon
 
-# The doctor finds the machine well enough for these tests, and leaves the workspace as it is.
+# The doctor reports no problem on a machine that can run these tests, and leaves the workspace unchanged.
 there=$(ls -A packed)
 says 0 "file system" "$program" doctor packed
 [ "$(ls -A packed)" = "$there" ] || fail "the doctor left something: $(ls -A packed)"
 says 0 '"healthy": true' "$program" doctor packed --json
 says 1 "bad" "$program" doctor nowhere
 
-# Completion knows every command, and completes options and paths.
+# Completion covers every command, its options and paths.
 "$program" completion bash > .log/completion && bash -n .log/completion || fail "the completion of bash is no script"
 completed=$(bash -c 'source "$1"; COMP_WORDS=(muster show --s); COMP_CWORD=2; COMPREPLY=(); _muster; echo "${COMPREPLY[*]}"
   COMP_WORDS=(muster show --sort n); COMP_CWORD=3; COMPREPLY=(); _muster; echo "${COMPREPLY[*]}"
@@ -197,7 +198,7 @@ for command in $commands; do
   grep -q "^\.SS $command$" .log/muster.1 || fail "the manual page lacks $command"
 done
 
-# Headers alone: few reads, whatever the file's size.
+# Only headers are read: few reads, whatever the size of the file.
 if command -v strace > /dev/null && strace -o .log/trace true 2> /dev/null; then
   strace -f -y -e trace=pread64,read,preadv,readv -o .log/trace "$program" show one.h5 > /dev/null
   reads=$(grep -c "one\.h5" .log/trace)

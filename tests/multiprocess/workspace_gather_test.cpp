@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gathers, merges and streams through a workspace: what is left, and who hears of what went wrong.
+// Gathers, merges and streams through a workspace: the remaining files, and the ranks that receive errors.
 
 #include <unistd.h>
 
@@ -39,7 +39,7 @@ std::string words_of_gather(SyncGroup& group, ErrorKind kind, const GatherOption
 
 }  // namespace
 
-TEST_CASE("gathers, merges and streams over a workspace that is given; nothing is left") {
+TEST_CASE("gathers, merges and streams over a given workspace; no file remains") {
   const TemporaryDirectory directory;
   const std::string path = directory / "w";
   run_ranks(4, [&](SyncGroup& group) {
@@ -48,7 +48,7 @@ TEST_CASE("gathers, merges and streams over a workspace that is given; nothing i
       for (const std::optional<int> level : {std::optional<int>(), std::optional<int>(1)}) {
         const GatherOptions options{.workspace = {.path = path, .zstd_level = level}};
         const Config mine = layer_of(rank);
-        // One rank has none.
+        // One rank passes no config.
         const auto all = get_configs_parallel(rank == 3 ? nullptr : &mine, ranks_from(first, 4), group, options);
         if (rank == first)
           for (std::size_t i = 0; i < 4; ++i) {
@@ -65,7 +65,7 @@ TEST_CASE("gathers, merges and streams over a workspace that is given; nothing i
         const Model model = [](int from, std::uint64_t layer) { return layer_of(from, static_cast<int>(layer)); };
         stream_and_check(group, ranks_from(first, 4), 20, model, {.workspace = {.path = path, .zstd_level = level}});
       }
-    // A list of some ranks, and two at a time.
+    // Lists of some of the ranks, and two at a time.
     const Tensor tensor = pattern(DType::u8, {100}, static_cast<std::uint64_t>(rank));
     const std::vector<int> half = rank % 2 == 0 ? std::vector<int>{2, 0} : std::vector<int>{1, 3};
     const auto some = get_tensors_parallel(tensor, half, group, {.workspace = {.path = path}});
@@ -95,7 +95,7 @@ TEST_CASE("two jobs gather through one workspace at the same time") {
   CHECK(is_clean(path));
 }
 
-TEST_CASE("kept files stay, whole and told by a survey") {
+TEST_CASE("kept files stay complete, and a survey lists them") {
   const TemporaryDirectory directory;
   const std::string path = directory / "w";
   run_ranks(3, [&](SyncGroup& group) {
@@ -113,7 +113,7 @@ TEST_CASE("kept files stay, whole and told by a survey") {
     CHECK(kept.tensors == 2);
     CHECK(join(StateFile::open(path + "/" + kept.entry.file).load()) == layer_of(rank));
   }
-  // Only with an age do they go.
+  // Only an age removes them.
   CHECK(workspace::collect_garbage(path, {.dry_run = false}).removed_files == 0);
   CHECK(workspace::collect_garbage(path, {.dry_run = true, .older_than = 0s}).removed_files == 3);
   CHECK(files_of(path, workspace::NameKind::kept) == 3);
@@ -121,29 +121,29 @@ TEST_CASE("kept files stay, whole and told by a survey") {
   CHECK(is_clean(path));
 }
 
-TEST_CASE("ranks that disagree about the workspace are an error on all, and the group goes on") {
+TEST_CASE("ranks that disagree about the workspace are an error on all, and the group remains usable") {
   const TemporaryDirectory directory;
   const std::string path = directory / "w";
   run_ranks(3, [&](SyncGroup& group) {
     const std::string words = words_of_gather(group, ErrorKind::rank_mismatch,
                                               {.workspace = {.path = group.rank() == 1 ? path : std::string()}});
     RANK_CHECK(words.find("rank 1 workspace") != std::string::npos);
-    // A directory that is only called the same: here, one that is called otherwise and is another.
+    // A directory with the same name may be another one. The test uses another name for another directory.
     const std::string other =
         words_of_gather(group, ErrorKind::argument, {.workspace = {.path = group.rank() == 2 ? path + "2" : path}}, 2);
     RANK_CHECK(other.find("it is not one directory") != std::string::npos);
-    // Called otherwise, and the same.
+    // Another name for the same directory.
     const Tensor mine = pattern(DType::u8, {5000}, 1);
     (void)get_tensors_parallel(mine, ranks_from(0, 3), group,
                                {.workspace = {.path = group.rank() == 2 ? path + "/../w/" : path}});
-    // Proved once, changed on one rank only.
+    // The path was verified once, and then changed on one rank only.
     const std::string changed =
         words_of_gather(group, ErrorKind::argument, {.workspace = {.path = group.rank() == 1 ? path + "3" : path}}, 1);
     RANK_CHECK(changed.find("change the path on all ranks") != std::string::npos);
     (void)words_of_gather(group, ErrorKind::argument, {.route = Route::shm, .workspace = {.path = path}});
     (void)words_of_gather(group, ErrorKind::argument, {.workspace = {.keep_files = true}});
     (void)words_of_gather(group, ErrorKind::unsupported, {.route = Route::workspace});
-    // What cannot be a workspace on one rank is an error on all.
+    // A path that cannot be a workspace on one rank is an error on all.
     if (group.rank() == 0) write_text(path + "-file", "x");
     group.barrier();
     const std::string file = words_of_gather(group, ErrorKind::argument, {.workspace = {.path = path + "-file"}}, 0);
@@ -153,7 +153,8 @@ TEST_CASE("ranks that disagree about the workspace are an error on all, and the 
   for (const char* end : {"", "2", "3"}) CHECK(is_clean(path + end));
 }
 
-TEST_CASE("a rank whose disk fails is named by all, whoever it is; nothing is left, and the group goes on") {
+TEST_CASE(
+    "a rank whose disk fails is named by all, whichever rank it is; no file remains, and the group remains usable") {
   const TemporaryDirectory directory;
   const std::string path = directory / "w";
   run_ranks(3, [&](SyncGroup& group) {
@@ -168,14 +169,14 @@ TEST_CASE("a rank whose disk fails is named by all, whoever it is; nothing is le
       RANK_CHECK(words.find("exchange-") != std::string::npos || words.find("growing") != std::string::npos);
     }
     {
-      // What the first rank cannot read.
+      // A file that the root cannot read.
       std::optional<FailingCall> fault;
       if (group.rank() == 0) fault.emplace(CallToFail{.call = "open", .path = "exchange-", .error = EIO});
       const std::string words = words_of_gather(group, ErrorKind::io, {.workspace = {.path = path}}, 0);
       RANK_CHECK(words.find("reading what rank 1") != std::string::npos);
     }
     {
-      // What it sees late.
+      // A file that becomes visible to the root late.
       std::optional<FailingCall> fault;
       if (group.rank() == 0)
         fault.emplace(CallToFail{.call = "open", .path = "exchange-", .error = ENOENT, .times = 5});
@@ -187,7 +188,7 @@ TEST_CASE("a rank whose disk fails is named by all, whoever it is; nothing is le
   CHECK(is_clean(path));
 }
 
-TEST_CASE("a killed sender and a killed first rank are named; what they leave is proved to be nobody's") {
+TEST_CASE("a killed sender and a killed root are named; their files are proved to be abandoned") {
   for (const int victim : {0, 1}) {
     CAPTURE(victim);
     const TemporaryDirectory directory;

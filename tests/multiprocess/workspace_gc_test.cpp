@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a survey says of a workspace, and what a clean-up takes and leaves.
+// The report of a survey of a workspace, and the files that a clean-up deletes and keeps.
 
 #include "src/workspace/gc.hpp"
 
@@ -50,7 +50,7 @@ const GcItem& item_of(const GcReport& report, const std::string& file) {
 
 }  // namespace
 
-TEST_CASE("a survey tells jobs, ranks, generations, what is incomplete and why") {
+TEST_CASE("a survey lists jobs, ranks, generations, and incomplete files with the reason") {
   const TemporaryDirectory directory;
   for (const std::uint64_t generation : {1, 2}) {
     write_state(directory, job_a, 0, 3, generation);
@@ -86,12 +86,12 @@ TEST_CASE("a survey tells jobs, ranks, generations, what is incomplete and why")
   CHECK(survey.temporary[0].writer == os::Life::dead);
   REQUIRE(survey.foreign.size() == 2);
   CHECK(survey.files == 10);
-  // Names alone.
+  // Only names are read.
   const Survey quick = workspace::survey(directory.path(), {.open_states = false});
   CHECK(quick.jobs[0].common_generation == 2);
 }
 
-TEST_CASE("ranks that are missing are told; a name that claims two thousand million ranks costs nothing") {
+TEST_CASE("missing ranks are listed; a name that claims two thousand million ranks costs nothing") {
   const TemporaryDirectory directory;
   write_state(directory, job_a, 1, 4, 1);
   write_text(
@@ -106,7 +106,7 @@ TEST_CASE("ranks that are missing are told; a name that claims two thousand mill
   }
 }
 
-TEST_CASE("what is no workspace is not surveyed") {
+TEST_CASE("a directory that is not a workspace is not surveyed") {
   const TemporaryDirectory directory;
   CHECK(workspace::survey(directory.path()).marked == Marked::empty);
   CHECK(has(words_of(ErrorKind::not_found, [&] { workspace::survey(directory / "none"); }), "there is no workspace"));
@@ -115,7 +115,7 @@ TEST_CASE("what is no workspace is not surveyed") {
   CHECK(has(words_of(ErrorKind::argument, [&] { workspace::survey(directory.path()); }), "nothing in it is Muster's"));
 }
 
-TEST_CASE("a clean-up takes what is proved dead, and the rest only with an age; the rules of gc.hpp") {
+TEST_CASE("a clean-up deletes files of dead processes, and the rest only with an age; the rules of gc.hpp") {
   const TemporaryDirectory directory;
   write_state(directory, job_a, 0, 1, 1);
   write_state(directory, job_a, 0, 1, 2);
@@ -138,7 +138,7 @@ TEST_CASE("a clean-up takes what is proved dead, and the rest only with an age; 
     }
   }
   write_text(directory / "mine.txt", "x");
-  // File groups: all dead, one alive, all left, one elsewhere.
+  // File groups: all processes dead, one alive, all left, one on another host.
   const auto group = [&](char digit, const std::vector<std::pair<int, os::ProcessIdentity>>& members,
                          const std::vector<int>& gone) {
     const std::string path = directory / file_name({.kind = NameKind::job, .job = std::string(32, digit)});
@@ -164,7 +164,7 @@ TEST_CASE("a clean-up takes what is proved dead, and the rest only with an age; 
              "");
 
   const GcReport dry = collect_garbage(directory.path());
-  // Four files; two directories of file groups with 3 and 5 files, and a meeting with one.
+  // Four files, two directories of file groups with 3 and 5 files, and a rendezvous directory with one.
   CHECK(dry.removed_files == 4 + 3 + 5 + 1);
   for (const Kinds& kinds : passing) {
     CHECK(item_of(dry, kinds.dead).verdict == GcVerdict::remove);
@@ -187,7 +187,7 @@ TEST_CASE("a clean-up takes what is proved dead, and the rest only with an age; 
   for (const GcItem& item : wet.items)
     CHECK(std::filesystem::exists(directory / item.file) == (item.verdict == GcVerdict::keep));
 
-  // With an age: a job's states together, by its newest.
+  // With an age: the states of a job together, by the newest.
   const auto state = [&](const std::string& job, std::uint64_t generation) {
     return file_name({.kind = NameKind::state, .job = job, .rank = 0, .world_size = 1, .generation = generation});
   };
@@ -204,7 +204,9 @@ TEST_CASE("a clean-up takes what is proved dead, and the rest only with an age; 
   CHECK(item_of(old, passing[3].elsewhere).age >= 71h);
 }
 
-TEST_CASE("a file that is not Muster's in a job's folder or a meeting stays, with its folder, whatever its age") {
+TEST_CASE(
+    "a file that Muster did not write is kept in a job's folder or a rendezvous directory, with the folder, whatever "
+    "its age") {
   const TemporaryDirectory directory;
   const std::string job = file_name({.kind = NameKind::job, .job = job_a});
   const std::string meeting = file_name({.kind = NameKind::meeting, .random = std::string(16, '7')});
@@ -223,13 +225,13 @@ TEST_CASE("a file that is not Muster's in a job's folder or a meeting stays, wit
     CHECK(std::filesystem::exists(directory / (folder + "/mine")));
   }
   CHECK(report.removed_files == 0);
-  // What a group's last rank removes when it leaves.
+  // The files that the last rank of a group removes when it leaves.
   remove_group_directory(directory / job);
   CHECK(!std::filesystem::exists(directory / member));
   CHECK(read_text(directory / (job + "/notes.txt")) == "mine");
 }
 
-TEST_CASE("what killed writers leave, the next start takes") {
+TEST_CASE("the next start removes the files of killed writers") {
   const TemporaryDirectory directory;
   for (int turn = 0; turn < 3; ++turn) {
     Ranks ranks(2, [&](int rank) {

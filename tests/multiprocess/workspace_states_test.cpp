@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// NFSWorkspace: which state a number names, which states stay, and what is read after a restart.
+// NFSWorkspace: the state that a step number selects, the states that are kept, and the states that are read after a
+// restart.
 
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -36,7 +37,7 @@ bool is_state(const std::optional<WorkspaceState>& read, int rank, std::uint64_t
   return read && read->generation == generation && join(read->state) == state_of(rank, generation);
 }
 
-/// Of one rank, whatever the job.
+/// Returns the steps of one rank's states, of any job.
 Generations there(const std::string& directory, int rank) {
   Generations generations;
   for (const auto& entry : std::filesystem::directory_iterator(directory))
@@ -54,7 +55,7 @@ int record_sync(std::string_view call, std::string_view path) {
 
 }  // namespace
 
-TEST_CASE("a step is a number of the user's, by which states are read") {
+TEST_CASE("a step is the user's number, and selects states for reading") {
   const TemporaryDirectory directory;
   NFSWorkspace workspace(directory / "w", single_group(), {.durable = false, .generations_kept = 4});
   for (const std::uint64_t step : {0, 10, 30})
@@ -78,7 +79,7 @@ TEST_CASE("a step is a number of the user's, by which states are read") {
   CHECK(workspace::choose_common_states(directory / "begin", {}).states.at(0).generation == 0);
 }
 
-TEST_CASE("the last generation that all ranks have stays, however far one rank is ahead") {
+TEST_CASE("the last generation that all ranks have is kept, however far one rank is ahead") {
   const TemporaryDirectory directory;
   const std::string path = directory / "w";
   run_ranks(3, [&](SyncGroup& group) {
@@ -93,14 +94,14 @@ TEST_CASE("the last generation that all ranks have stays, however far one rank i
             is_state(workspace.read_configs_and_weights_from_rank(rank, {.on_all_ranks = true}), rank, generation));
       group.barrier();
     };
-    // A rank that has not written yet is not waited for.
+    // Deletion does not wait for a rank that has not written yet.
     if (group.rank() == 0)
       for (const std::uint64_t step : {1, 2, 3}) write(step);
     RANK_CHECK(group.rank() != 0 || (there(path, 0) == Generations{2, 3}));
     group.barrier();
     if (group.rank() != 0) write(3);
     common(3);
-    // One is ahead by more than is kept, one leaves a step out.
+    // Rank 0 is ahead by more steps than are kept. Another rank skips a step.
     if (group.rank() == 0)
       for (const std::uint64_t step : {4, 5, 6, 7, 8}) write(step);
     if (group.rank() == 1) write(4);
@@ -118,7 +119,7 @@ TEST_CASE("the last generation that all ranks have stays, however far one rank i
   });
 }
 
-TEST_CASE("ranks that write and remove as fast as they can have a generation in common at every moment") {
+TEST_CASE("ranks that write and remove as fast as they can always have a generation in common") {
   const TemporaryDirectory directory;
   const std::string path = directory / "w";
   run_ranks(3, [&](SyncGroup& group) {
@@ -133,12 +134,12 @@ TEST_CASE("ranks that write and remove as fast as they can have a generation in 
   });
 }
 
-TEST_CASE("after a restart the states of the earlier job are read, by whatever ranks there are then") {
+TEST_CASE("after a restart the states of the earlier job are read, whatever the number of ranks") {
   const TemporaryDirectory directory;
   const std::string path = directory / "w";
   const WorkspaceQuery newest{.job = WorkspaceJob::newest};
   const WorkspaceQuery together{.on_all_ranks = true, .job = WorkspaceJob::newest};
-  // Rank 0 comes one step further than the others, then all end.
+  // Rank 0 writes one step more than the others, then all ranks exit.
   run_ranks(3, [&](SyncGroup& group) {
     NFSWorkspace workspace(path, group.shared_from_this());
     for (const std::uint64_t step : {100, 200})
@@ -159,7 +160,7 @@ TEST_CASE("after a restart the states of the earlier job are read, by whatever r
         is_state(workspace.read_configs_and_weights_from_rank(2, {.step = 100, .job = WorkspaceJob::newest}), 2, 100));
     RANK_CHECK(!workspace.read_configs_and_weights_from_rank(3, newest));
     RANK_CHECK(!workspace.read_configs_and_weights_from_rank(0, {.at_least = 301, .job = WorkspaceJob::newest}));
-    // While the ranks of the new job have not all written, the earlier one's are what there is together.
+    // Until all ranks of the new job have written, only the earlier job has a state on all ranks.
     group.barrier();
     if (group.rank() == 0) workspace.write_configs_and_weights(state_of(0, 1));
     group.barrier();
@@ -172,11 +173,11 @@ TEST_CASE("after a restart the states of the earlier job are read, by whatever r
     group.barrier();
     RANK_CHECK(is_state(workspace.read_configs_and_weights_from_rank(1, together), 1, 1));
   });
-  // Nothing of the earlier job went.
+  // No state of the earlier job was deleted.
   CHECK(there(path, 2) == Generations{100, 200});
 }
 
-TEST_CASE("the directories that a workspace makes and its mark are on the disk before it is used") {
+TEST_CASE("the directories of a workspace and its marker file are on disk before it is used") {
   const TemporaryDirectory directory;
   synced.clear();
   os::set_fault_hook(record_sync);
@@ -188,7 +189,7 @@ TEST_CASE("the directories that a workspace makes and its mark are on the disk b
       synced, [](const std::string& path) { return path.find("muster-workspace.json") != std::string::npos; }));
 }
 
-TEST_CASE("a mark that a power cut has emptied is made anew, and refuses nobody") {
+TEST_CASE("a marker file that a power failure has emptied is written again, and refuses no rank") {
   const TemporaryDirectory directory;
   const std::string path = directory / "w";
   NFSWorkspace(path, single_group()).write_configs_and_weights(state_of(0, 1));
@@ -204,7 +205,7 @@ TEST_CASE("a mark that a power cut has emptied is made anew, and refuses nobody"
   }
 }
 
-TEST_CASE("a file size limit is an error of a workspace and of a state, and leaves what was there") {
+TEST_CASE("a file size limit is an error of a workspace and of a state, and keeps the existing files") {
   const TemporaryDirectory directory;
   NFSWorkspace workspace(directory / "w", single_group());
   workspace.write_configs_and_weights(state_of(0, 1));
@@ -218,7 +219,7 @@ TEST_CASE("a file size limit is an error of a workspace and of a state, and leav
   ::setrlimit(RLIMIT_FSIZE, &ordinary);
   for (const std::string& words : all) CHECK(has(words, "ulimit -f"));
   CHECK((there(directory / "w", 0) == Generations{1}));
-  CHECK(directory.count() == 4);  // two directories, a mark, a state
+  CHECK(directory.count() == 4);  // two directories, a marker file and a state
 }
 
 TEST_CASE("a forked child removes none of its parent's files") {
@@ -238,7 +239,7 @@ TEST_CASE("a forked child removes none of its parent's files") {
 }
 
 TEST_CASE(
-    "a FIFO, a directory or a link to nothing under a state's name is an error of its reader, who does not wait") {
+    "a FIFO, a directory or a dangling link under a state's name is an error of its reader, which does not wait") {
   const TemporaryDirectory directory;
   NFSWorkspace workspace(directory / "w", single_group(), {.timeout = std::chrono::milliseconds(200)});
   workspace.write_configs_and_weights(state_of(0, 1));
@@ -252,13 +253,13 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a file system that is not known is treated like a network's") {
+TEST_CASE("an unknown file system is treated like a network file system") {
   CHECK(os::file_system_of("/proc").is_network);
   CHECK(os::ReadableFile::open("/proc/self/stat").is_remote());
   CHECK(!os::file_system_of("/dev/shm").is_network);
 }
 
-TEST_CASE("making a workspace removes what dead processes of this host left unfinished, and nothing else") {
+TEST_CASE("creating a workspace removes unfinished files of dead processes on this host, and nothing else") {
   const TemporaryDirectory directory;
   const std::string path = directory / "w";
   NFSWorkspace(path, single_group()).write_configs_and_weights(state_of(0, 1));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NFSWorkspace: what is written, what is read, and what a failure leaves.
+// NFSWorkspace: writing, reading, and the files left after a failure.
 
 #include "muster/workspace.hpp"
 
@@ -32,7 +32,7 @@ TEST_CASE("a workspace without a path is not initialised") {
   CHECK(!NFSWorkspace().is_initialized());
 }
 
-TEST_CASE("states: written, read, counted, and only so many kept") {
+TEST_CASE("states: written, read and counted, with a limited number kept") {
   const TemporaryDirectory directory;
   const auto group = single_group();
   NFSWorkspace workspace(directory / "deep/er", group);
@@ -48,12 +48,12 @@ TEST_CASE("states: written, read, counted, and only so many kept") {
     CHECK(!workspace.read_configs_and_weights_from_rank(0, static_cast<std::uint64_t>(turn) + 1));
   }
   CHECK(files_of(workspace.path(), workspace::NameKind::state) == 2);
-  // What was read stays when its file has gone.
+  // A result that was read remains valid after its file is deleted.
   const auto held = workspace.read_configs_and_weights_from_rank(0);
   for (int turn = 5; turn < 8; ++turn) workspace.write_configs_and_weights(layer_of(0, turn));
   CHECK(!std::filesystem::exists(held->path));
   CHECK(join(held->state) == layer_of(0, 4));
-  // A second one of the same group goes on counting, and finds what is there.
+  // A second workspace of the same group continues the count and finds the existing files.
   NFSWorkspace again(directory / "deep/er", group, {.zstd_level = 1, .durable = false, .generations_kept = 1});
   CHECK(again.read_configs_and_weights_from_rank(0)->generation == 7);
   CHECK(again.write_configs_and_weights(layer_of(0, 8)) == 8);
@@ -61,7 +61,7 @@ TEST_CASE("states: written, read, counted, and only so many kept") {
   CHECK(files_of(workspace.path(), workspace::NameKind::state) == 1);
 }
 
-TEST_CASE("weights beside a config, configs without tensors, and what cannot be") {
+TEST_CASE("weights beside a config, configs without tensors, and invalid inputs") {
   const TemporaryDirectory directory;
   NFSWorkspace workspace(directory / "w", single_group());
   const std::vector<NamedTensor> weights = {{"a", pattern(DType::f8_e4m3fn, {7, 9}, 1)},
@@ -84,10 +84,10 @@ TEST_CASE("weights beside a config, configs without tensors, and what cannot be"
   CHECK(join(workspace.read_configs_and_weights_from_rank(0)->state) == plain);
 }
 
-TEST_CASE("each rank writes, each reads all; at_least and a barrier make it the newest") {
+TEST_CASE("each rank writes, each reads all; with at_least and a barrier it reads the newest") {
   const TemporaryDirectory directory;
   run_ranks(3, [&](SyncGroup& group) {
-    // A subgroup without rank 0 makes the directory as well.
+    // A subgroup without rank 0 also creates the directory.
     if (group.rank() == 0) std::this_thread::sleep_for(20ms);
     NFSWorkspace workspace(directory / "w", group.shared_from_this());
     for (int turn = 1; turn <= 5; ++turn) {
@@ -102,7 +102,7 @@ TEST_CASE("each rank writes, each reads all; at_least and a barrier make it the 
   });
 }
 
-TEST_CASE("a reader gets the state before, the next one, or none: never a mixture") {
+TEST_CASE("a reader gets the previous state, the next one, or no state: never a mixture") {
   const TemporaryDirectory directory;
   run_ranks(2, [&](SyncGroup& group) {
     NFSWorkspace workspace(directory / "w", group.shared_from_this(), {.durable = false});
@@ -123,7 +123,7 @@ TEST_CASE("a reader gets the state before, the next one, or none: never a mixtur
   });
 }
 
-TEST_CASE("two jobs in one workspace do not meet, and remove nothing of each other") {
+TEST_CASE("two jobs in one workspace stay separate, and delete no files of each other") {
   const TemporaryDirectory directory;
   const auto a = single_group();
   const auto b = single_group();
@@ -137,7 +137,7 @@ TEST_CASE("two jobs in one workspace do not meet, and remove nothing of each oth
   CHECK(workspace::survey(directory / "w").jobs.size() == 2);
 }
 
-TEST_CASE("what cannot be a workspace is refused with a word, and not changed") {
+TEST_CASE("a directory that cannot be a workspace is refused with an error, and not changed") {
   const TemporaryDirectory directory;
   const auto make = [&](const std::string& path) { NFSWorkspace workspace(path, single_group()); };
   write_text(directory / "file", "x");
@@ -164,7 +164,7 @@ TEST_CASE("what cannot be a workspace is refused with a word, and not changed") 
     const FailingCall full({.call = "create", .path = "w2", .error = ENOSPC});
     CHECK(has(words_of(ErrorKind::no_space, [&] { make(directory / "w2"); }), "No space left"));
   }
-  // A directory that goes away under a workspace.
+  // The directory is deleted while a workspace uses it.
   NFSWorkspace workspace(directory / "w3", single_group());
   workspace.write_configs_and_weights({});
   std::filesystem::remove_all(directory / "w3");
@@ -172,8 +172,7 @@ TEST_CASE("what cannot be a workspace is refused with a word, and not changed") 
   CHECK_THROWS_AS(workspace.write_configs_and_weights({}), Error);
 }
 
-TEST_CASE(
-    "a write that fails, wherever it fails, leaves the state before it, nothing else, and does not shift the count") {
+TEST_CASE("a write that fails at any call leaves only the earlier state, and does not change the count") {
   const TemporaryDirectory directory;
   NFSWorkspace workspace(directory / "w", single_group());
   workspace.write_configs_and_weights(layer_of(0, 1));
@@ -198,7 +197,7 @@ TEST_CASE(
           }
         }
         if (!has_failed) {
-          // There are not that many such calls.
+          // There are fewer such calls than `last`.
           before = test::names_in(workspace.path());
           ++last;
         }
@@ -208,7 +207,7 @@ TEST_CASE(
       }
 }
 
-TEST_CASE("what reading finds stale is read again; what stays wrong is told with its path") {
+TEST_CASE("a stale read is repeated; a persistent error is reported with its path") {
   const TemporaryDirectory directory;
   NFSWorkspace workspace(directory / "w", single_group(), {.timeout = 400ms});
   workspace.write_configs_and_weights(layer_of(0, 1));
@@ -229,7 +228,7 @@ TEST_CASE("what reading finds stale is read again; what stays wrong is told with
     const FailingCall fault({.call = "pread", .path = "state-", .error = EIO, .times = 1});
     CHECK(has(words_of(ErrorKind::io, [&] { (void)workspace.read_configs_and_weights_from_rank(0); }), "EIO"));
   }
-  // Damage is damage: what is on this host's disk does not mend.
+  // Damage is not retried: this host's disk does not return other data later.
   const std::string path = workspace.read_configs_and_weights_from_rank(0)->path;
   std::string bytes = read_text(path);
   bytes[100] ^= 1;
@@ -239,7 +238,7 @@ TEST_CASE("what reading finds stale is read again; what stays wrong is told with
   CHECK(std::chrono::steady_clock::now() - since < 900ms);
 }
 
-TEST_CASE("a renamed state is not taken for another rank's") {
+TEST_CASE("a renamed state is not accepted as another rank's") {
   const TemporaryDirectory directory;
   const auto group = single_group();
   NFSWorkspace workspace(directory / "w", group);

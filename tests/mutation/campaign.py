@@ -24,7 +24,7 @@ from mutants import Mutant, find_mutants, rewrite, select
 
 HERE = Path(__file__).resolve().parent
 HEADER_SIZE = 64
-# Tests of the tree or of other software, tests under mpiexec or on a device, and campaigns.
+# Not run: tests of the tree or of other software, tests under mpiexec or on a device, and campaigns.
 IN_NAMESPACE = "MUSTER_MUTATION_NAMESPACE"
 LEFT_OUT = r"interop|minilm|^python|mpiexec|slurm|real devices|^format$|^header|consumer|preloaded|^mutation|campaign"
 
@@ -50,7 +50,7 @@ class Campaign:
         self.mutants, self.dropped, self.tests, self.usual, self.places, self.results = {}, {}, {}, {}, {}, {}
         self.keys = ("mutants", "dropped", "usual", "places", "results")
 
-    # Every part of the work that is done can be resumed.
+    # A resumed campaign reuses every finished part of the work.
     def save(self):
         if self.arguments.resume:
             text = json.dumps({"options": self.options(), **{key: getattr(self, key) for key in self.keys}}, indent=1)
@@ -99,7 +99,7 @@ class Campaign:
         (self.tree / "mutant.hpp").write_text(header.replace("#pragma once\n", "#pragma once\n" + values, 1))
 
     def enter(self):
-        """Puts the copy at the place of the tree, for this process and its children: a compiler cache knows its files there."""
+        """Mounts the copy over the tree, for this process and its children, because a compiler cache knows its files by that path."""
         self.build = self.tree / "build-test"
         if not os.environ.get(IN_NAMESPACE):
             return
@@ -108,7 +108,7 @@ class Campaign:
             place.mkdir(parents=True, exist_ok=True)
             subprocess.run(["mount", "--bind", self.scratch, place], check=True)
         if self.arguments.resume:
-            # A relative path stays in the folder that it was in.
+            # A relative path keeps its folder.
             os.chdir(Path(self.arguments.resume).parent)
             self.arguments.resume = Path(self.arguments.resume).name
         subprocess.run(["mount", "--rbind", self.tree, self.root], check=True)
@@ -166,12 +166,12 @@ class Campaign:
         files = {file for test in names for target in test["depends"] for file in outputs.get(target, [])}
         return sorted(str(Path(file).relative_to(self.build)) for file in files)
 
-    # Tests.
+    # Runs of tests.
     def state(self, lane):
         return self.scratch / f"state-{lane}"
 
     def run(self, name, number, lane, limit):
-        """How long the test took, its end (an exit status, "time") and the places that it evaluated."""
+        """Returns the duration of the test, its end (an exit status, "time") and the places that it evaluated."""
         test = self.tests[name]
         state, place = self.state(lane), self.scratch / f"run-{lane}"
         state.write_bytes(struct.pack("=i", number).ljust(self.state_size, b"\0"))
@@ -182,7 +182,7 @@ class Campaign:
         environment.pop(IN_NAMESPACE, None)
         if self.arguments.jobs > 1:
             environment["MUSTER_MUTANT_STATE"] = str(state)
-        # A mutant may leave files in /dev/shm: they end with the test.
+        # A mutant may leave files in /dev/shm, which are removed with the test.
         fence = ["unshare", "--mount", "bash", "-c", 'mount -t tmpfs none /dev/shm && exec "$@"', "fence"] if self.fenced else []
         began = time.monotonic()
         with open(self.scratch / f"output-{lane}", "wb") as output:

@@ -16,7 +16,7 @@ def children():
             if name.isdigit() and int(open(f"/proc/{name}/stat").read().rpartition(")")[2].split()[1]) == os.getpid():
                 found.append(int(name))
         except (OSError, IndexError):
-            pass  # it has ended meanwhile
+            pass  # the process has ended
     return found
 
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Included into sources by campaign.py. One file, mapped before anything else runs, says which mutant is on, and takes
-// a byte for each place that was evaluated: signal handlers, forked children and fenced processes need no call for it.
+// campaign.py includes this file into the sources. Every program maps one file before anything else runs. The file has
+// the number of the active mutant, and one byte for each place, which is set when the place is evaluated. This works
+// without a call in signal handlers, forked children and sandboxed processes.
 #include <fcntl.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -33,8 +34,8 @@ inline int active = -1;
   seen = static_cast<unsigned char*>(place) + header_size;
 }
 
-// `key` is a variable that only the compiler's linker knows: code in which nothing depends on the mutant does not name
-// it.
+// `key` is a weak variable, so the compiler does not know its value. Code in which nothing depends on the mutant has no
+// reference to it.
 inline bool is_on(int number, const int& key) {
   if (may_write && seen[number] == 0) seen[number] = 1;
   return active == key;

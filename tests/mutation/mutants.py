@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Places in C++ sources where one change can be switched on, and sources with several of them.
+"""Finds places in C++ sources where one change can be switched on, and writes sources with several of them.
 
-It works on text, not on a compiler's tree: statements and conditions are found by brackets, keywords and the spaces that clang-format
+It works on text, not on a syntax tree. It finds statements and conditions by brackets, keywords and the spaces that
+clang-format
 puts around binary operators. A wrong guess costs a mutant that does not compile, and the campaign drops that.
 """
 import random
 import re
 from collections import namedtuple
 
-# Both forms evaluate MUSTER_MUTANT(n), which records that the place was reached. `text` is `original` with one change, on one line.
+# Both forms evaluate MUSTER_MUTANT(n), which records that the place was evaluated. `text` is `original` with one
+# change, on one line.
 Mutant = namedtuple("Mutant", "path start end line last kind change text")
 
 TOKEN = re.compile(
@@ -26,7 +28,7 @@ DECLARING = set("auto const constexpr constinit static thread_local inline exter
 
 
 def tokens_of(source):
-    """The tokens that count, each with its place; spaces and comments lie between them."""
+    """Returns the tokens except spaces and comments, each with its offset."""
     found = []
     for match in TOKEN.finditer(source):
         kind = match.lastgroup if match.lastgroup != "mark" else "raw"
@@ -195,7 +197,7 @@ class Finder:
         return words > begin and index < end and self.tokens[index].kind == "word" and self.tokens[index - 1].text not in ("::",)
 
     def lambdas(self, opened):
-        """Bodies of lambdas in a bracket, whose statements are places of their own. True if there are some."""
+        """Visits the bodies of lambdas in a bracket, whose statements are separate places. Returns whether there are any."""
         found, index = False, opened
         while index < self.close[opened] or index == opened:
             if self.text(index) == "{":
@@ -273,7 +275,9 @@ def find_mutants(path, source):
 
 
 def select(sources, seed, count):
-    """`count` mutants of {path: source} that do not overlap: a line at random, then a kind of change, then a change of that kind."""
+    """Returns `count` mutants of {path: source} that do not overlap. Each is a random line, then a kind of change, then a
+    change of that kind.
+    """
     chance = random.Random(seed)
     lines, by_line = [], {}
     for path in sorted(sources):
@@ -294,7 +298,7 @@ def select(sources, seed, count):
 
 
 def rewrite(path, source, numbered, header):
-    """`source` with the mutants of {number: mutant}, all switched off until MUSTER_MUTANT says otherwise. Lines keep their numbers."""
+    """Returns `source` with the mutants of {number: mutant}, each of which MUSTER_MUTANT switches on. Lines keep their numbers."""
     for number, mutant in sorted(numbered.items(), key=lambda item: -item[1].start):
         original = source[mutant.start:mutant.end]
         source = source[:mutant.start] + mutant.text.format(n=number).replace("\1", original) + source[mutant.end:]

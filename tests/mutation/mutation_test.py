@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The mutation campaign over a small tree: its choices, its sources, its report, and its refusals."""
+"""Tests the mutation campaign on a small tree: its choices, its sources, its report, and its refusals."""
 import shutil
 import subprocess
 import sys

@@ -18,11 +18,11 @@
 namespace muster::pmpi {
 namespace {
 
-// All ranks have come to the call already.
+// All ranks have already entered the call.
 constexpr std::chrono::seconds meeting_timeout{60};
-// MPI has no deadline. The dead are found without one.
+// MPI has no deadline. Dead ranks are detected without one.
 constexpr std::chrono::hours waiting_timeout{24};
-// The longest time that MPI stands still while a rank waits.
+// The longest time without MPI progress while a rank waits.
 constexpr std::chrono::microseconds between_looks{100};
 
 struct Attribute {
@@ -40,7 +40,7 @@ int make_key() noexcept {
   return key;
 }
 
-/// Looking at a request that never completes moves all others.
+/// Testing a request that never completes makes MPI progress all others.
 std::chrono::nanoseconds let_mpi_go_on() {
   static const MPI_Request never = [] {
     MPI_Request request = MPI_REQUEST_NULL;
@@ -62,7 +62,7 @@ bool is_on_one_host(MPI_Comm comm, int size) noexcept {
   return here == size;
 }
 
-/// Throws as local_group() and ProcessGroup.
+/// Throws the errors of local_group() and ProcessGroup.
 std::unique_ptr<ProcessGroup> meet(const std::string& key, int rank, int size) {
   auto group = std::make_unique<ProcessGroup>(
       *local_group({.key = key, .rank = rank, .size = size, .timeout = meeting_timeout, .numbers = {}}));

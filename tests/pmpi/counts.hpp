@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// How often each function was called, and what way the call went. MPI_Finalize tells it, if MUSTER_PMPI_REPORT is set:
-// a line a function, for the calls of rank 0, in the file of that name, or on stderr if it is "-".
+// Counts the calls of each function, through Muster and through MPI. If MUSTER_PMPI_REPORT is set, MPI_Finalize writes
+// a report to the file of that name, or to stderr if it is "-". It has one line per function, for the calls of rank 0.
 
 #include <cstdint>
 
@@ -25,9 +25,9 @@ enum class Function : std::uint8_t {
 };
 enum class Way : std::uint8_t { muster, mpi };
 
-/// "MPI_Allreduce".
+/// Returns a name like "MPI_Allreduce".
 const char* name_of(Function function) noexcept;
-/// Any thread.
+/// May be called from any thread.
 void count(Function function, Way way) noexcept;
 
 }  // namespace muster::pmpi

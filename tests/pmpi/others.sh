@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Programs of others over libmuster-pmpi. Needs the network once; by hand.
+# Third-party programs with libmuster-pmpi. Needs network access once. Run it by hand.
 set -euo pipefail
 
 usage() {
@@ -29,7 +29,7 @@ shift 3
 library=$build/tests/pmpi/libmuster-pmpi.so
 mpi_library=$(ldd "$build/tests/pmpi/pmpi_program" | sed -nE 's/.*libmpich[^ ]* => ([^ ]*).*/\1/p')
 read -ra ranks <<<"${RANKS:-2 4}"
-limit=600 # seconds, for one program
+limit=600 # seconds, per program
 
 # preloaded REPORT COMMAND...
 preloaded() {
@@ -38,7 +38,7 @@ preloaded() {
   timeout "$limit" "${start[@]}" -n "$count" env LD_PRELOAD="$libraries" MUSTER_PMPI_REPORT="$report" "$@" </dev/null
 }
 plain() { timeout "$limit" "${start[@]}" -n "$count" "$@" </dev/null; }
-# What the reports of rank 0 add up to, by function.
+# Sums the reports of rank 0, by function.
 sum_of() { awk '{ours[$1] += $2; theirs[$1] += $5} END {for (name in ours) print name, ours[name], "through Muster,", theirs[name], "through MPI"}' "$@" | sort; }
 
 imb() {
@@ -49,7 +49,7 @@ imb() {
   export LD_LIBRARY_PATH=$venv/lib I_MPI_ROOT=$venv I_MPI_FABRICS=shm
   start=("$venv/bin/mpiexec.hydra")
   libraries=$library
-  # Its columns: bytes (none for Barrier), repetitions, the shortest, the longest and the average time of the ranks.
+  # The columns are bytes (missing for Barrier), repetitions, and the minimum, maximum and average time of the ranks.
   figures_of() {
     awk -v way="$1" '/^# Benchmarking/ {name = $3} /^ *[0-9]/ {print name, (NF > 4 ? $1 : "-"), way, $NF}' >>"$table"
   }
@@ -83,7 +83,7 @@ mpich() {
   local sources=$place/mpich-sources tests=$place/mpich-tests folder names
   names='U MPI_(Allreduce|Bcast|Reduce|Allgatherv?|Gatherv?|Scatterv?|Alltoallv?|Reduce_scatter(_block)?|Barrier)$'
   if [ ! -d "$sources" ]; then
-    # Sources are not among what most systems ask for.
+    # Most systems do not list source packages, so this uses a separate apt configuration.
     mkdir -p "$place"/apt/{parts,lists/partial,archives/partial}
     sed 's/^deb /deb-src /; s/^Types: deb$/Types: deb-src/' /etc/apt/sources.list.d/debian.sources >"$place/apt/parts/debian.sources"
     local asked=(-o APT::Sandbox::User=root -o Dir::Etc::sourcelist=/dev/null -o Dir::Etc::sourceparts="$place/apt/parts"
@@ -104,11 +104,11 @@ mpich() {
   limit=120
   for count in "${ranks[@]}"; do
     local passed=0 failed=0 skipped=0 line program status reports lists=(testlist)
-    # Thousands of derived types, which go through MPI: it takes minutes if ranks share cores.
+    # testlist.dtp has thousands of derived types, which go through MPI. It takes minutes if ranks share cores.
     [ "$count" -gt "$(nproc)" ] || lists+=(testlist.dtp)
     reports=$(mktemp -d)
     while read -r program line; do
-      # Words of its list: how many ranks it is meant for, and arguments.
+      # Each line of the list has the intended number of ranks and the arguments.
       read -ra words <<<"$(grep -oE 'arg=[^ ]+' <<<"$line" | sed 's/^arg=//' | tr '\n' ' ')"
       nm -u "$program" 2>/dev/null | grep -qE "$names" || continue
       status=0
@@ -122,7 +122,7 @@ mpich() {
           failed=$((failed + 1))
           echo "failed, $count ranks: $program ${words[*]} (status $status): $first"
         else
-          # Most want another number of ranks.
+          # Most of these need another number of ranks.
           skipped=$((skipped + 1))
           echo "skipped, $count ranks, fails without the library, too: $program ${words[*]}: $first"
         fi
@@ -135,7 +135,7 @@ mpich() {
 }
 
 mpi4py() {
-  # 4.0 and later call the functions with large counts of MPI 4, which the library does not have.
+  # 4.0 and later call the large-count functions of MPI 4, which the library does not have.
   local venv=$place/mpi4py version=3.1.6
   if [ ! -d "$venv/tests" ]; then
     python3 -m venv "$venv"
@@ -147,13 +147,13 @@ mpi4py() {
   fi
   cd "$venv/tests"
   start=(mpiexec.mpich)
-  # Python loads MPI late, and for itself alone.
+  # Python loads MPI late, and with local visibility.
   libraries="$library $mpi_library"
   limit=1800
   for count in "${ranks[@]}"; do
     local status=0
     preloaded "$venv/report" "$venv/bin/python" -W ignore runtests.py -q -i test_cco >"$venv/said" 2>&1 || status=$?
-    # Ranks write into each other's lines; a failure of any is the status.
+    # Ranks write into each other's lines. The status reports a failure of any rank.
     echo "$count ranks: status $status; $(grep -oE '^Ran [0-9]+ tests' "$venv/said" | sort | uniq -c | xargs)"
     grep -E '^(FAILED|ERROR:|FAIL:)' "$venv/said" || true
     sum_of "$venv/report"

@@ -8,7 +8,7 @@
 namespace muster::pmpi {
 
 const Type* type_of(MPI_Datatype handle) noexcept {
-  // The most common first.
+  // The most common types first.
   static const std::array types{
       Type{MPI_DOUBLE, DType::f64, Kind::numbers},
       Type{MPI_FLOAT, DType::f32, Kind::numbers},

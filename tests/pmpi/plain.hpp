@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What of MPI's datatypes and operations Muster has, and the caller's buffers as tensors.
+// Conversions: MPI datatypes and operations that Muster has, and the caller's buffers as tensors.
 
 #include <mpi.h>
 
@@ -13,7 +13,7 @@
 
 namespace muster::pmpi {
 
-/// What a datatype's elements are for.
+/// How the elements of a datatype may be used.
 enum class Kind : std::uint8_t { bytes, numbers, truths };
 
 struct Type {
@@ -22,10 +22,10 @@ struct Type {
   Kind kind;
 };
 
-/// None: Muster has no such type.
+/// Returns null if Muster has no such type.
 const Type* type_of(MPI_Datatype handle) noexcept;
 
-/// The reduction that gives the same results; none if there is no such one.
+/// Returns the reduction with the same results, or nullopt.
 std::optional<ReduceOp> reduction_of(MPI_Op op, const Type* type) noexcept;
 
 /// `count` elements at `data`.
@@ -34,7 +34,7 @@ class Elements {
   Elements(const void* data, std::int64_t count, MPI_Datatype type) noexcept
       : data_(data), count_(count), type_(type_of(type)) {}
 
-  /// Whether a tensor can be made of them. What follows is for those.
+  /// Returns whether a tensor can describe them. The other functions require that.
   [[nodiscard]] bool is_plain() const noexcept {
     return type_ != nullptr && count_ >= 0 && (data_ != nullptr || count_ == 0);
   }
@@ -42,21 +42,21 @@ class Elements {
   [[nodiscard]] std::int64_t bytes() const noexcept {
     return is_plain() ? count_ * static_cast<std::int64_t>(itemsize(type_->dtype)) : -1;
   }
-  /// As many elements further on, behind `times` times as many.
+  /// Returns as many elements at an offset of `times` times their size.
   [[nodiscard]] Elements behind(int times) const noexcept {
     Elements other = *this;
     if (bytes() > 0) other.data_ = data() + bytes() * times;
     return other;
   }
-  /// So many times as many elements, from the same address on.
+  /// Returns `times` times as many elements from the same address.
   [[nodiscard]] Elements times(int times) const noexcept {
     Elements all = *this;
     all.count_ *= times;
     return all;
   }
-  /// As bytes: to be moved, whatever they are.
+  /// The elements as bytes, to be moved, whatever their type.
   [[nodiscard]] TensorView moved() const { return {DType::u8, {bytes()}, data_}; }
-  /// As numbers: to be reduced.
+  /// The elements as numbers, to be reduced.
   [[nodiscard]] TensorView reduced() const { return {type_->dtype, {count_}, data_}; }
 
  private:
@@ -65,7 +65,7 @@ class Elements {
   const Type* type_;
 };
 
-/// The caller's memory, for results.
+/// The caller's memory as a tensor for results.
 inline Tensor writable(const TensorView& view) {
   return {view, nullptr, const_cast<std::byte*>(view.data())};
 }
@@ -74,12 +74,12 @@ inline void put(const Elements& to, const TensorView& from) noexcept {
   if (from.nbytes() != 0) std::memcpy(const_cast<std::byte*>(to.data()), from.data(), from.nbytes());
 }
 
-/// Whether both are the same memory, which MPI forbids.
+/// Returns whether both are the same memory, which MPI forbids.
 inline bool is_one_buffer(const Elements& a, const Elements& b) noexcept {
   return a.data() == b.data() && a.bytes() > 0 && b.bytes() > 0;
 }
 
-/// A part of a buffer for each rank, in any order, with gaps.
+/// One part of a buffer for each rank, in any order, with gaps.
 class Parts {
  public:
   Parts(const void* base, const int* counts, const int* displacements, int ranks, MPI_Datatype type);
@@ -88,11 +88,11 @@ class Parts {
   [[nodiscard]] const std::vector<std::int64_t>& bytes() const noexcept { return bytes_; }
   [[nodiscard]] std::int64_t all_bytes() const noexcept { return all_; }
   [[nodiscard]] Elements part(int rank) const noexcept;
-  /// Leaves out a rank's.
+  /// Removes the part of a rank.
   void drop(int rank) noexcept;
-  /// One behind the other: where they are if they lie so, else a copy.
+  /// Returns the parts in succession: in place if they are already contiguous, otherwise a copy.
   [[nodiscard]] Tensor joined() const;
-  /// Writes what lies one behind the other to the parts' places.
+  /// Writes contiguous parts to their places in the buffer.
   void spread(const Tensor& joined) const noexcept;
 
  private:

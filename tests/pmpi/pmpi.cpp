@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives of a program that knows nothing of Muster: preloaded, these functions come before MPI's own.
+// Collectives for a program that does not know Muster: this library is preloaded, so its functions replace those of
+// MPI.
 //
-//  1. A call whose operation or kind of communicator Muster does not have goes through MPI. These are the same on all
-//     ranks.
-//  2. Any other one is a call of the communicator's process group on every rank. A rank whose buffers or datatypes are
-//     not plain makes one that cannot be there: datatypes may differ between ranks, so the others cannot know.
-//  3. What cannot be is an error on all ranks alike, and nothing has moved: then all of them take MPI's way.
-//  4. A failure of the group is MPI's error, by the communicator's error handler.
+//  1. A call whose operation or kind of communicator Muster does not have uses MPI. These are the same on all ranks.
+//  2. Any other call becomes a call of the communicator's process group on every rank. Datatypes may differ between
+//     ranks, so a rank whose buffers or datatypes are not plain cannot inform the others. It makes an invalid call
+//     instead.
+//  3. An invalid call is the same error on all ranks, and no data has moved: then all of them use MPI.
+//  4. A failure of the group becomes an MPI error, through the communicator's error handler.
 
 #include <mpi.h>
 
@@ -22,7 +23,7 @@
 namespace muster::pmpi {
 namespace {
 
-/// Another rank has sent another number of elements than this one has asked for.
+/// Another rank has sent another number of elements than this one expects.
 struct OtherSize {};
 
 int fail(Function function, MPI_Comm comm, int code, const char* words) noexcept {
@@ -37,13 +38,13 @@ int through_mpi(Function function, const Theirs& theirs) {
   return theirs();
 }
 
-/// Whether it is an error of all ranks alike, and nothing has moved.
+/// Returns whether the error is the same on all ranks, and no data has moved.
 bool is_refusal(const ProcessGroup& group, const Error& error) {
   return !group.group().failure() && (error.kind() == ErrorKind::argument || error.kind() == ErrorKind::unsupported ||
                                       error.kind() == ErrorKind::rank_mismatch);
 }
 
-/// `ours` makes the group's call; it returns false, and has made none, if this rank's arguments are not plain.
+/// `ours` makes the group's call. If this rank's arguments are not plain, it makes none and returns false.
 template <class Ours, class Theirs>
 int run(Function function, MPI_Comm comm, const Ours& ours, const Theirs& theirs) {
   ProcessGroup* const group = group_of(comm);
@@ -57,7 +58,7 @@ int run(Function function, MPI_Comm comm, const Ours& ours, const Theirs& theirs
     return fail(function, comm, MPI_ERR_TRUNCATE, "the ranks' counts do not fit each other");
   } catch (const Error& error) {
     if (is_refusal(*group, error)) return through_mpi(function, theirs);
-    group->group().poison(error);  // perhaps this rank's alone
+    group->group().poison(error);  // the error may be only on this rank
     return fail(function, comm, error.kind() == ErrorKind::no_space ? MPI_ERR_NO_MEM : MPI_ERR_OTHER, error.what());
   } catch (const std::bad_alloc&) {
     group->group().poison(Error(ErrorKind::no_space, "out of memory"));
@@ -65,12 +66,12 @@ int run(Function function, MPI_Comm comm, const Ours& ours, const Theirs& theirs
   }
 }
 
-/// What this rank gives: `out`, or a part of it, by MPI_IN_PLACE.
+/// Returns the data that this rank contributes. With MPI_IN_PLACE it is `in_place`, which is `out` or a part of it.
 Elements given(const void* data, std::int64_t count, MPI_Datatype type, const Elements& in_place) {
   return data == MPI_IN_PLACE ? in_place : Elements(data, count, type);
 }
 
-/// Whether they are as many bytes, and not the same ones, which only MPI_IN_PLACE allows.
+/// Returns whether both have equally many bytes and are not the same memory, which only MPI_IN_PLACE allows.
 bool fit(const Elements& in, const Elements& out, const void* data) {
   return in.is_plain() && out.is_plain() && in.bytes() == out.bytes() &&
          (data == MPI_IN_PLACE || !is_one_buffer(in, out));
@@ -273,7 +274,7 @@ int MPI_Scatter(const void* send, int count, MPI_Datatype type, void* recv, int 
         if (!fit(in, out, recv)) return false;
         std::vector<TensorView> parts;
         for (int rank = 0; rank < group.size(); ++rank) parts.push_back(in.behind(rank).moved());
-        // The root's own part stays where it is, which may be memory that nobody may write.
+        // The root's own part is not copied, because its memory may be read-only.
         group.scatter(recv == MPI_IN_PLACE ? Tensor::allocate(DType::u8, {in.bytes()}) : writable(out.moved()), parts,
                       root);
         return true;

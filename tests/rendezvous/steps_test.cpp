@@ -65,7 +65,7 @@ std::shared_ptr<SyncGroup> join(const std::string& kind, const std::string& dire
                      .heartbeat = 100ms});
 }
 
-/// One run: rank `culprit` does its deed at its system call number `step`.
+/// One run: rank `culprit` fails at its system call number `step`.
 class Scene {
  public:
   Scene(std::string kind, Deed deed, int culprit, int step)
@@ -150,7 +150,8 @@ class Scene {
   int culprit_;
   int step_;
   TemporaryDirectory directory_{Medium::memory};
-  SharedWords words_;  // 0: the time of the deed; 1: rank 0 knows the culprit; 2: the culprit joined before its deed
+  SharedWords
+      words_;  // 0: the time of the failure; 1: rank 0 knows the culprit; 2: the culprit joined before its failure
   Ranks processes_;
 };
 

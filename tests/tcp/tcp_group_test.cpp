@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tcp_group() and world() over it: how ranks meet, who is told what if they do not, strangers, and who dies alone.
+// tcp_group() and world() over it: the rendezvous, its errors, unknown peers, and ranks that die alone on their host.
 
 #include "muster/tcp.hpp"
 
@@ -39,7 +39,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// A port of 127.0.0.1 that was free a moment ago.
+/// Returns a port of 127.0.0.1 that was free a moment ago.
 std::string free_address() {
   tcp::asio::io_context io;
   const tcp::Acceptor acceptor = tcp::listen_anywhere(io, tcp::asio::ip::address_v4::loopback());
@@ -51,7 +51,7 @@ std::shared_ptr<SyncGroup> join(const std::string& address, int rank, int size, 
   return tcp_group({.address = address, .rank = rank, .size = size, .timeout = timeout, .key = key});
 }
 
-/// Ranks that all end in order.
+/// Runs ranks that all exit in order.
 void end(std::shared_ptr<SyncGroup> group) {
   group.reset();
   RANK_CHECK(hosts::end_all("tcp"));
@@ -78,7 +78,7 @@ struct Caller {
 
 }  // namespace
 
-TEST_CASE("addresses and ranks that cannot be are refused at once") {
+TEST_CASE("invalid addresses and ranks are refused at once") {
   for (const char* address : {"", "host", "host:", ":29500", "host:0", "host:99999", "host:x", "file://here",
                               "file:///", "tcp://", "tcp://host"})
     CHECK(error_of([&] { (void)join(address, 0, 2); }).kind() == ErrorKind::argument);
@@ -87,7 +87,7 @@ TEST_CASE("addresses and ranks that cannot be are refused at once") {
   CHECK(error_of([] { (void)join("h:1", 0, 0); }).kind() == ErrorKind::argument);
 }
 
-TEST_CASE("a port that is another program's, or of another host, is rank 0's error with the remedy") {
+TEST_CASE("a port of another program, or of another host, is rank 0's error with the remedy") {
   tcp::asio::io_context io;
   const tcp::Acceptor other = tcp::listen_anywhere(io, tcp::asio::ip::address_v4::loopback());
   const std::string taken = tcp::text_of(other.local_endpoint());
@@ -95,7 +95,7 @@ TEST_CASE("a port that is another program's, or of another host, is rank 0's err
   error_of(ErrorKind::io, {"listening at 203.0.113.1:29500"}, [] { (void)join("203.0.113.1:29500", 0, 2); });
 }
 
-TEST_CASE("a rank that finds no rank 0 says at its deadline where it looked, and what it found") {
+TEST_CASE("a rank that finds no rank 0 reports at its deadline which addresses it tried, and the results") {
   const std::string address = free_address();
   error_of(ErrorKind::timeout,
            {"rank 1 (host ", " at " + address + " for rank 0", "Connection refused", "look whether"},
@@ -107,7 +107,7 @@ TEST_CASE("a rank that finds no rank 0 says at its deadline where it looked, and
            [&] { (void)join("file://" + directory.path().string() + "/meeting", 1, 2, 300ms); });
 }
 
-TEST_CASE("who is missing at the deadline is named on all ranks who came") {
+TEST_CASE("ranks that are missing at the deadline are named on all ranks that came") {
   const std::string address = free_address();
   run_processes(3, [&](int rank) {
     if (rank == 1) return;
@@ -116,7 +116,7 @@ TEST_CASE("who is missing at the deadline is named on all ranks who came") {
   });
 }
 
-TEST_CASE("double ranks, other sizes, and ranks out of range are named on all who came") {
+TEST_CASE("duplicate ranks, other sizes, and ranks out of range are named on all that came") {
   struct Way {
     int rank_of_2;
     int size_of_2;
@@ -133,7 +133,7 @@ TEST_CASE("double ranks, other sizes, and ranks out of range are named on all wh
   }
 }
 
-TEST_CASE("another version, another byte order: an error that names it, on all who came") {
+TEST_CASE("another version, another byte order: an error that names it, on all ranks that came") {
   for (const bool is_turned : {false, true}) {
     const std::string address = free_address();
     run_processes(3, [&](int rank) {
@@ -146,7 +146,7 @@ TEST_CASE("another version, another byte order: an error that names it, on all w
       std::this_thread::sleep_for(300ms);
       rendezvous::Hello hello = rendezvous::own_hello(2, 3);
       put_text(hello.version, "9.8.7");
-      // The token of join()'s key.
+      // join() uses the same key for its token.
       hello.token = rendezvous::token_of("muster tcp  test");
       std::vector<std::byte> bytes =
           rendezvous::make_message(rendezvous::Word::hello, std::as_bytes(std::span(&hello, 1)))->bytes;
@@ -162,7 +162,7 @@ TEST_CASE("another version, another byte order: an error that names it, on all w
   }
 }
 
-TEST_CASE("strangers at the meeting are dropped, and a rank of another job waits for its own rank 0") {
+TEST_CASE("unknown peers at the rendezvous are dropped, and a rank of another job waits for its own rank 0") {
   const std::string address = free_address();
   run_processes(4, [&](int rank) {
     if (rank == 3) {
@@ -192,7 +192,7 @@ TEST_CASE("a soft limit of open files below the number of ranks is raised") {
   });
 }
 
-TEST_CASE("rank 0 that runs out of open files is the cause that all ranks throw") {
+TEST_CASE("a shortage of open files on rank 0 is the cause that all ranks throw") {
   TemporaryDirectory directory;
   run_processes(12, [&](int rank) {
     if (rank == 0) limit_open_files(8, 8);
@@ -201,7 +201,7 @@ TEST_CASE("rank 0 that runs out of open files is the cause that all ranks throw"
   });
 }
 
-TEST_CASE("a rank that its sandbox keeps from shared memory costs no time, and the others share it") {
+TEST_CASE("a rank whose sandbox forbids shared memory causes no delay, and the others share it") {
   TemporaryDirectory directory;
   run_processes(4, [&](int rank) {
     if (rank == 1) forbid_pidfd_open();
@@ -214,7 +214,7 @@ TEST_CASE("a rank that its sandbox keeps from shared memory costs no time, and t
   });
 }
 
-TEST_CASE("machines cloned from one snapshot are told apart at once") {
+TEST_CASE("machines cloned from one snapshot are distinguished at once") {
   std::vector<os::Fd> networks;
   for (int host = 0; host < 2; ++host) networks.push_back(fresh_network());
   join_networks(networks);
@@ -230,7 +230,7 @@ TEST_CASE("machines cloned from one snapshot are told apart at once") {
   });
 }
 
-TEST_CASE("rank 0 takes over a socket that its caller listens at") {
+TEST_CASE("rank 0 takes over a listening socket of its caller") {
   tcp::asio::io_context io;
   tcp::Acceptor acceptor = tcp::listen_anywhere(io, tcp::asio::ip::address_v4::loopback());
   const std::string address = tcp::text_of(acceptor.local_endpoint());
@@ -250,12 +250,12 @@ TEST_CASE("rank 0 takes over a socket that its caller listens at") {
            [&] { (void)tcp_group({.address = address, .rank = 0, .size = 2, .key = "test", .listener = ::dup(1)}); });
 }
 
-TEST_CASE("a stranger that listens in place of rank 0 is reported as such") {
+TEST_CASE("another program that listens in place of rank 0 is reported as such") {
   tcp::asio::io_context io;
   tcp::Acceptor other = tcp::listen_anywhere(io, tcp::asio::ip::address_v4::loopback());
   const std::string address = tcp::text_of(other.local_endpoint());
   const os::Fd listener(other.release());
-  // It says nothing, and takes what it is told; or it answers, and the length that it names is not believed.
+  // The program either reads without an answer, or answers with a length that rank 0 must not accept.
   const auto text = [](std::string_view words) { return std::string(words); };
   const auto head = [](std::uint64_t magic, std::uint32_t word, std::uint64_t bytes) {
     std::string whole(24, '\0');
@@ -284,14 +284,14 @@ TEST_CASE("a stranger that listens in place of rank 0 is reported as such") {
   }
 }
 
-TEST_CASE("a file: what an earlier job left there leads nobody astray, and the file goes when all have met") {
+TEST_CASE("a file of an earlier job misleads no rank, and the file is deleted when all ranks have met") {
   for (const char* left :
        {"", "garbage", "muster meeting 1\nnumber 0123456789abcdef0123456789abcdef\nat 127.0.0.1:1\n"}) {
     TemporaryDirectory directory;
     const std::string path = directory / "meeting";
     if (*left != 0) std::ofstream(path) << left;
     run_processes(3, [&](int rank) {
-      // The others find the old one first.
+      // The other ranks find the old file first.
       if (rank == 0) std::this_thread::sleep_for(300ms);
       const auto group = join("file://" + path, rank, 3);
       gather_and_check(*group);
@@ -301,14 +301,14 @@ TEST_CASE("a file: what an earlier job left there leads nobody astray, and the f
   }
 }
 
-TEST_CASE("a file that leads to another job's meeting, which is not disturbed") {
+TEST_CASE("a file that names another job's rendezvous, which is not disturbed") {
   TemporaryDirectory directory;
   const std::string path = directory / "meeting";
   const std::string other = directory / "other";
   run_processes(4, [&](int rank) {
     const bool is_other = rank >= 2;
     if (rank == 0) {
-      // As if it had the same port, and another number.
+      // The file has the same port, but another rendezvous ID.
       const auto until = Clock::now() + 5s;
       std::optional<tcp::PublishedAddress> there;
       while (!there && Clock::now() < until) there = tcp::read_published(other);
@@ -325,7 +325,7 @@ TEST_CASE("a file that leads to another job's meeting, which is not disturbed") 
   CHECK(std::filesystem::is_empty(directory.path()));
 }
 
-TEST_CASE("ranks of one host share memory whatever they have met by") {
+TEST_CASE("ranks of one host share memory, whichever way they have met") {
   const std::string address = free_address();
   run_processes(3, [&](int rank) {
     const auto group = join("tcp://" + address, rank, 3);
@@ -343,7 +343,7 @@ TEST_CASE("ranks of one host share memory whatever they have met by") {
 
 namespace {
 
-/// In a rank that forks: how many connections it has, and its listening port.
+/// Returns the listening port of this process; 0 if it has none.
 std::uint16_t listening_port() {
   for (int descriptor = 3; descriptor < 200; ++descriptor) {
     int listens = 0;
@@ -357,7 +357,7 @@ std::uint16_t listening_port() {
   return 0;
 }
 
-/// Ranks on a host each.
+/// Runs each rank on its own host.
 void run_hosts(int count, const std::vector<int>& killed, const std::function<void(SyncGroup&)>& body) {
   std::vector<os::Fd> networks;
   for (int host = 0; host < count; ++host) networks.push_back(fresh_network());
@@ -379,7 +379,7 @@ TEST_CASE("a rank that dies alone on its host is named by all others within a se
     run_hosts(3, {2}, [&](SyncGroup& group) {
       gather_and_check(group);
       if (group.rank() == 2) {
-        // What a rank's child has inherited keeps nobody from hearing of its end.
+        // A child inherits the rank's connections. The other ranks must still detect its death.
         if (has_forked && ::fork() == 0) {
           ::sleep(4);
           ::_exit(0);
@@ -399,7 +399,7 @@ TEST_CASE("a rank that dies alone on its host is named by all others within a se
   }
 }
 
-TEST_CASE("a group that has failed gives its connections back, also if others do not end theirs") {
+TEST_CASE("a failed group closes its connections, even if other ranks keep theirs open") {
   TemporaryDirectory directory;
   run_processes(2, [&](int rank) {
     const auto sockets = [] {
@@ -425,8 +425,8 @@ TEST_CASE("a group that has failed gives its connections back, also if others do
   });
 }
 
-TEST_CASE("what a rank has sent when its call returns goes on without it") {
-  // Of each length in turns: a packet, some packets, and what goes in pieces.
+TEST_CASE("sent data arrives although the sender makes no call afterwards") {
+  // Each length in turn: one packet, several packets, and a message in pieces.
   constexpr std::array<std::int64_t, 3> lengths{60'000, 250'000, 40'000'000};
   SharedWords words;
   run_hosts(2, {}, [&](SyncGroup& group) {
@@ -435,7 +435,7 @@ TEST_CASE("what a rank has sent when its call returns goes on without it") {
     const auto check = [&](int sender, const std::function<void()>& call) {
       call();
       if (group.rank() != sender) words[word].store(1);
-      // The sender makes no call meanwhile.
+      // The sender makes no call while the data arrives.
       const auto until = Clock::now() + 10s;
       while (group.rank() == sender && words[word].load() == 0 && Clock::now() < until)
         std::this_thread::sleep_for(1ms);
@@ -458,7 +458,7 @@ TEST_CASE("what a rank has sent when its call returns goes on without it") {
   });
 }
 
-TEST_CASE("strangers at the ports of ranks that work disturb nothing") {
+TEST_CASE("unknown peers at the ports of working ranks disturb nothing") {
   run_hosts(2, {}, [](SyncGroup& group) {
     const std::string own = "127.0.0.1:" + std::to_string(listening_port());
     std::vector<std::unique_ptr<Caller>> strangers;
@@ -471,7 +471,7 @@ TEST_CASE("strangers at the ports of ranks that work disturb nothing") {
   });
 }
 
-TEST_CASE("world() under torchrun's variables on two hosts meets by TCP") {
+TEST_CASE("world() under torchrun's variables on two hosts uses TCP") {
   std::vector<os::Fd> networks;
   for (int host = 0; host < 2; ++host) networks.push_back(fresh_network());
   join_networks(networks);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names and shapes of many ranks become those of a model, and back, whatever the layout; and what does not fit is
-// refused with the names it is about.
+// Names and shapes of many ranks become those of a model, and back, for any layout. Contradictions are refused with the
+// names of the tensors.
 
 #include "src/checkpoint/arrangement.hpp"
 
@@ -44,7 +44,7 @@ std::string refused(const MergePlan& plan, const ParallelLayout& layout, const L
   return words_of(kind, [&] { arrange(plan, layout, ranks); });
 }
 
-// A model cut for `layout`, as the shards' listings would say it.
+// Cuts a model for `layout`. Returns the lists of tensors that the shards would have.
 ListsOfRanks cut(const MergePlan& plan, const ParallelLayout& layout, const std::vector<NamedSpec>& model) {
   const auto wholes = wholes_of(plan, model);
   const Placement placement = place(plan, layout, wholes);
@@ -149,7 +149,7 @@ TEST_CASE("padding that contradicts the plan is refused") {
   CHECK(has(refused(plan, tensor_parallel(2), differing, ErrorKind::rank_mismatch), "remember different paddings"));
 }
 
-TEST_CASE("a plan's own size trims the padding of a vocabulary") {
+TEST_CASE("a size in the plan trims the padding of a vocabulary") {
   const MergePlan plan = plan_of(R"({"match": "*", "action": "concat", "dim": 0, "trim": 5})");
   const auto ranks = ranks_of(std::vector<std::vector<NamedSpec>>(2, {spec("a", {4, 2})}));
   const Arrangement arrangement = arrange(plan, tensor_parallel(2), ranks);
@@ -157,7 +157,7 @@ TEST_CASE("a plan's own size trims the padding of a vocabulary") {
   CHECK(arrangement.tensors[0].layout.pieces.back().count == 1);
 }
 
-TEST_CASE("results of one name, and dropped ones") {
+TEST_CASE("two results with one name, and dropped tensors") {
   const MergePlan plan = plan_of(
       R"({"match": "a.*", "action": "same", "rename": "x.$1"}, {"match": "b.*", "action": "same", "rename": "x.$1"}, {"match": "old.*", "action": "drop"})");
   CHECK(has(refused(plan, tensor_parallel(1), ranks_of({{spec("a.w", {1}), spec("b.w", {1})}})),
@@ -169,7 +169,7 @@ TEST_CASE("results of one name, and dropped ones") {
   CHECK(arrangement.dropped[0].origin == "old.w");
 }
 
-TEST_CASE("a model cut for any layout is the same model again") {
+TEST_CASE("a model that is cut for any layout and joined is the same model") {
   const MergePlan plan = plan_of(moe_rules, moe_numbers);
   const std::vector<NamedSpec> model = moe_model(5, 4);
   for (const char* text :
@@ -212,12 +212,12 @@ TEST_CASE("stages count their layers from 0, and replicas are compared") {
   const auto norm = std::ranges::find(whole.tensors, "layers.2.norm", &ArrangedTensor::name);
   REQUIRE(norm != whole.tensors.end());
   REQUIRE(norm->equal.size() == 1);
-  CHECK(norm->equal[0].size() == 4);  // two tensor-parallel ranks on two expert ranks of one stage
+  CHECK(norm->equal[0].size() == 4);  // two tensor-parallel ranks, each on two expert ranks, of one stage
   const auto expert = std::ranges::find(whole.tensors, "layers.0.experts.3.up", &ArrangedTensor::name);
   CHECK(expert->equal.empty());
   const auto embed = std::ranges::find(whole.tensors, "embed", &ArrangedTensor::name);
   CHECK(embed->equal.size() == 2);  // each half, on two expert ranks
-  // Copies of as many bytes are no copies if their shapes differ.
+  // Tensors with equal numbers of bytes but different shapes are not copies.
   ListsOfRanks turned = ranks;
   const auto copy = std::ranges::find(turned[2].tensors, "embed", &NamedSpec::name);
   REQUIRE(copy != turned[2].tensors.end());
@@ -238,7 +238,7 @@ TEST_CASE("names that occur twice over expert ranks or stages are refused with t
   CHECK(arrange(numbered, {.expert = 2}, ranks_of({local, local})).tensors.size() == 4);
 }
 
-TEST_CASE("numbers that are not complete are refused") {
+TEST_CASE("incomplete sequences of layer or expert numbers are refused") {
   const MergePlan plan = plan_of(moe_rules, moe_numbers);
   const auto expert = [](int number) { return spec("layers.0.experts." + std::to_string(number) + ".up", {2, 2}); };
   CHECK(has(refused(plan, {.expert = 2}, ranks_of({{expert(0), expert(1)}, {expert(3)}})), "no rank has expert 2"));
@@ -249,7 +249,7 @@ TEST_CASE("numbers that are not complete are refused") {
   CHECK(arrange(plan, {.pipeline = 2}, ranks_of({{layer(0), layer(1)}, {layer(2), layer(3)}})).tensors.size() == 4);
 }
 
-TEST_CASE("a layout that the plan or the ranks do not have") {
+TEST_CASE("a layout that does not match the plan or the ranks") {
   const MergePlan plan = plan_of(moe_rules);
   CHECK(has(refused(plan, {.pipeline = 2}, ranks_of({{}, {}})), "does not say where a layer has its number"));
   CHECK(has(refused(plan, {.expert = 2}, ranks_of({{}, {}})), "does not say where an expert has its number"));
@@ -284,17 +284,17 @@ TEST_CASE("scales follow their weights") {
   CHECK(merged("column.scale", {4}).must_equal.size() == 1);
   CHECK(merged("column.scale", {4, 1}).must_equal.size() == 1);
   CHECK(merged("column.scale", {4, 3}).target.shape == Shape{4, 6});
-  // Backwards, a scalar goes to all; what looks like a scalar afterwards is remembered.
+  // In the inverse direction all ranks get a scalar. A part that only looks like a scalar afterwards is recorded.
   CHECK(cut(plan, tensor_parallel(2), {spec("row.scale", {1})})[1].tensors[0].spec.shape == Shape{1});
   const ListsOfRanks ones = cut(plan, tensor_parallel(2), {spec("row.scale", {2})});
   CHECK(ones[1].tensors[0].spec.shape == Shape{1});
   CHECK(arrange(plan, tensor_parallel(2), ones).tensors[0].layout.target.shape == Shape{2});
 }
 
-TEST_CASE("a scale with one row or column of blocks a rank keeps every block") {
+TEST_CASE("a scale with one row or column of blocks per rank keeps every block") {
   const MergePlan plan = MergePlan::load("llama");
   struct Case {
-    Shape weight, scale, merged;  // of a rank; merged: of all 8
+    Shape weight, scale, merged;  // shapes on one rank; merged: on all 8 ranks
     const char* name;
   };
   for (const Case& each :
@@ -304,7 +304,7 @@ TEST_CASE("a scale with one row or column of blocks a rank keeps every block") {
         Case{{128, 128}, {1, 1}, {1, 8}, "mlp.down_proj.weight_scale_inv"},
         Case{{128, 128}, {1, 1}, {1, 1}, "mlp.down_proj.weight_scale"},  // of the whole weight
         Case{{512, 128}, {512, 1}, {512, 1}, "mlp.down_proj.weight_scale"},
-        Case{{16, 512}, {1, 4}, {1, 4}, "mlp.up_proj.weight_scale"}}) {  // all ranks' rows are one block
+        Case{{16, 512}, {1, 4}, {1, 4}, "mlp.up_proj.weight_scale"}}) {  // the rows of all ranks are one block
     CAPTURE(each.name);
     CAPTURE(each.weight);
     const std::string name = std::string("layers.0.") + each.name;
@@ -318,7 +318,7 @@ TEST_CASE("a scale with one row or column of blocks a rank keeps every block") {
   CHECK(has(refused(plan, tensor_parallel(8), through), "cut through its blocks"));
 }
 
-TEST_CASE("a cut through the blocks of a scale is refused, one between them comes back") {
+TEST_CASE("a cut through the blocks of a scale is refused, a cut between them can be inverted") {
   const MergePlan plan = MergePlan::load("llama");
   const auto model = [](Shape weight, Shape scale, const std::string& name = "up_proj") {
     return std::vector<NamedSpec>{spec("layers.0.mlp." + name + ".weight", std::move(weight)),
@@ -344,7 +344,7 @@ TEST_CASE("a cut through the blocks of a scale is refused, one between them come
   }
 }
 
-TEST_CASE("heads that several ranks have are merged once, as config.json says") {
+TEST_CASE("heads that several ranks have are merged once, according to config.json") {
   const Config config = parse_json(
       R"({"text_config": {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 4, "hidden_size": 64}})");
   const MergePlan plan = MergePlan::load("llama", &config);
@@ -358,7 +358,7 @@ TEST_CASE("heads that several ranks have are merged once, as config.json says") 
     CAPTURE(count);
     ListsOfRanks ranks = cut(plan, tensor_parallel(count), model);
     for (const bool is_ours : {true, false}) {
-      if (!is_ours && 8 % count != 0) continue;  // no engine's
+      if (!is_ours && 8 % count != 0) continue;  // no engine cuts like this
       for (RankTensors& rank : ranks) {
         rank.is_ours = is_ours;
         if (!is_ours) rank.heads.clear();
@@ -385,7 +385,7 @@ TEST_CASE("heads that several ranks have are merged once, as config.json says") 
   CHECK(has(refused(unsaid, tensor_parallel(8), ranks), "config.json does not give \"num_key_value_heads\""));
 }
 
-TEST_CASE("ranks without a head, a layer or an expert are refused; what else is odd is noted") {
+TEST_CASE("ranks without a head, a layer or an expert are refused; other oddities are reported as notes") {
   const Config config = parse_json(R"({"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 64})");
   const MergePlan plan = MergePlan::load("moe", &config);
   const std::vector<NamedSpec> model = {

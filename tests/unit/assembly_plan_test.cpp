@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who writes what of an export over several hosts, and what travels between them.
+// The writers of an export over several hosts, and the messages between them.
 
 #include <doctest/doctest.h>
 
@@ -15,7 +15,7 @@ using namespace muster;
 
 namespace {
 
-/// Files of one tensor each, of four ranks: `merge` of [rows, 64] f32.
+/// Returns files of one tensor each, from four ranks: `merge` of [rows, 64] f32.
 std::vector<OutputFile> files_of(int count, const Merge& merge, std::int64_t rows) {
   const std::vector<TensorSpec> specs(4, TensorSpec{DType::f32, {rows, 64}});
   std::vector<OutputFile> files;
@@ -51,7 +51,7 @@ std::uint64_t written_on(const AssemblyPlan& plan, const AssemblyShape& shape, i
 
 }  // namespace
 
-TEST_CASE("a window's writer knows which contributors are on other hosts, and they know the writer") {
+TEST_CASE("a window's writer knows the contributors on other hosts, and they know the writer") {
   AssemblyShape shape{4, Writers::owners, 64 << 10};
   shape.hosts = {0, 0, 1, 1};
   const AssemblyPlan plan = plan_on(files_of(1, merge::concat(1), 4096), shape);
@@ -75,16 +75,16 @@ TEST_CASE("a window's writer knows which contributors are on other hosts, and th
     CHECK(again.steps[i].senders == plan.processes[0].steps[i].senders);
 }
 
-TEST_CASE("on one host nobody sends") {
+TEST_CASE("on one host no rank sends") {
   const AssemblyPlan plan = plan_on(files_of(1, merge::concat(1), 4096), {4, Writers::owners, 64 << 10});
   for (const ProcessWork& work : plan.processes)
     for (const Step& step : work.steps) CHECK(step.senders.empty());
 }
 
-TEST_CASE("one host a file: all of a file is written there, and hosts write about as much") {
+TEST_CASE("one host per file: the whole file is written there, and hosts write about equal amounts") {
   AssemblyShape shape{4, Writers::owners, 64 << 10};
   shape.hosts = {0, 1, 1, 0};
-  // Rows: each rank would write its own.
+  // Row windows: each rank would write its own.
   const auto files = files_of(8, merge::concat(0), 4096);
   bool is_split = false;
   for (const auto& [file, hosts] : hosts_of_files(plan_on(files, shape), shape))
@@ -97,13 +97,13 @@ TEST_CASE("one host a file: all of a file is written there, and hosts write abou
   CHECK(written_on(plan, shape, 0) + written_on(plan, shape, 1) == plan.bytes);
 }
 
-TEST_CASE("one host a file: it is the one that has most of it") {
+TEST_CASE("one host per file: the host that has most of the file") {
   AssemblyShape shape{4, Writers::owners, 64 << 10};
   shape.hosts = {0, 0, 0, 1};
   shape.one_host_a_file = true;
   const AssemblyPlan plan = plan_on(files_of(3, merge::concat(0), 1024), shape);
   CHECK(written_on(plan, shape, 1) == 0);
-  // The first rank alone writes, wherever it is.
+  // Only the root writes, wherever it is.
   shape.writers = Writers::first;
   CHECK(plan_on(files_of(3, merge::concat(0), 1024), shape).processes[0].written == plan.bytes);
 }

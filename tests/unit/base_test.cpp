@@ -25,7 +25,7 @@ TEST_CASE("an error keeps its facts when context is added") {
   CHECK(outer.os_error() == 5);
 }
 
-TEST_CASE("each kind of error has a name of its own") {
+TEST_CASE("each kind of error has its own name") {
   std::vector<std::string> names;
   for (int kind = 0; kind <= static_cast<int>(ErrorKind::cancelled); ++kind) {
     const std::string name(to_string(static_cast<ErrorKind>(kind)));
@@ -36,7 +36,7 @@ TEST_CASE("each kind of error has a name of its own") {
   CHECK(to_string(ErrorKind::peer_lost) == "peer lost");
 }
 
-TEST_CASE("the log hook gets what reaches its level, and the default comes back") {
+TEST_CASE("the log hook gets messages up to its level, and the default is restored") {
   std::vector<std::string> seen;
   set_log_hook([&](LogLevel level, std::string_view message) {
     seen.push_back(std::string(to_string(level)) + ":" + std::string(message));
@@ -51,7 +51,7 @@ TEST_CASE("the log hook gets what reaches its level, and the default comes back"
   CHECK(log_enabled(LogLevel::error));
 }
 
-TEST_CASE("messages that strangers cause are logged once per second, and the next one counts the others") {
+TEST_CASE("messages that other peers cause are logged once per second, and the next one has the number of the others") {
   std::vector<std::string> seen;
   set_log_hook([&](LogLevel, std::string_view message) { seen.emplace_back(message); });
   RareLog rare(LogLevel::warning);
@@ -70,7 +70,7 @@ TEST_CASE("messages that strangers cause are logged once per second, and the nex
   CHECK(counted == 5001);
 }
 
-TEST_CASE("MUSTER_LOG sets the level of the default; words that are no level do not") {
+TEST_CASE("MUSTER_LOG sets the default level; an unknown level does not") {
   ::setenv("MUSTER_LOG", "debug", 1);
   set_log_hook({});
   CHECK(log_enabled(LogLevel::debug));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The file of checksums, and the checksums themselves.
+// The checksum file, and the checksums themselves.
 
 #include "src/checkpoint/checksums.hpp"
 #include "src/core/checksum.hpp"
@@ -23,12 +23,12 @@ using test::words_of;
 
 TEST_CASE("checksums are XXH3-64 with seed 0") {
   const std::string_view text = "muster";
-  CHECK(checksum_text(tensor_checksum({})) == "2d06800538d394c2");  // the algorithm's own value for no bytes
+  CHECK(checksum_text(tensor_checksum({})) == "2d06800538d394c2");  // XXH3-64 of no bytes
   CHECK(tensor_checksum(std::as_bytes(std::span(text))) != tensor_checksum({}));
   CHECK(checksum_text(0xabc) == "0000000000000abc");
 }
 
-TEST_CASE("pieces give the checksum of the whole, whatever they are") {
+TEST_CASE("pieces of any size give the checksum of the whole") {
   std::vector<std::byte> bytes(100'000);
   test::fill(bytes.data(), bytes.size(), 5);
   for (const std::size_t step : {1UL, 7UL, 240UL, 241UL, 4096UL, 99'999UL}) {
@@ -42,7 +42,7 @@ TEST_CASE("pieces give the checksum of the whole, whatever they are") {
   }
 }
 
-TEST_CASE("a mapped tensor is summed in pieces, and a bit tells") {
+TEST_CASE("a mapped tensor is summed in pieces, and one flipped bit is detected") {
   const test::TemporaryDirectory work;
   std::string bytes(static_cast<std::size_t>(20 << 20) + 13, '\0');
   test::fill(reinterpret_cast<std::byte*>(bytes.data()), bytes.size(), 3);
@@ -57,7 +57,7 @@ TEST_CASE("a mapped tensor is summed in pieces, and a bit tells") {
   CHECK(checksum != tensor_checksum(std::as_bytes(std::span(bytes)).subspan(1)));
 }
 
-TEST_CASE("what is written is read again, and lies beside the model without being carried along") {
+TEST_CASE("checksums are read back, and their file is not copied with the model") {
   const test::TemporaryDirectory work;
   CHECK_FALSE(read_checksums(work.path()).has_value());
   const Checksums checksums = {{"a", 0}, {"b \"\n\xc3\xa4", ~std::uint64_t{0}}, {"c", 0x0123456789abcdef}};
@@ -70,7 +70,7 @@ TEST_CASE("what is written is read again, and lies beside the model without bein
   CHECK(test::read_text(work / std::string(checksums_file_name)).find("\"xxh3-64\"") != std::string::npos);
 }
 
-TEST_CASE("files of checksums that are none") {
+TEST_CASE("malformed checksum files") {
   const test::TemporaryDirectory work;
   const auto error = [&](ErrorKind kind, const std::string& text) {
     test::write_text(work / std::string(checksums_file_name), text);

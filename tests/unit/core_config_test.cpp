@@ -48,7 +48,7 @@ TEST_CASE("members keep their order and are found, few or many, reserved or not"
   }
 }
 
-TEST_CASE("values say their type and refuse to be another") {
+TEST_CASE("values know their type and refuse access as another") {
   const Config real = 1.5;
   CHECK(words_of(ErrorKind::argument, [&] { (void)real.as_string(); }) ==
         "a config value is of type real, not a string");
@@ -75,7 +75,7 @@ TEST_CASE("integers are exact at both ends of 64 bits") {
   CHECK(Config(3).as_double() == 3.0);
 }
 
-TEST_CASE("a null becomes what is made of it") {
+TEST_CASE("a null becomes an object or a list on first use") {
   Config config;
   config["a"]["b"] = 1;
   config["list"].push_back("x");
@@ -85,7 +85,7 @@ TEST_CASE("a null becomes what is made of it") {
   CHECK(Config(7).size() == 0);
 }
 
-TEST_CASE("equality is bit for bit, whatever the order of members") {
+TEST_CASE("equality is bit for bit, and ignores the order of members") {
   CHECK(Config(NAN) == Config(NAN));
   CHECK(!(Config(0.0) == Config(-0.0)));
   CHECK(
@@ -109,7 +109,7 @@ static_assert(!std::is_constructible_v<Config, void*> && !std::is_constructible_
               "a pointer is no boolean");
 static_assert(!std::is_constructible_v<Config, char>, "a character is no number");
 
-TEST_CASE("numbers of every C++ type become values, and come back where they fit") {
+TEST_CASE("numbers of every C++ type become values, and are restored if they fit") {
   const Config config = Config::object({{"unsigned", 3U},
                                         {"long", 1LL},
                                         {"size", std::size_t{4}},
@@ -135,7 +135,7 @@ TEST_CASE("numbers of every C++ type become values, and come back where they fit
   CHECK_FALSE(words_of(ErrorKind::argument, [&] { (void)Config(nothing); }).empty());
 }
 
-TEST_CASE("members are asked for, with something else where they are not there, and removed") {
+TEST_CASE("members are looked up, with a default if they are missing, and removed") {
   for (const int members : {1, 8, 9, 1000}) {
     CAPTURE(members);
     Config config = Config::object();
@@ -169,7 +169,7 @@ TEST_CASE("leaves are visited in order, and replaced one by one") {
   CHECK_FALSE(words_of(ErrorKind::argument, [&] { visit_leaves(deep, [](const Config&) {}); }).empty());
 }
 
-TEST_CASE("a member or text of any kind in its place; bits of a vector are booleans") {
+TEST_CASE("value_or() takes a member or text of any kind; bits of a vector are booleans") {
   using namespace std::string_view_literals;
   const Config config = Config::object({{"there", "here"}});
   const char name[] = "else";

@@ -13,12 +13,12 @@ using test::small;
 
 namespace {
 
-/// A slot and one arena, as both sides of an exchange have them.
+/// A slot and one arena, as the two sides of an exchange see them.
 struct Exchange {
   std::vector<std::byte> slot;
   std::vector<std::byte> arena;
 
-  /// Every `nth` tensor goes to the arena; 0: none.
+  /// Every tensor whose number is a multiple of `nth` is in the arena; 0: none.
   std::vector<std::byte> send(const Config& config, unsigned nth = 0) {
     core::SlotLayout layout;
     unsigned tensors = 0;
@@ -70,14 +70,14 @@ ErrorKind refusal(std::span<const std::byte> bytes) {
 
 }  // namespace
 
-TEST_CASE("random trees go through a descriptor, whether in the slot or in an arena") {
+TEST_CASE("random trees are restored from a descriptor, with tensors in the slot or in an arena") {
   for (std::uint64_t seed = 0; seed < 1000; ++seed) {
     CAPTURE(seed);
     REQUIRE(goes_through(test::RandomConfig(seed).tree(5), static_cast<unsigned>(seed % 4)));
   }
 }
 
-TEST_CASE("every dtype goes through a descriptor") {
+TEST_CASE("every dtype is restored from a descriptor") {
   for (const DType dtype : all_dtypes()) {
     CAPTURE(to_string(dtype));
     CHECK(goes_through(test::pattern(dtype, {}, 1)));
@@ -92,7 +92,7 @@ TEST_CASE("a config with no tensor, a string that equals a tensor's key") {
   CHECK(goes_through(Config::object({{"w", small()}, {"name", "w"}, {"ref", Config::object({{"$tensor", "w"}})}})));
 }
 
-TEST_CASE("a config of 40 and more small tensors takes a few bytes for each") {
+TEST_CASE("a config of 40 and more small tensors takes a few bytes per tensor") {
   Config config;
   for (int i = 0; i < 1000; ++i)
     config["w" + std::to_string(i)] = test::pattern(DType::f32, {4, 4}, static_cast<unsigned>(i));
@@ -102,7 +102,7 @@ TEST_CASE("a config of 40 and more small tensors takes a few bytes for each") {
   CHECK(exchange.slot.size() == 1000 * 64);
 }
 
-TEST_CASE("a slice of a larger storage takes room for its own elements") {
+TEST_CASE("a slice of a larger storage takes space for its own elements only") {
   const Tensor storage = test::pattern(DType::f32, {100, 100}, 1);
   const Tensor slice(storage.view().slice(1, 2, 4), storage.owner());
   CHECK(goes_through(Config::object({{"w", slice}})));
@@ -111,7 +111,7 @@ TEST_CASE("a slice of a larger storage takes room for its own elements") {
   CHECK(exchange.slot.size() == 800);
 }
 
-TEST_CASE("more kinds of tensors than the encoder looks back on") {
+TEST_CASE("more kinds of tensors than the encoder remembers") {
   ConfigArray tensors;
   for (int round = 0; round < 2; ++round)
     for (std::int64_t i = 0; i < 300; ++i) tensors.push_back(test::pattern(DType::u8, {i}, static_cast<unsigned>(i)));
@@ -130,7 +130,7 @@ TEST_CASE("a slot is laid out with each tensor aligned") {
   CHECK(layout.size() == 129);
 }
 
-TEST_CASE("what cannot be sent is refused") {
+TEST_CASE("unsupported values are refused") {
   Exchange exchange;
   Config deep = 1;
   for (int i = 0; i < max_config_depth; ++i) deep = Config::array({deep});
@@ -141,7 +141,7 @@ TEST_CASE("what cannot be sent is refused") {
   CHECK_THROWS_AS(exchange.send(test::pattern(DType::u8, Shape(65, 1), 1)), Error);
 }
 
-TEST_CASE("a descriptor that is cut off anywhere, or has more bytes, is corrupt") {
+TEST_CASE("a truncated descriptor, or one with extra bytes, is corrupt") {
   Exchange exchange;
   const Config config = Config::object({{"a", Config::array({1, -5, 2.5, UINT64_MAX, "text", true, {}})},
                                         {"w", small()},
@@ -160,22 +160,24 @@ TEST_CASE("each defect of a descriptor is refused") {
   CHECK(refusal(std::vector{std::byte{0x4e}, std::byte{1}, std::byte{0}}) == ErrorKind::corrupt);
   CHECK(refusal(std::vector{std::byte{0x4d}, std::byte{2}, std::byte{0}}) == ErrorKind::version);
   for (const auto& bytes : {
-           bytes_of({11}),                                                             // no such tag
+           bytes_of({11}),                                                             // unknown tag
            bytes_of({6, 1, 0xff}),                                                     // text that is not UTF-8
-           bytes_of({6, 5, 'a'}),                                                      // shorter than it says
+           bytes_of({6, 5, 'a'}),                                                      // shorter than its length field
            bytes_of({7, 0xff, 0xff, 0xff, 0xff, 0x0f, 0}),                             // too many items
-           bytes_of({7, 3, 7, 2, 0, 0}),                                               // and too many with those inside
-           bytes_of({8, 2, 1, 'a', 0, 1, 'a', 0}),                                     // a key twice
-           bytes_of({3, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x02}),  // beyond 64 bits
-           bytes_of({3, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x00}),  // likewise
-           bytes_of({9, 1, 1, 0}),                                                           // a kind never told
-           bytes_of({9, 0, 24, 0}),                                                          // no such dtype
-           bytes_of({9, 0, 1, 9, 1}),                                                        // more extents than bytes
-           bytes_of({9, 0, 1, 1, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1}),  // extent beyond 63 bits
-           bytes_of({9, 0, 12, 2, 0xff, 0xff, 0xff, 0xff, 0x0f, 0xff, 0xff, 0xff, 0xff, 0x0f}),  // bytes beyond 63 bits
-           bytes_of({9, 0, 1, 1, 0x81, 0x08}),                           // more than the slot has
-           bytes_of({10, 0, 1, 1, 4, 0, 0}),                             // arena 0
-           bytes_of({10, 0, 1, 1, 4, 0xff, 0xff, 0xff, 0xff, 0x1f, 0}),  // arena beyond 32 bits
+           bytes_of({7, 3, 7, 2, 0, 0}),                                               // too many nested items
+           bytes_of({8, 2, 1, 'a', 0, 1, 'a', 0}),                                     // a duplicate key
+           bytes_of({3, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x02}),  // more than 64 bits
+           bytes_of({3, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x00}),  // more than 64 bits
+           bytes_of({9, 1, 1, 0}),     // a kind that was not declared
+           bytes_of({9, 0, 24, 0}),    // unknown dtype
+           bytes_of({9, 0, 1, 9, 1}),  // more extents than bytes
+           bytes_of(
+               {9, 0, 1, 1, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1}),  // extent of more than 63 bits
+           bytes_of(
+               {9, 0, 12, 2, 0xff, 0xff, 0xff, 0xff, 0x0f, 0xff, 0xff, 0xff, 0xff, 0x0f}),  // size of more than 63 bits
+           bytes_of({9, 0, 1, 1, 0x81, 0x08}),                                              // larger than the slot
+           bytes_of({10, 0, 1, 1, 4, 0, 0}),                                                // arena 0
+           bytes_of({10, 0, 1, 1, 4, 0xff, 0xff, 0xff, 0xff, 0x1f, 0}),  // arena number of more than 32 bits
            bytes_of({10, 0, 1, 1, 4, 7, 0xfd, 0x07}),                    // past the arena's end
        }) {
     CAPTURE(bytes.size());
@@ -189,9 +191,9 @@ TEST_CASE("each defect of a descriptor is refused") {
   CHECK(refusal(deep) == ErrorKind::corrupt);
 }
 
-TEST_CASE("a descriptor with any one bit changed is refused or gives a tree") {
+TEST_CASE("a descriptor with any one bit changed is refused or yields a tree") {
   Exchange exchange;
-  // 649 bytes: the work grows with their square, and under sanitizers a larger one takes minutes.
+  // 649 bytes: the work grows with the square of the size, and under sanitizers a larger descriptor takes minutes.
   const std::vector<std::byte> bytes = exchange.send(test::RandomConfig(9).tree(3), 2);
   exchange.slot.resize(exchange.slot.size() + 4096);
   for (std::size_t bit = 0; bit < 8 * bytes.size(); ++bit) {

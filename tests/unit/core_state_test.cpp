@@ -39,7 +39,7 @@ std::vector<std::string> names(const State& state) {
 
 }  // namespace
 
-TEST_CASE("weights are called by their paths, equal spellings are told apart") {
+TEST_CASE("weights are named by their paths, and equal spellings are distinguished") {
   const Config config = Config::object({{"layers", Config::array({Config::object({{"weight", small()}}), 1, small()})},
                                         {"a.b", small()},
                                         {"a", Config::object({{"b", small(2)}, {"b#2", small(3)}})},
@@ -52,7 +52,7 @@ TEST_CASE("weights are called by their paths, equal spellings are told apart") {
   CHECK(state.weights[0].second.data() == config.at("layers").at(0U).at("weight").as_tensor().data());
 }
 
-TEST_CASE("many paths of one spelling are no slower than others") {
+TEST_CASE("many paths with one spelling are not slower than others") {
   constexpr std::size_t dots = 2000;
   Config config;
   for (std::size_t i = 0; i < dots; ++i)
@@ -98,7 +98,7 @@ TEST_CASE("a config that is one tensor") {
   CHECK(join(state) == Config(small()));
 }
 
-TEST_CASE("every dtype goes through split and join") {
+TEST_CASE("every dtype is restored by split and join") {
   for (const DType dtype : all_dtypes()) {
     const Config config = Config::object({{"w", test::pattern(dtype, {3, 5}, 1)}});
     CHECK(join(split(config)) == config);
@@ -128,7 +128,7 @@ TEST_CASE("states that contradict themselves are refused") {
   CHECK(join({reference, {{"w", small()}}}) == Config(small()));
 }
 
-TEST_CASE("text that is not UTF-8 is refused on the way out") {
+TEST_CASE("text that is not UTF-8 is refused when it is written") {
   for (const char* text : {"\xff", "a\xc3", "\xed\xa0\x80", "\xc0\x80", "\xf4\x90\x80\x80", "12345678\x80"}) {
     const Config value = text;
     const Config key = Config::object({{text, 1}});
@@ -139,7 +139,7 @@ TEST_CASE("text that is not UTF-8 is refused on the way out") {
   }
 }
 
-TEST_CASE("nesting up to the limit goes through everything, beyond it through nothing") {
+TEST_CASE("nesting up to the limit passes every function, and beyond it none") {
   for (const Config& leaf : {Config(1), Config(small()), Config(NAN), Config("x"), Config::array()}) {
     const Config deepest = nested(leaf, max_config_depth);
     State state = split(deepest);
@@ -154,7 +154,7 @@ TEST_CASE("nesting up to the limit goes through everything, beyond it through no
   CHECK_NOTHROW(parse_json(std::string(max_config_depth, '[') + "1" + std::string(max_config_depth, ']')));
 }
 
-TEST_CASE("JSON text as it is written") {
+TEST_CASE("the JSON text that is written") {
   const Config config = Config::object({{"b", Config::array({1, -2.0, 1e300, -0.0, UINT64_MAX, INT64_MIN})},
                                         {"a", Config::object({{"none", {}}, {"yes", true}})},
                                         {"text", "\x01\x1f\"\\/\b\f\n\r\t\x7f\xc3\xa9"},
@@ -206,7 +206,7 @@ TEST_CASE("JSON texts with defects are refused with line and column") {
   CHECK(words.size() < 300);
 }
 
-TEST_CASE("JSON texts of others") {
+TEST_CASE("JSON texts of other programs") {
   CHECK(parse_json("\xef\xbb\xbf{\"a\": 1e2, \"b\": \"\\u00e9\\ud83d\\ude00\"}") ==
         Config::object({{"a", 100.0}, {"b", "\xc3\xa9\xf0\x9f\x98\x80"}}));
   CHECK(parse_json(" \t\r\n-0 ") == Config(0));
@@ -227,7 +227,7 @@ TEST_CASE("nlohmann's json and back") {
   test::words_of(ErrorKind::argument, [] { to_nlohmann(nested(1, max_config_depth + 1)); });
 }
 
-TEST_CASE("what follows a NUL byte is not passed over") {
+TEST_CASE("text after a NUL byte is not ignored") {
   CHECK_THROWS_AS((void)parse_json(std::string_view("{}\0x", 4)), Error);
   CHECK_THROWS_AS((void)parse_json(std::string_view("{}\0", 3)), Error);
 }

@@ -20,7 +20,7 @@ bool refuses(ErrorKind kind, const auto& what) {
   return !test::words_of(kind, what).empty();
 }
 
-/// What copy_contiguous must do, one element at a time.
+/// The result that copy_contiguous must have, copied one element at a time.
 std::vector<std::byte> copied_slowly(const TensorView& view, const Strides& strides) {
   const std::size_t item = itemsize(view.dtype());
   std::vector<std::byte> result;
@@ -39,7 +39,7 @@ std::vector<std::byte> copied_slowly(const TensorView& view, const Strides& stri
 }
 
 bool copies_right(const TensorView& view, const Strides& strides) {
-  // A guard behind the target shows a copy that writes too much.
+  // A guard after the target detects a copy that writes too much.
   std::vector<std::byte> target(view.nbytes() + 64, std::byte{0xa5});
   copy_contiguous(view, target.data());
   const std::vector<std::byte> expected = copied_slowly(view, strides);
@@ -67,7 +67,7 @@ TEST_CASE("every dtype: name, number and size agree both ways") {
   CHECK(!dtype_from_number(255));
 }
 
-TEST_CASE("shapes that cannot be are refused") {
+TEST_CASE("invalid shapes are refused") {
   CHECK(element_count({}) == 1);
   CHECK(element_count({3, 0, 5}) == 0);
   CHECK(refuses(ErrorKind::argument, [] { element_count({2, -1}); }));
@@ -80,7 +80,7 @@ TEST_CASE("shapes that cannot be are refused") {
   CHECK(to_string(Shape{}) == "[]");
 }
 
-TEST_CASE("views that cannot be are refused") {
+TEST_CASE("invalid views are refused") {
   const std::byte data[64] = {};
   CHECK(refuses(ErrorKind::argument, [] { TensorView(DType::f32, {2}, nullptr); }));
   CHECK(refuses(ErrorKind::argument, [&] { TensorView(DType::f32, {2, 2}, data, {1}); }));
@@ -117,12 +117,12 @@ TEST_CASE("heap tensors are aligned to 64 bytes and shared by copies") {
     CHECK(same.data() == tensor.data());
     CHECK(same.owner() == tensor.owner());
   }
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // these end the process instead
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // sanitizers end the process here
   CHECK(refuses(ErrorKind::no_space, [] { Tensor::allocate(DType::u8, {std::int64_t{1} << 52}); }));
 #endif
 }
 
-TEST_CASE("a slice of a larger storage is only its own elements") {
+TEST_CASE("a slice of a larger storage has only its own elements") {
   const Tensor storage = test::pattern(DType::bf16, {100, 64}, 5);
   const TensorView rows = storage.view().slice(0, 10, 12);
   CHECK(rows.is_contiguous());
@@ -156,7 +156,7 @@ TEST_CASE("every dtype: slices, transposes and their copies") {
   }
 }
 
-TEST_CASE("a slice of packed elements ends at bytes") {
+TEST_CASE("a slice of packed elements ends at a byte") {
   const Tensor tensor = test::pattern(DType::i4, {7}, 1);
   CHECK(tensor.nbytes() == 4);
   CHECK(tensor.view().slice(0, 2, 7).nbytes() == 3);
@@ -178,7 +178,7 @@ TEST_CASE("strides of any sign and zero copy as one element at a time would") {
     Shape shape(1 + random() % 4);
     for (std::int64_t& extent : shape) extent = 1 + below(round % 10 == 0 ? 40 : 6);
     if (element_count(shape) > 20000) continue;
-    // A permutation of a row-major layout with gaps, directions and repetition.
+    // A permutation of a row-major layout with gaps, negative strides and repetition.
     std::vector<std::size_t> order(shape.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
     std::shuffle(order.begin(), order.end(), random);
@@ -199,7 +199,7 @@ TEST_CASE("strides of any sign and zero copy as one element at a time would") {
   }
 }
 
-TEST_CASE("large transposes copy right at edges that tiles do not divide") {
+TEST_CASE("large transposes are correct at edges that tiles do not divide") {
   for (const DType dtype : {DType::u8, DType::f16, DType::f32, DType::f64}) {
     const Tensor tensor = test::pattern(dtype, {133, 5, 71}, 9);
     CHECK(copies_right(tensor.view().transposed(), {1, 71, 355}));
@@ -208,7 +208,7 @@ TEST_CASE("large transposes copy right at edges that tiles do not divide") {
   }
 }
 
-TEST_CASE("equality is of bits: the sign of zero and NaN payloads count") {
+TEST_CASE("equality compares bits: the sign of zero and NaN payloads count") {
   const double values[] = {0.0, -0.0};
   const TensorView zero(DType::f64, {1}, values);
   const TensorView minus(DType::f64, {1}, values + 1);
@@ -221,7 +221,7 @@ TEST_CASE("equality is of bits: the sign of zero and NaN payloads count") {
 
 namespace {
 
-/// An address of no memory at all: whoever reads it ends the test.
+/// An address without memory: reading it ends the test.
 TensorView on_device(Shape shape, Strides strides = {}) {
   return {
       DType::f32, std::move(shape), reinterpret_cast<const void*>(0x1000), std::move(strides), {Device::Kind::cuda, 3}};
@@ -229,7 +229,7 @@ TensorView on_device(Shape shape, Strides strides = {}) {
 
 }  // namespace
 
-TEST_CASE("what is on a device is told, and stays so in slices and transposes") {
+TEST_CASE("the device of a tensor is reported, and slices and transposes keep it") {
   CHECK(to_string(Device{}) == "host");
   CHECK(to_string(Device{Device::Kind::cuda, 3}) == "cuda:3");
   const float number = 1;
@@ -263,7 +263,7 @@ TEST_CASE("elements on a device are never read by the CPU") {
   CHECK(test::words_of(ErrorKind::argument, [&] { (void)bitwise_equal(here, strided); }) == words);
   CHECK(test::words_of(ErrorKind::argument, [&] { core::copy_elements(view, 1, 3, target.data()); }) == words);
   CHECK(test::words_of(ErrorKind::argument, [&] { core::copy_elements(strided, 0, 24, target.data()); }) == words);
-  // Nothing to read.
+  // This tensor has no elements to read.
   CHECK(bitwise_equal(on_device({0}), on_device({0})));
   CHECK_FALSE(bitwise_equal(view, on_device({6, 4})));
 }
@@ -273,7 +273,7 @@ static_assert(dtype_of<bool> == DType::boolean && dtype_of<std::byte> == DType::
 static_assert(dtype_of<long long> == DType::i64 && dtype_of<unsigned long> == DType::u64);
 static_assert(dtype_of<float> == DType::f32 && dtype_of<double> == DType::f64);
 
-TEST_CASE("elements of a C++ type are looked at, written and kept") {
+TEST_CASE("elements of a C++ type are read, written and kept") {
   std::vector<std::int16_t> numbers = {1, 2, 3, 4, 5, 6};
   const TensorView view = view_of(numbers, {2, 3});
   CHECK(view.dtype() == DType::i16);
@@ -306,7 +306,7 @@ struct muster::DTypeOf<PairOfFours> {
   static constexpr DType value = DType::f4_e2m1;
 };
 
-TEST_CASE("a type whose size is not its dtype's is refused; of no elements a tensor is writable, too") {
+TEST_CASE("a type whose size differs from the dtype's is refused; a tensor without elements is writable, too") {
   const Tensor packed = Tensor::allocate(DType::f4_e2m1, {8});
   CHECK_THROWS_AS((void)packed.view().values<PairOfFours>(), Error);
   const std::vector<PairOfFours> pairs(4);

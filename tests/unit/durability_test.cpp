@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Published files and directories, held against a model of a disk that loses each unsynced write. A name must never
-// belong to bytes that a power cut would take. After the call a power cut takes nothing.
+// Published files and directories, checked with a model of a disk that loses each unsynced write. A name must never
+// refer to bytes that a power failure would lose. After the call a power failure loses nothing.
 
 #include <algorithm>
 #include <filesystem>
@@ -31,8 +31,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// The unsynced writes of this process, as the seam sees them. A growing file has its final name here; a growing
-/// directory is OUT.partial-...
+/// Records the unsynced writes of this process, as the fault-injection hook reports them. An unfinished file has its
+/// final name here; an unfinished directory has the name OUT.partial-...
 class Disk {
  public:
   Disk() {
@@ -46,7 +46,7 @@ class Disk {
   Disk(const Disk&) = delete;
   Disk& operator=(const Disk&) = delete;
 
-  /// Names that came too early, and losses of a power cut at this moment.
+  /// Returns names that were given too early, and the data that a power failure would lose now.
   [[nodiscard]] std::vector<std::string> losses() const {
     const std::lock_guard lock(mutex_);
     std::vector<std::string> all = wrong_;
@@ -56,7 +56,7 @@ class Disk {
       if (!is_growing(directory)) all.push_back("at the end: names in " + directory);
     return all;
   }
-  /// Whether a file of this name was synced, wherever.
+  /// Returns whether a file of this name was synced, in any directory.
   [[nodiscard]] bool has_synced(const std::string& name) const {
     const std::lock_guard lock(mutex_);
     return synced_.contains(name);
@@ -73,7 +73,7 @@ class Disk {
 
   void note(const std::string& call, const std::string& path) {
     const std::lock_guard lock(mutex_);
-    if (path.find('/') == std::string::npos || call == "stat") return;  // shared memory, and looks
+    if (path.find('/') == std::string::npos || call == "stat") return;  // shared memory, and calls that only read
     calls_.emplace_back(call, path);
     if (call == "pwrite" || call == "create" || call == "fallocate" || call == "ftruncate") {
       files_[path] = true;
@@ -97,7 +97,7 @@ class Disk {
         wrong_.push_back(path + " gets its name before the bytes of " + file + " are on the disk");
     for (const std::string& directory : unsynced_names_)
       if (directory.starts_with(grown)) wrong_.push_back(path + " gets its name before the names in " + directory);
-    // The seam does not see all that happens in a directory: it is synced last of all.
+    // The hook does not see every change in a directory, so the directory must be synced last.
     const auto& before = calls_.size() < 2 ? calls_.back() : calls_[calls_.size() - 2];
     if (!files_.contains(path) && !(before.first == "fsync-directory" && before.second.starts_with(grown)))
       wrong_.push_back(path + " gets its name after " + before.first + " of " + before.second);
@@ -106,7 +106,7 @@ class Disk {
 
   static inline Disk* only_ = nullptr;
   mutable std::mutex mutex_;
-  std::map<std::string, bool> files_;  // whether bytes of it are not on the disk
+  std::map<std::string, bool> files_;  // true: some bytes are not on the disk
   std::set<std::string> unsynced_names_;
   std::set<std::string> synced_;
   std::vector<std::string> wrong_;
@@ -124,10 +124,10 @@ std::span<const std::byte> bytes_of(std::string_view text) {
 
 }  // namespace
 
-TEST_CASE("a power cut takes nothing of a file or a directory that a durable call has published") {
+TEST_CASE("a power failure loses nothing of a file or directory that a durable call has published") {
   const TemporaryDirectory models(Medium::memory);
   inspect::write_demo_model(llama(), models / "model", 1 << 30);
-  // Copied along.
+  // These extra files are copied.
   write_text(models / "model/tokenizer.json", "{}");
   write_text(models / "model/modules.json", R"([{"path": "1_Pooling"}])");
   fs::create_directory(models / "model/1_Pooling");
@@ -197,7 +197,7 @@ TEST_CASE("a power cut takes nothing of a file or a directory that a durable cal
     for (const auto& entry : fs::recursive_directory_iterator(work.path())) {
       if (!entry.is_regular_file()) continue;
       ++files;
-      // The model of the disk knows only the files that the seam has seen.
+      // The model knows only the files that the hook has reported.
       CHECK_MESSAGE(disk.has_synced(entry.path().filename()), entry.path().string());
     }
     for (const auto& entry : fs::recursive_directory_iterator(work.path()))
@@ -208,7 +208,7 @@ TEST_CASE("a power cut takes nothing of a file or a directory that a durable cal
   }
 }
 
-TEST_CASE("space for each large file is asked for before the first of its bytes") {
+TEST_CASE("space for each large file is reserved before its first byte is written") {
   const TemporaryDirectory work(Medium::memory);
   inspect::write_demo_model(llama(), work / "model", 1 << 30);
   const auto has_reserved = [](const Disk& disk, std::string_view file) {

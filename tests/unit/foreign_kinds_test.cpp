@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a directory is taken for: files of ranks by their names, and everything that makes it no checkpoint.
+// How Muster classifies a directory: files of ranks by their names, and every reason to refuse it as a checkpoint.
 
 #include <doctest/doctest.h>
 
@@ -22,7 +22,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// A file of torch.save with "w" of two rows of four floats, all of one character.
+/// Returns a file of torch.save with "w", which has two rows of four floats, all of one character.
 std::string torch_file(char value) {
   using namespace pickled;
   const std::string pickle = whole(dict({{"model", dict({{"w", tensor("0", "FloatStorage", 8, 0, {2, 4}, {4, 1})}})}}));
@@ -35,8 +35,8 @@ struct KindCase {
   foreign::Choice choice = {};
   int ranks = 0;
   std::string layout = {};
-  std::string words = {};        ///< of the error, if there has to be one
-  std::string pointer = "10\n";  ///< what a file says that names a folder
+  std::string words = {};        ///< part of the error message, if an error is expected
+  std::string pointer = "10\n";  ///< part of the error message if a file names a folder
 };
 
 std::vector<KindCase> kind_cases() {
@@ -115,14 +115,14 @@ std::vector<KindCase> kind_cases() {
        "/global_step500 to read what is there, or move one away",
        "global_step500"},
       {"beside a model", {"consolidated.00.pth", "model.safetensors"}, {}, 0, "", "a model in safetensors files"},
-      // The survey finds what is missing when it is opened.
+      // Not refused here: the missing file is found when the checkpoint is opened.
       {"numbered files and no index", {"pytorch_model-00001-of-00002.bin"}, {}, 0, "", ""},
   };
 }
 
 }  // namespace
 
-TEST_CASE("directories are told by the names in them") {
+TEST_CASE("directories are classified by the names in them") {
   for (const KindCase& one : kind_cases()) {
     CAPTURE(one.name);
     const TemporaryDirectory folder(Medium::memory);
@@ -145,7 +145,7 @@ TEST_CASE("directories are told by the names in them") {
   }
 }
 
-TEST_CASE("safetensors beside the older files of the same model are read") {
+TEST_CASE("safetensors files are preferred to older files of the same model") {
   const TemporaryDirectory folder(Medium::memory);
   write_text(folder / "model.safetensors", "");
   write_text(folder / "pytorch_model.bin", torch_file('a'));

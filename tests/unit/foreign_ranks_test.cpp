@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files of ranks in the ways that training and serving programs cut tensors: a model whose elements are a formula is
-// cut here and has to come back whole, tensor by tensor, by a plan.
+// Rank files cut in the ways of training and serving programs. A model whose elements follow a formula is cut here. A
+// plan must restore every tensor.
 
 #include <doctest/doctest.h>
 
@@ -23,17 +23,17 @@ using namespace muster::test;
 namespace {
 
 namespace fs = std::filesystem;
-using FloatRows = std::vector<std::vector<float>>;  // one row: a vector
+using FloatRows = std::vector<std::vector<float>>;  // a vector has one row
 
 constexpr int on_all = -1;
 
 struct Whole {
-  std::string name;  ///< with its true layer
+  std::string name;  ///< with the layer number of the model
   int rows = 0;      ///< 1: a vector
   int columns = 0;
-  int dim = on_all;    ///< that is cut
-  int blocks = 1;      ///< fused ones, each cut by itself
-  int stage = on_all;  ///< of no layer: where it is
+  int dim = on_all;    ///< the dimension that is cut
+  int blocks = 1;      ///< number of fused blocks, each cut separately
+  int stage = on_all;  ///< stage of a tensor outside the layers
 };
 
 FloatRows make(const Whole& whole, std::size_t seed) {
@@ -51,7 +51,7 @@ FloatRows turned(const FloatRows& values) {
   return out;
 }
 
-/// Of each block the part of one rank.
+/// Returns the part of one rank, cut from each block.
 FloatRows part_of(const FloatRows& values, int dim, int blocks, int rank, int ranks) {
   if (dim == on_all) return values;
   if (dim == 1) return turned(part_of(turned(values), 0, blocks, rank, ranks));
@@ -76,7 +76,7 @@ struct Local {
   std::string bytes;
 };
 
-/// A dict of tensors below `key`, beside things of training, as torch.save writes it.
+/// Returns a dict of tensors below `key`, with other training state, as torch.save writes it.
 std::string torch_file(const std::vector<Local>& tensors, const std::string& key) {
   using namespace pickled;
   std::vector<std::pair<std::string, std::string>> dict_of;
@@ -107,15 +107,15 @@ std::string safetensors_file(const std::vector<Local>& tensors) {
   return out;
 }
 
-/// A way to save.
+/// One way to save a model.
 struct Way {
   std::string name;
   std::vector<Whole> model;
   int tensor = 1;
   int stages = 1;
   int layers = 2;                                        ///< of the model
-  std::function<std::string(int rank, int stage)> file;  ///< its path; {part} if there are two
-  std::string key = {};                                  ///< of torch.save: where the weights are
+  std::function<std::string(int rank, int stage)> file;  ///< path of the file; {part} if there are two
+  std::string key = {};                                  ///< for torch.save: the key of the weights
   std::string plan;
   std::string config = {};
 };
@@ -244,7 +244,7 @@ void save(const Way& way, const std::string& folder) {
 
 }  // namespace
 
-TEST_CASE("what ranks have cut comes back whole") {
+TEST_CASE("tensors cut by ranks are restored") {
   for (const Way& way : ways()) {
     CAPTURE(way.name);
     const TemporaryDirectory folder(Medium::memory);
@@ -271,7 +271,7 @@ TEST_CASE("what ranks have cut comes back whole") {
   }
 }
 
-TEST_CASE("virtual stages are named, and chosen one by one") {
+TEST_CASE("virtual stages are named, and selected one by one") {
   using namespace pickled;
   const TemporaryDirectory folder(Medium::memory);
   const auto stage = [](std::string_view key) { return dict({{"w", tensor(key, "FloatStorage", 2, 0, {2}, {1})}}); };
@@ -291,7 +291,7 @@ namespace {
 
 using Arguments = std::vector<std::pair<std::string, int>>;
 
-/// What Megatron saves, with these arguments.
+/// The contents of a Megatron file with these arguments.
 std::string megatron_file(const Arguments& arguments) {
   using namespace pickled;
   std::vector<std::pair<std::string, std::string>> numbers;
@@ -304,7 +304,7 @@ std::string megatron_file(const Arguments& arguments) {
 
 struct Written {
   std::string name;
-  std::function<Arguments(int tensor, int stage)> arguments;  ///< of the file in the folder of these two
+  std::function<Arguments(int tensor, int stage)> arguments;  ///< of the file in this rank's folder
   std::string refusal = {};
 };
 
@@ -376,7 +376,7 @@ std::vector<Written> written_by() {
 
 }  // namespace
 
-TEST_CASE("a file of Megatron that another rank has written than its folder names is refused, and both are named") {
+TEST_CASE("a file in the folder of another Megatron rank is refused, and both are named") {
   for (const Written& written : written_by()) {
     CAPTURE(written.name);
     const TemporaryDirectory folder(Medium::memory);

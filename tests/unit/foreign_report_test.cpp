@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reports of the reader of foreign HDF5 files, which may say anything.
+// Reports of the reader for third-party HDF5 files. A report is untrusted input.
 
 #include <doctest/doctest.h>
 #include <fmt/core.h>
@@ -29,7 +29,8 @@ class Report {
     text_ += record.bytes();
     return *this;
   }
-  /// Of F32, or another number of a dtype. It takes its bytes in the file, where they lie at `offset` if that is not 0.
+  /// Adds a tensor, of F32 or another dtype number. `stored` is its number of bytes in the file, at `offset` if that is
+  /// not 0.
   Report& tensor(std::string_view name, std::uint64_t extent, std::uint64_t offset, std::uint64_t stored,
                  std::uint64_t dtype = 11) {
     return add(RecordBytes(ForeignRecord::tensor)
@@ -52,14 +53,14 @@ class Report {
   std::string text_{hdf5::foreign_report_magic};
 };
 
-/// "path: words" of each.
+/// Returns "path: reason" for each issue.
 std::string issues_of(const ForeignReport& report) {
   std::string all;
   for (const Omission& issue : report.omissions) all += fmt::format("[{}: {}]", issue.name, issue.reason);
   return all;
 }
 
-TEST_CASE("reports: what is outside the file, shared or too much to believe is an issue") {
+TEST_CASE("reports: data outside the file, shared, or implausibly large is an issue") {
   Report report;
   report.tensor("b", 4, 100, 16).tensor("a", 4, 200, 16).tensor("past", 4, 9990, 16);
   report.tensor("wraps", 4, ~std::uint64_t{0} - 3, 16).tensor("shares", 4, 104, 16);
@@ -121,7 +122,7 @@ TEST_CASE("reports: dtypes that attributes name") {
   CHECK(parsed.texts.size() == 4);
 }
 
-TEST_CASE("reports that no reader makes are refused") {
+TEST_CASE("malformed reports are refused") {
   const auto words = [](const Report& report) { return words_of(ErrorKind::corrupt, [&] { (void)report.parse(); }); };
   const auto tensor = [](std::uint64_t dtype, std::uint64_t rank) {
     return RecordBytes(ForeignRecord::tensor).text("t").number(dtype).number(rank);
@@ -142,7 +143,7 @@ TEST_CASE("reports that no reader makes are refused") {
             "another build"));
 }
 
-TEST_CASE("reports that are cut off or changed anywhere are read as far as they go, or refused") {
+TEST_CASE("reports that are truncated or changed anywhere are read up to that point, or refused") {
   Report report;
   report.add(RecordBytes(ForeignRecord::fence).number(7));
   report.tensor("a", 4, 100, 16).tensor("c", 64, 0, 60).tensor("k", 3, 0, 12);

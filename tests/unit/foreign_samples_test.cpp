@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checkpoints that other software wrote (tests/interop/foreign_samples.py): each tensor bit for bit as that has it
-// whole. MUSTER_TEST_SAMPLES names more of them.
+// Checkpoints written by other software (tests/interop/foreign_samples.py). Each tensor must equal, bit for bit, the
+// whole tensor of that software. MUSTER_TEST_SAMPLES names further ones.
 
 #include <doctest/doctest.h>
 
@@ -50,7 +50,7 @@ void check_sample(const fs::path& sample) {
     CHECK(tensors->tensors()[*place].shape == entry.shape);
     std::vector<std::byte> bytes(entry.bytes);
     expected.read(i, 0, bytes);
-    // Whole, and in pieces that end anywhere.
+    // Reads the tensor whole, and in pieces with arbitrary ends.
     for (const std::uint64_t piece : {std::uint64_t{1} << 30, std::uint64_t{13}, std::uint64_t{8}})
       CHECK(read(*tensors, *place, piece) == bytes);
   }
@@ -58,7 +58,7 @@ void check_sample(const fs::path& sample) {
 
 using Change = std::function<void(std::string& pickle)>;
 
-/// What changes no length: everywhere.
+/// Replaces every occurrence by a text of the same length.
 Change replaced(const std::string& from, const std::string& to) {
   return [=](std::string& pickle) {
     REQUIRE(from.size() == to.size());
@@ -68,7 +68,7 @@ Change replaced(const std::string& from, const std::string& to) {
   };
 }
 
-/// The two placements of the first tensor, the other way around.
+/// Exchanges the two placements of the first tensor.
 void turn_placements(std::string& pickle) {
   const std::size_t first = pickle.find(pickled::global("torch.distributed.tensor.placement_types", "_StridedShard"));
   const std::size_t second = pickle.find(pickled::global("torch.distributed.tensor.placement_types", "Shard"));
@@ -78,7 +78,7 @@ void turn_placements(std::string& pickle) {
   std::rotate(at(first), at(second), at(end + 1));
 }
 
-/// In a file of torch.save the pickle is the first entry, with a checksum; .metadata is nothing else.
+/// In a file of torch.save the pickle is the first entry, with a checksum; a .metadata file is only the pickle.
 void change_file(const fs::path& path, const Change& change) {
   std::string bytes = read_text(path);
   const auto number = [&](std::size_t at, std::size_t size) {
@@ -109,9 +109,9 @@ struct ChangedSample {
 
 std::vector<ChangedSample> changed_samples() {
   using pickled::text;
-  const std::string axis("K\x02\x85q1");           // a size of two
-  const std::string in_order("K\0K\1K\2K\3t", 9);  // all ranks
-  const std::string factor("split_factorqdK\2");   // of the first tensor
+  const std::string axis("K\x02\x85q1");           // a tuple with the size 2
+  const std::string in_order("K\0K\1K\2K\3t", 9);  // all ranks in order
+  const std::string factor("split_factorqdK\2");   // split_factor of the first tensor
   const std::string dim = std::string("K\0", 2) + text("split_factor");
   const std::string older = "of which an older PyTorch wrote it: not read; save it as torch.distributed.checkpoint";
   const std::string other_order = "along 2 dimensions of a mesh, which are not all ranks in their order";
@@ -140,7 +140,7 @@ std::vector<ChangedSample> changed_samples() {
 
 }  // namespace
 
-TEST_CASE("samples with something changed are refused by name") {
+TEST_CASE("changed samples are refused by name") {
   for (const ChangedSample& one : changed_samples()) {
     CAPTURE(one.name);
     const TemporaryDirectory folder(Medium::memory);
@@ -158,7 +158,7 @@ TEST_CASE("samples with something changed are refused by name") {
   }
 }
 
-TEST_CASE("samples are read as who wrote them has them") {
+TEST_CASE("each sample has the tensors of the software that wrote it") {
   std::vector<fs::path> folders = {fs::path(MUSTER_TEST_DATA) / "foreign"};
   if (const char* more = std::getenv("MUSTER_TEST_SAMPLES")) folders.emplace_back(more);
   std::size_t count = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Trees of names, tables, ages, and metadata as configs and back.
+// Trees of names, tables, ages, and metadata converted to configs and back.
 
 #include <doctest/doctest.h>
 
@@ -43,22 +43,22 @@ std::string tree_of(const std::vector<TensorEntry>& entries, bool folds = true) 
 
 }  // namespace
 
-TEST_CASE("names are a tree whose alike branches are one") {
+TEST_CASE("names form a tree that combines equal branches") {
   CHECK(tree_of(entries_named({"a.b.c", "a.b.d", "e"})) == "a.b/\n c\n d\ne\n");
   CHECK(tree_of(entries_named({"h.0.w", "h.0.b", "h.1.w", "h.1.b", "h.2.w"})) == "h/\n 0 to 1/\n  w\n  b\n 2.w\n");
   CHECK(tree_of(entries_named({"h.0.w", "h.1.w"}), false) == "h/\n 0.w\n 1.w\n");
   CHECK(tree_of(entries_named({"rank0/w", "rank1/w"})) == "rank0/w to 1\n");
-  // A tensor's name may be the beginning of others.
+  // A tensor's name may be a prefix of other names.
   CHECK(tree_of(entries_named({"a", "a.b"})) == "a\n b\n");
   CHECK(tree_of(entries_named({"", ".", "x..y"})) == "\n \nx..y\n");
   std::vector<TensorEntry> other = entries_named({"h.0.w", "h.1.w"});
   other[1].shape = {2, 2};
   CHECK(tree_of(other) == "h/\n 0.w\n 1.w\n");
-  // A name of dots is no reason to go deep.
+  // A name of many dots must not cause deep recursion.
   CHECK(tree_of(entries_named({std::string(100'000, '.'), "a"})).size() > 100'000);
 }
 
-TEST_CASE("tables fit a width by the column that can be cut") {
+TEST_CASE("tables fit a width by truncating the column that allows it") {
   TextTable table({{"NAME"}, {"SIZE", Align::right}}, {0});
   table.add({"short", "1 B"});
   table.add({"a.very.long.name.indeed", "20 B"});
@@ -68,7 +68,7 @@ TEST_CASE("tables fit a width by the column that can be cut") {
   std::string cut;
   table.append_to(cut, {.width = 20});
   CHECK(cut == "NAME            SIZE\nshort            1 B\na.v...e.indeed  20 B\n");
-  // Names that the cut would make the same are not cut.
+  // Names that would become equal are not truncated.
   table.add({"a.verily.longer.name.indeed", "3 B"});
   std::string apart;
   table.append_to(apart, {.width = 20});
@@ -82,7 +82,7 @@ TEST_CASE("tables fit a width by the column that can be cut") {
   CHECK(both == "NAME          FROM           IN\na.l...e.here  fro...re.else  x\n");
 }
 
-TEST_CASE("ages are words that people use") {
+TEST_CASE("ages use ordinary units") {
   using std::chrono::seconds;
   CHECK(age_text(seconds(-5)) == "now");
   CHECK(age_text(seconds(119)) == "119 s");
@@ -97,7 +97,7 @@ TEST_CASE("ages are words that people use") {
     CHECK_THROWS_AS(parse_age(bad), Error);
 }
 
-TEST_CASE("metadata become a config and come back, and configs metadata") {
+TEST_CASE("metadata become a config and are restored, and configs become metadata") {
   const auto there = [](const Metadata& metadata) { return metadata_from_config(config_from_metadata(metadata)); };
   for (const Metadata& metadata :
        std::vector<Metadata>{{},

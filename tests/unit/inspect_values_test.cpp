@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Elements, statistics, slices and their text, each against the slow and obvious way.
+// Elements, statistics, slices and their text, each compared with a slow and obvious implementation.
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>
@@ -59,10 +59,10 @@ std::string words_of_failure(const std::string& slice, const Shape& shape) {
 
 }  // namespace
 
-TEST_CASE("statistics of every dtype are those of its values one by one") {
+TEST_CASE("statistics of every dtype equal those of its values one by one") {
   for (const DType dtype : all_dtypes()) {
     CAPTURE(to_string(dtype));
-    // Few values are sorted, many are counted (8 bits in pairs), some go over the border of a piece.
+    // A few values are sorted, and many are counted (8 bits in pairs). Some sizes cross the border of a piece.
     for (const std::int64_t elements : {1, 5, 1001, 50'001, 9'000'001}) {
       if (elements > 1'000'000 && dtype != DType::bf16 && dtype != DType::f32 && dtype != DType::i4 &&
           dtype != DType::f6_e2m3)
@@ -113,7 +113,7 @@ TEST_CASE("statistics of every dtype are those of its values one by one") {
   }
 }
 
-TEST_CASE("bins are equally wide, integers are exact, and what has no range has one bin") {
+TEST_CASE("bins are equally wide, integers are exact, and an empty range has one bin") {
   const TensorStatistics even = of(DType::f32, {8}, raw_bytes<float>({0, 1, 2, 3, 4, 5, 6, 7}), 4);
   CHECK(even.histogram.counts == std::vector<std::uint64_t>{2, 2, 2, 2});
   CHECK(even.histogram.low == 0);
@@ -139,7 +139,7 @@ TEST_CASE("bins are equally wide, integers are exact, and what has no range has 
 }
 
 TEST_CASE("every code of the small floats has the value of its definition") {
-  // Sign, exponent and mantissa; FNUZ: no infinity, and the code of minus zero is the only NaN.
+  // Sign, exponent and mantissa. FNUZ formats have no infinity, and the code of minus zero is the only NaN.
   const auto defined = [](unsigned word, int exponent_bits, int mantissa_bits, int bias) {
     const unsigned mantissa = word % (1U << mantissa_bits);
     const int exponent = static_cast<int>(word >> mantissa_bits) % (1 << exponent_bits);
@@ -179,7 +179,7 @@ TEST_CASE("every code of the small floats has the value of its definition") {
   }
 }
 
-TEST_CASE("packed elements are found wherever they begin in a byte, and at the borders of what is read at once") {
+TEST_CASE("packed elements are read from every bit offset, and across the borders of a read") {
   for (const DType dtype : {DType::f6_e2m3, DType::f6_e3m2, DType::u4}) {
     CAPTURE(to_string(dtype));
     const auto size = static_cast<std::size_t>(bits(dtype));
@@ -199,7 +199,7 @@ TEST_CASE("packed elements are found wherever they begin in a byte, and at the b
     CHECK(wrong == 0);
     test::MemorySource source;
     source.add("t", dtype, {elements}, bytes);
-    // Around the windows of cat: 48 KiB, and the last one.
+    // Around the read windows of cat, which have 48 KiB, and at the last one.
     for (const std::size_t first :
          {std::size_t{0}, 49'152 * 8 / size - 3, 2 * 49'152 * 8 / size - 2, std::size_t{199'996}})
       for (std::size_t step : {std::size_t{1}, std::size_t{3}}) {
@@ -219,7 +219,7 @@ TEST_CASE("packed elements are found wherever they begin in a byte, and at the b
               std::string(reinterpret_cast<const char*>(packed.data()), packed.size()));
       }
   }
-  // Bits that no element uses belong to the tensor: a difference in them is one.
+  // Bits that no element uses belong to the tensor, so a difference in them counts.
   for (const std::uint8_t last : {std::uint8_t{0x10}, std::uint8_t{0x80}})
     CHECK(
         compare_values(DType::f6_e2m3, raw_bytes<std::uint8_t>({0, 0}), raw_bytes<std::uint8_t>({0, last})).elements ==
@@ -227,7 +227,7 @@ TEST_CASE("packed elements are found wherever they begin in a byte, and at the b
   CHECK(compare_values(DType::f6_e2m3, raw_bytes<std::uint8_t>({0}), raw_bytes<std::uint8_t>({0x40})).elements == 1);
 }
 
-TEST_CASE("a value's text reads back as the value, and no shorter one does") {
+TEST_CASE("a value's text reads back as the value, and no shorter text does") {
   for (const DType dtype : all_dtypes()) {
     if (is_integer(dtype) || bits(dtype) > 16) continue;
     CAPTURE(to_string(dtype));
@@ -257,7 +257,7 @@ TEST_CASE("a value's text reads back as the value, and no shorter one does") {
   CHECK(value_text(DType::u64, ~std::uint64_t{0}) == "18446744073709551615");
 }
 
-TEST_CASE("slices are NumPy's") {
+TEST_CASE("slices are those of NumPy") {
   const auto ranges = [](const std::string& text, std::int64_t extent) {
     const SelectedRange range = parse_selection(text, {extent}).ranges.front();
     std::vector<std::int64_t> out;
@@ -296,7 +296,7 @@ TEST_CASE("slices are NumPy's") {
   CHECK(test::has(words_of_failure("99999999999999999999", {5}), "no whole number"));
 }
 
-TEST_CASE("arrays are printed like NumPy's") {
+TEST_CASE("arrays are printed like those of NumPy") {
   test::MemorySource source;
   source.add("m", DType::f32, {2, 3}, raw_bytes<float>({1, 2.5F, -3, 0.125F, 0, 10}));
   source.add("small", DType::f32, {3}, raw_bytes<float>({1e-5F, 1.5F, -2}));
@@ -327,7 +327,7 @@ TEST_CASE("arrays are printed like NumPy's") {
   CHECK_THROWS_WITH_AS(printed(source, "mm"), doctest::Contains("near it: \"m\""), Error);
 }
 
-TEST_CASE("long arrays lose their middle, and only their ends are read") {
+TEST_CASE("long arrays are printed without their middle, and only their ends are read") {
   test::MemorySource source;
   std::vector<std::uint16_t> values(std::size_t{200} * 300);
   std::iota(values.begin(), values.end(), std::uint16_t{0});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The route of lists with one rank: nothing travels.
+// The route of lists with one rank: no data is sent.
 
 #include <array>
 
@@ -21,7 +21,7 @@ TEST_CASE("the world of one process gathers from itself") {
   CHECK_THROWS_AS((void)get_configs_parallel(&mine, std::vector<int>{0}, *group, {.route = Route::shm}), Error);
 }
 
-TEST_CASE("a list of ranks is written as it is, or as all of them") {
+TEST_CASE("a list of ranks is printed in full, or as all ranks") {
   const auto group = single_group();
   const Tensor mine = pattern(DType::f32, {4}, 1);
   const std::array<int, 1> array = {0};
@@ -41,7 +41,7 @@ TEST_CASE("a list of ranks is written as it is, or as all of them") {
   set_world(nullptr);
 }
 
-TEST_CASE("explain() tells the rounds that there were, and what there was when it has been released") {
+TEST_CASE("explain() reports the rounds, also after the result has been released") {
   const auto group = single_group();
   const Config mine = Config::object({{"rank", 0}});
   GatheredConfigs all = get_configs_parallel(&mine, std::vector<int>{0}, *group);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory by itself, in one process: pages of any size, and arenas that are found by address while they come and go.
+// Memory in one process: pages of any size, and arenas that are found by address while they are created and destroyed.
 
 #include <atomic>
 #include <thread>
@@ -13,7 +13,7 @@
 
 using namespace muster;
 
-TEST_CASE("pages of 4 and 64 KiB: what is rounded, what is around a range, and what is within it") {
+TEST_CASE("pages of 4 and 64 KiB: rounding, the pages around a range, and those inside it") {
   for (const std::uint64_t page : {std::uint64_t{4} << 10, std::uint64_t{64} << 10}) {
     CAPTURE(page);
     CHECK(os::whole_pages(0, page) == 0);
@@ -22,7 +22,7 @@ TEST_CASE("pages of 4 and 64 KiB: what is rounded, what is around a range, and w
     CHECK(os::whole_pages(page + 1, page) == 2 * page);
     CHECK(os::whole_pages(UINT64_MAX, page) == UINT64_MAX - page + 1);
     const std::uint64_t at = 10 * page;
-    // A segment's data begins 4 KiB behind its begin, which is inside a page of 64 KiB.
+    // A segment's data begins 4 KiB after the segment, which is inside a page of 64 KiB.
     CHECK(os::pages_around({at + 4096, at + page}, page).begin == (page == 4096 ? at + 4096 : at));
     CHECK(os::pages_around({at, at + 1}, page) == os::AddressRange{at, at + page});
     CHECK(os::pages_around({at + page - 1, at + page + 1}, page) == os::AddressRange{at, at + 2 * page});
@@ -35,11 +35,11 @@ TEST_CASE("pages of 4 and 64 KiB: what is rounded, what is around a range, and w
   CHECK(memory.size() == os::page_size());
 }
 
-TEST_CASE("a region gives places up to its last byte, and then none") {
+TEST_CASE("a region hands out offsets up to its last byte, and then none") {
   sync::Region region(os::Backing::anonymous);
   const std::uint64_t page = os::page_size();
   const std::uint64_t first = region.take(1);
-  CHECK(first >= page);  // 0 stands for no place
+  CHECK(first >= page);  // 0 means no offset
   CHECK(region.take(page) == first + page);
   CHECK(region.take(page + 1) == first + 2 * page);
   const std::uint64_t last = region.take(region.room() - page - 1);
@@ -52,10 +52,10 @@ TEST_CASE("a region gives places up to its last byte, and then none") {
   CHECK_THROWS_AS(static_cast<void>(region.take(1)), Error);
 }
 
-TEST_CASE("an arena that ends while its address is looked up does not stop the process") {
+TEST_CASE("an arena that is destroyed while its address is looked up does not stop the process") {
   std::atomic<bool> is_over{false};
   std::atomic<const std::byte*> somewhere{nullptr};
-  // Looks for more than there is, so that nothing is found, and nothing kept.
+  // Looks for more bytes than exist, so nothing is found or kept alive.
   std::thread looks([&] {
     while (!is_over) (void)detail::ArenaCore::find(somewhere, UINT64_MAX);
   });

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Layouts and rows against a model that moves one unit at a time, and each other's way back: what is joined is cut into
-// what it was.
+// Layouts and rows are compared with a model that moves one unit at a time, and with their inverses: joining and
+// cutting restores the parts.
 
 #include "src/merge/layout.hpp"
 
@@ -27,7 +27,7 @@ Bytes bytes_of_seed(std::size_t count, std::uint64_t seed) {
   return bytes;
 }
 
-/// The layout's meaning: every unit of every row by itself.
+/// The definition of a layout: copies every unit of every row separately.
 Bytes apply_units(const Layout& layout, const std::vector<Bytes>& sources) {
   const auto unit = static_cast<std::size_t>(layout.grain.inner) * itemsize(layout.target.dtype);
   const auto row = static_cast<std::size_t>(layout.target_units) * unit;
@@ -50,7 +50,7 @@ void copy(const Rectangle& part, std::byte* target, const std::byte* source) {
     std::memcpy(target + part.to + row * part.to_stride, source + part.from + row * part.from_stride, part.bytes);
 }
 
-/// The target window by window.
+/// Builds the target window by window.
 Bytes apply_windows(const Rows& rows, const std::vector<Bytes>& sources, std::uint64_t window) {
   Bytes target(rows.bytes());
   for (std::uint64_t begin = 0; begin < rows.bytes(); begin += window)
@@ -59,7 +59,7 @@ Bytes apply_windows(const Rows& rows, const std::vector<Bytes>& sources, std::ui
   return target;
 }
 
-/// Each source piece by piece.
+/// Copies each source piece by piece.
 Bytes apply_pieces(const Rows& rows, const std::vector<Bytes>& sources, std::uint64_t piece) {
   Bytes target(rows.bytes());
   for (std::size_t source = 0; source < sources.size(); ++source)
@@ -111,11 +111,11 @@ TEST_CASE("random joins: units, windows of the target and pieces of the sources 
   }
 }
 
-TEST_CASE("what is cut is joined again, padding trimmed, and composed in one step") {
+TEST_CASE("cutting is inverted by joining, padding is trimmed, and both compose in one step") {
   for (const Merge& merge :
        {merge::concat(0), merge::concat(1), merge::concat(-1), merge::concat_blocks(1, {2, 1}), merge::stack()}) {
     for (const int parts : {1, 2, 3, 5}) {
-      // Blocks that do not divide evenly are padded one by one, and are then in another proportion.
+      // Blocks that do not divide evenly are padded separately, and then have another proportion.
       if (merge == merge::concat_blocks(1, {2, 1}) && 12 / 3 % parts != 0) continue;
       const TensorSpec whole{DType::bf16,
                              std::holds_alternative<merge::Stack>(merge) ? Shape{parts, 6, 4} : Shape{7, 12, 3}};
@@ -129,7 +129,7 @@ TEST_CASE("what is cut is joined again, padding trimmed, and composed in one ste
       const Layout joined = join(merge, specs, true_size);
       CHECK(joined.target == whole);
       CHECK(apply_units(joined, shards) == bytes);
-      // From these parts straight to other ones.
+      // From these parts directly to a different number of parts.
       if (std::holds_alternative<merge::Stack>(merge)) continue;
       const Cut other = cut(merge, whole, 4);
       for (int part = 0; part < 4; ++part)
@@ -138,7 +138,7 @@ TEST_CASE("what is cut is joined again, padding trimmed, and composed in one ste
   }
 }
 
-TEST_CASE("packed elements are joined where pieces are whole bytes") {
+TEST_CASE("packed elements are joined if pieces are whole bytes") {
   const TensorSpec spec{DType::f4_e2m1, {3, 4}};
   const std::vector<TensorSpec> specs(2, spec);
   CHECK(rows_of(join(merge::concat(1), specs)).row_bytes == 4);
@@ -158,13 +158,13 @@ TEST_CASE("packed elements are joined where pieces are whole bytes") {
               "share a byte"));
   for (const Shape& nothing : {Shape{3, 0, 2}, Shape{0, 1}, Shape{0}})
     CHECK(rows_of(join(merge::concat(-1), six_bits(nothing))).bytes() == 0);
-  // A cut falls between bytes: of twelve columns one part gets eight.
+  // A cut is at a byte: of twelve columns one part gets eight.
   const Cut twelve = cut(merge::concat(1), {DType::f6_e3m2, {3, 12}}, 2);
   CHECK(twelve.part.shape == Shape{3, 8});
   for (int part = 0; part < 2; ++part) CHECK(rows_of(part_of(twelve, part)).row_bytes == 6);
 }
 
-TEST_CASE("what does not fit is named") {
+TEST_CASE("mismatches are named") {
   const std::vector<TensorSpec> taller = {{DType::f32, {4, 8}}, {DType::f32, {5, 8}}};
   const std::vector<int> ranks = {3, 7};
   CHECK(join(merge::concat(0), taller).target.shape == Shape{9, 8});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// max, min, sum, product and average against a slow model that knows the formats by their definition: every pair of
-// 8-bit values, every 16-bit value beside chosen ones, unaligned memory, any number of sources.
+// Tests max, min, sum, product and average against a slow model that implements the formats by their definition: every
+// pair of 8-bit values, every 16-bit value beside selected ones, unaligned memory, any number of sources.
 
 #include "src/merge/reduce.hpp"
 
@@ -54,7 +54,7 @@ double decode(DType dtype, std::uint32_t bits) {
   return sign * (exponent == 0 ? std::ldexp(fraction, 1 - bias) : std::ldexp(1 + fraction, exponent - bias));
 }
 
-/// All values of a format, so that rounding is a search.
+/// All values of a format, in order, so that rounding is a search.
 class Numbers {
  public:
   explicit Numbers(DType dtype) : dtype_(dtype) {
@@ -64,11 +64,11 @@ class Numbers {
       const double value = decode(dtype, bits);
       if (std::isfinite(value)) finite_.push_back(value);
     }
-    // What the next number would be, had the format one: half-way to it is where overflow begins.
+    // The next number if the format had one. Overflow begins half-way to it.
     beyond_ = finite_.back() + (finite_.back() - finite_[finite_.size() - 2]);
   }
 
-  /// The nearest number, even on ties; its bits. NaN has many: any is right.
+  /// Returns whether `bits` is the nearest number, with ties to even. NaN has many encodings, all of which are right.
   [[nodiscard]] bool is_rounded(float exact, std::uint32_t bits) const {
     const double got = decode(dtype_, bits);
     if (std::isnan(exact)) return std::isnan(got);
@@ -211,7 +211,7 @@ TEST_CASE("every pair of 8-bit floats") {
   }
 }
 
-TEST_CASE("every 16-bit float beside zeros, ones, ends of the range and random ones") {
+TEST_CASE("every 16-bit float beside zeros, ones, ends of the range and random values") {
   for (const DType dtype : {DType::f16, DType::bf16}) {
     CAPTURE(to_string(dtype));
     std::mt19937 random(7);
@@ -231,7 +231,7 @@ TEST_CASE("f8_e4m3fn: a sum past 448 is NaN from the half-way point on, f8_e5m2:
   const auto sum = [](DType dtype, std::uint8_t a, std::uint8_t b) {
     return reduced<std::uint8_t>(Combine::sum, dtype, {Bytes{a}, Bytes{b}}).front();
   };
-  // 448 + 16 = 464 is half-way to 480 and goes to the even 448; 448 + 18 does not.
+  // 448 + 16 = 464 is half-way to 480 and is rounded to the even 448; 448 + 18 is not.
   CHECK(sum(DType::f8_e4m3fn, 0x7e, 0x58) == 0x7e);
   CHECK(sum(DType::f8_e4m3fn, 0x7e, 0x59) == 0x7f);
   CHECK(sum(DType::f8_e4m3fn, 0xfe, 0xfe) == 0xff);
@@ -239,7 +239,7 @@ TEST_CASE("f8_e4m3fn: a sum past 448 is NaN from the half-way point on, f8_e5m2:
   CHECK(sum(DType::f8_e5m2, 0xfb, 0xfb) == 0xfc);
 }
 
-TEST_CASE("integers wrap around, booleans are or and and") {
+TEST_CASE("integers wrap around, booleans use logical or and and") {
   check_integers<std::uint8_t>(DType::u8);
   check_integers<std::int8_t>(DType::i8);
   check_integers<std::uint16_t>(DType::u16);
@@ -253,7 +253,7 @@ TEST_CASE("integers wrap around, booleans are or and and") {
         Bytes{0, 1, 1, 1});
   for (const Combine combine : {Combine::min, Combine::product})
     CHECK(reduced<std::uint8_t>(combine, DType::boolean, {Bytes{0, 0, 1, 1}, Bytes{0, 1, 0, 1}}) == Bytes{0, 0, 0, 1});
-  // Every stored value but 0 is true.
+  // Every stored value except 0 is true.
   CHECK(reduced<std::uint8_t>(Combine::max, DType::boolean, {Bytes{0, 2, 0, 128}, Bytes{0, 1, 255, 128}}) ==
         Bytes{0, 1, 1, 1});
   for (const Combine combine : {Combine::min, Combine::product})
@@ -267,7 +267,7 @@ TEST_CASE("f32 and f64 with their special values") {
 }
 
 TEST_CASE("narrow floats are rounded once, after the last source") {
-  // 1 + 2^-8 + 2^-8: each step rounded to bf16 would stay 1.
+  // 1 + 2^-8 + 2^-8: rounding each step to bf16 would leave 1.
   const std::vector<std::uint16_t> one(1000, 0x3f80);
   const std::vector<std::uint16_t> small(1000, 0x3b80);
   CHECK(reduced<std::uint16_t>(Combine::sum, DType::bf16, {one, small, small}) ==
@@ -303,7 +303,7 @@ TEST_CASE("unaligned memory, any length, one source, and a target that is a sour
   }
 }
 
-TEST_CASE("what has no such reduction is refused with its name") {
+TEST_CASE("an unsupported reduction is refused with its name") {
   using test::has;
   using test::words_of;
   for (const DType dtype : {DType::f4_e2m1, DType::u4, DType::i4, DType::f8_e8m0, DType::complex64, DType::f8_e4m3fnuz,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Model directories: which files are meant, how tensors are spread over files, what is carried along.
+// Model directories: the selection of the weight files, the distribution of tensors over files, and the extra files
+// that are copied.
 
 #include "muster/model_dir.hpp"
 
@@ -44,7 +45,7 @@ constexpr const char* index_name = "model.safetensors.index.json";
 
 }  // namespace
 
-TEST_CASE("one file, by its own name or by its directory's") {
+TEST_CASE("one file, by its own name or by the name of its directory") {
   const TemporaryDirectory directory;
   write_file_of(directory / "model.safetensors", {"b", "a"}, 7, {{"format", "pt"}});
   write_text(directory / "config.json", "{}");
@@ -71,7 +72,7 @@ TEST_CASE("files with an index, and without one") {
       CHECK(has(ModelDir::open(directory.path().string()).notes().front(), "model.safetensors.index.json is missing"));
     } else {
       write_text(directory / index_name, index_of({{"a", one_of_two}, {"b", two_of_two}, {"c", one_of_two}}));
-      // Not of this model, as the index says.
+      // The index shows that this file is not part of the model.
       write_file_of(directory / "consolidated.safetensors", {"a", "z"}, 3);
     }
     const ModelDir model = ModelDir::open(directory.path().string());
@@ -84,7 +85,7 @@ TEST_CASE("files with an index, and without one") {
   }
 }
 
-TEST_CASE("what an index gets wrong") {
+TEST_CASE("defects of an index") {
   const TemporaryDirectory directory;
   write_file_of(directory / one_of_two, {"a"});
   write_file_of(directory / two_of_two, {"b"});
@@ -114,11 +115,11 @@ TEST_CASE("what an index gets wrong") {
   CHECK(has(refuse(ErrorKind::corrupt, "{"), "line 1, column 2"));
   CHECK(has(refuse(ErrorKind::corrupt, "[]"), "no object \"weight_map\""));
   CHECK(has(refuse(ErrorKind::corrupt, R"({"weight_map":{"a":1}})"), "is not a string"));
-  // Of equal keys the last one counts, as in Python.
+  // If keys are equal the last one counts, as in Python.
   CHECK(has(refuse(ErrorKind::not_found, R"({"weight_map":{"a":"x","a":"y.safetensors"}})"), "y.safetensors"));
 }
 
-TEST_CASE("directories that do not say what is meant") {
+TEST_CASE("ambiguous directories are refused") {
   const TemporaryDirectory directory;
   const auto open = [&] { ModelDir::open(directory.path().string()); };
   CHECK(has(words_of(ErrorKind::not_found, open), "no *.safetensors"));
@@ -137,7 +138,7 @@ TEST_CASE("directories that do not say what is meant") {
   CHECK(has(words_of(ErrorKind::argument, open), "both an index"));
 }
 
-TEST_CASE("planning files: as few as the limit asks for, and as equal as the order allows") {
+TEST_CASE("planning files: as few as the limit allows, and as equal as the order allows") {
   const std::vector<TensorEntry> entries = {entry("b", {60}),           entry("a", {40}), entry("d", {1}),
                                             entry("c", {500}),          entry("e", {0}),  entry("f", {99}),
                                             entry("g", {1}, DType::f16)};
@@ -158,7 +159,7 @@ TEST_CASE("planning files: as few as the limit asks for, and as equal as the ord
 
   std::vector<TensorEntry> many;
   for (int i = 0; i < 12; ++i) many.push_back(entry("t" + std::to_string(i), {10}));
-  const ShardLayout balanced = plan_shards(many, 110);  // filled to the limit it would be 11 and 1
+  const ShardLayout balanced = plan_shards(many, 110);  // files filled up to the limit would have 11 and 1
   REQUIRE(balanced.files.size() == 2);
   CHECK(balanced.files[0].tensors.size() == 6);
 
@@ -171,7 +172,7 @@ TEST_CASE("planning files: as few as the limit asks for, and as equal as the ord
   CHECK(has(words_of(ErrorKind::argument, [&] { plan_shards(twice, 10); }), "two tensors have the name \"a\""));
 }
 
-TEST_CASE("what is carried along") {
+TEST_CASE("the extra files that are copied") {
   const TemporaryDirectory from;
   const TemporaryDirectory to;
   write_file_of(from / "model.safetensors", {"a"});
@@ -194,7 +195,7 @@ TEST_CASE("what is carried along") {
   int pieces = 0;
   copy_carried_files(from.path().string(), to.path().string(), carried_files(from.path().string()).names,
                      [&] { ++pieces; });
-  CHECK(pieces == 5);  // one of each file that is not empty: a rank that copies is not taken for a stuck one
+  CHECK(pieces == 5);  // one report per non-empty file: a rank that copies is not considered stuck
   for (const std::string& directory : {from.path().string(), to.path().string()}) {
     CHECK(carried_files(directory).names == expected);
     CHECK(carried_files(directory).left.empty());
@@ -204,8 +205,7 @@ TEST_CASE("what is carried along") {
   words_of(ErrorKind::not_found, [&] { carried_files(from / "none"); });
 }
 
-TEST_CASE(
-    "links that lead outside, linked folders and weights of other formats are not carried, unless they are chosen") {
+TEST_CASE("links to outside, linked folders and weights of other formats are not copied, unless they are selected") {
   const TemporaryDirectory work;
   fs::create_directories(work / "private/keys");
   write_text(work / "private/keys/id", "secret");
@@ -234,10 +234,10 @@ TEST_CASE(
   CHECK(carried_files(model, "none").names.empty());
   const CarriedFiles all = carried_files(model, "all");
   CHECK(all.names.size() == 10);
-  CHECK(all.left.size() == 3);  // folders and what is not there
+  CHECK(all.left.size() == 3);  // folders and missing files
   CHECK(carried_files(model, "*.bin,onnx/*").names ==
         std::vector<std::string>{"onnx/model.onnx", "pytorch_model.bin", "same.bin"});
-  // HuggingFace's cache is made of links.
+  // The Hugging Face cache consists of links.
   fs::create_directories(work / "hub/blobs");
   fs::create_directories(work / "hub/snapshots/0123");
   write_text(work / "hub/blobs/abc", "{}");

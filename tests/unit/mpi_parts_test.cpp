@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the MPI route is made of and can be tested without MPI: pieces, the pool, how much memory a rank will need.
+// The components of the MPI route that can be tested without MPI: pieces, the pool, and the memory that a rank will
+// need.
 
 #include <algorithm>
 #include <atomic>
@@ -59,7 +60,7 @@ std::vector<std::shared_ptr<std::byte>> take(BufferPool& pool, const std::vector
   return buffers;
 }
 
-/// Ranks in turns on two hosts.
+/// Ranks alternate between two hosts.
 class TwoHosts final : public sync::Group {
  public:
   explicit TwoHosts(int size)
@@ -85,7 +86,7 @@ class TwoHosts final : public sync::Group {
   std::shared_ptr<sync::Group> make_part(const Part&, Tie, const WaitOptions&) override { return nullptr; }
 };
 
-/// One list of all ranks, each of which has `bytes` to send to rank 0.
+/// Returns records of one list of all ranks, each of which sends `bytes` to rank 0.
 std::vector<gather::Record> records_of(int size, std::uint64_t bytes) {
   std::vector<gather::Record> records(static_cast<std::size_t>(size));
   for (std::size_t rank = 0; rank < records.size(); ++rank) {
@@ -125,14 +126,14 @@ TEST_CASE("small tensors share pieces, large ones are cut, empty ones have none"
   CHECK(pieces.size() == 10);
   for (const Piece& piece : pieces)
     if (mixed[piece.first].bytes >= large_tensor) CHECK(piece.count == 1);
-  // Beyond what an int counts.
+  // More than an int can count.
   const auto huge = laid_out({(std::uint64_t{5} << 30) + 3});
   const auto many = cut(huge);
   check_covered(huge, many);
   CHECK(many.size() == 1281);
 }
 
-TEST_CASE("free memory is used again, cut and grown; the pool grows by no more than what is missing") {
+TEST_CASE("free memory is reused, cut and grown; the pool grows only by the missing bytes") {
   const auto pool = std::make_shared<BufferPool>();
   {
     const auto first = take(*pool, {10 * MiB, 0, 100});
@@ -156,7 +157,7 @@ TEST_CASE("free memory is used again, cut and grown; the pool grows by no more t
     for (const std::uint64_t size : sizes) needed += os::whole_pages(size, os::page_size());
     const std::uint64_t free = pool->free_bytes();
     const auto buffers = take(*pool, sizes);
-    // A rest of less than 64 KiB stays behind a buffer.
+    // A remainder of less than 64 KiB stays with its buffer.
     CHECK(pool->bytes() <= before + (needed - std::min(needed, free)) + sizes.size() * (64 << 10));
     for (std::size_t i = 0; i < sizes.size(); ++i) {
       std::fill_n(buffers[i].get(), sizes[i], std::byte{4});
@@ -182,7 +183,7 @@ TEST_CASE("a pool keeps no more than its limit, and its buffers outlive it") {
   CHECK(pool->bytes() <= MiB);
 }
 
-TEST_CASE("a part that nobody holds is the next one, and gives a credit, on any thread") {
+TEST_CASE("a released part is the next one, and gives a credit, on any thread") {
   auto pool = std::make_shared<BufferPool>();
   const auto credits = std::make_shared<std::atomic<std::uint64_t>>(0);
   const auto part = [&] { return with_credit(take(*pool, {MiB}).front(), credits); };
@@ -206,7 +207,7 @@ TEST_CASE("a part that nobody holds is the next one, and gives a credit, on any 
   CHECK(credits->load() == 3);
 }
 
-TEST_CASE("what is kept beyond a stream no longer counts and does not come back") {
+TEST_CASE("parts kept after a stream no longer count and are not reused") {
   const auto pool = std::make_shared<BufferPool>();
   auto kept = take(*pool, {MiB, MiB});
   kept.pop_back();
@@ -223,7 +224,7 @@ TEST_CASE("what is kept beyond a stream no longer counts and does not come back"
   CHECK(pool->peak() == 2 * MiB);
 }
 
-TEST_CASE("a first rank needs memory for what other hosts send, less what its pool has") {
+TEST_CASE("a root needs memory for the data of other hosts, less the free bytes of its pool") {
   const TwoHosts group(4);
   auto records = records_of(4, 5000);
   CHECK(fresh_bytes_of(0, records, group) == 2 * 8192);
@@ -236,12 +237,12 @@ TEST_CASE("a first rank needs memory for what other hosts send, less what its po
   CHECK(fresh_bytes_of(0, records, group) == 0);
 }
 
-TEST_CASE("memory is summed by host, a budget is one rank's") {
+TEST_CASE("memory is summed by host, a budget belongs to one rank") {
   using Reason = gather::Problem::Reason;
   const TwoHosts group(4);
   auto records = records_of(4, 4096);
   CHECK(!gather::find_problem(records, group));
-  // Rank 2 sends by shared memory on the first rank's host, 1 and 3 are on the other.
+  // Rank 2 sends over shared memory on the root's host. Ranks 1 and 3 are on the other host.
   records[2].fresh_bytes = 100;
   records[2].available_bytes = 8291;
   const auto memory = gather::find_problem(records, group);
@@ -280,7 +281,7 @@ TEST_CASE("a merge needs its result and a window that does not grow with the ten
     CHECK(gather::merge_piece_bytes(senders, 1 << 30) % 4096 == 0);
 }
 
-TEST_CASE("more ranks on one host than a chunk of shared memory has room for are refused, on all ranks") {
+TEST_CASE("more ranks on one host than fit into a chunk of shared memory are refused, on all ranks") {
   const auto group = std::make_shared<TwoHosts>(2 * collectives::most_ranks_on_host + 1);
   try {
     const collectives::Engine engine(group, {});

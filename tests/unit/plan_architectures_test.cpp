@@ -53,8 +53,8 @@ bool is_number(std::string_view part) {
   return !part.empty() && part.find_first_not_of("0123456789") == std::string_view::npos;
 }
 
-// Returns the module of a tensor, relative to its layer, as transformers names it: there all experts of a layer are one
-// module.
+// Returns the module of a tensor, relative to its layer, with the names of transformers: there all experts of a layer
+// are one module.
 std::string module_of(std::string name) {
   for (const std::string_view end : {".weight", ".bias"})
     if (name.ends_with(end)) name.resize(name.size() - end.size());
@@ -80,7 +80,8 @@ std::string module_of(std::string name) {
   return module;
 }
 
-// The dimensions along which a style of tp_plan cuts a weight and its bias; nullopt: all ranks have the whole tensor.
+// Returns the dimensions along which a style of tp_plan cuts a weight and its bias; nullopt: all ranks have the whole
+// tensor.
 struct Axes {
   std::optional<std::int64_t> weight;
   std::optional<std::int64_t> bias;
@@ -409,8 +410,7 @@ TEST_CASE("without the numbers of heads, tensors are neither cut nor merged") {
                   "config.json does not give \"num_key_value_heads\""));
 }
 
-TEST_CASE(
-    "layers that predict further tokens belong to the last stage, not to the layers that they are numbered like") {
+TEST_CASE("layers that predict further tokens belong to the last stage, whatever their numbers") {
   const Config config = parse_json(R"({"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 2,
       "linear_num_key_heads": 2, "linear_num_value_heads": 2})");
   const std::map<std::string, std::vector<std::string>> published = {

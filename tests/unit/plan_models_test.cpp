@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Built-in plans against the names and shapes of real models: tests/data/model_names has what transformers 5 writes for
-// each architecture with a tiny config. Nothing in a model may be without a rule, and every rule has to fit its shape.
+// Built-in plans against the names and shapes of real models. tests/data/model_names has the tensors that transformers
+// 5 writes for each architecture with a tiny config. Every tensor of a model must have a rule, and every rule must
+// match its shape.
 
 #include <doctest/doctest.h>
 
@@ -50,7 +51,7 @@ TensorSpec spec_of_shape(Shape shape) {
   return {DType::f32, std::move(shape)};
 }
 
-// What the scale of a weight has to become, by what the weight does.
+// The required cut of the scale of a weight, derived from the merge of the weight.
 enum class CutWay { rows, columns, none };
 CutWay cut_of(const Merge& merge) {
   const auto* concat = std::get_if<merge::Concat>(&merge);
@@ -60,7 +61,7 @@ CutWay cut_of(const Merge& merge) {
 
 }  // namespace
 
-TEST_CASE("every tensor of the models that auto knows has a rule that fits its shape") {
+TEST_CASE("every tensor of the models that auto knows has a rule that matches its shape") {
   const std::vector<NamedModel> all = models();
   REQUIRE(all.size() >= 45);
   std::set<std::string> plans;
@@ -85,7 +86,7 @@ TEST_CASE("every tensor of the models that auto knows has a rule that fits its s
         for (const std::int64_t block : concat->blocks) parts += block;
         if (parts != 0) CHECK(size % parts == 0);
       } else {
-        // Only a tied or replicated tensor is the same on all ranks; large ones are named here one by one.
+        // Only tied and replicated tensors are the same on all ranks. The large ones are listed here one by one.
         const bool is_small = shape.size() < 2;
         bool is_known = false;
         for (const std::string_view part : {"gate.weight", "router", "_a_proj", "position_embeddings", "token_type",
@@ -93,7 +94,7 @@ TEST_CASE("every tensor of the models that auto knows has a rule that fits its s
           is_known = is_known || name.find(part) != std::string::npos;
         CHECK((is_small || is_known));
       }
-      // Layers and experts are found by number, and only they.
+      // The number pattern matches layers and experts, and nothing else.
       const bool has_layer = name.find("layers.") != std::string::npos || name.find("layer.") != std::string::npos;
       REQUIRE(plan.layers().has_value());
       CHECK(plan.layers()->renumber);
@@ -113,7 +114,7 @@ TEST_CASE("every tensor of the models that auto knows has a rule that fits its s
   CHECK(plans == std::set<std::string>{"bert", "gpt-neox", "llama", "moe"});
 }
 
-TEST_CASE("the models that auto knows fit their config.json, and come back from any number of ranks") {
+TEST_CASE("the models that auto knows match their config.json, and are restored from any number of ranks") {
   for (const NamedModel& model : models()) {
     CAPTURE(model.name);
     const MergePlan plan = MergePlan::load("auto", &model.config);
@@ -137,7 +138,7 @@ TEST_CASE("the models that auto knows fit their config.json, and come back from 
   }
 }
 
-TEST_CASE("what config.json does not say of a tensor is no error") {
+TEST_CASE("a tensor that config.json does not describe is not an error") {
   const Config config = parse_json(R"({"vision_config": {"hidden_size": 24}, "text_config": {"hidden_size": 32,
       "num_attention_heads": 4, "head_dim": 8, "num_key_value_heads": null, "vocab_size": 90, "num_hidden_layers": 1}})");
   const MergePlan plan = MergePlan::parse(R"({"muster_plan": 1, "layers": "*layers.#.*", "rules": [
@@ -163,7 +164,7 @@ TEST_CASE("what config.json does not say of a tensor is no error") {
   CHECK_THROWS_AS(check(text + "layers.0.self_attn.o_proj.weight", {32, 64}), Error);
 }
 
-TEST_CASE("each dimension of a weight that config.json tells is compared with it") {
+TEST_CASE("each dimension of a weight that config.json gives is compared with it") {
   const Config config = parse_json(R"({"hidden_size": 32, "num_attention_heads": 4, "head_dim": 8,
       "num_key_value_heads": 2, "intermediate_size": 48, "vocab_size": 96, "num_hidden_layers": 1})");
   const MergePlan plan = MergePlan::parse(R"({"muster_plan": 1, "layers": "*layers.#.*", "rules": [
@@ -190,7 +191,7 @@ TEST_CASE("each dimension of a weight that config.json tells is compared with it
   }
 }
 
-TEST_CASE("a layer moved to another stage keeps its name but for the number") {
+TEST_CASE("a layer moved to another stage keeps its name except for the number") {
   for (const NamedModel& model : models()) {
     const MergePlan plan = MergePlan::load("auto", &model.config);
     for (const auto& [name, shape] : model.tensors) {
@@ -205,7 +206,7 @@ TEST_CASE("a layer moved to another stage keeps its name but for the number") {
   }
 }
 
-TEST_CASE("the scales of a quantised weight are cut as the weight is") {
+TEST_CASE("the scales of a quantized weight are cut like the weight") {
   std::size_t checked = 0;
   for (const NamedModel& model : models()) {
     CAPTURE(model.name);
@@ -265,7 +266,7 @@ TEST_CASE("the scales of a quantised weight are cut as the weight is") {
   CHECK(checked > 400);
 }
 
-TEST_CASE("scales of keys and values, however they are called") {
+TEST_CASE("scales of keys and values, under every name") {
   for (const std::string plan_name : {"llama", "moe"}) {
     const MergePlan plan = MergePlan::load(plan_name);
     for (const std::string name :
@@ -293,7 +294,7 @@ TEST_CASE("fused experts are joined across expert ranks, with their scales") {
     CHECK(rule->across == Axis::expert);
     CHECK(plan.resolve(*rule, full, std::vector<TensorSpec>(2, spec_of_shape({4, 2, 2}))).merge == merge::concat(0));
   }
-  // DeepSeek-V3's layer for the second next token.
+  // DeepSeek-V3's layer for multi-token prediction.
   for (const std::string name : {"enorm.weight", "hnorm.weight", "eh_proj.weight", "embed_tokens.weight",
                                  "shared_head.norm.weight", "shared_head.head.weight"})
     CHECK(plan.find("model.layers.61." + name) != nullptr);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rules for known shapes, numbers of config.json, the choice of a plan by it, and rules that contradict each other.
+// Rules for known shapes, numbers of config.json, the choice of a plan by config.json, and contradictory rules.
 
 #include <doctest/doctest.h>
 
@@ -72,7 +72,7 @@ TEST_CASE("plain actions resolve to their merge") {
   CHECK(plan.rules()[7].number == 8);
 }
 
-TEST_CASE("a scale is the largest, cut or the same, as its shape says") {
+TEST_CASE("a scale is merged as the largest, cut or the same, depending on its shape") {
   const MergePlan plan = plan_of(
       R"({"match": "r", "action": "scale", "dim": 0}, {"match": "c", "action": "scale", "dim": 1},
          {"match": "l", "action": "scale", "dim": -1}, {"match": "n", "action": "scale"},
@@ -98,12 +98,12 @@ TEST_CASE("a scale is the largest, cut or the same, as its shape says") {
     CHECK(resolve("q", {6}, whole) == merge::concat_blocks(0, {2, 1}));
     CHECK(resolve("r", {0}, whole) == merge::same());
   }
-  // One rank has less than the others where the rows do not divide.
+  // If the number of rows is not divisible, one rank has fewer rows than the others.
   const std::vector<TensorSpec> uneven = {{DType::f32, {2}}, {DType::f32, {1}}};
   CHECK(plan.resolve(*plan.find("r"), "r", uneven).merge == merge::concat(0));
 }
 
-TEST_CASE("numbers of config.json are looked up, and missed by name") {
+TEST_CASE("numbers of config.json are looked up, and a missing one is named") {
   const std::string rules =
       R"({"match": "e", "action": "concat", "dim": 0, "trim": "vocab_size"},
          {"match": "q", "action": "concat", "dim": 0, "blocks": ["text_config.heads", 2]})";
@@ -156,7 +156,7 @@ TEST_CASE("layers, experts, stages and axes are read") {
   CHECK(has(plan_error(rule, R"("experts": {"match": "#", "from": 1}, )"), "unknown key \"from\""));
 }
 
-TEST_CASE("keys that do not belong to their action, and values that cannot be") {
+TEST_CASE("keys that do not belong to their action, and invalid values") {
   const auto rule_error = [](const std::string& keys) { return plan_error("\n{\"match\": \"a\", " + keys + "}"); };
   for (const char* action : {"same", "first", "max", "sum", "stack", "drop"}) {
     for (const char* key : {"\"dim\": 0", "\"blocks\": [1, 1]", "\"trim\": 5"})
@@ -187,7 +187,7 @@ TEST_CASE("keys that do not belong to their action, and values that cannot be") 
   CHECK(has(rule_error(R"("action": "same", "across": 1)"), "\"across\" is"));
 }
 
-TEST_CASE("rules that no tensor can come to are told, with both numbers and the line") {
+TEST_CASE("rules that no tensor can reach are reported, with both numbers and the line") {
   CHECK(has(plan_error("{\"match\": \"a*\", \"action\": \"same\"},\n\n{\"match\": \"a*\", \"action\": \"first\"}"),
             "rule 2 (line 4): it has the pattern of rule 1"));
   CHECK(has(plan_error("{\"regex\": \"a+\", \"action\": \"same\"},\n{\"regex\": \"a+\", \"action\": \"first\"}"),
@@ -200,7 +200,7 @@ TEST_CASE("rules that no tensor can come to are told, with both numbers and the 
   CHECK(has(plan_error(R"({"match": "*.bias", "action": "same"}, {"match": "h.*.weight", "action": "same"},
                           {"match": "h.*.{weight,attn.bias}", "action": "first"})"),
             "rule 3 (line 3): the pattern \"h.*.{weight,attn.bias}\" is never reached: rules 1, 2 take all"));
-  // Patterns that overlap, or where one only looks wider, are what order is for.
+  // Patterns that overlap are valid, because the order of rules decides. So are patterns of which one only looks wider.
   CHECK_NOTHROW(plan_of(R"({"match": "*.bias", "action": "same"}, {"match": "a.*", "action": "first"},
                            {"match": "a*b*", "action": "first"}, {"match": "*b", "action": "first"},
                            {"regex": "a", "action": "same"}, {"match": "*", "action": "same"})"));
@@ -218,7 +218,7 @@ TEST_CASE("a plan may extend a built-in one") {
   CHECK(plan.layers()->pattern.text() == llama.layers()->pattern.text());
   // Seven rules for q_proj and one for norms are never reached.
   CHECK(plan.rules().size() == 3 + llama.rules().size() - 8);
-  // What shards remember says all of it, whatever becomes of the built-in plan.
+  // The plan that shards store is complete, and does not depend on the built-in plan.
   const MergePlan again = MergePlan::parse(plan.text(), "again");
   CHECK(again.rules().size() == plan.rules().size());
   CHECK(again.text() == plan.text());
@@ -227,7 +227,7 @@ TEST_CASE("a plan may extend a built-in one") {
   CHECK(has(plan_error(rules, R"("extends": 1, )"), "\"extends\" is"));
 }
 
-TEST_CASE("a plan may extend one in a file beside it") {
+TEST_CASE("a plan may extend a plan in a file beside it") {
   const test::TemporaryDirectory folder;
   const auto write = [&](const std::string& name, const std::string& extends, const std::string& rules) {
     std::ofstream(folder / name) << R"({"muster_plan": 1, "extends": ")" << extends << R"(", "rules": [)" << rules
@@ -251,7 +251,7 @@ TEST_CASE("a plan may extend one in a file beside it") {
   CHECK(has(error("base.json"), "base.json\": rule 1 (line 1): it has no \"action\""));
 }
 
-TEST_CASE("the search for such rules ends, however many there are") {
+TEST_CASE("the search for such rules terminates, however many there are") {
   std::string rules;
   const std::string stars = "*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a*a";
   for (int i = 0; i < 10'000; ++i)
@@ -266,7 +266,7 @@ TEST_CASE("the search for such rules ends, however many there are") {
   CHECK(has(plan_error(many), "mean more than 16777216 characters"));
 }
 
-TEST_CASE("auto takes the plan that config.json stands for") {
+TEST_CASE("auto selects the plan that matches config.json") {
   const auto plan = [](const char* json) {
     const Config config = parse_json(json);
     return MergePlan::load("auto", &config).name();
@@ -300,7 +300,7 @@ TEST_CASE("auto takes the plan that config.json stands for") {
   CHECK(has(words_of(ErrorKind::argument, [] { MergePlan::load("auto"); }), "there is none beside the weights"));
 }
 
-TEST_CASE("a suggested plan has a rule for every tensor, and says what it is unsure of") {
+TEST_CASE("a suggested plan has a rule for every tensor, and marks uncertain ones") {
   const Config config = parse_json(R"({"model_type": "new", "hidden_size": 8, "vocab_size": 11})");
   const auto tensor = [](std::string name, Shape shape) {
     return NamedSpec{std::move(name), {DType::bf16, std::move(shape)}};
@@ -343,7 +343,8 @@ TEST_CASE("a suggested plan has a rule for every tensor, and says what it is uns
                             [](const std::string& words) { return words.find("square") != std::string::npos; }));
 }
 
-TEST_CASE("packed weights of AWQ, GPTQ and compressed-tensors come back from ranks, and groups are not cut through") {
+TEST_CASE(
+    "packed weights of AWQ, GPTQ and compressed-tensors are restored from ranks, and groups are not cut through") {
   const Config config =
       parse_json(R"({"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 16, "hidden_size": 128})");
   const auto tensors_of = [](const std::string& format) {
@@ -385,7 +386,7 @@ TEST_CASE("packed weights of AWQ, GPTQ and compressed-tensors come back from ran
         for (const PlacedTensor& placed : placement.ranks[rank]) {
           const merge::Cut& cut = placement.cuts[placed.whole];
           shard.tensors.push_back({placed.name, cut.part});
-          // Of what is not the same on both ranks each has half.
+          // Unless both ranks have the same tensor, each has half of it.
           const std::int64_t whole = element_count(model[placed.whole].spec.shape);
           if (cut.part.shape != model[placed.whole].spec.shape) CHECK(element_count(cut.part.shape) * 2 == whole);
         }
@@ -395,14 +396,14 @@ TEST_CASE("packed weights of AWQ, GPTQ and compressed-tensors come back from ran
       const Arrangement arrangement = arrange(plan, {.tensor = 2}, shards);
       CHECK(arrangement.tensors.size() == model.size());
       for (const ArrangedTensor& tensor : arrangement.tensors) CHECK(tensor.layout.target.shape == wanted[tensor.name]);
-      // 192 inputs are 6 groups of 32: not to be had by 4 ranks.
+      // 192 inputs are 6 groups of 32, which cannot be divided between 4 ranks.
       CHECK(has(words_of(ErrorKind::argument, [&] { place(plan, {.tensor = 4}, wholes_of(plan, model)); }),
                 "cuts through its blocks"));
     }
   }
 }
 
-TEST_CASE("adapters are cut as their weights are") {
+TEST_CASE("adapters are cut like their weights") {
   const Config config = parse_json(R"({"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 2})");
   const MergePlan plan = MergePlan::load("lora", &config);
   const std::string at = "base_model.model.model.layers.0.";

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ranks' files of other programs, as the formulas of their layouts give them, become HuggingFace's model, and back.
+// Rank files of other programs, built from the formulas of their layouts, become a model in the Hugging Face layout,
+// and back.
 
 #include <doctest/doctest.h>
 
@@ -157,7 +158,7 @@ Matrix query_key_value_by_groups(const Model& model, const std::string& at, cons
     if (queries.rows == heads * head) {
       take("q", heads / groups);
     } else {
-      // Of the group all queries, then all gates; of a head of HuggingFace's its query and its gate.
+      // A group has all its queries, then all its gates. A Hugging Face head has its query and its gate.
       for (const std::int64_t gate : {0, 1})
         parts.push_back(pick(queries, heads / groups * head, queries.columns, [&](auto r, auto c) {
           return std::pair(((group * heads / groups + r / head) * 2 + gate) * head + r % head, c);
@@ -169,7 +170,7 @@ Matrix query_key_value_by_groups(const Model& model, const std::string& at, cons
   return below(parts);
 }
 
-/// As vLLM and TensorRT-LLM have them: of fewer heads than ranks each has one.
+/// The layout of vLLM and TensorRT-LLM: if there are fewer heads than ranks, each rank has one.
 Matrix query_key_value_by_heads(const Model& model, const std::string& at, const std::string& kind, int rank,
                                 int ranks) {
   std::vector<Matrix> parts = {rows_of_rank(model.at(at + "self_attn.q_proj." + kind), rank, ranks)};
@@ -238,7 +239,8 @@ Files megatron(const Model& model, const ParallelLayout& layout, bool of_experts
   return files;
 }
 
-/// Where ranks are a multiple of the groups, each has a slice of the fused matrices, wherever that is cut.
+/// If the number of ranks is a multiple of the number of groups, each rank has a slice of the fused matrices, wherever
+/// that cuts them.
 Files megatron_of_parts(const Model& model, const ParallelLayout& layout, bool of_experts) {
   Files files = megatron(model, {}, of_experts);
   const Model whole = std::move(files.front());
@@ -300,7 +302,7 @@ Model gated(Model model) {
   return model;
 }
 
-/// Query, key and value that are compressed to so many numbers.
+/// The number of values to which query, key and value are compressed.
 constexpr std::int64_t compressed = 6;
 
 Model latent(Model model) {
@@ -405,7 +407,7 @@ Files trtllm(const Model& model, const ParallelLayout& layout, bool) {
 }
 
 Files meta(const Model& model, const ParallelLayout& layout, bool) {
-  // Row 2i + j of a head is HuggingFace's row i of half j.
+  // Row 2i + j of a head is row i of half j in the Hugging Face layout.
   const auto beside = [](const Matrix& m) {
     return pick(m, m.rows, m.columns, [](auto r, auto c) {
       const std::int64_t in_head = r % head;
@@ -462,7 +464,7 @@ void erase_biases(Model& model) {
 
 }  // namespace
 
-TEST_CASE("ranks of other programs become HuggingFace's model, and it becomes theirs") {
+TEST_CASE("ranks of other programs become a Hugging Face model, and the inverse") {
   const std::vector<Sample> samples = {
       {"megatron", "1", megatron},
       {"megatron", "2", megatron},
@@ -518,11 +520,12 @@ TEST_CASE("ranks of other programs become HuggingFace's model, and it becomes th
       for (const auto& [tensor, loaded] : load_shard(given, sample.plan, layout, rank))
         CHECK(bitwise_equal(loaded, cut.tensor(places.at(tensor))));
     }
-    // Cut for others by a plan of HuggingFace's names, each rank's part straight from the ranks that are there.
+    // Cuts the ranks for another layout by a plan with Hugging Face names. Each part is read directly from the given
+    // ranks.
     const ParallelLayout two = ParallelLayout::parse(sample.of_experts ? "tp=2,pp=1,ep=2" : "tp=2,pp=2");
     const std::string plan = sample.of_experts ? "moe" : "llama";
     shard_model(given, temporary.path().string() + "/want", plan, two);
-    const std::string named = sample.of_experts ? plan : "";  // config.json says llama, which is "auto"
+    const std::string named = sample.of_experts ? plan : "";  // config.json names llama, which is the choice of "auto"
     options.to = two;
     options.to_plan = named;
     export_model(shards, temporary.path().string() + "/cut_anew", sample.plan, *single_group(), options);
@@ -532,21 +535,22 @@ TEST_CASE("ranks of other programs become HuggingFace's model, and it becomes th
       check_shard(temporary.path().string() + "/want" + name, loaded);
       check_shard(temporary.path().string() + "/cut_anew" + name, loaded);
     }
-    // And by a plan with views, for more and other ranks of the same program.
+    // Also by a plan with views, for another number of ranks of the same program.
     shard_model(given, temporary.path().string() + "/theirs", sample.plan, {.tensor = 2});
     for (int rank = 0; rank < 2; ++rank)
       check_shard(temporary.path().string() + "/theirs/" + shard_file_name(rank, 2),
                   load_shard(shards, sample.plan, {.tensor = 2}, rank, {.from = layout, .to_plan = sample.plan}));
-    // Cut and joined again, by the plan that the shards remember.
+    // Cut and joined again, by the plan that the shards store.
     export_model(temporary.path().string() + "/cut", temporary.path().string() + "/again", "", *single_group());
     test::check_equal(given, temporary.path().string() + "/again");
   }
 }
 
-TEST_CASE("TensorRT-LLM's embeddings are joined as the ranks' own config.json says, which no result has") {
+TEST_CASE(
+    "TensorRT-LLM's embeddings are joined as the ranks' own config.json specifies, which the result does not contain") {
   struct Cut {
     const char* embedding;
-    int dim;  ///< -1: all ranks have all of it
+    int dim;  ///< -1: all ranks have the whole tensor
   };
   const Model whole = model(false);
   const ParallelLayout layout = ParallelLayout::parse("tp=2,pp=2");
@@ -579,7 +583,7 @@ TEST_CASE("TensorRT-LLM's embeddings are joined as the ranks' own config.json sa
     options.base = given;
     export_model(ranks, at + "/out", "trtllm", *single_group(), options);
     test::check_equal(given, at + "/out");
-    // Without a base the sizes are the ranks' own, and there is no config.json to go with the weights.
+    // Without a base the sizes come from the ranks, and there is no config.json for the output.
     const ExportReport alone = export_model(ranks, at + "/alone", "trtllm", *single_group());
     CHECK_FALSE(std::filesystem::exists(at + "/alone/config.json"));
     CHECK(test::tensors_of(at + "/alone").size() == whole.size());
@@ -595,7 +599,7 @@ TEST_CASE("TensorRT-LLM's embeddings are joined as the ranks' own config.json sa
     options.dtype = DType::bf16;
     export_model(ranks, at + "/cast", "trtllm", *single_group(), options);
     CHECK_FALSE(std::filesystem::exists(at + "/cast/config.json"));
-    // Cut anew, by the same sizes.
+    // Cut for another layout, with the same sizes.
     shard_model(given, at + "/want", "llama", {.tensor = 4});
     shard_model(ranks, at + "/cut", "trtllm", {.tensor = 4}, {.to_plan = "llama"});
     CHECK_FALSE(std::filesystem::exists(at + "/cut/config.json"));
@@ -609,7 +613,7 @@ TEST_CASE("TensorRT-LLM's embeddings are joined as the ranks' own config.json sa
   }
 }
 
-TEST_CASE("of more ranks of Megatron than groups each has a slice of a group") {
+TEST_CASE("with more Megatron ranks than groups, each rank has a slice of a group") {
   const TemporaryDirectory temporary;
   const std::string given = temporary.path().string() + "/model";
   const std::string shards = temporary.path().string() + "/shards";
@@ -631,11 +635,12 @@ TEST_CASE("of more ranks of Megatron than groups each has a slice of a group") {
             "8 ranks do not divide the 4 groups"));
 }
 
-TEST_CASE("scales of quantised matrices follow them, and those that no plan knows are refused by name") {
+TEST_CASE("scales of quantized matrices follow them, and scales that no plan knows are refused by name") {
   struct Case {
     const char* plan;
     Files (*files)(const Model&, const ParallelLayout&, bool);
-    std::map<std::string, std::vector<std::string>> scales;  // of one element, in layer 0: what they become
+    std::map<std::string, std::vector<std::string>>
+        scales;  // scales with one element, in layer 0: their value in the result
     const char* unknown;
   };
   const std::string by_groups = "decoder.layers.0.self_attention.linear_qkv.weight_quantizer._amax";
@@ -677,7 +682,7 @@ TEST_CASE("scales of quantised matrices follow them, and those that no plan know
       for (const std::string& part : parts) whole[at + part] = filled(1, 1, 7, true);
     }
     if (std::string(each.plan) == "megatron") {
-      // One a row, as the rows of the matrix lie.
+      // One scale per row, in the order of the matrix rows.
       for (const char* part : {"q", "k", "v"})
         whole[at + "self_attn." + part + "_proj.weight_quantizer._amax"] =
             pick(whole.at(at + "self_attn." + part + "_proj.weight"), (*part == 'q' ? heads : groups) * head, 1,
@@ -703,7 +708,8 @@ TEST_CASE("scales of quantised matrices follow them, and those that no plan know
   }
 }
 
-TEST_CASE("8-bit floats whose blocks the ranks do not divide: each rank has all scales, and knows where it begins") {
+TEST_CASE(
+    "8-bit floats whose blocks do not divide between ranks: each rank has all scales, and knows its first block") {
   const TemporaryDirectory temporary;
   const std::string given = temporary.path().string() + "/model";
   write_config(given);
@@ -743,7 +749,7 @@ TEST_CASE("8-bit floats whose blocks the ranks do not divide: each rank has all 
   }
 }
 
-TEST_CASE("a model in safetensors files of any name is one, and so is a file alone") {
+TEST_CASE("a model in safetensors files of any name is accepted, and so is a single file") {
   const TemporaryDirectory temporary(test::Medium::memory);
   const std::string at = temporary.path().string();
   Model whole = model(false);
@@ -765,13 +771,13 @@ TEST_CASE("a model in safetensors files of any name is one, and so is a file alo
   with_base.base = at + "/given";
   shard_model(at + "/given/model.safetensors", at + "/shards", "llama", {.tensor = 2}, with_base);
   export_model(at + "/shards", at + "/again", "", *single_group());
-  write_config(at + "/again");  // nothing lies beside a file
+  write_config(at + "/again");  // a single file has no config.json beside it
   test::check_equal(at + "/given", at + "/again");
-  // A rank's shard is none.
+  // A rank's shard is not a model.
   CHECK_THROWS_AS(export_model(at + "/shards/" + shard_file_name(0, 2), at + "/no", "", *single_group()), Error);
 }
 
-TEST_CASE("an export casts and selects, and a number that would become infinite ends it with nothing left") {
+TEST_CASE("an export casts and selects, and a number that would become infinite ends it without any output") {
   const TemporaryDirectory temporary;
   const std::string shards = temporary.path().string() + "/shards";
   write_config(shards);
@@ -804,7 +810,7 @@ TEST_CASE("an export casts and selects, and a number that would become infinite 
       has(words_of(ErrorKind::argument, [&] { plan_export(shards, "vllm", options); }), "no tensor is left of select"));
 }
 
-TEST_CASE("a head that is tied to the embeddings is compared and left out; another one ends the export") {
+TEST_CASE("a head that is tied to the embeddings is compared and left out; a different one ends the export") {
   const TemporaryDirectory temporary;
   Model whole = model(false);
   whole["lm_head.weight"] = whole["model.embed_tokens.weight"];
@@ -834,7 +840,7 @@ TEST_CASE("a head that is tied to the embeddings is compared and left out; anoth
   }
 }
 
-TEST_CASE("with a base whose config.json ties the head it is compared and left out") {
+TEST_CASE("with a base whose config.json ties the head, the head is compared and left out") {
   const TemporaryDirectory temporary(test::Medium::memory);
   const std::string at = temporary.path().string();
   write_config(at + "/base");
@@ -848,7 +854,7 @@ TEST_CASE("with a base whose config.json ties the head it is compared and left o
     Model whole = model(false);
     whole["lm_head.weight"] = whole["model.embed_tokens.weight"];
     if (kind == "other") whole["lm_head.weight"].values.back() += 1;
-    // A model that is one rank, and the files of four.
+    // A model of one rank, and the files of four.
     std::filesystem::create_directory(at + "/" + kind);
     write_model(whole, at + "/" + kind + "/model.safetensors");
     ShardOptions sharding;
@@ -879,13 +885,13 @@ TEST_CASE("with a base whose config.json ties the head it is compared and left o
   CHECK(has(
       words_of(ErrorKind::argument, [&] { export_model(at + "/larger", at + "/no", "", *single_group(), options); }),
       "and \"lm_head.weight\" is BF16 [40, 16], \"model.embed_tokens.weight\" is BF16 [37, 16]"));
-  // Without a base or a dtype the model stays as it is.
+  // Without a base or a dtype the model does not change.
   test::write_text(at + "/equal/config.json", test::read_text(at + "/base/config.json"));
   export_model(at + "/equal", at + "/same", "", *single_group());
   test::check_equal(at + "/equal", at + "/same");
 }
 
-TEST_CASE("a model is written anew with other files, and a base gives what stands around the tensors") {
+TEST_CASE("a model is written with another file layout, and a base gives its config and tokenizer") {
   const TemporaryDirectory temporary;
   const std::string at = temporary.path().string();
   const Model whole = model(false);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plans: what they mean, every way in which one is refused; numbers in names, and new names, both ways.
+// Plans: their meaning, every way in which one is refused, numbers in names, and new names in both directions.
 
 #include "muster/plan.hpp"
 
@@ -41,7 +41,7 @@ TEST_CASE("the first rule that matches wins") {
   CHECK(action_name(plan.find("b.weight")->action) == "first");
 }
 
-TEST_CASE("globs match whole names: stars, words in braces, nothing else is special") {
+TEST_CASE("globs match whole names: stars, words in braces, and no other special characters") {
   const auto matches = [](std::string_view glob, std::string_view name) {
     return TensorPattern::glob(std::string(glob)).matches(name);
   };
@@ -78,7 +78,7 @@ TEST_CASE("regular expressions match whole names, in linear time") {
   CHECK_FALSE(matches("a", "ab"));
   CHECK(matches("(?:ab)+", "ababab"));
   CHECK(matches("[a-cx\\d_-]*", "abcx019_-"));
-  // Where a matcher that backtracks would not come back.
+  // A matcher that backtracks would not return here.
   CHECK(matches("(a*)*b?", std::string(60, 'a')));
   CHECK_FALSE(matches("((a{0,9}){1,9}){1,9}", std::string(50, 'a') + "b"));
   for (const char* wrong : {"(", ")", "[", "[a", "*", "a{3,2}", "a{9999}", "\\", "\\1", "(?=a)", "[z-a]"}) {
@@ -89,14 +89,14 @@ TEST_CASE("regular expressions match whole names, in linear time") {
   CHECK_THROWS_AS(TensorPattern::regex(std::string(2000, 'a')), Error);
 }
 
-TEST_CASE("a text that is no JSON is refused with line and column") {
+TEST_CASE("a text that is not JSON is refused with line and column") {
   const std::string words = parse_error("{\"muster_plan\": 1,\n  \"rules\": [}");
   CHECK(has(words, "plan \"p.json\""));
   CHECK(has(words, "line 2"));
   CHECK(has(words, "column"));
 }
 
-TEST_CASE("one rule stands for all tensors of a linear layer") {
+TEST_CASE("one rule applies to all tensors of a linear layer") {
   const MergePlan plan = plan_of(R"({"match": "*.q", "action": "column", "heads": 4, "stage": "last"},
                                     {"match": "*.x.bias", "action": "drop"},
                                     {"match": "*.{o,x}", "action": "row", "blocks": [1, 2]})");
@@ -143,7 +143,7 @@ TEST_CASE("one rule stands for all tensors of a linear layer") {
   CHECK(has(error(R"({"match": "q.*", "action": "same"}, {"match": "q", "action": "row"})"), "rule 2 (line 1)"));
 }
 
-TEST_CASE("a JSON text that is no plan is refused with the rule's number") {
+TEST_CASE("a JSON text that is not a plan is refused with the rule's number") {
   CHECK(has(parse_error("[]"), "a plan is a JSON object"));
   CHECK(has(parse_error(R"({"rules": []})"), "no \"muster_plan\": 1"));
   CHECK(has(parse_error(R"({"muster_plan": 1})"), "at least one rule"));
@@ -176,7 +176,7 @@ TEST_CASE("a JSON text that is no plan is refused with the rule's number") {
   CHECK(has(rule_error(R"({"match": ")" + many + R"(", "action": "same"})"), "more than 256 patterns"));
 }
 
-TEST_CASE("a plan that is neither built in nor a file is refused with the names that there are") {
+TEST_CASE("a name that is neither a built-in plan nor a file is refused with the names of the plans") {
   CHECK(has(words_of(ErrorKind::not_found, [] { MergePlan::load("lama"); }), "vllm, whisper and auto"));
 }
 
@@ -230,7 +230,7 @@ TEST_CASE("the built-in plans know the names of their models") {
   same(bert, "cls.seq_relationship.weight");
 }
 
-TEST_CASE("a number pattern finds the first place that fits, and nothing that is no number") {
+TEST_CASE("a number pattern finds the first position that matches, and only numbers") {
   const NumberPattern layers = NumberPattern::parse("*layers.#.*");
   CHECK(layers.find("model.layers.11.mlp.weight") == 11);
   CHECK(layers.find("layers.0.x") == 0);
@@ -257,7 +257,7 @@ TEST_CASE("replacing a number changes nothing else") {
   CHECK(has(words_of(ErrorKind::argument, [&] { (void)layers.replace("model.norm.weight", 1); }), "\"*layers.#.*\""));
 }
 
-TEST_CASE("number patterns that cannot be") {
+TEST_CASE("invalid number patterns") {
   const auto error = [](const char* text) {
     return words_of(ErrorKind::argument, [&] { NumberPattern::parse(text); });
   };
@@ -269,7 +269,7 @@ TEST_CASE("number patterns that cannot be") {
   CHECK(has(error(("#" + std::string(2000, 'a')).c_str()), "at most 1024"));
 }
 
-TEST_CASE("new names take over what stars and groups stand for") {
+TEST_CASE("new names use the text that stars and groups match") {
   const MergePlan plan = plan_of(
       R"json({"match": "decoder.layers.*.self_attention.linear_proj.*", "action": "concat", "dim": 1,
               "rename": "model.layers.$1.self_attn.o_proj.$2"},
@@ -294,12 +294,12 @@ TEST_CASE("new names take over what stars and groups stand for") {
   CHECK(plan.origin("only.x")->name == "one.x");
   CHECK(has(words_of(ErrorKind::argument, [&] { (void)plan.origin("layers.3.w"); }), "regular expression"));
   CHECK(has(words_of(ErrorKind::argument, [&] { (void)plan.origin("attn.0.weight"); }), "braces"));
-  // The last rule keeps names, but not one that another rule would take from it.
+  // The last rule keeps names, except those that another rule would match.
   CHECK(plan.origin("else")->name == "else");
   CHECK_FALSE(plan.origin("price.7").has_value());
 }
 
-TEST_CASE("a star that the new name lacks has no way back") {
+TEST_CASE("a star that the new name lacks cannot be inverted") {
   const MergePlan plan =
       plan_of(R"({"match": "a.*.*", "action": "same", "rename": "b.$2"}, {"match": "c", "action": "drop"})");
   CHECK(has(words_of(ErrorKind::argument, [&] { (void)plan.origin("b.x"); }), "lacks a star"));
@@ -310,7 +310,7 @@ TEST_CASE("a star that the new name lacks has no way back") {
   CHECK_FALSE(plan.origin("c").has_value());
 }
 
-TEST_CASE("new names that the pattern does not go with are refused when the plan is read") {
+TEST_CASE("new names that do not match the pattern are refused when the plan is read") {
   const auto error = [](const std::string& rule) {
     return words_of(ErrorKind::corrupt, [&] { plan_of("\n\n" + rule); });
   };
@@ -326,7 +326,7 @@ TEST_CASE("new names that the pattern does not go with are refused when the plan
             "unknown key \"rename\" of the action \"drop\""));
 }
 
-TEST_CASE("what origin gives comes back by its rule, whatever stars stand for") {
+TEST_CASE("the name that origin returns is restored by its rule, whatever text the stars match") {
   const MergePlan plan = plan_of(
       R"({"match": "a*b*", "action": "same", "rename": "$2a$1"}, {"match": "*a", "action": "same", "rename": "$1bb"},
          {"match": "b*", "action": "same"}, {"match": "*-*", "action": "same", "rename": "-$1-$2-"})");
@@ -336,7 +336,7 @@ TEST_CASE("what origin gives comes back by its rule, whatever stars stand for") 
     std::string name;
     for (std::size_t length = random() % 7; length > 0; --length) name += "ab-"[random() % 3];
     CAPTURE(name);
-    // Both ways of the round trip that shard and export take.
+    // Both directions of the round trip of shard and export.
     if (const auto origin = plan.origin(name)) {
       ++found;
       CHECK(plan.find(origin->name) == origin->rule);

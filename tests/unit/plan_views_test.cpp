@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Views of plans: the movement of elements against loops that know nothing of it, and what is refused.
+// Views of plans: the moved elements are compared with independent loops, and invalid views are refused.
 
 #include <doctest/doctest.h>
 
@@ -29,7 +29,7 @@ const char* const views_config =
     R"({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_attention_heads": 8, "num_key_value_heads": 4,
 "head_dim": 4, "hidden_size": 16, "intermediate_size": 24, "vocab_size": 37, "num_hidden_layers": 2})";
 
-/// Numbers of a view's elements in the whole, by a window of it.
+/// Returns the positions in the whole tensor of a view's elements, read window by window.
 std::vector<std::int64_t> numbers_of(const merge::Box& box, std::int64_t begin, std::int64_t end) {
   std::vector<std::int64_t> found(static_cast<std::size_t>(end - begin), -1);
   for (const merge::Box& part : merge::clipped(box, begin, end)) {
@@ -56,8 +56,8 @@ std::vector<std::int64_t> numbers_of(const merge::Box& box, std::int64_t begin, 
 
 }  // namespace
 
-TEST_CASE("a view has the elements that loops find, in every window, and there and back is where it was") {
-  // [g = 2, (3 of 5), D = 4] of the rows, transposed, of one item of three.
+TEST_CASE("a view has the elements that loops find, in every window, and its inverse restores the tensor") {
+  // [g = 2, (3 of 5), D = 4] of the rows, transposed, of one of three items.
   const Shape whole = {3, 40, 6};
   const merge::View view =
       merge::View(whole).item(1).slice(0, std::vector<std::int64_t>{2, 5, 4}, 1, 2, 3).transposed();
@@ -89,7 +89,7 @@ TEST_CASE("a view has the elements that loops find, in every window, and there a
             "dimension 0 of the shape [9, 3] is no 2 x 4"));
 }
 
-TEST_CASE("a large transpose is read in windows as in one") {
+TEST_CASE("a large transpose has the same values in windows and as a whole") {
   test::MemorySource source;
   constexpr std::int64_t rows = 700;
   constexpr std::int64_t columns = 1100;
@@ -116,7 +116,7 @@ TEST_CASE("a large transpose is read in windows as in one") {
   }
 }
 
-TEST_CASE("casts round to the nearest, ties to even, and tell of what becomes infinite") {
+TEST_CASE("casts round to the nearest, ties to even, and report values that become infinite") {
   const auto cast_one = [](auto value, DType from, DType to) {
     std::uint32_t out = 0;
     const auto infinite = merge::cast(from, std::as_bytes(std::span(&value, 1)), to,
@@ -136,7 +136,7 @@ TEST_CASE("casts round to the nearest, ties to even, and tell of what becomes in
   CHECK(cast_one(65520.0F, DType::f32, DType::f16) == std::pair(0x7c00U, true));
   CHECK(cast_one(std::uint16_t{0x0001}, DType::f16, DType::f32) == std::pair(0x33800000U, false));
   CHECK(cast_one(1e39, DType::f64, DType::f32) == std::pair(0x7f800000U, true));
-  // Once as a float it would be a tie.
+  // Rounded to a float first, this value would be a tie.
   CHECK(cast_one(1.0 + std::ldexp(1.0, -8) + std::ldexp(1.0, -40), DType::f64, DType::bf16) ==
         std::pair(0x3f81U, false));
   CHECK(cast_one(1.0 + std::ldexp(1.0, -8) - std::ldexp(1.0, -40), DType::f64, DType::bf16) ==
@@ -192,7 +192,7 @@ TEST_CASE("views that contradict themselves, the model or the ranks are one clea
   CHECK(has(refused(R"({"match": "a", "turn": 1})"), "unknown key \"turn\""));
 }
 
-TEST_CASE("turned around, a view that loses something, or lacks a part, is one clear error") {
+TEST_CASE("an inverted view that loses elements, or lacks a part, is one clear error") {
   const Config config = parse_json(views_config);
   const auto error = [&](const std::string& view, const std::vector<NamedSpec>& tensors) {
     return words_of(ErrorKind::argument, [&] {
@@ -215,7 +215,7 @@ TEST_CASE("turned around, a view that loses something, or lacks a part, is one c
             "item 1 of it is not there, and item 2 is"));
 }
 
-TEST_CASE("scales of one element a layer go to every part of a fused matrix") {
+TEST_CASE("every part of a fused matrix gets a scale with one element per layer") {
   const Config config = parse_json(views_config);
   const MergePlan plan = MergePlan::load("megatron", &config);
   for (const Shape& shape : {Shape{2}, Shape{2, 1}}) {
@@ -228,7 +228,7 @@ TEST_CASE("scales of one element a layer go to every part of a fused matrix") {
   }
 }
 
-TEST_CASE("stacked layers come apart and together, under a prefix, and what is not under it is left out") {
+TEST_CASE("stacked layers are separated and stacked, under a prefix, and other tensors are left out") {
   const MergePlan plan = MergePlan::parse(
       R"({"muster_plan": 1, "at": "model.", "views": [{"match": "s.*", "unstack": true, "transpose": true,
           "to": "layers.#.$1"}], "rules": [{"match": "*", "action": "same"}]})",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which rank has which role, for all sizes up to 24 ranks and several distributions over hosts, beside a model that
-// deals out the ranks one by one.
+// The role of each rank, for all sizes up to 24 ranks and several distributions over hosts. A model that assigns the
+// ranks one by one gives the expected roles.
 
 #include <doctest/doctest.h>
 
@@ -23,21 +23,21 @@ namespace {
 
 using Ranks = std::vector<int>;
 
-/// What a rank of the model has.
+/// The role of one rank in the model.
 struct Seat {
-  char role = '-';  // t, b, c
+  char role = '-';  // t: training, b: buffer, c: coordinator
   int buffer = -1;
   int group = 0;
   Ranks serves = {};
 };
 
-/// A table of all ranks; empty if there can be none.
+/// A table of all ranks; empty if the layout is impossible.
 using Table = std::vector<Seat>;
 
-/// Seats a line of ranks at `buffers` tables, each with one rank more than the next ones at most, whose last rank is
-/// the manager. Returns false if a manager would be alone.
+/// Distributes a line of ranks over `buffers` tables. The sizes differ by at most one, with the larger tables first.
+/// The last rank of each table is the manager. Returns false if a manager would be alone.
 bool seat(const Ranks& line, int buffers, Table& table) {
-  // Dealt out like cards, one each in turn.
+  // Distributed in turns, one rank per table.
   std::vector<int> sizes(static_cast<std::size_t>(buffers), 0);
   for (std::size_t i = 0; i < line.size(); ++i) ++sizes[i % sizes.size()];
   std::size_t next = 0;
@@ -52,7 +52,8 @@ bool seat(const Ranks& line, int buffers, Table& table) {
   return true;
 }
 
-/// In the order that agent groups are cut in: what `order` has of training ranks.
+/// Returns the table for a distribution over hosts. `training` has the training ranks in the order in which agent
+/// groups are cut.
 Table model(const Ranks& hosts, const RoleSizes& sizes, Ranks& training, bool& by_hosts) {
   const int world = static_cast<int>(hosts.size());
   Table table(hosts.size());
@@ -94,7 +95,7 @@ Table model(const Ranks& hosts, const RoleSizes& sizes, Ranks& training, bool& b
   return table;
 }
 
-/// Several distributions of so many ranks over hosts.
+/// Returns several distributions of `world` ranks over hosts.
 std::map<std::string, Ranks> distributions(int world) {
   std::map<std::string, Ranks> all;
   for (int rank = 0; rank < world; ++rank) {
@@ -140,7 +141,7 @@ void check_layout(const RankLayout& layout, const Table& table, const Ranks& tra
 
 }  // namespace
 
-TEST_CASE("all sizes and hosts beside a model") {
+TEST_CASE("all sizes and hosts, compared with the model") {
   int layouts = 0;
   int errors = 0;
   for (int world = 1; world <= 24; ++world)
@@ -176,7 +177,7 @@ TEST_CASE("all sizes and hosts beside a model") {
   CHECK(errors > 10'000);
 }
 
-TEST_CASE("by arithmetic it is as on one host") {
+TEST_CASE("the arithmetic layout equals that on one host") {
   for (int world = 1; world <= 24; ++world)
     for (int buffers = 0; buffers <= world / 2; ++buffers)
       for (const bool coordinator : {false, true}) {
@@ -189,7 +190,7 @@ TEST_CASE("by arithmetic it is as on one host") {
       }
 }
 
-TEST_CASE("layouts as they are drawn in the manual") {
+TEST_CASE("the layouts drawn in the manual") {
   const RankLayout even = RankLayout::by_arithmetic(8, {.num_remote_buffers = 2, .num_agent_groups = 2});
   CHECK(even.training_ranks == Ranks{0, 1, 2, 4, 5, 6});
   CHECK(even.buffer_ranks == Ranks{3, 7});
@@ -208,7 +209,7 @@ TEST_CASE("layouts as they are drawn in the manual") {
   CHECK(by_hosts.agent_group_size() == 3);
 }
 
-TEST_CASE("sizes that cannot be say why") {
+TEST_CASE("invalid sizes are refused with the reason") {
   struct Bad {
     Ranks hosts;
     RoleSizes sizes;
@@ -235,7 +236,7 @@ TEST_CASE("sizes that cannot be say why") {
   CHECK(has(words_of(ErrorKind::argument, [&] { (void)layout.agent_group_id(-1); }), "no rank -1"));
 }
 
-TEST_CASE("the first variable of the environment that says anything") {
+TEST_CASE("the first environment variable that is set") {
   ::unsetenv("MUSTER_TEST_A");
   ::setenv("MUSTER_TEST_B", "", 1);
   ::setenv("MUSTER_TEST_C", "3", 1);

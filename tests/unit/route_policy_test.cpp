@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The policy as a pure function: rows of docs/routes.md, and what must hold for every combination of facts.
+// The routing policy as a pure function: rows of docs/routes.md, and rules for every combination of facts.
 
 #include <algorithm>
 #include <array>
@@ -33,7 +33,7 @@ Decision refused(Refusal refusal, Route route = Route::automatic) {
   return {route, refusal};
 }
 
-/// Every combination of facts there is.
+/// Every possible combination of facts.
 template <class Visit>
 void for_all_facts(const Visit& visit) {
   for (const Operation operation : all_operations)
@@ -49,7 +49,7 @@ void for_all_facts(const Visit& visit) {
 }  // namespace
 
 // NOLINTNEXTLINE(readability-function-cognitive-complexity): one clause a rule
-TEST_CASE("every combination of facts has the outcome that the rules of docs/routes.md give it") {
+TEST_CASE("every combination of facts has the outcome that the rules of docs/routes.md require") {
   std::size_t seen = 0;
   for_all_facts([&](const RouteFacts& facts) {
     ++seen;
@@ -62,7 +62,7 @@ TEST_CASE("every combination of facts has the outcome that the rules of docs/rou
     CAPTURE(static_cast<int>(facts.routes));
     CAPTURE(to_string(decision.route));
     CAPTURE(static_cast<int>(decision.refusal));
-    // What is taken can be taken by all, and is what was forced.
+    // All ranks can use the selected route, and it is the forced one if a route is forced.
     if (!decision.is_refused()) {
       REQUIRE(includes(facts.routes, decision.route));
       REQUIRE((facts.forced == Route::automatic || decision.route == facts.forced));
@@ -95,7 +95,7 @@ TEST_CASE("every combination of facts has the outcome that the rules of docs/rou
   CHECK(seen == 4 * 4 * 7 * 64);
 }
 
-TEST_CASE("routes are preferred in one order, and one more route never makes a list worse off") {
+TEST_CASE("routes have one order of preference, and one more route never makes the result worse") {
   constexpr std::array order = {Route::local, Route::shm, Route::mpi, Route::tcp, Route::workspace};
   const auto place = [&](Route route) { return std::ranges::find(order, route) - order.begin(); };
   for_all_facts([&](const RouteFacts& facts) {
@@ -107,7 +107,7 @@ TEST_CASE("routes are preferred in one order, and one more route never makes a l
       RouteFacts richer = facts;
       richer.routes |= route_bit(more);
       const Decision then = choose_route(richer);
-      // Only to what was added, and never from a route to a refusal.
+      // The decision may only change to the added route, and never to a refusal.
       REQUIRE((then == decision || then.route == more));
       REQUIRE((decision.is_refused() || !then.is_refused()));
     }
@@ -122,14 +122,14 @@ TEST_CASE("rows of docs/routes.md") {
   CHECK(choose_route({.routes = bits({Route::workspace}), .residency = Residency::host}).route == Route::workspace);
   CHECK(choose_route({.routes = bits({Route::shm, Route::workspace}), .forced = Route::workspace}).route ==
         Route::workspace);
-  // Devices come before all that the host has, and one rank alone is no exception: its tensors land where the caller
-  // wants them.
+  // The device route is preferred to all host routes. This also holds for a single rank, because its tensors must be
+  // stored where the caller requests.
   CHECK(choose_route({.routes = bits({Route::local, Route::device}), .residency = Residency::device}).route ==
         Route::device);
   CHECK(choose_route({.routes = bits({Route::shm, Route::device}), .residency = Residency::host}).route == Route::shm);
 }
 
-TEST_CASE("a list has what all its ranks have; the tensors of all count") {
+TEST_CASE("a list has the routes that all its ranks have; the tensors of all ranks count") {
   std::vector<Record> records(4);
   records[0] = {.routes = bits({Route::shm, Route::mpi, Route::device})};
   records[1] = {.routes = bits({Route::mpi, Route::device}), .residency = Residency::device};
@@ -138,7 +138,7 @@ TEST_CASE("a list has what all its ranks have; the tensors of all count") {
   const std::vector<int> three = {0, 1, 2};
   CHECK(facts_of(three, records) ==
         RouteFacts{.routes = bits({Route::mpi, Route::device}), .residency = Residency::device});
-  // Ranks without tensors follow the one that has some, whatever they would have guessed.
+  // Ranks without tensors follow the rank that has some, whatever they would have guessed.
   CHECK(choose_route(facts_of(records[0])).route == Route::shm);
   CHECK(choose_route(facts_of(records[2])).route == Route::mpi);
   CHECK(decide(three, records) == Decision{Route::device, Refusal::none});
@@ -155,12 +155,12 @@ TEST_CASE("a rank that has prepared tensors for a route that the others cannot u
   const Decision decision = decide(both, records);
   CHECK(decision == refused(Refusal::unfit, Route::mpi));
   CHECK(ranks_of(decision, both, records) == std::vector<int>{1});
-  // Forced, both have prepared for the same.
+  // If the route is forced, both ranks have prepared for it.
   for (Record& record : records) record.forced = Route::mpi;
   CHECK(decide(both, records) == Decision{Route::mpi, Refusal::none});
 }
 
-TEST_CASE("what is forced, and by what") {
+TEST_CASE("the forced route, and the setting that forces it") {
   ::unsetenv("MUSTER_ROUTE");
   CHECK(forcing_of({}).route == Route::automatic);
   CHECK(forced_text(forcing_of({})).empty());
@@ -172,7 +172,7 @@ TEST_CASE("what is forced, and by what") {
     CHECK(forcing_of({}).route == route);
     CHECK(forced_text(forcing_of({})) == "forced by MUSTER_ROUTE");
   }
-  // The call wins.
+  // The option of the call takes precedence.
   CHECK(forced_text(forcing_of({.route = Route::shm})) == "forced by the caller");
   const Forcing path = forcing_of({.workspace = {.path = "/w"}});
   CHECK(path.route == Route::workspace);
@@ -186,7 +186,7 @@ TEST_CASE("what is forced, and by what") {
   CHECK_THROWS_AS((void)forcing_of({.route = Route::shm, .workspace = {.path = "/w"}}), Error);
 }
 
-TEST_CASE("where tensors are: those without elements are nowhere") {
+TEST_CASE("the location of tensors: tensors without elements have none") {
   std::array<std::uint8_t, 8> memory{};
   const auto on = [&](Device device, std::int64_t elements) {
     return Config(Tensor::borrow(TensorView(DType::u8, {elements}, memory.data(), {}, device)));

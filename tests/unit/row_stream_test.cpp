@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The copies that merges are made of: rows by streaming stores, and parts of strided tensors.
+// The copies that merges use: rows by streaming stores, and parts of strided tensors.
 
 #include <algorithm>
 #include <vector>
@@ -11,7 +11,7 @@
 
 using namespace muster;
 
-TEST_CASE("rows of any length and alignment arrive, and nothing between them is touched") {
+TEST_CASE("rows of any length and alignment are copied, and the bytes between them are untouched") {
   for (const std::uint64_t bytes : {1U, 63U, 64U, 255U, 256U, 300U, 4096U, 4100U, 70001U}) {
     for (const std::uint64_t gap : {0U, 1U, 64U, 777U}) {
       for (const std::size_t shift : {0U, 3U}) {
@@ -33,7 +33,7 @@ TEST_CASE("rows of any length and alignment arrive, and nothing between them is 
   }
 }
 
-TEST_CASE("each variant of the copy that this processor has copies lines, and nothing behind them") {
+TEST_CASE("each variant of the copy that this processor supports copies lines, and no byte beyond them") {
   std::vector<std::byte> source(20 * 64 + 1);
   test::fill(source.data(), source.size(), 7);
   struct alignas(64) Line {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// safetensors files: what is written is read, whatever fails leaves what was there.
+// safetensors files: round trips, and failures that must not change the existing file.
 
 #include "muster/safetensors.hpp"
 
@@ -49,7 +49,7 @@ void check_all(const std::string& path, const std::vector<TensorEntry>& specs) {
 
 }  // namespace
 
-TEST_CASE("every dtype comes back, with scalars, empty tensors and odd numbers of packed ones") {
+TEST_CASE("every dtype is restored, with scalars, empty tensors and odd numbers of packed elements") {
   const TemporaryDirectory directory;
   std::vector<TensorEntry> specs;
   for (const DType dtype : all_dtypes()) {
@@ -67,7 +67,7 @@ TEST_CASE("every dtype comes back, with scalars, empty tensors and odd numbers o
   CHECK(directory.count() == 1);
 }
 
-TEST_CASE("the header says what the format asks for") {
+TEST_CASE("the header has the form that the format requires") {
   const TemporaryDirectory directory;
   const std::string path = directory / "a.safetensors";
   write_all(path, {entry_of("b", DType::u8, {3}), entry_of("a", DType::f32, {1}), entry_of("c", DType::u4, {3})},
@@ -152,7 +152,7 @@ TEST_CASE("a strided tensor, and tensors that outlive their file") {
   CHECK_THROWS_AS(static_cast<void>(read.mutable_data()), Error);
 }
 
-TEST_CASE("what a writer refuses") {
+TEST_CASE("the writer refuses invalid calls") {
   const TemporaryDirectory directory;
   const std::string path = directory / "a.safetensors";
   const auto refuse = [&](std::vector<TensorEntry> specs, std::map<std::string, std::string> metadata = {}) {
@@ -188,7 +188,7 @@ TEST_CASE("what a writer refuses") {
   CHECK(SafetensorsFile::open(path).tensors().size() == 2);
 }
 
-TEST_CASE("without commit nothing is left") {
+TEST_CASE("without commit no file remains") {
   const TemporaryDirectory directory;
   {
     SafetensorsWriter writer(directory / "a.safetensors", {entry_of("a", DType::u8, {4})});
@@ -202,7 +202,7 @@ TEST_CASE("without commit nothing is left") {
   CHECK(has(words, "no/a.safetensors"));
 }
 
-TEST_CASE("what cannot be opened") {
+TEST_CASE("files that cannot be opened") {
   const TemporaryDirectory directory;
   CHECK(has(words_of(ErrorKind::not_found, [&] { SafetensorsFile::open(directory / "none"); }), "none: No such file"));
   CHECK(has(words_of(ErrorKind::argument, [&] { SafetensorsFile::open(directory.path().string()); }), "a directory"));
@@ -212,7 +212,7 @@ TEST_CASE("what cannot be opened") {
   CHECK(has(words_of(ErrorKind::not_found, [&] { static_cast<void>(file.tensor(1)); }), "1 tensors"));
 }
 
-TEST_CASE("every call that fails leaves the earlier file and no other") {
+TEST_CASE("every failed call leaves the earlier file and no other") {
   const TemporaryDirectory directory;
   const std::string path = directory / "a.safetensors";
   write_all(path, {entry_of("old", DType::u8, {4})});
@@ -245,7 +245,7 @@ TEST_CASE("every call that fails leaves the earlier file and no other") {
     CHECK(has(words_of(ErrorKind::no_space, [&] { SafetensorsWriter(path, {entry_of("a", DType::u8, {4})}); }),
               "are free"));
   }
-  // Only the promise that a power cut does not undo it is broken by this one.
+  // This failure only means that a power failure may undo the rename.
   {
     const FailingCall fault({.call = "fsync-directory", .error = EIO, .times = 1});
     words_of(ErrorKind::io, [&] { write_all(path, {entry_of("new", DType::u8, {4})}); });
@@ -254,7 +254,7 @@ TEST_CASE("every call that fails leaves the earlier file and no other") {
   CHECK(directory.count() == 1);
 }
 
-TEST_CASE("short writes, interrupted ones and file systems that reserve nothing are no failures") {
+TEST_CASE("short and interrupted writes, and file systems that cannot reserve space, are not failures") {
   const TemporaryDirectory directory;
   const std::string path = directory / "a.safetensors";
   const std::vector<TensorEntry> specs = {entry_of("a", DType::f64, {1001})};
@@ -284,7 +284,7 @@ TEST_CASE("a device, a pipe or a link is not replaced by a file") {
   CHECK(directory.count() == 3);
 }
 
-TEST_CASE("a file whose file system is not known to be local is read, not mapped: shortened, it is an error") {
+TEST_CASE("a file whose file system is not known to be local is read, not mapped: truncation is an error") {
   const TemporaryDirectory directory;
   const std::string path = directory / "a.safetensors";
   const std::vector<TensorEntry> specs = {entry_of("a", DType::u8, {100'000}), entry_of("b", DType::f32, {3})};
@@ -301,7 +301,7 @@ TEST_CASE("a file whose file system is not known to be local is read, not mapped
   CHECK(has(words_of(ErrorKind::corrupt, [&] { (void)file.tensor("a"); }), "has it been shortened?"));
 }
 
-TEST_CASE("what a program writes otherwise than it has announced is refused with file and tensor") {
+TEST_CASE("writes that differ from the announced tensors are refused with file and tensor") {
   const TemporaryDirectory directory;
   const std::string path = directory / "a.safetensors";
   SafetensorsWriter writer(path, {entry_of("a", DType::u8, {4})}, {});

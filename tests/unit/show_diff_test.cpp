@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What muster show and muster diff say.
+// The output of muster show and muster diff.
 
 #include <doctest/doctest.h>
 #include <fmt/core.h>
@@ -50,7 +50,7 @@ std::string json_of(const std::string& path, const ShowOptions& options, std::si
 
 }  // namespace
 
-TEST_CASE("text from files cannot do anything to a terminal") {
+TEST_CASE("text from files cannot control a terminal") {
   CHECK(printable("plain.name \u00fc") == "plain.name \u00fc");
   CHECK(printable("\x1b[2J\n\t\\\x7f") == "\\x1b[2J\\n\\t\\\\\\x7f");
   CHECK(printable("\u009b31m\u202eabc\u200b") == "\\u009b31m\\u202eabc\\u200b");
@@ -105,7 +105,7 @@ TEST_CASE("show: a table, totals, metadata") {
   CHECK(json.at("metadata").at("format").as_string() == "pt\n");
 }
 
-TEST_CASE("show: JSON of many tensors is handed on in small pieces") {
+TEST_CASE("show: JSON of many tensors is written in small pieces") {
   const TemporaryDirectory directory;
   const std::string path = directory / "m.safetensors";
   std::vector<NamedTensor> tensors;
@@ -139,7 +139,7 @@ TEST_CASE("show: no line is longer than the terminal") {
   CHECK(count == 7);
 }
 
-TEST_CASE("values: every dtype is read as what it is") {
+TEST_CASE("values: every dtype is decoded correctly") {
   using u8s = std::vector<std::uint8_t>;
   using u16s = std::vector<std::uint16_t>;
   CHECK(difference(DType::f16, u16s{0x3c00}, u16s{0xc000}).absolute == 3);        // 1, -2
@@ -161,7 +161,7 @@ TEST_CASE("values: every dtype is read as what it is") {
   CHECK(difference(DType::f8_e4m3fnuz, u8s{0x7f}, u8s{0xff}).absolute == 480);
   CHECK(difference(DType::f8_e5m2fnuz, u8s{0x7f}, u8s{0x00}).absolute == 57344);
   CHECK(difference(DType::f8_e5m2fnuz, u8s{0x80}, u8s{0x00}).nans == 1);
-  // The second of four elements in three bytes: 7.5 and 28, the largest of their formats.
+  // The second of four elements in three bytes: 7.5 and 28, the largest values of their formats.
   CHECK(difference(DType::f6_e2m3, u8s{0xc0, 0x07, 0x00}, u8s{0, 0, 0}).absolute == 7.5);
   CHECK(difference(DType::f6_e3m2, u8s{0xc0, 0x07, 0x00}, u8s{0, 0, 0}).absolute == 28);
   CHECK(value_text(DType::f6_e2m3, 0x1f) == "7.5");
@@ -179,7 +179,7 @@ TEST_CASE("values: every dtype is read as what it is") {
   CHECK(difference(DType::boolean, u8s{1, 0}, u8s{0, 0}).elements == 1);
 }
 
-TEST_CASE("diff: the same model, in other files and with other white space in its JSON") {
+TEST_CASE("diff: the same model, in other files and with different white space in its JSON") {
   const TemporaryDirectory a;
   const TemporaryDirectory b;
   const Tensor x = tensor_of<float>(DType::f32, {2}, {1, std::nanf("1")});

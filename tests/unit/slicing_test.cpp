@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Layers cut into parts: every part within its size, all parts together the same layer.
+// Layers cut into parts: every part is within its size, and all parts together are the same layer.
 
 #include "src/gather/slicing.hpp"
 
@@ -52,7 +52,7 @@ void check_tensors(const LayerPart& part, const Config& layer) {
   CHECK(paths.size() == expected.size());
 }
 
-/// Cuts, checks the sizes, puts together, compares. Returns the number of parts.
+/// Cuts a layer, checks the sizes, joins the parts and compares. Returns the number of parts.
 std::uint32_t cut_and_join(const Config& layer, std::uint64_t part_bytes) {
   const LayerParts parts(layer, part_bytes, everything);
   Reassembly whole;
@@ -77,7 +77,7 @@ std::uint32_t cut_and_join(const Config& layer, std::uint64_t part_bytes) {
 
 }  // namespace
 
-TEST_CASE("a layer that fits is one part, and the layer itself") {
+TEST_CASE("a layer that fits is one part, which is the layer itself") {
   const Config layer = Config::object({{"a", 1}, {"w", pattern(DType::f32, {10, 10}, 1)}});
   const LayerParts parts(layer, small_part, everything);
   CHECK(parts.count() == 1);
@@ -134,7 +134,7 @@ TEST_CASE("strided tensors, rows and runs that begin and end anywhere") {
   }
 }
 
-TEST_CASE("random trees, and keys as a JSON pointer spells them") {
+TEST_CASE("random trees, and keys in the form of a JSON pointer") {
   for (std::uint64_t seed = 0; seed < 200; ++seed) {
     Config layer = Config::object({{"a/b~c", Config::array({nullptr, pattern(DType::bf16, {5000, 3}, seed)})},
                                    {"", pattern(DType::u4, {3333, 3}, seed + 1)}});
@@ -143,13 +143,13 @@ TEST_CASE("random trees, and keys as a JSON pointer spells them") {
   }
 }
 
-TEST_CASE("what does not move takes no room and is never cut") {
+TEST_CASE("tensors that are not sent use no space and are never cut") {
   const Config layer = Config::object({{"a", pattern(DType::u8, {100000}, 1)}, {"b", pattern(DType::u8, {4000}, 2)}});
   const LayerParts parts(layer, small_part, [](const TensorView& tensor) { return tensor.nbytes() < 5000; });
   CHECK(parts.count() == 1);
 }
 
-TEST_CASE("nesting that no route takes is refused") {
+TEST_CASE("nesting that no route supports is refused") {
   Config deep = 1;
   for (int i = 0; i <= max_config_depth; ++i) deep = Config::array({deep});
   words_of(ErrorKind::argument, [&] { LayerParts(deep, small_part, everything); });
@@ -167,7 +167,7 @@ TEST_CASE("shares: equal, in whole pages, all slots together within the budget")
   CHECK(has(words_of(ErrorKind::argument, [] { (void)gather::share_of(40000, 4, 2); }), "at least 49152"));
 }
 
-TEST_CASE("budgets beyond what is available are cut in proportion, and refused where nothing is left") {
+TEST_CASE("budgets beyond the available memory are cut in proportion, and refused if nothing is left") {
   const auto one_host = [](int) { return 0; };
   std::vector<gather::Record> records(6);
   for (std::uint32_t rank = 0; rank < 6; ++rank) {
@@ -186,7 +186,7 @@ TEST_CASE("budgets beyond what is available are cut in proportion, and refused w
   CHECK(gather::agree_on_share(records[0], records, one_host).budget == 25_MiB);
   CHECK(gather::agree_on_share(records[4], records, one_host).budget == 75_MiB);
   CHECK(gather::agree_on_share(records[4], records, one_host).is_cut);
-  // What the senders have already need not be there once more.
+  // Memory that the senders already have need not be available again.
   records[4].pooled = 150_MiB;
   records[5].pooled = 150_MiB;
   CHECK(gather::agree_on_share(records[4], records, one_host).budget == 150_MiB);
@@ -195,8 +195,8 @@ TEST_CASE("budgets beyond what is available are cut in proportion, and refused w
             "10000"));
 }
 
-TEST_CASE("what is available counts on the host of a list's first rank") {
-  // List 1 has ranks 0 (first) and 3; list 2 has rank 2 (first) and 1. Ranks 0 and 1 are one host, 2 and 3 another.
+TEST_CASE("the available memory is that of the host of a list's root") {
+  // List 1 has ranks 0 (root) and 3; list 2 has rank 2 (root) and 1. Ranks 0 and 1 share a host, 2 and 3 another one.
   std::vector<gather::Record> records(4);
   const auto set = [&](std::size_t rank, std::uint64_t list, std::uint32_t position) {
     records[rank].list_hash = list;
@@ -217,7 +217,7 @@ TEST_CASE("what is available counts on the host of a list's first rank") {
   CHECK(share(3).budget == 100_MiB);
   CHECK(share(1).budget == 60_MiB);
   CHECK(share(1).is_cut);
-  // Both first ranks on one host share what it has.
+  // Both roots on one host share its memory.
   records[2].available_bytes = records[3].available_bytes = 1_GiB;
   records[0].available_bytes = 60_MiB;
   const auto together = gather::agree_on_share(records[0], records, [](int) { return 0; });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a process finds out who has started it.
+// A process detects the launcher that started it.
 
 #include "src/sync/world.hpp"
 
@@ -50,7 +50,7 @@ void check(const Start& start, StartedBy by, int rank, int size) {
 
 }  // namespace
 
-TEST_CASE("one who has started this process is known") {
+TEST_CASE("a single launcher is detected") {
   check(start_of({}), StartedBy::alone, 0, 1);
   check(start_of(mpiexec), StartedBy::mpi, 1, 4);
   check(start_of(open_mpi), StartedBy::mpi, 2, 3);
@@ -63,14 +63,14 @@ TEST_CASE("one who has started this process is known") {
   CHECK(start_of(torchrun).key == "torchrun h1 29500 17 ");
 }
 
-TEST_CASE("ranks of several hosts have a port to meet at, beside torchrun's own") {
+TEST_CASE("ranks of several hosts have a port for the rendezvous, other than torchrun's own") {
   CHECK(start_of(muster_run).meeting.empty());
   CHECK(start_of(torchrun).meeting == "h1:29501");
   CHECK(start_of(torchrun + Variables{{"MUSTER_PORT", "4000"}}).meeting == "h1:4000");
   CHECK(start_of(torchrun + Variables{{"MASTER_ADDR", "fe80::1"}}).meeting == "[fe80::1]:29501");
   for (const char* port : {"65535", "2147483647", "2147483648", "-1", "29500x"})
     CHECK_THROWS_AS(start_of(torchrun + Variables{{"MASTER_PORT", port}}), Error);
-  // By hand: nothing says how many ranks are here.
+  // Started by hand: no variable has the number of ranks on this host.
   Variables by_hand = torchrun;
   by_hand.erase("LOCAL_WORLD_SIZE");
   CHECK(start_of(by_hand).meeting == "h1:29501");
@@ -81,7 +81,7 @@ TEST_CASE("ranks of several hosts have a port to meet at, beside torchrun's own"
   CHECK(start_of(by_hand).meeting.empty());
 }
 
-TEST_CASE("a process manager that does not listen any more has started somebody else") {
+TEST_CASE("variables of a process manager that no longer listens are ignored") {
   check(start_of(mpiexec, false), StartedBy::alone, 0, 1);
   check(start_of({{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}}), StartedBy::alone, 0, 1);
   check(start_of({{"PMI_RANK", "1"}, {"PMI_SIZE", "4"}, {"PMI_PORT", "h1:4000"}}, false), StartedBy::mpi, 1, 4);
@@ -89,7 +89,7 @@ TEST_CASE("a process manager that does not listen any more has started somebody 
   check(start_of(mpiexec + torchrun, false), StartedBy::launcher, 5, 8);
 }
 
-TEST_CASE("MUSTER_ALONE=1 is one process inside of every job") {
+TEST_CASE("MUSTER_ALONE=1 is one process inside every job") {
   for (const Variables& job : {mpiexec, open_mpi, muster_run, torchrun, slurm_step, Variables{{"RANK", "0"}}}) {
     check(start_of(job + Variables{{"MUSTER_ALONE", "1"}}), StartedBy::alone, 0, 1);
     CHECK_THROWS_AS(start_of(job + Variables{{"MUSTER_ALONE", "yes"}}), Error);
@@ -103,8 +103,8 @@ TEST_CASE("one process of MPI is one process") {
   check(start_of(one + torchrun), StartedBy::launcher, 5, 8);
 }
 
-TEST_CASE("two that say something: the nearer one, or an error") {
-  // muster run takes MPI's variables from its ranks, so that they were set later.
+TEST_CASE("variables of two launchers: the inner one, or an error") {
+  // muster run removes MPI's variables from its ranks, so these were set later.
   check(start_of(muster_run + mpiexec), StartedBy::mpi, 1, 4);
   check(start_of(torchrun + open_mpi), StartedBy::launcher, 5, 8);
   check(start_of(mpiexec + Variables{{"RANK", "1"}, {"WORLD_SIZE", "4"}}), StartedBy::mpi, 1, 4);
@@ -127,12 +127,12 @@ TEST_CASE("Slurm: the shell of a job is one process, a step's tasks are ranks") 
   const Start here = start_of(slurm_step + Variables{{"SLURM_STEP_NUM_NODES", "1"}});
   CHECK(here.is_here);
   CHECK(here.key == "slurm 42 0 ");
-  // mpiexec inside an allocation, of one process.
+  // mpiexec inside an allocation, with one process.
   check(start_of(slurm_step + Variables{{"PMI_RANK", "0"}, {"PMI_SIZE", "1"}, {"PMI_FD", "9"}}), StartedBy::alone, 0,
         1);
 }
 
-TEST_CASE("variables that cannot be are refused") {
+TEST_CASE("invalid variables are refused") {
   for (const Variables& bad :
        {Variables{{"RANK", "0"}}, Variables{{"WORLD_SIZE", "2"}}, Variables{{"RANK", "2"}, {"WORLD_SIZE", "2"}},
         Variables{{"RANK", "-1"}, {"WORLD_SIZE", "2"}}, Variables{{"RANK", "x"}, {"WORLD_SIZE", "2"}},

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every byte of a small state file changed, and every length it may be cut to: it is found, and nothing crashes.
+// Every byte of a small state file is changed, and the file is truncated to every length. Each damage must be detected,
+// and nothing may crash.
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -22,7 +23,7 @@ using namespace muster::test;
 
 namespace {
 
-/// What a reader and a checker say of the file; none: it is what was written.
+/// Returns the defect that a reader and a checker report; nullopt: the file is as written.
 std::optional<std::string> defect_of(const std::string& path, FileAccess access) {
   try {
     const StateFile file = StateFile::open(path, access);
@@ -30,7 +31,7 @@ std::optional<std::string> defect_of(const std::string& path, FileAccess access)
     try {
       static_cast<void>(file.load());
     } catch (const Error& error) {
-      // Loading compares less than checking: what it finds, checking has found.
+      // Loading compares less than checking, so checking must find every defect that loading finds.
       if (problems.empty()) return "load: " + std::string(error.what());
       CHECK((error.kind() == ErrorKind::corrupt));
     }
@@ -68,14 +69,14 @@ class Damage {
 
 }  // namespace
 
-TEST_CASE("every byte that is changed is found") {
+TEST_CASE("every changed byte is detected") {
   for (const std::optional<int> level : {std::optional<int>(), std::optional<int>(1)}) {
     CAPTURE(level.has_value());
     const Damage damage(level);
     REQUIRE_FALSE(defect_of(damage.path, FileAccess::map).has_value());
     std::size_t missed = 0;
     for (std::size_t at = 0; at < damage.bytes.size(); ++at) {
-      // One bit, another one at each byte.
+      // Flips one bit, another one in each byte.
       const char changed = static_cast<char>(damage.bytes[at] ^ (1 << (at * 5 % 8)));
       damage.put(at, {&changed, 1});
       if (!defect_of(damage.path, at % 2 == 0 ? FileAccess::map : FileAccess::read)) {
@@ -89,7 +90,7 @@ TEST_CASE("every byte that is changed is found") {
   }
 }
 
-TEST_CASE("sectors that were never written are found") {
+TEST_CASE("sectors that were never written are detected") {
   const Damage damage(1);
   for (std::size_t at = 0; at < damage.bytes.size(); at += 512) {
     const std::size_t count = std::min<std::size_t>(512, damage.bytes.size() - at);
@@ -100,7 +101,7 @@ TEST_CASE("sectors that were never written are found") {
   }
 }
 
-TEST_CASE("a file cut to any length is short, and says so") {
+TEST_CASE("a truncated file is reported as truncated") {
   for (const std::optional<int> level : {std::optional<int>(), std::optional<int>(1)}) {
     const Damage damage(level);
     for (std::size_t length = damage.bytes.size(); length-- > 0;) {
@@ -110,13 +111,13 @@ TEST_CASE("a file cut to any length is short, and says so") {
   }
 }
 
-TEST_CASE("two tensors of one name are refused, also if all checksums are right") {
+TEST_CASE("two tensors with one name are refused, even if all checksums match") {
   const Damage damage({});
   const auto whole = std::as_bytes(std::span(damage.bytes));
   statefile::UserBlock block =
       statefile::decode_user_block(whole.first(statefile::head_bytes), whole.size(), damage.path);
   std::string catalogue = damage.bytes.substr(block.catalogue.offset, block.catalogue.bytes);
-  // Of the same length.
+  // The new name has the same length.
   const std::size_t name = catalogue.find("weight");
   REQUIRE(name != std::string::npos);
   REQUIRE(catalogue.find("second") != std::string::npos);
@@ -128,7 +129,7 @@ TEST_CASE("two tensors of one name are refused, also if all checksums are right"
   CHECK(has(words_of(ErrorKind::corrupt, [&] { StateFile::open(damage.path); }), "two tensors are called \"weight\""));
 }
 
-TEST_CASE("a file that is shortened while it is open is an error, not a crash") {
+TEST_CASE("a file that is truncated while it is open is an error, not a crash") {
   const Damage damage({});
   const StateFile read = StateFile::open(damage.path, FileAccess::read);
   const StateFile mapped = StateFile::open(damage.path, FileAccess::map);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Each system call of writing and reading a state file fails once, in each way that file systems have.
+// Each system call of writing and reading a state file fails once, with each error that file systems return.
 
 #include <fmt/core.h>
 
@@ -19,7 +19,7 @@ using namespace muster::test;
 
 namespace {
 
-/// The `which`th call of any kind, from 1 on.
+/// The call number `which` of any kind, counted from 1.
 CallToFail nth(std::size_t which, int error) {
   return {.error = error, .after = static_cast<int>(which) - 1, .times = 1};
 }
@@ -34,7 +34,7 @@ const std::vector<NamedTensor>& after() {
   return tensors;
 }
 
-// In pieces and out of order, so that bytes are read back, too.
+// Writes in pieces and out of order, so that bytes are also read back.
 void write(const std::string& path, std::optional<int> level) {
   StateFileWriter writer(path, some_config(), entries_of(after()), {.zstd_level = level, .chunk_bytes = 20'000});
   const auto bytes = after()[0].second.bytes();
@@ -55,12 +55,12 @@ std::optional<Error> attempt(const std::string& path, std::optional<int> level) 
 
 }  // namespace
 
-TEST_CASE("writing: whatever fails, the file is the earlier one or the new one, and nothing else stays") {
+TEST_CASE("writing: after any failure the file is the earlier one or the new one, and no other file remains") {
   for (const std::optional<int> level : {std::optional<int>(), std::optional<int>(1)}) {
     const TemporaryDirectory work;
     const std::string path = work / "state";
     std::vector<std::string> all;
-    // A file that is replaced takes a few calls more than a new one.
+    // Replacing a file takes a few more calls than creating one.
     write_state_file(path, {}, before(), {.durable = false});
     {
       const FailingCall none({});
@@ -74,7 +74,7 @@ TEST_CASE("writing: whatever fails, the file is the earlier one or the new one, 
     }
     for (std::size_t which = 1; which <= all.size(); ++which) {
       const std::string& call = all[which - 1];
-      // Two of them each, by turns: every write to the disk takes its time.
+      // Two errors for each call, alternating, because every write to the disk takes time.
       for (const int number : which % 2 == 0 ? std::array{ENOSPC, EIO} : std::array{ESTALE, EDQUOT}) {
         const std::string words = fmt::format("{} ({}): {}", call, which, number);
         CAPTURE(words);
@@ -88,7 +88,7 @@ TEST_CASE("writing: whatever fails, the file is the earlier one or the new one, 
         CHECK(error->os_error() == number);
         CHECK(error->kind() == (number == ENOSPC || number == EDQUOT ? ErrorKind::no_space : ErrorKind::io));
         CHECK_FALSE(error->path().empty());
-        // Syncing the directory comes after the name is taken.
+        // The directory is synced after the rename.
         const bool is_new = call == "open-directory" || call == "fsync-directory";
         const StateFile file = StateFile::open(path);
         CHECK(holds(file, is_new ? after() : before()));
@@ -96,7 +96,7 @@ TEST_CASE("writing: whatever fails, the file is the earlier one or the new one, 
         CHECK(work.count() == 1);
       }
     }
-    // What is no failure: interrupted and partial transfers.
+    // Interrupted and partial transfers are not failures.
     for (std::size_t which = 1; which <= all.size(); ++which) {
       if (all[which - 1] != "pwrite" && all[which - 1] != "pread") continue;
       for (const int number : {EINTR, os::short_transfer}) {
@@ -110,7 +110,7 @@ TEST_CASE("writing: whatever fails, the file is the earlier one or the new one, 
   }
 }
 
-TEST_CASE("writing where nothing was: a failure leaves nothing") {
+TEST_CASE("writing a new file: a failure leaves no file") {
   const TemporaryDirectory work;
   for (std::size_t which = 1;; ++which) {
     std::optional<Error> error;
@@ -130,7 +130,7 @@ TEST_CASE("writing where nothing was: a failure leaves nothing") {
   }
 }
 
-TEST_CASE("a file system that cannot reserve is no failure; one that lies about the rename is found out") {
+TEST_CASE("a file system that cannot reserve space is not a failure; a wrong reply to the rename is detected") {
   const TemporaryDirectory work;
   std::size_t reserving = 1;
   {
@@ -153,7 +153,7 @@ TEST_CASE("a file system that cannot reserve is no failure; one that lies about 
   }
   write_state_file(work / "state", {}, before());
   {
-    // It says that the temporary name is gone, and the new name is not ours.
+    // The reply is that the temporary name does not exist, and the new name belongs to the earlier file.
     const FailingCall fault(nth(which, ENOENT));
     const std::optional<Error> error = attempt(work / "state", {});
     REQUIRE(error.has_value());
@@ -196,7 +196,7 @@ TEST_CASE("reading: each failure keeps its errno") {
   }
 }
 
-TEST_CASE("checking: what cannot be read is a problem with its cause, and the rest is checked") {
+TEST_CASE("checking: an unreadable part is a problem with its cause, and the rest is checked") {
   const TemporaryDirectory work;
   write_state_file(work / "state", some_config(), after());
   const StateFile file = StateFile::open(work / "state", FileAccess::read);

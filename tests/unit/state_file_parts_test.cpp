@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pieces a state file is made of, each by itself.
+// The components of a state file, tested separately.
 
 #include <fmt/core.h>
 
@@ -49,10 +49,10 @@ TEST_CASE("chunks cover a tensor once, in order, each in one range") {
   }
 }
 
-TEST_CASE("chunks of usual tensors are about as large as asked") {
+TEST_CASE("chunks of usual tensors have about the requested size") {
   const ChunkGrid rows = ChunkGrid::make(DType::bf16, {1000, 4096}, 1 << 20);
   CHECK(rows.chunk_shape() == std::vector<std::uint64_t>{125, 4096});
-  // The last of 3000 rows is not a chunk of its own.
+  // The last of 3000 rows is not a separate chunk.
   const ChunkGrid inner = ChunkGrid::make(DType::bf16, {8, 3000, 700}, 1 << 20);
   CHECK(inner.chunk_shape() == std::vector<std::uint64_t>{1, 600, 700});
   CHECK(inner.count() == 40);
@@ -60,7 +60,7 @@ TEST_CASE("chunks of usual tensors are about as large as asked") {
   CHECK(packed.chunk_shape().size() == 1);
 }
 
-TEST_CASE("grids that no file may tell of") {
+TEST_CASE("chunk grids that a file may not have") {
   CHECK_FALSE(ChunkGrid::of(DType::f32, {}, 0, 1).has_value());
   CHECK_FALSE(ChunkGrid::of(DType::f32, {4}, 1, 1).has_value());
   CHECK_FALSE(ChunkGrid::of(DType::f32, {4}, 0, 0).has_value());
@@ -71,7 +71,7 @@ TEST_CASE("grids that no file may tell of") {
   CHECK_FALSE(ChunkGrid::of(DType::f32, {4, std::int64_t{1} << 58}, 0, 1).has_value());
 }
 
-TEST_CASE("shuffling is HDF5's, and comes back") {
+TEST_CASE("shuffling equals that of HDF5, and can be inverted") {
   for (const std::size_t item : {1U, 2U, 4U, 8U}) {
     for (const std::size_t count : {0U, 1U, 15U, 16U, 17U, 100U, 513U, 4096U}) {
       const Tensor source = pattern(DType::u8, {static_cast<std::int64_t>(item * count)}, item + count);
@@ -89,7 +89,7 @@ TEST_CASE("shuffling is HDF5's, and comes back") {
   }
 }
 
-TEST_CASE("chunks come back, whole or in part, compressible or not") {
+TEST_CASE("chunks are restored, whole or in part, compressible or not") {
   ChunkEncoder encoder(1);
   ChunkDecoder decoder;
   for (const std::size_t item : {1U, 2U, 4U, 8U}) {
@@ -104,7 +104,7 @@ TEST_CASE("chunks come back, whole or in part, compressible or not") {
         std::vector<std::byte> back(item * elements);
         REQUIRE(decoder.decode(encoded.bytes, encoded.is_raw, chunk_bytes, item, back));
         CHECK(std::ranges::equal(back, source.bytes()));
-        // Another length is refused, in either direction.
+        // Another length is refused, in both directions.
         CHECK_FALSE(decoder.decode(encoded.bytes, encoded.is_raw, chunk_bytes + item, item, back));
         if (back.size() < chunk_bytes)
           CHECK_FALSE(decoder.decode(encoded.bytes, encoded.is_raw, chunk_bytes - item, item, back));
@@ -116,7 +116,7 @@ TEST_CASE("chunks come back, whole or in part, compressible or not") {
   }
 }
 
-TEST_CASE("link names are escaped as little as possible, and stay apart") {
+TEST_CASE("link names are escaped as little as possible, and remain distinct") {
   CHECK(link_name("layers.0.weight") == "layers.0.weight");
   CHECK(link_name("a/b%c") == "a%2Fb%25c");
   CHECK(link_name(".") == "%2E");
@@ -130,7 +130,7 @@ TEST_CASE("link names are escaped as little as possible, and stay apart") {
   CHECK(links.size() == names.size());
 }
 
-TEST_CASE("a failure of libhdf5 is told, and the next call works") {
+TEST_CASE("a failure of libhdf5 is reported, and the next call works") {
   const Shape shape = {4};
   const std::vector<hdf5::Dataset> twice(
       2, {.link_name = "same", .dtype_name = "U8", .shape = shape, .bytes = 4, .offset = 8192});
@@ -192,7 +192,7 @@ struct SampleFile {
 
 }  // namespace
 
-TEST_CASE("a catalogue comes back") {
+TEST_CASE("a catalogue is restored") {
   const SampleFile sample;
   CHECK(sample.bytes.size() == 64 + 4 * 64 + 8 * 8 + 2 * 24 + 22);
   const Catalogue catalogue = decode_catalogue(sample.bytes, sample.block, "file");
@@ -201,7 +201,7 @@ TEST_CASE("a catalogue comes back") {
   CHECK(stored_extents(catalogue).size() == 4);
 }
 
-TEST_CASE("catalogues that contradict themselves are refused") {
+TEST_CASE("contradictory catalogues are refused") {
   const auto with = [](auto&& change) {
     SampleFile sample;
     change(sample);

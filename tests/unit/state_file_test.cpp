@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-/// One of everything: all dtypes, shapes of all kinds, sizes around what changes places.
+/// Samples of all dtypes and shapes, with sizes around the limits where the file layout changes.
 std::vector<NamedTensor> gallery() {
   std::vector<NamedTensor> all;
   std::uint64_t seed = 1;
@@ -37,7 +37,7 @@ std::vector<NamedTensor> gallery() {
 
 }  // namespace
 
-TEST_CASE("what is written is read") {
+TEST_CASE("a written state is read back") {
   const TemporaryDirectory work;
   const std::vector<NamedTensor> all = gallery();
   for (const bool compressed : {false, true}) {
@@ -96,7 +96,7 @@ TEST_CASE("a state without tensors, without config, of one byte") {
   CHECK_FALSE(StateFile::open(work / "byte").tensors()[0].compressed);
 }
 
-TEST_CASE("names are what they are") {
+TEST_CASE("names are stored unchanged") {
   const TemporaryDirectory work;
   std::vector<NamedTensor> all;
   for (const char* name : {"a/b", "/", ".", "..", "...", "./x", "%", "%2F", "a%2Fb", "\n", "\x1b[31mred", "\x7f", " ",
@@ -124,7 +124,7 @@ TEST_CASE("names are what they are") {
   CHECK(work.count() == 1);
 }
 
-TEST_CASE("strided tensors are written as they read") {
+TEST_CASE("strided tensors are written in logical order") {
   const TemporaryDirectory work;
   const Tensor base = normal_weights({700, 900}, 5);
   const Tensor small = pattern(DType::i16, {20, 30}, 8);
@@ -151,7 +151,7 @@ TEST_CASE("strided tensors are written as they read") {
   }
 }
 
-TEST_CASE("uncompressed files of one state are the same bytes") {
+TEST_CASE("uncompressed files of one state are identical") {
   const TemporaryDirectory work;
   const std::vector<NamedTensor> all = gallery();
   write_state_file(work / "a", some_config(), all);
@@ -186,7 +186,7 @@ TEST_CASE("ranges of a tensor") {
   }
 }
 
-TEST_CASE("files that are no state files") {
+TEST_CASE("files that are not state files") {
   const TemporaryDirectory work;
   const auto refused = [&](ErrorKind kind, const std::string& path) {
     return words_of(kind, [&] { return StateFile::open(path); });
@@ -215,7 +215,7 @@ TEST_CASE("files that are no state files") {
   CHECK(error.path() == work / "shorter");
 }
 
-TEST_CASE("a newer version is told apart from damage") {
+TEST_CASE("a newer version is reported as such, not as damage") {
   const TemporaryDirectory work;
   write_state_file(work / "file", {}, one());
   std::string bytes = read_text(work / "file");
@@ -227,7 +227,7 @@ TEST_CASE("a newer version is told apart from damage") {
   CHECK(StateFile::is_state_file(work / "newer"));
 }
 
-TEST_CASE("check sees what changed after the file was opened") {
+TEST_CASE("check detects changes after the file was opened") {
   const TemporaryDirectory work;
   const std::vector<NamedTensor> all = one();
   write_state_file(work / "file", some_config(), all);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// State files that are written piece by piece, not to their end, or wrongly.
+// State files that are written piece by piece, incompletely, or with errors.
 
 #include <fcntl.h>
 #include <sys/resource.h>
@@ -15,7 +15,7 @@ using namespace muster;
 using namespace muster::test;
 namespace fs = std::filesystem;
 
-TEST_CASE("options that cannot be are refused, and leave nothing") {
+TEST_CASE("invalid options are refused, and create no file") {
   const TemporaryDirectory work;
   const auto refused = [&](const StateFileOptions& options, std::string_view words) {
     CHECK(has(words_of(ErrorKind::argument, [&] { write_state_file(work / "f", {}, one(), options); }), words));
@@ -49,7 +49,7 @@ TEST_CASE("pieces in any order, from several threads") {
     CAPTURE(compressed);
     StateFileOptions options;
     if (compressed) options.zstd_level = 1;
-    if (compressed) options.chunk_bytes = 64'200;  // 100 rows of a
+    if (compressed) options.chunk_bytes = 64'200;  // 100 rows of tensor a
     const auto write = [&](const std::string& name, const auto& pieces) {
       StateFileWriter writer(work / name, {}, entries_of(all), options);
       pieces(writer);
@@ -65,7 +65,7 @@ TEST_CASE("pieces in any order, from several threads") {
           writer.write(i, at, bytes.subspan(at, std::min<std::size_t>(7777, bytes.size() - at)));
       }
     });
-    // At the chunks' borders; the sums are read back.
+    // Pieces end at the borders of chunks. The checksums are computed from bytes read back.
     write("descending", [&](StateFileWriter& writer) {
       for (std::size_t at = rows.size(); at > 0; at -= 64'200)
         writer.write(0, at - 64'200, rows.subspan(at - 64'200, 64'200));
@@ -92,7 +92,7 @@ TEST_CASE("pieces in any order, from several threads") {
   CHECK(work.count() == 3);
 }
 
-TEST_CASE("a writer that has failed once takes nothing more, and leaves nothing") {
+TEST_CASE("a failed writer accepts no more data, and leaves no file") {
   const TemporaryDirectory work;
   const std::vector<NamedTensor> all = one({300, 300});
   const std::vector<TensorView> views{all[0].second};
@@ -152,7 +152,7 @@ TEST_CASE("bytes that other processes write") {
   CHECK(compressed.place(1).has_value());  // too small to be compressed
 }
 
-TEST_CASE("a writer that does not commit leaves what was there") {
+TEST_CASE("a writer that does not commit keeps the existing file") {
   const TemporaryDirectory work;
   const std::vector<NamedTensor> before = one();
   const std::vector<NamedTensor> after = one({100, 100}, 4);
@@ -173,12 +173,12 @@ TEST_CASE("a writer that does not commit leaves what was there") {
   const Tensor kept = old.tensor(0);
   write_state_file(work / "file", {}, after);
   CHECK(holds(StateFile::open(work / "file"), after));
-  // Who has the earlier one open has it still.
+  // A process that has the earlier file open can still read it.
   CHECK(bitwise_equal(kept, before[0].second));
   CHECK(holds(old, before));
 }
 
-TEST_CASE("a writer's wrong use is told") {
+TEST_CASE("wrong use of a writer is reported") {
   const TemporaryDirectory work;
   const std::vector<NamedTensor> all = one();
   StateFileWriter first(work / "file", {}, entries_of(all));

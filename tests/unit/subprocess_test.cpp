@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Programs that are given one open file and give bytes back.
+// Programs that get one open file and return bytes.
 
 #include <doctest/doctest.h>
 #include <signal.h>
@@ -37,19 +37,19 @@ std::string text_of(const os::SubprocessResult& result) {
   return {reinterpret_cast<const char*>(result.output.data()), result.output.size()};
 }
 
-TEST_CASE("a program has the file, the socket and nothing else") {
+TEST_CASE("a program has the file and the socket, and no other descriptor") {
   ::setenv("MUSTER_SECRET", "told", 1);
   const os::SubprocessResult result =
       shell("cat <&3 >&4; echo \"[$MUSTER_SECRET]\" >&4; ls /proc/self/fd | wc -l >&4; exit 7");
   CHECK(result.end == os::SubprocessEnd::exited);
   CHECK(result.status == 7);
-  // Standard ones, 3, 4, and that of ls itself.
+  // The standard descriptors, 3, 4, and that of ls itself.
   CHECK(text_of(result).starts_with("the input[]\n"));
   CHECK(result.peak_bytes != 0);
   CHECK(result.wall < 5s);
 }
 
-TEST_CASE("blocked and ignored signals are not handed on") {
+TEST_CASE("blocked and ignored signals are not inherited") {
   ::signal(SIGTERM, SIG_IGN);
   const os::SubprocessResult result = shell("kill -TERM $$; echo alive >&4");
   ::signal(SIGTERM, SIG_DFL);
@@ -58,40 +58,41 @@ TEST_CASE("blocked and ignored signals are not handed on") {
   CHECK(result.output.empty());
 }
 
-TEST_CASE("one that does not end is killed, and what it said until then is kept") {
+TEST_CASE("a program that does not end is killed, and its earlier output is kept") {
   const auto began = std::chrono::steady_clock::now();
   const os::SubprocessResult silent = shell("echo some >&4; exec sleep 100", {.deadline = 200ms});
   CHECK(silent.end == os::SubprocessEnd::timed_out);
   CHECK(text_of(silent) == "some\n");
-  // It has closed the socket and goes on.
+  // It has closed the socket and keeps running.
   CHECK(shell("exec 4>&-; exec sleep 100", {.deadline = 200ms}).end == os::SubprocessEnd::timed_out);
-  // It never stops talking.
+  // It writes without end.
   const os::SubprocessResult talking = shell("while :; do echo word; sleep 0.01; done >&4", {.deadline = 200ms});
   CHECK(talking.end == os::SubprocessEnd::timed_out);
   CHECK(std::chrono::steady_clock::now() - began < 5s);
 }
 
-TEST_CASE("a program that waits for others has longer than one that works") {
-  // 100 ms of work or a second on the clock.
+TEST_CASE("a program that waits has more time than one that computes") {
+  // The limits are 100 ms of CPU time or one second of wall-clock time.
   const os::SubprocessLimits limits{.deadline = 100ms, .longest = 1s};
   const os::SubprocessResult waiting = shell("sleep 0.3; echo done >&4", limits);
   CHECK(waiting.end == os::SubprocessEnd::exited);
   CHECK(text_of(waiting) == "done\n");
   CHECK(shell("exec sleep 100", limits).end == os::SubprocessEnd::timed_out);
-  // Killed for its work, not by the clock: however busy the machine is, it had at least that much.
+  // The CPU time limit ended it, not the wall-clock limit. So it ran for at least that time, however busy the machine
+  // is.
   const os::SubprocessResult working = shell("while :; do :; done", {.deadline = 100ms, .longest = 60s});
   CHECK(working.end == os::SubprocessEnd::timed_out);
   CHECK(working.wall >= 100ms);
   CHECK(working.wall < 30s);
 }
 
-TEST_CASE("one that says too much is killed") {
+TEST_CASE("a program with too much output is killed") {
   const os::SubprocessResult result = shell("exec cat /dev/zero >&4", {.deadline = 20s, .output_bytes = 1 << 20});
   CHECK(result.end == os::SubprocessEnd::too_much);
   CHECK(result.output.size() < (1 << 20) + (1 << 17));
 }
 
-TEST_CASE("a program that answers questions until it is asked no more") {
+TEST_CASE("a program that answers requests until there are no more") {
   const TemporaryDirectory folder;
   write_text(folder / "input", "");
   const auto file = os::ReadableFile::open(folder / "input");
@@ -105,7 +106,7 @@ TEST_CASE("a program that answers questions until it is asked no more") {
   };
   CHECK(answer("one\n", 6) == "<one>\n");
   CHECK(answer("two\n", 6) == "<two>\n");
-  // It has no more to say to this one, and is killed at the end.
+  // It does not answer this request, and is killed at the end.
   program.begin({.deadline = 100ms});
   std::array<std::byte, 1> nothing{};
   CHECK(program.receive(nothing) == 0);
@@ -127,7 +128,7 @@ TEST_CASE("a program that ends before it answers") {
   CHECK(result.status == 3);
 }
 
-TEST_CASE("a host program that takes its children's ends itself does no harm") {
+TEST_CASE("a host program that reaps its own children does no harm") {
   ::signal(SIGCHLD, SIG_IGN);
   const os::SubprocessResult result = shell("echo said >&4");
   ::signal(SIGCHLD, SIG_DFL);
@@ -135,7 +136,7 @@ TEST_CASE("a host program that takes its children's ends itself does no harm") {
   CHECK(text_of(result) == "said\n");
 }
 
-TEST_CASE("a program that cannot be started is told in words") {
+TEST_CASE("a program that cannot be started is reported with the cause") {
   const TemporaryDirectory folder;
   write_text(folder / "input", "");
   const auto file = os::ReadableFile::open(folder / "input");
@@ -149,7 +150,7 @@ TEST_CASE("a program that cannot be started is told in words") {
   os::set_fault_hook(nullptr);
 }
 
-TEST_CASE("the library knows where it is") {
+TEST_CASE("the library finds its own path") {
   CHECK(os::own_folder().starts_with('/'));
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two and three ends of the TCP transport in one process: what reaches whom, in which order, how much waits, and what
-// is said on a wire that is not understood.
+// Two and three endpoints of the TCP transport in one process: delivery, order, limits on waiting bytes, and malformed
+// frames.
 
 #include "src/tcp/tcp_transport.hpp"
 
@@ -35,7 +35,7 @@ Bytes pattern(std::size_t size, int seed) {
   return bytes;
 }
 
-/// All ends of one job.
+/// All endpoints of one job.
 struct Ends {
   std::vector<std::shared_ptr<TcpTransport>> all;
   Addresses addresses;
@@ -55,7 +55,7 @@ struct Ends {
     }
   }
   TcpTransport& operator[](int rank) { return *all[static_cast<std::size_t>(rank)]; }
-  /// Lets all of them go on until `done`.
+  /// Makes progress on all endpoints until `done` returns true.
   template <class Done>
   void until(const Done& done) {
     const auto deadline = std::chrono::steady_clock::now() + 20s;
@@ -87,7 +87,7 @@ std::string words_of(const std::function<void()>& call) {
   return {};
 }
 
-/// Somebody who speaks to an end over a socket of its own.
+/// A peer that connects to an endpoint over its own socket.
 struct Stranger {
   asio::io_context io;
   Socket socket{io};
@@ -100,7 +100,7 @@ struct Stranger {
 
 }  // namespace
 
-TEST_CASE("messages of every size reach the receive of their tag, in their order, whoever is first") {
+TEST_CASE("messages of every size reach the receive of their tag, in order, whichever side is first") {
   for (const bool is_posted_first : {false, true}) {
     Ends ends(2);
     std::vector<Received> received;
@@ -125,7 +125,7 @@ TEST_CASE("messages of every size reach the receive of their tag, in their order
   }
 }
 
-TEST_CASE("both send to each other at once, large and small") {
+TEST_CASE("both endpoints send to each other at once, large and small") {
   Ends ends(2);
   std::vector<Received> received;
   std::vector<Pending> sends;
@@ -143,7 +143,7 @@ TEST_CASE("both send to each other at once, large and small") {
     CHECK(*received[static_cast<std::size_t>(i)].bytes == pattern((i % 40) % 5 == 0 ? 1 << 20 : 100, i % 40));
 }
 
-TEST_CASE("what nobody receives waits at its sender beyond a bound, and is dropped when it is found and let go") {
+TEST_CASE("unreceived messages wait at their sender beyond a limit, and are dropped when they are found and released") {
   Ends ends(2);
   std::vector<Pending> sends;
   constexpr int count = 40;
@@ -155,7 +155,7 @@ TEST_CASE("what nobody receives waits at its sender beyond a bound, and is dropp
   const auto open = std::ranges::count_if(sends, &Pending::is_open);
   CHECK(open >= count - static_cast<int>(window / (60 << 10)) - 1);
   CHECK(open < count);
-  // Every second one is received.
+  // Only every second message is received.
   for (int i = 0; i < count; ++i) {
     std::unique_ptr<hosts::Found> found;
     ends.until([&] { return found || (found = ends[1].find(0, 5)); });
@@ -172,7 +172,7 @@ TEST_CASE("what nobody receives waits at its sender beyond a bound, and is dropp
   ends.until([&] { return std::ranges::all_of(sends, [](Pending& one) { return one.test(); }); });
 }
 
-TEST_CASE("a send that waits to be taken has finished when it is received or dropped, and not before") {
+TEST_CASE("a send in mode `taken` finishes when its message is received or dropped, and not before") {
   Ends ends(2);
   for (const std::size_t size : {std::size_t{10}, std::size_t{1} << 20}) {
     Pending taken = send(ends[0], 1, 5, pattern(size, 1), Finished::taken);
@@ -189,7 +189,7 @@ TEST_CASE("a send that waits to be taken has finished when it is received or dro
   }
 }
 
-TEST_CASE("a receive from anybody takes what comes first; one that is taken back takes nothing") {
+TEST_CASE("a receive from any rank takes the first message; a cancelled receive takes none") {
   Ends ends(3);
   Received anybody(ends[0], hosts::any_rank, 3, 4);
   Received another(ends[0], hosts::any_rank, 3, 4);
@@ -204,9 +204,9 @@ TEST_CASE("a receive from anybody takes what comes first; one that is taken back
   CHECK(found->tag() == 3);
 }
 
-TEST_CASE("an abandoned send of the caller's memory goes on without it") {
+TEST_CASE("an abandoned send of the caller's memory continues without that memory") {
   Ends ends(2);
-  // More than the turns below move.
+  // More bytes than the turns below can send.
   constexpr std::size_t size = 64 << 20;
   Received before(ends[1], 0, 5, size);
   Received after(ends[1], 0, 5, 4);
@@ -225,7 +225,7 @@ TEST_CASE("an abandoned send of the caller's memory goes on without it") {
   CHECK(*after.bytes == pattern(4, 3));
 }
 
-TEST_CASE("a message that is longer than its receive is that one's error alone") {
+TEST_CASE("a message that is longer than its receive is an error of that receive only") {
   for (const std::size_t size : {std::size_t{100}, std::size_t{1} << 20}) {
     Ends ends(2);
     Received small(ends[1], 0, 5, 10);
@@ -242,7 +242,7 @@ TEST_CASE("a message that is longer than its receive is that one's error alone")
   }
 }
 
-TEST_CASE("what a rank has said before its end can be received; then it is lost, and told once") {
+TEST_CASE("messages that a rank sent before its end can be received; then it is lost, and reported once") {
   Ends ends(2);
   Pending last = send(ends[1], 0, 5, pattern(100, 1));
   Pending never = send(ends[0], 1, 5, pattern(1 << 20, 1));
@@ -266,7 +266,7 @@ TEST_CASE("what a rank has said before its end can be received; then it is lost,
   CHECK(*place == pattern(100, 1));
 }
 
-TEST_CASE("ends that close in order lose nobody; the barrier and what all tell are complete") {
+TEST_CASE("endpoints that close in order lose no message; the barrier and the exchange of texts complete") {
   Ends ends(11);
   std::vector<std::jthread> threads;
   std::vector<std::string> failures(11);
@@ -291,7 +291,7 @@ TEST_CASE("ends that close in order lose nobody; the barrier and what all tell a
   for (const std::string& failure : failures) CHECK(failure.empty());
 }
 
-TEST_CASE("who does not say the right hello is dropped, and harms nobody") {
+TEST_CASE("a connection with a wrong hello is dropped, and does no harm") {
   Ends ends(2);
   std::vector<std::unique_ptr<Stranger>> strangers;
   const auto stranger = [&](const Hello& hello, std::size_t size = sizeof(Hello)) {
@@ -319,7 +319,7 @@ TEST_CASE("who does not say the right hello is dropped, and harms nobody") {
   }
 }
 
-TEST_CASE("frames that no rank sends are the loss of whoever sends them") {
+TEST_CASE("malformed frames make their sender a lost rank") {
   const Frame bad[] = {
       {.kind = static_cast<FrameKind>(99)},
       {.kind = FrameKind::message, .tag = -1},
@@ -346,11 +346,11 @@ TEST_CASE("frames that no rank sends are the loss of whoever sends them") {
   }
 }
 
-TEST_CASE("a receive from anybody outlives a rank that dies in the middle of a message to it") {
+TEST_CASE("a receive from any rank survives a rank that dies in the middle of a message to it") {
   struct Cut {
     FrameKind kind;
-    std::uint64_t bytes;  // that are announced
-    std::size_t sent;     // of those
+    std::uint64_t bytes;  // announced bytes
+    std::size_t sent;     // sent bytes of those
   };
   const Cut cuts[] = {{FrameKind::message, 4, 0}, {FrameKind::message, 4, 2}, {FrameKind::message, 9, 9},
                       {FrameKind::offer, 4, 0},   {FrameKind::offer, 4, 2},   {FrameKind::offer, 9, 0}};
@@ -389,7 +389,7 @@ TEST_CASE("a receive from anybody outlives a rank that dies in the middle of a m
     }
 }
 
-TEST_CASE("a shortage of this process is not the loss of the rank that it wanted to reach") {
+TEST_CASE("a shortage of this process does not make the peer a lost rank") {
   for (const int shortage : {EMFILE, ENFILE, ENOBUFS, ENOMEM}) {
     Ends ends(2);
     {
@@ -408,7 +408,7 @@ TEST_CASE("a shortage of this process is not the loss of the rank that it wanted
   }
 }
 
-TEST_CASE("messages beyond the window, which no rank sends, are not taken in") {
+TEST_CASE("messages beyond the window, which no rank sends, are not received") {
   Ends ends(2);
   Stranger rank(ends.addresses.of_ranks[1]);
   const Hello hello{.from = 0, .to = 1, .token = ends.addresses.token};
@@ -430,7 +430,7 @@ TEST_CASE("messages beyond the window, which no rank sends, are not taken in") {
   CHECK(lost == 0);
 }
 
-TEST_CASE("a published address is read as it was written, and nothing else is one") {
+TEST_CASE("a published address is restored from its text, and no other text is accepted") {
   const PublishedAddress address{std::string(32, 'a'), {*parse_endpoint("10.0.0.1:4711"), *parse_endpoint("[::1]:1")}};
   const std::string text = text_of(address);
   const auto again = parse_published(text);

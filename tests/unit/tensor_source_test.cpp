@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors merged while they are read: any window of any merge is what the whole has there.
+// Tensors that are merged while they are read: any window of any merge equals that part of the whole tensor.
 
 #include "src/inspect/source.hpp"
 
@@ -33,13 +33,13 @@ using test::words_of;
 
 namespace {
 
-/// Returns all of it.
+/// Adds a tensor. Returns a reference to all of it.
 SourceRef add(test::MemorySource& memory, int rank, const Tensor& tensor) {
   memory.add("", tensor.dtype(), tensor.shape(), {tensor.data(), tensor.data() + tensor.nbytes()});
   return {rank, static_cast<std::uint32_t>(memory.tensors().size() - 1)};
 }
 
-/// The same with one byte turned.
+/// Adds a copy with one changed byte.
 SourceRef add_changed(test::MemorySource& memory, int rank, const SourceRef& ref, std::uint64_t at) {
   const Tensor tensor = Tensor::allocate(DType::u8, {static_cast<std::int64_t>(memory.tensors()[ref.index].bytes)});
   memory.read(ref.index, 0, {tensor.mutable_data(), tensor.nbytes()});
@@ -47,10 +47,10 @@ SourceRef add_changed(test::MemorySource& memory, int rank, const SourceRef& ref
   return add(memory, rank, tensor);
 }
 
-// Of all ranks.
+// Eight ranks with their tensors in one list.
 const std::vector<RankSources> in_one_list(8);
 
-// Parts of a tensor as `parts` ranks have them.
+// The parts of a tensor on `parts` ranks.
 MergedTensor cut_up(test::MemorySource& memory, const std::string& name, const Merge& merge, const Tensor& whole,
                     int parts) {
   const merge::Cut cut = merge::cut(merge, {whole.dtype(), whole.shape()}, parts);
@@ -82,7 +82,7 @@ std::vector<std::byte> piece_of(const MergedTensors& source, std::size_t tensor,
 
 }  // namespace
 
-TEST_CASE("any window of a merged tensor is what the whole has there") {
+TEST_CASE("any window of a merged tensor equals that part of the whole") {
   std::mt19937 random(3);
   for (int round = 0; round < 300; ++round) {
     const auto extent = [&] { return static_cast<std::int64_t>(1 + random() % 12); };
@@ -104,7 +104,7 @@ TEST_CASE("any window of a merged tensor is what the whole has there") {
   }
 }
 
-TEST_CASE("the largest and the sum are made window by window") {
+TEST_CASE("the largest value and the sum are computed window by window") {
   const auto make = [](std::vector<float> values) {
     Tensor tensor = Tensor::allocate(DType::f32, {static_cast<std::int64_t>(values.size())});
     std::memcpy(tensor.mutable_data(), values.data(), tensor.nbytes());
@@ -122,7 +122,7 @@ TEST_CASE("the largest and the sum are made window by window") {
   }
 }
 
-TEST_CASE("ranks that must be equal and are not are told when the place is read") {
+TEST_CASE("ranks that must be equal and differ are reported when the bytes are read") {
   const Tensor whole = test::pattern(DType::f32, {64}, 1);
   const auto memory = std::make_shared<test::MemorySource>();
   MergedTensor merged = cut_up(*memory, "t", merge::same(), whole, 3);
@@ -138,7 +138,7 @@ TEST_CASE("ranks that must be equal and are not are told when the place is read"
   CHECK(has(words_of(ErrorKind::rank_mismatch, [&] { (void)piece_of(source, 1, 200, 56); }), "ranks 1 and 3"));
 }
 
-TEST_CASE("diff of a model and its shards, and of shards of other numbers of ranks") {
+TEST_CASE("diff of a model and its shards, and of shards of different numbers of ranks") {
   const test::TemporaryDirectory work;
   const std::string model = work / "model";
   std::filesystem::create_directory(model);
@@ -162,7 +162,7 @@ TEST_CASE("diff of a model and its shards, and of shards of other numbers of ran
     CHECK(report.at("files").as_int() == 1);
     CHECK_FALSE(report.at("metadata_differs").as_bool());
     CHECK(diff_models(shards, work / "shards-1", {.plan = "llama"}).at("same").as_bool());
-    CHECK(diff_models(shards, model).at("same").as_bool());  // by the plan that they remember
+    CHECK(diff_models(shards, model).at("same").as_bool());  // by the plan that they store
     CHECK(has(words_of(ErrorKind::argument, [&] { diff_models(shards, model, {.plan = "bert"}); }), "no rule matches"));
   }
   CHECK(contents_of(model).kind == Contents::Kind::model);
@@ -181,12 +181,12 @@ TEST_CASE("diff of a model and its shards, and of shards of other numbers of ran
             "rank-00002"));
 }
 
-TEST_CASE("what lies with strides is read in stretches where it is near, else run by run") {
+TEST_CASE("strided data is read in long ranges if the gaps are small, otherwise run by run") {
   struct Case {
     const char* what;
     std::vector<StridedAxis> axes;
     std::size_t item;
-    std::uint64_t most_read;  // bytes of the file
+    std::uint64_t most_read;  // bytes read from the file
     std::size_t calls;
   };
   constexpr std::uint64_t size = 8 << 20;
@@ -240,14 +240,14 @@ TEST_CASE("what lies with strides is read in stretches where it is near, else ru
   CHECK_FALSE(is_within(0, std::vector<StridedAxis>{{std::uint64_t{1} << 33, std::uint64_t{1} << 33, 2}}, 2, 32));
 }
 
-TEST_CASE("any window of tensors whose pieces are kept is what they have there, on several threads") {
+TEST_CASE("any window of tensors with cached pieces equals those bytes, on several threads") {
   auto memory = std::make_shared<test::MemorySource>();
   for (const std::int64_t bytes : {0, 1, 5'000'000, 1 << 20, 3'500'000}) {
     std::vector<std::byte> content(static_cast<std::size_t>(bytes));
     test::fill(content.data(), content.size(), static_cast<std::uint64_t>(bytes));
     memory->add("", DType::u8, {bytes}, std::move(content));
   }
-  // Fewer than a thread may use at once, and as many as there are.
+  // Fewer pieces than a thread may use at once, and as many as there are.
   for (const std::size_t count : {1U, 3U, 11U}) {
     CAPTURE(count);
     const RecentPieces pieces(memory, count);
@@ -267,7 +267,7 @@ TEST_CASE("any window of tensors whose pieces are kept is what they have there, 
   }
 }
 
-TEST_CASE("what is at a path is told by names, of a directory with several things, too") {
+TEST_CASE("a path is classified by names, also a directory with several kinds of files") {
   using Kind = Contents::Kind;
   constexpr const char* shard = "rank-00000-of-00001.safetensors";
   struct Case {

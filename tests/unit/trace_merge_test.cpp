@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Traces as one: clocks that are apart, what is damaged, what the summary counts; and the reports of steps.
+// Merged traces: clocks that differ, damaged files, the numbers of the summary, and the reports of steps.
 
 #include <doctest/doctest.h>
 
@@ -23,8 +23,8 @@ namespace {
 constexpr std::uint64_t second = 1'000'000'000;
 const inspect::OutputStyle plain;
 
-/// Ranks that make collectives whose members come within a millisecond, and leave some microseconds after the last one
-/// has come. `ahead`: of each rank's clock.
+/// Returns a trace of ranks that make collectives. The members arrive within a millisecond, and leave some microseconds
+/// after the last one has arrived. `ahead` is the offset of each rank's clock.
 inspect::Trace trace_of(const std::vector<std::int64_t>& ahead, const std::vector<std::string>& hosts, int operations) {
   std::mt19937_64 random(1);
   inspect::Trace trace;
@@ -91,8 +91,8 @@ RankTimes times(std::initializer_list<StepTimes> steps) {
 
 }  // namespace
 
-TEST_CASE("clocks come together within 50 us, and those of one host are the same one") {
-  // hosts, how far each clock is ahead of the first
+TEST_CASE("clocks are aligned within 50 us, and clocks of one host are treated as one") {
+  // each subcase has hosts, and the offset of each clock from the first one
   const auto near = [](std::int64_t found, std::int64_t true_one) { return std::abs(found - true_one) < 50'000; };
   SUBCASE("one host") {
     const auto trace = trace_of({0, 0, 0, 0}, {"a", "a", "a", "a"}, 200);
@@ -105,19 +105,19 @@ TEST_CASE("clocks come together within 50 us, and those of one host are the same
     CHECK(near(trace.offsets[2], ahead));
     CHECK(trace.offsets[3] == trace.offsets[2]);
   }
-  SUBCASE("every clock is another one") {
+  SUBCASE("every host has another clock") {
     const std::vector<std::int64_t> ahead = {0, -7 * static_cast<std::int64_t>(second), 300'000, 42};
     const auto trace = trace_of(ahead, {"a", "b", "c", "d"}, 200);
     for (std::size_t i = 0; i < ahead.size(); ++i) CHECK(near(trace.offsets[i], ahead[i]));
     CHECK(trace.notes.empty());
   }
-  SUBCASE("nothing joins them") {
+  SUBCASE("no operation in common") {
     const auto trace = trace_of({0, 5}, {"a", "b"}, 0);
     CHECK(trace.offsets == std::vector<std::int64_t>(2));
   }
 }
 
-TEST_CASE("a clock that runs apart is told") {
+TEST_CASE("a clock that drifts is reported") {
   auto trace = trace_of({0, 0}, {"a", "b"}, 100);
   for (trace::Entry& entry : trace.processes[1].entries) {
     const std::uint64_t drift = entry.operation * 1'000'000;
@@ -129,12 +129,12 @@ TEST_CASE("a clock that runs apart is told") {
   CHECK(has(trace.notes[0], "rank 1"));
 }
 
-TEST_CASE("what the summary counts: waits, for whom, routes") {
+TEST_CASE("the summary counts waits, the ranks that caused them, and routes") {
   auto trace = trace_of({0, 0, 0}, {"a", "a", "a"}, 10);
-  // Rank 2 is late by a second, once.
+  // Rank 2 is late once, by a second.
   trace.processes[2].entries[4].begin += second;
   for (trace::Process& process : trace.processes) process.entries[4].end += second;
-  // An operation that failed counts nothing.
+  // A failed operation is not counted.
   for (trace::Process& process : trace.processes) process.entries[5].failed = true;
   const inspect::TraceSummary summary = inspect::summarize(trace);
   CHECK(summary.operations == 9);
@@ -147,12 +147,12 @@ TEST_CASE("what the summary counts: waits, for whom, routes") {
   CHECK(has(inspect::trace_text(trace, summary, plain), "The others waited longest for rank 2"));
 }
 
-TEST_CASE("records that cannot be are left out, and files that cannot be are refused") {
+TEST_CASE("invalid records are left out, and invalid files are refused") {
   std::vector<trace::Record> records = {record_of(1), record_of(2), record_of(4), record_of(4),
                                         record_of(5), record_of(6), record_of(7), {}};
   records[1].end = 5;                                                // before its begin
-  records[3].kind = static_cast<trace::Kind>(200);                   // of no kind
-  records[4].parent = 5;                                             // of itself
+  records[3].kind = static_cast<trace::Kind>(200);                   // of an unknown kind
+  records[4].parent = 5;                                             // its own parent
   records[5].begin = records[5].end = ~std::uint64_t{0};             // longer than machines run
   std::memset(records[6].name.data(), 'x', records[6].name.size());  // does not end
   const std::vector<std::byte> bytes = file_of(records);
@@ -160,7 +160,7 @@ TEST_CASE("records that cannot be are left out, and files that cannot be are ref
   CHECK(process.damaged == 5);
   REQUIRE(process.entries.size() == 2);
   CHECK(process.entries[1].name == std::string(32, 'x'));
-  // Cut off anywhere.
+  // The file is truncated at any byte.
   for (std::size_t length = 0; length < bytes.size(); length += 37) {
     const std::span<const std::byte> part = std::span(bytes).first(length);
     if (length < sizeof(trace::Header))
@@ -180,7 +180,7 @@ TEST_CASE("a directory without a trace, and one with damaged files") {
   CHECK(inspect::read_trace(directory.path().string()).notes.size() == 1);
 }
 
-TEST_CASE("load imbalance: what is missing, what differs, and sums") {
+TEST_CASE("load imbalance: missing ranks, different steps, and sums") {
   const std::vector<RankTimes> ranks = {
       times({{"forward", {1, 2, 3}}, {"backward", {4, 4}}}),
       times({{"forward", {3, 2, 1}}, {"backward", {2, 6, 9}}, {"write", {1}}}),

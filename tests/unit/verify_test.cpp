@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Verification: a whole checkpoint is good, and every way in which one can be broken is told, all of them at once.
+// Verification: a complete checkpoint is good, and every defect is reported, all of them at once.
 
 #include "muster/verify.hpp"
 
@@ -35,7 +35,7 @@ constexpr const char* file_2 = "model-00002-of-00003.safetensors";
 constexpr const char* file_3 = "model-00003-of-00003.safetensors";
 constexpr const char* index_file = "model.safetensors.index.json";
 
-// Three files, five tensors of 8 bytes each but e, which has more than a piece.
+// Three files with five tensors. Each has 8 bytes, except e, which is longer than one piece.
 void write_checkpoint(const test::TemporaryDirectory& at) {
   const auto small = [](std::uint64_t seed) { return test::pattern(DType::f32, {2}, seed); };
   test::write_tensors(at / file_1, {{"a", small(1)}, {"b", small(2)}});
@@ -51,7 +51,7 @@ void write_checkpoint(const test::TemporaryDirectory& at) {
   test::write_text(at / "config.json", "{}");
 }
 
-// Changes the index's text.
+// Changes the text of the index.
 void edit_index(const test::TemporaryDirectory& at, const std::string& from, const std::string& to) {
   std::string text = test::read_text(at / index_file);
   const std::size_t place = text.find(from);
@@ -59,7 +59,7 @@ void edit_index(const test::TemporaryDirectory& at, const std::string& from, con
   test::write_text(at / index_file, text.replace(place, from.size(), to));
 }
 
-// The problems as "defect file tensor".
+// Returns the problems as "defect file tensor".
 std::vector<std::string> found(const std::string& path, const VerifyOptions& options = {}) {
   std::vector<std::string> list;
   for (const VerifyProblem& problem : verify(path, options).problems) {
@@ -73,7 +73,7 @@ using List = std::vector<std::string>;
 
 }  // namespace
 
-TEST_CASE("a whole checkpoint is good, with and without checksums") {
+TEST_CASE("a complete checkpoint is good, with and without checksums") {
   const test::TemporaryDirectory work;
   write_checkpoint(work);
   VerifyReport report = verify(work.path());
@@ -119,21 +119,21 @@ TEST_CASE("one file alone, and a directory with one") {
   CHECK(found(work.path()).front() == "file model.safetensors ");
 }
 
-TEST_CASE("nothing there is an error and no verdict") {
+TEST_CASE("a missing checkpoint is an error, not a verdict") {
   const test::TemporaryDirectory work;
   CHECK(has(words_of(ErrorKind::not_found, [&] { verify(work / "no"); }), "it is not there"));
   CHECK(has(words_of(ErrorKind::not_found, [&] { verify(work.path()); }), "no *.safetensors"));
 }
 
-TEST_CASE("every defect of a checkpoint is told") {
+TEST_CASE("every defect of a checkpoint is reported") {
   const test::TemporaryDirectory work;
   write_checkpoint(work);
   const std::string path = work.path();
-  SUBCASE("a file is gone") {
+  SUBCASE("a file is missing") {
     fs::remove(work / file_2);
     CHECK(found(path) == List{"missing " + std::string(file_2) + " "});
   }
-  SUBCASE("a file is cut short") {
+  SUBCASE("a file is truncated") {
     fs::resize_file(work / file_3, 1000);
     CHECK(found(path).front() == "file " + std::string(file_3) + " ");
   }
@@ -141,7 +141,7 @@ TEST_CASE("every defect of a checkpoint is told") {
     edit_index(work, ",\"d\":\"model-00002-of-00003.safetensors\"", "");
     CHECK(found(path) == List{"unindexed " + std::string(file_2) + " d"});
   }
-  SUBCASE("the index has a tensor that is nowhere") {
+  SUBCASE("the index has a tensor that no file has") {
     edit_index(work, "\"d\":", "\"x\":\"model-00002-of-00003.safetensors\",\"d\":");
     CHECK(found(path) == List{"index " + std::string(file_2) + " x"});
     CHECK(has(inspect::verify_text(verify(path)), "no other file has it"));
@@ -157,7 +157,7 @@ TEST_CASE("every defect of a checkpoint is told") {
                                         {"a", test::pattern(DType::f32, {2}, 4)}});
     CHECK(found(path) == List{"twice " + std::string(file_2) + " a"});
   }
-  SUBCASE("total_size is not so") {
+  SUBCASE("total_size is wrong") {
     edit_index(work, "\"total_size\":1", "\"total_size\":2");
     CHECK(found(path) == List{"index " + std::string(index_file) + " "});
     edit_index(work, "\"total_size\":2", "\"total_size\":\"\",\"x\":1");
@@ -175,7 +175,7 @@ TEST_CASE("every defect of a checkpoint is told") {
     CHECK(report.left_out.front().name == "adapter.safetensors");
     CHECK(has(inspect::verify_text(report), "left out: adapter.safetensors: weights that "));
   }
-  SUBCASE("the index leads elsewhere") {
+  SUBCASE("the index names a file outside the directory") {
     for (const char* name : {"../x.safetensors", "/etc/passwd", "", "..", "a\\u0000b"}) {
       write_checkpoint(work);
       edit_index(work, "\"e\":\"model-00003-of-00003.safetensors\"", "\"e\":\"" + std::string(name) + "\"");
@@ -186,7 +186,7 @@ TEST_CASE("every defect of a checkpoint is told") {
     edit_index(work, "\"model-00003-of-00003.safetensors\"", "7");
     CHECK(found(path).front() == "index " + std::string(index_file) + " e");
   }
-  SUBCASE("the index is none") {
+  SUBCASE("the index is malformed") {
     for (const char* text : {"", "{", "[]", "{}", R"({"weight_map": 3})", "\xff"}) {
       test::write_text(work / index_file, text);
       CHECK(found(path) == List{"index " + std::string(index_file) + " "});
@@ -199,7 +199,7 @@ TEST_CASE("every defect of a checkpoint is told") {
     CHECK(verify(path).left_out.front().name == "other.safetensors.index.json");
     CHECK(verify(path).is_good());
   }
-  SUBCASE("numbers with holes, and beyond the count") {
+  SUBCASE("file numbers with gaps, and beyond the count") {
     fs::rename(work / file_1, work / "model-00007-of-00003.safetensors");
     const List problems = found(path);
     CHECK(std::count(problems.begin(), problems.end(), "numbering model-00007-of-00003.safetensors ") == 1);
@@ -223,7 +223,7 @@ TEST_CASE("every defect of a checkpoint is told") {
   }
 }
 
-TEST_CASE("checksums: one bit in a tensor, a name too many, one too few, a file that is none") {
+TEST_CASE("checksums: one bit in a tensor, one name too many, one too few, a malformed file") {
   const test::TemporaryDirectory work;
   write_checkpoint(work);
   write_checksums(work.path());
@@ -270,7 +270,7 @@ TEST_CASE("shards: all ranks, their facts, the same names and dtypes") {
   CHECK(inspect::verify_text(report) == "good: 8 tensors of 4 files, 96 B; 8 checksums checked\n");
   CHECK(has(words_of(ErrorKind::argument, [&] { write_checksums(shards); }), "no checkpoint"));
 
-  SUBCASE("a rank is gone") {
+  SUBCASE("a rank is missing") {
     fs::remove(shards + "/" + rank(0));
     CHECK(found(shards) == List{"missing " + rank(0) + " "});
     fs::remove(shards + "/" + rank(3));
@@ -289,7 +289,7 @@ TEST_CASE("shards: all ranks, their facts, the same names and dtypes") {
     CHECK(problems == List{"disagree " + rank(2) + " a", "disagree " + rank(2) + " b", "disagree " + rank(2) + " c",
                            "disagree " + rank(2) + " "});
   }
-  SUBCASE("facts that are none") {
+  SUBCASE("invalid metadata") {
     test::write_tensors(shards + "/" + rank(1), {{"a", test::pattern(DType::f32, {2, 2}, 1)}},
                         {{"muster.shard", "{\"version\": 1}"}});
     CHECK(found(shards).front() == "file " + rank(1) + " ");
@@ -300,7 +300,7 @@ TEST_CASE("shards: all ranks, their facts, the same names and dtypes") {
     CHECK(std::count(problems.begin(), problems.end(), "disagree " + rank(1) + " a") == 1);
     CHECK(std::count(problems.begin(), problems.end(), "disagree " + rank(1) + " z") == 1);
   }
-  SUBCASE("shards of two sets, and what is no shard") {
+  SUBCASE("shards of two sets, and a file that is not a shard") {
     fs::copy_file(shards + "/" + rank(2), shards + "/" + rank(2, 5));
     test::write_tensors(shards + "/extra.safetensors", {});
     const List problems = found(shards);
@@ -310,7 +310,7 @@ TEST_CASE("shards: all ranks, their facts, the same names and dtypes") {
   }
 }
 
-TEST_CASE("whatever bytes are broken, there is a verdict") {
+TEST_CASE("any damaged bytes lead to a verdict") {
   const test::TemporaryDirectory work;
   test::write_tensors(work / "model-00001-of-00002.safetensors", {{"a", test::pattern(DType::f32, {2}, 1)}});
   test::write_tensors(work / "model-00002-of-00002.safetensors", {{"b", test::pattern(DType::f32, {2}, 1)}});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names in a workspace: what is built is parsed to the same, and nothing else is taken for ours.
+// Names in a workspace: the parser restores every name that Muster creates, and accepts no other name.
 
 #include <unistd.h>
 
@@ -21,7 +21,7 @@ os::ProcessIdentity somebody() {
 
 }  // namespace
 
-TEST_CASE("every kind of name is parsed to what it was built of") {
+TEST_CASE("every kind of name is parsed to its parts") {
   const os::ProcessIdentity writer = somebody();
   const Name all[] = {
       {.kind = NameKind::mark},
@@ -43,7 +43,7 @@ TEST_CASE("every kind of name is parsed to what it was built of") {
     REQUIRE(parsed.has_value());
     CHECK(*parsed == name);
     CHECK(file_name(*parsed) == file);
-    // No piece of it, and nothing with more in it, is a name.
+    // No prefix of it, and no longer text, is a name.
     for (std::size_t cut = 0; cut < file.size(); ++cut) {
       const auto part = parse_name(file.substr(0, cut));
       CHECK((!part || file_name(*part) == file.substr(0, cut)));
@@ -53,7 +53,7 @@ TEST_CASE("every kind of name is parsed to what it was built of") {
   }
 }
 
-TEST_CASE("what is not ours is not parsed") {
+TEST_CASE("names that Muster did not create are not parsed") {
   for (const std::string& name :
        {std::string(), std::string("state-"), "state-" + job + "-r0-of1-g1", "state-" + job + "-r1-of1-g1.h5",
         "state-" + job + "-r-1-of1-g1.h5", "state-" + job + "-r00-of1-g1.h5", "state-" + job + "-r0-of1-g01.h5",
@@ -67,7 +67,7 @@ TEST_CASE("what is not ours is not parsed") {
   }
 }
 
-TEST_CASE("fresh names differ, and tell this process") {
+TEST_CASE("fresh names differ, and identify this process") {
   const auto first = parse_name(growing_name());
   const auto second = parse_name(growing_name());
   REQUIRE(first);
@@ -86,7 +86,7 @@ TEST_CASE("a generation is common if each rank of one world has a state of it") 
   for (const int rank : {0, 1}) add(1, rank, 2);
   add(2, 0, 2);
   add(3, 0, 2);
-  add(3, 1, 3);  // of another world: no partner of the state above
+  add(3, 1, 3);  // of another world size: does not match the state above
   for (const int rank : {0, 1, 2}) add(4, rank, 3);
   CHECK(common_generations(states, 2) == std::set<std::uint64_t>{1});
   CHECK(common_generations(states, 3) == std::set<std::uint64_t>{4});
@@ -105,7 +105,7 @@ TEST_CASE("names of a file group") {
   CHECK(again->progress == 6);
   CHECK(again->awaited == 7);
   CHECK(again->phase == "gather: round 1");
-  // A phase is some static text, but a name has no slash in it.
+  // A phase is any static text, but a name contains no slash.
   CHECK(pulse_name(1, 2, {0, 0, 0, "a/b\n" + std::string(500, 'x')}).find('/') == std::string::npos);
   CHECK(pulse_name(1, 2, {0, 0, 0, std::string(500, 'x')}).size() <= 255);
   const auto member = parse_member_name(member_name(3, somebody()));
@@ -142,13 +142,13 @@ TEST_CASE("names of a file group") {
   }
 }
 
-TEST_CASE("whether a process lives can be proved on its own host only") {
+TEST_CASE("only the host of a process can prove whether it lives") {
   os::ProcessIdentity own = os::own_identity();
   CHECK(os::life_of(own) == os::Life::alive);
   CHECK(own.pid == ::getpid());
   os::ProcessIdentity other = own;
   other.start += 1;
-  CHECK(os::life_of(other) == os::Life::dead);  // its number was given to this process
+  CHECK(os::life_of(other) == os::Life::dead);  // another process got its PID
   other = own;
   other.pid = 0x7ffffff0;
   CHECK(os::life_of(other) == os::Life::dead);

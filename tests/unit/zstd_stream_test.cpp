@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A stream read forwards, backwards and farther back than is kept.
+// A stream that is read forwards, backwards, and farther back than its buffer.
 
 #include "src/formats/zstd_stream.hpp"
 
@@ -37,11 +37,11 @@ std::string read(formats::ZstdStream& stream, std::uint64_t at, std::size_t byte
 
 }  // namespace
 
-TEST_CASE("bytes are found wherever they are asked for") {
+TEST_CASE("bytes are found at every requested offset") {
   constexpr std::size_t size = 5 * formats::ZstdStream::most_kept / 2;
   std::string text(size, ' ');
   for (std::size_t i = 0; i + 8 <= size; i += 8) std::memcpy(text.data() + i, &i, 8);
-  // Two frames, one after the other.
+  // Two frames in succession.
   const std::string packed =
       zstd_of(std::string_view(text).substr(0, 1000)) + zstd_of(std::string_view(text).substr(1000));
   formats::ZstdStream stream(reader_of(packed), packed.size(), size);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fake driver's devices, contexts, streams and events, and what tests ask it.
+// The fake driver's devices, contexts, streams and events, and its functions for tests.
 
 #include "tests/device/fake/fake_cuda.hpp"
 
@@ -130,7 +130,7 @@ Status cuStreamCreate(CUstream_st** stream, unsigned flags) {
 
 Status cuStreamDestroy_v2(CUstream_st* stream) {
   ENTER("cuStreamDestroy_v2", in_context);
-  // What is in it goes on: it is kept, and only counted as gone.
+  // Its pending work continues: the stream is kept, and only counted as destroyed.
   if (stream->is_gone) return invalid_handle;
   stream->is_gone = true;
   ++state().calls["streams gone"];
@@ -155,7 +155,7 @@ Status cuStreamWaitEvent(CUstream_st* stream, CUevent_st* event, unsigned) {
   ENTER("cuStreamWaitEvent", in_context);
   CUstream_st* const real = stream_of(stream);
   if (const Status usable = use(real); usable != Status::success) return usable;
-  // A stream that waits for one that is captured is drawn into the graph.
+  // A stream that waits for a captured one becomes part of the graph.
   if (event->is_captured) real->is_capturing = true;
   put(real, [marks = event->marks] { return have_passed(marks); });
   return Status::success;
@@ -166,7 +166,7 @@ Status cuStreamIsCapturing(CUstream_st* stream, int* status) {
   CUstream_st* const real = stream_of(stream);
   const bool was_broken = state().is_capture_broken;
   const Status usable = use(real);
-  state().is_capture_broken = was_broken;  // this one asks, and does no harm
+  state().is_capture_broken = was_broken;  // this query has no side effect
   if (usable != Status::success) return usable;
   *status = real->is_capturing ? 1 : 0;
   return Status::success;

@@ -28,7 +28,7 @@ int devices() {
   return static_cast<int>(setting("FAKE_CUDA_DEVICES", 2));
 }
 
-/// Counts a call, and says how it goes.
+/// Counts a call, and returns its status.
 Status enter(const char* name, Kind kind) {
   State& s = state();
   const std::uint64_t calls = ++s.calls[name];
@@ -102,7 +102,7 @@ CUstream_st* stream_of(CUstream_st* stream) {
   return state().defaults[static_cast<std::size_t>(current().back()->device)].get();
 }
 
-/// The default stream and the blocking ones of its device wait for each other.
+/// The default stream and the blocking streams of its device wait for each other.
 std::vector<std::pair<CUstream_st*, std::uint64_t>> marks_of(CUstream_st* stream) {
   std::vector<std::pair<CUstream_st*, std::uint64_t>> marks{{stream, stream->end()}};
   if (stream != state().defaults[static_cast<std::size_t>(stream->device)].get()) return marks;
@@ -120,7 +120,7 @@ bool have_passed(const std::vector<std::pair<CUstream_st*, std::uint64_t>>& mark
 void put(CUstream_st* stream, std::function<bool()> step) {
   if (stream->is_capturing) return stream->captured.push_back(std::move(step));
   auto marks = marks_of(stream);
-  marks.erase(marks.begin());  // itself: steps are in order anyway
+  marks.erase(marks.begin());  // the stream itself: its steps are in order anyway
   stream->steps.push_back([marks = std::move(marks), step = std::move(step)] { return have_passed(marks) && step(); });
 }
 
@@ -178,7 +178,7 @@ Status allocate(DevicePointer* pointer, std::size_t bytes, bool is_exportable) {
   }
   memory.base = reinterpret_cast<std::uintptr_t>(shown);
   memory.buffer = s.next_buffer++;
-  std::memset(memory.real, 0xd5, memory.bytes);  // what nobody has written
+  std::memset(memory.real, 0xd5, memory.bytes);  // marks memory that no one has written
   s.used += bytes;
   *pointer = memory.base;
   s.memory[memory.base] = memory;
@@ -207,7 +207,7 @@ HostMemory host_memory(const void* address, std::size_t bytes) {
   const auto at = reinterpret_cast<std::uintptr_t>(address);
   for (const auto* ranges : {&s.locked, &s.host_allocated}) {
     if (contains(*ranges, at, bytes)) return HostMemory::locked;
-    // Pages that only begin or end in what is locked: the driver does not copy over the edge.
+    // Only the beginning or the end is in locked pages: the driver does not copy across the edge.
     if (contains(*ranges, at, 1) || contains(*ranges, at + bytes - 1, 1)) return HostMemory::in_part;
   }
   ++s.pageable_copies;

@@ -20,8 +20,9 @@ struct Rows {
   std::size_t pitch;
 };
 
-/// All copies. With ordinary host memory the driver copies by buffers of its own, and the CPU waits inside of it: to
-/// the host until the bytes are there, to the device until the stream is empty and the bytes are in a buffer.
+/// All copies use this function. With pageable host memory the driver copies through its own buffers, and the CPU waits
+/// in it. Copies to the host wait for the bytes. Copies to the device wait until the stream is empty and the bytes are
+/// in a buffer.
 Status copy_rows(Rows to, Rows from, std::size_t width, std::size_t rows, CUstream_st* handle, Direction direction) {
   CUstream_st* const stream = stream_of(handle);
   if (to.begin == nullptr || from.begin == nullptr) return Status::invalid_value;
@@ -31,7 +32,7 @@ Status copy_rows(Rows to, Rows from, std::size_t width, std::size_t rows, CUstre
       direction == Direction::on_device ? HostMemory::locked : host_memory(side.begin, (rows - 1) * side.pitch + width);
   if (memory == HostMemory::in_part) return Status::invalid_value;
   const bool is_ordinary = memory == HostMemory::ordinary;
-  // Nothing of a capture happens before its graph runs.
+  // Captured work runs only when the graph runs.
   if (is_ordinary && stream->is_capturing) return Status::stream_capture_unsupported;
   std::shared_ptr<std::vector<std::byte>> buffer;
   if (is_ordinary && direction == Direction::to_device) {
@@ -127,12 +128,12 @@ Status cuMemHostRegister_v2(void* memory, std::size_t bytes, unsigned) {
   ENTER("cuMemHostRegister_v2", unsafe);
   const auto at = reinterpret_cast<std::uintptr_t>(memory);
   if (bytes == 0) return Status::invalid_value;
-  // Whole pages are locked, and each of them once.
+  // Whole pages are locked, and each of them only once.
   const std::uintptr_t begin = at / 4096 * 4096;
   const std::uintptr_t end = (at + bytes + 4095) / 4096 * 4096;
   for (const auto& [base, size] : state().locked)
     if (base / 4096 * 4096 < end && begin < (base + size + 4095) / 4096 * 4096) return Status::already_registered;
-  // As the driver does: all pages have to be there.
+  // Like the driver, this touches all pages, so they must exist.
   for (std::size_t page = 0; page < bytes; page += 4096)
     static_cast<volatile std::byte*>(memory)[page] = static_cast<volatile std::byte*>(memory)[page];
   state().locked[at] = bytes;
@@ -180,7 +181,7 @@ Status cuMemcpy2DAsync_v2(const Copy2d* asked, CUstream_st* stream) {
 Status cuIpcGetMemHandle(IpcHandle* handle, DevicePointer pointer) {
   ENTER("cuIpcGetMemHandle", unsafe);
   const Memory* memory = find(pointer);
-  // The base of an allocation, as the documentation wants it.
+  // Must be the base of an allocation, as the documentation requires.
   if (memory == nullptr || memory->base != pointer || !memory->is_exportable || memory->is_opened)
     return Status::invalid_value;
   const Shown shown{::getpid(), memory->file, memory->bytes, memory->base, memory->buffer, memory->device};
@@ -202,7 +203,7 @@ Status cuIpcOpenMemHandle_v2(DevicePointer* pointer, IpcHandle handle, unsigned 
       *pointer = open.base;
       return Status::success;
     }
-    // What was there before has been freed by its owner, and not closed here.
+    // The owner has freed an earlier allocation at this address, which is still open here.
     if (open.owner_base < shown.base + shown.bytes && shown.base < open.owner_base + open.bytes)
       return Status::already_mapped;
   }

@@ -116,7 +116,7 @@ bool Exchange::move(int socket, std::deque<Span>& parts, bool is_out) {
         is_out ? ::send(socket, part.data(), part.size(), MSG_NOSIGNAL) : ::recv(socket, part.data(), part.size(), 0);
     if (count < 0 && (errno == EAGAIN || errno == EINTR)) return false;
     if (count <= 0) {
-      // A kernel that waits for a rank that is gone never ends.
+      // A kernel that waits for a rank that has gone never ends.
       state_->failure = static_cast<int>(remote_error);
       return false;
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// What one batch of the fake NCCL moves: over sockets, one to each other rank, all of it at the same time.
+// The transfers of one batch of the fake NCCL: over one socket per rank, all at the same time.
 
 #include <atomic>
 #include <cstddef>
@@ -29,16 +29,17 @@ inline constexpr auto remote_error = static_cast<NcclStatus>(6);
 using Span = std::span<std::byte>;
 
 std::size_t bytes_of(NcclType type);
-/// into = the sources' elements in their order.
+/// Writes the reduction of the sources' elements, in the order of the sources.
 void reduce(Span into, std::span<const Span> sources, NcclType type, NcclOp op);
 
-/// What a communicator still owes a stream that it is gone from: nothing once it was aborted.
+/// State that work in streams shares with a communicator, which may be destroyed earlier. After an abort nothing more
+/// is moved.
 struct State {
   std::atomic<int> failure{0};  // an NcclStatus
   std::atomic<bool> is_aborted{false};
 };
 
-/// What one batch of one communicator moves, all of it at once; it is copied for each time that it runs.
+/// The transfers of one batch of one communicator, all at the same time. It is copied for each run.
 class Exchange {
  public:
   Exchange(int rank, std::vector<int> sockets, std::shared_ptr<State> state)
@@ -47,10 +48,10 @@ class Exchange {
   [[nodiscard]] int size() const { return static_cast<int>(sockets_.size()); }
   void send(int to, Span data);
   void receive(int from, Span room);
-  /// Room of its own, for as long as it lives.
+  /// Returns temporary memory that lives as long as the exchange.
   Span room(std::size_t bytes);
   void at_end(std::function<void()> work) { ends_.push_back(std::move(work)); }
-  /// One try; true when all is done, or the communicator was aborted.
+  /// Makes one attempt. Returns true when all is done, or the communicator was aborted.
   bool step();
 
  private:
@@ -62,7 +63,7 @@ class Exchange {
   int rank_;
   std::vector<int> sockets_;
   std::shared_ptr<State> state_;
-  std::map<int, Way> ways_;  // by rank; to itself likewise
+  std::map<int, Way> ways_;  // by rank, including this one
   std::vector<std::shared_ptr<std::vector<std::byte>>> rooms_;
   std::vector<std::function<void()>> ends_;
 };

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// An NCCL for tests, over the fake CUDA driver: none of what passes with it has been seen to work between devices. Each
-// rank of a communicator listens at a socket that the identity names (a file: network namespaces do not part it), and
-// connects to those before it. As with NCCL, calls return at once, the state has to be asked for, a batch takes its
-// place in the stream, sends and receives of a pair match in their order, and two ranks on one device are refused. A
-// reduction takes the ranks in their order.
+// An NCCL for tests, over the fake CUDA driver. A test that passes with it proves nothing about real devices.
 //
-// What is asked for comes into the stream some time after the group's end: who puts something there before the state is
-// success has put it before. A group that stays open swallows all that follows. A communicator that is ended in order
-// waits for the others' ends. What an aborted one has in a stream ends at once.
+// Each rank of a communicator listens on a socket whose name comes from the ID (a file, which network namespaces do not
+// separate), and connects to the lower ranks. As with NCCL, calls return at once and the state must be polled. A batch
+// takes its place in the stream. Sends and receives of a pair match in order, and two ranks on one device are refused.
+// A reduction uses the order of the ranks.
 //
-// FAKE_NCCL_SILENT=1: this rank never comes. FAKE_NCCL_FAIL=FUNCTION: it fails. FAKE_NCCL_STUCK=1: what comes into a
-// stream never ends, and the state says that a network has failed.
+// A batch enters the stream some time after the end of its group call. Work that is queued before the state is success
+// is therefore queued before the batch. An open group call collects all following calls. An orderly end of a
+// communicator waits for the other ranks. Work of an aborted communicator in a stream ends at once.
+//
+// FAKE_NCCL_SILENT=1: this rank never joins. FAKE_NCCL_FAIL=FUNCTION: this function fails. FAKE_NCCL_STUCK=1: work in a
+// stream never ends, and the state reports a network failure.
 
 #include <fcntl.h>
 #include <sys/socket.h>
@@ -58,7 +59,7 @@ struct ncclComm {
   std::vector<int> sockets;  // by rank
   bool is_refused = false;
   bool is_met = false;
-  int looks = 0;  // until what is asked for comes into the stream
+  int looks = 0;  // polls until the batch enters the stream
   std::vector<std::pair<void*, std::function<bool()>>> coming;
   std::shared_ptr<State> state = std::make_shared<State>();
   bool is_ending = false;
@@ -118,7 +119,7 @@ struct ncclComm {
     return true;
   }
 
-  /// One try; true when all have met.
+  /// Makes one attempt. Returns true when all ranks are connected.
   bool meet() {
     if (is_met || is_refused) return true;
     for (int other = 0; other < rank; ++other)
@@ -131,7 +132,7 @@ struct ncclComm {
     return true;
   }
 
-  /// One try; true when all have come to their ends, or are gone.
+  /// Makes one attempt. Returns true when all other ranks have ended or are gone.
   bool end() {
     for (std::size_t other = 0; other < sockets.size(); ++other) {
       std::byte word{};
@@ -146,7 +147,7 @@ struct ncclComm {
 
 namespace {
 
-/// What is asked of a communicator within a batch.
+/// One call on a communicator in a batch.
 struct Asked {
   ncclComm* communicator;
   void* stream;
@@ -162,7 +163,7 @@ bool fails(const char* function) {
   return failing != nullptr && std::strcmp(failing, function) == 0;
 }
 
-/// As in NCCL, the first error of a batch is also that of its end.
+/// As in NCCL, the end of a batch returns the batch's first error.
 NcclStatus in_batch_failed(NcclStatus status) {
   if (batch_failure == NcclStatus::success) batch_failure = status;
   return status;
@@ -177,7 +178,7 @@ NcclStatus put(const char* function, ncclComm* communicator, void* stream, std::
                std::function<void(Exchange&)> add) {
   if (depth == 0) return invalid_usage;
   if (fails(function)) return in_batch_failed(system_error);
-  // NCCL refuses a communicator that is still busy with what came before.
+  // NCCL refuses a communicator that is still busy with an earlier call.
   if (!communicator->is_met || communicator->is_ending || !communicator->coming.empty())
     return in_batch_failed(invalid_argument);
   for (const Span each : used)
@@ -188,7 +189,7 @@ NcclStatus put(const char* function, ncclComm* communicator, void* stream, std::
   return NcclStatus::success;
 }
 
-/// Rank by rank what each has: one's own where it is, the others' in rooms.
+/// Returns the data of each rank, in order: this rank's data in place, and the others' in temporary memory.
 std::vector<Span> all_of(Exchange& exchange, Span mine) {
   std::vector<Span> all;
   for (int rank = 0; rank < exchange.size(); ++rank) {
@@ -215,7 +216,7 @@ std::uint64_t fake_nccl_inits() {
   return inits;
 }
 
-/// Communicators that have ended in order.
+/// Returns the number of communicators that have ended in order.
 std::uint64_t fake_nccl_ended() {
   return ended;
 }
@@ -260,7 +261,7 @@ NcclStatus ncclCommInitRankConfig(ncclComm** made, int size, NcclId id, int rank
 
 NcclStatus ncclCommAbort(ncclComm* communicator) {
   communicator->state->is_aborted = true;
-  // What is in a stream still names the sockets: they are shut, and stay.
+  // Work in a stream still refers to the sockets, so they are shut down, but not closed.
   for (int& socket : communicator->sockets) {
     if (socket >= 0) ::shutdown(socket, SHUT_RDWR);
     socket = -1;
@@ -386,7 +387,7 @@ NcclStatus ncclGroupEnd() {
   batch.clear();
   if (batch_failure != NcclStatus::success) return batch_failure;
   if (fails("ncclGroupEnd")) return system_error;
-  // What one communicator has for one stream goes on at the same time.
+  // Calls of one communicator on one stream run at the same time.
   std::vector<std::pair<Asked, Exchange>> exchanges;
   for (const Asked& each : asked) {
     auto found = exchanges.begin();
