@@ -281,14 +281,7 @@ TEST_CASE(
     fit_to(plan, tensors);
     for (const int ranks : {2, 3, 4}) {
       CAPTURE(ranks);
-      const Placement placement = place(plan, {.tensor = ranks}, wholes_of(plan, tensors));
-      std::vector<RankTensors> shards;
-      for (std::size_t rank = 0; rank < placement.ranks.size(); ++rank) {
-        RankTensors& shard = shards.emplace_back(RankTensors{{}, placement.padded[rank], placement.heads[rank], true});
-        for (const PlacedTensor& placed : placement.ranks[rank])
-          shard.tensors.push_back({placed.name, placement.cuts[placed.whole].part});
-      }
-      for (const ArrangedTensor& tensor : arrange(plan, {.tensor = ranks}, shards).tensors) {
+      for (const ArrangedTensor& tensor : test::cut_and_arranged(plan, tensors, ranks).tensors) {
         CAPTURE(tensor.name);
         CHECK(tensor.layout.target.shape == spec_of(model.at("tensors").at(tensor.name)).shape);
       }
