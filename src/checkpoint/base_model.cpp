@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <map>
-#include <ranges>
 #include <string_view>
 #include <tuple>
 
@@ -143,8 +142,9 @@ std::optional<std::string> updated_config(const std::string& text, std::span<con
     const std::string_view dtype = foreign::torch_name(*most);
     std::vector<TextEdit> edits;
     set_dtype(text, 0, fmt::format("\"{}\"", dtype), edits);
-    for (const TextEdit& edit : std::views::reverse(edits))
-      updated.replace(edit.begin, edit.end - edit.begin, edit.text);
+    // Not std::views::reverse: clang 14 cannot compile it with GCC's library.
+    std::ranges::reverse(edits);
+    for (const TextEdit& edit : edits) updated.replace(edit.begin, edit.end - edit.begin, edit.text);
     if (!edits.empty()) notes.push_back(fmt::format("config.json says {} now, as the tensors are", dtype));
   }
   constexpr std::string_view quantization = "quantization_config";
