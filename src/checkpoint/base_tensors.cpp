@@ -337,7 +337,7 @@ void check_layers_alike(const Request& request, std::span<const NamedSpec> model
         if (others.size() < 2 && kinds.size() != 2) continue;
         std::vector<std::string> lacking;
         std::ranges::set_difference(more, names, std::back_inserter(lacking));
-        std::erase_if(lacking, [&](const std::string& name) {
+        std::erase_if(lacking, [&, &stack = stack, &numbers = numbers, &others = others](const std::string& name) {
           return may_lack(name) || is_scale_of_others(stack, numbers.front(), others.front(), name);
         });
         if (lacking.empty()) continue;

@@ -110,8 +110,8 @@ std::int64_t add_extents(std::int64_t a, std::int64_t b) {
 void add_pieces(PartedTensors& tensors, std::vector<DcpPiece> pieces) {
   const auto box = [](const DcpPiece& piece) { return std::tie(piece.begin, piece.spec.shape); };
   std::ranges::stable_sort(pieces, {}, box);
-  const auto replicas = std::ranges::unique(pieces, {}, box);
-  pieces.erase(replicas.begin(), replicas.end());
+  const auto are_replicas = [&](const DcpPiece& one, const DcpPiece& other) { return box(one) == box(other); };
+  pieces.erase(std::unique(pieces.begin(), pieces.end(), are_replicas), pieces.end());
   for (const DcpPiece& piece : pieces) {
     const Shape extents = box_extents(piece.spec.shape);
     if (piece.spec.dtype != tensors.tensors().back().dtype)

@@ -145,8 +145,8 @@ void DcpMetadata::finish() {
     // Ranks that save independently store a replica each: the first rank's is used.
     const auto box = [](const DcpChunk& chunk) { return std::tie(chunk.begin, chunk.extents); };
     std::ranges::sort(tensor.chunks, {}, box);
-    const auto replicas = std::ranges::unique(tensor.chunks, {}, box);
-    tensor.chunks.erase(replicas.begin(), replicas.end());
+    const auto are_replicas = [&](const DcpChunk& one, const DcpChunk& other) { return box(one) == box(other); };
+    tensor.chunks.erase(std::unique(tensor.chunks.begin(), tensor.chunks.end(), are_replicas), tensor.chunks.end());
     for (DcpChunk& chunk : tensor.chunks) {
       const auto place = std::ranges::lower_bound(places, chunk.begin, {}, &DcpChunk::begin);
       if (place == places.end() || place->begin != chunk.begin) refuse("is not stored", chunk.begin);
