@@ -109,7 +109,10 @@ void Receiver::take_pieces(std::size_t least, const WaitOptions& options) {
 
 void Receiver::take_all(const WaitOptions& options) {
   take_pieces(SIZE_MAX, options);
-  if (trouble_) std::rethrow_exception(trouble_);
+  if (!trouble_) return;
+  // A connection that is still being opened holds a refusal back, and the next round does not move it.
+  take_until([this](const Lane& lane) { return group_.transport().has_left(group_.number_of(lane.rank)); }, options);
+  std::rethrow_exception(trouble_);
 }
 
 void Receiver::look() {
@@ -299,7 +302,12 @@ void Receiver::settle(SyncGroup& group, const WaitOptions& options) {
   }
   for (Lane& from : lanes_)
     wait(
-        waits, std::span(&from.rank, 1), [&] { return from.has_said_bye && std::ranges::all_of(from.parts, is_whole); },
+        waits, std::span(&from.rank, 1),
+        [&] {
+          // As in take_all().
+          return from.has_said_bye && std::ranges::all_of(from.parts, is_whole) &&
+                 group_.transport().has_left(group_.number_of(from.rank));
+        },
         options);
 }
 
