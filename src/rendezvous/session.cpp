@@ -53,7 +53,8 @@ class Guest final : public Session::Side {
   }
 
   Error settle(const Error& own) noexcept override {
-    if (!cause_ && !is_own_lack(own)) listen(time_for_words(own));
+    // A shortage of this process is never the consequence of another rank's end.
+    if (!cause_ && !os::is_own_shortage(own.os_error())) listen(time_for_words(own));
     if (!cause_) fail(own_failure(own));
     return *cause_;
   }

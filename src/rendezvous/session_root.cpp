@@ -66,7 +66,7 @@ class Root final : public Session::Side {
       // The failure may be the consequence of another rank's end, which watch() reports within this time.
       const Clock::time_point until = Clock::now() + longest_return + 200ms;
       try {
-        while (own.kind() != ErrorKind::cancelled && Clock::now() < until && !is_own_lack(own)) {
+        while (own.kind() != ErrorKind::cancelled && Clock::now() < until && !os::is_own_shortage(own.os_error())) {
           watch();
           std::this_thread::sleep_for(1ms);
         }

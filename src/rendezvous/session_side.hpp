@@ -4,7 +4,6 @@
 
 #include <fmt/core.h>
 
-#include <cerrno>
 #include <chrono>
 #include <memory>
 #include <span>
@@ -13,6 +12,7 @@
 #include <vector>
 
 #include "src/base/written.hpp"
+#include "src/os/shortage.hpp"
 #include "src/rendezvous/session.hpp"
 #include "src/sync/progress.hpp"
 #include "src/sync/waits.hpp"
@@ -60,12 +60,6 @@ class Session::Side {
   }
   [[nodiscard]] int number_of(const Hello& hello) const {
     return hello.rank >= 0 && hello.rank < terms_.size ? terms_.number(hello.rank) : hello.rank;
-  }
-  /// Returns true if this process lacks descriptors or memory. Such an error is never the consequence of another rank's
-  /// end.
-  [[nodiscard]] static bool is_own_lack(const Error& error) noexcept {
-    const int number = error.os_error();
-    return number == EMFILE || number == ENFILE || number == ENOBUFS || number == ENOMEM;
   }
   /// Returns the cause to send. An error that names another rank is returned unchanged; any other error becomes a
   /// failure of this rank.
