@@ -46,7 +46,7 @@ class Campaign:
         self.arguments, self.root = arguments, Path(arguments.source).resolve()
         self.scratch = Path(arguments.scratch or self.root / "build-mutation").resolve()
         self.tree = self.scratch / "tree"
-        self.state_size = HEADER_SIZE + arguments.count
+        self.state_size = HEADER_SIZE + arguments.count * len(arguments.seed)
         self.mutants, self.dropped, self.tests, self.usual, self.places, self.results = {}, {}, {}, {}, {}, {}
         self.keys = ("mutants", "dropped", "usual", "places", "results")
 
@@ -285,8 +285,8 @@ class Campaign:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=1, help="chooses the places")
-    parser.add_argument("--count", type=int, default=100, help="how many places")
+    parser.add_argument("--seed", type=lambda text: [int(seed) for seed in text.split(",")], default=[1], metavar="SEED[,SEED...]", help="chooses the places")
+    parser.add_argument("--count", type=int, default=100, help="how many places per seed")
     parser.add_argument("--jobs", type=int, default=1, help="how many compilers, and how many mutants at a time")
     parser.add_argument("--only", action="append", metavar="FOLDER", help="a folder such as src/sync; may be given several times")
     parser.add_argument("--resume", metavar="FILE", help="keeps what is done in FILE, and goes on from there")

@@ -274,26 +274,27 @@ def find_mutants(path, source):
     return Finder(path, source).mutants
 
 
-def select(sources, seed, count):
-    """Returns `count` mutants of {path: source} that do not overlap. Each is a random line, then a kind of change, then a
-    change of that kind.
+def select(sources, seeds, count):
+    """Returns `count` mutants per seed of {path: source}. No two mutants overlap. Each is a random line, then a kind of
+    change, then a change of that kind.
     """
-    chance = random.Random(seed)
     lines, by_line = [], {}
     for path in sorted(sources):
         for mutant in find_mutants(path, sources[path]):
             by_line.setdefault((path, mutant.line), {}).setdefault(mutant.kind, []).append(mutant)
         lines += [(path, number) for number in range(1, sources[path].count("\n") + 2)]
-    chance.shuffle(lines)
     chosen = []
-    for place in lines:
-        if len(chosen) == count:
-            break
-        kinds = by_line.get(place)
-        if kinds:
-            mutant = chance.choice(kinds[chance.choice(sorted(kinds))])
-            if not any(other.path == mutant.path and other.start < mutant.end and mutant.start < other.end for other in chosen):
-                chosen.append(mutant)
+    for turn, seed in enumerate(seeds, 1):
+        chance, places = random.Random(seed), lines[:]
+        chance.shuffle(places)
+        for place in places:
+            if len(chosen) == turn * count:
+                break
+            kinds = by_line.get(place)
+            if kinds:
+                mutant = chance.choice(kinds[chance.choice(sorted(kinds))])
+                if not any(other.path == mutant.path and other.start < mutant.end and mutant.start < other.end for other in chosen):
+                    chosen.append(mutant)
     return chosen
 
 

@@ -67,15 +67,15 @@ class Selection(unittest.TestCase):
 
     def test_a_seed_decides_and_mutants_do_not_overlap(self):
         sources = {"a.cpp": SOURCE, "b.cpp": SOURCE}
-        chosen = select(sources, 5, 8)
-        self.assertEqual(chosen, select(sources, 5, 8))
-        self.assertNotEqual(chosen, select(sources, 6, 8))
+        chosen = select(sources, [5], 8)
+        self.assertEqual(chosen, select(sources, [5], 8))
+        self.assertNotEqual(chosen, select(sources, [5, 6], 4))
         for mutant in chosen:
             self.assertFalse([other for other in chosen if other is not mutant and other.path == mutant.path and
                               other.start < mutant.end and mutant.start < other.end])
 
     def test_lines_keep_their_numbers(self):
-        chosen = dict(enumerate(mutant for mutant in select({"a.cpp": SOURCE}, 5, 4)))
+        chosen = dict(enumerate(mutant for mutant in select({"a.cpp": SOURCE}, [5], 4)))
         text = rewrite("a.cpp", SOURCE, chosen, "mutant.hpp").split('#line 1 "a.cpp"\n')[1]
         self.assertEqual(text.count("\n"), SOURCE.count("\n"))
         self.assertEqual(text.count("MUSTER_MUTANT("), len(chosen))
