@@ -19,9 +19,9 @@
 #include "muster/cuda.hpp"
 #include "muster/error.hpp"
 #include "muster/gather.hpp"
-#include "src/device/copy_queue.hpp"
-#include "src/device/driver.hpp"
-#include "src/device/memory_pool.hpp"
+#include "src/cuda/copy_queue.hpp"
+#include "src/cuda/driver.hpp"
+#include "src/cuda/memory_pool.hpp"
 
 namespace {
 

@@ -41,7 +41,7 @@ struct WaitOptions {
   const char* phase = "barrier";
 };
 
-namespace sync {
+namespace group {
 class Group;
 }
 
@@ -152,7 +152,7 @@ class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
   virtual void set_timeout(std::chrono::milliseconds timeout) = 0;
 
  private:
-  friend class sync::Group;  // the base of all kinds of groups
+  friend class group::Group;  // the base of all kinds of groups
   SyncGroup() = default;
 };
 
