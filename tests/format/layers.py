@@ -8,6 +8,7 @@ a layer of its own, and a file belongs to the appearance that lists it. A header
 the source file of the same name. If no such file exists, the header belongs to the first appearance of its folder.
 """
 
+import os.path
 import re
 import sys
 from pathlib import Path
@@ -34,7 +35,7 @@ def listed(src, folder=""):
         if subdir:
             files += listed(src, f"{folder}{subdir}/")
         elif name and (src / folder / name).exists():  # Generated sources do not exist here.
-            files.append(folder + name)
+            files.append(os.path.normpath(folder + name))
     return files
 
 
