@@ -24,7 +24,7 @@
 #include "muster/model_dir.hpp"
 #include "src/base/escaped.hpp"
 #include "src/checkpoint/assembly/agreement.hpp"
-#include "src/checkpoint/assembly/output_directory.hpp"
+#include "src/checkpoint/model/output_directory.hpp"
 #include "src/checkpoint/model/model_files.hpp"
 #include "src/checkpoint/thirdparty/checkpoint.hpp"
 #include "src/inspect/reports.hpp"

@@ -16,7 +16,7 @@
 #include "src/base/escaped.hpp"
 #include "src/checkpoint/assembly/export_job.hpp"
 #include "src/checkpoint/assembly/shard_set.hpp"
-#include "src/checkpoint/model/model_config.hpp"
+#include "src/checkpoint/plan/model_config.hpp"
 #include "src/checkpoint/plan/arrangement.hpp"
 #include "src/checkpoint/plan/plan_internal.hpp"
 #include "src/checkpoint/plan/plan_suggest.hpp"

@@ -9,7 +9,7 @@
 
 #include "muster/error.hpp"
 #include "muster/model_dir.hpp"
-#include "src/checkpoint/assembly/output_directory.hpp"
+#include "src/checkpoint/model/output_directory.hpp"
 #include "src/core/thread_pool.hpp"
 
 namespace muster::inspect {

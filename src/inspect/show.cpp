@@ -14,7 +14,7 @@
 #include "muster/state.hpp"
 #include "src/base/escaped.hpp"
 #include "src/checkpoint/assembly/export.hpp"
-#include "src/checkpoint/model/model_config.hpp"
+#include "src/checkpoint/plan/model_config.hpp"
 #include "src/checkpoint/plan/arrangement.hpp"
 #include "src/core/checksum.hpp"
 

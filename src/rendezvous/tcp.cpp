@@ -45,7 +45,6 @@
 #include "src/os/process.hpp"
 #include "src/rendezvous/address_file.hpp"
 #include "src/rendezvous/sockets.hpp"
-#include "src/rendezvous/world.hpp"
 #include "src/tcp/transport.hpp"
 
 namespace muster {
@@ -300,10 +299,6 @@ void end_with_process() {
 
 [[maybe_unused]] const bool is_registered = [] {
   multihost::add_route(Route::tcp, "TCP", "make it with tcp_group()");
-  group::set_world_maker(group::MeetBy::tcp, [](const group::DistantWorld& world) {
-    return tcp_group(
-        {.address = world.place, .rank = world.rank, .size = world.size, .timeout = world.timeout, .key = world.key});
-  });
   return true;
 }();
 

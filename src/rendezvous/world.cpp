@@ -14,7 +14,9 @@
 #include <utility>
 
 #include "muster/error.hpp"
+#include "muster/tcp.hpp"
 #include "muster/version.hpp"
+#include "muster/workspace.hpp"
 #include "src/base/fork_mutex.hpp"
 #include "src/group/watchdog.hpp"
 #include "src/os/library.hpp"
@@ -179,11 +181,6 @@ std::optional<MpiSupport>& registered() {
   return support;
 }
 
-WorldMaker& maker_by(MeetBy by) {
-  static std::array<WorldMaker, 2> makers;
-  return makers.at(static_cast<std::size_t>(by));
-}
-
 }  // namespace
 
 Surroundings own_surroundings() {
@@ -227,10 +224,6 @@ bool is_own_variable(std::string_view name) noexcept {
   return std::ranges::any_of(beginnings, [name](std::string_view beginning) { return name.starts_with(beginning); });
 }
 
-void set_world_maker(MeetBy by, WorldMaker maker) {
-  maker_by(by) = std::move(maker);
-}
-
 void set_mpi_support(MpiSupport support) {
   registered() = std::move(support);
 }
@@ -261,9 +254,7 @@ namespace {
 /// Creates the world of ranks whose launcher gave them numbers but no connections.
 std::shared_ptr<SyncGroup> world_of_numbers(const group::Start& start) {
   const auto workspace = os::environment("MUSTER_WORKSPACE");
-  const group::WorldMaker& maker = group::maker_by(workspace ? group::MeetBy::files : group::MeetBy::tcp);
-  const std::string& place = workspace ? *workspace : start.meeting;
-  const bool can_meet = maker && !place.empty();
+  const bool can_meet = !(workspace ? *workspace : start.meeting).empty();
   if (start.is_apart && !can_meet)
     throw Error(ErrorKind::unsupported,
                 fmt::format("some of the {} ranks are not on this host ({}), and nothing says where they meet: set "
@@ -276,8 +267,12 @@ std::shared_ptr<SyncGroup> world_of_numbers(const group::Start& start) {
                 "the environment has RANK and WORLD_SIZE but nothing that tells this job from others: start the ranks "
                 "by `muster run`, torchrun or mpiexec, or set MUSTER_JOB to the same random word on all of them");
   // If a workspace is set and not all ranks are known to be on this host, there are ranks on other hosts.
-  if (can_meet && !(workspace && start.is_here))
-    return maker({.place = place, .key = start.key, .rank = start.rank, .size = start.size, .timeout = start.timeout});
+  if (can_meet && workspace && !start.is_here)
+    return file_group(
+        {.directory = *workspace, .key = start.key, .rank = start.rank, .size = start.size, .timeout = start.timeout});
+  if (can_meet && !workspace)
+    return tcp_group(
+        {.address = start.meeting, .rank = start.rank, .size = start.size, .timeout = start.timeout, .key = start.key});
   return local_group({.key = start.key, .rank = start.rank, .size = start.size, .timeout = start.timeout});
 }
 

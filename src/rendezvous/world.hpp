@@ -71,18 +71,6 @@ bool is_own_variable(std::string_view name) noexcept;
 // register their functions here when their library is loaded. A program that is linked with libmuster-mpi has it from
 // the start. For other programs it is loaded if the environment shows that MPI started them.
 
-struct DistantWorld {
-  std::string place;  ///< the rendezvous: a directory (MUSTER_WORKSPACE), or an address (Start::meeting)
-  std::string key;
-  int rank = 0;
-  int size = 1;
-  std::optional<std::chrono::milliseconds> timeout = {};  ///< limit of the rendezvous; empty: the default
-};
-using WorldMaker = std::function<std::shared_ptr<SyncGroup>(const DistantWorld&)>;
-enum class MeetBy : std::uint8_t { files, tcp };
-
-void set_world_maker(MeetBy by, WorldMaker maker);
-
 struct MpiSupport {
   /// Returns the number of ranks of MPI_COMM_WORLD; 0 if the program has not initialised MPI, or has finalised it.
   std::function<int()> ranks;

@@ -24,7 +24,6 @@
 #include "src/group/watchdog.hpp"
 #include "src/os/clock.hpp"
 #include "src/os/process.hpp"
-#include "src/rendezvous/world.hpp"
 #include "src/workspace/discovery.hpp"
 #include "src/workspace/gc.hpp"
 #include "src/workspace/group_directory.hpp"
@@ -359,7 +358,7 @@ std::string workspace_of(const SyncGroup& group) {
 
 }  // namespace muster::workspace
 
-// The public function that makes a file group, and the factory that world() uses.
+// The public function that makes a file group.
 
 namespace muster {
 namespace {
@@ -376,15 +375,6 @@ void check(const FileGroupOptions& options) {
   if (options.timeout && *options.timeout <= milliseconds::zero())
     throw Error(ErrorKind::argument, "a file group's timeout must be longer than nothing");
 }
-
-// Registered when the library is loaded.
-[[maybe_unused]] const bool is_registered = [] {
-  group::set_world_maker(group::MeetBy::files, [](const group::DistantWorld& world) {
-    return file_group(
-        {.directory = world.place, .key = world.key, .rank = world.rank, .size = world.size, .timeout = world.timeout});
-  });
-  return true;
-}();
 
 }  // namespace
 

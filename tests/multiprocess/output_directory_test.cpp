@@ -2,7 +2,7 @@
 // Directories that programs create. Leftovers of dead writers are deleted, and other files are kept. A program that
 // replaces a directory is killed at every call.
 
-#include "src/checkpoint/assembly/output_directory.hpp"
+#include "src/checkpoint/model/output_directory.hpp"
 
 #include <doctest/doctest.h>
 #include <signal.h>

@@ -20,7 +20,7 @@
 
 #include "muster/export.hpp"
 #include "muster/safetensors.hpp"
-#include "src/checkpoint/assembly/output_directory.hpp"
+#include "src/checkpoint/model/output_directory.hpp"
 #include "src/checkpoint/model/tensor_source.hpp"
 #include "src/checkpoint/plan/viewed_tensors.hpp"
 #include "src/group/group.hpp"

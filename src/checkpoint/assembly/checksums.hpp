@@ -25,11 +25,8 @@
 #include <vector>
 
 #include "muster/safetensors.hpp"
-#include "src/checkpoint/assembly/assembly.hpp"
 
 namespace muster {
-
-inline constexpr std::string_view checksums_file_name = "muster.checksums.json";
 
 /// By tensor name (core/checksum.hpp).
 using Checksums = std::map<std::string, std::uint64_t, std::less<>>;

@@ -15,8 +15,8 @@
 #include "src/base/escaped.hpp"
 #include "src/checkpoint/assembly/base_model.hpp"
 #include "src/checkpoint/assembly/checksums.hpp"
-#include "src/checkpoint/model/model_config.hpp"
 #include "src/checkpoint/model/model_files.hpp"
+#include "src/checkpoint/plan/model_config.hpp"
 #include "src/checkpoint/plan/placement.hpp"
 #include "src/checkpoint/plan/viewed_tensors.hpp"
 

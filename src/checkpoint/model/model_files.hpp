@@ -16,6 +16,8 @@ namespace muster {
 inline constexpr std::string_view model_file_name = "model.safetensors";
 inline constexpr std::string_view model_index_name = "model.safetensors.index.json";
 inline constexpr std::string_view shard_prefix = "rank";
+/// The checksums of a checkpoint, for `muster verify`.
+inline constexpr std::string_view checksums_file_name = "muster.checksums.json";
 
 /// "PREFIX-00001-of-00003.safetensors": a file of a model ("model", from 1 on), or a rank's shard ("rank", from 0 on).
 /// Other programs use other endings and other numbers of digits.

@@ -13,6 +13,7 @@
 #include "muster/state.hpp"
 #include "src/base/escaped.hpp"
 #include "src/checkpoint/model/model_files.hpp"
+#include "src/checkpoint/plan/shard_metadata.hpp"
 
 namespace muster {
 namespace {

@@ -15,8 +15,8 @@
 #include "muster/plan.hpp"
 #include "muster/state.hpp"
 #include "src/base/escaped.hpp"
-#include "src/checkpoint/model/model_config.hpp"
 #include "src/checkpoint/model/model_parts.hpp"
+#include "src/checkpoint/plan/model_config.hpp"
 #include "src/formats/json_text.hpp"
 #include "src/os/process.hpp"
 

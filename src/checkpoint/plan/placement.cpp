@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/checkpoint/plan/placement.hpp"
-#include "src/checkpoint/model/model_config.hpp"
 #include "src/checkpoint/plan/arrangement.hpp"
+#include "src/checkpoint/plan/model_config.hpp"
 #include "src/checkpoint/plan/plan_internal.hpp"
 
 #include <fmt/core.h>

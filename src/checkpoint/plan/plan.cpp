@@ -14,8 +14,8 @@
 #include "muster/plan.hpp"
 #include "muster/state.hpp"
 #include "src/base/escaped.hpp"
-#include "src/checkpoint/model/model_config.hpp"
 #include "src/checkpoint/model/model_files.hpp"
+#include "src/checkpoint/plan/model_config.hpp"
 #include "src/checkpoint/plan/plan_internal.hpp"
 
 namespace muster {

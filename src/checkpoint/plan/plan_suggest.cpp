@@ -10,7 +10,7 @@
 #include "muster/plan.hpp"
 #include "muster/state.hpp"
 #include "src/base/escaped.hpp"
-#include "src/checkpoint/model/model_config.hpp"
+#include "src/checkpoint/plan/model_config.hpp"
 
 namespace muster {
 namespace {

@@ -12,7 +12,7 @@
 
 #include "muster/error.hpp"
 #include "src/base/escaped.hpp"
-#include "src/checkpoint/model/model_config.hpp"
+#include "src/checkpoint/plan/model_config.hpp"
 #include "src/checkpoint/plan/placement.hpp"
 #include "src/checkpoint/plan/plan_internal.hpp"
 #include "src/merge/cast.hpp"

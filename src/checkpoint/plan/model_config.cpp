@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "src/checkpoint/model/model_config.hpp"
+#include "src/checkpoint/plan/model_config.hpp"
 #include <fmt/core.h>
 #include <algorithm>
 #include <array>

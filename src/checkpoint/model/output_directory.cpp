@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/checkpoint/assembly/output_directory.hpp"
+#include "src/checkpoint/model/output_directory.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -23,7 +23,6 @@
 #include "muster/model_dir.hpp"
 #include "muster/state.hpp"
 #include "src/base/escaped.hpp"
-#include "src/checkpoint/assembly/checksums.hpp"
 #include "src/checkpoint/model/model_files.hpp"
 #include "src/core/thread_pool.hpp"
 #include "src/os/directory.hpp"
