@@ -157,7 +157,7 @@ class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
 };
 
 /// Returns the group of all ranks of this job. The first call forms the group and is collective; later calls return the
-/// same group. The first entry of this list that applies determines the group (docs/howto/several-hosts.md):
+/// same group. The first entry of this list that applies determines the group (docs/explanation/mpi-and-tcp.md):
 /// - the group that was passed to set_world();
 /// - MPI, if the program has already initialized it and libmuster-mpi is loaded;
 /// - a group of this process alone, if MUSTER_ALONE is 1;
