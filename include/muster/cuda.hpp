@@ -2,8 +2,8 @@
 #pragma once
 // Tensors on NVIDIA GPUs: views, the stream that exchanges synchronize with, and copies. Programs that include this
 // header link libmuster-cuda (pkg-config muster-cuda), which contains the device route of gathers and the NCCL backend
-// of collectives. No CUDA toolkit is needed: the driver is loaded when it is first used. docs/devices.md explains the
-// rules and the choice of transfer methods.
+// of collectives. No CUDA toolkit is needed: the driver is loaded when it is first used. docs/reference/gpu.md explains
+// the rules and the choice of transfer methods.
 
 #include <memory>
 #include <string>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Chooses how the tensors of each sender reach the root. This is a pure function of the data that all ranks of the list
-// have published, so all of them get the same result. The rules are in the table of docs/devices.md.
+// have published, so all of them get the same result. The rules are in the table of docs/reference/gpu.md.
 
 #include <cstdint>
 #include <span>

@@ -178,7 +178,7 @@ Forcing forcing_of(const GatherOptions& options) {
 }  // namespace gather
 }  // namespace muster
 
-// Messages about the policy's decisions. docs/routes.md quotes them.
+// Messages about the policy's decisions. docs/reference/errors.md quotes them.
 
 namespace muster::gather {
 namespace {

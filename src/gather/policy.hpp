@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The policy: a pure function that chooses the route of a list from the records of its ranks. docs/routes.md shows it
-// as a table. All ranks of the group evaluate it after round 1 and reach the same decision. Before round 1 each rank
-// evaluates it with its own record only, and prepares for the most likely route.
+// The policy: a pure function that chooses the route of a list from the records of its ranks.
+// docs/explanation/routes.md shows it as a table. All ranks of the group evaluate it after round 1 and reach the same
+// decision. Before round 1 each rank evaluates it with its own record only, and prepares for the most likely route.
 
 #include <cstddef>
 #include <cstdint>

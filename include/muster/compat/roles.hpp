@@ -2,7 +2,7 @@
 #pragma once
 // muster::roles: divides the ranks of a job into training ranks, managers of a replay buffer and a coordinator. It
 // offers one group per role, messages of bytes, and averages over the training ranks. Semantics: gfn.utils.distributed
-// of torchgfn and its RankLayout; docs/roles.md lists the differences.
+// of torchgfn and its RankLayout; docs/explanation/comparison.md lists the differences.
 
 #include <cstdint>
 #include <initializer_list>
