@@ -28,7 +28,7 @@ struct Settings {
   std::vector<std::size_t> sizes = {64, 1024, 16384, 65536, 262144, 1U << 20, 16U << 20};
 };
 
-void run(const std::shared_ptr<muster::SyncGroup>& group, const Settings& settings) {
+void run(const std::shared_ptr<muster::Group>& group, const Settings& settings) {
   using muster::Config;
   using muster::Tensor;
   using muster::TensorView;

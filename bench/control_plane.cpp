@@ -28,7 +28,7 @@
 #include "bench/harness/options.hpp"
 #include "bench/harness/ranks.hpp"
 #include "muster/gather.hpp"
-#include "muster/sync_group.hpp"
+#include "muster/group.hpp"
 
 namespace {
 
@@ -101,7 +101,7 @@ std::vector<Figures> run_rank(const std::string& key, int rank, int size, const 
   const double begin = wall();
   const double cpu_begin = thread_cpu();
   const auto inner = muster::local_group(
-      {.key = key, .rank = rank, .size = size, .timeout = std::chrono::seconds(300), .numbers = {}});
+      {.key = key, .rank = rank, .size = size, .timeout = std::chrono::seconds(300), .global_ranks = {}});
   Figures base;
   base.meeting_seconds = wall() - begin;
   base.meeting_cpu = thread_cpu() - cpu_begin;

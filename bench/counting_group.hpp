@@ -15,11 +15,11 @@ struct Told {
   std::uint64_t rounds = 0;
 };
 
-class CountingGroup final : public muster::group::Group {
+class CountingGroup final : public muster::group::BaseGroup {
  public:
-  explicit CountingGroup(std::shared_ptr<muster::SyncGroup> inner)
-      : Group(inner->rank(), ranks_of(*inner), inner->nonce(), inner->timeout()),
-        inner_(std::static_pointer_cast<Group>(std::move(inner))) {}
+  explicit CountingGroup(std::shared_ptr<muster::Group> inner)
+      : BaseGroup(inner->rank(), ranks_of(*inner), inner->nonce(), inner->timeout()),
+        inner_(std::static_pointer_cast<muster::group::BaseGroup>(std::move(inner))) {}
 
   /// Returns the counts since the last call.
   Told take() { return std::exchange(told_, {}); }
@@ -37,8 +37,8 @@ class CountingGroup final : public muster::group::Group {
   void progress() noexcept override { inner_->progress(); }
 
  protected:
-  void do_poison(const muster::Error& cause) noexcept override { inner_->poison(cause); }
-  [[nodiscard]] std::optional<muster::Error> do_failure() const override { return inner_->failure(); }
+  void do_abort(const muster::Error& cause) noexcept override { inner_->abort(cause); }
+  [[nodiscard]] std::optional<muster::Error> do_failure() const override { return inner_->error(); }
   [[nodiscard]] std::uint64_t rounds() const noexcept override { return rounds_; }
   void do_barrier(const muster::WaitOptions& options) override {
     inner_->barrier(options);
@@ -69,13 +69,14 @@ class CountingGroup final : public muster::group::Group {
                            const muster::WaitOptions& options) override {
     inner_->wait_for_packets(done, on, options);
   }
-  std::shared_ptr<Group> make_part(const Part& part, Tie tie, const muster::WaitOptions& options) override {
+  std::shared_ptr<muster::group::BaseGroup> make_part(const Part& part, Tie tie,
+                                                      const muster::WaitOptions& options) override {
     if (tie == Tie::companion) return inner_->companion(options);
-    return std::static_pointer_cast<Group>(inner_->split(part.members, options));
+    return std::static_pointer_cast<muster::group::BaseGroup>(inner_->split(part.members, options));
   }
 
  private:
-  static std::vector<muster::RankInfo> ranks_of(const muster::SyncGroup& group) {
+  static std::vector<muster::RankInfo> ranks_of(const muster::Group& group) {
     std::vector<muster::RankInfo> ranks;
     for (int rank = 0; rank < group.size(); ++rank) {
       ranks.push_back(group.info(rank));
@@ -83,7 +84,7 @@ class CountingGroup final : public muster::group::Group {
     return ranks;
   }
 
-  std::shared_ptr<Group> inner_;
+  std::shared_ptr<muster::group::BaseGroup> inner_;
   Told told_;
   std::uint64_t rounds_ = 0;
 };

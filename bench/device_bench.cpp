@@ -56,7 +56,7 @@ double plain_copy(cuda::Stream& stream, const auto& queue) {
 double plain_to_host(const Tensor& source, cuda::MemoryPool& pinned, cuda::Stream& stream) {
   const cuda::Current current(stream.device());
   const cuda::MemoryPool::Buffer target = pinned.take(source.nbytes());
-  if (!target.is_locked) throw Error(ErrorKind::no_space, "no page-locked memory for the floor");
+  if (!target.is_locked) throw Error(ErrorKind::out_of_space, "no page-locked memory for the floor");
   return plain_copy(stream, [&] {
     cuda::check(cuda::driver().copy_to_host(target.data.get(), cuda::device_pointer(source.data()), source.nbytes(),
                                             stream.handle()),
@@ -72,8 +72,8 @@ double plain_to_device(const Tensor& source, const Tensor& target, cuda::Stream&
   });
 }
 
-void run_case(bench::Meeting& meeting, SyncGroup& group, const Settings& settings, std::uint64_t bytes,
-              Landing landing) {
+void run_case(bench::Meeting& meeting, Group& group, const Settings& settings, std::uint64_t bytes,
+              Destination landing) {
   const bool sends = group.rank() == 1;
   const int mine = sends ? 1 % cuda::device_count() : 0;
   const auto extent = static_cast<std::int64_t>(bytes);
@@ -84,7 +84,7 @@ void run_case(bench::Meeting& meeting, SyncGroup& group, const Settings& setting
   const Config config = source;
   const std::vector<int> ranks{0, 1};
   GatherOptions options;
-  options.devices.landing = landing;
+  options.devices.destination = landing;
   std::vector<double> plain;
   std::vector<double> ours;
   const cuda::Current current(mine);
@@ -92,8 +92,8 @@ void run_case(bench::Meeting& meeting, SyncGroup& group, const Settings& setting
     meeting.wait();
     double copy = 0;
     if (sends)
-      copy =
-          landing == Landing::host ? plain_to_host(source, *pinned, stream) : plain_to_device(source, target, stream);
+      copy = landing == Destination::host ? plain_to_host(source, *pinned, stream)
+                                          : plain_to_device(source, target, stream);
     meeting.wait();
     GatheredConfigs all;
     const double gather =
@@ -110,7 +110,7 @@ void run_case(bench::Meeting& meeting, SyncGroup& group, const Settings& setting
       "{{\"device\": \"{}\", \"bytes\": {}, \"landing\": \"{}\", \"plain_seconds\": {:.6g}, \"muster_seconds\": "
       "{:.6g}, "
       "\"ratio\": {:.3f}}}\n",
-      cuda::device_name(mine), bytes, landing == Landing::host ? "host" : "device", floor, median, floor / median);
+      cuda::device_name(mine), bytes, landing == Destination::host ? "host" : "device", floor, median, floor / median);
   std::fflush(stdout);
 }
 
@@ -126,7 +126,7 @@ int main(int argc, char** argv) {
   const bench::Mapping answer(64, bench::Mapping::Kind::shared);
   auto& found = reinterpret_cast<int&>(answer.bytes().front());
   bench::run_ranks(1, [&](bench::Meeting&) {
-    const std::string obstacle = cuda_obstacle();
+    const std::string obstacle = cuda_unavailable_reason();
     if (obstacle.empty())
       found = 1;
     else
@@ -138,7 +138,7 @@ int main(int argc, char** argv) {
   const bool went_well = bench::run_ranks(2, [&](bench::Meeting& meeting) {
     const auto group = local_group({.key = key, .rank = meeting.rank(), .size = meeting.size()});
     for (const std::uint64_t bytes : settings.bytes)
-      for (const Landing landing : {Landing::host, Landing::device})
+      for (const Destination landing : {Destination::host, Destination::device})
         run_case(meeting, *group, settings, bytes, landing);
   });
   return went_well ? 0 : 1;

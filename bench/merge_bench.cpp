@@ -81,12 +81,12 @@ void concatenate(const muster::GatheredTensors& result, std::uint64_t row, std::
 }
 
 struct Results {
-  muster::Merged merged;
+  muster::MergeResult merged;
   muster::GatheredTensors gathered;
   std::unique_ptr<std::byte[]> memory;
 };
 
-std::vector<Way> ways(const What& what, std::span<std::byte> source, std::shared_ptr<muster::SyncGroup>& group,
+std::vector<Way> ways(const What& what, std::span<std::byte> source, std::shared_ptr<muster::Group>& group,
                       Results& held) {
   std::vector<int> all(static_cast<std::size_t>(what.ranks) + 1);
   std::iota(all.begin(), all.end(), 0);
@@ -149,7 +149,7 @@ struct Times {
 };
 
 void run_way(bench::Meeting& meeting, const What& what, const Way& way, std::span<std::byte> source,
-             std::shared_ptr<muster::SyncGroup>& group, Times* times) {
+             std::shared_ptr<muster::Group>& group, Times* times) {
   bench::MeetingBlock& block = meeting.block();
   const int me = meeting.rank();
   if (what.first) group = bench::make_group(meeting);
@@ -200,7 +200,7 @@ bool run_case(const What& what) {
       std::memcpy(source.data() + at, &word, sizeof word);
     }
     meeting.block().expected_sum[meeting.rank()] = bench::sum_words(source);
-    std::shared_ptr<muster::SyncGroup> group;
+    std::shared_ptr<muster::Group> group;
     if (!what.first) group = bench::make_group(meeting);
     Results held;
     std::vector<Way> all = ways(what, source, group, held);

@@ -74,7 +74,7 @@ class Touched {
 
 class Bench {
  public:
-  Bench(const Settings& settings, muster::SyncGroup& group) : settings_(settings), group_(group) {}
+  Bench(const Settings& settings, muster::Group& group) : settings_(settings), group_(group) {}
 
   void run(const std::string& what, bool remote_only) {
     senders_.clear();
@@ -231,7 +231,7 @@ class Bench {
   }
 
   const Settings& settings_;
-  muster::SyncGroup& group_;
+  muster::Group& group_;
   std::vector<int> senders_;
   std::vector<int> list_;
   bool sends_ = false;
@@ -259,7 +259,7 @@ int main(int argc, char** argv) {
   int level = 0;
   MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &level);
   try {
-    const std::shared_ptr<muster::SyncGroup> group = muster::mpi_group(MPI_COMM_WORLD);
+    const std::shared_ptr<muster::Group> group = muster::mpi_group(MPI_COMM_WORLD);
     if (group->size() < 2) throw std::runtime_error("start me with mpiexec -n 2 or more");
     Bench bench(settings, *group);
     for (const std::string& what : settings.cases) {

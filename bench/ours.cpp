@@ -16,7 +16,7 @@ namespace bench {
 namespace {
 
 struct Ours {
-  std::shared_ptr<muster::SyncGroup> group;
+  std::shared_ptr<muster::Group> group;
   muster::GatheredTensors result;
   std::vector<int> ranks;
   muster::TensorView tensor;
@@ -50,7 +50,7 @@ Contender contender(std::string name, const std::shared_ptr<Ours>& ours, const s
 
 }  // namespace
 
-std::shared_ptr<muster::SyncGroup> make_group(const Meeting& meeting) {
+std::shared_ptr<muster::Group> make_group(const Meeting& meeting) {
   static int made = 0;
   // The ranks are children of one process, whose pid distinguishes this run from others.
   return muster::local_group(
@@ -58,7 +58,7 @@ std::shared_ptr<muster::SyncGroup> make_group(const Meeting& meeting) {
 }
 
 Contender pooled_contender(Meeting& meeting, std::span<std::byte> source, std::shared_ptr<PhaseLog> phases,
-                           int exchanges, std::shared_ptr<muster::SyncGroup> group) {
+                           int exchanges, std::shared_ptr<muster::Group> group) {
   const auto ours = make_ours(meeting, source);
   ours->group = group ? std::move(group) : make_group(meeting);
   Contender made = contender("muster", ours, phases);

@@ -227,7 +227,7 @@ class SmallBench {
 
   bench::Meeting& meeting_;
   const Settings& settings_;
-  std::shared_ptr<muster::SyncGroup> group_;
+  std::shared_ptr<muster::Group> group_;
   std::vector<int> ranks_;
   std::vector<std::byte> records_;
 };

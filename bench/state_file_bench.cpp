@@ -109,7 +109,7 @@ Tensor filled(DType dtype, Shape shape, unsigned seed, const std::function<Eleme
   Tensor tensor = Tensor::allocate(dtype, std::move(shape));
   auto* elements = reinterpret_cast<Element*>(tensor.mutable_data());
   std::mt19937_64 random(seed);
-  for (std::int64_t i = 0; i < tensor.view().elements(); ++i) elements[i] = table[random() % table.size()];
+  for (std::int64_t i = 0; i < tensor.view().element_count(); ++i) elements[i] = table[random() % table.size()];
   return tensor;
 }
 
@@ -281,12 +281,12 @@ void make(const Settings& settings) {
     entries.push_back({fmt::format("model.layers.{}.mlp.experts.{}.down_proj.weight", i / 20, i % 20),
                        DType::bf16,
                        {64, std::max<std::int64_t>(columns, 1)}});
-  StateFileInfo info{.generation = 1};
+  StateFileInfo info{.step = 1};
   info.job.fill(std::byte{0x11});
   StateFileWriter writer(settings.file, Config::object({{"bench", true}}), std::move(entries),
                          {.info = info, .durable = false});
   // Holes contain zeros, which is sufficient for a listing.
-  for (int i = 0; i < settings.tensors; ++i) writer.written_elsewhere(static_cast<std::size_t>(i));
+  for (int i = 0; i < settings.tensors; ++i) writer.mark_written(static_cast<std::size_t>(i));
   writer.commit();
 }
 

@@ -86,7 +86,7 @@ class StreamBench {
 
  private:
   struct Way {
-    std::shared_ptr<muster::SyncGroup> group;
+    std::shared_ptr<muster::Group> group;
     std::uint64_t peak = 0;  // shared memory of this rank
     std::uint64_t sum = 0;   // checksum of the last layer
   };

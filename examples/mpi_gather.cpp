@@ -15,7 +15,7 @@
 namespace {
 
 void gather() {
-  const std::shared_ptr<muster::SyncGroup> group = muster::mpi_group(MPI_COMM_WORLD);
+  const std::shared_ptr<muster::Group> group = muster::mpi_group(MPI_COMM_WORLD);
 
   const muster::Tensor shard = muster::Tensor::allocate(muster::DType::f32, {1024, 1024});
   std::ranges::fill(shard.mutable_values<float>(), static_cast<float>(group->rank()));

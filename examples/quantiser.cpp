@@ -47,7 +47,7 @@ Quantised quantise(const std::vector<float>& weight) {
 }  // namespace
 
 int main() try {
-  const std::shared_ptr<muster::SyncGroup> group = muster::world();
+  const std::shared_ptr<muster::Group> group = muster::world();
 
   const Quantised layer = quantise(train(group->rank()));
   const muster::Config config =

@@ -27,7 +27,8 @@ struct CatArguments {
 void cat_all(const CatArguments& arguments) {
   using inspect::CatFormat;
   if (arguments.raw && ::isatty(STDOUT_FILENO) != 0)
-    throw Error(ErrorKind::argument, "--raw gives bytes, which are not for a terminal: send them to a file or a pipe");
+    throw Error(ErrorKind::invalid_argument,
+                "--raw gives bytes, which are not for a terminal: send them to a file or a pipe");
   inspect::CatOptions options = arguments.options;
   options.format = arguments.raw ? CatFormat::raw : arguments.json ? CatFormat::json : CatFormat::text;
   const inspect::Source source = inspect::open_source(arguments.path, arguments.source);

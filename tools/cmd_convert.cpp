@@ -62,8 +62,8 @@ void write_state(const inspect::Source& source, const std::string& out, const st
 
 void check_paths(const ConvertArguments& arguments) {
   const auto refuse = [&](const std::string& words) {
-    throw file_error(ErrorKind::argument, fmt::format("converting {} to", in_quotes(arguments.in)), arguments.out,
-                     words);
+    throw file_error(ErrorKind::invalid_argument, fmt::format("converting {} to", in_quotes(arguments.in)),
+                     arguments.out, words);
   };
   std::error_code error;
   if (fs::is_directory(arguments.in, error) && !thirdparty::find_checkpoint(arguments.in))
@@ -80,7 +80,7 @@ bool is_state_name(const std::string& path) {
   if (path.ends_with(".h5") || path.ends_with(".hdf5")) return true;
   if (path.ends_with(".safetensors")) return false;
   throw Error(
-      ErrorKind::argument,
+      ErrorKind::invalid_argument,
       fmt::format("{} does not end with .safetensors, .h5 or .hdf5, by which the format is chosen", in_quotes(path)),
       {.path = path});
 }
@@ -91,9 +91,9 @@ std::string convert(const ConvertArguments& arguments, const std::stop_token& st
   const bool is_state = is_state_name(arguments.out);
   const std::optional<int> zstd_level = parse_compression(arguments.compress);
   if (!is_state && zstd_level)
-    throw Error(ErrorKind::argument, "safetensors files are not compressed; a state file (.h5) can be");
+    throw Error(ErrorKind::invalid_argument, "safetensors files are not compressed; a state file (.h5) can be");
   check_paths(arguments);
-  const inspect::Source source = inspect::open_source(arguments.in, {.foreign = arguments.foreign});
+  const inspect::Source source = inspect::open_source(arguments.in, {.thirdparty = arguments.foreign});
   const Omissions& omissions = source.tensors->omissions();
   if (!arguments.skips_unreadable)
     refuse_lost(omissions, "converting", arguments.in, "--skip-unreadable converts the others alone");
@@ -132,7 +132,7 @@ void add_convert_command(CLI::App& app, int& /*status*/) {
   command->add_option("--compress", arguments->compress, "none, zstd or zstd:LEVEL; for state files")
       ->capture_default_str()
       ->type_name(compress_type);
-  command->add_option("--at", arguments->foreign.at, at_help)->type_name("KEY");
+  command->add_option("--at", arguments->foreign.key, at_help)->type_name("KEY");
   command->add_flag("--skip-unreadable", arguments->skips_unreadable,
                     "Leave out what cannot be read, with a line for each item; without it, such a file is refused");
   command->add_flag("--force", arguments->force, "Replace a file that is there (never a link, a device or a pipe)");

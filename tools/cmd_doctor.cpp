@@ -244,13 +244,14 @@ Finding devices() {
             "beside libmuster"};
   CudaReport report;
   if (!reinterpret_cast<cuda::MakeReport>(symbol)(report))
-    return {"CUDA", Health::warning, "a driver that does not answer", report.obstacle};
-  if (!report.obstacle.empty()) return {"CUDA", Health::note, "no devices", report.obstacle};
+    return {"CUDA", Health::warning, "a driver that does not answer", report.unavailable_reason};
+  if (!report.unavailable_reason.empty()) return {"CUDA", Health::note, "no devices", report.unavailable_reason};
   std::string value = fmt::format("driver for CUDA {}", report.driver);
   for (const std::string& device : report.devices) value += "; " + device;
   if (!report.nccl.empty()) return {"CUDA", Health::good, fmt::format("{}; NCCL {}", value, report.nccl)};
   return {"CUDA", Health::good, fmt::format("{}; no NCCL", value),
-          fmt::format("between devices of several hosts tensors go through host memory: {}", report.nccl_obstacle)};
+          fmt::format("between devices of several hosts tensors go through host memory: {}",
+                      report.nccl_unavailable_reason)};
 }
 
 struct Look {

@@ -56,14 +56,14 @@ struct ExportArguments {
 };
 
 std::string json_of(const ExportReport& report) {
-  Config json = inspect::account_tree(report.account);
+  Config json = inspect::account_tree(report.manifest);
   json["written"] =
       Config::object({{"writers", to_string(report.writers)},
                       {"bytes_by_rank", ConfigArray(report.bytes_written.begin(), report.bytes_written.end())},
                       {"windows", report.windows},
                       {"files_resumed", report.files_resumed},
                       {"seconds", report.seconds}});
-  json["not_carried"] = inspect::list_of(report.left, [](const Omission& file) {
+  json["not_carried"] = inspect::list_of(report.skipped, [](const Omission& file) {
     return Config::object({{"file", file.name}, {"reason", file.reason}});
   });
   return inspect::json_report(json);
@@ -71,26 +71,26 @@ std::string json_of(const ExportReport& report) {
 
 std::string words_of(const ExportReport& report, const ExportArguments& arguments) {
   if (arguments.json) return json_of(report);
-  std::string words = inspect::notes_lines(report.account.notes);
+  std::string words = inspect::notes_lines(report.manifest.notes);
   words += fmt::format(
-      "{}: {:.2f} s, {:.2f} GB/s\n", inspect::account_line(report.account), report.seconds,
-      static_cast<double>(report.account.bytes_out - std::min(report.bytes_resumed, report.account.bytes_out)) / 1e9 /
+      "{}: {:.2f} s, {:.2f} GB/s\n", inspect::account_line(report.manifest), report.seconds,
+      static_cast<double>(report.manifest.bytes_out - std::min(report.bytes_resumed, report.manifest.bytes_out)) / 1e9 /
           report.seconds);
   if (report.files_resumed != 0)
     words +=
-        fmt::format("{} of {} files were there already and verified\n", report.files_resumed, report.account.files);
+        fmt::format("{} of {} files were there already and verified\n", report.files_resumed, report.manifest.files);
   std::string written;
   for (std::size_t rank = 0; rank < report.bytes_written.size(); ++rank)
     written += fmt::format("{}{:.1f}", rank == 0 ? "" : ", ", static_cast<double>(report.bytes_written[rank]) / 1e6);
   words += fmt::format("written by rank: {} MB (writers: {})\n", written, to_string(report.writers));
-  return words + inspect::left_line(report.left);
+  return words + inspect::left_line(report.skipped);
 }
 
 // Checks the report's path before anything is written, so that an error is not found only after the export.
 void check_report(const ExportArguments& arguments) {
   const fs::path report = arguments.report;
   const auto refuse = [&](const std::string& words) {
-    throw file_error(ErrorKind::argument, "writing the report", arguments.report, words);
+    throw file_error(ErrorKind::invalid_argument, "writing the report", arguments.report, words);
   };
   if (report.empty()) return;
   std::error_code error;
@@ -130,7 +130,7 @@ void write_report(const std::string& path, const std::string& text) {
   if (const int failure = os::write_all(file.get(), text)) throw os::errno_error("writing", failure, path);
 }
 
-int export_with(SyncGroup& group, const ExportArguments& arguments) {
+int export_with(Group& group, const ExportArguments& arguments) {
   ExportReport report;
   try {
     agree_on(group, "export: looking at the report", [&] {
@@ -162,7 +162,8 @@ int export_with(SyncGroup& group, const ExportArguments& arguments) {
 /// Whether every process can read the whole source: a foreign checkpoint that is not stored by rank.
 bool is_whole(const ExportArguments& arguments) {
   if (workspace::is_workspace_directory(arguments.shards)) return false;
-  const auto found = thirdparty::find_checkpoint(arguments.shards, {arguments.options.at, arguments.options.shards});
+  const auto found =
+      thirdparty::find_checkpoint(arguments.shards, {arguments.options.key, arguments.options.file_pattern});
   return found && found->ranks == 0;
 }
 
@@ -173,13 +174,13 @@ int own_ranks(const ExportArguments& arguments, bool whole) {
   // A single rank uses all cores with its threads.
   if (arguments.jobs > 1 && whole) return arguments.jobs;
   return std::min(arguments.jobs != 0 ? arguments.jobs : os::usable_cores(),
-                  count_shards(arguments.shards, options.job, options.shards));
+                  count_shards(arguments.shards, options.job_id, options.file_pattern));
 }
 
 int show_plan(const ExportArguments& arguments) {
   check_report(arguments);
   const ExportOptions& options = arguments.options;
-  const ExportAccount account = plan_export(arguments.shards, arguments.plan, options);
+  const ExportManifest account = plan_export(arguments.shards, arguments.plan, options);
   const bool whole = is_whole(arguments);
   const int ranks = own_ranks(arguments, whole);
   const Writers writers = writers_of(options, whole, false);
@@ -224,7 +225,7 @@ int export_with_own_ranks(const CLI::App& command, const ExportArguments& argume
 
 /// Returns the ranks of the job to which this process belongs. Prints a hint if the others do not arrive, because a
 /// script may call the command on one rank only.
-std::shared_ptr<SyncGroup> group_of_job(const group::Start& start) {
+std::shared_ptr<Group> group_of_job(const group::Start& start) {
   const os::Thread reminder("a reminder", [&start](const std::stop_token& come) {
     std::mutex mutex;
     std::unique_lock lock(mutex);
@@ -243,7 +244,7 @@ int export_as_called(const CLI::App& command, const ExportArguments& arguments) 
   const group::Start start = arguments.alone ? group::Start() : group::find_start(group::own_surroundings());
   if (start.by == group::StartedBy::alone) return export_with_own_ranks(command, arguments);
   if (arguments.jobs != 0)
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 fmt::format("--jobs starts ranks of its own, and this is a rank of a job ({}) whose ranks export "
                             "together: leave --jobs out, or use --alone to export by this rank's own ranks",
                             start.said));
@@ -282,10 +283,10 @@ void add_export_command(CLI::App& app, int& status) {
                    std::string(plan_help) + "; without it, the one that the shards were cut by")
       ->type_name(plan_type);
   add_output_options(*command, arguments->out, options);
-  add_rank_options(*command, options.at, options.shards, options.layout);
+  add_rank_options(*command, options.key, options.file_pattern, options.source_layout);
   command
       ->add_option_function<std::string>(
-          "--ranks", [&options](const std::string& text) { options.to = ParallelLayout::parse(text); },
+          "--ranks", [&options](const std::string& text) { options.target_layout = ParallelLayout::parse(text); },
           "Make shards of this layout instead of one checkpoint")
       ->type_name("LAYOUT");
   command
@@ -296,7 +297,7 @@ void add_export_command(CLI::App& app, int& status) {
       ->add_option_function<std::string>(
           "--writers",
           [&options](const std::string& word) {
-            options.writers = word == to_string(Writers::first) ? Writers::first : Writers::owners;
+            options.writers = word == to_string(Writers::rank0) ? Writers::rank0 : Writers::all;
           },
           "owners: every rank writes what it has; first: rank 0 alone writes; default: owners for several hosts on a "
           "network file system and for what every rank can read whole, else first")
@@ -314,7 +315,7 @@ void add_export_command(CLI::App& app, int& status) {
   command->add_option("--select", options.select, "Only tensors whose names fit: '*layers.0.*', '{a,b}*'")
       ->type_name("GLOB");
   command->add_option("--exclude", options.exclude, "Not the tensors whose names fit")->type_name("GLOB");
-  add_state_options(*command, options.job, options.generation);
+  add_state_options(*command, options.job_id, options.step);
   command
       ->add_option("-j,--jobs", arguments->jobs,
                    "Own ranks to start; as many as cores, at most one a shard; of a whole foreign checkpoint one")
@@ -348,7 +349,8 @@ void add_export_command(CLI::App& app, int& status) {
       status = show_plan(*arguments);
       return;
     }
-    if (arguments->out.empty()) throw Error(ErrorKind::argument, "--out is required, unless --dry-run is given");
+    if (arguments->out.empty())
+      throw Error(ErrorKind::invalid_argument, "--out is required, unless --dry-run is given");
     status = export_as_called(*command, *arguments);
   });
 }

@@ -32,7 +32,7 @@ struct ListArguments {
 bool is_for_survey(const ListArguments& arguments) {
   std::error_code error;
   if (!std::filesystem::is_directory(arguments.path, error)) return false;
-  const Contents::Kind kind = contents_of(arguments.path, arguments.source.foreign).kind;
+  const Contents::Kind kind = contents_of(arguments.path, arguments.source.thirdparty).kind;
   return kind == Contents::Kind::workspace || kind == Contents::Kind::other;
 }
 
@@ -78,7 +78,7 @@ void add_ls_command(CLI::App& app, int& /*status*/) {
   command->footer(
       "A state is complete when its file says so and what it says of itself is right (muster verify reads all of it).\n"
       "Of anything but a workspace, the tensors' names are listed (muster show has more).\n\n"
-      "Examples:\n  muster ls /shared/workspace\n  muster ls workspace/ --json | jq '.jobs[].common_generation'\n"
+      "Examples:\n  muster ls /shared/workspace\n  muster ls workspace/ --json | jq '.jobs[].common_step'\n"
       "  muster ls model.safetensors | grep norm");
   command->callback([arguments] { is_for_survey(*arguments) ? list_workspace(*arguments) : list_names(*arguments); });
 }

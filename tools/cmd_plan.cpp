@@ -98,14 +98,14 @@ Trial try_plan(MergePlan& plan, const TensorSource& model) {
 Trial try_on_ranks(const MergePlan& plan, const ShardSet& shards, const Request& request) {
   Trial trial;
   attempt(trial, [&] {
-    const ExportAccount account = plan_job(request, shards, shards.listings()).account;
+    const ExportManifest account = plan_job(request, shards, shards.listings()).account;
     std::set<std::size_t> used;
-    for (const AccountedTensor& tensor : account.tensors) {
+    for (const TensorMapping& tensor : account.tensors) {
       const MergeRule& rule = plan.rules().at(tensor.rule - 1);
       used.insert(rule.number);
       trial.taken.push_back({{tensor.name, tensor.spec}, tensor.origin, &rule});
     }
-    for (const AccountedTensor& tensor : account.dropped) used.insert(tensor.rule);
+    for (const TensorMapping& tensor : account.dropped) used.insert(tensor.rule);
     for (const MergeRule& rule : plan.rules())
       if (!used.contains(rule.number) && !is_builtin_rule(rule)) trial.unused.push_back(&rule);
   });
@@ -147,12 +147,12 @@ Config trial_tree(const MergePlan& plan, const Trial& trial) {
 }
 
 int suggest(const Request& request) {
-  const ShardSet shards(request.path, 0, 1, request.states, request.foreign);
+  const ShardSet shards(request.path, 0, 1, request.states, request.thirdparty);
   std::vector<std::string> notes;
   const std::optional<Config> config = shards.facts(request, notes).config;
   // For ranks, the first one represents all: names suffice to choose the plan, and parts have as many dimensions as the
   // whole.
-  const bool is_foreign = contents_of(request.path, request.foreign).foreign.has_value();
+  const bool is_foreign = contents_of(request.path, request.thirdparty).foreign.has_value();
   const SuggestedPlan suggested =
       suggest_plan(shards.listings().front().tensors, config ? &*config : nullptr, is_foreign);
   print(suggested.text);
@@ -164,14 +164,14 @@ int suggest(const Request& request) {
 int check(const PlanArguments& arguments) {
   Request request = arguments.request;
   request.looks_only = true;
-  const bool has_ranks = contents_of(request.path, request.foreign).has_ranks();
-  const ShardSet shards(request.path, 0, 1, request.states, request.foreign);
+  const bool has_ranks = contents_of(request.path, request.thirdparty).has_ranks();
+  const ShardSet shards(request.path, 0, 1, request.states, request.thirdparty);
   std::vector<std::string> notes;
   const std::optional<Config> config = shards.facts(request, notes).config;
   MergePlan plan = MergePlan::load(arguments.plan, config ? &*config : nullptr);
   if (has_ranks) {
     request.plan = arguments.plan;
-    (void)layout_of(shards.listings(), request.from);  // a wrong layout is not a problem of the plan
+    (void)layout_of(shards.listings(), request.source_layout);  // a wrong layout is not a problem of the plan
   }
   const Trial trial = has_ranks ? try_on_ranks(plan, shards, request) : try_plan(plan, shards);
   print(arguments.json ? inspect::json_report(trial_tree(plan, trial)) : trial_text(trial, arguments.style));
@@ -181,10 +181,10 @@ int check(const PlanArguments& arguments) {
 int run_plan(const PlanArguments& arguments) {
   const bool is_check = arguments.what == "check";
   if (is_check && arguments.request.path.empty())
-    throw Error(ErrorKind::argument, "muster plan check needs a model's directory behind the plan");
+    throw Error(ErrorKind::invalid_argument, "muster plan check needs a model's directory behind the plan");
   if (!is_check && !arguments.request.path.empty())
-    throw Error(ErrorKind::argument, fmt::format("muster plan {} takes a {} and nothing else", arguments.what,
-                                                 arguments.what == "show" ? "plan" : "checkpoint"));
+    throw Error(ErrorKind::invalid_argument, fmt::format("muster plan {} takes a {} and nothing else", arguments.what,
+                                                         arguments.what == "show" ? "plan" : "checkpoint"));
   if (is_check) return check(arguments);
   if (arguments.what == "suggest") {
     Request request = arguments.request;

@@ -30,12 +30,12 @@ void shard(const ShardArguments& arguments) {
   const ParallelLayout& layout = arguments.layout;
   ShardOptions options = arguments.options;
   if (arguments.out.empty() && !options.dry_run)
-    throw Error(ErrorKind::argument, "--out is required, unless --dry-run is given");
+    throw Error(ErrorKind::invalid_argument, "--out is required, unless --dry-run is given");
   options.zstd_level = parse_compression(arguments.compress);
   options.progress = progress_bar();
   const ShardReport report = interruptible([&](const std::stop_token& stop) {
     options.stop = stop;
-    return shard_model(arguments.model, arguments.out, arguments.plan, layout, options);
+    return shard_model(arguments.model, arguments.out, layout, arguments.plan, options);
   });
   std::string words = inspect::notes_lines(report.notes);
   const std::string cut =
@@ -44,10 +44,10 @@ void shard(const ShardArguments& arguments) {
   const WindowShape windows{options.to_workspace ? 0 : shard_window_bytes};
   if (options.dry_run)
     return print(words + fmt::format("would be cut into {}\n", cut) +
-                 words_of(forecast_of(report.bytes_written, windows, 1, Writers::owners, arguments.out)));
+                 words_of(forecast_of(report.bytes_written, windows, 1, Writers::all, arguments.out)));
   words += fmt::format("cut into {}: {:.2f} s, {:.2f} GB/s\n", cut, report.seconds,
                        static_cast<double>(report.bytes_written) / 1e9 / report.seconds);
-  words += inspect::left_line(report.left);
+  words += inspect::left_line(report.skipped);
   if (!report.job.empty()) words += fmt::format("job {}, generation 1\n", report.job);
   print_done(words);
 }
@@ -81,8 +81,9 @@ void add_shard_command(CLI::App& app, int& /*status*/) {
   command->add_option("--compress", arguments->compress, "none, zstd or zstd:LEVEL; for the states of a workspace")
       ->capture_default_str()
       ->type_name(compress_type);
-  add_rank_options(*command, arguments->options.at, arguments->options.shards, arguments->options.from, "--from");
-  add_state_options(*command, arguments->options.job, arguments->options.generation);
+  add_rank_options(*command, arguments->options.key, arguments->options.file_pattern, arguments->options.source_layout,
+                   "--from");
+  add_state_options(*command, arguments->options.job_id, arguments->options.step);
   command->add_flag("--dry-run", arguments->options.dry_run, "Show what would be cut, and any notes; write nothing");
   add_alone_flag(*command);
   command->footer(

@@ -77,8 +77,9 @@ void add_verify_command(CLI::App& app, int& status) {
                                   "Make muster.checksums.json beside a checkpoint that is whole");
   VerifyOptions& options = arguments->options;
   command->add_option("--plan", options.plan, plan_help)->type_name(plan_type);
-  command->add_option("--base", options.base, "Compare with this model, as an export does")->type_name("MODEL_DIR");
-  add_rank_options(*command, options.at, options.shards, options.layout);
+  command->add_option("--base", options.base_model, "Compare with this model, as an export does")
+      ->type_name("MODEL_DIR");
+  add_rank_options(*command, options.key, options.file_pattern, options.source_layout);
   add_alone_flag(*command);
   auto* json = command->add_flag("--json", arguments->json, "JSON for programs");
   write->excludes(headers)->excludes(json);

@@ -144,16 +144,16 @@ void add_rank_options(CLI::App& command, std::string& at, std::string& shards, s
       ->type_name("LAYOUT");
 }
 
-void add_state_options(CLI::App& command, std::string& job, std::optional<std::uint64_t>& generation) {
+void add_state_options(CLI::App& command, std::string& job, std::optional<std::uint64_t>& step) {
   command.add_option("--job", job, "Of a workspace with several jobs: how its number begins")->type_name("PREFIX");
-  command.add_option("--generation", generation, "Of a workspace: this generation, not the newest that is complete")
+  command.add_option("--generation", step, "Of a workspace: this step, not the newest that is complete")
       ->check(CLI::NonNegativeNumber.description(""))
       ->type_name("G");
 }
 
 void add_checkpoint_options(CLI::App& command, Request& request) {
-  add_rank_options(command, request.foreign.at, request.foreign.shards, request.from);
-  command.add_option("--base", request.base, "Of ranks: a model's directory whose config.json the plan needs")
+  add_rank_options(command, request.thirdparty.key, request.thirdparty.file_pattern, request.source_layout);
+  command.add_option("--base", request.base_model, "Of ranks: a model's directory whose config.json the plan needs")
       ->type_name("MODEL_DIR");
 }
 
@@ -163,7 +163,7 @@ void add_source_options(CLI::App& command, Request& request) {
   command.add_option("--rank", request.states.rank, "Of a workspace: this rank's state alone")
       ->check(CLI::NonNegativeNumber.description(""))
       ->type_name("R");
-  add_state_options(command, request.states.job, request.states.generation);
+  add_state_options(command, request.states.job, request.states.step);
 }
 
 void add_alone_flag(CLI::App& command) {
@@ -182,7 +182,7 @@ std::optional<int> parse_compression(const std::string& text) {
     constexpr int highest = 22;
     if (error == std::errc() && parsed == end && level >= 1 && level <= highest) return level;
   }
-  throw Error(ErrorKind::argument,
+  throw Error(ErrorKind::invalid_argument,
               fmt::format("the compression {} is none of none, zstd and zstd:1 to zstd:22", in_quotes(text)));
 }
 

@@ -57,8 +57,8 @@ void clear_progress_bar();
 /// of its ranks.
 void add_rank_options(CLI::App& command, std::string& at, std::string& shards, std::optional<ParallelLayout>& layout,
                       const char* layout_name = "--layout");
-/// Adds --job and --generation, which select states of a workspace.
-void add_state_options(CLI::App& command, std::string& job, std::optional<std::uint64_t>& generation);
+/// Adds --job and --step, which select states of a workspace.
+void add_state_options(CLI::App& command, std::string& job, std::optional<std::uint64_t>& step);
 /// Adds --at, --shards, --layout and --base.
 void add_checkpoint_options(CLI::App& command, Request& request);
 /// Adds all of these options, --plan and --rank, for commands that inspect a source.
@@ -74,23 +74,23 @@ void add_output_options(CLI::App& command, std::string& out, Options& options) {
   command.add_option("-o,--out", out, "The directory to make")->type_name("DIR");
   command
       .add_option(
-          "--base", options.base,
+          "--base", options.base_model,
           "Take config.json, tokenizer and other files from this model, and hold its config against the tensors")
       ->type_name("MODEL_DIR");
   command
-      .add_option("--carry", options.carry,
+      .add_option("--carry", options.extra_files,
                   "Other files to copy: all, none or globs; else all but links that lead outside and other weights")
       ->type_name("GLOBS");
   command
       .add_option_function<std::string>(
-          "--abandoned-after",
-          [&options](const std::string& age) { options.abandoned_after = inspect::parse_age(age); },
+          "--abandoned-after", [&options](const std::string& age) { options.stale_after = inspect::parse_age(age); },
           "Remove what other hosts left unfinished for DIR if it has not changed for this long: 30min, 2h")
       ->type_name("AGE");
   command.add_flag("--force", options.force,
                    "Replace DIR if it holds a model or shards and, beside them, only what Muster wrote");
 }
-/// Parses --compress: "zstd" or "zstd:3" give the level (1 by default), "none" gives nullopt. Throws Error(argument).
+/// Parses --compress: "zstd" or "zstd:3" give the level (1 by default), "none" gives nullopt. Throws
+/// Error(invalid_argument).
 std::optional<int> parse_compression(const std::string& text);
 
 /// Adds --width and --ascii.

@@ -62,20 +62,20 @@ std::int64_t now_ns() {
 }
 
 std::int64_t Meeting::wait() {
-  const std::uint32_t generation = block_->generation.load();
+  const std::uint32_t step = block_->step.load();
   if (block_->arrived.fetch_add(1) + 1 == static_cast<std::uint32_t>(size_)) {
     block_->arrived.store(0);
     const std::int64_t moment = now_ns();
     block_->released_ns.store(moment);
-    block_->generation.fetch_add(1);
-    futex_wake_all(block_->generation);
+    block_->step.fetch_add(1);
+    futex_wake_all(block_->step);
     return moment;
   }
-  for (int i = 0; i < spins && block_->generation.load() == generation; ++i) {
+  for (int i = 0; i < spins && block_->step.load() == step; ++i) {
     pause_briefly();
   }
-  while (block_->generation.load() == generation) {
-    futex_wait(block_->generation, generation);
+  while (block_->step.load() == step) {
+    futex_wait(block_->step, step);
   }
   // This value cannot be overwritten before this rank enters the next barrier.
   return block_->released_ns.load();

@@ -31,7 +31,7 @@ std::int64_t now_ns();
 
 /// Placed in shared memory that initially contains zeros.
 struct MeetingBlock {
-  std::atomic<std::uint32_t> generation;
+  std::atomic<std::uint32_t> step;
   std::atomic<std::uint32_t> arrived;
   std::atomic<std::int64_t> released_ns;
   std::atomic<std::uint32_t> finished;  // one bit per contender that has used up its time

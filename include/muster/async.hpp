@@ -27,16 +27,16 @@ namespace muster {
 // Destroying a group waits for its running calls.
 
 /// Starts get_configs_parallel(). The rules above apply.
-Work<GatheredConfigs> get_configs_async(std::optional<Config> config, const RankList& ranks, SyncGroup& group,
+Work<GatheredConfigs> get_configs_async(std::optional<Config> config, const RankList& ranks, Group& group,
                                         const GatherOptions& options = {});
 /// Starts get_tensors_parallel(). The rules above apply.
-Work<GatheredTensors> get_tensors_async(Tensor tensor, const RankList& ranks, SyncGroup& group,
+Work<GatheredTensors> get_tensors_async(Tensor tensor, const RankList& ranks, Group& group,
                                         const GatherOptions& options = {});
 /// Starts merge_tensor_parallel(). The rules above apply.
-Work<Merged> merge_tensor_async(Tensor tensor, const Merge& merge, const RankList& ranks, SyncGroup& group,
-                                const GatherOptions& options = {});
+Work<MergeResult> merge_tensor_async(Tensor tensor, const Merge& merge, const RankList& ranks, Group& group,
+                                     const GatherOptions& options = {});
 /// Starts gather_each(). The rules above apply.
-Work<StreamReport> gather_each_async(LayerSource source, const RankList& ranks, SyncGroup& group, LayerConsumer consume,
+Work<StreamReport> gather_each_async(LayerSource source, const RankList& ranks, Group& group, LayerConsumer consume,
                                      const StreamOptions& options = {});
 
 }  // namespace muster

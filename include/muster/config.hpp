@@ -86,7 +86,7 @@ class Config {
   }
   template <std::floating_point Real>
   Config(Real value) noexcept : value_(static_cast<double>(value)) {}
-  /// Throws Error(argument) if `value` is a null pointer.
+  /// Throws Error(invalid_argument) if `value` is a null pointer.
   Config(const char* value);
   Config(std::string_view value) : value_(std::string(value)) {}
   Config(std::string value) noexcept : value_(std::move(value)) {}
@@ -96,7 +96,7 @@ class Config {
 
   /// Returns an array of these items.
   static Config array(std::initializer_list<Config> items = {});
-  /// Returns an object of these members. Throws Error(argument) if a key occurs twice.
+  /// Returns an object of these members. Throws Error(invalid_argument) if a key occurs twice.
   static Config object(std::initializer_list<std::pair<std::string_view, Config>> members = {});
 
   [[nodiscard]] Type type() const noexcept { return static_cast<Type>(value_.index()); }
@@ -106,7 +106,7 @@ class Config {
   [[nodiscard]] bool is_string() const noexcept { return type() == Type::string; }
   [[nodiscard]] bool is_tensor() const noexcept { return type() == Type::tensor; }
 
-  // Each of these throws Error(argument) with both type names if the value has another type.
+  // Each of these throws Error(invalid_argument) with both type names if the value has another type.
   [[nodiscard]] bool as_bool() const;
   [[nodiscard]] std::int64_t as_int() const;
   [[nodiscard]] std::uint64_t as_uint() const;
@@ -118,8 +118,8 @@ class Config {
   [[nodiscard]] ConfigObject& as_object();
   [[nodiscard]] const Tensor& as_tensor() const;
 
-  /// Returns the value as a T: bool, an integer, float, double or std::string. Throws Error(argument) if the value has
-  /// another type, or is an integer that T cannot represent.
+  /// Returns the value as a T: bool, an integer, float, double or std::string. Throws Error(invalid_argument) if the
+  /// value has another type, or is an integer that T cannot represent.
   template <class T>
   [[nodiscard]] T as() const;
   /// Returns a member of an object as a T, or `otherwise` if the key is missing. Throws as as() and as_object().
@@ -140,7 +140,8 @@ class Config {
   [[nodiscard]] bool contains(std::string_view key) const noexcept { return find(key) != nullptr; }
   /// Returns the member, or null if it is missing or this is not an object. Valid until the object changes.
   [[nodiscard]] const Config* find(std::string_view key) const noexcept;
-  /// Removes a member of an object. Returns false if it is missing. Throws Error(argument) if this is not an object.
+  /// Removes a member of an object. Returns false if it is missing. Throws Error(invalid_argument) if this is not an
+  /// object.
   bool erase(std::string_view key) { return as_object().erase(key); }
   /// Returns a member. Throws Error(not_found) if it is missing.
   [[nodiscard]] const Config& at(std::string_view key) const;
@@ -186,43 +187,43 @@ T Config::as() const {
 }
 
 /// The deepest nesting of a tree. Deeper trees are rejected wherever a tree is read, written or sent, with
-/// Error(argument) or Error(corrupt).
+/// Error(invalid_argument) or Error(corrupt).
 inline constexpr int max_config_depth = 256;
 
 namespace detail {
-/// Throws Error(argument) if `depth` exceeds max_config_depth.
+/// Throws Error(invalid_argument) if `depth` exceeds max_config_depth.
 void check_config_depth(int depth);
 }  // namespace detail
 
 /// Calls visit(const Config&) for each leaf of the tree in tree order. A leaf is neither an array nor an object. Throws
-/// Error(argument) if the nesting exceeds max_config_depth.
+/// Error(invalid_argument) if the nesting exceeds max_config_depth.
 template <class Visit>
-void visit_leaves(const Config& config, const Visit& visit, int depth = 0) {
+void for_each_leaf(const Config& config, const Visit& visit, int depth = 0) {
   detail::check_config_depth(depth);
   if (config.is_array()) {
-    for (const Config& item : config.as_array()) visit_leaves(item, visit, depth + 1);
+    for (const Config& item : config.as_array()) for_each_leaf(item, visit, depth + 1);
   } else if (config.is_object()) {
-    for (const auto& [key, member] : config.as_object()) visit_leaves(member, visit, depth + 1);
+    for (const auto& [key, member] : config.as_object()) for_each_leaf(member, visit, depth + 1);
   } else {
     visit(config);
   }
 }
 
 /// Returns a copy of the tree in which replace(const Config&) has replaced each leaf, called in tree order. Throws as
-/// visit_leaves().
+/// for_each_leaf().
 template <class Replace>
-Config with_leaves(const Config& config, const Replace& replace, int depth = 0) {
+Config map_leaves(const Config& config, const Replace& replace, int depth = 0) {
   detail::check_config_depth(depth);
   if (config.is_array()) {
     ConfigArray items;
     items.reserve(config.size());
-    for (const Config& item : config.as_array()) items.push_back(with_leaves(item, replace, depth + 1));
+    for (const Config& item : config.as_array()) items.push_back(map_leaves(item, replace, depth + 1));
     return items;
   }
   if (config.is_object()) {
     ConfigObject members;
     members.reserve(config.size());
-    for (const auto& [key, member] : config.as_object()) members.insert(key, with_leaves(member, replace, depth + 1));
+    for (const auto& [key, member] : config.as_object()) members.insert(key, map_leaves(member, replace, depth + 1));
     return members;
   }
   return replace(config);

@@ -19,20 +19,20 @@ namespace muster {
 /// Returns whether this process has a driver and a GPU. Local; loads the driver.
 [[nodiscard]] bool cuda_available() noexcept;
 /// Returns why no GPU is available, with the remedy; empty if one is. Local.
-[[nodiscard]] std::string cuda_obstacle();
+[[nodiscard]] std::string cuda_unavailable_reason();
 
 /// Returns a view of elements on a GPU. The driver determines which GPU it is. The caller keeps the memory alive.
-/// Throws Error(argument) if `data` is not an address on a GPU. For host memory, page-locked or not, use a TensorView;
-/// memory of cudaMallocManaged is not supported by either. Throws Error(unsupported) if no driver is available, and as
-/// the constructor of TensorView.
+/// Throws Error(invalid_argument) if `data` is not an address on a GPU. For host memory, page-locked or not, use a
+/// TensorView; memory of cudaMallocManaged is not supported by either. Throws Error(unsupported) if no driver is
+/// available, and as the constructor of TensorView.
 TensorView cuda_view(DType dtype, Shape shape, const void* data, Strides strides = {});
 
-/// Allocates uninitialized writable memory on a GPU (cuMemAlloc). Throws Error(no_space | argument | unsupported).
+/// Allocates uninitialized writable memory on a GPU (cuMemAlloc). Throws Error(out_of_space | argument | unsupported).
 Tensor cuda_allocate(DType dtype, Shape shape, int device);
 
 /// Returns a contiguous copy on the heap, of a tensor on the host or on a GPU. It synchronizes with the stream as an
-/// exchange does, and returns when the copy is complete. Throws Error(argument) if a GPU cannot copy the strides in one
-/// operation, Error(io) if the GPU fails.
+/// exchange does, and returns when the copy is complete. Throws Error(invalid_argument) if a GPU cannot copy the
+/// strides in one operation, Error(io) if the GPU fails.
 Tensor copy_to_host(const TensorView& tensor);
 /// Returns the tree with all its tensors on the host. Copies from GPUs are in page-locked memory, which is reused after
 /// they are destroyed: use it for layers that are merged or written. All GPUs copy at the same time. Throws as
@@ -45,14 +45,14 @@ Tensor copy_to_device(const TensorView& tensor, int device);
 /// and its collectives are queued in it. Scopes nest, and the stream must outlive the scope.
 ///
 /// An exchange reads elements after the work that was queued in the stream before the call. When the call returns,
-/// nothing reads the elements any more, except through the root's views of its own tensors (Own::borrow). The scope
-/// applies to tensors on the GPU of the stream, whichever GPU is current. For tensors on other GPUs, and without a
-/// scope, the stream is the default stream of the GPU. That stream waits for all streams that were not created as
+/// nothing reads the elements any more, except through the root's views of its own tensors (RootTensors::borrow). The
+/// scope applies to tensors on the GPU of the stream, whichever GPU is current. For tensors on other GPUs, and without
+/// a scope, the stream is the default stream of the GPU. That stream waits for all streams that were not created as
 /// non-blocking.
 ///
-/// Exchanges throw Error(argument) while the stream is being captured into a graph; collectives become part of the
-/// graph (muster/cuda.hpp). The constructor throws Error(argument) if the stream belongs to a context that the
-/// program created itself (cuCtxCreate).
+/// Exchanges throw Error(invalid_argument) while the stream is being captured into a graph; collectives become part of
+/// the graph (muster/cuda.hpp). The constructor throws Error(invalid_argument) if the stream belongs to a context that
+/// the program created itself (cuCtxCreate).
 class CudaStreamScope {
  public:
   /// Sets `stream` for the calling thread. The destructor restores the previous stream.
@@ -68,14 +68,14 @@ class CudaStreamScope {
 
 /// The CUDA installation of this machine, as `muster doctor` reports it.
 struct CudaReport {
-  std::string driver;                ///< driver version, "12.9"; empty if no driver is available
-  std::vector<std::string> devices;  ///< "cuda:0 NVIDIA H200, 139.8 GiB"
-  std::string nccl;                  ///< NCCL version, "2.21.5"; empty if NCCL is not available
-  std::string obstacle;              ///< why no driver or no GPU is available; empty if one is
-  std::string nccl_obstacle;         ///< why NCCL is not available; empty if it is
+  std::string driver;                   ///< driver version, "12.9"; empty if no driver is available
+  std::vector<std::string> devices;     ///< "cuda:0 NVIDIA H200, 139.8 GiB"
+  std::string nccl;                     ///< NCCL version, "2.21.5"; empty if NCCL is not available
+  std::string unavailable_reason;       ///< why no driver or no GPU is available; empty if one is
+  std::string nccl_unavailable_reason;  ///< why NCCL is not available; empty if it is
 };
 /// Returns a report of the CUDA installation. Local; starts the driver if one is installed.
-CudaReport examine_cuda();
+CudaReport query_cuda();
 
 }  // namespace muster
 
@@ -108,8 +108,8 @@ class CudaGraph {
 
   /// Queues one run of the graph in a stream of its GPU, and returns. If the graph contains collectives, all ranks of
   /// their groups launch it, in the same order relative to their other collectives. Tensors and groups that the graph
-  /// uses must exist until the run is complete. Throws Error(argument) if the graph is empty, Error(io) if the driver
-  /// fails.
+  /// uses must exist until the run is complete. Throws Error(invalid_argument) if the graph is empty, Error(io) if the
+  /// driver fails.
   void launch(CUstream_st* stream) const;
 
  private:
@@ -125,8 +125,8 @@ class CudaGraph {
 /// it from one thread.
 class CudaGraphCapture {
  public:
-  /// Starts a capture on a GPU. Throws Error(argument) if the GPU does not exist, Error(unsupported) if the driver is
-  /// older than 11.4, Error(io).
+  /// Starts a capture on a GPU. Throws Error(invalid_argument) if the GPU does not exist, Error(unsupported) if the
+  /// driver is older than 11.4, Error(io).
   explicit CudaGraphCapture(int device);
   /// Discards the capture if end() was not called.
   ~CudaGraphCapture();

@@ -13,17 +13,17 @@ namespace muster {
 
 /// The category of a failure, for callers that handle some categories differently.
 enum class ErrorKind : std::uint8_t {
-  argument,       ///< the caller passed an invalid argument
-  not_found,      ///< a file, name or rank does not exist
-  corrupt,        ///< external data contradicts its format
-  version,        ///< another version of the library or of a format
-  timeout,        ///< a deadline passed; the message names the missing ranks
-  peer_lost,      ///< another rank died or left
-  no_space,       ///< not enough memory or disk space; the message gives the needed and the available bytes
-  io,             ///< a system call failed; os_error() returns errno
-  unsupported,    ///< this build or this machine does not support the operation
-  rank_mismatch,  ///< the ranks disagree (lists, shapes, calls)
-  cancelled,      ///< a stop request ended the wait
+  invalid_argument,  ///< the caller passed an invalid argument
+  not_found,         ///< a file, name or rank does not exist
+  corrupt,           ///< external data contradicts its format
+  version,           ///< another version of the library or of a format
+  timeout,           ///< a deadline passed; the message names the missing ranks
+  peer_lost,         ///< another rank died or left
+  out_of_space,      ///< not enough memory or disk space; the message gives the needed and the available bytes
+  io,                ///< a system call failed; os_error() returns errno
+  unsupported,       ///< this build or this machine does not support the operation
+  rank_mismatch,     ///< the ranks disagree (lists, shapes, calls)
+  cancelled,         ///< a stop request ended the wait
 };
 
 /// Returns the name of the category as messages and the commands print it, such as "peer lost".

@@ -14,20 +14,20 @@
 #include <string_view>
 #include <vector>
 
+#include "muster/group.hpp"
 #include "muster/model_dir.hpp"
 #include "muster/parallel_layout.hpp"
 #include "muster/plan.hpp"
 #include "muster/progress.hpp"
-#include "muster/sync_group.hpp"
 
 namespace muster {
 
 /// The ranks that write the files of an export.
 enum class Writers : std::uint8_t {
-  first,   ///< only rank 0: for ranks of one host, or if the other ranks cannot access the file system of the output
-  owners,  ///< every rank writes its own data, and a share of the data that is joined from several ranks
+  rank0,  ///< only rank 0: for ranks of one host, or if the other ranks cannot access the file system of the output
+  all,    ///< every rank writes its own data, and a share of the data that is joined from several ranks
 };
-/// Returns "first" or "owners".
+/// Returns "rank0" or "all".
 std::string_view to_string(Writers writers) noexcept;
 
 /// Options of shard_model().
@@ -35,19 +35,19 @@ struct ShardOptions {
   /// Replaces `out` if it is a checkpoint or a directory of shards and contains no other files.
   bool force = false;
   /// Treats `out` as a workspace, which is created if it does not exist. The shard of each rank becomes its state of
-  /// generation 1 of a new job.
+  /// step 1 of a new job.
   bool to_workspace = false;
   std::optional<int> zstd_level = {};  ///< compression of states; unset: not compressed
-  std::string carry = {};              ///< selects the files to copy besides the weights, as carried_files() does
+  std::string extra_files = {};        ///< selects the files to copy besides the weights, as extra_files_of() does
   /// If the source consists of shards of ranks, which `to_plan` splits again: their layout, as ExportOptions::layout.
-  std::optional<ParallelLayout> from = {};
-  std::string at = {};                           ///< as ExportOptions::at, for third-party checkpoints
-  std::string shards = {};                       ///< as ExportOptions::shards, for one file per rank
-  std::string job = {};                          ///< as ExportOptions::job, for a workspace
-  std::optional<std::uint64_t> generation = {};  ///< as ExportOptions::generation, for a workspace
+  std::optional<ParallelLayout> source_layout = {};
+  std::string key = {};                    ///< as ExportOptions::at, for third-party checkpoints
+  std::string file_pattern = {};           ///< as ExportOptions::shards, for one file per rank
+  std::string job_id = {};                 ///< as ExportOptions::job, for a workspace
+  std::optional<std::uint64_t> step = {};  ///< as ExportOptions::step, for a workspace
   /// A model directory, as ExportOptions::base: source of the files that are not weights, and of the config.json that
   /// plans read.
-  std::string base = {};
+  std::string base_model = {};
   /// The plan that splits. If it is set, `plan` first merges or converts the source to Hugging Face names and shapes,
   /// as export_model() does, and `to_plan` then splits the result. Use it for shards of ranks, and for checkpoints with
   /// other names or shapes. Empty: the source has Hugging Face names, and `plan` splits it.
@@ -55,7 +55,7 @@ struct ShardOptions {
   /// Unfinished outputs of earlier calls with the same `out` are deleted (or resumed, for ExportOptions::resume) if
   /// their process ran on this host and is proved dead. If this time is set, unfinished outputs of other processes are
   /// treated likewise if they have not changed for that long.
-  std::optional<std::chrono::seconds> abandoned_after = {};
+  std::optional<std::chrono::seconds> stale_after = {};
   bool dry_run = false;  ///< writes nothing; the report is the expected one, and `out` is not inspected
   ProgressCallback progress = {};
   /// A stop request ends the call with Error(cancelled). No output is left behind.
@@ -68,7 +68,7 @@ struct ShardReport {
   std::uint64_t bytes = 0;          ///< bytes of the tensors of the model
   std::uint64_t bytes_written = 0;  ///< bytes of the tensors of the shards, including replicated and padded ones
   std::string job = {};             ///< for a workspace: the number of the new job, 32 hexadecimal digits
-  Omissions left = {};              ///< files that were not copied
+  Omissions skipped = {};           ///< files that were not copied
   /// Remarks for users of the shards: attention heads that several ranks hold, unused rules.
   std::vector<std::string> notes = {};
   double seconds = 0;
@@ -86,40 +86,41 @@ struct ShardReport {
 /// same head.
 ///
 /// With `to_workspace`, the config of each state is the metadata of a shard (docs/inspecting.md). Files that are not
-/// weights are stored next to the states; if such a file exists with other contents, the call throws Error(argument)
-/// unless `force` is set. The generation is complete when all its states exist. A failure deletes the states that were
-/// already written.
+/// weights are stored next to the states; if such a file exists with other contents, the call throws
+/// Error(invalid_argument) unless `force` is set. The step is complete when all its states exist. A failure deletes the
+/// states that were already written.
 ///
-/// Throws Error(argument) if:
+/// Throws Error(invalid_argument) if:
 /// - a tensor matches no rule, or a rule is not invertible;
 /// - `out` exists;
 /// - the plan does not support the layout, or the layout leaves a rank without a head, a layer or an expert;
 /// - the model contradicts its config.json;
 /// - a split would cut a quantization block (except with FP8).
 ///
-/// Throws Error(not_found | corrupt | io | no_space) if reading or writing fails. With `to_plan`, throws also as
+/// Throws Error(not_found | corrupt | io | out_of_space) if reading or writing fails. With `to_plan`, throws also as
 /// export_model().
-ShardReport shard_model(const std::string& model_dir, const std::string& out, const std::string& plan,
-                        const ParallelLayout& layout, const ShardOptions& options = {});
+ShardReport shard_model(const std::string& model_dir, const std::string& out, const ParallelLayout& layout,
+                        const std::string& plan, const ShardOptions& options = {});
 
 /// Returns the number of ranks whose shards a source contains. The source is a directory with
 /// rank-00000-of-0000N.safetensors, a workspace (`job` as in ExportOptions) or a third-party checkpoint (`shards` as in
 /// ExportOptions). A checkpoint without rank shards has one rank. Throws Error(not_found) if no shard exists or one is
-/// missing, with its name. Throws Error(argument) if the files belong to sets of different sizes. Local.
+/// missing, with its name. Throws Error(invalid_argument) if the files belong to sets of different sizes. Local.
 int count_shards(const std::string& shards_dir, const std::string& job = {}, const std::string& shards = {});
 
-/// Options of an export. Only rank 0 uses them, except for `stop`, `job` and `generation`.
+/// Options of an export. Only rank 0 uses them, except for `stop`, `job` and `step`.
 struct ExportOptions {
   bool force = false;                            ///< as ShardOptions::force
   std::uint64_t max_shard_size = 5'000'000'000;  ///< most bytes of tensors in one file of the checkpoint
   std::uint64_t memory_budget = 256 << 20;       ///< most bytes of windows and other buffers of all ranks together
-  /// Unset: `owners` if the group spans several hosts and `out` is on a network file system, and for a third-party
-  /// checkpoint that every rank can read completely. Otherwise `first`, because concurrent writers of one file wait for
+  /// Unset: `all` if the group spans several hosts and `out` is on a network file system, and for a third-party
+  /// checkpoint that every rank can read completely. Otherwise `rank0`, because concurrent writers of one file wait for
   /// each other.
   std::optional<Writers> writers = {};
   /// Layout of the shards; unset: the recorded layout, else tensor parallelism only.
-  std::optional<ParallelLayout> layout = {};
-  std::optional<ParallelLayout> to = {};  ///< if set, the result is shards of this layout, not one checkpoint
+  std::optional<ParallelLayout> source_layout = {};
+  std::optional<ParallelLayout> target_layout =
+      {};  ///< if set, the result is shards of this layout, not one checkpoint
   /// The plan that splits for `to`; it must not have views (docs/plans.md). Empty: the plan that merges the source, or
   /// "auto" if that plan has views.
   std::string to_plan = {};
@@ -136,19 +137,19 @@ struct ExportOptions {
   /// the directory of the shards. Its config.json is used for the plan and checked against the tensors. With `base` or
   /// `dtype`, the new config.json states the dtype of the tensors. If no tensor is quantized, its "quantization_config"
   /// is removed.
-  std::string base = {};
+  std::string base_model = {};
   std::string select = {};   ///< a glob, as in a plan: exports only tensors with a matching output name; empty: all
   std::string exclude = {};  ///< a glob: does not export tensors with a matching output name
   bool checksums = false;    ///< writes muster.checksums.json next to the checkpoint, for `muster verify`
   /// Workspace only; the same on all ranks. `job` is a prefix of the number of the job, needed if the workspace has
-  /// states of several jobs. An unset `generation` selects the newest one of which every rank of the job has a complete
+  /// states of several jobs. An unset `step` selects the newest one of which every rank of the job has a complete
   /// state.
-  std::string job = {};
-  std::optional<std::uint64_t> generation = {};
-  std::string at = {};      ///< for third-party checkpoints: the key, or the prefix of the names, of the weights
-  std::string shards = {};  ///< for one file per rank: the file names, with {rank} for the number
-  std::string carry = {};   ///< as ShardOptions::carry
-  std::optional<std::chrono::seconds> abandoned_after = {};  ///< as ShardOptions::abandoned_after
+  std::string job_id = {};
+  std::optional<std::uint64_t> step = {};
+  std::string key = {};           ///< for third-party checkpoints: the key, or the prefix of the names, of the weights
+  std::string file_pattern = {};  ///< for one file per rank: the file names, with {rank} for the number
+  std::string extra_files = {};   ///< as ShardOptions::carry
+  std::optional<std::chrono::seconds> stale_after = {};  ///< as ShardOptions::stale_after
   ProgressCallback progress = {};
   /// A stop request on any rank ends the export on all ranks with Error(cancelled), and aborts the group. Partial
   /// output is deleted, unless `resume` is set.
@@ -156,29 +157,29 @@ struct ExportOptions {
 };
 
 /// A source tensor on one rank.
-struct AccountedSource {
+struct SourceTensor {
   int rank = 0;
   std::string name;
   TensorSpec spec;
 };
 /// The outcome for all source tensors of one name.
-struct AccountedTensor {
+struct TensorMapping {
   std::string name;      ///< name in the output; empty if a rule drops the tensor
   std::string origin;    ///< name on the ranks, with the layer and expert numbers of the model
   std::size_t rule = 0;  ///< number of the rule in the plan, from 1
   std::string action;    ///< action of that rule, as in docs/plans.md
   TensorSpec spec;       ///< dtype and shape in the output
-  std::vector<AccountedSource> sources;
+  std::vector<SourceTensor> sources;
   std::string file;         ///< file of the checkpoint; empty if several shards hold parts of the tensor
   std::string reason = {};  ///< for a dropped tensor: the reason, if the plan gives one
 };
 /// An account of an export. Every tensor of every rank is listed exactly once, in `tensors` or in `dropped`.
-struct ExportAccount {
+struct ExportManifest {
   std::string plan;
-  ParallelLayout layout;             ///< layout of the source shards
-  std::optional<ParallelLayout> to;  ///< layout of the new shards; unset for a checkpoint
-  std::vector<AccountedTensor> tensors;
-  std::vector<AccountedTensor> dropped;
+  ParallelLayout source_layout;                 ///< layout of the source shards
+  std::optional<ParallelLayout> target_layout;  ///< layout of the new shards; unset for a checkpoint
+  std::vector<TensorMapping> tensors;
+  std::vector<TensorMapping> dropped;
   std::uint64_t tensors_in = 0;  ///< number of tensors of all ranks
   std::uint64_t bytes_in = 0;
   std::uint64_t tensors_out = 0;  ///< number of tensors in the result
@@ -190,13 +191,13 @@ struct ExportAccount {
 
 /// The result of export_model().
 struct ExportReport {
-  ExportAccount account;            ///< only rank 0 fills this and the members below
+  ExportManifest manifest;          ///< only rank 0 fills this and the members below
   std::uint64_t files_resumed = 0;  ///< files of an earlier export that verified and were kept
   std::uint64_t bytes_resumed = 0;
-  Writers writers = Writers::first;          ///< given by the options, or chosen
+  Writers writers = Writers::rank0;          ///< given by the options, or chosen
   std::vector<std::uint64_t> bytes_written;  ///< one per rank
   std::uint64_t windows = 0;                 ///< shared-memory buffers that several ranks filled together
-  Omissions left = {};                       ///< files that were not copied
+  Omissions skipped = {};                    ///< files that were not copied
   double seconds = 0;                        ///< duration of the whole call
 };
 
@@ -211,13 +212,14 @@ struct ExportReport {
 /// checksums while they are read. The model is checked against config.json before anything is written. `out` appears
 /// complete or not at all, and a failure leaves no files behind.
 ///
-/// If one rank fails, all ranks throw its error, with its message and rank. After Error(argument | rank_mismatch |
-/// corrupt | not_found | io | no_space) the group remains usable. Error(timeout | peer_lost | cancelled) aborts it.
-ExportReport export_model(const std::string& shards_dir, const std::string& out, const std::string& plan,
-                          SyncGroup& group, const ExportOptions& options = {});
+/// If one rank fails, all ranks throw its error, with its message and rank. After Error(invalid_argument |
+/// rank_mismatch | corrupt | not_found | io | out_of_space) the group remains usable. Error(timeout | peer_lost |
+/// cancelled) aborts it.
+ExportReport export_model(const std::string& shards_dir, const std::string& out, const std::string& plan, Group& group,
+                          const ExportOptions& options = {});
 
 /// Returns what export_model() would do, without writing anything. Local; reads the headers of all shards. Throws as
 /// export_model().
-ExportAccount plan_export(const std::string& shards_dir, const std::string& plan, const ExportOptions& options = {});
+ExportManifest plan_export(const std::string& shards_dir, const std::string& plan, const ExportOptions& options = {});
 
 }  // namespace muster

@@ -22,14 +22,14 @@
 #include <vector>
 
 #include "muster/config.hpp"
-#include "muster/sync_group.hpp"
+#include "muster/group.hpp"
 #include "muster/tensor.hpp"
 
 namespace muster {
 
 /// How the bytes of an exchange are transferred.
 enum class Route : std::uint8_t {
-  automatic,  ///< Muster chooses the route; MUSTER_ROUTE, if set, overrides the choice
+  auto_,      ///< Muster chooses the route; MUSTER_ROUTE, if set, overrides the choice
   local,      ///< no transfer: each list has one rank
   shm,        ///< shared memory of one host
   workspace,  ///< state files in a directory that all ranks see
@@ -42,13 +42,13 @@ std::string_view to_string(Route route) noexcept;
 
 /// How the root's own tensors appear in its result. With `borrow`, a Tensor of a config that owns its memory, such as
 /// one from a SharedArena, shares the memory with the result.
-enum class Own : std::uint8_t {
+enum class RootTensors : std::uint8_t {
   borrow,  ///< views of the caller's memory, without a copy; the caller keeps that memory while it uses the result
   copy,    ///< a copy, as for the tensors of the other ranks
 };
 
 /// Selects the memory in which the root receives the tensors of a gather from GPUs.
-enum class Landing : std::uint8_t {
+enum class Destination : std::uint8_t {
   host,    ///< in host memory, the root's own tensors too
   device,  ///< on the GPU that holds the root's own tensors
 };
@@ -68,25 +68,25 @@ struct GatherOptions {
   };
   /// Options for tensors on GPUs (muster/cuda.hpp).
   struct Devices {
-    Landing landing = Landing::host;  ///< the same on all ranks
+    Destination destination = Destination::host;  ///< the same on all ranks
   };
   /// Checks that find errors in programs, at the cost of time.
-  struct Debugging {
+  struct Debug {
     /// Hashes arena tensors when they are gathered and when they are released, and logs which tensors were written in
     /// between.
-    bool check_leases = false;
+    bool detect_writes = false;
   };
 
-  Own own = Own::borrow;  ///< used on the root only
+  RootTensors root_tensors = RootTensors::borrow;  ///< used on the root only
   /// Root only: makes the copies in shared memory of the other ranks' tensors writable while the result holds them. The
   /// other ranks do not see these writes. Tensors of arenas, and tensors of the other routes, remain read-only.
   bool writable = false;
   /// Root only, for tensors and merges: writable contiguous tensors in host memory that receive the results, the root's
   /// own included. The result then consists of these tensors. Pass one per rank of the list, or one for a merge. The
   /// memory of the senders is released when the call returns. Empty: results are views of shared memory. Throws
-  /// Error(argument) if the tensors do not fit.
+  /// Error(invalid_argument) if the tensors do not fit.
   std::vector<Tensor> into = {};
-  Route route = Route::automatic;  ///< the same on all ranks
+  Route route = Route::auto_;  ///< the same on all ranks
   /// Longest wait without progress; unset: the default of the group.
   std::optional<std::chrono::milliseconds> timeout = {};
   std::stop_token stop = {};  ///< a stop request cancels the waits of this rank, and so aborts the group
@@ -98,7 +98,7 @@ struct GatherOptions {
   std::uint64_t pool_limit = std::numeric_limits<std::uint64_t>::max();
   Workspace workspace = {};
   Devices devices = {};
-  Debugging debugging = {};
+  Debug debug = {};
 };
 
 /// Measurements of one step of an exchange on this rank.
@@ -114,7 +114,7 @@ struct PhaseReport {
 
 /// Measurements of an exchange on this rank.
 struct ExchangeReport {
-  Route route = Route::automatic;
+  Route route = Route::auto_;
   std::string reason;  ///< why this route was chosen
   std::vector<PhaseReport> phases;
   std::uint64_t payload_bytes = 0;  ///< tensor bytes of all ranks of the list of this rank
@@ -126,18 +126,18 @@ struct ExchangeReport {
 
 namespace detail {
 class ExchangeState;
-/// Throws Error(argument), because the result has no entry `index`.
+/// Throws Error(invalid_argument), because the result has no entry `index`.
 [[noreturn]] void refuse_index(std::size_t index, std::size_t size);
 }  // namespace detail
 
 /// Base class of the results of gathers and merges. The destructor is local and noexcept, does not wait, and may run on
 /// any thread. Movable, not copyable. A Tensor that is copied out of a result keeps the memory of its sender until that
 /// Tensor is destroyed.
-class Exchange {
+class ExchangeResult {
  public:
-  Exchange() = default;
-  Exchange(Exchange&&) noexcept = default;
-  Exchange& operator=(Exchange&&) noexcept = default;
+  ExchangeResult() = default;
+  ExchangeResult(ExchangeResult&&) noexcept = default;
+  ExchangeResult& operator=(ExchangeResult&&) noexcept = default;
 
   /// Returns the list of this rank; empty if it was in no list.
   [[nodiscard]] const std::vector<int>& ranks() const noexcept { return ranks_; }
@@ -150,7 +150,7 @@ class Exchange {
   [[nodiscard]] const ExchangeReport& report() const;
 
  protected:
-  Exchange(std::vector<int> ranks, std::shared_ptr<detail::ExchangeState> state)
+  ExchangeResult(std::vector<int> ranks, std::shared_ptr<detail::ExchangeState> state)
       : ranks_(std::move(ranks)), state_(std::move(state)) {}
 
  private:
@@ -161,17 +161,18 @@ class Exchange {
 /// The result of a gather. On the root it has one entry for each rank of the list, in the order of the list. On all
 /// other ranks it is empty.
 template <class T>
-class Gathered : public Exchange {
+class GatherResult : public ExchangeResult {
  public:
-  Gathered() = default;
-  Gathered(std::vector<int> ranks, std::vector<std::optional<T>> entries, std::shared_ptr<detail::ExchangeState> state)
-      : Exchange(std::move(ranks), std::move(state)), entries_(std::move(entries)) {}
+  GatherResult() = default;
+  GatherResult(std::vector<int> ranks, std::vector<std::optional<T>> entries,
+               std::shared_ptr<detail::ExchangeState> state)
+      : ExchangeResult(std::move(ranks), std::move(state)), entries_(std::move(entries)) {}
 
   /// Returns the number of entries, empty ones included: the length of the list on the root, 0 on the other ranks.
   [[nodiscard]] std::size_t size() const noexcept { return entries_.size(); }
   [[nodiscard]] bool empty() const noexcept { return entries_.empty(); }
-  /// Returns the entry of rank ranks()[index]. It is empty if that rank passed null. Throws Error(argument) if `index`
-  /// is not less than size().
+  /// Returns the entry of rank ranks()[index]. It is empty if that rank passed null. Throws Error(invalid_argument) if
+  /// `index` is not less than size().
   [[nodiscard]] const std::optional<T>& operator[](std::size_t index) const& {
     if (index >= entries_.size()) detail::refuse_index(index, entries_.size());
     return entries_[index];
@@ -202,8 +203,8 @@ class Gathered : public Exchange {
   std::vector<std::optional<T>> entries_;
 };
 
-using GatheredConfigs = Gathered<Config>;
-using GatheredTensors = Gathered<Tensor>;
+using GatheredConfigs = GatherResult<Config>;
+using GatheredTensors = GatherResult<Tensor>;
 
 /// Gathers the config of every member of a list on the root, ranks[0]. Collective over the group: every rank of the
 /// group makes this call, whether it is in a list or not.
@@ -212,19 +213,20 @@ using GatheredTensors = Gathered<Tensor>;
 /// in one exchange. A rank that is not in the list it passes, or passes an empty list, only takes part in the rounds,
 /// and gets an empty result.
 ///
-/// `config` may be null if this rank has no config. It is read only during the call. Exception: with Own::borrow, the
-/// result of the root refers to the root's own tensors. The root receives one entry per member; the other ranks receive
-/// an empty result.
+/// `config` may be null if this rank has no config. It is read only during the call. Exception: with
+/// RootTensors::borrow, the result of the root refers to the root's own tensors. The root receives one entry per
+/// member; the other ranks receive an empty result.
 ///
-/// Errors are thrown on all ranks alike, with the message of the rank that failed. After Error(argument | rank_mismatch
-/// | no_space | io | unsupported) the group remains usable. Error(timeout | peer_lost | cancelled) aborts the group.
-GatheredConfigs get_configs_parallel(const Config* config, const RankList& ranks, SyncGroup& group,
+/// Errors are thrown on all ranks alike, with the message of the rank that failed. After Error(invalid_argument |
+/// rank_mismatch | out_of_space | io | unsupported) the group remains usable. Error(timeout | peer_lost | cancelled)
+/// aborts the group.
+GatheredConfigs get_configs_parallel(const Config* config, const RankList& ranks, Group& group,
                                      const GatherOptions& options = {});
 
 /// Gathers one tensor of each member of a list on the root. All tensors of a list have the same dtype and shape; if
 /// not, every rank throws Error(rank_mismatch) with the dtype and shape of each rank. Otherwise as
 /// get_configs_parallel().
-GatheredTensors get_tensors_parallel(const TensorView& tensor, const RankList& ranks, SyncGroup& group,
+GatheredTensors get_tensors_parallel(const TensorView& tensor, const RankList& ranks, Group& group,
                                      const GatherOptions& options = {});
 
 /// Gathers over all ranks of world(). Otherwise as the calls above.
@@ -233,6 +235,6 @@ GatheredTensors get_tensors_parallel(const TensorView& tensor, const RankList& r
 
 /// Frees the unused shared memory of this rank in `group`: that of its pool and that of its streams (gather_each.hpp).
 /// Memory that results still hold is kept. Returns the number of bytes that were freed. Local.
-std::uint64_t trim(SyncGroup& group);
+std::uint64_t trim(Group& group);
 
 }  // namespace muster

@@ -16,21 +16,21 @@
 
 #include "muster/config.hpp"
 #include "muster/gather.hpp"
-#include "muster/sync_group.hpp"
+#include "muster/group.hpp"
 #include "muster/tensor.hpp"
 #include "muster/units.hpp"
 
 namespace muster {
 
 /// The position of a slice of a tensor that does not fit into one part. The elements of a slice are contiguous in the
-/// whole tensor, in row-major order: [first, first + elements). If a row (one step of dimension 0) fits into a part,
+/// whole tensor, in row-major order: [offset, offset + elements). If a row (one step of dimension 0) fits into a part,
 /// the slice consists of rows and has their shape. Otherwise it is a flat run of elements of shape {elements}.
 struct TensorSlice {
   int rank = 0;
   /// Path of the leaf, as a JSON pointer (RFC 6901): "/mlp/weight"; "" if the layer is a single tensor.
   std::string path;
-  TensorSpec whole;        ///< dtype and shape of the whole tensor
-  std::int64_t first = 0;  ///< offset in the whole tensor, in elements
+  TensorSpec tensor;        ///< dtype and shape of the whole tensor
+  std::int64_t offset = 0;  ///< offset in the whole tensor, in elements
   std::int64_t elements = 0;
 };
 
@@ -48,7 +48,7 @@ struct LayerPart {
   std::uint64_t layer = 0;
   std::uint32_t part = 0;
   /// The largest number of parts of any rank; a rank with fewer parts has no entry in the later ones.
-  std::uint32_t parts = 1;
+  std::uint32_t num_parts = 1;
   std::vector<int> ranks;  ///< the ranks of the list
   /// One per entry of `ranks`; empty if that rank has nothing in this layer or part.
   std::vector<std::optional<Config>> configs;
@@ -57,7 +57,7 @@ struct LayerPart {
   std::vector<LayerTensor> tensors;
 
   /// Returns whether this is the last part of the layer.
-  [[nodiscard]] bool is_last() const noexcept { return part + 1 == parts; }
+  [[nodiscard]] bool is_last() const noexcept { return part + 1 == num_parts; }
   /// Returns (rank, config) for each rank with a config, in the order of the list. The references are valid as long as
   /// this part.
   [[nodiscard]] std::vector<std::pair<int, const Config&>> present() const {
@@ -91,17 +91,17 @@ struct StreamOptions {
   /// The number of parts that a sender may have in flight. With 1 it prepares nothing in advance. The same on all
   /// members.
   int pipeline_depth = 2;
-  Route route = Route::automatic;  ///< the same on all members
+  Route route = Route::auto_;  ///< the same on all members
   /// Longest wait without progress; unset: the default of the group.
   std::optional<std::chrono::milliseconds> timeout = {};
   std::stop_token stop = {};  ///< a stop request cancels this rank, and so aborts the group
   Workspace workspace = {};
-  GatherOptions::Debugging debugging = {};
+  GatherOptions::Debug debug = {};
 };
 
 /// Measurements of a stream on this rank.
 struct StreamReport {
-  Route route = Route::automatic;
+  Route route = Route::auto_;
   std::string reason;             ///< why this route was chosen
   std::uint64_t layers = 0;       ///< layers that the source of this rank returned
   std::uint64_t parts = 0;        ///< parts sent; on the root: parts consumed
@@ -149,13 +149,13 @@ struct StreamReport {
 /// Deadlines count from the last progress of the awaited rank. The start and the end of each call of a source or a
 /// consumer are progress. A call that takes longer than the deadline must call group.progress() in between.
 ///
-/// Errors are thrown on all ranks alike, as by the other gathers. Error(argument | rank_mismatch | no_space |
-/// unsupported) about lists, options or sources of different lengths leaves the group usable; for the lengths, the
+/// Errors are thrown on all ranks alike, as by the other gathers. Error(invalid_argument | rank_mismatch | out_of_space
+/// | unsupported) about lists, options or sources of different lengths leaves the group usable; for the lengths, the
 /// message gives the count of each rank. An exception of a source or a consumer also leaves the group usable. Every
 /// rank then throws an Error with the rank, host and message of its origin. Its kind is that of the Error, or `io` for
 /// any other exception. Error(timeout | peer_lost | cancelled) of the stream itself aborts the group. So does a rank
 /// that cannot set up the first stream of a group (no file descriptors, no memory).
-StreamReport gather_each(const LayerSource& source, const RankList& ranks, SyncGroup& group,
-                         const LayerConsumer& consume, const StreamOptions& options = {});
+StreamReport gather_each(const LayerSource& source, const RankList& ranks, Group& group, const LayerConsumer& consume,
+                         const StreamOptions& options = {});
 
 }  // namespace muster

@@ -16,7 +16,7 @@ namespace detail {
 
 inline void check_json_depth(int depth) {
   if (depth > max_config_depth)
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 "converting JSON: it is nested more than " + std::to_string(max_config_depth) + " deep");
 }
 
@@ -48,11 +48,11 @@ Config config_from_json(const Json& json, int depth) {
       members.reserve(json.size());
       for (auto member = json.begin(); member != json.end(); ++member)
         if (!members.insert(member.key(), config_from_json(*member, depth + 1)))
-          throw Error(ErrorKind::argument, "converting JSON: the key '" + member.key() + "' is there twice");
+          throw Error(ErrorKind::invalid_argument, "converting JSON: the key '" + member.key() + "' is there twice");
       return members;
     }
     default:
-      throw Error(ErrorKind::argument,
+      throw Error(ErrorKind::invalid_argument,
                   std::string("converting JSON: a config has no value of the type ") + json.type_name());
   }
 }
@@ -93,20 +93,21 @@ Json config_to_json(const Config& config, int depth) {
     case Config::Type::tensor:
       break;
   }
-  throw Error(ErrorKind::argument, "converting to JSON: a config holds a tensor, which has no JSON: split it first");
+  throw Error(ErrorKind::invalid_argument,
+              "converting to JSON: a config holds a tensor, which has no JSON: split it first");
 }
 
 }  // namespace detail
 
 /// Converts an nlohmann::json or nlohmann::ordered_json to a Config. Real numbers that are not finite are preserved.
-/// Throws Error(argument) on binary and discarded values, and if the nesting exceeds max_config_depth.
+/// Throws Error(invalid_argument) on binary and discarded values, and if the nesting exceeds max_config_depth.
 template <class Json>
 Config from_nlohmann(const Json& json) {
   return detail::config_from_json(json, 0);
 }
 
 /// Converts a Config to an nlohmann::ordered_json, which keeps the order of members, or to an nlohmann::json. Throws
-/// Error(argument) if a leaf is a tensor (see split()), or if the nesting exceeds max_config_depth.
+/// Error(invalid_argument) if a leaf is a tensor (see split()), or if the nesting exceeds max_config_depth.
 template <class Json = nlohmann::ordered_json>
 Json to_nlohmann(const Config& config) {
   return detail::config_to_json<Json>(config, 0);

@@ -87,9 +87,9 @@ inline constexpr int launch_not_found = 127;
 /// Signals of terminal keys reach the ranks directly. If the calling process dies for any reason, the ranks are killed.
 ///
 /// Signals of the calling thread are blocked during the call. Call it from the main thread of a process that has no
-/// other threads. The process may have other children. Throws Error(argument) if options are invalid. Throws Error(io),
-/// before any rank has started, if processes, pipes or log files cannot be created. With `nodes`, throws also as
-/// tcp_group().
+/// other threads. The process may have other children. Throws Error(invalid_argument) if options are invalid. Throws
+/// Error(io), before any rank has started, if processes, pipes or log files cannot be created. With `nodes`, throws
+/// also as tcp_group().
 int launch_local(const std::vector<std::string>& command, const LaunchOptions& options = {});
 
 }  // namespace muster

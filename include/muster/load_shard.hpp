@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "muster/group.hpp"
 #include "muster/parallel_layout.hpp"
 #include "muster/progress.hpp"
 #include "muster/state.hpp"
-#include "muster/sync_group.hpp"
 
 namespace muster {
 
@@ -18,13 +18,13 @@ namespace muster {
 struct LoadShardOptions {
   ProgressCallback progress = {};  ///< reports the bytes of the tensors of this rank
   /// As ExportOptions::at.
-  std::string at = {};
+  std::string key = {};
   /// For one file per rank: file names as ExportOptions::shards, and the layout of the ranks.
-  std::string shards = {};
-  std::optional<ParallelLayout> from = {};
+  std::string file_pattern = {};
+  std::optional<ParallelLayout> source_layout = {};
   /// As ShardOptions::base and ShardOptions::to_plan. For rank shards without a `to_plan`, `plan` also splits, or
   /// "auto" if `plan` has views.
-  std::string base = {};
+  std::string base_model = {};
   std::string to_plan = {};
   /// A stop request ends the call with Error(cancelled). The collective overload also aborts the group.
   std::stop_token stop = {};
@@ -38,9 +38,9 @@ struct LoadShardOptions {
 /// `plan` may be empty for shards that record their plan. Only the bytes that the rank needs are read, directly from
 /// the existing files.
 ///
-/// Throws as shard_model() or export_model(), and Error(argument) if the layout has no such rank.
-std::vector<NamedTensor> load_shard(const std::string& model_dir, const std::string& plan, const ParallelLayout& layout,
-                                    int rank, const LoadShardOptions& options = {});
+/// Throws as shard_model() or export_model(), and Error(invalid_argument) if the layout has no such rank.
+std::vector<NamedTensor> load_shard(const std::string& model_dir, const ParallelLayout& layout, int rank,
+                                    const std::string& plan, const LoadShardOptions& options = {});
 
 /// Loads the parts of a model on all ranks of `group`. Collective. Each rank passes the `rank` whose tensors it
 /// receives; several ranks may pass the same one. Each host reads the model once: ranks take turns in reading data that
@@ -49,7 +49,7 @@ std::vector<NamedTensor> load_shard(const std::string& model_dir, const std::str
 /// If one rank fails, all ranks throw its error, with its message and rank. Throws Error(rank_mismatch) also if ranks
 /// see different models, or pass different plans or layouts. The group remains usable after these errors. Error(timeout
 /// | peer_lost | cancelled) aborts it.
-std::vector<NamedTensor> load_shard(const std::string& model_dir, const std::string& plan, const ParallelLayout& layout,
-                                    int rank, SyncGroup& group, const LoadShardOptions& options = {});
+std::vector<NamedTensor> load_shard(const std::string& model_dir, const ParallelLayout& layout, int rank,
+                                    const std::string& plan, Group& group, const LoadShardOptions& options = {});
 
 }  // namespace muster

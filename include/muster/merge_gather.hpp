@@ -15,15 +15,15 @@ namespace muster {
 /// The result of a merge: one tensor on the root of the list, and no tensor on the other ranks. Movable, not copyable.
 /// The destructor is local and noexcept and may run on any thread. wait_released() returns true at once, because the
 /// result holds no memory of other ranks.
-class Merged : public Exchange {
+class MergeResult : public ExchangeResult {
  public:
-  Merged() = default;
-  Merged(std::vector<int> ranks, std::optional<Tensor> tensor, std::shared_ptr<detail::ExchangeState> state)
-      : Exchange(std::move(ranks), std::move(state)), tensor_(std::move(tensor)) {}
+  MergeResult() = default;
+  MergeResult(std::vector<int> ranks, std::optional<Tensor> tensor, std::shared_ptr<detail::ExchangeState> state)
+      : ExchangeResult(std::move(ranks), std::move(state)), tensor_(std::move(tensor)) {}
 
-  /// Returns the merged tensor, read-only; nullopt on ranks other than the root. It is contiguous, unless Own::borrow
-  /// returns the root's own strided tensor without a transfer. It is valid as long as the result or a copy of the
-  /// tensor exists, even if other ranks leave or die.
+  /// Returns the merged tensor, read-only; nullopt on ranks other than the root. It is contiguous, unless
+  /// RootTensors::borrow returns the root's own strided tensor without a transfer. It is valid as long as the result or
+  /// a copy of the tensor exists, even if other ranks leave or die.
   [[nodiscard]] const std::optional<Tensor>& tensor() const noexcept { return tensor_; }
   /// Releases the result now. Its memory returns to the pool for the next merge of this list, unless a copy of the
   /// tensor still exists.
@@ -49,16 +49,16 @@ class Merged : public Exchange {
 /// Throws on all ranks alike:
 /// - Error(rank_mismatch) if merges, dtypes or shapes do not match, with those of each rank, or if tensors of a `same`
 ///   merge differ, with the ranks;
-/// - Error(argument) if the dimension does not exist or the blocks do not divide it;
+/// - Error(invalid_argument) if the dimension does not exist or the blocks do not divide it;
 /// - Error(unsupported) if the dtype has no max or sum, or if packed elements of two ranks would share a byte;
-/// - Error(no_space) before any byte is copied;
-/// - Error(no_space | io) if a rank runs out of memory or file descriptors.
+/// - Error(out_of_space) before any byte is copied;
+/// - Error(out_of_space | io) if a rank runs out of memory or file descriptors.
 ///
 /// The group remains usable after these errors. Error(timeout | peer_lost | cancelled) aborts it.
-Merged merge_tensor_parallel(const TensorView& tensor, const Merge& merge, const RankList& ranks, SyncGroup& group,
-                             const GatherOptions& options = {});
+MergeResult merge_tensor_parallel(const TensorView& tensor, const Merge& merge, const RankList& ranks, Group& group,
+                                  const GatherOptions& options = {});
 
 /// Merges the tensors of all ranks of world(). Otherwise as the call above.
-Merged merge_tensor_parallel(const TensorView& tensor, const Merge& merge, const RankList& ranks = all_ranks);
+MergeResult merge_tensor_parallel(const TensorView& tensor, const Merge& merge, const RankList& ranks = all_ranks);
 
 }  // namespace muster

@@ -14,29 +14,30 @@
 #include <vector>
 
 #include "muster/config.hpp"
+#include "muster/group.hpp"
 #include "muster/process_group.hpp"
-#include "muster/sync_group.hpp"
 
 namespace muster {
 
-/// Options of a queue; the same on all its ranks, except `waits`.
+/// Options of a queue; the same on all its ranks, except `wait`.
 struct QueueOptions {
   int writer = 0;
   /// The only reader; it may be the writer itself. Unset: all ranks except the writer read.
   std::optional<int> reader = {};
-  /// The handle (queue_handle()) of a writer that is not a rank of the group. `writer` is then ignored.
-  std::string outside_writer = {};
+  /// The handle (make_queue_handle()) of a writer that is not a rank of the group. `writer` is then ignored.
+  std::string external_writer = {};
   std::uint64_t capacity = 4 << 20;  ///< bytes that the slowest reader may be behind; at least 64 KiB
   /// The effect of a dead reader on the writer: it is dropped, or the writer throws Error(peer_lost) when it has to
   /// wait for it.
   enum class DeadReader : std::uint8_t { fail, drop } dead_reader = DeadReader::fail;
-  CollectiveOptions waits = {};
+  CollectiveOptions wait = {};
 };
 
 /// Returns a handle of a queue whose writer is not a rank of the group that reads it, which has `ranks` ranks. The
 /// handle is one line of text that all of them and the writer use, for a single queue. Any process may create it. It is
-/// not a secret: processes of another user are rejected. Local. Throws Error(argument) unless `ranks` is 1 to 255.
-std::string queue_handle(int ranks);
+/// not a secret: processes of another user are rejected. Local. Throws Error(invalid_argument) unless `ranks` is 1 to
+/// 255.
+std::string make_queue_handle(int ranks);
 
 /// A queue for messages of any length. A message longer than a quarter of the capacity is passed in pieces. A Config of
 /// 64 KiB or more is stored in memory of the writer that readers map; it counts against the capacity in the same way.
@@ -45,21 +46,21 @@ std::string queue_handle(int ranks);
 class MessageQueue {
  public:
   /// Creates a queue. Collective over `group` and over the writer outside, if there is one; waits for all of them. The
-  /// ranks must share memory, else all throw Error(unsupported). Throws Error(argument) if a rank does not exist, the
-  /// capacity is too small, or the handle is malformed or made for another number of ranks. Throws Error(rank_mismatch)
-  /// if the options of the ranks differ, and as SyncGroup::duplicate() and local_group().
-  explicit MessageQueue(SyncGroup& group, const QueueOptions& options = {});
-  /// Creates the queue in the writer outside. `options` are those of the ranks, except `waits`; `outside_writer` is the
+  /// ranks must share memory, else all throw Error(unsupported). Throws Error(invalid_argument) if a rank does not
+  /// exist, the capacity is too small, or the handle is malformed or made for another number of ranks. Throws
+  /// Error(rank_mismatch) if the options of the ranks differ, and as Group::duplicate() and local_group().
+  explicit MessageQueue(Group& group, const QueueOptions& options = {});
+  /// Creates the queue in the writer outside. `options` are those of the ranks, except `wait`; `external_writer` is the
   /// handle. Errors about this process have its pid() and no rank(); their messages call it rank -1. Throws as the
   /// constructor of the ranks.
-  static MessageQueue write_from_outside(const QueueOptions& options);
+  static MessageQueue attach_writer(const QueueOptions& options);
   MessageQueue(MessageQueue&&) noexcept;
   MessageQueue& operator=(MessageQueue&&) noexcept;
   ~MessageQueue();
 
   /// Writer only: returns when the message is written. It waits while the slowest reader is too far behind. Throws
-  /// Error(argument) on another rank, or if the writer would have to wait for itself (a writer that is also the reader
-  /// can use half the capacity). Throws also as SyncGroup::wait_until().
+  /// Error(invalid_argument) on another rank, or if the writer would have to wait for itself (a writer that is also the
+  /// reader can use half the capacity). Throws also as Group::wait_until().
   void put(std::span<const std::byte> message, const CollectiveOptions& options = {});
   /// Writer only: sends a config of any size, with tensors in host memory. Otherwise as put().
   void put_config(const Config& config, const CollectiveOptions& options = {});

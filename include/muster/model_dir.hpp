@@ -27,7 +27,7 @@ class ModelDir {
   /// model is the first that exists of these: the files named by the index (model.safetensors.index.json),
   /// model.safetensors, the only numbered set of files, the only file. Throws Error(not_found) if no model exists or
   /// one of its files is missing. Throws Error(corrupt) if the index and the files disagree, or a name is in two files.
-  /// Throws Error(argument) if several models exist, or a file is the shard of a rank. Throws also as
+  /// Throws Error(invalid_argument) if several models exist, or a file is the shard of a rank. Throws also as
   /// SafetensorsFile::open(). `muster verify` reports the same problems.
   static ModelDir open(const std::string& path);
 
@@ -59,32 +59,32 @@ class ModelDir {
 };
 
 /// One file of a checkpoint to be written.
-struct ShardFile {
+struct CheckpointFile {
   std::string name;                       ///< "model-00001-of-00003.safetensors", or "model.safetensors"
   std::vector<std::size_t> tensors = {};  ///< indices in the planned list; ascending, without gaps
 };
 
 /// The files of a checkpoint to be written.
-struct ShardLayout {
-  std::vector<ShardFile> files;
+struct FileLayout {
+  std::vector<CheckpointFile> files;
   std::string index;  ///< text of model.safetensors.index.json; empty if there is a single file
 };
 
 /// Assigns `entries` to files in order. It makes as few files as possible with at most `max_shard_size` bytes of
 /// tensors each, of nearly equal size. A larger tensor gets a separate file. An empty list makes one file. The file
-/// names begin with `stem`. Local. Throws Error(argument) if a name occurs twice.
-ShardLayout plan_shards(std::span<const TensorEntry> entries, std::uint64_t max_shard_size,
-                        std::string_view stem = "model");
+/// names begin with `stem`. Local. Throws Error(invalid_argument) if a name occurs twice.
+FileLayout split_into_files(std::span<const TensorEntry> entries, std::uint64_t max_shard_size,
+                            std::string_view stem = "model");
 
 /// Returns config.json of a model directory; nullopt if it does not exist. Local. Throws Error(corrupt) if it is not a
 /// JSON object, Error(io).
 std::optional<Config> read_model_config(const std::string& directory);
 
-/// The result of carried_files().
-struct CarriedFiles {
+/// The result of extra_files_of().
+struct ExtraFiles {
   std::vector<std::string> names;  ///< relative paths, sorted
   /// Files not selected, with the reason: "weights of another format", "a link to ..., outside the directory".
-  Omissions left;
+  Omissions skipped;
 };
 
 /// Selects the files of a model directory that are copied into a derived model. Local. The search includes
@@ -97,16 +97,16 @@ struct CarriedFiles {
 /// - globs separated by commas ("*.json,tokenizer*"): all files that match one of them.
 ///
 /// Throws Error(not_found | io).
-CarriedFiles carried_files(const std::string& directory, const std::string& carry = {});
+ExtraFiles extra_files_of(const std::string& directory, const std::string& carry = {});
 
 /// Copies files of the directory `from` by their relative paths, and creates subdirectories. Each file appears complete
-/// and is durable. `between` is called after every few MiB. Local. Throws Error(not_found | io | no_space), and
+/// and is durable. `between` is called after every few MiB. Local. Throws Error(not_found | io | out_of_space), and
 /// exceptions of `between`.
-void copy_carried_files(const std::string& from, const std::string& to, std::span<const std::string> names,
-                        const std::function<void()>& between = {});
+void copy_extra_files(const std::string& from, const std::string& to, std::span<const std::string> names,
+                      const std::function<void()>& between = {});
 
-/// Writes a small file that appears complete and replaces an existing one. Durable. Local. Throws Error(io | no_space |
-/// not_found).
+/// Writes a small file that appears complete and replaces an existing one. Durable. Local. Throws Error(io |
+/// out_of_space | not_found).
 void write_file(const std::string& path, std::string_view text);
 
 }  // namespace muster

@@ -9,7 +9,7 @@
 #include <memory>
 #include <optional>
 
-#include "muster/sync_group.hpp"
+#include "muster/group.hpp"
 
 namespace muster {
 
@@ -36,9 +36,9 @@ struct MpiGroupOptions {
 /// calls, including MPI_Finalize, are then safe only while the caller keeps that memory in place. If a rank has died,
 /// MPI_Finalize does not return (MPICH waits for the dead rank). End the process without it.
 ///
-/// Throws Error(argument) if MPI is not initialized or has been finalized, or `comm` is MPI_COMM_NULL or an
+/// Throws Error(invalid_argument) if MPI is not initialized or has been finalized, or `comm` is MPI_COMM_NULL or an
 /// inter-communicator. Throws Error(unsupported) if this thread may not call MPI, and Error(timeout) if ranks do not
 /// arrive. Throws Error(version) if ranks have different versions of Muster or different byte orders.
-std::shared_ptr<SyncGroup> mpi_group(MPI_Comm comm, const MpiGroupOptions& options = {});
+std::shared_ptr<Group> mpi_group(MPI_Comm comm, const MpiGroupOptions& options = {});
 
 }  // namespace muster

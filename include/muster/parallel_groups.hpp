@@ -25,7 +25,7 @@
 namespace muster {
 
 /// The coordinates of a rank: its index in each of its three groups.
-struct ParallelPlace {
+struct ParallelCoordinates {
   int model = 0;
   int pipeline = 0;
   int data = 0;
@@ -36,32 +36,32 @@ class ParallelGroups {
  public:
   /// Creates the groups. Collective over `world`; all ranks pass the same numbers. The backends are names of
   /// dist::init_process_group(); empty means any. They are checked: with "shm", all ranks of each such group must be on
-  /// one host. Throws on all ranks alike Error(argument) if the sizes do not divide the size of the world, and
+  /// one host. Throws on all ranks alike Error(invalid_argument) if the sizes do not divide the size of the world, and
   /// Error(unsupported) as dist::init_process_group(). Throws also as ProcessGroup::split().
   ParallelGroups(ProcessGroup& world, int model_parallelism, int pipeline_parallelism,
                  const std::string& model_backend = {}, const std::string& pipeline_backend = {},
                  const std::string& data_backend = {});
 
   /// Returns the coordinates of this rank.
-  [[nodiscard]] const ParallelPlace& place() const noexcept { return place_; }
+  [[nodiscard]] const ParallelCoordinates& place() const noexcept { return place_; }
   /// Returns the sizes of the three groups.
-  [[nodiscard]] const ParallelPlace& sizes() const noexcept { return sizes_; }
+  [[nodiscard]] const ParallelCoordinates& sizes() const noexcept { return sizes_; }
   /// Return the groups of this rank, valid as long as this object.
   [[nodiscard]] ProcessGroup& model() const noexcept { return *groups_[0]; }
   [[nodiscard]] ProcessGroup& pipeline() const noexcept { return *groups_[1]; }
   [[nodiscard]] ProcessGroup& data() const noexcept { return *groups_[2]; }
 
  private:
-  ParallelPlace sizes_;
-  ParallelPlace place_;
+  ParallelCoordinates sizes_;
+  ParallelCoordinates place_;
   std::array<std::unique_ptr<ProcessGroup>, 3> groups_;
 };
 
 /// Creates parallel_groups() with the sizes and backends of `config`. Collective over the ranks of
-/// dist::init_process_group(). Throws as ParallelGroups, and Error(argument) if the groups already exist or no process
-/// group exists.
+/// dist::init_process_group(). Throws as ParallelGroups, and Error(invalid_argument) if the groups already exist or no
+/// process group exists.
 void init_parallelism(const MultiprocessConfig& config);
-/// Returns the groups of init_parallelism(). Throws Error(argument) if they do not exist. Local.
+/// Returns the groups of init_parallelism(). Throws Error(invalid_argument) if they do not exist. Local.
 [[nodiscard]] ParallelGroups& parallel_groups();
 /// Destroys the groups of init_parallelism(). Does nothing if they do not exist. Local.
 void destroy_parallel_groups() noexcept;

@@ -16,21 +16,21 @@ struct ParallelLayout {
   int expert = 1;    ///< number of ranks that share the experts of a layer; each of them holds all other tensors
 
   /// The coordinates of a rank.
-  struct Place {
+  struct Coordinates {
     int tensor = 0;
     int pipeline = 0;
     int expert = 0;
   };
 
-  /// Parses "4" (tensor parallelism only) or "tp=2,pp=2,ep=2", with each key at most once. Throws Error(argument) if
-  /// the text is neither, or describes more than 4096 ranks.
+  /// Parses "4" (tensor parallelism only) or "tp=2,pp=2,ep=2", with each key at most once. Throws
+  /// Error(invalid_argument) if the text is neither, or describes more than 4096 ranks.
   static ParallelLayout parse(std::string_view text);
 
   [[nodiscard]] int ranks() const noexcept { return tensor * pipeline * expert; }
-  [[nodiscard]] Place place(int rank) const noexcept {
+  [[nodiscard]] Coordinates coordinates(int rank) const noexcept {
     return {rank % tensor, rank / (tensor * expert), rank / tensor % expert};
   }
-  [[nodiscard]] int rank(const Place& place) const noexcept {
+  [[nodiscard]] int rank(const Coordinates& place) const noexcept {
     return place.tensor + tensor * (place.expert + expert * place.pipeline);
   }
   friend bool operator==(const ParallelLayout&, const ParallelLayout&) = default;

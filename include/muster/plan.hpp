@@ -94,11 +94,11 @@ enum class Axis : std::uint8_t { tensor, expert };
 class TensorPattern {
  public:
   /// Parses a glob of at most 1024 characters. `*` matches any characters, including dots; `{a,b}` matches one of
-  /// several words. Throws Error(argument) if the text is longer, if braces are unbalanced or nested, or if it expands
-  /// to more than 256 patterns.
+  /// several words. Throws Error(invalid_argument) if the text is longer, if braces are unbalanced or nested, or if it
+  /// expands to more than 256 patterns.
   static TensorPattern glob(std::string text);
   /// Parses a regular expression of at most 1024 characters in RE2 syntax. RE2 has no back-references and no
-  /// look-ahead, so matching takes linear time. Throws Error(argument) if the expression is invalid.
+  /// look-ahead, so matching takes linear time. Throws Error(invalid_argument) if the expression is invalid.
   static TensorPattern regex(std::string text);
 
   /// Returns whether the pattern matches the whole name.
@@ -123,12 +123,13 @@ class TensorPattern {
 /// "*layers.#.*".
 class NumberPattern {
  public:
-  /// Parses a pattern. Throws Error(argument) if it does not contain exactly one `#`, or as TensorPattern::glob().
+  /// Parses a pattern. Throws Error(invalid_argument) if it does not contain exactly one `#`, or as
+  /// TensorPattern::glob().
   static NumberPattern parse(std::string text);
   /// Returns the number in a name (at most 18 digits, no leading zeros); nullopt if the pattern does not match the
   /// whole name. If several positions match, it is the first.
   [[nodiscard]] std::optional<std::int64_t> find(std::string_view name) const;
-  /// Returns the name with another number at that position. Throws Error(argument) if find() returns nullopt.
+  /// Returns the name with another number at that position. Throws Error(invalid_argument) if find() returns nullopt.
   [[nodiscard]] std::string replace(std::string_view name, std::int64_t number) const;
   [[nodiscard]] const std::string& text() const noexcept { return text_; }
 
@@ -230,8 +231,8 @@ class MergePlan {
   /// model, or null if it does not exist; it supplies the numbers that the plan refers to. "auto" selects the built-in
   /// plan for the "model_type" or "architectures" of config.json; the plan then has that name. A plan in a file may
   /// extend another one in the same directory. Throws Error(not_found), with the available names, if the plan does not
-  /// exist. Throws Error(argument) if "auto" has no config.json, recognizes neither entry, or the entries select
-  /// different plans. Throws Error(io), and as parse().
+  /// exist. Throws Error(invalid_argument) if "auto" has no config.json, recognizes neither entry, or the entries
+  /// select different plans. Throws Error(io), and as parse().
   static MergePlan load(const std::string& name_or_file, const Config* model_config = nullptr);
   /// Returns the names of the built-in plans, without "auto".
   static std::span<const std::string_view> builtin_names() noexcept;
@@ -242,8 +243,8 @@ class MergePlan {
   [[nodiscard]] static std::string renamed(const MergeRule& rule, std::string_view tensor);
   /// Inverts the rules: returns the name on the ranks of a tensor of the result, and its rule. Applying the rules to
   /// that name gives `result` again. If several rules do so, it is the first; nullopt if no rule does. Throws
-  /// Error(argument) if a matching rule with `rename` is not invertible (regular expressions, braces of several words,
-  /// a star that the new name omits or repeats).
+  /// Error(invalid_argument) if a matching rule with `rename` is not invertible (regular expressions, braces of several
+  /// words, a star that the new name omits or repeats).
   struct Origin {
     std::string name;
     const MergeRule* rule = nullptr;
@@ -253,7 +254,7 @@ class MergePlan {
   /// rule joins. For the inverse, `whole` is true and `specs` has only the spec of the whole tensor. If config.json
   /// lacks a number of `heads`, it is unknown, unless the tensor is fused.
   ///
-  /// Throws Error(argument) if:
+  /// Throws Error(invalid_argument) if:
   /// - another number is missing in config.json ("rule 3 needs \"vocab_size\" of config.json") or is not a number;
   /// - `specs` is empty, or the action is DropAction;
   /// - the extent of the whole tensor is not that of `trim`;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// ProcessGroup: collectives on the ranks of a SyncGroup, for tensors and for Configs. Semantics: the collectives of
+// ProcessGroup: collectives on the ranks of a Group, for tensors and for Configs. Semantics: the collectives of
 // torch.distributed and MPI, with two additions. Reductions combine the ranks in a fixed order, so the result has the
 // same bits on all ranks. Any disagreement between ranks about a call is an error on all of them.
 
@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "muster/config.hpp"
-#include "muster/sync_group.hpp"
+#include "muster/group.hpp"
 #include "muster/tensor.hpp"
 #include "muster/work.hpp"
 
@@ -65,11 +65,11 @@ Engine& engine_of(ProcessGroup& group) noexcept;
 /// - Collective means collective over the group: each rank makes the same calls in the same order. `root`, `to` and
 ///   `from` are ranks of this group. A negative rank is an error.
 /// - An invalid argument on any rank (a root that does not exist, a result that does not fit, a dtype without that
-///   reduction) throws Error(argument | unsupported) on all ranks, with the message of that rank. If ranks disagree
-///   about call, operation, dtype, shape or root, all throw Error(rank_mismatch), which names two of them. No element
-///   has been written in these cases, and the group remains usable.
+///   reduction) throws Error(invalid_argument | unsupported) on all ranks, with the message of that rank. If ranks
+///   disagree about call, operation, dtype, shape or root, all throw Error(rank_mismatch), which names two of them. No
+///   element has been written in these cases, and the group remains usable.
 /// - If a rank dies, hangs until the deadline or cancels while elements are transferred, the group fails. All ranks
-///   throw, in this call and in each later one, as with SyncGroup. The contents of the result tensors are then
+///   throw, in this call and in each later one, as with Group. The contents of the result tensors are then
 ///   unspecified.
 /// - Tensors are in host memory. Inputs may be strided; results are contiguous. The caller may reuse an input when the
 ///   call returns. A result must not overlap an input of another rank or of another call.
@@ -79,13 +79,13 @@ Engine& engine_of(ProcessGroup& group) noexcept;
 ///   not change and results are not available. barrier() does not wait for a GPU. For messages, shared results and
 ///   Configs, call copy_to_host() first.
 /// - Ranks that share memory read larger inputs in a SharedArena in place, without a copy.
-/// - One thread at a time, as with SyncGroup. Collectives and messages of a ProcessGroup are separate from those of the
-///   SyncGroup that it was made from.
+/// - One thread at a time, as with Group. Collectives and messages of a ProcessGroup are separate from those of the
+///   Group that it was made from.
 class ProcessGroup {
  public:
   /// Creates a process group of all ranks of `group`, with the same numbers. Collective over `group`. It has separate
-  /// rounds, messages and failures (SyncGroup::duplicate) and may outlive `group`. Throws as duplicate().
-  explicit ProcessGroup(SyncGroup& group, const CollectiveOptions& options = {});
+  /// rounds, messages and failures (Group::duplicate) and may outlive `group`. Throws as duplicate().
+  explicit ProcessGroup(Group& group, const CollectiveOptions& options = {});
   ProcessGroup(ProcessGroup&&) noexcept;
   ProcessGroup& operator=(ProcessGroup&&) noexcept;
   /// Local; does not wait. Exception: after calls with tensors on GPUs it waits as wait_for_devices(), without
@@ -94,24 +94,24 @@ class ProcessGroup {
 
   [[nodiscard]] int rank() const noexcept;
   [[nodiscard]] int size() const noexcept;
-  /// Returns the number in the job (RankInfo::rank) of a rank of this group. Throws Error(argument) if the group has no
-  /// such rank. Local.
+  /// Returns the number in the job (RankInfo::rank) of a rank of this group. Throws Error(invalid_argument) if the
+  /// group has no such rank. Local.
   [[nodiscard]] int global_rank(int rank) const;
   /// Returns the rank in this group of the rank that has the number `global` in the job; nullopt if it is not in this
   /// group. Local.
-  [[nodiscard]] std::optional<int> rank_of_global(int global) const noexcept;
+  [[nodiscard]] std::optional<int> group_rank(int global) const noexcept;
   /// Returns the transport of the elements. It is "shared memory" if all ranks share a host. It is "shared memory, and
   /// messages between hosts" if there are several hosts and one has at least two ranks. Otherwise it is "messages",
   /// sent by the group that this one was made from. Local.
   [[nodiscard]] std::string_view backend() const noexcept;
   /// Returns the private group of this process group, for deadlines, failures and messages outside of collectives.
   /// Valid as long as this object. Local.
-  [[nodiscard]] SyncGroup& group() const noexcept;
+  [[nodiscard]] Group& group() const noexcept;
   /// Returns a process group of the ranks of a list, in the order of the list; null on a rank that is in no list.
-  /// Collective over this group. Rules and errors are those of SyncGroup::split().
+  /// Collective over this group. Rules and errors are those of Group::split().
   [[nodiscard]] std::unique_ptr<ProcessGroup> split(const RankList& ranks, const CollectiveOptions& options = {});
 
-  /// Returns when all ranks have entered the barrier. Collective. Throws as SyncGroup::barrier().
+  /// Returns when all ranks have entered the barrier. Collective. Throws as Group::barrier().
   void barrier(const CollectiveOptions& options = {});
   /// Waits until the GPUs of this rank have finished the work that calls of this group have queued. Returns at once if
   /// no call had tensors on GPUs. Local. In contrast to a wait of CUDA, it also ends if a rank dies, leaves or fails in
@@ -212,8 +212,8 @@ class ProcessGroup {
   // is received, and a timeout names the receiver. Therefore two ranks that both first send a large message to each
   // other wait for each other. Use isend(), which does not wait.
 
-  /// Sends a tensor to the rank `to`. Throws Error(argument) if `to` is this rank or not a rank of the group, or if the
-  /// tag is negative. Otherwise throws as SyncGroup::send().
+  /// Sends a tensor to the rank `to`. Throws Error(invalid_argument) if `to` is this rank or not a rank of the group,
+  /// or if the tag is negative. Otherwise throws as Group::send().
   void send(const TensorView& tensor, int to, int tag = 0, const CollectiveOptions& options = {});
   /// Sends a config. Throws as send().
   void send_config(const Config& config, int to, int tag = 0, const CollectiveOptions& options = {});
@@ -262,7 +262,7 @@ class ProcessGroup {
 
  private:
   friend collectives::Engine& collectives::engine_of(ProcessGroup& group) noexcept;
-  explicit ProcessGroup(std::shared_ptr<SyncGroup> group, const CollectiveOptions& options);
+  explicit ProcessGroup(std::shared_ptr<Group> group, const CollectiveOptions& options);
   void add_task(std::function<void(ProcessGroup&)> task);
   void pass_on_failure() noexcept;
 

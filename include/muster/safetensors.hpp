@@ -60,7 +60,8 @@ class SafetensorsFile {
   /// Returns the tensor with a name. Throws Error(not_found) if it is missing, and as above.
   [[nodiscard]] Tensor tensor(std::string_view name) const;
   /// Reads bytes of a tensor from the file into `target`, starting at byte `offset` of the tensor. Throws
-  /// Error(argument) if the range exceeds the tensor, Error(io), and Error(corrupt) if the file has been truncated.
+  /// Error(invalid_argument) if the range exceeds the tensor, Error(io), and Error(corrupt) if the file has been
+  /// truncated.
   void read(std::size_t index, std::uint64_t offset, std::span<std::byte> target) const;
 
  private:
@@ -75,9 +76,9 @@ class SafetensorsFile {
 class SafetensorsWriter {
  public:
   /// Allocates the whole file. Its order is that of the reference writer: descending alignment, then name. Keys
-  /// "muster.dtype.*" in `metadata` are dropped. Throws Error(argument) if a name occurs twice or is "__metadata__",
-  /// text is not UTF-8, the header is too long, or `path` is a device, a pipe or a link. Throws Error(no_space | io |
-  /// not_found).
+  /// "muster.dtype.*" in `metadata` are dropped. Throws Error(invalid_argument) if a name occurs twice or is
+  /// "__metadata__", text is not UTF-8, the header is too long, or `path` is a device, a pipe or a link. Throws
+  /// Error(out_of_space | io | not_found).
   SafetensorsWriter(const std::string& path, std::vector<TensorEntry> tensors,
                     std::map<std::string, std::string> metadata = {});
   SafetensorsWriter(SafetensorsWriter&&) noexcept;
@@ -89,16 +90,16 @@ class SafetensorsWriter {
   [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept;
 
   /// Writes bytes of a tensor, starting at byte `offset` of the tensor. Write each byte once. Thread-safe. Throws
-  /// Error(not_found) if the name was not announced, Error(argument) if the range exceeds the tensor, Error(no_space |
-  /// io).
+  /// Error(not_found) if the name was not announced, Error(invalid_argument) if the range exceeds the tensor,
+  /// Error(out_of_space | io).
   void write(std::string_view name, std::uint64_t offset, std::span<const std::byte> bytes);
-  /// Writes a whole tensor, which may be strided. Throws also Error(argument) if its dtype or shape is not the
+  /// Writes a whole tensor, which may be strided. Throws also Error(invalid_argument) if its dtype or shape is not the
   /// announced one.
   void write(std::string_view name, const TensorView& tensor);
 
   /// Completes the file, makes it durable, and renames it. Call it once, after all write() calls have returned. Throws
-  /// Error(argument) if bytes are missing. Throws Error(no_space | io); an existing file is then unchanged. Exception:
-  /// if only syncing the directory failed, the new file is in place, but a power failure may undo that.
+  /// Error(invalid_argument) if bytes are missing. Throws Error(out_of_space | io); an existing file is then unchanged.
+  /// Exception: if only syncing the directory failed, the new file is in place, but a power failure may undo that.
   void commit();
 
  private:

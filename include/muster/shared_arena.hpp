@@ -20,15 +20,15 @@ class ArenaCore;
 class SharedArena {
  public:
   /// Creates an arena of `capacity` bytes for all its tensors. The system allocates the memory when it is first
-  /// accessed. Throws Error(no_space) with the needed and available bytes, and Error(unsupported) if anonymous shared
-  /// memory is not available.
+  /// accessed. Throws Error(out_of_space) with the needed and available bytes, and Error(unsupported) if anonymous
+  /// shared memory is not available.
   explicit SharedArena(std::uint64_t capacity);
   SharedArena(SharedArena&&) noexcept;
   SharedArena& operator=(SharedArena&&) noexcept;
   ~SharedArena();
 
   /// Allocates writable uninitialized memory, aligned to 64 bytes. The tensor keeps the memory of the arena alive.
-  /// Throws Error(no_space) with the free and the leased bytes.
+  /// Throws Error(out_of_space) with the free and the leased bytes.
   Tensor allocate(DType dtype, Shape shape);
   [[nodiscard]] std::uint64_t capacity() const noexcept;
   /// Returns the bytes that can be allocated now. Memory that is freed but still leased is not included.

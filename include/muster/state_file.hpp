@@ -18,17 +18,17 @@
 #include <vector>
 
 #include "muster/config.hpp"
+#include "muster/group.hpp"
 #include "muster/progress.hpp"
 #include "muster/state.hpp"
-#include "muster/sync_group.hpp"
 #include "muster/tensor.hpp"
 
 namespace muster {
 
 /// Identifies the writer of a state.
 struct StateFileInfo {
-  SyncGroup::Nonce job{};        ///< nonce of the group; distinguishes jobs; zeros: no job
-  std::uint64_t generation = 0;  ///< increases with the states of a rank in a job: the step of the user, or a count
+  Group::Nonce job{};      ///< nonce of the group; distinguishes jobs; zeros: no job
+  std::uint64_t step = 0;  ///< increases with the states of a rank in a job: the step of the user, or a count
   int rank = 0;
   int world_size = 1;
 };
@@ -62,11 +62,11 @@ struct StateProblem {
 class StateFile {
  public:
   /// Opens a file with two reads: the commit mark and the catalogue. Both are checked against their checksums and the
-  /// length of the file. Throws Error(not_found | io). Throws Error(argument) if the path is not a regular file. Throws
-  /// Error(corrupt) if the file is not a state file, is incomplete or contradicts itself; allocations never exceed the
-  /// amount that the length of the file justifies. Throws Error(version) if a newer Muster wrote it. os_error() is
-  /// ENODATA if the file is shorter than its commit mark states, or has no mark. It is ESTALE if a server reports that.
-  /// On network file systems both may be temporary.
+  /// length of the file. Throws Error(not_found | io). Throws Error(invalid_argument) if the path is not a regular
+  /// file. Throws Error(corrupt) if the file is not a state file, is incomplete or contradicts itself; allocations
+  /// never exceed the amount that the length of the file justifies. Throws Error(version) if a newer Muster wrote it.
+  /// os_error() is ENODATA if the file is shorter than its commit mark states, or has no mark. It is ESTALE if a server
+  /// reports that. On network file systems both may be temporary.
   static StateFile open(const std::string& path, FileAccess access = FileAccess::automatic);
   /// Returns whether a file begins with the magic of a commit mark; it may be incomplete. Throws Error(not_found | io).
   static bool is_state_file(const std::string& path);
@@ -89,12 +89,12 @@ class StateFile {
   /// Returns a tensor as a view of the mapping. If the file is read, or the tensor is compressed (several threads
   /// decompress it), it is in new memory. Elements are not checked against the checksum; use check(). Throws
   /// Error(not_found) if `index` is not less than tensors().size(), Error(corrupt) if a chunk is damaged, Error(io),
-  /// Error(no_space).
+  /// Error(out_of_space).
   [[nodiscard]] Tensor tensor(std::size_t index) const;
   /// Returns the tensor with a name. Throws Error(not_found) if it is missing, and as above.
   [[nodiscard]] Tensor tensor(std::string_view name) const;
   /// Reads bytes [offset, offset + target.size()) of the elements of a tensor, compressed or not. Throws
-  /// Error(argument) if the range exceeds the tensor, otherwise as tensor().
+  /// Error(invalid_argument) if the range exceeds the tensor, otherwise as tensor().
   void read(std::size_t index, std::uint64_t offset, std::span<std::byte> target) const;
   /// Returns the config and all tensors. Throws as config() and tensor().
   [[nodiscard]] State load() const;
@@ -124,8 +124,8 @@ struct StateFileOptions {
 
 /// Writes a state file. Names, dtypes and shapes are given first. Then the bytes are written in pieces, in any order,
 /// from several threads. The file grows next to `path`, and commit() renames it. An existing file is not changed until
-/// then. After any exception except Error(argument), the writer cannot be used: every later call throws
-/// Error(argument).
+/// then. After any exception except Error(invalid_argument), the writer cannot be used: every later call throws
+/// Error(invalid_argument).
 class StateFileWriter {
  public:
   /// The name, dtype and shape of a tensor to be written.
@@ -134,8 +134,8 @@ class StateFileWriter {
     DType dtype = DType::u8;
     Shape shape = {};
   };
-  /// Creates the temporary file. `config` must not contain tensors. Throws Error(argument) if a name, a shape (at most
-  /// 32 dimensions) or the compression level is invalid. Throws Error(no_space | io | not_found), and
+  /// Creates the temporary file. `config` must not contain tensors. Throws Error(invalid_argument) if a name, a shape
+  /// (at most 32 dimensions) or the compression level is invalid. Throws Error(out_of_space | io | not_found), and
   /// Error(unsupported) if libmuster-hdf5 cannot be loaded.
   StateFileWriter(const std::string& path, const Config& config, std::vector<Entry> tensors,
                   const StateFileOptions& options = {});
@@ -145,28 +145,28 @@ class StateFileWriter {
   ~StateFileWriter();
 
   /// Writes bytes of a tensor, starting at byte `offset` of the tensor. Write each byte once. Pieces of a compressed
-  /// tensor start and end at chunk boundaries, or are written in ascending order. Thread-safe. Throws Error(argument)
-  /// if the range exceeds the tensor; Error(no_space | io).
+  /// tensor start and end at chunk boundaries, or are written in ascending order. Thread-safe. Throws
+  /// Error(invalid_argument) if the range exceeds the tensor; Error(out_of_space | io).
   void write(std::size_t index, std::uint64_t offset, std::span<const std::byte> bytes);
-  /// Writes a whole tensor, which may be strided. Throws also Error(argument) if its dtype or shape is not the
+  /// Writes a whole tensor, which may be strided. Throws also Error(invalid_argument) if its dtype or shape is not the
   /// announced one.
   void write(std::size_t index, const TensorView& tensor);
   /// Writes all tensors, in the announced order, on all cores. Throws as write().
   void write_all(std::span<const TensorView> tensors, const ProgressCallback& progress = {});
 
   /// Returns the offset of a tensor in temporary_path(), for processes that write its bytes themselves; nullopt if it
-  /// is compressed. Call written_elsewhere() when the bytes are written. commit() then reads them to compute the
+  /// is compressed. Call mark_written() when the bytes are written. commit() then reads them to compute the
   /// checksum.
-  [[nodiscard]] std::optional<std::uint64_t> place(std::size_t index) const;
+  [[nodiscard]] std::optional<std::uint64_t> file_offset(std::size_t index) const;
   /// Returns the path of the temporary file.
   [[nodiscard]] const std::string& temporary_path() const noexcept;
   /// Declares that other processes have written all bytes of this tensor.
-  void written_elsewhere(std::size_t index);
+  void mark_written(std::size_t index);
 
   /// Completes the file, makes it durable (StateFileOptions::durable), and renames it. The order is: data, catalogue,
-  /// commit mark, name. Call it once. Throws Error(argument) if bytes are missing. Throws Error(no_space | io); an
-  /// existing file is then unchanged. Exception: if only syncing the directory failed, the new file is in place, but a
-  /// power failure may undo that.
+  /// commit mark, name. Call it once. Throws Error(invalid_argument) if bytes are missing. Throws Error(out_of_space |
+  /// io); an existing file is then unchanged. Exception: if only syncing the directory failed, the new file is in
+  /// place, but a power failure may undo that.
   void commit();
 
  private:

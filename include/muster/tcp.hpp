@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "muster/sync_group.hpp"
+#include "muster/group.hpp"
 
 namespace muster {
 
@@ -38,10 +38,10 @@ struct TcpGroupOptions {
 /// reported at the deadline. Each rank may destroy the group at a different time. At exit, a process waits for the
 /// groups of the other ranks to end: up to the timeout of the group, or 2 s after a failure.
 ///
-/// Throws Error(argument) if the address is malformed, and Error(io) if rank 0 cannot listen there. Throws
+/// Throws Error(invalid_argument) if the address is malformed, and Error(io) if rank 0 cannot listen there. Throws
 /// Error(timeout) with the ranks that did not arrive, or with a description of the process that was found in place of
 /// rank 0. Throws Error(version), and Error(rank_mismatch) if two processes have the same rank or ranks disagree about
 /// the size. All ranks that arrived throw these errors.
-std::shared_ptr<SyncGroup> tcp_group(const TcpGroupOptions& options);
+std::shared_ptr<Group> tcp_group(const TcpGroupOptions& options);
 
 }  // namespace muster

@@ -22,8 +22,8 @@ using Shape = std::vector<std::int64_t>;
 /// Steps in elements, one per extent. They may be zero or negative. Empty means row-major without gaps.
 using Strides = std::vector<std::int64_t>;
 
-/// Returns the number of elements. Throws Error(argument) if an extent is negative or the number does not fit in 63
-/// bits.
+/// Returns the number of elements. Throws Error(invalid_argument) if an extent is negative or the number does not fit
+/// in 63 bits.
 std::int64_t element_count(const Shape& shape);
 
 /// Returns the size of a contiguous tensor in bytes. For packed types it is rounded up to whole bytes. Throws as
@@ -34,9 +34,9 @@ std::size_t byte_size(DType dtype, const Shape& shape);
 std::string to_string(const Shape& shape);
 
 namespace detail {
-/// Throws Error(argument), because `shape` does not have that number of elements.
+/// Throws Error(invalid_argument), because `shape` does not have that number of elements.
 [[noreturn]] void refuse_count(std::size_t elements, const Shape& shape);
-/// Throws Error(argument) if the elements of `dtype` do not have `size` bytes.
+/// Throws Error(invalid_argument) if the elements of `dtype` do not have `size` bytes.
 void check_element_size(DType dtype, std::size_t size);
 }  // namespace detail
 
@@ -51,13 +51,13 @@ std::string to_string(const TensorSpec& spec);
 
 /// Refers to elements in memory that another object owns; valid as long as that memory. A view of elements on a GPU has
 /// the same shapes and strides, but the CPU cannot read its bytes. Every function that would read them throws
-/// Error(argument).
+/// Error(invalid_argument).
 class TensorView {
  public:
   TensorView() = default;
   /// `data` is the address of the first element on `device`. It may be null if there are no elements. Throws
-  /// Error(argument) if the shape overflows, if the number of strides differs from the number of extents, if a packed
-  /// dtype has strides, or if the index of the device is negative.
+  /// Error(invalid_argument) if the shape overflows, if the number of strides differs from the number of extents, if a
+  /// packed dtype has strides, or if the index of the device is negative.
   TensorView(DType dtype, Shape shape, const void* data, Strides strides = {}, Device device = {});
 
   [[nodiscard]] DType dtype() const noexcept { return dtype_; }
@@ -66,20 +66,20 @@ class TensorView {
   [[nodiscard]] const Strides& strides() const noexcept { return strides_; }
   /// Returns the address of the first element, which is an address on device().
   [[nodiscard]] const std::byte* data() const noexcept { return data_; }
-  /// Returns the same address, for reading by the CPU. Throws Error(argument) if the elements are on a GPU.
+  /// Returns the same address, for reading by the CPU. Throws Error(invalid_argument) if the elements are on a GPU.
   [[nodiscard]] const std::byte* host_data() const {
     if (!device_.is_host()) refuse_to_read();
     return data_;
   }
   /// Returns the address of the first element as a T, for reading by the CPU; strides() locates the others. Throws
-  /// Error(argument) if dtype_of<T> is not dtype(), if the elements are on a GPU, or if the address is not aligned for
-  /// T. Tensors of mapped files may begin at any byte; copy those.
+  /// Error(invalid_argument) if dtype_of<T> is not dtype(), if the elements are on a GPU, or if the address is not
+  /// aligned for T. Tensors of mapped files may begin at any byte; copy those.
   template <class T>
   [[nodiscard]] const T* data() const {
     check_elements(dtype_of<T>, sizeof(T), alignof(T));
     return reinterpret_cast<const T*>(data_);
   }
-  /// Returns all elements of a contiguous view. Throws as data(), and Error(argument) if the view is strided.
+  /// Returns all elements of a contiguous view. Throws as data(), and Error(invalid_argument) if the view is strided.
   template <class T>
   [[nodiscard]] std::span<const T> values() const {
     check_elements(dtype_of<T>, sizeof(T), alignof(T));
@@ -87,15 +87,15 @@ class TensorView {
   }
   [[nodiscard]] const Device& device() const noexcept { return device_; }
   [[nodiscard]] bool is_contiguous() const noexcept { return strides_.empty(); }
-  [[nodiscard]] std::int64_t elements() const noexcept { return elements_; }
+  [[nodiscard]] std::int64_t element_count() const noexcept { return elements_; }
   /// Returns the size of a contiguous copy in bytes.
   [[nodiscard]] std::size_t nbytes() const noexcept { return nbytes_; }
-  /// Returns the bytes of a contiguous view. Throws Error(argument) if the view is strided or its elements are on a
-  /// GPU.
+  /// Returns the bytes of a contiguous view. Throws Error(invalid_argument) if the view is strided or its elements are
+  /// on a GPU.
   [[nodiscard]] std::span<const std::byte> bytes() const;
 
-  /// Returns a view of the elements [begin, end) of dimension `dim`. Throws Error(argument) if the range is outside the
-  /// extent or cuts through a byte of a packed type.
+  /// Returns a view of the elements [begin, end) of dimension `dim`. Throws Error(invalid_argument) if the range is
+  /// outside the extent or cuts through a byte of a packed type.
   [[nodiscard]] TensorView slice(std::size_t dim, std::int64_t begin, std::int64_t end) const;
   /// Returns a view with the dimensions in reverse order. Nothing is copied.
   [[nodiscard]] TensorView transposed() const;
@@ -114,8 +114,8 @@ class TensorView {
 };
 
 /// Returns a view of the elements of a vector or a span, valid as long as they are. The dtype is dtype_of<T>. The shape
-/// is one-dimensional unless `shape` is given. Throws Error(argument) if `shape` has another number of elements, or if
-/// the size of T differs from the element size of its dtype.
+/// is one-dimensional unless `shape` is given. Throws Error(invalid_argument) if `shape` has another number of
+/// elements, or if the size of T differs from the element size of its dtype.
 template <class T, std::size_t N>
 TensorView view_of(std::span<T, N> elements, Shape shape) {
   if (element_count(shape) != static_cast<std::int64_t>(elements.size())) detail::refuse_count(elements.size(), shape);
@@ -141,11 +141,11 @@ template <class T>
 TensorView view_of(const std::vector<T>&& elements) = delete;
 
 /// Writes the elements of `source` to `target`, row-major and without gaps. `target` has space for source.nbytes()
-/// bytes. Throws Error(argument) if the elements are on a GPU.
+/// bytes. Throws Error(invalid_argument) if the elements are on a GPU.
 void copy_contiguous(const TensorView& source, std::byte* target);
 
 /// Returns whether both have the same dtype, shape and bits. NaN payloads and the sign of zero count; strides do not.
-/// Throws Error(argument) if the elements have to be compared and are on a GPU.
+/// Throws Error(invalid_argument) if the elements have to be compared and are on a GPU.
 bool bitwise_equal(const TensorView& a, const TensorView& b);
 
 /// A view together with the owner of its memory: heap, shared memory, a mapped file or a GPU. A borrowed tensor has no
@@ -158,10 +158,10 @@ class Tensor {
   /// Creates a writable tensor, so that mutable_data() may be used. `data` is the address of view.data().
   Tensor(TensorView view, std::shared_ptr<const void> owner, std::byte* data);
 
-  /// Allocates uninitialized heap memory, aligned to 64 bytes. Throws Error(no_space) if not enough memory is
+  /// Allocates uninitialized heap memory, aligned to 64 bytes. Throws Error(out_of_space) if not enough memory is
   /// available.
   static Tensor allocate(DType dtype, Shape shape);
-  /// Returns a contiguous copy on the heap. Throws Error(argument) if the source is on a GPU.
+  /// Returns a contiguous copy on the heap. Throws Error(invalid_argument) if the source is on a GPU.
   static Tensor copy_of(const TensorView& source);
   /// Returns a writable tensor that owns `elements`. The shape is one-dimensional unless `shape` is given. Throws as
   /// view_of().
@@ -201,7 +201,7 @@ class Tensor {
   }
   /// Returns whether mutable_data() may be used.
   [[nodiscard]] bool is_writable() const noexcept { return mutable_ != nullptr; }
-  /// Returns the address of the first element, for writing. Throws Error(argument) if the tensor is read-only
+  /// Returns the address of the first element, for writing. Throws Error(invalid_argument) if the tensor is read-only
   /// (gathered, mapped or borrowed tensors).
   [[nodiscard]] std::byte* mutable_data() const;
   /// Returns all elements of a contiguous tensor, for writing. Throws as mutable_data() and TensorView::values().

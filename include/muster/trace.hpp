@@ -63,7 +63,7 @@ struct ImbalanceReport {
 };
 /// Reports the load imbalance. `ranks` has one entry per rank. A step that a rank does not have is ignored, with a
 /// warning. If ranks differ in their number of iterations, only the iterations that all have are used, with a warning.
-/// Local. Throws Error(argument) if a rank has a step twice, or a time is negative or not a number.
+/// Local. Throws Error(invalid_argument) if a rank has a step twice, or a time is negative or not a number.
 ImbalanceReport report_load_imbalance(std::span<const RankTimes> ranks);
 /// Returns the report as text: one line per step, one for all steps, and the warnings.
 std::string to_string(const ImbalanceReport& report);

@@ -17,16 +17,16 @@ namespace muster {
 
 /// The category of a problem, for programs that handle some categories differently.
 enum class Defect : std::uint8_t {
-  file,        ///< a file cannot be opened, or its header contradicts itself
-  missing,     ///< a file, a rank or a tensor is missing
-  unindexed,   ///< a file or a tensor exists, but the index does not list it
-  twice,       ///< one name occurs in two places
-  index,       ///< the index is not valid JSON, or contradicts the files
-  numbering,   ///< the numbers of files or ranks have gaps, or different totals
-  disagree,    ///< shards differ in data that must be equal
-  left,        ///< a workspace contains leftovers of a process that no longer exists
-  checksum,    ///< the bytes of a tensor differ from its checksum, or the checksums belong to other tensors
-  unreadable,  ///< the file contains the data, but this program cannot read it
+  file,         ///< a file cannot be opened, or its header contradicts itself
+  missing,      ///< a file, a rank or a tensor is missing
+  not_indexed,  ///< a file or a tensor exists, but the index does not list it
+  duplicate,    ///< one name occurs in two places
+  index,        ///< the index is not valid JSON, or contradicts the files
+  numbering,    ///< the numbers of files or ranks have gaps, or different totals
+  mismatch,     ///< shards differ in data that must be equal
+  leftover,     ///< a workspace contains leftovers of a process that no longer exists
+  checksum,     ///< the bytes of a tensor differ from its checksum, or the checksums belong to other tensors
+  unreadable,   ///< the file contains the data, but this program cannot read it
 };
 /// Returns the name of a defect.
 std::string_view to_string(Defect defect) noexcept;
@@ -34,9 +34,9 @@ std::string_view to_string(Defect defect) noexcept;
 /// A problem that verify() found.
 struct VerifyProblem {
   Defect defect = Defect::file;
-  std::string file = {};    ///< name in the directory; may be empty
-  std::string tensor = {};  ///< may be empty
-  std::string words = {};   ///< the complete message
+  std::string file = {};     ///< name in the directory; may be empty
+  std::string tensor = {};   ///< may be empty
+  std::string message = {};  ///< the complete message
 };
 
 /// The kind of object that `path` was identified as.
@@ -64,13 +64,13 @@ struct VerifyOptions {
   bool checksums = true;           ///< reads all tensors that have checksums; false: only headers
   ProgressCallback progress = {};  ///< reports the bytes read
   /// For a third-party checkpoint: as in ExportOptions (export.hpp).
-  std::string at = {};
-  std::string shards = {};
-  /// If `plan`, `base` or `layout` is set, an export with them is also planned, and tensors that do not fit are
-  /// problems. Rank shards that record their plan are always checked against it.
+  std::string key = {};
+  std::string file_pattern = {};
+  /// If `plan`, `base_model` or `source_layout` is set, an export with them is also planned, and tensors that do not
+  /// fit are problems. Rank shards that record their plan are always checked against it.
   std::string plan = {};
-  std::string base = {};                      ///< a model directory, as in ExportOptions
-  std::optional<ParallelLayout> layout = {};  ///< layout of the ranks, as in ExportOptions
+  std::string base_model = {};                       ///< a model directory, as in ExportOptions
+  std::optional<ParallelLayout> source_layout = {};  ///< layout of the ranks, as in ExportOptions
 };
 
 /// Verifies `path` and reports all problems. Local. `path` is a directory in the Hugging Face layout, a workspace, or a
@@ -92,12 +92,13 @@ struct VerifyOptions {
 /// processes that no longer exist.
 ///
 /// Throws Error(not_found) if there is nothing to verify, Error(io) if a directory cannot be read, Error(version) if a
-/// newer Muster wrote it. With a plan, a base or a layout, throws Error(argument | not_found) as export_model().
+/// newer Muster wrote it. With a plan, a base or a layout, throws Error(invalid_argument | not_found) as
+/// export_model().
 VerifyReport verify(const std::string& path, const VerifyOptions& options = {});
 
 /// Writes muster.checksums.json next to a checkpoint and replaces an existing one. Returns the number of tensors.
-/// Local. Throws Error(argument) if `path` is not a checkpoint directory or is incomplete; the message contains the
-/// first problem. Throws Error(io | no_space).
+/// Local. Throws Error(invalid_argument) if `path` is not a checkpoint directory or is incomplete; the message contains
+/// the first problem. Throws Error(io | out_of_space).
 std::uint64_t write_checksums(const std::string& path, const ProgressCallback& progress = {});
 
 }  // namespace muster

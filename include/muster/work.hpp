@@ -31,9 +31,9 @@ class Operation {
   /// Called after get() has thrown. Returns false if the call was only rejected and can be repeated.
   [[nodiscard]] virtual bool has_ended() const noexcept = 0;
 };
-/// Throws Error(argument), because the result has been taken, or the Work is empty.
+/// Throws Error(invalid_argument), because the result has been taken, or the Work is empty.
 [[noreturn]] void refuse_empty_work();
-/// Throws Error(argument), because another thread is in get().
+/// Throws Error(invalid_argument), because another thread is in get().
 [[noreturn]] void refuse_second_get();
 /// Returns the ID of the calling process.
 std::int64_t own_process() noexcept;
@@ -70,7 +70,7 @@ class [[nodiscard]] Work {
     return !operation || operation->wait_for(time);
   }
   /// Waits until the operation has ended, and returns its result or throws its error. Call it once. Exception: it can
-  /// be repeated if it was rejected, such as by Error(argument) because another thread uses the group.
+  /// be repeated if it was rejected, such as by Error(invalid_argument) because another thread uses the group.
   Result get() {
     if (!state_) detail::refuse_empty_work();
     detail::check_process(state_->process);

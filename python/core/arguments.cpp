@@ -8,7 +8,8 @@
 namespace muster::python {
 
 void refuse_argument(nb::handle object, const char* name, const char* wanted) {
-  throw Error(ErrorKind::argument, fmt::format("{}: {} is not {}", name, nb::type_name(object.type()).c_str(), wanted));
+  throw Error(ErrorKind::invalid_argument,
+              fmt::format("{}: {} is not {}", name, nb::type_name(object.type()).c_str(), wanted));
 }
 
 std::int64_t integer_of(nb::handle object, const char* name) {

@@ -16,10 +16,10 @@
 
 namespace muster::python {
 
-/// Throws Error(argument), because the argument `name` has the type of `object` instead of the expected one.
+/// Throws Error(invalid_argument), because the argument `name` has the type of `object` instead of the expected one.
 [[noreturn]] void refuse_argument(nb::handle object, const char* name, const char* wanted);
 
-/// Returns the result of operator.index(). Throws Error(argument) for floats, texts and other types.
+/// Returns the result of operator.index(). Throws Error(invalid_argument) for floats, texts and other types.
 std::int64_t integer_of(nb::handle object, const char* name);
 
 template <class Value>
@@ -75,7 +75,8 @@ struct Argument<std::optional<Value>> {
   }
 };
 
-/// Converts an argument to a bool, a number, a text, a list or an optional of one. Throws Error(argument) with `name`.
+/// Converts an argument to a bool, a number, a text, a list or an optional of one. Throws Error(invalid_argument) with
+/// `name`.
 template <class Value>
 Value argument_of(nb::handle object, const char* name) {
   return Argument<Value>::of(object, name);
@@ -108,7 +109,7 @@ auto made_or_refused(const Make& make, const Refuse& refuse) -> decltype(make())
 
 /// Does the same for calls of a group that begin with Group::together().
 template <class Make>
-auto made_for(SyncGroup& group, const Make& make) -> decltype(make()) {
+auto made_for(Group& group, const Make& make) -> decltype(make()) {
   return made_or_refused(make, [&](const Error& failure) { group::inside(group).refuse(failure); });
 }
 

@@ -20,7 +20,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little);
 
 [[noreturn]] void refuse(const std::string& words) {
-  throw Error(ErrorKind::argument, words);
+  throw Error(ErrorKind::invalid_argument, words);
 }
 
 /// Returns the dtype of a NumPy kind and an item size. `kind`: b(ool), i, u, f, c, as in __array_interface__.

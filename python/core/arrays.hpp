@@ -6,11 +6,11 @@
 
 namespace muster::python {
 
-/// Returns a tensor of the memory that an object exports by the buffer protocol. Throws Error(argument) if the format
-/// has no dtype, nb::python_error if the object refuses.
+/// Returns a tensor of the memory that an object exports by the buffer protocol. Throws Error(invalid_argument) if the
+/// format has no dtype, nb::python_error if the object refuses.
 Tensor tensor_from_buffer(nb::handle object);
 
-/// Returns a tensor of the memory that __array_interface__ describes. Throws Error(argument).
+/// Returns a tensor of the memory that __array_interface__ describes. Throws Error(invalid_argument).
 Tensor tensor_from_array_interface(nb::handle object);
 
 /// Type slots of the class Tensor. Dtypes without a buffer format are exported as "B" or "H"; packed ones as one

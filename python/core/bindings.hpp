@@ -20,7 +20,7 @@
 #include "muster/config.hpp"
 #include "muster/dtype.hpp"
 #include "muster/error.hpp"
-#include "muster/sync_group.hpp"
+#include "muster/group.hpp"
 #include "muster/tensor.hpp"
 
 namespace muster::python {
@@ -53,7 +53,7 @@ auto converted(const Make& make) -> decltype(make()) {
   try {
     return make();
   } catch (nb::python_error& error) {
-    throw error_of(error, ErrorKind::argument);
+    throw error_of(error, ErrorKind::invalid_argument);
   } catch (const nb::cast_error&) {
     throw not_of_its_type();
   }
@@ -63,10 +63,10 @@ auto converted(const Make& make) -> decltype(make()) {
 std::shared_ptr<const void> owner_of(nb::object object);
 
 /// Converts an object to a tensor, which keeps the object alive: a muster.Tensor, or an object with the buffer
-/// protocol, __dlpack__ or __array_interface__. Throws Error(argument) with `path` in front of the message.
+/// protocol, __dlpack__ or __array_interface__. Throws Error(invalid_argument) with `path` in front of the message.
 Tensor tensor_of(nb::handle object);
 
-/// Converts a Python object to a config. Throws Error(argument) that names the position of an invalid value:
+/// Converts a Python object to a config. Throws Error(invalid_argument) that names the position of an invalid value:
 /// `config["scale"]: ...`.
 Config config_of(nb::handle object);
 /// Converts a config to dict, list, str, int, float, bool, None and muster.Tensor.
@@ -76,16 +76,16 @@ nb::object object_of(const Config& config);
 /// surrogates.
 nb::object text_object(const std::string& text);
 
-/// Returns the bytes of an int, or of text such as "256MiB". Throws Error(argument).
+/// Returns the bytes of an int, or of text such as "256MiB". Throws Error(invalid_argument).
 std::uint64_t bytes_of(nb::handle size);
 
-/// Returns the dtype of a name, or of a dtype of NumPy, ml_dtypes or PyTorch. Throws Error(argument).
+/// Returns the dtype of a name, or of a dtype of NumPy, ml_dtypes or PyTorch. Throws Error(invalid_argument).
 DType dtype_of(nb::handle dtype);
 
 /// Converts a muster.Group, or a process group of torch.distributed; None: the world.
-std::shared_ptr<SyncGroup> group_of(nb::handle group);
+std::shared_ptr<Group> group_of(nb::handle group);
 
-/// Converts seconds; unset: the default of the group. Throws Error(argument) if the value is not positive.
+/// Converts seconds; unset: the default of the group. Throws Error(invalid_argument) if the value is not positive.
 std::optional<std::chrono::milliseconds> timeout_of(std::optional<double> seconds);
 
 /// Returns the ranks of a list; unset: all ranks.

@@ -49,7 +49,8 @@ ReduceOp op_of(nb::handle op) {
   if (name == "min") return ReduceOp::min;
   if (name == "max") return ReduceOp::max;
   if (name == "average") return ReduceOp::average;
-  throw Error(ErrorKind::argument, fmt::format("op is 'sum', 'product', 'min', 'max' or 'average', not '{}'", name));
+  throw Error(ErrorKind::invalid_argument,
+              fmt::format("op is 'sum', 'product', 'min', 'max' or 'average', not '{}'", name));
 }
 
 CollectiveOptions options_of(nb::handle timeout) {
@@ -403,12 +404,12 @@ void bind_collectives(nb::module_& module) {
       .def_prop_ro("backend", [](const ProcessGroup& self) { return std::string(self.backend()); })
       .def("global_rank", &ProcessGroup::global_rank, nb::arg("rank"),
            "Returns the number in the job of a rank of this group.")
-      .def("rank_of_global", &ProcessGroup::rank_of_global, nb::arg("global_rank"),
+      .def("group_rank", &ProcessGroup::group_rank, nb::arg("global_rank"),
            "Returns the rank in this group of a rank of the job; None if it is not in this group.")
       .def(
           "abort",
           [](ProcessGroup& self, const std::string& reason) {
-            self.group().poison(group::in_own_name(self.group(), Error(ErrorKind::cancelled, reason)));
+            self.group().abort(group::in_own_name(self.group(), Error(ErrorKind::cancelled, reason)));
           },
           nb::arg("reason"),
           "Aborts the group: waits on any rank, and all later calls, raise CancelledError. Local; any thread.");

@@ -26,7 +26,7 @@ struct Place {
     if (!name.is_valid()) PyErr_Clear();
     return fmt::format("{}[{}]", above->text(), name.is_valid() ? nb::cast<nb::str>(name).c_str() : "?");
   }
-  [[noreturn]] void refuse(const std::string& words, ErrorKind kind = ErrorKind::argument) const {
+  [[noreturn]] void refuse(const std::string& words, ErrorKind kind = ErrorKind::invalid_argument) const {
     throw Error(kind, text() + ": " + words);
   }
 };
@@ -96,7 +96,7 @@ Config leaf_of(PyObject* object, const Place& place) {
     }
     // JSON has no bytes, and a tensor in their place would come back as another type.
     if (PyBytes_Check(object) != 0)
-      throw Error(ErrorKind::argument,
+      throw Error(ErrorKind::invalid_argument,
                   "bytes is not a value of a config: pass a str (.decode()), or a tensor of its bytes "
                   "(muster.as_tensor(value))");
     if (looks_like_tensor(object)) return tensor_of(handle);
@@ -114,7 +114,7 @@ Config leaf_of(PyObject* object, const Place& place) {
 
 Config value_of(PyObject* object, const Place& place, int depth) {
   if (depth > max_config_depth)
-    throw Error(ErrorKind::argument, fmt::format("config: nested more than {} deep", max_config_depth));
+    throw Error(ErrorKind::invalid_argument, fmt::format("config: nested more than {} deep", max_config_depth));
   if (object == Py_None) return nullptr;
   if (PyBool_Check(object) != 0) return object == Py_True;
   if (PyLong_Check(object) != 0) return integer_of(object, place);

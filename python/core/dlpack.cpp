@@ -39,7 +39,7 @@ constexpr std::uint8_t first_of_1_1 = 7;
 constexpr std::uint64_t is_padded = 4;  // each packed element uses a whole byte
 
 [[noreturn]] void refuse(const std::string& words) {
-  throw Error(ErrorKind::argument, "DLPack: " + words);
+  throw Error(ErrorKind::invalid_argument, "DLPack: " + words);
 }
 [[noreturn]] void refuse_device(int type) {
   refuse("the tensor is on a device (type " + std::to_string(type) + "): copy it to the host first (.cpu())");

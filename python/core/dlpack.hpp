@@ -65,11 +65,11 @@ inline constexpr std::uint64_t is_copied = 2;
 
 }  // namespace dlpack
 
-/// Throws Error(argument) if obj.__dlpack_device__() does not report host memory.
+/// Throws Error(invalid_argument) if obj.__dlpack_device__() does not report host memory.
 void check_on_host(nb::handle object);
 
-/// Returns the tensor of obj.__dlpack__(). Throws Error(argument) if the tensor is on a device, its dtype is unknown,
-/// or the capsule has been consumed.
+/// Returns the tensor of obj.__dlpack__(). Throws Error(invalid_argument) if the tensor is on a device, its dtype is
+/// unknown, or the capsule has been consumed.
 Tensor tensor_from_dlpack(nb::handle object);
 
 /// Does the same without a capsule, about twenty times as fast. It returns nullopt unless the type of the object has

@@ -33,7 +33,7 @@ void raise(const Error& error) {
 }  // namespace
 
 Error not_of_its_type() {
-  return {ErrorKind::argument, "an argument is not of the type that it should be"};
+  return {ErrorKind::invalid_argument, "an argument is not of the type that it should be"};
 }
 
 Error error_of(nb::python_error& raised, ErrorKind otherwise, Trace trace) {

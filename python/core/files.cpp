@@ -111,12 +111,12 @@ void bind_states(nb::module_& module) {
       nb::arg().none(), nb::arg().none());
   module.def(
       "write_state_file",
-      [](const std::string& path, nb::handle config, nb::handle weights, int rank, int world_size,
-         std::uint64_t generation, std::optional<int> zstd_level, bool durable, nb::handle progress) {
+      [](const std::string& path, nb::handle config, nb::handle weights, int rank, int world_size, std::uint64_t step,
+         std::optional<int> zstd_level, bool durable, nb::handle progress) {
         State state{.config = config_of(config), .weights = weights_of(weights)};
         if (weights.is_none()) state = split(state.config);
         StateFileOptions options{.zstd_level = zstd_level, .durable = durable};
-        options.info.generation = generation;
+        options.info.step = step;
         options.info.rank = rank;
         options.info.world_size = world_size;
         long_work(progress, [&](const ProgressCallback& tell, const std::stop_token& stop) {
@@ -136,29 +136,27 @@ void bind_states(nb::module_& module) {
     nb::dict told;
     told["rank"] = info->rank;
     told["world_size"] = info->world_size;
-    told["generation"] = info->generation;
+    told["generation"] = info->step;
     return nb::make_tuple(object_of(state.config), dict_of(state.weights), told);
   });
 }
 
 void bind_workspaces(nb::module_& module) {
-  nb::class_<NFSWorkspace>(module, "Workspace")
+  nb::class_<Workspace>(module, "Workspace")
       .def(
           "__init__",
-          [](NFSWorkspace* self, const std::optional<std::string>& path, std::shared_ptr<SyncGroup> group,
-             std::optional<int> zstd_level, bool durable, int generations_kept, std::optional<double> timeout) {
-            const WorkspaceOptions options{.zstd_level = zstd_level,
-                                           .durable = durable,
-                                           .generations_kept = generations_kept,
-                                           .timeout = timeout_of(timeout)};
-            new (self) NFSWorkspace(without_gil([&] { return NFSWorkspace(path, group, options); }));
+          [](Workspace* self, const std::optional<std::string>& path, std::shared_ptr<Group> group,
+             std::optional<int> zstd_level, bool durable, int steps_kept, std::optional<double> timeout) {
+            const WorkspaceOptions options{
+                .zstd_level = zstd_level, .durable = durable, .steps_kept = steps_kept, .timeout = timeout_of(timeout)};
+            new (self) Workspace(without_gil([&] { return Workspace(path, group, options); }));
           },
           nb::arg().none(), nb::arg().none(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg().none())
-      .def_prop_ro("path", &NFSWorkspace::path)
-      .def_prop_ro("is_initialized", &NFSWorkspace::is_initialized)
+      .def_prop_ro("path", &Workspace::path)
+      .def_prop_ro("is_initialized", &Workspace::is_initialized)
       .def(
           "write",
-          [](NFSWorkspace& self, nb::handle config, nb::handle weights, std::optional<std::uint64_t> step) {
+          [](Workspace& self, nb::handle config, nb::handle weights, std::optional<std::uint64_t> step) {
             const Config tree = config_of(config);
             const std::vector<NamedTensor> named = weights_of(weights);
             return without_gil([&] { return self.write_configs_and_weights(tree, named, step); });
@@ -166,16 +164,16 @@ void bind_workspaces(nb::module_& module) {
           nb::arg().none(), nb::arg().none(), nb::arg().none())
       .def(
           "read",
-          [](NFSWorkspace& self, int rank, std::uint64_t at_least, std::optional<std::uint64_t> step, bool on_all_ranks,
+          [](Workspace& self, int rank, std::uint64_t min_step, std::optional<std::uint64_t> step, bool on_all_ranks,
              bool newest) -> nb::object {
-            const WorkspaceQuery query{.at_least = at_least,
+            const WorkspaceQuery query{.min_step = min_step,
                                        .step = step,
                                        .on_all_ranks = on_all_ranks,
                                        .job = newest ? WorkspaceJob::newest : WorkspaceJob::own};
             const auto state = without_gil([&] { return self.read_configs_and_weights_from_rank(rank, query); });
             if (!state) return nb::none();
             nb::dict told;
-            told["generation"] = state->generation;
+            told["generation"] = state->step;
             told["path"] = state->path;
             told["world_size"] = state->world_size;
             return nb::make_tuple(object_of(state->state.config), dict_of(state->state.weights), told);
@@ -258,9 +256,9 @@ class Options {
     try {
       read(given_[name]);
     } catch (nb::python_error& error) {
-      throw error_of(error, ErrorKind::argument);
+      throw error_of(error, ErrorKind::invalid_argument);
     } catch (const nb::cast_error&) {
-      throw Error(ErrorKind::argument, fmt::format("{} is not of the type that it should be", name));
+      throw Error(ErrorKind::invalid_argument, fmt::format("{} is not of the type that it should be", name));
     }
   }
 
@@ -271,11 +269,11 @@ inspect::SourceOptions source_options_of(const nb::dict& given) {
   const Options options(given);
   inspect::SourceOptions made;
   options.take("plan", made.plan);
-  options.take("at", made.foreign.at);
-  options.take("shards", made.foreign.shards);
-  options.take("base", made.base);
+  options.take("at", made.thirdparty.key);
+  options.take("shards", made.thirdparty.file_pattern);
+  options.take("base", made.base_model);
   options.take("rank", made.states.rank);
-  options.take("generation", made.states.generation);
+  options.take("generation", made.states.step);
   options.take("job", made.states.job);
   return made;
 }
@@ -287,27 +285,27 @@ nb::object shard(const std::string& model_dir, const std::string& out, const std
   options.take("force", made.force);
   options.take("to_workspace", made.to_workspace);
   options.take("zstd_level", made.zstd_level);
-  options.take("carry", made.carry);
-  options.take("from_layout", made.from);
-  options.take("at", made.at);
-  options.take("shards", made.shards);
-  options.take("job", made.job);
-  options.take("generation", made.generation);
-  options.take("base", made.base);
+  options.take("carry", made.extra_files);
+  options.take("from_layout", made.source_layout);
+  options.take("at", made.key);
+  options.take("shards", made.file_pattern);
+  options.take("job", made.job_id);
+  options.take("generation", made.step);
+  options.take("base", made.base_model);
   options.take("to_plan", made.to_plan);
-  options.take("abandoned_after", made.abandoned_after);
+  options.take("stale_after", made.stale_after);
   options.take("dry_run", made.dry_run);
   const ShardReport report = long_work(progress, [&](const ProgressCallback& tell, std::stop_token stop) {
     made.progress = tell;
     made.stop = std::move(stop);
-    return shard_model(model_dir, out, plan, ParallelLayout::parse(layout), made);
+    return shard_model(model_dir, out, ParallelLayout::parse(layout), plan, made);
   });
   nb::dict told;
   told["tensors"] = report.tensors;
   told["bytes"] = report.bytes;
   told["bytes_written"] = report.bytes_written;
   told["job"] = report.job;
-  told["left"] = left_of(report.left);
+  told["left"] = left_of(report.skipped);
   told["notes"] = nb::cast(report.notes);
   told["seconds"] = report.seconds;
   return told;
@@ -319,10 +317,10 @@ nb::object load_shard_of(const std::string& model_dir, const std::string& plan, 
   const auto ranks = group.is_none() ? nullptr : group_of(group);
   const auto arguments = [&] {
     const Options options(given);
-    options.take("at", made.at);
-    options.take("shards", made.shards);
-    options.take("from_layout", made.from);
-    options.take("base", made.base);
+    options.take("at", made.key);
+    options.take("shards", made.file_pattern);
+    options.take("from_layout", made.source_layout);
+    options.take("base", made.base_model);
     options.take("to_plan", made.to_plan);
     return ParallelLayout::parse(layout);
   };
@@ -331,7 +329,7 @@ nb::object load_shard_of(const std::string& model_dir, const std::string& plan, 
   return dict_of(long_work(progress, [&](const ProgressCallback& tell, std::stop_token stop) {
     made.progress = tell;
     made.stop = std::move(stop);
-    return ranks ? load_shard(model_dir, plan, cut, rank, *ranks, made) : load_shard(model_dir, plan, cut, rank, made);
+    return ranks ? load_shard(model_dir, cut, rank, plan, *ranks, made) : load_shard(model_dir, cut, rank, plan, made);
   }));
 }
 
@@ -343,31 +341,31 @@ ExportOptions export_options_of(const nb::dict& given) {
   options.take_bytes("max_shard_size", made.max_shard_size);
   options.take_bytes("memory_budget", made.memory_budget);
   options.take("writers", writers);
-  options.take("layout", made.layout);
-  options.take("to", made.to);
+  options.take("layout", made.source_layout);
+  options.take("to", made.target_layout);
   options.take("to_plan", made.to_plan);
   options.take("dtype", made.dtype);
   options.take("cast_all", made.cast_all);
   options.take("resume", made.resume);
-  options.take("base", made.base);
+  options.take("base", made.base_model);
   options.take("select", made.select);
   options.take("exclude", made.exclude);
   options.take("checksums", made.checksums);
-  options.take("job", made.job);
-  options.take("generation", made.generation);
-  options.take("at", made.at);
-  options.take("shards", made.shards);
-  options.take("carry", made.carry);
-  options.take("abandoned_after", made.abandoned_after);
+  options.take("job", made.job_id);
+  options.take("generation", made.step);
+  options.take("at", made.key);
+  options.take("shards", made.file_pattern);
+  options.take("carry", made.extra_files);
+  options.take("stale_after", made.stale_after);
   if (!writers) return made;
-  if (writers != to_string(Writers::first) && writers != to_string(Writers::owners))
-    throw Error(ErrorKind::argument, fmt::format("writers is 'owners' or 'first', not '{}'", *writers));
-  made.writers = writers == to_string(Writers::first) ? Writers::first : Writers::owners;
+  if (writers != to_string(Writers::rank0) && writers != to_string(Writers::all))
+    throw Error(ErrorKind::invalid_argument, fmt::format("writers is 'owners' or 'first', not '{}'", *writers));
+  made.writers = writers == to_string(Writers::rank0) ? Writers::rank0 : Writers::all;
   return made;
 }
 
-nb::object export_shards(const std::string& shards_dir, const std::string& out, const std::string& plan,
-                         SyncGroup& group, const nb::dict& given, nb::handle progress) {
+nb::object export_shards(const std::string& shards_dir, const std::string& out, const std::string& plan, Group& group,
+                         const nb::dict& given, nb::handle progress) {
   // The other ranks are already waiting for this rank.
   ExportOptions options = group::or_fail(group, [&] { return export_options_of(given); });
   const auto work = [&](const ProgressCallback& tell, std::stop_token stop) {
@@ -380,12 +378,12 @@ nb::object export_shards(const std::string& shards_dir, const std::string& out, 
       long_work(progress, work, group.kind() == "mpi" ? std::launch::deferred : std::launch::async);
   nb::dict told;
   if (group.rank() != 0) return told;
-  told["account"] = object_of(inspect::account_tree(report.account));
+  told["account"] = object_of(inspect::account_tree(report.manifest));
   told["files_resumed"] = report.files_resumed;
   told["bytes_resumed"] = report.bytes_resumed;
   told["writers"] = std::string(to_string(report.writers));
   told["bytes_written"] = nb::cast(report.bytes_written);
-  told["left"] = left_of(report.left);
+  told["left"] = left_of(report.skipped);
   told["seconds"] = report.seconds;
   return told;
 }
@@ -405,11 +403,11 @@ void bind_checkpoints(nb::module_& module) {
         VerifyOptions made;
         const Options options(given);
         options.take("checksums", made.checksums);
-        options.take("at", made.at);
-        options.take("shards", made.shards);
+        options.take("at", made.key);
+        options.take("shards", made.file_pattern);
         options.take("plan", made.plan);
-        options.take("base", made.base);
-        options.take("layout", made.layout);
+        options.take("base", made.base_model);
+        options.take("layout", made.source_layout);
         const auto work = [&](const ProgressCallback& tell, const std::stop_token& stop) {
           made.progress = ended_by(tell, stop, "verifying " + path);
           return verify(path, made);

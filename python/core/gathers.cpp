@@ -24,16 +24,16 @@ using gather::Operation;
 
 /// Returns make(), which converts Python objects to arguments. If it fails, every rank of the group receives the error.
 template <class Make>
-auto arguments_of(Operation operation, SyncGroup& group, const Make& make) -> decltype(make()) {
+auto arguments_of(Operation operation, Group& group, const Make& make) -> decltype(make()) {
   return made_or_refused(make, [&](const Error& failure) { gather::refuse(operation, failure, all_ranks, group, {}); });
 }
 
 Route route_named(const std::string& name) {
-  if (name == "auto") return Route::automatic;
+  if (name == "auto") return Route::auto_;
   constexpr std::array all{Route::local, Route::shm, Route::workspace, Route::mpi, Route::tcp, Route::device};
   for (const Route each : all)
     if (to_string(each) == name) return each;
-  throw Error(ErrorKind::argument, fmt::format("there is no route '{}'", name));
+  throw Error(ErrorKind::invalid_argument, fmt::format("there is no route '{}'", name));
 }
 
 using Ranks = std::optional<std::vector<int>>;
@@ -51,8 +51,8 @@ Asked asked(nb::handle ranks, const nb::dict& options) {
   Asked asked{argument_of<Ranks>(ranks, "ranks"), {}};
   const auto own = argument_of<std::string>(options["own"], "own");
   if (own != "borrow" && own != "copy")
-    throw Error(ErrorKind::argument, fmt::format("own is 'borrow' or 'copy', not '{}'", own));
-  asked.options.own = own == "copy" ? Own::copy : Own::borrow;
+    throw Error(ErrorKind::invalid_argument, fmt::format("own is 'borrow' or 'copy', not '{}'", own));
+  asked.options.root_tensors = own == "copy" ? RootTensors::copy : RootTensors::borrow;
   asked.options.writable = argument_of<bool>(options["writable"], "writable");
   if (!options["into"].is_none())
     for (const nb::handle each : nb::iter(options["into"])) asked.options.into.push_back(tensor_of(each));
@@ -62,7 +62,7 @@ Asked asked(nb::handle ranks, const nb::dict& options) {
   return asked;
 }
 
-nb::object report_of(const Exchange& exchange) {
+nb::object report_of(const ExchangeResult& exchange) {
   const ExchangeReport& report = exchange.report();
   nb::dict dict;
   dict["route"] = std::string(to_string(report.route));
@@ -93,17 +93,17 @@ nb::object object_of_entry(const Tensor& value) {
 
 /// Returns (exchange, entries).
 template <class T>
-nb::object pair_of(Gathered<T> gathered) {
+nb::object pair_of(GatherResult<T> gathered) {
   nb::list entries;
   for (std::size_t i = 0; i < gathered.size(); ++i) {
     const std::optional<T>& entry = gathered[i];
     entries.append(entry ? object_of_entry(*entry) : nb::none());
   }
   gathered.release();
-  return nb::make_tuple(Exchange(std::move(gathered)), entries);
+  return nb::make_tuple(ExchangeResult(std::move(gathered)), entries);
 }
 
-nb::object get_configs(nb::handle value, nb::handle ranks, SyncGroup& group, const nb::dict& options) {
+nb::object get_configs(nb::handle value, nb::handle ranks, Group& group, const nb::dict& options) {
   std::optional<Config> config;
   const Asked call = arguments_of(Operation::configs, group, [&] {
     if (!value.is_none()) config = config_of(value);
@@ -113,7 +113,7 @@ nb::object get_configs(nb::handle value, nb::handle ranks, SyncGroup& group, con
       [&] { return get_configs_parallel(config ? &*config : nullptr, list_of(call.ranks), group, call.options); }));
 }
 
-nb::object get_tensors(nb::handle value, nb::handle ranks, SyncGroup& group, const nb::dict& options) {
+nb::object get_tensors(nb::handle value, nb::handle ranks, Group& group, const nb::dict& options) {
   Tensor tensor;
   const Asked call = arguments_of(Operation::tensors, group, [&] {
     tensor = tensor_of(value);
@@ -125,12 +125,13 @@ nb::object get_tensors(nb::handle value, nb::handle ranks, SyncGroup& group, con
 Merge merge_of(nb::handle given) {
   const auto merge = nb::isinstance<nb::tuple>(given) ? nb::borrow<nb::tuple>(given) : nb::tuple();
   if (merge.size() == 0 || !nb::isinstance<nb::str>(merge[0]))
-    throw Error(ErrorKind::argument, "the merge is none: pass muster.concat(0), muster.stack, muster.sum, ...");
+    throw Error(ErrorKind::invalid_argument, "the merge is none: pass muster.concat(0), muster.stack, muster.sum, ...");
   const auto name = argument_of<std::string>(merge[0], "merge");
   const auto check_length = [&](std::size_t length) {
     if (merge.size() != length)
-      throw Error(ErrorKind::argument, fmt::format("the merge '{}' has {} items instead of {}: pass muster.{}", name,
-                                                   merge.size(), length, length == 1 ? name : "concat(0)"));
+      throw Error(ErrorKind::invalid_argument,
+                  fmt::format("the merge '{}' has {} items instead of {}: pass muster.{}", name, merge.size(), length,
+                              length == 1 ? name : "concat(0)"));
   };
   if (name == "concat") {
     check_length(3);
@@ -142,11 +143,10 @@ Merge merge_of(nb::handle given) {
       check_length(1);
       return each;
     }
-  throw Error(ErrorKind::argument, fmt::format("there is no merge '{}'", name));
+  throw Error(ErrorKind::invalid_argument, fmt::format("there is no merge '{}'", name));
 }
 
-nb::object merge_tensor(nb::handle value, nb::handle merge, nb::handle ranks, SyncGroup& group,
-                        const nb::dict& options) {
+nb::object merge_tensor(nb::handle value, nb::handle merge, nb::handle ranks, Group& group, const nb::dict& options) {
   Tensor tensor;
   Merge kind;
   const Asked call = arguments_of(Operation::merge, group, [&] {
@@ -154,11 +154,11 @@ nb::object merge_tensor(nb::handle value, nb::handle merge, nb::handle ranks, Sy
     kind = merge_of(merge);
     return asked(ranks, options);
   });
-  Merged merged =
+  MergeResult merged =
       without_gil([&] { return gather::merge_tensor(tensor, kind, list_of(call.ranks), group, call.options); });
   const nb::object result = merged.tensor() ? nb::cast(*merged.tensor()) : nb::none();
   merged.release();
-  return nb::make_tuple(Exchange(std::move(merged)), result);
+  return nb::make_tuple(ExchangeResult(std::move(merged)), result);
 }
 
 /// Runs a callback into Python, and converts its exception to the failure that all ranks receive.
@@ -180,9 +180,9 @@ nb::object object_of_part(const LayerPart& part) {
     nb::dict each;
     each["rank"] = slice.rank;
     each["path"] = slice.path;
-    each["dtype"] = std::string(to_string(slice.whole.dtype));
-    each["shape"] = nb::tuple(nb::cast(slice.whole.shape));
-    each["first"] = slice.first;
+    each["dtype"] = std::string(to_string(slice.tensor.dtype));
+    each["shape"] = nb::tuple(nb::cast(slice.tensor.shape));
+    each["first"] = slice.offset;
     each["elements"] = slice.elements;
     slices.append(each);
   }
@@ -195,13 +195,13 @@ nb::object object_of_part(const LayerPart& part) {
     each["shape"] = nb::tuple(nb::cast(tensor.whole.shape));
     tensors.append(each);
   }
-  return nb::make_tuple(part.layer, part.part, part.parts, nb::cast(part.ranks), configs, slices, tensors);
+  return nb::make_tuple(part.layer, part.part, part.num_parts, nb::cast(part.ranks), configs, slices, tensors);
 }
 
 /// `source()` returns a tuple of one config, or None at the end; `consume(...)` receives a part. Both run on this
 /// thread.
-nb::object stream(nb::callable source, nb::handle ranks, SyncGroup& group, nb::callable consume,
-                  const nb::dict& options, const std::stop_source& stop) {
+nb::object stream(nb::callable source, nb::handle ranks, Group& group, nb::callable consume, const nb::dict& options,
+                  const std::stop_source& stop) {
   StreamOptions given;
   const Ranks list = arguments_of(Operation::stream, group, [&] {
     given.memory_budget = bytes_of(options["memory_budget"]);
@@ -235,11 +235,11 @@ nb::object stream(nb::callable source, nb::handle ranks, SyncGroup& group, nb::c
 }  // namespace
 
 void bind_gathers(nb::module_& module) {
-  nb::class_<Exchange>(module, "Exchange")
-      .def_prop_ro("ranks", &Exchange::ranks)
-      .def("explain", &Exchange::explain)
+  nb::class_<ExchangeResult>(module, "ExchangeResult")
+      .def_prop_ro("ranks", &ExchangeResult::ranks)
+      .def("explain", &ExchangeResult::explain)
       .def("report", report_of)
-      .def("wait_released", [](const Exchange& self, double timeout) {
+      .def("wait_released", [](const ExchangeResult& self, double timeout) {
         const auto longest = *timeout_of(timeout);
         return without_gil([&] { return self.wait_released(longest); });
       });
@@ -250,7 +250,7 @@ void bind_gathers(nb::module_& module) {
     self.request_stop();
   });
   module.def("gather_each", stream, nb::arg(), nb::arg().none(), nb::arg(), nb::arg(), nb::arg(), nb::arg());
-  module.def("trim", [](SyncGroup& group) { return without_gil([&] { return trim(group); }); });
+  module.def("trim", [](Group& group) { return without_gil([&] { return trim(group); }); });
 }
 
 }  // namespace muster::python

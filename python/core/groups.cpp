@@ -24,10 +24,10 @@ WaitOptions options_of(const Given<Seconds>& timeout) {
   return {.timeout = timeout_of(argument_of<Seconds>(timeout, "timeout"))};
 }
 
-nb::object info_of(const SyncGroup& group, int rank) {
+nb::object info_of(const Group& group, int rank) {
   const RankInfo& info = group.info(rank);
   nb::dict dict;
-  dict["rank"] = info.rank;
+  dict["rank"] = info.global_rank;
   dict["host"] = info.host;
   dict["pid"] = info.pid;
   return dict;
@@ -40,7 +40,7 @@ std::optional<std::chrono::milliseconds> timeout_of(std::optional<double> second
   // A year is long enough to mean "no deadline", and fits every clock.
   constexpr double longest = 31'536'000;
   if (!(*seconds > 0))
-    throw Error(ErrorKind::argument, fmt::format("a timeout of {} s: it must be more than 0", *seconds));
+    throw Error(ErrorKind::invalid_argument, fmt::format("a timeout of {} s: it must be more than 0", *seconds));
   return std::chrono::milliseconds(
       std::max<std::int64_t>(1, static_cast<std::int64_t>(std::min(*seconds, longest) * 1000)));
 }
@@ -50,27 +50,27 @@ RankList list_of(const std::optional<std::vector<int>>& ranks) {
   return *ranks;
 }
 
-std::shared_ptr<SyncGroup> group_of(nb::handle group) {
-  return nb::cast<std::shared_ptr<SyncGroup>>(nb::module_::import_("muster._groups").attr("_resolve")(group));
+std::shared_ptr<Group> group_of(nb::handle group) {
+  return nb::cast<std::shared_ptr<Group>>(nb::module_::import_("muster._groups").attr("_resolve")(group));
 }
 
 void bind_groups(nb::module_& module) {
-  nb::class_<SyncGroup>(module, "Group",
-                        "The ranks of a job, or some of them. One thread at a time uses a group. A timeout, a lost "
-                        "rank or a cancelled wait aborts it: every later call on every rank raises that first error. "
-                        "After any other error it remains usable.")
-      .def_prop_ro("rank", &SyncGroup::rank)
-      .def_prop_ro("size", &SyncGroup::size)
-      .def_prop_ro("kind", [](const SyncGroup& self) { return std::string(self.kind()); })
+  nb::class_<Group>(module, "Group",
+                    "The ranks of a job, or some of them. One thread at a time uses a group. A timeout, a lost "
+                    "rank or a cancelled wait aborts it: every later call on every rank raises that first error. "
+                    "After any other error it remains usable.")
+      .def_prop_ro("rank", &Group::rank)
+      .def_prop_ro("size", &Group::size)
+      .def_prop_ro("kind", [](const Group& self) { return std::string(self.kind()); })
       .def_prop_rw(
-          "timeout", [](const SyncGroup& self) { return static_cast<double>(self.timeout().count()) / 1000; },
-          [](SyncGroup& self, double seconds) { self.set_timeout(*timeout_of(seconds)); },
+          "timeout", [](const Group& self) { return static_cast<double>(self.timeout().count()) / 1000; },
+          [](Group& self, double seconds) { self.set_timeout(*timeout_of(seconds)); },
           "The default deadline of waits, in seconds.")
       .def("info", info_of, nb::arg("rank"),
            "Returns a dict that identifies a rank: rank (its number in the job), host, pid.")
       .def(
           "barrier",
-          [](SyncGroup& self, const Given<Seconds>& timeout) {
+          [](Group& self, const Given<Seconds>& timeout) {
             std::optional<Error> refused;
             WaitOptions options;
             try {
@@ -85,7 +85,7 @@ void bind_groups(nb::module_& module) {
           nb::arg("timeout") = nb::none(), "Returns when all ranks have entered the barrier. Collective.")
       .def(
           "duplicate",
-          [](SyncGroup& self, const Given<Seconds>& timeout) {
+          [](Group& self, const Given<Seconds>& timeout) {
             const WaitOptions options = made_for(self, [&] { return options_of(timeout); });
             return without_gil([&] { return self.duplicate(options); });
           },
@@ -93,7 +93,7 @@ void bind_groups(nb::module_& module) {
           "Returns a group of the same ranks, with separate rounds and failures. Collective.")
       .def(
           "split",
-          [](SyncGroup& self, const Given<std::vector<int>>& ranks, const Given<Seconds>& timeout) {
+          [](Group& self, const Given<std::vector<int>>& ranks, const Given<Seconds>& timeout) {
             const auto [list, options] = made_for(self, [&] {
               return std::pair{argument_of<std::vector<int>>(ranks, "ranks"), options_of(timeout)};
             });
@@ -103,13 +103,13 @@ void bind_groups(nb::module_& module) {
           nb::arg("ranks"), nb::arg("timeout") = nb::none(),
           "Returns the group of the ranks of a list, in the order of the list; None on a rank that is not in its list. "
           "Collective.")
-      .def("progress", &SyncGroup::progress, "Reports to waiting ranks that this rank is busy and not stuck. Local.")
-      .def("__repr__", [](const SyncGroup& self) {
+      .def("progress", &Group::progress, "Reports to waiting ranks that this rank is busy and not stuck. Local.")
+      .def("__repr__", [](const Group& self) {
         return fmt::format("muster.Group({}, rank {} of {})", self.kind(), self.rank(), self.size());
       });
   module.def("world", [] { return without_gil([] { return world(); }); });
   module.def(
-      "set_world", [](std::shared_ptr<SyncGroup> group) { without_gil([&] { set_world(std::move(group)); }); },
+      "set_world", [](std::shared_ptr<Group> group) { without_gil([&] { set_world(std::move(group)); }); },
       nb::arg("group").none());
   module.def("single_group", [] { return without_gil([] { return single_group(); }); });
   module.def("local_group", [](std::string key, int rank, int size, Seconds timeout, std::vector<int> numbers) {
@@ -118,7 +118,7 @@ void bind_groups(nb::module_& module) {
                           .rank = rank,
                           .size = size,
                           .timeout = timeout_of(timeout),
-                          .numbers = std::move(numbers)});
+                          .global_ranks = std::move(numbers)});
     });
   });
   module.def("tcp_group", [](std::string address, int rank, int size, Seconds timeout, std::string key, int listener) {

@@ -53,7 +53,8 @@ RankOutput output_named(const std::string& name) {
       {{"lines", RankOutput::lines}, {"prefixed", RankOutput::prefixed}, {"live", RankOutput::live}}};
   for (const auto& [each, output] : all)
     if (name == each) return output;
-  throw Error(ErrorKind::argument, fmt::format("launch: output is 'lines', 'prefixed' or 'live', not '{}'", name));
+  throw Error(ErrorKind::invalid_argument,
+              fmt::format("launch: output is 'lines', 'prefixed' or 'live', not '{}'", name));
 }
 
 std::chrono::milliseconds time_of(const nb::dict& options, const char* name) {

@@ -45,15 +45,16 @@ Tensor seen_as(const Tensor& tensor, DType dtype, std::optional<Shape> shape) {
     strides = view.strides();
   }
   if (strides.empty() && !view.is_contiguous())
-    throw Error(ErrorKind::argument, "view: the tensor is not contiguous: copy() it first");
+    throw Error(ErrorKind::invalid_argument, "view: the tensor is not contiguous: copy() it first");
   if (!shape) {
     shape = view.shape();
-    if (shape->empty()) throw Error(ErrorKind::argument, "view: a scalar has no dimension that could grow or shrink");
+    if (shape->empty())
+      throw Error(ErrorKind::invalid_argument, "view: a scalar has no dimension that could grow or shrink");
     shape->back() = shape->back() * bits(view.dtype()) / bits(dtype);
   }
   const TensorView seen(dtype, std::move(*shape), view.data(), std::move(strides), view.device());
   if (seen.nbytes() != view.nbytes())
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 fmt::format("view: {} has {} bytes, and {} has {}", to_string(TensorSpec{view.dtype(), view.shape()}),
                             view.nbytes(), to_string(TensorSpec{seen.dtype(), seen.shape()}), seen.nbytes()));
   if (!tensor.is_writable()) return {seen, tensor.owner()};
@@ -87,14 +88,14 @@ bool is_of(nb::handle object, std::string_view package) {
   return std::string_view(text) == package || std::string_view(text).starts_with(std::string(package) + ".");
 }
 
-/// Returns the dtype of a name in upper or lower case. Throws Error(argument) with the names of all dtypes.
+/// Returns the dtype of a name in upper or lower case. Throws Error(invalid_argument) with the names of all dtypes.
 DType dtype_named(std::string name) {
   std::ranges::transform(name, name.begin(),
                          [](unsigned char letter) { return static_cast<char>(std::toupper(letter)); });
   if (const auto dtype = dtype_from_string(name)) return *dtype;
   std::string all;
   for (const DType each : all_dtypes()) all += (all.empty() ? "" : ", ") + std::string(to_string(each));
-  throw Error(ErrorKind::argument, fmt::format("'{}' is not a dtype: use one of {}", name, all));
+  throw Error(ErrorKind::invalid_argument, fmt::format("'{}' is not a dtype: use one of {}", name, all));
 }
 
 }  // namespace
@@ -132,7 +133,7 @@ Tensor tensor_of(nb::handle object) {
     return tensor_from_dlpack(object);
   }
   if (nb::hasattr(object, "__array_interface__")) return tensor_from_array_interface(object);
-  throw Error(ErrorKind::argument,
+  throw Error(ErrorKind::invalid_argument,
               fmt::format("{} is no tensor: it has neither DLPack nor a buffer", nb::type_name(object.type()).c_str()));
 }
 
@@ -150,7 +151,7 @@ void bind_tensors(nb::module_& module) {
           "The steps of the dimensions, in elements.")
       .def_prop_ro("ndim", [](const Tensor& self) { return self.shape().size(); })
       .def_prop_ro(
-          "size", [](const Tensor& self) { return self.view().elements(); }, "The number of elements.")
+          "size", [](const Tensor& self) { return self.view().element_count(); }, "The number of elements.")
       .def_prop_ro("nbytes", &Tensor::nbytes, "The size of a contiguous copy in bytes.")
       .def_prop_ro("is_writable", &Tensor::is_writable)
       .def_prop_ro("is_contiguous", [](const Tensor& self) { return self.view().is_contiguous(); })

@@ -40,7 +40,8 @@ void bind_traces(nb::module_& module) {
       .def("__enter__",
            [](nb::object self) {
              auto& span = nb::cast<Span&>(self);
-             if (span.running) throw Error(ErrorKind::argument, "this span has begun already: make another one");
+             if (span.running)
+               throw Error(ErrorKind::invalid_argument, "this span has begun already: make another one");
              span.running = std::make_unique<TraceSpan>(span.name);
              span.thread = std::this_thread::get_id();
              return self;
@@ -48,7 +49,7 @@ void bind_traces(nb::module_& module) {
       .def("__exit__",
            [](Span& self, const nb::args&) {
              if (self.is_of_another_thread())
-               throw Error(ErrorKind::argument,
+               throw Error(ErrorKind::invalid_argument,
                            "the span \"" + self.name + "\" began on another thread: leave its `with` block there");
              self.running.reset();
            })

@@ -267,7 +267,7 @@ def load_shard(
         "base": os.fspath(base),
         "to_plan": os.fspath(to_plan),
     }
-    return _core.load_shard(os.fspath(model_dir), os.fspath(plan), str(layout), rank, options, group, progress)
+    return _core.load_shard(os.fspath(model_dir), str(layout), rank, os.fspath(plan), options, group, progress)
 
 
 def export_model(

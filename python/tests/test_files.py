@@ -251,33 +251,33 @@ def test_a_shard_in_memory(tmp_path):
         paths = sorted((tmp_path / "shards").glob("rank-*"))
         for rank, path in enumerate(paths):
             steps = []
-            loaded = muster.load_shard(original, "llama", layout, rank, progress=lambda *step: steps.append(step))
+            loaded = muster.load_shard(original, layout, rank, "llama", progress=lambda *step: steps.append(step))
             written = muster.load_safetensors(path)
             assert sorted(loaded) == sorted(written) and all(muster._core.bitwise_equal(loaded[name], written[name]) for name in written)
             assert all(tensor.is_writable for tensor in loaded.values()) and steps[-1][0] == steps[-1][1]
-    whole = muster.load_shard(FOREIGN / "dcp/in", plan_of_all(tmp_path), 1, 0, at="model")
+    whole = muster.load_shard(FOREIGN / "dcp/in", 1, 0, plan_of_all(tmp_path), at="model")
     assert "layers.0.attn.weight" in whole
     megatron = FOREIGN.parent / "megatron/dense"
     cut = {"base": megatron / "model", "to_plan": "llama"}
-    loaded = muster.load_shard(megatron / "ranks", "megatron", 2, 1, **cut)
-    assert sorted(loaded) == sorted(muster.load_shard(megatron / "model", "llama", 2, 1))
+    loaded = muster.load_shard(megatron / "ranks", 2, 1, "megatron", **cut)
+    assert sorted(loaded) == sorted(muster.load_shard(megatron / "model", 2, 1, "llama"))
     assert muster.shard_model(megatron / "dist", "", 2, "megatron", dry_run=True, **cut)["tensors"] == len(loaded)
     assert muster.plan_export(megatron / "ranks", "megatron", to=2, **cut)["out"]["tensors"] == 2 * len(loaded)
     for layout, rank, plan, kind in ((2, 2, "llama", muster.ArgumentError), (2, 0, "nothing", muster.Error), ("x", 0, "llama", muster.ArgumentError)):
         with pytest.raises(kind):
-            muster.load_shard(original, plan, layout, rank)
+            muster.load_shard(original, layout, rank, plan)
 
 
 def test_load_shard_together(tmp_path):
     original = str(model(tmp_path / "model"))
     told = run(
         f"""
-        alone = muster.load_shard({original!r}, "llama", 2, rank)
-        mine = muster.load_shard({original!r}, "llama", 2, rank, group)
+        alone = muster.load_shard({original!r}, 2, rank, "llama")
+        mine = muster.load_shard({original!r}, 2, rank, "llama", group)
         same = list(mine) == list(alone) and all(muster._core.bitwise_equal(mine[name], alone[name]) for name in mine)
-        words = failure(lambda: muster.load_shard({original!r}, "llama", 2 * (rank + 1), rank, group))
-        both = muster.load_shard({original!r}, "llama", 1, 0, group)
-        ended = failure(lambda: muster.load_shard({original!r}, "llama", "x" if rank == 1 else 2, rank, group))
+        words = failure(lambda: muster.load_shard({original!r}, 2 * (rank + 1), rank, "llama", group))
+        both = muster.load_shard({original!r}, 1, 0, "llama", group)
+        ended = failure(lambda: muster.load_shard({original!r}, "x" if rank == 1 else 2, rank, "llama", group))
         tell([same, words[0], "rank 1" in words[1], len(both) == len(mine), ended[0]])
         """,
         2,

@@ -26,7 +26,7 @@ def files(folder: pathlib.Path, group: muster.Group, weight: muster.Tensor) -> s
     muster.write_state_file(folder / "state.h5", {"weight": weight}, progress=lambda done, total, seconds: None)
     config, weights = muster.read_state_file(folder / "state.h5")
     muster.save_safetensors(folder / "model.safetensors", weights)
-    shard = muster.load_shard(folder, "auto", "tp=2", 0, group)
+    shard = muster.load_shard(folder, "tp=2", 0, "auto", group)
     for part in muster.gather_each(iter([config]), [0, 1], group, memory_budget="1MiB"):
         for rank, layer in part.present():
             shard[f"{rank}.{part.layer}"] = muster.as_tensor(layer["weight"], "U8", (4,))
@@ -39,4 +39,4 @@ def wrong(weight: muster.Tensor) -> int:
 
 
 def wrong_rank(folder: pathlib.Path) -> dict[str, muster.Tensor]:
-    return muster.load_shard(folder, "auto", "tp=2", "first")
+    return muster.load_shard(folder, "tp=2", "first", "auto")

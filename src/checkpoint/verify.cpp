@@ -132,7 +132,7 @@ void verify_workspace(Verification& verification) {
   }
   const auto find_left = [&](const workspace::SurveyEntry& entry) {
     if (entry.writer == os::Life::dead)
-      verification.add(Defect::left, entry.file, "", "{} was left by a process that is gone; muster gc --yes {}",
+      verification.add(Defect::leftover, entry.file, "", "{} was left by a process that is gone; muster gc --yes {}",
                        in_quotes(entry.file),
                        entry.foreign.empty() ? "removes it" : "removes it when what is not Muster's is out of it");
   };
@@ -166,7 +166,7 @@ void verify_foreign(const thirdparty::Found& found, const std::string& name, Ver
   for (int rank = 0; rank < std::max(found.ranks, 1); ++rank) {
     try {
       std::vector<std::string> notes;
-      const auto tensors = open_checkpoint(found, rank, verification.request(found.path).foreign, notes);
+      const auto tensors = open_checkpoint(found, rank, verification.request(found.path).thirdparty, notes);
       verification.count(tensors->tensors());
       report.files += tensors->paths().size() - 1;
       verification.add_omissions(tensors->omissions(), name);
@@ -179,8 +179,8 @@ void verify_foreign(const thirdparty::Found& found, const std::string& name, Ver
       report.has_checksums = report.checked != 0;
     } catch (const Error& error) {
       // The request is wrong, and not the file: its key does not exist.
-      const bool has_key = !verification.options.at.empty();
-      if (error.kind() == ErrorKind::argument || (error.kind() == ErrorKind::not_found && has_key)) throw;
+      const bool has_key = !verification.options.key.empty();
+      if (error.kind() == ErrorKind::invalid_argument || (error.kind() == ErrorKind::not_found && has_key)) throw;
       verification.add(Defect::file, name, "", "{}", error.what());
     }
   }
@@ -188,7 +188,7 @@ void verify_foreign(const thirdparty::Found& found, const std::string& name, Ver
 
 void verify_directory(Verification& verification) {
   const std::string& directory = verification.directory;
-  const Contents contents = contents_of(directory, verification.request(directory).foreign);
+  const Contents contents = contents_of(directory, verification.request(directory).thirdparty);
   if (contents.kind == Contents::Kind::workspace) return verify_workspace(verification);
   if (contents.foreign) return verify_foreign(*contents.foreign, "", verification);
   const std::vector<std::string> listing = files_in(directory);
@@ -207,7 +207,7 @@ void verify_file(const std::string& name, Verification& verification) {
     verification.report.has_checksums = true;
     return verify_state(name, verification.options.progress, verification);
   }
-  if (const auto found = thirdparty::find_checkpoint(path, verification.request(path).foreign))
+  if (const auto found = thirdparty::find_checkpoint(path, verification.request(path).thirdparty))
     return verify_foreign(*found, name, verification);
   verification.report.kind = VerifiedKind::file;
   if (!is_hdf5_file(path)) {
@@ -275,7 +275,7 @@ void verify_request(const std::string& path, Verification& verification) {
   const Request request = verification.request(path);
   bool has_plan = request.plan.empty();  // or the plan can be read
   try {
-    const ShardSet shards(path, 0, 1, request.states, request.foreign);
+    const ShardSet shards(path, 0, 1, request.states, request.thirdparty);
     if (!has_plan) {
       std::vector<std::string> notes;
       const std::optional<Config> config = shards.facts(request, notes).config;
@@ -285,7 +285,7 @@ void verify_request(const std::string& path, Verification& verification) {
     (void)plan_job(request, shards, shards.listings());
   } catch (const Error& error) {
     if (has_plan && (error.kind() == ErrorKind::rank_mismatch || error.kind() == ErrorKind::corrupt))
-      verification.add(Defect::disagree, "", "", "{}", error.what());
+      verification.add(Defect::mismatch, "", "", "{}", error.what());
     else if (verification.has_request())
       throw;
   }
@@ -315,13 +315,13 @@ VerifyReport verify(const std::string& path, const VerifyOptions& options) {
 
 std::uint64_t write_checksums(const std::string& path, const ProgressCallback& progress) {
   const auto refuse = [&](const std::string& words) {
-    throw file_error(ErrorKind::argument, "writing checksums of", path, words);
+    throw file_error(ErrorKind::invalid_argument, "writing checksums of", path, words);
   };
   const VerifyReport report = verify(path, {.checksums = false});
   if (report.kind != VerifiedKind::checkpoint) refuse("it is no checkpoint's directory");
   // Older checksums may be for other tensors: they are replaced.
   for (const VerifyProblem& problem : report.problems)
-    if (problem.defect != Defect::checksum) refuse(fmt::format("it is not whole: {}", problem.words));
+    if (problem.defect != Defect::checksum) refuse(fmt::format("it is not whole: {}", problem.message));
 
   std::uint64_t bytes = 0;
   const ModelDir model = ModelDir::open(path);
@@ -351,23 +351,23 @@ void verify_facts(Shard& shard, int ranks, Verification& verification) {
   }
   if (!shard.facts) return;
   if (shard.facts->rank != shard.rank || shard.facts->ranks != ranks)
-    verification.add(Defect::disagree, name, "", "{}: it says that it is rank {} of {}", in_quotes(name),
+    verification.add(Defect::mismatch, name, "", "{}: it says that it is rank {} of {}", in_quotes(name),
                      shard.facts->rank, shard.facts->ranks);
   if (shard.facts->layout && shard.facts->layout->ranks() != ranks) {
-    verification.add(Defect::disagree, name, "", "{}: it was cut for the layout {}, which has other than {} ranks",
+    verification.add(Defect::mismatch, name, "", "{}: it was cut for the layout {}, which has other than {} ranks",
                      in_quotes(name), to_string(*shard.facts->layout), ranks);
     shard.facts->layout.reset();
   }
   for (const auto& [tensor, place] : shard.facts->padded) {
     const auto index = shard.opened->file.find(tensor);
     if (!index) {
-      verification.add(Defect::disagree, name, tensor, "{}: it has padding of the tensor {}, which it does not have",
+      verification.add(Defect::mismatch, name, tensor, "{}: it has padding of the tensor {}, which it does not have",
                        in_quotes(name), in_quotes(tensor));
       continue;
     }
     const Shape& shape = shard.opened->file.tensors()[*index].shape;
     if (place.first >= shape.size())
-      verification.add(Defect::disagree, name, tensor, "{}: the tensor {} of shape {} is padded along dimension {}",
+      verification.add(Defect::mismatch, name, tensor, "{}: the tensor {} of shape {} is padded along dimension {}",
                        in_quotes(name), in_quotes(tensor), to_string(shape), place.first);
   }
 }
@@ -378,7 +378,7 @@ void compare(const Shard& first, const Shard& other, Verification& verification)
   const std::string one = in_quotes(first.opened->name);
   const std::string two = in_quotes(name);
   const auto lacks = [&](const TensorEntry& entry, const std::string& has, const std::string& has_not) {
-    verification.add(Defect::disagree, name, entry.name, "the tensor {} is in {} and not in {}", in_quotes(entry.name),
+    verification.add(Defect::mismatch, name, entry.name, "the tensor {} is in {} and not in {}", in_quotes(entry.name),
                      has, has_not);
   };
   for (const TensorEntry& entry : first.opened->file.tensors()) {
@@ -389,14 +389,14 @@ void compare(const Shard& first, const Shard& other, Verification& verification)
     }
     const TensorEntry& there = other.opened->file.tensors()[*index];
     if (there.dtype == entry.dtype && there.shape.size() == entry.shape.size()) continue;
-    verification.add(Defect::disagree, name, entry.name, "the tensor {} is {} in {} and {} in {}",
+    verification.add(Defect::mismatch, name, entry.name, "the tensor {} is {} in {} and {} in {}",
                      in_quotes(entry.name), to_string(TensorSpec{entry.dtype, entry.shape}), one,
                      to_string(TensorSpec{there.dtype, there.shape}), two);
   }
   for (const TensorEntry& entry : other.opened->file.tensors())
     if (!first.opened->file.find(entry.name)) lacks(entry, two, one);
   if (first.facts && other.facts && first.facts->padded != other.facts->padded)
-    verification.add(Defect::disagree, name, "", "{} and {} do not say the same of padding", one, two);
+    verification.add(Defect::mismatch, name, "", "{} and {} do not say the same of padding", one, two);
 }
 
 // Ranks of one group have parts of the same tensors: those of one pipeline stage and one expert rank.
@@ -411,11 +411,11 @@ void compare_facts(const Shard& first, const Shard& other, Verification& verific
     return shard.facts->layout ? to_string(*shard.facts->layout) : std::string("(none)");
   };
   if (first.facts.has_value() != other.facts.has_value())
-    verification.add(Defect::disagree, name, "",
+    verification.add(Defect::mismatch, name, "",
                      "one of {} and {} says that it is a shard, the other does not; they are of different origin",
                      in_quotes(first.opened->name), in_quotes(name));
   else if (first.facts && first.facts->layout != other.facts->layout)
-    verification.add(Defect::disagree, name, "", "{} was cut for the layout {}, {} for {}",
+    verification.add(Defect::mismatch, name, "", "{} was cut for the layout {}, {} for {}",
                      in_quotes(first.opened->name), words_of_layout(first), in_quotes(name), words_of_layout(other));
 }
 

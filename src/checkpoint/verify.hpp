@@ -30,13 +30,13 @@ struct Verification {
   [[nodiscard]] Request request(const std::string& path) const {
     return {.path = path,
             .plan = options.plan,
-            .from = options.layout,
-            .base = options.base,
-            .foreign = {options.at, options.shards}};
+            .source_layout = options.source_layout,
+            .base_model = options.base_model,
+            .thirdparty = {options.key, options.file_pattern}};
   }
   /// Whether the options specify more than the path.
   [[nodiscard]] bool has_request() const {
-    return !options.plan.empty() || !options.base.empty() || options.layout.has_value();
+    return !options.plan.empty() || !options.base_model.empty() || options.source_layout.has_value();
   }
 
   template <class... Values>
@@ -51,7 +51,7 @@ struct Verification {
   }
   void add(const Finding& finding) {
     const VerifyProblem& problem = finding.problem;
-    add(problem.defect, problem.file, problem.tensor, "{}", problem.words);
+    add(problem.defect, problem.file, problem.tensor, "{}", problem.message);
   }
   /// Adds lost data as a problem, and lists other omissions.
   void add_omissions(const Omissions& omissions, std::string_view file);

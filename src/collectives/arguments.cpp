@@ -18,7 +18,7 @@ merge::Combine combine_of(ReduceOp op) {
   using merge::Combine;
   constexpr std::array<Combine, 5> all = {Combine::sum, Combine::product, Combine::min, Combine::max, Combine::average};
   const auto number = static_cast<std::size_t>(op);
-  if (number >= all.size()) throw Error(ErrorKind::argument, "an operation of that number is none of ReduceOp");
+  if (number >= all.size()) throw Error(ErrorKind::invalid_argument, "an operation of that number is none of ReduceOp");
   return all[number];
 }
 
@@ -51,7 +51,8 @@ std::string What::words() const {
 std::size_t dimension(const Shape& shape, int dim) {
   const auto dims = static_cast<int>(shape.size());
   if (dim < -dims || dim >= dims)
-    throw Error(ErrorKind::argument, fmt::format("a tensor of shape {} has no dimension {}", to_string(shape), dim));
+    throw Error(ErrorKind::invalid_argument,
+                fmt::format("a tensor of shape {} has no dimension {}", to_string(shape), dim));
   return static_cast<std::size_t>(dim < 0 ? dim + dims : dim);
 }
 
@@ -65,9 +66,10 @@ void check_whole_bytes(DType dtype, const Shape& shape, std::size_t dim) {
   std::int64_t row = 1;
   for (std::size_t i = dim; i < shape.size(); ++i) row *= shape[i];
   if (row % elements_in_group(dtype) != 0)
-    throw Error(ErrorKind::argument, fmt::format("{} cannot be joined or cut along dimension {}: its rows end within a "
-                                                 "byte",
-                                                 to_string(TensorSpec{dtype, shape}), dim));
+    throw Error(ErrorKind::invalid_argument,
+                fmt::format("{} cannot be joined or cut along dimension {}: its rows end within a "
+                            "byte",
+                            to_string(TensorSpec{dtype, shape}), dim));
 }
 
 void cut(const Shape& shape, std::size_t dim, std::size_t ranks, std::optional<std::span<const std::int64_t>> sizes,
@@ -76,8 +78,9 @@ void cut(const Shape& shape, std::size_t dim, std::size_t ranks, std::optional<s
   const auto count = static_cast<std::int64_t>(ranks);
   if (!sizes) {
     if (extent % count != 0)
-      throw Error(ErrorKind::argument, fmt::format("dimension {} of a tensor of shape {} is not a multiple of {} ranks",
-                                                   dim, to_string(shape), ranks));
+      throw Error(ErrorKind::invalid_argument,
+                  fmt::format("dimension {} of a tensor of shape {} is not a multiple of {} ranks", dim,
+                              to_string(shape), ranks));
     extents.assign(ranks, extent / count);
     return;
   }
@@ -88,7 +91,7 @@ void cut(const Shape& shape, std::size_t dim, std::size_t ranks, std::optional<s
     if (fits) left -= size;
   }
   if (!fits || left != 0)
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 fmt::format("{} slices do not make up dimension {} of a tensor of shape {} for {} ranks: one a rank, "
                             "none negative, together its extent",
                             sizes->size(), dim, to_string(shape), ranks));
@@ -113,7 +116,7 @@ Bytes bytes_of(const TensorView& tensor, const DeviceBackend* device) {
 }
 
 Room room_of(const Tensor& tensor, const DeviceBackend* device) {
-  if (!tensor.view().is_contiguous()) throw Error(ErrorKind::argument, "a result must be contiguous");
+  if (!tensor.view().is_contiguous()) throw Error(ErrorKind::invalid_argument, "a result must be contiguous");
   (void)bytes_of(tensor, device);
   if (tensor.nbytes() == 0) return {};
   return {tensor.mutable_data(), tensor.nbytes()};
@@ -125,7 +128,7 @@ void check_result(const Tensor& result, const TensorView& tensor, std::size_t di
   bool fits = result.dtype() == tensor.dtype() && its.size() == shape.size();
   for (std::size_t i = 0; i < its.size() && fits; ++i) fits = its[i] == (i == dim ? extent : shape[i]);
   if (!fits)
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 fmt::format("the result is {}, not {}", to_string(TensorSpec{result.dtype(), its}),
                             to_string(TensorSpec{tensor.dtype(), with_extent(shape, dim, extent)})));
 }
@@ -136,7 +139,7 @@ Tensor new_result(DType dtype, Shape shape, DeviceBackend* device) {
 
 void check_same(const TensorView& tensor, const TensorView& other, const char* which) {
   if (tensor.dtype() == other.dtype() && tensor.shape() == other.shape()) return;
-  throw Error(ErrorKind::argument,
+  throw Error(ErrorKind::invalid_argument,
               fmt::format("{} is {} {}, the tensor {} {}", which, to_string(tensor.dtype()), to_string(tensor.shape()),
                           to_string(other.dtype()), to_string(other.shape())));
 }

@@ -59,17 +59,17 @@ bool has_device_backend() noexcept {
   return make_device_backend.load() != nullptr;
 }
 
-void check_ranks_on_hosts(const group::Group& group) {
+void check_ranks_on_hosts(const group::BaseGroup& group) {
   std::map<int, int> ranks;  // by host
   for (const int rank : group.all())
     if (++ranks[group.host_of(rank)] > most_ranks_on_host)
       throw Error(ErrorKind::unsupported,
                   fmt::format("the host of rank {} has more than {} ranks of this group: collectives take that many at "
                               "most; use more hosts, or groups of fewer ranks (split)",
-                              group.info(rank).rank, most_ranks_on_host));
+                              group.info(rank).global_rank, most_ranks_on_host));
 }
 
-std::unique_ptr<DeviceBackend> device_backend(group::Group& group, Backend& round) {
+std::unique_ptr<DeviceBackend> device_backend(group::BaseGroup& group, Backend& round) {
   const MakeDeviceBackend make = make_device_backend;
   if (make == nullptr)
     throw Error(ErrorKind::unsupported,

@@ -17,7 +17,7 @@
 
 namespace muster::collectives {
 
-Engine::Engine(std::shared_ptr<SyncGroup> group, const CollectiveOptions& options) : group_(std::move(group)) {
+Engine::Engine(std::shared_ptr<Group> group, const CollectiveOptions& options) : group_(std::move(group)) {
   const group::Use use(*group_);
   check_ranks_on_hosts(group::inside(*group_));
   if (size() > 1) backend_ = shared_backend(group::inside(*group_), waits(options, "process group"));
@@ -63,7 +63,8 @@ void Engine::run(const What& what, std::span<const Device> where, const Collecti
   clear(outs_);
   call.trouble = group::attempt(*group_, [&] {
     if (what.root && (*what.root < 0 || *what.root >= size()))
-      throw Error(ErrorKind::argument, fmt::format("root {} is not in the group of {} ranks", *what.root, size()));
+      throw Error(ErrorKind::invalid_argument,
+                  fmt::format("root {} is not in the group of {} ranks", *what.root, size()));
     if (!where.empty()) {
       if (!devices_) devices_ = device_backend(group::inside(*group_), *backend_);
       place_ = devices_->begin(where);
@@ -254,7 +255,7 @@ std::optional<Tensor> Engine::gather(What what, const TensorView& tensor, int di
         }
         const std::span<const std::int64_t> extents = what.slices;
         if (!extents.empty() && (extents.size() != ins_.size() || extents[self()] != tensor.shape()[along]))
-          throw Error(ErrorKind::argument,
+          throw Error(ErrorKind::invalid_argument,
                       fmt::format("{} sizes for {} ranks, of which this rank's must be {}, its extent of dimension {}",
                                   extents.size(), ins_.size(), tensor.shape()[along], along));
         if (into == nullptr && card.wants != 0 && !what.varies) allocate(tensor.shape()[along] * size());
@@ -297,9 +298,10 @@ void Engine::gather_each(What what, std::span<const Tensor> outs, const TensorVi
         card.wants = !what.root || *what.root == rank() ? 1 : 0;
         const std::size_t wanted = card.wants != 0 ? ins_.size() : 0;
         if (outs.size() != wanted)
-          throw Error(ErrorKind::argument, fmt::format("{} wants {} tensors of this rank (one for each rank where the "
-                                                       "result comes to, else none), not {}",
-                                                       what.name, wanted, outs.size()));
+          throw Error(ErrorKind::invalid_argument,
+                      fmt::format("{} wants {} tensors of this rank (one for each rank where the "
+                                  "result comes to, else none), not {}",
+                                  what.name, wanted, outs.size()));
         for (std::size_t i = 0; i < outs.size(); ++i) {
           if (what.varies && i != self()) {
             check_result(outs[i], tensor, 0, outs[i].shape().empty() ? 0 : outs[i].shape()[0]);
@@ -368,9 +370,10 @@ void Engine::scatter(const What& what, const Tensor& out, std::span<const Tensor
         outs_[static_cast<std::size_t>(*what.root)] = room_of(out, device_);
         const std::size_t wanted = what.root == rank() ? ins_.size() : 0;
         if (parts.size() != wanted)
-          throw Error(ErrorKind::argument, fmt::format("scatter wants {} tensors of this rank (root {} gives one for "
-                                                       "each rank, the others none), not {}",
-                                                       wanted, *what.root, parts.size()));
+          throw Error(ErrorKind::invalid_argument,
+                      fmt::format("scatter wants {} tensors of this rank (root {} gives one for "
+                                  "each rank, the others none), not {}",
+                                  wanted, *what.root, parts.size()));
         for (std::size_t i = 0; i < parts.size(); ++i) {
           check_same(parts[i], out, "a part");
           ins_[i] = given.emplace_back(parts[i], device_).bytes();
@@ -445,7 +448,7 @@ void Engine::on_devices(const What& what, std::span<const Device> devices, const
   run(
       what, devices, options,
       [&](Card&) {
-        if (device_ == nullptr) throw Error(ErrorKind::argument, fmt::format("{} has no tensors", what.name));
+        if (device_ == nullptr) throw Error(ErrorKind::invalid_argument, fmt::format("{} has no tensors", what.name));
         prepare(*device_);
       },
       [&](Call& call, const Opened& opened) {

@@ -30,7 +30,7 @@ class Engine {
    public:
     explicit DeviceEnd(const Engine& engine) : engine_(engine) {}
     ~DeviceEnd() {
-      if (engine_.devices_ && engine_.group_->failure()) engine_.devices_->abort();
+      if (engine_.devices_ && engine_.group_->error()) engine_.devices_->abort();
     }
     DeviceEnd& operator=(DeviceEnd&&) = delete;
 
@@ -39,9 +39,9 @@ class Engine {
   };
 
   /// Collective over `group`, which the engine then owns.
-  Engine(std::shared_ptr<SyncGroup> group, const CollectiveOptions& options);
+  Engine(std::shared_ptr<Group> group, const CollectiveOptions& options);
 
-  [[nodiscard]] SyncGroup& group() const noexcept { return *group_; }
+  [[nodiscard]] Group& group() const noexcept { return *group_; }
   [[nodiscard]] const Backend& backend() const noexcept { return *backend_; }
   [[nodiscard]] int rank() const noexcept { return group_->rank(); }
   [[nodiscard]] int size() const noexcept { return group_->size(); }
@@ -98,7 +98,7 @@ class Engine {
   void place(const Tensor& all, std::span<const std::uint64_t> sizes);
   [[nodiscard]] std::size_t self() const noexcept { return static_cast<std::size_t>(rank()); }
 
-  std::shared_ptr<SyncGroup> group_;
+  std::shared_ptr<Group> group_;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<DeviceBackend> devices_;  // made by the first call with tensors on devices
   // The state of the current call.

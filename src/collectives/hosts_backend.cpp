@@ -39,7 +39,7 @@ namespace muster::collectives {
 namespace {
 
 /// Returns the ranks of each host.
-multihost::Hosts hosts_of(const group::Group& group) {
+multihost::Hosts hosts_of(const group::BaseGroup& group) {
   std::vector<int> keys;
   keys.reserve(static_cast<std::size_t>(group.size()));
   for (int rank = 0; rank < group.size(); ++rank) keys.push_back(group.host_of(rank));
@@ -52,7 +52,7 @@ bool is_narrow(DType dtype) {
 
 class HostsBackend final : public Backend {
  public:
-  HostsBackend(group::Group& group, multihost::Hosts hosts, const WaitOptions& options)
+  HostsBackend(group::BaseGroup& group, multihost::Hosts hosts, const WaitOptions& options)
       : group_(group),
         flat_(message_backend(group)),
         ranks_(std::move(hosts.members)),
@@ -212,7 +212,7 @@ class HostsBackend final : public Backend {
 
   /// Runs a call of one of the two groups.
   template <class Call>
-  void stage(SyncGroup& in, const WaitOptions& options, const Call& call) {
+  void stage(Group& in, const WaitOptions& options, const Call& call) {
     WaitOptions waits = options;
     waits.timeout = group::timeout_of(options, group_);
     try {
@@ -221,8 +221,8 @@ class HostsBackend final : public Backend {
     } catch (const Error& error) {
       // Ranks that wait in the other groups also receive the error.
       if (error.kind() == ErrorKind::timeout) let_others_speak(error, in);
-      near_->poison(error);
-      if (far_) far_->poison(error);
+      near_->abort(error);
+      if (far_) far_->abort(error);
       group::fail(group_, group::in_own_name(group_, error));
     }
     group_.progress();
@@ -230,7 +230,7 @@ class HostsBackend final : public Backend {
 
   /// A late rank may be waiting in its other group, where the ranks that wait with it know the rank to blame. Waits a
   /// moment for that error, and throws it.
-  void let_others_speak(const Error& late, const SyncGroup& in) {
+  void let_others_speak(const Error& late, const Group& in) {
     const bool is_near = &in == near_.get();
     if (is_near && late.pid() && os::process_state(*late.pid()) == os::ProcessState::stopped) return;
     using Clock = os::Clock;
@@ -242,15 +242,15 @@ class HostsBackend final : public Backend {
     group_.wait_until([&] { return Clock::now() >= until; }, nap, {}, {.phase = "a deadline"});
   }
 
-  group::Group& group_;
+  group::BaseGroup& group_;
   std::unique_ptr<Backend> flat_;
   std::vector<std::vector<int>> ranks_;  // by host
   std::size_t host_;                     // this rank's host
   std::size_t place_;                    // the position of this rank on its host
   std::size_t lanes_;                    // the number of ranks per host that send to other hosts
   bool is_even_;
-  std::shared_ptr<SyncGroup> near_;
-  std::shared_ptr<SyncGroup> far_;  // null without a lane
+  std::shared_ptr<Group> near_;
+  std::shared_ptr<Group> far_;  // null without a lane
   std::unique_ptr<Backend> inside_;
   std::unique_ptr<Backend> across_;
   // The state of the current call.
@@ -260,7 +260,7 @@ class HostsBackend final : public Backend {
 
 }  // namespace
 
-std::unique_ptr<Backend> hosts_backend(group::Group& group, const WaitOptions& options) {
+std::unique_ptr<Backend> hosts_backend(group::BaseGroup& group, const WaitOptions& options) {
   multihost::Hosts hosts = hosts_of(group);
   const bool is_flat = std::ranges::all_of(hosts.members, [](const auto& host) { return host.size() == 1; });
   if (hosts.members.size() < 2 || is_flat) return nullptr;

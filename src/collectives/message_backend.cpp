@@ -16,7 +16,7 @@ namespace {
 
 class MessageBackend final : public Backend {
  public:
-  explicit MessageBackend(group::Group& group)
+  explicit MessageBackend(group::BaseGroup& group)
       : group_(group),
         mail_(group.mail()),
         cards_(static_cast<std::size_t>(group.size())),
@@ -167,7 +167,7 @@ class MessageBackend final : public Backend {
   static constexpr auto own_tag = static_cast<std::int64_t>(group::Subject::collective);
   static constexpr std::uint64_t block_bytes = 8 << 20;
 
-  group::Group& group_;
+  group::BaseGroup& group_;
   group::Mail& mail_;
   // The state of the current call.
   std::vector<Card> cards_;
@@ -179,7 +179,7 @@ class MessageBackend final : public Backend {
 
 }  // namespace
 
-std::unique_ptr<Backend> message_backend(group::Group& group) {
+std::unique_ptr<Backend> message_backend(group::BaseGroup& group) {
   return std::make_unique<MessageBackend>(group);
 }
 

@@ -62,7 +62,7 @@ struct Handle {
 //     their order, then the writer. All of them agree on the options.
 // So the death, a hang or a rejection of an outside writer is handled like that of a rank.
 struct QueueRanks {
-  std::shared_ptr<SyncGroup> group;
+  std::shared_ptr<Group> group;
   int writer = 0;
 };
 
@@ -82,24 +82,25 @@ Handle parsed(const std::string& text) {
       handle.key.size() == 2 * key_bytes && handle.key.find_first_not_of("0123456789abcdef") == std::string::npos;
   // Every handle has exactly one spelling.
   if (handle.ranks < 1 || handle.ranks > most_ranks || !is_key || handle_text(handle) != text)
-    throw Error(ErrorKind::argument, fmt::format("'{}' is no handle of a queue: take what queue_handle() gave",
-                                                 escaped(text.substr(0, 100))));
+    throw Error(
+        ErrorKind::invalid_argument,
+        fmt::format("'{}' is no handle of a queue: take what make_queue_handle() gave", escaped(text.substr(0, 100))));
   return handle;
 }
 
 /// Collective. Throws on all ranks if their options differ.
-void agree(SyncGroup& group, const QueueOptions& options, bool has_outside, const WaitOptions& waits) {
+void agree(Group& group, const QueueOptions& options, bool has_outside, const WaitOptions& waits) {
   using Card = std::array<std::uint64_t, 5>;
   const Card mine{has_outside ? 0 : static_cast<std::uint64_t>(options.writer),
                   options.reader ? static_cast<std::uint64_t>(*options.reader) : std::uint64_t{1} << 40,
                   options.capacity, static_cast<std::uint64_t>(options.dead_reader),
-                  XXH3_64bits(options.outside_writer.data(), options.outside_writer.size())};
+                  XXH3_64bits(options.external_writer.data(), options.external_writer.size())};
   std::vector<Card> all(static_cast<std::size_t>(group.size()));
   group.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)), waits);
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
     if (all[rank] == all[0]) continue;
     const RankInfo& info = group.info(static_cast<int>(rank));
-    if (info.rank == outside_number)
+    if (info.global_rank == outside_number)
       throw Error(ErrorKind::rank_mismatch, "the writer outside makes a queue with other options than the ranks");
     throw group::error_of(info, ErrorKind::rank_mismatch,
                           fmt::format("ranks 0 and {} make a queue with other options", rank));
@@ -109,13 +110,13 @@ void agree(SyncGroup& group, const QueueOptions& options, bool has_outside, cons
 void check(const QueueOptions& options, int size, bool has_outside) {
   const auto check_rank = [size](int rank, const char* what) {
     if (rank < 0 || rank >= size)
-      throw Error(ErrorKind::argument,
+      throw Error(ErrorKind::invalid_argument,
                   fmt::format("a queue's {} {} is not in the group of {} ranks", what, rank, size));
   };
   if (!has_outside) check_rank(options.writer, "writer");
   if (options.reader) check_rank(*options.reader, "reader");
   if (options.capacity < (64U << 10) || options.capacity > (std::uint64_t{1} << 36))
-    throw Error(ErrorKind::argument, fmt::format("a queue of {} bytes: 64 KiB to 64 GiB", options.capacity));
+    throw Error(ErrorKind::invalid_argument, fmt::format("a queue of {} bytes: 64 KiB to 64 GiB", options.capacity));
 }
 
 /// Forms the group of the ranks and the outside writer. Collective over all of them.
@@ -127,8 +128,8 @@ QueueRanks meet(const Handle& handle, int rank, std::vector<int> numbers, std::c
     met.group = local_group({.key = "queue " + handle.key,
                              .rank = rank,
                              .size = handle.ranks + 1,
-                             .timeout = group::timeout_of(options.waits.timeout, usual),
-                             .numbers = std::move(numbers)});
+                             .timeout = group::timeout_of(options.wait.timeout, usual),
+                             .global_ranks = std::move(numbers)});
   } catch (const Error& error) {
     throw error.with_context(
         fmt::format("a queue's ranks meet its writer outside, which is rank {} here", handle.ranks));
@@ -140,9 +141,9 @@ QueueRanks meet(const Handle& handle, int rank, std::vector<int> numbers, std::c
 
 /// Makes the members of a queue without an outside writer, or the ranks of one with it. Collective. Throws as
 /// MessageQueue's constructor.
-QueueRanks queue_ranks(SyncGroup& group, const QueueOptions& options) {
-  const WaitOptions waits = {.timeout = options.waits.timeout, .stop = options.waits.stop, .phase = "queue: making it"};
-  const bool has_outside = !options.outside_writer.empty();
+QueueRanks queue_ranks(Group& group, const QueueOptions& options) {
+  const WaitOptions waits = {.timeout = options.wait.timeout, .stop = options.wait.stop, .phase = "queue: making it"};
+  const bool has_outside = !options.external_writer.empty();
   const group::Use use(group);
   Handle handle;
   group::inside(group).together(waits, [&] {
@@ -150,15 +151,16 @@ QueueRanks queue_ranks(SyncGroup& group, const QueueOptions& options) {
     if (!collectives::SharedBlocks::can_be(group::inside(group)))
       throw Error(ErrorKind::unsupported, "a queue needs ranks that share memory, on one host");
     if (!has_outside) return;
-    handle = parsed(options.outside_writer);
+    handle = parsed(options.external_writer);
     if (handle.ranks != group.size())
-      throw Error(ErrorKind::argument,
+      throw Error(ErrorKind::invalid_argument,
                   fmt::format("the queue's handle is for {} ranks, the group has {}", handle.ranks, group.size()));
   });
   agree(group, options, has_outside, waits);
   if (!has_outside) return {group.duplicate(waits), options.writer};
   std::vector<int> numbers(static_cast<std::size_t>(group.size()));
-  for (std::size_t rank = 0; rank < numbers.size(); ++rank) numbers[rank] = group.info(static_cast<int>(rank)).rank;
+  for (std::size_t rank = 0; rank < numbers.size(); ++rank)
+    numbers[rank] = group.info(static_cast<int>(rank)).global_rank;
   QueueRanks met;
   // Rank 0 waits for the whole timeout, and then sends the other ranks the reason why it gives up.
   WaitOptions longer = waits;
@@ -170,19 +172,19 @@ QueueRanks queue_ranks(SyncGroup& group, const QueueOptions& options) {
 
 /// The counterpart of queue_ranks for the outside writer.
 QueueRanks queue_ranks_from_outside(const QueueOptions& options) {
-  const Handle handle = parsed(options.outside_writer);
+  const Handle handle = parsed(options.external_writer);
   check(options, handle.ranks, true);
   std::vector<int> numbers(static_cast<std::size_t>(handle.ranks));
   std::iota(numbers.begin(), numbers.end(), 0);
   return meet(handle, handle.ranks, std::move(numbers), group::default_timeout(), options,
-              {.timeout = options.waits.timeout, .stop = options.waits.stop, .phase = "queue: making it"});
+              {.timeout = options.wait.timeout, .stop = options.wait.stop, .phase = "queue: making it"});
 }
 
 }  // namespace
 
-std::string queue_handle(int ranks) {
+std::string make_queue_handle(int ranks) {
   if (ranks < 1 || ranks > most_ranks)
-    throw Error(ErrorKind::argument, fmt::format("a queue's handle for {} ranks: 1 to {}", ranks, most_ranks));
+    throw Error(ErrorKind::invalid_argument, fmt::format("a queue's handle for {} ranks: 1 to {}", ranks, most_ranks));
   return handle_text({ranks, os::random_hex(key_bytes)});
 }
 
@@ -199,7 +201,7 @@ class MessageQueue::Ring {
     capacity_ = (options.capacity + line - 1) / line * line;
     const std::uint64_t heads = line * (1 + static_cast<std::uint64_t>(size));
     blocks_ = std::make_unique<collectives::SharedBlocks>(inside(), is_writer() ? heads + capacity_ : 0,
-                                                          waits(options.waits, "queue: making it"));
+                                                          waits(options.wait, "queue: making it"));
     begin_ = blocks_->of(writer_) + heads;
     turns_ = os::turns_on_core(size);
     for (int rank = 0; rank < size; ++rank)
@@ -211,7 +213,7 @@ class MessageQueue::Ring {
   void put(std::span<const std::byte> message, const CollectiveOptions& options) {
     const group::Use use(*group_);
     if (!is_writer())
-      throw Error(ErrorKind::argument, "a queue is written by its writer alone, which this rank is not");
+      throw Error(ErrorKind::invalid_argument, "a queue is written by its writer alone, which this rank is not");
     check_room(most_taken(message.size()));
     do {
       const std::span<const std::byte> piece = message.first(std::min(message.size(), longest_piece()));
@@ -259,8 +261,8 @@ class MessageQueue::Ring {
     std::optional<group::Use> use;
     hold(use);
     if (!reads(self_))
-      throw Error(ErrorKind::argument, is_writer() ? "a queue's writer does not read it"
-                                                   : "a queue with one reader is read by no other rank");
+      throw Error(ErrorKind::invalid_argument, is_writer() ? "a queue's writer does not read it"
+                                                           : "a queue with one reader is read by no other rank");
     Message message;
     for (bool is_whole = false; !is_whole;) {
       await_piece(options);
@@ -312,10 +314,10 @@ class MessageQueue::Ring {
   static std::uint64_t whole_lines(std::uint64_t bytes) noexcept { return (bytes + line - 1) / line * line; }
   static std::uint32_t lines(std::uint64_t position) noexcept { return static_cast<std::uint32_t>(position / line); }
 
-  [[nodiscard]] group::Group& inside() const noexcept { return group::inside(*group_); }
+  [[nodiscard]] group::BaseGroup& inside() const noexcept { return group::inside(*group_); }
   [[nodiscard]] bool is_writer() const noexcept { return self_ == static_cast<int>(writer_); }
   [[nodiscard]] const char* get_phase() const noexcept {
-    return options_.outside_writer.empty() ? "queue: get" : "queue: get from the writer outside, rank -1";
+    return options_.external_writer.empty() ? "queue: get" : "queue: get from the writer outside, rank -1";
   }
   [[nodiscard]] bool reads(int rank) const noexcept {
     return options_.reader ? rank == *options_.reader : rank != static_cast<int>(writer_);
@@ -341,7 +343,7 @@ class MessageQueue::Ring {
   /// A writer that also reads would wait for itself if it had to wait for space.
   void check_room(std::uint64_t needed) const {
     if (const std::uint64_t unread = written_ - read_; reads(self_) && needed > capacity_ - unread)
-      throw Error(ErrorKind::argument,
+      throw Error(ErrorKind::invalid_argument,
                   fmt::format("queue: put: there is too little room in {} bytes, and this rank itself reads, {} bytes "
                               "behind",
                               capacity_, unread));
@@ -377,7 +379,7 @@ class MessageQueue::Ring {
     try {
       use.emplace(*group_);
     } catch (const Error&) {
-      if (is_cut_off_ || !has_message() || !group_->failure()) throw;
+      if (is_cut_off_ || !has_message() || !group_->error()) throw;
     }
   }
   void await_piece(const CollectiveOptions& options) {
@@ -391,13 +393,14 @@ class MessageQueue::Ring {
   template <class Done>
   void await(std::size_t which, int rank, const WaitOptions& options, const Done& done) {
     if (rank == self_)
-      throw Error(ErrorKind::argument,
+      throw Error(ErrorKind::invalid_argument,
                   fmt::format("{}: there is nothing, and this rank itself is the writer", options.phase));
-    const trace::Span span(trace::Kind::message, options.phase, inside().some_operation(), inside().info(rank).rank);
+    const trace::Span span(trace::Kind::message, options.phase, inside().some_operation(),
+                           inside().info(rank).global_rank);
     collectives::wait_on(inside(), word(which), std::span(&rank, 1), turns_, options, done);
   }
 
-  std::shared_ptr<SyncGroup> group_;
+  std::shared_ptr<Group> group_;
   int self_;
   std::size_t writer_;
   QueueOptions options_;
@@ -413,10 +416,10 @@ class MessageQueue::Ring {
   collectives::LentMemory lent_;
 };
 
-MessageQueue::MessageQueue(SyncGroup& group, const QueueOptions& options)
+MessageQueue::MessageQueue(Group& group, const QueueOptions& options)
     : ring_(std::make_unique<Ring>(queue_ranks(group, options), options)) {}
 MessageQueue::MessageQueue(std::unique_ptr<Ring> ring) : ring_(std::move(ring)) {}
-MessageQueue MessageQueue::write_from_outside(const QueueOptions& options) {
+MessageQueue MessageQueue::attach_writer(const QueueOptions& options) {
   return MessageQueue(std::make_unique<Ring>(queue_ranks_from_outside(options), options));
 }
 MessageQueue::MessageQueue(MessageQueue&&) noexcept = default;

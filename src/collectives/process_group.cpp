@@ -17,10 +17,10 @@
 
 namespace muster {
 
-ProcessGroup::ProcessGroup(std::shared_ptr<SyncGroup> group, const CollectiveOptions& options)
+ProcessGroup::ProcessGroup(std::shared_ptr<Group> group, const CollectiveOptions& options)
     : engine_(std::make_shared<collectives::Engine>(std::move(group), options)) {}
 
-ProcessGroup::ProcessGroup(SyncGroup& group, const CollectiveOptions& options)
+ProcessGroup::ProcessGroup(Group& group, const CollectiveOptions& options)
     : ProcessGroup(group.duplicate({.timeout = options.timeout, .stop = options.stop, .phase = "process group"}),
                    options) {}
 
@@ -42,17 +42,17 @@ int ProcessGroup::size() const noexcept {
   return engine_->size();
 }
 int ProcessGroup::global_rank(int rank) const {
-  return group().info(rank).rank;
+  return group().info(rank).global_rank;
 }
-std::optional<int> ProcessGroup::rank_of_global(int global) const noexcept {
+std::optional<int> ProcessGroup::group_rank(int global) const noexcept {
   for (int rank = 0; rank < size(); ++rank)
-    if (group().info(rank).rank == global) return rank;
+    if (group().info(rank).global_rank == global) return rank;
   return std::nullopt;
 }
 std::string_view ProcessGroup::backend() const noexcept {
   return engine_->backend().name();
 }
-SyncGroup& ProcessGroup::group() const noexcept {
+Group& ProcessGroup::group() const noexcept {
   return engine_->group();
 }
 
@@ -180,7 +180,7 @@ std::vector<Config> ProcessGroup::gather_config(const Config& config, int root, 
 }
 
 struct ProcessGroup::Async {
-  explicit Async(SyncGroup& group) : lane(group) {
+  explicit Async(Group& group) : lane(group) {
     own.reset(new ProcessGroup(lane.own(), {}));
     own->runs_in_ = lane.tasks();
     lane.keep(own);
@@ -214,13 +214,15 @@ using group::Mail;
 static_assert(Mail::any_rank == any_rank && Mail::any_tag == any_tag);
 
 void check_tag(int tag) {
-  if (tag < 0) throw Error(ErrorKind::argument, fmt::format("a message cannot have the tag {}: 0 or more", tag));
+  if (tag < 0)
+    throw Error(ErrorKind::invalid_argument, fmt::format("a message cannot have the tag {}: 0 or more", tag));
 }
 
 void check_other(const Engine& engine, int rank, const char* verb) {
   (void)engine.group().info(rank);
   if (rank == engine.rank())
-    throw Error(ErrorKind::argument, fmt::format("rank {} cannot {} itself", engine.group().info(rank).rank, verb));
+    throw Error(ErrorKind::invalid_argument,
+                fmt::format("rank {} cannot {} itself", engine.group().info(rank).global_rank, verb));
 }
 
 std::shared_ptr<Mail::Outgoing> begin_send(Engine& engine, const Config& config, int to, int tag) {
@@ -241,7 +243,7 @@ std::shared_ptr<Mail::Outgoing> begin_send(Engine& engine, const Config& config,
 std::shared_ptr<Mail::Incoming> begin_receive(Engine& engine, int from, int tag, Mail::Place place) {
   if (tag != any_tag) check_tag(tag);
   if (from != any_rank) check_other(engine, from, "receive from");
-  if (engine.size() == 1) throw Error(ErrorKind::argument, "there is no other rank to receive from");
+  if (engine.size() == 1) throw Error(ErrorKind::invalid_argument, "there is no other rank to receive from");
   return engine.mail().receive({.from = from, .tag = tag, .place = std::move(place)});
 }
 
@@ -274,7 +276,7 @@ std::shared_ptr<Mail::Incoming> begin_receive_tensor(Engine& engine, const Tenso
   return begin_receive(engine, from, tag, [out, group = &engine.group()](const Envelope& envelope) -> Room {
     const TensorSpec wanted{out.dtype(), out.shape()};
     const auto sent = envelope.label.empty() ? std::nullopt : tensor_of(envelope.label);
-    const int rank = group->info(envelope.from).rank;
+    const int rank = group->info(envelope.from).global_rank;
     if (sent != wanted)
       throw Error(ErrorKind::rank_mismatch,
                   fmt::format("rank {} has sent {} where {} was to be received", rank,
@@ -287,8 +289,8 @@ std::shared_ptr<Mail::Incoming> begin_receive_tensor(Engine& engine, const Tenso
 // For trace spans.
 
 /// Returns the number of the other rank in the job; -1 for any rank or none.
-int number_of(const group::Group& group, int rank) {
-  return rank < 0 || rank >= group.size() ? -1 : group.info(rank).rank;
+int number_of(const group::BaseGroup& group, int rank) {
+  return rank < 0 || rank >= group.size() ? -1 : group.info(rank).global_rank;
 }
 std::uint64_t bytes_of(const Mail::Outgoing& message) {
   return message.body.size();
@@ -328,10 +330,10 @@ class Message final : public detail::Operation<Result> {
  private:
   void wait(const std::function<bool()>& done) {
     const auto engine = engine_.lock();
-    if (!engine) throw Error(ErrorKind::argument, "the group of this Work has been destroyed");
+    if (!engine) throw Error(ErrorKind::invalid_argument, "the group of this Work has been destroyed");
     const Engine::DeviceEnd at_end(*engine);
     const group::Use use(engine->group());
-    group::Group& group = group::inside(engine->group());
+    group::BaseGroup& group = group::inside(engine->group());
     trace::Span span(trace::Kind::message, options_.phase, group.some_operation(), number_of(group, other_));
     // Even a test without a wait must move messages.
     (void)engine->mail().step();
@@ -359,7 +361,7 @@ template <class Begin>
 auto finished(Engine& engine, int other, const CollectiveOptions& options, const char* phase, const Begin& begin) {
   const Engine::DeviceEnd at_end(engine);
   const group::Use use(engine.group());
-  group::Group& group = group::inside(engine.group());
+  group::BaseGroup& group = group::inside(engine.group());
   trace::Span span(trace::Kind::message, phase, group.some_operation(), number_of(group, other));
   auto message = begin();
   engine.mail().wait([&] { return message->is_done.load(); }, other, waits(options, phase));

@@ -68,7 +68,7 @@ std::uint64_t all_reduce_alone(std::size_t ranks) noexcept {
 
 class SharedBackend final : public Backend {
  public:
-  SharedBackend(group::Group& group, const WaitOptions& options)
+  SharedBackend(group::BaseGroup& group, const WaitOptions& options)
       : group_(group),
         blocks_(group, block_bytes, options),
         results_(group, 0, os::Access::read_write),
@@ -448,7 +448,7 @@ class SharedBackend final : public Backend {
     end(end_step);
   }
 
-  group::Group& group_;
+  group::BaseGroup& group_;
   SharedBlocks blocks_;
   shm::RemoteSegments arenas_;  // of other ranks
   LentMemory results_;          // memory of rank 0; all ranks hold leases
@@ -467,7 +467,7 @@ class SharedBackend final : public Backend {
 
 }  // namespace
 
-std::unique_ptr<Backend> shared_backend(group::Group& group, const WaitOptions& options) {
+std::unique_ptr<Backend> shared_backend(group::BaseGroup& group, const WaitOptions& options) {
   if (!SharedBlocks::can_be(group)) return nullptr;
   return std::make_unique<SharedBackend>(group, options);
 }

@@ -19,7 +19,7 @@ void Loan::withdraw() noexcept {
   leases.clear();
 }
 
-LentMemory::LentMemory(group::Group& group, int owner, os::Access access)
+LentMemory::LentMemory(group::BaseGroup& group, int owner, os::Access access)
     : group_(group), owner_(owner), access_(access) {
   for (int rank = 0; rank < group.size(); ++rank)
     holders_.push_back(rank == group.rank() ? nullptr : group.liveness(rank));
@@ -64,14 +64,14 @@ HeldResult LentMemory::take(const ResultOffer& offer, std::size_t at, std::uint6
   return {segment->mapping().data(), std::move(lease)};
 }
 
-bool SharedBlocks::can_be(const group::Group& group) {
+bool SharedBlocks::can_be(const group::BaseGroup& group) {
   if (static_cast<std::size_t>(group.size()) > shm::lease_words) return false;
   for (int rank = 0; rank < group.size() && group.size() > 1; ++rank)
     if (group.host_of(rank) != group.host_of(0) || group.region_of(rank) == nullptr) return false;
   return true;
 }
 
-SharedBlocks::SharedBlocks(group::Group& group, std::uint64_t bytes, const WaitOptions& options)
+SharedBlocks::SharedBlocks(group::BaseGroup& group, std::uint64_t bytes, const WaitOptions& options)
     : blocks_(static_cast<std::size_t>(group.size())) {
   ResultOffer mine;  // place 0 means no block
   std::vector<ResultOffer> offers(blocks_.size());

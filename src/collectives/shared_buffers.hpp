@@ -32,11 +32,11 @@ struct Loan {
 class LentMemory {
  public:
   /// `access` is the access of the ranks that take it.
-  LentMemory(group::Group& group, int owner, os::Access access);
+  LentMemory(group::BaseGroup& group, int owner, os::Access access);
 
-  /// Called by the owner: returns memory for `bytes` bytes, offered to `ranks`. Throws Error(no_space).
+  /// Called by the owner: returns memory for `bytes` bytes, offered to `ranks`. Throws Error(out_of_space).
   Loan lend(std::uint64_t bytes, std::span<const int> ranks);
-  /// Returns the offered memory on this rank, which is ranks[at] of the offer. Throws Error(corrupt | no_space |
+  /// Returns the offered memory on this rank, which is ranks[at] of the offer. Throws Error(corrupt | out_of_space |
   /// peer_lost).
   HeldResult take(const ResultOffer& offer, std::size_t at, std::uint64_t bytes);
 
@@ -46,7 +46,7 @@ class LentMemory {
   [[nodiscard]] std::shared_ptr<shm::OwnedSegment> smallest_unused(std::uint64_t bytes,
                                                                    const IsUnused& is_unused) const;
 
-  group::Group& group_;
+  group::BaseGroup& group_;
   int owner_;
   os::Access access_;
   std::vector<std::shared_ptr<const group::PeerLiveness>> holders_;  // by rank; null for this rank
@@ -80,9 +80,9 @@ struct Count {
 struct alignas(line) Word : Count {};
 
 /// Waits until done() is true. done() depends on `count`, which `ranks` publish. `turns` is the value of
-/// os::turns_on_core. Throws as SyncGroup::wait_until.
+/// os::turns_on_core. Throws as Group::wait_until.
 template <class Done>
-void wait_on(group::Group& group, Count& count, std::span<const int> ranks, int turns, const WaitOptions& options,
+void wait_on(group::BaseGroup& group, Count& count, std::span<const int> ranks, int turns, const WaitOptions& options,
              const Done& done) {
   if (os::comes_soon(done, turns)) return;
   std::uint32_t seen = 0;
@@ -99,10 +99,10 @@ void wait_on(group::Group& group, Count& count, std::span<const int> ranks, int 
 class SharedBlocks {
  public:
   /// Returns whether the ranks of a group can share blocks. All ranks get the same result. Local.
-  static bool can_be(const group::Group& group);
+  static bool can_be(const group::BaseGroup& group);
   /// Collective. `bytes` is the size of this rank's block, which initially contains zeros; 0 for no block. Throws as
-  /// SyncGroup::all_gather, and Error(no_space) on all ranks.
-  SharedBlocks(group::Group& group, std::uint64_t bytes, const WaitOptions& options);
+  /// Group::all_gather, and Error(out_of_space) on all ranks.
+  SharedBlocks(group::BaseGroup& group, std::uint64_t bytes, const WaitOptions& options);
   ~SharedBlocks();
   SharedBlocks& operator=(SharedBlocks&&) = delete;
 

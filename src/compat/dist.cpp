@@ -28,33 +28,35 @@ Way way_of(std::string_view name) {
     throw Error(ErrorKind::unsupported,
                 "the backend 'nccl' moves tensors on devices, which this program does not know: link libmuster-cuda "
                 "(pkg-config muster-cuda)");
-  throw Error(ErrorKind::argument, fmt::format("there is no backend '{}': shm, tcp, gloo, mpi or nccl", name));
+  throw Error(ErrorKind::invalid_argument, fmt::format("there is no backend '{}': shm, tcp, gloo, mpi or nccl", name));
 }
 
 /// Makes the group for env://.
-std::shared_ptr<SyncGroup> group_of_environment(const dist::InitOptions& options) {
+std::shared_ptr<muster::Group> group_of_environment(const dist::InitOptions& options) {
   auto group = group::world_within(options.timeout);
-  if (group->failure()) {
+  if (group->error()) {
     // The group failed in an earlier process group.
     group::forget_world();
     group = group::world_within(options.timeout);
   }
   if ((options.rank != -1 && options.rank != group->rank()) ||
       (options.world_size != -1 && options.world_size != group->size()))
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 fmt::format("env:// has this process as rank {} of {}, and the call as rank {} of {}", group->rank(),
                             group->size(), options.rank, options.world_size));
   return group;
 }
 
-std::shared_ptr<SyncGroup> group_at(Way way, const dist::InitOptions& options) {
+std::shared_ptr<muster::Group> group_at(Way way, const dist::InitOptions& options) {
   const std::string& method = options.init_method;
   check_init_method(method);
   if (options.world_size < 1 || options.rank < 0 || options.rank >= options.world_size)
-    throw Error(ErrorKind::argument, fmt::format("{} needs a rank and a world_size, and cannot have rank {} of {}",
-                                                 method, options.rank, options.world_size));
+    throw Error(ErrorKind::invalid_argument,
+                fmt::format("{} needs a rank and a world_size, and cannot have rank {} of {}", method, options.rank,
+                            options.world_size));
   if (way == Way::mpi)
-    throw Error(ErrorKind::argument, fmt::format("the backend 'mpi' finds its ranks itself: env://, not {}", method));
+    throw Error(ErrorKind::invalid_argument,
+                fmt::format("the backend 'mpi' finds its ranks itself: env://, not {}", method));
   if (way == Way::shm)
     return local_group({.key = method + ' ' + options.group_name,
                         .rank = options.rank,
@@ -71,7 +73,7 @@ std::shared_ptr<SyncGroup> group_at(Way way, const dist::InitOptions& options) {
 
 void check_init_method(const std::string& method) {
   if (method != "env://" && !method.starts_with("tcp://") && !method.starts_with("file://"))
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 fmt::format("'{}' is no init_method: env://, tcp://HOST:PORT or file:///PATH", method));
 }
 
@@ -79,7 +81,7 @@ void check_backend_name(std::string_view name) {
   way_of(name);
 }
 
-void check_backend(std::string_view name, const SyncGroup& group) {
+void check_backend(std::string_view name, const muster::Group& group) {
   const Way way = way_of(name);
   if (way == Way::mpi && group.kind() != "mpi")
     throw Error(ErrorKind::unsupported,
@@ -92,10 +94,10 @@ void check_backend(std::string_view name, const SyncGroup& group) {
       throw Error(ErrorKind::unsupported,
                   fmt::format("the backend 'shm' is for ranks of one host, and rank {} is on another one ({}): 'tcp' "
                               "or 'mpi'",
-                              group.info(rank).rank, group.info(rank).host));
+                              group.info(rank).global_rank, group.info(rank).host));
 }
 
-std::shared_ptr<SyncGroup> init_group(std::string_view name, const dist::InitOptions& options) {
+std::shared_ptr<muster::Group> init_group(std::string_view name, const dist::InitOptions& options) {
   const Way way = way_of(name);
   auto group = options.init_method == "env://" ? group_of_environment(options) : group_at(way, options);
   check_backend(name, *group);
@@ -135,10 +137,10 @@ ProcessGroup& world_now() {
   World& world = the_world();
   const std::lock_guard lock(world.mutex);
   if (!world.group)
-    throw Error(ErrorKind::argument, world.master_worker
-                                         ? "this process is in master-worker mode, which has no collectives and no "
-                                           "messages: call destroy_process_group(), then init_process_group()"
-                                         : "the process group is not initialized: call init_process_group() first");
+    throw Error(ErrorKind::invalid_argument,
+                world.master_worker ? "this process is in master-worker mode, which has no collectives and no "
+                                      "messages: call destroy_process_group(), then init_process_group()"
+                                    : "the process group is not initialized: call init_process_group() first");
   return *world.group;
 }
 
@@ -147,7 +149,7 @@ RankAndSize place_now() {
   const std::lock_guard lock(world.mutex);
   if (world.group) return {world.group->rank(), world.group->size()};
   if (world.master_worker) return *world.master_worker;
-  throw Error(ErrorKind::argument,
+  throw Error(ErrorKind::invalid_argument,
               "the process group is not initialized: call init_process_group() or init_master_worker() first");
 }
 
@@ -159,9 +161,10 @@ auto start(std::string_view name, const InitOptions& options, const Keep& keep) 
   {
     const std::lock_guard lock(world.mutex);
     if (world.is_starting)
-      throw Error(ErrorKind::argument, "another thread is initializing the process group: wait for it to finish");
+      throw Error(ErrorKind::invalid_argument,
+                  "another thread is initializing the process group: wait for it to finish");
     if (world.group || world.master_worker)
-      throw Error(ErrorKind::argument,
+      throw Error(ErrorKind::invalid_argument,
                   "the process group has been initialized already: call destroy_process_group() first");
     world.is_starting = true;
     world.is_of_environment = options.init_method == "env://";
@@ -178,7 +181,7 @@ auto start(std::string_view name, const InitOptions& options, const Keep& keep) 
 int checked_rank(int rank) {
   const int size = place_now().size;
   if (rank < 0 || rank >= size)
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 fmt::format("there is no rank {}: the world has the ranks 0 to {}", rank, size - 1));
   return rank;
 }
@@ -191,8 +194,8 @@ void with_rank(const Group& group, int global, const Call& call) {
   try {
     call(ranks, rank.value_or(-1));
   } catch (const Error& error) {
-    if (rank || error.kind() != ErrorKind::argument) throw;
-    throw Error(ErrorKind::argument, fmt::format("rank {} is not in this group", global));
+    if (rank || error.kind() != ErrorKind::invalid_argument) throw;
+    throw Error(ErrorKind::invalid_argument, fmt::format("rank {} is not in this group", global));
   }
 }
 
@@ -203,7 +206,7 @@ Tensor all_to_all(const Tensor& tensor, const Group& group) {
 }
 
 void init_process_group(std::string_view name, const InitOptions& options) {
-  start(name, options, [](World& world, SyncGroup& group) {
+  start(name, options, [](World& world, muster::Group& group) {
     auto made = std::make_unique<ProcessGroup>(group);
     const std::lock_guard lock(world.mutex);
     world.group = std::move(made);
@@ -211,7 +214,7 @@ void init_process_group(std::string_view name, const InitOptions& options) {
 }
 
 MasterWorker init_master_worker(std::string_view name, const InitOptions& options) {
-  return start(name, options, [](World& world, SyncGroup& group) {
+  return start(name, options, [](World& world, muster::Group& group) {
     MasterWorker made(group);
     const std::lock_guard lock(world.mutex);
     world.master_worker = {group.rank(), group.size()};
@@ -232,7 +235,7 @@ void destroy_process_group() noexcept {
   if (!lock) return;  // in a forked child whose parent was changing it
   ended = std::move(world.group);
   // Ranks that begin anew after a failure need a new rendezvous.
-  if (ended && world.is_of_environment && ended->group().failure()) group::forget_world();
+  if (ended && world.is_of_environment && ended->group().error()) group::forget_world();
   world.master_worker.reset();
 }
 
@@ -251,14 +254,15 @@ Group new_group(const RankList& ranks) {
 ProcessGroup& process_group(const Group& group) {
   ProcessGroup& world = world_now();
   if (group.is_world()) return world;
-  if (!group.members()) throw Error(ErrorKind::argument, fmt::format("rank {} is not in this group", world.rank()));
+  if (!group.members())
+    throw Error(ErrorKind::invalid_argument, fmt::format("rank {} is not in this group", world.rank()));
   return *group.members();
 }
 
 std::optional<int> rank_in_group(const ProcessGroup& group, int global) {
   const ProcessGroup& world = world_now();
   if (global < 0 || global >= world.size()) return std::nullopt;
-  return group.rank_of_global(world.global_rank(global));
+  return group.group_rank(world.global_rank(global));
 }
 
 Work<void> isend(const Tensor& tensor, int dst) {

@@ -58,8 +58,8 @@ void call(const char* name, std::optional<ReduceOp> op, std::optional<int> globa
   try {
     collectives::engine_of(ranks).on_devices(what, devices, {}, prepare, move);
   } catch (const Error& error) {
-    if (what.root != -1 || error.kind() != ErrorKind::argument) throw;
-    throw Error(ErrorKind::argument, fmt::format("rank {} is not in this group", *global_root));
+    if (what.root != -1 || error.kind() != ErrorKind::invalid_argument) throw;
+    throw Error(ErrorKind::invalid_argument, fmt::format("rank {} is not in this group", *global_root));
   }
 }
 
@@ -107,17 +107,19 @@ void all_gather_multigpu(std::span<const std::vector<Tensor>> outputs, std::span
   const std::size_t all = static_cast<std::size_t>(process_group(group).size()) * tensors.size();
   const auto check = [&](DeviceBackend& backend) {
     if (outputs.size() != tensors.size())
-      throw Error(ErrorKind::argument,
+      throw Error(ErrorKind::invalid_argument,
                   fmt::format("{} lists of results for {} tensors: one for each", outputs.size(), tensors.size()));
     for (std::size_t lane = 0; lane < outputs.size(); ++lane) {
       if (outputs[lane].size() != all)
-        throw Error(ErrorKind::argument, fmt::format("a list has {} results for {} tensors of all ranks: one for each",
-                                                     outputs[lane].size(), all));
+        throw Error(
+            ErrorKind::invalid_argument,
+            fmt::format("a list has {} results for {} tensors of all ranks: one for each", outputs[lane].size(), all));
       for (const Tensor& out : outputs[lane]) {
         collectives::check_same(out, tensors[lane], "a result");
         if (out.device() != tensors[lane].device())
-          throw Error(ErrorKind::argument, fmt::format("a result is on {}, and the tensor of its list on {}",
-                                                       to_string(out.device()), to_string(tensors[lane].device())));
+          throw Error(ErrorKind::invalid_argument,
+                      fmt::format("a result is on {}, and the tensor of its list on {}", to_string(out.device()),
+                                  to_string(tensors[lane].device())));
         (void)collectives::room_of(out, &backend);
       }
     }

@@ -39,20 +39,20 @@ Tensor with_shape(const Tensor& tensor, Shape shape) {
 /// Returns whether a stage sends slices of a tensor.
 bool is_sliced(const std::string& key, const Tensor& tensor, const GroupCoordinator::TensorDictOptions& options) {
   if (options.all_gather_group == nullptr || options.all_gather_group->world_size() == 1) return false;
-  const std::int64_t count = tensor.view().elements();
+  const std::int64_t count = tensor.view().element_count();
   const bool divides = count % options.all_gather_group->world_size() == 0 && !is_packed(tensor.dtype());
   const auto wish = options.all_gather_tensors.find(key);
   if (wish == options.all_gather_tensors.end()) return divides && count != 0;
   if (wish->second && !divides)
-    throw Error(ErrorKind::argument, fmt::format("'{}' of {} elements cannot be sent in {} slices", key, count,
-                                                 options.all_gather_group->world_size()));
+    throw Error(ErrorKind::invalid_argument, fmt::format("'{}' of {} elements cannot be sent in {} slices", key, count,
+                                                         options.all_gather_group->world_size()));
   return wish->second;
 }
 
 }  // namespace
 
-GroupCoordinator::GroupCoordinator(std::span<const std::vector<int>> group_ranks, SyncGroup& world,
-                                   std::string_view name, const GroupCoordinatorOptions& options)
+GroupCoordinator::GroupCoordinator(std::span<const std::vector<int>> group_ranks, Group& world, std::string_view name,
+                                   const GroupCoordinatorOptions& options)
     : ranks_(own_list(group_ranks, world.rank())), unique_name_(numbered(name)) {
   // The ranks agree on all lists, not only on their own.
   Config lists = Config::array();
@@ -62,8 +62,8 @@ GroupCoordinator::GroupCoordinator(std::span<const std::vector<int>> group_ranks
     lists.push_back(std::move(numbers));
   }
   lists = Config::array({std::move(lists), options.use_message_queue_broadcaster});
-  ProcessGroup all(world, options.waits);
-  const std::vector<Config> everybodys = all.all_gather_config(lists, options.waits);
+  ProcessGroup all(world, options.wait);
+  const std::vector<Config> everybodys = all.all_gather_config(lists, options.wait);
   for (std::size_t rank = 0; rank < everybodys.size(); ++rank)
     if (everybodys[rank] != everybodys[0])
       throw Error(ErrorKind::rank_mismatch,
@@ -74,11 +74,11 @@ GroupCoordinator::GroupCoordinator(std::span<const std::vector<int>> group_ranks
   std::ranges::sort(members);
   for (int rank = 0; rank < world.size(); ++rank)
     if (members.size() != static_cast<std::size_t>(world.size()) || members[static_cast<std::size_t>(rank)] != rank)
-      throw Error(ErrorKind::argument,
+      throw Error(ErrorKind::invalid_argument,
                   fmt::format("the lists of the groups of '{}' must have each of {} ranks once", name, world.size()));
-  group_ = all.split(ranks_, options.waits);
+  group_ = all.split(ranks_, options.wait);
   if (options.use_message_queue_broadcaster)
-    queue_ = std::make_unique<MessageQueue>(create_mq_broadcaster({.waits = options.waits}));
+    queue_ = std::make_unique<MessageQueue>(create_mq_broadcaster({.wait = options.wait}));
 }
 
 Tensor GroupCoordinator::all_reduce(const TensorView& tensor, const CollectiveOptions& options) {
@@ -137,7 +137,7 @@ ConfigObject GroupCoordinator::broadcast_tensor_dict(const ConfigObject& dict, i
 }
 
 MessageQueue GroupCoordinator::create_mq_broadcaster(QueueOptions options) {
-  options.outside_writer = group_->broadcast_config(options.outside_writer, options.writer, options.waits).as_string();
+  options.external_writer = group_->broadcast_config(options.external_writer, options.writer, options.wait).as_string();
   return MessageQueue(group_->group(), options);
 }
 
@@ -145,7 +145,7 @@ GroupCoordinator::SingleReaderQueues GroupCoordinator::create_single_reader_mq_b
                                                                                             QueueOptions options) {
   SingleReaderQueues queues;
   options.reader = reader_rank;
-  options.outside_writer.clear();
+  options.external_writer.clear();
   for (options.writer = 0; options.writer < world_size(); ++options.writer) {
     auto queue = std::make_shared<MessageQueue>(group_->group(), options);
     if (options.writer == rank_in_group()) queues.own = queue;
@@ -209,15 +209,15 @@ void GroupCoordinator::send_tensor_dict(const ConfigObject& dict, std::optional<
     shapes[key] = std::move(extents);
     const TensorView view = tensor.view();
     const Tensor whole = view.is_contiguous() ? tensor : Tensor::copy_of(view);
-    const std::int64_t count = view.elements() / slices->world_size();
+    const std::int64_t count = view.element_count() / slices->world_size();
     const std::int64_t begin = count * slices->rank_in_group();
-    values[key] = Tensor(TensorView(whole.dtype(), {view.elements()}, whole.data()).slice(0, begin, begin + count),
+    values[key] = Tensor(TensorView(whole.dtype(), {view.element_count()}, whole.data()).slice(0, begin, begin + count),
                          whole.owner());
   }
   Config slice =
       Config::array({slices == nullptr ? 0 : slices->rank_in_group(), slices == nullptr ? 1 : slices->world_size()});
   group_->send_config(Config::array({std::move(shapes), std::move(values), std::move(slice)}), dst.value_or(next()), 0,
-                      options.waits);
+                      options.wait);
 }
 
 namespace {
@@ -270,21 +270,21 @@ ConfigObject GroupCoordinator::recv_tensor_dict(std::optional<int> src, const Te
   SlicedDict dict;
   GroupCoordinator* const slices = options.all_gather_group;
   const auto receive = [&] {
-    const ReceivedConfig message = group_->recv_message(src.value_or(prev()), 0, options.waits);
+    const ReceivedConfig message = group_->recv_message(src.value_or(prev()), 0, options.wait);
     dict = dict_of(message, group_->group().info(message.from), slices);
   };
   if (slices == nullptr || slices->world_size() == 1) {
     receive();
   } else {
     // The ranks that gather wait for each other, so a rank that fails reports it to the others.
-    SyncGroup& others = slices->process_group().group();
+    Group& others = slices->process_group().group();
     const group::Use use(others);
-    group::inside(others).together(collectives::waits(options.waits, "recv_tensor_dict"), receive);
-    slices->check_same_slices(dict.values, dict.shapes, options.waits);
+    group::inside(others).together(collectives::waits(options.wait, "recv_tensor_dict"), receive);
+    slices->check_same_slices(dict.values, dict.shapes, options.wait);
   }
   for (const auto& [key, shape] : dict.shapes) {
     Tensor whole = dict.values[key].as_tensor();
-    if (slices != nullptr) whole = slices->all_gather(whole, 0, options.waits);
+    if (slices != nullptr) whole = slices->all_gather(whole, 0, options.wait);
     dict.values[key] = with_shape(whole, shape);
   }
   return std::move(dict.values);

@@ -98,7 +98,7 @@ class Worker {
         if (tensor.nbytes() == 0) return;
         std::byte* const data = tensor.mutable_data();
         const TensorView element = message.at(2).as_tensor().view();
-        check_fits({tensor.dtype(), {1}}, {element.dtype(), {element.elements()}});
+        check_fits({tensor.dtype(), {1}}, {element.dtype(), {element.element_count()}});
         copy_contiguous(element, data);
         // Each copy doubles the filled part.
         for (std::size_t done = element.nbytes(); done < tensor.nbytes(); done *= 2)
@@ -163,8 +163,8 @@ class Worker {
     const std::size_t bytes = byte_size(dtype, shape);
     if (bytes >= large)
       if (const std::uint64_t available = os::memory_headroom(os::Backing::anonymous).bytes; bytes > available)
-        throw Error(ErrorKind::no_space, fmt::format("a tensor {} needs {} bytes, {} are available",
-                                                     to_string(TensorSpec{dtype, shape}), bytes, available));
+        throw Error(ErrorKind::out_of_space, fmt::format("a tensor {} needs {} bytes, {} are available",
+                                                         to_string(TensorSpec{dtype, shape}), bytes, available));
     const Tensor tensor = Tensor::allocate(dtype, shape);
     if (bytes != 0) std::memset(tensor.mutable_data(), 0, bytes);
     tensors_[number] = tensor;
@@ -213,12 +213,12 @@ struct MasterWorker::Master : std::enable_shared_from_this<Master> {
 
   const RemoteTensor::Place& place_of(const RemoteTensor& tensor) const {
     if (tensor.place().master.lock().get() != this)
-      throw Error(ErrorKind::argument, "a tensor of another MasterWorker, or of none that is still there");
+      throw Error(ErrorKind::invalid_argument, "a tensor of another MasterWorker, or of none that is still there");
     return tensor.place();
   }
   void check_worker(int worker) const {
     if (worker < 1 || worker >= group.size())
-      throw Error(ErrorKind::argument, fmt::format("rank {} is no worker: 1 to {}", worker, group.size() - 1));
+      throw Error(ErrorKind::invalid_argument, fmt::format("rank {} is no worker: 1 to {}", worker, group.size() - 1));
   }
 
   void ask(int worker, WorkerRequest request, std::int64_t number, ConfigArray words,
@@ -268,7 +268,8 @@ struct MasterWorker::Master : std::enable_shared_from_this<Master> {
 };
 
 const RemoteTensor::Place& RemoteTensor::place() const {
-  if (!place_) throw Error(ErrorKind::argument, "this RemoteTensor is none: take what MasterWorker::make() gave");
+  if (!place_)
+    throw Error(ErrorKind::invalid_argument, "this RemoteTensor is none: take what MasterWorker::make() gave");
   return *place_;
 }
 
@@ -276,13 +277,13 @@ namespace {
 
 void check_same(const TensorSpec& to, const TensorSpec& from, const char* verb) {
   if (to != from)
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 fmt::format("a tensor {} cannot be {} one {}", to_string(from), verb, to_string(to)));
 }
 
 }  // namespace
 
-MasterWorker::MasterWorker(SyncGroup& group, const CollectiveOptions& options)
+MasterWorker::MasterWorker(Group& group, const CollectiveOptions& options)
     : group_(std::make_unique<ProcessGroup>(group, options)) {
   if (group_->rank() == master_rank) master_ = std::make_shared<Master>(*group_);
 }
@@ -293,17 +294,18 @@ MasterWorker::~MasterWorker() = default;
 bool MasterWorker::is_master() const noexcept {
   return master_ != nullptr;
 }
-SyncGroup& MasterWorker::group() const noexcept {
+Group& MasterWorker::group() const noexcept {
   return group_->group();
 }
 
 void MasterWorker::serve(const CollectiveOptions& options) {
-  if (is_master()) throw Error(ErrorKind::argument, "rank 0 is the master, which does not serve");
+  if (is_master()) throw Error(ErrorKind::invalid_argument, "rank 0 is the master, which does not serve");
   Worker(*group_, options).serve();
 }
 
 MasterWorker::Master& MasterWorker::master() const {
-  if (!is_master()) throw Error(ErrorKind::argument, fmt::format("rank {} is a worker: it serves", group_->rank()));
+  if (!is_master())
+    throw Error(ErrorKind::invalid_argument, fmt::format("rank {} is a worker: it serves", group_->rank()));
   return *master_;
 }
 
@@ -327,8 +329,8 @@ void MasterWorker::fill(const RemoteTensor& tensor, const TensorView& element, c
   const RemoteTensor::Place& place = master().place_of(tensor);
   if (is_packed(place.spec.dtype))
     throw Error(ErrorKind::unsupported, fmt::format("a tensor {} cannot be filled: copy one", to_string(place.spec)));
-  if (element.elements() != 1 || element.dtype() != place.spec.dtype)
-    throw Error(ErrorKind::argument,
+  if (element.element_count() != 1 || element.dtype() != place.spec.dtype)
+    throw Error(ErrorKind::invalid_argument,
                 fmt::format("a tensor {} is filled with one element of that dtype, not {}", to_string(place.spec),
                             to_string(TensorSpec{element.dtype(), element.shape()})));
   master().ask(place.worker, WorkerRequest::fill, place.number, {Tensor::borrow(element)}, options);
@@ -356,8 +358,9 @@ void MasterWorker::add(const RemoteTensor& to, const RemoteTensor& what, const C
   const RemoteTensor::Place& source = master().place_of(what);
   check_same(target.spec, source.spec, "added to");
   if (target.worker != source.worker)
-    throw Error(ErrorKind::argument, fmt::format("a tensor of rank {} cannot be added to one of rank {}: copy it there",
-                                                 source.worker, target.worker));
+    throw Error(ErrorKind::invalid_argument,
+                fmt::format("a tensor of rank {} cannot be added to one of rank {}: copy it there", source.worker,
+                            target.worker));
   master().ask(target.worker, WorkerRequest::add, target.number, {source.number}, options);
 }
 

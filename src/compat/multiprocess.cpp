@@ -24,7 +24,7 @@ namespace muster {
 namespace {
 
 [[noreturn]] void refuse(const std::string& words) {
-  throw Error(ErrorKind::argument, "the config of a job: " + words);
+  throw Error(ErrorKind::invalid_argument, "the config of a job: " + words);
 }
 
 /// Returns the number of devices that this process sees: the devices of the driver that CUDA_VISIBLE_DEVICES does not

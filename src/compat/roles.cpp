@@ -29,7 +29,7 @@ std::size_t index(int number) {
 }
 
 [[noreturn]] void refuse(const std::string& words) {
-  throw Error(ErrorKind::argument, "a layout of roles: " + words);
+  throw Error(ErrorKind::invalid_argument, "a layout of roles: " + words);
 }
 
 /// Splits `total` into `parts` sizes that differ by at most 1, the larger ones first.
@@ -73,7 +73,7 @@ RankLayout layout_of(int world_size, const RoleSizes& sizes, std::vector<std::ve
     }
     layout.training_ranks.insert(layout.training_ranks.end(), chunk.begin(), chunk.end());
   }
-  if (sizes.num_remote_buffers > 0) layout.served = std::move(chunks);
+  if (sizes.num_remote_buffers > 0) layout.clients_of = std::move(chunks);
   const auto size = static_cast<std::ptrdiff_t>(layout.training_ranks.size()) / sizes.num_agent_groups;
   for (auto begin = layout.training_ranks.begin(); begin != layout.training_ranks.end(); begin += size)
     layout.agent_groups.emplace_back(begin, begin + size);
@@ -82,7 +82,7 @@ RankLayout layout_of(int world_size, const RoleSizes& sizes, std::vector<std::ve
 
 }  // namespace
 
-RankLayout RankLayout::by_arithmetic(int world_size, const RoleSizes& sizes) {
+RankLayout RankLayout::contiguous(int world_size, const RoleSizes& sizes) {
   const int training = training_ranks_of(world_size, sizes);
   const int managers = sizes.num_remote_buffers > 0 ? 1 : 0;  // per chunk
   std::vector<std::vector<int>> chunks;
@@ -108,8 +108,8 @@ RankLayout RankLayout::by_hosts(std::span<const int> hosts, const RoleSizes& siz
   }
   const auto host_count = static_cast<int>(ranks_of_host.size());
   if (sizes.num_remote_buffers % host_count != 0 || sizes.num_remote_buffers == 0) {
-    RankLayout layout = by_arithmetic(world_size, sizes);
-    layout.ignores_hosts = sizes.num_remote_buffers != 0;
+    RankLayout layout = contiguous(world_size, sizes);
+    layout.host_agnostic = sizes.num_remote_buffers != 0;
     return layout;
   }
   const int managers = sizes.num_remote_buffers / host_count;
@@ -133,21 +133,22 @@ RankLayout RankLayout::by_hosts(std::span<const int> hosts, const RoleSizes& siz
 
 Role RankLayout::role(int rank) const {
   if (rank < 0 || rank >= world_size)
-    throw Error(ErrorKind::argument, fmt::format("there is no rank {} in a layout of {} ranks", rank, world_size));
+    throw Error(ErrorKind::invalid_argument,
+                fmt::format("there is no rank {} in a layout of {} ranks", rank, world_size));
   if (rank == coordinator_rank) return Role::coordinator;
   return std::ranges::find(buffer_ranks, rank) == buffer_ranks.end() ? Role::training : Role::buffer;
 }
 
 std::optional<int> RankLayout::assigned_buffer(int rank) const {
   if (role(rank) != Role::training) return std::nullopt;
-  for (std::size_t buffer = 0; buffer < served.size(); ++buffer)
-    if (std::ranges::find(served[buffer], rank) != served[buffer].end()) return buffer_ranks[buffer];
+  for (std::size_t buffer = 0; buffer < clients_of.size(); ++buffer)
+    if (std::ranges::find(clients_of[buffer], rank) != clients_of[buffer].end()) return buffer_ranks[buffer];
   return std::nullopt;
 }
 
 std::vector<int> RankLayout::assigned_training_ranks(int rank) const {
   if (role(rank) != Role::buffer) return {};
-  return served[index(static_cast<int>(std::ranges::find(buffer_ranks, rank) - buffer_ranks.begin()))];
+  return clients_of[index(static_cast<int>(std::ranges::find(buffer_ranks, rank) - buffer_ranks.begin()))];
 }
 
 int RankLayout::agent_group_id(int rank) const {
@@ -170,7 +171,7 @@ const char* name_of(Role role) {
 }
 
 /// Returns the layout if it is possible and the same on all ranks.
-RankLayout agreed_layout(SyncGroup& group, const RoleSizes& sizes, const CollectiveOptions& options) {
+RankLayout agreed_layout(Group& group, const RoleSizes& sizes, const CollectiveOptions& options) {
   const WaitOptions waits = collectives::waits(options, "roles");
   using Card = std::array<std::int32_t, 3>;
   const Card mine{sizes.num_remote_buffers, sizes.num_agent_groups, sizes.use_coordinator ? 1 : 0};
@@ -204,10 +205,10 @@ Tensor bytes_of(const Tensor& tensor) {
 
 }  // namespace
 
-DistributedContext initialize_distributed_compute(SyncGroup& group, const RoleSizes& sizes,
+DistributedContext initialize_distributed_compute(Group& group, const RoleSizes& sizes,
                                                   const CollectiveOptions& options) {
   RankLayout layout = agreed_layout(group, sizes, options);
-  if (layout.ignores_hosts && group.rank() == 0)
+  if (layout.host_agnostic && group.rank() == 0)
     log(LogLevel::warning,
         fmt::format("{} remote buffers are no multiple of the hosts, so that managers may be on other hosts than the "
                     "training ranks that they serve",
@@ -220,7 +221,7 @@ DistributedContext initialize_distributed_compute(std::string_view backend, cons
   return initialize_distributed_compute(*collectives::init_group(backend, options), sizes);
 }
 
-DistributedContext::DistributedContext(SyncGroup& group, RankLayout layout, const CollectiveOptions& options)
+DistributedContext::DistributedContext(Group& group, RankLayout layout, const CollectiveOptions& options)
     : layout_(std::move(layout)), my_rank_(group.rank()), world_(std::make_unique<ProcessGroup>(group, options)) {
   // One split creates the train group and the buffer group, which have no rank in common.
   if (is_coordinator_rank()) {
@@ -235,7 +236,7 @@ DistributedContext::DistributedContext(SyncGroup& group, RankLayout layout, cons
 }
 
 ProcessGroup& DistributedContext::world() const {
-  if (!world_) throw Error(ErrorKind::argument, "this context has no groups any more: cleanup() was called");
+  if (!world_) throw Error(ErrorKind::invalid_argument, "this context has no groups any more: cleanup() was called");
   return *world_;
 }
 
@@ -243,7 +244,7 @@ ProcessGroup& DistributedContext::peers(Role role) const {
   (void)world();
   const Role own = layout_.role(my_rank_);
   if (own != role)
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 fmt::format("rank {} is {}, and has no group as {}", my_rank_, name_of(own), name_of(role)));
   return *peers_;
 }
@@ -337,7 +338,7 @@ struct Bucket {
 void check(const Item& item) {
   try {
     merge::check_reducible(collectives::combine_of(ReduceOp::average), item.tensor->dtype());
-    if (!item.tensor->view().is_contiguous()) throw Error(ErrorKind::argument, "it must be contiguous");
+    if (!item.tensor->view().is_contiguous()) throw Error(ErrorKind::invalid_argument, "it must be contiguous");
     if (item.tensor->nbytes() != 0) (void)item.tensor->mutable_data();
   } catch (const Error& error) {
     throw error.with_context(fmt::format("parameter '{}'", *item.name));

@@ -20,7 +20,8 @@ std::size_t hash_of(std::string_view key) noexcept {
 }
 
 [[noreturn]] void wrong_type(Config::Type is, const char* wanted) {
-  throw Error(ErrorKind::argument, "a config value is of type " + std::string(to_string(is)) + ", not " + wanted);
+  throw Error(ErrorKind::invalid_argument,
+              "a config value is of type " + std::string(to_string(is)) + ", not " + wanted);
 }
 
 template <class T, class Value>
@@ -130,7 +131,8 @@ void ConfigObject::reserve(std::size_t members) {
 }
 
 Config::Config(const char* value) {
-  if (value == nullptr) throw Error(ErrorKind::argument, "a config value is made of a null pointer, which is no text");
+  if (value == nullptr)
+    throw Error(ErrorKind::invalid_argument, "a config value is made of a null pointer, which is no text");
   value_ = std::string(value);
 }
 
@@ -143,7 +145,7 @@ Config Config::object(std::initializer_list<std::pair<std::string_view, Config>>
   object.reserve(members.size());
   for (const auto& [key, value] : members)
     if (!object.insert(std::string(key), value))
-      throw Error(ErrorKind::argument, "a config object has the key '" + std::string(key) + "' twice");
+      throw Error(ErrorKind::invalid_argument, "a config object has the key '" + std::string(key) + "' twice");
   return object;
 }
 
@@ -196,7 +198,8 @@ const Tensor& Config::as_tensor() const {
 
 void Config::does_not_fit() const {
   const std::string value = type() == Type::integer ? std::to_string(as_int()) : std::to_string(as_uint());
-  throw Error(ErrorKind::argument, "a config value is " + value + ", which the integer that was asked for cannot hold");
+  throw Error(ErrorKind::invalid_argument,
+              "a config value is " + value + ", which the integer that was asked for cannot hold");
 }
 
 const Config* Config::find(std::string_view key) const noexcept {
@@ -256,7 +259,8 @@ bool operator==(const Config& a, const Config& b) {
 
 void detail::check_config_depth(int depth) {
   if (depth > max_config_depth)
-    throw Error(ErrorKind::argument, "a config is nested more than " + std::to_string(max_config_depth) + " deep");
+    throw Error(ErrorKind::invalid_argument,
+                "a config is nested more than " + std::to_string(max_config_depth) + " deep");
 }
 
 std::string_view to_string(Config::Type type) noexcept {

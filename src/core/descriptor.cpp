@@ -101,7 +101,7 @@ class Encoder {
     bytes_.insert(bytes_.end(), begin, begin + length);
   }
   void text(const std::string& string) {
-    if (!is_utf8(string)) throw Error(ErrorKind::argument, "a key or string of a config is not UTF-8");
+    if (!is_utf8(string)) throw Error(ErrorKind::invalid_argument, "a key or string of a config is not UTF-8");
     varint(string.size());
     raw(string.data(), string.size());
   }
@@ -123,7 +123,8 @@ class Encoder {
       if (kinds_[at].first == dtype && *kinds_[at].second == shape) return varint(at);
     }
     if (shape.size() > most_dimensions)
-      throw Error(ErrorKind::argument, "a tensor has more than " + std::to_string(most_dimensions) + " dimensions");
+      throw Error(ErrorKind::invalid_argument,
+                  "a tensor has more than " + std::to_string(most_dimensions) + " dimensions");
     varint(kinds_.size());
     kinds_.emplace_back(dtype, &shape);
     bytes_.push_back(static_cast<std::byte>(dtype));
@@ -310,7 +311,7 @@ std::uint64_t SlotLayout::place(std::uint64_t nbytes) {
   constexpr std::uint64_t most = INT64_MAX;
   const std::uint64_t offset = (size_ + tensor_alignment - 1) / tensor_alignment * tensor_alignment;
   if (nbytes > most || offset > most - nbytes)
-    throw Error(ErrorKind::argument, "the tensors of a config have more bytes than 63 bits can count");
+    throw Error(ErrorKind::invalid_argument, "the tensors of a config have more bytes than 63 bits can count");
   if (nbytes == 0) return size_;
   size_ = offset + nbytes;
   return offset;

@@ -24,7 +24,7 @@ inline constexpr std::uint64_t tensor_alignment = 64;
 /// Computes offsets in the slot. They are not sent: both sides lay out the tensors in the order of the tree.
 class SlotLayout {
  public:
-  /// Returns the offset of the next tensor. Throws Error(argument) if the sum does not fit into 63 bits.
+  /// Returns the offset of the next tensor. Throws Error(invalid_argument) if the sum does not fit into 63 bits.
   std::uint64_t place(std::uint64_t nbytes);
   [[nodiscard]] std::uint64_t size() const noexcept { return size_; }
 
@@ -33,8 +33,8 @@ class SlotLayout {
 };
 
 /// Encodes a tree. `place_elsewhere(tensor)` returns the place of a tensor in an arena, which need not move; nullopt
-/// puts the tensor into the slot. It is called in the order of the tree. Throws Error(argument) on nesting beyond
-/// max_config_depth and on text that is not UTF-8.
+/// puts the tensor into the slot. It is called in the order of the tree. Throws Error(invalid_argument) on nesting
+/// beyond max_config_depth and on text that is not UTF-8.
 std::vector<std::byte> encode_descriptor(const Config& config,
                                          const std::function<std::optional<Place>(const Tensor&)>& place_elsewhere);
 

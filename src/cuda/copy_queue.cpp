@@ -133,7 +133,7 @@ CallersStream look_at_callers_stream(int device) {
   const Status status = driver().stream_is_capturing(stream, &capture);
   if (status == Status::stream_capture_implicit)
     throw Error(
-        ErrorKind::argument,
+        ErrorKind::invalid_argument,
         fmt::format("a stream of cuda:{} is being captured into a graph, and the default stream cannot be waited "
                     "for meanwhile: name the stream that the tensors come from (CudaStreamScope), or end the "
                     "capture first",
@@ -147,7 +147,7 @@ StreamHandle callers_stream(int device) {
   // An event of a stream that is being captured would make our streams part of the graph, and nothing would be copied.
   if (stream.is_captured)
     throw Error(
-        ErrorKind::argument,
+        ErrorKind::invalid_argument,
         fmt::format("the stream of cuda:{} that is named is being captured into a graph, and an exchange is not "
                     "a part of one: end the capture first",
                     device));
@@ -161,7 +161,7 @@ int device_of(StreamHandle stream) {
   const Current current(context);
   const std::optional<int> device = current_device();
   if (!device || primary_context(*device) != context)
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 "the stream that is named belongs to a context that the program has made itself (cuCtxCreate): name "
                 "one of the device's primary context, which is that of the CUDA runtime");
   return *device;
@@ -171,7 +171,7 @@ NamedStream name_stream(NamedStream stream) noexcept {
   return std::exchange(named, stream);
 }
 
-void wait_for_device(SyncGroup& group, const std::function<bool()>& done, const std::string& what,
+void wait_for_device(Group& group, const std::function<bool()>& done, const std::string& what,
                      const WaitOptions& options, std::span<const int> on) {
   using Clock = os::Clock;
   using namespace std::chrono_literals;
@@ -268,7 +268,7 @@ void CopyQueue::mark() {
   has_unmarked_ = false;
 }
 
-void CopyQueue::wait_for_first(SyncGroup& group, const WaitOptions& options, const OthersInStream& others) {
+void CopyQueue::wait_for_first(Group& group, const WaitOptions& options, const OthersInStream& others) {
   const auto has_passed = [&] {
     if (marks_.front().has_passed()) return true;
     others.look();
@@ -280,13 +280,13 @@ void CopyQueue::wait_for_first(SyncGroup& group, const WaitOptions& options, con
   group.progress();
 }
 
-void CopyQueue::finish(SyncGroup& group, const WaitOptions& options, const OthersInStream& others) {
+void CopyQueue::finish(Group& group, const WaitOptions& options, const OthersInStream& others) {
   if (has_unmarked_) mark();
   while (!marks_.empty()) wait_for_first(group, options, others);
   kept_->memory.clear();
 }
 
-void CopyQueue::bounce_to_host(const TensorView& source, std::byte* target, MemoryPool& pinned, SyncGroup& group,
+void CopyQueue::bounce_to_host(const TensorView& source, std::byte* target, MemoryPool& pinned, Group& group,
                                const WaitOptions& options) {
   if (source.nbytes() == 0) return;
   finish(group, options);
@@ -318,7 +318,7 @@ void CopyQueue::bounce_to_host(const TensorView& source, std::byte* target, Memo
 }
 
 void CopyQueue::bounce_to_device(const std::byte* source, DevicePointer target, std::uint64_t bytes, MemoryPool& pinned,
-                                 SyncGroup& group, const WaitOptions& options) {
+                                 Group& group, const WaitOptions& options) {
   if (bytes == 0) return;
   const Current current(device());
   const std::uint64_t half_bytes = std::min(bounce_bytes, bytes);
@@ -368,7 +368,7 @@ std::optional<Pitched> pitched(const TensorView& view) {
 
 Pitched require_pitched(const TensorView& view) {
   if (const auto layout = pitched(view)) return *layout;
-  throw Error(ErrorKind::argument,
+  throw Error(ErrorKind::invalid_argument,
               fmt::format("a tensor of shape {} on {} has strides that a device cannot copy in one go: make it "
                           "contiguous there first",
                           to_string(view.shape()), to_string(view.device())));

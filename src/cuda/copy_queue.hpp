@@ -22,7 +22,7 @@
 #include <utility>
 #include <vector>
 
-#include "muster/sync_group.hpp"
+#include "muster/group.hpp"
 #include "muster/tensor.hpp"
 #include "src/cuda/driver.hpp"
 #include "src/cuda/memory_pool.hpp"
@@ -76,8 +76,8 @@ struct NamedStream {
   StreamHandle handle = nullptr;
   int device = -1;
 };
-/// Returns the device to which a stream belongs; for a default stream, the current device. Throws Error(argument) if
-/// the context of the stream is not the primary context of its device.
+/// Returns the device to which a stream belongs; for a default stream, the current device. Throws
+/// Error(invalid_argument) if the context of the stream is not the primary context of its device.
 int device_of(StreamHandle stream);
 /// Sets the named stream of this thread and returns the previous one.
 NamedStream name_stream(NamedStream stream) noexcept;
@@ -86,16 +86,16 @@ struct CallersStream {
   StreamHandle handle = nullptr;
   bool is_captured = false;
 };
-/// Returns the stream of the caller. The device must be current. Throws Error(argument) if the default stream cannot be
-/// used because another stream is being captured into a graph. The capture is not affected.
+/// Returns the stream of the caller. The device must be current. Throws Error(invalid_argument) if the default stream
+/// cannot be used because another stream is being captured into a graph. The capture is not affected.
 CallersStream look_at_callers_stream(int device);
-/// Returns the stream of the caller. Also throws Error(argument) if it is being captured.
+/// Returns the stream of the caller. Also throws Error(invalid_argument) if it is being captured.
 StreamHandle callers_stream(int device);
 
 /// Waits until done() returns true; calls it repeatedly with short sleeps. `what` is for messages: "cuda:0 to copy".
 /// `on` contains the other ranks that take part in a collective between devices. Throws the errors of done(), and
 /// Error(timeout | peer_lost | cancelled), which fail the group.
-void wait_for_device(SyncGroup& group, const std::function<bool()>& done, const std::string& what,
+void wait_for_device(Group& group, const std::function<bool()>& done, const std::string& what,
                      const WaitOptions& options, std::span<const int> on = {});
 
 /// `rows` rows of `width` bytes. The distance between the beginnings of two rows is `pitch` bytes.
@@ -110,7 +110,7 @@ struct Pitched {
 /// is not row-major, or elements overlap. Pure.
 std::optional<Pitched> pitched(const TensorView& view);
 
-/// Returns the layout, or throws Error(argument) with a remedy.
+/// Returns the layout, or throws Error(invalid_argument) with a remedy.
 Pitched require_pitched(const TensorView& view);
 
 /// The bytes between two signs of progress. A copy of this size is long compared with the cost of an event, and short
@@ -136,8 +136,8 @@ class CopyQueue {
   void follow_caller() { follow_caller(device()); }
   /// Waits for the work that the caller has queued on another device of this process.
   void follow_caller(int device);
-  /// `target` is page-locked and has at least source.nbytes() bytes. Throws Error(argument) for strides that cannot be
-  /// copied.
+  /// `target` is page-locked and has at least source.nbytes() bytes. Throws Error(invalid_argument) for strides that
+  /// cannot be copied.
   void to_host(const TensorView& source, std::byte* target);
   /// `source` is page-locked memory.
   void to_device(const std::byte* source, DevicePointer target, std::uint64_t bytes);
@@ -149,19 +149,19 @@ class CopyQueue {
   void mark();
 
   /// Waits until all work has completed. Throws Error(io) if the device has failed, and as wait_for_device.
-  void finish(SyncGroup& group, const WaitOptions& options, const OthersInStream& others = {});
+  void finish(Group& group, const WaitOptions& options, const OthersInStream& others = {});
 
   /// Copies from or to pageable memory. The driver would copy such memory through its own buffers, and block the CPU
   /// meanwhile. These functions use two small page-locked buffers instead: one is filled while the other one is
   /// emptied. They return when the copy is complete.
-  void bounce_to_host(const TensorView& source, std::byte* target, MemoryPool& pinned, SyncGroup& group,
+  void bounce_to_host(const TensorView& source, std::byte* target, MemoryPool& pinned, Group& group,
                       const WaitOptions& options);
   void bounce_to_device(const std::byte* source, DevicePointer target, std::uint64_t bytes, MemoryPool& pinned,
-                        SyncGroup& group, const WaitOptions& options);
+                        Group& group, const WaitOptions& options);
 
  private:
   void copied(std::uint64_t bytes);
-  void wait_for_first(SyncGroup& group, const WaitOptions& options, const OthersInStream& others = {});
+  void wait_for_first(Group& group, const WaitOptions& options, const OthersInStream& others = {});
 
   Stream stream_;
   std::deque<Event> marks_;

@@ -7,7 +7,7 @@
 #include <optional>
 #include <utility>
 #include "muster/error.hpp"
-#include "muster/sync_group.hpp"
+#include "muster/group.hpp"
 #include "src/cuda/copy_queue.hpp"
 #include "src/cuda/driver.hpp"
 #include "src/cuda/nccl.hpp"
@@ -20,7 +20,7 @@ bool cuda_available() noexcept {
   return find_driver() != nullptr;
 }
 
-std::string cuda_obstacle() {
+std::string cuda_unavailable_reason() {
   std::string reason;
   if (find_driver(&reason) != nullptr) return {};
   return reason.empty() ? "the CUDA driver cannot be used" : reason;
@@ -30,7 +30,7 @@ TensorView cuda_view(DType dtype, Shape shape, const void* data, Strides strides
   if (byte_size(dtype, shape) == 0) return {dtype, std::move(shape), data, std::move(strides)};
   const auto located = locate(data);
   if (!located)
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 fmt::format("the address of a tensor of shape {} is not one of a device: for host memory make a "
                             "TensorView; managed memory has to be copied to one of both first",
                             to_string(shape)));
@@ -56,7 +56,7 @@ Tensor copy_to_host(const TensorView& tensor) {
   (void)require_pitched(tensor);
   Tensor copy = Tensor::allocate(tensor.dtype(), tensor.shape());
   // The group has a single rank. It supplies the deadline that all waits have.
-  const std::shared_ptr<SyncGroup> group = single_group();
+  const std::shared_ptr<Group> group = single_group();
   CopyQueue queue(tensor.device().index);
   queue.follow_caller();
   queue.bounce_to_host(tensor, copy.mutable_data(), *pinned_pool_of_process(), *group, {.phase = "copy_to_host"});
@@ -68,7 +68,7 @@ Config config_to_host(const Config& config) {
   state.pinned = pinned_pool_of_process();
   HostCopy copy(config, state);
   copy.start();
-  const std::shared_ptr<SyncGroup> group = single_group();
+  const std::shared_ptr<Group> group = single_group();
   copy.finish(*group, {.phase = "copy_to_host"});
   return copy.take();
 }
@@ -77,7 +77,7 @@ Tensor copy_to_device(const TensorView& tensor, int device) {
   if (!tensor.is_contiguous()) return copy_to_device(Tensor::copy_of(tensor).view(), device);
   Tensor copy = cuda_allocate(tensor.dtype(), tensor.shape(), device);
   if (tensor.nbytes() == 0) return copy;
-  const std::shared_ptr<SyncGroup> group = single_group();
+  const std::shared_ptr<Group> group = single_group();
   CopyQueue queue(device);
   queue.keep(copy.owner());
   queue.follow_caller();
@@ -96,10 +96,10 @@ CudaStreamScope::~CudaStreamScope() {
   name_stream({before_, before_device_});
 }
 
-CudaReport examine_cuda() {
+CudaReport query_cuda() {
   CudaReport report;
-  report.obstacle = cuda_obstacle();
-  if (report.obstacle.empty()) {
+  report.unavailable_reason = cuda_unavailable_reason();
+  if (report.unavailable_reason.empty()) {
     int version = 0;
     check(driver().driver_version(&version), "asking the CUDA driver for its version");
     report.driver = fmt::format("{}.{}", version / 1000, version % 1000 / 10);
@@ -107,7 +107,7 @@ CudaReport examine_cuda() {
       report.devices.push_back(fmt::format("cuda:{} {}, {:.1f} GiB", device, device_name(device),
                                            static_cast<double>(device_memory(device)) / (1 << 30)));
   }
-  if (find_nccl(&report.nccl_obstacle) != nullptr) report.nccl = nccl_version();
+  if (find_nccl(&report.nccl_unavailable_reason) != nullptr) report.nccl = nccl_version();
   return report;
 }
 
@@ -115,10 +115,10 @@ CudaReport examine_cuda() {
 
 extern "C" bool muster_cuda_report(muster::CudaReport& report) {
   try {
-    report = muster::examine_cuda();
+    report = muster::query_cuda();
     return true;
   } catch (const std::exception& error) {
-    report.obstacle = error.what();
+    report.unavailable_reason = error.what();
     return false;
   }
 }
@@ -155,7 +155,7 @@ CudaGraph::~CudaGraph() {
 }
 
 void CudaGraph::launch(CUstream_st* stream) const {
-  if (handle_ == nullptr) throw Error(ErrorKind::argument, "there is no graph to launch");
+  if (handle_ == nullptr) throw Error(ErrorKind::invalid_argument, "there is no graph to launch");
   const Current current(device_);
   check(graphs().launch(handle_, stream), fmt::format("launching a graph on cuda:{}", device_));
 }
@@ -197,7 +197,7 @@ CUstream_st* CudaGraphCapture::stream() const noexcept {
 }
 
 CudaGraph CudaGraphCapture::end() {
-  if (!state_->is_open) throw Error(ErrorKind::argument, "the capture has ended already");
+  if (!state_->is_open) throw Error(ErrorKind::invalid_argument, "the capture has ended already");
   const int device = state_->stream.device();
   const Current current(device);
   const auto [status, graph] = state_->close();

@@ -54,7 +54,7 @@ void send_or_fail(const gather::Call& call, const auto& make) {
   try {
     make();
   } catch (const std::exception&) {
-    if (!call.group->failure()) send_message(call, {.has_failed = 1}, {}, {}, {});
+    if (!call.group->error()) send_message(call, {.has_failed = 1}, {}, {}, {});
     throw;
   }
 }
@@ -109,7 +109,7 @@ bool DeviceSending::by_ipc() {
       return std::optional(core::Place{number->second, found.offset});
     });
     if (exports.size() > most_exports)
-      throw Error(ErrorKind::argument,
+      throw Error(ErrorKind::invalid_argument,
                   fmt::format("the tensors are in {} allocations, more than can be offered by CUDA "
                               "IPC: set MUSTER_DEVICE_WAY to staging",
                               exports.size()));
@@ -236,7 +236,7 @@ bool DeviceDestination::take_ipc(std::size_t position, const gather::Record& rec
     trees_.push_back(take_in(position, record, offer.body, copy));
     answer.verdict = Verdict::taken;
   } catch (const Error& error) {
-    if (call_.group->failure()) throw;
+    if (call_.group->error()) throw;
     reply();
     throw error.with_context(fmt::format("taking what rank {} has on its device", sender));
   } catch (const std::bad_alloc&) {
@@ -371,9 +371,9 @@ Config DeviceDestination::copy_of(const Config& tree) {
   return with_tensors(tree, [&](const Tensor& tensor) {
     if (!tensor.view().is_contiguous())
       throw Error(
-          ErrorKind::argument,
+          ErrorKind::invalid_argument,
           fmt::format("a strided tensor of shape {} on {} cannot be copied from device to device: make it contiguous "
-                      "there first, or borrow it (Own::borrow)",
+                      "there first, or borrow it (RootTensors::borrow)",
                       to_string(tensor.shape()), to_string(tensor.device())));
     const std::uint64_t to = layout.place(tensor.nbytes());
     queue.on_device(device_pointer(tensor.data()), device_pointer(buffer.data.get()) + to, tensor.nbytes());

@@ -51,7 +51,7 @@ struct DeviceState {
   }
 };
 
-inline std::shared_ptr<DeviceState> device_state_of(SyncGroup& group) {
+inline std::shared_ptr<DeviceState> device_state_of(Group& group) {
   return group::inside(group).extension<DeviceState>();
 }
 

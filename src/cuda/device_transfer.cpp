@@ -67,7 +67,7 @@ class DeviceTransfer final : public gather::Transfer {
   /// Used by a sender that shares no memory with the root.
   void copy_to_host();
   [[nodiscard]] std::vector<int> nccl_members(std::span<const Way> ways) const;
-  [[nodiscard]] bool lands_on_device() const { return call_.options->devices.landing == Landing::device; }
+  [[nodiscard]] bool lands_on_device() const { return call_.options->devices.destination == Destination::device; }
 
   const Call& call_;
   std::shared_ptr<DeviceState> state_;
@@ -118,7 +118,7 @@ bool DeviceTransfer::can_be_exported(const TensorView& tensor) const {
 DeviceFacts DeviceTransfer::own_facts() const {
   DeviceFacts facts;
   facts.is_known = true;
-  facts.landing = call_.options->devices.landing;
+  facts.destination = call_.options->devices.destination;
   facts.has_tensors = has_device_tensors_;
   facts.forced = forced_way();
   if (!lands_on_device()) return facts;
@@ -241,7 +241,7 @@ void DeviceTransfer::receive(std::span<const Way> ways, std::span<const Record> 
   std::vector<Record> left(records.begin(), records.end());
   const auto record_at = [&](std::size_t at) -> Record& { return left[static_cast<std::size_t>(call_.list[at])]; };
   destination_.emplace(call_, *state_, device.value_or(0));
-  if (call_.options->own == Own::copy && has_device_tensors_)
+  if (call_.options->root_tensors == RootTensors::copy && has_device_tensors_)
     attempt([&] { own_ = destination_->copy_of(*call_.value); });
   std::vector<std::size_t> by_nccl;
   for (std::size_t at = 1; at < ways.size(); ++at) {
@@ -287,9 +287,9 @@ std::vector<std::optional<Config>> DeviceTransfer::deliver() {
       destination_->deliver(entries);
     } catch (const Error& error) {
       // The other ranks have closed the exchange. They receive the failure in their next call.
-      call_.group->poison(error);
+      call_.group->abort(error);
       is_committed_ = false;
-      throw call_.group->failure().value_or(error);
+      throw call_.group->error().value_or(error);
     }
   }
   if (own_) entries.front() = std::move(own_);
@@ -318,8 +318,9 @@ class DeviceRoute final : public gather::RouteDriver {
            "common";
   }
   [[nodiscard]] std::string reason(const Call& call) const override {
-    return call.options->devices.landing == Landing::device ? "tensors are on devices, and land on the first rank's"
-                                                            : "tensors are on devices, and land in host memory";
+    return call.options->devices.destination == Destination::device
+               ? "tensors are on devices, and land on the first rank's"
+               : "tensors are on devices, and land in host memory";
   }
   std::unique_ptr<gather::Preflight> preflight(const Call& call, Record& record) const override {
     const gather::RouteDriver* const underneath = route_underneath(call);
@@ -329,16 +330,16 @@ class DeviceRoute final : public gather::RouteDriver {
     return std::make_unique<DeviceTransfer>(call);
   }
   [[nodiscard]] bool moves(const TensorView&) const override { return true; }
-  std::uint64_t settle(SyncGroup& group, Keep keep) const override {
+  std::uint64_t settle(Group& group, Keep keep) const override {
     DeviceState& state = *device_state_of(group);
     const std::uint64_t bytes = state.bytes();
     if (keep == Keep::nothing) trim_stream_staging(group);
     return keep == Keep::nothing ? bytes - state.trim() : bytes;
   }
-  std::uint64_t trim(SyncGroup& group) const override {
+  std::uint64_t trim(Group& group) const override {
     return device_state_of(group)->trim() + trim_stream_staging(group) + pinned_pool_of_process()->trim();
   }
-  void clean_up(SyncGroup& group) const noexcept override {
+  void clean_up(Group& group) const noexcept override {
     DeviceState& state = *device_state_of(group);
     state.nccl.clear();
     state.drop_queues();

@@ -58,7 +58,7 @@ std::string load(Loaded& loaded) {
 
 int device_handle(int device) {
   if (device < 0 || device >= device_count())
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 fmt::format("there is no device cuda:{}: this process sees {}", device, device_count()));
   int handle = 0;
   check(driver().device_get(&handle, device), fmt::format("finding cuda:{}", device));
@@ -119,7 +119,7 @@ std::string words_of(Status status) {
 
 void check(Status status, std::string_view attempted) {
   if (status == Status::success) return;
-  throw Error(status == Status::out_of_memory ? ErrorKind::no_space : ErrorKind::io,
+  throw Error(status == Status::out_of_memory ? ErrorKind::out_of_space : ErrorKind::io,
               fmt::format("{}: {}", attempted, words_of(status)));
 }
 
@@ -236,12 +236,12 @@ Located locate(const TensorView& tensor) {
   const auto located = locate(static_cast<const void*>(tensor.data()));
   if (!located)
     throw Error(
-        ErrorKind::argument,
+        ErrorKind::invalid_argument,
         fmt::format("a tensor of shape {} is said to be on {}, but its address is not one of a device: make its "
                     "view with cuda_view()",
                     to_string(tensor.shape()), to_string(tensor.device())));
   if (located->device != tensor.device().index)
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 fmt::format("a tensor of shape {} is said to be on {}, but its address is on cuda:{}: make its view "
                             "with cuda_view()",
                             to_string(tensor.shape()), to_string(tensor.device()), located->device));

@@ -30,7 +30,8 @@ struct Missing {
 /// Loads a library permanently, and finds the functions of a table in it.
 Missing find_functions(const char* library_name, FunctionTable& table);
 
-/// Throws if `status` is not success: Error(no_space) for memory, otherwise Error(io). The message contains `attempted`
+/// Throws if `status` is not success: Error(out_of_space) for memory, otherwise Error(io). The message contains
+/// `attempted`
 /// ("copying from cuda:0 to page-locked memory") and the driver's name and description of the status.
 void check(Status status, std::string_view attempted);
 /// Returns the name and description of a status: "CUDA_ERROR_OUT_OF_MEMORY: out of memory".
@@ -39,7 +40,7 @@ std::string words_of(Status status);
 /// Throws as driver().
 int device_count();
 /// Returns the primary context of a device, which is kept from the first call until the process ends. Throws
-/// Error(argument) if there is no such device.
+/// Error(invalid_argument) if there is no such device.
 Context primary_context(int device);
 /// Returns a number of 48 bits, not 0. It is the same on every host that sees the device, and the same for all parts of
 /// a divided device (MIG). NCCL (at least to 2.29) identifies devices by their bus and rejects ranks on two parts of
@@ -104,7 +105,7 @@ struct Located {
 /// between host and devices (cudaMallocManaged).
 std::optional<Located> locate(const void* address);
 
-/// Locates the elements of a tensor. Throws Error(argument) if they are not on the device that its view names.
+/// Locates the elements of a tensor. Throws Error(invalid_argument) if they are not on the device that its view names.
 Located locate(const TensorView& tensor);
 
 struct Allocation {

@@ -62,7 +62,7 @@ MemoryPool::Buffer MemoryPool::take(std::uint64_t bytes, std::uint64_t budget) {
   if (is_too_much()) trim();
   if (is_too_much()) {
     if (chosen.data != nullptr) source_.destroy(chosen);
-    throw Error(ErrorKind::no_space,
+    throw Error(ErrorKind::out_of_space,
                 fmt::format("needed {} bytes of page-locked memory for what is on its devices, beside {} that earlier "
                             "results hold; the memory budget is {}: gather less at a time, release earlier results, or "
                             "raise memory_budget",
@@ -83,7 +83,7 @@ MemoryPool::Buffer MemoryPool::take(std::uint64_t bytes, std::uint64_t budget) {
     return {{chosen.data, give_back}, chosen.bytes, chosen.is_locked};
   } catch (const std::bad_alloc&) {
     // The deleter has run, so the pool has the block again.
-    throw Error(ErrorKind::no_space, "out of memory");
+    throw Error(ErrorKind::out_of_space, "out of memory");
   }
 }
 
@@ -131,7 +131,7 @@ std::shared_ptr<MemoryPool> make_pinned_pool() {
       block.is_locked = false;
       memory = std::aligned_alloc(least, bytes);
       if (memory == nullptr)
-        throw Error(ErrorKind::no_space,
+        throw Error(ErrorKind::out_of_space,
                     fmt::format("{} bytes of host memory for what comes from a device cannot be had", bytes));
     }
     block.data = static_cast<std::byte*>(memory);
@@ -155,7 +155,7 @@ std::shared_ptr<MemoryPool> make_device_pool(int device) {
       std::size_t free = 0;
       std::size_t total = 0;
       driver().memory_info(&free, &total);
-      throw Error(ErrorKind::no_space,
+      throw Error(ErrorKind::out_of_space,
                   fmt::format("{} bytes on cuda:{} are needed for what comes there, {} of {} are free: take less at a "
                               "time, release earlier results, or, of a gather, let it land on the host",
                               bytes, device, free, total));

@@ -22,7 +22,7 @@ class MemoryPool : public std::enable_shared_from_this<MemoryPool> {
     bool is_locked = true;  ///< for host memory: false if no more memory could be locked
     int device = 0;         ///< the device that owns the memory, or through which it was locked
   };
-  /// `allocate` throws Error(no_space). `destroy` never throws, and may be called at exit.
+  /// `allocate` throws Error(out_of_space). `destroy` never throws, and may be called at exit.
   struct Source {
     std::function<Block(std::uint64_t bytes)> allocate;
     void (*destroy)(const Block&) noexcept;
@@ -37,7 +37,8 @@ class MemoryPool : public std::enable_shared_from_this<MemoryPool> {
     bool is_locked = true;
   };
   /// Returns a buffer of at least `bytes`: the smallest free block that is at most twice as large, otherwise new
-  /// memory. If there is none, or if the pool would exceed `budget`, frees unused blocks first. Throws Error(no_space).
+  /// memory. If there is none, or if the pool would exceed `budget`, frees unused blocks first. Throws
+  /// Error(out_of_space).
   Buffer take(std::uint64_t bytes, std::uint64_t budget = UINT64_MAX);
   /// Returns the free bytes and the lent bytes together.
   [[nodiscard]] std::uint64_t bytes() const;

@@ -148,7 +148,7 @@ void Communicator::end_batch() {
   check(nccl().group_end(), "ending a batch");
 }
 
-void by_nccl_or_fail(SyncGroup& group, std::span<const int> others, const WaitOptions& options,
+void by_nccl_or_fail(Group& group, std::span<const int> others, const WaitOptions& options,
                      const std::function<void()>& work, const std::function<void()>& drop) {
   try {
     // If the group has failed, its error is thrown, even if NCCL has reported that failure as an error of its own.
@@ -184,7 +184,7 @@ struct Introduction {
   NcclId id{};  // of rank 0
   std::array<std::uint64_t, most_devices> devices{};
 };
-static_assert(sizeof(Introduction) <= SyncGroup::max_record);
+static_assert(sizeof(Introduction) <= Group::max_record);
 
 }  // namespace
 
@@ -200,13 +200,15 @@ collectives::Place NcclCalls::begin(std::span<const Device> devices) {
   lanes_.clear();
   is_captured_ = false;
   if (devices.size() > most_devices)
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 fmt::format("a rank has at most {} devices in one call, not {}", most_devices, devices.size()));
   std::vector<std::uint64_t> identities;
   for (const Device& device : devices) {
-    if (device.is_host()) throw Error(ErrorKind::argument, "a tensor is in host memory, and all have to be on devices");
+    if (device.is_host())
+      throw Error(ErrorKind::invalid_argument, "a tensor is in host memory, and all have to be on devices");
     if (std::ranges::find(lanes_, device.index, &Lane::device) != lanes_.end())
-      throw Error(ErrorKind::argument, fmt::format("two tensors are on {}: one on each device", to_string(device)));
+      throw Error(ErrorKind::invalid_argument,
+                  fmt::format("two tensors are on {}: one on each device", to_string(device)));
     const Current current(device.index);
     const CallersStream stream = look_at_callers_stream(device.index);
     is_captured_ = is_captured_ || stream.is_captured;
@@ -225,7 +227,7 @@ collectives::Place NcclCalls::begin(std::span<const Device> devices) {
 const NcclCalls::Lane& NcclCalls::lane_of(const Device& device) const {
   const auto found = std::ranges::find(lanes_, device.index, &Lane::device);
   if (device.is_host() || found == lanes_.end())
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 fmt::format("a tensor is on {}, and another one of the same call on cuda:{}: all have to be there",
                             to_string(device), lanes_.front().device));
   return *found;
@@ -257,7 +259,7 @@ void NcclCalls::open(const Card& card, const collectives::Opened& opened, const 
     opened(cards_);
     // All ranks come to the same result.
     if (is_captured_ && met() == nullptr)
-      throw Error(ErrorKind::argument,
+      throw Error(ErrorKind::invalid_argument,
                   "the stream that is named is being captured into a graph, and NCCL cannot meet in one: make the same "
                   "call on these devices before the capture begins");
   };
@@ -383,7 +385,7 @@ bool NcclCalls::try_close() {
   const auto comes = [&](const auto& done, Clock::duration longest) {
     const Clock::time_point until = Clock::now() + longest;
     while (!done()) {
-      if (group_.failure() || Clock::now() >= until) return false;
+      if (group_.error() || Clock::now() >= until) return false;
       if (std::ranges::any_of(ranks, [&](int rank) { return group_.liveness(rank)->is_dead(); })) return false;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }

@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "muster/sync_group.hpp"
+#include "muster/group.hpp"
 #include "src/cuda/driver_api.hpp"
 
 struct ncclComm;
@@ -155,7 +155,7 @@ class Communicator {
 /// Runs NCCL operations after all ranks have agreed to them. If a rank fails here, the other ranks wait in the middle
 /// of the operation, and NCCL reports that late or never. So the group fails at once. `others` take part. After a
 /// failure `drop` is called: it must abort the work in progress, which would never end.
-void by_nccl_or_fail(SyncGroup& group, std::span<const int> others, const WaitOptions& options,
+void by_nccl_or_fail(Group& group, std::span<const int> others, const WaitOptions& options,
                      const std::function<void()>& work, const std::function<void()>& drop);
 
 /// The communicators of a group: one for each set of ranks that has used NCCL, created at the first use.

@@ -34,7 +34,7 @@ std::optional<NcclType> nccl_type(DType dtype) {
 }
 
 NcclOp nccl_op(merge::Combine combine) {
-  if (combine == merge::Combine::copy) throw Error(ErrorKind::argument, "NCCL has no such reduction");
+  if (combine == merge::Combine::copy) throw Error(ErrorKind::invalid_argument, "NCCL has no such reduction");
   // In the order of merge::Combine.
   constexpr std::array<NcclOp, 5> all = {NcclOp::max, NcclOp::sum, NcclOp::min, NcclOp::product, NcclOp::average};
   return all.at(static_cast<std::size_t>(combine) - 1);
@@ -81,7 +81,7 @@ Bytes NcclBackend::bytes_of(const TensorView& tensor) const {
   (void)calls_.lane_of(tensor.device());
   if (tensor.nbytes() == 0) return {};
   if (!tensor.is_contiguous())
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 fmt::format("a strided tensor of shape {} is on {}: make it contiguous there first",
                             to_string(tensor.shape()), to_string(tensor.device())));
   (void)locate(tensor);
@@ -90,7 +90,7 @@ Bytes NcclBackend::bytes_of(const TensorView& tensor) const {
 
 void NcclBackend::check_can_allocate() const {
   if (calls_.is_captured())
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 "the stream that is named is being captured into a graph, in which no memory can be taken: give the "
                 "result (all_gather_into, reduce_scatter_into, ...), and join and cut along dimension 0");
 }
@@ -236,7 +236,7 @@ void NcclBackend::all_to_all(const Card& card, const Opened& opened, std::span<c
 namespace {
 
 const bool is_backend_registered = [] {
-  collectives::set_device_backend([](group::Group& group, collectives::Backend& round) {
+  collectives::set_device_backend([](group::BaseGroup& group, collectives::Backend& round) {
     return std::unique_ptr<collectives::DeviceBackend>(std::make_unique<NcclBackend>(group, round));
   });
   return true;

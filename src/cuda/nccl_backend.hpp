@@ -45,7 +45,7 @@ class NcclCalls {
     StreamHandle stream = nullptr;
   };
 
-  NcclCalls(group::Group& group, collectives::Backend& round) : group_(group), round_(round) {}
+  NcclCalls(group::BaseGroup& group, collectives::Backend& round) : group_(group), round_(round) {}
   /// Waits, with deadlines, for the work that calls have put into streams, and for the other ranks to end their calls.
   ~NcclCalls();
   NcclCalls& operator=(NcclCalls&&) = delete;
@@ -61,7 +61,7 @@ class NcclCalls {
 
   // The state of the current call.
   [[nodiscard]] std::span<const Lane> lanes() const noexcept { return lanes_; }
-  /// Returns the lane on this device. Throws Error(argument) if the call has none there.
+  /// Returns the lane on this device. Throws Error(invalid_argument) if the call has none there.
   [[nodiscard]] const Lane& lane_of(const Device& device) const;
   [[nodiscard]] bool is_captured() const noexcept { return is_captured_; }
   /// Returns the cards of all ranks.
@@ -91,7 +91,7 @@ class NcclCalls {
   /// Returns whether all ranks have ended in order.
   [[nodiscard]] bool try_close();
 
-  group::Group& group_;
+  group::BaseGroup& group_;
   collectives::Backend& round_;
   std::map<int, std::uint64_t> identities_;  // by device
   std::map<int, Event> last_;                // recorded after the latest call on a device
@@ -106,7 +106,7 @@ NcclReduction nccl_reduction(merge::Combine combine, DType dtype);
 
 class NcclBackend final : public collectives::DeviceBackend {
  public:
-  NcclBackend(group::Group& group, collectives::Backend& round) : group_(group), calls_(group, round) {}
+  NcclBackend(group::BaseGroup& group, collectives::Backend& round) : group_(group), calls_(group, round) {}
 
   [[nodiscard]] std::string_view name() const noexcept override { return "NCCL"; }
   collectives::Place begin(std::span<const Device> devices) override { return calls_.begin(devices); }
@@ -134,7 +134,7 @@ class NcclBackend final : public collectives::DeviceBackend {
  private:
   [[nodiscard]] std::size_t self() const noexcept { return static_cast<std::size_t>(group_.rank()); }
 
-  group::Group& group_;
+  group::BaseGroup& group_;
   NcclCalls calls_;
 };
 

@@ -58,7 +58,7 @@ std::shared_ptr<PageLock> lock_pages(int device, shm::Slot& slot, std::uint64_t 
 
 void DeviceSlotFiller::fill(const std::shared_ptr<shm::Slot>& slot, std::uint64_t bytes,
                             std::span<const std::pair<std::uint64_t, const Tensor*>> tensors) {
-  SyncGroup& group = *call_.group;
+  Group& group = *call_.group;
   const WaitOptions wait = call_.wait("gather: copying from devices");
   slot->take(bytes);
   std::set<int> devices;
@@ -116,7 +116,7 @@ void HostCopy::start() {
   for (const Part& part : parts_) state_.queue(part.from->device().index).to_host(*part.from, part.to);
 }
 
-void HostCopy::finish(SyncGroup& group, const WaitOptions& options) {
+void HostCopy::finish(Group& group, const WaitOptions& options) {
   if (!buffer_.is_locked)
     for (const Part& part : parts_)
       state_.queue(part.from->device().index).bounce_to_host(*part.from, part.to, *state_.pinned, group, options);
@@ -124,8 +124,8 @@ void HostCopy::finish(SyncGroup& group, const WaitOptions& options) {
 }
 
 Config with_all_tensors(const Config& value, const std::function<Tensor(const Tensor&)>& replace) {
-  return with_leaves(value,
-                     [&](const Config& leaf) -> Config { return leaf.is_tensor() ? replace(leaf.as_tensor()) : leaf; });
+  return map_leaves(value,
+                    [&](const Config& leaf) -> Config { return leaf.is_tensor() ? replace(leaf.as_tensor()) : leaf; });
 }
 
 Config with_tensors(const Config& value, const std::function<Tensor(const Tensor&)>& replace) {
@@ -133,7 +133,7 @@ Config with_tensors(const Config& value, const std::function<Tensor(const Tensor
 }
 
 void visit_device_tensors(const Config& value, const std::function<void(const Tensor&)>& visit) {
-  visit_leaves(value, [&](const Config& leaf) {
+  for_each_leaf(value, [&](const Config& leaf) {
     if (leaf.is_tensor() && is_on_device(leaf.as_tensor())) visit(leaf.as_tensor());
   });
 }
@@ -147,7 +147,7 @@ namespace {
 /// Separate from the state of the device route: its memory is not memory for slots, and is not counted as such.
 struct StagingState : DeviceState {};
 
-std::shared_ptr<DeviceState> staging_state_of(SyncGroup& group) {
+std::shared_ptr<DeviceState> staging_state_of(Group& group) {
   return group::inside(group).extension<StagingState>();
 }
 
@@ -181,7 +181,7 @@ class StreamStaging final : public gather::HostStaging {
     check_places(*call.value);
     return std::make_unique<PartFiller>(call);
   }
-  Config to_host(const Config& part, SyncGroup& group, const WaitOptions& options) const override {
+  Config to_host(const Config& part, Group& group, const WaitOptions& options) const override {
     check_places(part);
     DeviceState& state = *staging_state_of(group);
     return whole_or_dropped(state, [&] {
@@ -191,7 +191,7 @@ class StreamStaging final : public gather::HostStaging {
       return copy.take();
     });
   }
-  [[nodiscard]] std::uint64_t bytes(SyncGroup& group) const override { return staging_state_of(group)->bytes(); }
+  [[nodiscard]] std::uint64_t bytes(Group& group) const override { return staging_state_of(group)->bytes(); }
 };
 
 const bool is_staging_registered = [] {
@@ -201,7 +201,7 @@ const bool is_staging_registered = [] {
 
 }  // namespace
 
-std::uint64_t trim_stream_staging(SyncGroup& group) noexcept {
+std::uint64_t trim_stream_staging(Group& group) noexcept {
   return staging_state_of(group)->trim();
 }
 

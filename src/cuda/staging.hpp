@@ -38,14 +38,14 @@ class DeviceSlotFiller final : public gather::SlotFiller {
 class HostCopy {
  public:
   /// Allocates the memory; `state` then has at most `budget` bytes. `value` must stay valid until finish(). Throws
-  /// Error(no_space), and Error(argument) for strides that a device cannot copy.
+  /// Error(out_of_space), and Error(invalid_argument) for strides that a device cannot copy.
   HostCopy(const Config& value, DeviceState& state, std::uint64_t budget = UINT64_MAX);
   [[nodiscard]] const Config& tree() const noexcept { return tree_; }
   [[nodiscard]] Config take() noexcept { return std::move(tree_); }
   /// Queues the copies in the streams of their devices.
   void start();
   /// Waits until all elements have been copied. Throws as CopyQueue::finish.
-  void finish(SyncGroup& group, const WaitOptions& options);
+  void finish(Group& group, const WaitOptions& options);
 
  private:
   struct Part {
@@ -66,11 +66,11 @@ Config with_all_tensors(const Config& value, const std::function<Tensor(const Te
 /// Calls `visit` for every tensor that has elements and is on a device, in the order of the tree.
 void visit_device_tensors(const Config& value, const std::function<void(const Tensor&)>& visit);
 
-/// Throws Error(argument) if a tensor is not on the device that it names.
+/// Throws Error(invalid_argument) if a tensor is not on the device that it names.
 void check_places(const Config& value);
 
 /// Frees the unused buffers that streams of this group keep for their parts. Returns the number of bytes. `group` is
 /// the group that transfers the parts.
-std::uint64_t trim_stream_staging(SyncGroup& group) noexcept;
+std::uint64_t trim_stream_staging(Group& group) noexcept;
 
 }  // namespace muster::cuda

@@ -64,7 +64,7 @@ std::vector<Way> choose_ways(std::span<const DeviceFacts> facts) {
   if (known == facts.end()) return ways;
   for (std::size_t at = 0; at < facts.size(); ++at) {
     if (!facts[at].is_known) continue;
-    if (facts[at].landing != known->landing)
+    if (facts[at].destination != known->destination)
       throw Error(ErrorKind::rank_mismatch,
                   "the ranks of the list want tensors to land in different places (GatherOptions::devices): set it to "
                   "the same on all");
@@ -77,7 +77,7 @@ std::vector<Way> choose_ways(std::span<const DeviceFacts> facts) {
     if (facts[at].has_tensors) senders.push_back(at);
   for (const std::size_t at : senders) ways[at] = Way::staging;
   const Way forced = known->forced;
-  if (known->landing == Landing::host || forced == Way::staging) return ways;
+  if (known->destination == Destination::host || forced == Way::staging) return ways;
   if (forced == Way::ipc) {
     for (const std::size_t at : senders) {
       if (!can_go_by_ipc(facts[at])) refuse_forced(Way::ipc, at);
@@ -107,7 +107,7 @@ Way forced_way() {
   if (!name) return Way::nothing;
   for (const Way way : {Way::staging, Way::ipc, Way::nccl})
     if (*name == way_name(way)) return way;
-  throw Error(ErrorKind::argument, "MUSTER_DEVICE_WAY is '" + *name + "': it must be staging, ipc or nccl");
+  throw Error(ErrorKind::invalid_argument, "MUSTER_DEVICE_WAY is '" + *name + "': it must be staging, ipc or nccl");
 }
 
 }  // namespace muster::cuda

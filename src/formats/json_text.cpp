@@ -54,7 +54,8 @@ class Writer {
       case Config::Type::object:
         return object(config.as_object(), depth);
       case Config::Type::tensor:
-        throw Error(ErrorKind::argument, "writing JSON: a config holds a tensor, which has no JSON: split it first");
+        throw Error(ErrorKind::invalid_argument,
+                    "writing JSON: a config holds a tensor, which has no JSON: split it first");
     }
   }
 
@@ -89,7 +90,8 @@ class Writer {
   }
 
   void string(std::string_view value) {
-    if (!is_utf8(value)) throw Error(ErrorKind::argument, "writing JSON: a key or string of a config is not UTF-8");
+    if (!is_utf8(value))
+      throw Error(ErrorKind::invalid_argument, "writing JSON: a key or string of a config is not UTF-8");
     text_ += '"';
     std::size_t done = 0;
     for (std::size_t at = 0; at < value.size(); ++at) {

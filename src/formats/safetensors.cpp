@@ -32,7 +32,7 @@ struct SafetensorsFile::Contents {
 namespace {
 
 [[noreturn]] void refuse_to_write(const std::string& path, const std::string& what) {
-  throw file_error(ErrorKind::argument, "writing", path, what);
+  throw file_error(ErrorKind::invalid_argument, "writing", path, what);
 }
 
 /// Returns the position in the reference writer's order, from last to first. No larger element follows a smaller one,
@@ -137,7 +137,7 @@ Tensor SafetensorsFile::tensor(std::size_t index) const {
 
 void SafetensorsFile::read(std::size_t index, std::uint64_t offset, std::span<std::byte> target) const {
   if (index >= tensors().size() || offset > tensors()[index].bytes || target.size() > tensors()[index].bytes - offset)
-    throw file_error(ErrorKind::argument, "reading", path(),
+    throw file_error(ErrorKind::invalid_argument, "reading", path(),
                      fmt::format("{} bytes at {} of tensor number {} are not there", target.size(), offset, index));
   contents_->file.read_at(tensors()[index].offset + offset, target);
 }
@@ -168,7 +168,7 @@ struct SafetensorsWriter::State {
   }
 
   [[noreturn]] void refuse(const TensorEntry& entry, const std::string& what) const {
-    throw file_error(ErrorKind::argument, "writing", file.path(),
+    throw file_error(ErrorKind::invalid_argument, "writing", file.path(),
                      fmt::format("tensor {}: {}", in_quotes(entry.name), what));
   }
 
@@ -216,7 +216,7 @@ void SafetensorsWriter::write(std::string_view name, const TensorView& tensor) {
 void SafetensorsWriter::commit() {
   State& state = *state_;
   if (state.is_committed)
-    throw Error(ErrorKind::argument, fmt::format("{} is finished already", in_quotes(state.file.path())),
+    throw Error(ErrorKind::invalid_argument, fmt::format("{} is finished already", in_quotes(state.file.path())),
                 {.path = state.file.path()});
   for (std::size_t i = 0; i < state.tensors.size(); ++i) {
     const std::uint64_t written = state.written[i].load(std::memory_order_relaxed);

@@ -38,7 +38,7 @@ SafetensorsHeader parse_safetensors_header(std::span<const std::byte> head, std:
 SafetensorsHeader read_safetensors_header(const os::ReadableFile& file, std::uint64_t begin = 0);
 
 /// Sorts tensors as the format's reference writer does, without holes. Fills `tensors` with offsets and sizes and
-/// returns length and header, padded to eight bytes. Throws Error(argument).
+/// returns length and header, padded to eight bytes. Throws Error(invalid_argument).
 std::string make_safetensors_header(std::vector<TensorEntry>& tensors, std::map<std::string, std::string> metadata,
                                     const std::string& path);
 

@@ -50,23 +50,24 @@ TensorSpec spec_of(const Config& value) {
   return spec_of(value.as_tensor());
 }
 
-/// Throws Error(argument) unless `into` has `results` tensors that can receive results of this dtype and shape.
+/// Throws Error(invalid_argument) unless `into` has `results` tensors that can receive results of this dtype and shape.
 void check_into(std::span<const Tensor> into, std::size_t results, const TensorSpec& what) {
   if (into.size() != results)
-    throw Error(ErrorKind::argument, fmt::format("into has {} tensors for {} results", into.size(), results));
+    throw Error(ErrorKind::invalid_argument, fmt::format("into has {} tensors for {} results", into.size(), results));
   for (std::size_t i = 0; i < into.size(); ++i) {
     const Tensor& target = into[i];
     if (spec_of(target) != what)
-      throw Error(ErrorKind::argument, fmt::format("into: tensor {} is {}, and the result is {}", i,
-                                                   to_string(spec_of(target)), to_string(what)));
+      throw Error(ErrorKind::invalid_argument, fmt::format("into: tensor {} is {}, and the result is {}", i,
+                                                           to_string(spec_of(target)), to_string(what)));
     const bool is_there = target.is_writable() || target.nbytes() == 0;
     if (!is_there || !target.view().is_contiguous() || !target.device().is_host())
-      throw Error(ErrorKind::argument, fmt::format("into: tensor {} must be writable, contiguous and on the host", i));
+      throw Error(ErrorKind::invalid_argument,
+                  fmt::format("into: tensor {} must be writable, contiguous and on the host", i));
   }
 }
 
 Config copied(const Config& value) {
-  return with_leaves(value, [](const Config& leaf) -> Config {
+  return map_leaves(value, [](const Config& leaf) -> Config {
     return leaf.is_tensor() ? Tensor::copy_of(leaf.as_tensor().view()) : leaf;
   });
 }
@@ -74,7 +75,7 @@ Config copied(const Config& value) {
 /// The exchange on one rank.
 class ExchangeRun {
  public:
-  ExchangeRun(Operation operation, const Config* value, std::span<const int> ranks, SyncGroup& group,
+  ExchangeRun(Operation operation, const Config* value, std::span<const int> ranks, Group& group,
               const GatherOptions& options, const Merge* merge)
       : ranks_(ranks), group_(group), options_(options) {
     call_.merge = merge;
@@ -171,9 +172,10 @@ class ExchangeRun {
         return std::optional(core::Place{});
       });
     if (receives_into()) {
-      if (call_.operation == Operation::configs) throw Error(ErrorKind::argument, "into takes tensors, not configs");
-      if (options_.devices.landing != Landing::host)
-        throw Error(ErrorKind::argument, "into takes tensors of the host, and these are to land on a device");
+      if (call_.operation == Operation::configs)
+        throw Error(ErrorKind::invalid_argument, "into takes tensors, not configs");
+      if (options_.devices.destination != Destination::host)
+        throw Error(ErrorKind::invalid_argument, "into takes tensors of the host, and these are to land on a device");
       // The shape of a merge result is known after round 1.
       if (call_.merge == nullptr)
         check_into(options_.into, call_.list.size(), spec_of(*call_.value));
@@ -188,8 +190,9 @@ class ExchangeRun {
     transfer_ = begin_transfer(*guess_, call_);
     transfer_->offer(record_);
     // Merges, gathers to a device and results in the caller's tensors already copy the root's value.
-    copies_own_ = call_.is_first() && call_.value != nullptr && call_.merge == nullptr && options_.own == Own::copy &&
-                  !receives_into() && (record_.residency | Residency::host) == Residency::host;
+    copies_own_ = call_.is_first() && call_.value != nullptr && call_.merge == nullptr &&
+                  options_.root_tensors == RootTensors::copy && !receives_into() &&
+                  (record_.residency | Residency::host) == Residency::host;
     if (!copies_own_) return;
     // A large copy is made while the senders are busy. If memory is short, round 2 reports it.
     if (record_.payload_bytes > copied_early)
@@ -246,7 +249,7 @@ class ExchangeRun {
   }
 
   std::span<const int> ranks_;
-  SyncGroup& group_;
+  Group& group_;
   const GatherOptions& options_;
   Call call_;
   Record record_;
@@ -261,7 +264,7 @@ class ExchangeRun {
 
 }  // namespace
 
-Outcome exchange(Operation operation, const Config* value, std::span<const int> ranks, SyncGroup& group,
+Outcome exchange(Operation operation, const Config* value, std::span<const int> ranks, Group& group,
                  const GatherOptions& options, const Merge* merge, const Error* refusal) {
   trace::Span span(trace::Kind::exchange, to_string(operation), group::inside(group).operations().next());
   ExchangeRun run(operation, value, ranks, group, options, merge);
@@ -276,7 +279,7 @@ Outcome exchange(Operation operation, const Config* value, std::span<const int> 
   return outcome;
 }
 
-void refuse(Operation operation, const Error& failure, const RankList& ranks, SyncGroup& group,
+void refuse(Operation operation, const Error& failure, const RankList& ranks, Group& group,
             const GatherOptions& options) {
   collectively(group, operation,
                [&] { exchange(operation, nullptr, ranks.in(group), group, options, nullptr, &failure); });

@@ -46,23 +46,22 @@ struct Outcome {
 
 /// Collective, inside collectively() (opening.hpp). `value` may be null on ranks that have no value. `merge` is for
 /// Operation::merge. `refusal`: the reason why this rank cannot take part from the start, or null.
-Outcome exchange(Operation operation, const Config* value, std::span<const int> ranks, SyncGroup& group,
+Outcome exchange(Operation operation, const Config* value, std::span<const int> ranks, Group& group,
                  const GatherOptions& options, const Merge* merge = nullptr, const Error* refusal = nullptr);
 
 /// As the public calls, except that the root's own tensor in the result keeps its owner.
-GatheredTensors get_tensors(const Tensor& tensor, const RankList& ranks, SyncGroup& group,
-                            const GatherOptions& options);
-Merged merge_tensor(const Tensor& tensor, const Merge& merge, const RankList& ranks, SyncGroup& group,
-                    const GatherOptions& options);
+GatheredTensors get_tensors(const Tensor& tensor, const RankList& ranks, Group& group, const GatherOptions& options);
+MergeResult merge_tensor(const Tensor& tensor, const Merge& merge, const RankList& ranks, Group& group,
+                         const GatherOptions& options);
 
 /// Takes part in such an exchange as a rank that cannot complete it: all ranks throw `failure` in its name. For
 /// arguments that are invalid before they reach the library. Collective.
-[[noreturn]] void refuse(Operation operation, const Error& failure, const RankList& ranks, SyncGroup& group,
+[[noreturn]] void refuse(Operation operation, const Error& failure, const RankList& ranks, Group& group,
                          const GatherOptions& options);
 
 /// Frees memory that ended asynchronous calls of the group keep for later ones. Does nothing while such a call runs.
 /// Returns the bytes.
-std::uint64_t trim_async(SyncGroup& group);
+std::uint64_t trim_async(Group& group);
 
 }  // namespace gather
 }  // namespace muster

@@ -18,7 +18,7 @@
 
 namespace muster {
 
-bool Exchange::wait_released(std::chrono::milliseconds timeout) const {
+bool ExchangeResult::wait_released(std::chrono::milliseconds timeout) const {
   if (!state_) return true;
   const auto deadline = os::Clock::now() + group::bounded(timeout);
   for (const auto& obligation : state_->obligations)
@@ -27,15 +27,15 @@ bool Exchange::wait_released(std::chrono::milliseconds timeout) const {
 }
 
 void detail::refuse_index(std::size_t index, std::size_t size) {
-  throw Error(ErrorKind::argument, fmt::format("a result of {} entries has no entry {}", size, index));
+  throw Error(ErrorKind::invalid_argument, fmt::format("a result of {} entries has no entry {}", size, index));
 }
 
-const ExchangeReport& Exchange::report() const {
+const ExchangeReport& ExchangeResult::report() const {
   static const ExchangeReport nothing;
   return state_ ? state_->report : nothing;
 }
 
-std::string Exchange::explain() const {
+std::string ExchangeResult::explain() const {
   const ExchangeReport& report = this->report();
   if (!state_) return "no exchange";
   if (ranks_.empty()) return "in no list: took part in the rounds only";
@@ -53,7 +53,7 @@ std::string Exchange::explain() const {
   return text;
 }
 
-GatheredConfigs get_configs_parallel(const Config* config, const RankList& ranks, SyncGroup& group,
+GatheredConfigs get_configs_parallel(const Config* config, const RankList& ranks, Group& group,
                                      const GatherOptions& options) {
   return gather::collectively(group, gather::Operation::configs, [&]() -> GatheredConfigs {
     gather::Outcome outcome = gather::exchange(gather::Operation::configs, config, ranks.in(group), group, options);
@@ -66,7 +66,7 @@ namespace {
 
 /// `make` returns the tensor. If it throws, all ranks receive the error.
 template <class Make>
-GatheredTensors tensors_of(const Make& make, const RankList& ranks, SyncGroup& group, const GatherOptions& options) {
+GatheredTensors tensors_of(const Make& make, const RankList& ranks, Group& group, const GatherOptions& options) {
   return collectively(group, Operation::tensors, [&]() -> GatheredTensors {
     const Config value = make();
     Outcome outcome = exchange(Operation::tensors, &value, ranks.in(group), group, options);
@@ -78,9 +78,9 @@ GatheredTensors tensors_of(const Make& make, const RankList& ranks, SyncGroup& g
 }
 
 template <class Make>
-Merged merged_of(const Make& make, const Merge& merge, const RankList& ranks, SyncGroup& group,
-                 const GatherOptions& options) {
-  return collectively(group, Operation::merge, [&]() -> Merged {
+MergeResult merged_of(const Make& make, const Merge& merge, const RankList& ranks, Group& group,
+                      const GatherOptions& options) {
+  return collectively(group, Operation::merge, [&]() -> MergeResult {
     const Config value = make();
     Outcome outcome = exchange(Operation::merge, &value, ranks.in(group), group, options, &merge);
     std::optional<Tensor> merged;
@@ -91,19 +91,18 @@ Merged merged_of(const Make& make, const Merge& merge, const RankList& ranks, Sy
 
 }  // namespace
 
-GatheredTensors get_tensors(const Tensor& tensor, const RankList& ranks, SyncGroup& group,
-                            const GatherOptions& options) {
+GatheredTensors get_tensors(const Tensor& tensor, const RankList& ranks, Group& group, const GatherOptions& options) {
   return tensors_of([&] { return tensor; }, ranks, group, options);
 }
 
-Merged merge_tensor(const Tensor& tensor, const Merge& merge, const RankList& ranks, SyncGroup& group,
-                    const GatherOptions& options) {
+MergeResult merge_tensor(const Tensor& tensor, const Merge& merge, const RankList& ranks, Group& group,
+                         const GatherOptions& options) {
   return merged_of([&] { return tensor; }, merge, ranks, group, options);
 }
 
 }  // namespace gather
 
-GatheredTensors get_tensors_parallel(const TensorView& tensor, const RankList& ranks, SyncGroup& group,
+GatheredTensors get_tensors_parallel(const TensorView& tensor, const RankList& ranks, Group& group,
                                      const GatherOptions& options) {
   return gather::tensors_of([&] { return Tensor::borrow(tensor); }, ranks, group, options);
 }
@@ -116,19 +115,19 @@ GatheredTensors get_tensors_parallel(const TensorView& tensor, const RankList& r
   return get_tensors_parallel(tensor, ranks, *world());
 }
 
-std::uint64_t trim(SyncGroup& group) {
+std::uint64_t trim(Group& group) {
   const group::Use use(group);
   std::uint64_t bytes = gather::trim_streams(group) + gather::trim_async(group);
   for (const auto& driver : gather::RouteTable::instance().drivers()) bytes += driver->trim(group);
   return bytes;
 }
 
-Merged merge_tensor_parallel(const TensorView& tensor, const Merge& merge, const RankList& ranks, SyncGroup& group,
-                             const GatherOptions& options) {
+MergeResult merge_tensor_parallel(const TensorView& tensor, const Merge& merge, const RankList& ranks, Group& group,
+                                  const GatherOptions& options) {
   return gather::merged_of([&] { return Tensor::borrow(tensor); }, merge, ranks, group, options);
 }
 
-Merged merge_tensor_parallel(const TensorView& tensor, const Merge& merge, const RankList& ranks) {
+MergeResult merge_tensor_parallel(const TensorView& tensor, const Merge& merge, const RankList& ranks) {
   return merge_tensor_parallel(tensor, merge, ranks, *world());
 }
 
@@ -141,20 +140,20 @@ struct AsyncState {
   std::unique_ptr<group::Lane> lane;
 };
 
-AsyncState& state_of(SyncGroup& group) {
+AsyncState& state_of(Group& group) {
   return *group::inside(group).extension<AsyncState>();
 }
 
 /// Runs call(list, group) on the lane.
 template <class Call>
-auto start(const RankList& ranks, SyncGroup& group, Call call) {
+auto start(const RankList& ranks, Group& group, Call call) {
   const group::Use use(group);
   std::unique_ptr<group::Lane>& lane = state_of(group).lane;
   if (!lane) lane = std::make_unique<group::Lane>(group);
   const std::span<const int> list = ranks.in(group);
-  auto task = detail::task_of<SyncGroup>([call = std::move(call), list = std::vector<int>(list.begin(), list.end())](
-                                             SyncGroup& own) { return call(list, own); },
-                                         [tasks = lane->tasks()](SyncGroup&) { group::Lane::pass_on_failure(*tasks); });
+  auto task = detail::task_of<Group>([call = std::move(call), list = std::vector<int>(list.begin(), list.end())](
+                                         Group& own) { return call(list, own); },
+                                     [tasks = lane->tasks()](Group&) { group::Lane::pass_on_failure(*tasks); });
   lane->add([run = std::move(task.run), own = lane->own()] { run(*own); });
   return std::move(task.work);
 }
@@ -169,45 +168,44 @@ void refuse_asynchronous(const Config& value) {
                             places_text(value)));
 }
 
-std::uint64_t trim_async(SyncGroup& group) {
+std::uint64_t trim_async(Group& group) {
   std::uint64_t bytes = 0;
   if (const AsyncState& state = state_of(group); state.lane)
-    state.lane->if_idle([&](SyncGroup& own) { bytes = trim(own); });
+    state.lane->if_idle([&](Group& own) { bytes = trim(own); });
   return bytes;
 }
 
 }  // namespace gather
 
-Work<GatheredConfigs> get_configs_async(std::optional<Config> config, const RankList& ranks, SyncGroup& group,
+Work<GatheredConfigs> get_configs_async(std::optional<Config> config, const RankList& ranks, Group& group,
                                         const GatherOptions& options) {
-  return gather::start(ranks, group,
-                       [config = std::move(config), options](const std::vector<int>& list, SyncGroup& own) {
-                         return get_configs_parallel(config ? &*config : nullptr, list, own, options);
-                       });
+  return gather::start(ranks, group, [config = std::move(config), options](const std::vector<int>& list, Group& own) {
+    return get_configs_parallel(config ? &*config : nullptr, list, own, options);
+  });
 }
 
-Work<GatheredTensors> get_tensors_async(Tensor tensor, const RankList& ranks, SyncGroup& group,
+Work<GatheredTensors> get_tensors_async(Tensor tensor, const RankList& ranks, Group& group,
                                         const GatherOptions& options) {
-  return gather::start(ranks, group,
-                       [tensor = std::move(tensor), options](const std::vector<int>& list, SyncGroup& own) {
-                         return gather::get_tensors(tensor, list, own, options);
-                       });
+  return gather::start(ranks, group, [tensor = std::move(tensor), options](const std::vector<int>& list, Group& own) {
+    return gather::get_tensors(tensor, list, own, options);
+  });
 }
 
-Work<Merged> merge_tensor_async(Tensor tensor, const Merge& merge, const RankList& ranks, SyncGroup& group,
-                                const GatherOptions& options) {
+Work<MergeResult> merge_tensor_async(Tensor tensor, const Merge& merge, const RankList& ranks, Group& group,
+                                     const GatherOptions& options) {
   return gather::start(ranks, group,
-                       [tensor = std::move(tensor), merge, options](const std::vector<int>& list, SyncGroup& own) {
+                       [tensor = std::move(tensor), merge, options](const std::vector<int>& list, Group& own) {
                          return gather::merge_tensor(tensor, merge, list, own, options);
                        });
 }
 
-Work<StreamReport> gather_each_async(LayerSource source, const RankList& ranks, SyncGroup& group, LayerConsumer consume,
+Work<StreamReport> gather_each_async(LayerSource source, const RankList& ranks, Group& group, LayerConsumer consume,
                                      const StreamOptions& options) {
   return gather::start(
       ranks, group,
-      [source = std::move(source), consume = std::move(consume), options](
-          const std::vector<int>& list, SyncGroup& own) { return gather_each(source, list, own, consume, options); });
+      [source = std::move(source), consume = std::move(consume), options](const std::vector<int>& list, Group& own) {
+        return gather_each(source, list, own, consume, options);
+      });
 }
 
 }  // namespace muster

@@ -145,7 +145,7 @@ class MergeWords {
 };
 
 /// Runs steps 1 to 3 on one rank. `data`: the data of the segment; `source`: this rank's tensor. Returns early if a
-/// rank has given up. Throws as SyncGroup::wait_until.
+/// rank has given up. Throws as Group::wait_until.
 void reduce_in_chunks(const Call& call, merge::Combine combine, const TensorView& source, const MergeArea& area,
                       std::byte* data) {
   MergeWords words(call, data);
@@ -337,7 +337,7 @@ void ShmMerge::hand_out() {
     const os::MemoryHeadroom room = os::memory_headroom(group::Region::own()->backing());
     if (plan_.fresh_bytes > room.bytes)
       throw Error(
-          ErrorKind::no_space,
+          ErrorKind::out_of_space,
           fmt::format("too little shared memory: needed {} bytes for the merged tensor, available {} ({}): merge "
                       "less at a time, release earlier results, or give the job more memory",
                       plan_.fresh_bytes, room.bytes, os::to_string(room.limit)));

@@ -10,15 +10,16 @@
 namespace muster::gather {
 namespace {
 
-void check_list(std::span<const int> ranks, const SyncGroup& group) {
+void check_list(std::span<const int> ranks, const Group& group) {
   std::vector<bool> seen(static_cast<std::size_t>(group.size()));
   for (const int rank : ranks) {
     if (rank < 0 || rank >= group.size())
-      throw Error(ErrorKind::argument,
+      throw Error(ErrorKind::invalid_argument,
                   fmt::format("the list of ranks {} names rank {}, which is not in the group of {}", list_text(ranks),
                               rank, group.size()));
     if (seen[static_cast<std::size_t>(rank)])
-      throw Error(ErrorKind::argument, fmt::format("the list of ranks {} names rank {} twice", list_text(ranks), rank));
+      throw Error(ErrorKind::invalid_argument,
+                  fmt::format("the list of ranks {} names rank {} twice", list_text(ranks), rank));
     seen[static_cast<std::size_t>(rank)] = true;
   }
 }
@@ -45,7 +46,7 @@ std::string list_text(std::span<const int> ranks) {
 
 bool enter_list(std::span<const int> ranks, const GatherOptions& options, Call& call, Record& record) {
   check_list(ranks, *call.group);
-  if (options.pipeline_depth < 1) throw Error(ErrorKind::argument, "pipeline_depth must be at least 1");
+  if (options.pipeline_depth < 1) throw Error(ErrorKind::invalid_argument, "pipeline_depth must be at least 1");
   record.operation = call.operation;
   const auto self = std::ranges::find(ranks, call.group->rank());
   if (self == ranks.end()) return false;

@@ -25,7 +25,7 @@ std::string list_text(std::span<const int> ranks);
 void refuse_asynchronous(const Config& value);
 
 /// Checks the list. Writes the list, this rank's position in it and the routes that it could use into call and record.
-/// Returns false if this rank is not in the list and only takes part in the rounds. Throws Error(argument).
+/// Returns false if this rank is not in the list and only takes part in the rounds. Throws Error(invalid_argument).
 bool enter_list(std::span<const int> ranks, const GatherOptions& options, Call& call, Record& record);
 
 /// The driver of the chosen route, and the reason for the choice.
@@ -57,12 +57,12 @@ std::uint64_t run_preflights(const Call& call, std::span<const Record> records, 
 /// Runs a collective call of the program: all ranks throw the same error. If the group has failed, that error is the
 /// group's first cause, whatever error this rank has found meanwhile.
 template <class Work>
-auto collectively(SyncGroup& group, Operation operation, const Work& work) -> decltype(work()) {
+auto collectively(Group& group, Operation operation, const Work& work) -> decltype(work()) {
   try {
     const group::Use use(group);
     return group::unless_out_of_memory(group, work);
   } catch (const Error& error) {
-    const std::optional<Error> cause = group.failure();
+    const std::optional<Error> cause = group.error();
     // The group may have failed long before this call. A forked child does not touch the state of its parent's group.
     if (cause && group::inside(group).is_owner_process())
       for (const auto& driver : RouteTable::instance().drivers()) driver->clean_up(group);
@@ -73,7 +73,7 @@ auto collectively(SyncGroup& group, Operation operation, const Work& work) -> de
 /// Runs several independent pieces of work. Each one runs even if others have failed. Keeps the first failure.
 class Attempts {
  public:
-  explicit Attempts(const SyncGroup& group) : group_(group) {}
+  explicit Attempts(const Group& group) : group_(group) {}
   template <class Work>
   void operator()(const Work& work) {
     std::optional<Error> failure = attempt(group_, work);
@@ -85,7 +85,7 @@ class Attempts {
   }
 
  private:
-  const SyncGroup& group_;
+  const Group& group_;
   std::optional<Error> failure_;
 };
 

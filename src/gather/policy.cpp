@@ -40,13 +40,13 @@ bool allows(const RouteFacts& facts, Route route) noexcept {
   return (facts.routes & route_bit(route)) != 0;
 }
 
-Decision refuse(Refusal refusal, Route route = Route::automatic) noexcept {
+Decision refuse(Refusal refusal, Route route = Route::auto_) noexcept {
   return {route, refusal};
 }
 
 Decision choose_for_devices(const RouteFacts& facts) noexcept {
   if (facts.operation == Operation::merge) return refuse(Refusal::merges_devices);
-  if (facts.forced != Route::automatic && facts.forced != Route::device)
+  if (facts.forced != Route::auto_ && facts.forced != Route::device)
     return refuse(Refusal::forced_off_devices, facts.forced);
   if (!allows(facts, Route::device)) return refuse(Refusal::no_device_route, Route::device);
   return {Route::device, Refusal::none};
@@ -60,7 +60,7 @@ Decision choose_route(const RouteFacts& facts) noexcept {
   if (facts.forced == Route::device && (facts.residency == Residency::host || facts.operation == Operation::merge ||
                                         facts.operation == Operation::stream))
     return refuse(Refusal::forced_onto_devices, Route::device);
-  if (facts.forced != Route::automatic)
+  if (facts.forced != Route::auto_)
     return allows(facts, facts.forced) ? Decision{facts.forced, Refusal::none}
                                        : refuse(Refusal::forced_unusable, facts.forced);
   if (allows(facts, Route::local)) return {Route::local, Refusal::none};
@@ -93,8 +93,8 @@ bool is_unfit(const Record& record, Route route) {
 
 /// Visits the tensors that have elements.
 void visit_tensors(const Config& value, const auto& visit) {
-  visit_leaves(value, [&](const Config& leaf) {
-    if (leaf.is_tensor() && leaf.as_tensor().view().elements() != 0) visit(leaf.as_tensor().view());
+  for_each_leaf(value, [&](const Config& leaf) {
+    if (leaf.is_tensor() && leaf.as_tensor().view().element_count() != 0) visit(leaf.as_tensor().view());
   });
 }
 
@@ -156,23 +156,24 @@ std::string places_text(const Config& value) {
 
 Forcing forcing_of(const GatherOptions& options) {
   if (!options.workspace.path.empty()) {
-    if (options.route != Route::automatic && options.route != Route::workspace)
-      throw Error(ErrorKind::argument, "workspace.path is given, and the route '" +
-                                           std::string(to_string(options.route)) + "' is forced: one of them");
+    if (options.route != Route::auto_ && options.route != Route::workspace)
+      throw Error(ErrorKind::invalid_argument, "workspace.path is given, and the route '" +
+                                                   std::string(to_string(options.route)) + "' is forced: one of them");
     return {Route::workspace, ForcedBy::workspace_path};
   }
   if (options.workspace.keep_files || options.workspace.zstd_level)
-    throw Error(ErrorKind::argument, "workspace.keep_files and zstd_level need a path: other routes have no files");
-  if (options.route != Route::automatic) return {options.route, ForcedBy::caller};
+    throw Error(ErrorKind::invalid_argument,
+                "workspace.keep_files and zstd_level need a path: other routes have no files");
+  if (options.route != Route::auto_) return {options.route, ForcedBy::caller};
   const auto name = os::environment("MUSTER_ROUTE");
   if (!name) return {};
   std::string known;
   for (std::size_t i = 0; i < names.size(); ++i) {
     const auto route = static_cast<Route>(i);
-    if (*name == names[i]) return {route, route == Route::automatic ? ForcedBy::nobody : ForcedBy::environment};
+    if (*name == names[i]) return {route, route == Route::auto_ ? ForcedBy::nobody : ForcedBy::environment};
     known += std::string(i == 0 ? "" : i + 1 == names.size() ? " or " : ", ") + std::string(names[i]);
   }
-  throw Error(ErrorKind::argument, "MUSTER_ROUTE is '" + *name + "': it must be " + known);
+  throw Error(ErrorKind::invalid_argument, "MUSTER_ROUTE is '" + *name + "': it must be " + known);
 }
 
 }  // namespace gather
@@ -291,7 +292,7 @@ std::string refusal_text(const Decision& refused, std::span<const int> ranks, st
 }
 
 ErrorKind kind_of(Refusal refusal) noexcept {
-  return refusal == Refusal::mixed ? ErrorKind::argument : ErrorKind::unsupported;
+  return refusal == Refusal::mixed ? ErrorKind::invalid_argument : ErrorKind::unsupported;
 }
 
 namespace {
@@ -338,7 +339,7 @@ std::uint64_t merge_window_bytes(std::size_t senders, std::uint64_t largest) noe
 }
 
 std::uint64_t fresh_bytes_of(int rank, const std::vector<int>& members, std::span<const Record> records,
-                             const SyncGroup& group) {
+                             const Group& group) {
   const Record& own = records[static_cast<std::size_t>(rank)];
   if (!own.receives)
     return own.operation == Operation::merge ? merge_fresh_bytes(rank, members, records) : own.fresh_bytes;
@@ -384,7 +385,7 @@ struct HostRoom {
 
 StreamShare share_of(std::uint64_t budget, std::uint32_t length, std::uint32_t depth) {
   if (budget < least_budget(length, depth))
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 fmt::format("a memory_budget of {} bytes is too small for {} senders with a pipeline_depth of {}: at "
                             "least {} bytes",
                             budget, senders_of(length), depth, least_budget(length, depth)));
@@ -426,7 +427,7 @@ StreamShare agree_on_share(const Record& mine, std::span<const Record> records,
   for (const auto& [hash, list] : lists)
     if (granted(list) < list.least)
       throw Error(
-          ErrorKind::no_space,
+          ErrorKind::out_of_space,
           fmt::format("too little shared memory: a list of ranks needs {} bytes at least, and of the {} bytes "
                       "available ({}) its part is {}: give the job more memory",
                       list.least, hosts[list.host].available, os::to_string(hosts[list.host].limit), granted(list)));

@@ -18,26 +18,26 @@ namespace muster::gather {
 
 struct Call;
 
-/// Returns where the tensors of a config are. Tensors without elements do not count. Throws Error(argument) on nesting
-/// beyond max_config_depth.
+/// Returns where the tensors of a config are. Tensors without elements do not count. Throws Error(invalid_argument) on
+/// nesting beyond max_config_depth.
 Residency residency_of(const Config& value);
 /// Returns a text of the first few places for messages: "the host", "cuda:0", "the host and cuda:1".
 std::string places_text(const Config& value);
 
 /// The route that is forced on this rank, and its origin.
 struct Forcing {
-  Route route = Route::automatic;
+  Route route = Route::auto_;
   ForcedBy by = ForcedBy::nobody;
 };
-/// Returns the forced route: workspace.path, else GatherOptions::route, else MUSTER_ROUTE. Throws Error(argument) on an
-/// unknown name and on options that contradict each other.
+/// Returns the forced route: workspace.path, else GatherOptions::route, else MUSTER_ROUTE. Throws
+/// Error(invalid_argument) on an unknown name and on options that contradict each other.
 Forcing forcing_of(const GatherOptions& options);
 
 /// The input of the policy, for one list or for one rank alone.
 struct RouteFacts {
   Operation operation = Operation::configs;
   std::uint8_t routes = 0;                ///< bit r: all of these ranks could use Route(r)
-  Route forced = Route::automatic;        ///< the only allowed route, unless automatic
+  Route forced = Route::auto_;            ///< the only allowed route, unless automatic
   Residency residency = Residency::none;  ///< the union over all tensors
   friend bool operator==(const RouteFacts&, const RouteFacts&) = default;
 };
@@ -81,7 +81,7 @@ std::uint64_t merge_window_bytes(std::size_t senders, std::uint64_t largest) noe
 /// Returns the memory that a rank of the list `members` takes in addition to what it has. Returns 0 if it is not known
 /// in advance. In that case the rank itself checks before it takes memory.
 std::uint64_t fresh_bytes_of(int rank, const std::vector<int>& members, std::span<const Record> records,
-                             const SyncGroup& group);
+                             const Group& group);
 
 struct StreamShare {
   std::uint64_t budget = 0;      ///< memory of one sender, in bytes
@@ -90,13 +90,13 @@ struct StreamShare {
 };
 
 /// Returns the share of each sender if a list of `length` ranks has `budget` bytes. All shares are equal: `depth` slots
-/// of whole pages, each with one header page. Throws Error(argument) if that leaves no page for data.
+/// of whole pages, each with one header page. Throws Error(invalid_argument) if that leaves no page for data.
 StreamShare share_of(std::uint64_t budget, std::uint32_t length, std::uint32_t depth);
 
 /// Returns the share of the list that contains `mine`. All memory of a list is on the host of its root: memory of
 /// senders on that host, and the root's own memory for data from other hosts. If the budgets of all lists on a host
 /// exceed the available memory, each budget is reduced in proportion. Returns an empty share for a rank in no list.
-/// Throws Error(no_space) on all ranks alike.
+/// Throws Error(out_of_space) on all ranks alike.
 StreamShare agree_on_share(const Record& mine, std::span<const Record> records,
                            const std::function<int(int rank)>& host_of);
 

@@ -61,8 +61,7 @@ std::vector<int> ranks_where(std::size_t count, const auto& condition) {
 
 /// Memory is shared by the ranks of a host. This compares the sum that the ranks of a host need with the smallest
 /// amount that one of them sees as available.
-std::optional<Problem> find_memory_problem(const Lists& lists, std::span<const Record> records,
-                                           const SyncGroup& group) {
+std::optional<Problem> find_memory_problem(const Lists& lists, std::span<const Record> records, const Group& group) {
   using Reason = Problem::Reason;
   struct Host {
     std::uint64_t needed = 0;
@@ -118,7 +117,7 @@ std::vector<int> list_of(int member, std::span<const Record> records) {
   return list;
 }
 
-std::optional<Problem> find_problem(std::span<const Record> records, const SyncGroup& group) {
+std::optional<Problem> find_problem(std::span<const Record> records, const Group& group) {
   using Reason = Problem::Reason;
   const auto all = ranks_where(records.size(), [](std::size_t) { return true; });
   if (differs(all, records, &Record::version)) return Problem{Reason::versions, all};
@@ -146,7 +145,7 @@ std::optional<Problem> find_problem(std::span<const Record> records, const SyncG
 }
 
 Error make_error(const Problem& problem, std::span<const Record> records, std::span<const Words> words,
-                 const SyncGroup& group) {
+                 const Group& group) {
   using Reason = Problem::Reason;
   const int first = problem.ranks.front();
   const auto blame_first = [&](ErrorKind kind, const std::string& text) {
@@ -192,7 +191,7 @@ Error make_error(const Problem& problem, std::span<const Record> records, std::s
               each_rank(problem.ranks, words));
     case Reason::budget:
       return blame_first(
-          ErrorKind::no_space,
+          ErrorKind::out_of_space,
           fmt::format("{} needs {} bytes of memory more for what others send, and its memory budget leaves {}: "
                       "gather less at a time, release earlier results, or raise memory_budget",
                       group::name_of(group.info(first)), fresh_bytes_of(first, list_of(first, records), records, group),
@@ -213,13 +212,13 @@ Error make_error(const Problem& problem, std::span<const Record> records, std::s
           group.info(first).host, needed, problem.ranks.size(), tightest->available_bytes,
           os::to_string(tightest->limit));
       if (holder->held != 0) text += fmt::format("; the first rank holds {} results", holder->held);
-      return blame_first(ErrorKind::no_space, text);
+      return blame_first(ErrorKind::out_of_space, text);
     }
   }
   return Error(ErrorKind::rank_mismatch, "the ranks disagree");
 }
 
-Error failure_of(std::span<const int> failed, std::span<const Words> words, const SyncGroup& group) {
+Error failure_of(std::span<const int> failed, std::span<const Words> words, const Group& group) {
   const int origin = failed.front();
   Error cause = group::in_name_of(group.info(origin), words[static_cast<std::size_t>(origin)].get());
   if (failed.size() == 1) return cause;

@@ -11,7 +11,7 @@
 
 #include "muster/error.hpp"
 #include "muster/gather.hpp"
-#include "muster/sync_group.hpp"
+#include "muster/group.hpp"
 #include "src/base/fixed_string.hpp"
 #include "src/os/shared_memory.hpp"
 
@@ -48,7 +48,7 @@ enum class Refusal : std::uint8_t {
 
 /// A route, or the reason why there is none.
 struct Decision {
-  Route route = Route::automatic;  ///< for a refusal: the route that it is about, if any
+  Route route = Route::auto_;  ///< for a refusal: the route that it is about, if any
   Refusal refusal = Refusal::none;
   [[nodiscard]] bool is_refused() const noexcept { return refusal != Refusal::none; }
   friend bool operator==(const Decision&, const Decision&) = default;
@@ -68,7 +68,7 @@ struct Record {
   std::uint32_t version = record_version;
   Operation operation = Operation::configs;
   std::uint8_t status = 0;  // 0: ready, else ErrorKind + 1; a later round exchanges the error texts
-  Route forced = Route::automatic;
+  Route forced = Route::auto_;
   std::uint8_t routes = 0;  // bit r: this rank could use Route(r)
   std::uint64_t list_hash = 0;
   std::uint32_t list_length = 0;  // 0: in no list
@@ -120,7 +120,7 @@ bool needs_closing(std::span<const Record> records) noexcept;
 
 /// The text that a rank sends after a problem: its own failure, or its arguments, so that a mismatch can be shown.
 using Words = WrittenError<640>;
-static_assert(sizeof(Words) <= SyncGroup::max_record);
+static_assert(sizeof(Words) <= Group::max_record);
 
 std::uint64_t hash_list(std::span<const int> ranks) noexcept;
 /// Returns the list of a rank, by position. All of its members have the same list.
@@ -146,14 +146,14 @@ struct Problem {
 };
 
 /// Checks all records. Returns nullopt if the exchange can continue. `group` knows which ranks share memory.
-std::optional<Problem> find_problem(std::span<const Record> records, const SyncGroup& group);
+std::optional<Problem> find_problem(std::span<const Record> records, const Group& group);
 
 /// Returns the error that all ranks throw, composed of the texts of all ranks.
 Error make_error(const Problem& problem, std::span<const Record> records, std::span<const Words> words,
-                 const SyncGroup& group);
+                 const Group& group);
 
 /// Returns the failure of the first of these ranks, and the number of other failed ranks.
-Error failure_of(std::span<const int> failed, std::span<const Words> words, const SyncGroup& group);
+Error failure_of(std::span<const int> failed, std::span<const Words> words, const Group& group);
 
 /// Returns "rank 1: text; rank 3: text; and 4 more", with `between` in place of ": ".
 std::string each_words(std::span<const int> ranks, std::span<const Words> words, std::string_view between,

@@ -37,7 +37,7 @@ class LocalRoute final : public RouteDriver {
   std::unique_ptr<Transfer> begin(const Call&) const override { return std::make_unique<LocalTransfer>(); }
 };
 
-XXH128_hash_t hash_of(const TensorView& tensor, SyncGroup& group) {
+XXH128_hash_t hash_of(const TensorView& tensor, Group& group) {
   XXH3_state_t state;
   XXH3_128bits_reset(&state);
   std::vector<std::byte> staging(tensor.is_contiguous() ? 0 : std::min(tensor.nbytes(), hashed_at_once));
@@ -74,7 +74,7 @@ class UnmovedMerge final : public Transfer {
     if (!call_.is_first()) return;
     // The result is created before the other ranks depend on this one, so nothing can fail later.
     const TensorView target = reshaped(own, *call_.merge);
-    result_ = call_.options->own == Own::copy ? Tensor::copy_of(target) : Tensor::borrow(target);
+    result_ = call_.options->root_tensors == RootTensors::copy ? Tensor::copy_of(target) : Tensor::borrow(target);
   }
   void move(std::span<const Record>, ExchangeReport&) override {}
   std::vector<std::optional<Config>> deliver() override { return {Config(std::move(result_))}; }

@@ -42,11 +42,11 @@ struct Call {
   const Merge* merge = nullptr;   ///< for Operation::merge, whose value is one tensor
   std::vector<int> list;          ///< empty: in no list
   std::uint32_t position = no_position;
-  group::Group* group = nullptr;
+  group::BaseGroup* group = nullptr;
   const GatherOptions* options = nullptr;
-  Route forced = Route::automatic;  ///< forced by the options or by MUSTER_ROUTE, as in this rank's record
-  std::uint64_t number = 0;         ///< number of the exchange; marks its messages
-  SlotFiller* filler = nullptr;     ///< null: the CPU copies
+  Route forced = Route::auto_;   ///< forced by the options or by MUSTER_ROUTE, as in this rank's record
+  std::uint64_t number = 0;      ///< number of the exchange; marks its messages
+  SlotFiller* filler = nullptr;  ///< null: the CPU copies
   /// Copies the value's elements to memory that the CPU can read; empty if they are there already. A sender's move()
   /// calls it before it sends anything, so that a failure is a failure of the move. Afterwards `value` is another tree
   /// with tensors of the same shapes.
@@ -114,7 +114,7 @@ class PartSender {
   virtual void send(std::span<const std::byte> header, const WaitOptions& options) = 0;
   /// Called after the last part, and after a failure that left `group` usable. When it returns, nothing is in flight,
   /// and the root's PartReceiver has done the same. It waits with `group`.
-  virtual void settle(SyncGroup& group, const WaitOptions& options) = 0;
+  virtual void settle(Group& group, const WaitOptions& options) = 0;
 };
 
 /// The root's side.
@@ -131,7 +131,7 @@ class PartReceiver {
   /// While this is set, parts are also received without calls of the consumer's thread, if any thread may call the
   /// route's library.
   virtual void set_unattended(bool unattended) = 0;
-  virtual void settle(SyncGroup& group, const WaitOptions& options) = 0;
+  virtual void settle(Group& group, const WaitOptions& options) = 0;
   /// Returns its peak memory use.
   [[nodiscard]] virtual std::uint64_t peak_bytes() const = 0;
 };
@@ -174,11 +174,11 @@ class RouteDriver {
   /// Removes from the pool the memory that other ranks still hold; it is freed when they return it. Free memory is kept
   /// or freed as well. Returns the bytes that remain in the pool.
   enum class Keep : std::uint8_t { free_memory, nothing };
-  virtual std::uint64_t settle(SyncGroup& /*group*/, Keep /*keep*/) const { return 0; }
+  virtual std::uint64_t settle(Group& /*group*/, Keep /*keep*/) const { return 0; }
   /// Returns the route's free memory of this group to the system; returns the bytes.
-  virtual std::uint64_t trim(SyncGroup& /*group*/) const { return 0; }
+  virtual std::uint64_t trim(Group& /*group*/) const { return 0; }
   /// Called when the group has failed: takes back memory that was lent to dead ranks.
-  virtual void clean_up(SyncGroup& /*group*/) const noexcept {}
+  virtual void clean_up(Group& /*group*/) const noexcept {}
 };
 
 /// Copies parts of a stream from devices to the host, if a library of this program can do that.
@@ -190,9 +190,9 @@ class HostStaging {
   virtual std::unique_ptr<SlotFiller> filler(const Call& call) const = 0;
   /// Returns the part with all its tensors on the host. The memory is reused when it has no owner. Throws Error, and as
   /// a wait of `group`.
-  virtual Config to_host(const Config& part, SyncGroup& group, const WaitOptions& options) const = 0;
+  virtual Config to_host(const Config& part, Group& group, const WaitOptions& options) const = 0;
   /// Returns how much host memory it has for this group's parts.
-  [[nodiscard]] virtual std::uint64_t bytes(SyncGroup& group) const = 0;
+  [[nodiscard]] virtual std::uint64_t bytes(Group& group) const = 0;
 };
 
 /// All drivers of this program. The policy chooses one of them for a list (policy.hpp). A library that is loaded late

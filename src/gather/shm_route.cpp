@@ -28,7 +28,7 @@ struct Note {
 
 }  // namespace
 
-std::shared_ptr<ShmState> shm_state_of(SyncGroup& group) {
+std::shared_ptr<ShmState> shm_state_of(Group& group) {
   return group::inside(group).extension<ShmState>();
 }
 
@@ -69,12 +69,12 @@ class ShmRoute final : public RouteDriver {
     if (call.is_first()) return std::make_unique<ShmReceiving>(call);
     return std::make_unique<ShmSending>(call);
   }
-  std::uint64_t settle(SyncGroup& group, Keep keep) const override {
+  std::uint64_t settle(Group& group, Keep keep) const override {
     return shm_state_of(group)->pool.settle(keep == Keep::free_memory);
   }
-  std::uint64_t trim(SyncGroup& group) const override { return shm_state_of(group)->pool.trim(); }
-  void clean_up(SyncGroup& failed) const noexcept override {
-    group::Group& group = group::inside(failed);
+  std::uint64_t trim(Group& group) const override { return shm_state_of(group)->pool.trim(); }
+  void clean_up(Group& failed) const noexcept override {
+    group::BaseGroup& group = group::inside(failed);
     const auto state = shm_state_of(group);
     const std::lock_guard lock(state->cleaning);
     for (int rank = 0; rank < group.size(); ++rank) {
@@ -342,7 +342,7 @@ std::optional<Place> ShmSending::place(const Tensor& tensor) {
     if (const auto found = ArenaCore::find(tensor.data(), bytes)) {
       arena_payload_ += bytes;
       const std::uint32_t number = lend(found->arena);
-      if (call_.options->debugging.check_leases) lent_[number - 1].watched.push_back(tensor.bytes());
+      if (call_.options->debug.detect_writes) lent_[number - 1].watched.push_back(tensor.bytes());
       return Place{number, found->offset};
     }
   }
@@ -363,11 +363,10 @@ std::uint32_t ShmSending::lend(const std::shared_ptr<ArenaCore>& arena) {
 
 std::vector<std::byte> ShmSending::message(std::span<const std::byte> body) const {
   std::vector<std::byte> bytes;
-  append(bytes,
-         MessageHeader{.exchange = call_.number,
-                       .arenas = static_cast<std::uint32_t>(lent_.size()),
-                       .checks_leases = call_.options->debugging.check_leases ? std::uint16_t{1} : std::uint16_t{0},
-                       .is_well = 1});
+  append(bytes, MessageHeader{.exchange = call_.number,
+                              .arenas = static_cast<std::uint32_t>(lent_.size()),
+                              .checks_leases = call_.options->debug.detect_writes ? std::uint16_t{1} : std::uint16_t{0},
+                              .is_well = 1});
   for (const Lent& lent : lent_)
     append(bytes, ArenaEntry{lent.arena->segment().place(), lent.lease, shm::hash_parts(lent.watched)});
   bytes.insert(bytes.end(), body.begin(), body.end());

@@ -26,7 +26,7 @@
 #include <utility>
 #include <vector>
 
-#include "muster/sync_group.hpp"
+#include "muster/group.hpp"
 #include "src/base/fork_mutex.hpp"
 #include "src/core/descriptor.hpp"
 #include "src/gather/route.hpp"
@@ -52,7 +52,7 @@ struct ShmState {
   shm::RemoteSegments remotes;
   std::map<std::pair<int, std::uint64_t>, std::weak_ptr<detail::ArenaCore>> arenas_sent;  // by root and place
 };
-std::shared_ptr<ShmState> shm_state_of(SyncGroup& group);
+std::shared_ptr<ShmState> shm_state_of(Group& group);
 
 struct MessageHeader {
   std::uint64_t exchange = 0;

@@ -23,7 +23,7 @@ void append_key(std::string& path, std::string_view key) {
   }
 }
 
-/// Calls visit(leaf, path) with each leaf. Throws Error(argument) on nesting beyond max_config_depth.
+/// Calls visit(leaf, path) with each leaf. Throws Error(invalid_argument) on nesting beyond max_config_depth.
 void visit_paths(const Config& value, std::string& path, const auto& visit, int depth = 0) {
   detail::check_config_depth(depth);
   const std::size_t length = path.size();
@@ -46,7 +46,7 @@ void visit_paths(const Config& value, std::string& path, const auto& visit, int 
 }
 
 std::int64_t row_elements(const TensorView& tensor) {
-  return tensor.shape().empty() ? 1 : tensor.elements() / tensor.shape().front();
+  return tensor.shape().empty() ? 1 : tensor.element_count() / tensor.shape().front();
 }
 
 /// Returns how many elements fit into `bytes`. Packed elements are counted in whole groups, so that the next piece
@@ -96,7 +96,7 @@ LayerParts::LayerParts(const Config& layer, std::uint64_t part_bytes, Moves move
 Config LayerParts::make(std::uint32_t part, std::vector<TensorSlice>* slices) const {
   if (count_ == 1) return layer_;
   std::size_t next = 0;
-  return with_leaves(layer_, [&](const Config& leaf) -> Config {
+  return map_leaves(layer_, [&](const Config& leaf) -> Config {
     if (!leaf.is_tensor()) return part == 0 ? leaf : Config();
     const Leaf& at = leaves_[next++];
     const TensorView& view = at.tensor->view();
@@ -133,10 +133,10 @@ void LayerParts::cut(Leaf& leaf) {
   const std::int64_t step = by_rows ? row_elements(view) * rows_at_once(view) : 1;
   if (by_rows ? elements_in(view.dtype(), room()) < step : layout_.size() != 0) next_part();
   leaf.part = part_;
-  for (std::int64_t first = 0; first < view.elements();) {
+  for (std::int64_t first = 0; first < view.element_count();) {
     if (first != 0) next_part();
     const std::int64_t most = elements_in(view.dtype(), room()) / step * step;
-    const std::int64_t elements = std::min(most, view.elements() - first);
+    const std::int64_t elements = std::min(most, view.element_count() - first);
     layout_.place(byte_size(view.dtype(), {elements}));
     leaf.pieces.push_back({part_, first, elements});
     first += elements;
@@ -144,7 +144,8 @@ void LayerParts::cut(Leaf& leaf) {
 }
 
 void LayerParts::next_part() {
-  if (part_ == UINT32_MAX - 1) throw Error(ErrorKind::argument, "a layer has more parts than 32 bits can count");
+  if (part_ == UINT32_MAX - 1)
+    throw Error(ErrorKind::invalid_argument, "a layer has more parts than 32 bits can count");
   ++part_;
   layout_ = core::SlotLayout();
 }
@@ -161,7 +162,7 @@ void list_tensors(LayerPart& part) {
     std::string path;
     visit_paths(config, path, [&, rank = rank](const Config& leaf, const std::string& at) {
       if (slice != part.slices.end() && slice->rank == rank && slice->path == at)
-        part.tensors.push_back({rank, at, (slice++)->whole});
+        part.tensors.push_back({rank, at, (slice++)->tensor});
       else if (leaf.is_tensor())
         part.tensors.push_back({rank, at, {leaf.as_tensor().dtype(), leaf.as_tensor().shape()}});
     });

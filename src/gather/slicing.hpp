@@ -25,7 +25,7 @@ class LayerParts {
   using Moves = std::function<bool(const TensorView&)>;
 
   /// `layer` must outlive this object. `moves(tensor)` returns whether its bytes take room in a part. Throws
-  /// Error(argument) on nesting beyond max_config_depth.
+  /// Error(invalid_argument) on nesting beyond max_config_depth.
   LayerParts(const Config& layer, std::uint64_t part_bytes, Moves moves);
 
   [[nodiscard]] std::uint32_t count() const noexcept { return count_; }

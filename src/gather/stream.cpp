@@ -36,17 +36,17 @@ constexpr std::uint64_t set_up_bytes = 320 << 10;  // per rank, at most
 
 /// The state that a group keeps for its streams.
 struct StreamState {
-  std::shared_ptr<group::Group> companion;  // null before the first stream and after a failed one
-  std::uint64_t part_bytes = 0;             // part size of the last stream, and the size of its slots
+  std::shared_ptr<group::BaseGroup> companion;  // null before the first stream and after a failed one
+  std::uint64_t part_bytes = 0;                 // part size of the last stream, and the size of its slots
 };
-std::shared_ptr<StreamState> stream_state_of(SyncGroup& group) {
+std::shared_ptr<StreamState> stream_state_of(Group& group) {
   return group::inside(group).extension<StreamState>();
 }
 
 /// The stream on one rank.
 class StreamRun {
  public:
-  StreamRun(const LayerSource& source, std::span<const int> ranks, SyncGroup& group, const LayerConsumer& consume,
+  StreamRun(const LayerSource& source, std::span<const int> ranks, Group& group, const LayerConsumer& consume,
             const StreamOptions& options)
       : ranks_(ranks), group_(group::inside(group)), options_(options), state_(stream_state_of(group)) {
     call_.source = &source;
@@ -62,7 +62,7 @@ class StreamRun {
     call_.part_options.pipeline_depth = options.pipeline_depth;
     call_.part_options.workspace.path = options.workspace.path;
     call_.part_options.workspace.zstd_level = options.workspace.zstd_level;
-    call_.part_options.debugging = options.debugging;
+    call_.part_options.debug = options.debug;
   }
 
   StreamReport operator()() {
@@ -126,9 +126,9 @@ class StreamRun {
   void prepare() {
     record_.operation = Operation::stream;
     if (!enter_list(ranks_, call_.part_options, call_.entry, record_)) return;
-    if (!*call_.source) throw Error(ErrorKind::argument, "a member of the list needs a source");
+    if (!*call_.source) throw Error(ErrorKind::invalid_argument, "a member of the list needs a source");
     if (call_.entry.is_first() && !*call_.consume)
-      throw Error(ErrorKind::argument, "the first rank of the list needs a consumer");
+      throw Error(ErrorKind::invalid_argument, "the first rank of the list needs a consumer");
     record_.budget = options_.memory_budget;
     record_.depth = static_cast<std::uint64_t>(options_.pipeline_depth);
     (void)share_of(options_.memory_budget, record_.list_length, static_cast<std::uint32_t>(options_.pipeline_depth));
@@ -162,7 +162,7 @@ class StreamRun {
       report_.rounds += 2;
       state_->part_bytes = 0;
     }
-    group::Group& companion = *state_->companion;
+    group::BaseGroup& companion = *state_->companion;
     call_.companion = &companion;
     for (int rank = 0; rank < group_.size(); ++rank)
       if (rank != group_.rank()) call_.others.push_back(companion.liveness(rank));
@@ -191,10 +191,10 @@ class StreamRun {
       own = failure.error;
     } catch (const Error& error) {
       // The companion has failed: another rank has announced its own failure, or a wait has failed permanently.
-      const Error cause = call_.companion->failure().value_or(error);
+      const Error cause = call_.companion->error().value_or(error);
       if (cause.kind() != announced) group::fail(group_, cause);
     }
-    if (own) call_.companion->poison(group::error_of(group_.info(group_.rank()), announced, own->what()));
+    if (own) call_.companion->abort(group::error_of(group_.info(group_.rank()), announced, own->what()));
     return own;
   }
 
@@ -209,7 +209,7 @@ class StreamRun {
   }
 
   /// Completes the transfers in flight. `group` is used for the waits.
-  void settle(SyncGroup& group) {
+  void settle(Group& group) {
     const WaitOptions wait = call_.wait("gather_each: ending");
     if (part_sender_) part_sender_->settle(group, wait);
     if (part_receiver_) part_receiver_->settle(group, wait);
@@ -223,13 +223,13 @@ class StreamRun {
     try {
       closing_round(call_.entry, own, "gather_each: closing", "gather_each: failing");
     } catch (const Error&) {
-      if (!group_.failure()) settle(group_);
+      if (!group_.error()) settle(group_);
       throw;
     }
   }
 
   std::span<const int> ranks_;
-  group::Group& group_;
+  group::BaseGroup& group_;
   const StreamOptions& options_;
   std::shared_ptr<StreamState> state_;
   StreamCall call_;
@@ -245,7 +245,7 @@ class StreamRun {
 
 }  // namespace
 
-std::uint64_t trim_streams(SyncGroup& group) {
+std::uint64_t trim_streams(Group& group) {
   const auto state = stream_state_of(group);
   if (!state->companion) return 0;
   std::uint64_t bytes = 0;
@@ -305,7 +305,7 @@ void StreamCall::call_back(const std::string& what, const std::function<void()>&
   } catch (const Error& error) {
     throw CallbackFailure{error.with_context(what)};
   } catch (const std::bad_alloc&) {
-    throw CallbackFailure{Error(ErrorKind::no_space, what + ": out of memory")};
+    throw CallbackFailure{Error(ErrorKind::out_of_space, what + ": out of memory")};
   } catch (const std::exception& error) {
     throw CallbackFailure{Error(ErrorKind::io, what + ": " + error.what())};
   } catch (...) {
@@ -315,7 +315,7 @@ void StreamCall::call_back(const std::string& what, const std::function<void()>&
 }
 
 void StreamCall::check() const {
-  bool is_well = !part_options.stop.stop_requested() && !companion->failure();
+  bool is_well = !part_options.stop.stop_requested() && !companion->error();
   // Checking all other ranks costs one system call each, and parts may be many and small.
   const Clock::time_point now = Clock::now();
   if (is_well && now - looked >= between_looks) {
@@ -334,8 +334,8 @@ void StreamCall::check() const {
 
 namespace muster {
 
-StreamReport gather_each(const LayerSource& source, const RankList& ranks, SyncGroup& group,
-                         const LayerConsumer& consume, const StreamOptions& options) {
+StreamReport gather_each(const LayerSource& source, const RankList& ranks, Group& group, const LayerConsumer& consume,
+                         const StreamOptions& options) {
   return gather::collectively(group, gather::Operation::stream, [&] {
     StreamReport report = gather::StreamRun(source, ranks.in(group), group, consume, options)();
     if (log_enabled(LogLevel::debug))

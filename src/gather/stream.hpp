@@ -43,7 +43,7 @@ struct StreamCall {
   const LayerSource* source = nullptr;
   const LayerConsumer* consume = nullptr;
   Call entry;  // list, position and the group of the call
-  group::Group* companion = nullptr;
+  group::BaseGroup* companion = nullptr;
   std::vector<std::shared_ptr<const group::PeerLiveness>> others;  // all other ranks of the group
   const RouteDriver* driver = nullptr;
   PartSender* part_sender = nullptr;      // on a sender whose route has a PartSender
@@ -138,6 +138,6 @@ class StreamReceiving {
 };
 
 /// Frees unused memory of a group's streams; returns the bytes.
-std::uint64_t trim_streams(SyncGroup& group);
+std::uint64_t trim_streams(Group& group);
 
 }  // namespace muster::gather

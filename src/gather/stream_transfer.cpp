@@ -18,15 +18,15 @@ using Clock = std::chrono::steady_clock;
 constexpr std::uint64_t most_header_bytes = 64 << 20;
 
 TensorSlice slice_of(const Config& told, int rank) {
-  TensorSlice slice{.rank = rank, .path = told.at(0).as_string(), .whole = {}};
+  TensorSlice slice{.rank = rank, .path = told.at(0).as_string(), .tensor = {}};
   const auto dtype = dtype_from_number(static_cast<std::uint8_t>(told.at(1).as_uint()));
   if (!dtype) throw Error(ErrorKind::corrupt, "a slice has a dtype that is not known");
-  slice.whole.dtype = *dtype;
-  for (const Config& extent : told.at(2).as_array()) slice.whole.shape.push_back(extent.as_int());
-  slice.first = told.at(3).as_int();
+  slice.tensor.dtype = *dtype;
+  for (const Config& extent : told.at(2).as_array()) slice.tensor.shape.push_back(extent.as_int());
+  slice.offset = told.at(3).as_int();
   slice.elements = told.at(4).as_int();
-  const std::int64_t count = element_count(slice.whole.shape);
-  if (slice.first < 0 || slice.elements < 0 || slice.first > count || slice.elements > count - slice.first)
+  const std::int64_t count = element_count(slice.tensor.shape);
+  if (slice.offset < 0 || slice.elements < 0 || slice.offset > count || slice.elements > count - slice.offset)
     throw Error(ErrorKind::corrupt, "a slice lies outside its tensor");
   return slice;
 }
@@ -117,7 +117,7 @@ void StreamReceiving::take_layer(std::uint64_t layer, std::optional<Config> own)
     LayerPart part;
     part.layer = layer;
     part.part = number;
-    part.parts = parts;
+    part.num_parts = parts;
     part.ranks = call_.entry.list;
     part.configs.resize(part.ranks.size());
     if (own_parts && number < own_parts->count()) {
@@ -237,9 +237,9 @@ Config tree_of(const std::vector<TensorSlice>& slices) {
   ConfigArray all;
   for (const TensorSlice& slice : slices) {
     ConfigArray extents;
-    for (const std::int64_t extent : slice.whole.shape) extents.emplace_back(extent);
-    all.push_back(
-        ConfigArray{slice.path, static_cast<int>(slice.whole.dtype), std::move(extents), slice.first, slice.elements});
+    for (const std::int64_t extent : slice.tensor.shape) extents.emplace_back(extent);
+    all.push_back(ConfigArray{slice.path, static_cast<int>(slice.tensor.dtype), std::move(extents), slice.offset,
+                              slice.elements});
   }
   return all;
 }
@@ -272,7 +272,7 @@ void StreamSending::run() {
     try {
       send_layer(layer, *config);
     } catch (const Error& error) {
-      if (call_.companion->failure()) throw;
+      if (call_.companion->error()) throw;
       throw error.with_context(fmt::format("layer {}", layer));
     }
   }
@@ -311,7 +311,7 @@ void StreamSending::send_part(std::uint64_t layer, std::uint32_t part, std::uint
   transfer_->offer(header.record);
   if (header.record.fresh_bytes > header.record.available_bytes)
     throw Error(
-        ErrorKind::no_space,
+        ErrorKind::out_of_space,
         fmt::format("too little shared memory: needed {} bytes for a part, available {} ({}): lower "
                     "memory_budget, or give the job more memory",
                     header.record.fresh_bytes, header.record.available_bytes, os::to_string(header.record.limit)));

@@ -36,7 +36,7 @@ PassingFile::~PassingFile() {
 
 namespace {
 
-std::shared_ptr<WorkspaceRouteState> workspace_state_of(SyncGroup& group) {
+std::shared_ptr<WorkspaceRouteState> workspace_state_of(Group& group) {
   return group::inside(group).extension<WorkspaceRouteState>();
 }
 
@@ -87,7 +87,7 @@ class WorkspacePreflight final : public Preflight {
     const Record& first = records[static_cast<std::size_t>(call_.first())];
     if (!first.needs_preflight) {
       if (!records[static_cast<std::size_t>(call_.group->rank())].needs_preflight) return;
-      throw Error(ErrorKind::argument,
+      throw Error(ErrorKind::invalid_argument,
                   fmt::format("rank {} goes by the workspace {} now, and rank {} still by the one of "
                               "before: change the path on all ranks, or on none",
                               call_.group->rank(), in_quotes(path_), call_.first()));
@@ -136,10 +136,10 @@ class WorkspacePreflight final : public Preflight {
       const RankInfo& own = call_.group->info(call_.group->rank());
       const RankInfo& first = call_.group->info(call_.first());
       throw Error(
-          ErrorKind::argument,
+          ErrorKind::invalid_argument,
           fmt::format("rank {} (host {}) does not see in the workspace {} what rank {} (host {}) has just written "
                       "there: it is not one directory; name one that all hosts mount",
-                      own.rank, own.host, in_quotes(path_), first.rank, first.host),
+                      own.global_rank, own.host, in_quotes(path_), first.global_rank, first.host),
           {.path = directory.path});
     }
   }
@@ -147,7 +147,7 @@ class WorkspacePreflight final : public Preflight {
   /// Throws the group's failure. The root deletes its token when the group fails, so a missing token is then no
   /// evidence.
   void check_group() const {
-    if (const auto failure = call_.group->failure()) throw *failure;
+    if (const auto failure = call_.group->error()) throw *failure;
   }
 
   const Call& call_;
@@ -249,7 +249,7 @@ class WorkspaceRoute final : public RouteDriver {
     if (call.operation == Operation::merge) return std::make_unique<WorkspaceMerge>(call);
     return std::make_unique<WorkspaceTransfer>(call);
   }
-  std::uint64_t settle(SyncGroup& group, Keep) const override {
+  std::uint64_t settle(Group& group, Keep) const override {
     // Files of earlier streams: the root will not read the remaining ones.
     workspace_state_of(group)->under_way.clear();
     return 0;
@@ -338,7 +338,7 @@ void SentFile::send() {
                          .job = workspace::job_text(call_.group->nonce()),
                          .rank = call_.group->rank(),
                          .world_size = call_.group->size(),
-                         .generation = call_.is_part ? ++state_.parts : call_.number};
+                         .step = call_.is_part ? ++state_.parts : call_.number};
     if (!is_kept) name.writer = os::own_identity();
     const std::string file = workspace::file_name(name);
     if (call_.stage) {
@@ -359,10 +359,8 @@ void SentFile::write(const std::string& path) {
   StateFileOptions options;
   const std::string& name = path.substr(path.find_last_of('/') + 1);
   const auto parsed = workspace::parse_name(name);
-  options.info = {.job = call_.group->nonce(),
-                  .generation = parsed->generation,
-                  .rank = parsed->rank,
-                  .world_size = parsed->world_size};
+  options.info = {
+      .job = call_.group->nonce(), .step = parsed->step, .rank = parsed->rank, .world_size = parsed->world_size};
   options.zstd_level = call_.options->workspace.zstd_level;
   options.durable = call_.options->workspace.keep_files;
   options.temporary = workspace::growing_name();
@@ -418,16 +416,16 @@ Config read_file(const Call& call, WorkspaceRouteState& state, int sender, const
   Config value;
   const workspace::Patience patience{
       .deadline = os::Clock::now() + group::timeout_of(call.options->timeout, call.group->timeout()), .check = [&] {
-        if (const auto failure = call.group->failure()) throw *failure;
+        if (const auto failure = call.group->error()) throw *failure;
         call.group->progress();
       }};
   workspace::patiently(path, patience, [&] {
     const StateFile file = StateFile::open(path);
     const StateFileInfo& info = file.info();
-    if (info.job != call.group->nonce() || info.rank != sender || info.generation != parsed->generation)
+    if (info.job != call.group->nonce() || info.rank != sender || info.step != parsed->step)
       throw Error(ErrorKind::corrupt,
-                  fmt::format("{} is not what its name says: rank {}, generation {} of job {}", in_quotes(path),
-                              info.rank, info.generation, workspace::job_text(info.job)),
+                  fmt::format("{} is not what its name says: rank {}, step {} of job {}", in_quotes(path), info.rank,
+                              info.step, workspace::job_text(info.job)),
                   {.path = path});
     State whole{file.config(), {}};
     whole.weights.reserve(file.tensors().size());
@@ -456,7 +454,7 @@ std::vector<std::optional<Config>> receive_files(const Call& call, WorkspaceRout
     try {
       values[position] = read_file(call, state, sender, name);
     } catch (const Error& error) {
-      if (call.group->failure()) throw;
+      if (call.group->error()) throw;
       trouble = error.with_context(
           fmt::format("reading what rank {} (host {}) wrote", sender, call.group->info(sender).host));
     }

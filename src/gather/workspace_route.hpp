@@ -71,9 +71,9 @@ const workspace::WorkspaceDirectory& workspace_of(const Call& call, WorkspaceRou
 class SentFile {
  public:
   SentFile(const Call& call, WorkspaceRouteState& state) : call_(call), state_(state) {}
-  /// Before round 1: determines what must be written. Throws Error(argument) on an invalid tree.
+  /// Before round 1: determines what must be written. Throws Error(invalid_argument) on an invalid tree.
   void offer(Record& record);
-  /// Writes the file and, unless this rank is the root, sends its name to the root. Throws Error(no_space | io |
+  /// Writes the file and, unless this rank is the root, sends its name to the root. Throws Error(out_of_space | io |
   /// unsupported).
   void send();
   /// Called when the file has been read: deletes it unless files are kept.

@@ -16,11 +16,12 @@
 namespace muster {
 
 void detail::refuse_empty_work() {
-  throw Error(ErrorKind::argument, "a Work without an operation: its result has been taken, or there was never one");
+  throw Error(ErrorKind::invalid_argument,
+              "a Work without an operation: its result has been taken, or there was never one");
 }
 
 void detail::refuse_second_get() {
-  throw Error(ErrorKind::argument, "two threads take the result of one Work: only one of them can have it");
+  throw Error(ErrorKind::invalid_argument, "two threads take the result of one Work: only one of them can have it");
 }
 
 std::int64_t detail::own_process() noexcept {
@@ -52,7 +53,7 @@ thread_local bool is_of_a_lane = false;
 
 class Lane::Tasks {
  public:
-  explicit Tasks(SyncGroup& its_group)
+  explicit Tasks(Group& its_group)
       : group(&its_group), own(its_group.duplicate({.phase = "asynchronous calls: setting up"})) {}
 
   void run() {
@@ -73,8 +74,8 @@ class Lane::Tasks {
     }
   }
 
-  SyncGroup* group;  // null after the lane has been destroyed on its own thread
-  std::shared_ptr<SyncGroup> own;
+  Group* group;  // null after the lane has been destroyed on its own thread
+  std::shared_ptr<Group> own;
   std::shared_ptr<void> kept;
   std::mutex mutex;
   std::condition_variable changed;
@@ -82,7 +83,7 @@ class Lane::Tasks {
   bool is_ending = false;
 };
 
-Lane::Lane(SyncGroup& group) : tasks_(std::make_shared<Tasks>(group)) {}
+Lane::Lane(Group& group) : tasks_(std::make_shared<Tasks>(group)) {}
 
 Lane::~Lane() {
   if (thread_.is_of_other_process()) {
@@ -104,7 +105,7 @@ bool Lane::is_this_thread() noexcept {
   return is_of_a_lane;
 }
 
-const std::shared_ptr<SyncGroup>& Lane::own() const noexcept {
+const std::shared_ptr<Group>& Lane::own() const noexcept {
   return tasks_->own;
 }
 
@@ -123,11 +124,11 @@ void Lane::add(std::function<void()> task) {
 
 void Lane::pass_on_failure(Tasks& tasks) noexcept {
   if (tasks.group == nullptr) return;
-  if (const auto cause = tasks.own->failure()) tasks.group->poison(*cause);
+  if (const auto cause = tasks.own->error()) tasks.group->abort(*cause);
 }
 
-void Lane::if_idle(const std::function<void(SyncGroup&)>& call) {
-  if (own()->failure()) return;
+void Lane::if_idle(const std::function<void(Group&)>& call) {
+  if (own()->error()) return;
   const std::lock_guard lock(tasks_->mutex);
   if (tasks_->waiting.empty()) call(*own());
 }

@@ -26,7 +26,7 @@ std::uint64_t records_offset(int size) {
   return cells_offset() + round_up(static_cast<std::uint64_t>(size) * sizeof(RankCell));
 }
 std::uint64_t in_use_offset(int size) {
-  return records_offset(size) + round_up(2 * static_cast<std::uint64_t>(size) * SyncGroup::max_record);
+  return records_offset(size) + round_up(2 * static_cast<std::uint64_t>(size) * Group::max_record);
 }
 std::uint64_t rings_offset(int size) {
   return in_use_offset(size) + round_up(static_cast<std::uint64_t>(size) * static_cast<std::uint64_t>(size));
@@ -191,7 +191,7 @@ RankCell& ControlBlock::cell(int rank) const noexcept {
 
 std::byte* ControlBlock::record(std::uint32_t round, int rank, std::size_t bytes) const noexcept {
   const std::uint64_t begin =
-      static_cast<std::uint64_t>(round & 1) * static_cast<std::uint64_t>(size_) * SyncGroup::max_record;
+      static_cast<std::uint64_t>(round & 1) * static_cast<std::uint64_t>(size_) * Group::max_record;
   // Each rank writes its own cache lines.
   const std::uint64_t distance = (bytes + 63) / 64 * 64;
   return mapping_.data() + records_offset(size_) + begin + static_cast<std::uint64_t>(rank) * distance;
@@ -221,13 +221,13 @@ Ring ControlBlock::map_ring(int from, int to) const {
   return ring(from, to, false);
 }
 
-void ControlBlock::poison(const Error& cause) noexcept {
+void ControlBlock::abort(const Error& cause) noexcept {
   if (!put(header().failure, cause)) return;
   os::futex_wake_all(header().round);
   for (int rank = 0; rank < size_; ++rank) os::futex_wake_all(this->cell(rank).bell.word);
 }
 
-std::optional<Error> ControlBlock::failure() const {
+std::optional<Error> ControlBlock::error() const {
   return get(header().failure);
 }
 

@@ -66,7 +66,7 @@ class Ring {
   /// Uses `bytes` bytes at offset `at` of `memory`, which must outlive the ring. `mapped` is the address if this part
   /// is already mapped, else null. With `reserves`, the writer reserves memory before it writes.
   Ring(const os::Fd& memory, std::uint64_t at, std::uint64_t bytes, std::byte* mapped, bool reserves);
-  /// Called by the writer. Copies as many bytes as fit, and returns their number. Throws Error(no_space).
+  /// Called by the writer. Copies as many bytes as fit, and returns their number. Throws Error(out_of_space).
   std::uint64_t write(std::span<const std::byte> bytes);
   /// Called by the reader. Returns the number of unread bytes.
   [[nodiscard]] std::uint64_t filled() const noexcept;
@@ -104,7 +104,7 @@ class Ring {
 class ControlBlock final : public Pulse {
  public:
   /// Creates a control block for `size` ranks in a region that all of them have. The caller sends its place to the
-  /// other ranks. Throws Error(no_space).
+  /// other ranks. Throws Error(out_of_space).
   static std::shared_ptr<ControlBlock> create(Region& region, int size);
   /// Maps a control block that another rank created. Throws Error(corrupt) if it is not a block for `size` ranks.
   static std::shared_ptr<ControlBlock> open(const Region& region, std::uint64_t place, int size);
@@ -121,14 +121,14 @@ class ControlBlock final : public Pulse {
   /// records of all ranks fit into few pages. If the ranks disagree about the length they may overwrite each other's
   /// records; in that case all ranks throw.
   [[nodiscard]] std::byte* record(std::uint32_t round, int rank, std::size_t bytes) const noexcept;
-  /// Called by the sender: creates the ring, and marks it so that the receiver finds it. Throws Error(no_space).
+  /// Called by the sender: creates the ring, and marks it so that the receiver finds it. Throws Error(out_of_space).
   [[nodiscard]] Ring make_ring(int from, int to) const;
   [[nodiscard]] bool has_ring(int from, int to) const noexcept;
-  /// Called by the receiver if has_ring() is true. Throws Error(no_space).
+  /// Called by the receiver if has_ring() is true. Throws Error(out_of_space).
   [[nodiscard]] Ring map_ring(int from, int to) const;
 
-  void poison(const Error& cause) noexcept override;
-  [[nodiscard]] std::optional<Error> failure() const override;
+  void abort(const Error& cause) noexcept override;
+  [[nodiscard]] std::optional<Error> error() const override;
   [[nodiscard]] bool has_failure() const noexcept override {
     return header().failure.state.load(std::memory_order_acquire) != 0;
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Group: the common base of all kinds of groups. It adds the library's internal functions to SyncGroup: internal
+// BaseGroup: the common base of all kinds of groups. It adds the library's internal functions to Group: internal
 // messages, state of higher layers, companions, and memory of other ranks.
 
 #include <array>
@@ -15,7 +15,7 @@
 #include <span>
 #include <vector>
 
-#include "muster/sync_group.hpp"
+#include "muster/group.hpp"
 #include "src/base/fork_mutex.hpp"
 #include "src/base/function_ref.hpp"
 #include "src/group/mail.hpp"
@@ -44,7 +44,7 @@ class PeerLiveness {
   int rank_;
 };
 
-class Group : public SyncGroup {
+class BaseGroup : public Group {
  public:
   [[nodiscard]] int rank() const noexcept final { return rank_; }
   [[nodiscard]] int size() const noexcept final { return static_cast<int>(ranks_.size()); }
@@ -85,15 +85,15 @@ class Group : public SyncGroup {
   std::vector<std::byte> receive(int from, std::uint64_t most, const WaitOptions& options, Subject subject);
   void wait_until(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
                   std::span<const int> on, const WaitOptions& options = {}) final;
-  std::shared_ptr<SyncGroup> duplicate(const WaitOptions& options = {}) final;
-  std::shared_ptr<SyncGroup> split(const RankList& ranks, const WaitOptions& options = {}) final;
+  std::shared_ptr<Group> duplicate(const WaitOptions& options = {}) final;
+  std::shared_ptr<Group> split(const RankList& ranks, const WaitOptions& options = {}) final;
 
   /// Holds the group for one thread, whether or not the group has failed. Nests within a thread. A thread that only
   /// moves the group's messages (`progress`) holds it briefly, and users wait for it.
   class Hold {
    public:
     enum class Kind : std::uint8_t { use, progress };
-    explicit Hold(Group& group, Kind kind = Kind::use) noexcept : group_(group), holds_(group.hold(kind)) {}
+    explicit Hold(BaseGroup& group, Kind kind = Kind::use) noexcept : group_(group), holds_(group.hold(kind)) {}
     ~Hold() {
       if (holds_) group_.let_go();
     }
@@ -102,7 +102,7 @@ class Group : public SyncGroup {
     explicit operator bool() const noexcept { return holds_; }
 
    private:
-    Group& group_;
+    BaseGroup& group_;
     bool holds_;
   };
 
@@ -133,13 +133,13 @@ class Group : public SyncGroup {
   /// Throws as wait_until.
   void wait_for_packets(const std::function<bool()>& done, std::span<const int> on, const WaitOptions& options);
 
-  void poison(const Error& cause) noexcept final;
-  [[nodiscard]] std::optional<Error> failure() const final;
+  void abort(const Error& cause) noexcept final;
+  [[nodiscard]] std::optional<Error> error() const final;
 
   /// Collective. Returns a duplicate for one long operation of this group. The same thread uses both in turn: progress
   /// on either counts for both. A failure of this group fails the companion, but not the reverse. A wait of the
   /// companion ends if any rank is dead, even one that it does not wait for.
-  std::shared_ptr<Group> companion(const WaitOptions& options = {});
+  std::shared_ptr<BaseGroup> companion(const WaitOptions& options = {});
 
   /// Collective. Runs local work of a collective call. If it fails on some ranks, all ranks throw the error of the
   /// first of them. The failed rank reports its error before the others wait for it, so the group remains usable.
@@ -149,10 +149,10 @@ class Group : public SyncGroup {
     try {
       work();
     } catch (const Error& error) {
-      if (failure()) throw;
+      if (this->error()) throw;
       trouble = error;
     } catch (const std::bad_alloc&) {
-      trouble = Error(ErrorKind::no_space, "out of memory");
+      trouble = Error(ErrorKind::out_of_space, "out of memory");
     }
     agree(trouble, options);
   }
@@ -176,16 +176,16 @@ class Group : public SyncGroup {
 
  protected:
   /// `peers` is null if this process cannot see that other ranks have ended.
-  Group(int rank, std::vector<RankInfo> ranks, Nonce nonce, std::chrono::milliseconds timeout,
-        std::shared_ptr<const Peers> peers = nullptr);
+  BaseGroup(int rank, std::vector<RankInfo> ranks, Nonce nonce, std::chrono::milliseconds timeout,
+            std::shared_ptr<const Peers> peers = nullptr);
   /// Between these two calls, every wait of this process moves the group's messages. The destructor of each kind of
   /// group calls end_progress() first. That call begins by ending the extensions of higher layers, which may still use
   /// the whole group.
   void begin_progress();
   void end_progress() noexcept;
 
-  /// As poison() and failure(), but called only in the process that created the group.
-  virtual void do_poison(const Error& cause) noexcept = 0;
+  /// As abort() and error(), but called only in the process that created the group.
+  virtual void do_abort(const Error& cause) noexcept = 0;
   [[nodiscard]] virtual std::optional<Error> do_failure() const = 0;
   /// Returns how many rounds this rank has begun.
   [[nodiscard]] virtual std::uint64_t rounds() const noexcept = 0;
@@ -207,7 +207,7 @@ class Group : public SyncGroup {
     int position = -1;             ///< position of this rank in `members`; -1: in no part
   };
   /// Collective over this group. Returns null on a rank that is in no part.
-  virtual std::shared_ptr<Group> make_part(const Part& part, Tie tie, const WaitOptions& options) = 0;
+  virtual std::shared_ptr<BaseGroup> make_part(const Part& part, Tie tie, const WaitOptions& options) = 0;
 
  private:
   friend class Use;
@@ -235,24 +235,24 @@ class Group : public SyncGroup {
   std::vector<std::uint32_t> statuses_;
 };
 
-/// Every SyncGroup is a Group: no class outside the library can derive from SyncGroup.
-inline Group& inside(SyncGroup& group) noexcept {
-  return static_cast<Group&>(group);
+/// Every Group is a BaseGroup: no class outside the library can derive from Group.
+inline BaseGroup& inside(Group& group) noexcept {
+  return static_cast<BaseGroup&>(group);
 }
-inline const Group& inside(const SyncGroup& group) noexcept {
-  return static_cast<const Group&>(group);
+inline const BaseGroup& inside(const Group& group) noexcept {
+  return static_cast<const BaseGroup&>(group);
 }
 
 /// Holds the group for one thread during an operation of several calls. Nests within the thread. Throws as described at
-/// SyncGroup.
+/// Group.
 class Use {
  public:
-  explicit Use(SyncGroup& group);
+  explicit Use(Group& group);
   ~Use();
   Use& operator=(Use&&) = delete;
 
  private:
-  Group& group_;
+  BaseGroup& group_;
 };
 
 }  // namespace muster::group

@@ -36,7 +36,7 @@ auto LocalGroup::in_phase(const WaitOptions& options) {
 }
 
 LocalGroup::LocalGroup(Membership membership, std::chrono::milliseconds timeout)
-    : Group(membership.rank, membership.peers->ranks, membership.nonce, timeout, membership.peers),
+    : BaseGroup(membership.rank, membership.peers->ranks, membership.nonce, timeout, membership.peers),
       peers_(std::move(membership.peers)),
       control_(std::move(membership.control)),
       parent_(std::move(membership.parent)) {
@@ -52,8 +52,8 @@ LocalGroup::~LocalGroup() {
 }
 
 std::optional<Error> LocalGroup::do_failure() const {
-  if (auto own = control_->failure()) return own;
-  return parent_ ? parent_->failure() : std::nullopt;
+  if (auto own = control_->error()) return own;
+  return parent_ ? parent_->error() : std::nullopt;
 }
 
 bool LocalGroup::has_failure() const noexcept {
@@ -208,7 +208,7 @@ void LocalGroup::do_wait_until(const std::function<bool()>& done,
   if (!os::comes_soon(done, turns_)) wait(options, done, is_awaited, is_awaited, sleep);
 }
 
-std::shared_ptr<Group> LocalGroup::make_part(const Part& part, Tie tie, const WaitOptions& options) {
+std::shared_ptr<BaseGroup> LocalGroup::make_part(const Part& part, Tie tie, const WaitOptions& options) {
   struct Card {
     Nonce nonce;
     std::uint64_t place;  // place of the new control block
@@ -232,7 +232,7 @@ std::shared_ptr<Group> LocalGroup::make_part(const Part& part, Tie tie, const Wa
     mine.place = membership.control->place();
   });
   do_all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(cards)), options);
-  std::shared_ptr<Group> copy;
+  std::shared_ptr<BaseGroup> copy;
   together(options, [&] {
     if (part.members.empty()) return;
     const Card& first = cards[static_cast<std::size_t>(part.members.front())];

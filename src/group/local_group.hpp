@@ -28,10 +28,10 @@ struct Membership {
   std::shared_ptr<Peers> peers;
   std::shared_ptr<ControlBlock> control;
   std::shared_ptr<ControlBlock> parent;  // for a companion; receives progress; its failure fails the companion
-  SyncGroup::Nonce nonce{};
+  Group::Nonce nonce{};
 };
 
-class LocalGroup final : public Group {
+class LocalGroup final : public BaseGroup {
  public:
   LocalGroup(Membership membership, std::chrono::milliseconds timeout);
   ~LocalGroup() override;
@@ -73,7 +73,7 @@ class LocalGroup final : public Group {
 
  protected:
   [[nodiscard]] std::uint64_t rounds() const noexcept override { return round_; }
-  void do_poison(const Error& cause) noexcept override { control_->poison(cause); }
+  void do_abort(const Error& cause) noexcept override { control_->abort(cause); }
   [[nodiscard]] std::optional<Error> do_failure() const override;
   void do_barrier(const WaitOptions& options) override { round({}, options); }
   void do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) override;
@@ -83,7 +83,7 @@ class LocalGroup final : public Group {
   bool do_try_receive(int from, const PacketPlace& place) override;
   void do_wait_for_packets(const std::function<bool()>& done, std::span<const int> on,
                            const WaitOptions& options) override;
-  std::shared_ptr<Group> make_part(const Part& part, Tie tie, const WaitOptions& options) override;
+  std::shared_ptr<BaseGroup> make_part(const Part& part, Tie tie, const WaitOptions& options) override;
 
  private:
   [[nodiscard]] auto in_phase(const WaitOptions& options);

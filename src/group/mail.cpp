@@ -17,7 +17,7 @@ namespace {
 /// A step receives at most this many packets from each rank, so that it ends.
 constexpr int most_packets = 64;
 
-/// SyncGroup::send returns at once while its messages fit into the credit, whatever the receiver does. Its messages are
+/// Group::send returns at once while its messages fit into the credit, whatever the receiver does. Its messages are
 /// received in order, so each can wait for credit behind the previous one.
 bool waits_for_credit(std::int64_t tag) noexcept {
   return tag == static_cast<std::int64_t>(Subject::caller);
@@ -97,7 +97,7 @@ void Mail::end(std::shared_ptr<Message> message) {
   ended_.push_back(std::move(message));
 }
 
-Mail::Mail(Group& group) : group_(group), lanes_(static_cast<std::size_t>(group.size())) {}
+Mail::Mail(BaseGroup& group) : group_(group), lanes_(static_cast<std::size_t>(group.size())) {}
 Mail::~Mail() = default;
 
 Mail::Lane& Mail::lane(int rank) {

@@ -32,16 +32,16 @@
 #include <vector>
 
 #include "muster/error.hpp"
-#include "muster/sync_group.hpp"
+#include "muster/group.hpp"
 
 namespace muster::group {
 
-class Group;
+class BaseGroup;
 
 /// The tags of the library's own messages. Programs use tags from 0 on, and their receives never match these messages.
 enum class Subject : std::int64_t {
   collective = -1,  ///< collectives; a rank always receives these messages, so they need no credit
-  caller = -2,      ///< SyncGroup::send
+  caller = -2,      ///< Group::send
   exchange = -3,    ///< gathers, merges, streams and exports
   round = -4,       ///< all-gather rounds of the group itself
 };
@@ -95,13 +95,13 @@ class Mail {
     std::uint64_t received = 0;
   };
 
-  explicit Mail(Group& group);
+  explicit Mail(BaseGroup& group);
   ~Mail();
   Mail& operator=(Mail&&) = delete;
 
-  // Called by the thread that holds the group (Group::Hold):
+  // Called by the thread that holds the group (BaseGroup::Hold):
 
-  /// Begins to send a message, whose label must fit into one packet. Throws as Group::try_send does.
+  /// Begins to send a message, whose label must fit into one packet. Throws as BaseGroup::try_send does.
   std::shared_ptr<Outgoing> send(Sending message);
   std::shared_ptr<Incoming> receive(Receiving wanted);
   /// Returns the oldest message that such a receive would match, or null if none has arrived.
@@ -109,7 +109,7 @@ class Mail {
   /// Sends and receives everything that is possible now. Returns false if nothing was possible.
   bool step();
   /// Waits until done() returns true, which depends on `rank` (any_rank: on all other ranks). Throws as
-  /// SyncGroup::wait_until does; in that case all messages of this rank have been abandoned.
+  /// Group::wait_until does; in that case all messages of this rank have been abandoned.
   void wait(const std::function<bool()>& done, int rank, const WaitOptions& options);
   /// Abandons all messages of this rank because the group has failed. Mail no longer uses their memory.
   void abandon() noexcept;
@@ -155,7 +155,7 @@ class Mail {
     std::deque<Head> answers;  // answers to announcements of the other rank, and credit
     std::map<std::uint64_t, std::shared_ptr<Incoming>> coming;  // requested; their pieces are arriving
     std::vector<std::byte> parts;                               // received packets of a message that has several
-    // Two pools of credit: one for SyncGroup::send, whose messages wait for credit, and one for all other messages,
+    // Two pools of credit: one for Group::send, whose messages wait for credit, and one for all other messages,
     // which must not delay them.
     std::array<std::uint64_t, 2> lent{};  // bytes that the other rank may keep for this one
     // Bytes that this rank no longer keeps, and has not returned as credit yet.
@@ -191,7 +191,7 @@ class Mail {
   [[noreturn]] void fail(int from, const char* what);
   [[nodiscard]] Lane& lane(int rank);
 
-  Group& group_;
+  BaseGroup& group_;
   std::vector<std::shared_ptr<Lane>> lanes_;
   std::vector<int> senders_;                     // the ranks that a step asks for packets
   Ordered<std::shared_ptr<Incoming>> receives_;  // receives without a matching message

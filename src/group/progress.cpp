@@ -32,7 +32,7 @@ constexpr std::chrono::milliseconds telling{20};
 
 struct Groups {
   std::mutex mutex;
-  std::vector<Group*> all;
+  std::vector<BaseGroup*> all;
   std::atomic<int> pending{0};
   std::atomic<Clock::time_point> told{};
 };
@@ -51,8 +51,8 @@ struct Stepping {
 };
 
 /// Runs one step of the mail of one group. Returns true if a message moved.
-bool step_mail(Group& group, std::vector<std::shared_ptr<const void>>& ended) {
-  const Group::Hold hold(group, Group::Hold::Kind::progress);
+bool step_mail(BaseGroup& group, std::vector<std::shared_ptr<const void>>& ended) {
+  const BaseGroup::Hold hold(group, BaseGroup::Hold::Kind::progress);
   if (!hold || !group.mail().needs_steps()) return false;
   bool has_moved = false;
   try {
@@ -70,13 +70,13 @@ bool step_mail(Group& group, std::vector<std::shared_ptr<const void>>& ended) {
 
 }  // namespace
 
-void Progress::add(Group& group) {
+void Progress::add(BaseGroup& group) {
   Groups& them = groups();
   const std::lock_guard lock(them.mutex);
   them.all.push_back(&group);
 }
 
-void Progress::remove(Group& group) noexcept {
+void Progress::remove(BaseGroup& group) noexcept {
   Groups& them = groups();
   const std::lock_guard lock(them.mutex);
   std::erase(them.all, &group);
@@ -94,7 +94,7 @@ void Progress::moved() noexcept {
   // step() already holds the lock when it calls this function.
   std::unique_lock lock(them.mutex, std::defer_lock);
   if (!is_stepping && !lock.try_lock()) return;
-  for (Group* const group : them.all) group->progress();
+  for (BaseGroup* const group : them.all) group->progress();
 }
 
 std::chrono::nanoseconds Progress::step(std::chrono::nanoseconds longest) {
@@ -112,7 +112,7 @@ std::chrono::nanoseconds Progress::step(std::chrono::nanoseconds longest) {
     if (!lock) return std::min<std::chrono::nanoseconds>(longest, std::chrono::milliseconds(1));
     {
       const Stepping stepping;
-      for (Group* const group : them.all) has_moved = step_mail(*group, ended) || has_moved;
+      for (BaseGroup* const group : them.all) has_moved = step_mail(*group, ended) || has_moved;
     }
     lock.unlock();
   }

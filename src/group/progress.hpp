@@ -4,8 +4,8 @@
 // the progress rule of MPI. So each wait, in each kind of group, constructs a Progress and calls step() between its
 // sleeps.
 //
-// All groups of the process are in one list. A step acquires each group (Group::Hold) unless another thread holds it,
-// and runs one step of its mail. If this fails, that group has failed; the wait itself continues.
+// All groups of the process are in one list. A step acquires each group (BaseGroup::Hold) unless another thread holds
+// it, and runs one step of its mail. If this fails, that group has failed; the wait itself continues.
 
 #include <chrono>
 #include <cstdint>
@@ -23,7 +23,7 @@
 
 namespace muster::group {
 
-class Group;
+class BaseGroup;
 
 class Progress {
  public:
@@ -34,8 +34,8 @@ class Progress {
   std::chrono::nanoseconds step(std::chrono::nanoseconds longest);
 
   /// Adds and removes a group. remove() waits for another thread whose step is using the group.
-  static void add(Group& group);
-  static void remove(Group& group) noexcept;
+  static void add(BaseGroup& group);
+  static void remove(BaseGroup& group) noexcept;
   /// Called when a message has moved: reports progress in all groups, so that ranks that wait for this one do not count
   /// it as stuck.
   static void moved() noexcept;
@@ -68,8 +68,8 @@ class Pulse {
   [[nodiscard]] virtual std::string phase(int rank) const = 0;
 
   /// Makes `cause` the group's failure unless it already has one. Wakes every waiting rank.
-  virtual void poison(const Error& cause) noexcept = 0;
-  [[nodiscard]] virtual std::optional<Error> failure() const = 0;
+  virtual void abort(const Error& cause) noexcept = 0;
+  [[nodiscard]] virtual std::optional<Error> error() const = 0;
   [[nodiscard]] virtual bool has_failure() const noexcept = 0;
 };
 

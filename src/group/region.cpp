@@ -110,7 +110,7 @@ void Region::check(std::uint64_t bytes) {
 void Region::check_room(std::uint64_t bytes, std::uint64_t room) const {
   if (whole_pages(bytes) > room)
     throw Error(
-        ErrorKind::no_space,
+        ErrorKind::out_of_space,
         fmt::format("needed {} bytes of shared memory, RLIMIT_FSIZE allows this process {} in its whole life, of "
                     "which {} are left: raise it before the job starts (ulimit -f)",
                     bytes, size_, room));

@@ -18,8 +18,8 @@ namespace muster::group {
 class Region {
  public:
   /// Returns the region of this process. It holds the slots, arenas and windows of the process, and its ring of latest
-  /// operations at the beginning. The first call creates it; a forked child creates its own. Throws Error(no_space |
-  /// unsupported).
+  /// operations at the beginning. The first call creates it; a forked child creates its own. Throws Error(out_of_space
+  /// | unsupported).
   static std::shared_ptr<Region> own();
   /// Creates own() if possible, so that other processes can see which operation this process is in. Called even if the
   /// ranks share no memory.
@@ -41,7 +41,7 @@ class Region {
   [[nodiscard]] bool must_reserve();
 
   /// Takes a place of that many bytes. Only the creator may call it, or any process if the region is shared. The call
-  /// does not allocate memory. Throws Error(no_space) if a limit on file sizes (RLIMIT_FSIZE) leaves no room.
+  /// does not allocate memory. Throws Error(out_of_space) if a limit on file sizes (RLIMIT_FSIZE) leaves no room.
   std::uint64_t take(std::uint64_t bytes);
   /// Throws if take() would throw.
   void check(std::uint64_t bytes);

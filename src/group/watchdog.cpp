@@ -61,23 +61,23 @@ Watchdog::Chain Watchdog::chain_of(int rank) const {
 }
 
 void Watchdog::fail(const Error& cause) {
-  group_.poison(cause);
+  group_.abort(cause);
   // Another rank may have failed the group first: all ranks throw the same cause.
-  throw group_.failure().value_or(cause);
+  throw group_.error().value_or(cause);
 }
 
 void Watchdog::fail_with_ranks(const Error& cause) {
   // This is recorded before the other ranks learn of the failure and leave their operations.
   const trace::RanksAtFailure ranks(!group_.has_failure());
-  group_.poison(cause);
-  const Error first = group_.failure().value_or(cause);
+  group_.abort(cause);
+  const Error first = group_.error().value_or(cause);
   ranks.keep(first.what());
   throw first;
 }
 
 std::string Watchdog::describe(int rank) const {
   const RankInfo& info = peers_.ranks[static_cast<std::size_t>(rank)];
-  return fmt::format("rank {} (host {}, pid {}, {}{})", info.rank, info.host, info.pid, peers_.state_of(rank),
+  return fmt::format("rank {} (host {}, pid {}, {}{})", info.global_rank, info.host, info.pid, peers_.state_of(rank),
                      last_seen(rank, ", "));
 }
 
@@ -88,13 +88,13 @@ std::string Watchdog::last_seen(int rank, const char* before) const {
 
 bool Watchdog::check_failure(const std::function<bool()>& done) {
   if (group_.has_failure()) {
-    const Error cause = *group_.failure();
+    const Error cause = *group_.error();
     // The failed rank may have done its part before it failed; the result can arrive after the failure because it uses
     // another channel.
     if (done()) return true;
     throw cause;
   }
-  if (parent_ != nullptr && parent_->has_failure()) fail(*parent_->failure());
+  if (parent_ != nullptr && parent_->has_failure()) fail(*parent_->error());
   if (options_.stop.stop_requested()) cancel("cancelled");
   return false;
 }
@@ -241,7 +241,8 @@ std::chrono::milliseconds group::default_timeout() {
   const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), seconds);
   if (error != std::errc{} || end != text->data() + text->size() || !std::isfinite(seconds) || seconds <= 0 ||
       seconds > std::chrono::duration<double>(longest_timeout).count())
-    throw Error(ErrorKind::argument, fmt::format("MUSTER_TIMEOUT is '{}': it must be a number of seconds", *text));
+    throw Error(ErrorKind::invalid_argument,
+                fmt::format("MUSTER_TIMEOUT is '{}': it must be a number of seconds", *text));
   return std::chrono::milliseconds(std::max<std::int64_t>(1, std::llround(seconds * 1000)));
 }
 

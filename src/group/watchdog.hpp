@@ -8,7 +8,7 @@
 #include <functional>
 #include <optional>
 #include <vector>
-#include "muster/sync_group.hpp"
+#include "muster/group.hpp"
 #include "src/group/group.hpp"
 #include "src/group/progress.hpp"
 #include "src/os/clock.hpp"
@@ -30,7 +30,7 @@ class Watchdog {
   static constexpr int turns = 16;
   static constexpr int least_at_once = 16;
 
-  /// `parent`: the parent of a companion group, else null (Group::companion).
+  /// `parent`: the parent of a companion group, else null (BaseGroup::companion).
   Watchdog(Pulse& group, Pulse* parent, const Peers& peers, int self, const WaitOptions& options,
            std::chrono::milliseconds timeout)
       : group_(group), parent_(parent), peers_(peers), self_(self), options_(options), timeout_(timeout) {}
@@ -59,7 +59,7 @@ class Watchdog {
   /// As fail(), for a failure that this rank detected. Also records the operations of the ranks on its host.
   [[noreturn]] void fail_with_ranks(const Error& cause);
   /// Returns the number that messages use for a rank.
-  [[nodiscard]] int number(int rank) const { return peers_.ranks[static_cast<std::size_t>(rank)].rank; }
+  [[nodiscard]] int number(int rank) const { return peers_.ranks[static_cast<std::size_t>(rank)].global_rank; }
   [[nodiscard]] std::string describe(int rank) const;
   /// Returns a text about the rank's phase, or an empty text if the phase is unknown.
   [[nodiscard]] std::string last_seen(int rank, const char* before) const;
@@ -99,8 +99,8 @@ class Watchdog {
 
 // Timeouts of groups, and whether the program wants to cancel the waits of this thread (muster/interrupt.hpp).
 
-/// Returns MUSTER_TIMEOUT in seconds (a fraction is allowed), or 10 minutes if it is unset. Throws Error(argument) if
-/// it does not parse.
+/// Returns MUSTER_TIMEOUT in seconds (a fraction is allowed), or 10 minutes if it is unset. Throws
+/// Error(invalid_argument) if it does not parse.
 std::chrono::milliseconds default_timeout();
 
 /// About 30 years. Deadlines that far away do not overflow the clock; a longer timeout means no timeout.
@@ -114,7 +114,7 @@ constexpr std::chrono::milliseconds timeout_of(const std::optional<std::chrono::
                                                std::chrono::milliseconds otherwise) {
   return bounded(asked.value_or(otherwise));
 }
-inline std::chrono::milliseconds timeout_of(const WaitOptions& options, const SyncGroup& group) {
+inline std::chrono::milliseconds timeout_of(const WaitOptions& options, const Group& group) {
   return timeout_of(options.timeout, group.timeout());
 }
 

@@ -87,7 +87,7 @@ class Printer {
         kept_.push_back({range.count, range.step * strides_[dim]});
     }
     if (kept_.size() > most_dims && options.format != CatFormat::raw)
-      throw Error(ErrorKind::argument,
+      throw Error(ErrorKind::invalid_argument,
                   fmt::format("printing {}: it has {} dimensions, and at most {} are printed, as by NumPy; use --raw",
                               in_quotes(entry_.name), kept_.size(), most_dims));
     base_ = base;
@@ -305,7 +305,7 @@ class Printer {
 };
 
 [[noreturn]] void refuse(std::string_view part, const std::string& words) {
-  throw Error(ErrorKind::argument, fmt::format("the slice {}: {}", in_quotes(part), words));
+  throw Error(ErrorKind::invalid_argument, fmt::format("the slice {}: {}", in_quotes(part), words));
 }
 
 std::string_view trimmed(std::string_view text) noexcept {

@@ -151,8 +151,8 @@ std::uint64_t write_demo_model(const DemoModel& model, const std::string& direct
   OutputDirectory output(directory);
   std::uint64_t bytes = 0;
   for (const TensorEntry& part : model.tensors) bytes += byte_size(part.dtype, part.shape);
-  const ShardLayout layout = plan_shards(model.tensors, max_shard_size);
-  for (const ShardFile& file : layout.files) {
+  const FileLayout layout = split_into_files(model.tensors, max_shard_size);
+  for (const CheckpointFile& file : layout.files) {
     std::vector<TensorEntry> in_file;
     for (const std::size_t index : file.tensors) in_file.push_back(model.tensors[index]);
     SafetensorsWriter writer(output.partial() + "/" + file.name, std::move(in_file), {{"format", "pt"}});

@@ -225,8 +225,8 @@ std::optional<std::string> file_difference(const std::string& a, const std::stri
 /// Compares the carried files by name.
 Differences diff_files(const std::string& a, const std::string& b) {
   Differences out;
-  const std::vector<std::string> left = carried_files(a, "all").names;
-  const std::vector<std::string> right = carried_files(b, "all").names;
+  const std::vector<std::string> left = extra_files_of(a, "all").names;
+  const std::vector<std::string> right = extra_files_of(b, "all").names;
   std::set<std::string> names(left.begin(), left.end());
   names.insert(right.begin(), right.end());
   const auto add = [&](const std::string& name, std::string_view kind, const std::string& detail) {
@@ -302,7 +302,7 @@ Config diff_models(const std::string& a, const std::string& b, const SourceOptio
   // The files beside the weights of a foreign checkpoint are for its own programs.
   const auto has_carried = [&](const std::string& path) {
     std::error_code error;
-    return std::filesystem::is_directory(path, error) && !thirdparty::find_checkpoint(path, options.foreign);
+    return std::filesystem::is_directory(path, error) && !thirdparty::find_checkpoint(path, options.thirdparty);
   };
   const bool has_files = has_carried(a) && has_carried(b);
   Differences files = has_files ? diff_files(a, b) : Differences();

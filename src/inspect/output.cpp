@@ -48,7 +48,7 @@ std::string printable(std::string_view text) {
 }
 
 std::string json_report(const Config& tree, int indent) {
-  const Config utf8 = with_leaves(tree, [](const Config& leaf) {
+  const Config utf8 = map_leaves(tree, [](const Config& leaf) {
     return leaf.is_string() && !is_utf8(leaf.as_string()) ? Config(printable(leaf.as_string())) : leaf;
   });
   return printable_json(to_json(utf8, indent)) + "\n";

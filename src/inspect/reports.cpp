@@ -30,7 +30,7 @@ std::string ranks_text(const std::vector<int>& ranks) {
 }
 
 /// "ranks 0-3 BF16 [32, 64]", or each shape if they differ.
-std::string sources_text(const AccountedTensor& tensor) {
+std::string sources_text(const TensorMapping& tensor) {
   std::string text;
   for (auto begin = tensor.sources.begin(); begin != tensor.sources.end();) {
     const TensorSpec& spec = begin->spec;
@@ -42,8 +42,8 @@ std::string sources_text(const AccountedTensor& tensor) {
   return text;
 }
 
-ConfigArray tensors_tree(const std::vector<AccountedTensor>& tensors) {
-  return list_of(tensors, [](const AccountedTensor& tensor) {
+ConfigArray tensors_tree(const std::vector<TensorMapping>& tensors) {
+  return list_of(tensors, [](const TensorMapping& tensor) {
     Config item = Config::object({{"origin", tensor.origin},
                                   {"rule", tensor.rule},
                                   {"action", tensor.action},
@@ -52,7 +52,7 @@ ConfigArray tensors_tree(const std::vector<AccountedTensor>& tensors) {
     if (!tensor.name.empty()) item["name"] = tensor.name;
     if (!tensor.file.empty()) item["file"] = tensor.file;
     if (!tensor.reason.empty()) item["reason"] = tensor.reason;
-    item["sources"] = list_of(tensor.sources, [](const AccountedSource& source) {
+    item["sources"] = list_of(tensor.sources, [](const SourceTensor& source) {
       return Config::object({{"rank", source.rank},
                              {"name", source.name},
                              {"dtype", to_string(source.spec.dtype)},
@@ -95,9 +95,8 @@ std::string job_lines(const SurveyJob& job, TimePoint now, const OutputStyle& st
   const std::string line = fmt::format("job {}: {}, {}, newest {}{}\n", job.nonce,
                                        counted(static_cast<std::uint64_t>(job.world_size), "rank"),
                                        human_bytes(job.bytes), age_text(age), age.count() < 1 ? "" : " ago");
-  if (job.common_generation)
-    return line +
-           coloured(style, Colour::good, fmt::format("generation {} complete on all ranks", *job.common_generation)) +
+  if (job.common_step)
+    return line + coloured(style, Colour::good, fmt::format("generation {} complete on all ranks", *job.common_step)) +
            "\n";
   if (!job.missing_ranks.empty())
     return line + coloured(style, Colour::bad, fmt::format("no complete state of {}", ranks_text(job.missing_ranks))) +
@@ -107,7 +106,7 @@ std::string job_lines(const SurveyJob& job, TimePoint now, const OutputStyle& st
 
 std::string generation_text(const SurveyState& state) {
   return fmt::format("{}{}", state.entry.name && state.entry.name->kind == workspace::NameKind::kept ? "kept " : "",
-                     state.generation);
+                     state.step);
 }
 
 void append_states(std::string& out, const SurveyJob& job, TimePoint now, const OutputStyle& style) {
@@ -156,24 +155,24 @@ std::string_view verdict_text(GcVerdict verdict) {
 
 }  // namespace
 
-std::string account_line(const ExportAccount& account) {
+std::string account_line(const ExportManifest& account) {
   std::string text = fmt::format("{} of {} ({}) {} {} ({} in {})", counted(account.tensors_in, "tensor"),
-                                 counted(static_cast<std::uint64_t>(account.layout.ranks()), "rank"),
-                                 human_bytes(account.bytes_in), account.to ? "cut anew into" : "merged into",
+                                 counted(static_cast<std::uint64_t>(account.source_layout.ranks()), "rank"),
+                                 human_bytes(account.bytes_in), account.target_layout ? "cut anew into" : "merged into",
                                  account.tensors_out, human_bytes(account.bytes_out), counted(account.files, "file"));
   if (!account.dropped.empty()) text += fmt::format(", {} names dropped by rule", account.dropped.size());
   return text;
 }
 
-std::string account_table(const ExportAccount& account, const OutputStyle& style) {
+std::string account_table(const ExportManifest& account, const OutputStyle& style) {
   TextTable table({{"TENSOR"}, {"RULE"}, {"FROM"}, {"BECOMES"}, {"FILE"}}, {0, 2, 4});
-  for (const AccountedTensor& tensor : account.tensors) {
+  for (const TensorMapping& tensor : account.tensors) {
     std::string name = printable(tensor.name);
     if (tensor.name != tensor.origin) name += " (" + printable(tensor.origin) + ")";
     table.add({name, fmt::format("{} {}", tensor.rule, tensor.action), sources_text(tensor), to_string(tensor.spec),
                tensor.file.empty() ? fmt::format("{} shards", account.files) : tensor.file});
   }
-  for (const AccountedTensor& tensor : account.dropped)
+  for (const TensorMapping& tensor : account.dropped)
     table.add({printable(tensor.origin), fmt::format("{} {}", tensor.rule, tensor.action), sources_text(tensor),
                tensor.reason.empty() ? "(dropped)" : fmt::format("(dropped: {})", printable(tensor.reason)), ""});
   std::string text;
@@ -181,11 +180,11 @@ std::string account_table(const ExportAccount& account, const OutputStyle& style
   return text + account_line(account) + "\n";
 }
 
-Config account_tree(const ExportAccount& account) {
+Config account_tree(const ExportManifest& account) {
   return Config::object(
       {{"plan", account.plan},
-       {"layout", to_string(account.layout)},
-       {"to", account.to ? to_string(*account.to) : Config()},
+       {"layout", to_string(account.source_layout)},
+       {"to", account.target_layout ? to_string(*account.target_layout) : Config()},
        {"in", Config::object({{"tensors", account.tensors_in}, {"bytes", account.bytes_in}})},
        {"out",
         Config::object({{"tensors", account.tensors_out}, {"bytes", account.bytes_out}, {"files", account.files}})},
@@ -213,7 +212,7 @@ std::string left_line(const Omissions& left) {
 std::string verify_text(const VerifyReport& report) {
   std::string out;
   for (const VerifyProblem& problem : report.problems)
-    fmt::format_to(std::back_inserter(out), "{}: {}\n", to_string(problem.defect), escaped(problem.words));
+    fmt::format_to(std::back_inserter(out), "{}: {}\n", to_string(problem.defect), escaped(problem.message));
   for (const Omission& left : report.left_out)
     fmt::format_to(std::back_inserter(out), "left out: {}: {}\n", printable(left.name), escaped(left.reason));
   if (report.problems_left_out != 0) fmt::format_to(std::back_inserter(out), "and {} more\n", report.problems_left_out);
@@ -236,7 +235,7 @@ Config verify_tree(const VerifyReport& report) {
     Config item = Config::object({{"defect", to_string(problem.defect)}});
     if (!problem.file.empty()) item["file"] = problem.file;
     if (!problem.tensor.empty()) item["tensor"] = problem.tensor;
-    item["words"] = problem.words;
+    item["words"] = problem.message;
     return item;
   };
   return Config::object({{"good", report.is_good()},
@@ -269,7 +268,7 @@ std::chrono::seconds parse_age(const std::string& text) {
     if (unit == name) seconds = length;
   constexpr std::int64_t most_years = 1000;
   if (error != std::errc() || number < 0 || seconds == 0 || number > most_years * 53 * week / seconds)
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 fmt::format("the age {} is none: 90s, 30min, 12h, 2d or 1w, for example", in_quotes(text)));
   return std::chrono::seconds(number * seconds);
 }
@@ -288,7 +287,7 @@ std::uint64_t parse_size(const std::string& text) {
   const double bytes = number * std::pow(is_binary ? 1024.0 : 1000.0, static_cast<double>(power));
   constexpr double limit = 9.2e18;
   if (error != std::errc() || !is_unit || !(bytes >= 1) || bytes > limit)
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 fmt::format("{} is not a size of at least 1 byte (examples: 500MB, 1.5GB, 2GiB)", in_quotes(text)));
   return static_cast<std::uint64_t>(bytes);
 }
@@ -323,7 +322,7 @@ Config survey_tree(const Survey& survey, TimePoint now) {
     return Config::object({{"file", state.entry.file},
                            {"rank", state.rank},
                            {"world_size", state.world_size},
-                           {"generation", state.generation},
+                           {"generation", state.step},
                            {"complete", state.complete},
                            {"problem", or_null(state.problem)},
                            {"tensors", state.tensors},
@@ -337,7 +336,7 @@ Config survey_tree(const Survey& survey, TimePoint now) {
                            {"world_size", job.world_size},
                            {"bytes", job.bytes},
                            {"age_seconds", age_of(job.changed, now).count()},
-                           {"common_generation", job.common_generation ? Config(*job.common_generation) : Config()},
+                           {"common_step", job.common_step ? Config(*job.common_step) : Config()},
                            {"missing_ranks", ConfigArray(job.missing_ranks.begin(), job.missing_ranks.end())},
                            {"states", list_of(job.states, state_tree)},
                            {"kept", list_of(job.kept, state_tree)},

@@ -20,13 +20,13 @@ namespace muster::inspect {
 // Reports on the tensors of an export.
 
 /// Returns one line per tensor with its rule, action, sources and result, followed by the totals.
-std::string account_table(const ExportAccount& account, const OutputStyle& style);
+std::string account_table(const ExportManifest& account, const OutputStyle& style);
 /// {"plan", "layout", "to", "in": {"tensors", "bytes"}, "out": {"tensors", "bytes", "files"}, "tensors": [{"name",
 /// "origin", "rule", "action", "dtype", "shape", "file", "sources": [{"rank", "name", "dtype", "shape"}]}], "dropped":
 /// [the same]}.
-Config account_tree(const ExportAccount& account);
+Config account_tree(const ExportManifest& account);
 /// Returns the totals alone: "291 tensors of 4 ranks (201.3 MB) merged into 75 (199.0 MB in 2 files), 3 dropped".
-std::string account_line(const ExportAccount& account);
+std::string account_line(const ExportManifest& account);
 
 /// Returns one line per note.
 std::string notes_lines(const std::vector<std::string>& notes);
@@ -42,11 +42,12 @@ Config verify_tree(const VerifyReport& report);
 
 using workspace::age_text;
 
-/// Parses "90", "30min", "12h" or "2d": a number and s, min, h, d or w; seconds without a unit. Throws Error(argument).
+/// Parses "90", "30min", "12h" or "2d": a number and s, min, h, d or w; seconds without a unit. Throws
+/// Error(invalid_argument).
 std::chrono::seconds parse_age(const std::string& text);
 
-/// Parses a size such as "500MB", "1.5 GiB" or "17"; kB is 1000 bytes and KiB 1024. Throws Error(argument) on anything
-/// else, and on less than one byte.
+/// Parses a size such as "500MB", "1.5 GiB" or "17"; kB is 1000 bytes and KiB 1024. Throws Error(invalid_argument) on
+/// anything else, and on less than one byte.
 std::uint64_t parse_size(const std::string& text);
 
 /// Returns the jobs, the states of their ranks, and the other files of the workspace.

@@ -78,7 +78,7 @@ struct Selection {
 };
 
 /// Parses the text between the brackets: "0:4, ::2, -1", "..., 0"; empty selects all. As in NumPy, slices are limited
-/// to the dimension and integers are not. Throws Error(argument) that names the invalid part and the reason.
+/// to the dimension and integers are not. Throws Error(invalid_argument) that names the invalid part and the reason.
 Selection parse_selection(std::string_view text, const Shape& shape);
 
 enum class CatFormat : std::uint8_t {
@@ -95,7 +95,8 @@ struct CatOptions {
 
 /// Prints the values of a tensor. `what` is a tensor's name, or a name and a slice, "w[0:4, ::2, -1]". Reads little
 /// more than it prints; memory is some MiB whatever the tensor's size. Throws Error(not_found) with similar names if
-/// the tensor does not exist; Error(argument) if the slice is not valid; as TensorSource::read; and what `sink` throws.
+/// the tensor does not exist; Error(invalid_argument) if the slice is not valid; as TensorSource::read; and what `sink`
+/// throws.
 void cat(const Source& source, const std::string& what, const CatOptions& options, const Sink& sink);
 
 // Tensors as a tree, by the dots and slashes in their names.

@@ -58,7 +58,7 @@ Source source_of_state(const std::string& path, const StateFile& file) {
   tensors->add(file);
   source.tensors = tensors;
   source.facts = {{"job", workspace::job_text(info.job)},
-                  {"generation", info.generation},
+                  {"generation", info.step},
                   {"rank", info.rank},
                   {"world_size", info.world_size},
                   {"format_version", file.format_version()},
@@ -93,7 +93,7 @@ Source source_of_states(const std::string& path, const workspace::StateChoice& c
     const StateFile& file = source.states.emplace_back(StateFile::open(state.path));
     source.files.push_back(described(file));
     tensors->add(file, fmt::format("rank{}/", file.info().rank));
-    generations.emplace_back(file.info().generation);
+    generations.emplace_back(file.info().step);
   }
   const StateFileInfo& first = source.states.front().info();
   source.facts = {{"job", workspace::job_text(first.job)},
@@ -105,17 +105,17 @@ Source source_of_states(const std::string& path, const workspace::StateChoice& c
         {{"the other ranks",
           fmt::format("complete states of {} of {} ranks are there", source.states.size(), first.world_size), true}});
   for (const StateFile& file : source.states)
-    if (file.info().generation != first.generation)
+    if (file.info().step != first.step)
       source.issues.push_back({"generation", "",
-                               fmt::format("rank {} has generation {}, rank {} has {}", first.rank, first.generation,
-                                           file.info().rank, file.info().generation)});
+                               fmt::format("rank {} has generation {}, rank {} has {}", first.rank, first.step,
+                                           file.info().rank, file.info().step)});
   return source;
 }
 
 Source source_of_foreign(const thirdparty::Found& found, const std::string& path, const SourceOptions& options) {
   Source source{.path = path, .kind = kind_name(found.kind)};
   std::vector<std::string> notes;
-  const std::shared_ptr<const thirdparty::PartedTensors> tensors = open_checkpoint(found, 0, options.foreign, notes);
+  const std::shared_ptr<const thirdparty::PartedTensors> tensors = open_checkpoint(found, 0, options.thirdparty, notes);
   source.tensors = tensors;
   for (const std::string& note : notes) source.issues.push_back({"note", "", note});
   return source;
@@ -205,7 +205,7 @@ Source open_source(const std::string& path, const SourceOptions& options) {
   std::error_code error;
   const std::filesystem::file_status status = std::filesystem::status(path, error);
   if (!std::filesystem::exists(status)) refuse_dangling(path);
-  const Contents contents = contents_of(path, options.foreign);
+  const Contents contents = contents_of(path, options.thirdparty);
   if (options.plan.empty()) {
     if (contents.kind == Contents::Kind::workspace) return source_of_states(path, options.states);
     if (contents.foreign && contents.foreign->ranks == 0) return source_of_foreign(*contents.foreign, path, options);

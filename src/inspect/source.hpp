@@ -58,9 +58,9 @@ using SourceOptions = Request;
 /// the shards of all ranks, a foreign checkpoint, or a workspace. The plan merges shards, and the ranks of a foreign
 /// checkpoint. For a workspace, the newest complete state of each rank of a job is used. With a plan they are merged
 /// like shards. Otherwise each tensor is named "rank2/NAME", unless there is only one rank or one is requested. Throws
-/// as ModelDir::open, StateFile::open, ForeignHdf5::open, workspace::survey and MergePlan::load; Error(argument) if
-/// shards have no plan, the plan has no rule for a tensor, or several jobs match; Error(not_found) if the job, rank or
-/// generation does not exist.
+/// as ModelDir::open, StateFile::open, ForeignHdf5::open, workspace::survey and MergePlan::load;
+/// Error(invalid_argument) if shards have no plan, the plan has no rule for a tensor, or several jobs match;
+/// Error(not_found) if the job, rank or generation does not exist.
 Source open_source(const std::string& path, const SourceOptions& options = {});
 
 /// Returns the last line of a listing, "2 items are not shown: ..."; empty if the reader left out nothing. Attributes
@@ -68,7 +68,7 @@ Source open_source(const std::string& path, const SourceOptions& options = {});
 std::string omissions_line(const Source& source);
 
 /// Returns the tensors whose names match (TensorPattern::glob), in their order; all if the pattern is empty. Throws
-/// Error(argument) on an invalid pattern, and Error(not_found) with similar names if no name matches.
+/// Error(invalid_argument) on an invalid pattern, and Error(not_found) with similar names if no name matches.
 std::vector<std::size_t> matching(const Source& source, const std::string& pattern);
 
 /// Returns the index of a name in the entries. Throws Error(not_found) with similar names.

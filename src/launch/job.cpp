@@ -58,15 +58,16 @@ bool is_alive(const JobRank& rank) {
 
 void check(const LaunchOptions& options) {
   if (options.ranks < 1 || options.ranks > most_ranks)
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 fmt::format("starting a job: {} ranks asked for, 1 to {} can be started", options.ranks, most_ranks));
   if (options.grace < 0ms || options.kill_after < 0ms || (options.timeout && *options.timeout <= 0ms))
-    throw Error(ErrorKind::argument, "starting a job: the times to wait must not be negative");
+    throw Error(ErrorKind::invalid_argument, "starting a job: the times to wait must not be negative");
   if (options.tee && options.log_directory.empty())
-    throw Error(ErrorKind::argument, "starting a job: tee is for a job with a log directory, and none is given");
+    throw Error(ErrorKind::invalid_argument,
+                "starting a job: tee is for a job with a log directory, and none is given");
   for (const auto& [name, value] : options.environment)
     if (name.empty() || name.find('=') != std::string::npos || (name + value).find('\0') != std::string::npos)
-      throw Error(ErrorKind::argument, "starting a job: \"" + name + "\" cannot be an environment variable");
+      throw Error(ErrorKind::invalid_argument, "starting a job: \"" + name + "\" cannot be an environment variable");
 }
 
 std::string exec_failure(const std::string& command, int failure) {
@@ -414,7 +415,7 @@ int run_command(const std::vector<std::string>& command, const LaunchOptions& op
 }  // namespace launch
 
 int launch_local(const std::vector<std::string>& command, const LaunchOptions& options) {
-  if (command.empty()) throw Error(ErrorKind::argument, "starting a job: no command given");
+  if (command.empty()) throw Error(ErrorKind::invalid_argument, "starting a job: no command given");
   launch::check(options);
   LaunchOptions own = options;
   if (own.tee && own.output == RankOutput::inherit) own.output = RankOutput::lines;

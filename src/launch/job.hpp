@@ -32,10 +32,10 @@ inline constexpr int most_ranks = 4096;
 /// The default port of torch.
 inline constexpr int usual_port = 29500;
 
-/// Returns the number of ranks that hold a whole model together. Throws Error(argument) if `ranks` is not a multiple of
-/// it.
+/// Returns the number of ranks that hold a whole model together. Throws Error(invalid_argument) if `ranks` is not a
+/// multiple of it.
 int ranks_of_model(int ranks, int model_parallelism, int pipeline_parallelism);
-/// Throws Error(argument) for invalid options.
+/// Throws Error(invalid_argument) for invalid options.
 void check(const LaunchOptions& options);
 /// Returns why a command could not be started.
 std::string exec_failure(const std::string& command, int failure);

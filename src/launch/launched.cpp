@@ -112,7 +112,8 @@ class Launcher {
       if (status_of(rank.end) == 0) continue;
       const RankInfo info{call_.options.rank_offset + static_cast<int>(i), os::host_name(), rank.child.pid};
       const std::optional<Error> own = read_failure(reports_[i]);
-      const bool blames = own && (own->pid() ? *own->pid() != info.pid : own->rank() && *own->rank() != info.rank);
+      const bool blames =
+          own && (own->pid() ? *own->pid() != info.pid : own->rank() && *own->rank() != info.global_rank);
       const int badness = rank.was_told_to ? 2 : blames ? 1 : 0;
       if (first && std::pair(badness, rank.order) > std::pair(first_badness, first_order)) continue;
       first_badness = badness;
@@ -135,7 +136,9 @@ class Launcher {
       words = fmt::format("{} {}", group::name_of(info), end_text(end));
     }
     if (!tail.empty()) words += "; the end of what it wrote to standard error: " + in_one_line(tail);
-    return {own ? own->kind() : ErrorKind::peer_lost, words, {.rank = info.rank, .pid = info.pid, .host = info.host}};
+    return {own ? own->kind() : ErrorKind::peer_lost,
+            words,
+            {.rank = info.global_rank, .pid = info.pid, .host = info.host}};
   }
 
   const CallText& call_;
@@ -166,7 +169,7 @@ int run_launcher(const CallText& call, const os::Fd& memory, os::Fd report) {
   } catch (const Error& error) {
     tell_failure(report, error);
   } catch (const std::exception& error) {
-    tell_failure(report, Error(ErrorKind::no_space, error.what()));
+    tell_failure(report, Error(ErrorKind::out_of_space, error.what()));
   }
   return 0;
 }
@@ -177,8 +180,8 @@ int run_rank(const CallText& call, os::Fd report) {
     const RankFunction function = find_function(call.function);
     const RankFunction setup = call.options.setup.empty() ? nullptr : find_function(call.options.setup);
     if (function == nullptr || (setup == nullptr && !call.options.setup.empty()))
-      throw Error(ErrorKind::argument, fmt::format("this program has no registered function '{}'",
-                                                   function == nullptr ? call.function : call.options.setup));
+      throw Error(ErrorKind::invalid_argument, fmt::format("this program has no registered function '{}'",
+                                                           function == nullptr ? call.function : call.options.setup));
     if (setup != nullptr) setup(call.options.arguments);
     MultiprocessConfig config = call.config;
     config.rank = own_number("RANK");
@@ -188,7 +191,7 @@ int run_rank(const CallText& call, os::Fd report) {
   } catch (const Error& error) {
     tell_failure(report, error);
   } catch (const std::bad_alloc&) {
-    tell_failure(report, Error(ErrorKind::no_space, "out of memory"));
+    tell_failure(report, Error(ErrorKind::out_of_space, "out of memory"));
   } catch (const std::exception& error) {
     tell_failure(report, Error(ErrorKind::peer_lost, error.what()));
   } catch (...) {
@@ -201,7 +204,7 @@ int run_rank(const CallText& call, os::Fd report) {
 
 RegisteredFunction::RegisteredFunction(std::string_view name, RankFunction function) {
   if (!launch::functions().emplace(name, function).second)
-    throw Error(ErrorKind::argument, fmt::format("there are two registered functions '{}'", name));
+    throw Error(ErrorKind::invalid_argument, fmt::format("there are two registered functions '{}'", name));
 }
 
 std::optional<int> launch::run_if_launched() {

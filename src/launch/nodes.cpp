@@ -64,10 +64,10 @@ os::Fd listen_for_ranks(int port) {
 
 Nodes::Nodes(const LaunchNodes& options, int ranks) {
   if (options.nodes < 1 || options.node_rank < 0 || options.node_rank >= options.nodes)
-    throw Error(ErrorKind::argument, fmt::format("starting a job: node {} of {} cannot be: nodes count from 0",
-                                                 options.node_rank, options.nodes));
+    throw Error(ErrorKind::invalid_argument, fmt::format("starting a job: node {} of {} cannot be: nodes count from 0",
+                                                         options.node_rank, options.nodes));
   if (!options.rendezvous.starts_with("tcp://") && !options.rendezvous.starts_with("file://"))
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 fmt::format("starting a job: '{}' is no rendezvous: tcp://HOST:PORT, an address of node 0 and a free "
                             "port there, or file:///PATH, a file that all nodes see",
                             options.rendezvous));

@@ -18,8 +18,8 @@
 #include <optional>
 #include <string>
 
+#include "muster/group.hpp"
 #include "muster/launch.hpp"
-#include "muster/sync_group.hpp"
 #include "src/base/fixed_string.hpp"
 #include "src/os/fd.hpp"
 #include "src/os/thread.hpp"
@@ -55,7 +55,7 @@ os::Fd listen_for_ranks(int port);
 
 class Nodes {
  public:
-  /// Step 1. Collective over the launchers. Throws Error(argument) for invalid options, and as tcp_group().
+  /// Step 1. Collective over the launchers. Throws Error(invalid_argument) for invalid options, and as tcp_group().
   Nodes(const LaunchNodes& options, int ranks);
   ~Nodes();
   Nodes& operator=(Nodes&&) = delete;
@@ -73,7 +73,7 @@ class Nodes {
   };
   News news();
   /// Ends the rounds of all launchers, because this launcher has failed. Thread-safe.
-  void give_up(const Error& cause) noexcept { group_->poison(cause); }
+  void give_up(const Error& cause) noexcept { group_->abort(cause); }
   /// Reports that this node's ranks have ended or, if `status` is not 0, have failed; `words` describes the failure.
   void tell(bool has_ended, int status, const std::string& words);
 
@@ -86,7 +86,7 @@ class Nodes {
   void run();
   void ring() noexcept;
 
-  std::shared_ptr<SyncGroup> group_;
+  std::shared_ptr<Group> group_;
   Place place_;
   os::Fd bell_;
   std::mutex mutex_;

@@ -107,7 +107,7 @@ struct Failure {
 };
 
 [[noreturn]] void refuse(const std::string& words) {
-  throw Error(ErrorKind::argument, "launching subprocesses: " + words);
+  throw Error(ErrorKind::invalid_argument, "launching subprocesses: " + words);
 }
 
 void check_call(const CallText& call) {
@@ -237,7 +237,7 @@ void launch_subprocesses(std::string_view function, const MultiprocessConfig& co
 
 void launch_subprocesses(const std::vector<std::string>& command, const MultiprocessConfig& config,
                          const SubprocessOptions& options) {
-  if (command.empty()) throw Error(ErrorKind::argument, "launching subprocesses: no command given");
+  if (command.empty()) throw Error(ErrorKind::invalid_argument, "launching subprocesses: no command given");
   launch::run({.function = {}, .command = command, .config = config, .options = options});
 }
 

@@ -30,12 +30,12 @@ struct CallText {
   MultiprocessConfig config;
   SubprocessOptions options;
 };
-/// Throws Error(argument) for text that is not valid UTF-8.
+/// Throws Error(invalid_argument) for text that is not valid UTF-8.
 std::string to_text(const CallText& call);
 CallText parse_call(std::string_view text);
 
 /// Makes a file in memory for the failure of a rank, which can hold all of it at once. A pipe may be too small: the
-/// pipes of a job with hundreds of ranks have a reduced size. Throws Error(no_space).
+/// pipes of a job with hundreds of ranks have a reduced size. Throws Error(out_of_space).
 os::Fd make_report();
 /// Writes the failure of a rank into its file, or that of the launcher into the pipe to its caller.
 void tell_failure(const os::Fd& report, const Error& error) noexcept;

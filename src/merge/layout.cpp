@@ -25,7 +25,7 @@ namespace merge {
 namespace {
 
 [[noreturn]] void refuse(const std::string& words) {
-  throw Error(ErrorKind::argument, words);
+  throw Error(ErrorKind::invalid_argument, words);
 }
 
 std::int64_t product(const Shape& shape, std::size_t begin, std::size_t end) {

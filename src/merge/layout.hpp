@@ -68,8 +68,8 @@ HeadShare share_heads(std::int64_t heads, int parts);
 /// `true_size`: the size along Concat's dimension without the padding that a cut added. `heads`: the number of heads in
 /// each block if the sources were cut by whole heads (share_heads); Concat's blocks divided by them are the relative
 /// sizes of a head. Throws Error(rank_mismatch) with rank, dtype and shape if the sources do not fit together. Throws
-/// Error(argument) if the dimension does not exist, blocks do not divide it, true_size is too large, or the elements
-/// cannot be added.
+/// Error(invalid_argument) if the dimension does not exist, blocks do not divide it, true_size is too large, or the
+/// elements cannot be added.
 Layout join(const Merge& merge, std::span<const TensorSpec> sources, std::optional<std::int64_t> true_size = {},
             std::span<const int> ranks = {}, std::span<const std::int64_t> heads = {});
 
@@ -84,15 +84,15 @@ struct Cut {
   std::vector<std::vector<Piece>> pieces;  ///< one list per part; source 0 is the whole
 };
 
-/// The inverse of join. `heads`: the number of heads in each block of Concat; heads are not cut. Throws Error(argument)
-/// if the merge is not invertible (First, Max, Sum) or cannot cut this tensor.
+/// The inverse of join. `heads`: the number of heads in each block of Concat; heads are not cut. Throws
+/// Error(invalid_argument) if the merge is not invertible (First, Max, Sum) or cannot cut this tensor.
 Cut cut(const Merge& merge, const TensorSpec& whole, int parts, std::span<const std::int64_t> heads = {});
 
 /// Returns the layout of one part, made from the whole.
 Layout part_of(const Cut& cut, int part);
 
-/// Returns the layout of one part, made directly from the sources of the whole. Throws Error(argument) unless the join
-/// and the cut are along the same dimension.
+/// Returns the layout of one part, made directly from the sources of the whole. Throws Error(invalid_argument) unless
+/// the join and the cut are along the same dimension.
 Layout compose(const Layout& whole, const Cut& cut, int part);
 
 // A layout in bytes: rows of runs. In the source a run has another position, and another distance from row to row.

@@ -35,7 +35,7 @@ Box reversed(Box box);
 /// Returns the part of a box in the elements [begin, end) of the target: at most two boxes for each axis.
 std::vector<Box> clipped(const Box& box, std::int64_t begin, std::int64_t end);
 
-/// Elements of one dense tensor, seen as another tensor. Immutable. All functions throw Error(argument) if the
+/// Elements of one dense tensor, seen as another tensor. Immutable. All functions throw Error(invalid_argument) if the
 /// dimension does not exist or the sizes do not match it.
 class View {
  public:

@@ -166,13 +166,13 @@ class MpiFound final : public Found {
 
 std::shared_ptr<MpiTransport> MpiTransport::over(MPI_Comm comm, MpiThreads threads, std::chrono::milliseconds timeout) {
   if (comm == MPI_COMM_NULL)
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 "mpi_group: MPI_COMM_NULL is no communicator: ranks that are not in it must not make the group");
   const ErrorsReturned quiet(comm);
   int is_inter = 0;
   check(MPI_Comm_test_inter(comm, &is_inter), "looking at the communicator");
   if (is_inter != 0)
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 "mpi_group: an inter-communicator has two groups of ranks: make one of them with MPI_Intercomm_merge");
   // MPI writes the result when it has completed the operation, however late that is.
   const auto copy = std::make_shared<MPI_Comm>(MPI_COMM_NULL);
@@ -296,8 +296,8 @@ void MpiTransport::throw_if_resting() const {
 }
 
 Error MpiTransport::ended() const {
-  return Error(ErrorKind::argument, "MPI has ended in this process (MPI_Finalize): its groups cannot be used any more",
-               {.rank = rank()});
+  return Error(ErrorKind::invalid_argument,
+               "MPI has ended in this process (MPI_Finalize): its groups cannot be used any more", {.rank = rank()});
 }
 
 bool MpiTransport::close() noexcept {

@@ -48,8 +48,8 @@ class MpiTransport final : public multihost::Transport {
   static constexpr std::string_view kind_name = "mpi";
 
   /// Makes a transport over a duplicate of the communicator, which returns its errors. Collective. Throws
-  /// Error(argument) if `comm` is not a communicator of one group of ranks. Throws Error(timeout) if not all ranks call
-  /// it; MPI does not report which ones are missing.
+  /// Error(invalid_argument) if `comm` is not a communicator of one group of ranks. Throws Error(timeout) if not all
+  /// ranks call it; MPI does not report which ones are missing.
   static std::shared_ptr<MpiTransport> over(MPI_Comm comm, MpiThreads threads, std::chrono::milliseconds timeout);
   /// The destructor does not free `comm`. It must not be freed while requests may be open, and only the context of the
   /// groups knows that (src/multihost/context.hpp).

@@ -184,12 +184,12 @@ std::string library_version() {
   return words;
 }
 
-std::shared_ptr<SyncGroup> make_world(const group::Start& start) {
+std::shared_ptr<Group> make_world(const group::Start& start) {
   int flag = 0;
   check(MPI_Finalized(&flag), "asking whether MPI has ended");
   if (flag != 0)
     throw Error(
-        ErrorKind::argument,
+        ErrorKind::invalid_argument,
         "world(): MPI has started this process, but it has ended MPI already (MPI_Finalize): call world() before");
   if (must_rest()) throw Error(ErrorKind::unsupported, std::string("world(): ") + resting_words);
   if (!is_running()) initialise(start);
@@ -225,10 +225,10 @@ int ranks() {
 
 namespace muster {
 
-std::shared_ptr<SyncGroup> mpi_group(MPI_Comm comm, const MpiGroupOptions& options) {
+std::shared_ptr<Group> mpi_group(MPI_Comm comm, const MpiGroupOptions& options) {
   if (mpi::must_rest()) throw Error(ErrorKind::unsupported, std::string("mpi_group: ") + mpi::resting_words);
   if (!mpi::is_running())
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 "mpi_group: MPI is not initialised here, or has ended: call MPI_Init_thread before");
   const mpi::MpiThreads threads = mpi::threads_of_mpi();
   const std::chrono::milliseconds timeout = group::timeout_of(options.timeout, group::default_timeout());

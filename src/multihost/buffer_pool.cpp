@@ -147,7 +147,7 @@ std::shared_ptr<std::byte> with_credit(std::shared_ptr<std::byte> buffer, const 
           }};
 }
 
-std::shared_ptr<BufferPool> buffer_pool_of(SyncGroup& group) {
+std::shared_ptr<BufferPool> buffer_pool_of(Group& group) {
   return group::inside(group).extension<BufferPool>();
 }
 

@@ -22,7 +22,7 @@ namespace muster::multihost {
 class BufferPool : public std::enable_shared_from_this<BufferPool> {
  public:
   /// Returns a page-aligned, uninitialised buffer, or null for 0 bytes. Uses free memory first: the pool grows only by
-  /// the bytes that are missing. From now on the pool keeps at most `limit` free bytes. Throws Error(no_space).
+  /// the bytes that are missing. From now on the pool keeps at most `limit` free bytes. Throws Error(out_of_space).
   std::shared_ptr<std::byte> take(std::uint64_t bytes, std::uint64_t limit);
   /// Returns the bytes that have no owner.
   [[nodiscard]] std::uint64_t free_bytes() const;
@@ -64,6 +64,6 @@ std::shared_ptr<std::byte> with_credit(std::shared_ptr<std::byte> buffer, const 
 
 /// Returns the pool of the group, which the route keeps. Exchanges use it; parts of a stream use the pool of the
 /// stream's companion group.
-std::shared_ptr<BufferPool> buffer_pool_of(SyncGroup& group);
+std::shared_ptr<BufferPool> buffer_pool_of(Group& group);
 
 }  // namespace muster::multihost

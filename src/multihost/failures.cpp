@@ -46,7 +46,7 @@ std::optional<Error> Health::decided() const {
 std::optional<Error> Health::known_failure() const {
   if (auto cause = decided()) return cause;
   if (const auto host = local_.lock())
-    if (auto cause = host->failure()) return cause;
+    if (auto cause = host->error()) return cause;
   return parent ? parent->known_failure() : std::nullopt;
 }
 
@@ -115,10 +115,10 @@ void HostsGroup::learn(const Error& cause, int host) {
   const bool is_new = !knows_failure_;
   if (is_new) knows_failure_.emplace();
   // Step 1.
-  local().poison(cause);
+  local().abort(cause);
   has_message_ = has_message_ || host >= 0;
   if (needs_decision()) return advance_failure();
-  const Error first = local().failure().value_or(cause);
+  const Error first = local().error().value_or(cause);
   health_->decide(first);
   if (is_new && has_other_hosts() && !has_ended_.load())
     spread_ = context_->deliveries().spread(contacts(), about_failure(ControlKind::notice, first), host);
@@ -152,7 +152,7 @@ void HostsGroup::advance_failure() {
 }
 
 void HostsGroup::advance_notice() {
-  const Error first = local().failure().value_or(Error(ErrorKind::peer_lost, "the group has failed"));
+  const Error first = local().error().value_or(Error(ErrorKind::peer_lost, "the group has failed"));
   const auto send = [&](int host, ControlKind kind, const Error& cause) {
     sent_ = Clock::now();
     delivery_ =
@@ -235,14 +235,14 @@ Error HostsGroup::origin_of(const Error& cause) const {
   return cause;
 }
 
-void HostsGroup::do_poison(const Error& news) noexcept {
+void HostsGroup::do_abort(const Error& news) noexcept {
   try {
     if (needs_decision()) context_->try_pump();
     if (!known_failure()) learn(origin_of(news), -1);
   } catch (const std::exception&) {
-    local().poison(news);
+    local().abort(news);
   }
-  (void)failure();
+  (void)error();
 }
 
 std::optional<Error> HostsGroup::do_failure() const {
@@ -257,7 +257,7 @@ std::optional<Error> HostsGroup::do_failure() const {
   auto& self = const_cast<HostsGroup&>(*this);  // NOLINT(cppcoreguidelines-pro-type-const-cast)
   if (needs_decision()) {
     known = self.await_decision();
-  } else if (!health_->decided() && !has_ended_.load() && local().failure()) {
+  } else if (!health_->decided() && !has_ended_.load() && local().error()) {
     // The ranks of another host have received a failure that began there.
     const int blamed = rank_of(known->rank().value_or(-1));
     if (blamed < 0 || hosts_.is_here(blamed))

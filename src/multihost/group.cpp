@@ -81,7 +81,7 @@ struct Untaken {
 
 HostsGroup::HostsGroup(std::shared_ptr<Context> context, int number, Met met, int rank, milliseconds timeout,
                        std::shared_ptr<Health> parent)
-    : group::Group(rank, std::move(met.ranks), met.nonce, timeout),
+    : group::BaseGroup(rank, std::move(met.ranks), met.nonce, timeout),
       context_(std::move(context)),
       number_(number),
       hosts_(std::move(met.hosts)),
@@ -104,7 +104,7 @@ group::LocalGroup* HostsGroup::shared() const noexcept {
 }
 
 auto HostsGroup::in_phase(const WaitOptions& options) {
-  if (has_ended_.load()) throw *failure();
+  if (has_ended_.load()) throw *error();
   if (has_other_hosts()) context_->enter();
   return group::InPhase([this](const char* words) { phase_.store(words); }, options.phase);
 }
@@ -143,7 +143,7 @@ std::shared_ptr<group::Region> HostsGroup::region_of(int rank) const {
 
 std::shared_ptr<const group::PeerLiveness> HostsGroup::liveness(int rank) const {
   // For ranks of other hosts, waits find out whether a rank is alive by its answers.
-  return shares_memory(rank) ? local().liveness(place_of(rank)) : Group::liveness(rank);
+  return shares_memory(rank) ? local().liveness(place_of(rank)) : BaseGroup::liveness(rank);
 }
 
 void HostsGroup::do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) {
@@ -204,7 +204,7 @@ std::shared_ptr<const std::vector<std::byte>> HostsGroup::gather_hosts(std::span
   // Accepts the longest message of any round: a message of the wrong length must be reported as a mismatch of rounds.
   const auto take = [&](int from, Tag tag, std::size_t ranks, milliseconds grace) {
     std::vector<std::byte> bytes =
-        take_message(from, this->tag(tag), sizeof head + SyncGroup::max_record * ranks, options, grace);
+        take_message(from, this->tag(tag), sizeof head + Group::max_record * ranks, options, grace);
     check_round(from, bytes, ranks, record_bytes, options);
     return bytes;
   };
@@ -270,7 +270,7 @@ bool HostsGroup::may_move() const noexcept {
 
 std::size_t HostsGroup::longest_packet() const noexcept {
   // A packet of this length and its header fit into a TCP message that is sent eagerly.
-  return Group::longest_packet() - sizeof(group::PacketHead);
+  return group::BaseGroup::longest_packet() - sizeof(group::PacketHead);
 }
 
 std::size_t HostsGroup::longest_piece(int to) const {
@@ -369,7 +369,7 @@ int HostsGroup::agree_on_number(const Part& part, std::span<std::int32_t> words,
   }
 }
 
-std::shared_ptr<group::Group> HostsGroup::make_part(const Part& part, Tie tie, const WaitOptions& options) {
+std::shared_ptr<group::BaseGroup> HostsGroup::make_part(const Part& part, Tie tie, const WaitOptions& options) {
   Nonce nonce{};  // the nonce of the first member becomes the nonce of the part
   std::vector<Nonce> nonces;
   std::vector<std::int32_t> words;
@@ -389,10 +389,10 @@ std::shared_ptr<group::Group> HostsGroup::make_part(const Part& part, Tie tie, c
   });
   do_all_gather(nonce, std::as_writable_bytes(std::span(nonces)), options);
   const int number = agree_on_number(part, words, options);
-  std::shared_ptr<group::Group> made;
+  std::shared_ptr<group::BaseGroup> made;
   together(options, [&] {
     // This call is collective on each host. It comes first, so that a rank without memory does not skip it.
-    met.hosts.local = locally(-1, [&]() -> std::shared_ptr<SyncGroup> {
+    met.hosts.local = locally(-1, [&]() -> std::shared_ptr<Group> {
       if (tie == Tie::companion) return local().companion(later(options));
       return local().split(here, later(options));
     });
@@ -411,8 +411,7 @@ std::shared_ptr<group::Group> HostsGroup::make_part(const Part& part, Tie tie, c
   return made;
 }
 
-std::shared_ptr<SyncGroup> make_group(const std::shared_ptr<Context>& context, milliseconds timeout,
-                                      const char* phase) {
+std::shared_ptr<Group> make_group(const std::shared_ptr<Context>& context, milliseconds timeout, const char* phase) {
   keep(context);
   try {
     Met met = meet(context->transport(), timeout);

@@ -72,7 +72,7 @@ namespace muster::multihost {
 class Health {
  public:
   /// `of` is the Health of the parent of a companion, otherwise null.
-  Health(const std::shared_ptr<SyncGroup>& local, std::shared_ptr<Health> of) : parent(std::move(of)), local_(local) {}
+  Health(const std::shared_ptr<Group>& local, std::shared_ptr<Health> of) : parent(std::move(of)), local_(local) {}
   /// Sets the cause that this rank throws from now on. Later calls have no effect.
   void decide(const Error& cause);
   [[nodiscard]] std::optional<Error> decided() const;
@@ -83,12 +83,12 @@ class Health {
   const std::shared_ptr<Health> parent;
 
  private:
-  std::weak_ptr<const SyncGroup> local_;  // the local group
+  std::weak_ptr<const Group> local_;  // the local group
   mutable ForkMutex mutex_;
   std::optional<Error> decided_;
 };
 
-class HostsGroup final : public group::Group, private Listener {
+class HostsGroup final : public group::BaseGroup, private Listener {
  public:
   /// `number` is the number of the group in its context. `rank` is the rank of this process in the group.
   HostsGroup(std::shared_ptr<Context> context, int number, Met met, int rank, std::chrono::milliseconds timeout,
@@ -96,7 +96,7 @@ class HostsGroup final : public group::Group, private Listener {
   ~HostsGroup() override;
 
   /// Converts a group whose kind() shows that it has this class.
-  static HostsGroup& of(SyncGroup& group) { return static_cast<HostsGroup&>(group); }
+  static HostsGroup& of(Group& group) { return static_cast<HostsGroup&>(group); }
 
   [[nodiscard]] std::string_view kind() const noexcept override { return transport().kind(); }
   [[nodiscard]] bool shares_memory(int rank) const override;
@@ -110,7 +110,7 @@ class HostsGroup final : public group::Group, private Listener {
   [[nodiscard]] Transport& transport() const noexcept { return context_->transport(); }
   [[nodiscard]] Context& context() const noexcept { return *context_; }
   /// Returns the number of a rank in the transport.
-  [[nodiscard]] int number_of(int rank) const { return info(rank).rank; }
+  [[nodiscard]] int number_of(int rank) const { return info(rank).global_rank; }
   /// Returns the first of four tags that are reserved for the routes.
   [[nodiscard]] int data_tag() const noexcept;
 
@@ -133,7 +133,7 @@ class HostsGroup final : public group::Group, private Listener {
 
  protected:
   [[nodiscard]] std::uint64_t rounds() const noexcept override { return round_; }
-  void do_poison(const Error& cause) noexcept override;
+  void do_abort(const Error& cause) noexcept override;
   [[nodiscard]] std::optional<Error> do_failure() const override;
   void do_barrier(const WaitOptions& options) override { do_all_gather({}, {}, options); }
   void do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) override;
@@ -147,7 +147,7 @@ class HostsGroup final : public group::Group, private Listener {
   bool do_try_receive(int from, const group::PacketPlace& place) override;
   void do_wait_for_packets(const std::function<bool()>& done, std::span<const int> on,
                            const WaitOptions& options) override;
-  std::shared_ptr<group::Group> make_part(const Part& part, Tie tie, const WaitOptions& options) override;
+  std::shared_ptr<group::BaseGroup> make_part(const Part& part, Tie tie, const WaitOptions& options) override;
 
  private:
   class Awaiting;
@@ -241,7 +241,7 @@ class HostsGroup final : public group::Group, private Listener {
   /// Steps 2 and 3 on a leader. Returns the message for the other ranks of the host.
   std::shared_ptr<const std::vector<std::byte>> gather_hosts(std::span<const std::byte> here, std::span<std::byte> all,
                                                              const WaitOptions& options);
-  [[nodiscard]] group::Group& local() const noexcept { return group::inside(*hosts_.local); }
+  [[nodiscard]] group::BaseGroup& local() const noexcept { return group::inside(*hosts_.local); }
   /// Returns the local group if it has several ranks, otherwise null.
   [[nodiscard]] group::LocalGroup* shared() const noexcept;
   [[nodiscard]] int place_of(int rank) const { return hosts_.place_of[static_cast<std::size_t>(rank)]; }
@@ -290,8 +290,8 @@ class HostsGroup final : public group::Group, private Listener {
 
 /// Makes the group of all ranks of a new context, and keeps the context from now on. Collective. `phase` is the name of
 /// the operation in error messages.
-std::shared_ptr<SyncGroup> make_group(const std::shared_ptr<Context>& context, std::chrono::milliseconds timeout,
-                                      const char* phase);
+std::shared_ptr<Group> make_group(const std::shared_ptr<Context>& context, std::chrono::milliseconds timeout,
+                                  const char* phase);
 
 /// Publishes the rank for which this rank waits, and the phase, to ranks that ask. -1 means no single rank, or all
 /// ranks of its host.
@@ -326,7 +326,7 @@ auto HostsGroup::or_fail(int on, const WaitOptions& options, const Call& call) {
     return towards(on, call, options.phase);
   } catch (const Error& error) {
     if (!known_failure()) group::fail(*this, group::in_own_name(*this, error));
-    throw *failure();
+    throw *this->error();
   }
 }
 
@@ -337,8 +337,8 @@ auto HostsGroup::locally(int on, const Call& call) {
     return call();
   } catch (const Error&) {
     // An argument error leaves the local group usable.
-    if (!local().failure()) throw;
-    throw *failure();
+    if (!local().error()) throw;
+    throw *this->error();
   }
 }
 

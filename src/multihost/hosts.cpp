@@ -33,7 +33,7 @@ std::uint64_t network_namespace() noexcept {
 }
 
 /// Returns the name that this process holds during the rendezvous. Only ranks of its network namespace can see it.
-std::string beacon_name(const SyncGroup::Nonce& nonce) {
+std::string beacon_name(const Group::Nonce& nonce) {
   return "muster-beacon-" + workspace::job_text(nonce);
 }
 
@@ -159,7 +159,7 @@ Met meet(Transport& transport, std::chrono::milliseconds timeout) {
   // Step 3.
   const Hosts hosts(keys, self);
   const std::vector<int>& here = hosts.here();
-  std::shared_ptr<SyncGroup> local;
+  std::shared_ptr<Group> local;
   std::byte has_met{1};
   if (here.size() > 1) {
     try {
@@ -171,7 +171,7 @@ Met meet(Transport& transport, std::chrono::milliseconds timeout) {
            .rank = hosts.place_of[static_cast<std::size_t>(self)],
            .size = static_cast<int>(here.size()),
            .timeout = std::min(left(), longest),
-           .numbers = here},
+           .global_ranks = here},
           [&] { transport.watch(); });
     } catch (const std::exception& error) {
       transport.watch();

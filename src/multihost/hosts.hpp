@@ -30,7 +30,7 @@ struct Hosts {
   std::vector<int> host_of;   ///< the host of each rank
   std::vector<int> place_of;  ///< the position of each rank among the ranks of its host
   int mine = 0;
-  std::shared_ptr<SyncGroup> local;  ///< the group of the ranks of this host, in their order
+  std::shared_ptr<Group> local;  ///< the group of the ranks of this host, in their order
 
   Hosts() = default;
   /// Element i of `keys` belongs to rank i: ranks with equal keys are on one host. `self` is this rank.
@@ -85,7 +85,7 @@ struct HostTree {
 /// The information that every rank has about all ranks after the rendezvous.
 struct Met {
   std::vector<RankInfo> ranks;
-  SyncGroup::Nonce nonce{};  ///< the nonce of rank 0
+  Group::Nonce nonce{};  ///< the nonce of rank 0
   Hosts hosts;
 };
 
@@ -99,7 +99,7 @@ struct Card {
   std::uint64_t network = 0;
   std::uint32_t user = 0;
   std::uint32_t has_obstacle = 0;  ///< 1 if the rank cannot share memory
-  SyncGroup::Nonce nonce{};
+  Group::Nonce nonce{};
   std::array<char, 40> boot{};
   std::array<char, 128> host{};
   std::array<std::byte, 272> reserved{};

@@ -56,7 +56,7 @@ struct MergeRings {
   std::map<int, MergeRing> theirs;  // by root
 };
 
-std::shared_ptr<MergeRings> merge_rings_of(SyncGroup& group) {
+std::shared_ptr<MergeRings> merge_rings_of(Group& group) {
   return group::inside(group).extension<MergeRings>();
 }
 
@@ -342,7 +342,7 @@ std::unique_ptr<gather::Transfer> make_hosts_merge(const gather::Call& call, Hos
   return std::make_unique<HostsMerge>(call, group);
 }
 
-std::uint64_t merge_ring_bytes(SyncGroup& group, const std::vector<int>* senders) {
+std::uint64_t merge_ring_bytes(Group& group, const std::vector<int>* senders) {
   std::uint64_t sum = 0;
   for (const auto& [sender, ring] : merge_rings_of(group)->own)
     if (senders == nullptr || std::ranges::find(*senders, sender) != senders->end()) sum += ring.bytes();
@@ -350,7 +350,7 @@ std::uint64_t merge_ring_bytes(SyncGroup& group, const std::vector<int>* senders
 }
 
 // Only the root frees its rings. A sender forgets its side of a ring when it receives the place of another one.
-std::uint64_t trim_merge_rings(SyncGroup& group) {
+std::uint64_t trim_merge_rings(Group& group) {
   const std::uint64_t bytes = merge_ring_bytes(group);
   merge_rings_of(group)->own.clear();
   return bytes;

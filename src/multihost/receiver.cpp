@@ -292,7 +292,7 @@ void Receiver::tell(Lane& to, const PartWord& word) {
 }
 
 // Step 6.
-void Receiver::settle(SyncGroup& group, const WaitOptions& options) {
+void Receiver::settle(Group& group, const WaitOptions& options) {
   HostsGroup& waits = HostsGroup::of(group);
   {
     const std::lock_guard lock(mutex_);

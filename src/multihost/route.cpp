@@ -150,13 +150,11 @@ class HostsRoute final : public gather::RouteDriver {
   [[nodiscard]] bool receives_into_own() const noexcept override { return true; }
   // Bytes for another host must be copied, wherever they are.
   [[nodiscard]] bool moves(const TensorView&) const override { return true; }
-  std::uint64_t settle(SyncGroup& group, Keep keep) const override {
+  std::uint64_t settle(Group& group, Keep keep) const override {
     const std::uint64_t kept = buffer_pool_of(group)->settle();
     return keep == Keep::nothing ? kept - buffer_pool_of(group)->trim(0) : kept;
   }
-  std::uint64_t trim(SyncGroup& group) const override {
-    return buffer_pool_of(group)->trim(0) + trim_merge_rings(group);
-  }
+  std::uint64_t trim(Group& group) const override { return buffer_pool_of(group)->trim(0) + trim_merge_rings(group); }
 
  private:
   Route route_;

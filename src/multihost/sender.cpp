@@ -80,8 +80,9 @@ void Sender::offer(const Config* value, gather::Record& record) {
   record.has_value = has_value_;
   tree_ = value == nullptr ? OutgoingTree() : OutgoingTree(*value, record);
   if (tree_.descriptor().size() > largest_piece / 2)
-    throw Error(ErrorKind::argument, fmt::format("the values beside the tensors take {} bytes: at most {} can be sent",
-                                                 tree_.descriptor().size(), largest_piece / 2));
+    throw Error(ErrorKind::invalid_argument,
+                fmt::format("the values beside the tensors take {} bytes: at most {} can be sent",
+                            tree_.descriptor().size(), largest_piece / 2));
 }
 
 void Sender::send(std::span<const std::byte> header, const WaitOptions& options) {
@@ -107,7 +108,7 @@ void Sender::send_only(const WaitOptions& options, std::optional<std::uint64_t> 
     prepare(pieces);
   } catch (...) {
     // All ranks know the failure of the group already.
-    if (!group_.failure())
+    if (!group_.error())
       group::or_fail(group_, [&] {
         send_head({}, {}, options);
         drain(0, options);
@@ -223,7 +224,7 @@ void Sender::drain(std::size_t most, const WaitOptions& options) {
 }
 
 // Step 6.
-void Sender::settle(SyncGroup& group, const WaitOptions& options) {
+void Sender::settle(Group& group, const WaitOptions& options) {
   waits_ = &HostsGroup::of(group);
   send_head({.is_last = 1}, {}, options);
   wait([&] { return has_last_; }, options);

@@ -59,9 +59,9 @@ void add_route(Route route, std::string name, std::string remedy);
 
 std::unique_ptr<gather::Transfer> make_hosts_merge(const gather::Call& call, HostsGroup& group);
 /// Returns the bytes of shared memory that merges keep with the group, of the windows for `senders` or for all senders.
-std::uint64_t merge_ring_bytes(SyncGroup& group, const std::vector<int>* senders = nullptr);
+std::uint64_t merge_ring_bytes(Group& group, const std::vector<int>* senders = nullptr);
 /// Frees that memory and returns its size in bytes.
-std::uint64_t trim_merge_rings(SyncGroup& group);
+std::uint64_t trim_merge_rings(Group& group);
 
 /// Added to the data_tag() of the group, which is itself the tag of pieces.
 inline constexpr int head_tag = 1;
@@ -110,7 +110,7 @@ class Sender final : public gather::PartSender {
   void wait_for_credit(std::size_t depth, const WaitOptions& options) override;
   void offer(const Config* value, gather::Record& record) override;
   void send(std::span<const std::byte> header, const WaitOptions& options) override;
-  void settle(SyncGroup& group, const WaitOptions& options) override;
+  void settle(Group& group, const WaitOptions& options) override;
 
   /// Sends the offered value of an exchange, in pieces of `piece_bytes` if given. A failure before the header message
   /// leaves the group usable.
@@ -127,7 +127,7 @@ class Sender final : public gather::PartSender {
   /// `bytes` stay valid until they have been sent. `keeper` keeps them longer if the transport never releases them.
   void start(std::span<const std::byte> bytes, std::shared_ptr<const void> keeper, const WaitOptions& options,
              int tag = 0);
-  /// Waits until at most `most` messages are in flight. Throws as SyncGroup::send; the transport may then still read
+  /// Waits until at most `most` messages are in flight. Throws as Group::send; the transport may then still read
   /// the bytes of these messages.
   void drain(std::size_t most, const WaitOptions& options);
 
@@ -187,7 +187,7 @@ class Receiver final : public gather::PartReceiver {
   std::vector<std::byte> take_header(int sender, const WaitOptions& options) override;
   std::optional<Config> take_part(int sender, const WaitOptions& options) override;
   void set_unattended(bool unattended) override;
-  void settle(SyncGroup& group, const WaitOptions& options) override;
+  void settle(Group& group, const WaitOptions& options) override;
   [[nodiscard]] std::uint64_t peak_bytes() const override { return pool_->peak(); }
 
   // For exchanges. If one of these waits fails, the group fails.

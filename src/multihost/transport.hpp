@@ -99,7 +99,7 @@ class Transport {
   /// Returns the number of this process, which is less than size().
   [[nodiscard]] int rank() const noexcept { return rank_; }
   [[nodiscard]] int size() const noexcept { return size_; }
-  /// Returns the SyncGroup::kind() of groups over this transport: "mpi", "tcp".
+  /// Returns the Group::kind() of groups over this transport: "mpi", "tcp".
   [[nodiscard]] virtual std::string_view kind() const noexcept = 0;
   /// Returns the name for messages: "MPI", "TCP".
   [[nodiscard]] virtual std::string_view name() const noexcept = 0;
@@ -135,7 +135,8 @@ class Transport {
   // The threads that may call the transport.
   /// Returns whether the transport has not ended and the calling thread may call it.
   [[nodiscard]] virtual bool may_call() const noexcept { return true; }
-  /// Throws Error(unsupported) if the calling thread may not use a group, Error(argument) if the transport has ended.
+  /// Throws Error(unsupported) if the calling thread may not use a group, Error(invalid_argument) if the transport has
+  /// ended.
   virtual void enter() {}
   /// Makes the calling thread the one that calls the transport from now on, if only one may do so at a time. The
   /// previous user of the group may have ended. Used only in calls that the program must serialise with others (making,

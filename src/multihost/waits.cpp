@@ -217,8 +217,8 @@ class HostsGroup::OthersPulse final : public group::Pulse {
     const auto hold = group_.context_->lock();
     return view(rank).phase;
   }
-  void poison(const Error& cause) noexcept override { group_.poison(cause); }
-  [[nodiscard]] std::optional<Error> failure() const override { return group_.failure(); }
+  void abort(const Error& cause) noexcept override { group_.abort(cause); }
+  [[nodiscard]] std::optional<Error> error() const override { return group_.error(); }
   [[nodiscard]] bool has_failure() const noexcept override { return group_.known_failure().has_value(); }
 
  private:
@@ -314,7 +314,7 @@ void HostsGroup::do_wait_until(const std::function<bool()>& done,
     return;
   }
   // The local group may not know yet about a failure that began on another host.
-  if (!done() && known_failure()) throw *failure();
+  if (!done() && known_failure()) throw *error();
   std::vector<int> places;
   for (const int rank : on) places.push_back(place_of(rank));
   locally(on.empty() ? -1 : on.front(), [&] { local().wait_until(done, sleep, places, later(options)); });

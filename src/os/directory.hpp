@@ -38,10 +38,11 @@ struct FileStatus {
 enum class Links : std::uint8_t { themselves, followed };
 std::optional<FileStatus> file_status(const std::string& path, Links links = Links::themselves);
 
-/// Creates a directory. Returns false if it exists. Its parent must exist. Throws Error(io | not_found | no_space).
+/// Creates a directory. Returns false if it exists. Its parent must exist. Throws Error(io | not_found | out_of_space).
 bool make_directory(const std::string& path);
 /// Creates a directory that only this user can access, unless it exists. Returns false if the name is a link, belongs
-/// to another user, or is accessible to other users. Its parent must exist. Throws Error(io | not_found | no_space).
+/// to another user, or is accessible to other users. Its parent must exist. Throws Error(io | not_found |
+/// out_of_space).
 bool make_own_directory(const std::string& path);
 /// Returns false if the file did not exist. Throws Error(io).
 bool remove_file(const std::string& path);

@@ -19,7 +19,7 @@ ErrorKind kind_of(int err) {
     case EDQUOT:
     case ENOMEM:
     case EFBIG:
-      return ErrorKind::no_space;
+      return ErrorKind::out_of_space;
     case ENOSYS:
     case EOPNOTSUPP:
       return ErrorKind::unsupported;

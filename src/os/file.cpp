@@ -95,7 +95,7 @@ std::shared_ptr<const MappedFile> MappedFile::open(const std::string& path) {
 }
 
 ReadableFile ReadableFile::open(const std::string& path) {
-  auto [fd, bytes] = open_regular(path, ErrorKind::argument);
+  auto [fd, bytes] = open_regular(path, ErrorKind::invalid_argument);
   return {path, std::move(fd), bytes};
 }
 

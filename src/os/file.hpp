@@ -21,7 +21,7 @@ namespace muster::os {
 /// the file, reading the lost pages ends this process.
 class MappedFile {
  public:
-  /// Throws Error(not_found | io), and Error(argument) if `path` is not a regular file.
+  /// Throws Error(not_found | io), and Error(invalid_argument) if `path` is not a regular file.
   static std::shared_ptr<const MappedFile> open(const std::string& path);
   MappedFile& operator=(MappedFile&&) = delete;
   ~MappedFile();
@@ -131,10 +131,10 @@ class WritableFile {
 /// death of the process. The owner must serialise the calls.
 class GrowingFile {
  public:
-  /// Creates the file, whose name must not exist. Throws Error(io | no_space | not_found).
+  /// Creates the file, whose name must not exist. Throws Error(io | out_of_space | not_found).
   explicit GrowingFile(std::string path);
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
-  /// Allocates the next `bytes` bytes (whole pages) and maps them. Throws Error(no_space | io).
+  /// Allocates the next `bytes` bytes (whole pages) and maps them. Throws Error(out_of_space | io).
   std::byte* grow(std::uint64_t bytes);
 
  private:

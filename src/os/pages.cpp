@@ -16,7 +16,7 @@ constexpr std::uint64_t huge_page = 2 << 20;
 constexpr std::uint64_t huge_from = 4 << 20;
 
 Error no_room(std::uint64_t bytes) {
-  return errno_error(ErrorKind::no_space,
+  return errno_error(ErrorKind::out_of_space,
                      "taking " + std::to_string(bytes) + " bytes of memory (ulimit -v, vm.max_map_count, overcommit)",
                      errno);
 }

@@ -55,7 +55,7 @@ class PrivateMemory {
  public:
   PrivateMemory() noexcept = default;
   /// Allocates `bytes` bytes (rounded up to pages), initially zero. From 4 MiB on it uses huge pages if the kernel
-  /// provides them, which costs one page fault per 2 MiB instead of one per 4 KiB. Throws Error(no_space).
+  /// provides them, which costs one page fault per 2 MiB instead of one per 4 KiB. Throws Error(out_of_space).
   explicit PrivateMemory(std::uint64_t bytes);
   PrivateMemory(PrivateMemory&& other) noexcept;
   PrivateMemory& operator=(PrivateMemory&& other) noexcept;
@@ -63,7 +63,8 @@ class PrivateMemory {
 
   [[nodiscard]] std::byte* data() const noexcept { return data_; }
   [[nodiscard]] std::uint64_t size() const noexcept { return size_; }
-  /// Enlarges the memory, possibly at another address. Touched pages are kept without copying. Throws Error(no_space).
+  /// Enlarges the memory, possibly at another address. Touched pages are kept without copying. Throws
+  /// Error(out_of_space).
   void grow(std::uint64_t bytes);
   /// Cuts off the memory after `bytes` bytes (rounded up to pages) and returns it.
   PrivateMemory split(std::uint64_t bytes) noexcept;

@@ -69,7 +69,7 @@ std::string growing_path(const std::string& path, const std::string& temporary) 
   if (temporary.find('/') == std::string::npos) return beside(path, temporary);
   if (directory_of(temporary) != directory_of(path))
     throw Error(
-        ErrorKind::argument,
+        ErrorKind::invalid_argument,
         fmt::format("writing {}: it cannot grow as {}, in another directory; give a name alone", path, temporary),
         {.path = path});
   return temporary;
@@ -82,7 +82,7 @@ void check_replaceable(const std::string& path) {
   const char* const what = S_ISLNK(status.st_mode)   ? "a link"
                            : S_ISDIR(status.st_mode) ? "a directory"
                                                      : "a device or a pipe";
-  throw Error(ErrorKind::argument,
+  throw Error(ErrorKind::invalid_argument,
               fmt::format("writing {}: it is {}, which is not replaced by a file; name another one", path, what),
               {.path = path});
 }
@@ -114,7 +114,8 @@ bool create_first(const std::string& path, std::span<const std::byte> bytes, Dur
 }
 
 [[noreturn]] void refuse_taken(const std::string& path) {
-  throw Error(ErrorKind::argument, fmt::format("\"{}\" exists already", path), {.path = path, .os_error = EEXIST});
+  throw Error(ErrorKind::invalid_argument, fmt::format("\"{}\" exists already", path),
+              {.path = path, .os_error = EEXIST});
 }
 
 /// Whether renameat2() with flags is unavailable: the file system lacks the flag (EINVAL), the kernel lacks the call,

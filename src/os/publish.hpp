@@ -42,8 +42,8 @@ enum class Durability : std::uint8_t { synced, unsynced };
 class OutputFile {
  public:
   /// `temporary`: the name of the file while it grows, without a directory; empty: PATH.partial-NONCE@WRITER. Throws
-  /// Error(argument) if PATH is a directory, a link, a device or a pipe, because a file must not replace these, or if
-  /// `temporary` is in another directory. Throws Error(io | no_space | not_found).
+  /// Error(invalid_argument) if PATH is a directory, a link, a device or a pipe, because a file must not replace these,
+  /// or if `temporary` is in another directory. Throws Error(io | out_of_space | not_found).
   explicit OutputFile(const std::string& path, const std::string& temporary = {});
   OutputFile(OutputFile&& other) noexcept;
   OutputFile& operator=(OutputFile&& other) noexcept;
@@ -75,7 +75,7 @@ class OutputFile {
 };
 
 /// Publishes a whole file in one call, under a name that only Muster uses: PATH is not checked first. `temporary` as
-/// for OutputFile. Throws Error(no_space | io | not_found).
+/// for OutputFile. Throws Error(out_of_space | io | not_found).
 void publish(const std::string& path, std::span<const std::byte> bytes, const std::string& temporary,
              Durability durability = Durability::unsynced);
 
@@ -85,11 +85,11 @@ bool publish_first(const std::string& path, std::span<const std::byte> bytes, co
                    Durability durability = Durability::unsynced);
 
 /// Creates a file directly at its own name. For files that are complete as soon as they exist, such as empty ones. The
-/// name must not exist. A failure leaves no file. Throws Error(no_space | io | not_found).
+/// name must not exist. A failure leaves no file. Throws Error(out_of_space | io | not_found).
 void write_new_file(const std::string& path, std::span<const std::byte> bytes,
                     Durability durability = Durability::unsynced);
 
-/// Renames a file or a directory. Throws Error(argument) if `to` exists.
+/// Renames a file or a directory. Throws Error(invalid_argument) if `to` exists.
 void rename_to_new(const std::string& from, const std::string& to);
 
 /// Gives a completed directory, PATH.partial-..., the name PATH, which another directory has. The two exchange their

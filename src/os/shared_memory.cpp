@@ -43,7 +43,7 @@ Fd create_anonymous(std::uint64_t bytes) {
   if (!memory && is_short()) throw errno_error("making anonymous shared memory");
   if (!memory) throw errno_error(ErrorKind::unsupported, "memfd_create (set MUSTER_SHM=posix to use /dev/shm instead)");
   if (try_call("ftruncate", seam_path, [&] { return ::ftruncate(memory.get(), static_cast<off_t>(bytes)); }) != 0)
-    throw errno_error(ErrorKind::no_space, "making " + std::to_string(bytes) + " bytes of anonymous shared memory");
+    throw errno_error(ErrorKind::out_of_space, "making " + std::to_string(bytes) + " bytes of anonymous shared memory");
   // The seals keep every holder of the descriptor from shrinking the memory, which would cause SIGBUS in processes that
   // have mapped it.
   constexpr int seals = F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL;
@@ -71,7 +71,7 @@ Fd create_posix(std::uint64_t bytes) {
                       "setting the length of POSIX shared memory, which needs a tmpfs (mount one, or "
                       "unset MUSTER_SHM), in",
                       errno, posix_mount)
-        : errno_error(ErrorKind::no_space, "setting the length of POSIX shared memory in", errno, posix_mount);
+        : errno_error(ErrorKind::out_of_space, "setting the length of POSIX shared memory in", errno, posix_mount);
   return memory;
 }
 
@@ -140,7 +140,7 @@ Backing default_backing() {
   if (const auto forced = environment("MUSTER_SHM")) {
     if (*forced == "memfd") return Backing::anonymous;
     if (*forced == "posix") return Backing::posix;
-    throw Error(ErrorKind::argument, "MUSTER_SHM is '" + *forced + "': it must be memfd or posix");
+    throw Error(ErrorKind::invalid_argument, "MUSTER_SHM is '" + *forced + "': it must be memfd or posix");
   }
   static const bool have_memfd = [] { return bool(Fd(::memfd_create("muster-probe", MFD_CLOEXEC))); }();
   return have_memfd ? Backing::anonymous : Backing::posix;
@@ -191,8 +191,8 @@ void reserve(const Fd& memory, std::uint64_t offset, std::uint64_t bytes) {
     }
     punch_hole(memory, offset, done);
     const std::string what = "reserving " + std::to_string(bytes) + " bytes of shared memory";
-    if (default_backing() == Backing::anonymous) throw errno_error(ErrorKind::no_space, what, status);
-    throw errno_error(ErrorKind::no_space, what + " in", status, posix_mount);
+    if (default_backing() == Backing::anonymous) throw errno_error(ErrorKind::out_of_space, what, status);
+    throw errno_error(ErrorKind::out_of_space, what + " in", status, posix_mount);
   }
 }
 
@@ -252,7 +252,7 @@ Mapping::Mapping(const Fd& memory, Access access, std::uint64_t offset, std::uin
   try {
     region_ = bi::mapped_region(Mappable{memory.get(), bi::read_write}, mode, static_cast<bi::offset_t>(offset), bytes);
   } catch (const bi::interprocess_exception& error) {
-    throw errno_error(ErrorKind::no_space,
+    throw errno_error(ErrorKind::out_of_space,
                       "mapping " + std::to_string(bytes) + " bytes of shared memory (ulimit -v, vm.max_map_count)",
                       error.get_native_error());
   }

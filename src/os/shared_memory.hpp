@@ -18,13 +18,13 @@ enum class Backing : std::uint8_t {
   anonymous,  ///< memfd; not counted against /dev/shm
   posix,      ///< a file in the POSIX shared memory mount (/dev/shm), for systems that forbid memfd
 };
-/// Returns the value of MUSTER_SHM=memfd|posix, else memfd if the kernel supports it. Throws Error(argument) on another
-/// value.
+/// Returns the value of MUSTER_SHM=memfd|posix, else memfd if the kernel supports it. Throws Error(invalid_argument) on
+/// another value.
 Backing default_backing();
 
 /// Creates shared memory of `bytes` bytes without a name. It is freed with its last descriptor and mapping. Its pages
 /// are allocated when they are touched. POSIX memory must be reserved first, so that a full mount causes an error and
-/// not SIGBUS. Anonymous memory is sealed against a change of its size. Throws Error(no_space | unsupported).
+/// not SIGBUS. Anonymous memory is sealed against a change of its size. Throws Error(out_of_space | unsupported).
 Fd create_shared_memory(std::uint64_t bytes, Backing backing);
 /// Returns the size of a shared memory file. Throws Error(io).
 std::uint64_t shared_memory_size(const Fd& memory);
@@ -35,10 +35,10 @@ std::vector<std::byte> beginning_of_shared_memory(const std::string& descriptor,
 
 /// Frees the pages of [offset, offset + bytes), which then read as zero.
 void punch_hole(const Fd& memory, std::uint64_t offset, std::uint64_t bytes) noexcept;
-/// Allocates memory for [offset, offset + bytes) now. Throws Error(no_space).
+/// Allocates memory for [offset, offset + bytes) now. Throws Error(out_of_space).
 void reserve(const Fd& memory, std::uint64_t offset, std::uint64_t bytes);
-/// Writes all bytes with pwrite, which allocates fresh memory faster than stores to a mapping. Throws Error(no_space |
-/// io).
+/// Writes all bytes with pwrite, which allocates fresh memory faster than stores to a mapping. Throws
+/// Error(out_of_space | io).
 void write_at(const Fd& file, std::uint64_t offset, std::span<const std::byte> bytes);
 
 struct MemoryFacts {
@@ -68,7 +68,7 @@ enum class Access : std::uint8_t { read_only, read_write };
 class Mapping {
  public:
   Mapping() = default;
-  /// Throws Error(no_space) if the address space or the kernel has no room.
+  /// Throws Error(out_of_space) if the address space or the kernel has no room.
   Mapping(const Fd& memory, Access access, std::uint64_t offset, std::uint64_t bytes);
 
   [[nodiscard]] std::byte* data() const noexcept { return static_cast<std::byte*>(region_.get_address()); }

@@ -29,7 +29,7 @@ Address abstract_address(const std::string& name) {
   Address address;
   address.value.sun_family = AF_UNIX;
   if (name.size() + 1 > sizeof address.value.sun_path)
-    throw Error(ErrorKind::argument, "socket name '" + name + "' is too long");
+    throw Error(ErrorKind::invalid_argument, "socket name '" + name + "' is too long");
   // The leading zero byte makes the name abstract: no file, gone with the socket.
   std::memcpy(address.value.sun_path + 1, name.data(), name.size());
   address.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
@@ -46,7 +46,7 @@ Fd bind_abstract(const std::string& name, int type) {
   Fd socket = make_socket(type);
   const Address address = abstract_address(name);
   if (::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address.value), address.length) != 0)
-    throw errno_error(errno == EADDRINUSE ? ErrorKind::argument : ErrorKind::io,
+    throw errno_error(errno == EADDRINUSE ? ErrorKind::invalid_argument : ErrorKind::io,
                       "binding the abstract socket @" + name);
   return socket;
 }
@@ -123,7 +123,7 @@ bool is_of_own_user(const Fd& socket) {
 
 Transferred send_some(const Fd& socket, std::span<const std::byte> bytes, std::span<const int> descriptors) {
   if (descriptors.size() > most_descriptors)
-    throw Error(ErrorKind::argument, "more file descriptors than one packet takes");
+    throw Error(ErrorKind::invalid_argument, "more file descriptors than one packet takes");
   iovec data{const_cast<std::byte*>(bytes.data()), bytes.size()};
   alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(sizeof(int) * most_descriptors)> control;
   msghdr message{};

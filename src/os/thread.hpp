@@ -18,13 +18,13 @@ namespace muster::os {
 class Thread {
  public:
   Thread() = default;
-  /// Starts the thread. If the system cannot create one, throws Error(no_space) with the remedy; the message includes
-  /// `purpose`.
+  /// Starts the thread. If the system cannot create one, throws Error(out_of_space) with the remedy; the message
+  /// includes `purpose`.
   template <class Run>
   Thread(const char* purpose, Run&& run) try : thread_(std::make_unique<std::jthread>(std::forward<Run>(run))) {
   } catch (const std::system_error& error) {
-    throw Error(ErrorKind::no_space, std::string("cannot start a thread for ") + purpose + ": " + error.what() +
-                                         "; raise the limit of processes (ulimit -u)");
+    throw Error(ErrorKind::out_of_space, std::string("cannot start a thread for ") + purpose + ": " + error.what() +
+                                             "; raise the limit of processes (ulimit -u)");
   }
   Thread(Thread&&) noexcept = default;
   Thread& operator=(Thread&& other) noexcept {

@@ -28,7 +28,7 @@ std::string text_of(const PublishedAddress& address);
 /// Returns nullopt if the text is not a complete address file. The input may be any bytes.
 std::optional<PublishedAddress> parse_published(std::string_view text);
 
-/// Writes the address file, and replaces one of an earlier job. Throws Error(io | no_space | not_found).
+/// Writes the address file, and replaces one of an earlier job. Throws Error(io | out_of_space | not_found).
 void publish(const std::string& path, const PublishedAddress& address);
 /// Returns nullopt if the file does not exist yet, or is not an address file. Throws Error(io).
 std::optional<PublishedAddress> read_published(const std::string& path);

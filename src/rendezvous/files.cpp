@@ -61,7 +61,7 @@ void enter(const std::string& directory, const std::string& file, std::span<cons
     try {
       if (!os::make_directory(directory))
         if (const auto there = os::file_status(directory, os::Links::themselves); there && !there->is_directory)
-          throw Error(ErrorKind::argument,
+          throw Error(ErrorKind::invalid_argument,
                       fmt::format("file_group: {} is {}, not a directory: remove it if nobody needs it, or give a "
                                   "workspace that other users cannot write to",
                                   directory, there->is_link ? "a link" : "a file"),
@@ -391,7 +391,7 @@ Job meet(const WorkspaceDirectory& workspace, const FileGroupOptions& options, m
       std::make_unique<Meeting>(workspace, options, deadline));
   Job job;
   job.meeting = session;
-  const auto directory_of = [&](const SyncGroup::Nonce& nonce) {
+  const auto directory_of = [&](const Group::Nonce& nonce) {
     return workspace.path + "/" + file_name({.kind = NameKind::job, .job = job_text(nonce)});
   };
   try {

@@ -34,7 +34,7 @@ class Guest final : public Session::Side {
         if (cause_) throw;
         cause = failure.kind() == ErrorKind::cancelled && failure.rank() ? failure : own_failure(failure);
       } catch (const std::exception& failure) {
-        cause = own_failure(Error(ErrorKind::no_space, failure.what()));
+        cause = own_failure(Error(ErrorKind::out_of_space, failure.what()));
       }
     } catch (const Error&) {
       line_.reset();  // so rank 0 sees that this rank has received the cause

@@ -49,7 +49,7 @@ class Line {
 
   /// Begins to send a message. move() sends the bytes that the transport does not accept now.
   virtual void send(const OutgoingPointer& message) = 0;
-  /// Sends as much of the pending messages as possible now. Throws Error(io | no_space) if this process fails.
+  /// Sends as much of the pending messages as possible now. Throws Error(io | out_of_space) if this process fails.
   virtual void move() = 0;
   [[nodiscard]] virtual bool is_drained() const = 0;
   /// For use after Word::failure was sent: returns true once closing the line can no longer lose that message.

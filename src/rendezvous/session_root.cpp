@@ -55,7 +55,7 @@ class Root final : public Session::Side {
       fail(named(cause));
       throw Error(*cause_);
     } catch (const std::exception& cause) {
-      const Error failure = own_failure(Error(ErrorKind::no_space, cause.what()));
+      const Error failure = own_failure(Error(ErrorKind::out_of_space, cause.what()));
       fail(failure);
       throw failure;
     }

@@ -63,7 +63,7 @@ struct Place {
 
 Place place_of(const std::string& address) {
   const auto refuse = [&](const char* why) {
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 fmt::format("tcp_group: the address '{}' {}: give HOST:PORT (of rank 0's host, and a free port there) "
                             "or file:///PATH (of a file that all ranks see)",
                             address, why));
@@ -305,9 +305,9 @@ void end_with_process() {
 }  // namespace
 }  // namespace tcp
 
-std::shared_ptr<SyncGroup> tcp_group(const TcpGroupOptions& options) {
+std::shared_ptr<Group> tcp_group(const TcpGroupOptions& options) {
   if (options.size < 1 || options.rank < 0 || options.rank >= options.size)
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 fmt::format("tcp_group: a group of {} ranks has no rank {}", options.size, options.rank));
   const rendezvous::milliseconds timeout = group::timeout_of(options.timeout, group::default_timeout());
   const rendezvous::Clock::time_point deadline = rendezvous::Clock::now() + timeout;

@@ -16,7 +16,7 @@
 #include <string>
 
 #include "muster/error.hpp"
-#include "muster/sync_group.hpp"
+#include "muster/group.hpp"
 #include "src/group/local_group.hpp"
 #include "src/group/watchdog.hpp"
 #include "src/os/process.hpp"
@@ -57,7 +57,7 @@ class UnixSockets final : public Sockets {
       } catch (const Error& error) {
         if (error.os_error() != EADDRINUSE) throw;
         if (Clock::now() > patience)
-          throw Error(ErrorKind::argument,
+          throw Error(ErrorKind::invalid_argument,
                       "local_group: another process is already rank 0 of a job with this key: give each job its own "
                       "(MUSTER_JOB, or another MASTER_PORT or TORCHELASTIC_RUN_ID)",
                       {.rank = 0});
@@ -78,7 +78,7 @@ class UnixSockets final : public Sockets {
 
 /// The payload of rank 0's part.
 struct GroupPlace {
-  SyncGroup::Nonce nonce{};
+  Group::Nonce nonce{};
   std::uint64_t control_place = 0;
 };
 
@@ -89,18 +89,18 @@ std::string local_name(const std::string& key) {
   return fmt::format("muster-{}-{}", os::user_id(), os::hex_text(token));
 }
 
-std::shared_ptr<SyncGroup> join_local_group(const LocalGroupOptions& options, const std::function<void()>& watch) {
+std::shared_ptr<Group> join_local_group(const LocalGroupOptions& options, const std::function<void()>& watch) {
   if (options.size < 1 || options.rank < 0 || options.rank >= options.size)
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 fmt::format("local_group: rank {} is out of range for size {} (ranks are numbered from 0)",
                             options.rank, options.size));
   if (options.key.empty())
     throw Error(
-        ErrorKind::argument,
+        ErrorKind::invalid_argument,
         "local_group: the key is empty, so ranks of different jobs could join one group: give each job its own key");
-  if (!options.numbers.empty() && options.numbers.size() != static_cast<std::size_t>(options.size))
-    throw Error(ErrorKind::argument,
-                fmt::format("local_group: {} numbers were given for {} ranks", options.numbers.size(), options.size));
+  if (!options.global_ranks.empty() && options.global_ranks.size() != static_cast<std::size_t>(options.size))
+    throw Error(ErrorKind::invalid_argument, fmt::format("local_group: {} numbers were given for {} ranks",
+                                                         options.global_ranks.size(), options.size));
   const milliseconds timeout = group::timeout_of(options.timeout, group::default_timeout());
   const Clock::time_point deadline = Clock::now() + timeout;
   // Each rank holds a pidfd and a region of every other rank; rank 0 also holds a socket for each of them.
@@ -113,7 +113,7 @@ std::shared_ptr<SyncGroup> join_local_group(const LocalGroupOptions& options, co
                    .size = options.size,
                    .deadline = deadline,
                    .watch = watch,
-                   .numbers = options.numbers},
+                   .numbers = options.global_ranks},
                   std::make_unique<UnixSockets>(options.key, deadline));
 
   group::Membership membership;
@@ -147,7 +147,7 @@ std::shared_ptr<SyncGroup> join_local_group(const LocalGroupOptions& options, co
           if (member.descriptors.size() != expected || member.payload.size() != (member.rank == 0 ? sizeof place : 0))
             throw Error(ErrorKind::corrupt, fmt::format("the part of rank {} is incomplete", member.rank));
           const int number =
-              options.numbers.empty() ? member.rank : options.numbers[static_cast<std::size_t>(member.rank)];
+              options.global_ranks.empty() ? member.rank : options.global_ranks[static_cast<std::size_t>(member.rank)];
           peers->ranks.push_back({number, member.host, member.pid});
           peers->pidfds.push_back(is_self ? pidfd : std::make_shared<const os::Fd>(std::move(member.descriptors[0])));
           peers->regions.push_back(is_self ? region
@@ -169,7 +169,7 @@ std::shared_ptr<SyncGroup> join_local_group(const LocalGroupOptions& options, co
 
 }  // namespace rendezvous
 
-std::shared_ptr<SyncGroup> local_group(const LocalGroupOptions& options) {
+std::shared_ptr<Group> local_group(const LocalGroupOptions& options) {
   return rendezvous::join_local_group(options, {});
 }
 

@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "muster/sync_group.hpp"
+#include "muster/group.hpp"
 
 namespace muster::rendezvous {
 
@@ -14,6 +14,6 @@ std::string local_name(const std::string& key);
 
 /// Does the same as muster::local_group(), for callers that form a larger group. Calls `watch` repeatedly while it
 /// waits; an exception from `watch` ends the rendezvous.
-std::shared_ptr<SyncGroup> join_local_group(const LocalGroupOptions& options, const std::function<void()>& watch);
+std::shared_ptr<Group> join_local_group(const LocalGroupOptions& options, const std::function<void()>& watch);
 
 }  // namespace muster::rendezvous

@@ -39,7 +39,7 @@ class Reader {
     int value = 0;
     const auto [end, error] = std::from_chars(found->data(), found->data() + found->size(), value);
     if (error != std::errc{} || end != found->data() + found->size() || value < 0)
-      throw Error(ErrorKind::argument,
+      throw Error(ErrorKind::invalid_argument,
                   fmt::format("the environment's {} is '{}': it must be a number from 0 on", name, *found));
     return value;
   }
@@ -49,14 +49,15 @@ class Reader {
   const Surroundings& surroundings_;
 };
 
-/// Sets rank and size from two variables. Throws Error(argument) if the values contradict each other.
+/// Sets rank and size from two variables. Throws Error(invalid_argument) if the values contradict each other.
 void tell(Start& start, const char* rank_name, int rank, const char* size_name, int size) {
   start.rank = rank;
   start.size = size;
   start.said = fmt::format("{}={} {}={}", rank_name, rank, size_name, size);
   if (start.size < 1 || start.rank >= start.size)
-    throw Error(ErrorKind::argument, fmt::format("the environment says rank {} in a world of {} ranks, which cannot be",
-                                                 start.rank, start.size));
+    throw Error(
+        ErrorKind::invalid_argument,
+        fmt::format("the environment says rank {} in a world of {} ranks, which cannot be", start.rank, start.size));
 }
 
 /// Step 1. PMI and PMIx give each process its rank. The channel to the process manager shows whether the manager still
@@ -97,7 +98,7 @@ bool is_loopback(std::string_view host) {
 
 std::string address_text(const std::string& host, std::int64_t port) {
   if (port < 1 || port > UINT16_MAX)
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 fmt::format("the ranks cannot meet at port {}: set MUSTER_PORT to a free one of {}", port, host));
   const bool is_bracketed = host.find(':') != std::string::npos;
   return fmt::format("{}{}{}:{}", is_bracketed ? "[" : "", host, is_bracketed ? "]" : "", port);
@@ -109,7 +110,7 @@ std::optional<Start> started_by_launcher(const Reader& environment) {
   const auto size = environment.number("WORLD_SIZE");
   if (!rank && !size) return std::nullopt;
   if (!rank || !size)
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 fmt::format("the environment has {} but not {}: muster run, torchrun and init_dist() set both; unset "
                             "the one to run alone",
                             rank ? "RANK" : "WORLD_SIZE", rank ? "WORLD_SIZE" : "RANK"));
@@ -204,7 +205,7 @@ Start find_start(const Surroundings& surroundings) {
     if (is_same || environment.has("MUSTER_JOB")) return *mpi;
     if (environment.has("TORCHELASTIC_RUN_ID")) return *launcher;
     throw Error(
-        ErrorKind::argument,
+        ErrorKind::invalid_argument,
         fmt::format("the environment says two things: {} and {}: unset those of the launcher that did not start "
                     "this process, or say which group is the world by set_world()",
                     launcher->said, mpi->said));
@@ -252,7 +253,7 @@ const MpiSupport& require_mpi() {
 namespace {
 
 /// Creates the world of ranks whose launcher gave them numbers but no connections.
-std::shared_ptr<SyncGroup> world_of_numbers(const group::Start& start) {
+std::shared_ptr<Group> world_of_numbers(const group::Start& start) {
   const auto workspace = os::environment("MUSTER_WORKSPACE");
   const bool can_meet = !(workspace ? *workspace : start.meeting).empty();
   if (start.is_apart && !can_meet)
@@ -263,7 +264,7 @@ std::shared_ptr<SyncGroup> world_of_numbers(const group::Start& start) {
                             start.size, start.said));
   if (start.size == 1) return single_group();
   if (start.key.empty())
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 "the environment has RANK and WORLD_SIZE but nothing that tells this job from others: start the ranks "
                 "by `muster run`, torchrun or mpiexec, or set MUSTER_JOB to the same random word on all of them");
   // If a workspace is set and not all ranks are known to be on this host, there are ranks on other hosts.
@@ -276,7 +277,7 @@ std::shared_ptr<SyncGroup> world_of_numbers(const group::Start& start) {
   return local_group({.key = start.key, .rank = start.rank, .size = start.size, .timeout = start.timeout});
 }
 
-std::shared_ptr<SyncGroup> world_of_environment(std::optional<std::chrono::milliseconds> timeout) {
+std::shared_ptr<Group> world_of_environment(std::optional<std::chrono::milliseconds> timeout) {
   // If the program has initialised MPI, MPI takes precedence over the environment.
   const group::MpiSupport* mpi = group::mpi_support();
   if (mpi != nullptr && mpi->ranks() > 1)
@@ -300,12 +301,12 @@ struct World {
   /// A forked child does not destroy its copy: threads of the parent may have been changing it during the fork.
   ~World() {
     if (process == os::process_id()) return;
-    static auto* const the_parents = new std::shared_ptr<SyncGroup>;
+    static auto* const the_parents = new std::shared_ptr<Group>;
     the_parents->swap(group);
   }
   ForkMutex making;  // held during the rendezvous
   ForkMutex mutex;   // held only for short times
-  std::shared_ptr<SyncGroup> group;
+  std::shared_ptr<Group> group;
   bool is_set = false;  // by the program
   const std::int64_t process = os::process_id();
 };
@@ -318,7 +319,7 @@ World& the_world() {
 
 }  // namespace
 
-std::shared_ptr<SyncGroup> group::world_within(std::optional<std::chrono::milliseconds> timeout) {
+std::shared_ptr<Group> group::world_within(std::optional<std::chrono::milliseconds> timeout) {
   World& world = the_world();
   const std::lock_guard making(world.making);
   {
@@ -338,11 +339,11 @@ void group::forget_world() {
   if (const auto lock = world.mutex.lock_unless_abandoned(); lock && !world.is_set) world.group = nullptr;
 }
 
-std::shared_ptr<SyncGroup> world() {
+std::shared_ptr<Group> world() {
   return group::world_within(std::nullopt);
 }
 
-void set_world(std::shared_ptr<SyncGroup> group) {
+void set_world(std::shared_ptr<Group> group) {
   World& world = the_world();
   const std::lock_guard lock(world.mutex);
   world.is_set = group != nullptr;

@@ -22,7 +22,7 @@
 #include <string>
 #include <string_view>
 
-#include "muster/sync_group.hpp"
+#include "muster/group.hpp"
 
 namespace muster::group {
 
@@ -52,12 +52,12 @@ struct Start {
   std::string said = {};  ///< the variables that the result follows from, for messages: "PMI_RANK=1 PMI_SIZE=4"
 };
 
-/// Throws Error(argument) if variables do not parse, are incomplete or contradict each other.
+/// Throws Error(invalid_argument) if variables do not parse, are incomplete or contradict each other.
 Start find_start(const Surroundings& surroundings);
 
 /// Returns muster::world(). If this call creates it, `timeout` limits the rendezvous; later calls of the group use the
 /// default timeout.
-std::shared_ptr<SyncGroup> world_within(std::optional<std::chrono::milliseconds> timeout);
+std::shared_ptr<Group> world_within(std::optional<std::chrono::milliseconds> timeout);
 
 /// Makes the next world() examine the environment again, unless the program has set the world.
 void forget_world();
@@ -76,7 +76,7 @@ struct MpiSupport {
   std::function<int()> ranks;
   /// Creates the group of MPI_COMM_WORLD. If the program has not initialised MPI, initialises it and finalises it at
   /// exit. Throws as world(), and Error(unsupported) if MPI does not find the ranks that the environment describes.
-  std::function<std::shared_ptr<SyncGroup>(const Start& start)> make_world;
+  std::function<std::shared_ptr<Group>(const Start& start)> make_world;
   /// Describes the MPI library of the build and the one that was found, for `muster doctor`: "MPICH Version 4.0.2".
   std::function<std::string()> describe;
 };

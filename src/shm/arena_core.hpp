@@ -30,7 +30,7 @@ class ArenaCore : public std::enable_shared_from_this<ArenaCore> {
   [[nodiscard]] shm::OwnedSegment& segment() noexcept { return segment_; }
 
   /// Returns a lease on the whole arena. It lasts until the holder clears the lease word or dies. Throws
-  /// Error(no_space) if too many leases are active.
+  /// Error(out_of_space) if too many leases are active.
   shm::LeaseId lend(std::shared_ptr<const group::PeerLiveness> holder);
 
   /// The arena of this process that contains all of [data, data + bytes), and the offset of `data` in it.

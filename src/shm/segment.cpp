@@ -186,7 +186,7 @@ RemoteSegment::~RemoteSegment() {
     os::punch_hole(*memory_, place_, header_bytes + capacity());
 }
 
-std::shared_ptr<RemoteSegment> RemoteSegments::at(const group::Group& group, int owner, std::uint64_t place,
+std::shared_ptr<RemoteSegment> RemoteSegments::at(const group::BaseGroup& group, int owner, std::uint64_t place,
                                                   os::Access access) {
   if (auto segment = known(owner, place); segment && segment->access() >= access) return segment;
   forget_retired();

@@ -86,7 +86,7 @@ struct SegmentMemory {
 /// A segment that this process created.
 class OwnedSegment {
  public:
-  /// Creates a segment for `capacity` bytes of data. Throws Error(no_space | unsupported).
+  /// Creates a segment for `capacity` bytes of data. Throws Error(out_of_space | unsupported).
   explicit OwnedSegment(std::uint64_t capacity);
   /// Frees the memory; if leases are active, it is freed when they have ended.
   ~OwnedSegment();
@@ -101,9 +101,9 @@ class OwnedSegment {
   [[nodiscard]] bool is_owner_process() const noexcept;
 
   /// Reserves memory for all of the data, if a full mount could otherwise cause a failure later. Throws
-  /// Error(no_space).
+  /// Error(out_of_space).
   void reserve();
-  /// Writes into fresh memory. Throws Error(no_space | io).
+  /// Writes into fresh memory. Throws Error(out_of_space | io).
   void write(std::uint64_t offset, std::span<const std::byte> bytes);
   void punch() noexcept { memory_.punch(); }
 
@@ -139,7 +139,7 @@ class OwnedSegment {
 class RemoteSegment {
  public:
   /// Maps the segment at a place in its owner's region. Throws Error(corrupt) if no segment exists there,
-  /// Error(no_space) if it cannot be mapped, and Error(peer_lost).
+  /// Error(out_of_space) if it cannot be mapped, and Error(peer_lost).
   RemoteSegment(const group::Region& region, std::uint64_t place, os::Access access = os::Access::read_only);
   ~RemoteSegment();
   RemoteSegment& operator=(RemoteSegment&&) = delete;
@@ -152,7 +152,7 @@ class RemoteSegment {
   [[nodiscard]] PopulatedBlocks& populated() noexcept { return blocks_; }
   [[nodiscard]] SegmentHeader& header() const noexcept { return *reinterpret_cast<SegmentHeader*>(words_.data()); }
   [[nodiscard]] bool is_owner_process() const noexcept;
-  /// Writes into fresh memory of a segment that is mapped with write access. Throws Error(no_space | io).
+  /// Writes into fresh memory of a segment that is mapped with write access. Throws Error(out_of_space | io).
   void write(std::uint64_t offset, std::span<const std::byte> bytes);
   /// Called when a lease has ended: frees the memory if it was the last lease and the owner has dropped the segment.
   void lease_ended() const noexcept;
@@ -179,7 +179,7 @@ class RemoteSegments {
  public:
   /// Returns the segment of `owner` at a place in its region. Maps it at the first call, and again if write access is
   /// requested later. Throws as RemoteSegment.
-  std::shared_ptr<RemoteSegment> at(const group::Group& group, int owner, std::uint64_t place,
+  std::shared_ptr<RemoteSegment> at(const group::BaseGroup& group, int owner, std::uint64_t place,
                                     os::Access access = os::Access::read_only);
   /// Returns null if it is not mapped.
   [[nodiscard]] std::shared_ptr<RemoteSegment> known(int owner, std::uint64_t place) const;

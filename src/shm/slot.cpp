@@ -171,7 +171,7 @@ SlotPlan SenderPool::plan(LaneId id, std::uint64_t bytes, const Limits& limits) 
     }
   }
   if (pool + plan.fresh_bytes > limits.memory_budget)
-    throw Error(ErrorKind::no_space,
+    throw Error(ErrorKind::out_of_space,
                 plan.held != 0
                     ? fmt::format("rank {} holds {} results of this rank ({} bytes), and {} more bytes would exceed "
                                   "the memory budget of {}: "

@@ -36,7 +36,7 @@ class Slot {
   /// Ends the lease unless the other rank has taken it.
   void withdraw() noexcept { segment_.withdraw(lease_); }
   /// Called before several ranks write the first `bytes` bytes: their memory counts as taken. If a full mount could
-  /// cause a failure, the memory is reserved. Throws Error(no_space).
+  /// cause a failure, the memory is reserved. Throws Error(out_of_space).
   void take(std::uint64_t bytes);
   /// Returns whether `bytes` bytes can be written without a further agreement, because their memory is taken.
   [[nodiscard]] bool is_taken(std::uint64_t bytes) const noexcept {
@@ -69,7 +69,7 @@ class SlotWriter {
  public:
   /// `progress` is called every few MiB.
   SlotWriter(Slot& slot, std::function<void()> progress);
-  /// Offsets must ascend. Throws Error(no_space | io).
+  /// Offsets must ascend. Throws Error(out_of_space | io).
   void write(std::uint64_t offset, const TensorView& tensor);
   void write(std::uint64_t offset, std::span<const std::byte> bytes);
   void finish();
@@ -113,12 +113,12 @@ class SenderPool {
     std::uint64_t pool_limit = 0;
   };
 
-  /// Chooses a slot for `bytes` bytes to `id`. Allocates nothing yet. Throws Error(no_space) if the root holds so much
-  /// memory that the budget does not allow another segment.
+  /// Chooses a slot for `bytes` bytes to `id`. Allocates nothing yet. Throws Error(out_of_space) if the root holds so
+  /// much memory that the budget does not allow another segment.
   SlotPlan plan(LaneId id, std::uint64_t bytes, const Limits& limits);
   /// Returns how many slots are not free.
   [[nodiscard]] std::uint32_t held(LaneId id) const noexcept;
-  /// Creates the plan's new slot, if it has one. Throws Error(no_space).
+  /// Creates the plan's new slot, if it has one. Throws Error(out_of_space).
   std::shared_ptr<Slot> carry_out(LaneId id, SlotPlan plan);
   /// Returns how many data bytes have memory.
   [[nodiscard]] std::uint64_t bytes() const noexcept;

@@ -16,7 +16,7 @@ constexpr std::uint64_t ring_header_bytes = 4096;
 constexpr std::uint64_t ring_magic = 0x31474e49'5254534dULL;  // "MSTRING1"
 
 void wait_for_word(const std::atomic<std::uint32_t>& word, const std::function<bool(std::uint32_t)>& is_good,
-                   std::span<const int> on, SyncGroup& group, const WaitOptions& options) {
+                   std::span<const int> on, Group& group, const WaitOptions& options) {
   std::uint32_t seen = 0;
   const auto done = [&] {
     seen = word.load(std::memory_order_acquire);
@@ -83,7 +83,7 @@ std::span<std::byte> WindowRing::window(std::uint32_t turn) const {
   return {mapping_.data() + ring_header_bytes + turn % depth_ * window_bytes_, window_bytes_};
 }
 
-void WindowRing::claim(std::uint32_t turn, int owner, SyncGroup& group, const WaitOptions& options) const {
+void WindowRing::claim(std::uint32_t turn, int owner, Group& group, const WaitOptions& options) const {
   const auto is_free = [&](std::uint32_t released) {
     return static_cast<std::int32_t>(turn - released) < static_cast<std::int32_t>(depth_);
   };
@@ -97,8 +97,8 @@ void WindowRing::arrive(std::uint32_t turn) const noexcept {
   os::futex_wake_all(arrived);
 }
 
-void WindowRing::wait_full(std::uint32_t turn, std::uint32_t contributors, std::span<const int> others,
-                           SyncGroup& group, const WaitOptions& options) const {
+void WindowRing::wait_full(std::uint32_t turn, std::uint32_t contributors, std::span<const int> others, Group& group,
+                           const WaitOptions& options) const {
   const auto is_full = [contributors](std::uint32_t arrived) { return arrived == contributors; };
   wait_for_word(header().arrived[turn % depth_], is_full, others, group, options);
 }
@@ -126,20 +126,20 @@ std::uint32_t WindowRing::stage() const noexcept {
   return header().stage.load(std::memory_order_acquire);
 }
 
-void WindowRing::wait_stage(std::uint32_t least, std::span<const int> on, SyncGroup& group,
+void WindowRing::wait_stage(std::uint32_t least, std::span<const int> on, Group& group,
                             const WaitOptions& options) const {
   wait_for_word(
       header().stage, [least](std::uint32_t stage) { return stage >= least; }, on, group, options);
 }
 
-std::vector<int> near_ranks(const SyncGroup& group) {
+std::vector<int> near_ranks(const Group& group) {
   std::vector<int> ranks;
   for (int rank = 0; rank < group.size(); ++rank)
     if (rank != group.rank() && group.shares_memory(rank)) ranks.push_back(rank);
   return ranks;
 }
 
-std::vector<std::unique_ptr<WindowRing>> find_rings(group::Group& group, std::span<const int> near,
+std::vector<std::unique_ptr<WindowRing>> find_rings(group::BaseGroup& group, std::span<const int> near,
                                                     const WindowRing& own, const WaitOptions& options) {
   const std::uint64_t place = own.place();
   std::vector<std::uint64_t> places(static_cast<std::size_t>(group.size()));

@@ -25,7 +25,7 @@ class WindowRing {
   static constexpr std::uint32_t most_depth = 16;
 
   /// Creates a ring in the owner's region: `depth` windows of `window_bytes` each, for `others` other processes. With 0
-  /// windows the ring only counts progress. Takes the memory now. Throws Error(no_space | unsupported).
+  /// windows the ring only counts progress. Takes the memory now. Throws Error(out_of_space | unsupported).
   WindowRing(std::uint32_t depth, std::uint64_t window_bytes, std::size_t others);
   /// Maps the ring at a place in another process's region. Throws Error(corrupt) if it is not a ring.
   WindowRing(const group::Region& region, std::uint64_t place);
@@ -37,12 +37,12 @@ class WindowRing {
   [[nodiscard]] std::uint64_t window_bytes() const noexcept { return window_bytes_; }
   [[nodiscard]] std::span<std::byte> window(std::uint32_t turn) const;
 
-  /// Step 1, without the write. `owner`: the owner's rank in the group. Throws as SyncGroup::wait_until.
-  void claim(std::uint32_t turn, int owner, SyncGroup& group, const WaitOptions& options) const;
+  /// Step 1, without the write. `owner`: the owner's rank in the group. Throws as Group::wait_until.
+  void claim(std::uint32_t turn, int owner, Group& group, const WaitOptions& options) const;
   /// Step 2. Orders earlier writes before the arrival, including streaming stores.
   void arrive(std::uint32_t turn) const noexcept;
   /// Step 3. `others`: the ranks that it waits for.
-  void wait_full(std::uint32_t turn, std::uint32_t contributors, std::span<const int> others, SyncGroup& group,
+  void wait_full(std::uint32_t turn, std::uint32_t contributors, std::span<const int> others, Group& group,
                  const WaitOptions& options) const;
   /// Step 4.
   void release(std::uint32_t turn) const noexcept;
@@ -54,7 +54,7 @@ class WindowRing {
   void set_stage(std::uint32_t stage) const noexcept;
   [[nodiscard]] std::uint32_t stage() const noexcept;
   /// Waits until the stage is at least `least`. `on`: the owner's rank, unless the caller is the owner.
-  void wait_stage(std::uint32_t least, std::span<const int> on, SyncGroup& group, const WaitOptions& options) const;
+  void wait_stage(std::uint32_t least, std::span<const int> on, Group& group, const WaitOptions& options) const;
 
  private:
   struct Header;
@@ -69,10 +69,10 @@ class WindowRing {
 };
 
 /// Returns the other ranks of a group that share memory with this one.
-std::vector<int> near_ranks(const SyncGroup& group);
+std::vector<int> near_ranks(const Group& group);
 /// Collective. Returns the rings of the ranks `near`, by rank. `own`: the ring that this rank shares with them. Throws
-/// as SyncGroup::all_gather and WindowRing.
-std::vector<std::unique_ptr<WindowRing>> find_rings(group::Group& group, std::span<const int> near,
+/// as Group::all_gather and WindowRing.
+std::vector<std::unique_ptr<WindowRing>> find_rings(group::BaseGroup& group, std::span<const int> near,
                                                     const WindowRing& own, const WaitOptions& options);
 
 }  // namespace muster::shm

@@ -28,7 +28,7 @@ bool is_zstd_level(int level) noexcept;
 
 class ChunkEncoder {
  public:
-  /// Throws Error(no_space).
+  /// Throws Error(out_of_space).
   explicit ChunkEncoder(int level);
 
   struct Encoded {
@@ -36,7 +36,7 @@ class ChunkEncoder {
     bool is_raw = false;               ///< no filter is applied
   };
   /// Encodes a chunk of `chunk_bytes`. `elements` are the tensor's elements in the chunk, and zeros fill the rest.
-  /// Throws Error(no_space).
+  /// Throws Error(out_of_space).
   Encoded encode(std::span<const std::byte> elements, std::size_t chunk_bytes, std::size_t item);
 
  private:
@@ -48,7 +48,7 @@ class ChunkEncoder {
 
 class ChunkDecoder {
  public:
-  /// Throws Error(no_space).
+  /// Throws Error(out_of_space).
   ChunkDecoder();
 
   /// Fills `target` with the first elements of a chunk of `chunk_bytes`. Returns false if `stored` is not one frame of

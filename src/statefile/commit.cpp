@@ -179,7 +179,7 @@ class Committing {
                                      .facts = {{"muster_format", format_version},
                                                {"rank", static_cast<std::uint64_t>(block_.info.rank)},
                                                {"world_size", static_cast<std::uint64_t>(block_.info.world_size)},
-                                               {"generation", block_.info.generation}},
+                                               {"generation", block_.info.step}},
                                      .datasets = datasets};
     structures_ = with_file("writing the state file", state_.file.path(), [&] { return make_metadata(plan); });
     structures_offset_ = plan.metadata_offset;

@@ -180,7 +180,7 @@ class Checking {
     try {
       work();
     } catch (const Error& error) {
-      if (error.kind() == ErrorKind::no_space) throw;
+      if (error.kind() == ErrorKind::out_of_space) throw;
       add(tensor, error.what());
     }
   }
@@ -367,7 +367,7 @@ Tensor StateFile::tensor(std::string_view name) const {
 void StateFile::read(std::size_t index, std::uint64_t offset, std::span<std::byte> target) const {
   if (index >= tensors().size() || offset > tensors()[index].bytes || target.size() > tensors()[index].bytes - offset)
     statefile::fail_reading(
-        ErrorKind::argument, path(),
+        ErrorKind::invalid_argument, path(),
         fmt::format("{} bytes at {} of tensor number {} are not there", target.size(), offset, index));
   statefile::read_elements(contents_->file, contents_->catalogue, index, offset, target, 1);
 }

@@ -32,7 +32,7 @@ constexpr std::uint64_t largest_file = std::uint64_t{1} << 61;
 constexpr std::uint64_t most_chunks = std::uint64_t{1} << 32;
 
 [[noreturn]] void refuse_writing(const std::string& path, const std::string& words) {
-  throw file_error(ErrorKind::argument, "writing the state file", path, words);
+  throw file_error(ErrorKind::invalid_argument, "writing the state file", path, words);
 }
 
 /// Checks the contents of a new state file, and assigns an offset to each uncompressed tensor.
@@ -183,7 +183,7 @@ void WriterState::refuse(const StateTensor& tensor, const std::string& words) co
 
 void WriterState::require_writing() const {
   if (is_committed || has_failed)
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 fmt::format("the state file {} {}", in_quotes(file.path()),
                             is_committed ? "is finished already"
                                          : "cannot be finished: writing it has failed; begin again with a new writer"),
@@ -452,8 +452,8 @@ void StateFileWriter::write(std::size_t index, const TensorView& tensor) {
   std::vector<std::byte> buffer;
   const auto item = static_cast<std::int64_t>(itemsize(tensor.dtype()));
   const std::int64_t step = static_cast<std::int64_t>(statefile::gathered_bytes) / item;
-  for (std::int64_t begin = 0; begin < tensor.elements(); begin += step) {
-    const std::int64_t end = std::min(begin + step, tensor.elements());
+  for (std::int64_t begin = 0; begin < tensor.element_count(); begin += step) {
+    const std::int64_t end = std::min(begin + step, tensor.element_count());
     buffer.resize(static_cast<std::size_t>((end - begin) * item));
     core::copy_elements(tensor, begin, end, buffer.data());
     state_->write_piece(index, static_cast<std::uint64_t>(begin * item), buffer);
@@ -468,7 +468,7 @@ void StateFileWriter::write_all(std::span<const TensorView> tensors, const Progr
   state_->change([&] { statefile::WritingAll(*this, *state_, tensors, progress).write(); });
 }
 
-std::optional<std::uint64_t> StateFileWriter::place(std::size_t index) const {
+std::optional<std::uint64_t> StateFileWriter::file_offset(std::size_t index) const {
   const StateTensor& tensor = state_->announced(index);
   if (tensor.compressed) return std::nullopt;
   return tensor.offset;
@@ -478,7 +478,7 @@ const std::string& StateFileWriter::temporary_path() const noexcept {
   return state_->temporary;
 }
 
-void StateFileWriter::written_elsewhere(std::size_t index) {
+void StateFileWriter::mark_written(std::size_t index) {
   const StateTensor& tensor = state_->announced(index);
   if (tensor.compressed) state_->refuse(tensor, "it is compressed, so nobody else can know where its bytes belong");
   if (state_->targets[index].written() != 0 && tensor.bytes != 0)

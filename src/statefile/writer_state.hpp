@@ -93,7 +93,7 @@ struct WriterState {
               const StateFileOptions& options);
 
   [[noreturn]] void refuse(const StateTensor& tensor, const std::string& words) const;
-  /// Throws Error(argument) once the file is finished or a change of it has failed.
+  /// Throws Error(invalid_argument) once the file is finished or a change of it has failed.
   void require_writing() const;
   /// Runs a function that changes the file. After a failure the contents are unknown, so all later changes are refused.
   /// Wrong arguments are refused before anything has changed.
@@ -102,14 +102,14 @@ struct WriterState {
     try {
       work();
     } catch (const Error& error) {
-      if (error.kind() != ErrorKind::argument) has_failed = true;
+      if (error.kind() != ErrorKind::invalid_argument) has_failed = true;
       throw;
     } catch (...) {
       has_failed = true;
       throw;
     }
   }
-  /// Throws Error(argument) if the tensor does not exist or writing has ended.
+  /// Throws Error(invalid_argument) if the tensor does not exist or writing has ended.
   const StateTensor& announced(std::size_t index) const;
   void check_announced(std::size_t index, const TensorView& tensor) const;
   [[nodiscard]] ChunkGrid grid(std::size_t index) const;

@@ -82,7 +82,7 @@ class Peer final : public Connection::Owner {
 
   [[nodiscard]] int rank() const noexcept { return rank_; }
   /// Returns why this peer can no longer send or receive, or nullopt.
-  [[nodiscard]] const std::optional<Error>& failure() const noexcept { return failure_; }
+  [[nodiscard]] const std::optional<Error>& error() const noexcept { return failure_; }
   /// Must not be called after a failure.
   void send(const std::shared_ptr<Outgoing>& message);
   /// Returns whether no other rank waits for data from this side.

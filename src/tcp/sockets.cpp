@@ -130,7 +130,8 @@ Acceptor adopt_listener(asio::io_context& io, int descriptor) {
   if (::getsockopt(descriptor, SOL_SOCKET, SO_ACCEPTCONN, &is_listening, &length) != 0 || is_listening == 0 ||
       ::getsockopt(descriptor, SOL_SOCKET, SO_DOMAIN, &family, &length) != 0 ||
       (family != AF_INET && family != AF_INET6))
-    throw Error(ErrorKind::argument, fmt::format("TCP: descriptor {} is not a listening TCP socket", descriptor));
+    throw Error(ErrorKind::invalid_argument,
+                fmt::format("TCP: descriptor {} is not a listening TCP socket", descriptor));
   ::fcntl(descriptor, F_SETFD, FD_CLOEXEC);
   ::fcntl(descriptor, F_SETFL, O_NONBLOCK);
   Acceptor acceptor(io);

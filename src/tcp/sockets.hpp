@@ -52,8 +52,8 @@ std::uint16_t port_of(int socket) noexcept;
 /// Returns the socket at which the launcher of this process listens on its behalf (MUSTER_LISTENER), if it has that
 /// port. Returns it only once.
 std::optional<Acceptor> inherited_listener(asio::io_context& io, std::uint16_t port);
-/// Takes over a listening socket of the program. If it is not a listening socket, throws Error(argument) and leaves it
-/// unchanged.
+/// Takes over a listening socket of the program. If it is not a listening socket, throws Error(invalid_argument) and
+/// leaves it unchanged.
 Acceptor adopt_listener(asio::io_context& io, int descriptor);
 /// Returns the next pending connection, or a closed socket if there is none.
 Socket accept_one(Acceptor& acceptor, asio::io_context& io) noexcept;

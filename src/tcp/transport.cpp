@@ -37,7 +37,7 @@ class TcpTransport::Hold {
 namespace {
 
 [[noreturn]] void throw_lost(const Error& why) {
-  throw Error(why.kind() == ErrorKind::no_space ? why.kind() : ErrorKind::io, fmt::format("TCP: {}", why.what()),
+  throw Error(why.kind() == ErrorKind::out_of_space ? why.kind() : ErrorKind::io, fmt::format("TCP: {}", why.what()),
               why.details());
 }
 
@@ -144,7 +144,7 @@ TcpTransport::TcpTransport(int rank, Addresses addresses, std::unique_ptr<asio::
   os::allow_open_files(2 * static_cast<std::uint64_t>(size()) + other_files);
   shared_.connect = [this](Peer& to) { return connect(to); };
   shared_.lost = [this](Peer& lost) {
-    if (!is_closing_ && !os::is_own_shortage(lost.failure()->os_error())) lost_.push_back(lost.rank());
+    if (!is_closing_ && !os::is_own_shortage(lost.error()->os_error())) lost_.push_back(lost.rank());
   };
   shared_.receive_from_anybody = [this](const auto& receive) { receive_from_anybody(receive); };
   for (int other = 0; other < size(); ++other) peers_.push_back(std::make_unique<Peer>(shared_, other));
@@ -178,7 +178,7 @@ multihost::Pending TcpTransport::send(int to, int tag, std::span<const std::byte
   const auto message =
       std::make_shared<Outgoing>(tag, bytes, std::move(keeper), finished == multihost::Finished::taken);
   const Hold hold(*this);
-  if (const auto& failure = peer(to).failure()) throw_lost(*failure);
+  if (const auto& failure = peer(to).error()) throw_lost(*failure);
   peer(to).send(message);
   return multihost::Pending(std::make_shared<Send>(*this, message));
 }
@@ -217,7 +217,7 @@ std::unique_ptr<multihost::Found> TcpTransport::find(int from, int tag) {
     arrival = peer(from).find(tag);
   }
   if (arrival) return std::make_unique<TakenOut>(*this, from, std::move(arrival));
-  if (const auto& failure = peer(from).failure()) throw_lost(*failure);
+  if (const auto& failure = peer(from).error()) throw_lost(*failure);
   return nullptr;
 }
 
@@ -361,7 +361,7 @@ void TcpTransport::throw_if_resting() const {
 }
 
 Error TcpTransport::ended() const {
-  return Error(ErrorKind::argument, "the process ends: its groups cannot be used any more", {.rank = rank()});
+  return Error(ErrorKind::invalid_argument, "the process ends: its groups cannot be used any more", {.rank = rank()});
 }
 
 bool TcpTransport::close() noexcept {

@@ -141,7 +141,7 @@ class TraceFile {
       const std::lock_guard lock(mutex_);
       if (has_stopped()) return nullptr;
       if (piece >= pieces_.size())
-        throw Error(ErrorKind::no_space, fmt::format("{} has the most records that it can have", file_.path()));
+        throw Error(ErrorKind::out_of_space, fmt::format("{} has the most records that it can have", file_.path()));
       for (std::uint64_t at = 0; at <= piece; ++at)
         if (pieces_[at] == nullptr) pieces_[at] = file_.grow(piece_records * sizeof(Record));
       return pieces_[piece];

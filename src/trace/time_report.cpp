@@ -27,9 +27,9 @@ std::vector<std::string> steps_of(std::span<const RankTimes> ranks) {
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     for (const StepTimes& times : ranks[rank]) {
       if (find(ranks[rank], times.step) != &times)
-        throw Error(ErrorKind::argument, fmt::format("rank {} has the step \"{}\" twice", rank, times.step));
+        throw Error(ErrorKind::invalid_argument, fmt::format("rank {} has the step \"{}\" twice", rank, times.step));
       if (!std::ranges::all_of(times.seconds, [](double time) { return std::isfinite(time) && time >= 0; }))
-        throw Error(ErrorKind::argument,
+        throw Error(ErrorKind::invalid_argument,
                     fmt::format("rank {}, step \"{}\": a time must be seconds, 0 or more", rank, times.step));
       if (std::ranges::find(steps, times.step) == steps.end()) steps.push_back(times.step);
     }

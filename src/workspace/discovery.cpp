@@ -60,7 +60,8 @@ void make_directories(const std::string& path) {
 }
 
 [[noreturn]] void refuse(const std::string& path, const std::string& why) {
-  throw Error(ErrorKind::argument, fmt::format("{} cannot be a workspace: {}", in_quotes(path), why), {.path = path});
+  throw Error(ErrorKind::invalid_argument, fmt::format("{} cannot be a workspace: {}", in_quotes(path), why),
+              {.path = path});
 }
 
 void require_directory(const std::string& path) {
@@ -207,7 +208,7 @@ bool check_mark(const std::string& workspace) {
 }
 
 WorkspaceDirectory prepare_workspace(const std::string& given) {
-  if (given.empty()) throw Error(ErrorKind::argument, "a workspace needs a path");
+  if (given.empty()) throw Error(ErrorKind::invalid_argument, "a workspace needs a path");
   WorkspaceDirectory workspace;
   workspace.path = without_slash(given);
   require_directory(workspace.path);

@@ -40,7 +40,7 @@ class Pauses {
 };
 
 /// Makes and removes a file in the directory, and returns its status: its times are those of the server's clock.
-/// Returns nullopt if the probe was already missing. Throws Error(not_found | io | no_space).
+/// Returns nullopt if the probe was already missing. Throws Error(not_found | io | out_of_space).
 std::optional<os::FileStatus> probe(const std::string& directory);
 
 /// Makes and removes a probe in the directory. Returns false if this user cannot write there or the disk is full,
@@ -83,8 +83,8 @@ struct WorkspaceDirectory {
 };
 
 /// Makes the directory, its parents and the marker if they are missing. Local; any number of processes may call it at a
-/// time. Throws Error(argument) if the path is a file, a dangling link, or a directory that is not a workspace;
-/// Error(version) if a newer Muster made the marker; Error(corrupt) if the marker is damaged; Error(io | no_space).
+/// time. Throws Error(invalid_argument) if the path is a file, a dangling link, or a directory that is not a workspace;
+/// Error(version) if a newer Muster made the marker; Error(corrupt) if the marker is damaged; Error(io | out_of_space).
 WorkspaceDirectory prepare_workspace(const std::string& path);
 
 /// Returns whether the marker has contents: false if it is empty or all zeros. Throws Error(version | corrupt), and as

@@ -64,13 +64,13 @@ class Members final : public group::Peers {
   std::vector<int> members_;
 };
 
-class FileGroup final : public group::Group {
+class FileGroup final : public group::BaseGroup {
  public:
   /// `members`: the job's ranks in this group, in the order of the group. `rank`: this process's index among them.
   /// `parent`: the parent of an auxiliary group, otherwise null.
   FileGroup(std::shared_ptr<Heart> heart, const std::shared_ptr<const Members>& members, int rank,
             std::shared_ptr<GroupPulse> parent, int number, Nonce nonce, milliseconds timeout)
-      : group::Group(rank, members->ranks, nonce, timeout, members),
+      : group::BaseGroup(rank, members->ranks, nonce, timeout, members),
         heart_(std::move(heart)),
         directory_(heart_->directory()),
         members_(members),
@@ -92,7 +92,7 @@ class FileGroup final : public group::Group {
 
  protected:
   [[nodiscard]] std::uint64_t rounds() const noexcept override { return round_; }
-  void do_poison(const Error& cause) noexcept override { pulse_->poison(cause); }
+  void do_abort(const Error& cause) noexcept override { pulse_->abort(cause); }
   [[nodiscard]] std::optional<Error> do_failure() const override;
   void do_barrier(const WaitOptions& options) override { do_all_gather({}, {}, options); }
   void do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) override;
@@ -102,7 +102,7 @@ class FileGroup final : public group::Group {
   bool do_try_receive(int from, const group::PacketPlace& place) override;
   void do_wait_for_packets(const std::function<bool()>& done, std::span<const int> on,
                            const WaitOptions& options) override;
-  std::shared_ptr<group::Group> make_part(const Part& part, Tie tie, const WaitOptions& options) override;
+  std::shared_ptr<group::BaseGroup> make_part(const Part& part, Tie tie, const WaitOptions& options) override;
 
  private:
   [[nodiscard]] auto in_phase(const WaitOptions& options) {
@@ -157,10 +157,10 @@ std::optional<Error> FileGroup::do_failure() const {
     // Checks for a failure that other ranks have published in the meantime.
     (void)directory_->recent(directory_->options().is_network ? milliseconds(500) : milliseconds(20));
   } catch (const Error& error) {
-    pulse_->poison(error);
+    pulse_->abort(error);
   }
-  if (auto own = pulse_->failure()) return own;
-  return parent_ ? parent_->failure() : std::nullopt;
+  if (auto own = pulse_->error()) return own;
+  return parent_ ? parent_->error() : std::nullopt;
 }
 
 template <class Done, class Needed, class Awaited>
@@ -322,7 +322,7 @@ void FileGroup::do_wait_until(const std::function<bool()>& done,
   }
 }
 
-std::shared_ptr<group::Group> FileGroup::make_part(const Part& part, Tie tie, const WaitOptions& options) {
+std::shared_ptr<group::BaseGroup> FileGroup::make_part(const Part& part, Tie tie, const WaitOptions& options) {
   struct Card {
     Nonce nonce;
     std::int32_t count = 0;
@@ -335,7 +335,7 @@ std::shared_ptr<group::Group> FileGroup::make_part(const Part& part, Tie tie, co
     cards.resize(static_cast<std::size_t>(size()));
   });
   do_all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(cards)), options);
-  std::shared_ptr<group::Group> made;
+  std::shared_ptr<group::BaseGroup> made;
   together(options, [&] {
     if (part.members.empty()) return;
     std::vector<int> members;
@@ -352,7 +352,7 @@ std::shared_ptr<group::Group> FileGroup::make_part(const Part& part, Tie tie, co
 
 }  // namespace
 
-std::string workspace_of(const SyncGroup& group) {
+std::string workspace_of(const Group& group) {
   return group.kind() == file_group_kind ? static_cast<const FileGroup&>(group).workspace() : "";
 }
 
@@ -367,18 +367,20 @@ using std::chrono::milliseconds;
 
 void check(const FileGroupOptions& options) {
   if (options.size < 1 || options.rank < 0 || options.rank >= options.size)
-    throw Error(ErrorKind::argument, fmt::format("a file group cannot have rank {} of {}", options.rank, options.size));
+    throw Error(ErrorKind::invalid_argument,
+                fmt::format("a file group cannot have rank {} of {}", options.rank, options.size));
   if (options.heartbeat < milliseconds(1))
-    throw Error(ErrorKind::argument, "a file group's heartbeat must be at least a millisecond");
+    throw Error(ErrorKind::invalid_argument, "a file group's heartbeat must be at least a millisecond");
   if (options.lost_after < 3 * options.heartbeat)
-    throw Error(ErrorKind::argument, "a file group's lost_after must be three heartbeats at least: one may come late");
+    throw Error(ErrorKind::invalid_argument,
+                "a file group's lost_after must be three heartbeats at least: one may come late");
   if (options.timeout && *options.timeout <= milliseconds::zero())
-    throw Error(ErrorKind::argument, "a file group's timeout must be longer than nothing");
+    throw Error(ErrorKind::invalid_argument, "a file group's timeout must be longer than nothing");
 }
 
 }  // namespace
 
-std::shared_ptr<SyncGroup> file_group(const FileGroupOptions& options) {
+std::shared_ptr<Group> file_group(const FileGroupOptions& options) {
   check(options);
   const milliseconds timeout = group::timeout_of(options.timeout, group::default_timeout());
   const workspace::WorkspaceDirectory directory = workspace::prepare_workspace(options.directory);

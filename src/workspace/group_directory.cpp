@@ -423,7 +423,7 @@ void GroupPulse::publish_failure(const Error& cause) {
   is_untold_ = false;
 }
 
-void GroupPulse::poison(const Error& cause) noexcept {
+void GroupPulse::abort(const Error& cause) noexcept {
   if (has_failure()) return;
   try {
     publish_failure(cause);
@@ -434,7 +434,7 @@ void GroupPulse::poison(const Error& cause) noexcept {
   }
 }
 
-std::optional<Error> GroupPulse::failure() const {
+std::optional<Error> GroupPulse::error() const {
   const std::lock_guard lock(failure_mutex_);
   return failure_;
 }

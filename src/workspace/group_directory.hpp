@@ -41,17 +41,17 @@ struct GroupMember {
 
 /// The facts that the ranks of a file group share after the rendezvous.
 struct Job {
-  SyncGroup::Nonce nonce{};
+  Group::Nonce nonce{};
   std::string directory;
   std::vector<GroupMember> members;
   std::shared_ptr<void> meeting;  ///< this rank's rendezvous files, deleted when all ranks have read them
 };
 /// Forms a job of processes that know only a directory, a key and their rank (rendezvous/files.cpp). `workspace` is
-/// prepared. Throws Error(timeout | rank_mismatch | version | peer_lost), Error(io | no_space).
+/// prepared. Throws Error(timeout | rank_mismatch | version | peer_lost), Error(io | out_of_space).
 Job meet(const WorkspaceDirectory& workspace, const FileGroupOptions& options, std::chrono::milliseconds timeout);
 
 /// Returns the workspace that the ranks of a file group share; empty for any other group.
-std::string workspace_of(const SyncGroup& group);
+std::string workspace_of(const Group& group);
 
 /// One listing of the directory.
 class Snapshot {
@@ -193,8 +193,8 @@ class GroupPulse final : public group::Pulse, public GroupDirectory::Watcher {
   [[nodiscard]] std::string phase(int rank) const override;
   /// Aborts the group. A failure that cannot be written to the directory applies only to this rank, until a later
   /// heartbeat can write it.
-  void poison(const Error& cause) noexcept override;
-  [[nodiscard]] std::optional<Error> failure() const override;
+  void abort(const Error& cause) noexcept override;
+  [[nodiscard]] std::optional<Error> error() const override;
   [[nodiscard]] bool has_failure() const noexcept override { return has_failure_.load(std::memory_order_acquire); }
 
   void progress() noexcept { progress_.fetch_add(1, std::memory_order_relaxed); }

@@ -19,7 +19,7 @@ constexpr std::size_t random_digits = 16;
 
 // One format string per kind of name serves to build and to parse it.
 
-// In the order of the kinds. %j: job, %r: rank, %n: number of ranks, %g: generation, %x: random digits, %w: writer.
+// In the order of the kinds. %j: job, %r: rank, %n: number of ranks, %g: step, %x: random digits, %w: writer.
 constexpr std::array<std::string_view, 9> forms = {
     "muster-workspace.json",
     "state-%j-r%r-of%n-g%g.h5",
@@ -37,7 +37,7 @@ void use_field(AnyName& name, char field, Use& use) {
   if (field == 'j') return use.digits(name.job, job_digits);
   if (field == 'r') return use.number(name.rank);
   if (field == 'n') return use.number(name.world_size);
-  if (field == 'g') return use.number(name.generation);
+  if (field == 'g') return use.number(name.step);
   if (field == 'x') return use.digits(name.random, random_digits);
   use.writer(name.writer);
 }
@@ -135,12 +135,12 @@ std::optional<Name> parse_name(std::string_view text) {
   return std::nullopt;
 }
 
-std::set<std::uint64_t> common_generations(std::span<const Name> states, int world_size) {
+std::set<std::uint64_t> common_steps(std::span<const Name> states, int world_size) {
   std::map<std::uint64_t, int> ranks;
-  for (const Name& state : states) ranks[state.generation] += state.world_size == world_size ? 1 : 0;
+  for (const Name& state : states) ranks[state.step] += state.world_size == world_size ? 1 : 0;
   std::set<std::uint64_t> common;
-  for (const auto& [generation, count] : ranks)
-    if (count == world_size) common.insert(generation);
+  for (const auto& [step, count] : ranks)
+    if (count == world_size) common.insert(step);
   return common;
 }
 
@@ -152,12 +152,12 @@ std::string probe_name() {
   return fresh_name(NameKind::probe);
 }
 
-std::string job_text(const SyncGroup::Nonce& nonce) {
+std::string job_text(const Group::Nonce& nonce) {
   return os::hex_text(nonce);
 }
 
-std::optional<SyncGroup::Nonce> parse_job(std::string_view text) {
-  SyncGroup::Nonce nonce{};
+std::optional<Group::Nonce> parse_job(std::string_view text) {
+  Group::Nonce nonce{};
   if (text.size() != job_digits || text.find_first_not_of("0123456789abcdef") != std::string_view::npos)
     return std::nullopt;
   for (std::size_t i = 0; i < nonce.size(); ++i) {

@@ -4,7 +4,7 @@
 // between a rank and the directory cannot return old bytes under a current name.
 //
 //   muster-workspace.json                         the marker file: this directory is a workspace of a certain version
-//   state-JOB-rR-ofN-gG.h5                        rank R's state of generation G of the job of N ranks (NFSWorkspace)
+//   state-JOB-rR-ofN-gG.h5                        rank R's state of step G of the job of N ranks (Workspace)
 //   kept-JOB-rR-ofN-gG.h5                         rank R's tensors for gather number G, kept for inspection
 //   exchange-JOB-rR-ofN-gG@WRITER.h5              the same, deleted when the root has read it
 //   token-JOB-rR-RANDOM@WRITER                    proves that two ranks see one directory
@@ -41,7 +41,7 @@ struct Name {
   std::string job = {};                            ///< 32 digits
   int rank = -1;                                   ///< -1: not in the name
   int world_size = 0;                              ///< 0: not in the name
-  std::uint64_t generation = 0;                    ///< state, kept and exchange only
+  std::uint64_t step = 0;                          ///< state, kept and exchange only
   std::string random = {};                         ///< 16 digits; the key of a meeting
   std::optional<os::ProcessIdentity> writer = {};  ///< exchange, token, probe and growing only
   friend bool operator==(const Name&, const Name&) = default;
@@ -52,17 +52,17 @@ std::string file_name(const Name& name);
 /// Returns nullopt if the name is not Muster's. file_name(*parse_name(n)) == n. Pure.
 std::optional<Name> parse_name(std::string_view file_name);
 
-/// Returns the generations for which `states` has a state of every rank of the job. Pure.
-std::set<std::uint64_t> common_generations(std::span<const Name> states, int world_size);
+/// Returns the steps for which `states` has a state of every rank of the job. Pure.
+std::set<std::uint64_t> common_steps(std::span<const Name> states, int world_size);
 
 // Make names that this process has not used yet.
 std::string growing_name();
 std::string probe_name();
 
 /// Returns 32 digits.
-std::string job_text(const SyncGroup::Nonce& nonce);
+std::string job_text(const Group::Nonce& nonce);
 /// Returns nullopt if the text is not 32 digits.
-std::optional<SyncGroup::Nonce> parse_job(std::string_view text);
+std::optional<Group::Nonce> parse_job(std::string_view text);
 
 using os::identity_text;
 using os::parse_identity;

@@ -93,7 +93,7 @@ std::optional<SurveyState> state_of(const std::string& workspace, SurveyEntry en
   SurveyState state;
   state.rank = entry.name->rank;
   state.world_size = entry.name->world_size;
-  state.generation = entry.name->generation;
+  state.step = entry.name->step;
   state.complete = true;
   const std::string path = workspace + "/" + entry.file;
   if (options.open_states) {
@@ -106,11 +106,10 @@ std::optional<SurveyState> state_of(const std::string& workspace, SurveyEntry en
       }
       const StateFileInfo& info = file.info();
       if (job_text(info.job) != entry.name->job || info.rank != state.rank || info.world_size != state.world_size ||
-          info.generation != state.generation) {
+          info.step != state.step) {
         state.complete = false;
-        state.problem =
-            fmt::format("it says that it is rank {} of {}, generation {}, of job {}: it was renamed or copied",
-                        info.rank, info.world_size, info.generation, job_text(info.job));
+        state.problem = fmt::format("it says that it is rank {} of {}, step {}, of job {}: it was renamed or copied",
+                                    info.rank, info.world_size, info.step, job_text(info.job));
       }
     } catch (const Error& error) {
       if (error.kind() == ErrorKind::not_found) return std::nullopt;
@@ -124,7 +123,7 @@ std::optional<SurveyState> state_of(const std::string& workspace, SurveyEntry en
 
 void conclude(SurveyJob& job) {
   const auto order = [](const SurveyState& a, const SurveyState& b) {
-    return std::pair(a.rank, a.generation) < std::pair(b.rank, b.generation);
+    return std::pair(a.rank, a.step) < std::pair(b.rank, b.step);
   };
   std::ranges::sort(job.states, order);
   std::ranges::sort(job.kept, order);
@@ -143,8 +142,8 @@ void conclude(SurveyJob& job) {
   }
   for (const SurveyState& state : job.kept) count(state.entry);
   for (const SurveyEntry& entry : job.passing) count(entry);
-  const std::set<std::uint64_t> common = common_generations(complete, job.world_size);
-  if (!common.empty()) job.common_generation = *common.rbegin();
+  const std::set<std::uint64_t> common = common_steps(complete, job.world_size);
+  if (!common.empty()) job.common_step = *common.rbegin();
   if (job.states.empty()) return;
   // The world size comes from a file name, which may claim any number of ranks.
   for (int rank = 0; rank < job.world_size && job.missing_ranks.size() < most_missing; ++rank)
@@ -164,12 +163,12 @@ void require_workspace(const std::string& path, const std::vector<os::DirectoryE
         std::ranges::find_if(entries, [](const auto& entry) { return os::is_partial_name(entry.name); });
     if (unfinished != entries.end())
       throw Error(
-          ErrorKind::argument,
+          ErrorKind::invalid_argument,
           fmt::format("{} is no workspace; an export or a conversion has not finished its {}: the next one to the "
                       "same place removes it if it was killed",
                       in_quotes(path), in_quotes(unfinished->name)),
           {.path = path});
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 fmt::format("{} is no workspace: nothing in it is Muster's (there is {})", in_quotes(path),
                             in_quotes(entries.front().name)),
                 {.path = path});
@@ -199,13 +198,13 @@ const SurveyJob& choose_job(const Survey& survey, const std::string& prefix) {
     refuse_states(survey, ErrorKind::not_found,
                   fmt::format("it has no states of a job {}; there are those of {}", in_quotes(prefix), names_of(all)));
   if (chosen.size() > 1)
-    refuse_states(survey, ErrorKind::argument,
+    refuse_states(survey, ErrorKind::invalid_argument,
                   fmt::format("it has states of several jobs; choose one by --job: {}", names_of(chosen)));
   return *chosen.front();
 }
 
 ChosenState chosen_from(const Survey& survey, const SurveyState& state) {
-  return {(std::filesystem::path(survey.path) / state.entry.file).string(), state.rank, state.generation};
+  return {(std::filesystem::path(survey.path) / state.entry.file).string(), state.rank, state.step};
 }
 
 }  // namespace
@@ -215,7 +214,8 @@ Survey survey(const std::string& path, const SurveyOptions& options) {
   if (!status)
     throw Error(ErrorKind::not_found, fmt::format("there is no workspace {}", in_quotes(path)), {.path = path});
   if (!status->is_directory)
-    throw Error(ErrorKind::argument, fmt::format("{} is no workspace: it is a file", in_quotes(path)), {.path = path});
+    throw Error(ErrorKind::invalid_argument, fmt::format("{} is no workspace: it is a file", in_quotes(path)),
+                {.path = path});
   Survey survey;
   survey.path = path;
   const auto entries = os::list_directory(path);
@@ -270,17 +270,16 @@ ChosenStates choose_states(const std::string& path, const StateChoice& choice) {
   const SurveyJob& job = choose_job(survey, choice.job);
   ChosenStates chosen{job.nonce, job.world_size, {}};
   for (const SurveyState& state : job.states) {
-    if (!state.complete || (choice.rank && state.rank != *choice.rank) ||
-        (choice.generation && state.generation != *choice.generation))
+    if (!state.complete || (choice.rank && state.rank != *choice.rank) || (choice.step && state.step != *choice.step))
       continue;
-    // Sorted by rank, then generation: the last one is the newest.
+    // Sorted by rank, then step: the last one is the newest.
     if (!chosen.states.empty() && chosen.states.back().rank == state.rank) chosen.states.pop_back();
     chosen.states.push_back(chosen_from(survey, state));
   }
   if (chosen.states.empty()) {
     std::string what = "no complete state";
     if (choice.rank) what += fmt::format(" of rank {}", *choice.rank);
-    if (choice.generation) what += fmt::format(" of generation {}", *choice.generation);
+    if (choice.step) what += fmt::format(" of step {}", *choice.step);
     refuse_states(survey, ErrorKind::not_found,
                   fmt::format("the job {} has {}; muster ls shows what there is", job.nonce, what));
   }
@@ -290,26 +289,25 @@ ChosenStates choose_states(const std::string& path, const StateChoice& choice) {
 ChosenStates choose_common_states(const std::string& path, const StateChoice& choice) {
   const Survey survey = workspace::survey(path);
   const SurveyJob& job = choose_job(survey, choice.job);
-  const std::optional<std::uint64_t> generation = choice.generation ? choice.generation : job.common_generation;
+  const std::optional<std::uint64_t> step = choice.step ? choice.step : job.common_step;
   ChosenStates chosen{job.nonce, job.world_size, {}};
   std::vector<bool> is_there(static_cast<std::size_t>(std::max(job.world_size, 0)));
   for (const SurveyState& state : job.states) {
-    if (!state.complete || state.generation != generation || state.rank < 0 || state.rank >= job.world_size) continue;
+    if (!state.complete || state.step != step || state.rank < 0 || state.rank >= job.world_size) continue;
     chosen.states.push_back(chosen_from(survey, state));
     is_there[static_cast<std::size_t>(state.rank)] = true;
   }
   if (chosen.states.size() == is_there.size() && !is_there.empty()) return chosen;
   std::string missing;
-  for (std::size_t rank = 0; rank < is_there.size() && generation; ++rank)
+  for (std::size_t rank = 0; rank < is_there.size() && step; ++rank)
     if (!is_there[rank]) missing += fmt::format("{}{}", missing.empty() ? "; missing: rank " : ", ", rank);
-  refuse_states(
-      survey, ErrorKind::not_found,
-      choice.generation
-          ? fmt::format("the job {} has not complete states of generation {} of all {} ranks{}", job.nonce, *generation,
-                        job.world_size, missing)
-          : fmt::format("the job {} has no generation of which all {} ranks have a complete state; muster ls shows "
-                        "what there is",
-                        job.nonce, job.world_size));
+  refuse_states(survey, ErrorKind::not_found,
+                choice.step
+                    ? fmt::format("the job {} has not complete states of step {} of all {} ranks{}", job.nonce, *step,
+                                  job.world_size, missing)
+                    : fmt::format("the job {} has no step of which all {} ranks have a complete state; muster ls shows "
+                                  "what there is",
+                                  job.nonce, job.world_size));
 }
 
 }  // namespace muster::workspace

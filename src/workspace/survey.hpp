@@ -37,7 +37,7 @@ struct SurveyState {
   SurveyEntry entry;
   int rank = 0;
   int world_size = 1;
-  std::uint64_t generation = 0;
+  std::uint64_t step = 0;
   bool complete = false;           ///< the commit mark is present and correct, and agrees with the file name
   std::string problem;             ///< why it is not complete
   std::uint64_t tensors = 0;       ///< only if the state is complete
@@ -49,15 +49,15 @@ struct SurveyState {
 struct SurveyJob {
   std::string nonce;                              ///< 32 digits
   int world_size = 0;                             ///< the largest one in the names of its files
-  std::vector<SurveyState> states;                ///< sorted by rank, then generation
-  std::vector<SurveyState> kept;                  ///< sorted like `states`; the generation is the gather's number
+  std::vector<SurveyState> states;                ///< sorted by rank, then step
+  std::vector<SurveyState> kept;                  ///< sorted like `states`; the step is the gather's number
   std::vector<SurveyEntry> passing;               ///< exchange files, tokens, the file group's directory
   std::uint64_t bytes = 0;                        ///< of all of the files above
   std::chrono::system_clock::time_point changed;  ///< the newest change of these files
   /// Ranks without a complete state; empty if each rank has one.
   std::vector<int> missing_ranks;
-  /// The newest generation for which every rank has a complete state.
-  std::optional<std::uint64_t> common_generation;
+  /// The newest step for which every rank has a complete state.
+  std::optional<std::uint64_t> common_step;
 };
 
 struct Survey {
@@ -76,26 +76,26 @@ struct SurveyOptions {
   bool open_states = true;
 };
 
-/// Surveys the directory and never writes. Throws Error(not_found) if the directory does not exist, Error(argument) if
-/// the path is a file or is not a workspace (the message names a file in it), Error(version) if a newer Muster made the
-/// marker, Error(corrupt) if the marker is damaged, and Error(io). Files that disappear during the survey are left out.
-/// A damaged state is an entry with a problem, not an error.
+/// Surveys the directory and never writes. Throws Error(not_found) if the directory does not exist,
+/// Error(invalid_argument) if the path is a file or is not a workspace (the message names a file in it), Error(version)
+/// if a newer Muster made the marker, Error(corrupt) if the marker is damaged, and Error(io). Files that disappear
+/// during the survey are left out. A damaged state is an entry with a problem, not an error.
 Survey survey(const std::string& path, const SurveyOptions& options = {});
 
-// Selects states of a workspace: one job, some ranks, one generation.
+// Selects states of a workspace: one job, some ranks, one step.
 
 /// The criteria for the selection.
 struct StateChoice {
-  std::optional<int> rank = {};                  ///< only this rank
-  std::optional<std::uint64_t> generation = {};  ///< nullopt: the newest complete generation
-  std::string job = {};                          ///< prefix of the nonce; empty: the only job in the workspace
+  std::optional<int> rank = {};            ///< only this rank
+  std::optional<std::uint64_t> step = {};  ///< nullopt: the newest complete step
+  std::string job = {};                    ///< prefix of the nonce; empty: the only job in the workspace
 };
 
 /// A selected state.
 struct ChosenState {
   std::string path;
   int rank = 0;
-  std::uint64_t generation = 0;
+  std::uint64_t step = 0;
 };
 
 struct ChosenStates {
@@ -107,13 +107,13 @@ struct ChosenStates {
 /// Whether a directory is a workspace: it has the marker file, or names that only a workspace has.
 bool is_workspace_directory(const std::string& path);
 
-/// Selects the newest complete state of each rank, even if their generations differ, for inspection. Throws as survey;
-/// Error(argument) if several jobs match (the message names them); Error(not_found) if the job, rank or step does not
-/// exist.
+/// Selects the newest complete state of each rank, even if their steps differ, for inspection. Throws as survey;
+/// Error(invalid_argument) if several jobs match (the message names them); Error(not_found) if the job, rank or step
+/// does not exist.
 ChosenStates choose_states(const std::string& workspace, const StateChoice& choice);
 
-/// Selects the requested generation, or the newest one for which all ranks have a complete state, so that the states
-/// form one model. Throws as choose_states; Error(not_found) if no generation is complete on all ranks (the message
+/// Selects the requested step, or the newest one for which all ranks have a complete state, so that the states
+/// form one model. Throws as choose_states; Error(not_found) if no step is complete on all ranks (the message
 /// names the missing ranks).
 ChosenStates choose_common_states(const std::string& workspace, const StateChoice& choice);
 

@@ -50,7 +50,7 @@ Usage usage_now() {
   return usage;
 }
 
-void exchange(SyncGroup& group, SharedArena& arena, int round) {
+void exchange(Group& group, SharedArena& arena, int round) {
   std::vector<int> ranks = {0, 1, 2, 3};
   std::rotate(ranks.begin(), ranks.begin() + round % 4, ranks.end());
   if (round % 5 == 4) {
@@ -71,7 +71,7 @@ void exchange(SyncGroup& group, SharedArena& arena, int round) {
 
 class Collectives {
  public:
-  explicit Collectives(SyncGroup& group) : ranks_(group), queue_(group) {
+  explicit Collectives(Group& group) : ranks_(group), queue_(group) {
     // Touches every page of the rings.
     const Tensor all = Tensor::take(std::vector<std::int32_t>(2 << 20));
     ranks_.all_reduce(all);
@@ -135,7 +135,7 @@ int main(int argc, char** argv) {
   const bool has_collectives = argc > 2 && std::string_view(argv[2]) == "collectives";
   const auto ended = try_ranks(
       4,
-      [&](SyncGroup& group) {
+      [&](Group& group) {
         SharedArena arena(8 << 20);
         std::optional<Collectives> collectives;
         if (has_collectives) collectives.emplace(group);

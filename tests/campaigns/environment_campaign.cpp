@@ -33,8 +33,8 @@
 
 #include "muster/export.hpp"
 #include "muster/gather_each.hpp"
+#include "muster/group.hpp"
 #include "muster/process_group.hpp"
-#include "muster/sync_group.hpp"
 #include "muster/tcp.hpp"
 #include "src/inspect/demo_model.hpp"
 #include "tests/support/exchanges.hpp"
@@ -115,7 +115,7 @@ class Forking {
   std::atomic<bool> bad_{false};
 };
 
-void work(SyncGroup& group, const std::string& directory, const std::string& meeting) {
+void work(Group& group, const std::string& directory, const std::string& meeting) {
   test::gather_and_check(group, test::ranks_from(1, group.size()), 1000, 0);
   test::gather_and_check(group, test::ranks_from(0, group.size()), 3 << 20, 1);
   int layer = 0;
@@ -148,7 +148,7 @@ int run_rank(const std::string& directory) {
     write_text(fmt::format("{}/pid-{}-{}", directory, meeting, rank), std::to_string(::getpid()));
     enter_own_environment(rank);
     const Forking forking;
-    const std::shared_ptr<SyncGroup> group =
+    const std::shared_ptr<Group> group =
         meeting == "tcp" ? tcp_group({.address = "file://" + directory + "/meeting", .rank = rank, .size = ranks})
                          : world();
     if (const std::string timeout = setting("CAMPAIGN_TIMEOUT"); !timeout.empty()) {
@@ -430,7 +430,7 @@ int main(int argc, char** argv) {
           inspect::llama_model(
               {.hidden = 48, .intermediate = 96, .layers = 2, .heads = 12, .key_value_heads = 4, .vocabulary = 64}),
           directory + "/model", 1 << 30);
-      shard_model(directory + "/model", directory + "/shards", "llama", {.tensor = ranks});
+      shard_model(directory + "/model", directory + "/shards", {.tensor = ranks}, "llama");
       const bool could = run_job(environment, arguments[0], self, directory, meeting);
       if (!could) {
         fmt::print("skipped  {}, {}: {}\n", environment.name, meeting, read_text(directory + "/skipped"));

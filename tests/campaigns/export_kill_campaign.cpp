@@ -46,7 +46,7 @@ bool is_same(const std::string& a, const std::string& b) {
   return true;
 }
 
-void export_to(const TemporaryDirectory& work, SyncGroup& group, Writers writers) {
+void export_to(const TemporaryDirectory& work, Group& group, Writers writers) {
   export_model(work / "shards", work / "out", "llama", group,
                {.force = true, .max_shard_size = 60'000, .memory_budget = 4 << 20, .writers = writers, .resume = true});
 }
@@ -60,7 +60,7 @@ int main(int argc, char** argv) {
   const TemporaryDirectory work;
   inspect::write_demo_model(llama(), work / "model", 1 << 30);
   inspect::write_demo_model(bert(), work / "old", 1 << 30);
-  shard_model(work / "model", work / "shards", "llama", {.tensor = 3});
+  shard_model(work / "model", work / "shards", {.tensor = 3}, "llama");
   fs::copy(work / "old", work / "out");
 
   int failures = 0;
@@ -73,7 +73,7 @@ int main(int argc, char** argv) {
     ++failures;
   };
   for (int i = 0; i < count; ++i) {
-    const Writers writers = random() % 2 == 0 ? Writers::first : Writers::owners;
+    const Writers writers = random() % 2 == 0 ? Writers::rank0 : Writers::all;
     const int victim = static_cast<int>(random() % 3);
     const bool all = random() % 4 == 0;
     const bool without_exchange = random() % 2 == 0;
@@ -124,7 +124,7 @@ int main(int argc, char** argv) {
     if (someone_done && !is_new) fail(i, "a rank says that it is done, and the output is the old one");
     if (!is_new) ++early;
     if (i % 5 == 4 || is_new) {
-      const auto end = try_ranks(3, [&](SyncGroup& group) { export_to(work, group, writers); });
+      const auto end = try_ranks(3, [&](Group& group) { export_to(work, group, writers); });
       for (const Ended& rank : end)
         if (!rank.ok()) fail(i, "a resumed export ended with: " + rank.words);
       if (!is_same(work / "model", work / "out")) fail(i, "a resumed export gave another model");

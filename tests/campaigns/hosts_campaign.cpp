@@ -112,7 +112,7 @@ void judge(const std::string& what, Sampling& sampling, std::uint64_t own, const
 #endif
 }
 
-void stream(SyncGroup& group, const Task& task) {
+void stream(Group& group, const Task& task) {
   const auto words = static_cast<std::int64_t>(task.layer_bytes / 8);
   const auto size = static_cast<std::uint64_t>(group.size());
   std::vector<int> ranks(size);
@@ -136,7 +136,7 @@ void stream(SyncGroup& group, const Task& task) {
       const Tensor& piece = config.at("w").as_tensor();
       std::uint64_t first = 0;
       for (const TensorSlice& slice : part.slices)
-        if (slice.rank == rank) first = static_cast<std::uint64_t>(slice.first);
+        if (slice.rank == rank) first = static_cast<std::uint64_t>(slice.offset);
       const std::uint64_t at = (part.layer * size + static_cast<std::uint64_t>(rank)) * task.layer_bytes + first * 8;
       file->write_at(at, piece.bytes());
       file->start_writeback(at, piece.nbytes());
@@ -169,7 +169,7 @@ std::string layer_name(std::int64_t layer) {
 
 /// Writes each rank's shard: columns of every second layer, rows of the others, and a full tensor where the merge is a
 /// maximum.
-void write_shard(const SyncGroup& group, const Task& task, const Shape& shape) {
+void write_shard(const Group& group, const Task& task, const Shape& shape) {
   std::vector<TensorEntry> entries;
   for (std::int64_t layer = 0; layer < layers; ++layer) entries.push_back({layer_name(layer), DType::u64, shape});
   SafetensorsWriter writer(task.directory + "/shards/" + shard_file_name(group.rank(), group.size()), entries);
@@ -203,7 +203,7 @@ void check_export(int size, const Task& task, const Shape& shape) {
   }
 }
 
-void export_all(SyncGroup& group, const Task& task) {
+void export_all(Group& group, const Task& task) {
   const Shape shape = {static_cast<std::int64_t>(task.layer_bytes / 8 / 1024), 1024};
   if (group.rank() == 0) {
     fs::create_directory(task.directory + "/shards");
@@ -217,9 +217,9 @@ void export_all(SyncGroup& group, const Task& task) {
   if (group.rank() == 0) sampling.emplace();
   const ExportReport report =
       export_model(task.directory + "/shards", task.directory + "/out", task.directory + "/plan.json", group,
-                   {.memory_budget = task.budget, .writers = Writers::first});
+                   {.memory_budget = task.budget, .writers = Writers::rank0});
   if (group.rank() != 0) return;
-  judge("export by the first rank", *sampling, 0, task, report.account.bytes_out, report.seconds);
+  judge("export by the first rank", *sampling, 0, task, report.manifest.bytes_out, report.seconds);
   check_export(group.size(), task, shape);
 }
 
@@ -234,7 +234,7 @@ int main(int argc, char** argv) {
   // memory.
   ::mallopt(M_MMAP_THRESHOLD, 1 << 20);
   try {
-    const std::shared_ptr<SyncGroup> group = world();
+    const std::shared_ptr<Group> group = world();
     const std::uint64_t bytes = std::strtoull(argv[2], nullptr, 10) << 20;
     if (argc == 6) layers = std::clamp(std::atol(argv[5]), 1L, layers);
     const std::uint64_t parts = static_cast<std::uint64_t>(group->size()) * static_cast<std::uint64_t>(layers);

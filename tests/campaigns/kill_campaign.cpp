@@ -30,7 +30,7 @@ using Clock = std::chrono::steady_clock;
 // The report of a rank if another one was killed before the rendezvous.
 constexpr const char* unmet = "waited for a rank until the rendezvous ended";
 
-void exchange_without_end(SyncGroup& group) {
+void exchange_without_end(Group& group) {
   const std::vector<int> all = {0, 1, 2, 3};
   SharedArena arena(4 << 20);
   std::vector<GatheredTensors> kept;
@@ -38,7 +38,7 @@ void exchange_without_end(SyncGroup& group) {
     std::vector<int> ranks = all;
     std::rotate(ranks.begin(), ranks.begin() + round % 4, ranks.end());
     const Tensor mine = pattern(DType::u8, {1 + (round * 7919) % 400000}, static_cast<std::uint64_t>(group.rank()));
-    GatheredTensors result = get_tensors_parallel(mine, ranks, group, {.own = Own::copy});
+    GatheredTensors result = get_tensors_parallel(mine, ranks, group, {.root_tensors = RootTensors::copy});
     for (const auto& [rank, tensor] : result.present())
       RANK_CHECK(is_pattern(tensor, DType::u8, mine.shape(), static_cast<std::uint64_t>(rank)));
     if (round % 3 == 0) kept.push_back(std::move(result));

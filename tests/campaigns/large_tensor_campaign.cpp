@@ -55,14 +55,14 @@ void check(const Tensor& tensor, std::int64_t first, std::int64_t count) {
 }
 
 struct Outcome {
-  Route route = Route::automatic;
+  Route route = Route::auto_;
   double seconds = 0;
   std::int64_t held_kib = 0;   // by the root
   std::int64_t due_bytes = 0;  // bytes that the root has to hold
 };
 
 /// Only the sender has a tensor: the root holds the received one.
-Outcome gather(SyncGroup& group, std::int64_t bytes) {
+Outcome gather(Group& group, std::int64_t bytes) {
   Config mine;
   if (group.rank() == 1) mine = part_of_whole(0, bytes);
   group.barrier();
@@ -74,19 +74,19 @@ Outcome gather(SyncGroup& group, std::int64_t bytes) {
 }
 
 /// The root has the first half.
-Outcome merge(SyncGroup& group, std::int64_t bytes) {
+Outcome merge(Group& group, std::int64_t bytes) {
   const std::int64_t half = bytes / 2;
   const Tensor mine = group.rank() == 0 ? part_of_whole(0, half) : part_of_whole(half, bytes - half);
   group.barrier();
   const Clock::time_point begin = Clock::now();
-  const Merged merged = merge_tensor_parallel(mine, merge::concat(0), std::vector<int>{0, 1}, group);
+  const MergeResult merged = merge_tensor_parallel(mine, merge::concat(0), std::vector<int>{0, 1}, group);
   const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
   if (group.rank() == 0) check(*merged.tensor(), 0, bytes);
   return {merged.report().route, seconds, status_kib("RssAnon:") + status_kib("RssShmem:"), half + bytes};
 }
 
 /// Sent as one layer in slices.
-Outcome stream(SyncGroup& group, std::int64_t bytes) {
+Outcome stream(Group& group, std::int64_t bytes) {
   constexpr std::int64_t budget = 256 << 20;
   bool has_given = false;
   const auto source = [&]() -> std::optional<Config> {
@@ -98,7 +98,7 @@ Outcome stream(SyncGroup& group, std::int64_t bytes) {
   const auto consume = [&](LayerPart& part) {
     const Tensor& piece = part.configs[1]->at("w").as_tensor();
     const std::int64_t count = static_cast<std::int64_t>(piece.nbytes());
-    check(piece, part.slices.empty() ? 0 : part.slices.front().first, count);
+    check(piece, part.slices.empty() ? 0 : part.slices.front().offset, count);
     checked += count;
     held = std::max(held, status_kib("RssAnon:") + status_kib("RssShmem:"));
   };
@@ -108,7 +108,7 @@ Outcome stream(SyncGroup& group, std::int64_t bytes) {
 }
 
 /// Returns the report of the root.
-std::string run(SyncGroup& group, const std::string& form, std::int64_t bytes) {
+std::string run(Group& group, const std::string& form, std::int64_t bytes) {
   const Outcome outcome = form == "gather"  ? gather(group, bytes)
                           : form == "merge" ? merge(group, bytes)
                                             : stream(group, bytes);
@@ -132,7 +132,7 @@ int main(int argc, char** argv) try {
     return 0;
   }
   const auto ended = try_ranks(
-      2, [&](SyncGroup& group) { say(run(group, form, bytes)); }, std::chrono::minutes(10));
+      2, [&](Group& group) { say(run(group, form, bytes)); }, std::chrono::minutes(10));
   for (const Ended& one : ended) fmt::print("{}", one.words);
   const bool well = ended[0].ok() && ended[1].ok();
   if (!well) fmt::print("FAILED\n");

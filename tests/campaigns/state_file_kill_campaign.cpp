@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Writers of a state file killed at random moments: `state_file_kill_campaign [COUNT] [SEED]`. Half of them create a
-// file, half replace an earlier generation; plain, compressed and in pieces. A reader opens the file repeatedly during
+// file, half replace an earlier step; plain, compressed and in pieces. A reader opens the file repeatedly during
 // the write, and once more after the kill. It must find the earlier state complete, the new one complete, or no file if
 // there was none. A leftover file must have the name of a leftover, and no reader may accept it as a state unless it is
 // complete.
@@ -29,25 +29,25 @@ using Clock = std::chrono::steady_clock;
 
 enum class Way : std::uint8_t { plain, compressed, pieces };
 
-/// Tensors that differ between generations.
-std::vector<NamedTensor> state_of(std::uint64_t generation) {
-  return {{"weight", pattern(DType::bf16, {500, 1000}, generation)},
+/// Tensors that differ between steps.
+std::vector<NamedTensor> state_of(std::uint64_t step) {
+  return {{"weight", pattern(DType::bf16, {500, 1000}, step)},
           {"sparse", zeros({300, 500})},
-          {"bias", pattern(DType::f32, {77}, generation + 1)},
-          {"normal", normal_weights({100, 300}, static_cast<unsigned>(generation))},
-          {"scale", pattern(DType::f32, {}, generation + 2)}};
+          {"bias", pattern(DType::f32, {77}, step + 1)},
+          {"normal", normal_weights({100, 300}, static_cast<unsigned>(step))},
+          {"scale", pattern(DType::f32, {}, step + 2)}};
 }
 
-StateFileOptions options_of(std::uint64_t generation, Way way) {
-  StateFileOptions options{.info = {.generation = generation}, .chunk_bytes = 50'000};
+StateFileOptions options_of(std::uint64_t step, Way way) {
+  StateFileOptions options{.info = {.step = step}, .chunk_bytes = 50'000};
   if (way == Way::compressed) options.zstd_level = 1;
   return options;
 }
 
-void write(const std::string& path, std::uint64_t generation, Way way) {
-  const std::vector<NamedTensor> tensors = state_of(generation);
-  const StateFileOptions options = options_of(generation, way);
-  const Config config = Config::object({{"generation", static_cast<std::int64_t>(generation)}});
+void write(const std::string& path, std::uint64_t step, Way way) {
+  const std::vector<NamedTensor> tensors = state_of(step);
+  const StateFileOptions options = options_of(step, way);
+  const Config config = Config::object({{"generation", static_cast<std::int64_t>(step)}});
   if (way != Way::pieces) return write_state_file(path, config, tensors, options);
   StateFileWriter writer(path, config, entries_of(tensors), options);
   // Writes back to front, so that the checksums are computed from bytes read back.
@@ -62,7 +62,7 @@ void write(const std::string& path, std::uint64_t generation, Way way) {
   writer.commit();
 }
 
-/// Returns the complete generation that a reader finds; 0: no file. Throws on anything else.
+/// Returns the complete step that a reader finds; 0: no file. Throws on anything else.
 std::uint64_t generation_at(const std::string& path) {
   std::optional<StateFile> file;
   try {
@@ -71,13 +71,13 @@ std::uint64_t generation_at(const std::string& path) {
     if (error.kind() == ErrorKind::not_found) return 0;
     throw;
   }
-  const std::uint64_t generation = file->info().generation;
+  const std::uint64_t step = file->info().step;
   if (const auto problems = file->check(); !problems.empty())
     throw std::runtime_error(fmt::format("{}: {}", problems[0].tensor, problems[0].words));
-  if (!holds(*file, state_of(generation))) throw std::runtime_error("its tensors are not its generation's");
-  if (file->config().at("generation").as_int() != static_cast<std::int64_t>(generation))
-    throw std::runtime_error("its config is not its generation's");
-  return generation;
+  if (!holds(*file, state_of(step))) throw std::runtime_error("its tensors are not its step's");
+  if (file->config().at("generation").as_int() != static_cast<std::int64_t>(step))
+    throw std::runtime_error("its config is not its step's");
+  return step;
 }
 
 struct Tally {
@@ -99,7 +99,7 @@ class Campaign {
     const std::string path = work_ / fmt::format("state-{}", number);
     if (before != 0)
       write_state_file(path, Config::object({{"generation", static_cast<std::int64_t>(before)}}), state_of(before),
-                       {.info = {.generation = before}, .durable = false});
+                       {.info = {.step = before}, .durable = false});
     // Most delays fall into the write. The longest recent writer sets the range.
     const auto delay = std::chrono::microseconds(random_() % static_cast<std::uint64_t>(longest_.count()));
     const auto begin = Clock::now();

@@ -44,9 +44,9 @@ Config value_of(int rank, int round) {
                          {"w", pattern(DType::u8, {bytes}, static_cast<std::uint64_t>(100 * round + rank))}});
 }
 
-void work(SyncGroup& group, const std::string& directory, int rounds) {
+void work(Group& group, const std::string& directory, int rounds) {
   const int rank = group.rank();
-  NFSWorkspace workspace(directory, group.shared_from_this(), {.durable = false});
+  Workspace workspace(directory, group.shared_from_this(), {.durable = false});
   for (int round = 1; round <= rounds; ++round) {
     const std::vector<int> ranks = ranks_from(round % size, size);
     const Config mine = value_of(rank, round);
@@ -62,12 +62,12 @@ void work(SyncGroup& group, const std::string& directory, int rounds) {
                     RANK_CHECK(config == value_of(other, static_cast<int>(layer.layer) + 1));
                 },
                 {.workspace = {.path = directory}});
-    const std::uint64_t generation = workspace.write_configs_and_weights(mine);
+    const std::uint64_t step = workspace.write_configs_and_weights(mine);
     group.barrier();
     const int other = (rank + round) % size;
-    const auto read = workspace.read_configs_and_weights_from_rank(other, generation);
+    const auto read = workspace.read_configs_and_weights_from_rank(other, step);
     // The directory of another mount may show the state late: then there is none yet.
-    if (read) RANK_CHECK(join(read->state) == value_of(other, static_cast<int>(read->generation)));
+    if (read) RANK_CHECK(join(read->state) == value_of(other, static_cast<int>(read->step)));
   }
 }
 

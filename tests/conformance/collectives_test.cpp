@@ -393,7 +393,7 @@ class Program {
     const auto part = group_.split(list);
     RANK_CHECK(part->size() == static_cast<int>(list.size()));
     RANK_CHECK(part->global_rank(0) == group_.global_rank(list[0]));
-    RANK_CHECK(*part->rank_of_global(group_.global_rank(list.back())) == part->size() - 1);
+    RANK_CHECK(*part->group_rank(group_.global_rank(list.back())) == part->size() - 1);
     const Tensor ranks = part->all_gather(Tensor::take(std::vector<std::int32_t>{group_.rank()}));
     RANK_CHECK(std::ranges::equal(ranks.values<std::int32_t>(), list));
   }
@@ -442,7 +442,7 @@ TEST_CASE("calls with each root, dtype, reduction, shape and dimension match the
                 for (int dim = 0; dim < static_cast<int>(shape.size()); ++dim)
                   program.step({call, root, dtype, static_cast<ReduceOp>(op), shape, dim, op % 2 == 0});
     };
-    const auto body = [&](SyncGroup& group) {
+    const auto body = [&](Group& group) {
       ProcessGroup ranks(group);
       Program program(ranks, 0);
       is_long ? all(program) : pairs(program);
@@ -454,7 +454,7 @@ TEST_CASE("calls with each root, dtype, reduction, shape and dimension match the
 TEST_CASE("random programs of all calls match the model") {
   for (const int size : sizes) {
     CAPTURE(size);
-    const auto body = [&](SyncGroup& group) {
+    const auto body = [&](Group& group) {
       ProcessGroup ranks(group);
       Program program(ranks, 2026 + static_cast<std::uint64_t>(size));
       for (int i = 0; i < operations() / (size == 4 ? 1 : 4); ++i) program.random_step();
@@ -464,7 +464,7 @@ TEST_CASE("random programs of all calls match the model") {
 }
 
 TEST_CASE("sums of floats equal those of a loop over the ranks in order, bit for bit, for every length") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     ProcessGroup ranks(group);
     for (const std::int64_t count : {0,    1,    2,    15,   16,    17,    255,   256,    257,    513,    1024,
                                      2048, 2049, 4096, 4097, 32767, 32768, 32769, 262144, 262147, 1000003}) {
@@ -492,7 +492,7 @@ TEST_CASE("sums of floats equal those of a loop over the ranks in order, bit for
 }
 
 TEST_CASE("a rank that is stopped and continued at any moment: no ring is overwritten before its reader has read it") {
-  run_ranks(3, [](SyncGroup& group) {
+  run_ranks(3, [](Group& group) {
     ProcessGroup ranks(group);
     std::optional<Hesitation> hesitation;
     if (group.rank() == 1) hesitation.emplace(group, 2);
@@ -520,7 +520,7 @@ TEST_CASE("a rank that is stopped and continued at any moment: no ring is overwr
 }
 
 TEST_CASE("any dtype is moved, packed dtypes by whole bytes") {
-  run_ranks(3, [](SyncGroup& group) {
+  run_ranks(3, [](Group& group) {
     ProcessGroup ranks(group);
     for (const DType dtype : all_dtypes()) {
       const auto of = [&](int rank) { return pattern(dtype, {6, 12}, seed_of(rank, 1)); };
@@ -530,12 +530,14 @@ TEST_CASE("any dtype is moved, packed dtypes by whole bytes") {
       ranks.broadcast(mine, 2);
       SAME(mine, of(2));
     }
-    error_of(ErrorKind::argument, {"within a byte"}, [&] { (void)ranks.all_gather(pattern(DType::u4, {3, 3}, 1), 1); });
+    error_of(ErrorKind::invalid_argument, {"within a byte"}, [&] {
+      (void)ranks.all_gather(pattern(DType::u4, {3, 3}, 1), 1);
+    });
   });
 }
 
 TEST_CASE("an invalid or differing argument on one rank is an error on all ranks, and the group remains usable") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     ProcessGroup ranks(group);
     const bool is_odd = group.rank() == 2;
     const Tensor good = tensor_of(group.rank(), 1, DType::f32, {8, 4});
@@ -549,20 +551,24 @@ TEST_CASE("an invalid or differing argument on one rank is an error on all ranks
       std::function<void()> call;
     };
     const std::vector<Bad> all = {
-        {ErrorKind::argument, {"rank 2", "root 4"}, [&] { ranks.broadcast(good, is_odd ? 4 : 1); }},
-        {ErrorKind::argument, {"root -1"}, [&] { ranks.reduce(good, -1); }},
-        {ErrorKind::argument, {"rank 2", "no dimension 2"}, [&] { (void)ranks.all_gather(good, is_odd ? 2 : 1); }},
-        {ErrorKind::argument, {"no dimension -3"}, [&] { (void)ranks.reduce_scatter(good, -3); }},
-        {ErrorKind::argument, {"not a multiple"}, [&] { (void)ranks.reduce_scatter(other, 1); }},
-        {ErrorKind::argument, {"2 slices"}, [&] { (void)ranks.reduce_scatterv(good, short_list); }},
-        {ErrorKind::argument, {"none negative"}, [&] { (void)ranks.reduce_scatterv(good, negative); }},
-        {ErrorKind::argument, {"scatter wants 4"}, [&] { ranks.scatter(good, {}, 2); }},
-        {ErrorKind::argument,
+        {ErrorKind::invalid_argument, {"rank 2", "root 4"}, [&] { ranks.broadcast(good, is_odd ? 4 : 1); }},
+        {ErrorKind::invalid_argument, {"root -1"}, [&] { ranks.reduce(good, -1); }},
+        {ErrorKind::invalid_argument,
+         {"rank 2", "no dimension 2"},
+         [&] { (void)ranks.all_gather(good, is_odd ? 2 : 1); }},
+        {ErrorKind::invalid_argument, {"no dimension -3"}, [&] { (void)ranks.reduce_scatter(good, -3); }},
+        {ErrorKind::invalid_argument, {"not a multiple"}, [&] { (void)ranks.reduce_scatter(other, 1); }},
+        {ErrorKind::invalid_argument, {"2 slices"}, [&] { (void)ranks.reduce_scatterv(good, short_list); }},
+        {ErrorKind::invalid_argument, {"none negative"}, [&] { (void)ranks.reduce_scatterv(good, negative); }},
+        {ErrorKind::invalid_argument, {"scatter wants 4"}, [&] { ranks.scatter(good, {}, 2); }},
+        {ErrorKind::invalid_argument,
          {"rank 2", "the result is F32 [8, 5]"},
          [&] {
            ranks.all_reduce_into(Tensor::allocate(DType::f32, {8, is_odd ? 5 : 4}), good);
          }},
-        {ErrorKind::argument, {"rank 2"}, [&] { ranks.all_reduce(is_odd ? Tensor::borrow(good.view()) : good); }},
+        {ErrorKind::invalid_argument,
+         {"rank 2"},
+         [&] { ranks.all_reduce(is_odd ? Tensor::borrow(good.view()) : good); }},
         {ErrorKind::unsupported, {"BOOL", "sum"}, [&] { ranks.all_reduce(flags); }},
         {ErrorKind::unsupported,
          {"I32", "average"},
@@ -600,9 +606,9 @@ TEST_CASE("an invalid or differing argument on one rank is an error on all ranks
       }
       ++round;
     }
-    error_of(ErrorKind::argument, {"tag"}, [&] { ranks.send_config({}, (group.rank() + 1) % 4, -1); });
-    error_of(ErrorKind::argument, {"itself"}, [&] { ranks.send_config({}, group.rank()); });
-    error_of(ErrorKind::argument, {"rank 4"}, [&] { (void)ranks.recv_config(4); });
+    error_of(ErrorKind::invalid_argument, {"tag"}, [&] { ranks.send_config({}, (group.rank() + 1) % 4, -1); });
+    error_of(ErrorKind::invalid_argument, {"itself"}, [&] { ranks.send_config({}, group.rank()); });
+    error_of(ErrorKind::invalid_argument, {"rank 4"}, [&] { (void)ranks.recv_config(4); });
     // A received message that does not fit is discarded; the next one is received normally.
     if (group.rank() == 0) {
       ranks.send(good, 1);
@@ -616,7 +622,7 @@ TEST_CASE("an invalid or differing argument on one rank is an error on all ranks
 }
 
 TEST_CASE("messages cross before a receive is posted, short and long, from any source") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     ProcessGroup ranks(group);
     const int self = group.rank();
     const auto of = [](int from, int to, int tag) {
@@ -688,7 +694,7 @@ TEST_CASE("messages cross before a receive is posted, short and long, from any s
       while (!work.is_done()) continue;
       RANK_CHECK(work.get() == 1);
       SAME(out, of(1, 2, 1));
-      error_of(ErrorKind::argument, {"has been taken"}, [&] { (void)work.get(); });
+      error_of(ErrorKind::invalid_argument, {"has been taken"}, [&] { (void)work.get(); });
     }
     // A message that cannot be received is discarded, and both ranks continue.
     if (self == 0) ranks.isend(of(0, 3, 1), 3).get();
@@ -702,7 +708,7 @@ TEST_CASE("messages cross before a receive is posted, short and long, from any s
 }
 
 TEST_CASE("groups are created and destroyed beside gather messages and each other") {
-  run_ranks(3, [](SyncGroup& group) {
+  run_ranks(3, [](Group& group) {
     for (int i = 0; i < 20; ++i) {
       ProcessGroup a(group);
       ProcessGroup b(group);

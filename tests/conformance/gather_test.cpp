@@ -37,7 +37,7 @@ Config layer_of(int rank, int leaves) {
 TEST_CASE("each rank as root, one tensor per rank") {
   for (const int size : group_sizes) {
     CAPTURE(size);
-    run_ranks(size, [&](SyncGroup& group) {
+    run_ranks(size, [&](Group& group) {
       for (int first = 0; first < size; ++first)
         for (int round = 0; round < 4; ++round)
           gather_and_check(group, ranks_from(first, size), DType::f32, {33, 1 + 100 * round}, round);
@@ -46,7 +46,7 @@ TEST_CASE("each rank as root, one tensor per rank") {
 }
 
 TEST_CASE("all dtypes, empty and scalar tensors") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     int round = 0;
     for (const DType dtype : all_dtypes())
       for (const Shape& shape : {Shape{}, Shape{0}, Shape{3, 0, 2}, Shape{6, 4}, Shape{1000, 66}}) {
@@ -59,7 +59,7 @@ TEST_CASE("all dtypes, empty and scalar tensors") {
 TEST_CASE("results in the caller's tensors: the caller owns them afterwards, and the senders' memory is free") {
   for (const int size : group_sizes) {
     CAPTURE(size);
-    run_ranks(size, [&](SyncGroup& group) {
+    run_ranks(size, [&](Group& group) {
       const std::vector<int> ranks = ranks_from(size / 2, size);
       for (const Shape& shape : {Shape{0}, Shape{33}, Shape{700, 900}}) {
         GatherOptions options;
@@ -82,7 +82,7 @@ TEST_CASE("results in the caller's tensors: the caller owns them afterwards, and
 
 TEST_CASE(
     "a result that does not fit into the caller's tensors is an error on all ranks, and the group remains usable") {
-  run_ranks(3, [](SyncGroup& group) {
+  run_ranks(3, [](Group& group) {
     const std::vector<int> ranks = {0, 1, 2};
     const Tensor mine = pattern(DType::f32, {4, 5}, seed_of(group.rank(), 0));
     const auto room = [](const Shape& shape) { return Tensor::allocate(DType::f32, shape); };
@@ -95,18 +95,19 @@ TEST_CASE(
     for (const auto& [into, words] : bad) {
       GatherOptions options;
       if (group.rank() == 0) options.into = into;
-      fails_alike(group, ErrorKind::argument, {words}, [&] { get_tensors_parallel(mine, ranks, group, options); });
+      fails_alike(group, ErrorKind::invalid_argument, {words},
+                  [&] { get_tensors_parallel(mine, ranks, group, options); });
     }
     const Config config;
     GatherOptions options;
     if (group.rank() == 0) options.into = fits;
-    fails_alike(group, ErrorKind::argument, {"not configs"},
+    fails_alike(group, ErrorKind::invalid_argument, {"not configs"},
                 [&] { get_configs_parallel(&config, ranks, group, options); });
   });
 }
 
 TEST_CASE("strided sources arrive contiguous") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     const std::vector<int> ranks = ranks_from(1, 4);
     for (int round = 0; round < 3; ++round) {
       const Tensor whole = pattern(DType::f32, {60, 90}, seed_of(group.rank(), round));
@@ -123,13 +124,14 @@ TEST_CASE("strided sources arrive contiguous") {
 
 TEST_CASE("nested configs with and without tensors, absent configs keep their positions") {
   for (const int size : group_sizes) {
-    run_ranks(size, [&](SyncGroup& group) {
+    run_ranks(size, [&](Group& group) {
       for (int round = 0; round < 6; ++round) {
         const std::vector<int> ranks = ranks_from(round % size, size);
         const Config mine = layer_of(group.rank(), round * 10);
         const auto is_absent = [&](int rank) { return (rank + round) % 3 == 0; };
-        const GatheredConfigs all = get_configs_parallel(is_absent(group.rank()) ? nullptr : &mine, ranks, group,
-                                                         {.own = round % 2 == 0 ? Own::borrow : Own::copy});
+        const GatheredConfigs all =
+            get_configs_parallel(is_absent(group.rank()) ? nullptr : &mine, ranks, group,
+                                 {.root_tensors = round % 2 == 0 ? RootTensors::borrow : RootTensors::copy});
         if (group.rank() != ranks.front()) {
           RANK_CHECK(all.empty());
           continue;
@@ -145,7 +147,7 @@ TEST_CASE("nested configs with and without tensors, absent configs keep their po
 }
 
 TEST_CASE("a discarded result still returns its values, and an index past its end is refused") {
-  run_ranks(3, [](SyncGroup& group) {
+  run_ranks(3, [](Group& group) {
     const Config mine = layer_of(group.rank(), 4);
     std::size_t seen = 0;
     for (const auto& [rank, config] : get_configs_parallel(&mine, ranks_from(0, 3), group).present()) {
@@ -154,12 +156,12 @@ TEST_CASE("a discarded result still returns its values, and an index past its en
     }
     RANK_CHECK(seen == (group.rank() == 0 ? 3 : 0));
     const GatheredConfigs all = get_configs_parallel(&mine, ranks_from(0, 3), group);
-    error_of(ErrorKind::argument, {}, [&] { (void)all[3]; });
+    error_of(ErrorKind::invalid_argument, {}, [&] { (void)all[3]; });
   });
 }
 
 TEST_CASE("a config of 20,000 leaves") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     const Config mine = layer_of(group.rank(), 10000);
     for (int round = 0; round < 2; ++round) {
       const GatheredConfigs all = get_configs_parallel(&mine, ranks_from(0, 4), group);
@@ -169,7 +171,7 @@ TEST_CASE("a config of 20,000 leaves") {
 }
 
 TEST_CASE("unequal tensors are refused on every rank, with the dtype and shape of each, and the group remains usable") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     const Tensor mine = group.rank() == 2 ? pattern(DType::f16, {4, 9}, 1) : pattern(DType::f32, {4, 8}, 1);
     error_of(ErrorKind::rank_mismatch, {"rank 2 F16 [4, 9]", "rank 0 F32 [4, 8]"},
              [&] { (void)get_tensors_parallel(mine, ranks_from(0, 4), group); });
@@ -179,7 +181,7 @@ TEST_CASE("unequal tensors are refused on every rank, with the dtype and shape o
 
 TEST_CASE("a descriptor damaged in transit, in any byte, is an error on every rank, and the group remains usable") {
   for (const std::int64_t rows : {1, 3000}) {  // with the descriptor and without it
-    run_ranks(3, [&](SyncGroup& group) {
+    run_ranks(3, [&](Group& group) {
       // The files of a workspace have their own checksums.
       if (group.kind() == "file") return;
       const std::vector<int> ranks = ranks_from(1, 3);
@@ -206,7 +208,7 @@ TEST_CASE("a descriptor damaged in transit, in any byte, is an error on every ra
 }
 
 TEST_CASE("lengths around each limit of a route, odd and even, and exact fits") {
-  run_ranks(3, [](SyncGroup& group) {
+  run_ranks(3, [](Group& group) {
     for (const std::int64_t limit : {64, 1024, 4096, 65536, 256 * 1024, 1 << 20})
       for (const std::int64_t bytes : {limit - 1, limit, limit + 1})
         gather_and_check(group, ranks_from(bytes % 3, 3), bytes, static_cast<std::uint64_t>(bytes));
@@ -215,7 +217,7 @@ TEST_CASE("lengths around each limit of a route, odd and even, and exact fits") 
 
 TEST_CASE("a sender or the root that is stopped and continued at any moment changes no byte") {
   for (const int slow : {0, 2}) {
-    run_ranks(3, [&](SyncGroup& group) {
+    run_ranks(3, [&](Group& group) {
       std::optional<Hesitation> hesitation;
       if (group.rank() == 1) hesitation.emplace(group, slow);
       for (int round = 0; round < 20; ++round)
@@ -227,7 +229,7 @@ TEST_CASE("a sender or the root that is stopped and continued at any moment chan
 }
 
 TEST_CASE("three lists at once, one of them with a single rank, and ranks in no list") {
-  run_ranks(7, [](SyncGroup& group) {
+  run_ranks(7, [](Group& group) {
     const std::vector<std::vector<int>> lists = {{1, 0, 4}, {5, 2}, {3}};
     for (int round = 0; round < 5; ++round) {
       const std::vector<int>* mine = nullptr;
@@ -246,11 +248,11 @@ TEST_CASE("three lists at once, one of them with a single rank, and ranks in no 
 }
 
 TEST_CASE("different, overlapping, duplicate and invalid lists are errors on all ranks, and the group remains usable") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     const Tensor mine = pattern(DType::u8, {100}, seed_of(group.rank(), 0));
     const auto refused = [&](std::vector<int> list) {
       const ErrorKind kind = error_of([&] { (void)get_tensors_parallel(mine, list, group); }).kind();
-      return kind == ErrorKind::rank_mismatch || kind == ErrorKind::argument;
+      return kind == ErrorKind::rank_mismatch || kind == ErrorKind::invalid_argument;
     };
     RANK_CHECK(refused(group.rank() == 1 ? std::vector<int>{1, 0, 2, 3} : std::vector<int>{0, 1, 2, 3}));
     RANK_CHECK(refused(group.rank() < 2 ? std::vector<int>{0, 1, 2} : std::vector<int>{2, 3}));
@@ -261,7 +263,7 @@ TEST_CASE("different, overlapping, duplicate and invalid lists are errors on all
 }
 
 TEST_CASE("a call of another kind is an error on all ranks of the list") {
-  run_ranks(3, [](SyncGroup& group) {
+  run_ranks(3, [](Group& group) {
     const Config config = layer_of(group.rank(), 2);
     const Tensor tensor = pattern(DType::u8, {3}, 1);
     error_of(ErrorKind::rank_mismatch, {}, [&] {
@@ -274,12 +276,12 @@ TEST_CASE("a call of another kind is an error on all ranks of the list") {
 }
 
 TEST_CASE("results stay readable until they are released, even if other ranks continue or exit") {
-  run_ranks(3, [](SyncGroup& group) {
+  run_ranks(3, [](Group& group) {
     std::vector<GatheredTensors> kept;
     for (int round = 0; round < 6; ++round) {
       const Tensor mine = pattern(DType::f32, {1000 + round}, seed_of(group.rank(), round));
       // The root's own tensor must live as long as the result, unless it is copied.
-      kept.push_back(get_tensors_parallel(mine, ranks_from(0, 3), group, {.own = Own::copy}));
+      kept.push_back(get_tensors_parallel(mine, ranks_from(0, 3), group, {.root_tensors = RootTensors::copy}));
     }
     for (int round = 0; round < 6; ++round)
       for (const auto& [rank, tensor] : kept[static_cast<std::size_t>(round)].present())
@@ -306,7 +308,7 @@ TEST_CASE("tensors copied out of a result outlive it and the group") {
 }
 
 TEST_CASE("a rank that waits for a release is notified") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     const Tensor mine = pattern(DType::u8, {100000}, seed_of(group.rank(), 0));
     GatheredTensors all = get_tensors_parallel(mine, std::vector<int>{0, 1}, group);
     all.release();
@@ -317,14 +319,14 @@ TEST_CASE("a rank that waits for a release is notified") {
 }
 
 TEST_CASE("arena tensors can be moved with the result") {
-  run_ranks(3, [](SyncGroup& group) {
+  run_ranks(3, [](Group& group) {
     SharedArena arena(4 << 20);
     for (int round = 0; round < 3; ++round) {
       std::optional<Tensor> mine = arena.allocate(DType::f32, {200000});
       fill(mine->mutable_data(), mine->nbytes(), seed_of(group.rank(), round));
       {
         const GatheredTensors all =
-            get_tensors_parallel(*mine, ranks_from(0, 3), group, {.debugging = {.check_leases = true}});
+            get_tensors_parallel(*mine, ranks_from(0, 3), group, {.debug = {.detect_writes = true}});
         for (const auto& [rank, tensor] : all.present())
           RANK_CHECK(is_pattern(tensor, DType::f32, {200000}, seed_of(rank, round)));
         mine.reset();
@@ -337,7 +339,7 @@ TEST_CASE("arena tensors can be moved with the result") {
 }
 
 TEST_CASE("the report tells route, bytes and rounds") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     const Tensor mine = pattern(DType::u8, {2 << 20}, seed_of(group.rank(), 0));
     const GatheredTensors all = get_tensors_parallel(mine, std::vector<int>{0, 1}, group);
     const ExchangeReport& report = all.report();
@@ -357,7 +359,7 @@ TEST_CASE("the report tells route, bytes and rounds") {
 }
 
 TEST_CASE("a gather inside a gather") {
-  run_ranks(3, [](SyncGroup& group) {
+  run_ranks(3, [](Group& group) {
     const Tensor outer = pattern(DType::f32, {4000}, seed_of(group.rank(), 1));
     const GatheredTensors all = get_tensors_parallel(outer, ranks_from(0, 3), group);
     gather_and_check(group, ranks_from(0, 3), DType::f32, {4000}, 2);
@@ -367,7 +369,7 @@ TEST_CASE("a gather inside a gather") {
 }
 
 TEST_CASE("arena and ordinary tensors in one config") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     SharedArena arena(1 << 20);
     SharedArena other(1 << 20);
     for (int round = 0; round < 4; ++round) {
@@ -390,7 +392,7 @@ TEST_CASE("arena and ordinary tensors in one config") {
 }
 
 TEST_CASE("growing, shrinking and trimmed exchanges") {
-  run_ranks(3, [](SyncGroup& group) {
+  run_ranks(3, [](Group& group) {
     int round = 0;
     for (const std::int64_t bytes : {1, 5 << 20, 100, 3 << 20, 9 << 20, 9 << 20, 70000, 1}) {
       gather_and_check(group, ranks_from(0, 3), DType::u8, {bytes}, ++round);
@@ -402,7 +404,7 @@ TEST_CASE("growing, shrinking and trimmed exchanges") {
 }
 
 TEST_CASE("the longest timeout that can be expressed never expires") {
-  run_ranks(3, [](SyncGroup& group) {
+  run_ranks(3, [](Group& group) {
     constexpr auto for_ever = std::chrono::milliseconds::max();
     const auto be_late = [&] {
       if (group.rank() == 2) std::this_thread::sleep_for(std::chrono::milliseconds(150));
@@ -421,7 +423,7 @@ TEST_CASE("the longest timeout that can be expressed never expires") {
 }
 
 TEST_CASE("the caller's own messages in flight do not mix with those of an exchange") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     const auto word = [](int from, int to) { return static_cast<std::byte>(10 * from + to); };
     const int rank = group.rank();
     for (int other = 0; other < 4; ++other)
@@ -439,7 +441,7 @@ TEST_CASE("the caller's own messages in flight do not mix with those of an excha
 }
 
 TEST_CASE("an interrupted program ends its wait, and the other ranks receive the error") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     if (group.rank() == 0) set_interrupt_hook([]() noexcept { return true; });
     error_of(ErrorKind::cancelled, {"rank 0", "interrupted"}, [&] {
       if (group.rank() == 0) group.barrier();

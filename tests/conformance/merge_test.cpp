@@ -33,7 +33,7 @@ bool is_reducible(merge::Combine combine, DType dtype) {
 }
 
 /// Requires that every rank gets an error of this kind whose message contains all of `parts`. Returns the message.
-std::string refused(SyncGroup& group, const TensorView& mine, const Merge& merge, const std::vector<int>& ranks,
+std::string refused(Group& group, const TensorView& mine, const Merge& merge, const std::vector<int>& ranks,
                     ErrorKind kind, const std::vector<std::string>& parts) {
   return error_of(kind, parts, [&] { (void)merge_tensor_parallel(mine, merge, ranks, group); }).what();
 }
@@ -43,7 +43,7 @@ std::string refused(SyncGroup& group, const TensorView& mine, const Merge& merge
 TEST_CASE("every kind of merge, each rank as root") {
   for (const int size : group_sizes) {
     CAPTURE(size);
-    run_ranks(size, [&](SyncGroup& group) {
+    run_ranks(size, [&](Group& group) {
       int round = 0;
       for (int first = 0; first < size; ++first) {
         const std::vector<int> ranks = ranks_from(first, size);
@@ -60,7 +60,7 @@ TEST_CASE("every kind of merge, each rank as root") {
           merge_and_check(group, ranks, first > 0 ? merge::first() : merge::same(),
                           equal_patterns(DType::f16, {9}, round));
           merge_and_check(group, ranks, merge::first(), patterns(DType::f16, {9}, round),
-                          {.own = again == 0 ? Own::copy : Own::borrow});
+                          {.root_tensors = again == 0 ? RootTensors::copy : RootTensors::borrow});
         }
       }
     });
@@ -68,7 +68,7 @@ TEST_CASE("every kind of merge, each rank as root") {
 }
 
 TEST_CASE("all dtypes, empty and scalar tensors") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     int round = 0;
     for (const DType dtype : all_dtypes()) {
       for (const Shape& shape : {Shape{}, Shape{0}, Shape{3, 0, 2}, Shape{6, 4}, Shape{100, 68}}) {
@@ -92,7 +92,7 @@ TEST_CASE("all dtypes, empty and scalar tensors") {
 }
 
 TEST_CASE("sizes along the dimension differ, some are zero") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     for (int round = 0; round < 6; ++round) {
       const std::vector<int> ranks = ranks_from(round % 4, 4);
       const auto size = [&](int rank) { return static_cast<std::int64_t>((rank * 7 + round * 5) % 11) * 100; };
@@ -110,7 +110,7 @@ TEST_CASE("sizes along the dimension differ, some are zero") {
 }
 
 TEST_CASE("large tensors: many pieces, rows of every length, many chunks") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     const std::vector<int> ranks = ranks_from(0, 4);
     for (const std::int64_t row : {1, 63, 129, 2048, 70001})
       merge_and_check(group, ranks, merge::concat(1), patterns(DType::bf16, {4000000 / row, row}, 0));
@@ -123,7 +123,7 @@ TEST_CASE("large tensors: many pieces, rows of every length, many chunks") {
 }
 
 TEST_CASE("lengths around each limit, odd and even, and partners that are stopped and continued at any moment") {
-  run_ranks(3, [](SyncGroup& group) {
+  run_ranks(3, [](Group& group) {
     const std::vector<int> ranks = ranks_from(0, 3);
     std::optional<Hesitation> hesitation;
     for (const int slow : {-1, 0, 2}) {
@@ -142,7 +142,7 @@ TEST_CASE("lengths around each limit, odd and even, and partners that are stoppe
 }
 
 TEST_CASE("strided sources") {
-  run_ranks(3, [](SyncGroup& group) {
+  run_ranks(3, [](Group& group) {
     const std::vector<int> ranks = ranks_from(1, 3);
     const auto view_of = [](const Tensor& whole, int kind) {
       if (kind == 0) return whole.view().slice(1, 100, 900).transposed();
@@ -155,7 +155,7 @@ TEST_CASE("strided sources") {
         if (kind == 1 && std::holds_alternative<merge::Concat>(merge) && !std::get<merge::Concat>(merge).blocks.empty())
           continue;
         const Tensor whole = pattern(DType::f32, {1000, 1001}, seed_of(group.rank(), kind));
-        const Merged merged = merge_tensor_parallel(view_of(whole, kind), merge, ranks, group);
+        const MergeResult merged = merge_tensor_parallel(view_of(whole, kind), merge, ranks, group);
         if (!merged.tensor()) continue;
         std::vector<Tensor> sources;
         for (const int rank : ranks)
@@ -163,8 +163,8 @@ TEST_CASE("strided sources") {
         RANK_CHECK(bitwise_equal(*merged.tensor(), merge_model(merge, sources)));
       }
       const Tensor equal = pattern(DType::f32, {1000, 1001}, 5);
-      const Merged agreed =
-          merge_tensor_parallel(view_of(equal, kind), merge::same(), ranks, group, {.own = Own::copy});
+      const MergeResult agreed =
+          merge_tensor_parallel(view_of(equal, kind), merge::same(), ranks, group, {.root_tensors = RootTensors::copy});
       if (agreed.tensor()) RANK_CHECK(bitwise_equal(*agreed.tensor(), Tensor::copy_of(view_of(equal, kind))));
     }
   });
@@ -173,7 +173,7 @@ TEST_CASE("strided sources") {
 TEST_CASE(
     "invalid combinations are refused on every rank, with the merge, dtype and shape of each, and the group remains "
     "usable") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     const std::vector<int> all = ranks_from(0, 4);
     const int me = group.rank();
     const Tensor usual = pattern(DType::f32, {4, 8}, seed_of(me, 0));
@@ -191,8 +191,8 @@ TEST_CASE(
             {"rank 0 max", "rank 3 sum"});
     refused(group, usual, me == 3 ? merge::concat_blocks(1, {1, 1}) : merge::concat(1), all, Kind::rank_mismatch,
             {"rank 0 concat(1)", "rank 3 concat_blocks(1, [1, 1])"});
-    refused(group, usual, merge::concat(2), all, Kind::argument, {"rank 0", "no dimension 2"});
-    refused(group, usual, me == 1 ? merge::concat_blocks(1, {2, 1}) : merge::concat(1), all, Kind::argument,
+    refused(group, usual, merge::concat(2), all, Kind::invalid_argument, {"rank 0", "no dimension 2"});
+    refused(group, usual, me == 1 ? merge::concat_blocks(1, {2, 1}) : merge::concat(1), all, Kind::invalid_argument,
             {"rank 1", "[2, 1]"});
     refused(group, pattern(DType::complex64, {3}, 1), merge::sum(), all, Kind::unsupported, {"C64", "sum"});
     refused(group, pattern(DType::boolean, {3}, 1), merge::sum(), all, Kind::unsupported, {"BOOL", "sum"});
@@ -200,14 +200,14 @@ TEST_CASE(
     refused(group, pattern(DType::u4, {}, 1), merge::stack(), all, Kind::unsupported, {"packed"});
     refused(group, usual, merge::concat(0), me == 1 ? std::vector<int>{1, 0, 2, 3} : all, Kind::rank_mismatch,
             {"lists"});
-    refused(group, usual, merge::concat(0), {0, 1, 2, 9}, Kind::argument, {"rank 9"});
+    refused(group, usual, merge::concat(0), {0, 1, 2, 9}, Kind::invalid_argument, {"rank 9"});
     // Both values name the same dimension, counted from either end.
     merge_and_check(group, all, me % 2 == 0 ? merge::concat(1) : merge::concat(-1), patterns(DType::f32, {4, 8}, 3));
   });
 }
 
 TEST_CASE("a merge into the caller's tensor, and one that does not fit into it") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     const std::vector<int> ranks = ranks_from(1, 4);
     const Merge merges[] = {merge::concat(0), merge::max(), merge::first()};
     for (const Merge& merge : merges) {
@@ -218,7 +218,7 @@ TEST_CASE("a merge into the caller's tensor, and one that does not fit into it")
         merge_and_check(group, ranks, merge, patterns(DType::f32, {7, 300}, round), options);
       if (group.rank() == ranks.front()) options.into = {Tensor::allocate(DType::f32, {rows, 301})};
       const Tensor mine = pattern(DType::f32, {7, 300}, seed_of(group.rank(), 0));
-      error_of(ErrorKind::argument, {"tensor 0 is F32", "301"},
+      error_of(ErrorKind::invalid_argument, {"tensor 0 is F32", "301"},
                [&] { (void)merge_tensor_parallel(mine, merge, ranks, group, options); });
       merge_and_check(group, ranks, merge, patterns(DType::f32, {7, 300}, 9));
     }
@@ -226,7 +226,7 @@ TEST_CASE("a merge into the caller's tensor, and one that does not fit into it")
 }
 
 TEST_CASE("\"same\" names the ranks that differ in a bit") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     const Tensor mine = pattern(DType::f32, {1000, 33}, 1);
     if (group.rank() == 1 || group.rank() == 3) mine.mutable_data()[131999 - group.rank()] ^= std::byte{1};
     const std::string words = refused(group, mine, merge::same(), ranks_from(2, 4), ErrorKind::rank_mismatch,
@@ -242,7 +242,7 @@ TEST_CASE("\"same\" names the ranks that differ in a bit") {
 }
 
 TEST_CASE("different merges and a gather at once, on disjoint lists, and ranks in no list") {
-  run_ranks(7, [](SyncGroup& group) {
+  run_ranks(7, [](Group& group) {
     const std::vector<std::vector<int>> lists = {{1, 0}, {5, 2}, {3}, {6, 4}};
     for (int round = 0; round < 4; ++round) {
       for (std::size_t i = 0; i < lists.size(); ++i) {
@@ -250,7 +250,7 @@ TEST_CASE("different merges and a gather at once, on disjoint lists, and ranks i
         if (std::ranges::find(lists[i], group.rank()) == lists[i].end()) continue;
         if (i == static_cast<std::size_t>(round)) {
           const Tensor unused = pattern(DType::u8, {1}, 0);
-          const Merged nothing = merge_tensor_parallel(unused, merge::sum(), std::vector<int>{}, group);
+          const MergeResult nothing = merge_tensor_parallel(unused, merge::sum(), std::vector<int>{}, group);
           RANK_CHECK(!nothing.tensor() && nothing.ranks().empty());
         } else if (i == 0) {
           merge_and_check(group, lists[i], merge::concat(1), patterns(DType::f32, {300, 400 + round}, round));
@@ -267,7 +267,7 @@ TEST_CASE("different merges and a gather at once, on disjoint lists, and ranks i
 }
 
 TEST_CASE("a rank of the list in another call is an error on all ranks") {
-  run_ranks(3, [](SyncGroup& group) {
+  run_ranks(3, [](Group& group) {
     const Tensor mine = pattern(DType::f32, {10}, 1);
     error_of(ErrorKind::rank_mismatch, {"rank 2 merge_tensor_parallel"}, [&] {
       if (group.rank() == 1)
@@ -280,9 +280,9 @@ TEST_CASE("a rank of the list in another call is an error on all ranks") {
 }
 
 TEST_CASE("results are unchanged while others are merged, and their memory is returned") {
-  run_ranks(3, [](SyncGroup& group) {
+  run_ranks(3, [](Group& group) {
     const std::vector<int> ranks = ranks_from(0, 3);
-    std::vector<Merged> kept;
+    std::vector<MergeResult> kept;
     for (int round = 0; round < 5; ++round) {
       const Tensor mine = pattern(DType::f32, {1000 + round, 70}, seed_of(group.rank(), round));
       kept.push_back(merge_tensor_parallel(mine, round % 2 == 0 ? merge::concat(0) : merge::max(), ranks, group));
@@ -308,8 +308,8 @@ TEST_CASE("a merged tensor outlives its result, the group and the other ranks") 
     auto mine = group.join(rank);
     std::optional<Tensor> kept;
     {
-      Merged merged = merge_tensor_parallel(pattern(DType::u8, {300000}, seed_of(rank, 1)), merge::stack(),
-                                            ranks_from(0, 3), *mine);
+      MergeResult merged = merge_tensor_parallel(pattern(DType::u8, {300000}, seed_of(rank, 1)), merge::stack(),
+                                                 ranks_from(0, 3), *mine);
       kept = merged.tensor();
       merged.release();
       RANK_CHECK(!merged.tensor());
@@ -326,10 +326,10 @@ TEST_CASE("a merged tensor outlives its result, the group and the other ranks") 
 }
 
 TEST_CASE("a forked child reads the result, and its exit changes nothing") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     const std::vector<int> ranks = ranks_from(0, 2);
     const auto make = patterns(DType::u8, {500000}, 1);
-    Merged merged = merge_tensor_parallel(make(group.rank()), merge::concat(0), ranks, group);
+    MergeResult merged = merge_tensor_parallel(make(group.rank()), merge::concat(0), ranks, group);
     if (group.rank() == 0) {
       const Tensor expected = merge_model(merge::concat(0), {make(0), make(1)});
       Ranks child(1, [&](int) {
@@ -346,7 +346,7 @@ TEST_CASE("a forked child reads the result, and its exit changes nothing") {
 }
 
 TEST_CASE("sources in an arena are merged like any others") {
-  run_ranks(3, [](SyncGroup& group) {
+  run_ranks(3, [](Group& group) {
     SharedArena arena(8 << 20);
     for (int round = 0; round < 3; ++round) {
       const auto make = [&](int rank) {
@@ -363,11 +363,12 @@ TEST_CASE("sources in an arena are merged like any others") {
 }
 
 TEST_CASE("the root's own tensor is borrowed or copied when no data is moved") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     const Tensor mine = pattern(DType::f32, {5, 6}, 1);
     for (const Merge& merge : {merge::same(), merge::first()}) {
-      const Merged borrowed = merge_tensor_parallel(mine, merge, ranks_from(0, 2), group);
-      const Merged copied = merge_tensor_parallel(mine, merge, ranks_from(0, 2), group, {.own = Own::copy});
+      const MergeResult borrowed = merge_tensor_parallel(mine, merge, ranks_from(0, 2), group);
+      const MergeResult copied =
+          merge_tensor_parallel(mine, merge, ranks_from(0, 2), group, {.root_tensors = RootTensors::copy});
       RANK_CHECK(borrowed.report().rounds == 1);
       if (group.rank() != 0) continue;
       RANK_CHECK(borrowed.tensor()->data() == mine.data());

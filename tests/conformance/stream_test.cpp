@@ -39,13 +39,13 @@ Config layer_of_stream(int rank, std::uint64_t layer) {
 TEST_CASE("each rank as root, layers of every kind, several streams of one group") {
   for (const int size : group_sizes) {
     CAPTURE(size);
-    run_ranks(size, [&](SyncGroup& group) {
+    run_ranks(size, [&](Group& group) {
       for (int first = 0; first < size; ++first) {
         const StreamReport report = stream_and_check(group, ranks_from(first, size), 24, layer_of_stream);
         // A route may need one preflight.
         RANK_CHECK(report.rounds >= 2);
         RANK_CHECK(report.rounds <= (first == 0 ? 5 : 3));
-        RANK_CHECK(report.route != Route::automatic);
+        RANK_CHECK(report.route != Route::auto_);
         RANK_CHECK(!report.reason.empty());
       }
       RANK_CHECK(stream_and_check(group, ranks_from(0, size), 0, layer_of_stream).parts == 0);
@@ -56,7 +56,7 @@ TEST_CASE("each rank as root, layers of every kind, several streams of one group
 TEST_CASE("a budget of 256 KiB and tensors of 5 MiB: parts and slices join into the same layer") {
   for (const int size : {1, 2, 4}) {
     CAPTURE(size);
-    run_ranks(size, [&](SyncGroup& group) {
+    run_ranks(size, [&](Group& group) {
       const Model model = [](int rank, std::uint64_t layer) {
         const auto at = static_cast<std::size_t>(rank) * 3 + layer * 7;
         const DType dtype = all_dtypes()[at % all_dtypes().size()];
@@ -79,7 +79,7 @@ TEST_CASE("a budget of 256 KiB and tensors of 5 MiB: parts and slices join into 
 
 TEST_CASE("partners that are stopped and continued at any moment: every layer is complete") {
   for (const int slow : {0, 2}) {
-    run_ranks(3, [&](SyncGroup& group) {
+    run_ranks(3, [&](Group& group) {
       std::optional<Hesitation> hesitation;
       if (group.rank() == 1) hesitation.emplace(group, slow);
       const Model model = [](int rank, std::uint64_t layer) -> Config {
@@ -93,7 +93,7 @@ TEST_CASE("partners that are stopped and continued at any moment: every layer is
 }
 
 TEST_CASE("all dtypes cut by rows and flat, packed ones with odd rows") {
-  run_ranks(3, [](SyncGroup& group) {
+  run_ranks(3, [](Group& group) {
     const Model model = [](int rank, std::uint64_t layer) {
       const DType dtype = all_dtypes()[layer % all_dtypes().size()];
       return Config::object({{"rows", pattern(dtype, {501, 101}, seed_of(rank, layer))},
@@ -104,7 +104,7 @@ TEST_CASE("all dtypes cut by rows and flat, packed ones with odd rows") {
 }
 
 TEST_CASE("strided sources, whole and cut, on senders and on the root") {
-  run_ranks(3, [](SyncGroup& group) {
+  run_ranks(3, [](Group& group) {
     const Model model = [](int rank, std::uint64_t layer) {
       const Tensor base = pattern(DType::f32, {300, 400}, seed_of(rank, layer));
       const auto strided = [&](const TensorView& view) { return Tensor(view, base.owner()); };
@@ -120,7 +120,7 @@ TEST_CASE("strided sources, whole and cut, on senders and on the root") {
 
 TEST_CASE("layers of other sizes on each rank, random trees, depths of 1 to 5") {
   for (int depth = 1; depth <= 5; depth += 2) {
-    run_ranks(4, [&](SyncGroup& group) {
+    run_ranks(4, [&](Group& group) {
       const Model model = [](int rank, std::uint64_t layer) {
         Config config = Config::object({{"tree", RandomConfig(seed_of(rank, layer)).tree(4)}});
         const auto bytes = static_cast<std::int64_t>((seed_of(rank, layer) * 7919) % 200000);
@@ -133,7 +133,7 @@ TEST_CASE("layers of other sizes on each rank, random trees, depths of 1 to 5") 
 }
 
 TEST_CASE("budgets that grow and shrink between streams") {
-  run_ranks(3, [](SyncGroup& group) {
+  run_ranks(3, [](Group& group) {
     const Model model = [](int rank, std::uint64_t layer) {
       return Config::object({{"w", pattern(DType::u8, {300, 1000}, seed_of(rank, layer))}});
     };
@@ -147,7 +147,7 @@ TEST_CASE("budgets that grow and shrink between streams") {
 }
 
 TEST_CASE("disjoint lists with their own budgets, and ranks in no list") {
-  run_ranks(7, [](SyncGroup& group) {
+  run_ranks(7, [](Group& group) {
     const std::vector<std::vector<int>> lists = {{2, 0}, {5, 1, 6}, {4}};
     std::vector<int> mine;
     for (const auto& list : lists)
@@ -168,7 +168,7 @@ TEST_CASE("disjoint lists with their own budgets, and ranks in no list") {
 }
 
 TEST_CASE("arena tensors belong to the sender again when the stream has ended") {
-  run_ranks(3, [](SyncGroup& group) {
+  run_ranks(3, [](Group& group) {
     SharedArena arena(8_MiB);
     std::vector<Tensor> layers;
     for (std::uint64_t layer = 0; layer < 4; ++layer) {
@@ -180,7 +180,7 @@ TEST_CASE("arena tensors belong to the sender again when the stream has ended") 
       return Config::object({{"w", w}, {"index", layer}});
     };
     stream_and_check(group, {0, 1, 2}, layers.size(), model,
-                     {.memory_budget = 1_MiB, .debugging = {.check_leases = true}});
+                     {.memory_budget = 1_MiB, .debug = {.detect_writes = true}});
     layers.clear();
     group.barrier();
     RANK_CHECK(arena.waiting_for_leases() == 0);
@@ -188,7 +188,7 @@ TEST_CASE("arena tensors belong to the sender again when the stream has ended") 
 }
 
 TEST_CASE("the root's own tensors are views of its own memory") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     const Tensor mine = pattern(DType::f32, {64, 1024}, 1);
     const auto source = layers_of(1, [&](std::uint64_t) { return Config::object({{"w", mine}}); });
     std::size_t at = 0;
@@ -204,7 +204,7 @@ TEST_CASE("the root's own tensors are views of its own memory") {
 }
 
 TEST_CASE("invalid arguments: all ranks get the same error, and the group remains usable") {
-  run_ranks(3, [](SyncGroup& group) {
+  run_ranks(3, [](Group& group) {
     const auto refused = [&](ErrorKind kind, const std::string& part, const std::function<void()>& call) {
       error_of(kind, {part}, call);
       stream_and_check(group, {0, 1, 2}, 2, layer_of_stream);
@@ -213,13 +213,14 @@ TEST_CASE("invalid arguments: all ranks get the same error, and the group remain
     const LayerSource none = [] { return std::nullopt; };
     const LayerConsumer ignore = [](LayerPart&) {};
     const bool is_one = group.rank() == 1;
-    refused(ErrorKind::argument, "at least 32768",
+    refused(ErrorKind::invalid_argument, "at least 32768",
             [&] { gather_each(none, all, group, ignore, {.memory_budget = 100}); });
-    refused(ErrorKind::argument, "pipeline_depth",
+    refused(ErrorKind::invalid_argument, "pipeline_depth",
             [&] { gather_each(none, all, group, ignore, {.pipeline_depth = is_one ? 0 : 2}); });
-    refused(ErrorKind::argument, "source", [&] { gather_each(is_one ? LayerSource() : none, all, group, ignore); });
-    refused(ErrorKind::argument, "consumer", [&] { gather_each(none, all, group, {}); });
-    refused(ErrorKind::argument, "twice", [&] { gather_each(none, std::vector<int>{0, 0}, group, ignore); });
+    refused(ErrorKind::invalid_argument, "source",
+            [&] { gather_each(is_one ? LayerSource() : none, all, group, ignore); });
+    refused(ErrorKind::invalid_argument, "consumer", [&] { gather_each(none, all, group, {}); });
+    refused(ErrorKind::invalid_argument, "twice", [&] { gather_each(none, std::vector<int>{0, 0}, group, ignore); });
     refused(ErrorKind::rank_mismatch, "rank 1 [0, 1]", [&] {
       gather_each(none, is_one ? std::vector<int>{0, 1} : all, group, ignore);
     });
@@ -231,7 +232,7 @@ TEST_CASE("invalid arguments: all ranks get the same error, and the group remain
       else
         gather_each(none, std::vector<int>{0, 2}, group, ignore);
     });
-    refused(ErrorKind::argument, "not UTF-8", [&] {
+    refused(ErrorKind::invalid_argument, "not UTF-8", [&] {
       int given = 0;
       gather_each([&]() -> std::optional<Config> { return given++ == 2 ? Config("\xff") : Config("x"); }, all, group,
                   ignore);

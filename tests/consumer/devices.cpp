@@ -18,7 +18,7 @@ int main() {
     const float number = 1;
     (void)muster::cuda_view(muster::DType::f32, {}, &number);
   } catch (const muster::Error& error) {
-    if (error.kind() == muster::ErrorKind::unsupported && muster::cuda_obstacle() == error.what()) {
+    if (error.kind() == muster::ErrorKind::unsupported && muster::cuda_unavailable_reason() == error.what()) {
       std::puts("no device");
       return 0;
     }

@@ -12,7 +12,7 @@ int main(int, char** arguments) {
     muster::launch_local({});
     return 1;
   } catch (const muster::Error& error) {
-    if (error.kind() != muster::ErrorKind::argument) return 1;
+    if (error.kind() != muster::ErrorKind::invalid_argument) return 1;
   }
   if (muster::launch_local({"true"}, {.ranks = 2}) != 0) return 1;
   // Libraries that are loaded on demand are found, wherever Muster is installed.

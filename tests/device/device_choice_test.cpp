@@ -17,7 +17,7 @@ namespace {
 DeviceFacts able(std::uint64_t device) {
   DeviceFacts facts;
   facts.is_known = facts.has_tensors = facts.is_exportable = facts.is_contiguous = facts.has_nccl = true;
-  facts.landing = Landing::device;
+  facts.destination = Destination::device;
   facts.device = device;
   return facts;
 }
@@ -41,7 +41,7 @@ TEST_CASE("facts are restored from a record") {
     for (const Way forced : {Way::nothing, Way::staging, Way::ipc, Way::nccl}) {
       DeviceFacts facts;
       facts.is_known = (bits & 1) != 0;
-      facts.landing = (bits & 2) != 0 ? Landing::device : Landing::host;
+      facts.destination = (bits & 2) != 0 ? Destination::device : Destination::host;
       facts.has_tensors = (bits & 4) != 0;
       facts.sees_first = (bits & 8) != 0;
       facts.is_exportable = (bits & 16) != 0;
@@ -59,7 +59,7 @@ TEST_CASE("facts are restored from a record") {
 
 TEST_CASE("tensors whose destination is the host are staged, whatever else is possible") {
   std::vector<DeviceFacts> facts{able(1), here(2), able(3)};
-  for (DeviceFacts& each : facts) each.landing = Landing::host;
+  for (DeviceFacts& each : facts) each.destination = Destination::host;
   CHECK(choose_ways(facts) == Ways{Way::nothing, Way::staging, Way::staging});
 }
 
@@ -110,7 +110,7 @@ TEST_CASE("a forced method is used or refused, on all ranks alike") {
   differ[1].forced = Way::nccl;
   test::words_of(ErrorKind::rank_mismatch, [&] { (void)choose_ways(differ); });
   differ = {able(1), here(2)};
-  differ[1].landing = Landing::host;
+  differ[1].destination = Destination::host;
   test::words_of(ErrorKind::rank_mismatch, [&] { (void)choose_ways(differ); });
 }
 
@@ -131,12 +131,12 @@ TEST_CASE("strides that a device copies in one operation") {
 
 TEST_CASE("without a driver, an error reports which component is missing") {
   if (cuda_available()) return;
-  CHECK_FALSE(cuda_obstacle().empty());
+  CHECK_FALSE(cuda_unavailable_reason().empty());
   const int number = 1;
-  CHECK_THROWS_WITH_AS(cuda_view(DType::i32, {1}, &number), cuda_obstacle().c_str(), Error);
+  CHECK_THROWS_WITH_AS(cuda_view(DType::i32, {1}, &number), cuda_unavailable_reason().c_str(), Error);
   CHECK_THROWS_AS(cuda_allocate(DType::u8, {4}, 0), Error);
-  CHECK(examine_cuda().obstacle == cuda_obstacle());
-  CHECK(examine_cuda().driver.empty());
+  CHECK(query_cuda().unavailable_reason == cuda_unavailable_reason());
+  CHECK(query_cuda().driver.empty());
   // Tensors in host memory do not need one.
   const TensorView view(DType::i32, {1}, &number);
   CHECK(bitwise_equal(copy_to_host(view), view));

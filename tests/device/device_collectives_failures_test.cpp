@@ -34,7 +34,7 @@ void refused(ProcessGroup& group, ErrorKind kind, const std::vector<std::string>
 
 TEST_CASE("contradictory and invalid arguments are an error on every rank before a byte is moved") {
   const Setting devices("FAKE_CUDA_DEVICES", "4");
-  run_ranks(3, [](SyncGroup& outer) {
+  run_ranks(3, [](Group& outer) {
     ProcessGroup group(outer);
     const int self = group.rank();
     const Tensor there = mine_of(group);
@@ -52,22 +52,23 @@ TEST_CASE("contradictory and invalid arguments are an error on every rank before
       else
         group.broadcast(there, 0);
     });
-    refuse(ErrorKind::argument, {"is on host", "cuda:"},
+    refuse(ErrorKind::invalid_argument, {"is on host", "cuda:"},
            [&] { group.all_reduce_into(self == 1 ? here : there, there); });
-    refuse(ErrorKind::argument, {"is on cuda:", "copy it to the host"},
+    refuse(ErrorKind::invalid_argument, {"is on cuda:", "copy it to the host"},
            [&] { group.all_reduce_into(self == 1 ? there : here, here); });
     refuse(ErrorKind::unsupported, {"I16", "copy_to_host"},
            [&] { group.all_reduce(on_device(pattern(DType::i16, {4}, 1), self)); });
     refuse(ErrorKind::unsupported, {"BOOL", "copy_to_host"}, [&] {
       (void)group.reduce_scatter(on_device(Tensor::allocate(DType::boolean, {6}), self), 0, ReduceOp::max);
     });
-    refuse(ErrorKind::argument, {"make it contiguous"}, [&] { (void)group.all_gather(wide.view().slice(1, 0, 2)); });
-    refuse(ErrorKind::argument, {"root 3"}, [&] { group.broadcast(there, 3); });
-    refuse(ErrorKind::argument, {"there is no device cuda:9"}, [&] {
+    refuse(ErrorKind::invalid_argument, {"make it contiguous"},
+           [&] { (void)group.all_gather(wide.view().slice(1, 0, 2)); });
+    refuse(ErrorKind::invalid_argument, {"root 3"}, [&] { group.broadcast(there, 3); });
+    refuse(ErrorKind::invalid_argument, {"there is no device cuda:9"}, [&] {
       (void)group.all_gather(self == 1 ? TensorView(DType::f32, {1000}, there.data(), {}, {Device::Kind::cuda, 9})
                                        : there.view());
     });
-    refuse(ErrorKind::argument, {"its address is not one of a device"}, [&] {
+    refuse(ErrorKind::invalid_argument, {"its address is not one of a device"}, [&] {
       (void)group.all_gather(self == 2 ? TensorView(DType::f32, {1000}, here.data(), {}, {Device::Kind::cuda, self})
                                        : there.view());
     });
@@ -76,12 +77,13 @@ TEST_CASE("contradictory and invalid arguments are an error on every rank before
     // Calls for host memory only.
     refuse(ErrorKind::unsupported, {"copy_to_host"}, [&] { (void)group.all_reduce_shared(there); });
     refuse(ErrorKind::unsupported, {"copy_to_host"}, [&] { (void)group.all_gather_shared(there); });
-    refuse(ErrorKind::argument, {"copy it to the host"}, [&] { (void)group.broadcast_config(Config(there), 0); });
+    refuse(ErrorKind::invalid_argument, {"copy it to the host"},
+           [&] { (void)group.broadcast_config(Config(there), 0); });
     if (self == 0) error_of(ErrorKind::unsupported, {"send", "copy_to_host"}, [&] { group.send(there, 1); });
     if (self == 1) error_of(ErrorKind::unsupported, {"recv", "copy_to_host"}, [&] { (void)group.recv(there, 0); });
     // One rank does not have enough memory.
     const Tensor large = mine_of(group, 30000);
-    refuse(ErrorKind::no_space, {"bytes on cuda:1 are needed"}, [&] {
+    refuse(ErrorKind::out_of_space, {"bytes on cuda:1 are needed"}, [&] {
       (void)trim(group.group());
       const Setting memory("FAKE_CUDA_MEMORY", self == 1 ? "1000" : "100000000");
       (void)group.reduce_scatter(large, 0);
@@ -101,7 +103,7 @@ TEST_CASE("an NCCL failure on one rank fails the group at once, and leaves no ba
         Failing{"FAKE_NCCL_FAIL", "ncclCommInitRankConfig", 1}, Failing{"FAKE_CUDA_FAIL", "cuEventRecord:700", 2}}) {
     CAPTURE(std::string(failing.value));
     const auto begin = std::chrono::steady_clock::now();
-    run_ranks(3, [&](SyncGroup& outer) {
+    run_ranks(3, [&](Group& outer) {
       {
         ProcessGroup group(outer);
         const Tensor tensor = mine_of(group);
@@ -117,7 +119,7 @@ TEST_CASE("an NCCL failure on one rank fails the group at once, and leaves no ba
         (void)copy_to_host(tensor);
       }
       ProcessGroup group(outer);
-      refused(group, ErrorKind::argument, {"root 3"}, [&] { group.broadcast(mine_of(group), 3); });
+      refused(group, ErrorKind::invalid_argument, {"root 3"}, [&] { group.broadcast(mine_of(group), 3); });
     });
     CHECK(std::chrono::steady_clock::now() - begin < 10s);
   }
@@ -125,7 +127,7 @@ TEST_CASE("an NCCL failure on one rank fails the group at once, and leaves no ba
 
 TEST_CASE("NCCL that cannot create an ID: every rank receives the error, and the group remains usable") {
   const Setting devices("FAKE_CUDA_DEVICES", "4");
-  run_ranks(2, [](SyncGroup& outer) {
+  run_ranks(2, [](Group& outer) {
     ProcessGroup group(outer);
     const Tensor tensor = mine_of(group);
     if (group.rank() == 0) ::setenv("FAKE_NCCL_FAIL", "ncclGetUniqueId", 1);
@@ -138,7 +140,7 @@ TEST_CASE("NCCL that cannot create an ID: every rank receives the error, and the
 
 TEST_CASE("a rank that never joins the NCCL communicator ends in a timeout") {
   const Setting devices("FAKE_CUDA_DEVICES", "4");
-  run_ranks(2, [](SyncGroup& outer) {
+  run_ranks(2, [](Group& outer) {
     ProcessGroup group(outer);
     const Tensor tensor = mine_of(group);
     if (group.rank() == 1) ::setenv("FAKE_NCCL_SILENT", "1", 1);
@@ -149,7 +151,7 @@ TEST_CASE("a rank that never joins the NCCL communicator ends in a timeout") {
 
 TEST_CASE("a network failure between devices is reported by the next call") {
   const Setting devices("FAKE_CUDA_DEVICES", "4");
-  run_ranks(2, [](SyncGroup& outer) {
+  run_ranks(2, [](Group& outer) {
     ProcessGroup group(outer);
     const Tensor tensor = mine_of(group);
     group.all_reduce(tensor);
@@ -171,7 +173,7 @@ TEST_CASE("a rank that is killed before or during a call is named by all, and no
     CAPTURE(turn);
     const auto ended = try_ranks(
         4,
-        [&](SyncGroup& outer) {
+        [&](Group& outer) {
           ProcessGroup group(outer);
           const Tensor tensor = mine_of(group, turn % 2 == 0 ? 100 : 100000);
           const auto pid = static_cast<pid_t>(outer.info(victim).pid);
@@ -201,7 +203,7 @@ TEST_CASE("a rank that is killed while other devices wait for its device is name
   constexpr int victim = 1;
   const auto ended = try_ranks(
       3,
-      [&](SyncGroup& outer) {
+      [&](Group& outer) {
         ProcessGroup group(outer);
         const auto pid = static_cast<pid_t>(outer.info(victim).pid);
         const Tensor tensor = mine_of(group);
@@ -230,7 +232,7 @@ TEST_CASE("a wait for devices ends with the death of a rank and at the deadline;
   for (const bool is_killed : {true, false}) {
     const auto ended = try_ranks(
         3,
-        [&](SyncGroup& outer) {
+        [&](Group& outer) {
           ProcessGroup group(outer);
           group.wait_for_devices();
           const auto pid = static_cast<pid_t>(outer.info(1).pid);
@@ -257,7 +259,7 @@ TEST_CASE("a wait for devices ends with the death of a rank and at the deadline;
 TEST_CASE("a rank that is stopped is named at the deadline, as stopped") {
   const Setting devices("FAKE_CUDA_DEVICES", "4");
   run_ranks(3,
-            [](SyncGroup& outer) {
+            [](Group& outer) {
               ProcessGroup group(outer);
               const auto pid = static_cast<pid_t>(outer.info(1).pid);
               const Tensor tensor = mine_of(group);

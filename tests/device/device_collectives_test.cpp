@@ -68,7 +68,7 @@ void check_alike(ProcessGroup& group, const Call& call) {
 
 void with_devices(int ranks, const std::function<void(ProcessGroup&)>& body) {
   const Setting devices("FAKE_CUDA_DEVICES", "4");
-  run_ranks(ranks, [&](SyncGroup& outer) {
+  run_ranks(ranks, [&](Group& outer) {
     ProcessGroup group(outer);
     body(group);
   });

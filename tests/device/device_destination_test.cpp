@@ -31,8 +31,8 @@ void check_layer(const Config& layer, int rank, std::uint64_t round, int device)
 }
 
 /// Gathers several times, each rank from its own device. Each rank reports its last explain() text.
-std::vector<Ended> gather_rounds(int size, int rounds, const std::function<void(SyncGroup&)>& after = {}) {
-  return try_ranks(size, [&](SyncGroup& group) {
+std::vector<Ended> gather_rounds(int size, int rounds, const std::function<void(Group&)>& after = {}) {
+  return try_ranks(size, [&](Group& group) {
     const int device = group.rank() % cuda::device_count();
     std::string words;
     for (int round = 0; round < rounds; ++round) {
@@ -59,7 +59,7 @@ void check_all(const std::vector<Ended>& ended, int from, const std::string& wor
 }  // namespace
 
 TEST_CASE("on one host by CUDA IPC: an allocation is opened once, however often it is used") {
-  const std::vector<Ended> ended = gather_rounds(3, 4, [](SyncGroup& group) {
+  const std::vector<Ended> ended = gather_rounds(3, 4, [](Group& group) {
     // Layers are allocated again in each round. Their memory must not be confused with earlier memory at the same
     // address.
     if (group.rank() == 0) RANK_CHECK(still_open("opened") <= 2 * 2 * 2);
@@ -71,7 +71,7 @@ TEST_CASE("on one host by CUDA IPC: an allocation is opened once, however often 
 }
 
 TEST_CASE("an allocation that remains is opened once; one that was freed is closed") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     {
       const Tensor mine = device_pattern(DType::u8, {4096}, static_cast<std::uint64_t>(group.rank()), group.rank());
       for (int round = 0; round < 5; ++round) (void)get_tensors_parallel(mine, all_of(group), group, to_device());
@@ -88,7 +88,7 @@ TEST_CASE("an allocation that remains is opened once; one that was freed is clos
 }
 
 TEST_CASE("more allocations in one exchange than remain open after it") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     const std::vector<int> ranks = all_of(group);
     Config mine = Config::array();
     if (group.rank() == 1)
@@ -109,7 +109,7 @@ TEST_CASE("several ranks on one device: IPC") {
 }
 
 TEST_CASE("IPC copies a snapshot: later writes of the caller are not in the result, its queued work is") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     const int device = group.rank();
     UserStream stream(device);
     const cuda::Current current(device);
@@ -118,7 +118,7 @@ TEST_CASE("IPC copies a snapshot: later writes of the caller are not in the resu
     const std::vector<Tensor> work = work_of(many_seeds(0, 100));
     stream.write_all(target, work);
     GatherOptions options = to_device();
-    options.own = Own::copy;
+    options.root_tensors = RootTensors::copy;
     const GatheredTensors all = get_tensors_parallel(target, all_of(group), group, options);
     stream.write(target, work.front());
     (void)copy_to_host(target);
@@ -142,7 +142,7 @@ TEST_CASE("memory that cannot be exported, although the driver reports that it c
 }
 
 TEST_CASE("addresses that were freed without notice to the root are closed, and opened again") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     const auto gather = [&](std::uint64_t seed, std::uintptr_t& address, bool fails = false) {
       const Tensor mine = device_pattern(DType::u8, {1 << 20}, seed, group.rank());
       if (fails && group.rank() == 1) ::setenv("FAKE_CUDA_FAIL", "cuEventRecord:999", 1);
@@ -164,7 +164,7 @@ TEST_CASE("addresses that were freed without notice to the root are closed, and 
 }
 
 TEST_CASE("opened memory is closed when its sender has freed it, even if another method was used") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     const auto gather = [&](bool has_two) {
       Config mine = Config::array();
       for (int i = 0; i <= (has_two ? 1 : 0); ++i)
@@ -186,16 +186,16 @@ TEST_CASE("opened memory is closed when its sender has freed it, even if another
 }
 
 TEST_CASE("two groups of the same ranks: if one has an address open, the other one stages its data") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     const auto other = group.duplicate();
     std::uint64_t seed = 1;
-    for (SyncGroup* const each : {&group, other.get(), &group, other.get()}) {
+    for (Group* const each : {&group, other.get(), &group, other.get()}) {
       const Tensor mine = device_pattern(DType::u8, {1 << 20}, ++seed, group.rank());
       gather_patterns(*each, mine, seed, to_device());
     }
     // Both groups open the same allocation, and both close it.
     const Tensor mine = device_pattern(DType::u8, {1 << 20}, 77, group.rank());
-    for (SyncGroup* const each : {&group, other.get(), &group}) {
+    for (Group* const each : {&group, other.get(), &group}) {
       gather_patterns(*each, mine, 77, to_device());
       trim(*each);
     }
@@ -206,7 +206,7 @@ TEST_CASE("two groups of the same ranks: if one has an address open, the other o
 }
 
 TEST_CASE("own tensors on several devices: work that the caller has queued on each is done first") {
-  run_ranks(1, [](SyncGroup& group) {
+  run_ranks(1, [](Group& group) {
     const std::vector<Tensor> work = work_of(many_seeds(0, 100));
     Config mine = Config::array();
     std::vector<std::unique_ptr<UserStream>> streams;
@@ -218,7 +218,7 @@ TEST_CASE("own tensors on several devices: work that the caller has queued on ea
       for (int times = 0; times <= 3 * device; ++times) streams.back()->write_all(target, work);
     }
     GatherOptions options = to_device();
-    options.own = Own::copy;
+    options.root_tensors = RootTensors::copy;
     const GatheredConfigs all = get_configs_parallel(&mine, all_of(group), group, options);
     for (const std::size_t i : {0U, 1U}) {
       const Tensor& copy = all[0]->at(i).as_tensor();
@@ -229,7 +229,7 @@ TEST_CASE("own tensors on several devices: work that the caller has queued on ea
 }
 
 TEST_CASE("pool memory cannot be exported: it is staged") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     unsigned long long pointer = 0;
     {
       (void)cuda::driver();
@@ -253,7 +253,7 @@ TEST_CASE("staging, forced") {
 TEST_CASE("NCCL, forced: one communicator for all rounds") {
   const Setting way("MUSTER_DEVICE_WAY", "nccl");
   const Setting devices("FAKE_CUDA_DEVICES", "3");
-  const auto after = [](SyncGroup&) {
+  const auto after = [](Group&) {
     RANK_CHECK(nccl_meetings() == 1);
     // No staging memory remains, except that of the test's own copies.
     cuda::pinned_pool_of_process()->trim();
@@ -264,7 +264,7 @@ TEST_CASE("NCCL, forced: one communicator for all rounds") {
 
 TEST_CASE("NCCL moves more data than a socket buffer takes, and many tensors") {
   const Setting way("MUSTER_DEVICE_WAY", "nccl");
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     const auto seed = static_cast<std::uint64_t>(group.rank());
     gather_patterns(group, device_pattern(DType::f32, {3 << 20}, seed, group.rank()), 0, to_device(), 1);
     const Tensor part = device_pattern(DType::u8, {1100, 16}, 50 + seed, group.rank());
@@ -281,7 +281,7 @@ TEST_CASE("NCCL moves more data than a socket buffer takes, and many tensors") {
 
 TEST_CASE("NCCL, forced, with two ranks on one device: refused on all ranks, and the group remains usable") {
   const Setting way("MUSTER_DEVICE_WAY", "nccl");
-  run_ranks(3, [](SyncGroup& group) {
+  run_ranks(3, [](Group& group) {
     const Tensor mine = device_pattern(DType::u8, {100}, 1, 0);
     error_of(ErrorKind::unsupported, {"a device for each rank"},
              [&] { (void)get_tensors_parallel(mine, all_of(group), group, to_device()); });
@@ -290,7 +290,7 @@ TEST_CASE("NCCL, forced, with two ranks on one device: refused on all ranks, and
 }
 
 TEST_CASE("a root that has no tensors of its own uses its current device, or the first one") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     for (const int chosen : {0, 1}) {
       const cuda::Current current(chosen);
       const Config mine = layer_of(group.rank(), 1, 0);
@@ -303,7 +303,7 @@ TEST_CASE("a root that has no tensors of its own uses its current device, or the
 }
 
 TEST_CASE("memory that results release is reused") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     const Tensor mine = device_pattern(DType::u8, {1 << 20}, 3, group.rank());
     std::uint64_t allocated = 0;
     for (int round = 0; round < 6; ++round) {
@@ -340,22 +340,22 @@ TEST_CASE("several hosts, not forced: IPC on the root's host, NCCL or staging fr
 TEST_CASE("each rank as root, 1, 2, 4 and 7 ranks, shapes of all kinds, both destinations") {
   for (const int size : {1, 2, 4, 7}) {
     CAPTURE(size);
-    run_ranks(size, [&](SyncGroup& group) {
+    run_ranks(size, [&](Group& group) {
       const int device = group.rank() % cuda::device_count();
       for (int first = 0; first < size; ++first) {
         const std::vector<int> ranks = ranks_from(first, size);
         for (const Shape& shape : {Shape{}, Shape{0, 3}, Shape{5}, Shape{3, 70}}) {
           const Tensor mine = device_pattern(DType::f32, shape, static_cast<std::uint64_t>(group.rank()), device);
-          for (const Landing landing : {Landing::host, Landing::device}) {
-            for (const Own own : {Own::borrow, Own::copy}) {
+          for (const Destination landing : {Destination::host, Destination::device}) {
+            for (const RootTensors own : {RootTensors::borrow, RootTensors::copy}) {
               GatherOptions options = landing_at(landing);
-              options.own = own;
+              options.root_tensors = own;
               const GatheredTensors all = get_tensors_parallel(mine, ranks, group, options);
               RANK_CHECK(all.present().size() == (group.rank() == first ? ranks.size() : 0));
               for (const auto& [rank, tensor] : all.present()) {
-                if (tensor.nbytes() != 0) RANK_CHECK(tensor.device().is_host() == (landing == Landing::host));
+                if (tensor.nbytes() != 0) RANK_CHECK(tensor.device().is_host() == (landing == Destination::host));
                 RANK_CHECK(is_pattern(copy_to_host(tensor), DType::f32, shape, static_cast<std::uint64_t>(rank)));
-                const bool is_view = rank == first && landing == Landing::device && own == Own::borrow;
+                const bool is_view = rank == first && landing == Destination::device && own == RootTensors::borrow;
                 if (rank == first && tensor.nbytes() != 0) RANK_CHECK((tensor.data() == mine.data()) == is_view);
               }
             }
@@ -367,12 +367,12 @@ TEST_CASE("each rank as root, 1, 2, 4 and 7 ranks, shapes of all kinds, both des
 }
 
 TEST_CASE("several lists in one exchange, one of them on the host, and a rank in no list") {
-  run_ranks(5, [](SyncGroup& group) {
+  run_ranks(5, [](Group& group) {
     const std::vector<std::vector<int>> lists{{1, 0}, {2, 3}, {}};
     const std::vector<int>& mine = lists[static_cast<std::size_t>(group.rank() / 2)];
     const Tensor here = pattern(DType::u8, {300}, static_cast<std::uint64_t>(group.rank()));
     const Tensor value = group.rank() < 2 ? on_device(here, group.rank()) : here;
-    for (const Landing landing : {Landing::host, Landing::device}) {
+    for (const Destination landing : {Destination::host, Destination::device}) {
       const GatheredTensors all = get_tensors_parallel(value, mine, group, landing_at(landing));
       RANK_CHECK(all.present().size() == (group.rank() == 1 || group.rank() == 2 ? 2U : 0U));
       for (const auto& [rank, tensor] : all.present())

@@ -11,14 +11,14 @@ using namespace muster::test;
 using namespace std::chrono_literals;
 
 TEST_CASE("host and device in one call: refused on all ranks before a byte is moved, with the remedy") {
-  run_ranks(3, [](SyncGroup& group) {
+  run_ranks(3, [](Group& group) {
     const Tensor here = pattern(DType::u8, {100}, 1);
     const Tensor there = on_device(here);
     const Config mixed = Config::object({{"a", here}, {"b", there}});
     const std::uint64_t before = calls("cuMemcpyDtoHAsync_v2");
-    error_of(ErrorKind::argument, {"host"},
+    error_of(ErrorKind::invalid_argument, {"host"},
              [&] { (void)get_tensors_parallel(group.rank() == 1 ? there : here, all_of(group), group); });
-    error_of(ErrorKind::argument, {"host"}, [&] { (void)get_configs_parallel(&mixed, all_of(group), group); });
+    error_of(ErrorKind::invalid_argument, {"host"}, [&] { (void)get_configs_parallel(&mixed, all_of(group), group); });
     RANK_CHECK(calls("cuMemcpyDtoHAsync_v2") == before);
     (void)get_tensors_parallel(here, all_of(group), group);
     (void)get_tensors_parallel(there, all_of(group), group);
@@ -26,7 +26,7 @@ TEST_CASE("host and device in one call: refused on all ranks before a byte is mo
 }
 
 TEST_CASE("different destinations are refused on all ranks") {
-  run_ranks(3, [](SyncGroup& group) {
+  run_ranks(3, [](Group& group) {
     const Tensor mine = device_pattern(DType::u8, {100}, 1);
     error_of(ErrorKind::rank_mismatch, {"land in different places"}, [&] {
       (void)get_tensors_parallel(mine, all_of(group), group, group.rank() == 2 ? to_device() : GatherOptions{});
@@ -36,14 +36,14 @@ TEST_CASE("different destinations are refused on all ranks") {
 }
 
 TEST_CASE("a tensor whose memory is not on the device of its view: refused on all ranks") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     const Tensor host = pattern(DType::u8, {100}, 1);
     const Tensor there = on_device(host, 1);
-    error_of(ErrorKind::argument, {"its address is not one of a device"}, [&] {
+    error_of(ErrorKind::invalid_argument, {"its address is not one of a device"}, [&] {
       (void)get_tensors_parallel(TensorView(DType::u8, {100}, host.data(), {}, {Device::Kind::cuda, 0}), all_of(group),
                                  group);
     });
-    error_of(ErrorKind::argument, {"its address is on cuda:1"}, [&] {
+    error_of(ErrorKind::invalid_argument, {"its address is on cuda:1"}, [&] {
       (void)get_tensors_parallel(TensorView(DType::u8, {100}, there.data(), {}, {Device::Kind::cuda, 0}), all_of(group),
                                  group);
     });
@@ -52,10 +52,10 @@ TEST_CASE("a tensor whose memory is not on the device of its view: refused on al
 }
 
 TEST_CASE("too little memory on the root's device: every rank receives the error, the group remains usable") {
-  run_ranks(3, [](SyncGroup& group) {
+  run_ranks(3, [](Group& group) {
     const Tensor mine = device_pattern(DType::u8, {100000}, 1, group.rank() % 2);
     if (group.rank() == 0) ::setenv("FAKE_CUDA_MEMORY", "150000", 1);
-    error_of(ErrorKind::no_space, {"let it land on the host"},
+    error_of(ErrorKind::out_of_space, {"let it land on the host"},
              [&] { (void)get_tensors_parallel(mine, all_of(group), group, to_device()); });
     gather_patterns(group, mine, 1);
   });
@@ -63,7 +63,7 @@ TEST_CASE("too little memory on the root's device: every rank receives the error
 
 TEST_CASE("a device that hangs ends in a timeout that names it") {
   const auto begin = std::chrono::steady_clock::now();
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     group.set_timeout(1s);
     const Tensor mine = device_pattern(DType::u8, {100000}, 1);
     if (group.rank() == 1) ::setenv("FAKE_CUDA_HANG", "1", 1);
@@ -76,7 +76,7 @@ TEST_CASE("a device that hangs ends in a timeout that names it") {
 TEST_CASE("a device that hangs while it reads staged data: the CPU does not wait in the driver") {
   const Setting way("MUSTER_DEVICE_WAY", "staging");
   const auto begin = std::chrono::steady_clock::now();
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     group.set_timeout(1s);
     const Tensor mine = device_pattern(DType::u8, {100000}, 1);
     if (group.rank() == 0) {
@@ -95,7 +95,7 @@ TEST_CASE("a device that hangs while it reads staged data: the CPU does not wait
 }
 
 TEST_CASE("a device whose context is lost fails every call, on all ranks; host tensors still work") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     const Tensor mine = device_pattern(DType::u8, {1000}, 4, group.rank());
     (void)get_tensors_parallel(mine, all_of(group), group);
     if (group.rank() == 1) fake<void(int)>("libcuda.so.1", "fake_cuda_break")(700);
@@ -108,7 +108,7 @@ TEST_CASE("a device whose context is lost fails every call, on all ranks; host t
 
 TEST_CASE("a rank that never joins the NCCL communicator ends in a timeout") {
   const Setting way("MUSTER_DEVICE_WAY", "nccl");
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     group.set_timeout(1s);
     const Tensor mine = device_pattern(DType::u8, {1000}, 1, group.rank());
     if (group.rank() == 1) ::setenv("FAKE_NCCL_SILENT", "1", 1);
@@ -132,7 +132,7 @@ TEST_CASE("an NCCL failure on one rank ends the exchange on all, at once, and le
     CAPTURE(std::string(failing.value));
     CAPTURE(failing.rank);
     const auto begin = std::chrono::steady_clock::now();
-    run_ranks(3, [&](SyncGroup& outer) {
+    run_ranks(3, [&](Group& outer) {
       const Tensor mine = device_pattern(DType::u8, {1000}, 1, outer.rank());
       {
         const auto group = outer.duplicate();
@@ -152,7 +152,7 @@ TEST_CASE("an NCCL failure on one rank ends the exchange on all, at once, and le
 TEST_CASE("NCCL that cannot create an ID is an error on all ranks at once, and the group remains usable") {
   const Setting way("MUSTER_DEVICE_WAY", "nccl");
   const Setting devices("FAKE_CUDA_DEVICES", "3");
-  run_ranks(3, [](SyncGroup& group) {
+  run_ranks(3, [](Group& group) {
     const Tensor mine = device_pattern(DType::u8, {1000}, 1, group.rank());
     if (group.rank() == 0) ::setenv("FAKE_NCCL_FAIL", "ncclGetUniqueId", 1);
     const auto begin = std::chrono::steady_clock::now();
@@ -166,7 +166,7 @@ TEST_CASE("NCCL that cannot create an ID is an error on all ranks at once, and t
 
 TEST_CASE("a refused call does not affect NCCL communicators") {
   const Setting way("MUSTER_DEVICE_WAY", "nccl");
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     const Tensor mine = device_pattern(DType::u8, {1000}, 1, group.rank());
     gather_patterns(group, mine, 1, to_device());
     error_of(ErrorKind::rank_mismatch, {"land in different places"}, [&] {
@@ -176,7 +176,7 @@ TEST_CASE("a refused call does not affect NCCL communicators") {
     if (group.rank() == 0) ::setenv("FAKE_CUDA_MEMORY", "1", 1);
     const Tensor large = group.rank() == 0 ? mine : device_pattern(DType::u8, {1 << 20}, 1, 1);
     const Config config(large);
-    error_of(ErrorKind::no_space, {"let it land on the host"},
+    error_of(ErrorKind::out_of_space, {"let it land on the host"},
              [&] { (void)get_configs_parallel(&config, all_of(group), group, to_device()); });
     ::unsetenv("FAKE_CUDA_MEMORY");
     gather_patterns(group, mine, 1, to_device());
@@ -215,7 +215,7 @@ TEST_CASE("a sender that fails at any step is an error on all ranks") {
   for (const char* const failing :
        {"cuEventCreate:999:2", "cuEventRecord:999", "cuMemcpyDtoDAsync_v2:999", "cuStreamIsCapturing:999"}) {
     CAPTURE(std::string(failing));
-    run_ranks(2, [&](SyncGroup& group) {
+    run_ranks(2, [&](Group& group) {
       const Tensor mine = device_pattern(DType::u8, {1000}, 4, group.rank());
       ::setenv("FAKE_CUDA_FAIL", failing, 1);
       error_of(ErrorKind::io, {"CUDA_ERROR_999"},
@@ -228,13 +228,13 @@ TEST_CASE("a sender that fails at any step is an error on all ranks") {
 
 TEST_CASE("a device that fails on any one rank, whichever step, is every rank's error at once") {
   const Setting devices("FAKE_CUDA_DEVICES", "4");
-  for (const Landing landing : {Landing::host, Landing::device}) {
-    const Setting way("MUSTER_DEVICE_WAY", landing == Landing::host ? "ipc" : "staging");
-    run_ranks(4, [&](SyncGroup& group) {
+  for (const Destination landing : {Destination::host, Destination::device}) {
+    const Setting way("MUSTER_DEVICE_WAY", landing == Destination::host ? "ipc" : "staging");
+    run_ranks(4, [&](Group& group) {
       const GatherOptions options = landing_at(landing);
       const Tensor mine = device_pattern(DType::u8, {100000}, 4, group.rank());
       // If the destination is the root's device, the root copies after the others have closed the exchange.
-      for (int failing = landing == Landing::host ? 0 : 1; failing < 4; ++failing)
+      for (int failing = landing == Destination::host ? 0 : 1; failing < 4; ++failing)
         for (const char* const function : {"cuMemcpyDtoHAsync_v2", "cuStreamWaitEvent", "cuEventQuery"}) {
           if (group.rank() == failing) ::setenv("FAKE_CUDA_FAIL", (std::string(function) + ":999").c_str(), 1);
           const auto begin = std::chrono::steady_clock::now();
@@ -249,9 +249,9 @@ TEST_CASE("a device that fails on any one rank, whichever step, is every rank's 
 }
 
 TEST_CASE("page-locked copies observe the memory budget: refused on all ranks, and the group remains usable") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     const Tensor mine = device_pattern(DType::u8, {1 << 20}, 3, group.rank() % 2);
-    for (const Landing landing : {Landing::host, Landing::device}) {
+    for (const Destination landing : {Destination::host, Destination::device}) {
       const Setting way("MUSTER_DEVICE_WAY", "staging");
       GatherOptions options = landing_at(landing);
       // The budget covers two tensors of the other host, and the root's own.
@@ -261,20 +261,20 @@ TEST_CASE("page-locked copies observe the memory budget: refused on all ranks, a
         group.barrier();
       }
       options.memory_budget = group.rank() == 3 ? 1 << 19 : 3 << 20;
-      error_of(ErrorKind::no_space, {"rank 3 (host"},
+      error_of(ErrorKind::out_of_space, {"rank 3 (host"},
                [&] { (void)get_tensors_parallel(mine, all_of(group), group, options); });
-      (void)get_tensors_parallel(mine, all_of(group), group, {.devices = {.landing = landing}});
+      (void)get_tensors_parallel(mine, all_of(group), group, {.devices = {.destination = landing}});
       trim(group);
     }
   });
 }
 
 TEST_CASE("after fork the child has no devices, and its calls report that") {
-  run_ranks(1, [](SyncGroup&) {
+  run_ranks(1, [](Group&) {
     const Tensor mine = device_pattern(DType::u8, {1000}, 4);
     Ranks child(1, [&](int) {
       RANK_CHECK(!cuda_available());
-      RANK_CHECK(cuda_obstacle().find("forked") != std::string::npos);
+      RANK_CHECK(cuda_unavailable_reason().find("forked") != std::string::npos);
       // The destructors of the parent's objects do nothing.
       Tensor copy = mine;
     });
@@ -285,9 +285,9 @@ TEST_CASE("after fork the child has no devices, and its calls report that") {
 
 TEST_CASE("without a device: host tensors work as always, and the reason has a remedy") {
   const Setting none("FAKE_CUDA_DEVICES", "0");
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     RANK_CHECK(!cuda_available());
-    RANK_CHECK(cuda_obstacle().find("nvidia-smi") != std::string::npos);
+    RANK_CHECK(cuda_unavailable_reason().find("nvidia-smi") != std::string::npos);
     const GatheredTensors all = get_tensors_parallel(pattern(DType::u8, {100}, 1), all_of(group), group);
     RANK_CHECK(all.report().route == Route::shm);
   });

@@ -31,7 +31,7 @@ void fill(const Tensor& tensor, float times, const UserStream& stream) {
 TEST_CASE("collectives are captured, and run as often as the graph is launched") {
   const Setting devices("FAKE_CUDA_DEVICES", "4");
   for (const int ranks : {1, 2, 4})
-    run_ranks(ranks, [](SyncGroup& outer) {
+    run_ranks(ranks, [](Group& outer) {
       ProcessGroup group(outer);
       const int self = group.rank();
       const int n = group.size();
@@ -62,14 +62,14 @@ TEST_CASE("collectives are captured, and run as often as the graph is launched")
         RANK_CHECK(is_row(mine, times * static_cast<float>(n * n * n)));
       }
       CudaGraph moved = std::move(graph);
-      error_of(ErrorKind::argument, {"no graph"}, [&] { graph.launch(stream.handle()); });
+      error_of(ErrorKind::invalid_argument, {"no graph"}, [&] { graph.launch(stream.handle()); });
       moved = CudaGraph();
       RANK_CHECK(still_open("graphs") == 0);
     });
 }
 
 TEST_CASE("calls that cannot be captured are refused on all ranks, and the capture is unharmed") {
-  run_ranks(2, [](SyncGroup& outer) {
+  run_ranks(2, [](Group& outer) {
     ProcessGroup group(outer);
     const int self = group.rank();
     const Tensor mine = row(1, self);
@@ -77,17 +77,17 @@ TEST_CASE("calls that cannot be captured are refused on all ranks, and the captu
     const UserStream stream(self);
     {
       CudaGraphCapture capture(self);
-      error_of(ErrorKind::argument, {"before the capture begins"}, [&] { group.all_reduce(mine); });
+      error_of(ErrorKind::invalid_argument, {"before the capture begins"}, [&] { group.all_reduce(mine); });
       const CudaGraph empty = capture.end();
       empty.launch(stream.handle());
     }
     group.all_reduce(mine);
     CudaGraphCapture capture(self);
-    error_of(ErrorKind::argument, {"give the result"}, [&] { (void)group.all_gather(mine); });
-    error_of(ErrorKind::argument, {"give the result"}, [&] { (void)group.reduce_scatter(mine); });
-    error_of(ErrorKind::argument, {"give the result"}, [&] { (void)group.gather(mine, 1); });
-    error_of(ErrorKind::argument, {"give the result"}, [&] { (void)group.all_to_all(mine); });
-    error_of(ErrorKind::argument, {"give the result"}, [&] { (void)group.reduce_scatter(wide, 1); });
+    error_of(ErrorKind::invalid_argument, {"give the result"}, [&] { (void)group.all_gather(mine); });
+    error_of(ErrorKind::invalid_argument, {"give the result"}, [&] { (void)group.reduce_scatter(mine); });
+    error_of(ErrorKind::invalid_argument, {"give the result"}, [&] { (void)group.gather(mine, 1); });
+    error_of(ErrorKind::invalid_argument, {"give the result"}, [&] { (void)group.all_to_all(mine); });
+    error_of(ErrorKind::invalid_argument, {"give the result"}, [&] { (void)group.reduce_scatter(wide, 1); });
     // Captured on one rank only.
     if (self == 0) {
       error_of(ErrorKind::rank_mismatch, {"captured into a graph"}, [&] { group.all_reduce(mine); });
@@ -97,7 +97,7 @@ TEST_CASE("calls that cannot be captured are refused on all ranks, and the captu
     }
     group.broadcast(mine, 1);
     const CudaGraph graph = capture.end();
-    error_of(ErrorKind::argument, {"ended already"}, [&] { (void)capture.end(); });
+    error_of(ErrorKind::invalid_argument, {"ended already"}, [&] { (void)capture.end(); });
     fill(mine, static_cast<float>(3 + self), stream);
     graph.launch(stream.handle());
     const CudaStreamScope scope(stream.handle());
@@ -108,7 +108,7 @@ TEST_CASE("calls that cannot be captured are refused on all ranks, and the captu
 TEST_CASE("several devices in each process") {
   const Setting devices("FAKE_CUDA_DEVICES", "6");
   for (const int ranks : {1, 3})
-    run_ranks(ranks, [](SyncGroup& outer) {
+    run_ranks(ranks, [](Group& outer) {
       set_world(outer.shared_from_this());
       dist::init_process_group("nccl");
       const int self = dist::get_rank();
@@ -144,11 +144,12 @@ TEST_CASE("several devices in each process") {
           RANK_CHECK(
               is_row(outputs[static_cast<std::size_t>(lane)][static_cast<std::size_t>(i)], static_cast<float>(i + 1)));
       // Invalid calls, on all ranks.
-      error_of(ErrorKind::argument, {"rank 5 is not in this group"}, [&] { dist::broadcast_multigpu(tensors, 5); });
-      error_of(ErrorKind::argument, {"one for each"}, [&] { dist::all_gather_multigpu({}, tensors); });
-      error_of(ErrorKind::argument, {"has no tensors"}, [&] { dist::all_reduce_multigpu({}); });
+      error_of(ErrorKind::invalid_argument, {"rank 5 is not in this group"},
+               [&] { dist::broadcast_multigpu(tensors, 5); });
+      error_of(ErrorKind::invalid_argument, {"one for each"}, [&] { dist::all_gather_multigpu({}, tensors); });
+      error_of(ErrorKind::invalid_argument, {"has no tensors"}, [&] { dist::all_reduce_multigpu({}); });
       const std::vector<Tensor> twice{tensors[0], tensors[0]};
-      error_of(ErrorKind::argument, {"two tensors are on cuda:"},
+      error_of(ErrorKind::invalid_argument, {"two tensors are on cuda:"},
                [&] { dist::all_reduce_multigpu(self == 0 ? twice : tensors); });
       if (n > 1)
         error_of(ErrorKind::rank_mismatch, {"on 2 devices of each rank", "on a device"},

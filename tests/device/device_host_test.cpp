@@ -33,7 +33,7 @@ void check_layer(const Config& layer, int rank) {
 TEST_CASE("configs of all ranks arrive in host memory, the root's own too") {
   for (const int size : {1, 2, 4}) {
     CAPTURE(size);
-    run_ranks(size, [](SyncGroup& group) {
+    run_ranks(size, [](Group& group) {
       const Config mine = layer_of(group.rank());
       for (int round = 0; round < 3; ++round) {
         const std::vector<int> ranks = ranks_from(round % group.size(), group.size());
@@ -48,7 +48,7 @@ TEST_CASE("configs of all ranks arrive in host memory, the root's own too") {
 }
 
 TEST_CASE("tensors of several pieces, and of several devices of one rank") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     const auto seed = static_cast<std::uint64_t>(group.rank());
     gather_patterns(group, device_pattern(DType::f32, {9, 1 << 20}, seed, group.rank()), 0, {}, 1);
     const Config mine = layer_of(group.rank(), 2);
@@ -58,7 +58,7 @@ TEST_CASE("tensors of several pieces, and of several devices of one rank") {
 }
 
 TEST_CASE("ranks without a config or without tensors follow those that have them on devices, each rank as root") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     const Config layer = layer_of(group.rank());
     const Config words = Config::object({{"name", "nothing"}, {"layers", Config::array({1, 2, 3})}});
     const Config host = pattern(DType::u8, {100}, 1);
@@ -79,17 +79,18 @@ TEST_CASE("ranks without a config or without tensors follow those that have them
     // If it is forced, the device route is used even if no rank has tensors. Host tensors use the same route as before.
     RANK_CHECK(get_configs_parallel(&words, all_of(group), group, {.route = Route::device}).report().route ==
                Route::device);
-    const auto gather = [&](const Config& mine, Route route = Route::automatic) {
+    const auto gather = [&](const Config& mine, Route route = Route::auto_) {
       return get_configs_parallel(&mine, all_of(group), group, {.route = route}).report().route;
     };
     RANK_CHECK(gather(host) != Route::device);
     error_of(ErrorKind::unsupported, {"are on the host"}, [&] { (void)gather(host, Route::device); });
-    error_of(ErrorKind::argument, {"rank 3: the host"}, [&] { (void)gather(group.rank() == 3 ? host : layer); });
+    error_of(ErrorKind::invalid_argument, {"rank 3: the host"},
+             [&] { (void)gather(group.rank() == 3 ? host : layer); });
   });
 }
 
 TEST_CASE("strided tensors: rows with gaps are copied, other strides are refused on all ranks with the remedy") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     const auto seed = static_cast<std::uint64_t>(group.rank());
     const Tensor host = pattern(DType::f32, {64, 48}, seed);
     const Tensor whole = on_device(host);
@@ -99,7 +100,7 @@ TEST_CASE("strided tensors: rows with gaps are copied, other strides are refused
         RANK_CHECK(bitwise_equal(*all[i], pattern(DType::f32, {64, 48}, i).view().slice(1, 8, 24)));
     const Tensor other = cuda_allocate(DType::f32, {48, 64}, 0);
     const TensorView strided = group.rank() == 1 ? whole.view().transposed() : other.view();
-    const Error error = error_of(ErrorKind::argument, {"make it contiguous there first"},
+    const Error error = error_of(ErrorKind::invalid_argument, {"make it contiguous there first"},
                                  [&] { (void)get_tensors_parallel(strided, all_of(group), group); });
     RANK_CHECK(error.rank() == 1);
     group.barrier();
@@ -107,7 +108,7 @@ TEST_CASE("strided tensors: rows with gaps are copied, other strides are refused
 }
 
 TEST_CASE("what the caller has queued comes first, without and with a named stream") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     const auto seed = static_cast<std::uint64_t>(group.rank());
     const auto gather_from = [&](UserStream& stream, std::uint64_t round) {
       const Tensor target = cuda_allocate(DType::u8, {100000}, 0);
@@ -132,7 +133,7 @@ TEST_CASE("what the caller has queued comes first, without and with a named stre
 }
 
 TEST_CASE("a named stream applies to tensors on its own device, whichever device is current in the thread") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     for (const int current_one : {-1, 0, 1}) {
       std::optional<cuda::Current> current;
       if (current_one >= 0) current.emplace(current_one);
@@ -150,7 +151,7 @@ TEST_CASE("a named stream applies to tensors on its own device, whichever device
 }
 
 TEST_CASE("a stream of a context that the program has created is refused when it is named") {
-  run_ranks(1, [](SyncGroup&) {
+  run_ranks(1, [](Group&) {
     (void)cuda::driver();
     void* const context = fake<void*(int)>("libcuda.so.1", "fake_cuda_context")(1);
     cuda::StreamHandle stream = nullptr;
@@ -158,19 +159,19 @@ TEST_CASE("a stream of a context that the program has created is refused when it
       const cuda::Current current(static_cast<cuda::Context>(context));
       cuda::check(cuda::driver().stream_create(&stream, cuda::stream_non_blocking), "a stream");
     }
-    error_of(ErrorKind::argument, {"name one of the device's primary context"},
+    error_of(ErrorKind::invalid_argument, {"name one of the device's primary context"},
              [&] { const CudaStreamScope scope(stream); });
   });
 }
 
 TEST_CASE("a stream that is being captured into a graph cannot be named, and the capture is unharmed") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     const Tensor mine = device_pattern(DType::u8, {1000}, static_cast<std::uint64_t>(group.rank()), 0);
     const auto capture = fake<void(void*, bool)>("libcuda.so.1", "fake_cuda_capture");
     const auto is_whole = fake<bool()>("libcuda.so.1", "fake_cuda_capture_is_whole");
     const auto gather = [&] { gather_patterns(group, mine, 0, {}, 1); };
     const auto refused = [&](const char* words) {
-      error_of(ErrorKind::argument, {words}, gather);
+      error_of(ErrorKind::invalid_argument, {words}, gather);
       RANK_CHECK(is_whole());
     };
     const cuda::Current current(0);
@@ -200,7 +201,7 @@ TEST_CASE("a stream that is being captured into a graph cannot be named, and the
 
 TEST_CASE("rows that are farther apart than the device copies in one operation") {
   const Setting pitch("FAKE_CUDA_MAX_PITCH", "100");
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     const auto seed = static_cast<std::uint64_t>(group.rank());
     const Tensor whole = on_device(pattern(DType::f32, {64, 48}, seed));
     const GatheredTensors all = get_tensors_parallel(whole.view().slice(1, 8, 24), all_of(group), group);
@@ -209,7 +210,7 @@ TEST_CASE("rows that are farther apart than the device copies in one operation")
 }
 
 TEST_CASE("the current device does not change, even after errors") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     const Tensor mine = device_pattern(DType::u8, {1000}, 1, 0);
     RANK_CHECK(cuda::current_device() == std::nullopt);
     (void)get_tensors_parallel(mine, all_of(group), group);
@@ -229,7 +230,7 @@ TEST_CASE("the current device does not change, even after errors") {
 
 TEST_CASE("pages that cannot be locked: small buffers in turn") {
   const Setting failing("FAKE_CUDA_FAIL", "cuMemHostRegister_v2:2");
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     const auto seed = static_cast<std::uint64_t>(group.rank());
     const Tensor mine = device_pattern(DType::f32, {6 << 20}, seed);
     for (int round = 0; round < 2; ++round) {
@@ -246,7 +247,7 @@ TEST_CASE("pages that cannot be locked: small buffers in turn") {
 }
 
 TEST_CASE("page locks are made once per slot, grow with it, and are released with its memory") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     const auto gather_of = [&](std::int64_t bytes, std::uint64_t seed) {
       const Tensor mine = device_pattern(DType::u8, {bytes}, seed + static_cast<std::uint64_t>(group.rank()));
       const GatheredTensors all = gather_patterns(group, mine, seed, {}, 1);
@@ -288,7 +289,7 @@ TEST_CASE("page locks are made once per slot, grow with it, and are released wit
 }
 
 TEST_CASE("results outlive their group, and release their memory at the end") {
-  run_ranks(2, [](SyncGroup& outer) {
+  run_ranks(2, [](Group& outer) {
     GatheredTensors all;
     {
       const auto group = outer.duplicate();
@@ -304,7 +305,7 @@ TEST_CASE("results outlive their group, and release their memory at the end") {
 }
 
 TEST_CASE("asynchronous calls refuse tensors on devices, on all ranks, and the group remains usable") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     const Config mine = layer_of(group.rank());
     const std::optional<Config> given = group.rank() == 0 ? std::nullopt : std::optional(mine);
     error_of(ErrorKind::unsupported, {"without _async"},
@@ -317,7 +318,7 @@ TEST_CASE("asynchronous calls refuse tensors on devices, on all ranks, and the g
 }
 
 TEST_CASE("layers that a stream's source copies by hand") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     const auto source = layers_of(4, [&](std::uint64_t) { return config_to_host(layer_of(group.rank(), 2)); });
     int taken = 0;
     const LayerConsumer consume = [&](LayerPart& part) {
@@ -332,21 +333,21 @@ TEST_CASE("layers that a stream's source copies by hand") {
 }
 
 TEST_CASE("copies by hand") {
-  run_ranks(1, [](SyncGroup&) {
+  run_ranks(1, [](Group&) {
     const Tensor host = pattern(DType::i16, {30, 20}, 5);
     const Tensor there = copy_to_device(host.view().transposed(), 1);
     RANK_CHECK(there.device() == (Device{Device::Kind::cuda, 1}));
     RANK_CHECK(bitwise_equal(copy_to_host(there), host.view().transposed()));
     RANK_CHECK(bitwise_equal(copy_to_host(copy_to_device(host, 0).view().slice(1, 3, 9)), host.view().slice(1, 3, 9)));
     RANK_CHECK(cuda_view(DType::i16, {20, 30}, there.data()).device().index == 1);
-    error_of(ErrorKind::argument, {}, [&] { (void)cuda_view(DType::i16, {20, 30}, host.data()); });
+    error_of(ErrorKind::invalid_argument, {}, [&] { (void)cuda_view(DType::i16, {20, 30}, host.data()); });
     unsigned long long managed = 0;
     {
       const cuda::Current current(0);
       RANK_CHECK(fake<int(unsigned long long*, std::uint64_t)>("libcuda.so.1", "fake_cuda_allocate_managed")(&managed,
                                                                                                              64) == 0);
     }
-    error_of(ErrorKind::argument, {}, [&] { (void)cuda_view(DType::u8, {64}, cuda::address_of(managed)); });
+    error_of(ErrorKind::invalid_argument, {}, [&] { (void)cuda_view(DType::u8, {64}, cuda::address_of(managed)); });
     RANK_CHECK(pageable_copies() == 0);
   });
 }

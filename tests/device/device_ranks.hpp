@@ -43,14 +43,14 @@ inline Tensor device_pattern(DType dtype, Shape shape, std::uint64_t seed, int d
   return on_device(pattern(dtype, std::move(shape), seed), device);
 }
 
-inline GatherOptions landing_at(Landing landing) {
+inline GatherOptions landing_at(Destination landing) {
   GatherOptions options;
-  options.devices.landing = landing;
+  options.devices.destination = landing;
   return options;
 }
 /// Options of a gather whose result is on the root's device.
 inline GatherOptions to_device() {
-  return landing_at(Landing::device);
+  return landing_at(Destination::device);
 }
 
 /// Returns a copy in page-locked memory. Only copies from such memory are queued without a wait for the stream.
@@ -103,12 +103,12 @@ inline std::vector<std::uint64_t> many_seeds(std::uint64_t first, std::uint64_t 
   return seeds;
 }
 
-inline std::vector<int> all_of(const SyncGroup& group) {
+inline std::vector<int> all_of(const Group& group) {
   return ranks_from(0, group.size());
 }
 
 /// Gathers on rank 0 a pattern like `mine` from every rank. Its seed is `seed` plus `per_rank` times the rank.
-inline GatheredTensors gather_patterns(SyncGroup& group, const TensorView& mine, std::uint64_t seed,
+inline GatheredTensors gather_patterns(Group& group, const TensorView& mine, std::uint64_t seed,
                                        const GatherOptions& options = {}, std::uint64_t per_rank = 0) {
   GatheredTensors all = get_tensors_parallel(mine, all_of(group), group, options);
   RANK_CHECK(all.present().size() == (group.rank() == 0 ? static_cast<std::size_t>(group.size()) : 0));

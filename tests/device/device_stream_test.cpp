@@ -25,7 +25,7 @@ Config layer_of(int rank, std::uint64_t layer, bool on_devices) {
   return config;
 }
 
-StreamReport stream(SyncGroup& group, std::uint64_t layers) {
+StreamReport stream(Group& group, std::uint64_t layers) {
   const auto whole = [](int rank, std::uint64_t layer) { return layer_of(rank, layer, false); };
   const auto given = [](int rank, std::uint64_t layer) { return layer_of(rank, layer, true); };
   return stream_and_check(group, all_of(group), layers, whole, {.memory_budget = budget, .pipeline_depth = 2}, given);
@@ -36,7 +36,7 @@ StreamReport stream(SyncGroup& group, std::uint64_t layers) {
 TEST_CASE("layers on devices arrive on the host, whatever their size") {
   for (const int size : {1, 2, 4}) {
     CAPTURE(size);
-    run_ranks(size, [](SyncGroup& group) {
+    run_ranks(size, [](Group& group) {
       for (int round = 0; round < 2; ++round) {
         const StreamReport report = stream(group, 7);
         RANK_CHECK(report.parts > 7 || group.size() == 1);
@@ -55,7 +55,7 @@ TEST_CASE("layers on devices arrive on the host, whatever their size") {
 TEST_CASE(
     "parts on one host are copied directly into their slots: no other memory is used, and each slot is page-locked "
     "once") {
-  run_ranks(3, [](SyncGroup& group) {
+  run_ranks(3, [](Group& group) {
     const Tensor weight = device_pattern(DType::u8, {100000}, static_cast<std::uint64_t>(group.rank()));
     // Frees the buffer with which the test has made its tensor.
     cuda::pinned_pool_of_process()->trim();
@@ -71,7 +71,7 @@ TEST_CASE(
 }
 
 TEST_CASE("what the caller has queued is done before each layer, and the layer belongs to the caller again after it") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     const Tensor target = cuda_allocate(DType::u8, {100000}, 0);
     const std::vector<Tensor> work = work_of(many_seeds(0, 1));
     UserStream apart(0);
@@ -89,7 +89,7 @@ TEST_CASE("what the caller has queued is done before each layer, and the layer b
 }
 
 TEST_CASE("a device that fails in a stream ends it on all ranks, with its message; the next stream succeeds") {
-  run_ranks(3, [](SyncGroup& group) {
+  run_ranks(3, [](Group& group) {
     for (const int failing : {0, 1}) {
       if (group.rank() == failing) ::setenv("FAKE_CUDA_FAIL", "cuMemcpyDtoHAsync_v2:700", 1);
       const Error error = error_of(ErrorKind::io, {"CUDA_ERROR_700"}, [&] { (void)stream(group, 3); });

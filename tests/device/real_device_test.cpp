@@ -18,21 +18,22 @@ int devices = 0;
 
 /// Returns the reason why no device is usable; empty: `devices` has their number.
 std::string obstacle() {
-  Ranks probe(1,
-              [](int) { say(cuda_available() ? "devices " + std::to_string(cuda::device_count()) : cuda_obstacle()); });
+  Ranks probe(1, [](int) {
+    say(cuda_available() ? "devices " + std::to_string(cuda::device_count()) : cuda_unavailable_reason());
+  });
   const std::string words = probe.wait().front().words;
   if (std::sscanf(words.c_str(), "devices %d", &devices) == 1) return {};
   return words.empty() ? "the driver ended the process that asked" : words;
 }
 
-void gather_and_check(SyncGroup& group, const GatherOptions& options, const std::string& way) {
+void gather_and_check(Group& group, const GatherOptions& options, const std::string& way) {
   for (const std::int64_t rows : {1, 1000, 20000}) {
     const auto seed = static_cast<std::uint64_t>(group.rank() + rows);
     const Tensor mine = device_pattern(DType::bf16, {rows, 1024}, seed, group.rank() % cuda::device_count());
     for (int round = 0; round < 3; ++round) {
       const GatheredTensors all = get_tensors_parallel(mine, all_of(group), group, options);
       for (const auto& [rank, tensor] : all.present()) {
-        RANK_CHECK(tensor.device().is_host() == (options.devices.landing == Landing::host));
+        RANK_CHECK(tensor.device().is_host() == (options.devices.destination == Destination::host));
         RANK_CHECK(
             is_pattern(copy_to_host(tensor), DType::bf16, {rows, 1024}, static_cast<std::uint64_t>(rank + rows)));
       }
@@ -45,27 +46,27 @@ void gather_and_check(SyncGroup& group, const GatherOptions& options, const std:
 }  // namespace
 
 TEST_CASE("to the host: page-locked shared memory") {
-  run_ranks(3, [](SyncGroup& group) { gather_and_check(group, {}, "page-locked shared memory"); });
+  run_ranks(3, [](Group& group) { gather_and_check(group, {}, "page-locked shared memory"); });
 }
 
 TEST_CASE("to the root's device: by CUDA IPC, staged, and by NCCL if there are two devices and NCCL") {
   // IPC also works with several ranks on one device.
-  run_ranks(3, [](SyncGroup& group) { gather_and_check(group, to_device(), "CUDA IPC"); });
+  run_ranks(3, [](Group& group) { gather_and_check(group, to_device(), "CUDA IPC"); });
   for (const auto& [way, words] : {std::pair("staging", "page-locked shared memory"), std::pair("nccl", "NCCL")}) {
     if (std::string_view(way) == "nccl" && devices < 2) {
       std::puts("skipped: NCCL needs two devices");
       continue;
     }
     const Setting setting("MUSTER_DEVICE_WAY", way);
-    run_ranks(2, [way = way, words = words](SyncGroup& group) {
-      if (std::string_view(way) == "nccl" && examine_cuda().nccl.empty()) return;
+    run_ranks(2, [way = way, words = words](Group& group) {
+      if (std::string_view(way) == "nccl" && query_cuda().nccl.empty()) return;
       gather_and_check(group, to_device(), words);
     });
   }
 }
 
 TEST_CASE("work queued on the caller's stream is done first, and the source is free after the call") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     UserStream stream(0);
     const cuda::Current current(0);
     const CudaStreamScope scope(stream.handle());
@@ -84,7 +85,7 @@ TEST_CASE("work queued on the caller's stream is done first, and the source is f
 }
 
 TEST_CASE("rows with gaps, empty tensors, memory that is released and allocated again") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     const Tensor whole = on_device(pattern(DType::f32, {640, 480}, 1));
     for (int round = 0; round < 3; ++round) {
       const GatheredTensors all = get_tensors_parallel(whole.view().slice(1, 8, 240), all_of(group), group);
@@ -98,7 +99,7 @@ TEST_CASE("rows with gaps, empty tensors, memory that is released and allocated 
 }
 
 TEST_CASE("layers on a device, in a stream") {
-  run_ranks(3, [](SyncGroup& group) {
+  run_ranks(3, [](Group& group) {
     const auto layer_of = [](int rank, bool on_devices) {
       const auto seed = static_cast<std::uint64_t>(rank);
       const Tensor small = pattern(DType::bf16, {3, 100}, seed);
@@ -113,8 +114,8 @@ TEST_CASE("layers on a device, in a stream") {
 }
 
 TEST_CASE("collectives by NCCL, with one device per rank, and captured into a graph") {
-  run_ranks(std::min(devices, 4), [](SyncGroup& outer) {
-    if (examine_cuda().nccl.empty()) return;
+  run_ranks(std::min(devices, 4), [](Group& outer) {
+    if (query_cuda().nccl.empty()) return;
     ProcessGroup group(outer);
     const int n = group.size();
     const int self = group.rank();

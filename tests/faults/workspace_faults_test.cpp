@@ -131,9 +131,9 @@ std::string delay() {
 
 /// Runs ranks of which rank 0 sees the workspace through one mount and all others through another, like two hosts.
 void over_two_mounts(const std::vector<std::string>& first_rules, const std::vector<std::string>& other_rules, int size,
-                     const std::function<void(SyncGroup&, const std::string& path)>& body) {
+                     const std::function<void(Group&, const std::string& path)>& body) {
   const TemporaryDirectory backing;
-  { const NFSWorkspace made(backing / "w", single_group()); }
+  { const Workspace made(backing / "w", single_group()); }
   const FaultyMount first(backing.path(), first_rules);
   const FaultyMount other(backing.path(), other_rules);
   const GroupOf group_of(size);
@@ -147,7 +147,7 @@ GatherOptions through(const std::string& path, std::chrono::milliseconds timeout
   return {.timeout = timeout, .workspace = {.path = path}};
 }
 
-void gather_and_check(SyncGroup& group, const GatherOptions& options, int round) {
+void gather_and_check(Group& group, const GatherOptions& options, int round) {
   const Config mine = state_of(10 * round + group.rank());
   const auto all = get_configs_parallel(&mine, ranks_from(0, group.size()), group, options);
   for (const auto& [rank, config] : all.present()) RANK_CHECK(config == state_of(10 * round + rank));
@@ -161,17 +161,17 @@ TEST_CASE("a full or failing disk: the error has file and cause, and only the ea
     ErrorKind kind;
     const char* word;
   };
-  for (const Case& fault :
-       {Case{"space=500000", ErrorKind::no_space, "ENOSPC"}, Case{"fail=write:EIO:8:1:.growing", ErrorKind::io, "EIO"},
-        Case{"fail=fsync:EIO:3:1:.growing", ErrorKind::io, "EIO"},
-        Case{"fail=flush:EIO:2:9:.growing", ErrorKind::io, "EIO"},
-        Case{"fail=flush:ENOSPC:2:9:.growing", ErrorKind::no_space, "ENOSPC"},
-        Case{"fail=rename:EIO:1:9:state-", ErrorKind::io, "EIO"},
-        Case{"fail=create:EDQUOT:2:9:.growing", ErrorKind::no_space, "EDQUOT"}}) {
+  for (const Case& fault : {Case{"space=500000", ErrorKind::out_of_space, "ENOSPC"},
+                            Case{"fail=write:EIO:8:1:.growing", ErrorKind::io, "EIO"},
+                            Case{"fail=fsync:EIO:3:1:.growing", ErrorKind::io, "EIO"},
+                            Case{"fail=flush:EIO:2:9:.growing", ErrorKind::io, "EIO"},
+                            Case{"fail=flush:ENOSPC:2:9:.growing", ErrorKind::out_of_space, "ENOSPC"},
+                            Case{"fail=rename:EIO:1:9:state-", ErrorKind::io, "EIO"},
+                            Case{"fail=create:EDQUOT:2:9:.growing", ErrorKind::out_of_space, "EDQUOT"}}) {
     CAPTURE(std::string(fault.rule));
     const TemporaryDirectory backing;
     const FaultyMount mount(backing.path(), {fault.rule});
-    NFSWorkspace workspace(mount / "w", single_group(), {.timeout = 2s});
+    Workspace workspace(mount / "w", single_group(), {.timeout = 2s});
     REQUIRE(workspace.write_configs_and_weights(state_of(1)) == 1);
     const std::size_t before = names_in(backing / "w").size();
     // Some rules fail only a later call. The disk of "space" has space for one state only.
@@ -189,12 +189,12 @@ TEST_CASE("stale handles, late entries, old bytes and short files are retried") 
         "old=" + delay(), "short=" + delay(), "absent=" + delay(), std::string("fail=getattr:ESTALE:4:2:exchange-")}) {
     CAPTURE(rule);
     over_two_mounts({rule}, {}, 3,
-                    [&](SyncGroup& group, const std::string& path) { gather_and_check(group, through(path), 0); });
+                    [&](Group& group, const std::string& path) { gather_and_check(group, through(path), 0); });
   }
 }
 
 TEST_CASE("senders with late entries and cached absence: the preflight, the files and a stream succeed") {
-  over_two_mounts({"absent=400"}, {"late=60", "absent=400"}, 3, [&](SyncGroup& group, const std::string& path) {
+  over_two_mounts({"absent=400"}, {"late=60", "absent=400"}, 3, [&](Group& group, const std::string& path) {
     gather_and_check(group, through(path), 0);
     const Model model = [](int, std::uint64_t layer) { return state_of(static_cast<int>(layer)); };
     stream_and_check(group, ranks_from(0, 3), 4, model, {.timeout = 20s, .workspace = {.path = path}});
@@ -209,13 +209,13 @@ TEST_CASE("a workspace reader through another mount gets the earlier state or th
     const FaultyMount writer(backing.path(), {});
     const FaultyMount reader(backing.path(), {rule});
     const auto group = single_group();
-    NFSWorkspace writing(writer / "w", group);
+    Workspace writing(writer / "w", group);
     // The same job on another host.
-    NFSWorkspace reading(reader / "w", group, {.timeout = 5s});
+    Workspace reading(reader / "w", group, {.timeout = 5s});
     for (int turn = 1; turn <= 2; ++turn) {
       writing.write_configs_and_weights(state_of(turn));
       const auto read = reading.read_configs_and_weights_from_rank(0);
-      if (read) CHECK(is_state(read, static_cast<int>(read->generation)));
+      if (read) CHECK(is_state(read, static_cast<int>(read->step)));
       if (!std::string_view(rule).starts_with("late")) CHECK(is_state(read, turn));
     }
     for (int turn = 0; turn < 200 && !reading.read_configs_and_weights_from_rank(0, 2); ++turn)
@@ -232,14 +232,14 @@ TEST_CASE("a persistent fault is an error on all ranks, with file and cause, in 
   };
   for (const Case& fault : {Case{"fail=read:EIO:0:1000:exchange-", ErrorKind::io, "EIO"},
                             Case{"fail=open:ESTALE:0:100000:exchange-", ErrorKind::io, "ESTALE"},
-                            Case{"late=60000", ErrorKind::argument, "not one directory"}}) {
+                            Case{"late=60000", ErrorKind::invalid_argument, "not one directory"}}) {
     CAPTURE(std::string(fault.rule));
     // The root reads the files, and the senders look for its token.
-    const bool is_preflight = fault.kind == ErrorKind::argument;
+    const bool is_preflight = fault.kind == ErrorKind::invalid_argument;
     const std::vector<std::string> none;
     over_two_mounts(is_preflight ? none : std::vector<std::string>{fault.rule},
                     is_preflight ? std::vector<std::string>{fault.rule} : none, 3,
-                    [&](SyncGroup& group, const std::string& path) {
+                    [&](Group& group, const std::string& path) {
                       const auto since = std::chrono::steady_clock::now();
                       const Error error =
                           error_of(fault.kind, {fault.word}, [&] { gather_and_check(group, through(path, 500ms), 0); });
@@ -254,8 +254,8 @@ TEST_CASE("a persistent fault is an error on all ranks, with file and cause, in 
 TEST_CASE("a sender's disk that fails half-way is an error on all ranks") {
   for (const char* rule : {"space=200000", "fail=write:EIO:3:1000:.growing", "fail=flush:EIO:0:1000:.growing"}) {
     CAPTURE(std::string(rule));
-    over_two_mounts({}, {rule}, 2, [&](SyncGroup& group, const std::string& path) {
-      const ErrorKind kind = std::strstr(rule, "space") != nullptr ? ErrorKind::no_space : ErrorKind::io;
+    over_two_mounts({}, {rule}, 2, [&](Group& group, const std::string& path) {
+      const ErrorKind kind = std::strstr(rule, "space") != nullptr ? ErrorKind::out_of_space : ErrorKind::io;
       const Error error = error_of(kind, {}, [&] { gather_and_check(group, through(path), 0); });
       RANK_CHECK(error.rank() == 1);
       RANK_CHECK(error.path().find("exchange-") != std::string::npos);
@@ -270,10 +270,10 @@ TEST_CASE("a power failure loses nothing that a durable write has completed, and
   std::string torn;
   {
     const FaultyMount mount(backing.path(), {});
-    NFSWorkspace durable(mount / "w", group, {.generations_kept = 5});
+    Workspace durable(mount / "w", group, {.steps_kept = 5});
     durable.write_configs_and_weights(state_of(1));
     durable.write_configs_and_weights(state_of(2));
-    NFSWorkspace quick = durable;
+    Workspace quick = durable;
     mount.cut_power();
     CHECK(read_text(backing / "w/muster-workspace.json").find("muster_workspace") != std::string::npos);
     CHECK(is_state(durable.read_configs_and_weights_from_rank(0), 2));
@@ -281,7 +281,7 @@ TEST_CASE("a power failure loses nothing that a durable write has completed, and
   }
   {
     const FaultyMount mount(backing.path(), {});
-    NFSWorkspace quick(mount / "w2", group, {.durable = false, .timeout = 300ms});
+    Workspace quick(mount / "w2", group, {.durable = false, .timeout = 300ms});
     quick.write_configs_and_weights(state_of(3));
     torn = quick.read_configs_and_weights_from_rank(0)->path;
     mount.cut_power();
@@ -298,7 +298,7 @@ TEST_CASE("a power failure loses nothing of completed shards and exports") {
   inspect::write_demo_model(llama(), model / "model", 1 << 30);
   {
     const FaultyMount mount(backing.path(), {});
-    shard_model(model / "model", mount / "shards", "llama", {.tensor = 2});
+    shard_model(model / "model", mount / "shards", {.tensor = 2}, "llama");
     export_model(mount / "shards", mount / "out", "llama", *single_group(), {.max_shard_size = 90'000});
     mount.cut_power();
   }

@@ -50,7 +50,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     }
   } catch (const Error& error) {
     const bool is_expected = error.kind() == ErrorKind::corrupt || error.kind() == ErrorKind::unsupported ||
-                             error.kind() == ErrorKind::not_found || error.kind() == ErrorKind::argument;
+                             error.kind() == ErrorKind::not_found || error.kind() == ErrorKind::invalid_argument;
     if (!is_expected) std::abort();
   }
   return 0;

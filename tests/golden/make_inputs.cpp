@@ -91,8 +91,8 @@ Config config(int hidden) {
                          {"scale", 0.125}});
 }
 
-SyncGroup::Nonce nonce_of(unsigned char first) {
-  SyncGroup::Nonce nonce{};
+Group::Nonce nonce_of(unsigned char first) {
+  Group::Nonce nonce{};
   for (std::size_t i = 0; i < nonce.size(); ++i) nonce[i] = static_cast<std::byte>(first + i);
   return nonce;
 }
@@ -102,7 +102,7 @@ void write_state(const std::string& workspace, const StateFileInfo& info, const 
                                                  .job = workspace::job_text(info.job),
                                                  .rank = info.rank,
                                                  .world_size = info.world_size,
-                                                 .generation = info.generation});
+                                                 .step = info.step});
   write_state_file(workspace + "/" + name, config(16), tensors, {.info = info});
 }
 
@@ -153,7 +153,7 @@ void make(const std::string& work) {
                                                  .job = workspace::job_text(nonce_of(0x10)),
                                                  .rank = 1,
                                                  .world_size = 2,
-                                                 .generation = 3});
+                                                 .step = 3});
   fs::copy_file(work + "/torn.h5", shared + "/" + torn);
   const std::string growing =
       workspace::file_name({.kind = workspace::NameKind::growing,

@@ -180,7 +180,7 @@ TEST_CASE("valid files of every version of the format are read") {
     const std::optional<std::size_t> weight = file->find("layers/1/weight");
     std::vector<std::byte> memory;
     CHECK(file->detail(*weight).stored_bytes < file->tensors()[*weight].bytes);
-    CHECK(words_of(ErrorKind::argument, [&] { (void)file->read_piece(*weight, 2400, 1, memory); }) != "");
+    CHECK(words_of(ErrorKind::invalid_argument, [&] { (void)file->read_piece(*weight, 2400, 1, memory); }) != "");
   }
 }
 
@@ -384,9 +384,9 @@ TEST_CASE("a reader that is missing, not a program, silent, or of another build 
 
 TEST_CASE("paths that are not regular files") {
   const Gallery& files = gallery_files();
-  CHECK(has(words_of(ErrorKind::argument, [&] { (void)ForeignHdf5::open(files.path()); }), "a directory"));
+  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { (void)ForeignHdf5::open(files.path()); }), "a directory"));
   CHECK(has(words_of(ErrorKind::not_found, [&] { (void)ForeignHdf5::open(files / "nothing.h5"); }), "opening"));
-  CHECK(has(words_of(ErrorKind::argument, [&] { (void)ForeignHdf5::open("/dev/null"); }), "no regular file"));
+  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { (void)ForeignHdf5::open("/dev/null"); }), "no regular file"));
   CHECK(is_hdf5_file(files / "soft_cycle.h5"));
   CHECK_FALSE(is_hdf5_file(files / "text.h5"));
 }

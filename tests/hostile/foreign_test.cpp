@@ -418,7 +418,7 @@ TEST_CASE("a changed storage is detected by its checksum, and by nothing else") 
   REQUIRE(report.problems.size() == 1);
   CHECK(report.checked == 1);
   CHECK(report.problems[0].defect == Defect::checksum);
-  CHECK(has(report.problems[0].words, "tensor \"w\": its bytes at "));
+  CHECK(has(report.problems[0].message, "tensor \"w\": its bytes at "));
   CHECK(verify(folder / "file.pt", {.checksums = false}).is_good());
 }
 

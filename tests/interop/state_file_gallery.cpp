@@ -25,6 +25,6 @@ int main(int, char** arguments) {
   }
   const Config config = parse_json(R"({"name": "Gewicht é", "list": [1, 2.5, null]})");
   const std::string folder = arguments[1];
-  write_state_file(folder + "/plain.h5", config, all, {.info = {.generation = 7, .rank = 3, .world_size = 5}});
+  write_state_file(folder + "/plain.h5", config, all, {.info = {.step = 7, .rank = 3, .world_size = 5}});
   write_state_file(folder + "/compressed.h5", config, all, {.zstd_level = 1, .chunk_bytes = 10'000});
 }

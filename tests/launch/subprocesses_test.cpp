@@ -150,7 +150,7 @@ TEST_CASE("a program other than this one") {
                       {.arguments = {path}, .program = shell});
   CHECK(sorted_lines(path) == std::vector<std::string>{"0 3 0 0 0 1 -", "1 3 1 1 1 1 -"});
   const auto forked = [&] { launch_subprocesses("tell", {.world_size = 2}, {.program = shell}); };
-  CHECK(thrown_by(forked).kind() == ErrorKind::argument);
+  CHECK(thrown_by(forked).kind() == ErrorKind::invalid_argument);
   CHECK(!has_children());
 }
 
@@ -194,7 +194,7 @@ struct Ending {
 };
 constexpr Ending endings[] = {{"throw", "the shard is empty (it ended with status 1)", ErrorKind::peer_lost},
                               {"error", "the shard is torn (it ended with status 1)", ErrorKind::corrupt},
-                              {"memory", "out of memory", ErrorKind::no_space},
+                              {"memory", "out of memory", ErrorKind::out_of_space},
                               {"exit", "ended with status 7", ErrorKind::peer_lost},
                               {"abort", "was killed by SIGABRT", ErrorKind::peer_lost},
                               {"kill", "was killed by SIGKILL", ErrorKind::peer_lost},

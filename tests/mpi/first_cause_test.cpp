@@ -20,11 +20,11 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 /// Runs four ranks. `fails` makes some of them throw, and the others wait. All must throw the same message.
-void expect_one_cause(const std::function<void(SyncGroup&, Clock::time_point)>& fails) {
+void expect_one_cause(const std::function<void(Group&, Clock::time_point)>& fails) {
   SharedWords words;
   const auto ended = try_ranks(
       4,
-      [&](SyncGroup& group) {
+      [&](Group& group) {
         // Connections are made first, because making them would delay the messages.
         for (int first = 0; first < group.size(); ++first)
           (void)get_tensors_parallel(Tensor::allocate(DType::u8, {100000}), ranks_from(first, group.size()), group);
@@ -53,13 +53,13 @@ TEST_CASE("ranks of two hosts fail their group at the same moment: one cause") {
   for (int turn = 0; turn < 10; ++turn) {
     CAPTURE(turn);
     const auto spread = std::chrono::microseconds(random() % (turn % 3 != 2 ? 20 : 30000));
-    expect_one_cause([spread](SyncGroup& group, Clock::time_point moment) {
+    expect_one_cause([spread](Group& group, Clock::time_point moment) {
       if (group.rank() == 1 || group.rank() == 2) {
         const Clock::time_point mine = moment + (group.rank() == 1 ? spread : 0us);
         std::this_thread::sleep_until(mine - 2ms);
         // Exact to the microsecond.
         while (Clock::now() < mine) continue;
-        group.poison(Error(ErrorKind::io, "the disk of rank " + std::to_string(group.rank())));
+        group.abort(Error(ErrorKind::io, "the disk of rank " + std::to_string(group.rank())));
       }
       group.barrier();
     });
@@ -68,14 +68,14 @@ TEST_CASE("ranks of two hosts fail their group at the same moment: one cause") {
 
 TEST_CASE("deadlines of two hosts pass at the same moment: one cause") {
   // Rank 3 is late, and receives the error when it arrives.
-  expect_one_cause([](SyncGroup& group, Clock::time_point moment) {
+  expect_one_cause([](Group& group, Clock::time_point moment) {
     if (group.rank() == 3) std::this_thread::sleep_until(moment + 1200ms);
     group.barrier({.timeout = 400ms, .stop = {}, .phase = "waiting"});
   });
 }
 
 TEST_CASE("one rank of each host is cancelled at the same moment: one cause") {
-  expect_one_cause([](SyncGroup& group, Clock::time_point moment) {
+  expect_one_cause([](Group& group, Clock::time_point moment) {
     std::stop_source source;
     std::jthread stopping;
     if (group.rank() == 0 || group.rank() == 2)
@@ -88,11 +88,11 @@ TEST_CASE("one rank of each host is cancelled at the same moment: one cause") {
 }
 
 TEST_CASE("a failure that began on another host ends an auxiliary group's wait for ranks of this host") {
-  expect_one_cause([](SyncGroup& group, Clock::time_point) {
+  expect_one_cause([](Group& group, Clock::time_point) {
     const auto companion = group::inside(group).companion();
-    if (group.rank() == 3) group.poison(Error(ErrorKind::io, "the disk of rank 3"));
+    if (group.rank() == 3) group.abort(Error(ErrorKind::io, "the disk of rank 3"));
     // No rank of this host has reported it to the others yet.
-    while (!companion->failure()) std::this_thread::sleep_for(1ms);
+    while (!companion->error()) std::this_thread::sleep_for(1ms);
     companion->wait_until([] { return false; }, [](std::chrono::nanoseconds) { std::this_thread::sleep_for(1ms); }, {});
   });
 }

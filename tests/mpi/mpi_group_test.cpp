@@ -47,13 +47,13 @@ extern "C" int MPI_Comm_get_attr(MPI_Comm comm, int key, void* value, int* flag)
 }
 
 TEST_CASE("communicators that cannot be a group are refused with the remedy, and no process is terminated") {
-  run_ranks(4, [](SyncGroup& group) {
-    error_of(ErrorKind::argument, {"MPI_COMM_NULL"}, [] { mpi_group(MPI_COMM_NULL); });
+  run_ranks(4, [](Group& group) {
+    error_of(ErrorKind::invalid_argument, {"MPI_COMM_NULL"}, [] { mpi_group(MPI_COMM_NULL); });
     OwnComm half;
     MPI_Comm_split(MPI_COMM_WORLD, group.rank() % 2, group.rank(), &half.comm);
     OwnComm both;
     MPI_Intercomm_create(half.comm, 0, MPI_COMM_WORLD, group.rank() % 2 == 0 ? 1 : 0, 5, &both.comm);
-    error_of(ErrorKind::argument, {"MPI_Intercomm_merge"}, [&] { mpi_group(both.comm); });
+    error_of(ErrorKind::invalid_argument, {"MPI_Intercomm_merge"}, [&] { mpi_group(both.comm); });
     // Its error handler has not changed: errors are fatal, as the standard requires.
     MPI_Errhandler handler = MPI_ERRHANDLER_NULL;
     MPI_Comm_get_errhandler(MPI_COMM_WORLD, &handler);
@@ -64,7 +64,7 @@ TEST_CASE("communicators that cannot be a group are refused with the remedy, and
 }
 
 TEST_CASE("a group waits for a missing rank until the deadline, and the other ranks report it") {
-  const auto ended = try_ranks(3, [](SyncGroup& group) {
+  const auto ended = try_ranks(3, [](Group& group) {
     if (group.rank() == 1) {
       std::this_thread::sleep_for(600ms);
     } else {
@@ -79,7 +79,7 @@ TEST_CASE("a group waits for a missing rank until the deadline, and the other ra
 }
 
 TEST_CASE("groups of parts, in another order, of this rank alone, several at once") {
-  run_ranks(5, [](SyncGroup& group) {
+  run_ranks(5, [](Group& group) {
     // The order is not that of hosts, and rank 0's host is not first.
     OwnComm reversed;
     MPI_Comm_split(MPI_COMM_WORLD, 0, (group.rank() * 3 + 2) % 5, &reversed.comm);
@@ -101,7 +101,7 @@ TEST_CASE("groups of parts, in another order, of this rank alone, several at onc
     const auto odd = turned->split(turned->rank() % 2 == 1 ? std::vector{3, 1} : std::vector<int>{});
     RANK_CHECK((odd != nullptr) == (turned->rank() % 2 == 1));
     if (odd) {
-      RANK_CHECK(odd->info(0).rank == 3);
+      RANK_CHECK(odd->info(0).global_rank == 3);
       gather_and_check(*odd);
     }
     const auto copy = turned->duplicate();
@@ -109,7 +109,7 @@ TEST_CASE("groups of parts, in another order, of this rank alone, several at onc
     companion->barrier();
     gather_and_check(*copy);
     // Each rank destroys the groups in another order, because the destructor of a group does not wait for other ranks.
-    std::vector<std::shared_ptr<SyncGroup>> all = {turned, odd_or_even, alone, copy};
+    std::vector<std::shared_ptr<Group>> all = {turned, odd_or_even, alone, copy};
     std::rotate(all.begin(), all.begin() + group.rank() % 4, all.end());
     all.clear();
     gather_and_check(group);
@@ -117,7 +117,7 @@ TEST_CASE("groups of parts, in another order, of this rank alone, several at onc
 }
 
 TEST_CASE("many groups in succession, as many as MUSTER_TEST_GROUPS: MPI has 2048 communicators at a time") {
-  run_ranks(3, [](SyncGroup& group) {
+  run_ranks(3, [](Group& group) {
     const char* text = std::getenv("MUSTER_TEST_GROUPS");
     const int count = text == nullptr ? 100 : std::atoi(text);
     for (int i = 0; i < count; ++i) {
@@ -129,7 +129,7 @@ TEST_CASE("many groups in succession, as many as MUSTER_TEST_GROUPS: MPI has 204
 }
 
 TEST_CASE("groups have as many tags as MPI allows on MPI_COMM_WORLD") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     void* value = nullptr;
     int flag = 0;
     PMPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, static_cast<void*>(&value), &flag);
@@ -141,7 +141,7 @@ TEST_CASE("groups have as many tags as MPI allows on MPI_COMM_WORLD") {
 }
 
 TEST_CASE("another thread is refused if MPI was not initialized for it") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     std::thread([&] {
       error_of(ErrorKind::unsupported, {"MPI_THREAD_MULTIPLE"}, [] { mpi_group(MPI_COMM_SELF); });
       error_of(ErrorKind::unsupported, {"MPI_THREAD_MULTIPLE"}, [&] { group.barrier(); });
@@ -152,17 +152,16 @@ TEST_CASE("another thread is refused if MPI was not initialized for it") {
 }
 
 TEST_CASE("a failure that another thread reports reaches all hosts") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     const auto copy = group.duplicate();
-    if (copy->rank() == 1)
-      std::thread([&] { copy->poison(Error(ErrorKind::cancelled, "enough", {.rank = 1})); }).join();
+    if (copy->rank() == 1) std::thread([&] { copy->abort(Error(ErrorKind::cancelled, "enough", {.rank = 1})); }).join();
     error_of(ErrorKind::cancelled, {"enough"}, [&] { copy->barrier({.timeout = 5s, .stop = {}, .phase = "barrier"}); });
     group.barrier();
   });
 }
 
 TEST_CASE("a rank that works long inside one call delays those of another host, without a timeout") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     if (group.rank() == 0) {
       const auto begin = std::chrono::steady_clock::now();
       while (std::chrono::steady_clock::now() - begin < 1500ms) {
@@ -175,12 +174,12 @@ TEST_CASE("a rank that works long inside one call delays those of another host, 
 }
 
 TEST_CASE("groups that the program does not destroy before MPI_Finalize end with it, and report that afterwards") {
-  const auto ended = try_ranks(4, [](SyncGroup& group) {
+  const auto ended = try_ranks(4, [](Group& group) {
     const auto forgotten = group.duplicate();
     gather_and_check(*forgotten);
     MPI_Finalize();
-    error_of(ErrorKind::argument, {"MPI has ended"}, [&] { forgotten->barrier(); });
-    error_of(ErrorKind::argument, {"has ended"}, [] { mpi_group(MPI_COMM_WORLD); });
+    error_of(ErrorKind::invalid_argument, {"MPI has ended"}, [&] { forgotten->barrier(); });
+    error_of(ErrorKind::invalid_argument, {"has ended"}, [] { mpi_group(MPI_COMM_WORLD); });
     ::_exit(0);
   });
   check_ended(ended);
@@ -188,7 +187,7 @@ TEST_CASE("groups that the program does not destroy before MPI_Finalize end with
 
 TEST_CASE("mpi_group() before MPI_Init") {
   const auto ended = Ranks(1, [](int) {
-                       error_of(ErrorKind::argument, {"MPI_Init_thread"}, [] { mpi_group(MPI_COMM_WORLD); });
+                       error_of(ErrorKind::invalid_argument, {"MPI_Init_thread"}, [] { mpi_group(MPI_COMM_WORLD); });
                      }).wait();
   CHECK_MESSAGE(ended.front().ok(), ended.front().words);
 }

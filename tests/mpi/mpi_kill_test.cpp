@@ -29,7 +29,7 @@ std::uint64_t now_in_us() {
 }
 
 /// Runs in a survivor: works until a call fails, and checks the time and the named rank.
-void work_until(SyncGroup& group, int victim, SharedWords& words, std::chrono::milliseconds within) {
+void work_until(Group& group, int victim, SharedWords& words, std::chrono::milliseconds within) {
   const std::string host = group.info(victim).host;
   try {
     for (;;) group.barrier();
@@ -74,7 +74,7 @@ TEST_CASE("a whole host killed: the other one names it at the deadline") {
     SharedWords words;
     const auto ended = try_ranks(
         size,
-        [&](SyncGroup& group) {
+        [&](Group& group) {
           group.set_timeout(700ms);
           group.barrier();
           if (group.rank() / 2 != first / 2) return work_until(group, first, words, 700ms + 2s);
@@ -90,8 +90,8 @@ TEST_CASE("a whole host killed: the other one names it at the deadline") {
 TEST_CASE("a rank of another host that leaves in order is reported as a rank that left") {
   const auto ended = try_ranks(
       size,
-      [&](SyncGroup& group) {
-        std::shared_ptr<SyncGroup> other = group.duplicate();
+      [&](Group& group) {
+        std::shared_ptr<Group> other = group.duplicate();
         if (group.rank() == 2) {
           other.reset();
         } else {
@@ -108,7 +108,7 @@ TEST_CASE("a rank of another host that leaves in order is reported as a rank tha
 TEST_CASE("a rank that exits waits for one that is killed there, but not forever") {
   const auto ended = try_ranks(
       size,
-      [&](SyncGroup& group) {
+      [&](Group& group) {
         group.barrier();
         if (group.rank() == 3) ::raise(SIGKILL);
         std::this_thread::sleep_for(200ms);

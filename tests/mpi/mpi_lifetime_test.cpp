@@ -30,7 +30,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-void stream_nothing(SyncGroup& group) {
+void stream_nothing(Group& group) {
   (void)gather_each([]() -> std::optional<Config> { return std::nullopt; }, ranks_from(0, group.size()), group,
                     [](LayerPart&) {});
 }
@@ -106,7 +106,7 @@ extern "C" int MPI_Finalize() {
 }
 
 TEST_CASE("a group that had a stream is freed with its last owner, with its descriptors") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     std::ptrdiff_t before = 0;
     for (int turn = 0; turn < 20; ++turn) {
       const auto copy = group.duplicate();
@@ -119,7 +119,7 @@ TEST_CASE("a group that had a stream is freed with its last owner, with its desc
 }
 
 TEST_CASE("the other ranks name a rank that leaves a group with an earlier stream, at once") {
-  const auto ended = try_ranks(4, [](SyncGroup& group) {
+  const auto ended = try_ranks(4, [](Group& group) {
     auto copy = group.duplicate();
     stream_nothing(*copy);
     group.barrier();
@@ -136,7 +136,7 @@ TEST_CASE("the other ranks name a rank that leaves a group with an earlier strea
 }
 
 TEST_CASE("groups created and destroyed leave no sends of their last rounds") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     for (int turn = 0; turn < 300; ++turn) group.duplicate()->barrier();
     group.barrier();
     const std::lock_guard lock(open_sends.mutex);
@@ -147,7 +147,7 @@ TEST_CASE("groups created and destroyed leave no sends of their last rounds") {
 TEST_CASE("an unreceived message of a busy sender delays no rank in the destructor of its group") {
   for (const bool is_too_long : {false, true}) {
     CAPTURE(is_too_long);
-    run_ranks(4, [&](SyncGroup& group) {
+    run_ranks(4, [&](Group& group) {
       auto other = mpi_group(MPI_COMM_WORLD);
       try {
         std::stop_source source;
@@ -177,7 +177,7 @@ TEST_CASE("an unreceived message of a busy sender delays no rank in the destruct
 TEST_CASE("unreceived messages are dropped at the end, and their sends finish") {
   for (const std::size_t bytes : {8U, 256U << 10}) {
     CAPTURE(bytes);
-    run_ranks(4, [&](SyncGroup& group) {
+    run_ranks(4, [&](Group& group) {
       group.duplicate()->send((group.rank() + 2) % 4, std::vector<std::byte>(bytes));
       group.barrier();
       no_sends_at_end = true;
@@ -186,7 +186,7 @@ TEST_CASE("unreceived messages are dropped at the end, and their sends finish") 
 }
 
 TEST_CASE("a gather that fails between live ranks leaves no open operation: other groups can still use MPI") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     // The ranks pass views, so MPI could not keep their memory alive.
     const std::vector<std::byte> memory(64 << 20);
     const TensorView mine(DType::u8, {64 << 20}, memory.data());
@@ -200,7 +200,7 @@ TEST_CASE("a gather that fails between live ranks leaves no open operation: othe
 }
 
 TEST_CASE("MPI_Finalize makes no MPI call for a while even if all groups have ended before it") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     group.barrier();
     least_finalize = 200ms;
   });
@@ -208,8 +208,8 @@ TEST_CASE("MPI_Finalize makes no MPI call for a while even if all groups have en
 
 TEST_CASE("threads that duplicate two groups at once get separate groups") {
   ::setenv("MUSTER_TEST_MPI_THREADS", "multiple", 1);
-  run_ranks(4, [](SyncGroup& group) {
-    const auto work = [&group](SyncGroup& mine, int which, std::string& failure) {
+  run_ranks(4, [](Group& group) {
+    const auto work = [&group](Group& mine, int which, std::string& failure) {
       try {
         for (int turn = 0; turn < 30; ++turn) {
           const auto copy = mine.duplicate();

@@ -26,7 +26,7 @@ std::atomic<std::chrono::steady_clock::time_point> finds_from{};
 std::atomic<int> found{0};
 std::atomic<int> looks{0};
 
-void check_round(SyncGroup& group) {
+void check_round(Group& group) {
   std::vector<int> all(static_cast<std::size_t>(group.size()), -1);
   const int mine = 100 + group.rank();
   group.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)));
@@ -60,7 +60,7 @@ extern "C" int MPI_Improbe(int from, int tag, MPI_Comm comm, int* flag, MPI_Mess
 TEST_CASE("a message sent before a round and received after it is not taken for the round's answer") {
   // One length for each protocol. Senders and receivers are leaders of their host, ranks of the same host, and ranks of
   // the other host.
-  run_ranks(6, [](SyncGroup& group) {
+  run_ranks(6, [](Group& group) {
     for (const std::size_t bytes : {0U, 4U, 24U, 4096U, 4097U, 200U << 10})
       for (int from = 0; from < 6; ++from)
         for (int to = 0; to < 6; ++to) {
@@ -81,7 +81,7 @@ TEST_CASE("a message sent before a round and received after it is not taken for 
 }
 
 TEST_CASE("ranks of two hosts that both send first make progress, up to 256 KiB") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     const int other = (group.rank() + 2) % 4;
     for (const int messages : {1, 4, 512}) {
       const auto bytes = static_cast<std::size_t>((256 << 10) / messages);
@@ -102,7 +102,7 @@ TEST_CASE("ranks of two hosts that both send first make progress, up to 256 KiB"
 TEST_CASE("a rank of another host that does not receive accepts 256 KiB, then its sender waits until the deadline") {
   for (const std::size_t bytes : {std::size_t{1}, std::size_t{1000}, std::size_t{100} << 10}) {
     CAPTURE(bytes);
-    run_ranks(2, [&](SyncGroup& group) {
+    run_ranks(2, [&](Group& group) {
       std::size_t sent = 0;
       const Error error = error_of(ErrorKind::timeout, {}, [&] {
         if (group.rank() == 1) group.barrier();
@@ -115,7 +115,7 @@ TEST_CASE("a rank of another host that does not receive accepts 256 KiB, then it
 }
 
 TEST_CASE("a message in flight outlives its sender's group") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     auto copy = group.duplicate();
     if (group.rank() == 0) {
       copy->send(1, message_of(256 << 10, 1));
@@ -130,7 +130,7 @@ TEST_CASE("a message in flight outlives its sender's group") {
 }
 
 TEST_CASE("a message that was found in a round and is longer than its receiver allows fails the group") {
-  const auto ended = try_ranks(4, [](SyncGroup& group) {
+  const auto ended = try_ranks(4, [](Group& group) {
     const Error error = error_of(ErrorKind::corrupt, {}, [&] {
       if (group.rank() == 0) group.send(1, message_of(100, 1));
       group.barrier();
@@ -146,7 +146,7 @@ TEST_CASE("a message that was found in a round and is longer than its receiver a
 }
 
 TEST_CASE("an error of MPI on one rank fails the group: no rank waits until the deadline") {
-  const auto ended = try_ranks(4, [](SyncGroup& group) {
+  const auto ended = try_ranks(4, [](Group& group) {
     const auto begin = std::chrono::steady_clock::now();
     const Error error = error_of(ErrorKind::peer_lost, {}, [&] {
       group.barrier();
@@ -155,7 +155,7 @@ TEST_CASE("an error of MPI on one rank fails the group: no rank waits until the 
       group.barrier();
     });
     RANK_CHECK(std::chrono::steady_clock::now() - begin < 3s);
-    RANK_CHECK(group.failure().has_value());
+    RANK_CHECK(group.error().has_value());
     say(error.what());
     // The rank stays alive, because the others also receive the error from it.
     std::this_thread::sleep_for(1s);
@@ -167,7 +167,7 @@ TEST_CASE("an error of MPI on one rank fails the group: no rank waits until the 
 }
 
 TEST_CASE("a message that arrives just before its departed sender is reported as lost is not lost") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     for (int turn = 0; turn < 24; ++turn) {
       auto copy = group.duplicate();
       if (group.rank() == 1) {
@@ -194,7 +194,7 @@ TEST_CASE("a message that arrives just before its departed sender is reported as
 
 TEST_CASE("while MPI may still read memory that its caller frees, a waiting thread makes no more MPI calls") {
   ::setenv("MUSTER_TEST_MPI_THREADS", "multiple", 1);
-  const auto ended = try_ranks(2, [](SyncGroup& group) {
+  const auto ended = try_ranks(2, [](Group& group) {
     const auto transport = mpi::MpiTransport::over(MPI_COMM_WORLD, mpi::MpiThreads::all, 10s);
     group.barrier();
     if (group.rank() == 0) {

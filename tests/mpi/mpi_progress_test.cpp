@@ -15,14 +15,14 @@ namespace {
 
 constexpr auto deadline = 1500ms;
 
-void work(SyncGroup& group) {
+void work(Group& group) {
   for (int i = 0; i < 35; ++i) {
     std::this_thread::sleep_for(100ms);
     group.progress();
   }
 }
 
-void run(int size, const std::function<void(SyncGroup&)>& body) {
+void run(int size, const std::function<void(Group&)>& body) {
   const GroupOf groups(size);
   Ranks ranks(size, [&](int rank) {
     const auto group = groups.join(rank, deadline);
@@ -31,10 +31,10 @@ void run(int size, const std::function<void(SyncGroup&)>& body) {
   check_ended(ranks.wait(40s));
 }
 
-void send_word(SyncGroup& group, int to) {
+void send_word(Group& group, int to) {
   group.send(to, std::as_bytes(std::span(&to, 1)));
 }
-void receive_word(SyncGroup& group, int from) {
+void receive_word(Group& group, int from) {
   RANK_CHECK(group.receive(from, sizeof(int)).size() == sizeof(int));
 }
 
@@ -43,7 +43,7 @@ void receive_word(SyncGroup& group, int from) {
 TEST_CASE("a round waits for a working rank, wherever it is on its host") {
   for (const int worker : {1, 2, 3}) {
     CAPTURE(worker);
-    run(4, [worker](SyncGroup& group) {
+    run(4, [worker](Group& group) {
       if (group.rank() == worker) work(group);
       group.barrier();
     });
@@ -51,7 +51,7 @@ TEST_CASE("a round waits for a working rank, wherever it is on its host") {
 }
 
 TEST_CASE("a wait through a rank of the other host also waits for a working rank") {
-  run(4, [](SyncGroup& group) {
+  run(4, [](Group& group) {
     if (group.rank() == 1) {
       work(group);
       send_word(group, 2);
@@ -68,7 +68,7 @@ TEST_CASE("a wait through a rank of the other host also waits for a working rank
 
 TEST_CASE("ranks of two hosts that wait for each other in a cycle end at the deadline") {
   const auto begin = std::chrono::steady_clock::now();
-  run(4, [](SyncGroup& group) {
+  run(4, [](Group& group) {
     error_of(ErrorKind::timeout, {}, [&] {
       // Rank 0 waits for 2, 2 for 1, and 1 for 0 on the same host.
       if (group.rank() == 0) receive_word(group, 2);

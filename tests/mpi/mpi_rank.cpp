@@ -29,7 +29,7 @@ double now() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-void gather_once(SyncGroup& group, const std::vector<int>& ranks) {
+void gather_once(Group& group, const std::vector<int>& ranks) {
   constexpr std::int64_t count = 1 << 19;
   std::vector<std::int32_t> mine(count);
   std::iota(mine.begin(), mine.end(), group.rank() * 1000);
@@ -47,7 +47,7 @@ int run(const std::string& out, const std::string& mode, double amount) {
   const bool is_meant = number != nullptr && std::atoi(number) == static_cast<int>(amount);
   if (mode == "late" && is_meant) return 3;
   if (mode == "absent" && is_meant) std::this_thread::sleep_for(std::chrono::seconds(20));
-  const std::shared_ptr<SyncGroup> group = world();
+  const std::shared_ptr<Group> group = world();
   std::vector<int> ranks(static_cast<std::size_t>(group->size()));
   std::iota(ranks.begin(), ranks.end(), 0);
   const std::string mine = fmt::format("{}/{}", out, group->rank());

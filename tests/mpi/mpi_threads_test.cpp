@@ -33,7 +33,7 @@ void expect_level(int expected) {
 }
 
 /// Collectives of all kinds. `salt` distinguishes the data of different threads.
-void use(SyncGroup& group, std::uint64_t salt, int turns) {
+void use(Group& group, std::uint64_t salt, int turns) {
   const std::vector<int> ranks = ranks_from(static_cast<int>(salt) % group.size(), group.size());
   const bool is_first = group.rank() == ranks.front();
   const auto seed = [&](int rank) { return salt * 100 + static_cast<std::uint64_t>(rank); };
@@ -46,7 +46,7 @@ void use(SyncGroup& group, std::uint64_t salt, int turns) {
       for (const auto& [rank, tensor] : all.present()) RANK_CHECK(is_pattern(tensor, DType::u8, {bytes}, seed(rank)));
     }
     const Tensor part = pattern(DType::u8, {200000}, salt);
-    const Merged merged = merge_tensor_parallel(part, merge::same(), ranks, group);
+    const MergeResult merged = merge_tensor_parallel(part, merge::same(), ranks, group);
     if (is_first) RANK_CHECK(is_pattern(*merged.tensor(), DType::u8, {200000}, salt));
     std::uint64_t given = 0;
     const auto source = [&]() -> std::optional<Config> {
@@ -101,7 +101,7 @@ void free_all(std::vector<MPI_Comm>& comms) {
 }  // namespace
 
 TEST_CASE("at once: each thread has its own group over its own communicator") {
-  run_ranks(size, [](SyncGroup& group) {
+  run_ranks(size, [](Group& group) {
     expect_level(MPI_THREAD_MULTIPLE);
     std::vector<MPI_Comm> comms = own_communicators(threads);
     at_once(threads, [&](int thread) {
@@ -116,11 +116,11 @@ TEST_CASE("at once: each thread has its own group over its own communicator") {
 }
 
 TEST_CASE("at once: each thread has a duplicate of one group, and the group itself is used, too") {
-  run_ranks(size, [](SyncGroup& group) {
-    std::vector<std::shared_ptr<SyncGroup>> copies;
+  run_ranks(size, [](Group& group) {
+    std::vector<std::shared_ptr<Group>> copies;
     for (int thread = 1; thread < threads; ++thread) copies.push_back(group.duplicate());
     at_once(threads, [&](int thread) {
-      SyncGroup& own = thread == 0 ? group : *copies[static_cast<std::size_t>(thread) - 1];
+      Group& own = thread == 0 ? group : *copies[static_cast<std::size_t>(thread) - 1];
       use(own, static_cast<std::uint64_t>(thread), 4);
       // One group is destroyed while others are in use.
       if (thread != 0) copies[static_cast<std::size_t>(thread) - 1].reset();
@@ -130,12 +130,12 @@ TEST_CASE("at once: each thread has a duplicate of one group, and the group itse
 }
 
 TEST_CASE("at once: one thread's group fails, and those of the others remain usable") {
-  run_ranks(size, [](SyncGroup& group) {
-    std::vector<std::shared_ptr<SyncGroup>> copies;
+  run_ranks(size, [](Group& group) {
+    std::vector<std::shared_ptr<Group>> copies;
     copies.reserve(threads);
     for (int thread = 0; thread < threads; ++thread) copies.push_back(group.duplicate());
     at_once(threads, [&](int thread) {
-      SyncGroup& own = *copies[static_cast<std::size_t>(thread)];
+      Group& own = *copies[static_cast<std::size_t>(thread)];
       if (thread != 2) return use(own, static_cast<std::uint64_t>(thread), 4);
       std::string said;
       try {
@@ -145,7 +145,7 @@ TEST_CASE("at once: one thread's group fails, and those of the others remain usa
         own.barrier({.timeout = 10s, .stop = {}, .phase = "barrier"});
       } catch (const Error& error) {
         said = error.what();
-        if (own.rank() == 1) own.poison(error);
+        if (own.rank() == 1) own.abort(error);
       }
       RANK_CHECK(said.find("no more") != std::string::npos);
     });
@@ -154,7 +154,7 @@ TEST_CASE("at once: one thread's group fails, and those of the others remain usa
 }
 
 TEST_CASE("one after another: threads take turns with one group, and with its streams") {
-  run_ranks(size, [](SyncGroup& group) {
+  run_ranks(size, [](Group& group) {
     expect_level(MPI_THREAD_SERIALIZED);
     for (int thread = 0; thread < threads; ++thread) {
       in_a_thread([&] { use(group, static_cast<std::uint64_t>(thread), 1); });
@@ -164,9 +164,9 @@ TEST_CASE("one after another: threads take turns with one group, and with its st
 }
 
 TEST_CASE("one after another: groups are made in one thread, used in another and end in a third") {
-  run_ranks(size, [](SyncGroup& group) {
+  run_ranks(size, [](Group& group) {
     std::vector<MPI_Comm> comms = own_communicators(threads);
-    std::vector<std::shared_ptr<SyncGroup>> all;
+    std::vector<std::shared_ptr<Group>> all;
     for (const MPI_Comm comm : comms)
       in_a_thread([&] {
         all.push_back(mpi_group(comm));
@@ -184,7 +184,7 @@ TEST_CASE("one after another: groups are made in one thread, used in another and
 
 TEST_CASE("one after another: unfinished work of a thread does not delay MPI_Finalize") {
   const auto begin = std::chrono::steady_clock::now();
-  run_ranks(size, [](SyncGroup& group) {
+  run_ranks(size, [](Group& group) {
     in_a_thread([&] {
       const auto copy = mpi_group(MPI_COMM_WORLD);
       use(*copy, 1, 1);

@@ -8,7 +8,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "muster/sync_group.hpp"
+#include "muster/group.hpp"
 
 extern "C" int MPI_Finalize() {
   for (;;) ::pause();

@@ -44,7 +44,7 @@ LayerSource layers_of(int rank, int layers) {
 }  // namespace
 
 TEST_CASE("works of a group complete in the order in which they were started, beside other calls of the group") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     std::vector<Work<GatheredTensors>> works;
     for (int turn = 0; turn < 6; ++turn) {
       works.push_back(get_tensors_async(tensor_of(group.rank(), turn), four, group));
@@ -55,14 +55,14 @@ TEST_CASE("works of a group complete in the order in which they were started, be
       Work<GatheredTensors>& work = works[static_cast<std::size_t>(turn)];
       check_turn(work.get(), group.rank(), turn);
       RANK_CHECK(!work.is_pending());
-      RANK_CHECK(error_of([&] { (void)work.get(); }).kind() == ErrorKind::argument);
+      RANK_CHECK(error_of([&] { (void)work.get(); }).kind() == ErrorKind::invalid_argument);
     }
-    RANK_CHECK(error_of([&] { (void)Work<Merged>().is_done(); }).kind() == ErrorKind::argument);
+    RANK_CHECK(error_of([&] { (void)Work<MergeResult>().is_done(); }).kind() == ErrorKind::invalid_argument);
   });
 }
 
 TEST_CASE("each kind of work returns the result of the call without _async") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     const int rank = group.rank();
     auto configs = get_configs_async(rank == 2 ? std::nullopt : std::optional(Config(rank)), four, group);
     auto merged = merge_tensor_async(tensor_of(rank, 0), merge::concat(0), four, group);
@@ -75,7 +75,7 @@ TEST_CASE("each kind of work returns the result of the call without _async") {
     const GatheredConfigs all = configs.get();
     for (const auto& [from, config] : all.present()) RANK_CHECK(config.as_int() == from);
     RANK_CHECK(all.present().size() == (rank == 0 ? 3U : 0U));
-    const Merged whole = merged.get();
+    const MergeResult whole = merged.get();
     RANK_CHECK(whole.tensor().has_value() == (rank == 0));
     if (rank == 0) RANK_CHECK((whole.tensor()->shape() == Shape{1200, 100}));
     RANK_CHECK(stream.get().layers == 5);
@@ -86,7 +86,7 @@ TEST_CASE("each kind of work returns the result of the call without _async") {
 }
 
 TEST_CASE("the caller continues while a work waits for a late rank, and owns its memory again when the work is done") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     std::vector<std::byte> mine(30000, std::byte{7});
     if (group.rank() == 3) std::this_thread::sleep_for(300ms);
     const auto begin = std::chrono::steady_clock::now();
@@ -106,7 +106,7 @@ TEST_CASE("the caller continues while a work waits for a late rank, and owns its
 }
 
 TEST_CASE("a work throws the same error as the call: invalid arguments leave the group usable") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     Work<GatheredTensors> work = get_tensors_async(tensor_of(group.rank(), 0, 100 + group.rank()), four, group);
     const Error error = error_of([&] { (void)work.get(); });
     RANK_CHECK(error.kind() == ErrorKind::rank_mismatch);
@@ -118,13 +118,13 @@ TEST_CASE("a work throws the same error as the call: invalid arguments leave the
         },
         four, group, [](LayerPart&) {});
     RANK_CHECK(says(error_of([&] { (void)stream.get(); }), "no such layer"));
-    RANK_CHECK(!group.failure());
+    RANK_CHECK(!group.error());
     check_turn(get_tensors_async(tensor_of(group.rank(), 1), four, group).get(), group.rank(), 1);
   });
 }
 
 TEST_CASE("a cancelled work fails the group and the works after it") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     std::stop_source stop;
     (void)get_tensors_async(tensor_of(group.rank(), 0), four, group).get();
     // Rank 1 cancels while rank 2 is late. Rank 2 may receive the error before it starts.
@@ -137,13 +137,13 @@ TEST_CASE("a cancelled work fails the group and the works after it") {
     RANK_CHECK(error.kind() == ErrorKind::cancelled);
     RANK_CHECK(error.rank() == 1);
     // The group gets the error from this rank's own work, or from another rank's.
-    while (!group.failure()) std::this_thread::sleep_for(1ms);
+    while (!group.error()) std::this_thread::sleep_for(1ms);
     RANK_CHECK(error_of([&] { (void)get_tensors_async(tensor_of(0, 2), four, group); }).kind() == ErrorKind::cancelled);
   });
 }
 
 TEST_CASE("dropped works run to completion, and the destructor of the group waits for them") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     std::atomic<int> consumed{0};
     {
       const auto copy = group.duplicate();
@@ -209,14 +209,14 @@ TEST_CASE("a work that owns the last reference to its group ends the group on th
 }
 
 TEST_CASE("a child forked while works run exits without them") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     const auto copy = group.duplicate();
     Work<StreamReport> work = gather_each_async(layers_of(group.rank(), 50), std::vector{0, 1}, *copy,
                                                 [](LayerPart&) { std::this_thread::sleep_for(1ms); });
     const pid_t child = ::fork();
     if (child == 0) {
       // Does the same as the destructors of a child.
-      const_cast<std::shared_ptr<SyncGroup>&>(copy).reset();
+      const_cast<std::shared_ptr<Group>&>(copy).reset();
       ::_exit(0);
     }
     int status = -1;
@@ -226,7 +226,7 @@ TEST_CASE("a child forked while works run exits without them") {
 }
 
 TEST_CASE("calls that are started run in order while the group does other work") {
-  run_ranks(3, [](SyncGroup& group) {
+  run_ranks(3, [](Group& group) {
     ProcessGroup ranks(group);
     std::vector<Tensor> gradients;
     std::vector<Work<void>> works;
@@ -247,7 +247,7 @@ TEST_CASE("calls that are started run in order while the group does other work")
       for (const float value : gradient.values<float>()) RANK_CHECK(value == 3.0F);
     RANK_CHECK(bitwise_equal(all.get(), Tensor::take(std::vector<std::int32_t>{0, 1, 2})));
     auto bad = ranks.start([&](ProcessGroup& lent) { lent.broadcast(own, 3); });
-    error_of(ErrorKind::argument, {"root 3"}, [&] { bad.get(); });
+    error_of(ErrorKind::invalid_argument, {"root 3"}, [&] { bad.get(); });
     ranks.barrier();
   });
 }

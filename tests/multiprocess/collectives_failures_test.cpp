@@ -99,7 +99,7 @@ void call_in_steps(const Named& named, ProcessGroup& ranks, const Tensor& tensor
 /// Returns the number of steps of such a call on the lost rank.
 std::uint64_t steps_of(const Named& named, std::int64_t count) {
   SharedWords words;
-  run_ranks(4, [&](SyncGroup& group) {
+  run_ranks(4, [&](Group& group) {
     ProcessGroup ranks(group);
     const Tensor tensor = ones(count);
     for (int i = 0; i < 2; ++i) named.call(ranks, tensor, {});
@@ -121,7 +121,7 @@ void end_at(const Named& named, std::int64_t count, std::uint64_t step, int sign
   const CollectiveOptions options = {.timeout = signal != SIGSTOP ? 30s : is_slow ? 5000ms : 600ms};
   const auto ended = try_ranks(
       4,
-      [&](SyncGroup& group) {
+      [&](Group& group) {
         ProcessGroup ranks(group);
         const Tensor tensor = ones(count);
         const auto pid = static_cast<pid_t>(group.info(lost_rank).pid);
@@ -181,7 +181,7 @@ TEST_CASE("a rank that is stopped at any step is named at the deadline, as stopp
 }
 
 TEST_CASE("who cancels fails the group for all") {
-  run_ranks(3, [](SyncGroup& group) {
+  run_ranks(3, [](Group& group) {
     ProcessGroup ranks(group);
     group.barrier();  // no rank is still creating the group
     std::stop_source stop;
@@ -197,7 +197,7 @@ TEST_CASE("who cancels fails the group for all") {
 }
 
 TEST_CASE("a waiting rank uses almost no CPU time") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     ProcessGroup ranks(group);
     const Tensor tensor = ones(2);
     const auto cpu_time = [] {
@@ -214,7 +214,7 @@ TEST_CASE("a waiting rank uses almost no CPU time") {
 }
 
 TEST_CASE("many small operations, and many groups one after another") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     ProcessGroup ranks(group);
     const Tensor tensor = ones(2);
     for (int i = 0; i < 100'000; ++i) {

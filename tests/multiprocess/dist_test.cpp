@@ -61,14 +61,14 @@ void all_calls() {
     RANK_CHECK(is_row(tensor, 3));
     dist::all_reduce(tensor, ReduceOp::sum, odd);
     RANK_CHECK(is_row(tensor, 6));
-    error_of(ErrorKind::argument, {"rank 2 is not in this group"}, [&] { dist::broadcast(tensor, 2, odd); });
+    error_of(ErrorKind::invalid_argument, {"rank 2 is not in this group"}, [&] { dist::broadcast(tensor, 2, odd); });
     dist::barrier(odd);
   } else {
-    error_of(ErrorKind::argument, {"not in this group"}, [&] { dist::all_reduce(tensor, ReduceOp::sum, odd); });
+    error_of(ErrorKind::invalid_argument, {"not in this group"}, [&] { dist::all_reduce(tensor, ReduceOp::sum, odd); });
   }
-  error_of(ErrorKind::argument, {"rank 4 is not in this group"}, [&] { dist::reduce(tensor, 4); });
-  error_of(ErrorKind::argument, {"wants 4 tensors"}, [&] { dist::all_gather(empty_rows(3), row(mine)); });
-  error_of(ErrorKind::argument, {"there is no rank 7"}, [&] { dist::send(tensor, 7); });
+  error_of(ErrorKind::invalid_argument, {"rank 4 is not in this group"}, [&] { dist::reduce(tensor, 4); });
+  error_of(ErrorKind::invalid_argument, {"wants 4 tensors"}, [&] { dist::all_gather(empty_rows(3), row(mine)); });
+  error_of(ErrorKind::invalid_argument, {"there is no rank 7"}, [&] { dist::send(tensor, 7); });
 
   // Messages around a ring, and from any source.
   Work<void> sent = dist::isend(row(mine), (self + 1) % 4);
@@ -98,15 +98,15 @@ TEST_CASE("a world of each backend behaves like torch.distributed, is destroyed,
   };
   for (const Way& way : {Way{"shm", file}, Way{"shm", "tcp://nowhere:1"}, Way{"tcp", file}, Way{"gloo", file}}) {
     CAPTURE(way.backend);
-    run_ranks(4, [&](SyncGroup& group) {
+    run_ranks(4, [&](muster::Group& group) {
       const dist::InitOptions options{
           .init_method = way.method, .world_size = 4, .rank = group.rank(), .group_name = "job", .timeout = {}};
       for (int round = 0; round < 2; ++round) {
         RANK_CHECK(!dist::is_initialized());
-        error_of(ErrorKind::argument, {"init_process_group"}, [] { (void)dist::get_rank(); });
+        error_of(ErrorKind::invalid_argument, {"init_process_group"}, [] { (void)dist::get_rank(); });
         dist::init_process_group(way.backend, options);
         RANK_CHECK(dist::is_initialized());
-        error_of(ErrorKind::argument, {"already"}, [&] { dist::init_process_group(way.backend, options); });
+        error_of(ErrorKind::invalid_argument, {"already"}, [&] { dist::init_process_group(way.backend, options); });
         all_calls();
         dist::destroy_process_group();
         group.barrier();
@@ -116,7 +116,7 @@ TEST_CASE("a world of each backend behaves like torch.distributed, is destroyed,
 }
 
 TEST_CASE("over a part of a job, all calls use the ranks that get_rank() returns") {
-  run_ranks(5, [](SyncGroup& group) {
+  run_ranks(5, [](muster::Group& group) {
     // Ranks 0 to 2 of the world are ranks 4, 1 and 3 of the job.
     const auto part = group.split(std::vector{4, 1, 3});
     if (!part) return;
@@ -162,12 +162,12 @@ TEST_CASE("over a part of a job, all calls use the ranks that get_rank() returns
       tensor = row(mine);
       dist::broadcast(tensor, 2, pair);
       RANK_CHECK(is_row(tensor, 2));
-      error_of(ErrorKind::argument, {"rank 1 is not in this group"}, [&] { dist::broadcast(tensor, 1, pair); });
+      error_of(ErrorKind::invalid_argument, {"rank 1 is not in this group"}, [&] { dist::broadcast(tensor, 1, pair); });
     }
     for (const int wrong : {-1, 3, 4}) {
-      error_of(ErrorKind::argument, {"there is no rank"}, [&] { dist::send(tensor, wrong); });
-      error_of(ErrorKind::argument, {"there is no rank"}, [&] { (void)dist::recv(tensor, wrong); });
-      error_of(ErrorKind::argument, {"is not in this group"}, [&] { dist::broadcast(tensor, wrong); });
+      error_of(ErrorKind::invalid_argument, {"there is no rank"}, [&] { dist::send(tensor, wrong); });
+      error_of(ErrorKind::invalid_argument, {"there is no rank"}, [&] { (void)dist::recv(tensor, wrong); });
+      error_of(ErrorKind::invalid_argument, {"is not in this group"}, [&] { dist::broadcast(tensor, wrong); });
     }
     dist::destroy_process_group();
   });
@@ -210,13 +210,16 @@ TEST_CASE("an invalid world is reported at once") {
     dist::InitOptions options;
   };
   const Bad all[] = {
-      {ErrorKind::argument, "no backend 'smoke'", "smoke", {}},
+      {ErrorKind::invalid_argument, "no backend 'smoke'", "smoke", {}},
       {ErrorKind::unsupported, "'nccl'", "nccl", {}},
-      {ErrorKind::argument, "no init_method", "shm", {.init_method = "udp://a:1", .world_size = 1, .rank = 0}},
-      {ErrorKind::argument, "rank 2 of 2", "tcp", {.init_method = "tcp://a:1", .world_size = 2, .rank = 2}},
-      {ErrorKind::argument, "needs a rank", "tcp", {.init_method = "tcp://a:1"}},
-      {ErrorKind::argument, "'mpi' finds its ranks", "mpi", {.init_method = "file:///a", .world_size = 1, .rank = 0}},
-      {ErrorKind::argument, "rank 0 of 1, and the call as rank 3 of -1", "shm", {.rank = 3}},
+      {ErrorKind::invalid_argument, "no init_method", "shm", {.init_method = "udp://a:1", .world_size = 1, .rank = 0}},
+      {ErrorKind::invalid_argument, "rank 2 of 2", "tcp", {.init_method = "tcp://a:1", .world_size = 2, .rank = 2}},
+      {ErrorKind::invalid_argument, "needs a rank", "tcp", {.init_method = "tcp://a:1"}},
+      {ErrorKind::invalid_argument,
+       "'mpi' finds its ranks",
+       "mpi",
+       {.init_method = "file:///a", .world_size = 1, .rank = 0}},
+      {ErrorKind::invalid_argument, "rank 0 of 1, and the call as rank 3 of -1", "shm", {.rank = 3}},
   };
   for (const Bad& bad : all) {
     CAPTURE(bad.words);
@@ -239,15 +242,15 @@ TEST_CASE("a master and its workers in place of a process group") {
     RANK_CHECK(!dist::is_initialized());
     RANK_CHECK(dist::get_rank() == rank);
     RANK_CHECK(dist::get_world_size() == 3);
-    error_of(ErrorKind::argument, {"already"}, [&] { (void)dist::init_master_worker("shm", options); });
-    error_of(ErrorKind::argument, {"already"}, [&] { dist::init_process_group("shm", options); });
-    error_of(ErrorKind::argument, {"master-worker mode"}, [] { dist::barrier(); });
+    error_of(ErrorKind::invalid_argument, {"already"}, [&] { (void)dist::init_master_worker("shm", options); });
+    error_of(ErrorKind::invalid_argument, {"already"}, [&] { dist::init_process_group("shm", options); });
+    error_of(ErrorKind::invalid_argument, {"master-worker mode"}, [] { dist::barrier(); });
     if (!ranks.is_master()) return ranks.serve();
     const RemoteTensor tensor = ranks.make(2, DType::f32, {3});
     ranks.copy(tensor, row(4));
     RANK_CHECK(is_row(ranks.fetch(tensor), 4));
     ranks.shutdown();
     dist::destroy_process_group();
-    error_of(ErrorKind::argument, {"init_master_worker"}, [] { (void)dist::get_rank(); });
+    error_of(ErrorKind::invalid_argument, {"init_master_worker"}, [] { (void)dist::get_rank(); });
   });
 }

@@ -99,12 +99,12 @@ using Around = std::function<void(const std::function<void()>& call)>;
 
 struct Operation {
   std::string name;
-  std::function<void(SyncGroup&)> prepare;             // runs before the shortage begins; may be empty
-  std::function<void(SyncGroup&, const Around&)> run;  // collective; checks every byte
-  bool keeps_group = false;                            // even if it runs out of memory
+  std::function<void(Group&)> prepare;             // runs before the shortage begins; may be empty
+  std::function<void(Group&, const Around&)> run;  // collective; checks every byte
+  bool keeps_group = false;                        // even if it runs out of memory
 };
 
-std::vector<int> list_of(const SyncGroup& group) {
+std::vector<int> list_of(const Group& group) {
   return ranks_from(group.size() - 1, group.size());
 }
 
@@ -116,7 +116,7 @@ void plainly(const std::function<void()>& call) {
   call();
 }
 
-void gather(const Tensor& mine, SyncGroup& group, const Around& around) {
+void gather(const Tensor& mine, Group& group, const Around& around) {
   const std::vector<int> list = list_of(group);
   GatheredTensors all;
   around([&] { all = get_tensors_parallel(mine, list, group); });
@@ -124,10 +124,10 @@ void gather(const Tensor& mine, SyncGroup& group, const Around& around) {
   for (const auto& [rank, tensor] : all.present()) RANK_CHECK(bitwise_equal(tensor, tensor_of(rank)));
 }
 
-void merge(const Merge& kind, SyncGroup& group, const Around& around) {
+void merge(const Merge& kind, Group& group, const Around& around) {
   const std::vector<int> list = list_of(group);
   const Tensor mine = tensor_of(group.rank());
-  Merged merged;
+  MergeResult merged;
   around([&] { merged = merge_tensor_parallel(mine, kind, list, group); });
   RANK_CHECK(merged.tensor().has_value() == (group.rank() == list.front()));
   if (!merged.tensor()) return;
@@ -136,7 +136,7 @@ void merge(const Merge& kind, SyncGroup& group, const Around& around) {
   RANK_CHECK(bitwise_equal(*merged.tensor(), merge_model(kind, sources)));
 }
 
-void stream(std::uint64_t layers, SyncGroup& group, const Around& around) {
+void stream(std::uint64_t layers, Group& group, const Around& around) {
   const std::vector<int> list = list_of(group);
   std::uint64_t taken = 0;
   const LayerSource source = [&, next = std::uint64_t{0}]() mutable -> std::optional<Config> {
@@ -152,25 +152,25 @@ void stream(std::uint64_t layers, SyncGroup& group, const Around& around) {
 }
 
 /// Another group of the same ranks, which must work.
-void duplicate(bool tied, SyncGroup& group, const Around& around) {
-  std::shared_ptr<SyncGroup> copy;
-  around([&] { copy = tied ? std::shared_ptr<SyncGroup>(group::inside(group).companion()) : group.duplicate(); });
+void duplicate(bool tied, Group& group, const Around& around) {
+  std::shared_ptr<Group> copy;
+  around([&] { copy = tied ? std::shared_ptr<Group>(group::inside(group).companion()) : group.duplicate(); });
   copy->barrier();
 }
 
 std::vector<Operation> operations_of(const Tensor& lent) {
-  const auto own = [](SyncGroup& group, const Around& around) { gather(tensor_of(group.rank()), group, around); };
-  const auto lend = [&lent](SyncGroup& group, const Around& around) { gather(lent, group, around); };
+  const auto own = [](Group& group, const Around& around) { gather(tensor_of(group.rank()), group, around); };
+  const auto lend = [&lent](Group& group, const Around& around) { gather(lent, group, around); };
   return {
       {"gather", {}, own},
-      {"gather, after a gather", [own](SyncGroup& group) { own(group, plainly); }, own},
+      {"gather, after a gather", [own](Group& group) { own(group, plainly); }, own},
       {"arena", {}, lend},
-      {"arena, after a gather", [own](SyncGroup& group) { own(group, plainly); }, lend},
-      {"concat", {}, [](SyncGroup& group, const Around& around) { merge(merge::concat(0), group, around); }},
-      {"sum", {}, [](SyncGroup& group, const Around& around) { merge(merge::sum(), group, around); }},
-      {"stream", {}, [](SyncGroup& group, const Around& around) { stream(2, group, around); }},
-      {"duplicate", {}, [](SyncGroup& group, const Around& around) { duplicate(false, group, around); }, true},
-      {"companion", {}, [](SyncGroup& group, const Around& around) { duplicate(true, group, around); }, true},
+      {"arena, after a gather", [own](Group& group) { own(group, plainly); }, lend},
+      {"concat", {}, [](Group& group, const Around& around) { merge(merge::concat(0), group, around); }},
+      {"sum", {}, [](Group& group, const Around& around) { merge(merge::sum(), group, around); }},
+      {"stream", {}, [](Group& group, const Around& around) { stream(2, group, around); }},
+      {"duplicate", {}, [](Group& group, const Around& around) { duplicate(false, group, around); }, true},
+      {"companion", {}, [](Group& group, const Around& around) { duplicate(true, group, around); }, true},
   };
 }
 
@@ -185,7 +185,7 @@ struct End {
 
 /// Runs one operation in a new group, with the shortage at one step of one rank. Returns false if the operation ended
 /// before that step.
-bool fails_alike(SyncGroup& group, const Operation& operation, const Shortage& shortage, int origin, int step) {
+bool fails_alike(Group& group, const Operation& operation, const Shortage& shortage, int origin, int step) {
   const std::string place =
       operation.name + ", rank " + std::to_string(origin) + ", step " + std::to_string(step) + ", " + shortage.words;
   const auto fresh = group.duplicate();
@@ -222,7 +222,7 @@ bool fails_alike(SyncGroup& group, const Operation& operation, const Shortage& s
     if (!is_true) throw RankFailure(place + ": " + words + ": " + what);
   };
   for (const End& end : all) expect(end.milliseconds < 2000, "it took longer than two seconds");
-  if (const auto failure = fresh->failure()) {
+  if (const auto failure = fresh->error()) {
     expect(shortage.may_fail_group && !operation.keeps_group, "the group has failed");
     expect(failure->rank() == origin && std::string(failure->what()).find(shortage.words) != std::string::npos,
            "the group has failed with another cause");
@@ -263,7 +263,7 @@ TEST_CASE(
     const int size = which % 2 == 0 ? 2 : 3;
     CAPTURE(size);
     CAPTURE(operations_of(Tensor())[which / 2].name);
-    const auto fail_at_each_step = [&](SyncGroup& group) {
+    const auto fail_at_each_step = [&](Group& group) {
       SharedArena arena(1 << 20);
       Tensor lent = arena.allocate(DType::u32, {elements});
       std::memcpy(lent.mutable_data(), tensor_of(group.rank()).data(), lent.nbytes());

@@ -37,7 +37,7 @@ struct World {
   World() {
     inspect::write_demo_model(test::llama(), work / "model", 1 << 30);
     inspect::write_demo_model(test::bert(), work / "old", 1 << 30);
-    shard_model(work / "model", work / "shards", "llama", {.tensor = 3});
+    shard_model(work / "model", work / "shards", {.tensor = 3}, "llama");
     fs::copy(work / "old", work / "out");
   }
 
@@ -48,7 +48,7 @@ struct World {
   /// Runs the export with `fault` on rank `victim`, and returns how the ranks ended. A rank reports "happened" if it
   /// reached the call, and "failed" if the export failed.
   std::vector<test::Ended> run(int victim, const test::CallToFail& fault, const ExportOptions& how) {
-    return test::try_ranks(3, [&](SyncGroup& group) {
+    return test::try_ranks(3, [&](Group& group) {
       std::optional<test::FailingCall> failing;
       if (group.rank() == victim) failing.emplace(fault);
       const auto say = [&](const std::string& words) {
@@ -95,7 +95,7 @@ struct World {
 
 TEST_CASE("every failed call, on the root and on another rank, is a failure of every rank") {
   World world;
-  for (const Writers writers : {Writers::owners, Writers::first}) {
+  for (const Writers writers : {Writers::all, Writers::rank0}) {
     for (const int victim : {0, 2}) {
       for (const char* call : {"open", "mmap", "mkdir", "create", "fallocate", "open-for-writing", "pwrite", "fsync",
                                "fsync-directory", "close", "rename", "exchange"}) {
@@ -134,9 +134,9 @@ TEST_CASE("every failed call, on the root and on another rank, is a failure of e
 }
 
 TEST_CASE("a rank that is killed while it writes is named by the others, and a resumed export finishes") {
-  for (const Writers writers : {Writers::owners, Writers::first}) {
+  for (const Writers writers : {Writers::all, Writers::rank0}) {
     for (const int victim : {0, 1}) {
-      if (writers == Writers::first && victim != 0) continue;  // it writes nothing
+      if (writers == Writers::rank0 && victim != 0) continue;  // it writes nothing
       for (const int nth : {1, 2, 4, 8, 12}) {
         CAPTURE(victim);
         CAPTURE(nth);
@@ -159,7 +159,7 @@ TEST_CASE("a rank that is killed while it writes is named by the others, and a r
         }
         test::check_equal(world.work / "old", world.work / "out");
         CHECK(world.partials().size() == 1);
-        test::run_ranks(3, [&](SyncGroup& group) {
+        test::run_ranks(3, [&](Group& group) {
           export_model(world.work / "shards", world.work / "out", "llama", group, world.options(writers, true));
         });
         test::check_equal(world.work / "model", world.work / "out");
@@ -177,7 +177,7 @@ TEST_CASE("finished files that verify are not written again; other files are") {
     World world;
     // The third file's rename, after that of the journal: two files are finished.
     const auto ended =
-        world.run(0, {.call = "rename", .after = 3, .then = kill_self}, world.options(Writers::owners, true));
+        world.run(0, {.call = "rename", .after = 3, .then = kill_self}, world.options(Writers::all, true));
     CHECK(ended[0].signal == SIGKILL);
     REQUIRE(world.partials().size() == 1);
     std::vector<fs::path> finished;
@@ -189,9 +189,9 @@ TEST_CASE("finished files that verify are not written again; other files are") {
       file.seekp(-5, std::ios::end);
       file.put('!');
     }
-    test::run_ranks(2, [&](SyncGroup& group) {
+    test::run_ranks(2, [&](Group& group) {
       const ExportReport report =
-          export_model(world.work / "shards", world.work / "out", "llama", group, world.options(Writers::owners, true));
+          export_model(world.work / "shards", world.work / "out", "llama", group, world.options(Writers::all, true));
       RANK_CHECK(group.rank() != 0 || report.files_resumed == (corrupted ? 1 : 2));
     });
     test::check_equal(world.work / "model", world.work / "out");
@@ -202,12 +202,12 @@ TEST_CASE("finished files that verify are not written again; other files are") {
 TEST_CASE("an export of other shards does not resume the existing output") {
   World world;
   const test::CallToFail third{.call = "rename", .after = 2, .then = kill_self};
-  CHECK(world.run(0, third, world.options(Writers::owners, true))[0].signal == SIGKILL);
+  CHECK(world.run(0, third, world.options(Writers::all, true))[0].signal == SIGKILL);
   inspect::write_demo_model(test::llama(true), world.work / "other", 1 << 30);
-  shard_model(world.work / "other", world.work / "shards", "llama", {.tensor = 3}, {.force = true});
-  test::run_ranks(3, [&](SyncGroup& group) {
+  shard_model(world.work / "other", world.work / "shards", {.tensor = 3}, "llama", {.force = true});
+  test::run_ranks(3, [&](Group& group) {
     const ExportReport report =
-        export_model(world.work / "shards", world.work / "out", "llama", group, world.options(Writers::first, true));
+        export_model(world.work / "shards", world.work / "out", "llama", group, world.options(Writers::rank0, true));
     RANK_CHECK(report.files_resumed == 0);
   });
   test::check_equal(world.work / "other", world.work / "out");
@@ -218,18 +218,18 @@ TEST_CASE(
   World world;
   const std::string fresh = world.work / "fresh";
   for (const bool is_second : {false, true}) {
-    test::run_ranks(1, [&](SyncGroup& group) {
+    test::run_ranks(1, [&](Group& group) {
       std::optional<test::FailingCall> taken;
       if (!is_second) taken.emplace(test::CallToFail{.call = "rename", .then = [&] { fs::create_directory(fresh); }});
       const auto run = [&] {
         return export_model(world.work / "shards", fresh, "llama", group, {.max_shard_size = 90'000, .resume = true});
       };
       if (!is_second) {
-        test::error_of(ErrorKind::argument, {"exists already"}, run);
+        test::error_of(ErrorKind::invalid_argument, {"exists already"}, run);
         return;
       }
       const ExportReport report = run();
-      RANK_CHECK(report.files_resumed == report.account.files);
+      RANK_CHECK(report.files_resumed == report.manifest.files);
     });
     if (!is_second) fs::remove(fresh);
   }
@@ -243,7 +243,7 @@ TEST_CASE("a rank that is asked to stop ends the export on all ranks, and no fil
     CAPTURE(victim);
     CAPTURE(nth);
     std::stop_source stop;
-    ExportOptions options = world.options(Writers::owners);
+    ExportOptions options = world.options(Writers::all);
     options.stop = stop.get_token();
     const auto ended = world.run(
         victim, {.call = "pwrite", .after = nth - 1, .times = 1, .then = [&] { stop.request_stop(); }}, options);
@@ -252,7 +252,7 @@ TEST_CASE("a rank that is asked to stop ends the export on all ranks, and no fil
 }
 
 TEST_CASE("a shard that is truncated while it is read is an error that names it, and terminates no process") {
-  for (const Writers writers : {Writers::owners, Writers::first}) {
+  for (const Writers writers : {Writers::all, Writers::rank0}) {
     for (const int nth : {1, 4, 9}) {
       CAPTURE(nth);
       World world;
@@ -268,13 +268,13 @@ TEST_CASE("a shard that is truncated while it is read is an error that names it,
 
 TEST_CASE("output of a program with closed standard descriptors reaches no file and no socket of an export") {
   World world;
-  const auto ended = test::try_ranks(2, [&](SyncGroup& group) {
+  const auto ended = test::try_ranks(2, [&](Group& group) {
     for (const int standard : {0, 1, 2}) ::close(standard);
     const test::FailingCall talking({.then = [] {
       static const std::string words(50'000, '!');
       for (const int standard : {0, 1, 2}) RANK_CHECK(::write(standard, words.data(), words.size()) < 0);
     }});
-    export_model(world.work / "shards", world.work / "out", "llama", group, world.options(Writers::owners));
+    export_model(world.work / "shards", world.work / "out", "llama", group, world.options(Writers::all));
   });
   test::check_ended(ended);
   test::check_equal(world.work / "model", world.work / "out");
@@ -282,8 +282,8 @@ TEST_CASE("output of a program with closed standard descriptors reaches no file 
 
 TEST_CASE("a budget that is too small is detected before anything is written") {
   World world;
-  test::run_ranks(3, [&](SyncGroup& group) {
-    test::error_of(ErrorKind::argument, {"too small for 3 ranks: at least"}, [&] {
+  test::run_ranks(3, [&](Group& group) {
+    test::error_of(ErrorKind::invalid_argument, {"too small for 3 ranks: at least"}, [&] {
       export_model(world.work / "shards", world.work / "new", "llama", group, {.memory_budget = 100'000});
     });
     group.barrier();
@@ -296,7 +296,7 @@ TEST_CASE("hosts that do not see the output: refused on all with the remedy, whi
   World world;
   fs::create_directory(world.work / "place");
   const auto run = [&](Writers writers) {
-    return test::try_ranks(3, [&](SyncGroup& group) {
+    return test::try_ranks(3, [&](Group& group) {
       // Mounts another directory at the same name, like a host that does not mount the root's directory.
       if (!group.shares_memory(0) &&
           (::unshare(CLONE_NEWNS) != 0 || ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
@@ -306,18 +306,18 @@ TEST_CASE("hosts that do not see the output: refused on all with the remedy, whi
         export_model(world.work / "shards", world.work / "place/out", "llama", group,
                      {.memory_budget = 1 << 20, .writers = writers});
       };
-      if (writers == Writers::first) return call();
-      test::error_of(ErrorKind::argument, {"does not see the directory", "--writers first"}, call);
+      if (writers == Writers::rank0) return call();
+      test::error_of(ErrorKind::invalid_argument, {"does not see the directory", "--writers first"}, call);
       group.barrier();
     });
   };
-  const auto refused = run(Writers::owners);
+  const auto refused = run(Writers::all);
   if (refused[2].words == "skipped") {
     MESSAGE("skipped: mounting needs root");
     return;
   }
   test::check_ended(refused);
   CHECK(fs::is_empty(world.work / "place"));
-  test::check_ended(run(Writers::first));
+  test::check_ended(run(Writers::rank0));
   test::check_equal(world.work / "model", world.work / "place/out");
 }

@@ -36,7 +36,7 @@ class ModelFolder : public test::TemporaryDirectory {
   ModelFolder() = default;
   explicit ModelFolder(int ranks) {
     inspect::write_demo_model(tiny_llama(), *this / "model", 1 << 30);
-    shard_model(*this / "model", *this / "shards", "llama", {.tensor = ranks});
+    shard_model(*this / "model", *this / "shards", {.tensor = ranks}, "llama");
   }
   [[nodiscard]] std::string shard(int rank, int ranks) const {
     return *this / "shards/" + shard_file_name(rank, ranks);
@@ -44,7 +44,7 @@ class ModelFolder : public test::TemporaryDirectory {
   /// Exports the shards with `count` ranks, which must fail on all of them. Returns the error messages.
   std::vector<std::string> fail(int count, ErrorKind kind, const std::vector<std::string>& parts,
                                 const std::string& plan = "llama", const std::string& out = "out") const {
-    const auto ended = test::try_ranks(count, [&](SyncGroup& group) {
+    const auto ended = test::try_ranks(count, [&](Group& group) {
       const Error error =
           test::error_of(kind, parts, [&] { export_model(*this / "shards", *this / out, plan, group); });
       RANK_CHECK(!test::says(error, "\n"));
@@ -63,9 +63,9 @@ class ModelFolder : public test::TemporaryDirectory {
 TEST_CASE("one file where all fits, and the same bytes every time, whichever ranks write") {
   const ModelFolder work(4);
   for (const std::string out : {"a", "b"}) {
-    test::run_ranks(4, [&](SyncGroup& group) {
+    test::run_ranks(4, [&](Group& group) {
       export_model(work / "shards", work / out, "llama", group,
-                   {.writers = out == "a" ? Writers::first : Writers::owners});
+                   {.writers = out == "a" ? Writers::rank0 : Writers::all});
     });
   }
   CHECK(fs::exists(work / "a/model.safetensors"));
@@ -84,16 +84,16 @@ TEST_CASE(
                                                          .vocabulary = 501,
                                                          .biases = true});
   inspect::write_demo_model(model, work / "model", 1 << 30);
-  shard_model(work / "model", work / "shards", "llama", {.tensor = 4});
-  for (const Writers writers : {Writers::first, Writers::owners}) {
+  shard_model(work / "model", work / "shards", {.tensor = 4}, "llama");
+  for (const Writers writers : {Writers::rank0, Writers::all}) {
     fs::remove_all(work / "out");
-    test::run_ranks(4, [&](SyncGroup& group) {
+    test::run_ranks(4, [&](Group& group) {
       const auto sleeps = [] { std::this_thread::sleep_for(std::chrono::milliseconds(3)); };
       const test::FailingCall calls(
           {.path = "model.safetensors", .then = group.rank() == 0 ? sleeps : std::function<void()>()});
       const ExportReport report =
           export_model(work / "shards", work / "out", "llama", group, {.memory_budget = 1 << 20, .writers = writers});
-      if (group.rank() == 0 && writers == Writers::first) RANK_CHECK(report.windows > 10);
+      if (group.rank() == 0 && writers == Writers::rank0) RANK_CHECK(report.windows > 10);
       // No other rank can sync bytes that another host has not yet sent to the disk.
       bool has_unsynced = false;
       for (const std::string& call : test::FailingCall::calls())
@@ -107,21 +107,21 @@ TEST_CASE(
 TEST_CASE("an output that exists is refused, and replaced with force") {
   const ModelFolder work(2);
   const std::string plan = "llama";
-  CHECK_THROWS_WITH_AS(shard_model(work / "model", work / "shards", plan, {.tensor = 3}), doctest::Contains("--force"),
+  CHECK_THROWS_WITH_AS(shard_model(work / "model", work / "shards", {.tensor = 3}, plan), doctest::Contains("--force"),
                        Error);
   CHECK(count_shards(work / "shards") == 2);
-  shard_model(work / "model", work / "shards", plan, {.tensor = 3}, {.force = true});
+  shard_model(work / "model", work / "shards", {.tensor = 3}, plan, {.force = true});
   CHECK(count_shards(work / "shards") == 3);
-  CHECK_THROWS_WITH_AS(shard_model(work / "model", work / "model", plan, {.tensor = 3}, {.force = true}),
+  CHECK_THROWS_WITH_AS(shard_model(work / "model", work / "model", {.tensor = 3}, plan, {.force = true}),
                        doctest::Contains("read from"), Error);
   fs::create_directory(work / "home");
   std::ofstream(work / "home/letter.txt") << "dear";
-  CHECK_THROWS_WITH_AS(shard_model(work / "model", work / "home", plan, {.tensor = 3}, {.force = true}),
+  CHECK_THROWS_WITH_AS(shard_model(work / "model", work / "home", {.tensor = 3}, plan, {.force = true}),
                        doctest::Contains("not replaced"), Error);
-  CHECK_THROWS_WITH_AS(shard_model(work / "model", work / "no/where", plan, {.tensor = 3}),
+  CHECK_THROWS_WITH_AS(shard_model(work / "model", work / "no/where", {.tensor = 3}, plan),
                        doctest::Contains("make it first"), Error);
 
-  work.fail(3, ErrorKind::argument, {"--force"}, "llama", "model");
+  work.fail(3, ErrorKind::invalid_argument, {"--force"}, "llama", "model");
   CHECK(test::names_in(work.path()) == std::vector<std::string>{"home", "model", "shards"});
 }
 
@@ -137,7 +137,7 @@ TEST_CASE("any number of ranks exports any number of shards; mixed sets are refu
   for (const int ranks : {1, 2, 3, 6}) {
     CAPTURE(ranks);
     test::run_ranks(
-        ranks, [&](SyncGroup& group) { export_model(work / "shards", work / "out", "llama", group, {.force = true}); });
+        ranks, [&](Group& group) { export_model(work / "shards", work / "out", "llama", group, {.force = true}); });
     test::check_equal(work / "model", work / "out");
   }
   fs::copy(work / "shards/rank-00000-of-00004.safetensors", work / "shards/rank-00000-of-00002.safetensors");
@@ -152,11 +152,11 @@ TEST_CASE("Muster's shards need no plan, and report a different one") {
   test::write_text(work / "plan.json", std::string(R"({"muster_plan": 1, "comment": "mine", "rules": [
     {"match": "*{o_proj,down_proj}.weight", "action": "concat", "dim": 1}, {"match": "*norm.*", "action": "same"},
     {"match": "*o_proj.bias", "action": "same"}, {"match": "*", "action": "concat", "dim": 0}]})"));
-  shard_model(work / "model", work / "shards", work / "plan.json", {.tensor = 2});
+  shard_model(work / "model", work / "shards", {.tensor = 2}, work / "plan.json");
   fs::remove(work / "plan.json");
-  test::run_ranks(2, [&](SyncGroup& group) { export_model(work / "shards", work / "out", "", group); });
+  test::run_ranks(2, [&](Group& group) { export_model(work / "shards", work / "out", "", group); });
   test::check_equal(work / "model", work / "out");
-  const ExportAccount other = plan_export(work / "shards", "llama");
+  const ExportManifest other = plan_export(work / "shards", "llama");
   REQUIRE(other.notes.size() == 1);
   CHECK(other.notes[0].find("were cut by another plan (\"") != std::string::npos);
   test::write_text(work / "again.json", std::string(R"({"rules": [
@@ -165,7 +165,7 @@ TEST_CASE("Muster's shards need no plan, and report a different one") {
     "muster_plan": 1})"));
   for (const std::string& note : plan_export(work / "shards", work / "again.json").notes)
     CHECK(note.find("another plan") == std::string::npos);
-  shard_model(work / "model", work / "two", "llama", {.tensor = 2});
+  shard_model(work / "model", work / "two", {.tensor = 2}, "llama");
   CHECK(plan_export(work / "two", "auto").notes.empty());
   fs::copy(work / "two/rank-00001-of-00002.safetensors", work / "shards", fs::copy_options::overwrite_existing);
   work.fail(2, ErrorKind::rank_mismatch, {"not cut by the plan of"}, "", "no");
@@ -179,8 +179,9 @@ TEST_CASE("a flipped byte in a shard is an error that names file and tensor") {
     if (!entry.name.starts_with("model.layers.0.")) continue;
     CAPTURE(entry.name);
     test::flip_byte(victim, entry.offset + entry.bytes / 2);
-    CHECK_THROWS_WITH_AS(export_model(work / "shards", work / "out", "", *single_group(), {.to = ParallelLayout{4}}),
-                         doctest::Contains((entry.name + "\" have the checksum").c_str()), Error);
+    CHECK_THROWS_WITH_AS(
+        export_model(work / "shards", work / "out", "", *single_group(), {.target_layout = ParallelLayout{4}}),
+        doctest::Contains((entry.name + "\" have the checksum").c_str()), Error);
     const VerifyReport report = verify(work / "shards");
     REQUIRE(report.problems.size() == 1);
     CHECK(report.problems[0].tensor == entry.name);
@@ -234,22 +235,22 @@ TEST_CASE("shards that were swapped are detected by their metadata") {
 TEST_CASE("a plan that does not match is an error on every rank") {
   const ModelFolder work;
   inspect::write_demo_model(tiny_llama(), work / "model", 1 << 30);
-  CHECK_THROWS_WITH_AS(shard_model(work / "model", work / "shards", "bert", {.tensor = 2}),
+  CHECK_THROWS_WITH_AS(shard_model(work / "model", work / "shards", {.tensor = 2}, "bert"),
                        doctest::Contains("no rule matches"), Error);
   CHECK(test::names_in(work.path()) == std::vector<std::string>{"model"});
-  shard_model(work / "model", work / "shards", "llama", {.tensor = 2});
-  work.fail(2, ErrorKind::argument, {"no rule matches"}, "bert");
+  shard_model(work / "model", work / "shards", {.tensor = 2}, "llama");
+  work.fail(2, ErrorKind::invalid_argument, {"no rule matches"}, "bert");
   work.fail(2, ErrorKind::not_found, {"built-in plans"}, "nothing.json");
   std::ofstream(work / "plan.json") << R"({"muster_plan": 1, "rules": [
     {"match": "{model.embed_tokens,lm_head}.weight", "action": "concat", "dim": 0}, {"match": "*", "action": "same"}]})";
   // A slice does not have the shape that config.json gives the matrix. Without config.json the slices differ, and
   // "same" names tensor and ranks.
-  work.fail(2, ErrorKind::argument, {"does not fit its config.json"}, work / "plan.json");
+  work.fail(2, ErrorKind::invalid_argument, {"does not fit its config.json"}, work / "plan.json");
   fs::remove(work / "shards/config.json");
   work.fail(2, ErrorKind::rank_mismatch, {"but rank 0 and rank 1 have other values"}, work / "plan.json");
   fs::remove(work / "plan.json");
   std::ofstream(work / "plan.json") << R"({"muster_plan": 1, "rules": [{"match": "*", "action": "same"}]})";
-  work.fail(2, ErrorKind::argument, {"it was cut along dimension 0"}, work / "plan.json");
+  work.fail(2, ErrorKind::invalid_argument, {"it was cut along dimension 0"}, work / "plan.json");
   CHECK(test::names_in(work.path()) == std::vector<std::string>{"model", "plan.json", "shards"});
 }
 
@@ -270,7 +271,7 @@ TEST_CASE("shards from elsewhere, without metadata and of unequal sizes, are joi
     std::fill_n(tensor.mutable_data(), tensor.nbytes(), static_cast<std::byte>(rank));
     test::write_tensors(work.shard(rank, 3), {{"x.mlp.down_proj.weight", tensor}});
   }
-  test::run_ranks(3, [&](SyncGroup& group) { export_model(work / "shards", work / "out", "llama", group); });
+  test::run_ranks(3, [&](Group& group) { export_model(work / "shards", work / "out", "llama", group); });
   const Tensor merged = test::tensors_of(work / "out").at("x.mlp.down_proj.weight");
   REQUIRE(merged.shape() == Shape{4, 6});
   const std::vector<int> row = {0, 1, 1, 2, 2, 2};

@@ -70,7 +70,7 @@ std::string wait_in_vain(const TemporaryDirectory& directory) {
 }
 
 template <class T>
-std::vector<T> gather(SyncGroup& group, T mine) {
+std::vector<T> gather(Group& group, T mine) {
   std::vector<T> all(static_cast<std::size_t>(group.size()));
   group.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)));
   return all;
@@ -170,7 +170,7 @@ TEST_CASE("a link at the rendezvous directory is refused, and nothing is written
   std::filesystem::remove_all(meeting);
   const TemporaryDirectory outside;
   std::filesystem::create_directory_symlink(outside.path(), meeting);
-  const std::string words = words_of(ErrorKind::argument, [&] { file_group(options_of(directory, 0, 2)); });
+  const std::string words = words_of(ErrorKind::invalid_argument, [&] { file_group(options_of(directory, 0, 2)); });
   CHECK(has(words, meeting));
   CHECK(has(words, "a link"));
   CHECK(outside.count() == 0);
@@ -227,7 +227,7 @@ TEST_CASE("different calls are an error on all ranks, and so is a group that one
     });
     copy->barrier();
     if (rank == 2)
-      copy->poison(Error(ErrorKind::io, "the disk \"x\" is broken", {.rank = 2, .path = "/x", .os_error = EIO}));
+      copy->abort(Error(ErrorKind::io, "the disk \"x\" is broken", {.rank = 2, .path = "/x", .os_error = EIO}));
     const Error heard = error_of([&] { copy->barrier(); });
     RANK_CHECK(heard.kind() == ErrorKind::io && heard.rank() == 2 && heard.path() == "/x" && heard.os_error() == EIO);
     RANK_CHECK(std::strcmp(heard.what(), "the disk \"x\" is broken") == 0);

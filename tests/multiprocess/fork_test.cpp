@@ -52,7 +52,7 @@ struct Held {
 };
 
 /// Runs in the child: drops results, makes calls, and ends. Each call must return or throw.
-[[noreturn]] void end_child(std::shared_ptr<SyncGroup> group, std::vector<std::shared_ptr<void>> results) {
+[[noreturn]] void end_child(std::shared_ptr<Group> group, std::vector<std::shared_ptr<void>> results) {
   ::alarm(most_seconds);
   int status = 0;
   results.clear();
@@ -63,8 +63,8 @@ struct Held {
     if (error_of([&] { (void)get_tensors_async(pattern(DType::u8, {10}, 1), all_ranks, *group); }).kind() !=
         ErrorKind::unsupported)
       status = 4;
-    group->poison(Error(ErrorKind::io, "a child's"));
-    if (!group->failure()) status = 5;
+    group->abort(Error(ErrorKind::io, "a child's"));
+    if (!group->error()) status = 5;
     // The child can use objects that it makes itself.
     SharedArena arena(1 << 16);
     (void)arena.allocate(DType::u8, {100});
@@ -76,7 +76,7 @@ struct Held {
   ::_exit(status);
 }
 
-void fork_often(const std::shared_ptr<SyncGroup>& group, Held& held, std::string& failure) {
+void fork_often(const std::shared_ptr<Group>& group, Held& held, std::string& failure) {
   for (int turn = 0; turn < forks && failure.empty(); ++turn) {
     std::vector<std::shared_ptr<void>> results = held.taken();
     const pid_t child = ::fork();

@@ -31,7 +31,7 @@ const std::vector<std::vector<int>> columns = {{0, 3}, {1, 4}, {2, 5}};
 }  // namespace
 
 TEST_CASE("the ranks of a group, its ends, neighbours and unique name") {
-  run_ranks(6, [](SyncGroup& world) {
+  run_ranks(6, [](Group& world) {
     const int self = world.rank();
     GroupCoordinator group(columns, world, "pp");
     GroupCoordinator again(columns, world, "pp");
@@ -51,14 +51,14 @@ TEST_CASE("the ranks of a group, its ends, neighbours and unique name") {
                             {{0, 1, 2, 3}, {3, 4, 5}},
                             {{0, 1, 2}, {3, 4, 6}},
                             {{0, 1, 2, 3, 4, 5, -1}}})
-      error_of(ErrorKind::argument, {"each of 6 ranks once"}, [&] { GroupCoordinator(bad, world, "bad"); });
+      error_of(ErrorKind::invalid_argument, {"each of 6 ranks once"}, [&] { GroupCoordinator(bad, world, "bad"); });
     error_of(ErrorKind::rank_mismatch, {"different lists"},
              [&] { GroupCoordinator(self == 4 ? columns : two_rows, world, "bad"); });
   });
 }
 
 TEST_CASE("the calls, with their defaults, in groups of three beside each other") {
-  run_ranks(6, [](SyncGroup& world) {
+  run_ranks(6, [](Group& world) {
     GroupCoordinator group(two_rows, world, "tp");
     const auto me = static_cast<float>(group.rank_in_group());
     const Tensor mine = numbers({me, me + 10, me + 20, me + 30}, {2, 2});
@@ -74,7 +74,8 @@ TEST_CASE("the calls, with their defaults, in groups of three beside each other"
     check(group.all_gatherv(uneven, 0, sizes), {6, 2}, all);
     const std::vector<TensorView> both = {uneven.view(), uneven.view()};
     for (const Tensor& tensor : group.all_gatherv(both)) check(tensor, {6, 2}, all);
-    error_of(ErrorKind::argument, {"sizes"}, [&] { (void)group.all_gatherv(uneven, 0, std::vector<std::int64_t>{1}); });
+    error_of(ErrorKind::invalid_argument, {"sizes"},
+             [&] { (void)group.all_gatherv(uneven, 0, std::vector<std::int64_t>{1}); });
     // Three dimensions, of which the last one is scattered.
     std::vector<float> cube;
     for (int i = 0; i < 12; ++i) cube.push_back(static_cast<float>(i));
@@ -91,13 +92,13 @@ TEST_CASE("the calls, with their defaults, in groups of three beside each other"
     const Config object = group.broadcast_object(group.is_first_rank() ? Config::array({1, "x"}) : Config());
     RANK_CHECK(object == Config::array({1, "x"}));
     group.barrier();
-    error_of(ErrorKind::argument, {"root -1"}, [&] { group.broadcast(given, -1); });
-    error_of(ErrorKind::argument, {"root 3"}, [&] { (void)group.broadcast_object({}, 3); });
+    error_of(ErrorKind::invalid_argument, {"root -1"}, [&] { group.broadcast(given, -1); });
+    error_of(ErrorKind::invalid_argument, {"root 3"}, [&] { (void)group.broadcast_object({}, 3); });
   });
 }
 
 TEST_CASE("the results of a group of one rank have their own memory") {
-  run_ranks(2, [](SyncGroup& world) {
+  run_ranks(2, [](Group& world) {
     GroupCoordinator group(std::vector<std::vector<int>>{{0}, {1}}, world, "dp");
     const Tensor mine = numbers({1, 2, 3, 4}, {2, 2});
     for (const Tensor& tensor : {group.all_reduce(mine), group.all_gather(mine), group.reduce_scatter(mine),
@@ -105,12 +106,12 @@ TEST_CASE("the results of a group of one rank have their own memory") {
       check(tensor, {2, 2}, {1, 2, 3, 4});
       RANK_CHECK(tensor.data() != mine.data());
     }
-    error_of(ErrorKind::argument, {"itself"}, [&] { group.send(mine); });
+    error_of(ErrorKind::invalid_argument, {"itself"}, [&] { group.send(mine); });
   });
 }
 
 TEST_CASE("dicts, to all and from stage to stage, in slices or whole") {
-  run_ranks(6, [](SyncGroup& world) {
+  run_ranks(6, [](Group& world) {
     GroupCoordinator stages(columns, world, "pp");
     GroupCoordinator tensor_parallel(two_rows, world, "tp");
     ConfigObject dict;
@@ -128,7 +129,7 @@ TEST_CASE("dicts, to all and from stage to stage, in slices or whole") {
       stages.send_tensor_dict(dict, 1, options);
       stages.send_object("now", 1);
       stages.send(pattern(DType::i16, {9}, 4));
-      error_of(ErrorKind::argument, {"'whole' of 35 elements"}, [&] {
+      error_of(ErrorKind::invalid_argument, {"'whole' of 35 elements"}, [&] {
         stages.send_tensor_dict(dict, 1, {&tensor_parallel, {{"whole", true}}, {}});
       });
     } else {
@@ -141,7 +142,7 @@ TEST_CASE("dicts, to all and from stage to stage, in slices or whole") {
 }
 
 TEST_CASE("slices of a dict that do not match, and other messages, are rank_mismatch on all ranks") {
-  run_ranks(6, [](SyncGroup& world) {
+  run_ranks(6, [](Group& world) {
     const bool sends = world.rank() < 4;
     GroupCoordinator stage(std::vector<std::vector<int>>{{0, 1, 2, 3}, {4, 5}}, world, "tp");
     GroupCoordinator stages(std::vector<std::vector<int>>{{0, 4}, {1, 5}, {2}, {3}}, world, "pp");
@@ -175,7 +176,7 @@ TEST_CASE("slices of a dict that do not match, and other messages, are rank_mism
 }
 
 TEST_CASE("a mixture of experts: rows are sent to all ranks, and the sums are returned") {
-  run_ranks(3, [](SyncGroup& world) {
+  run_ranks(3, [](Group& world) {
     GroupCoordinator group(std::vector<std::vector<int>>{{0, 1, 2}}, world, "ep");
     const auto me = static_cast<float>(world.rank());
     const std::int64_t mine = world.rank() * 2;  // rank 0 has no rows
@@ -194,7 +195,7 @@ TEST_CASE("a mixture of experts: rows are sent to all ranks, and the sums are re
 }
 
 TEST_CASE("objects through a queue, which only the root writes") {
-  run_ranks(6, [](SyncGroup& world) {
+  run_ranks(6, [](Group& world) {
     GroupCoordinator group(two_rows, world, "tp", {.use_message_queue_broadcaster = true});
     const Config large = Config::object({{"weights", pattern(DType::f32, {50000}, 1)}});
     for (int i = 0; i < 100; ++i) {
@@ -209,11 +210,11 @@ TEST_CASE("objects through a queue, which only the root writes") {
 }
 
 TEST_CASE("queues: from one rank to all, from a process outside the group, from each rank to one") {
-  const std::string handle = queue_handle(3);
+  const std::string handle = make_queue_handle(3);
   const GroupOf groups(6);
   Ranks all(7, [&](int self) {
     if (self == 6) {
-      MessageQueue queue = MessageQueue::write_from_outside({.outside_writer = handle});
+      MessageQueue queue = MessageQueue::attach_writer({.external_writer = handle});
       for (int i = 0; i < 100; ++i) queue.put_config(Config(i));
       return;
     }
@@ -228,7 +229,7 @@ TEST_CASE("queues: from one rank to all, from a process outside the group, from 
     // The queue of the second group; only one of its ranks passes the handle.
     if (group.first_rank() == 3) {
       MessageQueue outside =
-          group.create_mq_broadcaster({.writer = 1, .outside_writer = group.rank_in_group() == 1 ? handle : ""});
+          group.create_mq_broadcaster({.writer = 1, .external_writer = group.rank_in_group() == 1 ? handle : ""});
       for (int i = 0; i < 100; ++i) RANK_CHECK(outside.get_config() == Config(i));
     }
     auto queues = group.create_single_reader_mq_broadcasters(1);
@@ -238,8 +239,8 @@ TEST_CASE("queues: from one rank to all, from a process outside the group, from 
       for (std::size_t from = 0; from < queues.by_writer.size(); ++from)
         RANK_CHECK(queues.by_writer[from]->get_config() == Config(10 * i + static_cast<int>(from)));
     }
-    error_of(ErrorKind::argument, {"reader 3"}, [&] { (void)group.create_single_reader_mq_broadcasters(3); });
-    error_of(ErrorKind::argument, {"3"}, [&] { (void)group.create_mq_broadcaster({.writer = 3}); });
+    error_of(ErrorKind::invalid_argument, {"reader 3"}, [&] { (void)group.create_single_reader_mq_broadcasters(3); });
+    error_of(ErrorKind::invalid_argument, {"3"}, [&] { (void)group.create_mq_broadcaster({.writer = 3}); });
     group.barrier();
   });
   check_ended(all.wait());
@@ -247,7 +248,7 @@ TEST_CASE("queues: from one rank to all, from a process outside the group, from 
 
 TEST_CASE("queues of ranks that share no memory are an error on all ranks") {
   const Setting files("MUSTER_TEST_GROUP", "file");
-  run_ranks(2, [](SyncGroup& world) {
+  run_ranks(2, [](Group& world) {
     const std::vector<std::vector<int>> both = {{0, 1}};
     GroupCoordinator group(both, world, "tp");
     error_of(ErrorKind::unsupported, {"share memory"}, [&] { (void)group.create_mq_broadcaster(); });
@@ -261,7 +262,7 @@ TEST_CASE("queues of ranks that share no memory are an error on all ranks") {
 }
 
 TEST_CASE("shared results use the buffers that are prepared for a model's tensors") {
-  run_ranks(3, [](SyncGroup& world) {
+  run_ranks(3, [](Group& world) {
     GroupCoordinator group(std::vector<std::vector<int>>{{0, 1, 2}}, world, "tp");
     const std::vector<TensorSpec> specs = {{DType::bf16, {16, 128}}, {DType::f32, {512, 1024}}, {DType::u8, {}}};
     group.prepare_communication_buffer_for_model(specs);
@@ -272,7 +273,7 @@ TEST_CASE("shared results use the buffers that are prepared for a model's tensor
     }
     RANK_CHECK(group::Region::own()->room() == room);
     const TensorSpec bad{DType::f32, {-1}};
-    error_of(ErrorKind::argument, {},
+    error_of(ErrorKind::invalid_argument, {},
              [&] { group.prepare_communication_buffer_for_model(std::span(&bad, world.rank() == 1 ? 1 : 0)); });
     group.barrier();
   });

@@ -51,7 +51,7 @@ class End {
 
 /// The parameters of a rank at a place.
 struct Part {
-  SyncGroup& group;
+  Group& group;
   int victim;
   WaitOptions options;
   End& end;
@@ -106,7 +106,7 @@ void merge_for_ever(const Part& part, const Merge& merge, bool is_first, std::ch
   }
   if (part.is_victim()) part.end.after(delay);
   for (;;) {
-    const Merged merged = merge_tensor_parallel(mine, merge, four, part.group);
+    const MergeResult merged = merge_tensor_parallel(mine, merge, four, part.group);
     if (merged.tensor()) RANK_CHECK(merged.tensor()->data()[0] == mine.data()[0] || merge == merge::sum());
   }
 }
@@ -219,14 +219,14 @@ const Place places[] = {
 /// Runs a job whose victim ends at a place. `expect` checks the errors of the survivors. No rank waited at the place
 /// before `since`.
 using Expect = std::function<void(const Error&, const Part&, Clock::time_point since)>;
-void take_part(SyncGroup& group, const Place& place, int victim, End& end, const WaitOptions& options,
+void take_part(Group& group, const Place& place, int victim, End& end, const WaitOptions& options,
                const Expect& expect) {
   const Part part{group, victim, options, end};
   // These results are delivered before the victim ends, and must outlive it.
   const auto seed = [](int rank) { return static_cast<std::uint64_t>(rank); };
   const Tensor early = pattern(DType::u8, {100000}, seed(group.rank()));
   const GatheredTensors gathered = get_tensors_parallel(early, four, group);
-  const Merged merged = merge_tensor_parallel(early, merge::stack(), four, group);
+  const MergeResult merged = merge_tensor_parallel(early, merge::stack(), four, group);
   const Clock::time_point since = Clock::now();
   try {
     // The other ranks may already receive the error here.
@@ -264,7 +264,7 @@ void kill_at(bool where_others_wait) {
       End end;
       const auto ended = try_ranks(
           4,
-          [&](SyncGroup& group) {
+          [&](Group& group) {
             take_part(group, place, victim, end, {}, [](const Error& error, const Part& part, Clock::time_point since) {
               RANK_CHECK(says(error, part.group.info(part.victim).host));
               check_named(error, std::max(since, part.end.moment()), part.victim,
@@ -315,7 +315,7 @@ TEST_CASE("a rank that hangs wherever others wait for it: a deadline of 3 s fire
 }
 
 TEST_CASE("wake-ups by other ranks do not disable the watchdog: a killed rank is named within a second") {
-  const auto body = [](SyncGroup& group) {
+  const auto body = [](Group& group) {
     const pid_t victim_pid = static_cast<pid_t>(group.info(1).pid);
     group.barrier();
     if (group.rank() == 1) ::raise(SIGKILL);
@@ -334,7 +334,7 @@ TEST_CASE("wake-ups by other ranks do not disable the watchdog: a killed rank is
 }
 
 TEST_CASE("a stopped rank ends in a timeout that names it") {
-  const auto body = [](SyncGroup& group) {
+  const auto body = [](Group& group) {
     const pid_t stopped = static_cast<pid_t>(group.info(2).pid);
     if (group.rank() == 2) ::raise(SIGSTOP);
     const Tensor tensor = pattern(DType::u8, {1000}, 1);
@@ -365,7 +365,7 @@ TEST_CASE("a rank that leaves in order is reported as a rank that left") {
 }
 
 TEST_CASE("a slow rank that makes progress is not a timeout") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     if (group.rank() == 1) {
       for (int i = 0; i < 20; ++i) {
         std::this_thread::sleep_for(50ms);
@@ -377,11 +377,11 @@ TEST_CASE("a slow rank that makes progress is not a timeout") {
 }
 
 TEST_CASE("a cancelled wait ends at once and notifies the other ranks") {
-  run_ranks(3, [](SyncGroup& group) {
+  run_ranks(3, [](Group& group) {
     const Tensor tensor = pattern(DType::u8, {1000}, 1);
     if (group.rank() == 2) {
       // This rank never joins the wait by itself. It returns only after the others have failed.
-      while (!group.failure()) std::this_thread::sleep_for(1ms);
+      while (!group.error()) std::this_thread::sleep_for(1ms);
       return;
     }
     std::stop_source source;
@@ -401,7 +401,7 @@ TEST_CASE("a cancelled wait ends at once and notifies the other ranks") {
 }
 
 TEST_CASE("a second thread in one group is detected; the second thread can use a duplicate") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     auto copy = group.duplicate();
     {
       std::jthread waiting([&] {
@@ -413,7 +413,7 @@ TEST_CASE("a second thread in one group is detected; the second thread can use a
       });
       if (group.rank() == 0) {
         std::this_thread::sleep_for(100ms);
-        RANK_CHECK(error_of([&] { group.barrier(); }).kind() == ErrorKind::argument);
+        RANK_CHECK(error_of([&] { group.barrier(); }).kind() == ErrorKind::invalid_argument);
       }
       copy->barrier();
     }
@@ -421,9 +421,10 @@ TEST_CASE("a second thread in one group is detected; the second thread can use a
 }
 
 TEST_CASE("a forked child cannot take part, and its exit changes nothing") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     const Tensor tensor = pattern(DType::u8, {5000}, static_cast<std::uint64_t>(group.rank()));
-    GatheredTensors all = get_tensors_parallel(tensor, std::vector<int>{0, 1}, group, {.own = Own::copy});
+    GatheredTensors all =
+        get_tensors_parallel(tensor, std::vector<int>{0, 1}, group, {.root_tensors = RootTensors::copy});
     Ranks child(1, [&](int) {
       RANK_CHECK(error_of([&] { group.barrier(); }).kind() == ErrorKind::unsupported);
       all.release();  // only unmaps: the parent still holds it

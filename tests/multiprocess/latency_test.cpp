@@ -49,11 +49,11 @@ struct Wait {
 };
 struct Kind {
   std::string name;
-  std::function<Wait(SyncGroup&)> make;
+  std::function<Wait(Group&)> make;
   bool needs_memory = false;
 };
 
-void check_latency(SyncGroup& group, const Wait& wait, SharedWords& words) {
+void check_latency(Group& group, const Wait& wait, SharedWords& words) {
   std::vector<std::uint64_t> latencies;
   for (int turn = 0; turn < turns; ++turn) {
     if (wait.prepare) wait.prepare(turn);
@@ -83,36 +83,36 @@ Wait together(const std::function<void(int)>& call) {
 
 std::vector<Kind> kinds() {
   std::vector<Kind> all;
-  all.push_back({"a round", [](SyncGroup& group) { return together([&](int) { group.barrier(); }); }});
+  all.push_back({"a round", [](Group& group) { return together([&](int) { group.barrier(); }); }});
   for (const bool is_round : {false, true}) {
     all.push_back({is_round ? "a failure, for who is in a round" : "a failure, for who waits for a message",
-                   [is_round](SyncGroup& group) {
-                     auto copy = std::make_shared<std::shared_ptr<SyncGroup>>();
+                   [is_round](Group& group) {
+                     auto copy = std::make_shared<std::shared_ptr<Group>>();
                      const auto wait = [copy, is_round](int) {
                        (void)error_of([&] { is_round ? (*copy)->barrier() : (void)(*copy)->receive(1, 100); });
                      };
                      const auto fail = [copy](int) {
-                       group::inside(**copy).poison(Error(ErrorKind::cancelled, "enough", {.rank = 1}));
+                       group::inside(**copy).abort(Error(ErrorKind::cancelled, "enough", {.rank = 1}));
                      };
                      return Wait{wait, fail, [copy, &group](int) { *copy = group.duplicate(); }};
                    }});
   }
-  all.push_back({"a gather", [](SyncGroup& group) {
+  all.push_back({"a gather", [](Group& group) {
                    return together([&, mine = pattern(DType::u8, {100'000}, 1)](int) {
                      (void)get_tensors_parallel(mine, two, group);
                    });
                  }});
-  all.push_back({"a merge that adds", [](SyncGroup& group) {
+  all.push_back({"a merge that adds", [](Group& group) {
                    return together([&, mine = pattern(DType::f32, {500'000}, 1)](int) {
                      (void)merge_tensor_parallel(mine, merge::sum(), two, group);
                    });
                  }});
-  all.push_back({"a work on the group's lane", [](SyncGroup& group) {
+  all.push_back({"a work on the group's lane", [](Group& group) {
                    return together([&, mine = pattern(DType::u8, {1000}, 1)](int) {
                      (void)get_tensors_async(mine, two, group).get();
                    });
                  }});
-  all.push_back({"a layer of a stream", [](SyncGroup& group) {
+  all.push_back({"a layer of a stream", [](Group& group) {
                    return together([&, mine = pattern(DType::u8, {100'000}, 1)](int) {
                      const auto source = [&, given = 0]() mutable -> std::optional<Config> {
                        return given++ == 2 ? std::nullopt : std::optional<Config>(mine);
@@ -121,25 +121,25 @@ std::vector<Kind> kinds() {
                    });
                  }});
   for (const std::int64_t elements : {100, 330'000}) {
-    all.push_back({elements == 100 ? "a collective" : "a collective of more chunks than its ring has",
-                   [elements](SyncGroup& group) {
-                     const auto ranks = std::make_shared<ProcessGroup>(group);
-                     const Tensor mine = pattern(DType::i32, {elements}, 1);
-                     return together([ranks, mine](int) { ranks->all_reduce(mine, ReduceOp::max); });
-                   }});
+    all.push_back(
+        {elements == 100 ? "a collective" : "a collective of more chunks than its ring has", [elements](Group& group) {
+           const auto ranks = std::make_shared<ProcessGroup>(group);
+           const Tensor mine = pattern(DType::i32, {elements}, 1);
+           return together([ranks, mine](int) { ranks->all_reduce(mine, ReduceOp::max); });
+         }});
   }
-  const auto queue_of = [](SyncGroup& group) {
+  const auto queue_of = [](Group& group) {
     return std::make_shared<MessageQueue>(group, QueueOptions{.writer = 1, .capacity = 64 << 10});
   };
   all.push_back(
       {"a message of a queue",
-       [queue_of](SyncGroup& group) {
+       [queue_of](Group& group) {
          const auto queue = queue_of(group);
          return Wait{[queue](int) { (void)queue->get(); }, [queue](int) { queue->put(std::vector<std::byte>(10)); }};
        },
        true});
   all.push_back({"room in a queue",
-                 [queue_of](SyncGroup& group) {
+                 [queue_of](Group& group) {
                    const auto queue = queue_of(group);
                    return Wait{.wait = [queue](int) { queue->put(std::vector<std::byte>(200'000)); },
                                .wake = [queue](int) { (void)queue->get(); },
@@ -147,7 +147,7 @@ std::vector<Kind> kinds() {
                  },
                  true});
   all.push_back({"the end of a lease",
-                 [](SyncGroup& group) {
+                 [](Group& group) {
                    const auto result = std::make_shared<std::optional<GatheredTensors>>();
                    const auto prepare = [result, &group](int turn) {
                      const Tensor mine = pattern(DType::u8, {1 << 20}, static_cast<std::uint64_t>(turn));
@@ -161,16 +161,16 @@ std::vector<Kind> kinds() {
                  },
                  true});
   struct Rings {
-    explicit Rings(SyncGroup& all) : group(group::inside(all)), own(1, 4096, 1) {
+    explicit Rings(Group& all) : group(group::inside(all)), own(1, 4096, 1) {
       others = shm::find_rings(group, std::vector{1 - group.rank()}, own, {});
     }
-    group::Group& group;
+    group::BaseGroup& group;
     shm::WindowRing own;
     std::vector<std::unique_ptr<shm::WindowRing>> others;
     [[nodiscard]] const shm::WindowRing& of_first() const { return group.rank() == 0 ? own : *others[0]; }
   };
   all.push_back({"a window that is full",
-                 [](SyncGroup& group) {
+                 [](Group& group) {
                    const auto rings = std::make_shared<Rings>(group);
                    return Wait{[rings](int turn) {
                                  const std::uint32_t number = static_cast<std::uint32_t>(turn);
@@ -184,7 +184,7 @@ std::vector<Kind> kinds() {
                  },
                  true});
   all.push_back({"a window that is released",
-                 [](SyncGroup& group) {
+                 [](Group& group) {
                    const auto rings = std::make_shared<Rings>(group);
                    const auto fill = [rings](int turn) {
                      if (rings->group.rank() == 1) rings->of_first().arrive(static_cast<std::uint32_t>(turn));
@@ -200,7 +200,7 @@ std::vector<Kind> kinds() {
                  },
                  true});
   all.push_back({"a stage",
-                 [](SyncGroup& group) {
+                 [](Group& group) {
                    const auto rings = std::make_shared<Rings>(group);
                    return Wait{
                        .wait =
@@ -223,7 +223,7 @@ TEST_CASE("every kind of wait ends soon after its reason") {
     if (each.needs_memory && !kind.empty()) continue;
     CAPTURE(each.name);
     SharedWords words;
-    run_ranks(2, [&](SyncGroup& group) { check_latency(group, each.make(group), words); });
+    run_ranks(2, [&](Group& group) { check_latency(group, each.make(group), words); });
   }
 }
 

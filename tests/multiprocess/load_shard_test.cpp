@@ -23,7 +23,7 @@ using namespace muster;
 
 namespace {
 
-std::uint64_t sum_of(SyncGroup& group, std::uint64_t mine) {
+std::uint64_t sum_of(Group& group, std::uint64_t mine) {
   std::vector<std::uint64_t> all(static_cast<std::size_t>(group.size()));
   group.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)));
   return std::accumulate(all.begin(), all.end(), std::uint64_t{0});
@@ -72,13 +72,13 @@ TEST_CASE("ranks of a group get their shards, and read each byte of the model on
     const test::TemporaryDirectory work{test::Medium::memory};
     const std::uint64_t bytes = inspect::write_demo_model(each.model, work / "model", 1 << 24);
     const ParallelLayout layout = ParallelLayout::parse(each.layout);
-    shard_model(work / "model", work / "shards", each.plan, layout);
-    test::run_ranks(static_cast<int>(each.parts.size()), [&](SyncGroup& group) {
+    shard_model(work / "model", work / "shards", layout, each.plan);
+    test::run_ranks(static_cast<int>(each.parts.size()), [&](Group& group) {
       const int part = each.parts[static_cast<std::size_t>(group.rank())];
       const std::uint64_t before = test::bytes_read();
       std::uint64_t told = 0;
       const std::vector<NamedTensor> tensors =
-          load_shard(work / "model", each.plan, layout, part, group,
+          load_shard(work / "model", layout, part, each.plan, group,
                      {.progress = [&](const Progress& progress) { told = progress.bytes; }});
       const std::uint64_t read = sum_of(group, test::bytes_read() - before);
       check_shard(tensors, (work / "shards/") + shard_file_name(part, layout.ranks()));
@@ -93,9 +93,9 @@ TEST_CASE("ranks of a group get their shards, and read each byte of the model on
 TEST_CASE("shards, states and files of ranks are loaded for another layout") {
   const test::TemporaryDirectory work{test::Medium::memory};
   const std::uint64_t bytes = inspect::write_demo_model(some_llama(), work / "model", 1 << 24);
-  shard_model(work / "model", work / "want", "llama", {.tensor = 3});
-  shard_model(work / "model", work / "two", "llama", {.tensor = 2});
-  shard_model(work / "model", work / "states", "llama", {.tensor = 2}, {.to_workspace = true});
+  shard_model(work / "model", work / "want", {.tensor = 3}, "llama");
+  shard_model(work / "model", work / "two", {.tensor = 2}, "llama");
+  shard_model(work / "model", work / "states", {.tensor = 2}, "llama", {.to_workspace = true});
   std::filesystem::create_directory(work / "ranks");
   std::filesystem::copy(work / "two/config.json", work / "ranks/config.json");
   for (int rank = 0; rank < 2; ++rank) {
@@ -105,10 +105,10 @@ TEST_CASE("shards, states and files of ranks are loaded for another layout") {
     test::write_tensors(work / ("ranks/part" + std::to_string(rank) + ".safetensors"), tensors);
   }
   // Shards of two different jobs are not joined.
-  shard_model(work / "model", work / "others", "llama", {.tensor = 2}, {.to_workspace = true});
-  test::run_ranks(2, [&](SyncGroup& group) {
+  shard_model(work / "model", work / "others", {.tensor = 2}, "llama", {.to_workspace = true});
+  test::run_ranks(2, [&](Group& group) {
     test::error_of(ErrorKind::rank_mismatch, {"of another model"},
-                   [&] { load_shard(work / (group.rank() == 0 ? "states" : "others"), "", {.tensor = 3}, 0, group); });
+                   [&] { load_shard(work / (group.rank() == 0 ? "states" : "others"), {.tensor = 3}, 0, "", group); });
   });
   struct Case {
     const char* source;
@@ -116,14 +116,14 @@ TEST_CASE("shards, states and files of ranks are loaded for another layout") {
     LoadShardOptions options;
   };
   for (const Case& each : {Case{"two", "", {}}, Case{"states", "", {}}, Case{"model", "auto", {}},
-                           Case{"ranks", "llama", {.shards = "part{rank}.safetensors"}}}) {
+                           Case{"ranks", "llama", {.file_pattern = "part{rank}.safetensors"}}}) {
     CAPTURE(each.source);
     for (int rank = 0; rank < 3; ++rank)
-      check_shard(load_shard(work / each.source, each.plan, {.tensor = 3}, rank, each.options),
+      check_shard(load_shard(work / each.source, {.tensor = 3}, rank, each.plan, each.options),
                   (work / "want/") + shard_file_name(rank, 3));
-    test::run_ranks(3, [&](SyncGroup& group) {
+    test::run_ranks(3, [&](Group& group) {
       const std::uint64_t before = test::bytes_read();
-      const auto tensors = load_shard(work / each.source, each.plan, {.tensor = 3}, group.rank(), group, each.options);
+      const auto tensors = load_shard(work / each.source, {.tensor = 3}, group.rank(), each.plan, group, each.options);
       const std::uint64_t read = sum_of(group, test::bytes_read() - before);
       check_shard(tensors, (work / "want/") + shard_file_name(group.rank(), 3));
       // Each byte is read once. Replicated parts, and blocks that end inside a chunk with a checksum, are read once
@@ -142,22 +142,22 @@ TEST_CASE("Megatron-Core saves, whole or in ranks, are loaded for another layout
   for (const Case& each : {Case{"dense", "auto", {2, 2, 1}}, Case{"mixture", "moe", {2, 1, 2}}}) {
     const std::string at = std::string(MUSTER_TEST_DATA "/megatron/") + each.sample;
     const test::TemporaryDirectory work{test::Medium::memory};
-    shard_model(at + "/model", work / "want", each.plan, each.layout);
-    test::error_of(ErrorKind::argument, {"--to-plan"},
-                   [&] { load_shard(at + "/dist", "megatron", each.layout, 0, {.base = at + "/model"}); });
+    shard_model(at + "/model", work / "want", each.layout, each.plan);
+    test::error_of(ErrorKind::invalid_argument, {"--to-plan"},
+                   [&] { load_shard(at + "/dist", each.layout, 0, "megatron", {.base_model = at + "/model"}); });
     for (const std::string source : {"/dist", "/ranks"}) {
       CAPTURE(at + source);
-      const LoadShardOptions options{.base = at + "/model", .to_plan = each.plan};
-      shard_model(at + source, work / ("cut" + source.substr(1)), "megatron", each.layout,
-                  {.base = options.base, .to_plan = options.to_plan});
+      const LoadShardOptions options{.base_model = at + "/model", .to_plan = each.plan};
+      shard_model(at + source, work / ("cut" + source.substr(1)), each.layout, "megatron",
+                  {.base_model = options.base_model, .to_plan = options.to_plan});
       for (int rank = 0; rank < 4; ++rank) {
         const std::string name = "/" + shard_file_name(rank, 4);
-        const auto tensors = load_shard(at + source, "megatron", each.layout, rank, options);
+        const auto tensors = load_shard(at + source, each.layout, rank, "megatron", options);
         check_shard(tensors, (work / "want") + name);
         check_shard(tensors, (work / ("cut" + source.substr(1))) + name);
       }
-      test::run_ranks(4, [&](SyncGroup& group) {
-        check_shard(load_shard(at + source, "megatron", each.layout, group.rank(), group, options),
+      test::run_ranks(4, [&](Group& group) {
+        check_shard(load_shard(at + source, each.layout, group.rank(), "megatron", group, options),
                     (work / "want/") + shard_file_name(group.rank(), 4));
       });
       CHECK(std::filesystem::exists(work / ("cut" + source.substr(1)) + "/config.json"));
@@ -178,24 +178,24 @@ TEST_CASE("a failure of one rank to load is an error on every rank, and the grou
   };
   const std::vector<Case> cases = {
       {"nowhere", "llama", 1, ErrorKind::not_found, "nowhere"},
-      {"model", "llama", 3, ErrorKind::argument, "its ranks are 0 to 2"},
+      {"model", "llama", 3, ErrorKind::invalid_argument, "its ranks are 0 to 2"},
       {"other", "llama", 1, ErrorKind::rank_mismatch, "of another model"},
       {"model", "vllm", 1, ErrorKind::rank_mismatch, "by another plan"},
   };
-  test::run_ranks(3, [&](SyncGroup& group) {
+  test::run_ranks(3, [&](Group& group) {
     const bool is_odd = group.rank() == 1;
     for (const Case& each : cases) {
       const Error error = test::error_of(each.kind, {each.words}, [&] {
-        load_shard(work / (is_odd ? each.model : "model"), is_odd ? each.plan : "llama", {.tensor = 3},
-                   is_odd ? each.part : 0, group);
+        load_shard(work / (is_odd ? each.model : "model"), {.tensor = 3}, is_odd ? each.part : 0,
+                   is_odd ? each.plan : "llama", group);
       });
       RANK_CHECK(error.details().rank == 1);
     }
-    RANK_CHECK(load_shard(work / "model", "llama", {.tensor = 3}, 0, group).size() > 10);
+    RANK_CHECK(load_shard(work / "model", {.tensor = 3}, 0, "llama", group).size() > 10);
     std::stop_source stop;
     if (is_odd) stop.request_stop();
     test::error_of(ErrorKind::cancelled, {},
-                   [&] { load_shard(work / "model", "llama", {.tensor = 3}, 0, group, {.stop = stop.get_token()}); });
+                   [&] { load_shard(work / "model", {.tensor = 3}, 0, "llama", group, {.stop = stop.get_token()}); });
   });
 }
 
@@ -203,12 +203,12 @@ TEST_CASE("a rank that dies while it loads is reported to the others at once") {
   const test::TemporaryDirectory work{test::Medium::memory};
   inspect::write_demo_model(some_llama(), work / "model", 1 << 24);
   test::run_ranks(3,
-                  [&](SyncGroup& group) {
+                  [&](Group& group) {
                     const auto die = [&](const Progress& progress) {
                       if (group.rank() == 2 && progress.bytes > (4 << 20)) std::raise(SIGKILL);
                     };
                     const Error error = test::error_of([&] {
-                      load_shard(work / "model", "llama", {.tensor = 3}, group.rank(), group, {.progress = die});
+                      load_shard(work / "model", {.tensor = 3}, group.rank(), "llama", group, {.progress = die});
                     });
                     RANK_CHECK(error.kind() == ErrorKind::peer_lost);
                     RANK_CHECK(test::says(error, "rank 2"));

@@ -54,7 +54,7 @@ TEST_CASE("a tree contains every host once, below its parent") {
 }
 
 TEST_CASE("rounds, gathers and duplicates over twelve hosts") {
-  run_ranks(ranks, [](SyncGroup& group) {
+  run_ranks(ranks, [](Group& group) {
     for (int turn = 0; turn < 20; ++turn) {
       const std::array<int, 3> mine = {group.rank(), turn, group.rank() * turn};
       std::vector<std::array<int, 3>> all(ranks);
@@ -69,7 +69,7 @@ TEST_CASE("rounds, gathers and duplicates over twelve hosts") {
 }
 
 TEST_CASE("ranks in different calls get an error, on whichever host they are") {
-  const std::vector<Ended> all = try_ranks(ranks, [](SyncGroup& group) {
+  const std::vector<Ended> all = try_ranks(ranks, [](Group& group) {
     error_of(ErrorKind::rank_mismatch, {}, [&] {
       std::array<std::byte, 8> mine{};
       std::vector<std::byte> records(8 * ranks);
@@ -78,7 +78,7 @@ TEST_CASE("ranks in different calls get an error, on whichever host they are") {
       else
         group.all_gather(mine, records);
     });
-    RANK_CHECK(group.failure());
+    RANK_CHECK(group.error());
   });
   // A rank that has not yet left the rendezvous receives the error there.
   for (const Ended& ended : all)

@@ -22,7 +22,7 @@ namespace {
 
 constexpr int many = 100;
 
-void gather_of_all(SyncGroup& group) {
+void gather_of_all(Group& group) {
   gather_and_check(group, ranks_from(0, many), 300, 0);
 }
 
@@ -34,7 +34,7 @@ TEST_CASE("a hundred ranks gather, with a limit of open files that is too low at
   const rlimit tight{std::min<rlim_t>(before.rlim_max, 2 * many), before.rlim_max};
   REQUIRE(::setrlimit(RLIMIT_NOFILE, &tight) == 0);
   // The pipes of the test need some descriptors. The children raise their limit themselves.
-  run_ranks(many, [](SyncGroup& group) {
+  run_ranks(many, [](Group& group) {
     for (int turn = 0; turn < 3; ++turn) gather_of_all(group);
   });
   CHECK(::setrlimit(RLIMIT_NOFILE, &before) == 0);
@@ -47,7 +47,7 @@ TEST_CASE("one of a hundred ranks is killed: all others name it soon, and so doe
     const int victim = is_alone ? 99 : 61;
     SharedWords heard;
     run_ranks(many,
-              [&](SyncGroup& group) {
+              [&](Group& group) {
                 gather_of_all(group);
                 group.barrier();
                 if (group.rank() == victim) ::raise(SIGKILL);
@@ -72,7 +72,7 @@ TEST_CASE("150 ranks: slices longer than a rank's share of a chunk") {
   // With 150 ranks a rank's share of a chunk is 832 bytes. An input of at most 944 bytes uses the slot of the card.
   if (under_sanitizer) return;  // a build with this sanitizer needs minutes for this many processes
   constexpr int ranks = 150;
-  run_ranks(ranks, [](SyncGroup& group) {
+  run_ranks(ranks, [](Group& group) {
     ProcessGroup all(group);
     const int self = all.rank();
     for (const std::int64_t elements : {1, 208, 209, 232, 235, 236, 237, 450, 2000}) {

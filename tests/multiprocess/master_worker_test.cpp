@@ -21,8 +21,8 @@ using namespace std::chrono_literals;
 namespace {
 
 /// Runs `play` in the master, and serves in the other ranks.
-std::function<void(SyncGroup&)> playing(std::function<void(MasterWorker&)> play) {
-  return [play = std::move(play)](SyncGroup& group) {
+std::function<void(Group&)> playing(std::function<void(MasterWorker&)> play) {
+  return [play = std::move(play)](Group& group) {
     MasterWorker ranks(group);
     if (!ranks.is_master()) return ranks.serve();
     play(ranks);
@@ -85,55 +85,56 @@ TEST_CASE("tensors are made, filled, copied, added and fetched on workers") {
 }
 
 TEST_CASE("an error of a worker is thrown by the next call that waits for it, and the worker continues to serve") {
-  run_ranks(3, playing([](MasterWorker& ranks) {
-              const RemoteTensor well = ranks.make(1, DType::f32, {4});
-              const RemoteTensor elsewhere = ranks.make(2, DType::f32, {4});
-              const RemoteTensor too_large = ranks.make(1, DType::f32, {std::int64_t{1} << 50});
-              ranks.fill(too_large, 1.0F);
-              ranks.fill(elsewhere, 2.0F);
-              RANK_CHECK(ranks.fetch(elsewhere).values<float>()[3] == 2);
-              const Error error = error_of(ErrorKind::no_space, {"rank 1 (host", "F32 [1125899906842624]", "available"},
-                                           [&] { (void)ranks.fetch(well); });
-              RANK_CHECK(error.rank() == 1);
-              RANK_CHECK(ranks.fetch(well).values<float>()[3] == 0);
-              error_of(ErrorKind::not_found, {"rank 1", "no tensor"}, [&] { (void)ranks.fetch(too_large); });
-              const RemoteTensor no_sum = ranks.make(2, DType::f8_e8m0, {4});
-              ranks.add(no_sum, no_sum);
-              error_of(ErrorKind::unsupported, {"rank 2"}, [&] { ranks.wait(); });
-              ranks.wait();
-              // Neither worker waits for data that cannot arrive.
-              const RemoteTensor target = ranks.make(2, DType::f32, {std::int64_t{1} << 50});
-              ranks.wait(1);
-              error_of(ErrorKind::no_space, {"rank 2"}, [&] { ranks.wait(2); });
-              ranks.copy(target, too_large);
-              error_of(ErrorKind::not_found, {"rank 1"}, [&] { ranks.wait(1); });
-              error_of(ErrorKind::not_found, {"rank 2"}, [&] { ranks.wait(2); });
-              // Calls that the master itself can check.
-              const RemoteTensor other = ranks.make(1, DType::f32, {5});
-              error_of(ErrorKind::argument, {"F32 [5]", "F32 [4]"}, [&] { ranks.add(well, other); });
-              error_of(ErrorKind::argument, {"F32 [5]", "F32 [4]"}, [&] { ranks.copy(well, other); });
-              error_of(ErrorKind::argument, {"F32 [2]", "F32 [4]"}, [&] { ranks.copy(well, counted(2)); });
-              error_of(ErrorKind::argument, {"rank 2", "rank 1"}, [&] { ranks.add(well, elsewhere); });
-              error_of(ErrorKind::argument, {"F32 [4]", "F64"}, [&] { ranks.fill(well, 1.0); });
-              error_of(ErrorKind::argument, {"one element"}, [&] { ranks.fill(well, counted(2)); });
-              error_of(ErrorKind::argument, {"rank 0", "1 to 2"}, [&] { (void)ranks.make(0, DType::f32, {1}); });
-              error_of(ErrorKind::argument, {"rank 3", "1 to 2"}, [&] { ranks.wait(3); });
-              error_of(ErrorKind::argument, {"none"}, [&] { ranks.fill(RemoteTensor(), 1.0F); });
-              error_of(ErrorKind::argument, {"master"}, [&] { ranks.serve(); });
-            }));
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(
+      3, playing([](MasterWorker& ranks) {
+        const RemoteTensor well = ranks.make(1, DType::f32, {4});
+        const RemoteTensor elsewhere = ranks.make(2, DType::f32, {4});
+        const RemoteTensor too_large = ranks.make(1, DType::f32, {std::int64_t{1} << 50});
+        ranks.fill(too_large, 1.0F);
+        ranks.fill(elsewhere, 2.0F);
+        RANK_CHECK(ranks.fetch(elsewhere).values<float>()[3] == 2);
+        const Error error = error_of(ErrorKind::out_of_space, {"rank 1 (host", "F32 [1125899906842624]", "available"},
+                                     [&] { (void)ranks.fetch(well); });
+        RANK_CHECK(error.rank() == 1);
+        RANK_CHECK(ranks.fetch(well).values<float>()[3] == 0);
+        error_of(ErrorKind::not_found, {"rank 1", "no tensor"}, [&] { (void)ranks.fetch(too_large); });
+        const RemoteTensor no_sum = ranks.make(2, DType::f8_e8m0, {4});
+        ranks.add(no_sum, no_sum);
+        error_of(ErrorKind::unsupported, {"rank 2"}, [&] { ranks.wait(); });
+        ranks.wait();
+        // Neither worker waits for data that cannot arrive.
+        const RemoteTensor target = ranks.make(2, DType::f32, {std::int64_t{1} << 50});
+        ranks.wait(1);
+        error_of(ErrorKind::out_of_space, {"rank 2"}, [&] { ranks.wait(2); });
+        ranks.copy(target, too_large);
+        error_of(ErrorKind::not_found, {"rank 1"}, [&] { ranks.wait(1); });
+        error_of(ErrorKind::not_found, {"rank 2"}, [&] { ranks.wait(2); });
+        // Calls that the master itself can check.
+        const RemoteTensor other = ranks.make(1, DType::f32, {5});
+        error_of(ErrorKind::invalid_argument, {"F32 [5]", "F32 [4]"}, [&] { ranks.add(well, other); });
+        error_of(ErrorKind::invalid_argument, {"F32 [5]", "F32 [4]"}, [&] { ranks.copy(well, other); });
+        error_of(ErrorKind::invalid_argument, {"F32 [2]", "F32 [4]"}, [&] { ranks.copy(well, counted(2)); });
+        error_of(ErrorKind::invalid_argument, {"rank 2", "rank 1"}, [&] { ranks.add(well, elsewhere); });
+        error_of(ErrorKind::invalid_argument, {"F32 [4]", "F64"}, [&] { ranks.fill(well, 1.0); });
+        error_of(ErrorKind::invalid_argument, {"one element"}, [&] { ranks.fill(well, counted(2)); });
+        error_of(ErrorKind::invalid_argument, {"rank 0", "1 to 2"}, [&] { (void)ranks.make(0, DType::f32, {1}); });
+        error_of(ErrorKind::invalid_argument, {"rank 3", "1 to 2"}, [&] { ranks.wait(3); });
+        error_of(ErrorKind::invalid_argument, {"none"}, [&] { ranks.fill(RemoteTensor(), 1.0F); });
+        error_of(ErrorKind::invalid_argument, {"master"}, [&] { ranks.serve(); });
+      }));
+  run_ranks(2, [](Group& group) {
     MasterWorker ranks(group);
     MasterWorker others(group);
     if (ranks.is_master()) {
       const RemoteTensor tensor = ranks.make(1, DType::f32, {1});
-      return (void)error_of(ErrorKind::argument, {"another MasterWorker"}, [&] { others.fill(tensor, 1.0F); });
+      return (void)error_of(ErrorKind::invalid_argument, {"another MasterWorker"}, [&] { others.fill(tensor, 1.0F); });
     }
-    error_of(ErrorKind::argument, {"rank 1", "worker"}, [&] { (void)ranks.make(1, DType::f32, {1}); });
+    error_of(ErrorKind::invalid_argument, {"rank 1", "worker"}, [&] { (void)ranks.make(1, DType::f32, {1}); });
   });
 }
 
 TEST_CASE("a worker drops tensors without a handle at the master; shutdown drops all, and it may serve again") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     MasterWorker ranks(group);
     RemoteTensor last;
     for (int round = 0; round < 2; ++round) {
@@ -163,7 +164,7 @@ TEST_CASE("a worker drops tensors without a handle at the master; shutdown drops
 
 TEST_CASE("a worker that is killed is named") {
   for (const bool while_it_is_waited_for : {true, false}) {
-    const auto ended = try_ranks(4, [&](SyncGroup& group) {
+    const auto ended = try_ranks(4, [&](Group& group) {
       const auto pid = static_cast<pid_t>(group.info(2).pid);
       MasterWorker ranks(group);
       if (group.rank() == 2) {
@@ -193,7 +194,7 @@ TEST_CASE("a worker that is killed is named") {
 
 TEST_CASE("a master that is killed, or leaves, ends its workers") {
   for (const bool is_killed : {true, false}) {
-    const auto ended = try_ranks(3, [&](SyncGroup& group) {
+    const auto ended = try_ranks(3, [&](Group& group) {
       const auto pid = static_cast<pid_t>(group.info(0).pid);
       MasterWorker ranks(group);
       if (ranks.is_master()) {
@@ -211,7 +212,7 @@ TEST_CASE("a master that is killed, or leaves, ends its workers") {
 }
 
 TEST_CASE("a master that is busy for too long exceeds the deadline") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     MasterWorker ranks(group);
     if (ranks.is_master()) {
       for (int i = 0; i < 8; ++i) {

@@ -33,7 +33,7 @@ void in_child(const std::function<void()>& body) {
 }
 
 /// Runs ranks in such a child.
-void in_ranks(int count, const std::function<void(SyncGroup&)>& body) {
+void in_ranks(int count, const std::function<void(Group&)>& body) {
   for (const Ended& ended : try_ranks(count, body))
     if (!ended.ok()) throw RankFailure("a rank ended with signal " + std::to_string(ended.signal) + ": " + ended.words);
 }
@@ -47,7 +47,7 @@ void shrink_dev_shm(int kib) {
 }
 
 /// Runs ranks whose shared memory is in a /dev/shm of `kib`.
-void over_posix(int kib, int count, const std::function<void(SyncGroup&)>& body) {
+void over_posix(int kib, int count, const std::function<void(Group&)>& body) {
   in_child([&] {
     shrink_dev_shm(kib);
     const Setting shm("MUSTER_SHM", "posix");
@@ -60,23 +60,23 @@ void set_limit(decltype(RLIMIT_AS) resource, rlim_t bytes) {
   RANK_CHECK(::setrlimit(resource, &limit) == 0);
 }
 
-void go_on(SyncGroup& group) {
+void go_on(Group& group) {
   gather_and_check(group, four, 1000, 0);
   merge_and_check(group, four, merge::stack(), patterns(DType::u8, {5000}, 0));
 }
 
-void expect_no_space(SyncGroup& group, const std::function<void()>& call, const char* limited_by) {
-  error_of(ErrorKind::no_space, {"needed", limited_by}, call);
+void expect_no_space(Group& group, const std::function<void()>& call, const char* limited_by) {
+  error_of(ErrorKind::out_of_space, {"needed", limited_by}, call);
   go_on(group);
 }
 
-void expect_no_space(SyncGroup& group, std::int64_t bytes, const char* limited_by) {
+void expect_no_space(Group& group, std::int64_t bytes, const char* limited_by) {
   const Tensor mine = pattern(DType::u8, {bytes}, 1);
   expect_no_space(
       group, [&] { (void)get_tensors_parallel(mine, four, group); }, limited_by);
 }
 
-void expect_no_space(SyncGroup& group, const TensorView& mine, const Merge& merge, const char* limited_by) {
+void expect_no_space(Group& group, const TensorView& mine, const Merge& merge, const char* limited_by) {
   expect_no_space(
       group, [&] { (void)merge_tensor_parallel(mine, merge, four, group); }, limited_by);
 }
@@ -86,21 +86,21 @@ void expect_no_space(SyncGroup& group, const TensorView& mine, const Merge& merg
 TEST_CASE("/dev/shm of 1 MiB: a gather of 256 MiB works") {
   in_child([] {
     shrink_dev_shm(1024);
-    in_ranks(4, [](SyncGroup& group) { gather_and_check(group, four, 64 << 20, 0); });
+    in_ranks(4, [](Group& group) { gather_and_check(group, four, 64 << 20, 0); });
   });
 }
 
 TEST_CASE("/dev/shm of 2 MiB and POSIX memory forced: a clear error on all ranks") {
   // The space suffices for the group's control block, but not for a tensor.
-  over_posix(2048, 4, [](SyncGroup& group) {
+  over_posix(2048, 4, [](Group& group) {
     const Tensor mine = pattern(DType::u8, {4 << 20}, 1);
-    error_of(ErrorKind::no_space, {"needed", "/dev/shm"}, [&] { (void)get_tensors_parallel(mine, four, group); });
+    error_of(ErrorKind::out_of_space, {"needed", "/dev/shm"}, [&] { (void)get_tensors_parallel(mine, four, group); });
     gather_and_check(group, four, 1000, 0);
   });
 }
 
 TEST_CASE("/dev/shm of 8 MiB and POSIX memory forced: a stream cuts its budget to the available memory") {
-  over_posix(8192, 4, [](SyncGroup& group) {
+  over_posix(8192, 4, [](Group& group) {
     const Model model = [](int, std::uint64_t layer) {
       return Config::object({{"w", pattern(DType::u8, {3000, 1000}, layer)}});
     };
@@ -111,17 +111,17 @@ TEST_CASE("/dev/shm of 8 MiB and POSIX memory forced: a stream cuts its budget t
 
 TEST_CASE("/dev/shm without space for a stream: a clear error on all ranks, and the group remains usable") {
   // The memory for so small an exchange exists already; a second control block does not fit.
-  over_posix(152, 4, [](SyncGroup& group) {
+  over_posix(152, 4, [](Group& group) {
     gather_and_check(group, four, 1000, 0);
-    error_of(ErrorKind::no_space, {},
+    error_of(ErrorKind::out_of_space, {},
              [&] { gather_each([] { return std::nullopt; }, four, group, [](LayerPart&) {}); });
     gather_and_check(group, four, 1000, 0);
   });
 }
 
 TEST_CASE("/dev/shm without space for messages: all ranks receive the sender's error at once") {
-  over_posix(64, 2, [](SyncGroup& group) {
-    const Error error = error_of(ErrorKind::no_space, {"/dev/shm"}, [&] {
+  over_posix(64, 2, [](Group& group) {
+    const Error error = error_of(ErrorKind::out_of_space, {"/dev/shm"}, [&] {
       if (group.rank() == 0) (void)group.receive(1, 1 << 20);
       if (group.rank() == 1) group.send(0, std::vector<std::byte>(100 << 10));
     });
@@ -146,7 +146,7 @@ TEST_CASE("a group without enough space, or above a limit (RLIMIT_FSIZE), is an 
         shrink_dev_shm(16);
       else
         set_limit(RLIMIT_FSIZE, 0);
-      for (const Ended& ended : try_ranks(2, [](SyncGroup&) {}))
+      for (const Ended& ended : try_ranks(2, [](Group&) {}))
         if (ended.exit_status != 1 || ended.words.find(each.words) == std::string::npos)
           throw RankFailure("signal " + std::to_string(ended.signal) + ": " + ended.words);
     });
@@ -156,7 +156,7 @@ TEST_CASE("a group without enough space, or above a limit (RLIMIT_FSIZE), is an 
 TEST_CASE("a file size limit (RLIMIT_FSIZE) is an error of gathers and merges, not SIGXFSZ") {
   in_child([] {
     set_limit(RLIMIT_FSIZE, 16 << 20);
-    in_ranks(4, [](SyncGroup& group) {
+    in_ranks(4, [](Group& group) {
       expect_no_space(group, 32 << 20, "RLIMIT_FSIZE");
       const Tensor mine = pattern(DType::u8, {4 << 20}, 1);
       for (const Merge& merge : {merge::concat(0), merge::stack()}) expect_no_space(group, mine, merge, "RLIMIT_FSIZE");
@@ -165,7 +165,7 @@ TEST_CASE("a file size limit (RLIMIT_FSIZE) is an error of gathers and merges, n
 }
 
 TEST_CASE("a file size limit (RLIMIT_FSIZE) on a sender does not keep it from writing into the root's memory") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     if (group.rank() == 2) set_limit(RLIMIT_FSIZE, 1 << 20);
     merge_and_check(group, four, merge::concat(0), patterns(DType::u8, {4 << 20}, 1));
     merge_and_check(group, four, merge::stack(), patterns(DType::u8, {5000}, 0));
@@ -178,29 +178,29 @@ TEST_CASE("an address space limit (RLIMIT_AS) on one rank is an error on all ran
     return;
   }
   const auto run = [](int victim, rlim_t limit, std::int64_t bytes, const auto& call) {
-    run_ranks(4, [&](SyncGroup& group) {
+    run_ranks(4, [&](Group& group) {
       if (group.rank() == victim) set_limit(RLIMIT_AS, limit);
       // The tensor is not written, so it takes no memory on the other ranks.
       const Tensor much = Tensor::allocate(DType::u8, {bytes});
-      RANK_CHECK(error_of(ErrorKind::no_space, {}, [&] { call(much, group); }).rank() == victim);
+      RANK_CHECK(error_of(ErrorKind::out_of_space, {}, [&] { call(much, group); }).rank() == victim);
       go_on(group);
     });
   };
   // The rank cannot map the senders' memory, or cannot copy its own.
-  for (const Own own : {Own::borrow, Own::copy})
-    run(0, 512 << 20, 250 << 20, [own](const Tensor& much, SyncGroup& group) {
-      const bool has_much = (group.rank() == 0) == (own == Own::copy);
+  for (const RootTensors own : {RootTensors::borrow, RootTensors::copy})
+    run(0, 512 << 20, 250 << 20, [own](const Tensor& much, Group& group) {
+      const bool has_much = (group.rank() == 0) == (own == RootTensors::copy);
       const Config mine = Config::object({{"w", has_much ? much : pattern(DType::u8, {1}, 0)}});
-      (void)get_configs_parallel(&mine, four, group, {.own = own});
+      (void)get_configs_parallel(&mine, four, group, {.root_tensors = own});
     });
   for (const int victim : {0, 2})
     for (const Merge& merge : {merge::concat(0), merge::sum()})
       run(victim, 700 << 20, 300 << 20,
-          [&merge](const Tensor& much, SyncGroup& group) { (void)merge_tensor_parallel(much, merge, four, group); });
+          [&merge](const Tensor& much, Group& group) { (void)merge_tensor_parallel(much, merge, four, group); });
 }
 
 TEST_CASE("merges of more than the machine's memory, of tensors that repeat one byte") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     const std::byte byte{7};
     const TensorView huge(DType::u8, {std::int64_t{1} << 40}, &byte, {0});
     for (const Merge& merge : {merge::concat(0), merge::stack(), merge::sum()})
@@ -220,11 +220,11 @@ TEST_CASE("merges of more than the machine's memory, of tensors that repeat one 
 }
 
 TEST_CASE("sizes whose sum exceeds 63 bits are refused, without overflow") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     const std::byte byte{7};
     const TensorView huge(DType::u8, {std::int64_t{1} << 59}, &byte, {0});
     const Error error = error_of([&] { (void)merge_tensor_parallel(huge, merge::concat(0), four, group); });
-    RANK_CHECK(error.kind() == ErrorKind::no_space || error.kind() == ErrorKind::argument);
+    RANK_CHECK(error.kind() == ErrorKind::out_of_space || error.kind() == ErrorKind::invalid_argument);
     go_on(group);
   });
 }
@@ -260,20 +260,20 @@ TEST_CASE("a cgroup that is too small is an error on all ranks") {
     if (used.empty()) throw RankFailure("skipped: no cgroup can be made here");
     const Remove remove{used};
     // 4 ranks hold 24 MiB each. The senders would need another 72 MiB in shared memory, twice.
-    in_ranks(4, [](SyncGroup& group) { expect_no_space(group, 40 << 20, "cgroup"); });
+    in_ranks(4, [](Group& group) { expect_no_space(group, 40 << 20, "cgroup"); });
     // The process leaves the cgroup, so that it is empty when it is removed.
     std::ofstream(used.substr(0, used.rfind('/')) + "/cgroup.procs") << ::getpid();
   });
 }
 
 TEST_CASE("an arena larger than the machine is refused with figures") {
-  CHECK(has(words_of(ErrorKind::no_space, [] { const SharedArena arena(std::uint64_t{1} << 50); }),
+  CHECK(has(words_of(ErrorKind::out_of_space, [] { const SharedArena arena(std::uint64_t{1} << 50); }),
             "needed 1125899906842624 bytes, available"));
 }
 
 TEST_CASE("a full arena says how much is free, and how much waits for leases") {
   SharedArena arena(1 << 20);
   const Tensor first = arena.allocate(DType::u8, {600000});
-  CHECK(has(words_of(ErrorKind::no_space, [&] { (void)arena.allocate(DType::u8, {600000}); }),
+  CHECK(has(words_of(ErrorKind::out_of_space, [&] { (void)arena.allocate(DType::u8, {600000}); }),
             "needed 600000 bytes in one piece"));
 }

@@ -46,7 +46,7 @@ std::size_t length_of(std::uint64_t number) {
 TEST_CASE("every message reaches every reader, in order and complete") {
   for (const int size : {1, 2, 4})
     for (const std::uint64_t capacity : {std::uint64_t{64} << 10, std::uint64_t{1000000}}) {
-      run_ranks(size, [&](SyncGroup& group) {
+      run_ranks(size, [&](Group& group) {
         const int writer = size - 1;
         MessageQueue queue(group, {.writer = writer, .capacity = capacity});
         for (std::uint64_t i = 0; i < 3000; ++i) {
@@ -71,7 +71,7 @@ TEST_CASE("every message reaches every reader, in order and complete") {
 TEST_CASE("messages of a dead writer are still read, then it is named; a writer that leaves is reported") {
   for (const bool is_killed : {true, false}) {
     CAPTURE(is_killed);
-    const auto ended = try_ranks(3, [&](SyncGroup& group) {
+    const auto ended = try_ranks(3, [&](Group& group) {
       const auto pid = static_cast<pid_t>(group.info(0).pid);
       auto queue = std::make_unique<MessageQueue>(group);
       if (group.rank() == 0) {
@@ -101,7 +101,7 @@ TEST_CASE("a dead reader is dropped, or fails the writer once it is too far behi
   for (const auto policy : {QueueOptions::DeadReader::drop, QueueOptions::DeadReader::fail}) {
     const bool drops = policy == QueueOptions::DeadReader::drop;
     CAPTURE(drops);
-    const auto ended = try_ranks(3, [&](SyncGroup& group) {
+    const auto ended = try_ranks(3, [&](Group& group) {
       const auto pid = static_cast<pid_t>(group.info(2).pid);
       MessageQueue queue(group, {.capacity = 64 << 10, .dead_reader = policy});
       if (group.rank() == 2) ::raise(SIGKILL);
@@ -123,7 +123,7 @@ TEST_CASE("a dead reader is dropped, or fails the writer once it is too far behi
 }
 
 TEST_CASE("a writer that waits for a slow reader names it at its deadline; a reader without a message does the same") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     MessageQueue full(group, {.capacity = 64 << 10});
     MessageQueue empty(group);
     if (group.rank() == 0)
@@ -137,17 +137,17 @@ TEST_CASE("a writer that waits for a slow reader names it at its deadline; a rea
 }
 
 TEST_CASE("invalid calls are an error on all ranks, or only on the caller") {
-  run_ranks(3, [](SyncGroup& group) {
-    error_of(ErrorKind::argument, {"writer 3"}, [&] { MessageQueue(group, {.writer = 3}); });
-    error_of(ErrorKind::argument, {"writer -1"}, [&] { MessageQueue(group, {.writer = -1}); });
-    error_of(ErrorKind::argument, {"64 KiB"}, [&] { MessageQueue(group, {.capacity = 1000}); });
+  run_ranks(3, [](Group& group) {
+    error_of(ErrorKind::invalid_argument, {"writer 3"}, [&] { MessageQueue(group, {.writer = 3}); });
+    error_of(ErrorKind::invalid_argument, {"writer -1"}, [&] { MessageQueue(group, {.writer = -1}); });
+    error_of(ErrorKind::invalid_argument, {"64 KiB"}, [&] { MessageQueue(group, {.capacity = 1000}); });
     error_of(ErrorKind::rank_mismatch, {"ranks 0 and 2"},
              [&] { MessageQueue(group, {.writer = group.rank() == 2 ? 1 : 0}); });
     MessageQueue queue(group, {.writer = 1});
     if (group.rank() == 1)
-      error_of(ErrorKind::argument, {"writer"}, [&] { (void)queue.get(); });
+      error_of(ErrorKind::invalid_argument, {"writer"}, [&] { (void)queue.get(); });
     else
-      error_of(ErrorKind::argument, {"writer alone"}, [&] { queue.put({}); });
+      error_of(ErrorKind::invalid_argument, {"writer alone"}, [&] { queue.put({}); });
     if (group.rank() == 1)
       queue.put(message(5, 10));
     else
@@ -159,13 +159,13 @@ namespace {
 
 /// Runs `rank` in each rank of a group, and `writer` in a process outside the group. The writer's end is the last
 /// element of the result.
-std::vector<Ended> with_outside(int ranks, const std::function<void(SyncGroup&, const QueueOptions&)>& rank,
+std::vector<Ended> with_outside(int ranks, const std::function<void(Group&, const QueueOptions&)>& rank,
                                 const std::function<void(const QueueOptions&)>& writer) {
   const GroupOf group(ranks);
-  const QueueOptions options{.outside_writer = queue_handle(ranks), .capacity = 64 << 10};
+  const QueueOptions options{.external_writer = make_queue_handle(ranks), .capacity = 64 << 10};
   Ranks all(ranks + 1, [&](int self) {
     if (self == ranks) return writer(options);
-    const std::shared_ptr<SyncGroup> own = group.join(self);
+    const std::shared_ptr<Group> own = group.join(self);
     rank(*own, options);
   });
   return all.wait();
@@ -177,10 +177,10 @@ TEST_CASE("a writer outside the group, by a handle") {
   for (const int size : {1, 3}) {
     const auto ended = with_outside(
         size,
-        [](SyncGroup& group, const QueueOptions& options) {
+        [](Group& group, const QueueOptions& options) {
           MessageQueue queue(group, options);
           for (std::uint64_t i = 0; i < 1000; ++i) RANK_CHECK(queue.get() == message(i, length_of(i)));
-          error_of(ErrorKind::argument, {"writer"}, [&] { queue.put({}); });
+          error_of(ErrorKind::invalid_argument, {"writer"}, [&] { queue.put({}); });
           // The config is in the writer's memory, and the writer may have exited by now.
           const Config large = queue.get_config();
           RANK_CHECK(error_of([&] { (void)queue.get(); }).kind() == ErrorKind::peer_lost);
@@ -188,7 +188,7 @@ TEST_CASE("a writer outside the group, by a handle") {
           group.barrier();
         },
         [](const QueueOptions& options) {
-          MessageQueue queue = MessageQueue::write_from_outside(options);
+          MessageQueue queue = MessageQueue::attach_writer(options);
           for (std::uint64_t i = 0; i < 1000; ++i) queue.put(message(i, length_of(i)));
           queue.put_config(Config::object({{"all", pattern(DType::u8, {100000}, 1)}}));
         });
@@ -199,7 +199,7 @@ TEST_CASE("a writer outside the group, by a handle") {
 TEST_CASE("a writer outside that is killed: its messages are still read, then its process is named") {
   const auto ended = with_outside(
       2,
-      [](SyncGroup& group, const QueueOptions& options) {
+      [](Group& group, const QueueOptions& options) {
         MessageQueue queue(group, options);
         std::int64_t pid = 0;
         const std::vector<std::byte> first = queue.get();
@@ -216,7 +216,7 @@ TEST_CASE("a writer outside that is killed: its messages are still read, then it
         group.barrier();  // the group has not failed
       },
       [](const QueueOptions& options) {
-        MessageQueue queue = MessageQueue::write_from_outside(options);
+        MessageQueue queue = MessageQueue::attach_writer(options);
         const std::int64_t pid = ::getpid();
         queue.put(std::as_bytes(std::span(&pid, 1)));
         for (std::uint64_t i = 0; i < 50; ++i) queue.put(message(i, 1000));
@@ -234,7 +234,7 @@ TEST_CASE("a writer outside gets an error that names the dead reader, or continu
     CAPTURE(drops);
     const auto ended = with_outside(
         2,
-        [&](SyncGroup& group, QueueOptions options) {
+        [&](Group& group, QueueOptions options) {
           options.dead_reader = policy;
           MessageQueue queue(group, options);
           if (group.rank() == 1) {
@@ -251,7 +251,7 @@ TEST_CASE("a writer outside gets an error that names the dead reader, or continu
         },
         [&](QueueOptions options) {
           options.dead_reader = policy;
-          MessageQueue queue = MessageQueue::write_from_outside(options);
+          MessageQueue queue = MessageQueue::attach_writer(options);
           const auto write_all = [&] {
             for (std::uint64_t i = 0; i < 300; ++i) queue.put(message(i, 1000));
           };
@@ -265,40 +265,42 @@ TEST_CASE("a writer outside gets an error that names the dead reader, or continu
 }
 
 TEST_CASE("invalid handles, handles for another number of ranks, and handles whose writer never arrives") {
-  CHECK_THROWS_WITH_AS((void)queue_handle(0), doctest::Contains("0 ranks"), Error);
-  CHECK(queue_handle(3) != queue_handle(3));
+  CHECK_THROWS_WITH_AS((void)make_queue_handle(0), doctest::Contains("0 ranks"), Error);
+  CHECK(make_queue_handle(3) != make_queue_handle(3));
   for (const std::string bad : {"", "muster-queue:", "muster-queue:2,", "muster-queue:2,0123", "muster-queue:-2,x",
                                 "queue", "muster-queue:2000000000,0123456789abcdef0123456789abcdef"})
-    CHECK_THROWS_AS((void)MessageQueue::write_from_outside({.outside_writer = bad}), Error);
-  const std::string handle = queue_handle(2);
-  const std::string other = queue_handle(2);
-  const std::string of_three = queue_handle(3);
-  run_ranks(2, [&](SyncGroup& group) {
-    error_of(ErrorKind::argument, {"no handle"}, [&] { MessageQueue(group, {.outside_writer = handle + " "}); });
-    error_of(ErrorKind::argument, {"for 3 ranks", "has 2"}, [&] { MessageQueue(group, {.outside_writer = of_three}); });
+    CHECK_THROWS_AS((void)MessageQueue::attach_writer({.external_writer = bad}), Error);
+  const std::string handle = make_queue_handle(2);
+  const std::string other = make_queue_handle(2);
+  const std::string of_three = make_queue_handle(3);
+  run_ranks(2, [&](Group& group) {
+    error_of(ErrorKind::invalid_argument, {"no handle"},
+             [&] { MessageQueue(group, {.external_writer = handle + " "}); });
+    error_of(ErrorKind::invalid_argument, {"for 3 ranks", "has 2"},
+             [&] { MessageQueue(group, {.external_writer = of_three}); });
     // An invalid argument on one rank is an error on all ranks, and the group remains usable.
-    error_of(ErrorKind::argument, {"rank 1", "for 3 ranks", "has 2"},
-             [&] { MessageQueue(group, {.outside_writer = group.rank() == 0 ? handle : of_three}); });
+    error_of(ErrorKind::invalid_argument, {"rank 1", "for 3 ranks", "has 2"},
+             [&] { MessageQueue(group, {.external_writer = group.rank() == 0 ? handle : of_three}); });
     error_of(ErrorKind::rank_mismatch, {"ranks 0 and 1"},
-             [&] { MessageQueue(group, {.outside_writer = group.rank() == 0 ? handle : other}); });
+             [&] { MessageQueue(group, {.external_writer = group.rank() == 0 ? handle : other}); });
     error_of(ErrorKind::timeout, {"writer outside", "rank 2"},
-             [&] { MessageQueue(group, {.outside_writer = handle, .waits = {.timeout = 200ms}}); });
+             [&] { MessageQueue(group, {.external_writer = handle, .wait = {.timeout = 200ms}}); });
     group.barrier();
   });
   const auto ended = with_outside(
       2,
-      [](SyncGroup& group, const QueueOptions& options) {
+      [](Group& group, const QueueOptions& options) {
         error_of(ErrorKind::rank_mismatch, {"writer outside"}, [&] { MessageQueue(group, options); });
       },
       [](QueueOptions options) {
         options.capacity *= 2;
-        error_of(ErrorKind::rank_mismatch, {"writer outside"}, [&] { MessageQueue::write_from_outside(options); });
+        error_of(ErrorKind::rank_mismatch, {"writer outside"}, [&] { MessageQueue::attach_writer(options); });
       });
   check_ended(ended);
 }
 
 TEST_CASE("a queue with one reader, which may be the writer itself") {
-  run_ranks(3, [](SyncGroup& group) {
+  run_ranks(3, [](Group& group) {
     MessageQueue own(group, {.writer = 1, .reader = 1, .capacity = 64 << 10});
     MessageQueue to_last(group, {.writer = 1, .reader = 2});
     if (group.rank() == 1) {
@@ -314,26 +316,26 @@ TEST_CASE("a queue with one reader, which may be the writer itself") {
       const Config large = Config::object({{"all", pattern(DType::u8, {1 << 20}, 3)}});
       own.put_config(large);
       RANK_CHECK(own.get_config() == large);
-      error_of(ErrorKind::argument, {"itself"}, [&] { (void)own.get(); });
-      error_of(ErrorKind::argument, {"itself"}, [&] {
+      error_of(ErrorKind::invalid_argument, {"itself"}, [&] { (void)own.get(); });
+      error_of(ErrorKind::invalid_argument, {"itself"}, [&] {
         for (;;) own.put(message(1, 10000));  // the queue has space for some
       });
       RANK_CHECK(own.get() == message(1, 10000));
     } else if (group.rank() == 2) {
       for (std::uint64_t i = 0; i < 1000; ++i) RANK_CHECK(to_last.get() == message(i, 100));
     } else {
-      error_of(ErrorKind::argument, {"one reader"}, [&] { (void)to_last.get(); });
-      error_of(ErrorKind::argument, {"writer alone"}, [&] { to_last.put({}); });
+      error_of(ErrorKind::invalid_argument, {"one reader"}, [&] { (void)to_last.get(); });
+      error_of(ErrorKind::invalid_argument, {"writer alone"}, [&] { to_last.put({}); });
     }
     group.barrier();
-    error_of(ErrorKind::argument, {"reader 3"}, [&] { MessageQueue(group, {.reader = 3}); });
+    error_of(ErrorKind::invalid_argument, {"reader 3"}, [&] { MessageQueue(group, {.reader = 3}); });
     error_of(ErrorKind::rank_mismatch, {"ranks 0 and 2"},
              [&] { MessageQueue(group, {.reader = group.rank() == 2 ? 1 : 0}); });
   });
 }
 
 TEST_CASE("a reader that waits sleeps") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     MessageQueue queue(group);
     if (group.rank() == 0) {
       std::this_thread::sleep_for(600ms);
@@ -355,7 +357,7 @@ TEST_CASE("a reader that waits sleeps") {
 }
 
 TEST_CASE("a large Config is copied once, by its writer: readers read it in place") {
-  run_ranks(3, [](SyncGroup& group) {
+  run_ranks(3, [](Group& group) {
     MessageQueue queue(group, {.writer = 1, .capacity = 1 << 20});
     const auto config_of = [](std::uint64_t number) {
       return Config::object(
@@ -400,7 +402,7 @@ TEST_CASE("a large Config is copied once, by its writer: readers read it in plac
 }
 
 TEST_CASE("large Configs that wait for a slow reader have a bound") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     MessageQueue queue(group, {.capacity = 1 << 20});
     const Config config = Config::object({{"all", pattern(DType::u8, {300000}, 7)}});
     if (group.rank() == 0) {
@@ -419,7 +421,7 @@ TEST_CASE("large Configs that wait for a slow reader have a bound") {
 }
 
 TEST_CASE("memory shared by a dead writer stays valid; memory held by dead readers is reused") {
-  const auto ended = try_ranks(3, [](SyncGroup& group) {
+  const auto ended = try_ranks(3, [](Group& group) {
     const auto config = [](std::uint64_t number) {
       return Config::object({{"all", pattern(DType::u8, {200000}, number)}});
     };
@@ -450,7 +452,7 @@ TEST_CASE("a rank that is killed at any moment is named, and earlier messages ar
   for (int round = 0; round < 24; ++round) {
     const int victim = round % 3;
     CAPTURE(round);
-    const auto ended = try_ranks(3, [&](SyncGroup& group) {
+    const auto ended = try_ranks(3, [&](Group& group) {
       const auto pid = static_cast<pid_t>(group.info(victim).pid);
       // Sent through the ring, in pieces, and by reference.
       const auto config_of = [](std::uint64_t number) {

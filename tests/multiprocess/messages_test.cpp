@@ -32,7 +32,7 @@ constexpr std::size_t promised = 256 * 1024;  // in flight from one rank to anot
 
 TEST_CASE("a message whose bytes look like a frame for another rank is not taken for one") {
   constexpr int ranks = 7;
-  run_ranks(ranks, [](SyncGroup& group) {
+  run_ranks(ranks, [](Group& group) {
     for (int turn = 0; turn < 200; ++turn) {
       if (group.rank() == 0) {
         for (int to = 1; to < ranks; ++to) {
@@ -57,14 +57,14 @@ TEST_CASE(
     "no message waits for another rank that does not receive: that rank waits, is in a round, was killed, or has "
     "left") {
   SharedWords words;
-  const auto wait_for_word = [&](SyncGroup& group) {
+  const auto wait_for_word = [&](Group& group) {
     const int on[] = {2};
     group.wait_until([&] { return words[0] != 0; }, [](auto longest) { std::this_thread::sleep_for(longest); }, on);
   };
   for (const std::string way : {"waits", "in a round", "killed", "left"}) {
     CAPTURE(way);
     words[0] = 0;
-    const auto ended = try_ranks(3, [&](SyncGroup& group) {
+    const auto ended = try_ranks(3, [&](Group& group) {
       // As many bytes to rank 1 as may be in flight, and then a message to rank 2.
       if (group.rank() == 0) {
         group.send(1, std::vector<std::byte>(promised));
@@ -93,7 +93,7 @@ TEST_CASE(
 }
 
 TEST_CASE("ranks that all send first make progress up to the promised size, in one message or many") {
-  run_ranks(3, [](SyncGroup& group) {
+  run_ranks(3, [](Group& group) {
     for (const std::size_t length : {promised, promised / 4, promised / 64}) {
       for (int to = 0; to < 3; ++to)
         for (std::size_t sent = 0; to != group.rank() && sent < promised; sent += length)
@@ -112,7 +112,7 @@ TEST_CASE("ranks that all send first make progress up to the promised size, in o
 TEST_CASE("messages to a rank that does not receive are limited") {
   for (const std::string way : {"receives from another", "waits for memory", "is in a round"}) {
     CAPTURE(way);
-    run_ranks(3, [&](SyncGroup& group) {
+    run_ranks(3, [&](Group& group) {
       std::size_t sent = 0;
       const Error error = error_of(ErrorKind::timeout, {}, [&] {
         if (group.rank() == 0)
@@ -129,7 +129,7 @@ TEST_CASE("messages to a rank that does not receive are limited") {
 }
 
 TEST_CASE("short messages always use the same few pages") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     const auto shared_bytes = [] {
       std::ifstream file("/proc/self/status");
       for (std::string word; file >> word;)

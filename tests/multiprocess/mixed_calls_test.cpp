@@ -20,26 +20,25 @@ namespace {
 
 struct CollectiveCall {
   std::string name;
-  std::function<void(SyncGroup& group)> run;
+  std::function<void(Group& group)> run;
 };
 
 std::vector<CollectiveCall> collective_calls() {
-  const auto tensor = [](const SyncGroup& group, std::int64_t bytes) {
+  const auto tensor = [](const Group& group, std::int64_t bytes) {
     return pattern(DType::u8, {bytes}, seed_of(group.rank(), 1));
   };
   return {
-      {"a small gather", [=](SyncGroup& group) { (void)get_tensors_parallel(tensor(group, 50), all_ranks, group); }},
-      {"a large gather",
-       [=](SyncGroup& group) { (void)get_tensors_parallel(tensor(group, 2 << 20), all_ranks, group); }},
+      {"a small gather", [=](Group& group) { (void)get_tensors_parallel(tensor(group, 50), all_ranks, group); }},
+      {"a large gather", [=](Group& group) { (void)get_tensors_parallel(tensor(group, 2 << 20), all_ranks, group); }},
       {"a gather of configs",
-       [](SyncGroup& group) {
+       [](Group& group) {
          const Config config(group.rank());
          (void)get_configs_parallel(&config, all_ranks, group);
        }},
       {"a merge",
-       [=](SyncGroup& group) { (void)merge_tensor_parallel(tensor(group, 900), merge::concat(0), all_ranks, group); }},
+       [=](Group& group) { (void)merge_tensor_parallel(tensor(group, 900), merge::concat(0), all_ranks, group); }},
       {"a stream",
-       [=](SyncGroup& group) {
+       [=](Group& group) {
          int given = 0;
          const auto source = [&]() -> std::optional<Config> {
            if (given++ == 3) return std::nullopt;
@@ -47,15 +46,15 @@ std::vector<CollectiveCall> collective_calls() {
          };
          (void)gather_each(source, all_ranks, group, [](LayerPart&) {});
        }},
-      {"a barrier", [](SyncGroup& group) { group.barrier(); }},
-      {"a duplicate", [](SyncGroup& group) { (void)group.duplicate(); }},
-      {"a split", [](SyncGroup& group) { (void)group.split(all_ranks); }},
-      {"a process group", [](SyncGroup& group) { ProcessGroup(group).barrier(); }},
+      {"a barrier", [](Group& group) { group.barrier(); }},
+      {"a duplicate", [](Group& group) { (void)group.duplicate(); }},
+      {"a split", [](Group& group) { (void)group.split(all_ranks); }},
+      {"a process group", [](Group& group) { ProcessGroup(group).barrier(); }},
   };
 }
 
 void check_pairs(int size) {
-  run_ranks(size, [&](SyncGroup& group) {
+  run_ranks(size, [&](Group& group) {
     const std::vector<CollectiveCall> calls = collective_calls();
     const auto is_gather = [](std::size_t call) { return call < 2; };
     const auto makes_a_part = [](std::size_t call) { return call == 6 || call == 8; };
@@ -71,7 +70,7 @@ void check_pairs(int size) {
         } catch (const Error& error) {
           if (error.kind() != ErrorKind::rank_mismatch) throw RankFailure(pair + error.what());
         }
-        if (group.failure()) throw RankFailure(pair + "the group has failed: " + group.failure()->what());
+        if (group.error()) throw RankFailure(pair + "the group has failed: " + group.error()->what());
         gather_and_check(group, ranks_from(0, size), 300, a);
         gather_and_check(group, ranks_from(0, size), 3 << 20, b);
       }

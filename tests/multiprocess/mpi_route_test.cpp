@@ -34,14 +34,14 @@ std::uint64_t address_space() {
   return pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
 }
 
-std::uint64_t pool_of(const Exchange& result) {
+std::uint64_t pool_of(const ExchangeResult& result) {
   return result.report().pool_bytes;
 }
 
 }  // namespace
 
 TEST_CASE("the report names the ranks that used MPI and those that used shared memory") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     const Tensor mine = pattern(DType::u8, {1 << 20}, seed_of(group.rank(), 0));
     for (const int first : {0, 3}) {
       const GatheredTensors all = get_tensors_parallel(mine, ranks_from(first, 4), group);
@@ -62,7 +62,7 @@ TEST_CASE("the report names the ranks that used MPI and those that used shared m
 }
 
 TEST_CASE("lists across hosts, with roots on different hosts, in one exchange") {
-  run_ranks(6, [](SyncGroup& group) {
+  run_ranks(6, [](Group& group) {
     const std::vector<std::vector<int>> lists = {{5, 0, 1}, {2, 4}, {3}};
     for (int round = 0; round < 4; ++round)
       for (const auto& list : lists)
@@ -72,7 +72,7 @@ TEST_CASE("lists across hosts, with roots on different hosts, in one exchange") 
 }
 
 TEST_CASE("memory is reused: from the second exchange on the root's pool does not grow, nor does it fault") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     const Tensor mine = pattern(DType::u8, {6 << 20}, seed_of(group.rank(), 0));
     std::uint64_t pool = 0;
     for (int round = 0; round < 5; ++round) {
@@ -97,14 +97,14 @@ TEST_CASE("memory is reused: from the second exchange on the root's pool does no
 }
 
 TEST_CASE("the root's budget is enforced, an excess is refused on all ranks, and results return their share") {
-  run_ranks(4, [](SyncGroup& group) {
-    const GatherOptions options{.own = Own::copy, .memory_budget = 5 << 20};
+  run_ranks(4, [](Group& group) {
+    const GatherOptions options{.root_tensors = RootTensors::copy, .memory_budget = 5 << 20};
     const Tensor mine = pattern(DType::u8, {1 << 20}, seed_of(group.rank(), 0));
     std::vector<GatheredTensors> kept;
     for (int round = 0; round < 2; ++round)
       kept.push_back(get_tensors_parallel(mine, ranks_from(0, 4), group, options));
     for (int again = 0; again < 2; ++again)
-      error_of(ErrorKind::no_space, {"rank 0", "memory budget", "2097152"},
+      error_of(ErrorKind::out_of_space, {"rank 0", "memory budget", "2097152"},
                [&] { (void)get_tensors_parallel(mine, ranks_from(0, 4), group, options); });
     for (const GatheredTensors& all : kept)
       for (const auto& [rank, tensor] : all.present())
@@ -113,11 +113,11 @@ TEST_CASE("the root's budget is enforced, an excess is refused on all ranks, and
     group.barrier();
     gather_and_check(group, ranks_from(0, 4), 1 << 20, 3, options);
     // A merge needs memory for its result and its window.
-    error_of(ErrorKind::no_space, {"memory budget"}, [&] {
+    error_of(ErrorKind::out_of_space, {"memory budget"}, [&] {
       (void)merge_tensor_parallel(mine, merge::concat(0), ranks_from(0, 4), group, {.memory_budget = 3 << 20});
     });
     (void)trim(group);
-    const Merged merged =
+    const MergeResult merged =
         merge_tensor_parallel(mine, merge::sum(), ranks_from(0, 4), group, {.memory_budget = 8 << 20});
     RANK_CHECK(merged.tensor().has_value() == (group.rank() == 0));
   });
@@ -128,7 +128,7 @@ TEST_CASE("a sender without memory to pack in fails one exchange, and the next e
     MESSAGE("skipped: sanitizers need the address space");
     return;
   }
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     const Tensor whole = Tensor::allocate(DType::f32, {2048, 4096});
     const TensorView columns = whole.view().slice(1, 0, 2048);
     const auto expect_refusal = [&](const auto& call) {
@@ -140,19 +140,19 @@ TEST_CASE("a sender without memory to pack in fails one exchange, and the next e
       }
       const Error refusal = error_of(call);
       RANK_CHECK(::setrlimit(RLIMIT_AS, &before) == 0);
-      RANK_CHECK(refusal.kind() == ErrorKind::no_space && refusal.rank() == 3);
+      RANK_CHECK(refusal.kind() == ErrorKind::out_of_space && refusal.rank() == 3);
     };
     expect_refusal([&] { (void)get_tensors_parallel(columns, ranks_from(0, 4), group); });
     gather_and_check(group, ranks_from(0, 4), 1 << 20, 1);
     expect_refusal([&] { (void)merge_tensor_parallel(columns, merge::concat(0), ranks_from(0, 4), group); });
     gather_and_check(group, ranks_from(0, 4), 1 << 20, 2);
-    const Merged merged = merge_tensor_parallel(columns, merge::concat(0), ranks_from(0, 4), group);
+    const MergeResult merged = merge_tensor_parallel(columns, merge::concat(0), ranks_from(0, 4), group);
     RANK_CHECK(merged.tensor().has_value() == (group.rank() == 0));
   });
 }
 
 TEST_CASE("a merge needs no file descriptor") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     gather_and_check(group, ranks_from(0, 4), 1000, 2);  // except those of MPI
     rlimit before{};
     RANK_CHECK(::getrlimit(RLIMIT_NOFILE, &before) == 0);
@@ -166,7 +166,7 @@ TEST_CASE("a merge needs no file descriptor") {
 }
 
 TEST_CASE("a root that cannot make windows fails one merge at once, and the next merge succeeds") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     const Tensor mine = pattern(DType::u8, {1 << 20}, seed_of(group.rank(), 0));
     const auto merge = [&] { (void)merge_tensor_parallel(mine, merge::concat(0), ranks_from(0, 4), group); };
     // A window reserves its memory when it is made.
@@ -175,21 +175,21 @@ TEST_CASE("a root that cannot make windows fails one merge at once, and the next
     const auto begin = Clock::now();
     const Error refusal = error_of(merge);
     os::set_fault_hook(nullptr);
-    RANK_CHECK(refusal.rank() == 0 && refusal.kind() == ErrorKind::no_space);
+    RANK_CHECK(refusal.rank() == 0 && refusal.kind() == ErrorKind::out_of_space);
     RANK_CHECK(Clock::now() - begin < 2s);
     merge();
   });
 }
 
 TEST_CASE("rings of merges count against the budget of later calls") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     const Tensor mine = pattern(DType::u8, {1 << 20}, seed_of(group.rank(), 0));
     const GatherOptions ample{.memory_budget = 64 << 20};
     for (int round = 0; round < 2; ++round)
       (void)merge_tensor_parallel(mine, merge::sum(), ranks_from(0, 4), group, ample);
     group.barrier();
     // The two rings for rank 1 have 1 MiB each. Buffers in the pool that the merges no longer use are reused.
-    error_of(ErrorKind::no_space, {"rank 0", "memory budget"}, [&] {
+    error_of(ErrorKind::out_of_space, {"rank 0", "memory budget"}, [&] {
       (void)get_tensors_parallel(pattern(DType::u8, {12 << 20}, 1), ranks_from(0, 4), group,
                                  {.memory_budget = 25 << 20});
     });
@@ -201,13 +201,13 @@ TEST_CASE("rings of merges count against the budget of later calls") {
 
 TEST_CASE(
     "more memory than the host has is refused on all ranks before a byte is moved, and the group remains usable") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     const std::byte byte{7};
     const TensorView huge(DType::u8, {std::int64_t{1} << 44}, &byte, {0});
     for (const int first : {0, 2}) {
-      error_of(ErrorKind::no_space, {"needed", "available"},
+      error_of(ErrorKind::out_of_space, {"needed", "available"},
                [&] { (void)get_tensors_parallel(huge, ranks_from(first, 4), group); });
-      error_of(ErrorKind::no_space, {"needed", "available"},
+      error_of(ErrorKind::out_of_space, {"needed", "available"},
                [&] { (void)merge_tensor_parallel(huge, merge::sum(), ranks_from(first, 4), group); });
       gather_and_check(group, ranks_from(first, 4), 100000, first);
     }
@@ -215,7 +215,7 @@ TEST_CASE(
 }
 
 TEST_CASE("strided, packed, tiny and arena tensors in one config, in many pieces") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     SharedArena arena(8 << 20);
     const auto config_of = [&](int rank, bool from_arena) {
       Config config = Config::object();
@@ -240,7 +240,7 @@ TEST_CASE("strided, packed, tiny and arena tensors in one config, in many pieces
 }
 
 TEST_CASE("sums have the same bits as over shared memory") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     for (const DType dtype : {DType::bf16, DType::f32, DType::f8_e4m3fn})
       for (const std::vector<int>& ranks : {std::vector<int>{2, 0, 3, 1}, std::vector<int>{0, 1, 2, 3}}) {
         const ExchangeReport report = merge_and_check(group, ranks, merge::sum(), patterns(dtype, {1001, 777}, 1));
@@ -250,12 +250,12 @@ TEST_CASE("sums have the same bits as over shared memory") {
 }
 
 TEST_CASE("a merge takes memory for its result and a window, not for the senders' tensors") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     const Tensor mine = pattern(DType::f32, {4096, 1024}, seed_of(group.rank(), 0));  // 16 MiB
     for (const Merge& merge : {merge::sum(), merge::concat(0), merge::concat(1)}) {
       (void)trim(group);
       const std::uint64_t result = std::holds_alternative<merge::Sum>(merge) ? 16 << 20 : 64 << 20;
-      const Merged merged = merge_tensor_parallel(mine, merge, ranks_from(0, 4), group);
+      const MergeResult merged = merge_tensor_parallel(mine, merge, ranks_from(0, 4), group);
       // Contiguous bytes are received directly into the result, except those from the root's own host.
       const bool is_straight = std::holds_alternative<merge::Concat>(merge) && std::get<merge::Concat>(merge).dim == 0;
       const std::uint64_t window = is_straight ? 8 << 20 : 24 << 20;
@@ -272,7 +272,8 @@ TEST_CASE("a sender that is stopped while its pieces are in flight") {
     auto mine = group.join(rank);
     mine->set_timeout(1s);
     const Tensor early = pattern(DType::u8, {100000}, seed_of(rank, 1));
-    const GatheredTensors delivered = get_tensors_parallel(early, ranks_from(0, 4), *mine, {.own = Own::copy});
+    const GatheredTensors delivered =
+        get_tensors_parallel(early, ranks_from(0, 4), *mine, {.root_tensors = RootTensors::copy});
     const Tensor tensor = Tensor::allocate(DType::u8, {96 << 20});
     std::memset(tensor.mutable_data(), rank, tensor.nbytes());
     mine->barrier();

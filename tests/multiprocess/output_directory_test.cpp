@@ -112,9 +112,9 @@ TEST_CASE("a folder that only looks like an export's is kept, and so is one whos
   for (const char* words : {"of which nothing can be known from here", "remove it, or say --abandoned-after"})
     CHECK(has(seen.warnings, words));
   // These folders have not changed for a second. Only a small enough age removes them.
-  { const OutputDirectory output(work / "out", {.abandoned_after = std::chrono::hours(1)}); }
+  { const OutputDirectory output(work / "out", {.stale_after = std::chrono::hours(1)}); }
   CHECK(names_in(work.path()) == before);
-  { const OutputDirectory output(work / "out", {.abandoned_after = std::chrono::seconds(0)}); }
+  { const OutputDirectory output(work / "out", {.stale_after = std::chrono::seconds(0)}); }
   CHECK(names_in(work.path()).size() == before.size() - 2);
 }
 
@@ -154,8 +154,8 @@ TEST_CASE("--force that is killed at any call leaves the old or the new output, 
         // The old output is stored under another name. A run without --force does not replace it: it first renames it
         // back.
         Seen seen;
-        CHECK(
-            has(words_of(ErrorKind::argument, [&] { const OutputDirectory output(work / "out"); }), "exists already"));
+        CHECK(has(words_of(ErrorKind::invalid_argument, [&] { const OutputDirectory output(work / "out"); }),
+                  "exists already"));
         CHECK(has(seen.warnings, "has its name again"));
       }
       const std::string words = read_text(work / "out/model.safetensors");
@@ -196,7 +196,7 @@ TEST_CASE("an earlier model is kept if another one has taken its name before it 
 TEST_CASE("--force deletes weights and the files written with them, and nothing else") {
   const TemporaryDirectory work;
   const auto refused = [&](std::string_view words) {
-    CHECK(has(words_of(ErrorKind::argument, [&] { check_output(work / "out", {.force = true}); }), words));
+    CHECK(has(words_of(ErrorKind::invalid_argument, [&] { check_output(work / "out", {.force = true}); }), words));
   };
   const auto make = [&](std::initializer_list<const char*> names) {
     OutputDirectory output(work / "out", {.force = true});
@@ -289,7 +289,8 @@ TEST_CASE("a rename that a server answers twice is complete") {
     os::set_fault_hook(nullptr);
     CHECK(read_text(work / "to/x") == "x");
     fs::create_directory(work / "from");
-    CHECK(has(words_of(ErrorKind::argument, [&] { os::rename_to_new(work / "from", work / "to"); }), "exists already"));
+    CHECK(has(words_of(ErrorKind::invalid_argument, [&] { os::rename_to_new(work / "from", work / "to"); }),
+              "exists already"));
     fs::remove_all(work / "from");
     fs::remove_all(work / "to");
   }

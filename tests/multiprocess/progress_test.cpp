@@ -182,7 +182,7 @@ LayerSource layers_of(int rank, int count) {
 TEST_CASE("two ranks: a message moves while one of them is in a collective call, whatever the interface") {
   const TemporaryDirectory folder;
   const std::string key = unique_key();
-  run_ranks(2, [&](SyncGroup& group) {
+  run_ranks(2, [&](Group& group) {
     const int self = group.rank();
     int met = 0;
     const auto fresh = [&] { return key + std::to_string(++met); };
@@ -252,7 +252,7 @@ TEST_CASE("two ranks: dist, and a call on another thread") {
 }
 
 TEST_CASE("unexpected messages are matched by tag, and limited for each sender") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     ProcessGroup ranks(group);
     // Other kinds of groups get fewer messages, because their transport also lists its messages in flight.
     const int count = group.kind() == "local" ? 40'000 : 4'000;
@@ -292,7 +292,7 @@ TEST_CASE("unexpected messages are matched by tag, and limited for each sender")
 
 TEST_CASE(
     "a finished Work: is_done() remains true, get() may be repeated after it was refused, and a failure remains") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     ProcessGroup ranks(group);
     roles::DistributedContext context = roles::initialize_distributed_compute(group, {});
     if (group.rank() == 0) {
@@ -302,7 +302,7 @@ TEST_CASE(
         try {
           call();
         } catch (const Error& error) {
-          return error.kind() == ErrorKind::argument;
+          return error.kind() == ErrorKind::invalid_argument;
         }
         return false;
       };
@@ -318,7 +318,7 @@ TEST_CASE(
       sent.get();
       RANK_CHECK(!sent.is_pending());
       RANK_CHECK(sent.is_done());
-      RANK_CHECK(error_of([&] { sent.get(); }).kind() == ErrorKind::argument);
+      RANK_CHECK(error_of([&] { sent.get(); }).kind() == ErrorKind::invalid_argument);
     } else {
       std::this_thread::sleep_for(500ms);
       (void)ranks.recv_message(0);
@@ -465,7 +465,7 @@ Program random_program(std::mt19937_64& random) {
 
 class Runner {
  public:
-  explicit Runner(SyncGroup& world) {
+  explicit Runner(Group& world) {
     for (const std::vector<int>& members : groups) {
       plain_.push_back(world.split(std::ranges::find(members, world.rank()) == members.end()
                                        ? RankList(std::vector<int>{})
@@ -478,7 +478,7 @@ class Runner {
     std::map<int, std::function<void()>> under_way;
     for (const Step& step : steps) {
       ProcessGroup& ranks = *ranks_[static_cast<std::size_t>(step.group)];
-      SyncGroup& plain = *plain_[static_cast<std::size_t>(step.group)];
+      Group& plain = *plain_[static_cast<std::size_t>(step.group)];
       const auto seed = static_cast<std::uint64_t>(step.id) + 100;
       const Tensor made = is_message(step) && is_sent(step) ? pattern(DType::u8, {step.bytes}, seed)
                                                             : Tensor::allocate(DType::u8, {step.bytes});
@@ -525,7 +525,7 @@ class Runner {
     };
   }
 
-  void meet(const Step& step, ProcessGroup& ranks, SyncGroup& plain) {
+  void meet(const Step& step, ProcessGroup& ranks, Group& plain) {
     const auto seed = [&](int rank) { return seed_of(rank, static_cast<std::uint64_t>(step.id)); };
     const auto count = static_cast<std::size_t>(ranks.size());
     const Tensor mine = pattern(DType::u8, {step.bytes}, seed(ranks.rank()));
@@ -568,7 +568,7 @@ class Runner {
     }
   }
 
-  std::vector<std::shared_ptr<SyncGroup>> plain_;
+  std::vector<std::shared_ptr<Group>> plain_;
   std::vector<std::unique_ptr<ProcessGroup>> ranks_;
 };
 
@@ -584,7 +584,7 @@ TEST_CASE("random programs: each one that completes under MPI's progress rule co
   const std::uint64_t count = number_in("MUSTER_TEST_PROGRAMS", 20);
   const auto ended = try_ranks(
       world_size,
-      [&](SyncGroup& world) {
+      [&](Group& world) {
         Runner runner(world);
         for (std::uint64_t seed = first; seed < first + count; ++seed) {
           std::mt19937_64 random(seed);

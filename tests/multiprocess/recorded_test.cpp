@@ -43,8 +43,8 @@ std::vector<NamedTensor> large_tensors() {
   return all;
 }
 
-Config recorded_state(int rank, int generation) {
-  const auto seed = static_cast<std::uint64_t>(10 * rank + generation);
+Config recorded_state(int rank, int step) {
+  const auto seed = static_cast<std::uint64_t>(10 * rank + step);
   return Config::object(
       {{"rank", rank}, {"text", "Gewicht é"}, {"weight", pattern(DType::bf16, {7, 9}, seed)}, {"none", nullptr}});
 }
@@ -63,12 +63,11 @@ void run(const std::string& arguments) {
 TEST_CASE("record" * doctest::skip()) {
   const std::string folder = std::string(std::getenv("MUSTER_RECORD")) + "/";
   fs::create_directories(folder);
-  write_state_file(folder + "plain.h5", some_config(), tensors(),
-                   {.info = {.generation = 7, .rank = 3, .world_size = 5}});
+  write_state_file(folder + "plain.h5", some_config(), tensors(), {.info = {.step = 7, .rank = 3, .world_size = 5}});
   write_state_file(folder + "compressed.h5", some_config(), large_tensors(), {.zstd_level = 1, .chunk_bytes = 1000});
-  run_ranks(2, [&](SyncGroup& group) {
-    NFSWorkspace workspace(folder + "workspace", group.shared_from_this());
-    for (const int generation : {1, 2}) workspace.write_configs_and_weights(recorded_state(group.rank(), generation));
+  run_ranks(2, [&](Group& group) {
+    Workspace workspace(folder + "workspace", group.shared_from_this());
+    for (const int step : {1, 2}) workspace.write_configs_and_weights(recorded_state(group.rank(), step));
   });
   inspect::write_demo_model(inspect::llama_model(model_sizes), folder + "model", 1 << 20);
   run("shard " + folder + "model --ranks 2 --plan llama --out " + folder + "shards");
@@ -79,7 +78,7 @@ TEST_CASE("record" * doctest::skip()) {
 TEST_CASE("state files of 0.1.0 are read") {
   for (const FileAccess access : {FileAccess::map, FileAccess::read}) {
     const StateFile plain = StateFile::open(recorded + "plain.h5", access);
-    CHECK(plain.info().generation == 7);
+    CHECK(plain.info().step == 7);
     CHECK(plain.info().rank == 3);
     CHECK(plain.info().world_size == 5);
     CHECK(holds(plain, tensors()));
@@ -98,11 +97,11 @@ TEST_CASE("a workspace of 0.1.0 is read") {
   REQUIRE(survey.jobs.size() == 1);
   CHECK(survey.foreign.empty());
   const workspace::SurveyJob& job = survey.jobs.front();
-  CHECK(job.common_generation == 2);
+  CHECK(job.common_step == 2);
   REQUIRE(job.states.size() == 4);
   for (const workspace::SurveyState& state : job.states) {
     const StateFile file = StateFile::open(recorded + "workspace/" + state.entry.file);
-    CHECK(join(file.load()) == recorded_state(state.rank, static_cast<int>(state.generation)));
+    CHECK(join(file.load()) == recorded_state(state.rank, static_cast<int>(state.step)));
   }
   run("verify " + recorded + "workspace " + recorded + "shards-workspace");
 }

@@ -40,7 +40,7 @@ TEST_CASE("another job exits normally, or is killed: this job continues") {
     }
   });
   for (int i = 0; i < 6; ++i)
-    try_ranks(3, [&](SyncGroup& group) {
+    try_ranks(3, [&](Group& group) {
       for (int k = 0; k < 5; ++k) gather_and_check(group, three, 5000, 1);
       if (i % 2 == 1) ::raise(SIGKILL);
     });
@@ -68,7 +68,7 @@ TEST_CASE("configs that arrived with other types") {
   for (const auto& [name, config] : cases) {
     CAPTURE(name);
     CHECK(join(split(config)) == config);
-    run_ranks(3, [&name = name, &config = config](SyncGroup& group) {
+    run_ranks(3, [&name = name, &config = config](Group& group) {
       const GatheredConfigs all = get_configs_parallel(&config, three, group);
       RANK_CHECK(all.present().size() == (group.rank() == 0 ? 3U : 0U));
       for (const auto& [rank, other] : all.present()) RANK_CHECK(other == config);
@@ -80,7 +80,7 @@ TEST_CASE("configs that arrived with other types") {
 }
 
 TEST_CASE("a rank passes no config: its entry keeps its position") {
-  run_ranks(3, [](SyncGroup& group) {
+  run_ranks(3, [](Group& group) {
     const Config mine = Config::object({{"rank", group.rank()}});
     const GatheredConfigs all = get_configs_parallel(group.rank() == 1 ? nullptr : &mine, three, group);
     if (group.rank() != 0) return;
@@ -117,7 +117,7 @@ TEST_CASE("after success nothing remains, and other users could not read the sha
   const auto before = shared_memory_names();
   for (const char* backing : {"memfd", "posix"}) {
     const Setting shm("MUSTER_SHM", backing);
-    run_ranks(3, [&](SyncGroup& group) {
+    run_ranks(3, [&](Group& group) {
       const GatheredTensors all = get_tensors_parallel(pattern(DType::f32, {100000}, 1), three, group);
       group.barrier();
       RANK_CHECK(shared_memory_names() == before);  // not even while it is in use

@@ -66,7 +66,7 @@ bool is_whole(const GatheredTensors& all) {
 TEST_CASE("memory that the root holds outlives the group or arena of its sender, and is freed with its last owner") {
   for (const bool lends : {false, true}) {
     CAPTURE(lends);
-    run_ranks(2, [lends](SyncGroup& group) {
+    run_ranks(2, [lends](Group& group) {
       auto copy = group.duplicate();
       std::optional<SharedArena> arena;
       Tensor mine = tensor_of(group.rank());
@@ -98,7 +98,7 @@ TEST_CASE("memory that the root holds outlives the group or arena of its sender,
 TEST_CASE("memory held of a killed rank stays valid, and no other process keeps that rank's memory open") {
   for (const bool is_seen_by_barrier : {false, true}) {
     CAPTURE(is_seen_by_barrier);
-    const auto body = [&](SyncGroup& group) {
+    const auto body = [&](Group& group) {
       const Tensor mine = tensor_of(group.rank());
       GatheredTensors all = get_tensors_parallel(mine, std::vector{0, 1}, group);
       const Regions before = open_regions();
@@ -145,7 +145,7 @@ TEST_CASE("memory held by a killed root is returned: in a stream, and after its 
 }
 
 TEST_CASE("failed streams keep nothing of an arena leased") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     SharedArena arena(1 << 20);
     const auto source = [&]() -> std::optional<Config> { return arena.allocate(DType::u8, {100000}); };
     for (int i = 0; i < 20; ++i)
@@ -158,7 +158,7 @@ TEST_CASE("failed streams keep nothing of an arena leased") {
 }
 
 TEST_CASE("groups and operations, created and destroyed, leave nothing in shared memory") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     const auto once = [&](std::int64_t size) {
       const auto copy = group.duplicate();
       const Tensor mine = pattern(DType::u8, {size}, 1);

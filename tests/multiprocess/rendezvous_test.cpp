@@ -63,10 +63,10 @@ TEST_CASE("world() of one process, and invalid variables") {
   run_processes(1, [](int) {
     set_variables({});
     RANK_CHECK(world()->size() == 1);
-    refuse_world(ErrorKind::argument, {{"RANK", "one"}, {"WORLD_SIZE", "2"}, {"MUSTER_JOB", "x"}});
-    refuse_world(ErrorKind::argument, {{"RANK", "2"}, {"WORLD_SIZE", "2"}, {"MUSTER_JOB", "x"}});
-    refuse_world(ErrorKind::argument, {{"RANK", "0"}});
-    refuse_world(ErrorKind::argument, {{"RANK", "0"}, {"WORLD_SIZE", "2"}});
+    refuse_world(ErrorKind::invalid_argument, {{"RANK", "one"}, {"WORLD_SIZE", "2"}, {"MUSTER_JOB", "x"}});
+    refuse_world(ErrorKind::invalid_argument, {{"RANK", "2"}, {"WORLD_SIZE", "2"}, {"MUSTER_JOB", "x"}});
+    refuse_world(ErrorKind::invalid_argument, {{"RANK", "0"}});
+    refuse_world(ErrorKind::invalid_argument, {{"RANK", "0"}, {"WORLD_SIZE", "2"}});
     refuse_world(ErrorKind::unsupported,
                  {{"RANK", "0"}, {"WORLD_SIZE", "4"}, {"LOCAL_WORLD_SIZE", "2"}, {"MUSTER_JOB", "x"}});
     set_variables({});
@@ -79,7 +79,7 @@ TEST_CASE("world() of one process, and invalid variables") {
 TEST_CASE("an exchange and the watchdog use the same number for a rank, its own in a larger job") {
   const std::string key = unique_key();
   run_processes(2, {1}, [&](int rank) {
-    const auto group = local_group({.key = key, .rank = rank, .size = 2, .timeout = 20s, .numbers = {40, 41}});
+    const auto group = local_group({.key = key, .rank = rank, .size = 2, .timeout = 20s, .global_ranks = {40, 41}});
     const std::string named = "rank 41 (host " + group->info(1).host + ", pid " + std::to_string(group->info(1).pid);
     const auto is_named = [&](const std::function<void()>& call) {
       const Error error = error_of(call);
@@ -163,13 +163,13 @@ TEST_CASE("env:// uses the timeout of its call, world() keeps the default, and a
     RANK_CHECK(std::chrono::steady_clock::now() - begin < 10s);
     for (int turn = 0; turn < 3; ++turn) {
       dist::init_process_group("shm", {.timeout = 7s});
-      SyncGroup& group = dist::process_group().group();
+      Group& group = dist::process_group().group();
       RANK_CHECK(group.timeout() == 7s);
       RANK_CHECK(world()->timeout() == 600s);
       dist::barrier();
       // Ranks that continue with a rank that has failed need a new rendezvous.
-      if (turn == 0) group.poison(Error(ErrorKind::cancelled, "the group has failed"));
-      if (turn == 1) world()->poison(Error(ErrorKind::cancelled, "the world has failed"));
+      if (turn == 0) group.abort(Error(ErrorKind::cancelled, "the group has failed"));
+      if (turn == 1) world()->abort(Error(ErrorKind::cancelled, "the world has failed"));
       if (turn < 2)
         error_of(ErrorKind::cancelled, {"has failed"}, [&] { turn == 0 ? group.barrier() : world()->barrier(); });
       dist::destroy_process_group();
@@ -201,7 +201,7 @@ TEST_CASE("another process that is rank 0 of the same key is an error, not a mix
   run_processes(2, [&](int process) {
     if (process == 1) std::this_thread::sleep_for(200ms);
     const Error error = error_of([&] { (void)local_group({.key = key, .rank = 0, .size = 2, .timeout = 1s}); });
-    RANK_CHECK(error.kind() == (process == 0 ? ErrorKind::timeout : ErrorKind::argument) ||
+    RANK_CHECK(error.kind() == (process == 0 ? ErrorKind::timeout : ErrorKind::invalid_argument) ||
                error.kind() == ErrorKind::timeout);
   });
 }

@@ -29,17 +29,17 @@ constexpr std::uint64_t small_file = 50'000;
 
 void export_by(int ranks, const std::string& shards, const std::string& out, const std::string& plan,
                const ExportOptions& options) {
-  test::run_ranks(ranks, [&](SyncGroup& group) {
+  test::run_ranks(ranks, [&](Group& group) {
     const ExportReport report = export_model(shards, out, plan, group, options);
     if (group.rank() != 0) return;
     std::uint64_t sources = 0;
-    for (const AccountedTensor& tensor : report.account.tensors) sources += tensor.sources.size();
-    RANK_CHECK(sources == report.account.tensors_in);
-    RANK_CHECK(report.account.dropped.empty());
+    for (const TensorMapping& tensor : report.manifest.tensors) sources += tensor.sources.size();
+    RANK_CHECK(sources == report.manifest.tensors_in);
+    RANK_CHECK(report.manifest.dropped.empty());
     // Files are small and several ranks have parts of one, so all of these are needed.
     if (options.max_shard_size == small_file) {
-      RANK_CHECK(report.account.tensors_out == test::tensors_of(out).size());
-      RANK_CHECK(report.account.files > 1);
+      RANK_CHECK(report.manifest.tensors_out == test::tensors_of(out).size());
+      RANK_CHECK(report.manifest.files > 1);
       RANK_CHECK((ranks == 1 || report.windows > 1));
     }
   });
@@ -142,9 +142,9 @@ TEST_CASE("each built-in plan, on 1, 2, 3, 4 and 7 ranks, by both kinds of write
     for (const int ranks : {1, 2, 3, 4, 7}) {
       CAPTURE(ranks);
       const std::string shards = work / ("shards" + std::to_string(ranks));
-      shard_model(work / "model", shards, each.plan, {.tensor = ranks});
+      shard_model(work / "model", shards, {.tensor = ranks}, each.plan);
       CHECK(count_shards(shards) == ranks);
-      for (const Writers writers : {Writers::owners, Writers::first}) {
+      for (const Writers writers : {Writers::all, Writers::rank0}) {
         export_by(ranks, shards, work / "out", each.plan,
                   {.force = true, .max_shard_size = small_file, .memory_budget = 4 << 20, .writers = writers});
         test::check_equal(work / "model", work / "out");
@@ -164,9 +164,9 @@ TEST_CASE("4 to 2, 2 to 6, 3 to 5: the shards equal those cut from the model") {
     for (const auto& [from, to] : std::vector<std::pair<int, int>>{{4, 2}, {2, 6}, {3, 5}, {3, 1}}) {
       CAPTURE(from);
       const std::string name = std::to_string(from) + "to" + std::to_string(to);
-      shard_model(work / "model", work / (name + "from"), each.plan, {.tensor = from});
-      shard_model(work / "model", work / (name + "want"), each.plan, {.tensor = to});
-      export_by(from, work / (name + "from"), work / name, each.plan, {.to = ParallelLayout{.tensor = to}});
+      shard_model(work / "model", work / (name + "from"), {.tensor = from}, each.plan);
+      shard_model(work / "model", work / (name + "want"), {.tensor = to}, each.plan);
+      export_by(from, work / (name + "from"), work / name, each.plan, {.target_layout = ParallelLayout{.tensor = to}});
       check_same_files(work / name, work / (name + "want"), to);
       export_by(2, work / name, work / "out", each.plan, {.force = true});
       test::check_equal(work / "model", work / "out");
@@ -182,7 +182,7 @@ TEST_CASE("a model, or shards, are cut for files with every byte read about once
           {.hidden = 600, .intermediate = 5000, .layers = 2, .heads = 12, .key_value_heads = 12, .vocabulary = 3000}),
       work / "model", 1 << 30);
   const std::uint64_t bytes = fs::file_size(work / "model/model.safetensors");
-  shard_model(work / "model", work / "four", "llama", {.tensor = 4});
+  shard_model(work / "model", work / "four", {.tensor = 4}, "llama");
   struct Case {
     const char* from;
     const char* plan;
@@ -197,13 +197,13 @@ TEST_CASE("a model, or shards, are cut for files with every byte read about once
     CAPTURE(each.layout);
     const ParallelLayout layout = ParallelLayout::parse(each.layout);
     const std::uint64_t before = test::bytes_read();
-    shard_model(work / each.from, work / "out", each.plan, layout, {.force = true, .to_plan = each.to_plan});
+    shard_model(work / each.from, work / "out", layout, each.plan, {.force = true, .to_plan = each.to_plan});
     const std::uint64_t read = test::bytes_read() - before;
     CHECK(read >= bytes);
     // A sanitizer slows threads down, so they are further apart, and chunks between them are read again.
     CHECK(read < bytes + bytes / (test::under_sanitizer ? 8 : 10));
     if (std::string(each.from) == "model") continue;
-    shard_model(work / "model", work / "want", each.to_plan, layout, {.force = true});
+    shard_model(work / "model", work / "want", layout, each.to_plan, {.force = true});
     check_same_files(work / "out", work / "want", layout.ranks());
   }
 }
@@ -214,7 +214,7 @@ TEST_CASE("a model with 2 key-value heads on 8 ranks, which engines replicate, i
     const test::TemporaryDirectory work{test::Medium::memory};
     inspect::write_demo_model(grouped_heads(fused), work / "model", 1 << 30);
     write_as_engines_cut(work / "model", work / "engine");
-    const ShardReport report = shard_model(work / "model", work / "ours", "auto", {.tensor = 8});
+    const ShardReport report = shard_model(work / "model", work / "ours", {.tensor = 8}, "auto");
     REQUIRE(report.notes.size() == 1);
     CHECK(report.notes[0].find("neighbouring ranks have a head each alike") != std::string::npos);
     for (int rank = 0; rank < 8; ++rank) {
@@ -233,8 +233,9 @@ TEST_CASE("a model with 2 key-value heads on 8 ranks, which engines replicate, i
         export_by(ranks, work / shards, work / "out", plan, {.force = true, .memory_budget = 8 << 20});
         test::check_equal(work / "model", work / "out");
       }
-      shard_model(work / "model", work / "four", "llama", {.tensor = 4}, {.force = true});
-      export_by(2, work / shards, work / "across", "llama", {.force = true, .to = ParallelLayout{.tensor = 4}});
+      shard_model(work / "model", work / "four", {.tensor = 4}, "llama", {.force = true});
+      export_by(2, work / shards, work / "across", "llama",
+                {.force = true, .target_layout = ParallelLayout{.tensor = 4}});
       check_same_files(work / "across", work / "four", 4);
     }
   }
@@ -274,7 +275,7 @@ TEST_CASE("a checkpoint that does not fit its config.json is refused before a by
     CAPTURE(each.to);
     const test::TemporaryDirectory work{test::Medium::memory};
     inspect::write_demo_model(grouped_heads(false), work / "model", 1 << 30);
-    shard_model(work / "model", work / "shards", "llama", {.tensor = 2});
+    shard_model(work / "model", work / "shards", {.tensor = 2}, "llama");
     std::string config = test::read_text(work / "shards/config.json");
     config.replace(config.find(each.from), std::string(each.from).size(), each.to);
     test::write_text(work / "shards/config.json", config);
@@ -282,7 +283,7 @@ TEST_CASE("a checkpoint that does not fit its config.json is refused before a by
                          doctest::Contains(each.words), Error);
     CHECK_FALSE(fs::exists(work / "out"));
     ExportOptions options;
-    options.base = work / "shards";
+    options.base_model = work / "shards";
     CHECK_THROWS_WITH_AS(export_model(work / "model", work / "out", "", *single_group(), options),
                          doctest::Contains(each.words), Error);
     CHECK_FALSE(fs::exists(work / "out"));
@@ -298,17 +299,17 @@ TEST_CASE("tensor x pipeline x expert parallelism, there and back and across") {
   const std::vector<std::string> layouts = {"tp=2,pp=2,ep=2", "tp=1,pp=3,ep=1", "tp=3,pp=1,ep=2", "tp=1,pp=2,ep=3",
                                             "4"};
   for (const std::string& layout : layouts)
-    shard_model(work / "model", work / layout, "moe", ParallelLayout::parse(layout));
+    shard_model(work / "model", work / layout, ParallelLayout::parse(layout), "moe");
   for (std::size_t i = 0; i < layouts.size(); ++i) {
     CAPTURE(layouts[i]);
     const int ranks = ParallelLayout::parse(layouts[i]).ranks();
-    for (const Writers writers : {Writers::owners, Writers::first}) {
+    for (const Writers writers : {Writers::all, Writers::rank0}) {
       export_by(ranks, work / layouts[i], work / "out", "auto",
                 {.force = true, .memory_budget = 8 << 20, .writers = writers});
       test::check_equal(work / "model", work / "out");
     }
     const ParallelLayout to = ParallelLayout::parse(layouts[(i + 1) % layouts.size()]);
-    export_by(3, work / layouts[i], work / "across", "moe", {.force = true, .to = to});
+    export_by(3, work / layouts[i], work / "across", "moe", {.force = true, .target_layout = to});
     check_same_files(work / "across", work / layouts[(i + 1) % layouts.size()], to.ranks());
   }
 }
@@ -340,11 +341,11 @@ TEST_CASE("max, sum, stack, blocks, trim, rename and drop are applied in the wri
   }
   for (const int ranks : {1, 2, 3}) {
     CAPTURE(ranks);
-    test::run_ranks(ranks, [&](SyncGroup& group) {
+    test::run_ranks(ranks, [&](Group& group) {
       const ExportReport report =
           export_model(work / "shards", work / "out", work / "plan.json", group, {.force = true});
-      RANK_CHECK(group.rank() != 0 || report.account.dropped.size() == 3);
-      RANK_CHECK(group.rank() != 0 || (report.account.tensors_in == 21 && report.account.tensors_out == 6));
+      RANK_CHECK(group.rank() != 0 || report.manifest.dropped.size() == 3);
+      RANK_CHECK(group.rank() != 0 || (report.manifest.tensors_in == 21 && report.manifest.tensors_out == 6));
     });
     const auto out = test::tensors_of(work / "out");
     REQUIRE(out.size() == 6);

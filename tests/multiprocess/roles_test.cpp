@@ -77,12 +77,12 @@ void check_context(DistributedContext& context) {
                 layout.agent_groups[static_cast<std::size_t>(context.agent_group_id())]);
     const std::vector<int> served = layout.assigned_training_ranks(*context.assigned_buffer());
     RANK_CHECK(std::ranges::find(served, self) != served.end());
-    error_of(ErrorKind::argument, {"is a training rank, and has no group as a buffer manager"},
+    error_of(ErrorKind::invalid_argument, {"is a training rank, and has no group as a buffer manager"},
              [&] { (void)context.buffer_group(); });
   } else {
     RANK_CHECK(!context.assigned_buffer());
-    error_of(ErrorKind::argument, {"has no group as a training rank"}, [&] { (void)context.train_group(); });
-    error_of(ErrorKind::argument, {"has no group as a training rank"}, [&] { (void)context.agent_group(); });
+    error_of(ErrorKind::invalid_argument, {"has no group as a training rank"}, [&] { (void)context.train_group(); });
+    error_of(ErrorKind::invalid_argument, {"has no group as a training rank"}, [&] { (void)context.agent_group(); });
   }
   if (context.is_buffer_rank()) {
     check_group(context, context.buffer_group(), layout.buffer_ranks);
@@ -93,7 +93,7 @@ void check_context(DistributedContext& context) {
 
 /// Runs `body` with the context of each of 7 ranks.
 void run_roles(const std::function<void(DistributedContext&)>& body) {
-  run_ranks(7, [&](SyncGroup& group) {
+  run_ranks(7, [&](Group& group) {
     DistributedContext context = initialize_distributed_compute(group, sizes);
     body(context);
     context.barrier();
@@ -107,28 +107,28 @@ Parameter parameter(const char* name, Tensor value, std::optional<Tensor> gradie
 }  // namespace
 
 TEST_CASE("each rank has its groups, and can destroy and create them any number of times") {
-  run_ranks(7, [](SyncGroup& group) {
+  run_ranks(7, [](Group& group) {
     for (int round = 0; round < 2; ++round) {
       DistributedContext context = initialize_distributed_compute(group, sizes);
       check_context(context);
       context.cleanup();
       context.cleanup();
       RANK_CHECK(context.world_size() == 7);
-      error_of(ErrorKind::argument, {"cleanup() was called"}, [&] { context.barrier(); });
-      error_of(ErrorKind::argument, {"cleanup() was called"}, [&] { (void)context.train_group(); });
+      error_of(ErrorKind::invalid_argument, {"cleanup() was called"}, [&] { context.barrier(); });
+      error_of(ErrorKind::invalid_argument, {"cleanup() was called"}, [&] { (void)context.train_group(); });
       group.barrier();
     }
   });
 }
 
 TEST_CASE("one agent group is the train group; a buffer that has no host of its own causes one warning") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     static int warnings = 0;
     set_log_hook([](LogLevel level, std::string_view words) {
       if (level == LogLevel::warning && words.find("no multiple of the hosts") != std::string_view::npos) ++warnings;
     });
     DistributedContext context = initialize_distributed_compute(group, {.num_remote_buffers = 1});
-    RANK_CHECK(warnings == (context.layout().ignores_hosts && group.rank() == 0 ? 1 : 0));
+    RANK_CHECK(warnings == (context.layout().host_agnostic && group.rank() == 0 ? 1 : 0));
     if (context.is_training_rank()) RANK_CHECK(&context.agent_group() == &context.train_group());
     RANK_CHECK(context.is_buffer_rank() == (group.rank() == 3));
     RANK_CHECK(!context.coordinator_rank());
@@ -137,11 +137,11 @@ TEST_CASE("one agent group is the train group; a buffer that has no host of its 
 }
 
 TEST_CASE("invalid or different sizes are an error on all ranks, and the group remains usable") {
-  run_ranks(7, [](SyncGroup& group) {
+  run_ranks(7, [](Group& group) {
     const auto with = [&](RoleSizes these) { (void)initialize_distributed_compute(group, these); };
-    error_of(ErrorKind::argument, {"no training rank"}, [&] { with({7, 1, false}); });
-    error_of(ErrorKind::argument, {"no multiple of 4 agent groups"}, [&] { with({1, 4, true}); });
-    error_of(ErrorKind::argument, {"-1 remote buffers"}, [&] { with({-1, 1, false}); });
+    error_of(ErrorKind::invalid_argument, {"no training rank"}, [&] { with({7, 1, false}); });
+    error_of(ErrorKind::invalid_argument, {"no multiple of 4 agent groups"}, [&] { with({1, 4, true}); });
+    error_of(ErrorKind::invalid_argument, {"-1 remote buffers"}, [&] { with({-1, 1, false}); });
     for (const RoleSizes& other : {RoleSizes{1, 2, true}, RoleSizes{2, 0, true}, RoleSizes{2, 2, false}}) {
       const Error error = error_of(ErrorKind::rank_mismatch,
                                    {"rank 3", "rank 0", "2 remote buffers, 2 agent groups and 1 coordinators"},
@@ -177,9 +177,9 @@ TEST_CASE("bytes by tag, of any dtype, from one rank or any rank") {
       handle.wait();
       handle.wait();
       RANK_CHECK(handle.is_complete());
-      error_of(ErrorKind::argument, {"tag -3"}, [&] { context.send(narrow, 6, -3); });
-      error_of(ErrorKind::argument, {"itself"}, [&] { context.send(narrow, 0); });
-      error_of(ErrorKind::argument, {}, [&] { (void)context.isend(narrow, 7); });
+      error_of(ErrorKind::invalid_argument, {"tag -3"}, [&] { context.send(narrow, 6, -3); });
+      error_of(ErrorKind::invalid_argument, {"itself"}, [&] { context.send(narrow, 0); });
+      error_of(ErrorKind::invalid_argument, {}, [&] { (void)context.isend(narrow, 7); });
     }
     if (self == 6) {
       // Tags are received in a different order than they were sent. Messages with the same tag keep their order.
@@ -229,7 +229,7 @@ TEST_CASE("two ranks that both start with isend to each other complete") {
 
 TEST_CASE("a rank that waits for bytes from any rank receives the error of a killed rank") {
   run_ranks(4,
-            [](SyncGroup& group) {
+            [](Group& group) {
               DistributedContext context = initialize_distributed_compute(group, {.num_remote_buffers = 1});
               if (context.is_training_rank()) context.send(numbers({1}), *context.assigned_buffer());
               for (int i = 0; context.is_buffer_rank() && i < 3; ++i) (void)context.recv();
@@ -278,7 +278,7 @@ TEST_CASE("data of the training ranks: any dtype, more rows than the dtype can c
       RANK_CHECK((whole->dtype() == data.dtype && whole->shape() == shape));
       RANK_CHECK(std::ranges::equal(whole->bytes(), bytes));
     }
-    error_of(ErrorKind::argument, {"no dimension 0"}, [&] {
+    error_of(ErrorKind::invalid_argument, {"no dimension 0"}, [&] {
       (void)gather_distributed_data(self == 2 ? Tensor::allocate(DType::f32, {}) : numbers({1}), group);
     });
     error_of(ErrorKind::rank_mismatch, {}, [&] {
@@ -372,10 +372,10 @@ TEST_CASE("models that differ, or cannot be averaged, are an error on all ranks 
     error_of(ErrorKind::unsupported, {name(2), "parameter 'bias'"},
              [&] { average_gradients(other(1, parameter("bias", integers, integers)), group); });
     const Tensor square = pattern(DType::f32, {3, 3}, 1);
-    error_of(ErrorKind::argument, {name(2), "parameter 'bias'", "contiguous"}, [&] {
+    error_of(ErrorKind::invalid_argument, {name(2), "parameter 'bias'", "contiguous"}, [&] {
       average_models(other(1, parameter("bias", Tensor(square.view().transposed(), square.owner()))), group);
     });
-    error_of(ErrorKind::argument, {name(2), "parameter 'bias'"},
+    error_of(ErrorKind::invalid_argument, {name(2), "parameter 'bias'"},
              [&] { average_models(other(1, parameter("bias", Tensor::borrow(square.view()))), group); });
     // No tensor was written, and the group remains usable.
     RANK_CHECK(is(*model[0].gradient, {self, 2}));
@@ -410,8 +410,9 @@ TEST_CASE("by the backends of torch.distributed, with and without a process grou
     RANK_CHECK(
         is_pattern(*gather_distributed_data(pattern(DType::u8, {5}, 1), context.train_group()), DType::u8, {5}, 1));
     context.cleanup();
-    error_of(ErrorKind::argument, {"no training rank"},
+    error_of(ErrorKind::invalid_argument, {"no training rank"},
              [] { (void)initialize_distributed_compute(default_backend, {.num_remote_buffers = 1}); });
-    error_of(ErrorKind::argument, {"no backend 'ccl'"}, [] { (void)initialize_distributed_compute("ccl", {}); });
+    error_of(ErrorKind::invalid_argument, {"no backend 'ccl'"},
+             [] { (void)initialize_distributed_compute("ccl", {}); });
   });
 }

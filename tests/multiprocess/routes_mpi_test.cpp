@@ -30,7 +30,7 @@ void check(const GatheredTensors& all, Route route, std::string_view reason) {
 TEST_CASE("a local group of a program that could use MPI") {
   const std::string key = unique_key();
   run_processes(2, [&](int rank) {
-    const auto group = local_group({.key = key, .rank = rank, .size = 2, .timeout = {}, .numbers = {}});
+    const auto group = local_group({.key = key, .rank = rank, .size = 2, .timeout = {}, .global_ranks = {}});
     error_of(ErrorKind::unsupported,
              {"the route 'mpi' is forced by the caller", "the group is of kind 'local'", "All of them can go by: shm"},
              [&] { (void)get_tensors_parallel(tensor_of(rank), ranks_from(0, 2), *group, {.route = Route::mpi}); });
@@ -39,7 +39,7 @@ TEST_CASE("a local group of a program that could use MPI") {
 }
 
 TEST_CASE("four ranks on two hosts") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     const Tensor mine = tensor_of(group.rank());
     const auto gathered = [&](const std::vector<int>& list, const GatherOptions& options = {}) {
       return get_tensors_parallel(mine, list, group, options);

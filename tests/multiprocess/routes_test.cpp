@@ -25,7 +25,7 @@ Config on(const Device& device, const Tensor& tensor) {
   return Tensor::borrow(TensorView(tensor.dtype(), tensor.shape(), tensor.data(), {}, device));
 }
 
-void refused(SyncGroup& group, const Config* value, const GatherOptions& options, const std::vector<std::string>& parts,
+void refused(Group& group, const Config* value, const GatherOptions& options, const std::vector<std::string>& parts,
              ErrorKind kind = ErrorKind::unsupported) {
   fails_alike(group, kind, parts,
               [&] { (void)get_configs_parallel(value, ranks_from(0, group.size()), group, options); });
@@ -35,7 +35,7 @@ void refused(SyncGroup& group, const Config* value, const GatherOptions& options
 
 TEST_CASE("a forced route is used and reported") {
   const TemporaryDirectory directory;
-  run_ranks(3, [&](SyncGroup& group) {
+  run_ranks(3, [&](Group& group) {
     const Tensor mine = pattern(DType::u8, {3000}, static_cast<std::uint64_t>(group.rank()));
     const auto gathered = [&](const GatherOptions& options) {
       return get_tensors_parallel(mine, ranks_from(0, 3), group, options);
@@ -55,10 +55,10 @@ TEST_CASE("a forced route is used and reported") {
     set_log_hook({});
     RANK_CHECK(logged == "rank " + std::to_string(group.rank()) +
                              ": get_tensors_parallel: 9000 bytes by shm (forced by MUSTER_ROUTE)");
-    const Merged whole = merge_tensor_parallel(mine, merge::concat(0), ranks_from(0, 3), group);
+    const MergeResult whole = merge_tensor_parallel(mine, merge::concat(0), ranks_from(0, 3), group);
     RANK_CHECK(whole.report().reason == "forced by MUSTER_ROUTE");
     // Different causes, one route.
-    tells(gathered({.route = group.rank() == 1 ? Route::shm : Route::automatic}), Route::shm,
+    tells(gathered({.route = group.rank() == 1 ? Route::shm : Route::auto_}), Route::shm,
           group.rank() == 1 ? "forced by the caller" : "forced by MUSTER_ROUTE");
     const auto source = layers_of(2, [&](std::uint64_t) { return Config(mine); });
     const StreamReport stream = gather_each(source, ranks_from(0, 3), group, [](LayerPart&) {});
@@ -69,7 +69,7 @@ TEST_CASE("a forced route is used and reported") {
 }
 
 TEST_CASE("a forced route that is impossible is refused on all ranks with the possible routes") {
-  run_ranks(3, [](SyncGroup& group) {
+  run_ranks(3, [](Group& group) {
     const Config mine = pattern(DType::u8, {100}, 1);
     refused(group, &mine, {.route = Route::mpi},
             {"the route 'mpi' is forced by the caller", "3 of the 3 ranks of the list [0, 1, 2]", "libmuster-mpi",
@@ -101,7 +101,7 @@ TEST_CASE("a forced route that is impossible is refused on all ranks with the po
 
 TEST_CASE("tensors on devices, without a library that can copy them") {
   const TemporaryDirectory directory;
-  run_ranks(3, [&](SyncGroup& group) {
+  run_ranks(3, [&](Group& group) {
     const Tensor tensor = pattern(DType::f32, {64}, 1);
     const Config device = on(cuda_1, tensor);
     const Config host = Tensor(tensor);
@@ -112,9 +112,9 @@ TEST_CASE("tensors on devices, without a library that can copy them") {
     refused(group, is_one ? &device : &host, {},
             {"some tensors of the list [0, 1, 2] are on the host", "rank 0: the host", "rank 1: cuda:1",
              "rank 2: the host"},
-            ErrorKind::argument);
+            ErrorKind::invalid_argument);
     const Config both = Config::object({{"a", device}, {"b", host}});
-    refused(group, is_one ? &both : nullptr, {}, {"rank 1: cuda:1 and the host"}, ErrorKind::argument);
+    refused(group, is_one ? &both : nullptr, {}, {"rank 1: cuda:1 and the host"}, ErrorKind::invalid_argument);
     for (const Route route : {Route::shm, Route::local, Route::mpi})
       refused(group, &device, {.route = route}, {"which takes tensors of the host", "rank 0: cuda:1"});
     refused(group, &device, {.workspace = {.path = directory / "w"}},

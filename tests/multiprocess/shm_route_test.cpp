@@ -10,7 +10,7 @@ using namespace muster;
 using namespace muster::test;
 
 TEST_CASE("a sender can wait until it is released") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     const Tensor mine = pattern(DType::u8, {5000}, seed_of(group.rank(), 0));
     GatheredTensors all = get_tensors_parallel(mine, std::vector<int>{0, 1}, group);
     if (group.rank() == 1) {
@@ -28,11 +28,11 @@ TEST_CASE("a sender can wait until it is released") {
 TEST_CASE(
     "if a root keeps results until the budget is used up, all ranks get a clear error; after a release the group "
     "works") {
-  run_ranks(3, [](SyncGroup& group) {
+  run_ranks(3, [](Group& group) {
     std::vector<GatheredTensors> kept;
-    const GatherOptions options{.own = Own::copy, .memory_budget = 4 << 20};
+    const GatherOptions options{.root_tensors = RootTensors::copy, .memory_budget = 4 << 20};
     const Tensor mine = pattern(DType::u8, {1 << 20}, seed_of(group.rank(), 0));
-    error_of(ErrorKind::no_space, {"rank 0 holds 3 results"}, [&] {
+    error_of(ErrorKind::out_of_space, {"rank 0 holds 3 results"}, [&] {
       for (int round = 0; round < 8; ++round)
         kept.push_back(get_tensors_parallel(mine, ranks_from(0, 3), group, options));
     });
@@ -44,14 +44,14 @@ TEST_CASE(
 }
 
 TEST_CASE("arena tensors are not copied, and are leased until the result ends") {
-  run_ranks(3, [](SyncGroup& group) {
+  run_ranks(3, [](Group& group) {
     SharedArena arena(8 << 20);
     for (int round = 0; round < 5; ++round) {
       std::optional<Tensor> mine = arena.allocate(DType::f32, {200000});
       fill(mine->mutable_data(), mine->nbytes(), seed_of(group.rank(), round));
       {
         const GatheredTensors all =
-            get_tensors_parallel(*mine, ranks_from(0, 3), group, {.debugging = {.check_leases = true}});
+            get_tensors_parallel(*mine, ranks_from(0, 3), group, {.debug = {.detect_writes = true}});
         // At the first exchange the root must map the arena.
         RANK_CHECK(all.report().rounds == (round == 0 ? 2 : 1));
         for (const auto& [rank, tensor] : all.present())
@@ -73,7 +73,7 @@ TEST_CASE("arena tensors are not copied, and are leased until the result ends") 
 }
 
 TEST_CASE("results over shared memory are writable on request, and arenas are not") {
-  run_ranks(3, [](SyncGroup& group) {
+  run_ranks(3, [](Group& group) {
     SharedArena arena(1 << 20);
     const Tensor lent = arena.allocate(DType::u8, {1000});
     fill(lent.mutable_data(), lent.nbytes(), seed_of(group.rank(), 1));
@@ -84,8 +84,8 @@ TEST_CASE("results over shared memory are writable on request, and arenas are no
         Config config;
         config["moved"] = mine;
         config["lent"] = lent;
-        GatheredConfigs all =
-            get_configs_parallel(&config, ranks_from(0, 3), group, {.own = Own::copy, .writable = writable});
+        GatheredConfigs all = get_configs_parallel(&config, ranks_from(0, 3), group,
+                                                   {.root_tensors = RootTensors::copy, .writable = writable});
         for (const auto& [rank, each] : all.present()) {
           const Tensor& moved = each.at("moved").as_tensor();
           RANK_CHECK(is_pattern(moved, DType::u8, {bytes}, seed_of(rank, 0)));
@@ -109,7 +109,7 @@ TEST_CASE("results over shared memory are writable on request, and arenas are no
 
 TEST_CASE("a small exchange over mapped slots needs one round") {
   // Held results keep their bytes meanwhile. One result may have parts of an arena and of a slot.
-  run_ranks(3, [](SyncGroup& group) {
+  run_ranks(3, [](Group& group) {
     const std::vector<int> ranks = ranks_from(0, 3);
     SharedArena arena(1 << 20);
     const Tensor lent = arena.allocate(DType::u8, {1000});
@@ -121,13 +121,13 @@ TEST_CASE("a small exchange over mapped slots needs one round") {
                              {"strided", Tensor(TensorView(DType::u16, {60, 20}, wide.data(), {50, 1}), wide.owner())},
                              {"lent", rank == group.rank() ? lent : pattern(DType::u8, {1000}, seed_of(rank, 99))}});
     };
-    for (const Own own : {Own::borrow, Own::copy}) {
+    for (const RootTensors own : {RootTensors::borrow, RootTensors::copy}) {
       std::optional<GatheredConfigs> held;
       for (int round = 0; round < 9; ++round) {
         const Config mine = value_of(group.rank(), round);
-        GatheredConfigs all = get_configs_parallel(&mine, ranks, group, {.own = own});
+        GatheredConfigs all = get_configs_parallel(&mine, ranks, group, {.root_tensors = own});
         // Two slots are made: the second while the first one is held.
-        if (own == Own::copy || round >= 2) RANK_CHECK(all.report().rounds == 1);
+        if (own == RootTensors::copy || round >= 2) RANK_CHECK(all.report().rounds == 1);
         for (const auto& [rank, config] : all.present()) RANK_CHECK(config == value_of(rank, round));
         if (held)
           for (const auto& [rank, config] : held->present()) RANK_CHECK(config == value_of(rank, round - 1));
@@ -140,7 +140,7 @@ TEST_CASE("a small exchange over mapped slots needs one round") {
 }
 
 TEST_CASE("data written before a refused round is not read, and the next exchange has its own bytes") {
-  run_ranks(3, [](SyncGroup& group) {
+  run_ranks(3, [](Group& group) {
     const std::vector<int> ranks = ranks_from(0, 3);
     for (int round = 0; round < 3; ++round) gather_and_check(group, ranks, 5000, round);
     for (int round = 3; round < 12; round += 3) {
@@ -153,7 +153,7 @@ TEST_CASE("data written before a refused round is not read, and the next exchang
 }
 
 TEST_CASE("trim frees a sender's unused slots, and the root has none") {
-  run_ranks(3, [](SyncGroup& group) {
+  run_ranks(3, [](Group& group) {
     for (int round = 0; round < 3; ++round) {
       gather_and_check(group, ranks_from(0, 3), 5 << 20, round);
       group.barrier();
@@ -165,36 +165,37 @@ TEST_CASE("trim frees a sender's unused slots, and the root has none") {
 }
 
 TEST_CASE("the memory budget, the pool limit and the depth of the root apply to merges") {
-  run_ranks(3, [](SyncGroup& group) {
+  run_ranks(3, [](Group& group) {
     const std::vector<int> ranks = ranks_from(0, 3);
     const Tensor mine = pattern(DType::u8, {1 << 20}, seed_of(group.rank(), 0));
     const GatherOptions tight{.memory_budget = 2 << 20};
-    error_of(ErrorKind::no_space, {"memory budget", "rank 0"},
+    error_of(ErrorKind::out_of_space, {"memory budget", "rank 0"},
              [&] { (void)merge_tensor_parallel(mine, merge::concat(0), ranks, group, tight); });
     // The root's estimate exceeds the budget, but the actual size does not.
     const GatherOptions enough{.memory_budget = 4 << 20};
     const auto most_of_it = [](int rank) { return pattern(DType::u8, {rank == 0 ? 3 << 20 : 100}, seed_of(rank, 4)); };
     merge_and_check(group, ranks, merge::concat(0), most_of_it, enough);
     (void)trim(group);
-    std::vector<Merged> kept;
+    std::vector<MergeResult> kept;
     kept.push_back(merge_tensor_parallel(mine, merge::concat(0), ranks, group, enough));
-    error_of(ErrorKind::no_space, {"holds 1 results"},
+    error_of(ErrorKind::out_of_space, {"holds 1 results"},
              [&] { (void)merge_tensor_parallel(mine, merge::concat(0), ranks, group, enough); });
     kept.clear();
     group.barrier();
     merge_and_check(group, ranks, merge::concat(0), patterns(DType::u8, {1 << 20}, 5), enough);
     // Another list uses its own slot. The pool limit does not allow the first list's slot to be kept.
-    const Merged other = merge_tensor_parallel(mine, merge::sum(), std::vector<int>{0, 1}, group, {.pool_limit = 0});
+    const MergeResult other =
+        merge_tensor_parallel(mine, merge::sum(), std::vector<int>{0, 1}, group, {.pool_limit = 0});
     if (group.rank() == 0) RANK_CHECK(other.report().pool_bytes < (6 << 20));
   });
 }
 
 TEST_CASE("from the third exchange on there are two rounds and no page fault") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     const Tensor mine = pattern(DType::bf16, {512, 2048}, seed_of(group.rank(), 0));
     for (const Merge& merge : {merge::concat(0), merge::concat(1), merge::stack(), merge::sum()}) {
       for (int round = 0; round < 6; ++round) {
-        const Merged merged = merge_tensor_parallel(mine, merge, ranks_from(0, 4), group);
+        const MergeResult merged = merge_tensor_parallel(mine, merge, ranks_from(0, 4), group);
         RANK_CHECK(merged.report().rounds == 2);
         RANK_CHECK(merged.report().route == Route::shm);
         RANK_CHECK(merged.report().payload_bytes == 8 << 20);

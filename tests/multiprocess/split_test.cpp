@@ -23,7 +23,7 @@ using namespace std::chrono_literals;
 namespace {
 
 /// Every member passes a tensor. Rank 0 of `group` receives those of `members`, which are ranks of the job.
-void check_gather(SyncGroup& group, const std::vector<int>& members, int me, std::uint64_t seed) {
+void check_gather(Group& group, const std::vector<int>& members, int me, std::uint64_t seed) {
   const auto all = ranks_from(0, group.size());
   const Tensor mine = pattern(DType::u8, {50000}, seed + static_cast<std::uint64_t>(me));
   const GatheredTensors result = get_tensors_parallel(mine, all, group);
@@ -31,7 +31,7 @@ void check_gather(SyncGroup& group, const std::vector<int>& members, int me, std
   for (const auto& [rank, tensor] : result.present())
     RANK_CHECK(is_pattern(tensor, DType::u8, {50000},
                           seed + static_cast<std::uint64_t>(members[static_cast<std::size_t>(rank)])));
-  const Merged merged = merge_tensor_parallel(mine, merge::concat(0), all, group);
+  const MergeResult merged = merge_tensor_parallel(mine, merge::concat(0), all, group);
   if (group.rank() == 0) RANK_CHECK((merged.tensor()->shape() == Shape{50000 * group.size()}));
   std::uint64_t layers = 0;
   const auto source = [&, next = 0]() mutable -> std::optional<Config> {
@@ -56,7 +56,7 @@ std::vector<int> list_of(int rank, const std::vector<std::vector<int>>& lists) {
 
 TEST_CASE("parts have the ranks of their lists, in that order, and do not mix with each other or the whole group") {
   const std::vector<std::vector<int>> lists = {{4, 0}, {1, 2, 5}};
-  run_ranks(6, [&](SyncGroup& group) {
+  run_ranks(6, [&](Group& group) {
     const int me = group.rank();
     const std::vector<int> list = list_of(me, lists);
     const auto part = group.split(list);
@@ -65,7 +65,7 @@ TEST_CASE("parts have the ranks of their lists, in that order, and do not mix wi
       RANK_CHECK(part->size() == static_cast<int>(list.size()));
       RANK_CHECK(list[static_cast<std::size_t>(part->rank())] == me);
       for (int rank = 0; rank < part->size(); ++rank)
-        RANK_CHECK(part->info(rank).rank == list[static_cast<std::size_t>(rank)]);
+        RANK_CHECK(part->info(rank).global_rank == list[static_cast<std::size_t>(rank)]);
       RANK_CHECK(part->nonce() != group.nonce());
       // One part makes more calls than the other.
       for (int turn = 0; turn < (list.size() == 2 ? 5 : 1); ++turn) check_gather(*part, list, me, 100);
@@ -80,16 +80,16 @@ TEST_CASE("parts have the ranks of their lists, in that order, and do not mix wi
 }
 
 TEST_CASE("parts of parts, duplicates of parts and of the whole group at the same time") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     const int me = group.rank();
     const std::vector<int> pair = me < 2 ? std::vector{0, 1} : std::vector{3, 2};
     const auto part = group.split(pair);
-    std::vector<std::shared_ptr<SyncGroup>> copies;
+    std::vector<std::shared_ptr<Group>> copies;
     for (int i = 0; i < 3; ++i) copies.push_back(part->duplicate());
     const auto whole = group.duplicate();
     const auto alone = part->split(std::vector{part->rank()});
     RANK_CHECK(alone->size() == 1);
-    RANK_CHECK(alone->info(0).rank == me);
+    RANK_CHECK(alone->info(0).global_rank == me);
     for (const auto& copy : copies) check_gather(*copy, pair, me, 300);
     check_gather(*whole, {0, 1, 2, 3}, me, 400);
     check_gather(*alone, {me}, me, 500);
@@ -100,7 +100,7 @@ TEST_CASE("parts of parts, duplicates of parts and of the whole group at the sam
 }
 
 TEST_CASE("parts and their duplicates outlive the duplicate that they were split from") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     auto whole = group.duplicate();
     const std::vector<int> pair = group.rank() < 2 ? std::vector{1, 0} : std::vector{2, 3};
     auto part = whole->split(pair);
@@ -115,12 +115,12 @@ TEST_CASE("parts and their duplicates outlive the duplicate that they were split
 }
 
 TEST_CASE("asynchronous calls on parts") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     const int me = group.rank();
     const std::vector<int> near = me < 2 ? std::vector{1, 0} : std::vector{2, 3};
     const std::vector<int> far = me % 2 == 0 ? std::vector{2, 0} : std::vector{1, 3};
     const Tensor mine = pattern(DType::u8, {50000}, static_cast<std::uint64_t>(me));
-    const auto check = [&](const GatheredTensors& result, const SyncGroup& part, const std::vector<int>& members) {
+    const auto check = [&](const GatheredTensors& result, const Group& part, const std::vector<int>& members) {
       RANK_CHECK(result.present().size() == (part.rank() == 0 ? members.size() : 0));
       for (const auto& [rank, tensor] : result.present())
         RANK_CHECK(is_pattern(tensor, DType::u8, {50000},
@@ -156,12 +156,12 @@ TEST_CASE("invalid lists are refused on all ranks, and the group remains usable"
     const char* words;
   };
   const std::vector<Case> cases = {
-      {{{0, 1}, {0, 1}, {2, 4}, {}}, ErrorKind::argument, "rank 4 is not in the group"},
-      {{{0, 0}, {}, {}, {}}, ErrorKind::argument, "twice"},
+      {{{0, 1}, {0, 1}, {2, 4}, {}}, ErrorKind::invalid_argument, "rank 4 is not in the group"},
+      {{{0, 0}, {}, {}, {}}, ErrorKind::invalid_argument, "twice"},
       {{{0, 1}, {1, 0}, {}, {}}, ErrorKind::rank_mismatch, "all members of a list must pass the same one"},
       {{{0, 1}, {}, {2, 3}, {2, 3}}, ErrorKind::rank_mismatch, "which 1 of them pass"},
   };
-  run_ranks(4, [&](SyncGroup& group) {
+  run_ranks(4, [&](Group& group) {
     for (const Case& one : cases) {
       const Error error = error_of([&] { (void)group.split(one.lists[static_cast<std::size_t>(group.rank())]); });
       RANK_CHECK(error.kind() == one.kind);
@@ -174,11 +174,11 @@ TEST_CASE("invalid lists are refused on all ranks, and the group remains usable"
 }
 
 TEST_CASE("a part that fails does not affect the whole group and the other parts") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     const int me = group.rank();
     const std::vector<int> pair = me < 2 ? std::vector{0, 1} : std::vector{2, 3};
     const auto part = group.split(pair);
-    if (me == 3) part->poison(Error(ErrorKind::io, "the disk of rank 3"));
+    if (me == 3) part->abort(Error(ErrorKind::io, "the disk of rank 3"));
     if (me >= 2)
       RANK_CHECK(says(error_of([&] { part->barrier(); }), "the disk of rank 3"));
     else
@@ -206,13 +206,13 @@ TEST_CASE("a killed rank ends its part, named by its number in the job; the othe
       for (int turn = 0; turn < 3; ++turn) check_gather(*part, pair, rank, 20);
     }
     // The destructor of the failed group does not wait for the dead rank.
-    group->poison(Error(ErrorKind::cancelled, "enough"));
+    group->abort(Error(ErrorKind::cancelled, "enough"));
   });
   check_ended(ranks.wait(), {3});
 }
 
 TEST_CASE("a deadline in a part names the missing rank by its number in the job") {
-  run_ranks(3, [](SyncGroup& group) {
+  run_ranks(3, [](Group& group) {
     const auto part = group.split(std::vector{2, 1});
     if (group.rank() == 2) {
       const Error error = error_of([&] { part->barrier({.timeout = 300ms, .stop = {}, .phase = "meeting"}); });
@@ -224,7 +224,7 @@ TEST_CASE("a deadline in a part names the missing rank by its number in the job"
 }
 
 TEST_CASE("thousands of parts one after another take no more memory than one") {
-  run_ranks(2, [](SyncGroup& group) {
+  run_ranks(2, [](Group& group) {
     for (int turn = 0; turn < 1000; ++turn) {
       const auto part = group.split(std::vector{1, 0});
       part->barrier();

@@ -37,7 +37,7 @@ LayerSource layers_of_bytes(std::uint64_t layers, std::int64_t bytes, std::funct
 }
 
 /// Runs a whole stream and an exchange, which succeed on a usable group.
-void expect_usable(SyncGroup& group) {
+void expect_usable(Group& group) {
   std::uint64_t taken = 0;
   const auto consume = [&](LayerPart& part) {
     for (const auto& [rank, config] : part.present())
@@ -52,11 +52,11 @@ void expect_usable(SyncGroup& group) {
 
 /// Runs a stream that must fail in the same way on every rank. Each rank reports its error message. Returns the
 /// messages.
-std::string fail_alike(const std::function<void(SyncGroup&)>& stream, const std::function<void(const Error&)>& check,
+std::string fail_alike(const std::function<void(Group&)>& stream, const std::function<void(const Error&)>& check,
                        bool is_usable) {
   const auto ended = try_ranks(
       4,
-      [&](SyncGroup& group) {
+      [&](Group& group) {
         expect_usable(group);
         group.barrier();
         const Error error = error_of([&] { stream(group); });
@@ -87,7 +87,7 @@ TEST_CASE("a source throws, on each rank, early and late: all ranks get the mess
       SharedWords moment;
       const auto now = [] { return static_cast<std::uint64_t>(Clock::now().time_since_epoch().count()); };
       const std::string words = fail_alike(
-          [&](SyncGroup& group) {
+          [&](Group& group) {
             const auto boom = [&](std::uint64_t at) {
               if (group.rank() != origin || at != layer) return;
               moment[0] = now();
@@ -113,14 +113,15 @@ TEST_CASE("a source throws, on each rank, early and late: all ranks get the mess
 
 TEST_CASE("a consumer throws: an Error keeps its kind and path, and the group remains usable") {
   const std::string words = fail_alike(
-      [](SyncGroup& group) {
+      [](Group& group) {
         const auto consume = [](LayerPart& part) {
-          if (part.layer == 4) throw Error(ErrorKind::no_space, "the disk is full", {.path = "/out/model.safetensors"});
+          if (part.layer == 4)
+            throw Error(ErrorKind::out_of_space, "the disk is full", {.path = "/out/model.safetensors"});
         };
         gather_each(layers_of_bytes(endless, 100000), listed, group, consume);
       },
       [](const Error& error) {
-        RANK_CHECK(error.kind() == ErrorKind::no_space);
+        RANK_CHECK(error.kind() == ErrorKind::out_of_space);
         RANK_CHECK(error.rank() == first);
         RANK_CHECK(error.path() == "/out/model.safetensors");
       },
@@ -130,14 +131,14 @@ TEST_CASE("a consumer throws: an Error keeps its kind and path, and the group re
 
 TEST_CASE("a config that no route supports is a failure of its rank, with the layer's number") {
   const std::string words = fail_alike(
-      [](SyncGroup& group) {
+      [](Group& group) {
         std::uint64_t given = 0;
         const auto source = [&]() -> std::optional<Config> {
           return group.rank() == 2 && ++given == 3 ? Config("\xff") : Config("x");
         };
         gather_each(source, listed, group, [](LayerPart&) {});
       },
-      [](const Error& error) { RANK_CHECK(error.kind() == ErrorKind::argument && error.rank() == 2); }, true);
+      [](const Error& error) { RANK_CHECK(error.kind() == ErrorKind::invalid_argument && error.rank() == 2); }, true);
   CHECK(words.find("layer 2: a key or string of a config is not UTF-8") != std::string::npos);
 }
 
@@ -145,7 +146,7 @@ TEST_CASE("sources of different lengths: all ranks get the number of layers of e
   for (const int shorter : listed) {
     CAPTURE(shorter);
     const std::string words = fail_alike(
-        [&](SyncGroup& group) {
+        [&](Group& group) {
           gather_each(layers_of_bytes(group.rank() == shorter ? 3 : 6, 100000), listed, group, [](LayerPart&) {});
         },
         [](const Error& error) { RANK_CHECK(error.kind() == ErrorKind::rank_mismatch); }, true);
@@ -157,7 +158,7 @@ TEST_CASE("sources of different lengths: all ranks get the number of layers of e
 
 TEST_CASE("a failure of another list also ends the stream of this list") {
   fail_alike(
-      [](SyncGroup& group) {
+      [](Group& group) {
         const bool is_failing = group.rank() >= 2;
         const auto boom = [&](std::uint64_t layer) {
           if (group.rank() == 3 && layer == 5) throw std::runtime_error("boom");
@@ -169,7 +170,7 @@ TEST_CASE("a failure of another list also ends the stream of this list") {
 }
 
 TEST_CASE("repeated failures leak no descriptors") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     std::size_t after_two = 0;
     for (int round = 0; round < 8; ++round) {
       const auto boom = [&](std::uint64_t layer) {
@@ -187,7 +188,7 @@ TEST_CASE("repeated failures leak no descriptors") {
 namespace {
 
 /// Runs a stream in which rank `slow` works longer than the deadline, in its consumer or its source.
-void slow_stream(SyncGroup& group, int slow, bool tells) {
+void slow_stream(Group& group, int slow, bool tells) {
   const auto work = [&] {
     for (int i = 0; i < 60; ++i) {
       std::this_thread::sleep_for(20ms);
@@ -209,20 +210,20 @@ void slow_stream(SyncGroup& group, int slow, bool tells) {
 TEST_CASE("a consumer or source that takes longer than the deadline and reports progress does not time out") {
   for (const int slow : {first, 2}) {
     CAPTURE(slow);
-    run_ranks(4, [&](SyncGroup& group) { slow_stream(group, slow, true); });
+    run_ranks(4, [&](Group& group) { slow_stream(group, slow, true); });
   }
 }
 
 TEST_CASE("a consumer or source that hangs is a timeout on all ranks") {
   for (const int slow : {first, 2}) {
     CAPTURE(slow);
-    fail_alike([&](SyncGroup& group) { slow_stream(group, slow, false); },
+    fail_alike([&](Group& group) { slow_stream(group, slow, false); },
                [](const Error& error) { RANK_CHECK(error.kind() == ErrorKind::timeout); }, false);
   }
 }
 
 TEST_CASE("a stream longer than the deadline: ranks that have finished or are in no list keep waiting") {
-  run_ranks(4, [](SyncGroup& group) {
+  run_ranks(4, [](Group& group) {
     const auto consume = [](LayerPart&) { std::this_thread::sleep_for(12ms); };
     gather_each(layers_of_bytes(60, 1000), listed, group, consume, {.timeout = 400ms});
   });
@@ -232,7 +233,7 @@ TEST_CASE("a stop token on any rank cancels the stream of all") {
   for (const int cancelled : {first, 2, outsider}) {
     CAPTURE(cancelled);
     fail_alike(
-        [&](SyncGroup& group) {
+        [&](Group& group) {
           std::stop_source stop;
           std::jthread stopping;
           if (group.rank() == cancelled)
@@ -251,7 +252,7 @@ TEST_CASE("a stop token on any rank cancels the stream of all") {
 }
 
 TEST_CASE("source and consumer may use another group during a stream") {
-  run_ranks(3, [](SyncGroup& group) {
+  run_ranks(3, [](Group& group) {
     const auto other = group.duplicate();
     const auto before = [&](std::uint64_t) { other->barrier(); };
     std::uint64_t taken = 0;

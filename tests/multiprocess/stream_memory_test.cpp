@@ -47,7 +47,7 @@ void expect_count(const std::atomic<std::uint64_t>& word, std::uint64_t expected
 TEST_CASE("a stream of 20 times the budget: the kernel never counts more than the budget for all senders together") {
   SharedWords used;
   constexpr std::uint64_t budget = 4_MiB;
-  run_ranks(4, [&](SyncGroup& group) {
+  run_ranks(4, [&](Group& group) {
     std::uint64_t received = 0;
     std::uint64_t most = 0;
     const auto make = [&](std::uint64_t layer) {
@@ -83,7 +83,7 @@ TEST_CASE("senders are ahead of the consumer by the pipeline's depth, and no fur
   for (const int depth : {1, 2, 4}) {
     CAPTURE(depth);
     SharedWords asked;
-    run_ranks(3, [&](SyncGroup& group) {
+    run_ranks(3, [&](Group& group) {
       constexpr std::uint64_t layers = 6;
       const auto make = [&](std::uint64_t layer) {
         ++asked[group.rank()];
@@ -100,7 +100,7 @@ TEST_CASE("senders are ahead of the consumer by the pipeline's depth, and no fur
 
 TEST_CASE("what the consumer keeps holds credits until another thread releases it, and outlives the stream") {
   SharedWords asked;
-  run_ranks(2, [&](SyncGroup& group) {
+  run_ranks(2, [&](Group& group) {
     constexpr std::uint64_t layers = 8;
     const auto make = [&](std::uint64_t layer) {
       ++asked[group.rank()];
@@ -138,7 +138,7 @@ TEST_CASE("what the consumer keeps holds credits until another thread releases i
 }
 
 TEST_CASE("a consumer that keeps all parts ends in a timeout that names the cause") {
-  const auto ended = try_ranks(2, [](SyncGroup& group) {
+  const auto ended = try_ranks(2, [](Group& group) {
     std::vector<Tensor> kept;
     const auto consume = [&](LayerPart& part) { kept.push_back(part.configs[1]->at("w").as_tensor()); };
     const Error error = error_of(ErrorKind::timeout, {"gather_each: "}, [&] {
@@ -153,7 +153,7 @@ TEST_CASE("a consumer that keeps all parts ends in a timeout that names the caus
 }
 
 TEST_CASE("arena tensors are sent as references, however small the budget, and their leases are the credits") {
-  run_ranks(3, [](SyncGroup& group) {
+  run_ranks(3, [](Group& group) {
     const std::vector<int> ranks = {0, 1, 2};
     SharedArena arena(8_MiB);
     std::vector<Tensor> layers;
@@ -166,13 +166,13 @@ TEST_CASE("arena tensors are sent as references, however small the budget, and t
     });
     std::uint64_t taken = 0;
     const auto consume = [&](LayerPart& part) {
-      RANK_CHECK(part.parts == 1 && part.slices.empty());
+      RANK_CHECK(part.num_parts == 1 && part.slices.empty());
       for (const auto& [rank, config] : part.present())
         RANK_CHECK(is_pattern(config.at("w").as_tensor(), DType::u8, {1 << 20}, seed_of(rank, part.layer)));
       ++taken;
     };
     const StreamReport report =
-        gather_each(source, ranks, group, consume, {.memory_budget = 64_KiB, .debugging = {.check_leases = true}});
+        gather_each(source, ranks, group, consume, {.memory_budget = 64_KiB, .debug = {.detect_writes = true}});
     RANK_CHECK(report.arena_bytes == (group.rank() == 0 ? 2 : 1) * 4_MiB);
     RANK_CHECK(report.peak_slot_bytes == 0);
     RANK_CHECK(taken == (group.rank() == 0 ? 4 : 0));
@@ -183,7 +183,7 @@ TEST_CASE("arena tensors are sent as references, however small the budget, and t
 }
 
 TEST_CASE("two rounds per stream, and two more for the first one of a group; trim releases the senders' memory") {
-  run_ranks(3, [](SyncGroup& group) {
+  run_ranks(3, [](Group& group) {
     for (int first = 0; first < 3; ++first) {
       const auto ignore = [](LayerPart&) {};
       const StreamReport report = gather_each(layers_of(3, small_layer), ranks_from(first, 3), group, ignore);

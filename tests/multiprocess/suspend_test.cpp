@@ -64,30 +64,30 @@ class Gate {
 /// An operation in which ranks 0 and 2 wait until rank 1 has passed the gate.
 struct Wait {
   std::string name;
-  std::function<void(SyncGroup& group, const std::function<void()>& pass)> run;
+  std::function<void(Group& group, const std::function<void()>& pass)> run;
   bool is_rendezvous = false;
 };
 
-void late(const SyncGroup& group, const std::function<void()>& pass) {
+void late(const Group& group, const std::function<void()>& pass) {
   if (group.rank() == 1) pass();
 }
 
 std::vector<Wait> waits() {
   return {
-      {"rendezvous", [](SyncGroup& group, const auto&) { group.barrier(); }, true},
+      {"rendezvous", [](Group& group, const auto&) { group.barrier(); }, true},
       {"barrier",
-       [](SyncGroup& group, const auto& pass) {
+       [](Group& group, const auto& pass) {
          late(group, pass);
          group.barrier();
        }},
       {"a small and a large gather",
-       [](SyncGroup& group, const auto& pass) {
+       [](Group& group, const auto& pass) {
          late(group, pass);
          gather_and_check(group, ranks_from(0, 3), 100, 1);
          gather_and_check(group, ranks_from(0, 3), 3 << 20, 2);
        }},
       {"a message",
-       [](SyncGroup& group, const auto& pass) {
+       [](Group& group, const auto& pass) {
          late(group, pass);
          const std::vector<std::byte> long_one(2 << 20);
          if (group.rank() == 0) group.send(1, long_one);
@@ -96,7 +96,7 @@ std::vector<Wait> waits() {
          if (group.rank() == 1) group.send(2, std::span(long_one).first(10));
        }},
       {"a stream",
-       [](SyncGroup& group, const auto& pass) {
+       [](Group& group, const auto& pass) {
          const Model model = [](int rank, std::uint64_t layer) {
            return Config(pattern(DType::u8, {300'000}, seed_of(rank, layer)));
          };
@@ -111,7 +111,7 @@ std::vector<Wait> waits() {
          if (group.rank() == 0) RANK_CHECK(parts >= 6);
        }},
       {"an asynchronous gather",
-       [](SyncGroup& group, const auto& pass) {
+       [](Group& group, const auto& pass) {
          late(group, pass);
          auto work = get_tensors_async(pattern(DType::u8, {1000}, 1), ranks_from(0, 3), group);
          // The time of this wait also pauses.
@@ -119,7 +119,7 @@ std::vector<Wait> waits() {
          (void)work.get();
        }},
       {"a process group",
-       [](SyncGroup& group, const auto& pass) {
+       [](Group& group, const auto& pass) {
          ProcessGroup process_group(group);
          late(group, pass);
          process_group.barrier();

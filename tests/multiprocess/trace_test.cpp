@@ -78,7 +78,7 @@ TEST_CASE("the trace of 10,000 exchanges of four ranks has all of them, each ins
   const TemporaryDirectory directory;
   {
     const Setting setting("MUSTER_TRACE", directory / "trace");
-    run_ranks(4, [](SyncGroup& group) {
+    run_ranks(4, [](Group& group) {
       RANK_CHECK(is_tracing());
       const TraceSpan loop("loop");
       const Tensor tensor = pattern(DType::u8, {256}, 1);
@@ -132,7 +132,7 @@ TEST_CASE("calls of every kind are in the trace, for every thread") {
   const TemporaryDirectory directory;
   {
     const Setting setting("MUSTER_TRACE", directory / "trace");
-    run_ranks(3, [](SyncGroup& group) {
+    run_ranks(3, [](Group& group) {
       const Tensor tensor = pattern(DType::f32, {1024}, 1);
       (void)get_configs_parallel(nullptr, {1, 2}, group);
       (void)merge_tensor_parallel(tensor, merge::Concat{0}, all_ranks, group);
@@ -305,7 +305,7 @@ TEST_CASE("a stopped rank is reported as stopped, and a timeout names the comman
 TEST_CASE("jobs that succeed leave no file, and failed jobs at most eight files of this user") {
   const TemporaryDirectory directory;
   const Setting setting("TMPDIR", directory.path().string());
-  run_ranks(2, [](SyncGroup& group) { group.barrier(); });
+  run_ranks(2, [](Group& group) { group.barrier(); });
   CHECK(directory.count() == 0);
   const auto fail = [] {
     const GroupOf meeting(2);
@@ -397,7 +397,7 @@ TEST_CASE("a failed operation is reported as failed, and waits are attributed to
   {
     const Setting setting("MUSTER_TRACE", directory / "trace");
     SharedWords words;
-    run_ranks(3, [&](SyncGroup& group) {
+    run_ranks(3, [&](Group& group) {
       // Rank 1 arrives last.
       for (int i = 0; i < 5; ++i) {
         if (group.rank() == 1) await(words[0], 2 * (static_cast<std::uint64_t>(i) + 1));
@@ -406,7 +406,7 @@ TEST_CASE("a failed operation is reported as failed, and waits are attributed to
         group.barrier();
       }
       const TraceSpan step("step");
-      error_of(ErrorKind::argument, {}, [&] { (void)get_tensors_parallel(Tensor(), {0, 0}, group); });
+      error_of(ErrorKind::invalid_argument, {}, [&] { (void)get_tensors_parallel(Tensor(), {0, 0}, group); });
     });
   }
   const inspect::Trace trace = inspect::read_trace(directory / "trace");

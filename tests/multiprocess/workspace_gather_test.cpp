@@ -29,7 +29,7 @@ using namespace std::chrono_literals;
 
 namespace {
 
-std::string words_of_gather(SyncGroup& group, ErrorKind kind, const GatherOptions& options, int rank_of_error = -1) {
+std::string words_of_gather(Group& group, ErrorKind kind, const GatherOptions& options, int rank_of_error = -1) {
   const Tensor mine = pattern(DType::u8, {5000}, 1);
   const Error error =
       error_of(kind, {}, [&] { (void)get_tensors_parallel(mine, ranks_from(0, group.size()), group, options); });
@@ -42,7 +42,7 @@ std::string words_of_gather(SyncGroup& group, ErrorKind kind, const GatherOption
 TEST_CASE("gathers, merges and streams over a given workspace; no file remains") {
   const TemporaryDirectory directory;
   const std::string path = directory / "w";
-  run_ranks(4, [&](SyncGroup& group) {
+  run_ranks(4, [&](Group& group) {
     const int rank = group.rank();
     for (const int first : {0, 2})
       for (const std::optional<int> level : {std::optional<int>(), std::optional<int>(1)}) {
@@ -98,7 +98,7 @@ TEST_CASE("two jobs gather through one workspace at the same time") {
 TEST_CASE("kept files stay complete, and a survey lists them") {
   const TemporaryDirectory directory;
   const std::string path = directory / "w";
-  run_ranks(3, [&](SyncGroup& group) {
+  run_ranks(3, [&](Group& group) {
     const Config mine = layer_of(group.rank());
     (void)get_configs_parallel(&mine, ranks_from(1, 3), group, {.workspace = {.path = path, .keep_files = true}});
   });
@@ -124,29 +124,30 @@ TEST_CASE("kept files stay complete, and a survey lists them") {
 TEST_CASE("ranks that disagree about the workspace are an error on all, and the group remains usable") {
   const TemporaryDirectory directory;
   const std::string path = directory / "w";
-  run_ranks(3, [&](SyncGroup& group) {
+  run_ranks(3, [&](Group& group) {
     const std::string words = words_of_gather(group, ErrorKind::rank_mismatch,
                                               {.workspace = {.path = group.rank() == 1 ? path : std::string()}});
     RANK_CHECK(words.find("rank 1 workspace") != std::string::npos);
     // A directory with the same name may be another one. The test uses another name for another directory.
-    const std::string other =
-        words_of_gather(group, ErrorKind::argument, {.workspace = {.path = group.rank() == 2 ? path + "2" : path}}, 2);
+    const std::string other = words_of_gather(group, ErrorKind::invalid_argument,
+                                              {.workspace = {.path = group.rank() == 2 ? path + "2" : path}}, 2);
     RANK_CHECK(other.find("it is not one directory") != std::string::npos);
     // Another name for the same directory.
     const Tensor mine = pattern(DType::u8, {5000}, 1);
     (void)get_tensors_parallel(mine, ranks_from(0, 3), group,
                                {.workspace = {.path = group.rank() == 2 ? path + "/../w/" : path}});
     // The path was verified once, and then changed on one rank only.
-    const std::string changed =
-        words_of_gather(group, ErrorKind::argument, {.workspace = {.path = group.rank() == 1 ? path + "3" : path}}, 1);
+    const std::string changed = words_of_gather(group, ErrorKind::invalid_argument,
+                                                {.workspace = {.path = group.rank() == 1 ? path + "3" : path}}, 1);
     RANK_CHECK(changed.find("change the path on all ranks") != std::string::npos);
-    (void)words_of_gather(group, ErrorKind::argument, {.route = Route::shm, .workspace = {.path = path}});
-    (void)words_of_gather(group, ErrorKind::argument, {.workspace = {.keep_files = true}});
+    (void)words_of_gather(group, ErrorKind::invalid_argument, {.route = Route::shm, .workspace = {.path = path}});
+    (void)words_of_gather(group, ErrorKind::invalid_argument, {.workspace = {.keep_files = true}});
     (void)words_of_gather(group, ErrorKind::unsupported, {.route = Route::workspace});
     // A path that cannot be a workspace on one rank is an error on all.
     if (group.rank() == 0) write_text(path + "-file", "x");
     group.barrier();
-    const std::string file = words_of_gather(group, ErrorKind::argument, {.workspace = {.path = path + "-file"}}, 0);
+    const std::string file =
+        words_of_gather(group, ErrorKind::invalid_argument, {.workspace = {.path = path + "-file"}}, 0);
     RANK_CHECK(file.find("it is a file") != std::string::npos);
     group.barrier();
   });
@@ -157,11 +158,11 @@ TEST_CASE(
     "a rank whose disk fails is named by all, whichever rank it is; no file remains, and the group remains usable") {
   const TemporaryDirectory directory;
   const std::string path = directory / "w";
-  run_ranks(3, [&](SyncGroup& group) {
+  run_ranks(3, [&](Group& group) {
     const Tensor mine = pattern(DType::u8, {5000}, 1);
     (void)get_tensors_parallel(mine, ranks_from(0, 3), group, {.workspace = {.path = path}});
     for (const auto& [call, error, kind] :
-         {std::tuple("pwrite", ENOSPC, ErrorKind::no_space), std::tuple("rename", EIO, ErrorKind::io),
+         {std::tuple("pwrite", ENOSPC, ErrorKind::out_of_space), std::tuple("rename", EIO, ErrorKind::io),
           std::tuple("close", EIO, ErrorKind::io), std::tuple("create", EACCES, ErrorKind::io)}) {
       std::optional<FailingCall> fault;
       if (group.rank() == 2) fault.emplace(CallToFail{.call = call, .path = path, .error = error});

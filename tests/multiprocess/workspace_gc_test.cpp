@@ -33,13 +33,12 @@ void make_older(const std::string& path, std::chrono::hours age) {
   std::filesystem::last_write_time(path, std::filesystem::file_time_type::clock::now() - age);
 }
 
-void write_state(const TemporaryDirectory& directory, const std::string& job, int rank, int size,
-                 std::uint64_t generation) {
-  const Name name{.kind = NameKind::state, .job = job, .rank = rank, .world_size = size, .generation = generation};
-  const std::vector<NamedTensor> weights = {{"w", pattern(DType::f32, {100}, generation)}};
+void write_state(const TemporaryDirectory& directory, const std::string& job, int rank, int size, std::uint64_t step) {
+  const Name name{.kind = NameKind::state, .job = job, .rank = rank, .world_size = size, .step = step};
+  const std::vector<NamedTensor> weights = {{"w", pattern(DType::f32, {100}, step)}};
   write_state_file(
       directory / file_name(name), {}, weights,
-      {.info = {.job = *parse_job(job), .generation = generation, .rank = rank, .world_size = size}, .durable = false});
+      {.info = {.job = *parse_job(job), .step = step, .rank = rank, .world_size = size}, .durable = false});
 }
 
 const GcItem& item_of(const GcReport& report, const std::string& file) {
@@ -50,23 +49,21 @@ const GcItem& item_of(const GcReport& report, const std::string& file) {
 
 }  // namespace
 
-TEST_CASE("a survey lists jobs, ranks, generations, and incomplete files with the reason") {
+TEST_CASE("a survey lists jobs, ranks, steps, and incomplete files with the reason") {
   const TemporaryDirectory directory;
-  for (const std::uint64_t generation : {1, 2}) {
-    write_state(directory, job_a, 0, 3, generation);
-    write_state(directory, job_a, 2, 3, generation);
+  for (const std::uint64_t step : {1, 2}) {
+    write_state(directory, job_a, 0, 3, step);
+    write_state(directory, job_a, 2, 3, step);
   }
   write_state(directory, job_a, 1, 3, 1);
   write_state(directory, job_b, 0, 1, 7);
-  const std::string torn =
-      file_name({.kind = NameKind::state, .job = job_a, .rank = 1, .world_size = 3, .generation = 2});
+  const std::string torn = file_name({.kind = NameKind::state, .job = job_a, .rank = 1, .world_size = 3, .step = 2});
   write_text(directory / torn, std::string(5000, 'x'));
   write_text(directory / "notes.txt", "mine");
   std::filesystem::create_directory(directory / "folder");
   const std::string growing = file_name({.kind = NameKind::growing, .random = std::string(16, '1'), .writer = dead()});
   write_text(directory / growing, std::string(100, 'x'));
-  make_older(
-      directory / file_name({.kind = NameKind::state, .job = job_b, .rank = 0, .world_size = 1, .generation = 7}), 5h);
+  make_older(directory / file_name({.kind = NameKind::state, .job = job_b, .rank = 0, .world_size = 1, .step = 7}), 5h);
   const Survey survey = workspace::survey(directory.path());
   CHECK(survey.marked == Marked::by_names);
   REQUIRE(survey.jobs.size() == 2);
@@ -74,35 +71,34 @@ TEST_CASE("a survey lists jobs, ranks, generations, and incomplete files with th
   CHECK(job.nonce == job_a);
   CHECK(job.world_size == 3);
   REQUIRE(job.states.size() == 6);
-  CHECK(job.common_generation == 1);
+  CHECK(job.common_step == 1);
   CHECK(job.missing_ranks.empty());
   for (const SurveyState& state : job.states) {
     CHECK(state.complete == (state.entry.file != torn));
     CHECK(state.problem.empty() == state.complete);
     if (state.complete) CHECK((state.tensors == 1 && state.tensor_bytes == 400 && !state.compressed));
   }
-  CHECK(survey.jobs[1].common_generation == 7);
+  CHECK(survey.jobs[1].common_step == 7);
   REQUIRE(survey.temporary.size() == 1);
   CHECK(survey.temporary[0].writer == os::Life::dead);
   REQUIRE(survey.foreign.size() == 2);
   CHECK(survey.files == 10);
   // Only names are read.
   const Survey quick = workspace::survey(directory.path(), {.open_states = false});
-  CHECK(quick.jobs[0].common_generation == 2);
+  CHECK(quick.jobs[0].common_step == 2);
 }
 
 TEST_CASE("missing ranks are listed; a name that claims two thousand million ranks costs nothing") {
   const TemporaryDirectory directory;
   write_state(directory, job_a, 1, 4, 1);
   write_text(
-      directory /
-          file_name({.kind = NameKind::state, .job = job_b, .rank = 0, .world_size = 2147483647, .generation = 1}),
+      directory / file_name({.kind = NameKind::state, .job = job_b, .rank = 0, .world_size = 2147483647, .step = 1}),
       "");
   const Survey survey = workspace::survey(directory.path());
   for (const SurveyJob& job : survey.jobs) {
     if (job.nonce == job_a) CHECK((job.missing_ranks == std::vector<int>{0, 2, 3}));
     if (job.nonce == job_b) CHECK(job.missing_ranks.size() <= 1024);
-    CHECK(!job.common_generation);
+    CHECK(!job.common_step);
   }
 }
 
@@ -111,8 +107,9 @@ TEST_CASE("a directory that is not a workspace is not surveyed") {
   CHECK(workspace::survey(directory.path()).marked == Marked::empty);
   CHECK(has(words_of(ErrorKind::not_found, [&] { workspace::survey(directory / "none"); }), "there is no workspace"));
   write_text(directory / "file", "");
-  CHECK(has(words_of(ErrorKind::argument, [&] { workspace::survey(directory / "file"); }), "it is a file"));
-  CHECK(has(words_of(ErrorKind::argument, [&] { workspace::survey(directory.path()); }), "nothing in it is Muster's"));
+  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { workspace::survey(directory / "file"); }), "it is a file"));
+  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { workspace::survey(directory.path()); }),
+            "nothing in it is Muster's"));
 }
 
 TEST_CASE("a clean-up deletes files of dead processes, and the rest only with an age; the rules of gc.hpp") {
@@ -126,7 +123,7 @@ TEST_CASE("a clean-up deletes files of dead processes, and the rest only with an
   };
   std::vector<Kinds> passing;
   for (Name name :
-       {Name{.kind = NameKind::exchange, .job = job_a, .rank = 0, .world_size = 2, .generation = 1},
+       {Name{.kind = NameKind::exchange, .job = job_a, .rank = 0, .world_size = 2, .step = 1},
         Name{.kind = NameKind::token, .job = job_a, .rank = 0, .random = random},
         Name{.kind = NameKind::probe, .random = random}, Name{.kind = NameKind::growing, .random = random}}) {
     Kinds& kinds = passing.emplace_back();
@@ -188,8 +185,8 @@ TEST_CASE("a clean-up deletes files of dead processes, and the rest only with an
     CHECK(std::filesystem::exists(directory / item.file) == (item.verdict == GcVerdict::keep));
 
   // With an age: the states of a job together, by the newest.
-  const auto state = [&](const std::string& job, std::uint64_t generation) {
-    return file_name({.kind = NameKind::state, .job = job, .rank = 0, .world_size = 1, .generation = generation});
+  const auto state = [&](const std::string& job, std::uint64_t step) {
+    return file_name({.kind = NameKind::state, .job = job, .rank = 0, .world_size = 1, .step = step});
   };
   make_older(directory / state(job_a, 1), 72h);
   make_older(directory / state(job_b, 1), 72h);
@@ -237,7 +234,7 @@ TEST_CASE("the next start removes the files of killed writers") {
     Ranks ranks(2, [&](int rank) {
       const auto group =
           file_group({.directory = directory.path(), .key = "k", .rank = rank, .size = 2, .timeout = 10s});
-      NFSWorkspace workspace(directory.path().string(), group, {.durable = false});
+      Workspace workspace(directory.path().string(), group, {.durable = false});
       const Config state = Config::object({{"w", pattern(DType::u8, {8 << 20}, 1)}});
       group->barrier();
       for (;;) workspace.write_configs_and_weights(state);

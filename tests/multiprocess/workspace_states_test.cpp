@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NFSWorkspace: the state that a step number selects, the states that are kept, and the states that are read after a
+// Workspace: the state that a step number selects, the states that are kept, and the states that are read after a
 // restart.
 
 #include <sys/resource.h>
@@ -29,22 +29,22 @@ using Generations = std::set<std::uint64_t>;
 
 namespace {
 
-Config state_of(int rank, std::uint64_t generation) {
-  return Config::object({{"rank", rank}, {"weight", pattern(DType::f32, {50, 50}, 100 * generation + 1)}});
+Config state_of(int rank, std::uint64_t step) {
+  return Config::object({{"rank", rank}, {"weight", pattern(DType::f32, {50, 50}, 100 * step + 1)}});
 }
 
-bool is_state(const std::optional<WorkspaceState>& read, int rank, std::uint64_t generation) {
-  return read && read->generation == generation && join(read->state) == state_of(rank, generation);
+bool is_state(const std::optional<WorkspaceState>& read, int rank, std::uint64_t step) {
+  return read && read->step == step && join(read->state) == state_of(rank, step);
 }
 
 /// Returns the steps of one rank's states, of any job.
 Generations there(const std::string& directory, int rank) {
-  Generations generations;
+  Generations steps;
   for (const auto& entry : std::filesystem::directory_iterator(directory))
     if (const auto name = workspace::parse_name(entry.path().filename().string());
         name && name->kind == workspace::NameKind::state && name->rank == rank)
-      generations.insert(name->generation);
-  return generations;
+      steps.insert(name->step);
+  return steps;
 }
 
 std::vector<std::string> synced;
@@ -57,41 +57,40 @@ int record_sync(std::string_view call, std::string_view path) {
 
 TEST_CASE("a step is the user's number, and selects states for reading") {
   const TemporaryDirectory directory;
-  NFSWorkspace workspace(directory / "w", single_group(), {.durable = false, .generations_kept = 4});
+  Workspace workspace(directory / "w", single_group(), {.durable = false, .steps_kept = 4});
   for (const std::uint64_t step : {0, 10, 30})
     CHECK(workspace.write_configs_and_weights(state_of(0, step), {}, step) == step);
   CHECK(is_state(workspace.read_configs_and_weights_from_rank(0, {.step = 10}), 0, 10));
   CHECK(is_state(workspace.read_configs_and_weights_from_rank(0, {.step = 0, .on_all_ranks = true}), 0, 0));
   CHECK(is_state(workspace.read_configs_and_weights_from_rank(0, 11), 0, 30));
   CHECK(!workspace.read_configs_and_weights_from_rank(0, {.step = 20}));
-  CHECK(!workspace.read_configs_and_weights_from_rank(0, {.at_least = 11, .step = 10}));
+  CHECK(!workspace.read_configs_and_weights_from_rank(0, {.min_step = 11, .step = 10}));
   CHECK(workspace.write_configs_and_weights(state_of(0, 31)) == 31);
   for (const std::uint64_t step : {31, 3}) {
-    const std::string words =
-        words_of(ErrorKind::argument, [&] { workspace.write_configs_and_weights(state_of(0, step), {}, step); });
+    const std::string words = words_of(ErrorKind::invalid_argument,
+                                       [&] { workspace.write_configs_and_weights(state_of(0, step), {}, step); });
     CHECK(has(words, "the steps of a job grow"));
     CHECK(has(words, "rank 0 has written step 31"));
   }
-  CHECK(workspace::choose_common_states(directory / "w", {}).states.at(0).generation == 31);
-  CHECK(workspace::choose_common_states(directory / "w", {.generation = 10}).states.at(0).generation == 10);
-  NFSWorkspace begin(directory / "begin", single_group());
+  CHECK(workspace::choose_common_states(directory / "w", {}).states.at(0).step == 31);
+  CHECK(workspace::choose_common_states(directory / "w", {.step = 10}).states.at(0).step == 10);
+  Workspace begin(directory / "begin", single_group());
   begin.write_configs_and_weights(state_of(0, 0), {}, 0);
-  CHECK(workspace::choose_common_states(directory / "begin", {}).states.at(0).generation == 0);
+  CHECK(workspace::choose_common_states(directory / "begin", {}).states.at(0).step == 0);
 }
 
-TEST_CASE("the last generation that all ranks have is kept, however far one rank is ahead") {
+TEST_CASE("the last step that all ranks have is kept, however far one rank is ahead") {
   const TemporaryDirectory directory;
   const std::string path = directory / "w";
-  run_ranks(3, [&](SyncGroup& group) {
-    NFSWorkspace workspace(path, group.shared_from_this(), {.durable = false});
-    const auto write = [&](std::uint64_t generation) {
-      workspace.write_configs_and_weights(state_of(group.rank(), generation), {}, generation);
+  run_ranks(3, [&](Group& group) {
+    Workspace workspace(path, group.shared_from_this(), {.durable = false});
+    const auto write = [&](std::uint64_t step) {
+      workspace.write_configs_and_weights(state_of(group.rank(), step), {}, step);
     };
-    const auto common = [&](std::uint64_t generation) {
+    const auto common = [&](std::uint64_t step) {
       group.barrier();
       for (int rank = 0; rank < 3; ++rank)
-        RANK_CHECK(
-            is_state(workspace.read_configs_and_weights_from_rank(rank, {.on_all_ranks = true}), rank, generation));
+        RANK_CHECK(is_state(workspace.read_configs_and_weights_from_rank(rank, {.on_all_ranks = true}), rank, step));
       group.barrier();
     };
     // Deletion does not wait for a rank that has not written yet.
@@ -119,15 +118,15 @@ TEST_CASE("the last generation that all ranks have is kept, however far one rank
   });
 }
 
-TEST_CASE("ranks that write and remove as fast as they can always have a generation in common") {
+TEST_CASE("ranks that write and remove as fast as they can always have a step in common") {
   const TemporaryDirectory directory;
   const std::string path = directory / "w";
-  run_ranks(3, [&](SyncGroup& group) {
-    NFSWorkspace workspace(path, group.shared_from_this(), {.durable = false, .generations_kept = 1});
+  run_ranks(3, [&](Group& group) {
+    Workspace workspace(path, group.shared_from_this(), {.durable = false, .steps_kept = 1});
     workspace.write_configs_and_weights(state_of(group.rank(), 1));
     group.barrier();
-    for (std::uint64_t generation = 2; generation <= 60; ++generation) {
-      workspace.write_configs_and_weights(state_of(group.rank(), generation));
+    for (std::uint64_t step = 2; step <= 60; ++step) {
+      workspace.write_configs_and_weights(state_of(group.rank(), step));
       RANK_CHECK(
           workspace.read_configs_and_weights_from_rank((group.rank() + 1) % 3, {.on_all_ranks = true}).has_value());
     }
@@ -140,14 +139,14 @@ TEST_CASE("after a restart the states of the earlier job are read, whatever the 
   const WorkspaceQuery newest{.job = WorkspaceJob::newest};
   const WorkspaceQuery together{.on_all_ranks = true, .job = WorkspaceJob::newest};
   // Rank 0 writes one step more than the others, then all ranks exit.
-  run_ranks(3, [&](SyncGroup& group) {
-    NFSWorkspace workspace(path, group.shared_from_this());
+  run_ranks(3, [&](Group& group) {
+    Workspace workspace(path, group.shared_from_this());
     for (const std::uint64_t step : {100, 200})
       workspace.write_configs_and_weights(state_of(group.rank(), step), {}, step);
     if (group.rank() == 0) workspace.write_configs_and_weights(state_of(0, 300), {}, 300);
   });
-  run_ranks(2, [&](SyncGroup& group) {
-    NFSWorkspace workspace(path, group.shared_from_this());
+  run_ranks(2, [&](Group& group) {
+    Workspace workspace(path, group.shared_from_this());
     RANK_CHECK(!workspace.read_configs_and_weights_from_rank(1));
     for (int rank = 0; rank < 3; ++rank) {
       const auto read = workspace.read_configs_and_weights_from_rank(rank, together);
@@ -159,7 +158,7 @@ TEST_CASE("after a restart the states of the earlier job are read, whatever the 
     RANK_CHECK(
         is_state(workspace.read_configs_and_weights_from_rank(2, {.step = 100, .job = WorkspaceJob::newest}), 2, 100));
     RANK_CHECK(!workspace.read_configs_and_weights_from_rank(3, newest));
-    RANK_CHECK(!workspace.read_configs_and_weights_from_rank(0, {.at_least = 301, .job = WorkspaceJob::newest}));
+    RANK_CHECK(!workspace.read_configs_and_weights_from_rank(0, {.min_step = 301, .job = WorkspaceJob::newest}));
     // Until all ranks of the new job have written, only the earlier job has a state on all ranks.
     group.barrier();
     if (group.rank() == 0) workspace.write_configs_and_weights(state_of(0, 1));
@@ -181,7 +180,7 @@ TEST_CASE("the directories of a workspace and its marker file are on disk before
   const TemporaryDirectory directory;
   synced.clear();
   os::set_fault_hook(record_sync);
-  { const NFSWorkspace workspace(directory / "new/deep", single_group()); }
+  { const Workspace workspace(directory / "new/deep", single_group()); }
   os::set_fault_hook(nullptr);
   for (const std::string& path : {directory.path().string(), directory / "new", directory / "new/deep"})
     CHECK_MESSAGE(std::ranges::find(synced, path) != synced.end(), path);
@@ -192,14 +191,14 @@ TEST_CASE("the directories of a workspace and its marker file are on disk before
 TEST_CASE("a marker file that a power failure has emptied is written again, and refuses no rank") {
   const TemporaryDirectory directory;
   const std::string path = directory / "w";
-  NFSWorkspace(path, single_group()).write_configs_and_weights(state_of(0, 1));
+  Workspace(path, single_group()).write_configs_and_weights(state_of(0, 1));
   const std::string mark = path + "/muster-workspace.json";
   const std::string whole = read_text(mark);
   for (const std::string& lost : {std::string(), std::string(whole.size(), '\0')}) {
     write_text(mark, lost);
     CHECK(workspace::survey(path).marked == workspace::Marked::by_names);
     CHECK(read_text(mark) == lost);
-    NFSWorkspace workspace(path, single_group());
+    Workspace workspace(path, single_group());
     CHECK(read_text(mark) == whole);
     CHECK(is_state(workspace.read_configs_and_weights_from_rank(0, {.job = WorkspaceJob::newest}), 0, 1));
   }
@@ -207,15 +206,15 @@ TEST_CASE("a marker file that a power failure has emptied is written again, and 
 
 TEST_CASE("a file size limit is an error of a workspace and of a state, and keeps the existing files") {
   const TemporaryDirectory directory;
-  NFSWorkspace workspace(directory / "w", single_group());
+  Workspace workspace(directory / "w", single_group());
   workspace.write_configs_and_weights(state_of(0, 1));
   struct rlimit ordinary {};
   ::getrlimit(RLIMIT_FSIZE, &ordinary);
   const struct rlimit small { 10, ordinary.rlim_max };
   ::setrlimit(RLIMIT_FSIZE, &small);
   const std::vector<std::string> all = {
-      words_of(ErrorKind::no_space, [&] { workspace.write_configs_and_weights(state_of(0, 2)); }),
-      words_of(ErrorKind::no_space, [&] { NFSWorkspace(directory / "other", single_group()); })};
+      words_of(ErrorKind::out_of_space, [&] { workspace.write_configs_and_weights(state_of(0, 2)); }),
+      words_of(ErrorKind::out_of_space, [&] { Workspace(directory / "other", single_group()); })};
   ::setrlimit(RLIMIT_FSIZE, &ordinary);
   for (const std::string& words : all) CHECK(has(words, "ulimit -f"));
   CHECK((there(directory / "w", 0) == Generations{1}));
@@ -241,7 +240,7 @@ TEST_CASE("a forked child removes none of its parent's files") {
 TEST_CASE(
     "a FIFO, a directory or a dangling link under a state's name is an error of its reader, which does not wait") {
   const TemporaryDirectory directory;
-  NFSWorkspace workspace(directory / "w", single_group(), {.timeout = std::chrono::milliseconds(200)});
+  Workspace workspace(directory / "w", single_group(), {.timeout = std::chrono::milliseconds(200)});
   workspace.write_configs_and_weights(state_of(0, 1));
   const std::string path = workspace.read_configs_and_weights_from_rank(0)->path;
   for (const auto& make : std::vector<std::function<void()>>{
@@ -262,7 +261,7 @@ TEST_CASE("an unknown file system is treated like a network file system") {
 TEST_CASE("creating a workspace removes unfinished files of dead processes on this host, and nothing else") {
   const TemporaryDirectory directory;
   const std::string path = directory / "w";
-  NFSWorkspace(path, single_group()).write_configs_and_weights(state_of(0, 1));
+  Workspace(path, single_group()).write_configs_and_weights(state_of(0, 1));
   std::vector<std::string> files;
   for (const os::ProcessIdentity& writer : {dead(), elsewhere(), os::own_identity()}) {
     files.push_back(
@@ -270,7 +269,7 @@ TEST_CASE("creating a workspace removes unfinished files of dead processes on th
         workspace::file_name({.kind = workspace::NameKind::growing, .random = std::string(16, 'a'), .writer = writer}));
     write_text(files.back(), "x");
   }
-  const NFSWorkspace workspace(path, single_group());
+  const Workspace workspace(path, single_group());
   CHECK(!std::filesystem::exists(files[0]));
   CHECK(std::filesystem::exists(files[1]));
   CHECK(std::filesystem::exists(files[2]));

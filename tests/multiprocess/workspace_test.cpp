@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NFSWorkspace: writing, reading, and the files left after a failure.
+// Workspace: writing, reading, and the files left after a failure.
 
 #include "muster/workspace.hpp"
 
@@ -22,20 +22,21 @@ using namespace std::chrono_literals;
 
 TEST_CASE("a workspace without a path is not initialised") {
   for (const auto& path : {std::optional<std::string>(), std::optional<std::string>("")}) {
-    NFSWorkspace workspace(path, single_group());
+    Workspace workspace(path, single_group());
     CHECK(!workspace.is_initialized());
     CHECK(workspace.path().empty());
-    CHECK(has(words_of(ErrorKind::argument, [&] { workspace.write_configs_and_weights({}); }), "not initialised"));
-    CHECK(has(words_of(ErrorKind::argument, [&] { (void)workspace.read_configs_and_weights_from_rank(0); }),
+    CHECK(has(words_of(ErrorKind::invalid_argument, [&] { workspace.write_configs_and_weights({}); }),
+              "not initialised"));
+    CHECK(has(words_of(ErrorKind::invalid_argument, [&] { (void)workspace.read_configs_and_weights_from_rank(0); }),
               "not initialised"));
   }
-  CHECK(!NFSWorkspace().is_initialized());
+  CHECK(!Workspace().is_initialized());
 }
 
 TEST_CASE("states: written, read and counted, with a limited number kept") {
   const TemporaryDirectory directory;
   const auto group = single_group();
-  NFSWorkspace workspace(directory / "deep/er", group);
+  Workspace workspace(directory / "deep/er", group);
   REQUIRE(workspace.is_initialized());
   CHECK(!workspace.read_configs_and_weights_from_rank(0));
   CHECK_THROWS_AS((void)workspace.read_configs_and_weights_from_rank(1), Error);
@@ -43,7 +44,7 @@ TEST_CASE("states: written, read and counted, with a limited number kept") {
     CHECK(workspace.write_configs_and_weights(layer_of(0, turn)) == static_cast<std::uint64_t>(turn));
     const auto read = workspace.read_configs_and_weights_from_rank(0);
     REQUIRE(read);
-    CHECK(read->generation == static_cast<std::uint64_t>(turn));
+    CHECK(read->step == static_cast<std::uint64_t>(turn));
     CHECK(join(read->state) == layer_of(0, turn));
     CHECK(!workspace.read_configs_and_weights_from_rank(0, static_cast<std::uint64_t>(turn) + 1));
   }
@@ -54,8 +55,8 @@ TEST_CASE("states: written, read and counted, with a limited number kept") {
   CHECK(!std::filesystem::exists(held->path));
   CHECK(join(held->state) == layer_of(0, 4));
   // A second workspace of the same group continues the count and finds the existing files.
-  NFSWorkspace again(directory / "deep/er", group, {.zstd_level = 1, .durable = false, .generations_kept = 1});
-  CHECK(again.read_configs_and_weights_from_rank(0)->generation == 7);
+  Workspace again(directory / "deep/er", group, {.zstd_level = 1, .durable = false, .steps_kept = 1});
+  CHECK(again.read_configs_and_weights_from_rank(0)->step == 7);
   CHECK(again.write_configs_and_weights(layer_of(0, 8)) == 8);
   CHECK(join(again.read_configs_and_weights_from_rank(0, 8)->state) == layer_of(0, 8));
   CHECK(files_of(workspace.path(), workspace::NameKind::state) == 1);
@@ -63,7 +64,7 @@ TEST_CASE("states: written, read and counted, with a limited number kept") {
 
 TEST_CASE("weights beside a config, configs without tensors, and invalid inputs") {
   const TemporaryDirectory directory;
-  NFSWorkspace workspace(directory / "w", single_group());
+  Workspace workspace(directory / "w", single_group());
   const std::vector<NamedTensor> weights = {{"a", pattern(DType::f8_e4m3fn, {7, 9}, 1)},
                                             {"b/..", pattern(DType::i64, {0}, 2)}};
   workspace.write_configs_and_weights(Config::object({{"x", 1}}), weights);
@@ -80,23 +81,23 @@ TEST_CASE("weights beside a config, configs without tensors, and invalid inputs"
   CHECK_THROWS_AS(workspace.write_configs_and_weights(layer_of(0), weights), Error);
   const std::vector<NamedTensor> twice = {weights[0], weights[0]};
   CHECK_THROWS_AS(workspace.write_configs_and_weights({}, twice), Error);
-  CHECK_THROWS_AS(NFSWorkspace(directory / "w", single_group(), {.generations_kept = 0}), Error);
+  CHECK_THROWS_AS(Workspace(directory / "w", single_group(), {.steps_kept = 0}), Error);
   CHECK(join(workspace.read_configs_and_weights_from_rank(0)->state) == plain);
 }
 
-TEST_CASE("each rank writes, each reads all; with at_least and a barrier it reads the newest") {
+TEST_CASE("each rank writes, each reads all; with min_step and a barrier it reads the newest") {
   const TemporaryDirectory directory;
-  run_ranks(3, [&](SyncGroup& group) {
+  run_ranks(3, [&](Group& group) {
     // A subgroup without rank 0 also creates the directory.
     if (group.rank() == 0) std::this_thread::sleep_for(20ms);
-    NFSWorkspace workspace(directory / "w", group.shared_from_this());
+    Workspace workspace(directory / "w", group.shared_from_this());
     for (int turn = 1; turn <= 5; ++turn) {
       const std::uint64_t mine = workspace.write_configs_and_weights(layer_of(group.rank(), turn));
       group.barrier();
       for (int rank = 0; rank < 3; ++rank) {
         const auto read = workspace.read_configs_and_weights_from_rank(rank, mine);
         RANK_CHECK(read.has_value());
-        RANK_CHECK(join(read->state) == layer_of(rank, static_cast<int>(read->generation)));
+        RANK_CHECK(join(read->state) == layer_of(rank, static_cast<int>(read->step)));
       }
     }
   });
@@ -104,8 +105,8 @@ TEST_CASE("each rank writes, each reads all; with at_least and a barrier it read
 
 TEST_CASE("a reader gets the previous state, the next one, or no state: never a mixture") {
   const TemporaryDirectory directory;
-  run_ranks(2, [&](SyncGroup& group) {
-    NFSWorkspace workspace(directory / "w", group.shared_from_this(), {.durable = false});
+  run_ranks(2, [&](Group& group) {
+    Workspace workspace(directory / "w", group.shared_from_this(), {.durable = false});
     group.barrier();
     std::uint64_t last = 0;
     for (int turn = 1; turn <= 40; ++turn) {
@@ -115,8 +116,8 @@ TEST_CASE("a reader gets the previous state, the next one, or no state: never a 
       }
       const auto read = workspace.read_configs_and_weights_from_rank(0);
       if (!read) continue;
-      RANK_CHECK(read->generation >= last);
-      last = read->generation;
+      RANK_CHECK(read->step >= last);
+      last = read->step;
       RANK_CHECK(join(read->state) == layer_of(0, static_cast<int>(last)));
     }
     group.barrier();
@@ -127,9 +128,9 @@ TEST_CASE("two jobs in one workspace stay separate, and delete no files of each 
   const TemporaryDirectory directory;
   const auto a = single_group();
   const auto b = single_group();
-  NFSWorkspace first(directory / "w", a);
+  Workspace first(directory / "w", a);
   first.write_configs_and_weights(layer_of(0, 1));
-  NFSWorkspace second(directory / "w", b);
+  Workspace second(directory / "w", b);
   CHECK(!second.read_configs_and_weights_from_rank(0));
   second.write_configs_and_weights(layer_of(0, 2));
   CHECK(join(first.read_configs_and_weights_from_rank(0)->state) == layer_of(0, 1));
@@ -139,15 +140,15 @@ TEST_CASE("two jobs in one workspace stay separate, and delete no files of each 
 
 TEST_CASE("a directory that cannot be a workspace is refused with an error, and not changed") {
   const TemporaryDirectory directory;
-  const auto make = [&](const std::string& path) { NFSWorkspace workspace(path, single_group()); };
+  const auto make = [&](const std::string& path) { Workspace workspace(path, single_group()); };
   write_text(directory / "file", "x");
-  CHECK(has(words_of(ErrorKind::argument, [&] { make(directory / "file"); }), "it is a file"));
+  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { make(directory / "file"); }), "it is a file"));
   std::filesystem::create_symlink("nowhere", directory / "link");
-  CHECK(has(words_of(ErrorKind::argument, [&] { make(directory / "link"); }), "a link to what is not there"));
+  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { make(directory / "link"); }), "a link to what is not there"));
   CHECK(!std::filesystem::exists(directory / "nowhere"));
   std::filesystem::create_directory(directory / "mine");
   write_text(directory / "mine/thesis.tex", "x");
-  CHECK(has(words_of(ErrorKind::argument, [&] { make(directory / "mine"); }), "thesis.tex"));
+  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { make(directory / "mine"); }), "thesis.tex"));
   CHECK(test::names_in(directory / "mine") == std::vector<std::string>{"thesis.tex"});
   std::filesystem::create_directory(directory / "newer");
   write_text(directory / "newer/muster-workspace.json", R"({"muster_workspace": 2})");
@@ -162,10 +163,10 @@ TEST_CASE("a directory that cannot be a workspace is refused with an error, and 
   }
   {
     const FailingCall full({.call = "create", .path = "w2", .error = ENOSPC});
-    CHECK(has(words_of(ErrorKind::no_space, [&] { make(directory / "w2"); }), "No space left"));
+    CHECK(has(words_of(ErrorKind::out_of_space, [&] { make(directory / "w2"); }), "No space left"));
   }
   // The directory is deleted while a workspace uses it.
-  NFSWorkspace workspace(directory / "w3", single_group());
+  Workspace workspace(directory / "w3", single_group());
   workspace.write_configs_and_weights({});
   std::filesystem::remove_all(directory / "w3");
   CHECK(has(words_of(ErrorKind::not_found, [&] { (void)workspace.read_configs_and_weights_from_rank(0); }), "is gone"));
@@ -174,7 +175,7 @@ TEST_CASE("a directory that cannot be a workspace is refused with an error, and 
 
 TEST_CASE("a write that fails at any call leaves only the earlier state, and does not change the count") {
   const TemporaryDirectory directory;
-  NFSWorkspace workspace(directory / "w", single_group());
+  Workspace workspace(directory / "w", single_group());
   workspace.write_configs_and_weights(layer_of(0, 1));
   auto before = test::names_in(workspace.path());
   int last = 1;
@@ -209,7 +210,7 @@ TEST_CASE("a write that fails at any call leaves only the earlier state, and doe
 
 TEST_CASE("a stale read is repeated; a persistent error is reported with its path") {
   const TemporaryDirectory directory;
-  NFSWorkspace workspace(directory / "w", single_group(), {.timeout = 400ms});
+  Workspace workspace(directory / "w", single_group(), {.timeout = 400ms});
   workspace.write_configs_and_weights(layer_of(0, 1));
   for (const char* call : {"open", "fstat", "pread"}) {
     CAPTURE(call);
@@ -241,11 +242,11 @@ TEST_CASE("a stale read is repeated; a persistent error is reported with its pat
 TEST_CASE("a renamed state is not accepted as another rank's") {
   const TemporaryDirectory directory;
   const auto group = single_group();
-  NFSWorkspace workspace(directory / "w", group);
+  Workspace workspace(directory / "w", group);
   workspace.write_configs_and_weights({});
   const std::string path = workspace.read_configs_and_weights_from_rank(0)->path;
   auto name = *workspace::parse_name(std::filesystem::path(path).filename().string());
-  ++name.generation;
+  ++name.step;
   std::filesystem::rename(path, workspace.path() + "/" + workspace::file_name(name));
   CHECK(has(words_of(ErrorKind::corrupt, [&] { (void)workspace.read_configs_and_weights_from_rank(0); }),
             "it was renamed or copied"));

@@ -65,8 +65,8 @@ bool is_on_one_host(MPI_Comm comm, int size) noexcept {
 /// Throws the errors of local_group() and ProcessGroup.
 std::unique_ptr<ProcessGroup> meet(const std::string& key, int rank, int size) {
   auto group = std::make_unique<ProcessGroup>(
-      *local_group({.key = key, .rank = rank, .size = size, .timeout = meeting_timeout, .numbers = {}}));
-  SyncGroup& ranks = group->group();
+      *local_group({.key = key, .rank = rank, .size = size, .timeout = meeting_timeout, .global_ranks = {}}));
+  Group& ranks = group->group();
   ranks.set_timeout(std::getenv("MUSTER_TIMEOUT") == nullptr ? waiting_timeout : group::default_timeout());
   static_cast<group::LocalGroup&>(group::inside(ranks)).while_waiting(let_mpi_go_on);
   return group;

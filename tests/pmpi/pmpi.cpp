@@ -40,8 +40,8 @@ int through_mpi(Function function, const Theirs& theirs) {
 
 /// Returns whether the error is the same on all ranks, and no data has moved.
 bool is_refusal(const ProcessGroup& group, const Error& error) {
-  return !group.group().failure() && (error.kind() == ErrorKind::argument || error.kind() == ErrorKind::unsupported ||
-                                      error.kind() == ErrorKind::rank_mismatch);
+  return !group.group().error() && (error.kind() == ErrorKind::invalid_argument ||
+                                    error.kind() == ErrorKind::unsupported || error.kind() == ErrorKind::rank_mismatch);
 }
 
 /// `ours` makes the group's call. If this rank's arguments are not plain, it makes none and returns false.
@@ -58,10 +58,10 @@ int run(Function function, MPI_Comm comm, const Ours& ours, const Theirs& theirs
     return fail(function, comm, MPI_ERR_TRUNCATE, "the ranks' counts do not fit each other");
   } catch (const Error& error) {
     if (is_refusal(*group, error)) return through_mpi(function, theirs);
-    group->group().poison(error);  // the error may be only on this rank
-    return fail(function, comm, error.kind() == ErrorKind::no_space ? MPI_ERR_NO_MEM : MPI_ERR_OTHER, error.what());
+    group->group().abort(error);  // the error may be only on this rank
+    return fail(function, comm, error.kind() == ErrorKind::out_of_space ? MPI_ERR_NO_MEM : MPI_ERR_OTHER, error.what());
   } catch (const std::bad_alloc&) {
-    group->group().poison(Error(ErrorKind::no_space, "out of memory"));
+    group->group().abort(Error(ErrorKind::out_of_space, "out of memory"));
     return fail(function, comm, MPI_ERR_NO_MEM, "out of memory");
   }
 }
@@ -251,7 +251,7 @@ int MPI_Gatherv(const void* send, int count, MPI_Datatype type, void* recv, cons
         const Elements in = given(send, count, type, own);
         if (!fit(in, own, send)) return false;
         const Tensor all = *group.gatherv(in.moved(), root);
-        if (all.view().elements() != out.all_bytes()) throw OtherSize();
+        if (all.view().element_count() != out.all_bytes()) throw OtherSize();
         out.spread(all);
         return true;
       },

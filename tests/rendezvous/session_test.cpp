@@ -182,11 +182,11 @@ TEST_CASE("each way in which a rank ends the rendezvous, and the cause that all 
       {"garbage", [](Script& script) { script.comes(Word::all); }, ErrorKind::corrupt, 2, "not a message"},
       {"failure",
        [](Script& script) {
-         const auto message = failure_message(Error(ErrorKind::no_space, "rank 2 has no memory", {.rank = 2}));
+         const auto message = failure_message(Error(ErrorKind::out_of_space, "rank 2 has no memory", {.rank = 2}));
          script.incoming.pop_back();
          script.comes(Word::failure, std::span(message->bytes).subspan(sizeof(Head)));
        },
-       ErrorKind::no_space, 2, "has no memory"},
+       ErrorKind::out_of_space, 2, "has no memory"},
       {"takes nothing", [](Script& script) { script.takes = false; }, ErrorKind::timeout, 2, "did not take"},
   };
   for (const Way& way : ways) {

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "doctest/doctest.h"
-#include "muster/sync_group.hpp"
+#include "muster/group.hpp"
 #include "muster/tcp.hpp"
 #include "muster/workspace.hpp"
 #include "src/multihost/context.hpp"
@@ -51,7 +51,7 @@ void spoil_connections() {
     (void)::send(descriptor, garbage.data(), garbage.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
-std::shared_ptr<SyncGroup> join(const std::string& kind, const std::string& directory, int rank) {
+std::shared_ptr<Group> join(const std::string& kind, const std::string& directory, int rank) {
   const std::string key = "steps " + directory;
   if (kind == "local") return local_group({.key = key, .rank = rank, .size = ranks, .timeout = deadline});
   if (kind == "tcp")

@@ -22,7 +22,7 @@ namespace muster::test {
 inline constexpr int group_sizes[] = {1, 2, 4, 7};
 
 /// Gathers a tensor of each rank, which differs between rounds, and checks it.
-inline void gather_and_check(SyncGroup& group, const std::vector<int>& ranks, DType dtype, const Shape& shape,
+inline void gather_and_check(Group& group, const std::vector<int>& ranks, DType dtype, const Shape& shape,
                              std::uint64_t round, const GatherOptions& options = {}) {
   const Tensor mine = pattern(dtype, shape, seed_of(group.rank(), round));
   const GatheredTensors all = get_tensors_parallel(mine, ranks, group, options);
@@ -31,23 +31,23 @@ inline void gather_and_check(SyncGroup& group, const std::vector<int>& ranks, DT
   if (!all.empty()) RANK_CHECK(all.ranks() == ranks);
   for (const auto& [rank, tensor] : all.present()) RANK_CHECK(is_pattern(tensor, dtype, shape, seed_of(rank, round)));
 }
-inline void gather_and_check(SyncGroup& group, const std::vector<int>& ranks, std::int64_t bytes, std::uint64_t round,
+inline void gather_and_check(Group& group, const std::vector<int>& ranks, std::int64_t bytes, std::uint64_t round,
                              const GatherOptions& options = {}) {
   gather_and_check(group, ranks, DType::u8, {bytes}, round, options);
 }
 /// Gathers from all ranks to the last one.
-inline void gather_and_check(SyncGroup& group) {
+inline void gather_and_check(Group& group) {
   gather_and_check(group, ranks_from(group.size() - 1, group.size()), 4000, 0);
 }
 
 /// Checks that the call fails on every rank of the group with the same message, and that the group remains usable. The
 /// message must contain all of `parts`.
-inline void fails_alike(SyncGroup& group, ErrorKind kind, const std::vector<std::string>& parts,
+inline void fails_alike(Group& group, ErrorKind kind, const std::vector<std::string>& parts,
                         const std::function<void()>& call) {
   const std::string words = error_of(kind, parts, call).what();
-  std::array<char, SyncGroup::max_record> mine{};
+  std::array<char, Group::max_record> mine{};
   std::ranges::copy_n(words.begin(), static_cast<std::ptrdiff_t>(std::min(words.size(), mine.size())), mine.begin());
-  std::vector<std::array<char, SyncGroup::max_record>> all(static_cast<std::size_t>(group.size()));
+  std::vector<std::array<char, Group::max_record>> all(static_cast<std::size_t>(group.size()));
   group.all_gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)));
   for (const auto& other : all)
     if (other != mine) throw RankFailure("other words on another rank: " + std::string(other.data()));
@@ -61,10 +61,10 @@ inline Make patterns(DType dtype, const Shape& shape, std::uint64_t round) {
 }
 
 /// Merges, and compares the result on the root. `make` returns the tensor of any rank.
-inline ExchangeReport merge_and_check(SyncGroup& group, const std::vector<int>& ranks, const Merge& merge,
-                                      const Make& make, const GatherOptions& options = {}) {
+inline ExchangeReport merge_and_check(Group& group, const std::vector<int>& ranks, const Merge& merge, const Make& make,
+                                      const GatherOptions& options = {}) {
   const Tensor mine = make(group.rank());
-  const Merged merged = merge_tensor_parallel(mine, merge, ranks, group, options);
+  const MergeResult merged = merge_tensor_parallel(mine, merge, ranks, group, options);
   RANK_CHECK(merged.ranks() == ranks);
   RANK_CHECK(merged.wait_released(std::chrono::milliseconds(0)));
   RANK_CHECK(merged.tensor().has_value() == (group.rank() == ranks.front()));
@@ -86,7 +86,7 @@ using Model = std::function<Config(int rank, std::uint64_t layer)>;
 inline void check_tensors(const LayerPart& part, const std::function<Config(int rank)>& layer_of_rank) {
   auto listed = part.tensors.begin();
   for (const int rank : part.ranks)
-    visit_leaves(layer_of_rank(rank), [&](const Config& leaf) {
+    for_each_leaf(layer_of_rank(rank), [&](const Config& leaf) {
       if (!leaf.is_tensor()) return;
       RANK_CHECK(listed != part.tensors.end());
       RANK_CHECK(listed->rank == rank);
@@ -98,7 +98,7 @@ inline void check_tensors(const LayerPart& part, const std::function<Config(int 
 
 /// Streams `layers` layers of a model. The root assembles each of them and compares it with the model. `lies`, if
 /// given, returns the configs that the ranks send; their tensors may be stored differently from those of the model.
-inline StreamReport stream_and_check(SyncGroup& group, const std::vector<int>& ranks, std::uint64_t layers,
+inline StreamReport stream_and_check(Group& group, const std::vector<int>& ranks, std::uint64_t layers,
                                      const Model& model, const StreamOptions& options = {}, const Model& lies = {}) {
   std::uint64_t given = 0;
   const auto source = [&]() -> std::optional<Config> {

@@ -215,7 +215,7 @@ namespace {
 class FileMaker final : public GroupMaker {
  public:
   explicit FileMaker(int size) : size_(size), key_(unique_key()) {}
-  [[nodiscard]] std::shared_ptr<SyncGroup> join(int rank, std::chrono::milliseconds timeout) const override {
+  [[nodiscard]] std::shared_ptr<Group> join(int rank, std::chrono::milliseconds timeout) const override {
     return file_group({.directory = workspace_.path().string(),
                        .key = key_,
                        .rank = rank,
@@ -266,19 +266,18 @@ GroupOf::GroupOf(int size) : size_(size), key_(unique_key()) {
   maker_ = kind.make(size);
 }
 
-std::shared_ptr<SyncGroup> GroupOf::join(int rank, std::chrono::milliseconds timeout) const {
+std::shared_ptr<Group> GroupOf::join(int rank, std::chrono::milliseconds timeout) const {
   if (maker_) return maker_->join(rank, timeout);
-  return local_group({.key = key_, .rank = rank, .size = size_, .timeout = timeout, .numbers = {}});
+  return local_group({.key = key_, .rank = rank, .size = size_, .timeout = timeout, .global_ranks = {}});
 }
 
-std::vector<Ended> try_ranks(int count, const std::function<void(SyncGroup&)>& body,
-                             std::chrono::milliseconds deadline) {
+std::vector<Ended> try_ranks(int count, const std::function<void(Group&)>& body, std::chrono::milliseconds deadline) {
   const GroupOf group(count);
   Ranks ranks(count, [&](int rank) { body(*group.join(rank)); });
   return ranks.wait(deadline);
 }
 
-void run_ranks(int count, const std::function<void(SyncGroup&)>& body, const std::vector<int>& killed) {
+void run_ranks(int count, const std::function<void(Group&)>& body, const std::vector<int>& killed) {
   check_ended(try_ranks(count, body), killed);
 }
 

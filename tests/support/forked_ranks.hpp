@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "muster/error.hpp"
-#include "muster/sync_group.hpp"
+#include "muster/group.hpp"
 
 namespace muster::test {
 
@@ -133,7 +133,7 @@ std::string unique_key();
 class GroupMaker {
  public:
   virtual ~GroupMaker() = default;
-  [[nodiscard]] virtual std::shared_ptr<SyncGroup> join(int rank, std::chrono::milliseconds timeout) const = 0;
+  [[nodiscard]] virtual std::shared_ptr<Group> join(int rank, std::chrono::milliseconds timeout) const = 0;
 };
 /// Ranks that a launcher has started. Each of them is the whole test program, so all of them reach every case.
 struct StartedRanks {
@@ -152,8 +152,8 @@ bool add_group_kind(const std::string& name, MakeMaker make, FindStarted started
 class GroupOf {
  public:
   explicit GroupOf(int size);
-  [[nodiscard]] std::shared_ptr<SyncGroup> join(int rank,
-                                                std::chrono::milliseconds timeout = std::chrono::seconds(20)) const;
+  [[nodiscard]] std::shared_ptr<Group> join(int rank,
+                                            std::chrono::milliseconds timeout = std::chrono::seconds(20)) const;
 
  private:
   int size_;
@@ -172,10 +172,10 @@ inline std::vector<int> ranks_from(int first, int size) {
 }
 
 /// Runs `body` in each of the `count` ranks of one group. CHECKs that all ranks except those in `killed` succeeded.
-void run_ranks(int count, const std::function<void(SyncGroup&)>& body, const std::vector<int>& killed = {});
+void run_ranks(int count, const std::function<void(Group&)>& body, const std::vector<int>& killed = {});
 
 /// Runs `body` in the ranks of one group, and returns how each rank ended.
-std::vector<Ended> try_ranks(int count, const std::function<void(SyncGroup&)>& body,
+std::vector<Ended> try_ranks(int count, const std::function<void(Group&)>& body,
                              std::chrono::milliseconds deadline = std::chrono::seconds(60));
 
 /// Returns the names in /dev/shm that Muster may have created.

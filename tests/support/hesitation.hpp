@@ -9,7 +9,7 @@
 #include <stop_token>
 #include <thread>
 
-#include "muster/sync_group.hpp"
+#include "muster/group.hpp"
 
 namespace muster::test {
 
@@ -17,7 +17,7 @@ namespace muster::test {
 /// rank of another host, whose pid may belong to another process here.
 class Hesitation {
  public:
-  Hesitation(const SyncGroup& group, int rank)
+  Hesitation(const Group& group, int rank)
       : thread_([pid = static_cast<pid_t>(group.info(rank).pid),
                  is_here = group.info(rank).host == group.info(group.rank()).host](const std::stop_token& stop) {
           if (!is_here) return;

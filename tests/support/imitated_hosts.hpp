@@ -12,7 +12,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "muster/sync_group.hpp"
+#include "muster/group.hpp"
 #include "muster/tcp.hpp"
 #include "src/tcp/sockets.hpp"
 
@@ -36,8 +36,8 @@ inline std::string free_local_address() {
 
 /// Called in a forked rank: enters the rank's host, and joins the group. The `size` ranks are distributed equally over
 /// `hosts` hosts.
-inline std::shared_ptr<SyncGroup> join_on_host(const std::string& address, int rank, int size, int hosts,
-                                               std::chrono::milliseconds timeout) {
+inline std::shared_ptr<Group> join_on_host(const std::string& address, int rank, int size, int hosts,
+                                           std::chrono::milliseconds timeout) {
   enter_host(rank * hosts / size);
   return tcp_group({.address = address, .rank = rank, .size = size, .timeout = timeout, .key = "test"});
 }

@@ -184,7 +184,7 @@ class MpiMaker final : public GroupMaker {
     if (goes_by_tcp()) join_networks(networks_);
   }
 
-  [[nodiscard]] std::shared_ptr<SyncGroup> join(int rank, std::chrono::milliseconds timeout) const override {
+  [[nodiscard]] std::shared_ptr<Group> join(int rank, std::chrono::milliseconds timeout) const override {
     server_.enter(rank);
     // Block distribution, as launchers do. A cyclic distribution would also work.
     const int host = rank * hosts_ / size_;
@@ -199,10 +199,10 @@ class MpiMaker final : public GroupMaker {
     if (hosts_ > 1) ::setenv("UCX_TLS", goes_by_tcp() ? "tcp,self" : "^cma", 0);
     int level = 0;
     MPI_Init_thread(nullptr, nullptr, wanted_level(), &level);
-    std::shared_ptr<SyncGroup> group = mpi_group(MPI_COMM_WORLD, {.timeout = timeout});
-    SyncGroup* plain = group.get();
-    return {plain, [owner = std::move(group)](SyncGroup*) mutable {
-              const bool is_well = !owner->failure() && std::uncaught_exceptions() == 0;
+    std::shared_ptr<Group> group = mpi_group(MPI_COMM_WORLD, {.timeout = timeout});
+    Group* plain = group.get();
+    return {plain, [owner = std::move(group)](Group*) mutable {
+              const bool is_well = !owner->error() && std::uncaught_exceptions() == 0;
               owner.reset();
               // After a failure MPI_Finalize may wait for ranks that have died.
               if (is_well) MPI_Finalize();

@@ -69,16 +69,16 @@ class Reassembly {
     }
     const TensorSlice slice = found->second;
     slices_.erase(found);
-    if (element_count(piece.shape()) != slice.elements || piece.dtype() != slice.whole.dtype)
+    if (element_count(piece.shape()) != slice.elements || piece.dtype() != slice.tensor.dtype)
       throw std::runtime_error("a slice is not what it says: " + path);
     auto& [expected, target] = targets_[{rank, path}];
     if (whole.is_null()) {
-      target = Tensor::allocate(slice.whole.dtype, slice.whole.shape);
+      target = Tensor::allocate(slice.tensor.dtype, slice.tensor.shape);
       whole = target;
     }
-    if (slice.first != expected) throw std::runtime_error("a slice is not the next one: " + path);
+    if (slice.offset != expected) throw std::runtime_error("a slice is not the next one: " + path);
     expected += slice.elements;
-    copy_contiguous(piece, target.mutable_data() + slice.first * bits(slice.whole.dtype) / 8);
+    copy_contiguous(piece, target.mutable_data() + slice.offset * bits(slice.tensor.dtype) / 8);
   }
 
   using Key = std::pair<int, std::string>;

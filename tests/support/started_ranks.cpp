@@ -13,8 +13,8 @@ namespace muster::test {
 namespace {
 
 /// As in any program, Muster initialises MPI, and finalises it at exit.
-const SyncGroup& everybody() {
-  static const std::shared_ptr<SyncGroup> the_world = world();
+const Group& everybody() {
+  static const std::shared_ptr<Group> the_world = world();
   return *the_world;
 }
 
@@ -32,7 +32,7 @@ void wait_for_all() {
 class StartedMaker final : public GroupMaker {
  public:
   explicit StartedMaker(int size) {
-    const SyncGroup& all = everybody();
+    const Group& all = everybody();
     wait_for_all();
     MPI_Comm_split(MPI_COMM_WORLD, all.rank() < size ? 0 : MPI_UNDEFINED, all.rank(), &comm_);
   }
@@ -42,7 +42,7 @@ class StartedMaker final : public GroupMaker {
   StartedMaker(const StartedMaker&) = delete;
   StartedMaker& operator=(const StartedMaker&) = delete;
 
-  [[nodiscard]] std::shared_ptr<SyncGroup> join(int, std::chrono::milliseconds timeout) const override {
+  [[nodiscard]] std::shared_ptr<Group> join(int, std::chrono::milliseconds timeout) const override {
     return mpi_group(comm_, {.timeout = timeout});
   }
 
@@ -62,7 +62,7 @@ void give_up() {
 }
 
 StartedRanks find_started() {
-  const SyncGroup& all = everybody();
+  const Group& all = everybody();
   return {.rank = all.rank(), .size = all.size(), .give_up = give_up};
 }
 

@@ -20,7 +20,7 @@ inline Tensor normal_weights(Shape shape, unsigned seed) {
   std::mt19937 random(seed);
   std::normal_distribution<float> normal(0, 0.02F);
   auto* values = reinterpret_cast<float*>(tensor.mutable_data());
-  for (std::int64_t i = 0; i < tensor.view().elements(); ++i) values[i] = normal(random);
+  for (std::int64_t i = 0; i < tensor.view().element_count(); ++i) values[i] = normal(random);
   return tensor;
 }
 

@@ -20,17 +20,17 @@ class TcpMaker final : public GroupMaker {
     join_networks(networks_);
   }
 
-  [[nodiscard]] std::shared_ptr<SyncGroup> join(int rank, std::chrono::milliseconds timeout) const override {
+  [[nodiscard]] std::shared_ptr<Group> join(int rank, std::chrono::milliseconds timeout) const override {
     if (hosts_ > 1) enter_network(networks_[static_cast<std::size_t>(rank * hosts_ / size_)]);
-    std::shared_ptr<SyncGroup> group = tcp_group(
+    std::shared_ptr<Group> group = tcp_group(
         {.address = hosts_ > 1 ? network_address(0) + ":29500" : "file://" + directory_.path().string() + "/meeting",
          .rank = rank,
          .size = size_,
          .timeout = timeout,
          .key = "test"});
-    SyncGroup* plain = group.get();
-    return {plain, [owner = std::move(group)](SyncGroup*) mutable {
-              const bool is_well = !owner->failure();
+    Group* plain = group.get();
+    return {plain, [owner = std::move(group)](Group*) mutable {
+              const bool is_well = !owner->error();
               owner.reset();
               // Forked ranks end without exit().
               if (is_well) multihost::end_all("tcp");

@@ -68,7 +68,7 @@ std::uint64_t now() {
   return static_cast<std::uint64_t>(Clock::now().time_since_epoch().count());
 }
 
-void fail_first(SyncGroup& group, const Case& one, SharedWords& words) {
+void fail_first(Group& group, const Case& one, SharedWords& words) {
   std::this_thread::sleep_for(one.moment);
   words[0] = now();
   if (one.how == How::killed) ::raise(SIGKILL);

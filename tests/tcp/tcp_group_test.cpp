@@ -46,13 +46,13 @@ std::string free_address() {
   return tcp::text_of(acceptor.local_endpoint());
 }
 
-std::shared_ptr<SyncGroup> join(const std::string& address, int rank, int size, std::chrono::milliseconds timeout = 20s,
-                                const std::string& key = "test") {
+std::shared_ptr<Group> join(const std::string& address, int rank, int size, std::chrono::milliseconds timeout = 20s,
+                            const std::string& key = "test") {
   return tcp_group({.address = address, .rank = rank, .size = size, .timeout = timeout, .key = key});
 }
 
 /// Runs ranks that all exit in order.
-void end(std::shared_ptr<SyncGroup> group) {
+void end(std::shared_ptr<Group> group) {
   group.reset();
   RANK_CHECK(multihost::end_all("tcp"));
 }
@@ -81,10 +81,10 @@ struct Caller {
 TEST_CASE("invalid addresses and ranks are refused at once") {
   for (const char* address : {"", "host", "host:", ":29500", "host:0", "host:99999", "host:x", "file://here",
                               "file:///", "tcp://", "tcp://host"})
-    CHECK(error_of([&] { (void)join(address, 0, 2); }).kind() == ErrorKind::argument);
-  CHECK(error_of([] { (void)join("h:1", 2, 2); }).kind() == ErrorKind::argument);
-  CHECK(error_of([] { (void)join("h:1", -1, 2); }).kind() == ErrorKind::argument);
-  CHECK(error_of([] { (void)join("h:1", 0, 0); }).kind() == ErrorKind::argument);
+    CHECK(error_of([&] { (void)join(address, 0, 2); }).kind() == ErrorKind::invalid_argument);
+  CHECK(error_of([] { (void)join("h:1", 2, 2); }).kind() == ErrorKind::invalid_argument);
+  CHECK(error_of([] { (void)join("h:1", -1, 2); }).kind() == ErrorKind::invalid_argument);
+  CHECK(error_of([] { (void)join("h:1", 0, 0); }).kind() == ErrorKind::invalid_argument);
 }
 
 TEST_CASE("a port of another program, or of another host, is rank 0's error with the remedy") {
@@ -246,7 +246,7 @@ TEST_CASE("rank 0 takes over a listening socket of its caller") {
     end(group);
   });
   ::close(listener);
-  error_of(ErrorKind::argument, {"not a listening TCP socket"},
+  error_of(ErrorKind::invalid_argument, {"not a listening TCP socket"},
            [&] { (void)tcp_group({.address = address, .rank = 0, .size = 2, .key = "test", .listener = ::dup(1)}); });
 }
 
@@ -358,7 +358,7 @@ std::uint16_t listening_port() {
 }
 
 /// Runs each rank on its own host.
-void run_hosts(int count, const std::vector<int>& killed, const std::function<void(SyncGroup&)>& body) {
+void run_hosts(int count, const std::vector<int>& killed, const std::function<void(Group&)>& body) {
   std::vector<os::Fd> networks;
   for (int host = 0; host < count; ++host) networks.push_back(fresh_network());
   join_networks(networks);
@@ -366,7 +366,7 @@ void run_hosts(int count, const std::vector<int>& killed, const std::function<vo
     enter_network(networks[static_cast<std::size_t>(rank)]);
     const auto group = join(network_address(0) + ":29500", rank, count);
     body(*group);
-    if (!group->failure()) end(group);
+    if (!group->error()) end(group);
   });
 }
 
@@ -376,7 +376,7 @@ TEST_CASE("a rank that dies alone on its host is named by all others within a se
   for (const bool has_forked : {false, true}) {
     CAPTURE(has_forked);
     SharedWords words;
-    run_hosts(3, {2}, [&](SyncGroup& group) {
+    run_hosts(3, {2}, [&](Group& group) {
       gather_and_check(group);
       if (group.rank() == 2) {
         // A child inherits the rank's connections. The other ranks must still detect its death.
@@ -414,7 +414,7 @@ TEST_CASE("a failed group closes its connections, even if other ranks keep their
     auto group = join("file://" + (directory / "meeting"), rank, 2);
     RANK_CHECK(sockets() > before);
     const auto begin = Clock::now();
-    group->poison(Error(ErrorKind::cancelled, "enough"));
+    group->abort(Error(ErrorKind::cancelled, "enough"));
     if (rank == 0) group.reset();
     while (rank == 0 && sockets() > before && Clock::now() - begin < 5s) {
       multihost::advance_endings("tcp");
@@ -429,7 +429,7 @@ TEST_CASE("sent data arrives although the sender makes no call afterwards") {
   // Each length in turn: one packet, several packets, and a message in pieces.
   constexpr std::array<std::int64_t, 3> lengths{60'000, 250'000, 40'000'000};
   SharedWords words;
-  run_hosts(2, {}, [&](SyncGroup& group) {
+  run_hosts(2, {}, [&](Group& group) {
     ProcessGroup ranks(group);
     std::size_t word = 0;
     const auto check = [&](int sender, const std::function<void()>& call) {
@@ -459,7 +459,7 @@ TEST_CASE("sent data arrives although the sender makes no call afterwards") {
 }
 
 TEST_CASE("unknown peers at the ports of working ranks disturb nothing") {
-  run_hosts(2, {}, [](SyncGroup& group) {
+  run_hosts(2, {}, [](Group& group) {
     const std::string own = "127.0.0.1:" + std::to_string(listening_port());
     std::vector<std::unique_ptr<Caller>> strangers;
     const std::vector<std::byte> garbage(300, std::byte{0x55});

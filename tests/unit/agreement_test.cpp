@@ -19,8 +19,8 @@
 
 #include "muster/error.hpp"
 #include "muster/export.hpp"
+#include "muster/group.hpp"
 #include "muster/load_shard.hpp"
-#include "muster/sync_group.hpp"
 #include "muster/verify.hpp"
 #include "src/inspect/reports.hpp"
 #include "src/inspect/show.hpp"
@@ -96,14 +96,14 @@ std::vector<Kind> kinds(const std::string& work) {
           {"shards of ranks",
            [work](const std::string& at) {
              write_files(work + "/whole", 1, false);
-             shard_model(work + "/whole", at, work + "/plan.json", ParallelLayout{.tensor = 3});
+             shard_model(work + "/whole", at, ParallelLayout{.tensor = 3}, work + "/plan.json");
              fs::remove_all(work + "/whole");
            },
            true},
           {"states of a workspace",
            [work](const std::string& at) {
              write_files(work + "/whole", 1, false);
-             shard_model(work + "/whole", at, work + "/plan.json", ParallelLayout{.tensor = 2}, {.to_workspace = true});
+             shard_model(work + "/whole", at, ParallelLayout{.tensor = 2}, work + "/plan.json", {.to_workspace = true});
              fs::remove_all(work + "/whole");
            },
            true},
@@ -326,7 +326,7 @@ void check_agreement(const std::string& work, const Kind& kind, bool may_not_fit
   std::vector<std::pair<std::string, std::string>> found;  // the text to search for, and the whole message
   const Outcome verified = outcome_of([&](Outcome& outcome) {
     const VerifyReport report = verify(in);
-    for (const VerifyProblem& problem : report.problems) found.emplace_back(problem.words, problem.words);
+    for (const VerifyProblem& problem : report.problems) found.emplace_back(problem.message, problem.message);
     for (const Omission& left : report.left_out) found.emplace_back(left.name, left.reason);
     outcome.notes = inspect::verify_text(report);
     if (!report.is_good()) outcome.notes = "bad\n" + outcome.notes;
@@ -344,20 +344,20 @@ void check_agreement(const std::string& work, const Kind& kind, bool may_not_fit
   outcomes["export"] = checked("export", work + "/exported", [&](Outcome& outcome) {
     const ExportReport report = export_model(in, work + "/exported", kind.plan, *single_group());
     for (const auto& [name, tensor] : tensors_of(work + "/exported")) outcome.tensors.insert(name);
-    notes = report.account.notes;
+    notes = report.manifest.notes;
     outcome.notes = joined(notes);
-    for (const Omission& left : report.left) outcome.notes += left.name + ": " + left.reason + "\n";
+    for (const Omission& left : report.skipped) outcome.notes += left.name + ": " + left.reason + "\n";
   });
   if (!has_ranks)
     outcomes["shard"] = checked("shard", work + "/cut", [&](Outcome& outcome) {
-      const ShardReport report = shard_model(in, work + "/cut", plan, ParallelLayout{.tensor = 2});
+      const ShardReport report = shard_model(in, work + "/cut", ParallelLayout{.tensor = 2}, plan);
       const SafetensorsFile first = SafetensorsFile::open(work + "/cut/rank-00000-of-00002.safetensors");
       for (const TensorEntry& entry : first.tensors()) outcome.tensors.insert(entry.name);
       outcome.notes = joined(report.notes);
-      for (const Omission& left : report.left) outcome.notes += left.name + ": " + left.reason + "\n";
+      for (const Omission& left : report.skipped) outcome.notes += left.name + ": " + left.reason + "\n";
     });
   outcomes["load_shard"] = checked("load_shard", work + "/none", [&](Outcome& outcome) {
-    for (const auto& [name, tensor] : load_shard(in, has_ranks ? kind.plan : plan, ParallelLayout{.tensor = 1}, 0))
+    for (const auto& [name, tensor] : load_shard(in, ParallelLayout{.tensor = 1}, 0, has_ranks ? kind.plan : plan))
       outcome.tensors.insert(name);
   });
   const Outcome shown = checked("show", work + "/none", [&](Outcome& outcome) {
@@ -434,8 +434,8 @@ TEST_CASE("all commands agree about a damaged checkpoint, and lose nothing") {
       CAPTURE(changes);
       check_agreement(base.path().string(), kind, !kind.plan.empty() && changes.find("exchanged") != std::string::npos);
       const Outcome exported = outcome_of([&](Outcome& outcome) {
-        const ExportAccount account = plan_export(in, kind.plan);
-        for (const AccountedTensor& tensor : account.tensors) outcome.tensors.insert(tensor.name);
+        const ExportManifest account = plan_export(in, kind.plan);
+        for (const TensorMapping& tensor : account.tensors) outcome.tensors.insert(tensor.name);
       });
       if (i == 0) CHECK(exported.error.empty());
       refused += exported.error.empty() ? 0 : 1;

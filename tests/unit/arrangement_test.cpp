@@ -41,7 +41,7 @@ ParallelLayout tensor_parallel(std::size_t ranks) {
 }
 
 std::string refused(const MergePlan& plan, const ParallelLayout& layout, const ListsOfRanks& ranks,
-                    ErrorKind kind = ErrorKind::argument) {
+                    ErrorKind kind = ErrorKind::invalid_argument) {
   return words_of(kind, [&] { arrange(plan, layout, ranks); });
 }
 
@@ -98,7 +98,7 @@ TEST_CASE("tensors without a rule are listed, at most ten of them") {
   std::vector<NamedSpec> many;
   for (int i = 0; i < 14; ++i) many.push_back(spec("x" + std::to_string(i), {1}));
   CHECK(has(refused(plan, tensor_parallel(1), ranks_of({many})), "and 4 more"));
-  CHECK(has(words_of(ErrorKind::argument, [&] { wholes_of(plan, many); }), "and 4 more"));
+  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { wholes_of(plan, many); }), "and 4 more"));
 }
 
 TEST_CASE("two sources for one name are refused") {
@@ -125,10 +125,18 @@ TEST_CASE("shapes that do not fit are refused with both ranks' shapes") {
   CHECK(has(mismatch(spec("c", {2}), spec("c", {2}, DType::f16)), "rank 1 has F16 [2]"));
   CHECK(has(mismatch(spec("c", {2}), spec("c2", {2})), "rank 1 does not have it"));
   CHECK(has(mismatch(spec("s", {2}), spec("f", {2})), "does not have it"));
-  CHECK(has(words_of(ErrorKind::argument, [&] { merge(spec("d", {2, 3}), spec("d", {2, 3})); }), "no dimension 2"));
-  CHECK(has(words_of(ErrorKind::argument, [&] { merge(spec("c", {}), spec("c", {})); }), "no dimension -1"));
+  CHECK(has(words_of(ErrorKind::invalid_argument,
+                     [&] {
+                       merge(spec("d", {2, 3}), spec("d", {2, 3}));
+                     }),
+            "no dimension 2"));
+  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { merge(spec("c", {}), spec("c", {})); }), "no dimension -1"));
   const std::int64_t huge = std::int64_t{1} << 62;
-  CHECK(has(words_of(ErrorKind::argument, [&] { merge(spec("c", {0, huge}), spec("c", {0, huge})); }), "63 bits"));
+  CHECK(has(words_of(ErrorKind::invalid_argument,
+                     [&] {
+                       merge(spec("c", {0, huge}), spec("c", {0, huge}));
+                     }),
+            "63 bits"));
   CHECK(merge(spec("c", {2, 3}), spec("c", {2, 4}))[0].layout.target.shape == Shape{2, 7});
   CHECK(merge(spec("f", {2}), spec("f", {7}))[0].layout.target.shape == Shape{2});
   CHECK(merge(spec("k", {3}), spec("k", {3}))[0].layout.target.shape == Shape{2, 3});
@@ -255,7 +263,7 @@ TEST_CASE("a layout that does not match the plan or the ranks") {
   CHECK(has(refused(plan, {.pipeline = 2}, ranks_of({{}, {}})), "does not say where a layer has its number"));
   CHECK(has(refused(plan, {.expert = 2}, ranks_of({{}, {}})), "does not say where an expert has its number"));
   CHECK(has(refused(plan, {.tensor = 2}, ranks_of({{}})), "is for 2 ranks, and there are 1"));
-  CHECK(has(words_of(ErrorKind::argument, [&] { place(plan, {.pipeline = 2}, {}); }), "\"layers\""));
+  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { place(plan, {.pipeline = 2}, {}); }), "\"layers\""));
 }
 
 TEST_CASE("layouts as text") {
@@ -264,11 +272,11 @@ TEST_CASE("layouts as text") {
   for (const char* text : {"", "0", "-1", "4x", "tp=0", "tp=2,tp=2", "dp=2", "tp=", "tp=2,", "5000", "tp=100,pp=100",
                            "99999999999999999999"}) {
     CAPTURE(text);
-    CHECK(has(words_of(ErrorKind::argument, [&] { ParallelLayout::parse(text); }), "the layout"));
+    CHECK(has(words_of(ErrorKind::invalid_argument, [&] { ParallelLayout::parse(text); }), "the layout"));
   }
   for (int rank = 0; rank < 24; ++rank) {
     const ParallelLayout layout{.tensor = 2, .pipeline = 3, .expert = 4};
-    CHECK(layout.rank(layout.place(rank)) == rank);
+    CHECK(layout.rank(layout.coordinates(rank)) == rank);
   }
 }
 
@@ -340,7 +348,7 @@ TEST_CASE("a cut through the blocks of a scale is refused, a cut between them ca
                                                                    {model({300, 512}, {3, 4}), 3},
                                                                    {model({512, 256}, {4, 2}, "down_proj"), 4}}) {
     CAPTURE(ranks);
-    CHECK(has(words_of(ErrorKind::argument, [&] { cut(plan, tensor_parallel(ranks), whole); }),
+    CHECK(has(words_of(ErrorKind::invalid_argument, [&] { cut(plan, tensor_parallel(ranks), whole); }),
               "cuts through its blocks of 128"));
   }
 }
@@ -394,7 +402,8 @@ TEST_CASE("ranks without a head, a layer or an expert are refused; other odditie
       spec("model.layers.0.mlp.experts.1.w1.weight", {6, 64}), spec("model.layers.1.self_attn.q_proj.weight", {64, 64}),
       spec("model.layers.1.mlp.experts.gate_up_proj", {4, 8, 8})};
   const auto error = [&](const char* layout) {
-    return words_of(ErrorKind::argument, [&] { place(plan, ParallelLayout::parse(layout), wholes_of(plan, model)); });
+    return words_of(ErrorKind::invalid_argument,
+                    [&] { place(plan, ParallelLayout::parse(layout), wholes_of(plan, model)); });
   };
   CHECK(has(error("4096"), "has 4096 tensor-parallel ranks, and the model has 4 attention heads"));
   CHECK(has(error("pp=9"), "9 pipeline stages cannot share 2 layers"));

@@ -52,7 +52,7 @@ std::uint64_t written_on(const AssemblyPlan& plan, const AssemblyShape& shape, i
 }  // namespace
 
 TEST_CASE("a window's writer knows the contributors on other hosts, and they know the writer") {
-  AssemblyShape shape{4, Writers::owners, 64 << 10};
+  AssemblyShape shape{4, Writers::all, 64 << 10};
   shape.hosts = {0, 0, 1, 1};
   const AssemblyPlan plan = plan_on(files_of(1, merge::concat(1), 4096), shape);
   int windows = 0;
@@ -76,13 +76,13 @@ TEST_CASE("a window's writer knows the contributors on other hosts, and they kno
 }
 
 TEST_CASE("on one host no rank sends") {
-  const AssemblyPlan plan = plan_on(files_of(1, merge::concat(1), 4096), {4, Writers::owners, 64 << 10});
+  const AssemblyPlan plan = plan_on(files_of(1, merge::concat(1), 4096), {4, Writers::all, 64 << 10});
   for (const ProcessWork& work : plan.processes)
     for (const Step& step : work.steps) CHECK(step.senders.empty());
 }
 
 TEST_CASE("one host per file: the whole file is written there, and hosts write about equal amounts") {
-  AssemblyShape shape{4, Writers::owners, 64 << 10};
+  AssemblyShape shape{4, Writers::all, 64 << 10};
   shape.hosts = {0, 1, 1, 0};
   // Row windows: each rank would write its own.
   const auto files = files_of(8, merge::concat(0), 4096);
@@ -98,24 +98,24 @@ TEST_CASE("one host per file: the whole file is written there, and hosts write a
 }
 
 TEST_CASE("one host per file: the host that has most of the file") {
-  AssemblyShape shape{4, Writers::owners, 64 << 10};
+  AssemblyShape shape{4, Writers::all, 64 << 10};
   shape.hosts = {0, 0, 0, 1};
   shape.one_host_a_file = true;
   const AssemblyPlan plan = plan_on(files_of(3, merge::concat(0), 1024), shape);
   CHECK(written_on(plan, shape, 1) == 0);
   // Only the root writes, wherever it is.
-  shape.writers = Writers::first;
+  shape.writers = Writers::rank0;
   CHECK(plan_on(files_of(3, merge::concat(0), 1024), shape).processes[0].written == plan.bytes);
 }
 
 TEST_CASE("windows and messages together are within the budget") {
-  for (const Writers writers : {Writers::owners, Writers::first})
+  for (const Writers writers : {Writers::all, Writers::rank0})
     for (const int processes : {2, 4, 7, 64})
       for (const std::uint64_t budget : {64ULL << 20, 256ULL << 20, 1ULL << 30}) {
         const WindowShape near = shape_windows(budget, processes, writers, false);
         const WindowShape far = shape_windows(budget, processes, writers, true);
         CHECK(far.bytes <= near.bytes);
-        const std::uint64_t windows = writers == Writers::first ? far.depth + 1 : (far.depth + 1) * processes;
+        const std::uint64_t windows = writers == Writers::rank0 ? far.depth + 1 : (far.depth + 1) * processes;
         CHECK(windows * far.bytes + 3 * processes * WindowMail::piece_bytes(far.bytes) <= budget);
       }
 }

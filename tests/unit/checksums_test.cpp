@@ -66,7 +66,7 @@ TEST_CASE("checksums are read back, and their file is not copied with the model"
   write_checksums(work.path(), Checksums{});
   CHECK(read_checksums(work.path())->empty());
   test::write_text(work / "config.json", "{}");
-  CHECK(carried_files(work.path()).names == std::vector<std::string>{"config.json"});
+  CHECK(extra_files_of(work.path()).names == std::vector<std::string>{"config.json"});
   CHECK(test::read_text(work / std::string(checksums_file_name)).find("\"xxh3-64\"") != std::string::npos);
 }
 

@@ -50,27 +50,27 @@ TEST_CASE("members keep their order and are found, few or many, reserved or not"
 
 TEST_CASE("values know their type and refuse access as another") {
   const Config real = 1.5;
-  CHECK(words_of(ErrorKind::argument, [&] { (void)real.as_string(); }) ==
+  CHECK(words_of(ErrorKind::invalid_argument, [&] { (void)real.as_string(); }) ==
         "a config value is of type real, not a string");
-  CHECK(!words_of(ErrorKind::argument, [&] { (void)real.as_bool(); }).empty());
-  CHECK(!words_of(ErrorKind::argument, [&] { (void)real.as_int(); }).empty());
-  CHECK(!words_of(ErrorKind::argument, [&] { (void)real.as_uint(); }).empty());
-  CHECK(!words_of(ErrorKind::argument, [&] { (void)real.as_array(); }).empty());
-  CHECK(!words_of(ErrorKind::argument, [&] { (void)real.as_object(); }).empty());
-  CHECK(!words_of(ErrorKind::argument, [&] { (void)real.as_tensor(); }).empty());
-  CHECK(!words_of(ErrorKind::argument, [&] { (void)real.at("x"); }).empty());
-  CHECK(!words_of(ErrorKind::argument, [&] { (void)Config("x").as_double(); }).empty());
+  CHECK(!words_of(ErrorKind::invalid_argument, [&] { (void)real.as_bool(); }).empty());
+  CHECK(!words_of(ErrorKind::invalid_argument, [&] { (void)real.as_int(); }).empty());
+  CHECK(!words_of(ErrorKind::invalid_argument, [&] { (void)real.as_uint(); }).empty());
+  CHECK(!words_of(ErrorKind::invalid_argument, [&] { (void)real.as_array(); }).empty());
+  CHECK(!words_of(ErrorKind::invalid_argument, [&] { (void)real.as_object(); }).empty());
+  CHECK(!words_of(ErrorKind::invalid_argument, [&] { (void)real.as_tensor(); }).empty());
+  CHECK(!words_of(ErrorKind::invalid_argument, [&] { (void)real.at("x"); }).empty());
+  CHECK(!words_of(ErrorKind::invalid_argument, [&] { (void)Config("x").as_double(); }).empty());
   CHECK(!words_of(ErrorKind::not_found, [] { (void)Config::object({}).at("x"); }).empty());
   CHECK(!words_of(ErrorKind::not_found, [] { (void)Config::array({1}).at(1U); }).empty());
-  CHECK(!words_of(ErrorKind::argument, [] { Config::object({{"a", 1}, {"a", 2}}); }).empty());
+  CHECK(!words_of(ErrorKind::invalid_argument, [] { Config::object({{"a", 1}, {"a", 2}}); }).empty());
 }
 
 TEST_CASE("integers are exact at both ends of 64 bits") {
   CHECK(Config(std::uint64_t{5}).type() == Config::Type::integer);
   CHECK(Config(std::uint64_t{5}) == Config(5));
   CHECK(Config(UINT64_MAX).as_uint() == UINT64_MAX);
-  CHECK(!words_of(ErrorKind::argument, [] { (void)Config(UINT64_MAX).as_int(); }).empty());
-  CHECK(!words_of(ErrorKind::argument, [] { (void)Config(-1).as_uint(); }).empty());
+  CHECK(!words_of(ErrorKind::invalid_argument, [] { (void)Config(UINT64_MAX).as_int(); }).empty());
+  CHECK(!words_of(ErrorKind::invalid_argument, [] { (void)Config(-1).as_uint(); }).empty());
   CHECK(Config(INT64_MIN).as_int() == INT64_MIN);
   CHECK(Config(3).as_double() == 3.0);
 }
@@ -130,9 +130,9 @@ TEST_CASE("numbers of every C++ type become values, and are restored if they fit
                             std::function<void()>([&] { (void)config.at("largest").as<std::int64_t>(); }),
                             std::function<void()>([&] { (void)config.at("name").as<int>(); }),
                             std::function<void()>([&] { (void)config.at("yes").as<int>(); })})
-    CHECK_FALSE(words_of(ErrorKind::argument, wrong).empty());
+    CHECK_FALSE(words_of(ErrorKind::invalid_argument, wrong).empty());
   const char* const nothing = nullptr;
-  CHECK_FALSE(words_of(ErrorKind::argument, [&] { (void)Config(nothing); }).empty());
+  CHECK_FALSE(words_of(ErrorKind::invalid_argument, [&] { (void)Config(nothing); }).empty());
 }
 
 TEST_CASE("members are looked up, with a default if they are missing, and removed") {
@@ -144,7 +144,7 @@ TEST_CASE("members are looked up, with a default if they are missing, and remove
     CHECK(config.value_or("key0", 7) == 0);
     CHECK(config.value_or("other", 7) == 7);
     CHECK(config.value_or("other", "text") == "text");
-    CHECK_FALSE(words_of(ErrorKind::argument, [&] { (void)config.value_or("key0", "text"); }).empty());
+    CHECK_FALSE(words_of(ErrorKind::invalid_argument, [&] { (void)config.value_or("key0", "text"); }).empty());
     CHECK(config.erase("key0"));
     CHECK_FALSE(config.erase("key0"));
     CHECK_FALSE(config.contains("key0"));
@@ -154,19 +154,19 @@ TEST_CASE("members are looked up, with a default if they are missing, and remove
     CHECK(config.at("key0").as_string() == "again");
   }
   CHECK_FALSE(Config(1).contains("key"));
-  CHECK_FALSE(words_of(ErrorKind::argument, [] { (void)Config(1).value_or("key", 2); }).empty());
+  CHECK_FALSE(words_of(ErrorKind::invalid_argument, [] { (void)Config(1).value_or("key", 2); }).empty());
 }
 
 TEST_CASE("leaves are visited in order, and replaced one by one") {
   const Config config = Config::object({{"a", Config::array({1, Config::array(), "x"})}, {"b", Config::object()}});
   std::string seen;
-  visit_leaves(config, [&](const Config& leaf) { seen += to_string(leaf.type()); });
+  for_each_leaf(config, [&](const Config& leaf) { seen += to_string(leaf.type()); });
   CHECK(seen == "integerstring");
-  CHECK(with_leaves(config, [](const Config& leaf) { return leaf; }) == config);
-  CHECK(with_leaves(config, [](const Config&) { return Config(); }).at("a").at(0).is_null());
+  CHECK(map_leaves(config, [](const Config& leaf) { return leaf; }) == config);
+  CHECK(map_leaves(config, [](const Config&) { return Config(); }).at("a").at(0).is_null());
   Config deep;
   for (int i = 0; i <= max_config_depth; ++i) deep = Config::array({deep});
-  CHECK_FALSE(words_of(ErrorKind::argument, [&] { visit_leaves(deep, [](const Config&) {}); }).empty());
+  CHECK_FALSE(words_of(ErrorKind::invalid_argument, [&] { for_each_leaf(deep, [](const Config&) {}); }).empty());
 }
 
 TEST_CASE("value_or() takes a member or text of any kind; bits of a vector are booleans") {

@@ -133,8 +133,8 @@ TEST_CASE("text that is not UTF-8 is refused when it is written") {
     const Config value = text;
     const Config key = Config::object({{text, 1}});
     for (const Config& config : {value, key}) {
-      test::words_of(ErrorKind::argument, [&] { split(config); });
-      test::words_of(ErrorKind::argument, [&] { to_json(config); });
+      test::words_of(ErrorKind::invalid_argument, [&] { split(config); });
+      test::words_of(ErrorKind::invalid_argument, [&] { to_json(config); });
     }
   }
 }
@@ -145,9 +145,9 @@ TEST_CASE("nesting up to the limit passes every function, and beyond it none") {
     State state = split(deepest);
     state.config = parse_json(to_json(state.config));
     CHECK(join(state) == deepest);
-    test::words_of(ErrorKind::argument, [&] { split(nested(deepest, 1)); });
+    test::words_of(ErrorKind::invalid_argument, [&] { split(nested(deepest, 1)); });
   }
-  test::words_of(ErrorKind::argument, [] { to_json(nested(1, max_config_depth + 1)); });
+  test::words_of(ErrorKind::invalid_argument, [] { to_json(nested(1, max_config_depth + 1)); });
   test::words_of(ErrorKind::corrupt, [] { join({nested(1, max_config_depth + 1), {}}); });
   defect_of(std::string(max_config_depth + 1, '[') + "1");
   defect_of(std::string(1000000, '['));
@@ -169,7 +169,7 @@ TEST_CASE("the JSON text that is written") {
   CHECK(to_json(Config::array({NAN, INFINITY, -INFINITY, std::bit_cast<double>(0xfff8000000000001ULL)})) ==
         R"([{"$float":"nan"},{"$float":"inf"},{"$float":"-inf"},{"$float":"0xfff8000000000001"}])");
   CHECK(parse_json(to_json(config)) == config);
-  test::words_of(ErrorKind::argument, [] { to_json(small()); });
+  test::words_of(ErrorKind::invalid_argument, [] { to_json(small()); });
 }
 
 TEST_CASE("JSON texts with defects are refused with line and column") {
@@ -222,9 +222,9 @@ TEST_CASE("nlohmann's json and back") {
     CHECK(from_nlohmann(to_nlohmann<nlohmann::json>(config)) == config);
   }
   CHECK(to_nlohmann(Config::object({{"z", 1}, {"a", 2}})).dump() == R"({"z":1,"a":2})");
-  test::words_of(ErrorKind::argument, [] { to_nlohmann(Config(small())); });
-  test::words_of(ErrorKind::argument, [] { from_nlohmann(nlohmann::json::binary({1})); });
-  test::words_of(ErrorKind::argument, [] { to_nlohmann(nested(1, max_config_depth + 1)); });
+  test::words_of(ErrorKind::invalid_argument, [] { to_nlohmann(Config(small())); });
+  test::words_of(ErrorKind::invalid_argument, [] { from_nlohmann(nlohmann::json::binary({1})); });
+  test::words_of(ErrorKind::invalid_argument, [] { to_nlohmann(nested(1, max_config_depth + 1)); });
 }
 
 TEST_CASE("text after a NUL byte is not ignored") {

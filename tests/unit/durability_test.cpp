@@ -13,9 +13,9 @@
 
 #include "doctest/doctest.h"
 #include "muster/export.hpp"
+#include "muster/group.hpp"
 #include "muster/safetensors.hpp"
 #include "muster/state_file.hpp"
-#include "muster/sync_group.hpp"
 #include "muster/workspace.hpp"
 #include "src/checkpoint/model/output_directory.hpp"
 #include "src/os/fault.hpp"
@@ -132,7 +132,7 @@ TEST_CASE("a power failure loses nothing of a file or directory that a durable c
   write_text(models / "model/modules.json", R"([{"path": "1_Pooling"}])");
   fs::create_directory(models / "model/1_Pooling");
   write_text(models / "model/1_Pooling/pooling.json", "{}");
-  shard_model(models / "model", models / "shards", "llama", {.tensor = 2});
+  shard_model(models / "model", models / "shards", {.tensor = 2}, "llama");
   REQUIRE(fs::exists(models / "shards/1_Pooling/pooling.json"));
   const auto exports = [&](const std::string& directory, bool force) {
     export_model(models / "shards", directory + "/exported", "llama", *single_group(),
@@ -165,7 +165,7 @@ TEST_CASE("a power failure loses nothing of a file or directory that a durable c
       {"states of a workspace",
        [](const std::string& directory) {
          const auto group = single_group();
-         NFSWorkspace workspace(directory + "/workspace", group, {.generations_kept = 5});
+         Workspace workspace(directory + "/workspace", group, {.steps_kept = 5});
          for (int i = 0; i < 2; ++i) workspace.write_configs_and_weights(one()[0].second);
        }},
       {"a directory whose files the seam does not see",
@@ -178,7 +178,7 @@ TEST_CASE("a power failure loses nothing of a file or directory that a durable c
        }},
       {"shards",
        [&](const std::string& directory) {
-         shard_model(models / "model", directory + "/shards", "llama", {.tensor = 2});
+         shard_model(models / "model", directory + "/shards", {.tensor = 2}, "llama");
        }},
       {"an export", [&](const std::string& directory) { exports(directory, false); }},
       {"an export over another",
@@ -217,7 +217,7 @@ TEST_CASE("space for each large file is reserved before its first byte is writte
   };
   {
     const Disk disk;
-    shard_model(work / "model", work / "shards", "llama", {.tensor = 2});
+    shard_model(work / "model", work / "shards", {.tensor = 2}, "llama");
     for (const char* shard : {"rank-00000-of-00002", "rank-00001-of-00002"}) has_reserved(disk, shard);
   }
   {

@@ -71,9 +71,14 @@ std::vector<KindCase> kind_cases() {
        "",
        "release\n"},
       {"an iteration that is gone", {"latest_checkpointed_iteration.txt"}, {}, 0, "", "which is not there"},
-      {"a pattern", {"part0.pt", "part1.pt", "part2.pt"}, {.at = {}, .shards = "part{rank}.pt"}, 3},
-      {"a pattern that fits nothing", {"a.pt"}, {.at = {}, .shards = "b{rank}.pt"}, 0, "", "no file's name is like"},
-      {"a pattern without a rank", {"a.pt"}, {.at = {}, .shards = "a.pt"}, 0, "", "has no {rank} in it"},
+      {"a pattern", {"part0.pt", "part1.pt", "part2.pt"}, {.key = {}, .file_pattern = "part{rank}.pt"}, 3},
+      {"a pattern that fits nothing",
+       {"a.pt"},
+       {.key = {}, .file_pattern = "b{rank}.pt"},
+       0,
+       "",
+       "no file's name is like"},
+      {"a pattern without a rank", {"a.pt"}, {.key = {}, .file_pattern = "a.pt"}, 0, "", "has no {rank} in it"},
       {"FSDP, one missing",
        {"model_world_size_2_rank_0.pt"},
        {},
@@ -159,14 +164,15 @@ TEST_CASE("a plan merges the files of ranks") {
     write_text(folder / ("in/part" + std::string(1, rank) + ".pt"), torch_file(static_cast<char>('a' + rank - '0')));
   write_text(folder / "plan.json", R"({"muster_plan": 1, "rules": [{"match": "w", "action": "concat", "dim": 1}]})");
   const inspect::Source source = inspect::open_source(
-      folder / "in", {.plan = folder / "plan.json", .states = {}, .foreign = {.at = {}, .shards = "part{rank}.pt"}});
+      folder / "in",
+      {.plan = folder / "plan.json", .states = {}, .thirdparty = {.key = {}, .file_pattern = "part{rank}.pt"}});
   REQUIRE(source.entries().size() == 1);
   CHECK(source.entries()[0].shape == Shape{2, 12});
   std::string bytes(96, ' ');
   source.tensors->read(0, 0, std::as_writable_bytes(std::span(bytes)));
   const std::string row = std::string(16, 'a') + std::string(16, 'b') + std::string(16, 'c');
   CHECK(bytes == row + row);
-  CHECK(has(words_of(ErrorKind::argument,
-                     [&] { inspect::open_source(folder / "in", {.foreign = {.shards = "part{rank}.pt"}}); }),
+  CHECK(has(words_of(ErrorKind::invalid_argument,
+                     [&] { inspect::open_source(folder / "in", {.thirdparty = {.file_pattern = "part{rank}.pt"}}); }),
             "--plan"));
 }

@@ -257,7 +257,7 @@ void check_torch_cases(const std::vector<TorchCase>& cases) {
       try {
         const auto found = thirdparty::find_checkpoint(path);
         REQUIRE(found.has_value());
-        const auto opened = open_checkpoint(*found, 0, {.at = one.at, .shards = {}}, notes);
+        const auto opened = open_checkpoint(*found, 0, {.key = one.at, .file_pattern = {}}, notes);
         tensors = tensors_text(*opened);
         for (const Omission& omission : opened->omissions()) all += omission.name + ": " + omission.reason + "\n";
       } catch (const Error& error) {

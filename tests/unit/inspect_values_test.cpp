@@ -54,7 +54,7 @@ std::string printed(const test::MemorySource& source, const std::string& what, C
 }
 
 std::string words_of_failure(const std::string& slice, const Shape& shape) {
-  return test::words_of(ErrorKind::argument, [&] { parse_selection(slice, shape); });
+  return test::words_of(ErrorKind::invalid_argument, [&] { parse_selection(slice, shape); });
 }
 
 }  // namespace

@@ -61,12 +61,12 @@ TEST_CASE("the world of one process merges with itself") {
   const Tensor mine = pattern(DType::f32, {4, 6}, 1);
   for (const Merge& merge :
        {merge::concat(1), merge::concat_blocks(0, {1, 1}), merge::sum(), merge::max(), merge::same(), merge::first()}) {
-    const Merged merged = merge_tensor_parallel(mine, merge, std::vector<int>{0}, *group);
+    const MergeResult merged = merge_tensor_parallel(mine, merge, std::vector<int>{0}, *group);
     CHECK(bitwise_equal(*merged.tensor(), mine));
     CHECK(merged.report().route == Route::local);
   }
   const TensorView strided = mine.view().transposed();
-  const Merged stacked = merge_tensor_parallel(strided, merge::stack(), std::vector<int>{0}, *group);
+  const MergeResult stacked = merge_tensor_parallel(strided, merge::stack(), std::vector<int>{0}, *group);
   CHECK(stacked.tensor()->shape() == Shape{1, 6, 4});
   CHECK(bitwise_equal(stacked.tensor()->view().slice(0, 0, 1), stacked.tensor()->view()));
   CHECK_THROWS_AS((void)merge_tensor_parallel(mine, merge::concat(2), std::vector<int>{0}, *group), Error);

@@ -126,23 +126,23 @@ TEST_CASE("ambiguous directories are refused") {
   words_of(ErrorKind::not_found, [&] { ModelDir::open(directory / "none"); });
   write_file_of(directory / "rank-00000-of-00002.safetensors", {"a"});
   write_file_of(directory / "rank-00001-of-00002.safetensors", {"a"});
-  CHECK(has(words_of(ErrorKind::argument, open), "muster export"));
+  CHECK(has(words_of(ErrorKind::invalid_argument, open), "muster export"));
   write_file_of(directory / "model.safetensors", {"a"});
-  CHECK(has(words_of(ErrorKind::argument, open), "two checkpoints"));
+  CHECK(has(words_of(ErrorKind::invalid_argument, open), "two checkpoints"));
   write_text(directory / index_name, index_of({{"a", "rank-00000-of-00002.safetensors"}}));
-  CHECK(has(words_of(ErrorKind::argument, open), "two models"));
+  CHECK(has(words_of(ErrorKind::invalid_argument, open), "two models"));
   fs::remove(directory / index_name);
   fs::remove(directory / "model.safetensors");
   write_text(directory / "x.safetensors.index.json", "{}");
   write_text(directory / "y.safetensors.index.json", "{}");
-  CHECK(has(words_of(ErrorKind::argument, open), "both an index"));
+  CHECK(has(words_of(ErrorKind::invalid_argument, open), "both an index"));
 }
 
 TEST_CASE("planning files: as few as the limit allows, and as equal as the order allows") {
   const std::vector<TensorEntry> entries = {entry("b", {60}),           entry("a", {40}), entry("d", {1}),
                                             entry("c", {500}),          entry("e", {0}),  entry("f", {99}),
                                             entry("g", {1}, DType::f16)};
-  const ShardLayout layout = plan_shards(entries, 100);
+  const FileLayout layout = split_into_files(entries, 100);
   REQUIRE(layout.files.size() == 5);
   const std::vector<std::vector<std::size_t>> expected = {{0}, {1, 2}, {3}, {4, 5}, {6}};
   for (std::size_t i = 0; i < 5; ++i) {
@@ -159,17 +159,18 @@ TEST_CASE("planning files: as few as the limit allows, and as equal as the order
 
   std::vector<TensorEntry> many;
   for (int i = 0; i < 12; ++i) many.push_back(entry("t" + std::to_string(i), {10}));
-  const ShardLayout balanced = plan_shards(many, 110);  // files filled up to the limit would have 11 and 1
+  const FileLayout balanced = split_into_files(many, 110);  // files filled up to the limit would have 11 and 1
   REQUIRE(balanced.files.size() == 2);
   CHECK(balanced.files[0].tensors.size() == 6);
 
-  const ShardLayout single = plan_shards(entries, 702);
+  const FileLayout single = split_into_files(entries, 702);
   REQUIRE(single.files.size() == 1);
   CHECK(single.files[0].name == "model.safetensors");
   CHECK(single.index.empty());
-  CHECK(plan_shards({}, 1).files.size() == 1);
+  CHECK(split_into_files({}, 1).files.size() == 1);
   const std::vector<TensorEntry> twice = {entry("a", {1}), entry("a", {1})};
-  CHECK(has(words_of(ErrorKind::argument, [&] { plan_shards(twice, 10); }), "two tensors have the name \"a\""));
+  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { split_into_files(twice, 10); }),
+            "two tensors have the name \"a\""));
 }
 
 TEST_CASE("the extra files that are copied") {
@@ -193,16 +194,16 @@ TEST_CASE("the extra files that are copied") {
                                              "config.json",           "empty.txt",
                                              "linked.json",           "modules.json"};
   int pieces = 0;
-  copy_carried_files(from.path().string(), to.path().string(), carried_files(from.path().string()).names,
-                     [&] { ++pieces; });
+  copy_extra_files(from.path().string(), to.path().string(), extra_files_of(from.path().string()).names,
+                   [&] { ++pieces; });
   CHECK(pieces == 5);  // one report per non-empty file: a rank that copies is not considered stuck
   for (const std::string& directory : {from.path().string(), to.path().string()}) {
-    CHECK(carried_files(directory).names == expected);
-    CHECK(carried_files(directory).left.empty());
+    CHECK(extra_files_of(directory).names == expected);
+    CHECK(extra_files_of(directory).skipped.empty());
   }
   for (const std::string& name : expected) CHECK(read_text(to / name) == read_text(from / name));
   CHECK_FALSE(fs::is_symlink(to / "linked.json"));
-  words_of(ErrorKind::not_found, [&] { carried_files(from / "none"); });
+  words_of(ErrorKind::not_found, [&] { extra_files_of(from / "none"); });
 }
 
 TEST_CASE("links to outside, linked folders and weights of other formats are not copied, unless they are selected") {
@@ -220,10 +221,10 @@ TEST_CASE("links to outside, linked folders and weights of other formats are not
   fs::create_symlink("gone", work / "model/dangling");
   fs::create_symlink("pytorch_model.bin", work / "model/same.bin");
   const std::string model = work / "model";
-  const CarriedFiles usual = carried_files(model);
+  const ExtraFiles usual = extra_files_of(model);
   CHECK(usual.names == std::vector<std::string>{"config.json"});
   std::map<std::string, std::string> reasons;
-  for (const Omission& file : usual.left) reasons[file.name] = file.reason;
+  for (const Omission& file : usual.skipped) reasons[file.name] = file.reason;
   CHECK(reasons.size() == 12);
   CHECK(reasons["folder"] == "a link to a folder");
   CHECK(reasons["loop"] == "a link to a folder");
@@ -231,16 +232,16 @@ TEST_CASE("links to outside, linked folders and weights of other formats are not
   CHECK(has(reasons["id"], "/private/keys/id\", outside the directory"));
   for (const char* name : {"consolidated.00.pth", "onnx/model.onnx", "same.bin"})
     CHECK(reasons[name] == "weights of another format");
-  CHECK(carried_files(model, "none").names.empty());
-  const CarriedFiles all = carried_files(model, "all");
+  CHECK(extra_files_of(model, "none").names.empty());
+  const ExtraFiles all = extra_files_of(model, "all");
   CHECK(all.names.size() == 10);
-  CHECK(all.left.size() == 3);  // folders and missing files
-  CHECK(carried_files(model, "*.bin,onnx/*").names ==
+  CHECK(all.skipped.size() == 3);  // folders and missing files
+  CHECK(extra_files_of(model, "*.bin,onnx/*").names ==
         std::vector<std::string>{"onnx/model.onnx", "pytorch_model.bin", "same.bin"});
   // The Hugging Face cache consists of links.
   fs::create_directories(work / "hub/blobs");
   fs::create_directories(work / "hub/snapshots/0123");
   write_text(work / "hub/blobs/abc", "{}");
   fs::create_symlink("../../blobs/abc", work / "hub/snapshots/0123/config.json");
-  CHECK(carried_files(work / "hub/snapshots/0123").names == std::vector<std::string>{"config.json"});
+  CHECK(extra_files_of(work / "hub/snapshots/0123").names == std::vector<std::string>{"config.json"});
 }

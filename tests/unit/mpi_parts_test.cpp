@@ -61,10 +61,10 @@ std::vector<std::shared_ptr<std::byte>> take(BufferPool& pool, const std::vector
 }
 
 /// Ranks alternate between two hosts.
-class TwoHosts final : public group::Group {
+class TwoHosts final : public group::BaseGroup {
  public:
   explicit TwoHosts(int size)
-      : group::Group(0, std::vector<RankInfo>(static_cast<std::size_t>(size)), {}, std::chrono::seconds(1)) {}
+      : group::BaseGroup(0, std::vector<RankInfo>(static_cast<std::size_t>(size)), {}, std::chrono::seconds(1)) {}
   [[nodiscard]] std::string_view kind() const noexcept override { return "two hosts"; }
   [[nodiscard]] bool shares_memory(int rank) const override { return rank % 2 == 0; }
   [[nodiscard]] int host_of(int rank) const override { return rank % 2; }
@@ -74,7 +74,7 @@ class TwoHosts final : public group::Group {
 
  protected:
   [[nodiscard]] std::uint64_t rounds() const noexcept override { return 0; }
-  void do_poison(const Error&) noexcept override {}
+  void do_abort(const Error&) noexcept override {}
   [[nodiscard]] std::optional<Error> do_failure() const override { return std::nullopt; }
   void do_barrier(const WaitOptions&) override {}
   void do_all_gather(std::span<const std::byte>, std::span<std::byte>, const WaitOptions&) override {}
@@ -83,7 +83,7 @@ class TwoHosts final : public group::Group {
   bool do_try_send(int, const group::PacketHead&, std::span<const std::byte>) override { return false; }
   bool do_try_receive(int, const group::PacketPlace&) override { return false; }
   void do_wait_for_packets(const std::function<bool()>&, std::span<const int>, const WaitOptions&) override {}
-  std::shared_ptr<group::Group> make_part(const Part&, Tie, const WaitOptions&) override { return nullptr; }
+  std::shared_ptr<group::BaseGroup> make_part(const Part&, Tie, const WaitOptions&) override { return nullptr; }
 };
 
 /// Returns records of one list of all ranks, each of which sends `bytes` to rank 0.
@@ -106,7 +106,7 @@ std::vector<gather::Record> records_of(int size, std::uint64_t bytes) {
   return records;
 }
 
-std::uint64_t fresh_bytes_of(int rank, std::span<const gather::Record> records, const SyncGroup& group) {
+std::uint64_t fresh_bytes_of(int rank, std::span<const gather::Record> records, const Group& group) {
   return gather::fresh_bytes_of(rank, gather::list_of(rank, records), records, group);
 }
 

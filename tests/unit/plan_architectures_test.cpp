@@ -319,7 +319,7 @@ TEST_CASE("the parts of a rank belong to the same heads, or the layout is refuse
           try {
             placement = place(plan, {.tensor = ranks}, wholes_of(plan, model));
           } catch (const Error& error) {
-            CHECK(error.kind() == ErrorKind::argument);
+            CHECK(error.kind() == ErrorKind::invalid_argument);
             // A layout may not be refused if the number of ranks divides the number of groups.
             CHECK(keys % ranks != 0);
             continue;
@@ -397,11 +397,11 @@ TEST_CASE("without the numbers of heads, tensors are neither cut nor merged") {
   const std::vector<NamedSpec> model = {{"model.layers.0.self_attn.k_proj.weight", {DType::bf16, {8, 8}}}};
   CHECK_NOTHROW(place(plan, {.tensor = 1}, wholes_of(plan, model)));
   const std::string words =
-      test::words_of(ErrorKind::argument, [&] { place(plan, {.tensor = 2}, wholes_of(plan, model)); });
+      test::words_of(ErrorKind::invalid_argument, [&] { place(plan, {.tensor = 2}, wholes_of(plan, model)); });
   CHECK(test::has(words, "config.json does not give \"num_key_value_heads\""));
   CHECK(test::has(words, "k_proj"));
   const std::vector<RankTensors> ranks = {{model, {}}, {model, {}}};
-  CHECK(test::has(test::words_of(ErrorKind::argument, [&] { arrange(plan, {.tensor = 2}, ranks); }),
+  CHECK(test::has(test::words_of(ErrorKind::invalid_argument, [&] { arrange(plan, {.tensor = 2}, ranks); }),
                   "config.json does not give \"num_key_value_heads\""));
 }
 

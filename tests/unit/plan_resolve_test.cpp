@@ -58,7 +58,7 @@ TEST_CASE("plain actions resolve to their merge") {
   CHECK(resolve("t").true_size == 50257);
   CHECK_FALSE(resolve("c").true_size.has_value());
   CHECK(plan.resolve(*plan.find("t"), "t", specs({50257, 4}, 1), true).true_size == 50257);
-  CHECK(has(words_of(ErrorKind::argument,
+  CHECK(has(words_of(ErrorKind::invalid_argument,
                      [&] {
                        (void)plan.resolve(*plan.find("t"), "t", specs({50304, 4}, 1), true);
                      }),
@@ -68,8 +68,9 @@ TEST_CASE("plain actions resolve to their merge") {
   CHECK(resolve("m").merge == merge::max());
   CHECK(resolve("a").merge == merge::sum());
   CHECK(resolve("k").merge == merge::stack());
-  CHECK(has(words_of(ErrorKind::argument, [&] { (void)resolve("d"); }), "rule 8 leaves the tensor out"));
-  CHECK(has(words_of(ErrorKind::argument, [&] { (void)plan.resolve(plan.rules()[0], "c", {}); }), "no rank has it"));
+  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { (void)resolve("d"); }), "rule 8 leaves the tensor out"));
+  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { (void)plan.resolve(plan.rules()[0], "c", {}); }),
+            "no rank has it"));
   CHECK(plan.rules()[7].number == 8);
 }
 
@@ -116,7 +117,9 @@ TEST_CASE("numbers of config.json are looked up, and a missing one is named") {
   const auto error = [&](const char* json) {
     const Config other = parse_json(json);
     const MergePlan without = load(rules, &other);
-    return words_of(ErrorKind::argument, [&] { (void)without.resolve(*without.find("e"), "e", specs({50, 4})); });
+    return words_of(ErrorKind::invalid_argument, [&] {
+      (void)without.resolve(*without.find("e"), "e", specs({50, 4}));
+    });
   };
   CHECK(has(error("{}"), "rule 1 needs \"vocab_size\" of config.json, which does not have it"));
   CHECK(has(error("[]"), "does not have it"));
@@ -125,7 +128,7 @@ TEST_CASE("numbers of config.json are looked up, and a missing one is named") {
   CHECK(has(error(R"({"vocab_size": 0})"), "no integer from 1"));
   CHECK(has(error(R"({"vocab_size": 9007199254740993})"), "no integer from 1"));
   const MergePlan alone = load(rules, nullptr);
-  CHECK(has(words_of(ErrorKind::argument, [&] { (void)alone.resolve(*alone.find("q"), "q", specs({4})); }),
+  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { (void)alone.resolve(*alone.find("q"), "q", specs({4})); }),
             "rule 2 needs \"text_config.heads\" of config.json, which is not there"));
 }
 
@@ -144,7 +147,7 @@ TEST_CASE("layers, experts, stages and axes are read") {
   CHECK(plan.layers()->renumber);
   CHECK(plan.layers()->pattern.text() == "*layers.#.*");
   CHECK_FALSE(plan.experts()->renumber);
-  CHECK(has(words_of(ErrorKind::argument,
+  CHECK(has(words_of(ErrorKind::invalid_argument,
                      [&] { (void)plan.resolve(*plan.find("x.experts.3.w"), "x.experts.3.w", specs({2})); }),
             "belongs to one expert"));
   CHECK_FALSE(plan_of(R"({"match": "*", "action": "same"})").layers().has_value());
@@ -283,7 +286,7 @@ TEST_CASE("auto selects the plan that matches config.json") {
 
   const auto error = [](const char* json) {
     const Config config = parse_json(json);
-    return words_of(ErrorKind::argument, [&] { MergePlan::load("auto", &config); });
+    return words_of(ErrorKind::invalid_argument, [&] { MergePlan::load("auto", &config); });
   };
   const std::string both = error(R"({"model_type": "llama", "architectures": ["MixtralForCausalLM"]})");
   CHECK(has(both, "\"model_type\" \"llama\" stands for the plan llama"));
@@ -298,7 +301,8 @@ TEST_CASE("auto selects the plan that matches config.json") {
             "which no plan is for; muster plan suggest"));
   CHECK(has(error(R"({"model_type": 3, "architectures": "x"})"), "neither \"model_type\" nor \"architectures\""));
   CHECK(has(error("[]"), "not an object"));
-  CHECK(has(words_of(ErrorKind::argument, [] { MergePlan::load("auto"); }), "there is none beside the weights"));
+  CHECK(
+      has(words_of(ErrorKind::invalid_argument, [] { MergePlan::load("auto"); }), "there is none beside the weights"));
 }
 
 TEST_CASE("a suggested plan has a rule for every tensor, and marks uncertain ones") {
@@ -398,7 +402,7 @@ TEST_CASE(
       CHECK(arrangement.tensors.size() == model.size());
       for (const ArrangedTensor& tensor : arrangement.tensors) CHECK(tensor.layout.target.shape == wanted[tensor.name]);
       // 192 inputs are 6 groups of 32, which cannot be divided between 4 ranks.
-      CHECK(has(words_of(ErrorKind::argument, [&] { place(plan, {.tensor = 4}, wholes_of(plan, model)); }),
+      CHECK(has(words_of(ErrorKind::invalid_argument, [&] { place(plan, {.tensor = 4}, wholes_of(plan, model)); }),
                 "cuts through its blocks"));
     }
   }

@@ -195,7 +195,7 @@ using Files = std::vector<Model>;
 Files megatron(const Model& model, const ParallelLayout& layout, bool of_experts) {
   Files files;
   for (int rank = 0; rank < layout.ranks(); ++rank) {
-    const auto [t, p, e] = layout.place(rank);
+    const auto [t, p, e] = layout.coordinates(rank);
     Model mine;
     const int tp = layout.tensor;
     if (p == 0) mine["embedding.word_embeddings.weight"] = rows_of_rank(model.at("model.embed_tokens.weight"), t, tp);
@@ -335,7 +335,7 @@ Files megatron_latent(const Model& model, const ParallelLayout& layout, bool of_
   for (int rank = 0; rank < layout.ranks(); ++rank) {
     Model& mine = files[static_cast<std::size_t>(rank)];
     std::erase_if(mine, [](const auto& item) { return item.first.find("linear_qkv") != std::string::npos; });
-    const auto [t, p, e] = layout.place(rank);
+    const auto [t, p, e] = layout.coordinates(rank);
     for (int i = 0; i < count; ++i) {
       const std::string at = layer_of(p * count + i);
       const std::string to = "decoder.layers." + std::to_string(i) + ".";
@@ -380,7 +380,7 @@ Files vllm(const Model& model, const ParallelLayout& layout, bool) {
 Files trtllm(const Model& model, const ParallelLayout& layout, bool) {
   Files files;
   for (int rank = 0; rank < layout.ranks(); ++rank) {
-    const auto [t, p, e] = layout.place(rank);
+    const auto [t, p, e] = layout.coordinates(rank);
     const int tp = layout.tensor;
     Model mine;
     if (p == 0) mine["transformer.vocab_embedding.weight"] = model.at("model.embed_tokens.weight");
@@ -498,11 +498,11 @@ TEST_CASE("ranks of other programs become a Hugging Face model, and the inverse"
       write_model(files[static_cast<std::size_t>(rank)], shards + "/" + shard_file_name(rank, layout.ranks()));
 
     ExportOptions options;
-    options.layout = layout;
+    options.source_layout = layout;
     export_model(shards, temporary.path().string() + "/out", sample.plan, *single_group(), options);
     test::check_equal(given, temporary.path().string() + "/out");
 
-    shard_model(given, temporary.path().string() + "/cut", sample.plan, layout);
+    shard_model(given, temporary.path().string() + "/cut", layout, sample.plan);
     for (int rank = 0; rank < layout.ranks(); ++rank) {
       CAPTURE(rank);
       const std::string name = "/" + shard_file_name(rank, layout.ranks());
@@ -517,29 +517,30 @@ TEST_CASE("ranks of other programs become a Hugging Face model, and the inverse"
         REQUIRE(places.contains(tensor));
         CHECK(bitwise_equal(wanted.tensor(i), cut.tensor(places.at(tensor))));
       }
-      for (const auto& [tensor, loaded] : load_shard(given, sample.plan, layout, rank))
+      for (const auto& [tensor, loaded] : load_shard(given, layout, rank, sample.plan))
         CHECK(bitwise_equal(loaded, cut.tensor(places.at(tensor))));
     }
     // Cuts the ranks for another layout by a plan with Hugging Face names. Each part is read directly from the given
     // ranks.
     const ParallelLayout two = ParallelLayout::parse(sample.of_experts ? "tp=2,pp=1,ep=2" : "tp=2,pp=2");
     const std::string plan = sample.of_experts ? "moe" : "llama";
-    shard_model(given, temporary.path().string() + "/want", plan, two);
+    shard_model(given, temporary.path().string() + "/want", two, plan);
     const std::string named = sample.of_experts ? plan : "";  // config.json names llama, which is the choice of "auto"
-    options.to = two;
+    options.target_layout = two;
     options.to_plan = named;
     export_model(shards, temporary.path().string() + "/cut_anew", sample.plan, *single_group(), options);
     for (int rank = 0; rank < two.ranks(); ++rank) {
       const std::string name = "/" + shard_file_name(rank, two.ranks());
-      const auto loaded = load_shard(shards, sample.plan, two, rank, {.from = layout, .to_plan = named});
+      const auto loaded = load_shard(shards, two, rank, sample.plan, {.source_layout = layout, .to_plan = named});
       check_shard(temporary.path().string() + "/want" + name, loaded);
       check_shard(temporary.path().string() + "/cut_anew" + name, loaded);
     }
     // Also by a plan with views, for another number of ranks of the same program.
-    shard_model(given, temporary.path().string() + "/theirs", sample.plan, {.tensor = 2});
+    shard_model(given, temporary.path().string() + "/theirs", {.tensor = 2}, sample.plan);
     for (int rank = 0; rank < 2; ++rank)
-      check_shard(temporary.path().string() + "/theirs/" + shard_file_name(rank, 2),
-                  load_shard(shards, sample.plan, {.tensor = 2}, rank, {.from = layout, .to_plan = sample.plan}));
+      check_shard(
+          temporary.path().string() + "/theirs/" + shard_file_name(rank, 2),
+          load_shard(shards, {.tensor = 2}, rank, sample.plan, {.source_layout = layout, .to_plan = sample.plan}));
     // Cut and joined again, by the plan that the shards store.
     export_model(temporary.path().string() + "/cut", temporary.path().string() + "/again", "", *single_group());
     test::check_equal(given, temporary.path().string() + "/again");
@@ -574,13 +575,13 @@ TEST_CASE(
     for (int rank = 0; rank < layout.ranks(); ++rank) {
       Model& mine = files[static_cast<std::size_t>(rank)];
       const auto embedding = mine.find("transformer.vocab_embedding.weight");
-      const int t = layout.place(rank).tensor;
+      const int t = layout.coordinates(rank).tensor;
       if (embedding != mine.end() && cut.dim == 0) embedding->second = rows_of_rank(embedding->second, t, 2);
       if (embedding != mine.end() && cut.dim == 1) embedding->second = columns_of_rank(embedding->second, t, 2);
       write_model(mine, ranks + "/rank" + std::to_string(rank) + ".safetensors");
     }
     ExportOptions options;
-    options.base = given;
+    options.base_model = given;
     export_model(ranks, at + "/out", "trtllm", *single_group(), options);
     test::check_equal(given, at + "/out");
     // Without a base the sizes come from the ranks, and there is no config.json for the output.
@@ -590,18 +591,18 @@ TEST_CASE(
     for (const auto& [name, tensor] : test::tensors_of(at + "/alone"))
       CHECK(bitwise_equal(tensor, tensor_of(whole.at(name))));
     std::string notes;
-    for (const std::string& note : alone.account.notes) notes += note + "\n";
+    for (const std::string& note : alone.manifest.notes) notes += note + "\n";
     CHECK(has(notes, "the sizes of the model are taken from"));
-    REQUIRE(alone.left.size() == 1);
-    CHECK(alone.left.front().name == "config.json");
-    CHECK(has(alone.left.front().reason, "--base"));
-    options.base.clear();
+    REQUIRE(alone.skipped.size() == 1);
+    CHECK(alone.skipped.front().name == "config.json");
+    CHECK(has(alone.skipped.front().reason, "--base"));
+    options.base_model.clear();
     options.dtype = DType::bf16;
     export_model(ranks, at + "/cast", "trtllm", *single_group(), options);
     CHECK_FALSE(std::filesystem::exists(at + "/cast/config.json"));
     // Cut for another layout, with the same sizes.
-    shard_model(given, at + "/want", "llama", {.tensor = 4});
-    shard_model(ranks, at + "/cut", "trtllm", {.tensor = 4}, {.to_plan = "llama"});
+    shard_model(given, at + "/want", {.tensor = 4}, "llama");
+    shard_model(ranks, at + "/cut", {.tensor = 4}, "trtllm", {.to_plan = "llama"});
     CHECK_FALSE(std::filesystem::exists(at + "/cut/config.json"));
     for (int rank = 0; rank < 4; ++rank) {
       const SafetensorsFile file = SafetensorsFile::open(at + "/cut/" + shard_file_name(rank, 4));
@@ -627,11 +628,11 @@ TEST_CASE("with more Megatron ranks than groups, each rank has a slice of a grou
     write_model(files[static_cast<std::size_t>(rank)], shards + "/" + shard_file_name(rank, 8));
   export_model(shards, temporary.path().string() + "/out", "megatron", *single_group());
   test::check_equal(given, temporary.path().string() + "/out");
-  shard_model(given, temporary.path().string() + "/want", "llama", {.tensor = 2});
+  shard_model(given, temporary.path().string() + "/want", {.tensor = 2}, "llama");
   check_shard(temporary.path().string() + "/want/" + shard_file_name(1, 2),
-              load_shard(shards, "megatron", {.tensor = 2}, 1));
-  CHECK(has(words_of(ErrorKind::argument,
-                     [&] { shard_model(given, temporary.path().string() + "/cut", "megatron", layout); }),
+              load_shard(shards, {.tensor = 2}, 1, "megatron"));
+  CHECK(has(words_of(ErrorKind::invalid_argument,
+                     [&] { shard_model(given, temporary.path().string() + "/cut", layout, "megatron"); }),
             "8 ranks do not divide the 4 groups"));
 }
 
@@ -702,7 +703,7 @@ TEST_CASE("scales of quantized matrices follow them, and scales that no plan kno
     }
     for (Model& file : files) file[each.unknown] = filled(1, 1, 7, true);
     write();
-    const std::string words = words_of(ErrorKind::argument, [&] { plan_export(shards, each.plan); });
+    const std::string words = words_of(ErrorKind::invalid_argument, [&] { plan_export(shards, each.plan); });
     CHECK(has(words, "no rule"));
     CHECK(has(words, "quant"));
   }
@@ -731,7 +732,7 @@ TEST_CASE(
   for (const int ranks : {2, 4, 6}) {
     CAPTURE(ranks);
     const std::string to = temporary.path().string() + "/" + std::to_string(ranks);
-    const ShardReport report = shard_model(given, to, "llama", {.tensor = ranks});
+    const ShardReport report = shard_model(given, to, {.tensor = ranks}, "llama");
     CHECK(has(report.notes.at(0), "every rank has all of it"));
     const SafetensorsFile last = SafetensorsFile::open(to + "/" + shard_file_name(ranks - 1, ranks));
     const auto facts = parse_shard_facts(last.metadata());
@@ -743,7 +744,7 @@ TEST_CASE(
     CHECK(bitwise_equal(last.tensor(at + "gate_proj.weight_scale_inv"), tensors[1].second));
     export_model(to, to + "-whole", "", *single_group());
     test::check_equal(given, to + "-whole");
-    export_model(to, to + "-anew", "", *single_group(), {.to = ParallelLayout{.tensor = 3}});
+    export_model(to, to + "-anew", "", *single_group(), {.target_layout = ParallelLayout{.tensor = 3}});
     export_model(to + "-anew", to + "-again", "", *single_group());
     test::check_equal(given, to + "-again");
   }
@@ -763,13 +764,13 @@ TEST_CASE("a model in safetensors files of any name is accepted, and so is a sin
     CAPTURE(source);
     const std::string out = at + "/of" + std::to_string(source.size());
     ExportOptions options;
-    options.base = at + "/given";
+    options.base_model = at + "/given";
     export_model(at + source, out, "meta", *single_group(), options);
     test::check_equal(at + "/given", out);
   }
   ShardOptions with_base;
-  with_base.base = at + "/given";
-  shard_model(at + "/given/model.safetensors", at + "/shards", "llama", {.tensor = 2}, with_base);
+  with_base.base_model = at + "/given";
+  shard_model(at + "/given/model.safetensors", at + "/shards", {.tensor = 2}, "llama", with_base);
   export_model(at + "/shards", at + "/again", "", *single_group());
   write_config(at + "/again");  // a single file has no config.json beside it
   test::check_equal(at + "/given", at + "/again");
@@ -788,8 +789,8 @@ TEST_CASE("an export casts and selects, and a number that would become infinite 
   options.exclude = "lm_head.*";
   const ExportReport report =
       export_model(shards, temporary.path().string() + "/out", "vllm", *single_group(), options);
-  CHECK(report.account.dropped.size() == 1);
-  CHECK(report.account.dropped.front().reason == "it was not selected");
+  CHECK(report.manifest.dropped.size() == 1);
+  CHECK(report.manifest.dropped.front().reason == "it was not selected");
   const auto tensors = test::tensors_of(temporary.path().string() + "/out");
   CHECK_FALSE(tensors.contains("lm_head.weight"));
   const Tensor& keys = tensors.at("model.layers.1.self_attn.k_proj.weight");
@@ -801,13 +802,13 @@ TEST_CASE("an export casts and selects, and a number that would become infinite 
 
   options.dtype = DType::f16;
   CHECK(
-      has(words_of(ErrorKind::argument,
+      has(words_of(ErrorKind::invalid_argument,
                    [&] { export_model(shards, temporary.path().string() + "/no", "vllm", *single_group(), options); }),
           "is finite and would become infinite"));
   CHECK_FALSE(std::filesystem::exists(temporary.path().string() + "/no"));
   options.select = "no such*";
-  CHECK(
-      has(words_of(ErrorKind::argument, [&] { plan_export(shards, "vllm", options); }), "no tensor is left of select"));
+  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { plan_export(shards, "vllm", options); }),
+            "no tensor is left of select"));
 }
 
 TEST_CASE("a head that is tied to the embeddings is compared and left out; a different one ends the export") {
@@ -826,12 +827,12 @@ TEST_CASE("a head that is tied to the embeddings is compared and left out; a dif
     for (int rank = 0; rank < 4; ++rank)
       write_model(files[static_cast<std::size_t>(rank)], shards + "/" + shard_file_name(rank, 4));
     ExportOptions options;
-    options.layout = layout;
+    options.source_layout = layout;
     const auto merge = [&] { return export_model(shards, shards + "-out", plan, *single_group(), options); };
     if (is_equal) {
       const ExportReport report = merge();
-      REQUIRE(report.account.dropped.size() == 1);
-      CHECK(report.account.dropped.front().reason == "it is tied to \"model.embed_tokens.weight\"");
+      REQUIRE(report.manifest.dropped.size() == 1);
+      CHECK(report.manifest.dropped.front().reason == "it is tied to \"model.embed_tokens.weight\"");
       CHECK_FALSE(test::tensors_of(shards + "-out").contains("lm_head.weight"));
     } else {
       CHECK(has(words_of(ErrorKind::rank_mismatch, merge),
@@ -848,7 +849,7 @@ TEST_CASE("with a base whose config.json ties the head, the head is compared and
   test::write_text(at + "/base/config.json", config.replace(0, 1, R"({"tie_word_embeddings": true, )"));
   const ParallelLayout layout = ParallelLayout::parse("tp=2,pp=2");
   ExportOptions options;
-  options.base = at + "/base";
+  options.base_model = at + "/base";
   for (const std::string kind : {"equal", "other", "cast"}) {
     CAPTURE(kind);
     Model whole = model(false);
@@ -858,8 +859,8 @@ TEST_CASE("with a base whose config.json ties the head, the head is compared and
     std::filesystem::create_directory(at + "/" + kind);
     write_model(whole, at + "/" + kind + "/model.safetensors");
     ShardOptions sharding;
-    sharding.base = at + "/base";
-    shard_model(at + "/" + kind, at + "/" + kind + "-ranks", "llama", layout, sharding);
+    sharding.base_model = at + "/base";
+    shard_model(at + "/" + kind, at + "/" + kind + "-ranks", layout, "llama", sharding);
     if (kind == "cast") options.dtype = DType::bf16;
     for (const std::string& source : {kind, kind + "-ranks"}) {
       CAPTURE(source);
@@ -871,8 +872,8 @@ TEST_CASE("with a base whose config.json ties the head, the head is compared and
         continue;
       }
       const ExportReport report = merge();
-      REQUIRE(report.account.dropped.size() == 1);
-      CHECK(report.account.dropped.front().reason == "config.json ties it to \"model.embed_tokens.weight\"");
+      REQUIRE(report.manifest.dropped.size() == 1);
+      CHECK(report.manifest.dropped.front().reason == "config.json ties it to \"model.embed_tokens.weight\"");
       CHECK_FALSE(test::tensors_of(out).contains("lm_head.weight"));
       CHECK(test::tensors_of(out).size() == whole.size() - 1);
     }
@@ -882,9 +883,9 @@ TEST_CASE("with a base whose config.json ties the head, the head is compared and
       pick(larger["model.embed_tokens.weight"], 40, 16, [](auto r, auto c) { return std::pair(r, c); });
   std::filesystem::create_directory(at + "/larger");
   write_model(larger, at + "/larger/model.safetensors");
-  CHECK(has(
-      words_of(ErrorKind::argument, [&] { export_model(at + "/larger", at + "/no", "", *single_group(), options); }),
-      "and \"lm_head.weight\" is BF16 [40, 16], \"model.embed_tokens.weight\" is BF16 [37, 16]"));
+  CHECK(has(words_of(ErrorKind::invalid_argument,
+                     [&] { export_model(at + "/larger", at + "/no", "", *single_group(), options); }),
+            "and \"lm_head.weight\" is BF16 [40, 16], \"model.embed_tokens.weight\" is BF16 [37, 16]"));
   // Without a base or a dtype the model does not change.
   test::write_text(at + "/equal/config.json", test::read_text(at + "/base/config.json"));
   export_model(at + "/equal", at + "/same", "", *single_group());
@@ -899,7 +900,7 @@ TEST_CASE("a model is written with another file layout, and a base gives its con
   write_model(whole, at + "/model/model.safetensors");
   ExportOptions options;
   options.max_shard_size = 20'000;
-  CHECK(export_model(at + "/model", at + "/parts", "", *single_group(), options).account.files == 2);
+  CHECK(export_model(at + "/model", at + "/parts", "", *single_group(), options).manifest.files == 2);
   test::check_equal(at + "/model", at + "/parts");
 
   std::filesystem::create_directory(at + "/base");
@@ -911,7 +912,7 @@ TEST_CASE("a model is written with another file layout, and a base gives its con
   std::filesystem::create_directory(at + "/bare");
   write_model(vllm(whole, {}, false).front(), at + "/bare/" + shard_file_name(0, 1));
   options = {};
-  options.base = at + "/base";
+  options.base_model = at + "/base";
   options.dtype = DType::bf16;
   const ExportReport report = export_model(at + "/bare", at + "/out", "vllm", *single_group(), options);
   const auto config = read_model_config(at + "/out");
@@ -919,11 +920,11 @@ TEST_CASE("a model is written with another file layout, and a base gives its con
   CHECK(config->at("dtype").as_string() == "bfloat16");
   CHECK_FALSE(config->contains("quantization_config"));
   CHECK(std::filesystem::exists(at + "/out/tokenizer.json"));
-  CHECK(report.account.notes.size() == 2);
+  CHECK(report.manifest.notes.size() == 2);
 
   const auto refused = [&](const std::string& text) {
     std::ofstream(at + "/base/config.json") << text;
-    return words_of(ErrorKind::argument, [&] { plan_export(at + "/bare", "vllm", options); });
+    return words_of(ErrorKind::invalid_argument, [&] { plan_export(at + "/bare", "vllm", options); });
   };
   std::string other = base_config;
   CHECK(has(refused(other.replace(other.find("\"vocab_size\": 37"), 16, "\"vocab_size\": 99")), "true size"));

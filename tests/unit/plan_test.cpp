@@ -254,12 +254,13 @@ TEST_CASE("replacing a number changes nothing else") {
   CHECK(layers.replace("layers.10.layers.4.x", 0) == "layers.0.layers.4.x");
   CHECK(NumberPattern::parse("#*").replace("3.w", 12) == "12.w");
   CHECK(NumberPattern::parse("*#").replace("w.3", 4) == "w.4");
-  CHECK(has(words_of(ErrorKind::argument, [&] { (void)layers.replace("model.norm.weight", 1); }), "\"*layers.#.*\""));
+  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { (void)layers.replace("model.norm.weight", 1); }),
+            "\"*layers.#.*\""));
 }
 
 TEST_CASE("invalid number patterns") {
   const auto error = [](const char* text) {
-    return words_of(ErrorKind::argument, [&] { NumberPattern::parse(text); });
+    return words_of(ErrorKind::invalid_argument, [&] { NumberPattern::parse(text); });
   };
   CHECK(has(error("layers"), "has 0 \"#\""));
   CHECK(has(error("#.#"), "has 2 \"#\""));
@@ -292,8 +293,8 @@ TEST_CASE("new names use the text that stars and groups match") {
   CHECK(plan.origin("swapped.b-a")->name == "swap.a-b");
   CHECK(plan.origin("$7")->name == "price.7");
   CHECK(plan.origin("only.x")->name == "one.x");
-  CHECK(has(words_of(ErrorKind::argument, [&] { (void)plan.origin("layers.3.w"); }), "regular expression"));
-  CHECK(has(words_of(ErrorKind::argument, [&] { (void)plan.origin("attn.0.weight"); }), "braces"));
+  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { (void)plan.origin("layers.3.w"); }), "regular expression"));
+  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { (void)plan.origin("attn.0.weight"); }), "braces"));
   // The last rule keeps names, except those that another rule would match.
   CHECK(plan.origin("else")->name == "else");
   CHECK_FALSE(plan.origin("price.7").has_value());
@@ -302,10 +303,10 @@ TEST_CASE("new names use the text that stars and groups match") {
 TEST_CASE("a star that the new name lacks cannot be inverted") {
   const MergePlan plan =
       plan_of(R"({"match": "a.*.*", "action": "same", "rename": "b.$2"}, {"match": "c", "action": "drop"})");
-  CHECK(has(words_of(ErrorKind::argument, [&] { (void)plan.origin("b.x"); }), "lacks a star"));
+  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { (void)plan.origin("b.x"); }), "lacks a star"));
   const MergePlan twice = plan_of(R"({"match": "a.*", "action": "same", "rename": "$1.$1"})");
   CHECK(renamed(twice, "a.x") == "x.x");
-  CHECK(has(words_of(ErrorKind::argument, [&] { (void)twice.origin("x.x"); }), "twice"));
+  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { (void)twice.origin("x.x"); }), "twice"));
   CHECK_FALSE(plan.origin("z").has_value());
   CHECK_FALSE(plan.origin("c").has_value());
 }

@@ -82,7 +82,7 @@ TEST_CASE("a view has the elements that loops find, in every window, and its inv
   CHECK(halves.shape() == Shape{8, 3});
   CHECK(numbers_of(halves.box(), 0, 24) == std::vector<std::int64_t>{0,  1,  2,  6,  7,  8,  3,  4,  5,  9,  10, 11,
                                                                      12, 13, 14, 18, 19, 20, 15, 16, 17, 21, 22, 23});
-  CHECK(has(words_of(ErrorKind::argument,
+  CHECK(has(words_of(ErrorKind::invalid_argument,
                      [] {
                        (void)merge::View({9, 3}).slice(0, std::vector<std::int64_t>{2, 4}, 1, 0, 1);
                      }),
@@ -148,7 +148,7 @@ TEST_CASE("casts round to the nearest, ties to even, and report values that beco
 TEST_CASE("views that contradict themselves, the model or the ranks are one clear error") {
   const Config config = parse_json(views_config);
   const auto error = [&](const std::string& view, const Shape& shape, int ranks = 1, DType dtype = DType::f32) {
-    return words_of(ErrorKind::argument, [&] {
+    return words_of(ErrorKind::invalid_argument, [&] {
       const MergePlan plan = MergePlan::parse(
           R"({"muster_plan": 1, "views": [)" + view + R"(], "rules": [{"match": "*", "action": "same"}]})", "p",
           &config);
@@ -195,7 +195,7 @@ TEST_CASE("views that contradict themselves, the model or the ranks are one clea
 TEST_CASE("an inverted view that loses elements, or lacks a part, is one clear error") {
   const Config config = parse_json(views_config);
   const auto error = [&](const std::string& view, const std::vector<NamedSpec>& tensors) {
-    return words_of(ErrorKind::argument, [&] {
+    return words_of(ErrorKind::invalid_argument, [&] {
       const MergePlan plan = MergePlan::parse(
           R"({"muster_plan": 1, "views": [)" + view + R"(], "rules": [{"match": "*", "action": "same"}]})", "p",
           &config);

@@ -118,7 +118,7 @@ void check_layout(const RankLayout& layout, const Table& table, const Ranks& tra
   REQUIRE(layout.training_ranks == training);
   REQUIRE(layout.agent_groups.size() == static_cast<std::size_t>(sizes.num_agent_groups));
   REQUIRE(layout.coordinator_rank.has_value() == sizes.use_coordinator);
-  REQUIRE(layout.served.size() == layout.buffer_ranks.size());
+  REQUIRE(layout.clients_of.size() == layout.buffer_ranks.size());
   for (int rank = 0; rank < layout.world_size; ++rank) {
     const Seat& place = table[static_cast<std::size_t>(rank)];
     const Role role = layout.role(rank);
@@ -163,11 +163,11 @@ TEST_CASE("all sizes and hosts, compared with the model") {
               const RankLayout layout = RankLayout::by_hosts(hosts, sizes);
               REQUIRE(!table.empty());
               check_layout(layout, table, training, sizes);
-              REQUIRE(layout.ignores_hosts == (buffers != 0 && !by_hosts));
+              REQUIRE(layout.host_agnostic == (buffers != 0 && !by_hosts));
               ++layouts;
             } catch (const Error& error) {
               INFO(error.what());
-              REQUIRE(error.kind() == ErrorKind::argument);
+              REQUIRE(error.kind() == ErrorKind::invalid_argument);
               REQUIRE(table.empty());
               ++errors;
             }
@@ -186,23 +186,23 @@ TEST_CASE("the arithmetic layout equals that on one host") {
         Ranks training;
         bool by_hosts = false;
         const Table table = model(hosts, sizes, training, by_hosts);
-        if (!table.empty()) check_layout(RankLayout::by_arithmetic(world, sizes), table, training, sizes);
+        if (!table.empty()) check_layout(RankLayout::contiguous(world, sizes), table, training, sizes);
       }
 }
 
 TEST_CASE("the layouts drawn in the manual") {
-  const RankLayout even = RankLayout::by_arithmetic(8, {.num_remote_buffers = 2, .num_agent_groups = 2});
+  const RankLayout even = RankLayout::contiguous(8, {.num_remote_buffers = 2, .num_agent_groups = 2});
   CHECK(even.training_ranks == Ranks{0, 1, 2, 4, 5, 6});
   CHECK(even.buffer_ranks == Ranks{3, 7});
   CHECK(even.agent_groups == std::vector<Ranks>{{0, 1, 2}, {4, 5, 6}});
   const RankLayout uneven =
-      RankLayout::by_arithmetic(8, {.num_remote_buffers = 2, .num_agent_groups = 1, .use_coordinator = true});
-  CHECK(uneven.served == std::vector<Ranks>{{0, 1, 2}, {4, 5}});
+      RankLayout::contiguous(8, {.num_remote_buffers = 2, .num_agent_groups = 1, .use_coordinator = true});
+  CHECK(uneven.clients_of == std::vector<Ranks>{{0, 1, 2}, {4, 5}});
   CHECK(uneven.buffer_ranks == Ranks{3, 6});
   CHECK(uneven.coordinator_rank == 7);
   const Ranks hosts = {0, 0, 0, 0, 0, 1, 1, 1};
   const RankLayout by_hosts = RankLayout::by_hosts(hosts, {.num_remote_buffers = 2, .num_agent_groups = 2});
-  CHECK(by_hosts.served == std::vector<Ranks>{{0, 1, 2, 3}, {5, 6}});
+  CHECK(by_hosts.clients_of == std::vector<Ranks>{{0, 1, 2, 3}, {5, 6}});
   CHECK(by_hosts.buffer_ranks == Ranks{4, 7});
   CHECK(by_hosts.agent_groups == std::vector<Ranks>{{0, 1, 2}, {3, 5, 6}});
   CHECK(by_hosts.agent_group_id(7) == 1);
@@ -229,11 +229,12 @@ TEST_CASE("invalid sizes are refused with the reason") {
   };
   for (const Bad& bad : all) {
     CAPTURE(bad.words);
-    CHECK(has(words_of(ErrorKind::argument, [&] { (void)RankLayout::by_hosts(bad.hosts, bad.sizes); }), bad.words));
+    CHECK(has(words_of(ErrorKind::invalid_argument, [&] { (void)RankLayout::by_hosts(bad.hosts, bad.sizes); }),
+              bad.words));
   }
-  const RankLayout layout = RankLayout::by_arithmetic(2, {});
-  CHECK(has(words_of(ErrorKind::argument, [&] { (void)layout.role(2); }), "no rank 2 in a layout of 2"));
-  CHECK(has(words_of(ErrorKind::argument, [&] { (void)layout.agent_group_id(-1); }), "no rank -1"));
+  const RankLayout layout = RankLayout::contiguous(2, {});
+  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { (void)layout.role(2); }), "no rank 2 in a layout of 2"));
+  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { (void)layout.agent_group_id(-1); }), "no rank -1"));
 }
 
 TEST_CASE("the first environment variable that is set") {

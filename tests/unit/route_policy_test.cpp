@@ -29,7 +29,7 @@ bool includes(std::uint8_t routes, Route route) {
   return (routes & route_bit(route)) != 0;
 }
 
-Decision refused(Refusal refusal, Route route = Route::automatic) {
+Decision refused(Refusal refusal, Route route = Route::auto_) {
   return {route, refusal};
 }
 
@@ -65,7 +65,7 @@ TEST_CASE("every combination of facts has the outcome that the rules of docs/exp
     // All ranks can use the selected route, and it is the forced one if a route is forced.
     if (!decision.is_refused()) {
       REQUIRE(includes(facts.routes, decision.route));
-      REQUIRE((facts.forced == Route::automatic || decision.route == facts.forced));
+      REQUIRE((facts.forced == Route::auto_ || decision.route == facts.forced));
       REQUIRE(facts.residency != Residency::mixed);
       REQUIRE((!on_devices || decision.route == Route::device));
       REQUIRE((decision.route != Route::device || facts.residency != Residency::host));
@@ -76,14 +76,14 @@ TEST_CASE("every combination of facts has the outcome that the rules of docs/exp
       REQUIRE(decision == refused(Refusal::mixed));
     } else if (on_devices && facts.operation == Operation::merge) {
       REQUIRE(decision == refused(Refusal::merges_devices));
-    } else if (on_devices && facts.forced != Route::automatic && facts.forced != Route::device) {
+    } else if (on_devices && facts.forced != Route::auto_ && facts.forced != Route::device) {
       REQUIRE(decision == refused(Refusal::forced_off_devices, facts.forced));
     } else if (on_devices) {
       REQUIRE(decision.is_refused() != includes(facts.routes, Route::device));
       if (decision.is_refused()) REQUIRE(decision == refused(Refusal::no_device_route, Route::device));
     } else if (facts.forced == Route::device && (facts.residency == Residency::host || host_only)) {
       REQUIRE(decision == refused(Refusal::forced_onto_devices, Route::device));
-    } else if (facts.forced != Route::automatic) {
+    } else if (facts.forced != Route::auto_) {
       REQUIRE(decision.is_refused() != includes(facts.routes, facts.forced));
       if (decision.is_refused()) REQUIRE(decision == refused(Refusal::forced_unusable, facts.forced));
     } else {
@@ -100,7 +100,7 @@ TEST_CASE("routes have one order of preference, and one more route never makes t
   const auto place = [&](Route route) { return std::ranges::find(order, route) - order.begin(); };
   for_all_facts([&](const RouteFacts& facts) {
     const Decision decision = choose_route(facts);
-    if (facts.forced == Route::automatic && !decision.is_refused() && facts.residency != Residency::device)
+    if (facts.forced == Route::auto_ && !decision.is_refused() && facts.residency != Residency::device)
       for (const Route better : order)
         if (place(better) < place(decision.route)) REQUIRE(!includes(facts.routes, better));
     for (const Route more : all_routes) {
@@ -162,7 +162,7 @@ TEST_CASE("a rank that has prepared tensors for a route that the others cannot u
 
 TEST_CASE("the forced route, and the setting that forces it") {
   ::unsetenv("MUSTER_ROUTE");
-  CHECK(forcing_of({}).route == Route::automatic);
+  CHECK(forcing_of({}).route == Route::auto_);
   CHECK(forced_text(forcing_of({})).empty());
   const Forcing caller = forcing_of({.route = Route::mpi});
   CHECK(caller.route == Route::mpi);
@@ -180,7 +180,7 @@ TEST_CASE("the forced route, and the setting that forces it") {
   ::setenv("MUSTER_ROUTE", "automatic", 1);
   CHECK(forced_text(forcing_of({})).empty());
   ::setenv("MUSTER_ROUTE", "pigeon", 1);
-  const std::string words = test::words_of(ErrorKind::argument, [] { (void)forcing_of({}); });
+  const std::string words = test::words_of(ErrorKind::invalid_argument, [] { (void)forcing_of({}); });
   CHECK(test::has(words, "'pigeon': it must be automatic, local, shm, workspace, mpi, tcp or device"));
   ::unsetenv("MUSTER_ROUTE");
   CHECK_THROWS_AS((void)forcing_of({.route = Route::shm, .workspace = {.path = "/w"}}), Error);

@@ -68,8 +68,8 @@ TEST_CASE("every range of strided, sliced, transposed and repeated tensors") {
   };
   for (const TensorView& view : views) {
     const Tensor all = Tensor::copy_of(view);
-    for (std::int64_t begin = 0; begin <= view.elements(); ++begin) {
-      for (std::int64_t end = begin; end <= view.elements(); end += 1 + end % 7) {
+    for (std::int64_t begin = 0; begin <= view.element_count(); ++begin) {
+      for (std::int64_t end = begin; end <= view.element_count(); end += 1 + end % 7) {
         std::vector<std::byte> part(static_cast<std::size_t>(end - begin) * 4 + 4, std::byte{0x77});
         core::copy_elements(view, begin, end, part.data());
         CHECK(std::equal(part.begin(), part.end() - 4, all.data() + begin * 4));

@@ -156,7 +156,8 @@ TEST_CASE("the writer refuses invalid calls") {
   const TemporaryDirectory directory;
   const std::string path = directory / "a.safetensors";
   const auto refuse = [&](std::vector<TensorEntry> specs, std::map<std::string, std::string> metadata = {}) {
-    return words_of(ErrorKind::argument, [&] { SafetensorsWriter(path, std::move(specs), std::move(metadata)); });
+    return words_of(ErrorKind::invalid_argument,
+                    [&] { SafetensorsWriter(path, std::move(specs), std::move(metadata)); });
   };
   CHECK(has(refuse({entry_of("a", DType::u8, {1}), entry_of("a", DType::u8, {1})}), "two tensors have the name \"a\""));
   CHECK(
@@ -174,17 +175,20 @@ TEST_CASE("the writer refuses invalid calls") {
   SafetensorsWriter writer(path, {entry_of("a", DType::u8, {4}), entry_of("b", DType::u8, {2})});
   const std::array<std::byte, 8> bytes{};
   CHECK(has(words_of(ErrorKind::not_found, [&] { writer.write("c", 0, bytes); }), "\"c\" was not announced"));
-  CHECK(has(words_of(ErrorKind::argument, [&] { writer.write("a", 0, bytes); }), "past the end of its 4 bytes"));
-  CHECK(has(words_of(ErrorKind::argument, [&] { writer.write("a", UINT64_MAX, std::span(bytes).first(2)); }), "past"));
-  CHECK(has(words_of(ErrorKind::argument, [&] { writer.write("a", pattern(DType::i8, {4}, 0)); }),
+  CHECK(
+      has(words_of(ErrorKind::invalid_argument, [&] { writer.write("a", 0, bytes); }), "past the end of its 4 bytes"));
+  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { writer.write("a", UINT64_MAX, std::span(bytes).first(2)); }),
+            "past"));
+  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { writer.write("a", pattern(DType::i8, {4}, 0)); }),
             "announced as U8 [4], not as I8 [4]"));
   writer.write("a", 0, std::span(bytes).first(4));
   writer.write("b", 0, std::span(bytes).first(1));
-  CHECK(has(words_of(ErrorKind::argument, [&] { writer.commit(); }), "tensor \"b\": 1 of its 2 bytes were written"));
+  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { writer.commit(); }),
+            "tensor \"b\": 1 of its 2 bytes were written"));
   CHECK(directory.count() == 1);
   writer.write("b", 1, std::span(bytes).first(1));
   writer.commit();
-  CHECK(has(words_of(ErrorKind::argument, [&] { writer.commit(); }), "finished already"));
+  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { writer.commit(); }), "finished already"));
   CHECK(SafetensorsFile::open(path).tensors().size() == 2);
 }
 
@@ -205,7 +209,8 @@ TEST_CASE("without commit no file remains") {
 TEST_CASE("files that cannot be opened") {
   const TemporaryDirectory directory;
   CHECK(has(words_of(ErrorKind::not_found, [&] { SafetensorsFile::open(directory / "none"); }), "none: No such file"));
-  CHECK(has(words_of(ErrorKind::argument, [&] { SafetensorsFile::open(directory.path().string()); }), "a directory"));
+  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { SafetensorsFile::open(directory.path().string()); }),
+            "a directory"));
   write_all(directory / "a", {entry_of("a", DType::u8, {4})});
   const SafetensorsFile file = SafetensorsFile::open(directory / "a");
   CHECK(has(words_of(ErrorKind::not_found, [&] { static_cast<void>(file.tensor("b")); }), "no tensor \"b\""));
@@ -224,11 +229,16 @@ TEST_CASE("every failed call leaves the earlier file and no other") {
     ErrorKind kind;
   };
   const std::array cases = {
-      Case{"create", EACCES, 0, ErrorKind::io},      Case{"fallocate", ENOSPC, 0, ErrorKind::no_space},
-      Case{"fallocate", EIO, 0, ErrorKind::io},      Case{"pwrite", ENOSPC, 0, ErrorKind::no_space},
-      Case{"pwrite", EIO, 1, ErrorKind::io},         Case{"pwrite", EDQUOT, 2, ErrorKind::no_space},
-      Case{"fsync", EIO, 0, ErrorKind::io},          Case{"close", EIO, 0, ErrorKind::io},
-      Case{"close", ENOSPC, 0, ErrorKind::no_space}, Case{"rename", EIO, 0, ErrorKind::io},
+      Case{"create", EACCES, 0, ErrorKind::io},
+      Case{"fallocate", ENOSPC, 0, ErrorKind::out_of_space},
+      Case{"fallocate", EIO, 0, ErrorKind::io},
+      Case{"pwrite", ENOSPC, 0, ErrorKind::out_of_space},
+      Case{"pwrite", EIO, 1, ErrorKind::io},
+      Case{"pwrite", EDQUOT, 2, ErrorKind::out_of_space},
+      Case{"fsync", EIO, 0, ErrorKind::io},
+      Case{"close", EIO, 0, ErrorKind::io},
+      Case{"close", ENOSPC, 0, ErrorKind::out_of_space},
+      Case{"rename", EIO, 0, ErrorKind::io},
   };
   for (const Case& each : cases) {
     INFO(each.call << " " << each.error);
@@ -242,7 +252,7 @@ TEST_CASE("every failed call leaves the earlier file and no other") {
   }
   {
     const FailingCall fault({.call = "fallocate", .error = ENOSPC, .times = 1});
-    CHECK(has(words_of(ErrorKind::no_space, [&] { SafetensorsWriter(path, {entry_of("a", DType::u8, {4})}); }),
+    CHECK(has(words_of(ErrorKind::out_of_space, [&] { SafetensorsWriter(path, {entry_of("a", DType::u8, {4})}); }),
               "are free"));
   }
   // This failure only means that a power failure may undo the rename.
@@ -279,8 +289,9 @@ TEST_CASE("a device, a pipe or a link is not replaced by a file") {
   REQUIRE(::mkfifo((directory / "pipe.safetensors").c_str(), 0600) == 0);
   for (const auto& [name, what] :
        {std::pair("link.safetensors", "a link"), std::pair("pipe.safetensors", "a device or a pipe")})
-    CHECK(has(words_of(ErrorKind::argument, [&] { write_all(directory / name, {entry_of("a", DType::u8, {4})}); }),
-              what));
+    CHECK(has(
+        words_of(ErrorKind::invalid_argument, [&] { write_all(directory / name, {entry_of("a", DType::u8, {4})}); }),
+        what));
   CHECK(directory.count() == 3);
 }
 
@@ -296,7 +307,7 @@ TEST_CASE("a file whose file system is not known to be local is read, not mapped
   check_all(path, specs);
   std::vector<std::byte> part(10);
   file.read(*file.find("a"), 99'990, part);
-  CHECK(has(words_of(ErrorKind::argument, [&] { file.read(*file.find("a"), 99'991, part); }), "are not there"));
+  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { file.read(*file.find("a"), 99'991, part); }), "are not there"));
   std::filesystem::resize_file(path, 5000);
   CHECK(has(words_of(ErrorKind::corrupt, [&] { (void)file.tensor("a"); }), "has it been shortened?"));
 }
@@ -305,7 +316,7 @@ TEST_CASE("writes that differ from the announced tensors are refused with file a
   const TemporaryDirectory directory;
   const std::string path = directory / "a.safetensors";
   SafetensorsWriter writer(path, {entry_of("a", DType::u8, {4})}, {});
-  const auto words = [&](const auto& work) { return words_of(ErrorKind::argument, work); };
+  const auto words = [&](const auto& work) { return words_of(ErrorKind::invalid_argument, work); };
   const auto names_both = [&](const std::string& text) { return has(text, path) && has(text, "\"a\""); };
   const std::string other = words([&] { writer.write("a", pattern(DType::i8, {4}, 1)); });
   CHECK(has(other, "it was announced as U8 [4], not as I8 [4]"));

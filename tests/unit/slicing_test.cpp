@@ -39,7 +39,7 @@ std::uint64_t slot_bytes(const Config& tree) {
 /// Part 0 lists all tensors of its layer.
 void check_tensors(const LayerPart& part, const Config& layer) {
   std::vector<TensorSpec> expected;
-  visit_leaves(layer, [&](const Config& leaf) {
+  for_each_leaf(layer, [&](const Config& leaf) {
     if (leaf.is_tensor()) expected.push_back({leaf.as_tensor().dtype(), leaf.as_tensor().shape()});
   });
   std::vector<TensorSpec> listed;
@@ -59,7 +59,7 @@ std::uint32_t cut_and_join(const Config& layer, std::uint64_t part_bytes) {
   for (std::uint32_t i = 0; i < parts.count(); ++i) {
     LayerPart part;
     part.part = i;
-    part.parts = parts.count();
+    part.num_parts = parts.count();
     part.ranks = {0};
     part.configs = {parts.make(i, &part.slices)};
     CHECK(slot_bytes(*part.configs.front()) <= part_bytes);
@@ -108,9 +108,9 @@ TEST_CASE("rows keep their shape, runs are flat") {
   CHECK(by_rows.make(1, &slices).as_tensor().data() == rows.as_tensor().data() + 4000);
   REQUIRE(slices.size() == 2);
   CHECK(slices[1].path == "");
-  CHECK(slices[1].first == 1000);
+  CHECK(slices[1].offset == 1000);
   CHECK(slices[1].elements == 1000);
-  CHECK(slices[1].whole == TensorSpec{DType::f32, {64, 100}});
+  CHECK(slices[1].tensor == TensorSpec{DType::f32, {64, 100}});
   const Config wide = pattern(DType::f32, {4, 2000}, 1);
   const LayerParts flat(wide, small_part, everything);
   CHECK(flat.count() == 8);
@@ -126,7 +126,7 @@ TEST_CASE("strided tensors, rows and runs that begin and end anywhere") {
     cut_and_join(Config::object({{"w", Tensor::borrow(view)}}), small_part);
     for (const std::int64_t first : {0, 1, 49, 50, 51, 1999, 2000, 3001})
       for (const std::int64_t elements : {0, 1, 7, 50, 1500, 2500}) {
-        if (first + elements > view.elements()) continue;
+        if (first + elements > view.element_count()) continue;
         const Tensor run = gather::flat_run(Tensor::borrow(view), first, elements);
         const Tensor all = Tensor::copy_of(view);
         CHECK(bitwise_equal(run, gather::flat_run(all, first, elements)));
@@ -152,7 +152,7 @@ TEST_CASE("tensors that are not sent use no space and are never cut") {
 TEST_CASE("nesting that no route supports is refused") {
   Config deep = 1;
   for (int i = 0; i <= max_config_depth; ++i) deep = Config::array({deep});
-  words_of(ErrorKind::argument, [&] { LayerParts(deep, small_part, everything); });
+  words_of(ErrorKind::invalid_argument, [&] { LayerParts(deep, small_part, everything); });
 }
 
 TEST_CASE("shares: equal, in whole pages, all slots together within the budget") {
@@ -164,7 +164,7 @@ TEST_CASE("shares: equal, in whole pages, all slots together within the budget")
         CHECK(share.part_bytes >= 4096);
         CHECK((share.part_bytes + 4096) * depth * senders <= budget);
       }
-  CHECK(has(words_of(ErrorKind::argument, [] { (void)gather::share_of(40000, 4, 2); }), "at least 49152"));
+  CHECK(has(words_of(ErrorKind::invalid_argument, [] { (void)gather::share_of(40000, 4, 2); }), "at least 49152"));
 }
 
 TEST_CASE("budgets beyond the available memory are cut in proportion, and refused if nothing is left") {
@@ -191,7 +191,7 @@ TEST_CASE("budgets beyond the available memory are cut in proportion, and refuse
   records[5].pooled = 150_MiB;
   CHECK(gather::agree_on_share(records[4], records, one_host).budget == 150_MiB);
   records[5].available_bytes = 10000;
-  CHECK(has(words_of(ErrorKind::no_space, [&] { (void)gather::agree_on_share(records[4], records, one_host); }),
+  CHECK(has(words_of(ErrorKind::out_of_space, [&] { (void)gather::agree_on_share(records[4], records, one_host); }),
             "10000"));
 }
 

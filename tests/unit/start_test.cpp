@@ -108,7 +108,7 @@ TEST_CASE("variables of two launchers: the inner one, or an error") {
   check(start_of(muster_run + mpiexec), StartedBy::mpi, 1, 4);
   check(start_of(torchrun + open_mpi), StartedBy::launcher, 5, 8);
   check(start_of(mpiexec + Variables{{"RANK", "1"}, {"WORLD_SIZE", "4"}}), StartedBy::mpi, 1, 4);
-  const std::string words = test::words_of(ErrorKind::argument, [] {
+  const std::string words = test::words_of(ErrorKind::invalid_argument, [] {
     start_of(mpiexec + Variables{{"RANK", "0"}, {"WORLD_SIZE", "2"}});
   });
   for (const char* part : {"RANK=0 WORLD_SIZE=2", "PMI_RANK=1 PMI_SIZE=4", "set_world()"})

@@ -86,7 +86,7 @@ TEST_CASE("writing: after any failure the file is the earlier one or the new one
         }
         REQUIRE(error.has_value());
         CHECK(error->os_error() == number);
-        CHECK(error->kind() == (number == ENOSPC || number == EDQUOT ? ErrorKind::no_space : ErrorKind::io));
+        CHECK(error->kind() == (number == ENOSPC || number == EDQUOT ? ErrorKind::out_of_space : ErrorKind::io));
         CHECK_FALSE(error->path().empty());
         // The directory is synced after the rename.
         const bool is_new = call == "open-directory" || call == "fsync-directory";

@@ -43,7 +43,7 @@ TEST_CASE("a written state is read back") {
   for (const bool compressed : {false, true}) {
     CAPTURE(compressed);
     const std::string path = work / (compressed ? "compressed.h5" : "plain.h5");
-    StateFileOptions options{.info = {.generation = 7, .rank = 3, .world_size = 5}};
+    StateFileOptions options{.info = {.step = 7, .rank = 3, .world_size = 5}};
     options.info.job[0] = std::byte{42};
     if (compressed) options.zstd_level = 1;
     if (compressed) options.chunk_bytes = 10'000;
@@ -52,7 +52,7 @@ TEST_CASE("a written state is read back") {
     for (const FileAccess access : {FileAccess::map, FileAccess::read, FileAccess::automatic}) {
       const StateFile file = StateFile::open(path, access);
       CHECK(file.path() == path);
-      CHECK(file.info().generation == 7);
+      CHECK(file.info().step == 7);
       CHECK(file.info().rank == 3);
       CHECK(file.info().world_size == 5);
       CHECK(file.info().job == options.info.job);
@@ -110,7 +110,7 @@ TEST_CASE("names are stored unchanged") {
   CHECK(holds(StateFile::open(work / "file"), all));
 
   const auto refused = [&](const std::string& name) {
-    const auto words = words_of(ErrorKind::argument, [&] {
+    const auto words = words_of(ErrorKind::invalid_argument, [&] {
       write_state_file(work / "refused", {}, std::vector<NamedTensor>{{name, all[0].second}});
     });
     CHECK(has(words, "refused"));
@@ -120,7 +120,7 @@ TEST_CASE("names are stored unchanged") {
   refused("\xff");
   refused(std::string(4097, 'a'));
   const std::vector<NamedTensor> twice = {all[0], all[1], all[0]};
-  CHECK(has(words_of(ErrorKind::argument, [&] { write_state_file(work / "refused", {}, twice); }), "\"a/b\""));
+  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { write_state_file(work / "refused", {}, twice); }), "\"a/b\""));
   CHECK(work.count() == 1);
 }
 
@@ -179,9 +179,9 @@ TEST_CASE("ranges of a tensor") {
         CHECK(std::ranges::equal(part, bytes.subspan(begin, size)));
       }
       std::vector<std::byte> part(10);
-      words_of(ErrorKind::argument, [&] { file.read(1, 4991, part); });
-      words_of(ErrorKind::argument, [&] { file.read(1, ~0ULL, part); });
-      words_of(ErrorKind::argument, [&] { file.read(2, 0, part); });
+      words_of(ErrorKind::invalid_argument, [&] { file.read(1, 4991, part); });
+      words_of(ErrorKind::invalid_argument, [&] { file.read(1, ~0ULL, part); });
+      words_of(ErrorKind::invalid_argument, [&] { file.read(2, 0, part); });
     }
   }
 }
@@ -193,7 +193,7 @@ TEST_CASE("files that are not state files") {
   };
   refused(ErrorKind::not_found, work / "nothing");
   CHECK_THROWS_AS(StateFile::is_state_file(work / "nothing"), Error);
-  CHECK(has(refused(ErrorKind::argument, work.path().string()), "directory"));
+  CHECK(has(refused(ErrorKind::invalid_argument, work.path().string()), "directory"));
   write_text(work / "empty", "");
   refused(ErrorKind::corrupt, work / "empty");
   CHECK_FALSE(StateFile::is_state_file(work / "empty"));

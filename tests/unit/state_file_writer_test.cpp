@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 TEST_CASE("invalid options are refused, and create no file") {
   const TemporaryDirectory work;
   const auto refused = [&](const StateFileOptions& options, std::string_view words) {
-    CHECK(has(words_of(ErrorKind::argument, [&] { write_state_file(work / "f", {}, one(), options); }), words));
+    CHECK(has(words_of(ErrorKind::invalid_argument, [&] { write_state_file(work / "f", {}, one(), options); }), words));
   };
   refused({.zstd_level = 0}, "level 0");
   refused({.zstd_level = 23}, "level 23");
@@ -29,10 +29,10 @@ TEST_CASE("invalid options are refused, and create no file") {
   refused({.info = {.world_size = 0}}, "of 0");
   refused({.temporary = "elsewhere/growing"}, "in another directory");
   const std::vector<NamedTensor> deep = {{"deep", pattern(DType::u8, Shape(33, 1), 1)}};
-  CHECK(has(words_of(ErrorKind::argument, [&] { write_state_file(work / "f", {}, deep); }), "33 dimensions"));
+  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { write_state_file(work / "f", {}, deep); }), "33 dimensions"));
   const Config with_tensor = one()[0].second;
   CHECK_THROWS_AS(write_state_file(work / "f", with_tensor, {}), Error);
-  CHECK(has(words_of(ErrorKind::argument,
+  CHECK(has(words_of(ErrorKind::invalid_argument,
                      [&] {
                        StateFileWriter(work / "f", {}, {{"huge", DType::f64, {std::int64_t{1} << 59}}, {"b"}});
                      }),
@@ -85,8 +85,9 @@ TEST_CASE("pieces in any order, from several threads") {
       StateFileWriter writer(work / "refused", {}, entries_of(all), options);
       const auto bytes = all[0].second.bytes();
       writer.write(0, 64'200, bytes.subspan(64'200, 1000));
-      CHECK(has(words_of(ErrorKind::argument, [&] { writer.write(0, 0, bytes.first(1000)); }), "ascending"));
-      CHECK(has(words_of(ErrorKind::argument, [&] { writer.write(0, 66'000, bytes.first(1000)); }), "ascending"));
+      CHECK(has(words_of(ErrorKind::invalid_argument, [&] { writer.write(0, 0, bytes.first(1000)); }), "ascending"));
+      CHECK(
+          has(words_of(ErrorKind::invalid_argument, [&] { writer.write(0, 66'000, bytes.first(1000)); }), "ascending"));
     }
   }
   CHECK(work.count() == 3);
@@ -101,14 +102,14 @@ TEST_CASE("a failed writer accepts no more data, and leaves no file") {
   const auto refused = [&](StateFileWriter& writer) {
     for (const auto& call : std::vector<std::function<void()>>{
              [&] { writer.write(0, views[0]); }, [&] { writer.write_all(views); }, [&] { writer.commit(); }})
-      CHECK(has(words_of(ErrorKind::argument, call), "begin again with a new writer"));
+      CHECK(has(words_of(ErrorKind::invalid_argument, call), "begin again with a new writer"));
   };
   for (const std::optional<int> level : {std::optional<int>(), std::optional<int>(1)})
     for (const bool at_once : {false, true}) {
       StateFileWriter writer(work / "file", {}, entries_of(all), {.zstd_level = level, .chunk_bytes = 20'000});
       const struct rlimit small { 100'000, ordinary.rlim_max };
       ::setrlimit(RLIMIT_FSIZE, &small);
-      words_of(ErrorKind::no_space, [&] { at_once ? writer.write_all(views) : writer.write(0, views[0]); });
+      words_of(ErrorKind::out_of_space, [&] { at_once ? writer.write_all(views) : writer.write(0, views[0]); });
       ::setrlimit(RLIMIT_FSIZE, &ordinary);
       refused(writer);
     }
@@ -135,21 +136,21 @@ TEST_CASE("bytes that other processes write") {
   const int fd = ::open(writer.temporary_path().c_str(), O_WRONLY | O_CLOEXEC);
   REQUIRE(fd >= 0);
   const auto bytes = all[0].second.bytes();
-  CHECK(::pwrite(fd, bytes.data(), bytes.size(), static_cast<off_t>(writer.place(0).value())) ==
+  CHECK(::pwrite(fd, bytes.data(), bytes.size(), static_cast<off_t>(writer.file_offset(0).value())) ==
         static_cast<ssize_t>(bytes.size()));
   ::close(fd);
-  writer.written_elsewhere(0);
+  writer.mark_written(0);
   writer.write(1, all[1].second);
-  CHECK_THROWS_AS(writer.written_elsewhere(1), Error);
-  writer.written_elsewhere(2);
+  CHECK_THROWS_AS(writer.mark_written(1), Error);
+  writer.mark_written(2);
   writer.commit();
   CHECK(holds(StateFile::open(work / "file"), all));
   CHECK(StateFile::open(work / "file").check().empty());
   CHECK(work.count() == 1);
   StateFileWriter compressed(work / "file", {}, entries_of(all), {.zstd_level = 1});
-  CHECK_FALSE(compressed.place(0).has_value());
-  CHECK_THROWS_AS(compressed.written_elsewhere(0), Error);
-  CHECK(compressed.place(1).has_value());  // too small to be compressed
+  CHECK_FALSE(compressed.file_offset(0).has_value());
+  CHECK_THROWS_AS(compressed.mark_written(0), Error);
+  CHECK(compressed.file_offset(1).has_value());  // too small to be compressed
 }
 
 TEST_CASE("a writer that does not commit keeps the existing file") {
@@ -165,7 +166,7 @@ TEST_CASE("a writer that does not commit keeps the existing file") {
   {
     StateFileWriter writer(work / "file", {}, entries_of(after));
     writer.write(0, 0, after[0].second.bytes().first(100));
-    CHECK(has(words_of(ErrorKind::argument, [&] { writer.commit(); }), "100 of its 40000 bytes"));
+    CHECK(has(words_of(ErrorKind::invalid_argument, [&] { writer.commit(); }), "100 of its 40000 bytes"));
   }
   CHECK(holds(StateFile::open(work / "file"), before));
   CHECK(work.count() == 1);
@@ -184,15 +185,16 @@ TEST_CASE("wrong use of a writer is reported") {
   StateFileWriter first(work / "file", {}, entries_of(all));
   StateFileWriter writer = std::move(first);
   const auto bytes = all[0].second.bytes();
-  CHECK(has(words_of(ErrorKind::argument, [&] { writer.write(1, 0, bytes); }), "no number 1"));
-  CHECK(has(words_of(ErrorKind::argument, [&] { writer.write(0, 1, bytes); }), "past the end"));
-  CHECK(has(words_of(ErrorKind::argument, [&] { writer.write(0, ~0ULL, bytes); }), "past the end"));
-  CHECK(has(words_of(ErrorKind::argument, [&] { writer.write(0, pattern(DType::f32, {10}, 1)); }), "F32 [100, 100]"));
-  CHECK(has(words_of(ErrorKind::argument, [&] { writer.write_all({}); }), "1 tensors were announced"));
+  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { writer.write(1, 0, bytes); }), "no number 1"));
+  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { writer.write(0, 1, bytes); }), "past the end"));
+  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { writer.write(0, ~0ULL, bytes); }), "past the end"));
+  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { writer.write(0, pattern(DType::f32, {10}, 1)); }),
+            "F32 [100, 100]"));
+  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { writer.write_all({}); }), "1 tensors were announced"));
   writer.write(0, all[0].second);
   writer.commit();
-  CHECK(has(words_of(ErrorKind::argument, [&] { writer.commit(); }), "finished already"));
-  CHECK(has(words_of(ErrorKind::argument, [&] { writer.write(0, 0, bytes); }), "finished already"));
+  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { writer.commit(); }), "finished already"));
+  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { writer.write(0, 0, bytes); }), "finished already"));
   CHECK(has(words_of(ErrorKind::io, [&] { StateFileWriter(work / "x", {}, {}, {.temporary = work / "file"}); }),
             "EEXIST"));
   CHECK(holds(StateFile::open(work / "file"), all));

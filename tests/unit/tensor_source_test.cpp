@@ -155,7 +155,7 @@ TEST_CASE("diff of a model and its shards, and of shards of different numbers of
   test::write_text(model + "/config.json", R"({"model_type": "llama"})");
   for (const int ranks : {1, 3, 4}) {
     const std::string shards = work / ("shards-" + std::to_string(ranks));
-    shard_model(model, shards, "auto", ParallelLayout{.tensor = ranks});
+    shard_model(model, shards, ParallelLayout{.tensor = ranks}, "auto");
     CHECK(contents_of(shards).kind == Contents::Kind::shards);
     const Config report = diff_models(model, shards, {.plan = "auto"});
     CHECK(report.at("same").as_bool());
@@ -164,7 +164,8 @@ TEST_CASE("diff of a model and its shards, and of shards of different numbers of
     CHECK_FALSE(report.at("metadata_differs").as_bool());
     CHECK(diff_models(shards, work / "shards-1", {.plan = "llama"}).at("same").as_bool());
     CHECK(diff_models(shards, model).at("same").as_bool());  // by the plan that they store
-    CHECK(has(words_of(ErrorKind::argument, [&] { diff_models(shards, model, {.plan = "bert"}); }), "no rule matches"));
+    CHECK(has(words_of(ErrorKind::invalid_argument, [&] { diff_models(shards, model, {.plan = "bert"}); }),
+              "no rule matches"));
   }
   CHECK(contents_of(model).kind == Contents::Kind::model);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Merged traces: clocks that differ, damaged files, the numbers of the summary, and the reports of steps.
+// MergeResult traces: clocks that differ, damaged files, the numbers of the summary, and the reports of steps.
 
 #include <doctest/doctest.h>
 
@@ -211,7 +211,7 @@ TEST_CASE("load imbalance: missing ranks, different steps, and sums") {
 
   CHECK(report_load_imbalance({}).steps.empty());
   const std::vector<RankTimes> twice = {times({{"a", {1}}, {"a", {1}}})};
-  thrown_by(ErrorKind::argument, [&] { (void)report_load_imbalance(twice); });
+  thrown_by(ErrorKind::invalid_argument, [&] { (void)report_load_imbalance(twice); });
   const std::vector<RankTimes> negative = {times({{"a", {-1}}})};
-  thrown_by(ErrorKind::argument, [&] { (void)report_time_info(negative); });
+  thrown_by(ErrorKind::invalid_argument, [&] { (void)report_time_info(negative); });
 }

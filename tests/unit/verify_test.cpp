@@ -64,7 +64,7 @@ std::vector<std::string> found(const std::string& path, const VerifyOptions& opt
   std::vector<std::string> list;
   for (const VerifyProblem& problem : verify(path, options).problems) {
     list.push_back(std::string(to_string(problem.defect)) + " " + problem.file + " " + problem.tensor);
-    CHECK_FALSE(problem.words.empty());
+    CHECK_FALSE(problem.message.empty());
   }
   return list;
 }
@@ -113,7 +113,8 @@ TEST_CASE("one file alone, and a directory with one") {
   CHECK(verify(work.path()).is_good());
   CHECK(write_checksums(work.path()) == 1);
   CHECK(verify(work.path()).checked == 1);
-  CHECK(has(words_of(ErrorKind::argument, [&] { write_checksums(work / "model.safetensors"); }), "no checkpoint"));
+  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { write_checksums(work / "model.safetensors"); }),
+            "no checkpoint"));
   fs::resize_file(work / "model.safetensors", fs::file_size(work / "model.safetensors") - 1);
   CHECK(found(work / "model.safetensors") == List{"file model.safetensors "});
   CHECK(found(work.path()).front() == "file model.safetensors ");
@@ -219,7 +220,7 @@ TEST_CASE("every defect of a checkpoint is reported") {
     CHECK_FALSE(json.at("good").as_bool());
     CHECK(json.at("problems").size() == 2);
     CHECK(json.at("left_out").size() == 1);
-    CHECK(has(words_of(ErrorKind::argument, [&] { write_checksums(path); }), "not whole"));
+    CHECK(has(words_of(ErrorKind::invalid_argument, [&] { write_checksums(path); }), "not whole"));
   }
 }
 
@@ -259,7 +260,7 @@ TEST_CASE("shards: all ranks, their facts, the same names and dtypes") {
                       {{"a", test::pattern(DType::f32, {7, 2}, 1)}, {"b", test::pattern(DType::f32, {8}, 2)}});
   test::write_text(work / "plan.json",
                    R"({"muster_plan": 1, "rules": [{"match": "*", "action": "concat", "dim": 0}]})");
-  shard_model(model, shards, work / "plan.json", ParallelLayout{.tensor = 4});
+  shard_model(model, shards, ParallelLayout{.tensor = 4}, work / "plan.json");
   const auto rank = [&](int r, int of = 4) {
     return "rank-0000" + std::to_string(r) + "-of-0000" + std::to_string(of) + ".safetensors";
   };
@@ -268,7 +269,7 @@ TEST_CASE("shards: all ranks, their facts, the same names and dtypes") {
   CHECK(report.kind == VerifiedKind::shards);
   CHECK(report.files == 4);
   CHECK(inspect::verify_text(report) == "good: 8 tensors of 4 files, 96 B; 8 checksums checked\n");
-  CHECK(has(words_of(ErrorKind::argument, [&] { write_checksums(shards); }), "no checkpoint"));
+  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { write_checksums(shards); }), "no checkpoint"));
 
   SUBCASE("a rank is missing") {
     fs::remove(shards + "/" + rank(0));

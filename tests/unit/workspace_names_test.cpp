@@ -25,10 +25,10 @@ TEST_CASE("every kind of name is parsed to its parts") {
   const os::ProcessIdentity writer = somebody();
   const Name all[] = {
       {.kind = NameKind::mark},
-      {.kind = NameKind::state, .job = job, .rank = 0, .world_size = 1, .generation = 1},
-      {.kind = NameKind::state, .job = job, .rank = 4095, .world_size = 4096, .generation = UINT64_MAX},
-      {.kind = NameKind::kept, .job = job, .rank = 3, .world_size = 8, .generation = 12},
-      {.kind = NameKind::exchange, .job = job, .rank = 3, .world_size = 8, .generation = 12, .writer = writer},
+      {.kind = NameKind::state, .job = job, .rank = 0, .world_size = 1, .step = 1},
+      {.kind = NameKind::state, .job = job, .rank = 4095, .world_size = 4096, .step = UINT64_MAX},
+      {.kind = NameKind::kept, .job = job, .rank = 3, .world_size = 8, .step = 12},
+      {.kind = NameKind::exchange, .job = job, .rank = 3, .world_size = 8, .step = 12, .writer = writer},
       {.kind = NameKind::token, .job = job, .rank = 7, .random = random_word, .writer = writer},
       {.kind = NameKind::probe, .random = random_word, .writer = writer},
       {.kind = NameKind::growing, .random = random_word, .writer = writer},
@@ -77,20 +77,19 @@ TEST_CASE("fresh names differ, and identify this process") {
   CHECK(parse_name(probe_name())->kind == NameKind::probe);
 }
 
-TEST_CASE("a generation is common if each rank of one world has a state of it") {
+TEST_CASE("a step is common if each rank of one world has a state of it") {
   std::vector<Name> states;
-  const auto add = [&](std::uint64_t generation, int rank, int world_size) {
-    states.push_back(
-        {.kind = NameKind::state, .job = job, .rank = rank, .world_size = world_size, .generation = generation});
+  const auto add = [&](std::uint64_t step, int rank, int world_size) {
+    states.push_back({.kind = NameKind::state, .job = job, .rank = rank, .world_size = world_size, .step = step});
   };
   for (const int rank : {0, 1}) add(1, rank, 2);
   add(2, 0, 2);
   add(3, 0, 2);
   add(3, 1, 3);  // of another world size: does not match the state above
   for (const int rank : {0, 1, 2}) add(4, rank, 3);
-  CHECK(common_generations(states, 2) == std::set<std::uint64_t>{1});
-  CHECK(common_generations(states, 3) == std::set<std::uint64_t>{4});
-  CHECK(common_generations(states, 1).empty());
+  CHECK(common_steps(states, 2) == std::set<std::uint64_t>{1});
+  CHECK(common_steps(states, 3) == std::set<std::uint64_t>{4});
+  CHECK(common_steps(states, 1).empty());
 }
 
 TEST_CASE("names of a file group") {

@@ -37,14 +37,14 @@ struct InitOptions {
 /// - "mpi": env:// only, for a job that MPI has started;
 /// - "nccl": as "tcp", in a program with libmuster-cuda.
 ///
-/// With every backend, tensors on GPUs use NCCL (muster/process_group.hpp). Throws Error(argument) on a second call, an
-/// unknown backend or method, or invalid ranks. Throws Error(unsupported) if the backend cannot reach all ranks, or if
-/// it is "nccl" and libmuster-cuda is missing. Throws also as world() and tcp_group().
+/// With every backend, tensors on GPUs use NCCL (muster/process_group.hpp). Throws Error(invalid_argument) on a second
+/// call, an unknown backend or method, or invalid ranks. Throws Error(unsupported) if the backend cannot reach all
+/// ranks, or if it is "nccl" and libmuster-cuda is missing. Throws also as world() and tcp_group().
 void init_process_group(std::string_view backend, const InitOptions& options = {});
 
 /// Collective over the job. Starts the master-worker mode in place of a process group. In this mode is_initialized()
-/// returns false, get_rank() and get_world_size() work, and all other calls throw Error(argument). The mode lasts until
-/// destroy_process_group(), also if the MasterWorker is destroyed earlier. Throws as init_process_group().
+/// returns false, get_rank() and get_world_size() work, and all other calls throw Error(invalid_argument). The mode
+/// lasts until destroy_process_group(), also if the MasterWorker is destroyed earlier. Throws as init_process_group().
 [[nodiscard]] MasterWorker init_master_worker(std::string_view backend, const InitOptions& options = {});
 
 /// Returns true. It exists for compatibility with torch.distributed.
@@ -56,13 +56,13 @@ void init_process_group(std::string_view backend, const InitOptions& options = {
 /// Local. Ends the process group or the master-worker mode, so that either may be initialized again. Does nothing if
 /// neither is initialized. Neither this call nor is_initialized() waits for a rendezvous that another thread runs.
 void destroy_process_group() noexcept;
-/// Return this process's rank in the world and the number of ranks. Throw Error(argument) before init_process_group()
-/// or init_master_worker(). All calls below throw it before init_process_group().
+/// Return this process's rank in the world and the number of ranks. Throw Error(invalid_argument) before
+/// init_process_group() or init_master_worker(). All calls below throw it before init_process_group().
 [[nodiscard]] int get_rank();
 [[nodiscard]] int get_world_size();
 
 /// A group of ranks of the world. An object exists also on ranks that are not in the group; calls with it throw
-/// Error(argument) there.
+/// Error(invalid_argument) there.
 class Group {
  public:
   /// Refers to all ranks.
@@ -82,7 +82,7 @@ inline const Group world_group{};
 /// all pass the same list.
 [[nodiscard]] Group new_group(const RankList& ranks);
 /// Returns the process group that the calls of `group` run on, for operations that muster::dist does not offer. Throws
-/// Error(argument) on a rank that is not in the group. Local.
+/// Error(invalid_argument) on a rank that is not in the group. Local.
 [[nodiscard]] ProcessGroup& process_group(const Group& group = world_group);
 
 /// Returns the rank inside `group` of the process that has rank `global` in the world. Returns nullopt if that process
@@ -90,8 +90,8 @@ inline const Group world_group{};
 [[nodiscard]] std::optional<int> rank_in_group(const ProcessGroup& group, int global);
 
 // Every rank that these calls take or return (`src`, `dst`, the sender of a message) is a rank of the world, as
-// get_rank() returns it, also for a call with a group. A root outside the group is Error(argument). Tensors must be
-// contiguous, and results are written into them. ProcessGroup documents the other rules.
+// get_rank() returns it, also for a call with a group. A root outside the group is Error(invalid_argument). Tensors
+// must be contiguous, and results are written into them. ProcessGroup documents the other rules.
 
 /// Starts to send a tensor to the rank `dst`.
 [[nodiscard]] Work<void> isend(const Tensor& tensor, int dst);

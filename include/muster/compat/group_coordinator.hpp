@@ -22,7 +22,7 @@ struct GroupCoordinatorOptions {
   /// If true, broadcast_object() from rank 0 uses a MessageQueue, whose writer does not wait for the readers. The ranks
   /// of each group must then share memory. Otherwise the constructor throws Error(unsupported) on all of them.
   bool use_message_queue_broadcaster = false;
-  CollectiveOptions waits = {};
+  CollectiveOptions wait = {};
 };
 
 /// Collectives and messages of one group. `src` and `dst` are ranks in the group. rank(), ranks() and the neighbours
@@ -31,9 +31,9 @@ struct GroupCoordinatorOptions {
 class GroupCoordinator {
  public:
   /// Divides `world` into groups. Collective over `world`: all of its ranks pass the same lists, and each rank is in
-  /// exactly one of them. `name` and a number form unique_name(). Throws Error(argument) if a rank is in no list or in
-  /// two, Error(rank_mismatch) if ranks pass different lists.
-  GroupCoordinator(std::span<const std::vector<int>> group_ranks, SyncGroup& world, std::string_view name = "group",
+  /// exactly one of them. `name` and a number form unique_name(). Throws Error(invalid_argument) if a rank is in no
+  /// list or in two, Error(rank_mismatch) if ranks pass different lists.
+  GroupCoordinator(std::span<const std::vector<int>> group_ranks, Group& world, std::string_view name = "group",
                    const GroupCoordinatorOptions& options = {});
 
   /// Returns the number of this rank in `world`.
@@ -87,7 +87,7 @@ class GroupCoordinator {
   // Queues between the ranks of this group, which must share memory; otherwise Error(unsupported) on all of them.
   // Collective. When the call returns, the queues are ready on all ranks.
 
-  /// Creates a queue that `writer` writes and all ranks read. `outside_writer` is used on the rank `writer` only, so
+  /// Creates a queue that `writer` writes and all ranks read. `external_writer` is used on the rank `writer` only, so
   /// only that rank must know the handle.
   [[nodiscard]] MessageQueue create_mq_broadcaster(QueueOptions options = {});
   /// The queues of create_single_reader_mq_broadcasters().
@@ -95,7 +95,7 @@ class GroupCoordinator {
     std::shared_ptr<MessageQueue> own;                     ///< the queue that this rank writes
     std::vector<std::shared_ptr<MessageQueue>> by_writer;  ///< on the reader: the queues of all ranks, its own included
   };
-  /// Creates one queue from each rank to `reader_rank`. `options` must not set writer, reader or outside_writer.
+  /// Creates one queue from each rank to `reader_rank`. `options` must not set writer, reader or external_writer.
   [[nodiscard]] SingleReaderQueues create_single_reader_mq_broadcasters(int reader_rank = 0, QueueOptions options = {});
 
   /// Reserves memory for the shared results of the collectives of a model. Collective. A later all_reduce_shared() or
@@ -106,7 +106,7 @@ class GroupCoordinator {
                                               const CollectiveOptions& options = {});
 
   // Messages from one rank to another. By default they are sent to the next rank and received from the previous one. In
-  // a group of one rank these calls throw Error(argument), because a rank cannot send to itself.
+  // a group of one rank these calls throw Error(invalid_argument), because a rank cannot send to itself.
 
   /// Sends an object to `dst`.
   void send_object(const Config& object, int dst, const CollectiveOptions& options = {});
@@ -124,7 +124,7 @@ class GroupCoordinator {
     GroupCoordinator* all_gather_group = nullptr;
     /// Whether to slice a tensor, by key. Other tensors are sliced if their number of elements is divisible.
     std::map<std::string, bool> all_gather_tensors = {};
-    CollectiveOptions waits = {};
+    CollectiveOptions wait = {};
   };
   /// Sends a dictionary to `dst`. Its values are tensors or any Configs. Sender and receiver pass the same options, and
   /// the ranks of a stage have the same keys, in any order. If the receivers get slices that do not match, or another

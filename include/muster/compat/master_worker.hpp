@@ -9,8 +9,8 @@
 #include <span>
 #include <utility>
 
+#include "muster/group.hpp"
 #include "muster/process_group.hpp"
-#include "muster/sync_group.hpp"
 #include "muster/tensor.hpp"
 
 namespace muster {
@@ -20,7 +20,7 @@ namespace muster {
 class RemoteTensor {
  public:
   RemoteTensor() = default;
-  /// Return the rank of the worker, and the dtype and shape. Throw Error(argument) if the handle is empty.
+  /// Return the rank of the worker, and the dtype and shape. Throw Error(invalid_argument) if the handle is empty.
   [[nodiscard]] int worker() const { return place().worker; }
   [[nodiscard]] const TensorSpec& spec() const { return place().spec; }
 
@@ -44,15 +44,15 @@ class RemoteTensor {
 ///   that worker throws the error, with the message of the worker. If several requests failed, it is the first error.
 ///   The worker continues with the next request.
 /// - Invalid arguments (tensors that do not match, or a tensor of another worker or another master) throw
-///   Error(argument) at once.
+///   Error(invalid_argument) at once.
 /// - If a worker dies, the next call that waits for it throws an error that names it. The group has then failed on all
 ///   ranks. serve() throws Error(peer_lost) if the master dies or leaves.
 /// - One thread at a time. Messages use a private group. Tensors are in host memory.
 class MasterWorker {
  public:
   /// Creates the master on rank 0 and workers on the other ranks. Collective over `group`. Throws as
-  /// SyncGroup::duplicate().
-  explicit MasterWorker(SyncGroup& group, const CollectiveOptions& options = {});
+  /// Group::duplicate().
+  explicit MasterWorker(Group& group, const CollectiveOptions& options = {});
   MasterWorker(MasterWorker&&) noexcept;
   MasterWorker& operator=(MasterWorker&&) noexcept;
   ~MasterWorker();
@@ -60,15 +60,15 @@ class MasterWorker {
   [[nodiscard]] bool is_master() const noexcept;
   /// Returns the private group, for deadlines. A worker waits for its master as long as timeout() allows. A master that
   /// does other work for longer calls progress() in between.
-  [[nodiscard]] SyncGroup& group() const noexcept;
+  [[nodiscard]] Group& group() const noexcept;
 
   // Calls of a worker.
 
-  /// Executes the requests of the master until it calls shutdown(). It may then be called again. Throws Error(argument)
-  /// on the master, and as ProcessGroup::recv().
+  /// Executes the requests of the master until it calls shutdown(). It may then be called again. Throws
+  /// Error(invalid_argument) on the master, and as ProcessGroup::recv().
   void serve(const CollectiveOptions& options = {});
 
-  // Calls of the master. On workers they throw Error(argument).
+  // Calls of the master. On workers they throw Error(invalid_argument).
 
   /// Creates a tensor of zeros on a worker: 1, 2, ...
   [[nodiscard]] RemoteTensor make(int worker, DType dtype, const Shape& shape, const CollectiveOptions& options = {});

@@ -46,14 +46,14 @@ struct MultiprocessConfig {
   /// listen.
   std::shared_ptr<const void> port_holder = {};
 
-  /// Fills in the unset members. Local. Throws Error(argument) if the sizes do not multiply to the world size, ranks
-  /// are invalid, a backend is unknown, or another program uses the port.
+  /// Fills in the unset members. Local. Throws Error(invalid_argument) if the sizes do not multiply to the world size,
+  /// ranks are invalid, a backend is unknown, or another program uses the port.
   void resolve();
 };
 
 /// Returns the backend for calls that name none: the value of set_distributed_backend(), else default_backend(). Local.
 [[nodiscard]] std::string get_distributed_backend();
-/// Sets the default backend of this process. Local. Throws Error(argument) if the backend is unknown.
+/// Sets the default backend of this process. Local. Throws Error(invalid_argument) if the backend is unknown.
 void set_distributed_backend(std::string_view backend);
 /// Returns TORCH_DISTRIBUTED_BACKEND if it is set. Otherwise returns "nccl" if this process sees GPUs and has
 /// libmuster-cuda, else "tcp". Local.
@@ -74,8 +74,8 @@ using RankFunction = void (*)(std::span<const std::string> arguments);
 void init_and_run(RankFunction function, const MultiprocessConfig& config, std::span<const std::string> arguments = {});
 
 /// Registers a function under a name, by which launch_subprocesses() finds it in the processes of the ranks: `const
-/// muster::RegisteredFunction training("training", train);` at namespace scope. Throws Error(argument) if the name is
-/// already registered.
+/// muster::RegisteredFunction training("training", train);` at namespace scope. Throws Error(invalid_argument) if the
+/// name is already registered.
 class RegisteredFunction {
  public:
   RegisteredFunction(std::string_view name, RankFunction function);
@@ -111,9 +111,10 @@ struct SubprocessOptions {
 /// ranks fail, it is the error that does not name another rank as the cause. Throws Error(timeout) after
 /// launch.timeout. No process is left behind.
 ///
-/// Throws Error(argument), before anything is started, if the function is not registered, the config is invalid, or
-/// main() has not called run_launched_function(). Throws Error(cancelled) if the hook of muster/interrupt.hpp ends the
-/// wait. The ranks then have `grace` to exit, receive SIGTERM, and SIGKILL after `kill_after`.
+/// Throws Error(invalid_argument), before anything is started, if the function is not registered, the config is
+/// invalid, or main() has not called run_launched_function(). Throws Error(cancelled) if the hook of
+/// muster/interrupt.hpp ends the wait. The ranks then have `grace` to exit, receive SIGTERM, and SIGKILL after
+/// `kill_after`.
 void launch_subprocesses(std::string_view function, const MultiprocessConfig& config,
                          const SubprocessOptions& options = {});
 /// Starts a command instead of a function. It receives its rank only through the environment. Otherwise as the call

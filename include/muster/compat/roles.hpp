@@ -43,23 +43,24 @@ struct RankLayout {
   /// Equal slices of training_ranks.
   std::vector<std::vector<int>> agent_groups = {};
   /// For each of buffer_ranks: the training ranks that it serves.
-  std::vector<std::vector<int>> served = {};
+  std::vector<std::vector<int>> clients_of = {};
   /// True if the number of buffers is not a multiple of the number of hosts. The layout then ignores hosts, so a
   /// manager may be on another host than the ranks that it serves.
-  bool ignores_hosts = false;
+  bool host_agnostic = false;
 
   /// Computes a layout without hosts. The training ranks are divided as evenly as possible, larger shares first. Each
-  /// share is followed by its manager. Throws Error(argument) if no training rank is left, if there are fewer training
-  /// ranks than buffers, or if they cannot be divided into groups of equal size.
-  static RankLayout by_arithmetic(int world_size, const RoleSizes& sizes);
+  /// share is followed by its manager. Throws Error(invalid_argument) if no training rank is left, if there are fewer
+  /// training ranks than buffers, or if they cannot be divided into groups of equal size.
+  static RankLayout contiguous(int world_size, const RoleSizes& sizes);
   /// Computes a layout from hosts. `hosts` has one number per rank, equal for ranks of the same host. If the number of
   /// buffers is a multiple of the number of hosts, each host gets the same number of managers. The ranks of a host are
   /// divided as evenly as possible, larger shares first, and the last rank of each share is its manager. Otherwise the
-  /// layout is that of by_arithmetic(). The coordinator is excluded from the division. Throws as by_arithmetic(), and
-  /// Error(argument) if a host has fewer than two ranks per manager.
+  /// layout is that of contiguous(). The coordinator is excluded from the division. Throws as contiguous(), and
+  /// Error(invalid_argument) if a host has fewer than two ranks per manager.
   static RankLayout by_hosts(std::span<const int> hosts, const RoleSizes& sizes);
 
-  /// Returns the role of `rank`. This function and the next three throw Error(argument) if the rank does not exist.
+  /// Returns the role of `rank`. This function and the next three throw Error(invalid_argument) if the rank does not
+  /// exist.
   [[nodiscard]] Role role(int rank) const;
   /// Returns the manager of a training rank; nullopt without buffers and for other ranks.
   [[nodiscard]] std::optional<int> assigned_buffer(int rank) const;
@@ -117,8 +118,8 @@ class DistributedContext {
   [[nodiscard]] bool is_buffer_rank() const { return layout_.role(my_rank_) == Role::buffer; }
   [[nodiscard]] bool is_coordinator_rank() const { return layout_.role(my_rank_) == Role::coordinator; }
 
-  // The groups are valid as long as this object, or until cleanup(). These functions throw Error(argument) after that,
-  // and on a rank that is not in the group.
+  // The groups are valid as long as this object, or until cleanup(). These functions throw Error(invalid_argument)
+  // after that, and on a rank that is not in the group.
 
   /// Returns the group of all ranks, with the same numbers.
   [[nodiscard]] ProcessGroup& world() const;
@@ -178,9 +179,9 @@ class DistributedContext {
   }
 
  private:
-  friend DistributedContext initialize_distributed_compute(SyncGroup& group, const RoleSizes& sizes,
+  friend DistributedContext initialize_distributed_compute(Group& group, const RoleSizes& sizes,
                                                            const CollectiveOptions& options);
-  DistributedContext(SyncGroup& group, RankLayout layout, const CollectiveOptions& options);
+  DistributedContext(Group& group, RankLayout layout, const CollectiveOptions& options);
   [[nodiscard]] ProcessGroup& ranks_of(ProcessGroup* group) const { return group == nullptr ? world() : *group; }
   [[nodiscard]] ProcessGroup& peers(Role role) const;
 
@@ -194,11 +195,11 @@ class DistributedContext {
 /// The backend that reaches ranks on any hosts. Ranks of the same host still use shared memory.
 inline constexpr std::string_view default_backend = "tcp";
 
-/// Divides the ranks of `group`, which become the world, into roles. Collective over `group`. SyncGroup::host_of()
-/// determines the hosts. Throws on all ranks Error(argument) if the sizes are invalid, and Error(rank_mismatch) if they
-/// differ between ranks. No group has been created in these cases, and `group` remains usable. Throws also as
-/// SyncGroup::split(). Rank 0 logs a warning if the layout ignores the hosts.
-[[nodiscard]] DistributedContext initialize_distributed_compute(SyncGroup& group, const RoleSizes& sizes,
+/// Divides the ranks of `group`, which become the world, into roles. Collective over `group`. Group::host_of()
+/// determines the hosts. Throws on all ranks Error(invalid_argument) if the sizes are invalid, and Error(rank_mismatch)
+/// if they differ between ranks. No group has been created in these cases, and `group` remains usable. Throws also as
+/// Group::split(). Rank 0 logs a warning if the layout ignores the hosts.
+[[nodiscard]] DistributedContext initialize_distributed_compute(Group& group, const RoleSizes& sizes,
                                                                 const CollectiveOptions& options = {});
 /// Forms the world as dist::init_process_group() does, with the same backends, and divides it into roles. Collective
 /// over the job. It does not create a process group for muster::dist. Throws as the call above and
@@ -208,7 +209,7 @@ inline constexpr std::string_view default_backend = "tcp";
 
 /// Returns the rows (dimension 0) of all ranks in rank order, on rank 0 of the group; nullopt on the other ranks.
 /// Collective over `group`. Any dtype is allowed. The number of rows may differ between ranks and may be 0; the other
-/// extents are equal. Throws Error(argument) if `local` is a scalar, and as ProcessGroup::gatherv().
+/// extents are equal. Throws Error(invalid_argument) if `local` is a scalar, and as ProcessGroup::gatherv().
 [[nodiscard]] std::optional<Tensor> gather_distributed_data(const TensorView& local, ProcessGroup& group,
                                                             const CollectiveOptions& options = {});
 
@@ -224,7 +225,8 @@ struct Parameter {
 // is the train group or an agent group. Narrow floats are added in f32 and rounded once. Small tensors of the same
 // dtype are combined into calls of up to 4 MiB. All ranks pass the same parameters in the same order. A difference
 // throws Error(rank_mismatch) on all ranks, which names the parameter. A tensor that cannot be averaged throws
-// Error(argument | unsupported) on all ranks. Nothing has been written in these cases, and the group remains usable.
+// Error(invalid_argument | unsupported) on all ranks. Nothing has been written in these cases, and the group remains
+// usable.
 
 /// Averages the gradients. The same parameters have a gradient on all ranks.
 void average_gradients(std::span<const Parameter> model, ProcessGroup& group, const CollectiveOptions& options = {});

@@ -16,9 +16,9 @@ namespace {
 struct Record {
   std::int32_t failed = 0;   // the kind of the failure plus 1; 0: no failure
   std::int32_t origin = -1;  // -1: the rank that sends the record
-  std::array<char, SyncGroup::max_record - 8> words{};
+  std::array<char, Group::max_record - 8> words{};
 };
-static_assert(sizeof(Record) == SyncGroup::max_record);
+static_assert(sizeof(Record) == Group::max_record);
 
 Record record_of(const std::optional<Error>& failure, Origin origin) {
   Record record;
@@ -32,7 +32,7 @@ Record record_of(const std::optional<Error>& failure, Origin origin) {
 
 }  // namespace
 
-void agree(SyncGroup& group, const std::optional<Error>& failure, const char* phase, Origin origin) {
+void agree(Group& group, const std::optional<Error>& failure, const char* phase, Origin origin) {
   const Record mine = record_of(failure, origin);
   std::vector<Record> all(static_cast<std::size_t>(group.size()));
   group.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)), {.phase = phase});
@@ -52,19 +52,19 @@ void agree(SyncGroup& group, const std::optional<Error>& failure, const char* ph
   }
 }
 
-void go_on(SyncGroup& group) {
+void go_on(Group& group) {
   group.progress();
-  if (const std::optional<Error> failure = group.failure()) throw Error(*failure);
+  if (const std::optional<Error> failure = group.error()) throw Error(*failure);
 }
 
-FailOnStop fail_on_stop(SyncGroup& group, const std::stop_token& stop, const std::atomic<bool>* too_late) {
+FailOnStop fail_on_stop(Group& group, const std::stop_token& stop, const std::atomic<bool>* too_late) {
   const auto fail = [&group, too_late] {
     if (too_late != nullptr && *too_late) return;
     const RankInfo& self = group.info(group.rank());
-    const std::string words =
-        group.size() == 1 ? "stopped by request"
-                          : fmt::format("rank {} (pid {} on host {}) was told to stop", self.rank, self.pid, self.host);
-    group.poison(group::error_of(self, ErrorKind::cancelled, words));
+    const std::string words = group.size() == 1 ? "stopped by request"
+                                                : fmt::format("rank {} (pid {} on host {}) was told to stop",
+                                                              self.global_rank, self.pid, self.host);
+    group.abort(group::error_of(self, ErrorKind::cancelled, words));
   };
   return FailOnStop(stop, fail);
 }

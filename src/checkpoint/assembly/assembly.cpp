@@ -59,7 +59,7 @@ class AssemblyFiles {
     raise_stage();
   }
 
-  /// Writes an item's bytes. Throws Error(no_space | io).
+  /// Writes an item's bytes. Throws Error(out_of_space | io).
   void write(const Step& step, std::span<const std::byte> bytes) {
     const auto target = file(step.file);
     target->write_at(step.offset, bytes);
@@ -71,7 +71,7 @@ class AssemblyFiles {
     files_[step.file].parts.push_back({step.offset, bytes.size(), hash});
   }
 
-  /// Must be called after write() of a step. Throws Error(no_space | io) if the file's last bytes do not reach the
+  /// Must be called after write() of a step. Throws Error(out_of_space | io) if the file's last bytes do not reach the
   /// disk.
   void done_with(const Step& step) {
     File last;
@@ -124,7 +124,7 @@ class AssemblyFiles {
 
 class Assembling {
  public:
-  Assembling(SyncGroup& group, const ProcessWork& work, const TensorSource& source, const WrittenCallback& on_written,
+  Assembling(Group& group, const ProcessWork& work, const TensorSource& source, const WrittenCallback& on_written,
              const FinishFile& finish)
       : group_(group::inside(group)),
         work_(work),
@@ -212,12 +212,12 @@ class Assembling {
     try {
       const std::optional<Error> failure = group::attempt(group_, work);
       if (!failure) return;
-      group_.poison(group::in_own_name(group_, *failure));
+      group_.abort(group::in_own_name(group_, *failure));
     } catch (const Error&) {
       // The failure is another rank's, or that of this process's other thread.
     }
     const std::lock_guard lock(mutex_);
-    failure_ = group_.failure();
+    failure_ = group_.error();
     changed_.notify_all();
   }
 
@@ -359,7 +359,7 @@ class Assembling {
       progress(bytes_written());
   }
 
-  group::Group& group_;
+  group::BaseGroup& group_;
   const ProcessWork& work_;
   const TensorSource& source_;
   WindowMail mail_;
@@ -401,7 +401,7 @@ void finish_file(const FilePlan& file, const FileTarget& target) {
   os::rename_to_new(target.place, target.name);
 }
 
-std::vector<TensorHash> assemble(SyncGroup& group, const ProcessWork& work, const TensorSource& source,
+std::vector<TensorHash> assemble(Group& group, const ProcessWork& work, const TensorSource& source,
                                  const WrittenCallback& on_written, const FinishFile& finish,
                                  const std::function<void(std::uint64_t)>& progress) {
   return Assembling(group, work, source, on_written, finish).run(progress);
@@ -459,7 +459,7 @@ void place_rows(std::span<const std::byte> message, std::span<std::byte> window)
 
 }  // namespace
 
-WindowMail::WindowMail(SyncGroup& group, const TensorSource& source, std::uint64_t window_bytes)
+WindowMail::WindowMail(Group& group, const TensorSource& source, std::uint64_t window_bytes)
     : group_(group::inside(group)), source_(source), piece_bytes_(piece_bytes(window_bytes)) {}
 
 void WindowMail::contribute(const Step& step) {

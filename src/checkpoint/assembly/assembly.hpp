@@ -96,7 +96,7 @@ struct AssemblyPlan {
 
 struct AssemblyShape {
   int processes = 1;
-  Writers writers = Writers::owners;
+  Writers writers = Writers::all;
   std::uint64_t window_bytes = 8 << 20;
   std::uint32_t depth = 2;    ///< windows per writer
   bool all_have_all = false;  ///< every process has all tensors, of all ranks, so each item needs only one process
@@ -160,7 +160,7 @@ using FinishFile = std::function<void(std::uint32_t file)>;
 /// Runs a plan. Collective over `group`, which a failing process aborts: pass a group for this call alone. `source` has
 /// this process's tensors. With `on_written`, written bytes are hashed. `finish` and `progress` are used on rank 0
 /// only. Returns the hashes of this process's tensors that must be compared. Throws the first failure of any rank.
-std::vector<TensorHash> assemble(SyncGroup& group, const ProcessWork& work, const TensorSource& source,
+std::vector<TensorHash> assemble(Group& group, const ProcessWork& work, const TensorSource& source,
                                  const WrittenCallback& on_written, const FinishFile& finish,
                                  const std::function<void(std::uint64_t bytes)>& progress);
 
@@ -188,11 +188,11 @@ class WindowMail {
     return std::min<std::uint64_t>(window_bytes / 4, 1 << 20);
   }
 
-  WindowMail(SyncGroup& group, const TensorSource& source, std::uint64_t window_bytes);
+  WindowMail(Group& group, const TensorSource& source, std::uint64_t window_bytes);
 
-  /// Runs step 2. Throws as SyncGroup::send and read_rows.
+  /// Runs step 2. Throws as Group::send and read_rows.
   void contribute(const Step& step);
-  /// Runs steps 1 and 3. Throws as SyncGroup::receive, and Error(corrupt) on rows outside the window.
+  /// Runs steps 1 and 3. Throws as Group::receive, and Error(corrupt) on rows outside the window.
   void collect(const Step& step, std::span<std::byte> window);
 
   /// The message of step 4.
@@ -208,7 +208,7 @@ class WindowMail {
   void send_piece(std::uint32_t turn, int writer, bool is_last);
   [[nodiscard]] bool take_piece(int from, std::uint32_t turn, std::span<std::byte> window);
 
-  group::Group& group_;
+  group::BaseGroup& group_;
   const TensorSource& source_;
   std::uint64_t piece_bytes_;
   std::vector<std::byte> piece_;  // the message that is being packed

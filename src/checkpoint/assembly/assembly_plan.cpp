@@ -122,7 +122,7 @@ class Planning {
       processes.insert(process_of(tensor, run.source));
       shortest = std::min(shortest, run.bytes);
     }
-    if (shape_.writers == Writers::owners && processes.size() > 1 && shortest >= long_run_) {
+    if (shape_.writers == Writers::all && processes.size() > 1 && shortest >= long_run_) {
       add_runs(tensor, rows, offset);
       return;
     }
@@ -197,11 +197,11 @@ class Planning {
     // The process that reads an item also writes it.
     if (shape_.all_have_all) {
       auto all = item_.copies.extract(item_.copies.begin());
-      all.key() = shape_.writers == Writers::first ? 0 : least_loaded();
+      all.key() = shape_.writers == Writers::rank0 ? 0 : least_loaded();
       item_.copies.insert(std::move(all));
     }
     const int only = item_.copies.size() == 1 ? item_.copies.begin()->first : -1;
-    const int writer = shape_.writers == Writers::first ? 0 : only >= 0 && may_write(only) ? only : least_loaded();
+    const int writer = shape_.writers == Writers::rank0 ? 0 : only >= 0 && may_write(only) ? only : least_loaded();
     const bool is_direct = only == writer;
     const std::uint64_t bytes = item_.end - item_.begin;
     Step step;

@@ -82,7 +82,7 @@ void check_base(const Config& config, std::span<const NamedSpec> model) {
   if (tied == nullptr || tied->type() != Config::Type::boolean) return;
   if (!tied->as_bool() && has_any(model, embeddings_of_words) && !has_any(model, heads))
     throw Error(
-        ErrorKind::argument,
+        ErrorKind::invalid_argument,
         "config.json says that the head is not tied to the embeddings (\"tie_word_embeddings\" false), and there "
         "is no lm_head.weight; take the config.json of this model, or set it to true");
 }
@@ -106,7 +106,7 @@ void leave_out_tied_head(const Config& config, const BaseTensors& base, Arrangem
   if (head == tensors.end() || embeddings == tensors.end()) return;
   if (head->layout.target != embeddings->layout.target)
     throw Error(
-        ErrorKind::argument,
+        ErrorKind::invalid_argument,
         fmt::format("config.json ties the head to the embeddings (\"tie_word_embeddings\" true), and {} is {}, {} "
                     "is {}; take the config.json of this model, or set it to false",
                     in_quotes(head->name), to_string(head->layout.target), in_quotes(embeddings->name),
@@ -268,7 +268,7 @@ void check_unique(const std::vector<ShardListing>& listings) {
     std::set<std::string_view> names;
     for (const NamedSpec& tensor : listing.tensors)
       if (!names.insert(tensor.name).second)
-        throw Error(ErrorKind::argument,
+        throw Error(ErrorKind::invalid_argument,
                     fmt::format("rank {} has two tensors that are named {} without the prefixes of wrappers; leave one "
                                 "out when you save it",
                                 listing.rank, in_quotes(tensor.name)),
@@ -378,12 +378,13 @@ class Comparison {
     const auto words = [](const std::vector<std::string>& names) {
       return fmt::format("tensor{} {}", names.size() == 1 ? "" : "s", some_names(names));
     };
-    std::string text = fmt::format("the result does not have the tensors of the base {}: ", in_quotes(request_.base));
+    std::string text =
+        fmt::format("the result does not have the tensors of the base {}: ", in_quotes(request_.base_model));
     if (!missing_.empty()) text += fmt::format("it lacks the {}", words(missing_));
     if (!extra_.empty())
       text += fmt::format("{}it has the {}, which the base lacks", missing_.empty() ? "" : "; ", words(extra_));
     text += "; name another base, plan or key (--at), or leave tensors out with --select or --exclude";
-    throw Error(ErrorKind::argument, text, {.path = request_.path});
+    throw Error(ErrorKind::invalid_argument, text, {.path = request_.path});
   }
 
   [[nodiscard]] const TensorSpec* in_base(const std::string& name) const {
@@ -402,12 +403,12 @@ class Comparison {
       const TensorSpec* there = in_base(tensor.name);
       if (there == nullptr || is_quantised_on_one_side(tensor.name) || is_computed(tensor.name, tensor.spec)) continue;
       if (there->shape != tensor.spec.shape)
-        throw Error(
-            ErrorKind::argument,
-            fmt::format("the tensor {} is {}, and {} in the base {}; correct the plan or the layout, or name "
-                        "the base of this model",
-                        in_quotes(tensor.name), to_string(tensor.spec), to_string(*there), in_quotes(request_.base)),
-            {.path = request_.path});
+        throw Error(ErrorKind::invalid_argument,
+                    fmt::format("the tensor {} is {}, and {} in the base {}; correct the plan or the layout, or name "
+                                "the base of this model",
+                                in_quotes(tensor.name), to_string(tensor.spec), to_string(*there),
+                                in_quotes(request_.base_model)),
+                    {.path = request_.path});
       if (there->dtype != tensor.spec.dtype) others.push_back(&tensor);
     }
     if (request_.dtype || others.empty()) return;
@@ -418,7 +419,7 @@ class Comparison {
     const bool is_uniform = floats.size() == 1 && std::ranges::all_of(others, [](const NamedSpec* tensor) {
                               return is_wide_float(tensor->spec.dtype);
                             });
-    if (!is_uniform) throw Error(ErrorKind::argument, words + "; --dtype casts them", {.path = request_.path});
+    if (!is_uniform) throw Error(ErrorKind::invalid_argument, words + "; --dtype casts them", {.path = request_.path});
     notes.push_back(words);
   }
 
@@ -463,7 +464,8 @@ bool may_lack(std::string_view name) {
   return false;
 }
 
-/// Throws Error(argument) if a single layer lacks tensors that several other layers have: it was not saved completely.
+/// Throws Error(invalid_argument) if a single layer lacks tensors that several other layers have: it was not saved
+/// completely.
 void check_layers_alike(const Request& request, std::span<const NamedSpec> model) {
   if (std::ranges::any_of(model, [](const NamedSpec& tensor) { return is_of_adapter(tensor.name); })) return;
   const PackedParts parts(model);
@@ -491,7 +493,7 @@ void check_layers_alike(const Request& request, std::span<const NamedSpec> model
         if (lacking.empty()) continue;
         for (std::string& name : lacking) name = fmt::format("{}.{}.{}", stack, numbers.front(), name);
         throw Error(
-            ErrorKind::argument,
+            ErrorKind::invalid_argument,
             fmt::format("{} lacks the tensor{} {}, which layer {} and others have; save it completely, or name "
                         "the base model with its weights (--base)",
                         in_quotes(request.path), lacking.size() == 1 ? "" : "s", some_names(lacking), others.front()),
@@ -520,7 +522,7 @@ BaseTensors base_tensors(const std::string& directory, std::vector<std::string>&
     if (refused == survey.findings.end())
       for (const OpenedFile& opened : survey.files) add(opened.file.tensors());
     else
-      add_index(survey, refused->problem.words);
+      add_index(survey, refused->problem.message);
     return tensors;
   }
   try {
@@ -565,7 +567,7 @@ void compare_with_base(const Request& request, const Config* config, std::span<c
   if (is_adapter) return;
   if (!base.empty()) return Comparison(request, config, model, base)(notes);
   // Without a base or a plan, the layers of a model may differ by design.
-  const bool has_layers = !request.base.empty() || !request.plan.empty();
+  const bool has_layers = !request.base_model.empty() || !request.plan.empty();
   if (has_layers && Selection(request).is_all()) check_layers_alike(request, model);
 }
 

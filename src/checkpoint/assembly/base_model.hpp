@@ -28,12 +28,12 @@ BaseTensors base_tensors(const std::string& directory, std::vector<std::string>&
 
 /// Removes the prefixes that wrappers (DistributedDataParallel, FSDP, torch.compile, PEFT, Lightning) add to names of
 /// tensors. Shards that Muster wrote keep their names. If there is a base, a prefix of all names is removed only if
-/// more names then match the base. Adds a note for each removed prefix. Throws Error(argument) if two names become the
-/// same.
+/// more names then match the base. Adds a note for each removed prefix. Throws Error(invalid_argument) if two names
+/// become the same.
 void remove_wrappers(const MergePlan& plan, std::vector<ShardListing>& listings, const BaseTensors& base,
                      std::vector<std::string>& notes);
 
-/// Compares the result with the base. Throws Error(argument) in these cases:
+/// Compares the result with the base. Throws Error(invalid_argument) in these cases:
 ///  - A tensor exists on one side only.
 ///  - A tensor has another shape.
 ///  - A tensor has another dtype. Exceptions: the request casts tensors; or all floating point tensors of the result
@@ -62,14 +62,14 @@ class Selection {
   TensorPattern exclude_;
 };
 
-/// Checks the config.json that will be written next to `model`. Throws Error(argument) if it states that the head is
-/// not tied to the embeddings, and the model has no head.
+/// Checks the config.json that will be written next to `model`. Throws Error(invalid_argument) if it states that the
+/// head is not tied to the embeddings, and the model has no head.
 void check_base(const Config& config, std::span<const NamedSpec> model);
 
 /// Leaves out a tied head. Applies only if the result has both a head and embeddings. Either the config must tie them,
 /// or the config lacks the key and the base has no head. The head must then be bit-identical to the embeddings, as with
 /// the action "tie". A head that cannot be compared, because it is cut for ranks in another way, is kept, with a note.
-/// Throws Error(argument) if shapes or dtypes differ.
+/// Throws Error(invalid_argument) if shapes or dtypes differ.
 void leave_out_tied_head(const Config& config, const BaseTensors& base, Arrangement& arrangement,
                          std::vector<std::string>& notes);
 

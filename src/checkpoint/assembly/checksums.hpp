@@ -39,7 +39,7 @@ std::uint64_t checksum_of(const SafetensorsFile& file, std::size_t index,
 /// Computes the checksums of all tensors of these files, by several threads. Throws as checksum_of.
 Checksums checksums_of(std::span<const SafetensorsFile> files, const std::function<void(std::uint64_t)>& done);
 
-/// Returns the text of muster.checksums.json. Throws Error(argument) on a name that is not UTF-8.
+/// Returns the text of muster.checksums.json. Throws Error(invalid_argument) on a name that is not UTF-8.
 std::string checksums_text(const Checksums& checksums);
 /// Throws Error(corrupt) if the text is malformed, and Error(version | unsupported) on another version or algorithm.
 Checksums parse_checksums(std::string_view text);
@@ -47,7 +47,7 @@ Checksums parse_checksums(std::string_view text);
 /// Reads the file in `directory`; returns nullopt if it does not exist. Throws Error(io), and as parse_checksums with
 /// the file's path.
 std::optional<Checksums> read_checksums(const std::string& directory);
-/// Writes the file atomically and durably, and replaces an older one. Throws Error(io | no_space | not_found).
+/// Writes the file atomically and durably, and replaces an older one. Throws Error(io | out_of_space | not_found).
 void write_checksums(const std::string& directory, const Checksums& checksums);
 
 inline constexpr std::string_view piece_checksums_key = "muster.checksums";

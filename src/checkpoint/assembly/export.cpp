@@ -54,7 +54,7 @@ double seconds_since(Clock::time_point begin) {
 }
 
 /// Whether some ranks do not share memory. All ranks get the same answer.
-bool is_spread(const SyncGroup& group) {
+bool is_spread(const Group& group) {
   for (int rank = 1; rank < group.size(); ++rank)
     if (group.host_of(rank) != group.host_of(0)) return true;
   return false;
@@ -68,7 +68,7 @@ struct RankRoom {
 
 /// Collective. Every rank sends rank 0 the listings of its shards, by messages, which every kind of group supports.
 /// Returns them on rank 0, by rank.
-std::vector<std::vector<std::byte>> gather_listings(group::Group& group, const ShardSet& mine) {
+std::vector<std::vector<std::byte>> gather_listings(group::BaseGroup& group, const ShardSet& mine) {
   const WaitOptions wait{.phase = "export: gathering what the shards have"};
   ConfigArray shards;
   for (const ShardListing& listing : mine.listings()) shards.push_back(to_config(listing));
@@ -110,9 +110,9 @@ std::vector<ShardListing> read_listings(std::span<const std::vector<std::byte>> 
   return listings;
 }
 
-/// `needed` is the shared memory that each rank will use. Throws Error(no_space) if a host has less than its ranks
+/// `needed` is the shared memory that each rank will use. Throws Error(out_of_space) if a host has less than its ranks
 /// need.
-void check_rooms(const SyncGroup& group, std::span<const RankRoom> rooms, std::span<const std::uint64_t> needed) {
+void check_rooms(const Group& group, std::span<const RankRoom> rooms, std::span<const std::uint64_t> needed) {
   std::map<int, std::uint64_t> by_host;
   for (int rank = 0; rank < group.size(); ++rank)
     by_host[group.host_of(rank)] += needed[static_cast<std::size_t>(rank)];
@@ -120,7 +120,7 @@ void check_rooms(const SyncGroup& group, std::span<const RankRoom> rooms, std::s
     const RankRoom& room = rooms[static_cast<std::size_t>(rank)];
     const std::uint64_t all = by_host[group.host_of(rank)];
     if (all <= room.bytes) continue;
-    throw Error(ErrorKind::no_space,
+    throw Error(ErrorKind::out_of_space,
                 fmt::format("too little shared memory for the windows of an export: needed {} bytes on host {}, "
                             "available {} ({}): lower the memory budget, or give the job more memory",
                             all, group.info(rank).host, room.bytes, room.limit));
@@ -128,8 +128,8 @@ void check_rooms(const SyncGroup& group, std::span<const RankRoom> rooms, std::s
 }
 
 /// Waits until the directory that rank 0 has made is visible to this rank. Its name is new on every host, so no other
-/// directory can be mistaken for it. Throws Error(argument) with the remedy if it does not appear.
-void look_for_output(SyncGroup& group, const std::string& directory) {
+/// directory can be mistaken for it. Throws Error(invalid_argument) with the remedy if it does not appear.
+void look_for_output(Group& group, const std::string& directory) {
   const auto longest = std::min<std::chrono::milliseconds>(group.timeout(), workspace::longest_lateness);
   try {
     workspace::patiently(directory, {.deadline = os::Clock::now() + longest, .check = [&] { group.progress(); }},
@@ -137,7 +137,7 @@ void look_for_output(SyncGroup& group, const std::string& directory) {
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::not_found) throw;
     const RankInfo& own = group.info(group.rank());
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 fmt::format("host {} does not see the directory {} that rank 0 (host {}) has just made: name an output "
                             "that all hosts mount, or let rank 0 write everything (--writers first)",
                             own.host, in_quotes(directory), group.info(0).host),
@@ -147,7 +147,7 @@ void look_for_output(SyncGroup& group, const std::string& directory) {
 
 class Export {
  public:
-  Export(const std::string& shards_dir, const std::string& out, const std::string& plan, SyncGroup& group,
+  Export(const std::string& shards_dir, const std::string& out, const std::string& plan, Group& group,
          const ExportOptions& options, std::atomic<bool>& is_written)
       : shards_dir_(shards_dir),
         out_(out),
@@ -158,7 +158,7 @@ class Export {
 
   ExportReport run(trace::Span& span) {
     agree_on(group_, "export: opening the shards", [&] {
-      shards_.emplace(shards_dir_, group_.rank(), group_.size(), request_.states, request_.foreign);
+      shards_.emplace(shards_dir_, group_.rank(), group_.size(), request_.states, request_.thirdparty);
       if (options_.checksums) shards_->check_stored();
     });
     const std::vector<std::vector<std::byte>> told = gather_listings(group_, *shards_);
@@ -183,16 +183,16 @@ class Export {
  private:
   [[nodiscard]] bool is_first() const { return group_.rank() == 0; }
 
-  [[nodiscard]] OutputChoice choice() const { return {options_.force, options_.abandoned_after}; }
+  [[nodiscard]] OutputChoice choice() const { return {options_.force, options_.stale_after}; }
 
   // Runs step 3, on rank 0.
   void prepare(std::vector<ShardListing> listings) {
     const trace::Span span(trace::Kind::phase, "export: planning");
     check_not_source(shards_dir_, out_);
-    if (!options_.base.empty()) check_not_source(options_.base, out_);
+    if (!options_.base_model.empty()) check_not_source(options_.base_model, out_);
     check_output(out_, choice());
-    if (options_.checksums && options_.to)
-      throw Error(ErrorKind::argument, "checksums stand beside a checkpoint; shards have none");
+    if (options_.checksums && options_.target_layout)
+      throw Error(ErrorKind::invalid_argument, "checksums stand beside a checkpoint; shards have none");
     job_.emplace(plan_job(request_, *shards_, std::move(listings)));
     std::vector<std::size_t> counts;
     for (const RankTensors& rank : job_->ranks) counts.push_back(rank.tensors.size());
@@ -307,7 +307,7 @@ class Export {
   // Runs step 5.
   void assemble_files() {
     const trace::Span span(trace::Kind::phase, "export: writing");
-    const std::shared_ptr<SyncGroup> assembling = group_.companion({.phase = "export: beginning"});
+    const std::shared_ptr<Group> assembling = group_.companion({.phase = "export: beginning"});
     const FailOnStop on_stop = fail_on_stop(*assembling, options_.stop);
     agree_on(group_, *assembling, "export: writing", [&] {
       // Ranks that write nothing need no access to the output.
@@ -395,12 +395,13 @@ class Export {
   // Runs step 7, on rank 0.
   void finish() {
     const trace::Span span(trace::Kind::phase, "export: finishing");
-    const bool has_base = !options_.base.empty();
-    CarriedFiles carried = has_base ? carried_files(options_.base, options_.carry) : shards_->carried(options_.carry);
+    const bool has_base = !options_.base_model.empty();
+    ExtraFiles carried =
+        has_base ? extra_files_of(options_.base_model, options_.extra_files) : shards_->carried(options_.extra_files);
     const std::string& partial = work_.directory;
-    copy_carried_files(has_base ? options_.base : shards_dir_, partial, carried.names, [&] { go_on(group_); });
+    copy_extra_files(has_base ? options_.base_model : shards_dir_, partial, carried.names, [&] { go_on(group_); });
     if (!job_->config_text.empty()) write_file(partial + "/config.json", job_->config_text);
-    report_.left = std::move(carried.left);
+    report_.skipped = std::move(carried.skipped);
     if (!job_->outputs.index.empty()) write_file(join_path(partial, job_->outputs.index_name), job_->outputs.index);
     if (options_.checksums) add_checksums();
     output_->commit([&] {
@@ -409,7 +410,7 @@ class Export {
       // As late as possible: without the journal, the export cannot be resumed.
       remove_journal(partial);
     });
-    report_.account = std::move(job_->account);
+    report_.manifest = std::move(job_->account);
   }
 
   // Computes checksums of the bytes on the disk: the files are read back, so that the checksums describe their actual
@@ -425,7 +426,7 @@ class Export {
   const std::string& shards_dir_;
   const std::string& out_;
   const Request request_;
-  group::Group& group_;
+  group::BaseGroup& group_;
   const ExportOptions& options_;
   std::atomic<bool>& is_written_;  // set once it is too late to stop
   const Clock::time_point begin_ = Clock::now();
@@ -447,11 +448,11 @@ class Export {
 }  // namespace
 
 std::string_view to_string(Writers writers) noexcept {
-  return writers == Writers::first ? "first" : "owners";
+  return writers == Writers::rank0 ? "first" : "owners";
 }
 
-ExportReport export_model(const std::string& shards_dir, const std::string& out, const std::string& plan,
-                          SyncGroup& group, const ExportOptions& options) {
+ExportReport export_model(const std::string& shards_dir, const std::string& out, const std::string& plan, Group& group,
+                          const ExportOptions& options) {
   const group::Use use(group);
   trace::Span span(trace::Kind::export_model, "export_model", group::inside(group).operations().next());
   std::atomic<bool> is_written = false;

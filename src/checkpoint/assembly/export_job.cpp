@@ -52,7 +52,7 @@ const merge::Piece* only_piece(const merge::Layout& layout) {
 
 /// Counts tensors that views left out, which are not among the tensors of any rank.
 void account_for_left_out(const std::vector<ShardListing>& listings, std::span<const std::vector<LeftOut>> left_out,
-                          ExportAccount& account) {
+                          ExportManifest& account) {
   for (std::size_t rank = 0; rank < listings.size(); ++rank)
     for (const LeftOut& left : left_out[rank]) {
       const NamedSpec& tensor = listings[rank].tensors[left.index];
@@ -71,10 +71,10 @@ void account_for_left_out(const std::vector<ShardListing>& listings, std::span<c
 
 /// `ranks` are the inputs of the arrangement. Throws Error(corrupt) if a tensor of a rank is in no file of the result.
 /// That would be a bug of Muster, and failing is better than an incomplete checkpoint.
-ExportAccount account_for(const MergePlan& plan, const ParallelLayout& layout, std::span<const RankTensors> ranks,
-                          const Arrangement& arrangement, const ExportOutputs& outputs,
-                          const std::optional<ParallelLayout>& to) {
-  ExportAccount account{plan.name(), layout, to, {}, {}, 0, 0, 0, 0, outputs.files.size(), {}};
+ExportManifest account_for(const MergePlan& plan, const ParallelLayout& layout, std::span<const RankTensors> ranks,
+                           const Arrangement& arrangement, const ExportOutputs& outputs,
+                           const std::optional<ParallelLayout>& to) {
+  ExportManifest account{plan.name(), layout, to, {}, {}, 0, 0, 0, 0, outputs.files.size(), {}};
   for (const RankTensors& rank : ranks) {
     account.tensors_in += rank.tensors.size();
     for (const NamedSpec& tensor : rank.tensors) account.bytes_in += byte_size(tensor.spec.dtype, tensor.spec.shape);
@@ -89,7 +89,7 @@ ExportAccount account_for(const MergePlan& plan, const ParallelLayout& layout, s
   }
   std::vector<std::vector<bool>> seen;
   for (const RankTensors& rank : ranks) seen.emplace_back(rank.tensors.size(), false);
-  const auto add = [&](AccountedTensor& item, const std::vector<SourceRef>& refs) {
+  const auto add = [&](TensorMapping& item, const std::vector<SourceRef>& refs) {
     for (const SourceRef& ref : refs) {
       const auto rank = static_cast<std::size_t>(ref.rank);
       if (seen[rank][ref.index]) continue;
@@ -99,27 +99,27 @@ ExportAccount account_for(const MergePlan& plan, const ParallelLayout& layout, s
     }
   };
   for (const ArrangedTensor& tensor : arrangement.tensors) {
-    AccountedTensor& item = account.tensors.emplace_back(AccountedTensor{to ? tensor.origin : tensor.name,
-                                                                         tensor.origin,
-                                                                         tensor.rule->number,
-                                                                         std::string(action_name(tensor.rule->action)),
-                                                                         tensor.layout.target,
-                                                                         {},
-                                                                         {}});
+    TensorMapping& item = account.tensors.emplace_back(TensorMapping{to ? tensor.origin : tensor.name,
+                                                                     tensor.origin,
+                                                                     tensor.rule->number,
+                                                                     std::string(action_name(tensor.rule->action)),
+                                                                     tensor.layout.target,
+                                                                     {},
+                                                                     {}});
     if (const auto file = files.find(tensor.name); file != files.end()) item.file = file->second;
     add(item, tensor.sources);
     for (const auto& set : tensor.equal) add(item, set);
     add(item, tensor.unused);
   }
   for (const DroppedTensor& tensor : arrangement.dropped) {
-    AccountedTensor& item = account.dropped.emplace_back(AccountedTensor{{},
-                                                                         tensor.origin,
-                                                                         tensor.rule->number,
-                                                                         std::string(action_name(tensor.rule->action)),
-                                                                         {},
-                                                                         {},
-                                                                         {},
-                                                                         tensor.reason});
+    TensorMapping& item = account.dropped.emplace_back(TensorMapping{{},
+                                                                     tensor.origin,
+                                                                     tensor.rule->number,
+                                                                     std::string(action_name(tensor.rule->action)),
+                                                                     {},
+                                                                     {},
+                                                                     {},
+                                                                     tensor.reason});
     add(item, tensor.sources);
     if (!item.sources.empty()) item.spec = item.sources.front().spec;
   }
@@ -175,8 +175,8 @@ void keep_selected(Arrangement& arrangement, const Request& request) {
   }
   arrangement.tensors = std::move(kept);
   if (arrangement.tensors.empty())
-    throw Error(ErrorKind::argument, fmt::format("no tensor is left of select {} and exclude {}",
-                                                 in_quotes(request.select), in_quotes(request.exclude)));
+    throw Error(ErrorKind::invalid_argument, fmt::format("no tensor is left of select {} and exclude {}",
+                                                         in_quotes(request.select), in_quotes(request.exclude)));
 }
 
 std::vector<NamedSpec> specs_of(const Arrangement& arrangement) {
@@ -278,7 +278,7 @@ ExportOutputs shards_by_another_plan(const Request& request, const Arrangement& 
                                      const Metadata& metadata, std::vector<std::string>& notes) {
   MergePlan plan = MergePlan::load(request.to_plan.empty() ? "auto" : request.to_plan, config);
   if (has_views(plan))
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 fmt::format("plan {}: its views come after the cut, which several ranks do not do together; muster "
                             "shard {} --plan PLAN --to-plan {} does it alone",
                             in_quotes(plan.name()), request.path, plan.name()));
@@ -290,7 +290,7 @@ ExportOutputs shards_by_another_plan(const Request& request, const Arrangement& 
     anew.tensors[i].rule = wholes[i].rule;
   }
   notes.push_back(fmt::format("the shards are cut by the plan {}", in_quotes(plan.name())));
-  return shard_outputs(anew, plan, *request.to, metadata);
+  return shard_outputs(anew, plan, *request.target_layout, metadata);
 }
 
 /// Throws if the model has names that belong to ranks, before the plan's views.
@@ -299,7 +299,7 @@ void check_names(const MergePlan& plan, std::span<const NamedSpec> model) {
     if (std::ranges::any_of(plan.views(), [&](const ViewRule& view) { return view.pattern.matches(tensor.name); }) &&
         !plan.origin(tensor.name))
       throw Error(
-          ErrorKind::argument,
+          ErrorKind::invalid_argument,
           fmt::format("the tensor {} has a name as ranks of the plan {} have it: that plan reads the checkpoint "
                       "then, and --to-plan (\"to_plan\") says by which it is cut",
                       in_quotes(tensor.name), in_quotes(plan.name())));
@@ -314,10 +314,10 @@ ExportOutputs checkpoint_outputs(const Arrangement& arrangement, std::uint64_t m
   std::vector<TensorEntry> entries;
   for (const ArrangedTensor& tensor : arrangement.tensors)
     entries.push_back({tensor.name, tensor.layout.target.dtype, tensor.layout.target.shape});
-  ShardLayout shards = plan_shards(entries, max_shard_size, stem);
+  FileLayout shards = split_into_files(entries, max_shard_size, stem);
   outputs.index = std::move(shards.index);
   outputs.index_name = fmt::format("{}.safetensors.index.json", stem);
-  for (ShardFile& file : shards.files) {
+  for (CheckpointFile& file : shards.files) {
     OutputFile& output = outputs.files.emplace_back();
     output.name = std::move(file.name);
     output.metadata = metadata;
@@ -402,12 +402,12 @@ Arrangement arrange_model(const MergePlan& plan, std::span<const NamedSpec> mode
 Request request_of(const std::string& path, const std::string& plan, const ExportOptions& options) {
   return {.path = path,
           .plan = plan,
-          .from = options.layout,
-          .to = options.to,
+          .source_layout = options.source_layout,
+          .target_layout = options.target_layout,
           .to_plan = options.to_plan,
-          .base = options.base,
-          .states = {{}, options.generation, options.job},
-          .foreign = {options.at, options.shards},
+          .base_model = options.base_model,
+          .states = {{}, options.step, options.job_id},
+          .thirdparty = {options.key, options.file_pattern},
           .select = options.select,
           .exclude = options.exclude,
           .dtype = options.dtype,
@@ -421,19 +421,19 @@ ExportJob plan_job(const Request& request, const ShardSet& shards, std::vector<S
   ModelFacts facts = shards.facts(request, notes);
   const Config* const config = facts.config ? &*facts.config : nullptr;
   const Config* const own = facts.is_own ? config : nullptr;
-  const bool has_base = !request.base.empty() && !request.looks_only;
-  const BaseTensors base = has_base ? base_tensors(request.base, notes) : BaseTensors();
+  const bool has_base = !request.base_model.empty() && !request.looks_only;
+  const BaseTensors base = has_base ? base_tensors(request.base_model, notes) : BaseTensors();
   ExportJob job{.plan = plan_of(listings, request.plan, config, notes)};
-  if (!request.to && !request.is_cut && !request.to_plan.empty())
-    throw Error(ErrorKind::argument, "a plan to cut by needs a layout to cut for (--ranks)");
-  if (request.to && request.to_plan.empty() && job.plan.name() == as_it_is)
-    throw Error(ErrorKind::argument,
+  if (!request.target_layout && !request.is_cut && !request.to_plan.empty())
+    throw Error(ErrorKind::invalid_argument, "a plan to cut by needs a layout to cut for (--ranks)");
+  if (request.target_layout && request.to_plan.empty() && job.plan.name() == as_it_is)
+    throw Error(ErrorKind::invalid_argument,
                 fmt::format("{} is a whole model, and no plan says how to cut it for {} ranks: add --to-plan auto (by "
                             "its config.json), a built-in plan's name or a file",
-                            in_quotes(request.path), request.to->ranks()),
+                            in_quotes(request.path), request.target_layout->ranks()),
                 {.path = request.path});
   remove_wrappers(job.plan, listings, base, notes);
-  const ParallelLayout layout = layout_of(listings, request.from);
+  const ParallelLayout layout = layout_of(listings, request.source_layout);
   Arrangement arrangement = arrange_shards(job, listings, layout);
   if (request.dtype) {
     Casting(request, arrangement, base)(job, arrangement, notes);
@@ -447,26 +447,26 @@ ExportJob plan_job(const Request& request, const ShardSet& shards, std::vector<S
     // Precedes the comparison with the base: names of ranks would not match the base either, but this error has the
     // remedy.
     if (request.is_cut && !request.to_plan.empty()) check_names(MergePlan::load(request.to_plan, own), model);
-    const bool updates = own && !request.to && !request.is_cut && (request.dtype || has_base);
+    const bool updates = own && !request.target_layout && !request.is_cut && (request.dtype || has_base);
     if (updates && Selection(request).is_all()) {
       check_base(*own, model);
       leave_out_tied_head(*own, base, arrangement, notes);
     }
     compare_with_base(request, config, specs_of(arrangement), base, notes);
     if (updates) {
-      const std::string& around = request.base.empty() ? request.path : request.base;
+      const std::string& around = request.base_model.empty() ? request.path : request.base_model;
       if (auto text = updated_config(read_model_config_text(around).value_or(""), model, notes))
         job.config_text = std::move(*text);
     }
   }
-  if (!request.to)
+  if (!request.target_layout)
     job.outputs = checkpoint_outputs(arrangement, request.max_shard_size, shards.metadata(),
-                                     model_stem(request.base.empty() ? request.path : request.base));
+                                     model_stem(request.base_model.empty() ? request.path : request.base_model));
   else if (request.to_plan.empty() && !has_views(job.plan))
-    job.outputs = shard_outputs(arrangement, job.plan, *request.to, shards.metadata());
+    job.outputs = shard_outputs(arrangement, job.plan, *request.target_layout, shards.metadata());
   else
     job.outputs = shards_by_another_plan(request, arrangement, config, shards.metadata(), notes);
-  job.account = account_for(job.plan, layout, job.ranks, arrangement, job.outputs, request.to);
+  job.account = account_for(job.plan, layout, job.ranks, arrangement, job.outputs, request.target_layout);
   account_for_left_out(listings, job.left_out, job.account);
   for (const std::vector<std::string>& more : {arrangement.notes, job.outputs.notes})
     notes.insert(notes.end(), more.begin(), more.end());
@@ -477,27 +477,27 @@ ExportJob plan_job(const Request& request, const ShardSet& shards, std::vector<S
 }
 
 Writers writers_of(const ExportOptions& options, bool all_have_all, bool by_network) {
-  return options.writers.value_or(all_have_all || by_network ? Writers::owners : Writers::first);
+  return options.writers.value_or(all_have_all || by_network ? Writers::all : Writers::rank0);
 }
 
 WindowShape shape_windows(std::uint64_t budget, int processes, Writers writers, bool spread) {
   const auto count = static_cast<std::uint64_t>(processes);
-  const WindowShape shape{0, writers == Writers::first ? 4U : 2U};
+  const WindowShape shape{0, writers == Writers::rank0 ? 4U : 2U};
   const std::uint64_t pieces = shape.pieces(processes, writers);
   const std::uint64_t mail = spread ? count * copies_of_mail : 0;
   const auto total = [&](std::uint64_t window) { return pieces * window + mail * WindowMail::piece_bytes(window); };
   std::uint64_t bytes = std::min(budget / pieces / 4096 * 4096, largest_window);
   while (bytes >= smallest_window && total(bytes) > budget) bytes -= 4096;
   if (bytes < smallest_window)
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 fmt::format("a memory budget of {} bytes is too small for {} ranks: at least {} are needed", budget,
                             processes, total(smallest_window)));
   return {bytes, shape.depth};
 }
 
-ExportAccount plan_export(const std::string& shards_dir, const std::string& plan, const ExportOptions& options) {
+ExportManifest plan_export(const std::string& shards_dir, const std::string& plan, const ExportOptions& options) {
   const Request request = request_of(shards_dir, plan, options);
-  const ShardSet shards(request.path, 0, 1, request.states, request.foreign);
+  const ShardSet shards(request.path, 0, 1, request.states, request.thirdparty);
   return plan_job(request, shards, shards.listings()).account;
 }
 

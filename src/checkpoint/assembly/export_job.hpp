@@ -26,7 +26,7 @@ struct ExportOutputs {
   std::vector<std::string> notes;             ///< for shards: the notes of Placement
 };
 
-/// Returns a checkpoint in Hugging Face's layout. Throws as plan_shards.
+/// Returns a checkpoint in Hugging Face's layout. Throws as split_into_files.
 ExportOutputs checkpoint_outputs(const Arrangement& arrangement, std::uint64_t max_shard_size, const Metadata& metadata,
                                  std::string_view stem = "model");
 
@@ -39,7 +39,7 @@ ExportOutputs shard_outputs(const Arrangement& arrangement, const MergePlan& pla
                             const Metadata& metadata);
 
 /// Returns a whole model as an arrangement: every tensor has one source, the only rank, under the name that the plan
-/// gives it in reverse. Throws Error(argument) that lists the names without a rule.
+/// gives it in reverse. Throws Error(invalid_argument) that lists the names without a rule.
 Arrangement arrange_model(const MergePlan& plan, std::span<const NamedSpec> model);
 
 struct ExportJob {
@@ -49,7 +49,7 @@ struct ExportJob {
   std::vector<std::vector<LeftOut>> left_out = {};    ///< by views, for each rank
   std::vector<std::size_t> counts = {};               ///< number of tensors in each rank's shard
   ExportOutputs outputs = {};
-  ExportAccount account = {};         ///< every tensor of every rank, and its use
+  ExportManifest account = {};        ///< every tensor of every rank, and its use
   std::string config_text = {};       ///< the new config.json; empty: it is copied unchanged
   std::optional<Config> config = {};  ///< the config that the plan used; nullopt if there is none
   std::string fingerprint = {};       ///< equal for equal shards, results and files
@@ -68,14 +68,14 @@ Writers writers_of(const ExportOptions& options, bool all_have_all, bool by_netw
 
 /// The size of windows and their number per writer, chosen so that all windows and the other buffers of each process
 /// fit the budget. `spread`: the ranks are on several hosts, which send each other parts of windows. shape_windows()
-/// throws Error(argument) if the budget is too small.
+/// throws Error(invalid_argument) if the budget is too small.
 struct WindowShape {
   std::uint64_t bytes = 0;
   std::uint32_t depth = 2;
   /// The number of window-sized buffers of all processes: each writer has its windows, and one buffer for items that it
   /// assembles alone.
   [[nodiscard]] std::uint64_t pieces(int processes, Writers writers) const noexcept {
-    return (writers == Writers::first ? 1 : static_cast<std::uint64_t>(processes)) * (depth + std::uint64_t{1});
+    return (writers == Writers::rank0 ? 1 : static_cast<std::uint64_t>(processes)) * (depth + std::uint64_t{1});
   }
 };
 /// For muster shard, which is one process: the windows of all files that it writes at the same time.

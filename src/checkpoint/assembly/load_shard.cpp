@@ -77,8 +77,9 @@ struct Block {
 /// this rank, with zeros where nothing is copied.
 class SharedRead {
  public:
-  SharedRead(group::Group& group, const TensorSource& source, std::span<const std::vector<const MergedTensor*>> wanted,
-             std::span<const ReadTarget> targets, ProgressCounter& progress)
+  SharedRead(group::BaseGroup& group, const TensorSource& source,
+             std::span<const std::vector<const MergedTensor*>> wanted, std::span<const ReadTarget> targets,
+             ProgressCounter& progress)
       : group_(group),
         source_(source),
         targets_(targets),
@@ -219,7 +220,7 @@ class SharedRead {
       }
   }
 
-  group::Group& group_;
+  group::BaseGroup& group_;
   const TensorSource& source_;
   std::span<const ReadTarget> targets_;
   ProgressCounter& progress_;
@@ -255,18 +256,18 @@ class RankPart {
   RankPart(const std::string& path, const std::string& plan, const ParallelLayout& layout, int rank,
            const LoadShardOptions& options, bool is_alone) {
     if (rank < 0 || rank >= layout.ranks())
-      throw Error(ErrorKind::argument, fmt::format("loading rank {} of the layout {}: its ranks are 0 to {}", rank,
-                                                   to_string(layout), layout.ranks() - 1));
+      throw Error(ErrorKind::invalid_argument, fmt::format("loading rank {} of the layout {}: its ranks are 0 to {}",
+                                                           rank, to_string(layout), layout.ranks() - 1));
     const auto file = static_cast<std::size_t>(rank);
     const Request request{.path = path,
                           .plan = plan,
-                          .from = options.from,
-                          .to = layout,
+                          .source_layout = options.source_layout,
+                          .target_layout = layout,
                           .to_plan = options.to_plan,
-                          .base = options.base,
-                          .foreign = {options.at, options.shards}};
-    if (is_alone && options.to_plan.empty() && contents_of(path, request.foreign).has_ranks()) {
-      const auto shards = std::make_shared<ShardSet>(path, 0, 1, workspace::StateChoice(), request.foreign);
+                          .base_model = options.base_model,
+                          .thirdparty = {options.key, options.file_pattern}};
+    if (is_alone && options.to_plan.empty() && contents_of(path, request.thirdparty).has_ranks()) {
+      const auto shards = std::make_shared<ShardSet>(path, 0, 1, workspace::StateChoice(), request.thirdparty);
       ExportJob job = plan_job(request, *shards, shards->listings());
       mine_ = merged_of(shards, job, std::move(job.outputs.files[file].tensors));
       return;
@@ -289,7 +290,7 @@ class RankPart {
   }
 
   /// `all` has the parts of every rank of the group. Collective, as SharedRead::run().
-  std::vector<NamedTensor> read_with(group::Group& group, std::span<const Agreed> all,
+  std::vector<NamedTensor> read_with(group::BaseGroup& group, std::span<const Agreed> all,
                                      ProgressCounter& progress) const {
     std::vector<NamedTensor> tensors = allocate();
     std::vector<std::vector<const MergedTensor*>> wanted(all.size());
@@ -369,7 +370,7 @@ class RankPart {
   std::unique_ptr<MergedTensors> mine_;  // tensors of this rank
 };
 
-void check_agreed(const SyncGroup& group, std::span<const Agreed> all) {
+void check_agreed(const Group& group, std::span<const Agreed> all) {
   for (int rank = 1; rank < group.size(); ++rank) {
     const Agreed& other = all[static_cast<std::size_t>(rank)];
     if (other.low == all[0].low && other.high == all[0].high) continue;
@@ -382,17 +383,17 @@ void check_agreed(const SyncGroup& group, std::span<const Agreed> all) {
 
 }  // namespace
 
-std::vector<NamedTensor> load_shard(const std::string& model_dir, const std::string& plan, const ParallelLayout& layout,
-                                    int rank, const LoadShardOptions& options) {
+std::vector<NamedTensor> load_shard(const std::string& model_dir, const ParallelLayout& layout, int rank,
+                                    const std::string& plan, const LoadShardOptions& options) {
   const RankPart part(model_dir, plan, layout, rank, options, true);
   ProgressCounter progress(options.progress, part.bytes(), options.stop);
   return part.read_alone(progress);
 }
 
-std::vector<NamedTensor> load_shard(const std::string& model_dir, const std::string& plan, const ParallelLayout& layout,
-                                    int rank, SyncGroup& group, const LoadShardOptions& options) {
+std::vector<NamedTensor> load_shard(const std::string& model_dir, const ParallelLayout& layout, int rank,
+                                    const std::string& plan, Group& group, const LoadShardOptions& options) {
   const group::Use use(group);
-  group::Group& inside = group::inside(group);
+  group::BaseGroup& inside = group::inside(group);
   trace::Span span(trace::Kind::phase, "load_shard");
   const FailOnStop on_stop = fail_on_stop(group, options.stop);
   std::optional<RankPart> part;
@@ -407,7 +408,7 @@ std::vector<NamedTensor> load_shard(const std::string& model_dir, const std::str
     if (options.progress) options.progress(so_far);
   };
   ProgressCounter progress(told, part->bytes(), options.stop);
-  const std::shared_ptr<group::Group> loading = inside.companion({.phase = "load: beginning"});
+  const std::shared_ptr<group::BaseGroup> loading = inside.companion({.phase = "load: beginning"});
   std::vector<NamedTensor> tensors;
   agree_on(inside, *loading, "load: reading",
            [&] { tensors = group.size() > 1 ? part->read_with(*loading, all, progress) : part->read_alone(progress); });

@@ -17,12 +17,12 @@ namespace muster {
 struct Request {
   std::string path = {};  ///< a model, shards, a workspace or a third-party checkpoint
   std::string plan = {};  ///< reads the source; empty: as the source names it, or none if it is self-describing
-  std::optional<ParallelLayout> from = {};  ///< the layout of the source, if its files do not record it
-  std::optional<ParallelLayout> to = {};    ///< the layout of the resulting shards; empty: one checkpoint
-  std::string to_plan = {};                 ///< splits the shards; empty: as in ExportOptions::to_plan
-  std::string base = {};                    ///< a model's directory, as in ExportOptions
-  workspace::StateChoice states = {};       ///< selects states of a workspace
-  thirdparty::Choice foreign = {};          ///< for a third-party checkpoint
+  std::optional<ParallelLayout> source_layout = {};  ///< the layout of the source, if its files do not record it
+  std::optional<ParallelLayout> target_layout = {};  ///< the layout of the resulting shards; empty: one checkpoint
+  std::string to_plan = {};                          ///< splits the shards; empty: as in ExportOptions::to_plan
+  std::string base_model = {};                       ///< a model's directory, as in ExportOptions
+  workspace::StateChoice states = {};                ///< selects states of a workspace
+  thirdparty::Choice thirdparty = {};                ///< for a third-party checkpoint
   std::string select = {};
   std::string exclude = {};
   std::optional<DType> dtype = {};

@@ -13,9 +13,9 @@
 #include <vector>
 #include "muster/error.hpp"
 #include "muster/export.hpp"
+#include "muster/group.hpp"
 #include "muster/model_dir.hpp"
 #include "muster/state_file.hpp"
-#include "muster/sync_group.hpp"
 #include "src/base/escaped.hpp"
 #include "src/checkpoint/assembly/agreement.hpp"
 #include "src/checkpoint/assembly/assembly.hpp"
@@ -59,7 +59,7 @@ ShardJob::ShardJob(const Request& request, const std::string& carry, bool side_b
 
 ShardJob::Opened ShardJob::opened(Request request, const std::string& carry, bool side_by_side) {
   // For a whole model, the given plan is the one that cuts it.
-  if (request.to_plan.empty() && !contents_of(request.path, request.foreign).has_ranks()) {
+  if (request.to_plan.empty() && !contents_of(request.path, request.thirdparty).has_ranks()) {
     request.to_plan = request.plan.empty() ? "auto" : request.plan;
     request.plan.clear();
   }
@@ -75,7 +75,7 @@ ShardJob::ShardJob(ModelSource from, const Request& request)
       carried(std::move(from.carried)),
       carried_from(std::move(from.carried_from)) {
   report.notes = std::move(from.notes);
-  const ParallelLayout& layout = *request.to;
+  const ParallelLayout& layout = *request.target_layout;
   std::vector<NamedSpec> tensors;
   for (const TensorEntry& entry : source->tensors()) {
     tensors.push_back({entry.name, {entry.dtype, entry.shape}});
@@ -107,8 +107,8 @@ std::unique_ptr<MergedTensors> merged_of(std::shared_ptr<const TensorSource> sha
 ModelSource open_model(Request request, const std::string& carry, bool side_by_side) {
   request.max_shard_size = UINT64_MAX;  // a single file for everything
   request.is_cut = true;
-  request.to.reset();
-  const auto shards = std::make_shared<ShardSet>(request.path, 0, 1, request.states, request.foreign);
+  request.target_layout.reset();
+  const auto shards = std::make_shared<ShardSet>(request.path, 0, 1, request.states, request.thirdparty);
   ExportJob job = plan_job(request, *shards, shards->listings());
   ModelSource model;
   std::vector<MergedTensor> tensors = std::move(job.outputs.files.front().tensors);
@@ -122,8 +122,8 @@ ModelSource open_model(Request request, const std::string& carry, bool side_by_s
   model.tensors = is_unchanged ? source : merged_of(source, job, std::move(tensors));
   model.config = std::move(job.config);
   model.metadata = shards->metadata();
-  model.carried = request.base.empty() ? shards->carried(carry) : carried_files(request.base, carry);
-  model.carried_from = request.base.empty() ? request.path : request.base;
+  model.carried = request.base_model.empty() ? shards->carried(carry) : extra_files_of(request.base_model, carry);
+  model.carried_from = request.base_model.empty() ? request.path : request.base_model;
   model.notes = std::move(job.account.notes);
   if (!is_whole) model.plan = std::move(job.plan);
   model.set = shards->listings().front().set;
@@ -184,11 +184,10 @@ void write_files(ShardJob& job, const std::string& out, const ParallelLayout& la
   const auto files_at_once = static_cast<std::uint32_t>(std::min(layout.tensor * layout.expert, most_files_at_once));
   // A power of two, so that windows begin and end at element boundaries.
   const std::uint64_t window_bytes = shard_window_bytes / std::bit_ceil(files_at_once);
-  AssemblyPlan assembly =
-      plan_assembly(job.outputs.files, job.outputs.equal, ranks, {1, Writers::owners, window_bytes});
+  AssemblyPlan assembly = plan_assembly(job.outputs.files, job.outputs.equal, ranks, {1, Writers::all, window_bytes});
   order_steps(assembly.processes.front().steps, job, files_at_once);
-  OutputDirectory output(out, {options.force, options.abandoned_after});
-  const std::shared_ptr<SyncGroup> group = single_group();
+  OutputDirectory output(out, {options.force, options.stale_after});
+  const std::shared_ptr<Group> group = single_group();
   const FailOnStop on_stop = fail_on_stop(*group, options.stop);
   ProcessWork& work = assembly.processes.front();
   for (const FilePlan& file : assembly.files) work.targets.push_back(grow_file(output.partial(), file));
@@ -203,8 +202,8 @@ void write_files(ShardJob& job, const std::string& out, const ParallelLayout& la
         finish_file(assembly.files[file], work.targets[file]);
       },
       progress);
-  copy_carried_files(job.carried_from, output.partial(), job.carried.names, [&] { go_on(*group); });
-  job.report.left = std::move(job.carried.left);
+  copy_extra_files(job.carried_from, output.partial(), job.carried.names, [&] { go_on(*group); });
+  job.report.skipped = std::move(job.carried.skipped);
   output.commit();
 }
 
@@ -218,7 +217,7 @@ void check_carried_files(const std::string& from, const std::string& to, std::sp
     const auto there = os::MappedFile::open(target);
     if (std::ranges::equal(mine->bytes(), there->bytes())) continue;
     throw Error(
-        ErrorKind::argument,
+        ErrorKind::invalid_argument,
         fmt::format("sharding into the workspace {}: it has another {}; --force replaces it, or take a workspace "
                     "of its own",
                     in_quotes(to), in_quotes(name)),
@@ -230,12 +229,12 @@ void check_carried_files(const std::string& from, const std::string& to, std::sp
 //
 //  1. Files other than weights are compared with those of the same names in the workspace.
 //  2. Each rank's state is written under a temporary name, one rank after the other, and renamed when it is complete.
-//     The job's number is new, and no generation is common until all states exist, so no reader uses an incomplete set.
+//     The job's number is new, and no step is common until all states exist, so no reader uses an incomplete set.
 //  3. The other files are copied. If anything fails before that, the states that already have their names are removed.
 void write_states(ShardJob& job, const std::string& path, const ShardOptions& options) {
   const std::string workspace = workspace::prepare_workspace(path).path;
   if (!options.force) check_carried_files(job.carried_from, workspace, job.carried.names);
-  SyncGroup::Nonce nonce{};
+  Group::Nonce nonce{};
   os::random_bytes(nonce);
   job.report.job = workspace::job_text(nonce);
   ProgressCounter progress(options.progress, job.report.bytes_written, options.stop);
@@ -251,7 +250,7 @@ void write_states(ShardJob& job, const std::string& path, const ShardOptions& op
                                                      .job = job.report.job,
                                                      .rank = rank,
                                                      .world_size = world_size,
-                                                     .generation = 1});
+                                                     .step = 1});
       const StateFileOptions state{.info = {nonce, 1, rank, world_size},
                                    .zstd_level = options.zstd_level,
                                    .temporary = workspace::growing_name()};
@@ -264,43 +263,44 @@ void write_states(ShardJob& job, const std::string& path, const ShardOptions& op
       std::error_code error;
       if (!std::filesystem::exists(join_path(workspace, name), error)) made.push_back(join_path(workspace, name));
     }
-    copy_carried_files(job.carried_from, workspace, job.carried.names, [&] { progress.add(0); });
+    copy_extra_files(job.carried_from, workspace, job.carried.names, [&] { progress.add(0); });
   } catch (...) {
     std::error_code error;
     for (const std::string& file : made) std::filesystem::remove(file, error);
     throw;
   }
-  job.report.left = std::move(job.carried.left);
+  job.report.skipped = std::move(job.carried.skipped);
 }
 
 }  // namespace
 
-ShardReport shard_model(const std::string& model_dir, const std::string& out, const std::string& plan_name,
-                        const ParallelLayout& layout, const ShardOptions& options) {
+ShardReport shard_model(const std::string& model_dir, const std::string& out, const ParallelLayout& layout,
+                        const std::string& plan_name, const ShardOptions& options) {
   const auto begin = std::chrono::steady_clock::now();
   if (!options.dry_run) check_not_source(model_dir, out);
-  if (!options.dry_run && !options.base.empty()) check_not_source(options.base, out);
+  if (!options.dry_run && !options.base_model.empty()) check_not_source(options.base_model, out);
   if (!options.to_workspace) {
     if (options.zstd_level)
-      throw Error(ErrorKind::argument, "safetensors files are not compressed; the states of a workspace can be");
+      throw Error(ErrorKind::invalid_argument,
+                  "safetensors files are not compressed; the states of a workspace can be");
     if (!options.dry_run) check_output(out, {options.force, {}});
   }
   const Request request{.path = model_dir,
                         .plan = plan_name,
-                        .from = options.from,
-                        .to = layout,
+                        .source_layout = options.source_layout,
+                        .target_layout = layout,
                         .to_plan = options.to_plan,
-                        .base = options.base,
-                        .states = {{}, options.generation, options.job},
-                        .foreign = {options.at, options.shards}};
-  if (options.to_plan.empty() && contents_of(model_dir, request.foreign).has_ranks())
-    throw Error(ErrorKind::argument,
+                        .base_model = options.base_model,
+                        .states = {{}, options.step, options.job_id},
+                        .thirdparty = {options.key, options.file_pattern}};
+  if (options.to_plan.empty() && contents_of(model_dir, request.thirdparty).has_ranks())
+    throw Error(ErrorKind::invalid_argument,
                 fmt::format("{} has the tensors of {} ranks and is not a model: muster export {} --plan {} --ranks {} "
                             "--out DIR cuts them "
                             "anew",
                             in_quotes(model_dir), count_shards(model_dir), model_dir, plan_name, to_string(layout)),
                 {.path = model_dir});
-  ShardJob job(request, options.carry, !options.to_workspace);
+  ShardJob job(request, options.extra_files, !options.to_workspace);
   if (options.to_workspace && !options.dry_run) write_states(job, out, options);
   if (!options.to_workspace && !options.dry_run) write_files(job, out, layout, options);
   job.report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

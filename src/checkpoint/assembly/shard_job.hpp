@@ -25,7 +25,7 @@ struct ModelSource {
   std::shared_ptr<const TensorSource> tensors = {};
   std::optional<Config> config = {};
   Metadata metadata = {};
-  CarriedFiles carried = {};
+  ExtraFiles carried = {};
   std::string carried_from = {};  ///< the directory of the tensors
   std::vector<std::string> notes = {};
   std::optional<MergePlan> plan = {};  ///< the plan that merged it; nullopt if it was whole
@@ -56,7 +56,7 @@ struct ShardJob {
   /// Plans with views only, otherwise null: the source, and the parts of the model from which it is made.
   std::shared_ptr<const ViewedTensors> viewed;
   std::shared_ptr<const MergedTensors> cut;
-  CarriedFiles carried;
+  ExtraFiles carried;
   std::string carried_from;
   ShardReport report;
 

@@ -127,8 +127,8 @@ ParallelLayout layout_of(const std::vector<ShardListing>& listings, const std::o
                   {.rank = listing.rank});
   if (given) {
     if (given->ranks() != count)
-      throw Error(ErrorKind::argument, fmt::format("the layout {} is for {} ranks, and there are {} shards",
-                                                   to_string(*given), given->ranks(), count));
+      throw Error(ErrorKind::invalid_argument, fmt::format("the layout {} is for {} ranks, and there are {} shards",
+                                                           to_string(*given), given->ranks(), count));
     return *given;
   }
   const std::optional<ParallelLayout> said = layout_said(listings.front());
@@ -153,7 +153,7 @@ MergePlan plan_of(const std::vector<ShardListing>& listings, const std::string& 
                   {.rank = listing.rank});
   if (given.empty()) {
     if (said.text.empty())
-      throw Error(ErrorKind::argument,
+      throw Error(ErrorKind::invalid_argument,
                   "the shards do not say by which plan they were cut; name one with --plan: auto, a built-in plan's "
                   "name or a file");
     return MergePlan::parse(said.text, said.name, model_config);
@@ -222,9 +222,9 @@ TensorDetail FileTensors::detail(std::size_t tensor) const {
 }
 
 std::optional<Config> config_of(const Request& request) {
-  std::optional<Config> config = read_model_config(request.base.empty() ? request.path : request.base);
-  if (!request.base.empty() && !config)
-    throw file_error(ErrorKind::not_found, "taking the model from", request.base, "it has no config.json");
+  std::optional<Config> config = read_model_config(request.base_model.empty() ? request.path : request.base_model);
+  if (!request.base_model.empty() && !config)
+    throw file_error(ErrorKind::not_found, "taking the model from", request.base_model, "it has no config.json");
   return config;
 }
 
@@ -271,7 +271,7 @@ ShardSet::ShardSet(const std::string& directory, int process, int processes, con
     count_ = 1;
   } else if (std::error_code error; std::filesystem::is_regular_file(directory, error)) {
     const std::string_view advice = formats::advice_about(formats::kind_of_file(os::ReadableFile::open(directory)));
-    throw file_error(ErrorKind::argument, "reading", directory,
+    throw file_error(ErrorKind::invalid_argument, "reading", directory,
                      advice.empty() ? "it is no model; muster convert makes a safetensors file of an HDF5 file"
                                     : fmt::format("it is no model but {}", advice));
   } else {
@@ -281,16 +281,17 @@ ShardSet::ShardSet(const std::string& directory, int process, int processes, con
   for (const std::string& note : omission_notes(omissions())) notes_.push_back(note);
 }
 
-CarriedFiles ShardSet::carried(const std::string& carry) const {
-  CarriedFiles carried = carried_files(path_, carry);
+ExtraFiles ShardSet::carried(const std::string& carry) const {
+  ExtraFiles carried = extra_files_of(path_, carry);
   if (foreign_ && foreign_->config && std::erase(carried.names, "config.json") != 0)
-    carried.left.push_back({"config.json",
-                            "it is TensorRT-LLM's, and programs that load the result cannot read it; --base MODEL_DIR "
-                            "takes that of the model"});
+    carried.skipped.push_back(
+        {"config.json",
+         "it is TensorRT-LLM's, and programs that load the result cannot read it; --base MODEL_DIR "
+         "takes that of the model"});
   if (!foreign_ || !carry.empty()) return carried;
   std::erase_if(carried.names, [&](const std::string& name) {
     if (belongs_to_checkpoint(name) == Belongs::beside) return false;
-    carried.left.push_back({name, "no config, tokenizer or description of a model"});
+    carried.skipped.push_back({name, "no config, tokenizer or description of a model"});
     return true;
   });
   // Parts of the checkpoint itself are not omissions, because they have been read.
@@ -303,15 +304,15 @@ CarriedFiles ShardSet::carried(const std::string& carry) const {
     for (const std::string& file : rank) add_part(join_path(foreign_->path, file));
   for (const auto& tensors : parted_)
     for (const std::string& path : tensors->paths()) add_part(path);
-  std::erase_if(carried.left, [&](const Omission& left) { return parts.contains(left.name); });
-  std::ranges::sort(carried.left, {}, &Omission::name);
+  std::erase_if(carried.skipped, [&](const Omission& left) { return parts.contains(left.name); });
+  std::ranges::sort(carried.skipped, {}, &Omission::name);
   return carried;
 }
 
 ModelFacts ShardSet::facts(const Request& request, std::vector<std::string>& notes) const {
   ModelFacts facts;
   // Another program's config.json is not in the format that Hugging Face's readers load.
-  if (!request.base.empty() || !foreign_ || !foreign_->config) facts.config = config_of(request);
+  if (!request.base_model.empty() || !foreign_ || !foreign_->config) facts.config = config_of(request);
   facts.is_own = facts.config.has_value();
   if (!foreign_) return facts;
   if (!facts.is_own) facts.config = thirdparty::saved_config(*foreign_, notes);
@@ -396,7 +397,7 @@ void ShardSet::open_states(const std::string& workspace, int process, int proces
     // A config that the user stored does not belong to a checkpoint's metadata.
     metadata.erase(std::string(config_metadata_key));
     add(file);
-    list(file, metadata, rank, fmt::format("job {}, generation {}", chosen.job, state.generation));
+    list(file, metadata, rank, fmt::format("job {}, step {}", chosen.job, state.step));
   }
 }
 

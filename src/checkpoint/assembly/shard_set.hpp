@@ -43,7 +43,7 @@ struct ShardListing {
   std::vector<NamedSpec> tensors = {};
   std::optional<ShardFacts> facts = {};       ///< as recorded in the shard
   std::string identity = {};                  ///< distinguishes the file from others and from its own older versions
-  std::string set = {};                       ///< workspace only: the job and the generation, the same for all ranks
+  std::string set = {};                       ///< workspace only: the job and the step, the same for all ranks
   std::optional<ParallelLayout> layout = {};  ///< derived from file names if the shard has none
 };
 RankTensors to_rank_tensors(ShardListing listing);
@@ -53,13 +53,13 @@ Config to_config(const ShardListing& listing);
 ShardListing listing_from_config(const Config& config);
 
 /// Returns the layout of all ranks' shards: `given`, or else the recorded one, or else tensor parallelism alone. Throws
-/// Error(argument) if `given` has another number of ranks, and Error(rank_mismatch) if the shards record different
-/// layouts.
+/// Error(invalid_argument) if `given` has another number of ranks, and Error(rank_mismatch) if the shards record
+/// different layouts.
 ParallelLayout layout_of(const std::vector<ShardListing>& listings, const std::optional<ParallelLayout>& given);
 
 /// Returns the plan for the merge: `given` (as MergePlan::load takes it), or else the recorded one. Adds a note if both
-/// exist and differ. Throws Error(rank_mismatch) if the shards record different plans, Error(argument) if there is no
-/// plan, and as MergePlan::load.
+/// exist and differ. Throws Error(rank_mismatch) if the shards record different plans, Error(invalid_argument) if there
+/// is no plan, and as MergePlan::load.
 MergePlan plan_of(const std::vector<ShardListing>& listings, const std::string& given, const Config* model_config,
                   std::vector<std::string>& notes);
 
@@ -139,9 +139,9 @@ class ShardSet : public FileTensors {
   [[nodiscard]] const std::vector<ShardListing>& listings() const noexcept { return listings_; }
   /// The metadata of the first shard, without the facts of shards.
   [[nodiscard]] const Metadata& metadata() const noexcept { return metadata_; }
-  /// Returns the files beside the weights that are copied: carried_files() of the directory. For a foreign checkpoint
+  /// Returns the files beside the weights that are copied: extra_files_of() of the directory. For a foreign checkpoint
   /// these are only configs and tokenizers, unless `carry` names others; if it is one file, the list is empty.
-  [[nodiscard]] CarriedFiles carried(const std::string& carry) const;
+  [[nodiscard]] ExtraFiles carried(const std::string& carry) const;
   /// Returns the config.json for the request's plans: that of its base, or the one beside the tensors. If that is not
   /// in Hugging Face's format, returns the sizes that a checkpoint of another program has saved, under Hugging Face's
   /// names; a note names their source. Throws as config_of.

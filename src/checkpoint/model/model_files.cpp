@@ -96,10 +96,10 @@ class Carrying {
     read_modules(directory);
     walk(directory, "", 0);
     std::ranges::sort(found_.names);
-    std::ranges::sort(found_.left, {}, &Omission::name);
+    std::ranges::sort(found_.skipped, {}, &Omission::name);
   }
 
-  CarriedFiles found() && { return std::move(found_); }
+  ExtraFiles found() && { return std::move(found_); }
 
  private:
   /// Reads the folders of a model of sentence-transformers, each of which has weights of its own; modules.json names
@@ -135,7 +135,7 @@ class Carrying {
 
   void walk(const std::string& directory, const std::string& below, int depth) {
     if (depth > deepest_folder)
-      throw file_error(ErrorKind::argument, "reading the directory", directory,
+      throw file_error(ErrorKind::invalid_argument, "reading the directory", directory,
                        fmt::format("folders more than {} deep", deepest_folder));
     const bool is_other = is_other_model(directory, below);
     for (const fs::directory_entry& entry : entries_of(directory)) {
@@ -160,7 +160,7 @@ class Carrying {
       if (reason.empty())
         found_.names.push_back(below + name);
       else
-        found_.left.push_back({below + name, std::move(reason)});
+        found_.skipped.push_back({below + name, std::move(reason)});
     }
   }
 
@@ -187,7 +187,7 @@ class Carrying {
   std::vector<TensorPattern> globs_;
   std::vector<fs::path> inside_;
   std::vector<std::string> modules_;  // with a trailing slash
-  CarriedFiles found_;
+  ExtraFiles found_;
 };
 
 /// Assigns tensors to files of at most `limit` bytes; a larger tensor has a file of its own. Returns the tensors of
@@ -316,7 +316,7 @@ std::string_view model_stem(const std::string& directory) {
   return is_adapter ? model_stems[2] : model_stems[0];
 }
 
-ShardLayout plan_shards(std::span<const TensorEntry> entries, std::uint64_t max_shard_size, std::string_view stem) {
+FileLayout split_into_files(std::span<const TensorEntry> entries, std::uint64_t max_shard_size, std::string_view stem) {
   std::vector<std::uint64_t> sizes;
   std::uint64_t total = 0;
   for (const TensorEntry& entry : entries) {
@@ -335,18 +335,19 @@ ShardLayout plan_shards(std::span<const TensorEntry> entries, std::uint64_t max_
     else
       low = middle + 1;
   }
-  ShardLayout layout;
+  FileLayout layout;
   for (std::vector<std::size_t>& tensors : fill_files(sizes, high)) layout.files.push_back({{}, std::move(tensors)});
   for (std::size_t i = 0; i < layout.files.size(); ++i)
     layout.files[i].name = layout.files.size() == 1 ? fmt::format("{}.safetensors", stem)
                                                     : numbered_name(stem, i + 1, layout.files.size());
   // Sorted by name, as Hugging Face's libraries write it.
   std::map<std::string_view, const std::string*> weights;
-  for (const ShardFile& file : layout.files) {
+  for (const CheckpointFile& file : layout.files) {
     for (const std::size_t i : file.tensors) {
       if (!weights.emplace(entries[i].name, &file.name).second)
-        throw Error(ErrorKind::argument, fmt::format("planning the files of a model: two tensors have the name {}",
-                                                     in_quotes(entries[i].name)));
+        throw Error(
+            ErrorKind::invalid_argument,
+            fmt::format("planning the files of a model: two tensors have the name {}", in_quotes(entries[i].name)));
     }
   }
   if (layout.files.size() == 1) return layout;
@@ -377,14 +378,14 @@ std::optional<Config> read_model_config(const std::string& directory) {
   });
 }
 
-CarriedFiles carried_files(const std::string& directory, const std::string& carry) {
+ExtraFiles extra_files_of(const std::string& directory, const std::string& carry) {
   std::error_code error;
   if (fs::is_regular_file(directory, error)) return {};
   return Carrying(directory, carry).found();
 }
 
-void copy_carried_files(const std::string& from, const std::string& to, std::span<const std::string> names,
-                        const std::function<void()>& between) {
+void copy_extra_files(const std::string& from, const std::string& to, std::span<const std::string> names,
+                      const std::function<void()>& between) {
   const auto buffer = std::make_unique_for_overwrite<std::byte[]>(copy_piece);
   for (const std::string& name : names) {
     const os::ReadableFile source = os::ReadableFile::open(join_path(from, name));

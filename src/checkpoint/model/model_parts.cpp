@@ -127,7 +127,7 @@ std::string words_of_part(const std::string& path, const std::map<std::string, s
 
 void refuse_part(const std::string& path, const std::map<std::string, std::string>& metadata) {
   if (const std::string part = words_of_part(path, metadata); !part.empty())
-    throw file_error(ErrorKind::argument, "reading", path,
+    throw file_error(ErrorKind::invalid_argument, "reading", path,
                      fmt::format("it is {}, not a model; name the directory that has all of it", part));
 }
 

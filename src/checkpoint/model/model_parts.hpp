@@ -13,7 +13,7 @@ namespace muster {
 /// inspected, but is not a model.
 std::string words_of_part(const std::string& path, const std::map<std::string, std::string>& metadata = {});
 
-/// Throws Error(argument) with the remedy if the file is one part of a checkpoint.
+/// Throws Error(invalid_argument) with the remedy if the file is one part of a checkpoint.
 void refuse_part(const std::string& path, const std::map<std::string, std::string>& metadata = {});
 
 /// Searches the directory for checkpoints, and returns the end of an error message that names them: "; below it \"a/b\"

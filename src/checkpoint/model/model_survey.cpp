@@ -95,7 +95,7 @@ class FileChoice {
       if (survey_.index == usual)
         leave_out(other, "an index of another model");
       else
-        refuse(ErrorKind::argument, Defect::twice, other, "",
+        refuse(ErrorKind::invalid_argument, Defect::duplicate, other, "",
                fmt::format("{} and {} are both an index; move one away", in_quotes(survey_.index), in_quotes(other)));
     }
   }
@@ -165,13 +165,13 @@ class FileChoice {
       if (set != sets.end()) {
         set->second[numbered->count].numbers.insert(numbered->number);
         set->second[numbered->count].first = *numbered;
-        refuse_index(ErrorKind::corrupt, Defect::unindexed, name, "",
+        refuse_index(ErrorKind::corrupt, Defect::not_indexed, name, "",
                      fmt::format("it does not name {}, a file of the same set; copy the index again, or move the file "
                                  "away if it is of another model",
                                  in_quotes(name)));
       } else if (name == stem + std::string(naming_.ending)) {
         refuse_index(
-            ErrorKind::argument, Defect::unindexed, name, "",
+            ErrorKind::invalid_argument, Defect::not_indexed, name, "",
             fmt::format("it does not name {}, so the directory has two models; move one away", in_quotes(name)));
       } else if (!parse_shard_file_name(name)) {
         leave_out(name, fmt::format("weights that {} does not name", in_quotes(survey_.index)));
@@ -193,14 +193,14 @@ class FileChoice {
     if (by_count.size() > 1) {
       std::vector<std::string> names;
       for (const auto& [count, set] : by_count) names.push_back(in_quotes(set.first.with(*set.numbers.begin())));
-      refuse(ErrorKind::argument, Defect::numbering,
+      refuse(ErrorKind::invalid_argument, Defect::numbering,
              by_count.begin()->second.first.with(*by_count.begin()->second.numbers.begin()), "",
              fmt::format("files of sets of different sizes: {}; move all but one set away", fmt::join(names, ", ")));
     }
     for (const auto& [count, set] : by_count) {
       for (const std::uint64_t number : set.numbers)
         if (number > count)
-          refuse(ErrorKind::argument, Defect::numbering, set.first.with(number), "",
+          refuse(ErrorKind::invalid_argument, Defect::numbering, set.first.with(number), "",
                  fmt::format("the number of {} is not from 1 to {}; copy the file under its own name",
                              in_quotes(set.first.with(number)), count));
       for (const auto& [begin, end] : holes_of(set)) {
@@ -262,7 +262,7 @@ class FileChoice {
     } else if (!sets.empty() || !models.empty()) {
       for (const auto& [key, by_count] : sets) models.push_back(key.first + "-*" + key.second);
       const std::size_t count = models.size();
-      refuse(ErrorKind::argument, Defect::unindexed, models[1], "",
+      refuse(ErrorKind::invalid_argument, Defect::not_indexed, models[1], "",
              fmt::format(
                  "{} different models and no index, {} and {}: the directory does not show which is meant; name one "
                  "file, move the others away, or, if ranks have written them, give their files by a pattern "
@@ -283,7 +283,7 @@ class FileChoice {
       if (name == single || parse_shard_file_name(name)) continue;
       const auto numbered = parse_numbered_name(name);
       if (numbered && numbered->prefix == prefix && numbered->ending == naming_.ending)
-        refuse(ErrorKind::argument, Defect::unindexed, name, "",
+        refuse(ErrorKind::invalid_argument, Defect::not_indexed, name, "",
                fmt::format("{} and {} are two models in one directory; move one away", in_quotes(single),
                            in_quotes(name)));
       else
@@ -306,10 +306,10 @@ class FileChoice {
         std::ranges::find_if(weights_, [](const std::string& name) { return parse_shard_file_name(name).has_value(); });
     if (shard == weights_.end() || std::ranges::binary_search(survey_.names, *shard)) return;
     if (survey_.names.empty() && survey_.findings.empty())
-      refuse(ErrorKind::argument, Defect::numbering, *shard, "",
+      refuse(ErrorKind::invalid_argument, Defect::numbering, *shard, "",
              "it has the shards of ranks, not a model; muster export makes one of them, or name one file");
     else
-      refuse(ErrorKind::argument, Defect::twice, *shard, "",
+      refuse(ErrorKind::invalid_argument, Defect::duplicate, *shard, "",
              fmt::format("a model and the shards of ranks ({}) are two checkpoints in one directory; move one away",
                          in_quotes(*shard)));
   }
@@ -349,7 +349,7 @@ void check_config(ModelSurvey& survey) {
         tensors.push_back({entry.name, {entry.dtype, entry.shape}});
     check_against_config(MergePlan::parse(any_plan, "any", &*config), tensors);
   } catch (const Error& error) {
-    survey.add(Severity::flaw, error.kind(), Defect::disagree, "config.json", "", error.what());
+    survey.add(Severity::flaw, error.kind(), Defect::mismatch, "config.json", "", error.what());
   }
 }
 
@@ -366,14 +366,14 @@ void refuse_findings(const Findings& findings, const std::string& directory) {
   if (first == nullptr) return;
   throw file_error(first->kind, "reading", directory,
                    count == 1
-                       ? first->problem.words
-                       : fmt::format("{} (and {} more: muster verify lists all)", first->problem.words, count - 1));
+                       ? first->problem.message
+                       : fmt::format("{} (and {} more: muster verify lists all)", first->problem.message, count - 1));
 }
 
 std::vector<std::string> notes_of(const Findings& findings) {
   std::vector<std::string> notes;
   for (const Finding& finding : findings)
-    if (finding.severity == Severity::flaw) notes.push_back(finding.problem.words);
+    if (finding.severity == Severity::flaw) notes.push_back(finding.problem.message);
   return notes;
 }
 
@@ -396,7 +396,7 @@ void TensorPlaces::add(ModelSurvey& survey, const std::string& tensor, const std
   if (may_be_tied(tensor)) tied.push_back(size);
   const auto [other, is_new] = file_of_tensor.try_emplace(tensor, file);
   if (!is_new)
-    survey.add(Severity::refused, ErrorKind::corrupt, Defect::twice, file, tensor,
+    survey.add(Severity::refused, ErrorKind::corrupt, Defect::duplicate, file, tensor,
                fmt::format("tensor {} is stored twice, in {} and in {}; if ranks have written them, name a plan, and "
                            "their files by a pattern (--shards 'rank{{rank}}.safetensors')",
                            in_quotes(tensor), in_quotes(other->second), in_quotes(file)));
@@ -423,7 +423,7 @@ void check_tensors(ModelSurvey& survey, const TensorPlaces& places) {
   if (!survey.index.empty())
     for (const auto& [tensor, file] : places.file_of_tensor)
       if (!indexed.contains(tensor))
-        refuse_index(Defect::unindexed, file, tensor,
+        refuse_index(Defect::not_indexed, file, tensor,
                      fmt::format("it lacks tensor {}, which {} has", in_quotes(tensor), in_quotes(file)));
   if (survey.is_refused()) return;
   if (places.file_of_tensor.empty())
@@ -465,7 +465,7 @@ ModelSurvey survey_model(const std::string& directory, const std::vector<std::st
     for (const TensorEntry& entry : file.tensors()) places.add(survey, entry.name, name, entry.bytes);
     if (const std::string part = words_of_part("", file.metadata()); !part.empty())
       survey.add(
-          Severity::refused, ErrorKind::argument, Defect::disagree, name, "",
+          Severity::refused, ErrorKind::invalid_argument, Defect::mismatch, name, "",
           fmt::format("according to its metadata, {} is {}, not a model; name the directory that has all of them",
                       in_quotes(name), part));
   }
@@ -485,7 +485,7 @@ ShardSurvey survey_shards(const std::vector<std::string>& listing) {
       sets[shard->ranks].insert(shard->rank);
       survey.names.push_back(name);
     } else if (is_weight_name(name)) {
-      add(Severity::flaw, ErrorKind::argument, Defect::numbering, name,
+      add(Severity::flaw, ErrorKind::invalid_argument, Defect::numbering, name,
           fmt::format("{} is left out: it is among shards, and its name is not that of a shard", in_quotes(name)));
     }
   }
@@ -494,7 +494,7 @@ ShardSurvey survey_shards(const std::vector<std::string>& listing) {
   if (sets.size() > 1) {
     std::vector<int> sizes;
     for (const auto& [ranks, set] : sets) sizes.push_back(ranks);
-    add(Severity::refused, ErrorKind::argument, Defect::numbering,
+    add(Severity::refused, ErrorKind::invalid_argument, Defect::numbering,
         shard_file_name(*sets.begin()->second.begin(), survey.ranks),
         fmt::format("it has shards of sets of {} ranks, two sources for one model; move all but one set away",
                     fmt::join(sizes, " and of ")));

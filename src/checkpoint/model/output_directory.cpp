@@ -38,11 +38,12 @@ constexpr std::size_t most_files_named = 3;
 
 // Normalises "out/" and "out/." to "out", because siblings are named after it.
 std::string normal(const std::string& path) {
-  if (path.empty()) throw Error(ErrorKind::argument, "the output directory has no name");
+  if (path.empty()) throw Error(ErrorKind::invalid_argument, "the output directory has no name");
   fs::path clean = fs::path(path).lexically_normal();
   if (!clean.has_filename()) clean = clean.parent_path();
   if (!clean.has_filename() || clean.filename() == "." || clean.filename() == "..")
-    throw Error(ErrorKind::argument, fmt::format("the output directory cannot be {}; name a new one", in_quotes(path)));
+    throw Error(ErrorKind::invalid_argument,
+                fmt::format("the output directory cannot be {}; name a new one", in_quotes(path)));
   return clean.string();
 }
 
@@ -91,7 +92,7 @@ bool is_of_weights(const std::string& name) {
 // changed since.
 void check_replaceable(const std::string& out) {
   const auto refuse = [&](const std::string& words) {
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 fmt::format("{} is not replaced, not even with --force: {}", in_quotes(out), words), {.path = out});
   };
   const auto status = os::file_status(out);
@@ -190,7 +191,7 @@ bool is_nobodys(const os::Unfinished& one, const OutputChoice& choice, std::chro
   if (one.writer.pid == 0) return true;
   const os::Life life = os::life_of(one.writer);
   if (life != os::Life::unknown) return life == os::Life::dead;
-  if (choice.abandoned_after && now - newest_change(one.path) >= *choice.abandoned_after) return true;
+  if (choice.stale_after && now - newest_change(one.path) >= *choice.stale_after) return true;
   log(LogLevel::warning,
       fmt::format("{} belongs to a process of host {} (pid {}), of which nothing can be known from here; if that has "
                   "ended, {}, or say --abandoned-after",
@@ -253,7 +254,7 @@ void check_output(const std::string& path, const OutputChoice& choice) {
                      fmt::format("the directory {} is not there; make it first", in_quotes(parent)));
   if (!fs::exists(fs::symlink_status(out, error))) return;
   if (!choice.force)
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 fmt::format("{} exists already; name another directory, or replace it with --force", in_quotes(out)),
                 {.path = out});
   check_replaceable(out);
@@ -261,7 +262,7 @@ void check_output(const std::string& path, const OutputChoice& choice) {
 
 void check_not_source(const std::string& source, const std::string& out) {
   if (is_inside(source, out))
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 fmt::format("{} is read from and cannot be written to as well; name another directory", in_quotes(out)),
                 {.path = out});
 }

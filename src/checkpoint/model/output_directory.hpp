@@ -35,13 +35,13 @@ inline constexpr std::string_view written_files_name = ".muster.files.json";
 struct OutputChoice {
   bool force = false;
   /// Leftovers of processes on other hosts that have not changed for this long may be deleted.
-  std::optional<std::chrono::seconds> abandoned_after = {};
+  std::optional<std::chrono::seconds> stale_after = {};
 };
 
 class OutputDirectory {
  public:
-  /// Throws as check_output; Error(io | no_space) from the file system. `is_useful`, if given, inspects each leftover
-  /// directory; the first one that it accepts is resumed.
+  /// Throws as check_output; Error(io | out_of_space) from the file system. `is_useful`, if given, inspects each
+  /// leftover directory; the first one that it accepts is resumed.
   explicit OutputDirectory(const std::string& path, OutputChoice choice = {},
                            const std::function<bool(const std::string& partial)>& is_useful = {});
   OutputDirectory& operator=(OutputDirectory&&) = delete;
@@ -63,13 +63,14 @@ class OutputDirectory {
   bool keep_ = false;
 };
 
-/// Makes only the checks of the constructor, for programs that must fail before long work. Throws Error(argument) if
-/// `path` exists and force is off. With force, it throws if `path` has no weights, or has other files that no command
-/// of Muster wrote or that have changed since. The message names these files. Throws Error(not_found) if the parent
-/// directory is missing.
+/// Makes only the checks of the constructor, for programs that must fail before long work. Throws
+/// Error(invalid_argument) if `path` exists and force is off. With force, it throws if `path` has no weights, or has
+/// other files that no command of Muster wrote or that have changed since. The message names these files. Throws
+/// Error(not_found) if the parent directory is missing.
 void check_output(const std::string& path, const OutputChoice& choice);
 
-/// Throws Error(argument) if `out` is or contains the source directory, because --force would replace the source.
+/// Throws Error(invalid_argument) if `out` is or contains the source directory, because --force would replace the
+/// source.
 void check_not_source(const std::string& source, const std::string& out);
 
 // The journal of an unfinished export, with which a later export can resume: the finished files, and the parts that
@@ -95,11 +96,11 @@ using FinishedFiles = std::map<std::string, std::vector<WrittenPart>>;
 /// Whether a name in an output directory belongs to the journal.
 bool is_journal_name(std::string_view name) noexcept;
 
-/// Runs step 1. Throws Error(no_space | io).
+/// Runs step 1. Throws Error(out_of_space | io).
 void begin_journal(const std::string& directory, const std::string& fingerprint);
 /// Starts the journal of a later export: the lines of rank 0 are replaced with the finished files, in one step, and the
 /// lines of other ranks are deleted. If the process is killed in between, some parts are recorded twice, and duplicates
-/// are ignored. Throws Error(no_space | io).
+/// are ignored. Throws Error(out_of_space | io).
 void rewrite_journal(const std::string& directory, const FinishedFiles& finished);
 /// Runs step 4. Throws Error(io).
 void remove_journal(const std::string& directory);
@@ -109,7 +110,7 @@ class Journal {
  public:
   /// Appends to an existing file, after removing a truncated line.
   Journal(const std::string& directory, int rank);
-  /// Steps 2 and 3: the lines are durable on return. Throw Error(no_space | io).
+  /// Steps 2 and 3: the lines are durable on return. Throw Error(out_of_space | io).
   void add_parts(const std::string& file, const std::vector<WrittenPart>& parts);
   void add_finished(const std::string& file);
 

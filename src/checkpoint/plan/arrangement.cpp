@@ -17,10 +17,10 @@ namespace muster {
 namespace {
 
 [[noreturn]] void refuse_tensors(const std::string& words) {
-  throw Error(ErrorKind::argument, words);
+  throw Error(ErrorKind::invalid_argument, words);
 }
 
-using Place = ParallelLayout::Place;
+using Place = ParallelLayout::Coordinates;
 
 /// The offsets that convert the numbers of each stage (or expert rank) to the model's.
 class Offsets {
@@ -132,14 +132,14 @@ class Arranging {
     Offsets experts(plan_.experts(), layout_.expert, &Place::expert, "expert rank", "experts");
     for (int rank = 0; rank < layout_.ranks(); ++rank) {
       for (const NamedSpec& tensor : tensors_of(rank)) {
-        stages.see(layout_.place(rank), tensor.name);
-        experts.see(layout_.place(rank), tensor.name);
+        stages.see(layout_.coordinates(rank), tensor.name);
+        experts.see(layout_.coordinates(rank), tensor.name);
       }
     }
     stages.settle();
     experts.settle();
     for (int rank = 0; rank < layout_.ranks(); ++rank) {
-      const Place place = layout_.place(rank);
+      const Place place = layout_.coordinates(rank);
       const auto& tensors = tensors_of(rank);
       for (std::uint32_t index = 0; index < tensors.size(); ++index) {
         std::string name = experts.apply(place, stages.apply(place, tensors[index].name));
@@ -199,12 +199,12 @@ class Arranging {
 
   ArrangedTensor join_sources(const Found& found, const MergeRule& rule) {
     ArrangedTensor tensor{MergePlan::renamed(rule, found.name), found.name, &rule, {}, {}, {}, {}};
-    const Place first = layout_.place(found.refs.front().rank);
+    const Place first = layout_.coordinates(found.refs.front().rank);
     std::set<int> stages;
     std::set<int> experts;
     for (const SourceRef& ref : found.refs) {
-      stages.insert(layout_.place(ref.rank).pipeline);
-      experts.insert(layout_.place(ref.rank).expert);
+      stages.insert(layout_.coordinates(ref.rank).pipeline);
+      experts.insert(layout_.coordinates(ref.rank).expert);
     }
     const bool is_layer = layout_.pipeline > 1 && plan_.layers()->find(found.name);
     const bool is_expert = layout_.expert > 1 && rule.across == Axis::tensor && plan_.experts()->find(found.name);
@@ -277,8 +277,9 @@ class Arranging {
     if (to == result.tensors.end()) refuse("which no rank has, or which is left out, too");
     const std::vector<SourceRef>& refs = found_[by_name_.at(other)].refs;
     for (const SourceRef& ref : found.refs) {
-      const auto same = std::ranges::find_if(
-          refs, [&](const SourceRef& r) { return layout_.place(r.rank).tensor == layout_.place(ref.rank).tensor; });
+      const auto same = std::ranges::find_if(refs, [&](const SourceRef& r) {
+        return layout_.coordinates(r.rank).tensor == layout_.coordinates(ref.rank).tensor;
+      });
       if (same == refs.end()) refuse("of which no rank has the same part");
       if (spec(*same) != spec(ref))
         refuse(fmt::format("which is {} on rank {}, and this is {} on rank {}", to_string(spec(*same)), same->rank,

@@ -80,14 +80,14 @@ struct Arrangement {
   std::vector<std::string> notes = {};  ///< for the reader of the report
 };
 
-/// Combines the tensors of every rank of `layout`. The plan must outlive the result. Throws Error(argument |
+/// Combines the tensors of every rank of `layout`. The plan must outlive the result. Throws Error(invalid_argument |
 /// rank_mismatch) that lists at most ten of the affected names.
 Arrangement arrange(const MergePlan& plan, const ParallelLayout& layout, std::span<const RankTensors> ranks);
 
 /// Sorts "layers.2." before "layers.10.".
 bool natural_less(std::string_view a, std::string_view b);
 
-/// Throws Error(argument) if the layout needs numbers of layers or experts, and the plan does not specify their
+/// Throws Error(invalid_argument) if the layout needs numbers of layers or experts, and the plan does not specify their
 /// position in names.
 void check_numbering(const MergePlan& plan, const ParallelLayout& layout);
 /// Adds "NAME (one of N): words" to the notes unless `names` is empty.

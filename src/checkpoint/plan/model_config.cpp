@@ -185,7 +185,7 @@ class Checking {
   }
   [[noreturn]] static void refuse(const std::string& words) {
     throw Error(
-        ErrorKind::argument,
+        ErrorKind::invalid_argument,
         fmt::format("the model does not fit its config.json: {}; correct the plan, the layout or config.json", words));
   }
 

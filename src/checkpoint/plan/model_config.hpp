@@ -36,8 +36,8 @@ std::optional<std::int64_t> model_number(const Config& config, std::string_view 
 std::optional<std::int64_t> head_size(const Config& config);
 
 /// Checks a model's tensors, under the names of Hugging Face's models, against the plan's config.json: heads, hidden
-/// size, vocabulary, layers, intermediate size. Throws Error(argument) that names the tensor, the fields and the
-/// numbers. More rows of a vocabulary than in config.json are padding, and no error.
+/// size, vocabulary, layers, intermediate size. Throws Error(invalid_argument) that names the tensor, the fields and
+/// the numbers. More rows of a vocabulary than in config.json are padding, and no error.
 void check_against_config(const MergePlan& plan, std::span<const NamedSpec> model);
 
 }  // namespace muster

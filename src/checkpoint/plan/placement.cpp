@@ -28,7 +28,7 @@ class Division {
     if (numbering)
       for (const WholeTensor& whole : wholes) count = std::max(count, numbering->find(whole.origin).value_or(-1) + 1);
     if (count > 0 && count < parts)
-      throw Error(ErrorKind::argument,
+      throw Error(ErrorKind::invalid_argument,
                   fmt::format("{} {} cannot share {} {}: some would have none", parts, whose, count, what));
     small_ = count / parts;
     larger_ = count % parts;
@@ -114,7 +114,7 @@ class Cutter {
   [[nodiscard]] Cutting cut(const WholeTensor& whole, const WholeTensor* weight) const {
     const MergeRule& rule = *whole.rule;
     if (is_left_out(rule))
-      throw Error(ErrorKind::argument, "\"drop\" has no way back, so it cannot be cut for ranks; use \"same\"");
+      throw Error(ErrorKind::invalid_argument, "\"drop\" has no way back, so it cannot be cut for ranks; use \"same\"");
     const int parts = rule.across == Axis::expert ? layout_.expert : layout_.tensor;
     MergeFacts facts;
     facts.parts = parts;
@@ -150,7 +150,7 @@ class Cutter {
     const bool is_one_run = std::ranges::all_of(weights.pieces, [](const auto& pieces) { return pieces.size() <= 1; });
     if (!to_string(weight.spec.dtype).starts_with("F8") || !is_one_run)
       throw Error(
-          ErrorKind::argument,
+          ErrorKind::invalid_argument,
           fmt::format("{} ranks would get {} of its weight's {} elements each, which cuts through its blocks of "
                       "{}; cut for fewer ranks, or for as many as divide the blocks, or dequantise the model",
                       scale.parts, weights.part_units, weights.whole_units, block));
@@ -185,7 +185,7 @@ void check_layout(const MergePlan& plan, const ParallelLayout& layout) {
   });
   const auto heads = model_number(plan.model_config(), "num_attention_heads");
   if (has_heads && heads && layout.tensor > *heads)
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 fmt::format("the layout {} has {} tensor-parallel ranks, and the model has {} attention heads; take at "
                             "most as many ranks",
                             to_string(layout), layout.tensor, *heads));
@@ -259,7 +259,7 @@ std::vector<WholeTensor> wholes_of(const MergePlan& plan, std::span<const NamedS
     else
       unmatched.push_back(tensor.name);
   }
-  if (!unmatched.empty()) throw Error(ErrorKind::argument, no_rule_words(plan, unmatched));
+  if (!unmatched.empty()) throw Error(ErrorKind::invalid_argument, no_rule_words(plan, unmatched));
   return wholes;
 }
 
@@ -290,7 +290,7 @@ Placement place(const MergePlan& plan, const ParallelLayout& layout, std::span<c
     const auto stages = layer ? std::pair(*layer, *layer + 1) : stages_of(stage, layout.pipeline);
     const std::string name = experts.local_name(layers.local_name(whole.origin));
     for (int rank = 0; rank < layout.ranks(); ++rank) {
-      const ParallelLayout::Place at = layout.place(rank);
+      const ParallelLayout::Coordinates at = layout.coordinates(rank);
       if (at.pipeline < stages.first || at.pipeline >= stages.second || (expert && at.expert != *expert)) continue;
       if (!layer && stage == Stage::ends && at.pipeline != 0 && at.pipeline != layout.pipeline - 1) continue;
       const auto place = static_cast<std::size_t>(rank);
@@ -308,7 +308,7 @@ Placement place(const MergePlan& plan, const ParallelLayout& layout, std::span<c
 
 ParallelLayout ParallelLayout::parse(std::string_view text) {
   const auto refuse = [&](const std::string& why) {
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 fmt::format("the layout {} {}; write 4 (tensor parallelism alone) or tp=2,pp=2,ep=2",
                             in_quotes(std::string(text)), why));
   };

@@ -22,7 +22,7 @@ struct WholeTensor {
   TensorSpec spec;
 };
 
-/// Applies a plan in reverse to a model's tensors. Throws Error(argument) that lists the names without a rule.
+/// Applies a plan in reverse to a model's tensors. Throws Error(invalid_argument) that lists the names without a rule.
 std::vector<WholeTensor> wholes_of(const MergePlan& plan, std::span<const NamedSpec> model);
 
 struct PlacedTensor {
@@ -42,8 +42,8 @@ struct Placement {
 
 /// Distributes the model over the ranks of a layout. Layers and experts are assigned in contiguous ranges; if they do
 /// not divide evenly, the first ranks get one more. No attention head and no block of a scale is divided. If the cut of
-/// a weight of 8-bit floats would divide a block, ranks get the whole scale. Throws Error(argument) if a rule is not
-/// invertible, a tensor cannot be cut, or ranks would be left without a layer, an expert or a head.
+/// a weight of 8-bit floats would divide a block, ranks get the whole scale. Throws Error(invalid_argument) if a rule
+/// is not invertible, a tensor cannot be cut, or ranks would be left without a layer, an expert or a head.
 Placement place(const MergePlan& plan, const ParallelLayout& layout, std::span<const WholeTensor> wholes);
 
 }  // namespace muster

@@ -116,7 +116,7 @@ std::vector<Hint> hints_of(const ConfigObject& config) {
 /// Returns the built-in plan for a model's config.json.
 std::string plan_for_model(const Config* model_config) {
   const auto refuse = [](const std::string& words) {
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 fmt::format("choosing a plan by config.json: {}; name one with --plan ({}, or a file)", words,
                             fmt::join(MergePlan::builtin_names(), ", ")));
   };
@@ -182,7 +182,7 @@ class Resolver {
       // merged again.
       const std::optional<std::int64_t> size = whole_ ? size_along(specs_.front(), action.dim) : std::nullopt;
       if (size && *size != *resolved.true_size)
-        throw Error(ErrorKind::argument,
+        throw Error(ErrorKind::invalid_argument,
                     fmt::format("{} says that the true size of the tensor {} along dimension {} is {}, and it is {}",
                                 where(), in_quotes(tensor_), action.dim, *resolved.true_size, *size));
     }
@@ -221,7 +221,7 @@ class Resolver {
         resolved.heads = {units_of(action.heads.front(), *count)};
         resolved.head_size = head_along(action.heads.front(), dim, block) * (*count / resolved.heads.front());
       } else if (whole_ && facts_.parts > 1 && std::holds_alternative<ConcatAction>(rule_.action)) {
-        throw Error(ErrorKind::argument, unknown_heads_words(plan_, action.heads.front(), facts_.parts));
+        throw Error(ErrorKind::invalid_argument, unknown_heads_words(plan_, action.heads.front(), facts_.parts));
       }
     } else if (!action.heads.empty()) {
       std::vector<std::int64_t> blocks = numbers(action.heads);
@@ -229,7 +229,7 @@ class Resolver {
       resolved.head_size = action.head_sizes.empty() ? head_along(action.heads.front(), dim, block) : 1;
       for (std::size_t i = 0; i < action.head_sizes.size(); ++i)
         if (__builtin_mul_overflow(blocks[i], number(action.head_sizes[i]), &blocks[i]))
-          throw Error(ErrorKind::argument, where() + ": the sizes of its heads add up to more than 63 bits");
+          throw Error(ErrorKind::invalid_argument, where() + ": the sizes of its heads add up to more than 63 bits");
       std::get<merge::Concat>(resolved.merge).blocks = std::move(blocks);
     }
     return resolved;
@@ -241,7 +241,7 @@ class Resolver {
     const int parts = whole_ ? facts_.parts : static_cast<int>(specs_.size());
     const auto units = head_units(plan_, heads, count, parts);
     if (!units && whole_)
-      throw Error(ErrorKind::argument,
+      throw Error(ErrorKind::invalid_argument,
                   fmt::format("{} ranks would have parts of {} heads ({}) that lack the keys of their group; take as "
                               "many ranks as there are groups, or fewer",
                               parts, count, heads.key));
@@ -259,7 +259,7 @@ class Resolver {
   }
 
   [[noreturn]] void refuse_to_merge() const {
-    throw Error(ErrorKind::argument, where() + " leaves the tensor out, so there is nothing to merge");
+    throw Error(ErrorKind::invalid_argument, where() + " leaves the tensor out, so there is nothing to merge");
   }
 
   /// Returns a head's number of elements along the dimension; an element of a scale may cover several. 0: unknown.
@@ -322,7 +322,7 @@ class Resolver {
     if (total <= block) return false;
     if (!fits)
       throw Error(
-          ErrorKind::argument,
+          ErrorKind::invalid_argument,
           fmt::format("the ranks have one element of it each along dimension {}, for {} elements of the weight, "
                       "and its blocks are of {}: the weight was cut through its blocks; cut the model anew with muster "
                       "shard, which gives "
@@ -388,11 +388,13 @@ std::int64_t plan_number(const MergePlan& plan, const PlanNumber& number, std::s
   const Config& config = plan.model_config();
   const Config* found = find_in_config(config, number.key);
   if (found == nullptr || found->is_null())
-    throw Error(ErrorKind::argument, fmt::format("{} needs {} of config.json, which {}", where, in_quotes(number.key),
-                                                 config.is_null() ? "is not there" : "does not have it"));
+    throw Error(ErrorKind::invalid_argument,
+                fmt::format("{} needs {} of config.json, which {}", where, in_quotes(number.key),
+                            config.is_null() ? "is not there" : "does not have it"));
   if (found->type() != Config::Type::integer || found->as_int() < 1 || found->as_int() > largest_plan_number)
-    throw Error(ErrorKind::argument, fmt::format("{} needs {} of config.json, which is no integer from 1 to {} there",
-                                                 where, in_quotes(number.key), largest_plan_number));
+    throw Error(ErrorKind::invalid_argument,
+                fmt::format("{} needs {} of config.json, which is no integer from 1 to {} there", where,
+                            in_quotes(number.key), largest_plan_number));
   return found->as_int();
 }
 
@@ -479,8 +481,9 @@ std::string MergePlan::renamed(const MergeRule& rule, std::string_view tensor) {
   if (!rule.rename) return std::string(tensor);
   const auto captures = rule.pattern.captures(tensor);
   if (!captures)
-    throw Error(ErrorKind::argument, fmt::format("rule {} renames, but its pattern {} does not fit the tensor {}",
-                                                 rule.number, in_quotes(rule.pattern.text()), in_quotes(tensor)));
+    throw Error(ErrorKind::invalid_argument,
+                fmt::format("rule {} renames, but its pattern {} does not fit the tensor {}", rule.number,
+                            in_quotes(rule.pattern.text()), in_quotes(tensor)));
   return rule.rename->apply(*captures);
 }
 
@@ -512,10 +515,10 @@ std::optional<MergePlan::Origin> MergePlan::origin(std::string_view result) cons
 ResolvedMerge MergePlan::resolve(const MergeRule& rule, std::string_view tensor, std::span<const TensorSpec> specs,
                                  bool whole, const MergeFacts& facts) const {
   if (specs.empty())
-    throw Error(ErrorKind::argument, fmt::format("plan {}: resolving rule {} for the tensor {}: no rank has it",
-                                                 in_quotes(name_), rule.number, in_quotes(tensor)));
+    throw Error(ErrorKind::invalid_argument, fmt::format("plan {}: resolving rule {} for the tensor {}: no rank has it",
+                                                         in_quotes(name_), rule.number, in_quotes(tensor)));
   if (rule.across == Axis::expert && experts_ && experts_->find(tensor))
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 fmt::format("plan {}: rule {} joins the tensor {} across expert ranks, but by \"experts\" ({}) it "
                             "belongs to one expert and so to one of them; take one of the two out",
                             in_quotes(name_), rule.number, in_quotes(tensor), in_quotes(experts_->pattern.text())));

@@ -45,8 +45,8 @@ inline constexpr std::uint64_t longest_plan = 4 << 20;
 /// The limit of a number in a plan. Sums of a few such numbers fit 63 bits.
 inline constexpr std::int64_t largest_plan_number = std::int64_t{1} << 53;
 
-/// Returns a number of a plan. Throws Error(argument), whose message begins with `where`, if config.json lacks it or
-/// its value is not a number.
+/// Returns a number of a plan. Throws Error(invalid_argument), whose message begins with `where`, if config.json lacks
+/// it or its value is not a number.
 std::int64_t plan_number(const MergePlan& plan, const PlanNumber& number, std::string_view where);
 
 /// Returns the number of equal units into which the `count` heads of a tensor are cut for `parts` ranks. A rank with
@@ -60,21 +60,21 @@ std::string unknown_heads_words(const MergePlan& plan, const PlanNumber& heads, 
 /// Whether the rule excludes its tensors from the result.
 bool is_left_out(const MergeRule& rule);
 
-/// Expands the braces of a glob; returns at least one glob. Throws Error(argument) as TensorPattern::glob does.
+/// Expands the braces of a glob; returns at least one glob. Throws Error(invalid_argument) as TensorPattern::glob does.
 std::vector<std::string> expand_braces(const std::string& glob);
 
 /// The new names of a rule: text in which `$1` stands for the match of the pattern's first star (group), and `$$` for a
 /// dollar.
 class NewName {
  public:
-  /// Throws Error(argument) on a `$` without a number, and on a number without a corresponding star.
+  /// Throws Error(invalid_argument) on a `$` without a number, and on a number without a corresponding star.
   NewName(std::string_view text, const TensorPattern& pattern);
   /// `captures` are the pattern's matches in the old name.
   [[nodiscard]] std::string apply(const std::vector<std::string_view>& captures) const;
   /// Whether the rule may produce this name. Then old_name() returns the only possible origin, which is correct if the
   /// plan applies this rule to it.
   [[nodiscard]] bool fits(std::string_view new_name) const;
-  /// Returns the old name. Throws Error(argument) with the reason alone if the renaming is not invertible.
+  /// Returns the old name. Throws Error(invalid_argument) with the reason alone if the renaming is not invertible.
   [[nodiscard]] std::string old_name(std::string_view new_name) const;
   /// Returns the text as written in the plan.
   [[nodiscard]] const std::string& text() const noexcept { return text_; }

@@ -32,7 +32,7 @@ re2::StringPiece piece(std::string_view text) {
 
 void check_length(std::string_view what, std::string_view text) {
   if (text.size() > longest_pattern)
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 fmt::format("a {} of {} characters; at most {} are read", what, text.size(), longest_pattern));
 }
 
@@ -47,7 +47,7 @@ std::shared_ptr<const re2::RE2> compile(const std::string& text, bool bytes) {
   }
   auto regex = std::make_shared<re2::RE2>(text, options);
   if (!regex->ok())
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 fmt::format("the regular expression {} cannot be read: {}", in_quotes(text), regex->error()));
   return regex;
 }
@@ -107,7 +107,7 @@ std::vector<std::string> expand_braces(const std::string& text) {
   std::vector<std::string> globs(1);
   for (std::size_t at = 0; at < text.size();) {
     if (text[at] == '}')
-      throw Error(ErrorKind::argument,
+      throw Error(ErrorKind::invalid_argument,
                   fmt::format("the pattern {} closes a brace that it never opened", in_quotes(text)));
     if (text[at] != '{') {
       const std::size_t end = std::min(text.find_first_of("{}", at), text.size());
@@ -117,15 +117,15 @@ std::vector<std::string> expand_braces(const std::string& text) {
     }
     const std::size_t close = text.find_first_of("{}", at + 1);
     if (close == std::string::npos || text[close] == '{')
-      throw Error(ErrorKind::argument,
+      throw Error(ErrorKind::invalid_argument,
                   fmt::format("the pattern {} {}", in_quotes(text),
                               close == std::string::npos ? "never closes a brace" : "has braces inside braces"));
     std::vector<std::string> longer;
     for (std::size_t begin = at + 1; begin <= close;) {
       const std::size_t end = std::min(text.find(',', begin), close);
       if (longer.size() + globs.size() > most_globs)
-        throw Error(ErrorKind::argument, fmt::format("the braces of the pattern {} mean more than {} patterns",
-                                                     in_quotes(text), most_globs));
+        throw Error(ErrorKind::invalid_argument, fmt::format("the braces of the pattern {} mean more than {} patterns",
+                                                             in_quotes(text), most_globs));
       for (const std::string& glob : globs) longer.push_back(glob + text.substr(begin, end - begin));
       begin = end + 1;
     }
@@ -177,13 +177,14 @@ NumberPattern NumberPattern::parse(std::string text) {
   check_length("pattern", text);
   const auto count = std::count(text.begin(), text.end(), '#');
   if (count != 1)
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 fmt::format("the pattern {} has {} \"#\", not exactly one for the number", in_quotes(text), count));
   expand_braces(text);  // only to throw on an error
   const std::string before = text.substr(0, text.find('#'));
   // Inside braces, some of the alternatives would lack it.
   if (std::count(before.begin(), before.end(), '{') != std::count(before.begin(), before.end(), '}'))
-    throw Error(ErrorKind::argument, fmt::format("the pattern {} has its \"#\" inside braces", in_quotes(text)));
+    throw Error(ErrorKind::invalid_argument,
+                fmt::format("the pattern {} has its \"#\" inside braces", in_quotes(text)));
   NumberPattern pattern;
   pattern.regex_ = compile(regex_of(text, ".*?", digits), true);
   pattern.text_ = std::move(text);
@@ -207,8 +208,9 @@ std::optional<std::int64_t> Numbering::find(std::string_view name) const {
 std::string NumberPattern::replace(std::string_view name, std::int64_t number) const {
   const auto found = groups_in(*regex_, name);
   if (!found)
-    throw Error(ErrorKind::argument, fmt::format("the tensor {} has no number where the pattern {} looks for one",
-                                                 in_quotes(name), in_quotes(text_)));
+    throw Error(ErrorKind::invalid_argument,
+                fmt::format("the tensor {} has no number where the pattern {} looks for one", in_quotes(name),
+                            in_quotes(text_)));
   const auto at = static_cast<std::size_t>(found->front().data() - name.data());
   return fmt::format("{}{}{}", name.substr(0, at), number, name.substr(at + found->front().size()));
 }
@@ -216,7 +218,7 @@ std::string NumberPattern::replace(std::string_view name, std::int64_t number) c
 NewName::NewName(std::string_view text, const TensorPattern& pattern) : text_(text) {
   const std::optional<std::size_t> groups = pattern.groups();
   if (!groups)
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 "\"rename\" counts the pattern's stars, and its braces hold different numbers of them");
   const auto literal = [&]() -> std::string& {
     if (parts_.empty() || parts_.back().is_group) parts_.push_back({});
@@ -236,10 +238,10 @@ NewName::NewName(std::string_view text, const TensorPattern& pattern) : text_(te
     const char* begin = text.data() + at + 1;
     const auto [end, status] = std::from_chars(begin, text.data() + text.size(), number);
     if (end == begin)
-      throw Error(ErrorKind::argument,
+      throw Error(ErrorKind::invalid_argument,
                   fmt::format("the new name {} has a \"$\" without a number; \"$$\" is a dollar", in_quotes(text)));
     if (status != std::errc() || number < 1 || number > *groups)
-      throw Error(ErrorKind::argument,
+      throw Error(ErrorKind::invalid_argument,
                   fmt::format("the new name {} has \"${}\", and its pattern has {} star{} or group{}", in_quotes(text),
                               std::string_view(begin, static_cast<std::size_t>(end - begin)), *groups,
                               *groups == 1 ? "" : "s", *groups == 1 ? "" : "s"));
@@ -278,7 +280,7 @@ bool NewName::fits(std::string_view new_name) const {
 }
 
 std::string NewName::old_name(std::string_view new_name) const {
-  if (!no_way_back_.empty()) throw Error(ErrorKind::argument, std::string(no_way_back_));
+  if (!no_way_back_.empty()) throw Error(ErrorKind::invalid_argument, std::string(no_way_back_));
   const std::vector<std::string_view> found = groups_in(*regex_, new_name).value();
   std::vector<std::string_view> stars(found.size());
   std::size_t next = 0;
@@ -320,7 +322,7 @@ void check_numbering(const MergePlan& plan, const ParallelLayout& layout) {
   const auto check = [&](const std::optional<Numbering>& numbering, int parts, std::string_view key,
                          std::string_view what) {
     if (parts > 1 && !numbering)
-      throw Error(ErrorKind::argument,
+      throw Error(ErrorKind::invalid_argument,
                   fmt::format("plan {} does not say where {} has its number (\"{}\"), which the layout {} needs",
                               in_quotes(plan.name()), what, key, to_string(layout)));
   };

@@ -23,7 +23,7 @@ namespace {
 constexpr std::int64_t most_items = 1 << 16;
 
 [[noreturn]] void refuse_view(const std::string& words) {
-  throw Error(ErrorKind::argument, words);
+  throw Error(ErrorKind::invalid_argument, words);
 }
 
 const ViewRule* view_of(const MergePlan& plan, std::string_view name) {
@@ -228,7 +228,7 @@ ViewedRank view_rank(const MergePlan& plan, const ParallelLayout& layout, RankTe
   if (!has_views(plan)) return {std::move(rank), {}, {}};
   ViewedRank viewed{
       {{}, std::move(rank.padded), std::move(rank.heads), rank.is_ours, rank.number, std::move(rank.blocked)}, {}, {}};
-  const int tensor_rank = layout.place(rank.number).tensor;
+  const int tensor_rank = layout.coordinates(rank.number).tensor;
   std::map<std::string, std::string> origins;
   for (std::size_t index = 0; index < rank.tensors.size(); ++index) {
     const NamedSpec& tensor = rank.tensors[index];

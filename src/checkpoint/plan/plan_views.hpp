@@ -36,18 +36,18 @@ struct ViewedRank {
   std::vector<LeftOut> left_out = {};
 };
 
-/// Throws Error(argument) that names view and tensor if a shape does not fit, a number of config.json is missing, or
-/// two tensors get one name.
+/// Throws Error(invalid_argument) that names view and tensor if a shape does not fit, a number of config.json is
+/// missing, or two tensors get one name.
 ViewedRank view_rank(const MergePlan& plan, const ParallelLayout& layout, RankTensors rank);
 
-/// Converts floating point numbers to `to` when they are read; integers are unchanged. Throws Error(argument) if the
-/// tensor has 8 or 4 bits per element.
+/// Converts floating point numbers to `to` when they are read; integers are unchanged. Throws Error(invalid_argument)
+/// if the tensor has 8 or 4 bits per element.
 void cast_view(ViewedTensor& tensor, DType to);
 /// Returns the view of a whole tensor, which has this index in the rank's list.
 ViewedTensor as_it_lies(const NamedSpec& tensor, std::size_t place);
 
 /// The inverse: returns the tensors of a rank as views of `tensors`, the outputs of the reversed rules; boxes refer to
-/// indices in `tensors`. Throws Error(argument) if a view is not invertible, or a part of a tensor is missing.
+/// indices in `tensors`. Throws Error(invalid_argument) if a view is not invertible, or a part of a tensor is missing.
 std::vector<ViewedTensor> unview_rank(const MergePlan& plan, const ParallelLayout& layout,
                                       std::span<const NamedSpec> tensors);
 

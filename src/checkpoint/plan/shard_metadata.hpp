@@ -55,7 +55,7 @@ inline constexpr std::string_view config_metadata_key = "muster.config";
 Config config_from_metadata(const Metadata& metadata);
 
 /// metadata_from_config(config_from_metadata(m)) == m, up to the white space of a config's text, and
-/// config_from_metadata(metadata_from_config(c)) == c. Throws Error(argument) if a leaf is a tensor.
+/// config_from_metadata(metadata_from_config(c)) == c. Throws Error(invalid_argument) if a leaf is a tensor.
 Metadata metadata_from_config(const Config& config);
 
 /// Returns the metadata of a file for other programs: as metadata_from_config, with {"format": "pt"} unless the config

@@ -49,7 +49,7 @@ void ViewedTensors::read(std::size_t place, std::uint64_t offset, std::span<std:
   if (!is_cast) return;
   const auto infinite = merge::cast(tensor.stored, memory, tensor.spec.dtype, target);
   if (infinite && !tensor.may_overflow)
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 fmt::format("casting the tensor {} from {} to {}: element {} is finite and would become infinite; take "
                             "another dtype, or allow it (\"overflow\": true)",
                             in_quotes(tensor.name), to_string(tensor.stored), to_string(tensor.spec.dtype),

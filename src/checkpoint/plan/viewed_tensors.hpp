@@ -35,7 +35,7 @@ class ViewedTensors : public TensorSource {
   [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept override { return entries_; }
   [[nodiscard]] const std::vector<ViewedTensor>& viewed() const noexcept { return tensors_; }
   /// Reads begin and end at element boundaries. Throws also Error(corrupt) if a box is not within its tensor, and
-  /// Error(argument) if a finite number becomes infinite and that is not allowed.
+  /// Error(invalid_argument) if a finite number becomes infinite and that is not allowed.
   void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const override;
   [[nodiscard]] TensorDetail detail(std::size_t tensor) const override;
   [[nodiscard]] const Omissions& omissions() const noexcept override { return source_.omissions(); }

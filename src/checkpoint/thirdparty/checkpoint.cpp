@@ -88,8 +88,8 @@ std::optional<Found> find_in_directory(const std::string& directory, const Direc
   add(Kind::dcp, dcp_metadata_files(names));
   add(Kind::dcp_shards, dcp_shard_files(names));
   add(Kind::fsdp, fsdp_files(directory, names));
-  std::optional<Found> ranks = find_rank_files(directory, names, choice.shards);
-  if (ranks && !choice.shards.empty()) return ranks;
+  std::optional<Found> ranks = find_rank_files(directory, names, choice.file_pattern);
+  if (ranks && !choice.file_pattern.empty()) return ranks;
   if (ranks) found.push_back(*ranks);
   if (const auto megatron = find_megatron_ranks(directory, folders)) found.push_back(*megatron);
   if (const auto deepspeed = find_deepspeed(directory, names)) found.push_back(*deepspeed);
@@ -117,7 +117,7 @@ std::optional<Found> find_in_directory(const std::string& directory, const Direc
   if (has_model || found.size() > 1) {
     const auto below = std::ranges::find_if(found, [&](const Found& one) { return one.path != directory; });
     throw file_error(
-        ErrorKind::argument, "reading", directory,
+        ErrorKind::invalid_argument, "reading", directory,
         fmt::format("two checkpoints are in it, {} and {}; {}move one away", words_of_kind(found[0].kind),
                     has_model ? "a model in safetensors files" : words_of_kind(found[1].kind),
                     below == found.end() ? "" : fmt::format("name {} to read what is there, or ", below->path)));

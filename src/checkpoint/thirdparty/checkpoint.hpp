@@ -32,9 +32,9 @@ std::string_view kind_name(Kind kind) noexcept;
 /// Selects a part of a checkpoint if the files alone are ambiguous.
 struct Choice {
   /// torch.save: the key of the weights. torch.distributed.checkpoint: the prefix of their names.
-  std::string at = {};
+  std::string key = {};
   /// Files of ranks: their names, with {rank} for the number.
-  std::string shards = {};
+  std::string file_pattern = {};
 };
 
 /// A checkpoint that has been recognised, but not opened.
@@ -47,7 +47,7 @@ struct Found {
   std::optional<ParallelLayout> layout = {};  ///< the layout of the ranks, if file names give it
   std::optional<Config> config = {};          ///< the config.json beside them, if it is not in Hugging Face's format
 };
-/// Returns nullopt if the path has no such checkpoint. Throws Error(argument) if a directory has two kinds, and
+/// Returns nullopt if the path has no such checkpoint. Throws Error(invalid_argument) if a directory has two kinds, and
 /// Error(not_found) if a part of one is missing.
 std::optional<Found> find_checkpoint(const std::string& path, const Choice& choice = {});
 /// Searches as find_checkpoint, in a directory that has already been listed.

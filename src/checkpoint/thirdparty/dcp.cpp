@@ -170,7 +170,7 @@ std::shared_ptr<const PartedTensors> open_dcp(const Found& found, const Choice& 
           add_safetensors(pieces, *tensors, files[chunk.file], chunk.at);
     std::size_t flattened = 0;
     for (const DcpTensor& tensor : metadata.tensors()) {
-      const std::optional<std::string> name = name_below(tensor.name, choice.at);
+      const std::optional<std::string> name = name_below(tensor.name, choice.key);
       if (!name) continue;
       if (tensor.is_flattened && tensor.name.starts_with("optim")) {
         ++flattened;
@@ -197,11 +197,11 @@ std::shared_ptr<const PartedTensors> open_dcp(const Found& found, const Choice& 
           fmt::format("{} tensors of its optimizer were cut with flattened_range, which is not read: they are left out",
                       flattened));
     if (tensors->tensors().empty())
-      throw Error(ErrorKind::not_found, choice.at.empty()
+      throw Error(ErrorKind::not_found, choice.key.empty()
                                             ? std::string("there is no tensor in it")
-                                            : fmt::format("no tensor is below {}; there are: {}", in_quotes(choice.at),
+                                            : fmt::format("no tensor is below {}; there are: {}", in_quotes(choice.key),
                                                           first_words(metadata.tensors())));
-    if (choice.at.empty() && std::ranges::any_of(tensors->tensors(), [](const TensorEntry& entry) {
+    if (choice.key.empty() && std::ranges::any_of(tensors->tensors(), [](const TensorEntry& entry) {
           return entry.name.starts_with("optim");
         }))
       notes.push_back(fmt::format("it has an optimizer, too; --at chooses: {}", first_words(metadata.tensors())));

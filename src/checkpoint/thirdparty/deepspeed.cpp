@@ -41,12 +41,12 @@ class FlatLine {
   void add(const FlatRun& run) {
     if (run.elements == 0) return;
     runs_.push_back(run);
-    ends_.push_back(elements() + run.elements);
+    ends_.push_back(element_count() + run.elements);
   }
-  [[nodiscard]] std::uint64_t elements() const { return ends_.empty() ? 0 : ends_.back(); }
+  [[nodiscard]] std::uint64_t element_count() const { return ends_.empty() ? 0 : ends_.back(); }
   /// Adds boxes for the elements [from, from + count), the first of which is element `to` of the tensor.
   void add_boxes(PartedTensors& tensors, std::uint64_t from, std::uint64_t to, std::uint64_t count) const {
-    if (from > elements() || count > elements() - from) refuse_foreign("it reaches past what the ranks have");
+    if (from > element_count() || count > element_count() - from) refuse_foreign("it reaches past what the ranks have");
     for (auto at = static_cast<std::size_t>(std::ranges::upper_bound(ends_, from) - ends_.begin()); count != 0; ++at) {
       const FlatRun& run = runs_[at];
       const std::uint64_t in_run = from - (ends_[at] - run.elements);
@@ -195,9 +195,9 @@ class ZeroCheckpoint {
         });
     const std::uint64_t step = 2 * ranks();
     for (std::size_t group = 0; group < lines.size(); ++group)
-      if ((used[group] + step - 1) / step != (lines[group].elements() + step - 1) / step)
+      if ((used[group] + step - 1) / step != (lines[group].element_count() + step - 1) / step)
         refuse_foreign(fmt::format("its group {} has {} elements, and the ranks have {}", group, used[group],
-                                   lines[group].elements()));
+                                   lines[group].element_count()));
   }
 
   void add_parted(const Pickle& pickle, Ref shapes) {
@@ -215,8 +215,8 @@ class ZeroCheckpoint {
           used += part;
         });
     for (const FlatLine& line : lines)
-      if (line.elements() != used)
-        refuse_foreign(fmt::format("a rank has {} elements where {} are used", line.elements(), used));
+      if (line.element_count() != used)
+        refuse_foreign(fmt::format("a rank has {} elements where {} are used", line.element_count(), used));
   }
 
   void add_whole(const TorchArchive& archive, std::uint32_t file, const std::string& name, Ref ref) {
@@ -373,7 +373,7 @@ std::optional<Found> find_deepspeed(const std::string& directory, const std::vec
       throw file_error(ErrorKind::unsupported, "reading", found.path,
                        fmt::format("{} is of a second model-parallel rank, which is not read", in_quotes(name)));
     if (!ranks.try_emplace(*rank, name).second)
-      throw file_error(ErrorKind::argument, "reading", found.path,
+      throw file_error(ErrorKind::invalid_argument, "reading", found.path,
                        fmt::format("rank {} is there twice; move one away", *rank));
   }
   if (ranks.empty()) return std::nullopt;

@@ -235,7 +235,7 @@ std::vector<std::string> fsdp_files(const std::string& directory, const std::vec
   }
   if (jobs.empty()) return {};
   if (jobs.size() > 1)
-    throw file_error(ErrorKind::argument, "reading", directory,
+    throw file_error(ErrorKind::invalid_argument, "reading", directory,
                      fmt::format("it has files of {} ranks and of {}, two jobs; move one away", jobs.begin()->first,
                                  jobs.rbegin()->first));
   const auto& [ranks, files] = *jobs.begin();
@@ -278,7 +278,7 @@ std::shared_ptr<const PartedTensors> open_fsdp(const Found& found, const Choice&
         }
       };
       Omissions left_out;
-      for_each_tensor(archive, find_weights(archive, choice.at), add, rank == 0 ? &left_out : nullptr);
+      for_each_tensor(archive, find_weights(archive, choice.key), add, rank == 0 ? &left_out : nullptr);
       for (Omission& left : left_out) tensors->add_omission(std::move(left));
       if (count != order.size())
         throw Error(ErrorKind::rank_mismatch,

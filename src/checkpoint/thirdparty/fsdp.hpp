@@ -12,7 +12,7 @@
 namespace muster::thirdparty {
 
 /// Returns the files of all ranks in their order; empty if `names` has none. Throws Error(not_found) if a rank is
-/// missing, and Error(argument) if there are files of several jobs.
+/// missing, and Error(invalid_argument) if there are files of several jobs.
 std::vector<std::string> fsdp_files(const std::string& directory, const std::vector<std::string>& names);
 /// Joins the parts of all ranks. The files record the position of each part.
 std::shared_ptr<const PartedTensors> open_fsdp(const Found& found, const Choice& choice);

@@ -280,7 +280,7 @@ void PartedTensors::read_whole(std::size_t tensor, std::int64_t first, std::int6
 
 void PartedTensors::read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const {
   if (tensor >= entries_.size() || offset > entries_[tensor].bytes || target.size() > entries_[tensor].bytes - offset)
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 fmt::format("{} bytes at {} of tensor number {} are not there", target.size(), offset, tensor));
   if (target.empty()) return;
   const std::uint64_t item = itemsize(entries_[tensor].dtype);

@@ -81,7 +81,7 @@ std::optional<Found> find_by_pattern(const std::string& directory, const std::ve
     if (!numbers) continue;
     const auto [other, is_new] = files.try_emplace(*numbers, name);
     if (!is_new)
-      throw file_error(ErrorKind::argument, "reading", directory,
+      throw file_error(ErrorKind::invalid_argument, "reading", directory,
                        fmt::format("{} and {} are both of rank {}; move one away", in_quotes(other->second),
                                    in_quotes(name), numbers->first));
   }
@@ -140,7 +140,7 @@ void check_place_of(const TorchArchive& archive, const ParallelLayout& layout, i
   check("tensor_model_parallel_size", number("tensor_model_parallel_size"), layout.tensor);
   if (layout.pipeline > 1)
     check("pipeline_model_parallel_size", number("pipeline_model_parallel_size"), layout.pipeline);
-  const auto place = layout.place(rank);
+  const auto place = layout.coordinates(rank);
   check("tensor-parallel rank", number("tensor_model_parallel_rank"), place.tensor);
   check("pipeline stage", number("pipeline_model_parallel_rank"), place.pipeline);
   check("expert rank", number("expert_model_parallel_rank"), place.expert);
@@ -159,8 +159,8 @@ std::optional<Found> find_rank_files(const std::string& directory, const std::ve
                                      const std::string& pattern) {
   if (!pattern.empty()) {
     if (pattern.find(rank_field) == std::string::npos)
-      throw Error(ErrorKind::argument, fmt::format("the pattern {} has no {} in it: 'rank{{rank}}.safetensors'",
-                                                   in_quotes(pattern), rank_field));
+      throw Error(ErrorKind::invalid_argument, fmt::format("the pattern {} has no {} in it: 'rank{{rank}}.safetensors'",
+                                                           in_quotes(pattern), rank_field));
     std::optional<Found> found = find_by_pattern(directory, names, pattern);
     if (!found)
       throw file_error(ErrorKind::not_found, "reading", directory,
@@ -200,7 +200,7 @@ std::optional<Found> find_megatron_ranks(const std::string& directory, const std
     }
     if (numbers.empty() || !rest.empty()) continue;
     if (fields != 0 && fields != numbers.size())
-      throw file_error(ErrorKind::argument, "reading", directory,
+      throw file_error(ErrorKind::invalid_argument, "reading", directory,
                        "its folders of ranks are of two jobs; move one away");
     fields = numbers.size();
     numbers.resize(3);

@@ -307,7 +307,7 @@ void add_torch_file(PartedTensors& tensors, const std::string& path, const Choic
       add_torch_tensor(tensors, file, archive, name, ref);
     };
     Omissions left_out;
-    for_each_tensor(archive, find_weights(archive, choice.at), add, &left_out);
+    for_each_tensor(archive, find_weights(archive, choice.key), add, &left_out);
     for (Omission& left : left_out) tensors.add_omission(std::move(left));
   });
 }

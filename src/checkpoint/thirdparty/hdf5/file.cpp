@@ -60,7 +60,7 @@ std::chrono::milliseconds usual_deadline() {
   double seconds = 0;
   const auto [end, status] = std::from_chars(text->data(), text->data() + text->size(), seconds);
   if (status != std::errc() || end != text->data() + text->size() || !(seconds > 0) || seconds > longest)
-    throw Error(ErrorKind::argument,
+    throw Error(ErrorKind::invalid_argument,
                 fmt::format("MUSTER_HDF5_TIMEOUT is {}: it must be seconds, more than 0", in_quotes(*text)));
   return std::chrono::milliseconds(std::max<std::int64_t>(static_cast<std::int64_t>(seconds * 1000), 1));
 }
@@ -151,11 +151,11 @@ void ForeignHdf5::list() {
     const auto& [code, words] = *report_.fatal;
     if (code == hdf5::FatalCode::not_opened) fail(ErrorKind::corrupt, "libhdf5 cannot open it: " + words);
     if (code == hdf5::FatalCode::no_memory)
-      fail(ErrorKind::no_space, "its listing needs more memory than muster-hdf5-reader may have");
+      fail(ErrorKind::out_of_space, "its listing needs more memory than muster-hdf5-reader may have");
     if (code != hdf5::FatalCode::too_large) fail(ErrorKind::io, "muster-hdf5-reader failed: " + words);
     // Texts may be incomplete; tensors may not.
     if (!report_.is_listed)
-      fail(ErrorKind::no_space, fmt::format("its listing has more than {} bytes", hdf5::most_report_bytes));
+      fail(ErrorKind::out_of_space, fmt::format("its listing has more than {} bytes", hdf5::most_report_bytes));
     report_.omissions.push_back({"", "there is more text in it than is shown"});
   } else if (!report_.is_listed) {
     if (result.end == os::SubprocessEnd::timed_out)
@@ -182,8 +182,8 @@ void ForeignHdf5::list() {
 void ForeignHdf5::read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const {
   const ForeignTensor& from = report_.tensors.at(tensor);
   if (offset > from.bytes || target.size() > from.bytes - offset)
-    throw Error(ErrorKind::argument, fmt::format("reading {} bytes at {} of the tensor {}, which has {}", target.size(),
-                                                 offset, in_quotes(from.name), from.bytes));
+    throw Error(ErrorKind::invalid_argument, fmt::format("reading {} bytes at {} of the tensor {}, which has {}",
+                                                         target.size(), offset, in_quotes(from.name), from.bytes));
   if (target.empty()) return;
   if (from.offset != 0) return file_.read_at(from.offset + offset, target);
   // The range is extended to whole stored elements.

@@ -90,10 +90,10 @@ ForeignReport parse_foreign_report(std::span<const std::byte> bytes, std::uint64
 /// same time use one process each.
 class ForeignHdf5 : public TensorSource {
  public:
-  /// Lists a file. Throws Error(not_found | io); Error(argument) if it is not a regular file; Error(corrupt) if it is
-  /// not an HDF5 file, or libhdf5 refuses it, crashes on it, or reports impossible values; Error(timeout) after the
-  /// deadline; Error(unsupported) if muster-hdf5-reader is missing; Error(no_space) if the listing needs more memory
-  /// than is allowed.
+  /// Lists a file. Throws Error(not_found | io); Error(invalid_argument) if it is not a regular file; Error(corrupt) if
+  /// it is not an HDF5 file, or libhdf5 refuses it, crashes on it, or reports impossible values; Error(timeout) after
+  /// the deadline; Error(unsupported) if muster-hdf5-reader is missing; Error(out_of_space) if the listing needs more
+  /// memory than is allowed.
   explicit ForeignHdf5(const std::string& path, const ForeignHdf5Options& options = {});
   static std::unique_ptr<ForeignHdf5> open(const std::string& path, const ForeignHdf5Options& options = {}) {
     return std::make_unique<ForeignHdf5>(path, options);
@@ -101,7 +101,7 @@ class ForeignHdf5 : public TensorSource {
 
   [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept override { return entries_; }
   /// Throws also Error(corrupt) if libhdf5 refuses or crashes on the elements, Error(timeout) after the deadline, and
-  /// Error(argument) for a range past the end.
+  /// Error(invalid_argument) for a range past the end.
   void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const override;
   /// The stored size is less than the tensor's if it is compressed or was never written.
   [[nodiscard]] TensorDetail detail(std::size_t tensor) const override;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// SyncGroup: the ranks of an exchange and their basic operations (barrier, all-gather of a small record, point-to-point
+// Group: the ranks of an exchange and their basic operations (barrier, all-gather of a small record, point-to-point
 // messages). Every wait has a deadline. A timeout names the missing ranks. A failure of one rank reaches all ranks.
 // Semantics: the "barrier sync group" of ModelOpt's gathers, and MPI communicators for rank, size and duplicate.
 
@@ -26,7 +26,7 @@ namespace muster {
 
 /// Identifies the process of a rank.
 struct RankInfo {
-  int rank = 0;          ///< the number of the rank in its job; error messages use it
+  int global_rank = 0;   ///< the number of the rank in its job; error messages use it
   std::string host;      ///< host name, used only in error messages
   std::int64_t pid = 0;  ///< the process ID in the rank's own PID namespace
 };
@@ -42,10 +42,10 @@ struct WaitOptions {
 };
 
 namespace group {
-class Group;
+class BaseGroup;
 }
 
-class SyncGroup;
+class Group;
 
 /// The type of all_ranks.
 struct AllRanks {};
@@ -62,7 +62,7 @@ class RankList {
   RankList(const List& ranks) noexcept : ranks_(ranks) {}
 
   /// Returns the ranks of the list. For all_ranks they are stored in `group`, which must outlive the span.
-  [[nodiscard]] std::span<const int> in(const SyncGroup& group) const noexcept;
+  [[nodiscard]] std::span<const int> in(const Group& group) const noexcept;
 
  private:
   std::span<const int> ranks_;
@@ -70,25 +70,26 @@ class RankList {
 };
 
 /// A group of ranks that exchange data. Only one thread may use a group at a time; a second thread gets
-/// Error(argument). Use duplicate() to get another group. After fork, calls in the child throw Error(unsupported), and
-/// destructors only unmap memory. Destroying a group reports to the other ranks that this one has left. A timeout, a
-/// lost peer or a cancelled wait aborts the group: every later call on every rank throws that first error at once.
+/// Error(invalid_argument). Use duplicate() to get another group. After fork, calls in the child throw
+/// Error(unsupported), and destructors only unmap memory. Destroying a group reports to the other ranks that this one
+/// has left. A timeout, a lost peer or a cancelled wait aborts the group: every later call on every rank throws that
+/// first error at once.
 ///
 /// A collective call must be made by all ranks of the group, in the same order. A local call involves only the calling
 /// rank. `rank` arguments are numbers in this group, from 0 to size() - 1.
-class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
+class Group : public std::enable_shared_from_this<Group> {
  public:
   /// The size limit of a record of all_gather(), in bytes.
   static constexpr std::size_t max_record = 1024;
   using Nonce = std::array<std::byte, 16>;
 
-  SyncGroup(const SyncGroup&) = delete;
-  SyncGroup& operator=(const SyncGroup&) = delete;
-  virtual ~SyncGroup() = default;
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+  virtual ~Group() = default;
 
   [[nodiscard]] virtual int rank() const noexcept = 0;
   [[nodiscard]] virtual int size() const noexcept = 0;
-  /// Returns the host and process of `rank`. Throws Error(argument) if the group has no such rank. Local.
+  /// Returns the host and process of `rank`. Throws Error(invalid_argument) if the group has no such rank. Local.
   [[nodiscard]] virtual const RankInfo& info(int rank) const = 0;
   /// Returns random bytes that are the same on all ranks and differ for every group of every job. Local.
   [[nodiscard]] virtual const Nonce& nonce() const noexcept = 0;
@@ -112,8 +113,8 @@ class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
   /// Sends a message of any length to one other rank, which must call receive(). The buffer from one rank to another
   /// holds 256 KiB of messages. If the message does not fit into the free part of the buffer, send() waits until the
   /// receiver has received it. Messages make progress while their ranks wait for anything, in any group. Messages to
-  /// different ranks, and messages and gathers, do not block each other. Throws as barrier(). Throws Error(no_space) if
-  /// no memory is left for messages; the group has then failed.
+  /// different ranks, and messages and gathers, do not block each other. Throws as barrier(). Throws
+  /// Error(out_of_space) if no memory is left for messages; the group has then failed.
   virtual void send(int to, std::span<const std::byte> message, const WaitOptions& options = {}) = 0;
   /// Returns the oldest unreceived message from one other rank. Throws as barrier(). Throws Error(corrupt) if the
   /// message is longer than `most` bytes; no memory of that size is allocated.
@@ -126,22 +127,22 @@ class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
   virtual void wait_until(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
                           std::span<const int> on, const WaitOptions& options = {}) = 0;
   /// Returns a group of the same ranks with separate rounds and failures. Collective. Throws as barrier().
-  virtual std::shared_ptr<SyncGroup> duplicate(const WaitOptions& options = {}) = 0;
+  virtual std::shared_ptr<Group> duplicate(const WaitOptions& options = {}) = 0;
   /// Returns a group of the ranks of a list, in the order of the list: list[0] becomes its rank 0. Collective over all
   /// ranks of this group. As in gathers, all members of a list pass the same list, and lists are disjoint and without
   /// duplicates. A rank that is not in the list it passes, or passes an empty list, gets null. The new group has
-  /// separate rounds and failures. Its messages use the numbers of the ranks in the job (RankInfo::rank).
+  /// separate rounds and failures. Its messages use the numbers of the ranks in the job (RankInfo::global_rank).
   ///
-  /// Throws as barrier(). Throws on all ranks alike Error(argument) if a list is invalid, and Error(rank_mismatch) if
-  /// members of a list pass different lists; this group remains usable after both. The ranks may be on any hosts. Over
-  /// MPI, no new communicator is created.
-  virtual std::shared_ptr<SyncGroup> split(const RankList& ranks, const WaitOptions& options = {}) = 0;
+  /// Throws as barrier(). Throws on all ranks alike Error(invalid_argument) if a list is invalid, and
+  /// Error(rank_mismatch) if members of a list pass different lists; this group remains usable after both. The ranks
+  /// may be on any hosts. Over MPI, no new communicator is created.
+  virtual std::shared_ptr<Group> split(const RankList& ranks, const WaitOptions& options = {}) = 0;
 
   /// Aborts the group: `cause` becomes the failure of all ranks, unless the group has already failed. Local; any
   /// thread.
-  virtual void poison(const Error& cause) noexcept = 0;
+  virtual void abort(const Error& cause) noexcept = 0;
   /// Returns the error that aborted the group, or nullopt. Local; any thread.
-  [[nodiscard]] virtual std::optional<Error> failure() const = 0;
+  [[nodiscard]] virtual std::optional<Error> error() const = 0;
   /// Reports to waiting ranks that this rank is busy and not stuck. Call it between pieces of long work. Local, cheap.
   virtual void progress() noexcept = 0;
 
@@ -152,9 +153,11 @@ class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
   virtual void set_timeout(std::chrono::milliseconds timeout) = 0;
 
  private:
-  friend class group::Group;  // the base of all kinds of groups
-  SyncGroup() = default;
+  friend class group::BaseGroup;  // the base of all kinds of groups
+  Group() = default;
 };
+/// The name of the class in the design of ModelOpt's exchange.
+using SyncGroup = Group;
 
 /// Returns the group of all ranks of this job. The first call forms the group and is collective; later calls return the
 /// same group. The first entry of this list that applies determines the group (docs/explanation/mpi-and-tcp.md):
@@ -167,15 +170,15 @@ class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
 /// - otherwise a group of this process alone.
 ///
 /// Throws Error(timeout) with the ranks that did not arrive; Error(version); Error(rank_mismatch) if two processes have
-/// the same rank or ranks disagree about the size; Error(argument) if environment variables are malformed or contradict
-/// each other; Error(unsupported) if ranks of other hosts cannot be reached or libmuster-mpi is missing.
-std::shared_ptr<SyncGroup> world();
+/// the same rank or ranks disagree about the size; Error(invalid_argument) if environment variables are malformed or
+/// contradict each other; Error(unsupported) if ranks of other hosts cannot be reached or libmuster-mpi is missing.
+std::shared_ptr<Group> world();
 
 /// Makes `group` the result of world(). Null: the next call of world() reads the environment again. Local.
-void set_world(std::shared_ptr<SyncGroup> group);
+void set_world(std::shared_ptr<Group> group);
 
 /// Returns a group of this process alone. Local.
-std::shared_ptr<SyncGroup> single_group();
+std::shared_ptr<Group> single_group();
 
 /// Options of local_group().
 struct LocalGroupOptions {
@@ -185,15 +188,14 @@ struct LocalGroupOptions {
   /// The longest wait for the other ranks in this call; afterwards the default deadline of the group. Unset:
   /// MUSTER_TIMEOUT (seconds), else 10 minutes.
   std::optional<std::chrono::milliseconds> timeout = {};
-  /// The numbers of the ranks in error messages, if the group is a part of a larger job: one number per rank. Empty: 0,
-  /// 1, ...
-  std::vector<int> numbers = {};
+  /// The numbers of the ranks in their job, one per rank, for error messages. Empty: 0, 1, ...
+  std::vector<int> global_ranks = {};
 };
 
 /// Returns a group of `size` processes on this host. Collective. They meet at a Unix socket in the abstract namespace,
 /// whose name contains `key` and the user ID. Processes of another user are rejected. A group of hundreds of ranks
 /// needs more file descriptors than the usual soft limit allows. The call therefore raises the soft limit, at most to
 /// the hard limit. Throws as world().
-std::shared_ptr<SyncGroup> local_group(const LocalGroupOptions& options);
+std::shared_ptr<Group> local_group(const LocalGroupOptions& options);
 
 }  // namespace muster
