@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Workspace: a directory that all ranks see. Each rank writes its state (a config and named weights) there and reads
-// the states of other ranks. file_group(): a group of ranks that share only such a directory. Semantics: Workspace
+// the states of other ranks. file_group(): a group of ranks that share only such a directory. Semantics: NFSWorkspace
 // of ModelOpt, with three differences. A state has a step, and readers see it completely or not at all. A job
 // does not see the states of another job in the same directory, unless a query requests them. A workspace deletes only
 // older states of the same rank, and unfinished files of dead processes of the same host.
@@ -113,6 +113,9 @@ class Workspace {
   WorkspaceOptions options_;
   std::shared_ptr<detail::WorkspaceSteps> steps_;
 };
+
+/// The name of the class in ModelOpt.
+using NFSWorkspace = Workspace;
 
 /// Options of file_group().
 struct FileGroupOptions {
