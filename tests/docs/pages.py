@@ -8,7 +8,7 @@ usage: pages.py links SOURCE
 
 `update` works like `run`, and writes the output of commands to the page where it differs. Review the result. `run` works through the fenced blocks of PAGE in their order, in a temporary directory with one shell:
 
-- A block whose preceding line ends with "as `NAME`:" is written to the file NAME.
+- A block whose preceding paragraph ends with "as `NAME`:" is written to the file NAME.
 - A `console` block has commands after "$ " (continued after "> ") and below each command its output. In the expected
   output, "..." stands for any text within a line, a line "..." for any lines, and a time or a rate for any time or rate
   of that unit. A command must succeed, unless the next command is `echo $?`.
@@ -65,13 +65,13 @@ class Block:
 
 def blocks_of(path, page):
     """Returns the fenced blocks of a page, and last a block without a language that has the comments at the end."""
-    blocks, block, notes, before = [], None, [], ""
+    blocks, block, notes, before, ended = [], None, [], "", True
     for number, line in enumerate(path.read_text().splitlines(), 1):
         fence = FENCE.match(line)
         if block is not None:
             if fence and fence[2] == ending and not fence[3].strip():
                 blocks.append(block)
-                block, before = None, ""
+                block, before, ended = None, "", True
             else:
                 block.lines.append(line.removeprefix(indent))
         elif fence:
@@ -82,8 +82,11 @@ def blocks_of(path, page):
             block.notes, notes = notes, []
         elif comment := COMMENT.match(line):
             notes.append((comment[1], comment[2]))
-        elif line.strip():
-            before = line
+        elif not line.strip():
+            ended = True  # the paragraph
+        else:
+            before = line if ended else f"{before} {line}"
+            ended = False
     if block is not None:
         block.fail("this block does not end")
     last = Block(page, 0, "")
@@ -201,7 +204,8 @@ def environment_of(source, place, compiler):
     program("python", f'exec {shlex.quote(python)} "$@"')
     program("python3", f'exec {shlex.quote(python)} "$@"')
     if compiler:
-        program("c++", f'exec {shlex.join(compiler)} "$@"')
+        found = [shutil.which(word) or word for word in compiler]  # "c++" itself would find this program
+        program("c++", f'exec {shlex.join(found)} "$@"')
     environment = {
         name: value for name, value in os.environ.items()
         if not name.startswith(("MUSTER_", "PMI", "OMPI_", "SLURM_", "MASTER_", "TORCHELASTIC_"))
