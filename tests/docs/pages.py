@@ -18,7 +18,6 @@ These comments before a block do not appear on the page:
 
 - <!-- not run: REASON --> leaves out the block, and prints the reason.
 - <!-- setup: COMMAND --> runs a command that a reader does not need, such as one that makes input files.
-- <!-- needs: MODULE --> skips the page if Python has no such module.
 
 The environment has MUSTER_BUILD, the build folder, and MUSTER_TEST_PYTHON, the interpreter that the page calls python.
 """
@@ -39,7 +38,7 @@ import urllib.parse
 
 LIMIT = 120  # seconds for one command
 FENCE = re.compile(r"^( *)(```+|~~~+)(.*)$")
-COMMENT = re.compile(r"^<!-- (not run|setup|needs): (.*?) -->$")
+COMMENT = re.compile(r"^<!-- (not run|setup): (.*?) -->$")
 NUMBER = r"[0-9][0-9.,]*(?: to [0-9][0-9.,]*)?"
 MEASURED = re.compile(rf"{NUMBER} (ns|us|ms|s|[kMG]?B/s)\b")
 
@@ -225,11 +224,6 @@ def environment_of(source, place, compiler):
     return environment
 
 
-def has_module(environment, module):
-    python = os.environ.get("MUSTER_TEST_PYTHON") or sys.executable
-    return subprocess.run([python, "-c", f"import {module}"], env=environment, capture_output=True).returncode == 0
-
-
 def run(source, page, compiler, corrections=None):
     blocks = blocks_of(source / page, page)
     place = pathlib.Path(tempfile.mkdtemp(prefix="muster-page-"))
@@ -245,9 +239,6 @@ def run(source, page, compiler, corrections=None):
         for block in blocks:
             left_out = None
             for kind, text in block.notes:
-                if kind == "needs" and not has_module(environment, text):
-                    print(f"skipped: {page} needs the Python module {text}, which this Python does not have")
-                    return 77
                 if kind == "setup":
                     output = shell.run(text)
                     if shell.status != 0:
