@@ -6,7 +6,8 @@ usage: pages.py links SOURCE
        pages.py run SOURCE PAGE [COMPILER-WITH-FLAGS...]
        pages.py update SOURCE PAGE [COMPILER-WITH-FLAGS...]
 
-`update` works like `run`, and writes the output of commands to the page where it differs. Review the result. `run` works through the fenced blocks of PAGE in their order, in a temporary directory with one shell:
+`update` works like `run`, and writes the output of commands to the page where it differs. Review the result. `run`
+works through the fenced blocks of PAGE in their order, in a temporary directory with one shell:
 
 - A block whose preceding paragraph ends with "as `NAME`:" is written to the file NAME.
 - A `console` block has commands after "$ " (continued after "> ") and below each command its output. In the expected
@@ -284,7 +285,8 @@ def fragments(source, compiler):
                 continue
             count += 1
             program = "int main(" in block.text
-            bodies.append(f"namespace block_{count} {{" if program else f"void block_{count}();\nvoid block_{count}() {{")
+            function = f"void block_{count}();\nvoid block_{count}() {{"
+            bodies.append(f"namespace block_{count} {{" if program else function)
             bodies.append(f'#line {block.line + 1} "{page}"')
             for line in block.lines:
                 includes.extend([line] if line.startswith("#include") else [])
@@ -304,8 +306,8 @@ def fragments(source, compiler):
 
 
 def pages_of(source):
-    return [path for path in [source / "README.md", source / "CONTRIBUTING.md", *sorted((source / "docs").rglob("*.md"))]
-            if path.exists()]
+    pages = [source / "README.md", source / "CONTRIBUTING.md", *sorted((source / "docs").rglob("*.md"))]
+    return [page for page in pages if page.exists()]
 
 
 def prose_of(path):
