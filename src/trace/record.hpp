@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The record of an operation. A rank's ring in shared memory and its trace file have the same format (docs/tracing.md):
-// a header, followed by records of one size. A record gets its number when its operation begins, and its end time when
-// the operation ends. In the records of a dead process, operations without an end were running when it died.
+// The record of an operation. A rank's ring in shared memory and its trace file have the same format
+// (docs/reference/trace-file.md): a header, followed by records of one size. A record gets its number when its
+// operation begins, and its end time when the operation ends. In the records of a dead process, operations without an
+// end were running when it died.
 
 #include <array>
 #include <cstddef>

@@ -306,7 +306,8 @@ def fragments(source, compiler):
 
 
 def pages_of(source):
-    pages = [source / "README.md", source / "CONTRIBUTING.md", *sorted((source / "docs").rglob("*.md"))]
+    pages = [source / "README.md", source / "CONTRIBUTING.md", source / "CHANGELOG.md"]
+    pages += sorted((source / "docs").rglob("*.md"))
     return [page for page in pages if page.exists()]
 
 
