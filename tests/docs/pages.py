@@ -192,7 +192,7 @@ def run_console(shell, block, corrections):
 
 def environment_of(source, place, compiler):
     """Programs are found under the names that the pages use, in a folder that comes first on PATH."""
-    build = os.environ.get("MUSTER_BUILD", "")
+    build = os.path.abspath(os.environ["MUSTER_BUILD"]) if "MUSTER_BUILD" in os.environ else ""
     python = os.environ.get("MUSTER_TEST_PYTHON") or sys.executable
     programs = place / ".programs"
     programs.mkdir()
