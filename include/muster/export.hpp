@@ -4,7 +4,7 @@
 // (export_model). The commands `muster shard` and `muster export` call these functions. If a model is split and its
 // shards are exported by the same plan, the result has the same names, dtypes, shapes and tensor bytes. A plan is a
 // list of rules that describe how each tensor is split and merged (docs/plans.md). Third-party checkpoints are those of
-// other programs; docs/checkpoints.md lists them, and explains which are self-describing.
+// other programs; docs/reference/exports.md lists them, and explains which are self-describing.
 
 #include <chrono>
 #include <cstdint>

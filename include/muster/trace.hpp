@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Spans of a program in the trace of its job. With MUSTER_TRACE=DIR each process records its activity in a file in DIR,
-// in addition to the spans of library calls. `muster trace DIR` combines the files (docs/tracing.md).
+// in addition to the spans of library calls. `muster trace DIR` combines the files (docs/howto/find-a-hang.md).
 
 #include <array>
 #include <cstddef>

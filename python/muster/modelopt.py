@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`modelopt.torch.export.distribute` of ModelOpt, implemented with Muster: `import muster.modelopt as distribute`, or
-`install()`, which replaces ModelOpt's functions. The manual is docs/modelopt.md.
+`install()`, which replaces ModelOpt's functions. The manual is docs/howto/modelopt.md.
 """
 
 from __future__ import annotations
