@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sphinx configuration of the documentation site. ./tools/docs runs Sphinx on the tree that stage.py prepares."""
+
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+from docutils import nodes
+from sphinx import addnodes
+from sphinx.transforms import SphinxTransform
+from sphinx.util import logging
+
+sys.path.insert(0, os.path.dirname(__file__))
+import python_package
+
+ROOT = Path(os.environ["MUSTER_DOCS_ROOT"])
+logger = logging.getLogger(__name__)
+
+project = "Muster"
+release = re.search(r"version: '([^']+)'", (ROOT / "meson.build").read_text())[1]
+copyright = "the authors of Muster, Apache-2.0"
+extensions = ["breathe", "myst_parser", "sphinx.ext.autodoc"]
+root_doc = "README"
+source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
+
+html_theme = "furo"
+html_title = f"{project} {release}"
+html_copy_source = False
+html_show_sphinx = False
+
+# An anchor of a heading is its text, as on Git hosts.
+myst_heading_anchors = 6
+
+breathe_default_project = "muster"
+breathe_show_include = False
+cpp_index_common_prefix = ["muster::"]
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_mock_imports = python_package.MOCKED
+
+# The side bar: the folders of docs/ in this order. A page of another folder is in no table of contents, and so an error.
+SECTIONS = {
+    "Start": [""],
+    "Tutorials": ["tutorials"],
+    "How-to guides": ["howto"],
+    "Reference": ["reference"],
+    "Explanation": ["explanation", "explanation/decisions"],
+    "Contributing": ["contributing"],
+}
+# The generated pages below the entry pages of the two interfaces.
+API = {
+    "reference/cpp-api": {"Muster": "/api/cpp/*", "Interfaces of other systems": "/api/cpp/compat/*"},
+    "reference/python-api": {"": "/api/python/*"},
+}
+
+
+def toctree(docs, caption, patterns):
+    """Returns a hidden table of contents of the pages that the patterns find."""
+    found = [pattern for pattern in patterns if any(docs.glob(pattern.lstrip("/") + ".*"))]
+    if not found:
+        return ""
+    return "\n\n" + "\n".join(["```{toctree}", ":hidden:", ":glob:", *([f":caption: {caption}"] if caption else []), "", *found, "```"]) + "\n"
+
+
+def add_contents(app, docname, source):
+    """Adds the tables of contents to the start page and to the entry pages of the interfaces."""
+    docs = Path(app.srcdir)
+    if docname == root_doc:
+        for caption, folders in SECTIONS.items():
+            # The installation comes first in its section.
+            patterns = [pattern for folder in folders for pattern in (f"{folder}/install".lstrip("/"), f"{folder}/*".lstrip("/"))]
+            source[0] += toctree(docs, caption, patterns)
+    for caption, pattern in API.get(docname, {}).items():
+        source[0] += toctree(docs, "", [pattern])
+
+
+class OutsideLinks(SphinxTransform):
+    """Links out of docs/: to a header becomes its page, to another file a copy of it, to a folder its name."""
+
+    default_priority = 5
+
+    def apply(self, **kwargs):
+        page = Path(self.env.doc2path(self.env.docname))
+        docs = Path(self.env.srcdir)
+        for link in list(self.document.findall(lambda node: isinstance(node, (addnodes.pending_xref, addnodes.download_reference)))):
+            if link.get("reftype") != "myst":
+                continue
+            target = link["reftarget"].split("#")[0]
+            if link.get("refdomain") == "doc":
+                path = Path(os.path.normpath(docs / target))
+                path = next((path.with_name(path.name + suffix) for suffix in source_suffix if path.with_name(path.name + suffix).exists()), path)
+            else:
+                path = Path(os.path.normpath(page.parent / target))
+            if not target or path.is_relative_to(docs) or not path.exists():
+                continue
+            name = path.relative_to(docs.parent)
+            if path.is_dir():
+                link.replace_self(nodes.literal(str(name), str(name)) if not link.children else link.children)
+            elif name.is_relative_to("include/muster") and name.suffix == ".hpp":
+                docname = f"api/cpp/{name.relative_to('include/muster').with_suffix('')}"
+                link.replace_self(
+                    addnodes.pending_xref(
+                        "", *link.children, refdomain="doc", reftarget=docname, reftargetid=None,
+                        refdoc=self.env.docname, reftype="myst", refexplicit=bool(link.astext()),
+                    )
+                )
+            else:
+                link.replace_self(
+                    addnodes.download_reference(
+                        "", *link.children, refdomain=None, reftarget=os.path.relpath(path, page.parent),
+                        refdoc=self.env.docname, reftype="myst", refexplicit=True,
+                    )
+                )
+
+
+def add_index(app, exception):
+    """The start page has the name that web servers look for, too."""
+    if exception is None and app.builder.name == "html":
+        shutil.copyfile(Path(app.outdir, f"{root_doc}.html"), Path(app.outdir, "index.html"))
+
+
+def configure(app, config):
+    config.breathe_projects = {"muster": str(Path(app.srcdir).parent / "xml")}
+    python_package.load(ROOT / "python", os.environ.get("MUSTER_DOCS_STUB"))
+
+
+def setup(app):
+    app.connect("config-inited", configure)
+    app.connect("source-read", add_contents)
+    app.connect("build-finished", add_index)
+    app.add_transform(OutsideLinks)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
