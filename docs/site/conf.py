@@ -36,6 +36,10 @@ myst_heading_anchors = 6
 breathe_default_project = "muster"
 breathe_show_include = False
 cpp_index_common_prefix = ["muster::"]
+# Each page of a header opens the namespaces again. The compiler refuses real duplicates.
+suppress_warnings = ["duplicate_declaration.cpp"]
+# Docstrings mark code as Markdown does.
+default_role = "literal"
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"

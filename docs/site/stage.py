@@ -21,6 +21,7 @@ import python_package
 # Members of classes that need no comment: their names explain them, or the language does.
 PLAIN_PYTHON = {"rank", "size", "kind", "backend", "dtype", "shape", "ndim", "name"}
 PLAIN_CPP = re.compile(
+    r"Compound \S+< .* is not|of (?:struct|class) \S+< .* is not|"  # a specialization: its template has the comment
     r"Member (?:(\w+)\((?:const )?\1(?:<.*>)? ?&&?\w*\)|operator=\(|operator==\(|(?:begin|end|size|empty)\(\)).*\((?:function|friend)\) of "
 )
 
@@ -64,7 +65,7 @@ def cpp_pages(root, docs):
     for header in sorted(include.glob("muster/**/*.hpp")):
         name = header.relative_to(include)
         page = docs / "api/cpp" / name.relative_to("muster").with_suffix(".rst")
-        write(page, f"{heading(str(name.relative_to('muster')))}\n.. code-block:: cpp\n\n   #include \"{name}\"\n\n.. doxygenfile:: {name}\n")
+        write(page, f"{heading(str(name.relative_to('muster')))}\n.. code-block:: cpp\n\n   #include \"{name}\"\n\n.. doxygenfile:: {header.name}\n")
     # Doxygen repeats the members of a base class for each derived class.
     return [line for line in dict.fromkeys(log.read_text().splitlines()) if line and not PLAIN_CPP.search(line)]
 
