@@ -21,10 +21,12 @@ struct LoadShardOptions {
   std::string at = {};
   /// For one file per rank: file names as ExportOptions::shards, and the layout of the ranks.
   std::string shards = {};
+  /// See the member above.
   std::optional<ParallelLayout> from = {};
   /// As ShardOptions::base and ShardOptions::to_plan. For rank shards without a `to_plan`, `plan` also splits, or
   /// "auto" if `plan` has views.
   std::string base = {};
+  /// See `base`.
   std::string to_plan = {};
   /// A stop request ends the call with Error(cancelled). The collective overload also aborts the group.
   std::stop_token stop = {};

@@ -18,6 +18,7 @@ namespace muster {
 class Merged : public Exchange {
  public:
   Merged() = default;
+  /// Creates a result; only the library calls this.
   Merged(std::vector<int> ranks, std::optional<Tensor> tensor, std::shared_ptr<detail::ExchangeState> state)
       : Exchange(std::move(ranks), std::move(state)), tensor_(std::move(tensor)) {}
 

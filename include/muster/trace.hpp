@@ -17,6 +17,7 @@ namespace muster {
 /// throws.
 class TraceSpan {
  public:
+  /// Begins a span.
   explicit TraceSpan(std::string_view name) noexcept;
   ~TraceSpan();
   TraceSpan(const TraceSpan&) = delete;

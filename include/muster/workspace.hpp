@@ -54,6 +54,7 @@ struct WorkspaceQuery {
   std::uint64_t at_least = 0;              ///< the state has this generation or a later one
   std::optional<std::uint64_t> step = {};  ///< the state has exactly this generation
   bool on_all_ranks = false;               ///< all ranks of the job have a state of this generation
+  /// The jobs whose states are read.
   WorkspaceJob job = WorkspaceJob::own;
 };
 
@@ -78,6 +79,7 @@ class NFSWorkspace {
   explicit NFSWorkspace(const std::optional<std::string>& path, std::shared_ptr<SyncGroup> group = nullptr,
                         const WorkspaceOptions& options = {});
 
+  /// Returns whether the workspace has a directory.
   [[nodiscard]] bool is_initialized() const noexcept { return group_ != nullptr; }
   /// Returns the directory; empty if uninitialized.
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
@@ -100,6 +102,8 @@ class NFSWorkspace {
   /// other jobs, any rank is allowed). Throws Error(not_found) if the directory no longer exists, Error(corrupt |
   /// version) if a state is damaged, and Error(io).
   [[nodiscard]] std::optional<WorkspaceState> read_configs_and_weights_from_rank(int rank, const WorkspaceQuery& query);
+  /// Returns the newest complete state of `rank` whose generation is `at_least` or later. Otherwise as the function
+  /// above.
   [[nodiscard]] std::optional<WorkspaceState> read_configs_and_weights_from_rank(int rank, std::uint64_t at_least = 0) {
     return read_configs_and_weights_from_rank(rank, WorkspaceQuery{.at_least = at_least});
   }
@@ -120,7 +124,9 @@ struct FileGroupOptions {
   /// Identifies the job: the same on all its ranks and different from other jobs; required if several jobs may start in
   /// one directory at the same time.
   std::string key = {};
+  /// The rank of this process.
   int rank = 0;
+  /// The number of ranks.
   int size = 1;
   /// For the rendezvous; afterwards the default deadline of the group.
   std::optional<std::chrono::milliseconds> timeout = {};
