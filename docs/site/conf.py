@@ -93,14 +93,15 @@ class OutsideLinks(SphinxTransform):
             if link.get("reftype") != "myst":
                 continue
             target = link["reftarget"].split("#")[0]
+            # Sphinx makes a page's name of any file whose suffix is that of a page.
             if link.get("refdomain") == "doc":
-                path = Path(os.path.normpath(docs / target))
-                path = next((path.with_name(path.name + suffix) for suffix in source_suffix if path.with_name(path.name + suffix).exists()), path)
+                paths = [docs / f"{target}{suffix}" for suffix in source_suffix]
             else:
-                path = Path(os.path.normpath(page.parent / target))
-            if not target or path.is_relative_to(docs) or not path.exists():
+                paths = [page.parent / target]
+            path = next((Path(os.path.normpath(path)) for path in paths if path.exists()), docs)
+            if not target or path.is_relative_to(docs):
                 continue
-            name = path.relative_to(docs.parent)
+            name = path.relative_to(docs.parent if path.is_relative_to(docs.parent) else ROOT)
             if path.is_dir():
                 link.replace_self(nodes.literal(str(name), str(name)) if not link.children else link.children)
             elif name.is_relative_to("include/muster") and name.suffix == ".hpp":
@@ -114,7 +115,7 @@ class OutsideLinks(SphinxTransform):
             else:
                 link.replace_self(
                     addnodes.download_reference(
-                        "", *link.children, refdomain=None, reftarget=os.path.relpath(path, page.parent),
+                        "", *link.children, refdomain=None, reftarget=os.path.relpath(docs.parent / name, page.parent),
                         refdoc=self.env.docname, reftype="myst", refexplicit=True,
                     )
                 )
