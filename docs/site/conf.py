@@ -51,8 +51,8 @@ SECTIONS = {
     "Tutorials": ["tutorials"],
     "How-to guides": ["howto"],
     "Reference": ["reference"],
-    "Explanation": ["explanation", "explanation/decisions"],
-    "Contributing": ["contributing"],
+    "Explanation": ["explanation"],
+    "Contributing": ["contributing", "img"],
 }
 # The generated pages below the entry pages of the two interfaces.
 API = {
@@ -74,9 +74,11 @@ def add_contents(app, docname, source):
     docs = Path(app.srcdir)
     if docname == root_doc:
         for caption, folders in SECTIONS.items():
-            # The installation comes first in its section.
-            patterns = [pattern for folder in folders for pattern in (f"{folder}/install".lstrip("/"), f"{folder}/*".lstrip("/"))]
-            source[0] += toctree(docs, caption, patterns)
+            # The installation comes first. A folder inside of a section is listed by its README.
+            names = ["install", "*", "*/README"] if caption != "Start" else ["install", "*"]
+            source[0] += toctree(docs, caption, [f"/{folder}/{name}".replace("//", "/") for folder in folders for name in names])
+    elif docname.endswith("/README") and docname.count("/") > 1:
+        source[0] += toctree(docs, "", [f"/{docname.removesuffix('README')}*"])
     for caption, pattern in API.get(docname, {}).items():
         source[0] += toctree(docs, "", [pattern])
 
