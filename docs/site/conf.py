@@ -30,6 +30,8 @@ html_title = f"{project} {release}"
 html_copy_source = False
 html_show_sphinx = False
 
+# Quotation marks stay as they are written.
+smartquotes = False
 # An anchor of a heading is its text, as on Git hosts.
 myst_heading_anchors = 6
 
@@ -45,7 +47,8 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_mock_imports = python_package.MOCKED
 
-# The side bar: the folders of docs/ in this order. A page of another folder is in no table of contents, and so an error.
+# The side bar: the folders of docs/ in this order. A page of another folder is in no table of contents, which is an
+# error.
 SECTIONS = {
     "Start": [""],
     "Tutorials": ["tutorials"],
@@ -54,19 +57,18 @@ SECTIONS = {
     "Explanation": ["explanation"],
     "Contributing": ["contributing", "img"],
 }
-# The generated pages below the entry pages of the two interfaces.
+# The generated pages below the entry pages of the two interfaces. The headers of other systems' interfaces come last.
 API = {
-    "reference/cpp-api": {"Muster": "/api/cpp/*", "Interfaces of other systems": "/api/cpp/compat/*"},
-    "reference/python-api": {"": "/api/python/*"},
+    "reference/cpp-api": ["/api/cpp/*", "/api/cpp/compat/*"],
+    "reference/python-api": ["/api/python/*"],
 }
 
 
 def toctree(docs, caption, patterns):
-    """Returns a hidden table of contents of the pages that the patterns find."""
-    found = [pattern for pattern in patterns if any(docs.glob(pattern.lstrip("/") + ".*"))]
-    if not found:
-        return ""
-    return "\n\n" + "\n".join(["```{toctree}", ":hidden:", ":glob:", *([f":caption: {caption}"] if caption else []), "", *found, "```"]) + "\n"
+    """Returns a hidden table of contents of the pages that the patterns find; it is empty if they find none."""
+    found = [pattern for pattern in patterns if any(any(docs.glob(pattern[1:] + suffix)) for suffix in source_suffix)]
+    options = [":hidden:", ":glob:", f":caption: {caption}"] if caption else [":hidden:", ":glob:"]
+    return "\n".join(["\n", "```{toctree}", *options, "", *found, "```", ""]) if found else ""
 
 
 def add_contents(app, docname, source):
@@ -74,13 +76,22 @@ def add_contents(app, docname, source):
     docs = Path(app.srcdir)
     if docname == root_doc:
         for caption, folders in SECTIONS.items():
-            # The installation comes first. A folder inside of a section is listed by its README.
-            names = ["install", "*", "*/README"] if caption != "Start" else ["install", "*"]
-            source[0] += toctree(docs, caption, [f"/{folder}/{name}".replace("//", "/") for folder in folders for name in names])
+            # The installation comes first. The README of a folder inside of a section lists the pages of that folder.
+            names = ["install", "*"] if caption == "Start" else ["*", "*/README"]
+            patterns = [f"/{folder}/{name}".replace("//", "/") for folder in folders for name in names]
+            source[0] += toctree(docs, caption, patterns)
     elif docname.endswith("/README") and docname.count("/") > 1:
         source[0] += toctree(docs, "", [f"/{docname.removesuffix('README')}*"])
-    for caption, pattern in API.get(docname, {}).items():
-        source[0] += toctree(docs, "", [pattern])
+    elif docname in API:
+        source[0] += toctree(docs, "", API[docname])
+
+
+def link_to_header(env, header, children):
+    """Returns a link to the page of a header, a path below include/muster."""
+    return addnodes.pending_xref(
+        "", *children, refdomain="doc", reftarget=f"api/cpp/{header.with_suffix('')}", reftargetid=None,
+        refdoc=env.docname, reftype="myst", refexplicit=True,
+    )
 
 
 class OutsideLinks(SphinxTransform):
@@ -91,9 +102,8 @@ class OutsideLinks(SphinxTransform):
     def apply(self, **kwargs):
         page = Path(self.env.doc2path(self.env.docname))
         docs = Path(self.env.srcdir)
-        for link in list(self.document.findall(lambda node: isinstance(node, (addnodes.pending_xref, addnodes.download_reference)))):
-            if link.get("reftype") != "myst":
-                continue
+        kinds = (addnodes.pending_xref, addnodes.download_reference)
+        for link in list(self.document.findall(lambda node: isinstance(node, kinds) and node.get("reftype") == "myst")):
             target = link["reftarget"].split("#")[0]
             # Sphinx makes a page's name of any file whose suffix is that of a page.
             if link.get("refdomain") == "doc":
@@ -107,13 +117,7 @@ class OutsideLinks(SphinxTransform):
             if path.is_dir():
                 link.replace_self(nodes.literal(str(name), str(name)) if not link.children else link.children)
             elif name.is_relative_to("include/muster") and name.suffix == ".hpp":
-                docname = f"api/cpp/{name.relative_to('include/muster').with_suffix('')}"
-                link.replace_self(
-                    addnodes.pending_xref(
-                        "", *link.children, refdomain="doc", reftarget=docname, reftargetid=None,
-                        refdoc=self.env.docname, reftype="myst", refexplicit=bool(link.astext()),
-                    )
-                )
+                link.replace_self(link_to_header(self.env, name.relative_to("include/muster"), link.children))
             else:
                 link.replace_self(
                     addnodes.download_reference(
@@ -121,6 +125,19 @@ class OutsideLinks(SphinxTransform):
                         refdoc=self.env.docname, reftype="myst", refexplicit=True,
                     )
                 )
+
+
+class HeaderNames(SphinxTransform):
+    """The name of a header in code font becomes a link to its page."""
+
+    default_priority = 6
+
+    def apply(self, **kwargs):
+        for name in list(self.document.findall(nodes.literal)):
+            header = re.fullmatch(r"(?:include/)?muster/([\w/]+\.hpp)", name.astext())
+            linked = isinstance(name.parent, (nodes.reference, addnodes.pending_xref, addnodes.download_reference))
+            if header and not linked and (ROOT / "include/muster" / header[1]).exists():
+                name.replace_self(link_to_header(self.env, Path(header[1]), [name.deepcopy()]))
 
 
 def add_index(app, exception):
@@ -139,4 +156,5 @@ def setup(app):
     app.connect("source-read", add_contents)
     app.connect("build-finished", add_index)
     app.add_transform(OutsideLinks)
+    app.add_transform(HeaderNames)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -54,19 +54,21 @@ def public_modules():
     """Yields the modules of the package whose names have no underscore, with their public names."""
     package = sys.modules["muster"]
     seen = set()
-    names = [name for name in ["muster", *(f"muster.{module.name}" for module in pkgutil.iter_modules(package.__path__))] if "._" not in name]
-    for name in names:
+    submodules = [module.name for module in pkgutil.iter_modules(package.__path__)]
+    for name in ["muster", *(f"muster.{module}" for module in submodules if not module.startswith("_"))]:
         module = importlib.import_module(name)
         public = []
         for attribute, value in sorted(vars(module).items()):
             of_module = getattr(value, "__module__", name) or name
-            if attribute.startswith("_") or inspect.ismodule(value) or not of_module.startswith("muster") or type(value).__module__ == "__future__":
+            if attribute.startswith("_") or inspect.ismodule(value) or not of_module.startswith("muster"):
                 continue
-            # Names that the package exports belong to its page.
-            if name != "muster" and inspect.isroutine(value) | inspect.isclass(value) and value in seen:
+            if inspect.isroutine(value) or inspect.isclass(value):
+                # Names that the package exports belong to its page.
+                if value in seen:
+                    continue
+                seen.add(value)
+            elif type(value).__module__ == "__future__":
                 continue
             public.append((attribute, value))
-            if inspect.isroutine(value) or inspect.isclass(value):
-                seen.add(value)
         if public:
             yield module, public

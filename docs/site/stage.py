@@ -22,7 +22,8 @@ import python_package
 PLAIN_PYTHON = {"rank", "size", "kind", "backend", "dtype", "shape", "ndim", "name"}
 PLAIN_CPP = re.compile(
     r"Compound \S+< .* is not|of (?:struct|class) \S+< .* is not|"  # a specialization: its template has the comment
-    r"Member (?:(\w+)\((?:const )?\1(?:<.*>)? ?&&?\w*\)|operator=\(|operator==\(|(?:begin|end|size|empty)\(\)).*\((?:function|friend)\) of "
+    r"Member (?:(\w+)\((?:const )?\1(?:<.*>)? ?&&?\w*\)|operator==?\(|(?:begin|end|size|empty)\(\))"
+    r".*\((?:function|friend)\) of "
 )
 
 
@@ -60,20 +61,22 @@ def cpp_pages(root, docs):
         "STRIP_FROM_INC_PATH": include,
         "WARN_LOGFILE": log,
     }
-    doxyfile = (root / "docs/site/Doxyfile").read_text() + "".join(f'{name} = "{value}"\n' for name, value in settings.items())
-    subprocess.run(["doxygen", "-"], input=doxyfile, text=True, check=True)
+    lines = [(root / "docs/site/Doxyfile").read_text(), *(f'{name} = "{value}"' for name, value in settings.items())]
+    subprocess.run(["doxygen", "-"], input="\n".join(lines), text=True, check=True)
     for header in sorted(include.glob("muster/**/*.hpp")):
         name = header.relative_to(include)
         page = docs / "api/cpp" / name.relative_to("muster").with_suffix(".rst")
-        write(page, f"{heading(str(name.relative_to('muster')))}\n.. code-block:: cpp\n\n   #include \"{name}\"\n\n.. doxygenfile:: {header.name}\n")
+        title = heading(str(name.relative_to("muster")))
+        write(page, f'{title}\n.. code-block:: cpp\n\n   #include "{name}"\n\n.. doxygenfile:: {header.name}\n')
     # Doxygen repeats the members of a base class for each derived class.
     return [line for line in dict.fromkeys(log.read_text().splitlines()) if line and not PLAIN_CPP.search(line)]
 
 
-def constants_documentation(name, value):
-    """Returns the `#:` comment of a constant, by the module of the package that defines it."""
+def constant_comment(name, value):
+    """Returns the `#:` comment of a constant, from the module of the package that defines it."""
     for module_name, module in list(sys.modules.items()):
-        if module_name.split(".")[0] == "muster" and vars(module).get(name) is value and getattr(module, "__file__", "").endswith(".py"):
+        file = getattr(module, "__file__", None) or ""
+        if module_name.split(".")[0] == "muster" and file.endswith(".py") and vars(module).get(name) is value:
             lines = ModuleAnalyzer.for_module(module_name).find_attr_docs().get(("", name))
             if lines:
                 return "\n".join(lines).strip()
@@ -114,14 +117,15 @@ def python_pages(root, docs, stub):
                 elif inspect.isroutine(value):
                     text += f"\n.. autofunction:: {full}\n"
                 else:
-                    comment = constants_documentation(name, value)
-                    text += f"\n.. py:data:: {full}\n\n   {comment}\n".replace("\n\n\n", "\n")
-                    if not comment and not name.startswith("_"):
+                    comment = constant_comment(name, value)
+                    text += f"\n.. py:data:: {full}\n\n   {comment}\n"
+                    if not comment:
                         found.append(f"{module.__file__}: warning: {full} has no #: comment.")
                 if (inspect.isclass(value) or inspect.isroutine(value)) and not inspect.getdoc(value):
                     found.append(f"{place(value)}: warning: {full} has no docstring.")
             if missing:
-                text += "\n.. note::\n\n   This site was built without the extension module, which describes " + ", ".join(f"``{name}``" for name in missing) + ".\n"
+                names = ", ".join(f"``{name}``" for name in missing)
+                text += f"\n.. note::\n\n   This site was built without the extension module, which defines {names}.\n"
             write(docs / "api/python" / f"{module.__name__}.rst", text)
     return found
 
@@ -136,7 +140,8 @@ def main():
     docs.mkdir(parents=True)
     copy_pages(arguments.root, docs)
     # The pages that hold the tables of contents.
-    for page, title in {"README": "Muster", "reference/cpp-api": "C++ interface", "reference/python-api": "Python interface"}.items():
+    titles = {"README": "Muster", "reference/cpp-api": "C++ API", "reference/python-api": "Python API"}
+    for page, title in titles.items():
         if not (docs / f"{page}.md").exists():
             write(docs / f"{page}.md", f"# {title}\n")
     found = cpp_pages(arguments.root, docs) + python_pages(arguments.root, docs, arguments.stub)

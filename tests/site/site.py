@@ -4,6 +4,7 @@
 usage: site.py SOURCE FOLDER STUB. The site and the pictures stay in FOLDER. Status 77: tools are not installed.
 """
 
+import html
 import os
 import re
 import shutil
@@ -18,13 +19,14 @@ SIZE = (1300, 1400)
 
 
 def chromium(url, *arguments):
-    """Opens a page in a browser with an empty profile and returns what it prints."""
+    """Opens a page in a browser with an empty profile and returns the output of the browser."""
     with tempfile.TemporaryDirectory() as profile:
-        command = [shutil.which("chromium"), "--headless", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={profile}"]
-        command += ["--virtual-time-budget=10000", "--window-size={},{}".format(*SIZE)]
+        command = ["chromium", "--headless", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={profile}"]
+        command += ["--virtual-time-budget=10000", "--window-size={},{}".format(*SIZE), *arguments, url]
         if os.geteuid() == 0:
-            command.append("--no-sandbox")
-        return subprocess.run([*command, *arguments, url], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True, timeout=120).stdout
+            command.insert(1, "--no-sandbox")
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        return subprocess.run(command, **pipes, text=True, check=True, timeout=120).stdout
 
 
 def rows(picture):
@@ -48,16 +50,17 @@ def rows(picture):
 def main():
     source, folder, stub = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     site = folder / "html"
-    status = subprocess.run([source / "tools/docs", "--no-install", "--out", site, "--stub", stub if os.path.exists(stub) else ""]).returncode
+    command = [source / "tools/docs", "--no-install", "--out", site, "--stub", stub if os.path.exists(stub) else ""]
+    status = subprocess.run(command).returncode
     if status:
         return status
     if not shutil.which("chromium"):
-        print("skipped: the site was built, but there is no browser to render it; install one with: apt-get install chromium")
+        print("skipped: the site was built, but not rendered; install the browser with: apt-get install chromium")
         return 77
 
     version = re.search(r"version: '([^']+)'", (source / "meson.build").read_text())[1]
-    tutorial = next((page for pattern in ("tutorials/*.html", "*tutorial*.html") for page in sorted(site.glob(pattern))))
-    heading = re.match(r"# (.*)\n", (source / "docs" / tutorial.relative_to(site).with_suffix(".md")).read_text())[1]
+    tutorial = sorted([*site.glob("tutorials/*.html"), *site.glob("*-tutorial.html")])[0]
+    heading = re.match("# (.*)\n", (source / "docs" / tutorial.relative_to(site).with_suffix(".md")).read_text())[1].replace("`", "")
     pictures = folder / "pictures"
     pictures.mkdir(exist_ok=True)
     for page, title in {
@@ -65,7 +68,7 @@ def main():
         tutorial: f"{heading} - Muster {version}",
         site / "api/cpp/error.html": f"error.hpp - Muster {version}",
     }.items():
-        found = re.search(r"<title>(.*?)</title>", chromium(page.as_uri(), "--dump-dom"))[1]
+        found = html.unescape(re.search("<title>(.*?)</title>", chromium(page.as_uri(), "--dump-dom"))[1])
         assert found == title, f"'{page}': the title is '{found}' instead of '{title}'"
         picture = pictures / f"{page.stem}.png"
         picture.unlink(missing_ok=True)
@@ -75,8 +78,8 @@ def main():
         print(f"{picture}: {title}, {different} different rows of pixels")
 
     # The search needs no server.
-    results = chromium(f"{(site / 'search.html').as_uri()}?q=barrier", "--dump-dom")
-    assert re.search(r'<a href="[^"]*api/cpp/[^"]*"', results.split('id="search-results"')[1]), "the search for 'barrier' finds no page of a header"
+    results = chromium(f"{(site / 'search.html').as_uri()}?q=barrier", "--dump-dom").split('id="search-results"')[1]
+    assert re.search('<a href="[^"]*api/cpp/[^"]*"', results), "the search for 'barrier' finds no page of a header"
     return 0
 
 
