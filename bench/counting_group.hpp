@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "src/sync/group.hpp"
+#include "src/group/group.hpp"
 
 namespace bench {
 
@@ -15,7 +15,7 @@ struct Told {
   std::uint64_t rounds = 0;
 };
 
-class CountingGroup final : public muster::sync::Group {
+class CountingGroup final : public muster::group::Group {
  public:
   explicit CountingGroup(std::shared_ptr<muster::SyncGroup> inner)
       : Group(inner->rank(), ranks_of(*inner), inner->nonce(), inner->timeout()),
@@ -27,10 +27,10 @@ class CountingGroup final : public muster::sync::Group {
   [[nodiscard]] std::string_view kind() const noexcept override { return inner_->kind(); }
   [[nodiscard]] bool shares_memory(int rank) const override { return inner_->shares_memory(rank); }
   [[nodiscard]] int host_of(int rank) const override { return inner_->host_of(rank); }
-  [[nodiscard]] std::shared_ptr<muster::sync::Region> region_of(int rank) const override {
+  [[nodiscard]] std::shared_ptr<muster::group::Region> region_of(int rank) const override {
     return inner_->region_of(rank);
   }
-  [[nodiscard]] std::shared_ptr<const muster::sync::PeerLiveness> liveness(int rank) const override {
+  [[nodiscard]] std::shared_ptr<const muster::group::PeerLiveness> liveness(int rank) const override {
     return inner_->liveness(rank);
   }
   [[nodiscard]] bool has_failure() const noexcept override { return inner_->has_failure(); }
@@ -55,11 +55,11 @@ class CountingGroup final : public muster::sync::Group {
                      std::span<const int> on, const muster::WaitOptions& options) override {
     inner_->wait_until(done, sleep, on, options);
   }
-  bool do_try_send(int to, const muster::sync::PacketHead& head, std::span<const std::byte> packet) override {
+  bool do_try_send(int to, const muster::group::PacketHead& head, std::span<const std::byte> packet) override {
     return inner_->try_send(to, head, packet);
   }
-  bool do_try_receive(int from, const muster::sync::PacketPlace& place) override {
-    const auto counted = [&](const muster::sync::PacketHead& head, std::size_t bytes) {
+  bool do_try_receive(int from, const muster::group::PacketPlace& place) override {
+    const auto counted = [&](const muster::group::PacketHead& head, std::size_t bytes) {
       told_.by_messages += bytes;
       return place(head, bytes);
     };

@@ -5,7 +5,7 @@
 // sends. Prints one JSON line per size and destination, with medians in seconds. `ratio` is the time of the plain copy
 // divided by that of Muster, the fraction of the plain copy's speed. The lines name the device; figures of the fake
 // driver of the tests are not measurements. If there is no device the program reports that and exits with 77. It has
-// not been run on a device (docs/devices.md).
+// not been run on a device (docs/tested-with.md).
 
 #include <fmt/core.h>
 
@@ -19,9 +19,9 @@
 #include "muster/cuda.hpp"
 #include "muster/error.hpp"
 #include "muster/gather.hpp"
-#include "src/device/copy_queue.hpp"
-#include "src/device/driver.hpp"
-#include "src/device/memory_pool.hpp"
+#include "src/cuda/copy_queue.hpp"
+#include "src/cuda/driver.hpp"
+#include "src/cuda/memory_pool.hpp"
 
 namespace {
 

@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "muster/multiprocess.hpp"
+#include "muster/compat/multiprocess.hpp"
 
 namespace {
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "muster/error.hpp"
-#include "src/checkpoint/foreign/dcp_metadata.hpp"
+#include "src/checkpoint/thirdparty/dcp.hpp"
 #include "src/os/file.hpp"
 
 int main(int argc, char** argv) try {
@@ -24,12 +24,12 @@ int main(int argc, char** argv) try {
   std::size_t chunks = 0;
   for (double& took : seconds) {
     const std::clock_t begin = std::clock();
-    muster::foreign::DcpMetadata metadata;
+    muster::thirdparty::DcpMetadata metadata;
     metadata.add(bytes);
     metadata.finish();
     took = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
     chunks = 0;
-    for (const muster::foreign::DcpTensor& tensor : metadata.tensors()) {
+    for (const muster::thirdparty::DcpTensor& tensor : metadata.tensors()) {
       chunks += tensor.chunks.size();
     }
   }

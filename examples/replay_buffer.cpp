@@ -13,7 +13,7 @@
 #include <span>
 #include <vector>
 
-#include "muster/roles.hpp"
+#include "muster/compat/roles.hpp"
 
 namespace {
 

@@ -13,9 +13,9 @@
 #include "muster/safetensors.hpp"
 #include "muster/state_file.hpp"
 #include "src/base/escaped.hpp"
-#include "src/checkpoint/omissions.hpp"
-#include "src/checkpoint/shard_set.hpp"
-#include "src/core/parallel.hpp"
+#include "src/checkpoint/assembly/export.hpp"
+#include "src/checkpoint/assembly/shard_set.hpp"
+#include "src/core/thread_pool.hpp"
 #include "src/os/publish.hpp"
 #include "tools/commands.hpp"
 #include "tools/interruption.hpp"
@@ -30,7 +30,7 @@ struct ConvertArguments {
   std::string in;
   std::string out;
   std::string compress = "none";
-  foreign::Choice foreign;
+  thirdparty::Choice foreign;
   bool force = false;
   bool skips_unreadable = false;
 };
@@ -66,7 +66,7 @@ void check_paths(const ConvertArguments& arguments) {
                      words);
   };
   std::error_code error;
-  if (fs::is_directory(arguments.in, error) && !foreign::find_checkpoint(arguments.in))
+  if (fs::is_directory(arguments.in, error) && !thirdparty::find_checkpoint(arguments.in))
     refuse("it is a directory, and one file becomes one file; muster export and muster shard work on directories");
   if (fs::equivalent(arguments.in, arguments.out, error)) refuse("they are the same file");
   const fs::file_status status = fs::symlink_status(arguments.out, error);

@@ -18,15 +18,15 @@
 #include "muster/error.hpp"
 #include "muster/version.hpp"
 #include "src/base/escaped.hpp"
-#include "src/checkpoint/foreign_hdf5.hpp"
-#include "src/device/device_report.hpp"
+#include "src/checkpoint/thirdparty/hdf5/file.hpp"
+#include "src/cuda/device_state.hpp"
 #include "src/os/directory.hpp"
 #include "src/os/library.hpp"
 #include "src/os/machine.hpp"
 #include "src/os/process.hpp"
 #include "src/os/shared_memory.hpp"
+#include "src/rendezvous/world.hpp"
 #include "src/statefile/writer_state.hpp"
-#include "src/sync/world.hpp"
 #include "src/workspace/discovery.hpp"
 #include "src/workspace/survey.hpp"
 #include "tools/commands.hpp"
@@ -167,18 +167,18 @@ std::string program_in_path(const std::string& name) {
 }
 
 Finding mpi() {
-  sync::Start start;
+  group::Start start;
   std::string contradiction;
   try {
-    start = sync::find_start(sync::own_surroundings());
+    start = group::find_start(group::own_surroundings());
   } catch (const Error& error) {
     contradiction = error.what();
   }
   Finding finding{"MPI", Health::good, {}};
   try {
-    finding.value = "libmuster-mpi with " + sync::require_mpi().describe();
+    finding.value = "libmuster-mpi with " + group::require_mpi().describe();
   } catch (const Error& error) {
-    const bool is_needed = start.by == sync::StartedBy::mpi;
+    const bool is_needed = start.by == group::StartedBy::mpi;
     return {"MPI", is_needed ? Health::bad : Health::note,
             is_needed ? fmt::format("{}; {}", start.said, error.what()) : "libmuster-mpi cannot be loaded",
             "ranks of several hosts need it (Debian: mpich), or meet through a workspace"};
@@ -189,9 +189,9 @@ Finding mpi() {
     finding.health = Health::bad;
     finding.value += "; " + contradiction;
     finding.remedy = "unset the variables of the launcher that has not started this process";
-  } else if (start.by == sync::StartedBy::mpi) {
+  } else if (start.by == group::StartedBy::mpi) {
     finding.value += "; this process is a rank of it: " + start.said;
-  } else if (start.by == sync::StartedBy::slurm && start.is_apart && !os::environment("MUSTER_WORKSPACE")) {
+  } else if (start.by == group::StartedBy::slurm && start.is_apart && !os::environment("MUSTER_WORKSPACE")) {
     finding.health = Health::bad;
     finding.value += fmt::format("; started by srun without PMI: {}", start.said);
     finding.remedy =

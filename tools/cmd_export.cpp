@@ -23,15 +23,15 @@
 #include "muster/launch.hpp"
 #include "muster/model_dir.hpp"
 #include "src/base/escaped.hpp"
-#include "src/checkpoint/agreement.hpp"
-#include "src/checkpoint/foreign/checkpoint.hpp"
-#include "src/checkpoint/model_files.hpp"
-#include "src/checkpoint/output_directory.hpp"
+#include "src/checkpoint/assembly/agreement.hpp"
+#include "src/checkpoint/model/model_files.hpp"
+#include "src/checkpoint/model/output_directory.hpp"
+#include "src/checkpoint/thirdparty/checkpoint.hpp"
 #include "src/inspect/reports.hpp"
 #include "src/os/fd.hpp"
 #include "src/os/process.hpp"
 #include "src/os/thread.hpp"
-#include "src/sync/world.hpp"
+#include "src/rendezvous/world.hpp"
 #include "src/workspace/survey.hpp"
 #include "tools/commands.hpp"
 #include "tools/forecast.hpp"
@@ -162,7 +162,7 @@ int export_with(SyncGroup& group, const ExportArguments& arguments) {
 /// Whether every process can read the whole source: a foreign checkpoint that is not stored by rank.
 bool is_whole(const ExportArguments& arguments) {
   if (workspace::is_workspace_directory(arguments.shards)) return false;
-  const auto found = foreign::find_checkpoint(arguments.shards, {arguments.options.at, arguments.options.shards});
+  const auto found = thirdparty::find_checkpoint(arguments.shards, {arguments.options.at, arguments.options.shards});
   return found && found->ranks == 0;
 }
 
@@ -224,7 +224,7 @@ int export_with_own_ranks(const CLI::App& command, const ExportArguments& argume
 
 /// Returns the ranks of the job to which this process belongs. Prints a hint if the others do not arrive, because a
 /// script may call the command on one rank only.
-std::shared_ptr<SyncGroup> group_of_job(const sync::Start& start) {
+std::shared_ptr<SyncGroup> group_of_job(const group::Start& start) {
   const os::Thread reminder("a reminder", [&start](const std::stop_token& come) {
     std::mutex mutex;
     std::unique_lock lock(mutex);
@@ -240,8 +240,8 @@ std::shared_ptr<SyncGroup> group_of_job(const sync::Start& start) {
 }
 
 int export_as_called(const CLI::App& command, const ExportArguments& arguments) {
-  const sync::Start start = arguments.alone ? sync::Start() : sync::find_start(sync::own_surroundings());
-  if (start.by == sync::StartedBy::alone) return export_with_own_ranks(command, arguments);
+  const group::Start start = arguments.alone ? group::Start() : group::find_start(group::own_surroundings());
+  if (start.by == group::StartedBy::alone) return export_with_own_ranks(command, arguments);
   if (arguments.jobs != 0)
     throw Error(ErrorKind::argument,
                 fmt::format("--jobs starts ranks of its own, and this is a rank of a job ({}) whose ranks export "

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "src/checkpoint/arrangement.hpp"
-#include "src/checkpoint/omissions.hpp"
-#include "src/checkpoint/shard_set.hpp"
+#include "src/checkpoint/assembly/export.hpp"
+#include "src/checkpoint/assembly/shard_set.hpp"
+#include "src/checkpoint/plan/arrangement.hpp"
 #include "src/inspect/output.hpp"
 #include "src/inspect/reports.hpp"
 #include "src/inspect/source.hpp"

@@ -8,7 +8,7 @@
 
 namespace muster::tools {
 
-/// Exit statuses that a command sets itself, in addition to those of docs/inspecting.md.
+/// Exit statuses that a command sets itself, in addition to those of docs/reference/exit-status.md.
 inline constexpr int cannot = 2;       ///< the command cannot do its work
 inline constexpr int done_unsaid = 3;  ///< the work is done, but its report could not be printed
 

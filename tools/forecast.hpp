@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "src/checkpoint/export_job.hpp"
+#include "src/checkpoint/assembly/export_job.hpp"
 
 namespace muster::tools {
 

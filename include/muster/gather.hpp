@@ -8,7 +8,7 @@
 // An exchange is one such call, made by all ranks of the group together. It consists of one or more rounds, in which
 // every rank receives a small record from every other rank, and of the transfer of the data. Over shared memory, each
 // sender copies its data into a segment of its own. The result on the root refers to the segments. A sender keeps free
-// segments in a pool for the next exchange. docs/gathering.md is the manual.
+// segments in a pool for the next exchange. docs/howto/gather-in-cpp.md is the manual.
 
 #include <chrono>
 #include <cstdint>

@@ -2,7 +2,7 @@
 #pragma once
 // Starts a command as the ranks of a job, as `muster run` does. The environment of the ranks is that of torchrun (RANK,
 // WORLD_SIZE ...), so programs written for torchrun run unchanged, plus MUSTER_JOB for world(). Use
-// muster/multiprocess.hpp to start functions.
+// muster/compat/multiprocess.hpp to start functions.
 
 #include <chrono>
 #include <cstdint>

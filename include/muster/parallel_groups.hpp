@@ -19,7 +19,7 @@
 #include <memory>
 #include <string>
 
-#include "muster/multiprocess.hpp"
+#include "muster/compat/multiprocess.hpp"
 #include "muster/process_group.hpp"
 
 namespace muster {

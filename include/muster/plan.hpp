@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // MergePlan: how the tensors of N ranks become the tensors of one checkpoint, and the inverse. A plan is an ordered
-// list of rules, of which the first match applies. docs/plans.md describes the JSON format and the built-in plans.
+// list of rules, of which the first match applies. docs/reference/plans.md describes the JSON format, and
+// docs/reference/builtin-plans.md lists the built-in plans.
 
 #include <cstdint>
 #include <memory>

@@ -81,10 +81,10 @@ Engine& engine_of(ProcessGroup& group) noexcept;
 /// - Tensors are in host memory. Inputs may be strided; results are contiguous. The caller may reuse an input when the
 ///   call returns. A result must not overlap an input of another rank or of another call.
 /// - In a program with libmuster-cuda, all ranks may pass contiguous tensors on a GPU of each rank. The call then uses
-///   NCCL (muster/cuda.hpp; docs/devices.md, "Collectives"), which adds in its own order. It returns when the operation
-///   is queued in the stream of the thread. Until the GPU has finished it (wait_for_devices()), inputs must not change
-///   and results are not available. barrier() does not wait for a GPU. For messages, shared results and Configs, call
-///   copy_to_host() first.
+///   NCCL (muster/cuda.hpp; docs/reference/gpu.md, "Collectives"), which adds in its own order. It returns when the
+///   operation is queued in the stream of the thread. Until the GPU has finished it (wait_for_devices()), inputs must
+///   not change and results are not available. barrier() does not wait for a GPU. For messages, shared results and
+///   Configs, call copy_to_host() first.
 /// - Ranks that share memory read larger inputs in a SharedArena in place, without a copy.
 /// - One thread at a time, as with SyncGroup. Collectives and messages of a ProcessGroup are separate from those of the
 ///   SyncGroup that it was made from.

@@ -2,7 +2,7 @@
 #pragma once
 // State files: the config and weights of one rank in an ordinary HDF5 file, which Muster lists and maps without
 // libhdf5. StateFile reads a file. StateFileWriter writes one in pieces, and write_state_file() in one call. Format:
-// docs/state-file.md. A file is a state only if the commit mark in its first 4096 bytes is valid.
+// docs/reference/state-file.md. A file is a state only if the commit mark in its first 4096 bytes is valid.
 //
 // Creating a file uses libhdf5 briefly, but never for the bytes of tensors. Distributions build libhdf5 without thread
 // safety. Muster therefore guards it with a process-wide lock. A program that uses libhdf5 itself must not do so in

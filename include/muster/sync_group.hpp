@@ -41,7 +41,7 @@ struct WaitOptions {
   const char* phase = "barrier";
 };
 
-namespace sync {
+namespace group {
 class Group;
 }
 
@@ -157,17 +157,17 @@ class SyncGroup : public std::enable_shared_from_this<SyncGroup> {
   virtual void set_timeout(std::chrono::milliseconds timeout) = 0;
 
  private:
-  friend class sync::Group;  // the base of all kinds of groups
+  friend class group::Group;  // the base of all kinds of groups
   SyncGroup() = default;
 };
 
 /// Returns the group of all ranks of this job. The first call forms the group and is collective; later calls return the
-/// same group. The first entry of this list that applies determines the group (docs/mpi.md):
+/// same group. The first entry of this list that applies determines the group (docs/explanation/mpi-and-tcp.md):
 /// - the group that was passed to set_world();
 /// - MPI, if the program has already initialized it and libmuster-mpi is loaded;
 /// - a group of this process alone, if MUSTER_ALONE is 1;
 /// - mpiexec, or srun with a PMI, through libmuster-mpi, which is loaded at that time and finalizes MPI at exit;
-/// - `muster run` and torchrun, by RANK and WORLD_SIZE; several hosts then use MUSTER_WORKSPACE or TCP (docs/tcp.md);
+/// - `muster run` and torchrun, by RANK and WORLD_SIZE; several hosts then use MUSTER_WORKSPACE or TCP;
 /// - a step of Slurm without a PMI;
 /// - otherwise a group of this process alone.
 ///

@@ -34,7 +34,7 @@ struct TcpGroupOptions {
 /// Returns a group of `size` processes on any hosts. Collective. Ranks on the same host use shared memory, and their
 /// data is not sent over TCP. Ranks listen at ports that the kernel chooses, and connect when they first exchange data.
 /// Use it only in networks whose hosts trust each other: connections of other jobs and of strangers are closed, but the
-/// data is not encrypted (docs/tcp.md).
+/// data is not encrypted (docs/explanation/security.md).
 ///
 /// If a rank of another host ends without leaving its groups, the other ranks report it at once. A stalled rank is
 /// reported at the deadline. Each rank may destroy the group at a different time. At exit, a process waits for the

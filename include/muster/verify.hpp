@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Checks whether a checkpoint, a directory of shards, a workspace or a file is complete and intact. All problems are
-// reported, not only the first. docs/inspecting.md describes the checksum file of a checkpoint.
+// reported, not only the first. docs/reference/shard-file.md describes the checksum file of a checkpoint.
 
 #include <cstdint>
 #include <optional>

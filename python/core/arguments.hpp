@@ -12,7 +12,7 @@
 
 #include "python/core/bindings.hpp"
 #include "python/core/waiting.hpp"
-#include "src/sync/group.hpp"
+#include "src/group/group.hpp"
 
 namespace muster::python {
 
@@ -109,7 +109,7 @@ auto made_or_refused(const Make& make, const Refuse& refuse) -> decltype(make())
 /// Does the same for calls of a group that begin with Group::together().
 template <class Make>
 auto made_for(SyncGroup& group, const Make& make) -> decltype(make()) {
-  return made_or_refused(make, [&](const Error& failure) { sync::inside(group).refuse(failure); });
+  return made_or_refused(make, [&](const Error& failure) { group::inside(group).refuse(failure); });
 }
 
 }  // namespace muster::python

@@ -15,7 +15,7 @@
 #include "python/core/bindings.hpp"
 #include "python/core/waiting.hpp"
 #include "src/collectives/engine.hpp"
-#include "src/sync/failing.hpp"
+#include "src/group/error_propagation.hpp"
 
 namespace muster::python {
 namespace {
@@ -408,7 +408,7 @@ void bind_collectives(nb::module_& module) {
       .def(
           "abort",
           [](ProcessGroup& self, const std::string& reason) {
-            self.group().poison(sync::in_own_name(self.group(), Error(ErrorKind::cancelled, reason)));
+            self.group().poison(group::in_own_name(self.group(), Error(ErrorKind::cancelled, reason)));
           },
           nb::arg("reason"),
           "Aborts the group: waits on any rank, and all later calls, raise CancelledError. Local; any thread.");

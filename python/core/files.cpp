@@ -26,10 +26,10 @@
 #include "python/core/arguments.hpp"
 #include "python/core/bindings.hpp"
 #include "python/core/waiting.hpp"
+#include "src/group/error_propagation.hpp"
+#include "src/group/watchdog.hpp"
 #include "src/inspect/reports.hpp"
 #include "src/inspect/show.hpp"
-#include "src/sync/failing.hpp"
-#include "src/sync/waits.hpp"
 
 namespace muster::python {
 namespace {
@@ -80,7 +80,7 @@ auto long_work(nb::handle progress, const Call& call, std::launch where = std::l
     auto result = without_gil([&] {
       auto work = std::async(where, [&] { return call(tell, stop.get_token()); });
       while (work.wait_for(std::chrono::milliseconds(60)) == std::future_status::timeout)
-        if (sync::is_interrupted()) stop.request_stop();
+        if (group::is_interrupted()) stop.request_stop();
       return work.get();
     });
     end();
@@ -327,7 +327,7 @@ nb::object load_shard_of(const std::string& model_dir, const std::string& plan, 
     return ParallelLayout::parse(layout);
   };
   // The other ranks of a group are already waiting.
-  const ParallelLayout cut = ranks ? sync::or_fail(*ranks, arguments) : arguments();
+  const ParallelLayout cut = ranks ? group::or_fail(*ranks, arguments) : arguments();
   return dict_of(long_work(progress, [&](const ProgressCallback& tell, std::stop_token stop) {
     made.progress = tell;
     made.stop = std::move(stop);
@@ -369,7 +369,7 @@ ExportOptions export_options_of(const nb::dict& given) {
 nb::object export_shards(const std::string& shards_dir, const std::string& out, const std::string& plan,
                          SyncGroup& group, const nb::dict& given, nb::handle progress) {
   // The other ranks are already waiting for this rank.
-  ExportOptions options = sync::or_fail(group, [&] { return export_options_of(given); });
+  ExportOptions options = group::or_fail(group, [&] { return export_options_of(given); });
   const auto work = [&](const ProgressCallback& tell, std::stop_token stop) {
     options.progress = tell;
     options.stop = std::move(stop);

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "muster/multiprocess.hpp"
+#include "muster/compat/multiprocess.hpp"
 #include "muster/state.hpp"
 #include "python/core/arguments.hpp"
 #include "python/core/bindings.hpp"

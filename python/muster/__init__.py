@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Muster: gathers the tensor shards and layer configs of all ranks of a job on one rank.
 
-The manual is docs/python.md. Importing this package imports neither torch nor numpy.
+The manual is docs/reference/python-api.md. Importing this package imports neither torch nor numpy.
 """
 
 import os as _os

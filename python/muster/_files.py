@@ -438,7 +438,7 @@ def show(
     generation: int | None = None,
     job: str = "",
 ) -> _Report:
-    """Returns the output of `muster show --json` for a path (docs/inspecting.md). Local.
+    """Returns the output of `muster show --json` for a path (docs/reference/json-output.md). Local.
 
     `pattern` selects tensors by name. `plan` merges rank shards: the name of a built-in plan, "auto" or a file. `base`
     is a model directory with the config.json that the plan needs. `at` and `shards` are as for export_model(), for

@@ -59,7 +59,7 @@ bool has_device_backend() noexcept {
   return make_device_backend.load() != nullptr;
 }
 
-void check_ranks_on_hosts(const sync::Group& group) {
+void check_ranks_on_hosts(const group::Group& group) {
   std::map<int, int> ranks;  // by host
   for (const int rank : group.all())
     if (++ranks[group.host_of(rank)] > most_ranks_on_host)
@@ -69,7 +69,7 @@ void check_ranks_on_hosts(const sync::Group& group) {
                               group.info(rank).rank, most_ranks_on_host));
 }
 
-std::unique_ptr<DeviceBackend> device_backend(sync::Group& group, Backend& round) {
+std::unique_ptr<DeviceBackend> device_backend(group::Group& group, Backend& round) {
   const MakeDeviceBackend make = make_device_backend;
   if (make == nullptr)
     throw Error(ErrorKind::unsupported,

@@ -22,8 +22,8 @@
 #include "muster/sync_group.hpp"
 #include "muster/tensor.hpp"
 #include "src/base/function_ref.hpp"
+#include "src/group/group.hpp"
 #include "src/merge/layout.hpp"
-#include "src/sync/group.hpp"
 
 namespace muster::collectives {
 
@@ -97,20 +97,20 @@ class Backend {
 };
 
 /// Makes a backend that uses the messages of a group of any kind. Local.
-std::unique_ptr<Backend> message_backend(sync::Group& group);
+std::unique_ptr<Backend> message_backend(group::Group& group);
 
 /// The maximum number of ranks per host, which is limited by the size of the chunks of shared memory.
 inline constexpr int most_ranks_on_host = 2048;
 /// Throws Error(unsupported) if a host has more ranks. All ranks get the same result. Local.
-void check_ranks_on_hosts(const sync::Group& group);
+void check_ranks_on_hosts(const group::Group& group);
 
 /// Makes a backend with rings in shared memory. Collective. Returns null on all ranks if some ranks do not share
 /// memory. Throws as SyncGroup::all_gather, and Error(no_space) on all ranks.
-std::unique_ptr<Backend> shared_backend(sync::Group& group, const WaitOptions& options);
+std::unique_ptr<Backend> shared_backend(group::Group& group, const WaitOptions& options);
 
 /// Makes a backend for several hosts, of which at least one has two or more ranks: rings within hosts, messages between
 /// them. Collective. Returns null on all ranks if it is not possible or has no advantage. Throws as shared_backend().
-std::unique_ptr<Backend> hosts_backend(sync::Group& group, const WaitOptions& options);
+std::unique_ptr<Backend> hosts_backend(group::Group& group, const WaitOptions& options);
 
 // The distribution of bytes among ranks.
 
@@ -182,11 +182,11 @@ class DeviceBackend : public Backend {
 };
 
 /// `round` is the backend for calls with host memory. Calls on devices use its rounds too.
-using MakeDeviceBackend = std::unique_ptr<DeviceBackend> (*)(sync::Group& group, Backend& round);
+using MakeDeviceBackend = std::unique_ptr<DeviceBackend> (*)(group::Group& group, Backend& round);
 void set_device_backend(MakeDeviceBackend make) noexcept;
 /// Returns whether a library of this program has registered a device backend.
 [[nodiscard]] bool has_device_backend() noexcept;
 /// Throws Error(unsupported) if no device backend is registered.
-std::unique_ptr<DeviceBackend> device_backend(sync::Group& group, Backend& round);
+std::unique_ptr<DeviceBackend> device_backend(group::Group& group, Backend& round);
 
 }  // namespace muster::collectives

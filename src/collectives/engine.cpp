@@ -9,20 +9,20 @@
 #include <numeric>
 #include <utility>
 
-#include "src/base/written.hpp"
+#include "src/base/fixed_string.hpp"
 #include "src/collectives/packed_config.hpp"
+#include "src/group/error_propagation.hpp"
 #include "src/merge/reduce.hpp"
-#include "src/sync/failing.hpp"
 #include "src/trace/span.hpp"
 
 namespace muster::collectives {
 
 Engine::Engine(std::shared_ptr<SyncGroup> group, const CollectiveOptions& options) : group_(std::move(group)) {
-  const sync::Use use(*group_);
-  check_ranks_on_hosts(sync::inside(*group_));
-  if (size() > 1) backend_ = shared_backend(sync::inside(*group_), waits(options, "process group"));
-  if (!backend_) backend_ = hosts_backend(sync::inside(*group_), waits(options, "process group"));
-  if (!backend_) backend_ = message_backend(sync::inside(*group_));
+  const group::Use use(*group_);
+  check_ranks_on_hosts(group::inside(*group_));
+  if (size() > 1) backend_ = shared_backend(group::inside(*group_), waits(options, "process group"));
+  if (!backend_) backend_ = hosts_backend(group::inside(*group_), waits(options, "process group"));
+  if (!backend_) backend_ = message_backend(group::inside(*group_));
   ins_.resize(static_cast<std::size_t>(size()));
   outs_.resize(ins_.size());
 }
@@ -54,18 +54,18 @@ template <class Prepare, class Move>
 void Engine::run(const What& what, std::span<const Device> where, const CollectiveOptions& options,
                  const Prepare& prepare, const Move& move) {
   const DeviceEnd at_end(*this);
-  const sync::Use use(*group_);
-  trace::Span span(trace::Kind::collective, what.name, sync::inside(*group_).operations().next());
+  const group::Use use(*group_);
+  trace::Span span(trace::Kind::collective, what.name, group::inside(*group_).operations().next());
   device_ = nullptr;
   place_ = {};
   Call call(waits(options, what.name));
   clear(ins_);
   clear(outs_);
-  call.trouble = sync::attempt(*group_, [&] {
+  call.trouble = group::attempt(*group_, [&] {
     if (what.root && (*what.root < 0 || *what.root >= size()))
       throw Error(ErrorKind::argument, fmt::format("root {} is not in the group of {} ranks", *what.root, size()));
     if (!where.empty()) {
-      if (!devices_) devices_ = device_backend(sync::inside(*group_), *backend_);
+      if (!devices_) devices_ = device_backend(group::inside(*group_), *backend_);
       place_ = devices_->begin(where);
       device_ = devices_.get();
     }
@@ -78,7 +78,7 @@ void Engine::run(const What& what, std::span<const Device> where, const Collecti
   span.set_route(mover().name());
   const auto opened = [&](std::span<const Card> cards) {
     for (const Card& card : cards)
-      if (card.status != 0) sync::inside(*group_).agree(call.trouble, call.waits);
+      if (card.status != 0) group::inside(*group_).agree(call.trouble, call.waits);
     for (const Card& card : cards)
       if (card.agreed != cards.front().agreed) disagree(what, cards, call.waits);
     if (!call.then) return;
@@ -86,11 +86,11 @@ void Engine::run(const What& what, std::span<const Device> where, const Collecti
     // and a lack of memory then leaves the group usable.
     std::uint64_t bytes = 0;
     for (const Card& card : cards) bytes += card.bytes;
-    if (bytes <= most_unchecked) return sync::or_fail(*group_, [&] { (*call.then)(cards); });
-    const auto trouble = sync::attempt(*group_, [&] { (*call.then)(cards); });
-    sync::inside(*group_).agree(trouble, call.waits);
+    if (bytes <= most_unchecked) return group::or_fail(*group_, [&] { (*call.then)(cards); });
+    const auto trouble = group::attempt(*group_, [&] { (*call.then)(cards); });
+    group::inside(*group_).agree(trouble, call.waits);
   };
-  sync::unless_out_of_memory(*group_, [&] { move(call, opened); });
+  group::unless_out_of_memory(*group_, [&] { move(call, opened); });
 }
 
 void Engine::disagree(const What& what, std::span<const Card> cards, const WaitOptions& options) const {
@@ -101,10 +101,10 @@ void Engine::disagree(const What& what, std::span<const Card> cards, const WaitO
   group_->all_gather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)), options);
   const auto other = std::ranges::find_if(cards, [&](const Card& card) { return card.agreed != cards[0].agreed; });
   const auto rank = static_cast<std::size_t>(other - cards.begin());
-  throw sync::error_of(group_->info(static_cast<int>(rank)), ErrorKind::rank_mismatch,
-                       fmt::format("{} calls {}, {} {}: all ranks of a group make the same calls in the same order",
-                                   sync::name_of(group_->info(0)), get_text(all[0]),
-                                   sync::name_of(group_->info(static_cast<int>(rank))), get_text(all[rank])));
+  throw group::error_of(group_->info(static_cast<int>(rank)), ErrorKind::rank_mismatch,
+                        fmt::format("{} calls {}, {} {}: all ranks of a group make the same calls in the same order",
+                                    group::name_of(group_->info(0)), get_text(all[0]),
+                                    group::name_of(group_->info(static_cast<int>(rank))), get_text(all[rank])));
 }
 
 void Engine::check_reducible(ReduceOp op, DType dtype) const {
@@ -137,7 +137,7 @@ void Engine::refuse(const Error& failure) {
 void Engine::wait_for_devices(const CollectiveOptions& options) {
   if (!devices_) return;
   const DeviceEnd at_end(*this);
-  const sync::Use use(*group_);
+  const group::Use use(*group_);
   devices_->wait(waits(options, "wait_for_devices"));
 }
 
@@ -480,7 +480,7 @@ std::vector<Config> Engine::configs(const What& what, const Config& config, bool
         mover().all_gather(call.card, opened, in.bytes(), outs_, call.waits);
       });
   std::vector<Config> received;
-  sync::unless_out_of_memory(*group_, [&] {
+  group::unless_out_of_memory(*group_, [&] {
     std::uint64_t at = 0;
     for (const std::uint64_t size : sizes) {
       if (size != 0) received.push_back(unpacked_whole(all, at, size));

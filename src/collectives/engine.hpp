@@ -14,7 +14,7 @@
 #include "muster/process_group.hpp"
 #include "src/collectives/arguments.hpp"
 #include "src/collectives/backend.hpp"
-#include "src/sync/mail.hpp"
+#include "src/group/mail.hpp"
 
 namespace muster::collectives {
 
@@ -46,7 +46,7 @@ class Engine {
   [[nodiscard]] int rank() const noexcept { return group_->rank(); }
   [[nodiscard]] int size() const noexcept { return group_->size(); }
   /// Returns the messages by tag: those of the backend and those of the program.
-  [[nodiscard]] sync::Mail& mail() noexcept { return sync::inside(*group_).mail(); }
+  [[nodiscard]] group::Mail& mail() noexcept { return group::inside(*group_).mail(); }
 
   void barrier(const CollectiveOptions& options);
   /// Called instead of a collective call that this rank cannot make. Throws `failure` on all ranks; the group remains

@@ -28,18 +28,18 @@
 #include <vector>
 
 #include "src/collectives/backend.hpp"
-#include "src/hosts/hosts.hpp"
+#include "src/group/error_propagation.hpp"
+#include "src/group/mail.hpp"
+#include "src/group/watchdog.hpp"
+#include "src/multihost/hosts.hpp"
 #include "src/os/clock.hpp"
 #include "src/os/process.hpp"
-#include "src/sync/failing.hpp"
-#include "src/sync/mail.hpp"
-#include "src/sync/waits.hpp"
 
 namespace muster::collectives {
 namespace {
 
 /// Returns the ranks of each host.
-hosts::Hosts hosts_of(const sync::Group& group) {
+multihost::Hosts hosts_of(const group::Group& group) {
   std::vector<int> keys;
   keys.reserve(static_cast<std::size_t>(group.size()));
   for (int rank = 0; rank < group.size(); ++rank) keys.push_back(group.host_of(rank));
@@ -52,7 +52,7 @@ bool is_narrow(DType dtype) {
 
 class HostsBackend final : public Backend {
  public:
-  HostsBackend(sync::Group& group, hosts::Hosts hosts, const WaitOptions& options)
+  HostsBackend(group::Group& group, multihost::Hosts hosts, const WaitOptions& options)
       : group_(group),
         flat_(message_backend(group)),
         ranks_(std::move(hosts.members)),
@@ -66,9 +66,9 @@ class HostsBackend final : public Backend {
       if (has_lane()) across.push_back(host[place_]);
     near_ = group.split(ranks_[host_], options);
     far_ = group.split(across, options);
-    inside_ = shared_backend(sync::inside(*near_), options);
+    inside_ = shared_backend(group::inside(*near_), options);
     if (!inside_) throw Error(ErrorKind::unsupported, "the ranks of a host share no memory");
-    if (has_lane()) across_ = message_backend(sync::inside(*far_));
+    if (has_lane()) across_ = message_backend(group::inside(*far_));
   }
 
   [[nodiscard]] std::string_view name() const noexcept override { return "shared memory, and messages between hosts"; }
@@ -214,16 +214,16 @@ class HostsBackend final : public Backend {
   template <class Call>
   void stage(SyncGroup& in, const WaitOptions& options, const Call& call) {
     WaitOptions waits = options;
-    waits.timeout = sync::timeout_of(options, group_);
+    waits.timeout = group::timeout_of(options, group_);
     try {
-      const sync::Use use(in);
+      const group::Use use(in);
       call(waits);
     } catch (const Error& error) {
       // Ranks that wait in the other groups also receive the error.
       if (error.kind() == ErrorKind::timeout) let_others_speak(error, in);
       near_->poison(error);
       if (far_) far_->poison(error);
-      sync::fail(group_, sync::in_own_name(group_, error));
+      group::fail(group_, group::in_own_name(group_, error));
     }
     group_.progress();
   }
@@ -242,7 +242,7 @@ class HostsBackend final : public Backend {
     group_.wait_until([&] { return Clock::now() >= until; }, nap, {}, {.phase = "a deadline"});
   }
 
-  sync::Group& group_;
+  group::Group& group_;
   std::unique_ptr<Backend> flat_;
   std::vector<std::vector<int>> ranks_;  // by host
   std::size_t host_;                     // this rank's host
@@ -260,8 +260,8 @@ class HostsBackend final : public Backend {
 
 }  // namespace
 
-std::unique_ptr<Backend> hosts_backend(sync::Group& group, const WaitOptions& options) {
-  hosts::Hosts hosts = hosts_of(group);
+std::unique_ptr<Backend> hosts_backend(group::Group& group, const WaitOptions& options) {
+  multihost::Hosts hosts = hosts_of(group);
   const bool is_flat = std::ranges::all_of(hosts.members, [](const auto& host) { return host.size() == 1; });
   if (hosts.members.size() < 2 || is_flat) return nullptr;
   return std::make_unique<HostsBackend>(group, std::move(hosts), options);

@@ -8,15 +8,15 @@
 #include <vector>
 
 #include "src/collectives/backend.hpp"
+#include "src/group/mail.hpp"
 #include "src/merge/reduce.hpp"
-#include "src/sync/mail.hpp"
 
 namespace muster::collectives {
 namespace {
 
 class MessageBackend final : public Backend {
  public:
-  explicit MessageBackend(sync::Group& group)
+  explicit MessageBackend(group::Group& group)
       : group_(group),
         mail_(group.mail()),
         cards_(static_cast<std::size_t>(group.size())),
@@ -93,8 +93,8 @@ class MessageBackend final : public Backend {
 
   /// Messages in flight.
   struct Exchange {
-    std::vector<std::shared_ptr<sync::Mail::Incoming>> coming;
-    std::vector<std::shared_ptr<sync::Mail::Outgoing>> going;
+    std::vector<std::shared_ptr<group::Mail::Incoming>> coming;
+    std::vector<std::shared_ptr<group::Mail::Outgoing>> going;
   };
   /// The unit of a reduction.
   struct Block {
@@ -164,22 +164,22 @@ class MessageBackend final : public Backend {
     leaving_.clear();
   }
 
-  static constexpr auto own_tag = static_cast<std::int64_t>(sync::Subject::collective);
+  static constexpr auto own_tag = static_cast<std::int64_t>(group::Subject::collective);
   static constexpr std::uint64_t block_bytes = 8 << 20;
 
-  sync::Group& group_;
-  sync::Mail& mail_;
+  group::Group& group_;
+  group::Mail& mail_;
   // The state of the current call.
   std::vector<Card> cards_;
   std::vector<Bytes> ins_;
   std::vector<Room> outs_;
   std::array<Block, 2> blocks_;
-  std::vector<std::shared_ptr<sync::Mail::Outgoing>> leaving_;
+  std::vector<std::shared_ptr<group::Mail::Outgoing>> leaving_;
 };
 
 }  // namespace
 
-std::unique_ptr<Backend> message_backend(sync::Group& group) {
+std::unique_ptr<Backend> message_backend(group::Group& group) {
   return std::make_unique<MessageBackend>(group);
 }
 

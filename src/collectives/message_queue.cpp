@@ -32,13 +32,13 @@
 #include <vector>
 
 #include "src/base/escaped.hpp"
-#include "src/collectives/lent_memory.hpp"
 #include "src/collectives/packed_config.hpp"
+#include "src/collectives/shared_buffers.hpp"
+#include "src/group/error_propagation.hpp"
+#include "src/group/group.hpp"
+#include "src/group/watchdog.hpp"
 #include "src/os/process.hpp"
 #include "src/shm/segment.hpp"
-#include "src/sync/failing.hpp"
-#include "src/sync/group.hpp"
-#include "src/sync/waits.hpp"
 #include "src/trace/span.hpp"
 
 namespace muster {
@@ -101,8 +101,8 @@ void agree(SyncGroup& group, const QueueOptions& options, bool has_outside, cons
     const RankInfo& info = group.info(static_cast<int>(rank));
     if (info.rank == outside_number)
       throw Error(ErrorKind::rank_mismatch, "the writer outside makes a queue with other options than the ranks");
-    throw sync::error_of(info, ErrorKind::rank_mismatch,
-                         fmt::format("ranks 0 and {} make a queue with other options", rank));
+    throw group::error_of(info, ErrorKind::rank_mismatch,
+                          fmt::format("ranks 0 and {} make a queue with other options", rank));
   }
 }
 
@@ -127,7 +127,7 @@ QueueRanks meet(const Handle& handle, int rank, std::vector<int> numbers, std::c
     met.group = local_group({.key = "queue " + handle.key,
                              .rank = rank,
                              .size = handle.ranks + 1,
-                             .timeout = sync::timeout_of(options.waits.timeout, usual),
+                             .timeout = group::timeout_of(options.waits.timeout, usual),
                              .numbers = std::move(numbers)});
   } catch (const Error& error) {
     throw error.with_context(
@@ -143,11 +143,11 @@ QueueRanks meet(const Handle& handle, int rank, std::vector<int> numbers, std::c
 QueueRanks queue_ranks(SyncGroup& group, const QueueOptions& options) {
   const WaitOptions waits = {.timeout = options.waits.timeout, .stop = options.waits.stop, .phase = "queue: making it"};
   const bool has_outside = !options.outside_writer.empty();
-  const sync::Use use(group);
+  const group::Use use(group);
   Handle handle;
-  sync::inside(group).together(waits, [&] {
+  group::inside(group).together(waits, [&] {
     check(options, group.size(), has_outside);
-    if (!collectives::SharedBlocks::can_be(sync::inside(group)))
+    if (!collectives::SharedBlocks::can_be(group::inside(group)))
       throw Error(ErrorKind::unsupported, "a queue needs ranks that share memory, on one host");
     if (!has_outside) return;
     handle = parsed(options.outside_writer);
@@ -162,8 +162,8 @@ QueueRanks queue_ranks(SyncGroup& group, const QueueOptions& options) {
   QueueRanks met;
   // Rank 0 waits for the whole timeout, and then sends the other ranks the reason why it gives up.
   WaitOptions longer = waits;
-  longer.timeout = sync::timeout_of(waits, group) + std::chrono::seconds(10);
-  sync::inside(group).together(
+  longer.timeout = group::timeout_of(waits, group) + std::chrono::seconds(10);
+  group::inside(group).together(
       longer, [&] { met = meet(handle, group.rank(), std::move(numbers), group.timeout(), options, waits); });
   return met;
 }
@@ -174,7 +174,7 @@ QueueRanks queue_ranks_from_outside(const QueueOptions& options) {
   check(options, handle.ranks, true);
   std::vector<int> numbers(static_cast<std::size_t>(handle.ranks));
   std::iota(numbers.begin(), numbers.end(), 0);
-  return meet(handle, handle.ranks, std::move(numbers), sync::default_timeout(), options,
+  return meet(handle, handle.ranks, std::move(numbers), group::default_timeout(), options,
               {.timeout = options.waits.timeout, .stop = options.waits.stop, .phase = "queue: making it"});
 }
 
@@ -194,7 +194,7 @@ class MessageQueue::Ring {
         writer_(static_cast<std::size_t>(ranks.writer)),
         options_(options),
         lent_(inside(), ranks.writer, os::Access::read_only) {
-    const sync::Use use(*group_);
+    const group::Use use(*group_);
     const int size = group_->size();
     capacity_ = (options.capacity + line - 1) / line * line;
     const std::uint64_t heads = line * (1 + static_cast<std::uint64_t>(size));
@@ -209,7 +209,7 @@ class MessageQueue::Ring {
   }
 
   void put(std::span<const std::byte> message, const CollectiveOptions& options) {
-    const sync::Use use(*group_);
+    const group::Use use(*group_);
     if (!is_writer())
       throw Error(ErrorKind::argument, "a queue is written by its writer alone, which this rank is not");
     check_room(most_taken(message.size()));
@@ -237,7 +237,7 @@ class MessageQueue::Ring {
       const Tensor whole = collectives::packed_whole(plan);
       return put(whole.bytes(), options);
     }
-    const sync::Use use(*group_);
+    const group::Use use(*group_);
     const std::uint64_t counted = std::min(whole_lines(bytes), capacity_);
     check_room(counted);
     make_room(counted, options);
@@ -256,7 +256,7 @@ class MessageQueue::Ring {
     std::shared_ptr<const void> lease;
   };
   Message get(const CollectiveOptions& options) {
-    std::optional<sync::Use> use;
+    std::optional<group::Use> use;
     hold(use);
     if (!reads(self_))
       throw Error(ErrorKind::argument, is_writer() ? "a queue's writer does not read it"
@@ -273,7 +273,7 @@ class MessageQueue::Ring {
         is_whole = true;
       } else if (head.state != Head::at_begin) {
         if (head.bytes > left - sizeof head)
-          sync::fail(*group_, Error(ErrorKind::corrupt, "a queue's piece is longer than its ring"));
+          group::fail(*group_, Error(ErrorKind::corrupt, "a queue's piece is longer than its ring"));
         const auto* const data = reinterpret_cast<const std::byte*>(&head_at(read_) + 1);
         message.copied.insert(message.copied.end(), data, data + head.bytes);
         counted = whole_lines(sizeof head + head.bytes);
@@ -302,7 +302,7 @@ class MessageQueue::Ring {
   static constexpr std::uint64_t least_lent = 64 << 10;
   struct Reader {
     int rank = 0;
-    std::shared_ptr<const sync::PeerLiveness> liveness;
+    std::shared_ptr<const group::PeerLiveness> liveness;
     std::uint32_t read = 0;  // in lines, when it was last read
   };
 
@@ -312,7 +312,7 @@ class MessageQueue::Ring {
   static std::uint64_t whole_lines(std::uint64_t bytes) noexcept { return (bytes + line - 1) / line * line; }
   static std::uint32_t lines(std::uint64_t position) noexcept { return static_cast<std::uint32_t>(position / line); }
 
-  [[nodiscard]] sync::Group& inside() const noexcept { return sync::inside(*group_); }
+  [[nodiscard]] group::Group& inside() const noexcept { return group::inside(*group_); }
   [[nodiscard]] bool is_writer() const noexcept { return self_ == static_cast<int>(writer_); }
   [[nodiscard]] const char* get_phase() const noexcept {
     return options_.outside_writer.empty() ? "queue: get" : "queue: get from the writer outside, rank -1";
@@ -373,7 +373,7 @@ class MessageQueue::Ring {
 
   /// Enters the group, for a reader. If the group has failed but there are messages to read, the call proceeds without
   /// it.
-  void hold(std::optional<sync::Use>& use) {
+  void hold(std::optional<group::Use>& use) {
     try {
       use.emplace(*group_);
     } catch (const Error&) {

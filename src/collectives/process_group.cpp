@@ -10,9 +10,9 @@
 
 #include "src/collectives/engine.hpp"
 #include "src/collectives/packed_config.hpp"
+#include "src/group/async_executor.hpp"
+#include "src/group/error_propagation.hpp"
 #include "src/os/clock.hpp"
-#include "src/sync/failing.hpp"
-#include "src/sync/lane.hpp"
 #include "src/trace/span.hpp"
 
 namespace muster {
@@ -186,11 +186,11 @@ struct ProcessGroup::Async {
     lane.keep(own);
   }
   std::shared_ptr<ProcessGroup> own;
-  sync::Lane lane;
+  group::Lane lane;
 };
 
 void ProcessGroup::add_task(std::function<void(ProcessGroup&)> task) {
-  const sync::Use use(group());
+  const group::Use use(group());
   if (!async_) async_ = std::make_shared<Async>(group());
   async_->lane.add([task = std::move(task), own = async_->own] { task(*own); });
 }
@@ -200,7 +200,7 @@ collectives::Engine& collectives::engine_of(ProcessGroup& group) noexcept {
 }
 
 void ProcessGroup::pass_on_failure() noexcept {
-  if (const auto tasks = runs_in_.lock()) sync::Lane::pass_on_failure(*static_cast<sync::Lane::Tasks*>(tasks.get()));
+  if (const auto tasks = runs_in_.lock()) group::Lane::pass_on_failure(*static_cast<group::Lane::Tasks*>(tasks.get()));
 }
 
 // The messages of a ProcessGroup between two ranks. Tensors and Configs are sent as mail. The label of a message is its
@@ -209,8 +209,8 @@ void ProcessGroup::pass_on_failure() noexcept {
 namespace collectives {
 namespace {
 
-using sync::Envelope;
-using sync::Mail;
+using group::Envelope;
+using group::Mail;
 static_assert(Mail::any_rank == any_rank && Mail::any_tag == any_tag);
 
 void check_tag(int tag) {
@@ -287,7 +287,7 @@ std::shared_ptr<Mail::Incoming> begin_receive_tensor(Engine& engine, const Tenso
 // For trace spans.
 
 /// Returns the number of the other rank in the job; -1 for any rank or none.
-int number_of(const sync::Group& group, int rank) {
+int number_of(const group::Group& group, int rank) {
   return rank < 0 || rank >= group.size() ? -1 : group.info(rank).rank;
 }
 std::uint64_t bytes_of(const Mail::Outgoing& message) {
@@ -322,7 +322,7 @@ class Message final : public detail::Operation<Result> {
   }
   [[nodiscard]] bool has_ended() const noexcept override {
     const auto engine = engine_.lock();
-    return message_->is_done || !engine || sync::inside(engine->group()).has_failure();
+    return message_->is_done || !engine || group::inside(engine->group()).has_failure();
   }
 
  private:
@@ -330,8 +330,8 @@ class Message final : public detail::Operation<Result> {
     const auto engine = engine_.lock();
     if (!engine) throw Error(ErrorKind::argument, "the group of this Work has been destroyed");
     const Engine::DeviceEnd at_end(*engine);
-    const sync::Use use(engine->group());
-    sync::Group& group = sync::inside(engine->group());
+    const group::Use use(engine->group());
+    group::Group& group = group::inside(engine->group());
     trace::Span span(trace::Kind::message, options_.phase, group.some_operation(), number_of(group, other_));
     // Even a test without a wait must move messages.
     (void)engine->mail().step();
@@ -358,8 +358,8 @@ Work<Result> work_of(const std::shared_ptr<Engine>& engine, std::shared_ptr<Kind
 template <class Begin>
 auto finished(Engine& engine, int other, const CollectiveOptions& options, const char* phase, const Begin& begin) {
   const Engine::DeviceEnd at_end(engine);
-  const sync::Use use(engine.group());
-  sync::Group& group = sync::inside(engine.group());
+  const group::Use use(engine.group());
+  group::Group& group = group::inside(engine.group());
   trace::Span span(trace::Kind::message, phase, group.some_operation(), number_of(group, other));
   auto message = begin();
   engine.mail().wait([&] { return message->is_done.load(); }, other, waits(options, phase));
@@ -398,7 +398,7 @@ Config ProcessGroup::recv_config(int from, int tag, const CollectiveOptions& opt
 }
 
 std::optional<MessageInfo> ProcessGroup::probe(int from, int tag) {
-  const sync::Use use(group());
+  const group::Use use(group());
   if (from != any_rank) check_other(*engine_, from, "receive from");
   while (engine_->mail().step()) continue;
   const Envelope* const found = engine_->mail().find(from, tag);
@@ -412,17 +412,17 @@ Work<void> ProcessGroup::isend(Tensor tensor, int to, int tag, const CollectiveO
 }
 
 Work<void> ProcessGroup::isend_config(const Config& config, int to, int tag, const CollectiveOptions& options) {
-  const sync::Use use(group());
+  const group::Use use(group());
   return work_of<void>(engine_, begin_send(*engine_, config, to, tag), to, options, [](const Mail::Outgoing&) {});
 }
 
 Work<int> ProcessGroup::irecv(const Tensor& out, int from, int tag, const CollectiveOptions& options) {
-  const sync::Use use(group());
+  const group::Use use(group());
   return work_of<int>(engine_, begin_receive_tensor(*engine_, out, from, tag), from, options, sender_of);
 }
 
 Work<ReceivedConfig> ProcessGroup::irecv_config(int from, int tag, const CollectiveOptions& options) {
-  const sync::Use use(group());
+  const group::Use use(group());
   const auto tensors = std::make_shared<Tensor>();
   return work_of<ReceivedConfig>(engine_, begin_receive_config(*engine_, from, tag, tensors), from, options,
                                  [tensors](const Mail::Incoming& message) { return received(message, *tensors); });

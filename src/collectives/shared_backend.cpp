@@ -23,13 +23,13 @@
 #include <vector>
 
 #include "src/collectives/backend.hpp"
-#include "src/collectives/lent_memory.hpp"
+#include "src/collectives/shared_buffers.hpp"
+#include "src/group/error_propagation.hpp"
 #include "src/merge/reduce.hpp"
 #include "src/os/futex.hpp"
 #include "src/os/pages.hpp"
 #include "src/shm/arena_core.hpp"
 #include "src/shm/stream_copy.hpp"
-#include "src/sync/failing.hpp"
 
 namespace muster::collectives {
 namespace {
@@ -68,7 +68,7 @@ std::uint64_t all_reduce_alone(std::size_t ranks) noexcept {
 
 class SharedBackend final : public Backend {
  public:
-  SharedBackend(sync::Group& group, const WaitOptions& options)
+  SharedBackend(group::Group& group, const WaitOptions& options)
       : group_(group),
         blocks_(group, block_bytes, options),
         results_(group, 0, os::Access::read_write),
@@ -285,12 +285,12 @@ class SharedBackend final : public Backend {
   [[nodiscard]] Card with_result(Card card, std::uint64_t bytes) {
     if (self() != 0 || card.status != 0) return card;
     result_.withdraw();
-    result_ = sync::or_fail(group_, [&] { return results_.lend(bytes, group_.all()); });
+    result_ = group::or_fail(group_, [&] { return results_.lend(bytes, group_.all()); });
     card.result = result_.offer;
     return card;
   }
   HeldResult take_result(std::uint64_t bytes) {
-    return sync::or_fail(group_, [&] { return results_.take(cards_[0].result, self(), bytes); });
+    return group::or_fail(group_, [&] { return results_.take(cards_[0].result, self(), bytes); });
   }
   /// Waits until the other ranks have read the input in this rank's arena, which then belongs to the caller again.
   void until_read(const Card& mine, const WaitOptions& options) {
@@ -384,7 +384,7 @@ class SharedBackend final : public Backend {
         const Card& its = cards_[rank];
         placed_[rank] = nullptr;
         if (rank != self() && its.input.arena != 0)
-          placed_[rank] = sync::or_fail(group_, [&] { return placed_input(rank); });
+          placed_[rank] = group::or_fail(group_, [&] { return placed_input(rank); });
       }
     } catch (...) {
       // This happens on all ranks. The first step is used up in any case.
@@ -448,7 +448,7 @@ class SharedBackend final : public Backend {
     end(end_step);
   }
 
-  sync::Group& group_;
+  group::Group& group_;
   SharedBlocks blocks_;
   shm::RemoteSegments arenas_;  // of other ranks
   LentMemory results_;          // memory of rank 0; all ranks hold leases
@@ -467,7 +467,7 @@ class SharedBackend final : public Backend {
 
 }  // namespace
 
-std::unique_ptr<Backend> shared_backend(sync::Group& group, const WaitOptions& options) {
+std::unique_ptr<Backend> shared_backend(group::Group& group, const WaitOptions& options) {
   if (!SharedBlocks::can_be(group)) return nullptr;
   return std::make_unique<SharedBackend>(group, options);
 }

@@ -80,7 +80,7 @@ class ExchangeRun {
     call_.merge = merge;
     call_.operation = operation;
     call_.value = value;
-    call_.group = &sync::inside(group);
+    call_.group = &group::inside(group);
     call_.options = &options;
     call_.number = call_.group->call_number();
   }
@@ -104,7 +104,7 @@ class ExchangeRun {
     report.rounds += 1 + run_preflights(call_, records, preflight_.get());
     // If this fails, the group fails, because other ranks wait for data that this rank would now send.
     if (const auto stuck = attempt(group_, [&] { choose(records); }))
-      sync::fail(group_, sync::in_own_name(group_, *stuck));
+      group::fail(group_, group::in_own_name(group_, *stuck));
     // This costs a system call, so it is skipped if all data was written before round 1.
     const auto faults_now = [&] { return needs_closing(records) ? os::thread_page_faults() : 0; };
     const std::uint64_t faults = faults_now();
@@ -237,7 +237,7 @@ class ExchangeRun {
     if (!needs_closing(records)) {
       if (!trouble) return false;
       // The other ranks have already returned. They receive this error at their next call.
-      sync::fail(group_, sync::in_own_name(group_, *trouble));
+      group::fail(group_, group::in_own_name(group_, *trouble));
     }
     ++state_->report.rounds;
     // Before a sender can begin its next exchange, the leases of this rank are returned.
@@ -263,11 +263,11 @@ class ExchangeRun {
 
 Outcome exchange(Operation operation, const Config* value, std::span<const int> ranks, SyncGroup& group,
                  const GatherOptions& options, const Merge* merge, const Error* refusal) {
-  trace::Span span(trace::Kind::exchange, to_string(operation), sync::inside(group).operations().next());
+  trace::Span span(trace::Kind::exchange, to_string(operation), group::inside(group).operations().next());
   ExchangeRun run(operation, value, ranks, group, options, merge);
   run.refuse(refusal);
   // This runs before the leases are withdrawn: a root that is about to take a lease must first learn of the failure.
-  Outcome outcome = sync::unless_out_of_memory(group, [&] { return run(span); });
+  Outcome outcome = group::unless_out_of_memory(group, [&] { return run(span); });
   if (log_enabled(LogLevel::debug)) {
     const ExchangeReport& report = outcome.state->report;
     log(LogLevel::debug, fmt::format("rank {}: {}: {} bytes by {} ({})", group.rank(), to_string(operation),

@@ -2,23 +2,25 @@
 // The public calls and their results. Merges are implemented in merge_shm.cpp and route.cpp.
 
 #include "muster/gather.hpp"
-
 #include <fmt/core.h>
-
+#include <memory>
+#include <span>
 #include <utility>
-
+#include <vector>
+#include "muster/async.hpp"
 #include "muster/merge_gather.hpp"
 #include "src/gather/exchange.hpp"
 #include "src/gather/opening.hpp"
 #include "src/gather/stream.hpp"
+#include "src/group/async_executor.hpp"
+#include "src/group/watchdog.hpp"
 #include "src/os/clock.hpp"
-#include "src/sync/waits.hpp"
 
 namespace muster {
 
 bool Exchange::wait_released(std::chrono::milliseconds timeout) const {
   if (!state_) return true;
-  const auto deadline = os::Clock::now() + sync::bounded(timeout);
+  const auto deadline = os::Clock::now() + group::bounded(timeout);
   for (const auto& obligation : state_->obligations)
     if (!obligation->wait(deadline)) return false;
   return true;
@@ -115,7 +117,7 @@ GatheredTensors get_tensors_parallel(const TensorView& tensor, const RankList& r
 }
 
 std::uint64_t trim(SyncGroup& group) {
-  const sync::Use use(group);
+  const group::Use use(group);
   std::uint64_t bytes = gather::trim_streams(group) + gather::trim_async(group);
   for (const auto& driver : gather::RouteTable::instance().drivers()) bytes += driver->trim(group);
   return bytes;
@@ -128,6 +130,84 @@ Merged merge_tensor_parallel(const TensorView& tensor, const Merge& merge, const
 
 Merged merge_tensor_parallel(const TensorView& tensor, const Merge& merge, const RankList& ranks) {
   return merge_tensor_parallel(tensor, merge, ranks, *world());
+}
+
+// The asynchronous calls of a group. They run on its lane, because they wait.
+namespace gather {
+namespace {
+
+/// The asynchronous state of a group, created by the thread that uses the group.
+struct AsyncState {
+  std::unique_ptr<group::Lane> lane;
+};
+
+AsyncState& state_of(SyncGroup& group) {
+  return *group::inside(group).extension<AsyncState>();
+}
+
+/// Runs call(list, group) on the lane.
+template <class Call>
+auto start(const RankList& ranks, SyncGroup& group, Call call) {
+  const group::Use use(group);
+  std::unique_ptr<group::Lane>& lane = state_of(group).lane;
+  if (!lane) lane = std::make_unique<group::Lane>(group);
+  const std::span<const int> list = ranks.in(group);
+  auto task = detail::task_of<SyncGroup>([call = std::move(call), list = std::vector<int>(list.begin(), list.end())](
+                                             SyncGroup& own) { return call(list, own); },
+                                         [tasks = lane->tasks()](SyncGroup&) { group::Lane::pass_on_failure(*tasks); });
+  lane->add([run = std::move(task.run), own = lane->own()] { run(*own); });
+  return std::move(task.work);
+}
+
+}  // namespace
+
+void refuse_asynchronous(const Config& value) {
+  if (group::Lane::is_this_thread() && (residency_of(value) | Residency::host) == Residency::mixed)
+    throw Error(ErrorKind::unsupported,
+                fmt::format("asynchronous calls take tensors on the host, and these are on {}: copy them there first, "
+                            "or use the call without _async",
+                            places_text(value)));
+}
+
+std::uint64_t trim_async(SyncGroup& group) {
+  std::uint64_t bytes = 0;
+  if (const AsyncState& state = state_of(group); state.lane)
+    state.lane->if_idle([&](SyncGroup& own) { bytes = trim(own); });
+  return bytes;
+}
+
+}  // namespace gather
+
+Work<GatheredConfigs> get_configs_async(std::optional<Config> config, const RankList& ranks, SyncGroup& group,
+                                        const GatherOptions& options) {
+  return gather::start(ranks, group,
+                       [config = std::move(config), options](const std::vector<int>& list, SyncGroup& own) {
+                         return get_configs_parallel(config ? &*config : nullptr, list, own, options);
+                       });
+}
+
+Work<GatheredTensors> get_tensors_async(Tensor tensor, const RankList& ranks, SyncGroup& group,
+                                        const GatherOptions& options) {
+  return gather::start(ranks, group,
+                       [tensor = std::move(tensor), options](const std::vector<int>& list, SyncGroup& own) {
+                         return gather::get_tensors(tensor, list, own, options);
+                       });
+}
+
+Work<Merged> merge_tensor_async(Tensor tensor, const Merge& merge, const RankList& ranks, SyncGroup& group,
+                                const GatherOptions& options) {
+  return gather::start(ranks, group,
+                       [tensor = std::move(tensor), merge, options](const std::vector<int>& list, SyncGroup& own) {
+                         return gather::merge_tensor(tensor, merge, list, own, options);
+                       });
+}
+
+Work<StreamReport> gather_each_async(LayerSource source, const RankList& ranks, SyncGroup& group, LayerConsumer consume,
+                                     const StreamOptions& options) {
+  return gather::start(
+      ranks, group,
+      [source = std::move(source), consume = std::move(consume), options](
+          const std::vector<int>& list, SyncGroup& own) { return gather_each(source, list, own, consume, options); });
 }
 
 }  // namespace muster

@@ -6,7 +6,7 @@
 //  2. Move: all ranks compute the same layout from the records. If the offered slot already has the memory that is
 //     needed ("warm"), every rank of the list has mapped it and begins to write at once.
 //  3. Otherwise the root creates a slot, or takes more memory for the existing one, and sends its place to the other
-//     ranks (shm_protocol.hpp). Place 0 means that it failed; round 2 reports the reason.
+//     ranks (shm_route.hpp). Place 0 means that it failed; round 2 reports the reason.
 //  4. If ranks will wait for each other (max, sum), the ranks of step 3 reply with a note whether they have mapped the
 //     slot. The root then announces whether all have (MergeWords).
 //  5. Every rank copies its pieces to their places, or reduces its share.
@@ -22,7 +22,7 @@
 #include "src/gather/merge_record.hpp"
 #include "src/gather/opening.hpp"
 #include "src/gather/route.hpp"
-#include "src/gather/shm_protocol.hpp"
+#include "src/gather/shm_route.hpp"
 #include "src/merge/layout.hpp"
 #include "src/merge/reduce.hpp"
 #include "src/os/futex.hpp"
@@ -282,7 +282,7 @@ void ShmMerge::offer(Record& record) {
     record.taken = plan_.slot->is_taken(0) ? plan_.slot->backed() : 0;
   }
   if (!plan_.slot || plan_.fresh_bytes != 0) {
-    const os::MemoryHeadroom room = os::memory_headroom(sync::Region::own()->backing());
+    const os::MemoryHeadroom room = os::memory_headroom(group::Region::own()->backing());
     record.available_bytes = room.bytes;
     record.limit = room.limit;
   }
@@ -296,7 +296,7 @@ void ShmMerge::lay_out(std::span<const Record> records) {
 
 void ShmMerge::move(std::span<const Record> records, ExchangeReport&) {
   // A failure here fails the group: without a layout this rank does not know which ranks wait for it.
-  sync::unless_out_of_memory(*call_.group, [&] { lay_out(records); });
+  group::unless_out_of_memory(*call_.group, [&] { lay_out(records); });
   if (area_.target_bytes == 0) return;
   const Record& first = records[static_cast<std::size_t>(call_.first())];
   is_known_ = is_warm(first, area_);
@@ -334,7 +334,7 @@ void ShmMerge::hand_out() {
   try {
     const bool is_enough = plan_.slot && plan_.slot->segment().capacity() >= area_.total;
     if (!is_enough || !plan_.slot->is_taken(area_.total)) plan_ = state_->pool.plan(lane_, area_.total, limits());
-    const os::MemoryHeadroom room = os::memory_headroom(sync::Region::own()->backing());
+    const os::MemoryHeadroom room = os::memory_headroom(group::Region::own()->backing());
     if (plan_.fresh_bytes > room.bytes)
       throw Error(
           ErrorKind::no_space,
@@ -364,7 +364,8 @@ void ShmMerge::find(std::uint64_t place) {
     return;
   }
   // The ranks no longer agree about the segment, and some may already wait for this one.
-  sync::fail(*call_.group, Error(ErrorKind::corrupt, "the first rank of a merge uses a segment that it never told of"));
+  group::fail(*call_.group,
+              Error(ErrorKind::corrupt, "the first rank of a merge uses a segment that it never told of"));
 }
 
 void ShmMerge::take_in() {

@@ -11,11 +11,11 @@
 
 #include "src/gather/policy.hpp"
 #include "src/gather/route.hpp"
-#include "src/sync/failing.hpp"
+#include "src/group/error_propagation.hpp"
 
 namespace muster::gather {
 
-using sync::attempt;
+using group::attempt;
 
 /// Returns a text such as "[0, 2, 1]".
 std::string list_text(std::span<const int> ranks);
@@ -59,12 +59,12 @@ std::uint64_t run_preflights(const Call& call, std::span<const Record> records, 
 template <class Work>
 auto collectively(SyncGroup& group, Operation operation, const Work& work) -> decltype(work()) {
   try {
-    const sync::Use use(group);
-    return sync::unless_out_of_memory(group, work);
+    const group::Use use(group);
+    return group::unless_out_of_memory(group, work);
   } catch (const Error& error) {
     const std::optional<Error> cause = group.failure();
     // The group may have failed long before this call. A forked child does not touch the state of its parent's group.
-    if (cause && sync::inside(group).is_owner_process())
+    if (cause && group::inside(group).is_owner_process())
       for (const auto& driver : RouteTable::instance().drivers()) driver->clean_up(group);
     throw cause.value_or(error).with_context(to_string(operation));
   }

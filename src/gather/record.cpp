@@ -10,9 +10,8 @@
 #include <map>
 
 #include "src/gather/merge_record.hpp"
-#include "src/gather/needs.hpp"
 #include "src/gather/policy.hpp"
-#include "src/sync/failing.hpp"
+#include "src/group/error_propagation.hpp"
 
 namespace muster::gather {
 namespace {
@@ -151,7 +150,7 @@ Error make_error(const Problem& problem, std::span<const Record> records, std::s
   using Reason = Problem::Reason;
   const int first = problem.ranks.front();
   const auto blame_first = [&](ErrorKind kind, const std::string& text) {
-    return sync::error_of(group.info(first), kind, text);
+    return group::error_of(group.info(first), kind, text);
   };
   switch (problem.reason) {
     case Reason::failed_ranks:
@@ -196,7 +195,7 @@ Error make_error(const Problem& problem, std::span<const Record> records, std::s
           ErrorKind::no_space,
           fmt::format("{} needs {} bytes of memory more for what others send, and its memory budget leaves {}: "
                       "gather less at a time, release earlier results, or raise memory_budget",
-                      sync::name_of(group.info(first)), fresh_bytes_of(first, list_of(first, records), records, group),
+                      group::name_of(group.info(first)), fresh_bytes_of(first, list_of(first, records), records, group),
                       records[static_cast<std::size_t>(first)].room));
     case Reason::memory: {
       std::uint64_t needed = 0;
@@ -222,7 +221,7 @@ Error make_error(const Problem& problem, std::span<const Record> records, std::s
 
 Error failure_of(std::span<const int> failed, std::span<const Words> words, const SyncGroup& group) {
   const int origin = failed.front();
-  Error cause = sync::in_name_of(group.info(origin), words[static_cast<std::size_t>(origin)].get());
+  Error cause = group::in_name_of(group.info(origin), words[static_cast<std::size_t>(origin)].get());
   if (failed.size() == 1) return cause;
   return Error(cause.kind(), fmt::format("{} (and {} more ranks failed)", cause.what(), failed.size() - 1),
                cause.details());

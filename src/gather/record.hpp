@@ -12,7 +12,7 @@
 #include "muster/error.hpp"
 #include "muster/gather.hpp"
 #include "muster/sync_group.hpp"
-#include "src/base/written.hpp"
+#include "src/base/fixed_string.hpp"
 #include "src/os/shared_memory.hpp"
 
 namespace muster::gather {

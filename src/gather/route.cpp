@@ -97,7 +97,7 @@ std::unique_ptr<Transfer> begin_transfer(const RouteDriver& driver, const Call& 
 
 std::vector<std::byte> receive_of(const Call& call, int from, std::uint64_t most, const char* phase) {
   for (;;) {
-    std::vector<std::byte> message = call.group->receive(from, most, call.wait(phase), sync::Subject::exchange);
+    std::vector<std::byte> message = call.group->receive(from, most, call.wait(phase), group::Subject::exchange);
     std::uint64_t exchange = 0;
     if (message.size() < sizeof exchange) throw Error(ErrorKind::corrupt, "a message of a rank is too short");
     std::memcpy(&exchange, message.data(), sizeof exchange);

@@ -17,8 +17,8 @@
 #include "muster/merge.hpp"
 #include "src/base/fork_mutex.hpp"
 #include "src/gather/record.hpp"
+#include "src/group/group.hpp"
 #include "src/os/clock.hpp"
-#include "src/sync/group.hpp"
 
 namespace muster::shm {
 class Slot;
@@ -42,7 +42,7 @@ struct Call {
   const Merge* merge = nullptr;   ///< for Operation::merge, whose value is one tensor
   std::vector<int> list;          ///< empty: in no list
   std::uint32_t position = no_position;
-  sync::Group* group = nullptr;
+  group::Group* group = nullptr;
   const GatherOptions* options = nullptr;
   Route forced = Route::automatic;  ///< forced by the options or by MUSTER_ROUTE, as in this rank's record
   std::uint64_t number = 0;         ///< number of the exchange; marks its messages

@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "muster/error.hpp"
-#include "src/core/element_range.hpp"
+#include "src/core/tensor.hpp"
 
 namespace muster::gather {
 namespace {

@@ -13,9 +13,9 @@
 #include <thread>
 
 #include "muster/log.hpp"
-#include "src/gather/needs.hpp"
 #include "src/gather/opening.hpp"
-#include "src/sync/waits.hpp"
+#include "src/gather/policy.hpp"
+#include "src/group/watchdog.hpp"
 
 namespace muster::gather {
 namespace {
@@ -36,11 +36,11 @@ constexpr std::uint64_t set_up_bytes = 320 << 10;  // per rank, at most
 
 /// The state that a group keeps for its streams.
 struct StreamState {
-  std::shared_ptr<sync::Group> companion;  // null before the first stream and after a failed one
-  std::uint64_t part_bytes = 0;            // part size of the last stream, and the size of its slots
+  std::shared_ptr<group::Group> companion;  // null before the first stream and after a failed one
+  std::uint64_t part_bytes = 0;             // part size of the last stream, and the size of its slots
 };
 std::shared_ptr<StreamState> stream_state_of(SyncGroup& group) {
-  return sync::inside(group).extension<StreamState>();
+  return group::inside(group).extension<StreamState>();
 }
 
 /// The stream on one rank.
@@ -48,16 +48,16 @@ class StreamRun {
  public:
   StreamRun(const LayerSource& source, std::span<const int> ranks, SyncGroup& group, const LayerConsumer& consume,
             const StreamOptions& options)
-      : ranks_(ranks), group_(sync::inside(group)), options_(options), state_(stream_state_of(group)) {
+      : ranks_(ranks), group_(group::inside(group)), options_(options), state_(stream_state_of(group)) {
     call_.source = &source;
     call_.consume = &consume;
     call_.entry.operation = Operation::stream;
-    call_.entry.group = &sync::inside(group);
+    call_.entry.group = &group::inside(group);
     call_.entry.number = group_.call_number();
     call_.entry.options = &call_.part_options;
     call_.report = &report_;
     call_.part_options.route = options.route;
-    call_.part_options.timeout = sync::timeout_of(options.timeout, group.timeout());
+    call_.part_options.timeout = group::timeout_of(options.timeout, group.timeout());
     call_.part_options.stop = options.stop;
     call_.part_options.pipeline_depth = options.pipeline_depth;
     call_.part_options.workspace.path = options.workspace.path;
@@ -162,7 +162,7 @@ class StreamRun {
       report_.rounds += 2;
       state_->part_bytes = 0;
     }
-    sync::Group& companion = *state_->companion;
+    group::Group& companion = *state_->companion;
     call_.companion = &companion;
     for (int rank = 0; rank < group_.size(); ++rank)
       if (rank != group_.rank()) call_.others.push_back(companion.liveness(rank));
@@ -192,9 +192,9 @@ class StreamRun {
     } catch (const Error& error) {
       // The companion has failed: another rank has announced its own failure, or a wait has failed permanently.
       const Error cause = call_.companion->failure().value_or(error);
-      if (cause.kind() != announced) sync::fail(group_, cause);
+      if (cause.kind() != announced) group::fail(group_, cause);
     }
-    if (own) call_.companion->poison(sync::error_of(group_.info(group_.rank()), announced, own->what()));
+    if (own) call_.companion->poison(group::error_of(group_.info(group_.rank()), announced, own->what()));
     return own;
   }
 
@@ -229,7 +229,7 @@ class StreamRun {
   }
 
   std::span<const int> ranks_;
-  sync::Group& group_;
+  group::Group& group_;
   const StreamOptions& options_;
   std::shared_ptr<StreamState> state_;
   StreamCall call_;

@@ -4,7 +4,7 @@
 // first rank of a list.
 //
 //  1. Opening round, on the group: as round 1 of an exchange (arguments, lists, versions, route). The records also
-//     contain what determines the size of a part: budget, depth, available memory (needs.hpp).
+//     contain what determines the size of a part: budget, depth, available memory (policy.hpp).
 //  2. The first stream of a group creates a companion group. Steps 3 to 6 use the companion, between a sender and its
 //     root. It is kept for the next stream, and dropped on all ranks if a stream fails.
 //  3. A sender does the following for each part i. It waits until part i - depth has been returned. At the beginning of
@@ -43,8 +43,8 @@ struct StreamCall {
   const LayerSource* source = nullptr;
   const LayerConsumer* consume = nullptr;
   Call entry;  // list, position and the group of the call
-  sync::Group* companion = nullptr;
-  std::vector<std::shared_ptr<const sync::PeerLiveness>> others;  // all other ranks of the group
+  group::Group* companion = nullptr;
+  std::vector<std::shared_ptr<const group::PeerLiveness>> others;  // all other ranks of the group
   const RouteDriver* driver = nullptr;
   PartSender* part_sender = nullptr;      // on a sender whose route has a PartSender
   PartReceiver* part_receiver = nullptr;  // on the root of such a route

@@ -9,8 +9,8 @@
 
 #include "muster/error.hpp"
 #include "muster/model_dir.hpp"
-#include "src/checkpoint/output_directory.hpp"
-#include "src/core/parallel.hpp"
+#include "src/checkpoint/model/output_directory.hpp"
+#include "src/core/thread_pool.hpp"
 
 namespace muster::inspect {
 namespace {

@@ -17,10 +17,10 @@
 #include "muster/model_dir.hpp"
 #include "muster/state.hpp"
 #include "src/base/escaped.hpp"
-#include "src/checkpoint/model_files.hpp"
-#include "src/checkpoint/omissions.hpp"
-#include "src/checkpoint/shard_set.hpp"
-#include "src/core/parallel.hpp"
+#include "src/checkpoint/assembly/export.hpp"
+#include "src/checkpoint/assembly/shard_set.hpp"
+#include "src/checkpoint/model/model_files.hpp"
+#include "src/core/thread_pool.hpp"
 #include "src/inspect/elements.hpp"
 #include "src/inspect/output.hpp"
 #include "src/os/file.hpp"
@@ -302,7 +302,7 @@ Config diff_models(const std::string& a, const std::string& b, const SourceOptio
   // The files beside the weights of a foreign checkpoint are for its own programs.
   const auto has_carried = [&](const std::string& path) {
     std::error_code error;
-    return std::filesystem::is_directory(path, error) && !foreign::find_checkpoint(path, options.foreign);
+    return std::filesystem::is_directory(path, error) && !thirdparty::find_checkpoint(path, options.foreign);
   };
   const bool has_files = has_carried(a) && has_carried(b);
   Differences files = has_files ? diff_files(a, b) : Differences();

@@ -13,8 +13,9 @@
 #include "muster/error.hpp"
 #include "muster/state.hpp"
 #include "src/base/escaped.hpp"
-#include "src/checkpoint/arrangement.hpp"
-#include "src/checkpoint/omissions.hpp"
+#include "src/checkpoint/assembly/export.hpp"
+#include "src/checkpoint/plan/arrangement.hpp"
+#include "src/checkpoint/plan/model_config.hpp"
 #include "src/core/checksum.hpp"
 
 namespace muster::inspect {

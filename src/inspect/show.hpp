@@ -41,7 +41,7 @@ struct ShowOptions {
 /// as the source does.
 std::string show_text(const Source& source, const ShowOptions& options = {});
 
-/// Writes one JSON object; its keys are in docs/inspecting.md. Throws as show_text, and what `sink` throws.
+/// Writes one JSON object; its keys are in docs/reference/json-output.md. Throws as show_text, and what `sink` throws.
 void show_json(const Source& source, const ShowOptions& options, const Sink& sink);
 
 /// Returns the config, or the part of it at `place`, as indented JSON text and '\n'. `place` has keys and indices with
@@ -83,7 +83,7 @@ Selection parse_selection(std::string_view text, const Shape& shape);
 
 enum class CatFormat : std::uint8_t {
   text,  ///< as NumPy prints an array, after a line with the tensor's name
-  json,  ///< {"name", "dtype", "shape", "slice", "values"} and a line break (docs/inspecting.md)
+  json,  ///< {"name", "dtype", "shape", "slice", "values"} and a line break (docs/reference/json-output.md)
   raw,   ///< the elements' bytes, row-major; packed elements two per byte, the first in the low half
 };
 

@@ -11,12 +11,12 @@
 #include "muster/error.hpp"
 #include "muster/plan.hpp"
 #include "src/base/escaped.hpp"
-#include "src/checkpoint/foreign_hdf5.hpp"
-#include "src/checkpoint/model_files.hpp"
-#include "src/checkpoint/model_parts.hpp"
-#include "src/checkpoint/omissions.hpp"
-#include "src/checkpoint/shard_job.hpp"
-#include "src/checkpoint/shard_set.hpp"
+#include "src/checkpoint/assembly/export.hpp"
+#include "src/checkpoint/assembly/shard_job.hpp"
+#include "src/checkpoint/assembly/shard_set.hpp"
+#include "src/checkpoint/model/model_files.hpp"
+#include "src/checkpoint/model/model_parts.hpp"
+#include "src/checkpoint/thirdparty/hdf5/file.hpp"
 #include "src/inspect/output.hpp"
 #include "src/workspace/names.hpp"
 
@@ -112,10 +112,10 @@ Source source_of_states(const std::string& path, const workspace::StateChoice& c
   return source;
 }
 
-Source source_of_foreign(const foreign::Found& found, const std::string& path, const SourceOptions& options) {
+Source source_of_foreign(const thirdparty::Found& found, const std::string& path, const SourceOptions& options) {
   Source source{.path = path, .kind = kind_name(found.kind)};
   std::vector<std::string> notes;
-  const std::shared_ptr<const foreign::PartedTensors> tensors = open_checkpoint(found, 0, options.foreign, notes);
+  const std::shared_ptr<const thirdparty::PartedTensors> tensors = open_checkpoint(found, 0, options.foreign, notes);
   source.tensors = tensors;
   for (const std::string& note : notes) source.issues.push_back({"note", "", note});
   return source;

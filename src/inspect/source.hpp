@@ -15,8 +15,8 @@
 
 #include "muster/config.hpp"
 #include "muster/state_file.hpp"
-#include "src/checkpoint/request.hpp"
-#include "src/checkpoint/tensor_source.hpp"
+#include "src/checkpoint/assembly/request.hpp"
+#include "src/checkpoint/model/tensor_source.hpp"
 
 namespace muster::inspect {
 
@@ -37,7 +37,7 @@ struct SourceIssue {
 /// A path that was opened: its tensors, and its other data.
 struct Source {
   std::string path;
-  std::string_view kind = {};  ///< safetensors, model, shards, state, workspace, hdf5 or foreign::Kind
+  std::string_view kind = {};  ///< safetensors, model, shards, state, workspace, hdf5 or thirdparty::Kind
   std::shared_ptr<const TensorSource> tensors = {};
   std::map<std::string, std::string> metadata = {};  ///< from the headers
   std::vector<SourceFile> files = {};                ///< empty for shards and for HDF5 files that Muster did not write

@@ -57,7 +57,7 @@ struct StatsOptions {
 std::string stats_text(const Source& source, const StatsOptions& options);
 
 /// Returns {"tensors": [{"name", "dtype", "shape", "bytes", "values", "nans", "infinities", "zeros", "minimum",
-/// "maximum", "mean", "deviation", "histogram": {"low", "high", "counts"}}]} (docs/inspecting.md). Throws as
+/// "maximum", "mean", "deviation", "histogram": {"low", "high", "counts"}}]} (docs/reference/json-output.md). Throws as
 /// stats_text.
 Config stats_tree(const Source& source, const StatsOptions& options);
 

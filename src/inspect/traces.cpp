@@ -13,7 +13,7 @@
 #include "muster/state.hpp"
 #include "src/os/directory.hpp"
 #include "src/os/file.hpp"
-#include "src/trace/record.hpp"
+#include "src/trace/rings.hpp"
 
 namespace muster::inspect {
 namespace {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "muster/config.hpp"
-#include "muster/time_report.hpp"
+#include "muster/trace.hpp"
 #include "src/inspect/output.hpp"
 #include "src/trace/reading.hpp"
 

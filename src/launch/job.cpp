@@ -20,8 +20,8 @@
 
 #include "muster/error.hpp"
 #include "src/base/escaped.hpp"
+#include "src/group/watchdog.hpp"
 #include "src/os/process.hpp"
-#include "src/sync/waits.hpp"
 
 namespace muster {
 namespace launch {
@@ -248,7 +248,7 @@ void Job::reap(JobRank& rank) {
 }
 
 void Job::supervise() {
-  if (options_.timeout) timeout_ = Clock::now() + sync::bounded(*options_.timeout);
+  if (options_.timeout) timeout_ = Clock::now() + group::bounded(*options_.timeout);
   std::vector<pollfd> wanted;
   std::vector<std::size_t> whose;
   bool has_told = nodes_ == nullptr;
@@ -359,7 +359,7 @@ bool Job::pass_signals_on() {
 
 void Job::enter(Phase phase, std::chrono::milliseconds longest) {
   phase_ = phase;
-  phase_end_ = Clock::now() + sync::timeout_of(longest, {});
+  phase_end_ = Clock::now() + group::timeout_of(longest, {});
 }
 
 void Job::end_ranks(int signal) {

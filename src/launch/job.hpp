@@ -22,7 +22,7 @@
 
 #include "muster/launch.hpp"
 #include "src/launch/nodes.hpp"
-#include "src/launch/output.hpp"
+#include "src/launch/rank_output.hpp"
 #include "src/launch/ranks.hpp"
 #include "src/os/clock.hpp"
 

@@ -22,10 +22,10 @@
 #include <utility>
 
 #include "muster/error.hpp"
+#include "src/group/error_propagation.hpp"
 #include "src/launch/job.hpp"
 #include "src/launch/subprocesses.hpp"
 #include "src/os/process.hpp"
-#include "src/sync/failing.hpp"
 
 namespace muster {
 namespace launch {
@@ -128,11 +128,11 @@ class Launcher {
     if (own) {
       words = own->what();
       // A failure of the group already names its rank.
-      const std::string name = sync::name_of(info);
+      const std::string name = group::name_of(info);
       if (words.find(name) == std::string::npos) words = fmt::format("{}: {}", name, words);
       words += fmt::format(" (it {})", end_text(end));
     } else {
-      words = fmt::format("{} {}", sync::name_of(info), end_text(end));
+      words = fmt::format("{} {}", group::name_of(info), end_text(end));
     }
     if (!tail.empty()) words += "; the end of what it wrote to standard error: " + in_one_line(tail);
     return {own ? own->kind() : ErrorKind::peer_lost, words, {.rank = info.rank, .pid = info.pid, .host = info.host}};

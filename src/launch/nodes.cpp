@@ -12,8 +12,8 @@
 #include <span>
 
 #include "muster/tcp.hpp"
+#include "src/group/error_propagation.hpp"
 #include "src/os/process.hpp"
-#include "src/sync/failing.hpp"
 #include "src/tcp/sockets.hpp"
 
 namespace muster::launch {

@@ -20,7 +20,7 @@
 
 #include "muster/launch.hpp"
 #include "muster/sync_group.hpp"
-#include "src/base/written.hpp"
+#include "src/base/fixed_string.hpp"
 #include "src/os/fd.hpp"
 #include "src/os/thread.hpp"
 

@@ -7,11 +7,11 @@
 #include <mutex>
 #include <vector>
 
-#include "muster/dist.hpp"
+#include "muster/compat/dist.hpp"
 #include "src/base/fork_mutex.hpp"
-#include "src/collectives/dist.hpp"
+#include "src/compat/dist.hpp"
+#include "src/group/group.hpp"
 #include "src/launch/job.hpp"
-#include "src/sync/group.hpp"
 
 namespace muster {
 namespace {
@@ -60,7 +60,7 @@ ParallelGroups::ParallelGroups(ProcessGroup& world, int model_parallelism, int p
     for (int other = 0; other < kind.size; ++other) ranks.push_back(rank + (other - kind.position) * kind.step);
     groups_[i] = world.split(ranks);
     // Some groups may be usable and others not. All ranks get the error of the first group that is not usable.
-    sync::inside(world.group()).together({.phase = "parallel groups"}, [&] {
+    group::inside(world.group()).together({.phase = "parallel groups"}, [&] {
       if (kind.backend.empty()) return;
       try {
         collectives::check_backend(kind.backend, groups_[i]->group());

@@ -24,9 +24,9 @@
 #include <thread>
 
 #include "src/os/clock.hpp"
-#include "src/os/close_range.hpp"
+#include "src/os/fd.hpp"
 #include "src/os/process.hpp"
-#include "src/sync/world.hpp"
+#include "src/rendezvous/world.hpp"
 
 namespace muster::launch {
 namespace {
@@ -176,7 +176,7 @@ ExecArguments::ExecArguments(const std::vector<std::string>& command, const Vari
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
     const std::string_view text(*entry);
     const std::string_view name = text.substr(0, text.find('='));
-    if (!sync::is_own_variable(name) && !given.contains(name)) environment_.emplace_back(text);
+    if (!group::is_own_variable(name) && !given.contains(name)) environment_.emplace_back(text);
   }
   for (const auto& [name, value] : given) environment_.push_back(std::string(name) + "=" + std::string(value));
   command_pointers_ = pointers_to(command_);

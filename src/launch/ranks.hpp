@@ -5,15 +5,16 @@
 
 #include <signal.h>
 #include <sys/types.h>
-
+#include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <cstddef>
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
-
 #include "src/os/fd.hpp"
 
 namespace muster::launch {
@@ -34,7 +35,7 @@ class ExecArguments {
  public:
   using Variables = std::vector<std::pair<std::string, std::string>>;
   /// Uses the caller's environment with `variables` set in it. Removes the variables that describe how the caller was
-  /// started (sync::is_own_variable).
+  /// started (group::is_own_variable).
   ExecArguments(const std::vector<std::string>& command, const Variables& variables);
   /// Returns the arguments to run this program again, without arguments. It also works if its file has been renamed.
   static ExecArguments own_program(const Variables& variables);
@@ -139,5 +140,29 @@ class JobGuard {
   os::Fd lifeline_;  // a socket, because a write to a killed guard must not raise a signal
   pid_t pid_ = -1;
 };
+
+// Implements the rules of the CUDA driver for the variable CUDA_VISIBLE_DEVICES.
+
+/// Returns the number of visible devices on a host that has `devices` devices, if CUDA_VISIBLE_DEVICES is `list`. As in
+/// the driver, the list ends at the first entry that is not a device, so "-1" hides all devices. A device that is
+/// listed twice also hides all devices. Entries such as "GPU-<uuid>" count as devices because only the driver can
+/// resolve them.
+inline int devices_in(std::string_view list, int devices) {
+  std::vector<std::string_view> seen;
+  while (!list.empty()) {
+    std::string_view entry = list.substr(0, list.find(','));
+    list.remove_prefix(std::min(list.size(), entry.size() + 1));
+    entry.remove_prefix(std::min(entry.size(), entry.find_first_not_of(' ')));
+    entry = entry.substr(0, entry.find(' '));
+    int index = -1;
+    const auto [end, error] = std::from_chars(entry.data(), entry.data() + entry.size(), index);
+    const bool is_index = error == std::errc{} && end == entry.data() + entry.size();
+    const bool is_name = entry.starts_with("GPU-") || entry.starts_with("MIG-");
+    if (!is_name && (!is_index || index < 0 || index >= devices)) break;
+    if (std::ranges::find(seen, entry) != seen.end()) return 0;
+    seen.push_back(entry);
+  }
+  return std::min(devices, static_cast<int>(seen.size()));
+}
 
 }  // namespace muster::launch

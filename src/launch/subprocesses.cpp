@@ -19,12 +19,12 @@
 #include "muster/config.hpp"
 #include "muster/error.hpp"
 #include "muster/state.hpp"
-#include "src/base/written.hpp"
+#include "src/base/fixed_string.hpp"
+#include "src/group/watchdog.hpp"
 #include "src/launch/job.hpp"
 #include "src/os/clock.hpp"
 #include "src/os/process.hpp"
 #include "src/os/shared_memory.hpp"
-#include "src/sync/waits.hpp"
 
 namespace muster {
 namespace launch {
@@ -140,7 +140,7 @@ void wait_for_end(const Child& launcher, const os::Fd& report, std::chrono::mill
   bool is_told = false;
   pollfd wanted{report.get(), POLLIN, 0};
   while (::poll(&wanted, 1, between_asks) <= 0) {
-    if (is_told || !sync::is_interrupted()) continue;
+    if (is_told || !group::is_interrupted()) continue;
     if (!patience) patience = Clock::now() + grace;
     if (Clock::now() >= *patience) is_told = os::send_signal(launcher.process, SIGTERM);
   }
@@ -178,7 +178,7 @@ void run(CallText call) {
     throw os::errno_error("launching subprocesses: starting this program again", failure);
   wait_for_end(launcher, report.reader, call.options.launch.grace);
   const auto failure = words_of_launcher(launcher, report.reader);
-  sync::check_interrupted("launching subprocesses");
+  group::check_interrupted("launching subprocesses");
   if (failure) throw Error(*failure);
 }
 

@@ -15,8 +15,8 @@
 #include <string_view>
 #include <vector>
 
+#include "muster/compat/multiprocess.hpp"
 #include "muster/error.hpp"
-#include "muster/multiprocess.hpp"
 #include "src/launch/ranks.hpp"
 #include "src/os/fd.hpp"
 

@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "muster/error.hpp"
-#include "src/core/element_range.hpp"
-#include "src/core/parallel.hpp"
+#include "src/core/tensor.hpp"
+#include "src/core/thread_pool.hpp"
 #include "src/merge/layout.hpp"
 #include "src/merge/numbers.hpp"
 

@@ -2,11 +2,14 @@
 #pragma once
 // A file descriptor with one owner, and the conversion from errno to Error.
 
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#include <algorithm>
 #include <cerrno>
 #include <string>
 #include <string_view>
 #include <utility>
-
 #include "muster/error.hpp"
 
 namespace muster::os {
@@ -45,5 +48,27 @@ int write_all(int descriptor, std::string_view bytes) noexcept;
 Error errno_error(const std::string& what, int err = errno, const std::string& path = {});
 /// The same, with a kind that the caller chooses.
 Error errno_error(ErrorKind kind, const std::string& what, int err = errno, const std::string& path = {});
+
+// Closes many descriptors, in a process that has just been forked. Inline, because the reader of HDF5 files does
+// not link the library.
+
+/// Closes the descriptors `first` to `last`. Async-signal-safe. Without close_range(2) (Linux before 5.9, some
+/// sandboxes), closes each number up to the soft limit of open files.
+inline void close_range(unsigned first, unsigned last = ~0U) noexcept {
+#ifdef SYS_close_range
+  if (::syscall(SYS_close_range, first, last, 0U) == 0) return;
+#endif
+  rlimit limit{};
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  const rlim_t end = std::min<rlim_t>(limit.rlim_cur, rlim_t{last} + 1);
+  for (rlim_t fd = first; fd < end; ++fd) ::close(static_cast<int>(fd));
+}
+
+// Distinguishes a shortage of this process from a failure of the other process, after a call that concerns both.
+
+/// Returns true if this process or its host has run out of descriptors, memory, buffers or ports.
+constexpr bool is_own_shortage(int err) noexcept {
+  return err == EMFILE || err == ENFILE || err == ENOBUFS || err == ENOMEM || err == EADDRNOTAVAIL;
+}
 
 }  // namespace muster::os

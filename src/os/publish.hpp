@@ -24,11 +24,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
-
 #include "src/os/file.hpp"
 #include "src/os/process.hpp"
 
@@ -116,5 +116,18 @@ std::vector<Unfinished> unfinished_of(const std::string& path);
 
 /// Deletes the unfinished files of `path` whose writers are proved dead, as far as possible.
 void remove_dead_partials(const std::string& path) noexcept;
+
+// Owner, group and mode of a file or directory. A file that replaces another one gets the rights of the replaced file.
+
+struct Rights {
+  std::uint32_t mode = 0;  ///< permission bits
+  std::uint32_t owner = 0;
+  std::uint32_t group = 0;
+};
+/// Returns the rights of `path`, without following a link; nullopt if it does not exist. Throws Error(io).
+std::optional<Rights> rights_of(const std::string& path);
+/// Sets the rights of `path`. Owner and group are changed only if this process may do so. If the group cannot be set,
+/// neither the group nor other users get permissions. Throws Error(io | not_found).
+void set_rights(const std::string& path, const Rights& rights);
 
 }  // namespace muster::os

@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "muster/version.hpp"
-#include "src/base/written.hpp"
+#include "src/base/fixed_string.hpp"
 #include "src/os/process.hpp"
 
 namespace muster::rendezvous {

@@ -102,7 +102,7 @@ class Guest final : public Session::Side {
                       fmt::format("{} waited {} {} for rank {}, which did not open the rendezvous: {}: {}",
                                   name_of(own_), since(begin_), terms_.place, terms_.number(0), reason, terms_.hint),
                       {.rank = terms_.number(0)});
-        wait_for({}, std::min(sync::between_questions,
+        wait_for({}, std::min(group::between_questions,
                               std::chrono::ceil<milliseconds>(std::min(next_try, deadline) - Clock::now())));
       } while (Clock::now() < next_try);
     }

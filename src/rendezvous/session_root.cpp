@@ -116,7 +116,7 @@ class Root final : public Session::Side {
     }
   }
 
-  void wait(milliseconds longest = sync::between_questions) {
+  void wait(milliseconds longest = group::between_questions) {
     std::vector<Line*> lines;
     for (Visitor& visitor : visitors_) lines.push_back(visitor.line.get());
     if (longest == milliseconds(0)) return transport_->wait(lines, longest);

@@ -11,11 +11,11 @@
 #include <utility>
 #include <vector>
 
-#include "src/base/written.hpp"
-#include "src/os/shortage.hpp"
+#include "src/base/fixed_string.hpp"
+#include "src/group/progress.hpp"
+#include "src/group/watchdog.hpp"
+#include "src/os/fd.hpp"
 #include "src/rendezvous/session.hpp"
-#include "src/sync/progress.hpp"
-#include "src/sync/waits.hpp"
 
 namespace muster::rendezvous {
 
@@ -73,19 +73,19 @@ class Session::Side {
   /// Throws if `watch` throws, or if the user has interrupted the program.
   void check_others() const {
     if (terms_.watch) terms_.watch();
-    if (sync::is_interrupted())
+    if (group::is_interrupted())
       throw error(ErrorKind::cancelled, fmt::format("{} was interrupted during the rendezvous", name_of(own_)),
                   details_of(own_));
   }
 
   /// Waits for one of the lines, at most that long. The messages of all groups of this process move meanwhile.
-  void wait_for(std::span<Line* const> lines, milliseconds longest = sync::between_questions) {
+  void wait_for(std::span<Line* const> lines, milliseconds longest = group::between_questions) {
     transport_->wait(lines, std::chrono::ceil<milliseconds>(progress_.step(longest)));
   }
 
   const Terms terms_;
   const std::unique_ptr<Transport> transport_;
-  sync::Progress progress_;
+  group::Progress progress_;
   const Hello own_ = own_hello(terms_.rank, terms_.size);
 };
 

@@ -42,7 +42,7 @@ ArenaCore::ArenaCore(std::uint64_t capacity)
       buffer_(boost::interprocess::create_only, segment_.data(), segment_.capacity()) {}
 
 std::shared_ptr<ArenaCore> ArenaCore::create(std::uint64_t capacity) {
-  const os::MemoryHeadroom room = os::memory_headroom(sync::Region::own()->backing());
+  const os::MemoryHeadroom room = os::memory_headroom(group::Region::own()->backing());
   if (capacity > room.bytes)
     throw Error(ErrorKind::no_space, fmt::format("SharedArena: needed {} bytes, available {} ({})", capacity,
                                                  room.bytes, os::to_string(room.limit)));
@@ -139,7 +139,7 @@ std::uint64_t ArenaCore::waiting_for_leases() {
   return waiting;
 }
 
-shm::LeaseId ArenaCore::lend(std::shared_ptr<const sync::PeerLiveness> holder) {
+shm::LeaseId ArenaCore::lend(std::shared_ptr<const group::PeerLiveness> holder) {
   const std::lock_guard lock(mutex_);
   (void)segment_.is_lent();
   for (std::uint32_t word = 0; word < shm::lease_words; ++word) {

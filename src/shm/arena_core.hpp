@@ -12,8 +12,8 @@
 
 #include "muster/tensor.hpp"
 #include "src/base/fork_mutex.hpp"
+#include "src/group/group.hpp"
 #include "src/shm/segment.hpp"
-#include "src/sync/group.hpp"
 
 namespace muster::detail {
 
@@ -31,7 +31,7 @@ class ArenaCore : public std::enable_shared_from_this<ArenaCore> {
 
   /// Returns a lease on the whole arena. It lasts until the holder clears the lease word or dies. Throws
   /// Error(no_space) if too many leases are active.
-  shm::LeaseId lend(std::shared_ptr<const sync::PeerLiveness> holder);
+  shm::LeaseId lend(std::shared_ptr<const group::PeerLiveness> holder);
 
   /// The arena of this process that contains all of [data, data + bytes), and the offset of `data` in it.
   struct Found {

@@ -105,7 +105,7 @@ void SegmentMemory::give_back() const noexcept {
 
 OwnedSegment::OwnedSegment(std::uint64_t capacity) {
   give_back_retired();
-  const std::shared_ptr<sync::Region> region = sync::Region::own();
+  const std::shared_ptr<group::Region> region = group::Region::own();
   memory_.owner_pid = os::process_id();
   memory_.memory = region->memory();
   memory_.place = region->take(header_bytes + capacity);
@@ -145,7 +145,7 @@ void OwnedSegment::write(std::uint64_t offset, std::span<const std::byte> bytes)
   write_fresh(*memory_.memory, memory_.place + header_bytes, data(), offset, bytes);
 }
 
-LeaseId OwnedSegment::offer(std::uint32_t word, std::shared_ptr<const sync::PeerLiveness> holder) {
+LeaseId OwnedSegment::offer(std::uint32_t word, std::shared_ptr<const group::PeerLiveness> holder) {
   stamp_ = stamp_ % ((1U << 30) - 1) + 1;
   const LeaseId lease{word, stamp_};
   std::erase_if(memory_.lent, [word](const SegmentMemory::Lent& each) { return each.lease.word == word; });
@@ -167,7 +167,7 @@ void OwnedSegment::sleep(LeaseId lease, std::chrono::nanoseconds longest) noexce
   header().sleepers.fetch_sub(1, std::memory_order_seq_cst);
 }
 
-RemoteSegment::RemoteSegment(const sync::Region& region, std::uint64_t place, os::Access access)
+RemoteSegment::RemoteSegment(const group::Region& region, std::uint64_t place, os::Access access)
     : memory_(region.memory()), place_(place), access_(access), owner_pid_(os::process_id()) {
   const auto is_inside = [&](std::uint64_t bytes) { return bytes < region.size() && place <= region.size() - bytes; };
   if (place == 0 || place % os::page_size() != 0 || !is_inside(header_bytes))
@@ -186,11 +186,11 @@ RemoteSegment::~RemoteSegment() {
     os::punch_hole(*memory_, place_, header_bytes + capacity());
 }
 
-std::shared_ptr<RemoteSegment> RemoteSegments::at(const sync::Group& group, int owner, std::uint64_t place,
+std::shared_ptr<RemoteSegment> RemoteSegments::at(const group::Group& group, int owner, std::uint64_t place,
                                                   os::Access access) {
   if (auto segment = known(owner, place); segment && segment->access() >= access) return segment;
   forget_retired();
-  const auto region = owner == group.rank() ? sync::Region::own() : group.region_of(owner);
+  const auto region = owner == group.rank() ? group::Region::own() : group.region_of(owner);
   auto segment = std::make_shared<RemoteSegment>(*region, place, access);
   segments_.insert_or_assign({owner, place}, segment);
   return segment;

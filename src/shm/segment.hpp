@@ -16,9 +16,9 @@
 #include <utility>
 #include <vector>
 
+#include "src/group/group.hpp"
+#include "src/group/region.hpp"
 #include "src/os/shared_memory.hpp"
-#include "src/sync/group.hpp"
-#include "src/sync/region.hpp"
 
 namespace muster::shm {
 
@@ -64,7 +64,7 @@ class PopulatedBlocks {
 struct SegmentMemory {
   struct Lent {
     LeaseId lease;
-    std::shared_ptr<const sync::PeerLiveness> holder;  // null: this process
+    std::shared_ptr<const group::PeerLiveness> holder;  // null: this process
   };
   std::shared_ptr<const os::Fd> memory;
   std::uint64_t place = 0;
@@ -109,7 +109,7 @@ class OwnedSegment {
 
   /// Offers a lease with that word, whose previous lease must have ended. `holder`: the rank that may take it; null:
   /// this process keeps it.
-  LeaseId offer(std::uint32_t word, std::shared_ptr<const sync::PeerLiveness> holder);
+  LeaseId offer(std::uint32_t word, std::shared_ptr<const group::PeerLiveness> holder);
   /// Ends a lease that has not been taken. A lease that has been taken stays.
   void withdraw(LeaseId lease) noexcept;
   /// Returns true if the lease has ended or never existed. Any thread.
@@ -140,7 +140,7 @@ class RemoteSegment {
  public:
   /// Maps the segment at a place in its owner's region. Throws Error(corrupt) if no segment exists there,
   /// Error(no_space) if it cannot be mapped, and Error(peer_lost).
-  RemoteSegment(const sync::Region& region, std::uint64_t place, os::Access access = os::Access::read_only);
+  RemoteSegment(const group::Region& region, std::uint64_t place, os::Access access = os::Access::read_only);
   ~RemoteSegment();
   RemoteSegment& operator=(RemoteSegment&&) = delete;
 
@@ -179,7 +179,7 @@ class RemoteSegments {
  public:
   /// Returns the segment of `owner` at a place in its region. Maps it at the first call, and again if write access is
   /// requested later. Throws as RemoteSegment.
-  std::shared_ptr<RemoteSegment> at(const sync::Group& group, int owner, std::uint64_t place,
+  std::shared_ptr<RemoteSegment> at(const group::Group& group, int owner, std::uint64_t place,
                                     os::Access access = os::Access::read_only);
   /// Returns null if it is not mapped.
   [[nodiscard]] std::shared_ptr<RemoteSegment> known(int owner, std::uint64_t place) const;

@@ -18,7 +18,7 @@ constexpr std::uint64_t small_bytes = 64 << 10;
 
 /// Returns a capacity with room to grow if that is free: untouched anonymous memory costs nothing. POSIX memory is
 /// reserved, so the exact size is requested.
-std::uint64_t capacity_for(std::uint64_t bytes, sync::Region& region) {
+std::uint64_t capacity_for(std::uint64_t bytes, group::Region& region) {
   const std::uint64_t exact = os::whole_pages(std::max<std::uint64_t>(bytes, 1), os::page_size());
   if (region.backing() == os::Backing::posix) return exact;
   const std::uint64_t roomy = std::bit_ceil(std::max<std::uint64_t>(exact, 1 << 20));
@@ -149,7 +149,7 @@ SlotPlan SenderPool::plan(LaneId id, std::uint64_t bytes, const Limits& limits) 
   if (plan.slot) {
     plan.fresh_bytes = bytes - std::min(bytes, plan.slot->backed());
   } else {
-    const std::shared_ptr<sync::Region> region = sync::Region::own();
+    const std::shared_ptr<group::Region> region = group::Region::own();
     plan.capacity = capacity_for(bytes, *region);
     plan.fresh_bytes = header_bytes + (region->backing() == os::Backing::posix ? plan.capacity : bytes);
     region->check(header_bytes + plan.capacity);

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "muster/tensor.hpp"
+#include "src/group/group.hpp"
 #include "src/shm/segment.hpp"
-#include "src/sync/group.hpp"
 
 namespace muster::shm {
 
@@ -20,7 +20,7 @@ class Slot {
  public:
   explicit Slot(std::uint64_t capacity)
       : segment_(capacity),
-        must_reserve_(sync::Region::own()->backing() == os::Backing::posix),
+        must_reserve_(group::Region::own()->backing() == os::Backing::posix),
         reserved_(must_reserve_) {}
 
   [[nodiscard]] OwnedSegment& segment() noexcept { return segment_; }
@@ -30,7 +30,7 @@ class Slot {
   [[nodiscard]] std::uint64_t backed() const noexcept { return backed_; }
 
   /// Offers a lease on the slot (OwnedSegment::offer). The slot is not free until the lease ends.
-  LeaseId lend(std::shared_ptr<const sync::PeerLiveness> holder) {
+  LeaseId lend(std::shared_ptr<const group::PeerLiveness> holder) {
     return lease_ = segment_.offer(0, std::move(holder));
   }
   /// Ends the lease unless the other rank has taken it.

@@ -41,8 +41,8 @@ struct WindowRing::Header {
 };
 
 WindowRing::WindowRing(std::uint32_t depth, std::uint64_t window_bytes, std::size_t others)
-    : memory_(sync::Region::own()->memory()),
-      place_(sync::Region::own()->take(ring_header_bytes + depth * window_bytes)),
+    : memory_(group::Region::own()->memory()),
+      place_(group::Region::own()->take(ring_header_bytes + depth * window_bytes)),
       is_own_(true),
       pid_(os::process_id()),
       mapping_(*memory_, os::Access::read_write, place_, ring_header_bytes + depth * window_bytes),
@@ -56,7 +56,7 @@ WindowRing::WindowRing(std::uint32_t depth, std::uint64_t window_bytes, std::siz
   header().users.store(static_cast<std::uint32_t>(others) + 1, std::memory_order_relaxed);
 }
 
-WindowRing::WindowRing(const sync::Region& region, std::uint64_t place)
+WindowRing::WindowRing(const group::Region& region, std::uint64_t place)
     : memory_(region.memory()), place_(place), is_own_(false), pid_(os::process_id()) {
   const std::uint64_t room = region.size() - std::min(place, region.size());
   if (room < ring_header_bytes) throw Error(ErrorKind::corrupt, "another rank names a place outside its shared memory");
@@ -139,7 +139,7 @@ std::vector<int> near_ranks(const SyncGroup& group) {
   return ranks;
 }
 
-std::vector<std::unique_ptr<WindowRing>> find_rings(sync::Group& group, std::span<const int> near,
+std::vector<std::unique_ptr<WindowRing>> find_rings(group::Group& group, std::span<const int> near,
                                                     const WindowRing& own, const WaitOptions& options) {
   const std::uint64_t place = own.place();
   std::vector<std::uint64_t> places(static_cast<std::size_t>(group.size()));

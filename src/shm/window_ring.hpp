@@ -15,8 +15,8 @@
 #include <span>
 #include <vector>
 
-#include "src/sync/group.hpp"
-#include "src/sync/region.hpp"
+#include "src/group/group.hpp"
+#include "src/group/region.hpp"
 
 namespace muster::shm {
 
@@ -28,7 +28,7 @@ class WindowRing {
   /// windows the ring only counts progress. Takes the memory now. Throws Error(no_space | unsupported).
   WindowRing(std::uint32_t depth, std::uint64_t window_bytes, std::size_t others);
   /// Maps the ring at a place in another process's region. Throws Error(corrupt) if it is not a ring.
-  WindowRing(const sync::Region& region, std::uint64_t place);
+  WindowRing(const group::Region& region, std::uint64_t place);
   /// The owner frees the memory of the windows. The last process that has the ring frees the rest.
   ~WindowRing();
   WindowRing& operator=(WindowRing&&) = delete;
@@ -72,7 +72,7 @@ class WindowRing {
 std::vector<int> near_ranks(const SyncGroup& group);
 /// Collective. Returns the rings of the ranks `near`, by rank. `own`: the ring that this rank shares with them. Throws
 /// as SyncGroup::all_gather and WindowRing.
-std::vector<std::unique_ptr<WindowRing>> find_rings(sync::Group& group, std::span<const int> near,
+std::vector<std::unique_ptr<WindowRing>> find_rings(group::Group& group, std::span<const int> near,
                                                     const WindowRing& own, const WaitOptions& options);
 
 }  // namespace muster::shm

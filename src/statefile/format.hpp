@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// The parts of a state file that describe its contents (docs/state-file.md has the offsets of their fields):
+// The parts of a state file that describe its contents (docs/reference/state-file.md has the offsets of their fields):
 //
 //  1. The commit mark: the first 4096 bytes, HDF5's user block, written last.
 //  2. The catalogue: the names, offsets and checksums of all tensors, in one range that is fast to read.

@@ -12,7 +12,7 @@
 #include "src/base/escaped.hpp"
 #include "src/base/fork_mutex.hpp"
 #include "src/core/checksum.hpp"
-#include "src/core/parallel.hpp"
+#include "src/core/thread_pool.hpp"
 #include "src/os/file.hpp"
 #include "src/os/process.hpp"
 #include "src/statefile/chunk_codec.hpp"

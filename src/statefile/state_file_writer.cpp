@@ -8,8 +8,8 @@
 
 #include "muster/error.hpp"
 #include "src/base/escaped.hpp"
-#include "src/core/element_range.hpp"
-#include "src/core/parallel.hpp"
+#include "src/core/tensor.hpp"
+#include "src/core/thread_pool.hpp"
 #include "src/os/process.hpp"
 #include "src/statefile/writer_state.hpp"
 #include "src/trace/span.hpp"

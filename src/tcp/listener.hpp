@@ -13,7 +13,7 @@
 
 #include "src/base/rare_log.hpp"
 #include "src/os/clock.hpp"
-#include "src/tcp/frames.hpp"
+#include "src/tcp/connection.hpp"
 #include "src/tcp/sockets.hpp"
 
 namespace muster::tcp {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The step numbers are those of frames.hpp.
+// The step numbers are those of connection.hpp.
 
 #include "src/tcp/peer.hpp"
 
@@ -130,7 +130,7 @@ void Peer::take_back(const std::shared_ptr<Incoming>& receive) {
 
 std::shared_ptr<Arrival> Peer::find(std::optional<int> tag) {
   const auto found = std::ranges::find_if(
-      arrivals_, [tag](const auto& one) { return tag ? one->tag == *tag : one->tag >= hosts::first_tag; });
+      arrivals_, [tag](const auto& one) { return tag ? one->tag == *tag : one->tag >= multihost::first_tag; });
   if (found == arrivals_.end()) return nullptr;
   std::shared_ptr<Arrival> oldest = std::move(*found);
   arrivals_.erase(found);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Peer: the messages between this rank and another rank. It matches messages with receives, and keeps the messages that
-// wait for a receive or for an answer. The step numbers are those of frames.hpp. The lock of the transport guards
+// wait for a receive or for an answer. The step numbers are those of connection.hpp. The lock of the transport guards
 // everything here.
 
 #include <deque>
@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "muster/error.hpp"
-#include "src/hosts/transport.hpp"
+#include "src/multihost/transport.hpp"
 #include "src/tcp/connection.hpp"
 
 namespace muster::tcp {
@@ -89,7 +89,7 @@ class Peer final : public Connection::Owner {
   [[nodiscard]] bool has_nothing_to_send() const noexcept;
   void receive(const std::shared_ptr<Incoming>& receive);
   void take_back(const std::shared_ptr<Incoming>& receive);
-  /// Removes and returns the oldest message, or null. Without a tag: of any tag from hosts::first_tag on.
+  /// Removes and returns the oldest message, or null. Without a tag: of any tag from multihost::first_tag on.
   std::shared_ptr<Arrival> find(std::optional<int> tag);
   void receive(const std::shared_ptr<Arrival>& arrival, const std::shared_ptr<Incoming>& receive);
   void drop(const std::shared_ptr<Arrival>& arrival);

@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "muster/error.hpp"
-#include "src/base/written.hpp"
+#include "src/base/fixed_string.hpp"
 
 namespace muster::trace {
 namespace {

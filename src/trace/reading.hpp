@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "src/os/process.hpp"
-#include "src/trace/record.hpp"
+#include "src/trace/rings.hpp"
 
 namespace muster::trace {
 

@@ -14,8 +14,8 @@
 
 #include "muster/log.hpp"
 #include "muster/trace.hpp"
+#include "src/base/fixed_string.hpp"
 #include "src/base/fork_mutex.hpp"
-#include "src/base/written.hpp"
 #include "src/os/clock.hpp"
 #include "src/os/directory.hpp"
 #include "src/os/file.hpp"

@@ -9,7 +9,7 @@
 #include <exception>
 #include <set>
 
-#include "src/base/written.hpp"
+#include "src/base/fixed_string.hpp"
 #include "src/os/clock.hpp"
 #include "src/os/directory.hpp"
 #include "src/os/process.hpp"

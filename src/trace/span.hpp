@@ -9,7 +9,7 @@
 #include <span>
 #include <string_view>
 
-#include "src/trace/record.hpp"
+#include "src/trace/rings.hpp"
 
 namespace muster::trace {
 

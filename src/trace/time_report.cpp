@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "muster/time_report.hpp"
+#include "muster/trace.hpp"
 
 #include <fmt/core.h>
 

@@ -13,12 +13,12 @@
 #include "muster/error.hpp"
 #include "muster/state.hpp"
 #include "src/base/escaped.hpp"
+#include "src/group/watchdog.hpp"
 #include "src/os/clock.hpp"
 #include "src/os/directory.hpp"
 #include "src/os/file.hpp"
 #include "src/os/publish.hpp"
 #include "src/statefile/format.hpp"
-#include "src/sync/waits.hpp"
 #include "src/workspace/names.hpp"
 
 namespace muster::workspace {
@@ -159,7 +159,7 @@ void patiently(const std::string& path, const Patience& patience, const std::fun
       }
     }
     if (patience.check) patience.check();
-    sync::check_interrupted("looking for what others wrote");
+    group::check_interrupted("looking for what others wrote");
     pauses->sleep();
     try {
       fresh_listing(directory, *is_network);

@@ -19,13 +19,11 @@
 #include <vector>
 
 #include "muster/workspace.hpp"
+#include "src/group/error_propagation.hpp"
+#include "src/group/progress.hpp"
+#include "src/group/watchdog.hpp"
 #include "src/os/clock.hpp"
 #include "src/os/process.hpp"
-#include "src/sync/failing.hpp"
-#include "src/sync/progress.hpp"
-#include "src/sync/waits.hpp"
-#include "src/sync/watchdog.hpp"
-#include "src/sync/world.hpp"
 #include "src/workspace/discovery.hpp"
 #include "src/workspace/gc.hpp"
 #include "src/workspace/group_directory.hpp"
@@ -35,10 +33,10 @@ namespace muster::workspace {
 namespace {
 
 using Clock = os::Clock;
+using group::or_fail;
+using group::timeout_of;
+using group::Watchdog;
 using std::chrono::milliseconds;
-using sync::or_fail;
-using sync::timeout_of;
-using sync::Watchdog;
 
 /// Only groups of this class are of this kind.
 constexpr std::string_view file_group_kind = "file";
@@ -48,7 +46,7 @@ constexpr milliseconds longest_delay{500};
 constexpr milliseconds glance{20};
 
 /// The job's ranks that belong to a group, indexed by their rank in the group.
-class Members final : public sync::Peers {
+class Members final : public group::Peers {
  public:
   Members(std::shared_ptr<const GroupDirectory> directory, std::vector<int> members)
       : directory_(std::move(directory)), members_(std::move(members)) {
@@ -66,13 +64,13 @@ class Members final : public sync::Peers {
   std::vector<int> members_;
 };
 
-class FileGroup final : public sync::Group {
+class FileGroup final : public group::Group {
  public:
   /// `members`: the job's ranks in this group, in the order of the group. `rank`: this process's index among them.
   /// `parent`: the parent of an auxiliary group, otherwise null.
   FileGroup(std::shared_ptr<Heart> heart, const std::shared_ptr<const Members>& members, int rank,
             std::shared_ptr<GroupPulse> parent, int number, Nonce nonce, milliseconds timeout)
-      : sync::Group(rank, members->ranks, nonce, timeout, members),
+      : group::Group(rank, members->ranks, nonce, timeout, members),
         heart_(std::move(heart)),
         directory_(heart_->directory()),
         members_(members),
@@ -100,15 +98,15 @@ class FileGroup final : public sync::Group {
   void do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) override;
   void do_wait_until(const std::function<bool()>& done, const std::function<void(std::chrono::nanoseconds)>& sleep,
                      std::span<const int> on, const WaitOptions& options) override;
-  bool do_try_send(int to, const sync::PacketHead& head, std::span<const std::byte> packet) override;
-  bool do_try_receive(int from, const sync::PacketPlace& place) override;
+  bool do_try_send(int to, const group::PacketHead& head, std::span<const std::byte> packet) override;
+  bool do_try_receive(int from, const group::PacketPlace& place) override;
   void do_wait_for_packets(const std::function<bool()>& done, std::span<const int> on,
                            const WaitOptions& options) override;
-  std::shared_ptr<sync::Group> make_part(const Part& part, Tie tie, const WaitOptions& options) override;
+  std::shared_ptr<group::Group> make_part(const Part& part, Tie tie, const WaitOptions& options) override;
 
  private:
   [[nodiscard]] auto in_phase(const WaitOptions& options) {
-    return sync::InPhase([this](const char* words) { pulse_->set_phase(words); }, options.phase);
+    return group::InPhase([this](const char* words) { pulse_->set_phase(words); }, options.phase);
   }
   void collect(std::uint64_t number, std::span<const std::byte> record, std::span<std::byte> all,
                const WaitOptions& options);
@@ -169,7 +167,7 @@ template <class Done, class Needed, class Awaited>
 void FileGroup::wait(const WaitOptions& options, const Done& done, const Needed& needed, const Awaited& awaited) {
   const bool is_network = directory_->options().is_network;
   Pauses pauses(is_network);
-  sync::Progress progress_of_all;
+  group::Progress progress_of_all;
   Watchdog watchdog = this->watchdog(options);
   // Files that a rank wrote before it ended may become visible after its end.
   const auto is_done_after_all = [&] {
@@ -245,7 +243,7 @@ void FileGroup::collect(std::uint64_t number, std::span<const std::byte> record,
   if (is_told) directory_->remove(own_name);
   if (!last_all_.empty()) directory_->remove(last_all_);
   last_all_ = name;
-  if (other != 0) throw sync::different_calls(info(0), info(other));
+  if (other != 0) throw group::different_calls(info(0), info(other));
 }
 
 void FileGroup::wait_for_all(std::uint64_t number, std::uint64_t length, std::span<std::byte> all,
@@ -268,13 +266,13 @@ void FileGroup::wait_for_all(std::uint64_t number, std::uint64_t length, std::sp
   const std::uint64_t theirs = number_behind(name, prefix).value_or(0);
   // Rank 0 has found a rank that is in a different call: the length in the name is max_record plus that rank.
   if (theirs > max_record && theirs < max_record + static_cast<std::uint64_t>(size()))
-    throw sync::different_calls(info(0), info(static_cast<int>(theirs - max_record)));
-  if (theirs != length) sync::fail(*this, sync::different_calls(info(0), info(rank())));
+    throw group::different_calls(info(0), info(static_cast<int>(theirs - max_record)));
+  if (theirs != length) group::fail(*this, group::different_calls(info(0), info(rank())));
   const auto bytes = or_fail(*this, [&] { return directory_->read(name, all.size(), timeout_of(options, *this)); });
   std::ranges::copy(bytes, all.begin());
 }
 
-bool FileGroup::do_try_send(int to, const sync::PacketHead& head, std::span<const std::byte> packet) {
+bool FileGroup::do_try_send(int to, const group::PacketHead& head, std::span<const std::byte> packet) {
   std::vector<std::byte> bytes(head.begin(), head.end());
   bytes.insert(bytes.end(), packet.begin(), packet.end());
   const std::string prefix = message_prefix(number_, rank(), to, ++sent_[to]);
@@ -283,18 +281,18 @@ bool FileGroup::do_try_send(int to, const sync::PacketHead& head, std::span<cons
   return true;
 }
 
-bool FileGroup::do_try_receive(int from, const sync::PacketPlace& place) {
+bool FileGroup::do_try_receive(int from, const group::PacketPlace& place) {
   std::uint64_t& received = received_[from];
   const std::string prefix = message_prefix(number_, from, rank(), received + 1);
   const auto seen = directory_->recent(directory_->options().is_network ? milliseconds(500) : milliseconds(20));
   const std::string name = seen->first(prefix);
   if (name.empty()) return false;
-  const std::uint64_t most = sizeof(sync::PacketHead) + longest_packet();
+  const std::uint64_t most = sizeof(group::PacketHead) + longest_packet();
   const std::uint64_t length = number_behind(name, prefix).value_or(0);
-  if (length < sizeof(sync::PacketHead) || length > most) sync::fail_on_message(*this, from, length, most);
+  if (length < sizeof(group::PacketHead) || length > most) group::fail_on_message(*this, from, length, most);
   const std::vector<std::byte> bytes = directory_->read(name, length, timeout());
   ++received;
-  sync::PacketHead head;
+  group::PacketHead head;
   std::copy_n(bytes.begin(), head.size(), head.begin());
   const std::span<const std::byte> packet = std::span(bytes).subspan(head.size());
   std::ranges::copy(packet, place(head, packet.size()).begin());
@@ -315,7 +313,7 @@ void FileGroup::do_wait_until(const std::function<bool()>& done,
                               const std::function<void(std::chrono::nanoseconds)>& sleep, std::span<const int> on,
                               const WaitOptions& options) {
   Watchdog watchdog = this->watchdog(options);
-  sync::Progress progress_of_all;
+  group::Progress progress_of_all;
   const auto is_awaited = [on](int rank) { return std::ranges::find(on, rank) != on.end(); };
   while (!done()) {
     or_fail(*this, [&] { return directory_->recent(glance); });
@@ -324,7 +322,7 @@ void FileGroup::do_wait_until(const std::function<bool()>& done,
   }
 }
 
-std::shared_ptr<sync::Group> FileGroup::make_part(const Part& part, Tie tie, const WaitOptions& options) {
+std::shared_ptr<group::Group> FileGroup::make_part(const Part& part, Tie tie, const WaitOptions& options) {
   struct Card {
     Nonce nonce;
     std::int32_t count = 0;
@@ -337,7 +335,7 @@ std::shared_ptr<sync::Group> FileGroup::make_part(const Part& part, Tie tie, con
     cards.resize(static_cast<std::size_t>(size()));
   });
   do_all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(cards)), options);
-  std::shared_ptr<sync::Group> made;
+  std::shared_ptr<group::Group> made;
   together(options, [&] {
     if (part.members.empty()) return;
     std::vector<int> members;
@@ -360,7 +358,7 @@ std::string workspace_of(const SyncGroup& group) {
 
 }  // namespace muster::workspace
 
-// The public function that makes a file group, and the factory that world() uses.
+// The public function that makes a file group.
 
 namespace muster {
 namespace {
@@ -378,20 +376,11 @@ void check(const FileGroupOptions& options) {
     throw Error(ErrorKind::argument, "a file group's timeout must be longer than nothing");
 }
 
-// Registered when the library is loaded.
-[[maybe_unused]] const bool is_registered = [] {
-  sync::set_world_maker(sync::MeetBy::files, [](const sync::DistantWorld& world) {
-    return file_group(
-        {.directory = world.place, .key = world.key, .rank = world.rank, .size = world.size, .timeout = world.timeout});
-  });
-  return true;
-}();
-
 }  // namespace
 
 std::shared_ptr<SyncGroup> file_group(const FileGroupOptions& options) {
   check(options);
-  const milliseconds timeout = sync::timeout_of(options.timeout, sync::default_timeout());
+  const milliseconds timeout = group::timeout_of(options.timeout, group::default_timeout());
   const workspace::WorkspaceDirectory directory = workspace::prepare_workspace(options.directory);
   if (options.rank == 0) workspace::sweep_dead(directory.path);
   workspace::Job job = workspace::meet(directory, options, timeout);

@@ -12,7 +12,7 @@
 #include <string_view>
 
 #include "muster/log.hpp"
-#include "src/base/written.hpp"
+#include "src/base/fixed_string.hpp"
 #include "src/os/clock.hpp"
 #include "src/os/directory.hpp"
 #include "src/os/file.hpp"
@@ -388,7 +388,7 @@ void GroupPulse::tell_awaited(int self, std::uint32_t awaited) noexcept {
 std::string GroupPulse::phase(int rank) const {
   if (rank == self_) return phase_.load(std::memory_order_relaxed);
   std::string phase = pulse_of(rank).phase;
-  return phase.empty() ? sync::between_calls : phase;
+  return phase.empty() ? group::between_calls : phase;
 }
 
 void GroupPulse::set_failure(const Error& cause) noexcept {

@@ -24,11 +24,11 @@
 
 #include "muster/workspace.hpp"
 #include "src/base/fork_mutex.hpp"
+#include "src/group/progress.hpp"
 #include "src/os/clock.hpp"
 #include "src/os/fd.hpp"
 #include "src/os/process.hpp"
 #include "src/os/thread.hpp"
-#include "src/sync/pulse.hpp"
 #include "src/workspace/discovery.hpp"
 #include "src/workspace/names.hpp"
 
@@ -46,8 +46,8 @@ struct Job {
   std::vector<GroupMember> members;
   std::shared_ptr<void> meeting;  ///< this rank's rendezvous files, deleted when all ranks have read them
 };
-/// Forms a job of processes that know only a directory, a key and their rank (meeting.cpp). `workspace` is prepared.
-/// Throws Error(timeout | rank_mismatch | version | peer_lost), Error(io | no_space).
+/// Forms a job of processes that know only a directory, a key and their rank (rendezvous/files.cpp). `workspace` is
+/// prepared. Throws Error(timeout | rank_mismatch | version | peer_lost), Error(io | no_space).
 Job meet(const WorkspaceDirectory& workspace, const FileGroupOptions& options, std::chrono::milliseconds timeout);
 
 /// Returns the workspace that the ranks of a file group share; empty for any other group.
@@ -69,7 +69,7 @@ class Snapshot {
 };
 
 /// Detects dead ranks: by their process on this host, and by missing heartbeats on other hosts.
-class FilePeers final : public sync::Peers {
+class FilePeers final : public group::Peers {
  public:
   FilePeers(int self, std::span<const GroupMember> members, std::chrono::milliseconds heartbeat,
             std::chrono::milliseconds lost_after);
@@ -181,7 +181,7 @@ class Heart {
 void remove_group_directory(const std::string& path) noexcept;
 
 /// Thread-safe.
-class GroupPulse final : public sync::Pulse, public GroupDirectory::Watcher {
+class GroupPulse final : public group::Pulse, public GroupDirectory::Watcher {
  public:
   /// `self`: this rank's number in the group.
   static std::shared_ptr<GroupPulse> create(std::shared_ptr<GroupDirectory> directory, int group, int self);
@@ -216,7 +216,7 @@ class GroupPulse final : public sync::Pulse, public GroupDirectory::Watcher {
   int self_;
   std::atomic<std::uint64_t> progress_{0};
   std::atomic<std::uint32_t> awaited_{0};
-  std::atomic<const char*> phase_{sync::between_calls};
+  std::atomic<const char*> phase_{group::between_calls};
 
   ForkMutex own_mutex_;  // guards the members below: the name in the directory
   std::optional<PulseName> published_;

@@ -26,8 +26,8 @@
 #include <string>
 #include <string_view>
 
+#include "src/group/group.hpp"
 #include "src/os/process.hpp"
-#include "src/sync/group.hpp"
 
 namespace muster::workspace {
 

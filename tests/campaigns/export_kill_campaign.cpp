@@ -18,7 +18,7 @@
 #include "doctest/doctest.h"
 #include "muster/error.hpp"
 #include "muster/export.hpp"
-#include "src/checkpoint/output_directory.hpp"
+#include "src/checkpoint/model/output_directory.hpp"
 #include "src/os/fault.hpp"
 #include "tests/support/checkpoints.hpp"
 #include "tests/support/forked_ranks.hpp"

@@ -22,7 +22,7 @@
 #include "muster/export.hpp"
 #include "muster/gather_each.hpp"
 #include "muster/safetensors.hpp"
-#include "src/checkpoint/model_files.hpp"
+#include "src/checkpoint/model/model_files.hpp"
 #include "src/os/file.hpp"
 
 using namespace muster;

@@ -22,7 +22,7 @@
 #include <thread>
 #include <vector>
 
-#include "src/base/written.hpp"
+#include "src/base/fixed_string.hpp"
 #include "tests/support/imitated_hosts.hpp"
 
 using namespace muster;

@@ -31,7 +31,7 @@ template <class... Values>
 void use(const Values&...) {}
 END
 count=0
-for document in README.md docs/{gathering,workspaces,devices,collectives,launching,roles}.md; do
+for document in README.md $(find docs -name "*.md" | sort); do
   awk -v document="$document" '
     /^```cpp$/ {
       inside = 1

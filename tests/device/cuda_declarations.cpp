@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compares src/device/driver_api.hpp with NVIDIA's cuda.h. A difference is a compile error.
+// Compares src/cuda/driver_api.hpp with NVIDIA's cuda.h. A difference is a compile error.
 
 #include <cuda.h>
 
 #include <cstddef>
 
-#include "src/device/driver_api.hpp"
+#include "src/cuda/driver_api.hpp"
 #include "tests/device/declarations.hpp"
 
 namespace muster::cuda {

@@ -4,8 +4,8 @@
 
 #include "doctest/doctest.h"
 #include "muster/cuda.hpp"
-#include "src/device/copy_queue.hpp"
-#include "src/device/way_choice.hpp"
+#include "src/cuda/copy_queue.hpp"
+#include "src/cuda/transfer_method.hpp"
 #include "tests/support/thrown.hpp"
 
 using namespace muster;

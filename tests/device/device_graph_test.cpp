@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Collectives as parts of CUDA graphs, and with several devices per process, over a fake driver and a fake NCCL.
 
-#include "muster/cuda_graph.hpp"
-#include "muster/dist_multigpu.hpp"
+#include "muster/compat/dist_multigpu.hpp"
+#include "muster/cuda.hpp"
 #include "tests/device/device_ranks.hpp"
 
 using namespace muster;

@@ -12,8 +12,8 @@
 #include "muster/cuda.hpp"
 #include "muster/gather.hpp"
 #include "muster/gather_each.hpp"
-#include "src/device/driver.hpp"
-#include "src/device/memory_pool.hpp"
+#include "src/cuda/driver.hpp"
+#include "src/cuda/memory_pool.hpp"
 #include "tests/support/exchanges.hpp"
 
 namespace muster::test {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compares src/device/nccl.hpp with NVIDIA's nccl.h. A difference is a compile error.
+// Compares src/cuda/nccl.hpp with NVIDIA's nccl.h. A difference is a compile error.
 
 #include <nccl.h>
 
 #include <cstddef>
 
-#include "src/device/nccl.hpp"
+#include "src/cuda/nccl.hpp"
 #include "tests/device/declarations.hpp"
 
 namespace muster::cuda {

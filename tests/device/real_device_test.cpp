@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "muster/cuda_graph.hpp"
+#include "muster/cuda.hpp"
 #include "muster/process_group.hpp"
 #include "tests/device/device_ranks.hpp"
 

@@ -7,8 +7,8 @@
 #include <span>
 
 #include "muster/error.hpp"
-#include "src/checkpoint/foreign/dcp_metadata.hpp"
-#include "src/checkpoint/model_files.hpp"
+#include "src/checkpoint/model/model_files.hpp"
+#include "src/checkpoint/thirdparty/dcp.hpp"
 #include "tests/fuzz/target.hpp"
 
 using namespace muster;
@@ -16,13 +16,13 @@ using muster::test::may_fail;
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   may_fail({ErrorKind::corrupt, ErrorKind::unsupported}, [&] {
-    foreign::DcpMetadata metadata;
+    thirdparty::DcpMetadata metadata;
     metadata.add(std::as_bytes(std::span(data, size)));
     metadata.finish();
     for (const std::string& file : metadata.files())
       if (!is_name_beside(file)) std::abort();
-    for (const foreign::DcpTensor& tensor : metadata.tensors())
-      for (const foreign::DcpChunk& chunk : tensor.chunks)
+    for (const thirdparty::DcpTensor& tensor : metadata.tensors())
+      for (const thirdparty::DcpChunk& chunk : tensor.chunks)
         if (chunk.file >= metadata.files().size()) std::abort();
   });
   return 0;

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "muster/error.hpp"
-#include "src/checkpoint/foreign_hdf5.hpp"
+#include "src/checkpoint/thirdparty/hdf5/file.hpp"
 #include "tests/fuzz/target.hpp"
 
 using namespace muster;

@@ -11,7 +11,7 @@
 
 #include "muster/error.hpp"
 #include "muster/state.hpp"
-#include "src/core/json_text.hpp"
+#include "src/formats/json_text.hpp"
 
 namespace {
 

@@ -14,8 +14,9 @@
 
 #include "muster/error.hpp"
 #include "muster/plan.hpp"
-#include "src/checkpoint/arrangement.hpp"
-#include "src/checkpoint/plan_views.hpp"
+#include "src/checkpoint/plan/arrangement.hpp"
+#include "src/checkpoint/plan/placement.hpp"
+#include "src/checkpoint/plan/plan_views.hpp"
 
 namespace {
 

@@ -10,7 +10,8 @@
 #include <string>
 
 #include "muster/error.hpp"
-#include "src/checkpoint/model_files.hpp"
+#include "src/checkpoint/model/model_files.hpp"
+#include "src/formats/safetensors.hpp"
 #include "tests/fuzz/target.hpp"
 
 namespace {

@@ -10,10 +10,10 @@
 #include <span>
 
 #include "muster/error.hpp"
-#include "src/hosts/transport.hpp"
+#include "src/multihost/transport.hpp"
+#include "src/rendezvous/address_file.hpp"
 #include "src/rendezvous/messages.hpp"
-#include "src/tcp/frames.hpp"
-#include "src/tcp/published.hpp"
+#include "src/tcp/connection.hpp"
 #include "tests/fuzz/target.hpp"
 
 namespace {
@@ -38,7 +38,7 @@ void check_frames(std::span<const std::byte> bytes, Way way) {
   for (; bytes.size() >= sizeof(Frame); bytes = bytes.subspan(sizeof(Frame))) {
     may_fail({ErrorKind::corrupt}, [&] {
       const Frame frame = parse_frame(bytes.first<sizeof(Frame)>(), way);
-      require(frame.bytes_behind() <= hosts::largest_piece && frame.tag >= 0);
+      require(frame.bytes_behind() <= multihost::largest_piece && frame.tag >= 0);
       require(frame.bytes_behind() == 0 || way == Way::forwards);
     });
   }

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "muster/error.hpp"
-#include "src/checkpoint/foreign/checkpoint.hpp"
+#include "src/checkpoint/thirdparty/checkpoint.hpp"
 
 using namespace muster;
 
@@ -38,7 +38,7 @@ class MemoryFile {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   static const MemoryFile file;
   try {
-    const auto found = foreign::find_checkpoint(file.holding({data, size}));
+    const auto found = thirdparty::find_checkpoint(file.holding({data, size}));
     if (!found) return 0;
     std::vector<std::string> notes;
     const auto tensors = open_checkpoint(*found, 0, {}, notes);

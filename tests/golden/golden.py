@@ -161,10 +161,10 @@ def paths_of(value, before, maps, out):
 
 
 def documented(document, command):
-    """Returns the keys of the table under "### muster COMMAND --json"."""
+    """Returns the keys of the tables under "## muster COMMAND"."""
     with open(document, encoding="utf-8") as file:
         text = file.read()
-    begin = text.find(f"### `muster {command} --json`")
+    begin = text.find(f"\n## muster {command}\n")
     if begin < 0:
         return None
     section = re.split(r"\n##+ ", text[begin + 4:])[0]
@@ -180,7 +180,7 @@ def check_keys(program, work, env, document):
     for command, lines in JSON_CASES.items():
         keys = documented(document, command)
         if keys is None:
-            bad.append(f"{document} has no section of muster {command} --json")
+            bad.append(f"{document} has no section of muster {command}")
             continue
         seen = set()
         for line in lines:

@@ -18,7 +18,7 @@
 #include <cstdint>
 #include <string>
 
-#include "src/hdf5/foreign_reader.hpp"
+#include "src/checkpoint/thirdparty/hdf5/reader.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 using namespace muster::hdf5;

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "muster/error.hpp"
-#include "src/checkpoint/foreign_hdf5.hpp"
+#include "src/checkpoint/thirdparty/hdf5/file.hpp"
 #include "src/inspect/output.hpp"
 
 namespace muster::test {

@@ -11,8 +11,8 @@
 
 #include "bench/counted_heap.hpp"
 #include "muster/verify.hpp"
-#include "src/checkpoint/foreign/checkpoint.hpp"
-#include "src/checkpoint/foreign/dcp_metadata.hpp"
+#include "src/checkpoint/thirdparty/checkpoint.hpp"
+#include "src/checkpoint/thirdparty/dcp.hpp"
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/thrown.hpp"
 #include "tests/support/torch_files.hpp"
@@ -362,7 +362,7 @@ void check(const std::vector<HostileFile>& files) {
     const std::uint64_t before = bench::heap_now();
     try {
       std::vector<std::string> notes;
-      const auto found = foreign::find_checkpoint(path);
+      const auto found = thirdparty::find_checkpoint(path);
       REQUIRE(found.has_value());
       open_checkpoint(*found, 0, {}, notes);
     } catch (const Error& error) {
@@ -383,7 +383,7 @@ TEST_CASE("the valid file is read") {
   for (const bool is_zip64 : {false, true}) {
     write_text(folder / "file.pt", make_zip(torch_parts(good_pickle(), {{"0", eight}}), is_zip64));
     std::vector<std::string> notes;
-    const auto tensors = open_checkpoint(*foreign::find_checkpoint(folder / "file.pt"), 0, {}, notes);
+    const auto tensors = open_checkpoint(*thirdparty::find_checkpoint(folder / "file.pt"), 0, {}, notes);
     REQUIRE(tensors->tensors().size() == 1);
     std::string bytes(32, ' ');
     tensors->read(0, 0, std::as_writable_bytes(std::span(bytes)));
@@ -434,13 +434,13 @@ TEST_CASE("the time to read Megatron metadata is linear in the number of tensors
   }
   const std::string pickle = whole(
       made("Metadata", {{"state_dict_metadata", tensors + "u"}, {"mcore_data", added + "u"}, {"storage_data", "}"}}));
-  foreign::DcpMetadata metadata;
+  thirdparty::DcpMetadata metadata;
   const std::clock_t begin = std::clock();
   metadata.add(std::as_bytes(std::span(pickle)));
   metadata.finish();
   CHECK(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC < 5);
   REQUIRE(metadata.tensors().size() == count);
-  CHECK(std::ranges::all_of(metadata.tensors(), &foreign::DcpTensor::is_flattened));
+  CHECK(std::ranges::all_of(metadata.tensors(), &thirdparty::DcpTensor::is_flattened));
 }
 
 TEST_CASE("torch.distributed.checkpoint") {
@@ -458,7 +458,7 @@ TEST_CASE("torch.distributed.checkpoint") {
     std::string words;
     try {
       std::vector<std::string> notes;
-      const auto tensors = open_checkpoint(*foreign::find_checkpoint(folder.path().string()), 0, {}, notes);
+      const auto tensors = open_checkpoint(*thirdparty::find_checkpoint(folder.path().string()), 0, {}, notes);
       std::vector<std::byte> memory;
       tensors->read_piece(0, 0, tensors->tensors()[0].bytes, memory);
       CHECK(std::ranges::all_of(memory, [](std::byte byte) { return byte == std::byte{'x'}; }));

@@ -8,7 +8,8 @@
 #include <array>
 
 #include "muster/safetensors.hpp"
-#include "src/checkpoint/model_files.hpp"
+#include "src/checkpoint/model/model_files.hpp"
+#include "src/formats/safetensors.hpp"
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/thrown.hpp"
 

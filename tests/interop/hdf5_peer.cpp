@@ -18,7 +18,7 @@
 #include "muster/error.hpp"
 #include "muster/state.hpp"
 #include "muster/state_file.hpp"
-#include "src/checkpoint/foreign_hdf5.hpp"
+#include "src/checkpoint/thirdparty/hdf5/file.hpp"
 
 using namespace muster;
 

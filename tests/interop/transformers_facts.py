@@ -7,7 +7,7 @@ Run this script by hand when models.json or transformers changes. It needs torch
 
 It writes two files:
 
-- src/checkpoint/plans/defaults.json has, for each model type, the numbers of heads that a config.json may omit.
+- src/checkpoint/plan/builtin/defaults.json has, for each model type, the numbers of heads that a config.json may omit.
 - tests/data/architectures.json has, for each model type:
   - a tiny config;
   - the names and shapes of its tensors as save_pretrained writes them (one of those that differ only by numbers);

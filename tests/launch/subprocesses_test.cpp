@@ -23,13 +23,13 @@
 #include <thread>
 #include <vector>
 
-#include "muster/dist.hpp"
+#include "muster/compat/dist.hpp"
+#include "muster/compat/multiprocess.hpp"
 #include "muster/error.hpp"
 #include "muster/interrupt.hpp"
-#include "muster/multiprocess.hpp"
 #include "muster/parallel_groups.hpp"
 #include "src/launch/nodes.hpp"
-#include "src/launch/visible_devices.hpp"
+#include "src/launch/ranks.hpp"
 
 #include "src/os/process.hpp"
 #include "tests/support/forked_ranks.hpp"

@@ -27,7 +27,7 @@ for turn in 1 2 3; do
   status=0
   start "$1" --no-colors=true >"$said" 2>&1 || status=$?
   [ "$status" != 77 ] || { cat "$said" && exit 77; }
-  # MPICH may wait forever in MPI_Finalize (docs/mpi.md).
+  # MPICH may wait forever in MPI_Finalize (docs/explanation/mpi-and-tcp.md).
   grep -q "MPI_Finalize did not return" "$said" || break
   echo "MPI_Finalize did not return: run $turn"
 done

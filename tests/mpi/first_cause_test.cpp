@@ -7,7 +7,7 @@
 
 #include "doctest/doctest.h"
 #include "muster/gather.hpp"
-#include "src/sync/group.hpp"
+#include "src/group/group.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/shared_words.hpp"
 
@@ -89,7 +89,7 @@ TEST_CASE("one rank of each host is cancelled at the same moment: one cause") {
 
 TEST_CASE("a failure that began on another host ends an auxiliary group's wait for ranks of this host") {
   expect_one_cause([](SyncGroup& group, Clock::time_point) {
-    const auto companion = sync::inside(group).companion();
+    const auto companion = group::inside(group).companion();
     if (group.rank() == 3) group.poison(Error(ErrorKind::io, "the disk of rank 3"));
     // No rank of this host has reported it to the others yet.
     while (!companion->failure()) std::this_thread::sleep_for(1ms);

@@ -10,9 +10,9 @@
 #include "doctest/doctest.h"
 #include "muster/gather.hpp"
 #include "muster/mpi.hpp"
-#include "src/hosts/hosts.hpp"
-#include "src/mpi/mpi_transport.hpp"
-#include "src/sync/group.hpp"
+#include "src/group/group.hpp"
+#include "src/mpi/transport.hpp"
+#include "src/multihost/hosts.hpp"
 #include "tests/support/exchanges.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/patterns.hpp"
@@ -105,7 +105,7 @@ TEST_CASE("groups of parts, in another order, of this rank alone, several at onc
       gather_and_check(*odd);
     }
     const auto copy = turned->duplicate();
-    const auto companion = sync::inside(*copy).companion();
+    const auto companion = group::inside(*copy).companion();
     companion->barrier();
     gather_and_check(*copy);
     // Each rank destroys the groups in another order, because the destructor of a group does not wait for other ranks.
@@ -194,14 +194,14 @@ TEST_CASE("mpi_group() before MPI_Init") {
 }
 
 TEST_CASE("ranks of other versions and of other byte order cannot be in one group") {
-  std::vector<hosts::Card> cards(3, hosts::own_card());
-  CHECK_NOTHROW(hosts::check_versions(cards));
+  std::vector<multihost::Card> cards(3, multihost::own_card());
+  CHECK_NOTHROW(multihost::check_versions(cards));
   std::memcpy(cards[2].version.data(), "0.0.1", 6);
-  error_of(ErrorKind::version, {"rank 2 runs Muster 0.0.1"}, [&] { hosts::check_versions(cards); });
+  error_of(ErrorKind::version, {"rank 2 runs Muster 0.0.1"}, [&] { multihost::check_versions(cards); });
   cards[2] = cards[0];
-  cards[1].magic = __builtin_bswap32(hosts::Card::right_magic);
-  error_of(ErrorKind::version, {"byte order"}, [&] { hosts::check_versions(cards); });
+  cards[1].magic = __builtin_bswap32(multihost::Card::right_magic);
+  error_of(ErrorKind::version, {"byte order"}, [&] { multihost::check_versions(cards); });
   cards[1] = {};
   cards[1].magic = 7;
-  error_of(ErrorKind::version, {"one version"}, [&] { hosts::check_versions(cards); });
+  error_of(ErrorKind::version, {"one version"}, [&] { multihost::check_versions(cards); });
 }

@@ -20,8 +20,8 @@
 #include "muster/gather.hpp"
 #include "muster/gather_each.hpp"
 #include "muster/mpi.hpp"
-#include "src/hosts/context.hpp"
-#include "src/mpi/mpi_transport.hpp"
+#include "src/mpi/transport.hpp"
+#include "src/multihost/context.hpp"
 #include "tests/support/forked_ranks.hpp"
 
 using namespace muster;
@@ -97,7 +97,7 @@ extern "C" int MPI_Iallreduce(const void* mine, void* all, int count, MPI_Dataty
 extern "C" int MPI_Finalize() {
   const std::chrono::milliseconds least = least_finalize.load();
   const auto closing = std::chrono::steady_clock::now();
-  while (least != 0ms && std::chrono::steady_clock::now() - closing < 300ms) hosts::advance_endings("mpi");
+  while (least != 0ms && std::chrono::steady_clock::now() - closing < 300ms) multihost::advance_endings("mpi");
   const auto begin = std::chrono::steady_clock::now();
   const int code = PMPI_Finalize();
   if (std::chrono::steady_clock::now() - begin < least) ::_exit(3);

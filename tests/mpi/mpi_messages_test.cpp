@@ -9,7 +9,7 @@
 
 #include "doctest/doctest.h"
 #include "muster/gather.hpp"
-#include "src/mpi/mpi_transport.hpp"
+#include "src/mpi/transport.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/patterns.hpp"
 

@@ -18,8 +18,8 @@ well() { [ "$(cat "$out"/* | grep -c well)" = "$1" ]; }
 work() { # RANKS RANKS_PER_HOST SECONDS
   rm -f "$out"/*
   local status turn
-  # MPICH may wait forever in MPI_Finalize (docs/mpi.md). Muster ends that at a deadline with a message, and the test
-  # runs again.
+  # MPICH may wait forever in MPI_Finalize (docs/explanation/mpi-and-tcp.md). Muster ends that at a deadline with a
+  # message, and the test runs again.
   for turn in 1 2 3; do
     status=0
     before=$(sent h2)

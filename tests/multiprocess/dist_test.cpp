@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "doctest/doctest.h"
-#include "muster/dist.hpp"
+#include "muster/compat/dist.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/temporary_directory.hpp"
 

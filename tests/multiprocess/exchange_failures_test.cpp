@@ -22,8 +22,8 @@
 #include "muster/gather_each.hpp"
 #include "muster/merge_gather.hpp"
 #include "muster/shared_arena.hpp"
+#include "src/group/group.hpp"
 #include "src/os/fault.hpp"
-#include "src/sync/group.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/merge_model.hpp"
 #include "tests/support/patterns.hpp"
@@ -154,7 +154,7 @@ void stream(std::uint64_t layers, SyncGroup& group, const Around& around) {
 /// Another group of the same ranks, which must work.
 void duplicate(bool tied, SyncGroup& group, const Around& around) {
   std::shared_ptr<SyncGroup> copy;
-  around([&] { copy = tied ? std::shared_ptr<SyncGroup>(sync::inside(group).companion()) : group.duplicate(); });
+  around([&] { copy = tied ? std::shared_ptr<SyncGroup>(group::inside(group).companion()) : group.duplicate(); });
   copy->barrier();
 }
 

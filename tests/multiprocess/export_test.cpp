@@ -8,7 +8,7 @@
 
 #include "muster/export.hpp"
 #include "muster/verify.hpp"
-#include "src/checkpoint/model_files.hpp"
+#include "src/checkpoint/model/model_files.hpp"
 #include "tests/support/checkpoints.hpp"
 #include "tests/support/failing_call.hpp"
 #include "tests/support/forked_ranks.hpp"

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The groups of a model's ranks: their members, the defaults of their calls, and dicts from stage to stage.
 
-#include "muster/group_coordinator.hpp"
+#include "muster/compat/group_coordinator.hpp"
 
 #include <algorithm>
 
 #include "doctest/doctest.h"
-#include "src/sync/region.hpp"
+#include "src/group/region.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/patterns.hpp"
 
@@ -265,12 +265,12 @@ TEST_CASE("shared results use the buffers that are prepared for a model's tensor
     GroupCoordinator group(std::vector<std::vector<int>>{{0, 1, 2}}, world, "tp");
     const std::vector<TensorSpec> specs = {{DType::bf16, {16, 128}}, {DType::f32, {512, 1024}}, {DType::u8, {}}};
     group.prepare_communication_buffer_for_model(specs);
-    const std::uint64_t room = sync::Region::own()->room();
+    const std::uint64_t room = group::Region::own()->room();
     for (const TensorSpec& spec : {specs[0], specs[1], specs[1], specs[2], specs[1]}) {
       (void)group.process_group().all_reduce_shared(pattern(spec.dtype, spec.shape, 1), ReduceOp::max);
       if (!spec.shape.empty()) (void)group.process_group().all_gather_shared(pattern(spec.dtype, spec.shape, 1));
     }
-    RANK_CHECK(sync::Region::own()->room() == room);
+    RANK_CHECK(group::Region::own()->room() == room);
     const TensorSpec bad{DType::f32, {-1}};
     error_of(ErrorKind::argument, {},
              [&] { group.prepare_communication_buffer_for_model(std::span(&bad, world.rank() == 1 ? 1 : 0)); });

@@ -19,11 +19,10 @@
 #include "muster/gather_each.hpp"
 #include "muster/message_queue.hpp"
 #include "muster/process_group.hpp"
+#include "src/group/error_propagation.hpp"
+#include "src/group/watchdog.hpp"
 #include "src/os/process.hpp"
 #include "src/shm/window_ring.hpp"
-#include "src/sync/failing.hpp"
-#include "src/sync/waits.hpp"
-#include "src/sync/watchdog.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/patterns.hpp"
 #include "tests/support/shared_words.hpp"
@@ -46,7 +45,7 @@ struct Wait {
   std::function<void(int turn)> wake;
   std::function<void(int turn)> prepare = {};  // runs on both ranks, before the wait
   int waiter = 0;
-  milliseconds sleep = sync::Watchdog::slice;  // the longest sleep in the wait
+  milliseconds sleep = group::Watchdog::slice;  // the longest sleep in the wait
 };
 struct Kind {
   std::string name;
@@ -93,7 +92,7 @@ std::vector<Kind> kinds() {
                        (void)error_of([&] { is_round ? (*copy)->barrier() : (void)(*copy)->receive(1, 100); });
                      };
                      const auto fail = [copy](int) {
-                       sync::inside(**copy).poison(Error(ErrorKind::cancelled, "enough", {.rank = 1}));
+                       group::inside(**copy).poison(Error(ErrorKind::cancelled, "enough", {.rank = 1}));
                      };
                      return Wait{wait, fail, [copy, &group](int) { *copy = group.duplicate(); }};
                    }});
@@ -162,10 +161,10 @@ std::vector<Kind> kinds() {
                  },
                  true});
   struct Rings {
-    explicit Rings(SyncGroup& all) : group(sync::inside(all)), own(1, 4096, 1) {
+    explicit Rings(SyncGroup& all) : group(group::inside(all)), own(1, 4096, 1) {
       others = shm::find_rings(group, std::vector{1 - group.rank()}, own, {});
     }
-    sync::Group& group;
+    group::Group& group;
     shm::WindowRing own;
     std::vector<std::unique_ptr<shm::WindowRing>> others;
     [[nodiscard]] const shm::WindowRing& of_first() const { return group.rank() == 0 ? own : *others[0]; }
@@ -246,5 +245,5 @@ TEST_CASE("ranks that wait for the last one complete the rendezvous soon after i
   }
   std::ranges::nth_element(latencies, latencies.begin() + turns / 2);
   // The two steps of a rendezvous. Each would wait until its next poll.
-  CHECK(milliseconds(latencies[turns / 2] / 1'000'000) < 2 * sync::between_questions);
+  CHECK(milliseconds(latencies[turns / 2] / 1'000'000) < 2 * group::between_questions);
 }

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "muster/export.hpp"
-#include "src/checkpoint/model_files.hpp"
+#include "src/checkpoint/model/model_files.hpp"
 #include "tests/support/checkpoints.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/models.hpp"

@@ -9,12 +9,12 @@
 
 #include "doctest/doctest.h"
 #include "muster/gather.hpp"
-#include "src/hosts/hosts.hpp"
+#include "src/multihost/hosts.hpp"
 #include "tests/support/exchanges.hpp"
 
 using namespace muster;
 using namespace muster::test;
-using hosts::HostTree;
+using multihost::HostTree;
 
 namespace {
 

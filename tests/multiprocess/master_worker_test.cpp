@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A master and its workers: tensors by handle, errors that reach the master, and ranks that die.
 
-#include "muster/master_worker.hpp"
+#include "muster/compat/master_worker.hpp"
 
 #include <sys/resource.h>
 

@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "doctest/doctest.h"
-#include "src/sync/region.hpp"
+#include "src/group/region.hpp"
 #include "tests/support/kills.hpp"
 #include "tests/support/patterns.hpp"
 
@@ -372,7 +372,7 @@ TEST_CASE("a large Config is copied once, by its writer: readers read it in plac
         queue.put_config(config);
         queue.put(message(i, 3000));
         // Once the largest configs have been sent no more memory is taken, if no reader keeps a config.
-        if (i == 39) room = sync::Region::own()->room();
+        if (i == 39) room = group::Region::own()->room();
         group.barrier();
         continue;
       }
@@ -385,7 +385,7 @@ TEST_CASE("a large Config is copied once, by its writer: readers read it in plac
       }
       group.barrier();
     }
-    if (group.rank() == 1) RANK_CHECK(sync::Region::own()->room() == room);
+    if (group.rank() == 1) RANK_CHECK(group::Region::own()->room() == room);
     for (std::uint64_t i = 0; i < kept.size(); ++i) RANK_CHECK(kept[i] == config_of(i));
     // A config is also received as bytes, and may be longer than the ring.
     const Config huge = Config::object({{"all", pattern(DType::u8, {5 << 20}, 7)}});
@@ -425,10 +425,10 @@ TEST_CASE("memory shared by a dead writer stays valid; memory held by dead reade
     };
     MessageQueue queue(group, {.dead_reader = QueueOptions::DeadReader::drop});
     if (group.rank() == 0) {
-      const std::uint64_t room = sync::Region::own()->room();
+      const std::uint64_t room = group::Region::own()->room();
       for (std::uint64_t i = 0; i < 100; ++i) queue.put_config(config(i));
       // Of 20 MB, at most 4 MiB may be in flight.
-      RANK_CHECK(room - sync::Region::own()->room() < (6U << 20));
+      RANK_CHECK(room - group::Region::own()->room() < (6U << 20));
       for (std::uint64_t i = 0; i < 3; ++i) queue.put_config(config(i));
       ::raise(SIGKILL);
     }

@@ -2,7 +2,7 @@
 // Directories that programs create. Leftovers of dead writers are deleted, and other files are kept. A program that
 // replaces a directory is killed at every call.
 
-#include "src/checkpoint/output_directory.hpp"
+#include "src/checkpoint/model/output_directory.hpp"
 
 #include <doctest/doctest.h>
 #include <signal.h>
@@ -17,7 +17,6 @@
 #include "src/os/directory.hpp"
 #include "src/os/fault.hpp"
 #include "src/os/publish.hpp"
-#include "src/os/rights.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/thrown.hpp"

@@ -25,13 +25,13 @@
 #include <vector>
 
 #include "doctest/doctest.h"
-#include "muster/dist.hpp"
+#include "muster/compat/dist.hpp"
+#include "muster/compat/group_coordinator.hpp"
+#include "muster/compat/roles.hpp"
 #include "muster/gather.hpp"
 #include "muster/gather_each.hpp"
-#include "muster/group_coordinator.hpp"
 #include "muster/merge_gather.hpp"
 #include "muster/process_group.hpp"
-#include "muster/roles.hpp"
 #include "muster/tcp.hpp"
 #include "muster/workspace.hpp"
 #include "tests/support/forked_ranks.hpp"

@@ -16,9 +16,9 @@
 #include "muster/gather_each.hpp"
 #include "muster/merge_gather.hpp"
 #include "muster/shared_arena.hpp"
+#include "src/group/control_block.hpp"
 #include "src/os/pages.hpp"
 #include "src/shm/segment.hpp"
-#include "src/sync/control_block.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/patterns.hpp"
 #include "tests/support/reassembly.hpp"
@@ -178,7 +178,7 @@ TEST_CASE("groups and operations, created and destroyed, leave nothing in shared
 }
 
 TEST_CASE("an offset without a segment is an error") {
-  const auto region = sync::Region::own();
+  const auto region = group::Region::own();
   const shm::OwnedSegment segment(1 << 20);
   CHECK(shm::RemoteSegment(*region, segment.place()).capacity() == 1 << 20);
   for (const std::uint64_t place : {std::uint64_t{0}, std::uint64_t{1}, segment.place() + 4096,
@@ -198,9 +198,9 @@ TEST_CASE(
   const auto pidfd = std::make_shared<const os::Fd>(os::open_pidfd(dead));
   REQUIRE(::waitpid(dead, nullptr, 0) == dead);
   for (int turn = 0; turn < 400; ++turn) {
-    const auto region = sync::Region::shared(os::Backing::anonymous);
-    const auto block = sync::ControlBlock::create(*region, 3);
-    sync::Peers peers;
+    const auto region = group::Region::shared(os::Backing::anonymous);
+    const auto block = group::ControlBlock::create(*region, 3);
+    group::Peers peers;
     peers.ranks.resize(3);
     peers.pidfds = {nullptr, nullptr, pidfd};
     std::atomic<int> ready{0};

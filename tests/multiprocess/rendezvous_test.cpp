@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How ranks find each other, and which peers are rejected.
 
-#include "src/rendezvous/local_group.hpp"
+#include "src/rendezvous/unix.hpp"
 
 #include <signal.h>
 #include <sys/wait.h>
@@ -13,9 +13,9 @@
 #include <thread>
 
 #include "doctest/doctest.h"
-#include "muster/dist.hpp"
+#include "muster/compat/dist.hpp"
 #include "muster/gather.hpp"
-#include "src/base/written.hpp"
+#include "src/base/fixed_string.hpp"
 #include "src/os/process.hpp"
 #include "src/os/socket.hpp"
 #include "src/rendezvous/messages.hpp"

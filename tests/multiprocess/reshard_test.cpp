@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "muster/export.hpp"
-#include "src/checkpoint/model_files.hpp"
+#include "src/checkpoint/model/model_files.hpp"
 #include "tests/support/checkpoints.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/models.hpp"

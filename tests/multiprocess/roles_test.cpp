@@ -2,7 +2,7 @@
 // Training ranks, buffer managers and a coordinator: their groups, byte messages, data and averages of the training
 // ranks, independent of the calls of other ranks.
 
-#include "muster/roles.hpp"
+#include "muster/compat/roles.hpp"
 
 #include <signal.h>
 #include <unistd.h>

@@ -10,7 +10,7 @@
 #include "muster/gather_each.hpp"
 #include "muster/shared_arena.hpp"
 #include "src/shm/segment.hpp"
-#include "src/trace/record.hpp"
+#include "src/trace/rings.hpp"
 #include "tests/support/exchanges.hpp"
 #include "tests/support/shared_words.hpp"
 
@@ -23,7 +23,7 @@ namespace {
 /// Returns the memory of this process's slots.
 std::uint64_t own_segment_bytes() {
   struct ::stat facts {};
-  RANK_CHECK(::fstat(sync::Region::own()->memory()->get(), &facts) == 0);
+  RANK_CHECK(::fstat(group::Region::own()->memory()->get(), &facts) == 0);
   return static_cast<std::uint64_t>(facts.st_blocks) * 512 - trace::ring_bytes;
 }
 

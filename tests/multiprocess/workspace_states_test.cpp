@@ -13,7 +13,7 @@
 #include "doctest/doctest.h"
 #include "muster/state_file.hpp"
 #include "muster/workspace.hpp"
-#include "src/gather/workspace_state.hpp"
+#include "src/gather/workspace_route.hpp"
 #include "src/os/directory.hpp"
 #include "src/os/fault.hpp"
 #include "src/os/file.hpp"

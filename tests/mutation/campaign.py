@@ -93,7 +93,7 @@ class Campaign:
                 say(f"left out: {error}")
         self.mutants = dict(enumerate(select(self.sources, self.arguments.seed, self.arguments.count)))
         if not self.mutants:
-            raise Stop("there is no place to change; --only names folders such as src/sync")
+            raise Stop("there is no place to change; --only names folders such as src/group")
         header = (HERE / "mutant.hpp").read_text()
         values = f'#define MUSTER_MUTANT_DEFAULT_STATE "{self.state(0)}"\n#define MUSTER_MUTANT_STATE_SIZE {self.state_size}\n'
         (self.tree / "mutant.hpp").write_text(header.replace("#pragma once\n", "#pragma once\n" + values, 1))
@@ -288,7 +288,7 @@ def main():
     parser.add_argument("--seed", type=lambda text: [int(seed) for seed in text.split(",")], default=[1], metavar="SEED[,SEED...]", help="chooses the places")
     parser.add_argument("--count", type=int, default=100, help="how many places per seed")
     parser.add_argument("--jobs", type=int, default=1, help="how many compilers, and how many mutants at a time")
-    parser.add_argument("--only", action="append", metavar="FOLDER", help="a folder such as src/sync; may be given several times")
+    parser.add_argument("--only", action="append", metavar="FOLDER", help="a folder such as src/group; may be given several times")
     parser.add_argument("--resume", metavar="FILE", help="keeps what is done in FILE, and goes on from there")
     parser.add_argument("--leave-out", default=LEFT_OUT, metavar="REGEX", help="tests that are not run (default: %(default)s)")
     parser.add_argument("--setup", default="-Dunity=on -Dunity_size=8 -Dcpp_args=-g1 -Dpython=disabled -Dbenches=false", help="options for meson setup (default: %(default)s)")

@@ -12,8 +12,8 @@
 #include <random>
 #include <string>
 
-#include "src/sync/local_group.hpp"
-#include "src/sync/waits.hpp"
+#include "src/group/local_group.hpp"
+#include "src/group/watchdog.hpp"
 
 namespace muster::pmpi {
 namespace {
@@ -67,8 +67,8 @@ std::unique_ptr<ProcessGroup> meet(const std::string& key, int rank, int size) {
   auto group = std::make_unique<ProcessGroup>(
       *local_group({.key = key, .rank = rank, .size = size, .timeout = meeting_timeout, .numbers = {}}));
   SyncGroup& ranks = group->group();
-  ranks.set_timeout(std::getenv("MUSTER_TIMEOUT") == nullptr ? waiting_timeout : sync::default_timeout());
-  static_cast<sync::LocalGroup&>(sync::inside(ranks)).while_waiting(let_mpi_go_on);
+  ranks.set_timeout(std::getenv("MUSTER_TIMEOUT") == nullptr ? waiting_timeout : group::default_timeout());
+  static_cast<group::LocalGroup&>(group::inside(ranks)).while_waiting(let_mpi_go_on);
   return group;
 }
 

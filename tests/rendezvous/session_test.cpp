@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "doctest/doctest.h"
-#include "src/base/written.hpp"
+#include "src/base/fixed_string.hpp"
 #include "tests/support/forked_ranks.hpp"
 
 using namespace muster;

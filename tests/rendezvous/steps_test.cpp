@@ -18,7 +18,7 @@
 #include "muster/sync_group.hpp"
 #include "muster/tcp.hpp"
 #include "muster/workspace.hpp"
-#include "src/hosts/context.hpp"
+#include "src/multihost/context.hpp"
 #include "tests/support/failing_call.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/shared_words.hpp"
@@ -117,7 +117,7 @@ class Scene {
       for (int turn = 0; turn < 2 || (words_[0] != 0 && is_lost); ++turn) group->barrier({.timeout = deadline});
       // A rank that ends without leaving its groups over TCP counts as dead.
       group.reset();
-      if (kind_ == "tcp") hosts::end_all("tcp");
+      if (kind_ == "tcp") multihost::end_all("tcp");
     } catch (const Error& error) {
       if (rank == culprit_) return;
       const std::int64_t waited = now_ms() - begin;

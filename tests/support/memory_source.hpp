@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "src/checkpoint/tensor_source.hpp"
+#include "src/checkpoint/model/tensor_source.hpp"
 
 namespace muster::test {
 

@@ -7,7 +7,8 @@
 #include <vector>
 
 #include "muster/plan.hpp"
-#include "src/checkpoint/arrangement.hpp"
+#include "src/checkpoint/plan/arrangement.hpp"
+#include "src/checkpoint/plan/placement.hpp"
 
 namespace muster::test {
 

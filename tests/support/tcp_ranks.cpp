@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "muster/tcp.hpp"
-#include "src/hosts/context.hpp"
+#include "src/multihost/context.hpp"
 #include "tests/support/networks.hpp"
 #include "tests/support/temporary_directory.hpp"
 
@@ -33,7 +33,7 @@ class TcpMaker final : public GroupMaker {
               const bool is_well = !owner->failure();
               owner.reset();
               // Forked ranks end without exit().
-              if (is_well) hosts::end_all("tcp");
+              if (is_well) multihost::end_all("tcp");
             }};
   }
 

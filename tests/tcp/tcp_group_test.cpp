@@ -18,10 +18,10 @@
 #include "doctest/doctest.h"
 #include "muster/gather.hpp"
 #include "muster/process_group.hpp"
-#include "src/base/written.hpp"
-#include "src/hosts/context.hpp"
+#include "src/base/fixed_string.hpp"
+#include "src/multihost/context.hpp"
+#include "src/rendezvous/address_file.hpp"
 #include "src/rendezvous/messages.hpp"
-#include "src/tcp/published.hpp"
 #include "tests/support/exchanges.hpp"
 #include "tests/support/failing_call.hpp"
 #include "tests/support/forked_ranks.hpp"
@@ -54,7 +54,7 @@ std::shared_ptr<SyncGroup> join(const std::string& address, int rank, int size, 
 /// Runs ranks that all exit in order.
 void end(std::shared_ptr<SyncGroup> group) {
   group.reset();
-  RANK_CHECK(hosts::end_all("tcp"));
+  RANK_CHECK(multihost::end_all("tcp"));
 }
 
 struct Caller {
@@ -417,7 +417,7 @@ TEST_CASE("a failed group closes its connections, even if other ranks keep their
     group->poison(Error(ErrorKind::cancelled, "enough"));
     if (rank == 0) group.reset();
     while (rank == 0 && sockets() > before && Clock::now() - begin < 5s) {
-      hosts::advance_endings("tcp");
+      multihost::advance_endings("tcp");
       std::this_thread::sleep_for(1ms);
     }
     if (rank == 0) RANK_CHECK(sockets() == before);

@@ -2,7 +2,8 @@
 // Names and shapes of many ranks become those of a model, and back, for any layout. Contradictions are refused with the
 // names of the tensors.
 
-#include "src/checkpoint/arrangement.hpp"
+#include "src/checkpoint/plan/arrangement.hpp"
+#include "src/checkpoint/plan/placement.hpp"
 
 #include <doctest/doctest.h>
 
@@ -12,7 +13,7 @@
 
 #include "muster/error.hpp"
 #include "muster/state.hpp"
-#include "src/checkpoint/export_job.hpp"
+#include "src/checkpoint/assembly/export_job.hpp"
 #include "tests/support/plans.hpp"
 #include "tests/support/thrown.hpp"
 

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "src/checkpoint/assembly.hpp"
-#include "src/checkpoint/export_job.hpp"
+#include "src/checkpoint/assembly/assembly.hpp"
+#include "src/checkpoint/assembly/export_job.hpp"
 
 using namespace muster;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The checksum file, and the checksums themselves.
 
-#include "src/checkpoint/checksums.hpp"
+#include "src/checkpoint/assembly/checksums.hpp"
 #include "src/core/checksum.hpp"
 
 #include <doctest/doctest.h>

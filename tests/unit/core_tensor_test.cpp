@@ -8,7 +8,7 @@
 #include "doctest/doctest.h"
 #include "muster/error.hpp"
 #include "muster/tensor.hpp"
-#include "src/core/element_range.hpp"
+#include "src/core/tensor.hpp"
 #include "tests/support/patterns.hpp"
 #include "tests/support/thrown.hpp"
 

@@ -17,7 +17,7 @@
 #include "muster/state_file.hpp"
 #include "muster/sync_group.hpp"
 #include "muster/workspace.hpp"
-#include "src/checkpoint/output_directory.hpp"
+#include "src/checkpoint/model/output_directory.hpp"
 #include "src/os/fault.hpp"
 #include "src/os/publish.hpp"
 #include "tests/support/checkpoints.hpp"

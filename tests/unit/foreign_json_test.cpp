@@ -9,9 +9,9 @@
 
 #include "muster/model_dir.hpp"
 #include "muster/state.hpp"
-#include "src/checkpoint/base_model.hpp"
-#include "src/checkpoint/model_files.hpp"
-#include "src/core/json_text.hpp"
+#include "src/checkpoint/assembly/base_model.hpp"
+#include "src/checkpoint/model/model_files.hpp"
+#include "src/formats/json_text.hpp"
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/thrown.hpp"
 

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "muster/model_dir.hpp"
-#include "src/checkpoint/foreign/checkpoint.hpp"
-#include "src/checkpoint/shard_set.hpp"
+#include "src/checkpoint/assembly/shard_set.hpp"
+#include "src/checkpoint/thirdparty/checkpoint.hpp"
 #include "src/inspect/source.hpp"
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/thrown.hpp"
@@ -32,7 +32,7 @@ std::string torch_file(char value) {
 struct KindCase {
   std::string name;
   std::vector<std::string> files;
-  foreign::Choice choice = {};
+  thirdparty::Choice choice = {};
   int ranks = 0;
   std::string layout = {};
   std::string words = {};        ///< part of the error message, if an error is expected
@@ -132,7 +132,7 @@ TEST_CASE("directories are classified by the names in them") {
     }
     std::string words;
     try {
-      const auto found = foreign::find_checkpoint(folder.path().string(), one.choice);
+      const auto found = thirdparty::find_checkpoint(folder.path().string(), one.choice);
       REQUIRE(found.has_value());
       CHECK(found->ranks == one.ranks);
       CHECK((found->layout ? to_string(*found->layout) : "") == one.layout);
@@ -149,7 +149,7 @@ TEST_CASE("safetensors files are preferred to older files of the same model") {
   const TemporaryDirectory folder(Medium::memory);
   write_text(folder / "model.safetensors", "");
   write_text(folder / "pytorch_model.bin", torch_file('a'));
-  CHECK_FALSE(foreign::find_checkpoint(folder.path().string()).has_value());
+  CHECK_FALSE(thirdparty::find_checkpoint(folder.path().string()).has_value());
 }
 
 TEST_CASE("a plan merges the files of ranks") {

@@ -10,8 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "src/checkpoint/foreign/checkpoint.hpp"
-#include "src/checkpoint/model_files.hpp"
+#include "src/checkpoint/model/model_files.hpp"
+#include "src/checkpoint/thirdparty/checkpoint.hpp"
+#include "src/formats/safetensors.hpp"
 #include "src/inspect/source.hpp"
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/thrown.hpp"
@@ -277,7 +278,7 @@ TEST_CASE("virtual stages are named, and selected one by one") {
   const auto stage = [](std::string_view key) { return dict({{"w", tensor(key, "FloatStorage", 2, 0, {2}, {1})}}); };
   write_text(folder / "file.pt", make_zip(torch_parts(whole(dict({{"model0", stage("0")}, {"model1", stage("1")}})),
                                                       {{"0", "aaaabbbb"}, {"1", "ccccdddd"}})));
-  const auto found = foreign::find_checkpoint(folder / "file.pt");
+  const auto found = thirdparty::find_checkpoint(folder / "file.pt");
   std::vector<std::string> notes;
   CHECK(has(words_of(ErrorKind::not_found, [&] { open_checkpoint(*found, 0, {}, notes); }),
             "virtual pipeline stages; choose one with --at model0"));
@@ -387,7 +388,7 @@ TEST_CASE("a file in the folder of another Megatron rank is refused, and both ar
         write_text(at + "/model_optim_rng.pt", megatron_file(written.arguments(t, p)));
       }
     std::string words;
-    const auto found = foreign::find_checkpoint(folder.path().string());
+    const auto found = thirdparty::find_checkpoint(folder.path().string());
     REQUIRE(found.has_value());
     for (int rank = 0; rank < 4; ++rank) {
       std::vector<std::string> notes;

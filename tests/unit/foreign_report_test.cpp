@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "muster/error.hpp"
-#include "src/checkpoint/foreign_hdf5.hpp"
-#include "src/hdf5/foreign_reader.hpp"
+#include "src/checkpoint/thirdparty/hdf5/file.hpp"
+#include "src/checkpoint/thirdparty/hdf5/reader.hpp"
 #include "tests/support/thrown.hpp"
 
 using namespace muster;

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "muster/safetensors.hpp"
-#include "src/checkpoint/foreign/checkpoint.hpp"
+#include "src/checkpoint/thirdparty/checkpoint.hpp"
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/thrown.hpp"
 #include "tests/support/torch_files.hpp"
@@ -36,7 +36,7 @@ std::vector<std::byte> read(const TensorSource& source, std::size_t tensor, std:
 void check_sample(const fs::path& sample) {
   CAPTURE(sample.string());
   std::vector<std::string> notes;
-  const auto found = foreign::find_checkpoint((sample / "in").string());
+  const auto found = thirdparty::find_checkpoint((sample / "in").string());
   REQUIRE(found.has_value());
   const auto tensors = open_checkpoint(*found, 0, {}, notes);
   const SafetensorsFile expected = SafetensorsFile::open((sample / "expected.safetensors").string());
@@ -151,7 +151,7 @@ TEST_CASE("changed samples are refused by name") {
       if (is_fsdp || name == ".metadata") change_file(in / name, one.change);
     const std::string words = words_of(one.kind, [&] {
       std::vector<std::string> notes;
-      open_checkpoint(*foreign::find_checkpoint(in), 0, {}, notes);
+      open_checkpoint(*thirdparty::find_checkpoint(in), 0, {}, notes);
     });
     CHECK(has(words, one.words));
     CHECK(has(words, in.string() + (is_fsdp ? "/model_world_size_4_rank_0.pt\": tensor \"embed.weight\": " : "\": ")));

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "muster/safetensors.hpp"
-#include "src/checkpoint/foreign/checkpoint.hpp"
+#include "src/checkpoint/thirdparty/checkpoint.hpp"
 #include "src/formats/file_kind.hpp"
 #include "src/inspect/source.hpp"
 #include "tests/support/temporary_directory.hpp"
@@ -255,7 +255,7 @@ void check_torch_cases(const std::vector<TorchCase>& cases) {
       std::string tensors;
       std::string all;
       try {
-        const auto found = foreign::find_checkpoint(path);
+        const auto found = thirdparty::find_checkpoint(path);
         REQUIRE(found.has_value());
         const auto opened = open_checkpoint(*found, 0, {.at = one.at, .shards = {}}, notes);
         tensors = tensors_text(*opened);
@@ -290,7 +290,7 @@ TEST_CASE("dtypes of one byte are those that PyTorch names") {
                                         std::string("\x89"), no_hooks, global("torch", name)));
     write_text(path, make_zip(torch_parts(whole(weights(node)), {{"0", eight_floats()}})));
     std::vector<std::string> notes;
-    const auto opened = open_checkpoint(foreign::find_checkpoint(path).value(), 0, {}, notes);
+    const auto opened = open_checkpoint(thirdparty::find_checkpoint(path).value(), 0, {}, notes);
     REQUIRE(opened->tensors().size() == 1);
     CHECK(opened->tensors().front().dtype == dtype);
     CHECK(opened->tensors().front().shape == Shape{2, 3});
@@ -360,7 +360,7 @@ TEST_CASE("a safetensors file is read whatever other kind the length of its head
           write_text(folder / name, pickled::bytes_of(length) + header + data);
           if (std::string(name) == "a.safetensors")
             CHECK(tensors_text(*inspect::open_source(folder / name).tensors).starts_with("w[2]="));
-          CHECK(!foreign::find_checkpoint(folder / name).has_value());
+          CHECK(!thirdparty::find_checkpoint(folder / name).has_value());
           CHECK(inspect::open_source(folder / name).kind == "safetensors");
         }
       }

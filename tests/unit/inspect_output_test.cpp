@@ -8,7 +8,7 @@
 
 #include "muster/error.hpp"
 #include "muster/state.hpp"
-#include "src/checkpoint/shard_set.hpp"
+#include "src/checkpoint/assembly/shard_set.hpp"
 #include "src/inspect/output.hpp"
 #include "src/inspect/reports.hpp"
 #include "src/inspect/show.hpp"

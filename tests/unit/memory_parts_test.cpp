@@ -7,9 +7,9 @@
 #include "doctest/doctest.h"
 #include "muster/error.hpp"
 #include "muster/shared_arena.hpp"
+#include "src/group/region.hpp"
 #include "src/os/pages.hpp"
 #include "src/shm/arena_core.hpp"
-#include "src/sync/region.hpp"
 
 using namespace muster;
 
@@ -36,7 +36,7 @@ TEST_CASE("pages of 4 and 64 KiB: rounding, the pages around a range, and those 
 }
 
 TEST_CASE("a region hands out offsets up to its last byte, and then none") {
-  sync::Region region(os::Backing::anonymous);
+  group::Region region(os::Backing::anonymous);
   const std::uint64_t page = os::page_size();
   const std::uint64_t first = region.take(1);
   CHECK(first >= page);  // 0 means no offset

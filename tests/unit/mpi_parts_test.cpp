@@ -12,13 +12,13 @@
 #include "muster/error.hpp"
 #include "src/collectives/engine.hpp"
 #include "src/gather/merge_record.hpp"
-#include "src/gather/needs.hpp"
-#include "src/hosts/buffer_pool.hpp"
-#include "src/hosts/pieces.hpp"
+#include "src/gather/policy.hpp"
+#include "src/multihost/buffer_pool.hpp"
+#include "src/multihost/pieces.hpp"
 #include "src/os/pages.hpp"
 
 using namespace muster;
-using namespace muster::hosts;
+using namespace muster::multihost;
 
 namespace {
 
@@ -61,14 +61,14 @@ std::vector<std::shared_ptr<std::byte>> take(BufferPool& pool, const std::vector
 }
 
 /// Ranks alternate between two hosts.
-class TwoHosts final : public sync::Group {
+class TwoHosts final : public group::Group {
  public:
   explicit TwoHosts(int size)
-      : sync::Group(0, std::vector<RankInfo>(static_cast<std::size_t>(size)), {}, std::chrono::seconds(1)) {}
+      : group::Group(0, std::vector<RankInfo>(static_cast<std::size_t>(size)), {}, std::chrono::seconds(1)) {}
   [[nodiscard]] std::string_view kind() const noexcept override { return "two hosts"; }
   [[nodiscard]] bool shares_memory(int rank) const override { return rank % 2 == 0; }
   [[nodiscard]] int host_of(int rank) const override { return rank % 2; }
-  [[nodiscard]] std::shared_ptr<const sync::PeerLiveness> liveness(int) const override { return nullptr; }
+  [[nodiscard]] std::shared_ptr<const group::PeerLiveness> liveness(int) const override { return nullptr; }
   [[nodiscard]] bool has_failure() const noexcept override { return false; }
   void progress() noexcept override {}
 
@@ -80,10 +80,10 @@ class TwoHosts final : public sync::Group {
   void do_all_gather(std::span<const std::byte>, std::span<std::byte>, const WaitOptions&) override {}
   void do_wait_until(const std::function<bool()>&, const std::function<void(std::chrono::nanoseconds)>&,
                      std::span<const int>, const WaitOptions&) override {}
-  bool do_try_send(int, const sync::PacketHead&, std::span<const std::byte>) override { return false; }
-  bool do_try_receive(int, const sync::PacketPlace&) override { return false; }
+  bool do_try_send(int, const group::PacketHead&, std::span<const std::byte>) override { return false; }
+  bool do_try_receive(int, const group::PacketPlace&) override { return false; }
   void do_wait_for_packets(const std::function<bool()>&, std::span<const int>, const WaitOptions&) override {}
-  std::shared_ptr<sync::Group> make_part(const Part&, Tie, const WaitOptions&) override { return nullptr; }
+  std::shared_ptr<group::Group> make_part(const Part&, Tie, const WaitOptions&) override { return nullptr; }
 };
 
 /// Returns records of one list of all ranks, each of which sends `bytes` to rank 0.

@@ -21,7 +21,9 @@
 #include "muster/error.hpp"
 #include "muster/plan.hpp"
 #include "muster/state.hpp"
-#include "src/checkpoint/arrangement.hpp"
+#include "src/checkpoint/plan/arrangement.hpp"
+#include "src/checkpoint/plan/model_config.hpp"
+#include "src/checkpoint/plan/placement.hpp"
 #include "tests/support/plans.hpp"
 #include "tests/support/thrown.hpp"
 

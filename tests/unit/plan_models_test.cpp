@@ -18,7 +18,8 @@
 #include "muster/error.hpp"
 #include "muster/plan.hpp"
 #include "muster/state.hpp"
-#include "src/checkpoint/arrangement.hpp"
+#include "src/checkpoint/plan/arrangement.hpp"
+#include "src/checkpoint/plan/model_config.hpp"
 #include "tests/support/plans.hpp"
 
 using namespace muster;

@@ -13,7 +13,7 @@
 #include "muster/error.hpp"
 #include "muster/plan.hpp"
 #include "muster/state.hpp"
-#include "src/checkpoint/plan_views.hpp"
+#include "src/checkpoint/plan/plan_views.hpp"
 #include "src/merge/cast.hpp"
 #include "src/merge/view.hpp"
 #include "tests/support/memory_source.hpp"

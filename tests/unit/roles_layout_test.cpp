@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "muster/roles.hpp"
+#include "muster/compat/roles.hpp"
 #include "tests/support/thrown.hpp"
 
 using namespace muster;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The routing policy as a pure function: rows of docs/routes.md, and rules for every combination of facts.
+// The routing policy as a pure function: rows of docs/explanation/routes.md, and rules for every combination of facts.
 
 #include <algorithm>
 #include <array>
@@ -49,7 +49,7 @@ void for_all_facts(const Visit& visit) {
 }  // namespace
 
 // NOLINTNEXTLINE(readability-function-cognitive-complexity): one clause a rule
-TEST_CASE("every combination of facts has the outcome that the rules of docs/routes.md require") {
+TEST_CASE("every combination of facts has the outcome that the rules of docs/explanation/routes.md require") {
   std::size_t seen = 0;
   for_all_facts([&](const RouteFacts& facts) {
     ++seen;
@@ -114,7 +114,7 @@ TEST_CASE("routes have one order of preference, and one more route never makes t
   });
 }
 
-TEST_CASE("rows of docs/routes.md") {
+TEST_CASE("rows of docs/explanation/routes.md") {
   const std::uint8_t host = bits({Route::shm, Route::mpi});
   CHECK(choose_route({.routes = bits({Route::local, Route::shm, Route::mpi})}).route == Route::local);
   CHECK(choose_route({.routes = host, .residency = Residency::host}).route == Route::shm);

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "doctest/doctest.h"
-#include "src/core/element_range.hpp"
+#include "src/core/tensor.hpp"
 #include "src/shm/stream_copy.hpp"
 #include "tests/support/patterns.hpp"
 

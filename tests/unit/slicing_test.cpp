@@ -9,7 +9,7 @@
 #include <set>
 
 #include "muster/error.hpp"
-#include "src/gather/needs.hpp"
+#include "src/gather/policy.hpp"
 #include "tests/support/patterns.hpp"
 #include "tests/support/random_config.hpp"
 #include "tests/support/reassembly.hpp"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A process detects the launcher that started it.
 
-#include "src/sync/world.hpp"
+#include "src/rendezvous/world.hpp"
 
 #include <map>
 
@@ -9,7 +9,7 @@
 #include "tests/support/thrown.hpp"
 
 using namespace muster;
-using namespace muster::sync;
+using namespace muster::group;
 
 namespace {
 

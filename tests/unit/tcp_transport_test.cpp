@@ -2,7 +2,7 @@
 // Two and three endpoints of the TCP transport in one process: delivery, order, limits on waiting bytes, and malformed
 // frames.
 
-#include "src/tcp/tcp_transport.hpp"
+#include "src/tcp/transport.hpp"
 
 #include <cerrno>
 #include <cstring>
@@ -15,13 +15,13 @@
 #include <boost/asio/write.hpp>
 
 #include "doctest/doctest.h"
-#include "src/tcp/published.hpp"
+#include "src/rendezvous/address_file.hpp"
 #include "tests/support/failing_call.hpp"
 
 using namespace muster;
 using namespace muster::tcp;
-using hosts::Finished;
-using hosts::Pending;
+using multihost::Finished;
+using multihost::Pending;
 using namespace std::chrono_literals;
 
 namespace {
@@ -157,7 +157,7 @@ TEST_CASE("unreceived messages wait at their sender beyond a limit, and are drop
   CHECK(open < count);
   // Only every second message is received.
   for (int i = 0; i < count; ++i) {
-    std::unique_ptr<hosts::Found> found;
+    std::unique_ptr<multihost::Found> found;
     ends.until([&] { return found || (found = ends[1].find(0, 5)); });
     CHECK(found->bytes() == 60 << 10);
     if (i % 2 == 0) continue;
@@ -191,15 +191,15 @@ TEST_CASE("a send in mode `taken` finishes when its message is received or dropp
 
 TEST_CASE("a receive from any rank takes the first message; a cancelled receive takes none") {
   Ends ends(3);
-  Received anybody(ends[0], hosts::any_rank, 3, 4);
-  Received another(ends[0], hosts::any_rank, 3, 4);
+  Received anybody(ends[0], multihost::any_rank, 3, 4);
+  Received another(ends[0], multihost::any_rank, 3, 4);
   another.pending.cancel();
   CHECK(!another.pending.is_open());
   Pending first = send(ends[2], 0, 3, pattern(4, 2));
   ends.until([&] { return anybody.pending.test() && first.test(); });
   CHECK(*anybody.bytes == pattern(4, 2));
   Pending second = send(ends[1], 0, 3, pattern(4, 1));
-  std::unique_ptr<hosts::Found> found;
+  std::unique_ptr<multihost::Found> found;
   ends.until([&] { return second.test() && (found || (found = ends[0].find_any())); });
   CHECK(found->tag() == 3);
 }
@@ -258,8 +258,8 @@ TEST_CASE("messages that a rank sent before its end can be received; then it is 
   CHECK(!words_of([&] { (void)never.test(); }).empty());
   CHECK(!words_of([&] { (void)send(ends[0], 1, 5, {}); }).empty());
   CHECK(ends[0].next_lost() == 1);
-  CHECK(ends[0].next_lost() == hosts::any_rank);
-  const std::unique_ptr<hosts::Found> found = ends[0].find(1, 5);
+  CHECK(ends[0].next_lost() == multihost::any_rank);
+  const std::unique_ptr<multihost::Found> found = ends[0].find(1, 5);
   REQUIRE(found);
   const auto place = std::make_shared<Bytes>(100);
   CHECK(found->receive(*place, place).test());
@@ -282,7 +282,7 @@ TEST_CASE("endpoints that close in order lose no message; the barrier and the ex
         }
         for (int turn = 0; turn < 4; ++turn) ends[rank].barrier().wait(10s, "late");
         while (!ends[rank].close()) std::this_thread::yield();
-        if (ends[rank].next_lost() != hosts::any_rank) throw Error(ErrorKind::peer_lost, "lost");
+        if (ends[rank].next_lost() != multihost::any_rank) throw Error(ErrorKind::peer_lost, "lost");
       } catch (const std::exception& error) {
         failures[static_cast<std::size_t>(rank)] = error.what();
       }
@@ -310,7 +310,7 @@ TEST_CASE("a connection with a wrong hello is dropped, and does no harm") {
   Pending well = send(ends[0], 1, 5, pattern(4, 1));
   Received received(ends[1], 0, 5, 4);
   ends.until([&] { return well.test() && received.pending.test(); });
-  CHECK(ends[1].next_lost() == hosts::any_rank);
+  CHECK(ends[1].next_lost() == multihost::any_rank);
   for (int i = 0; i < 6; ++i) {
     char byte = 0;
     error_code failure;
@@ -336,9 +336,9 @@ TEST_CASE("malformed frames make their sender a lost rank") {
     const Hello hello{.from = 0, .to = 1, .token = ends.addresses.token};
     rank.say(&hello, sizeof hello);
     rank.say(&frame, sizeof frame);
-    int lost = hosts::any_rank;
+    int lost = multihost::any_rank;
     const auto deadline = std::chrono::steady_clock::now() + 10s;
-    while (lost == hosts::any_rank && std::chrono::steady_clock::now() < deadline) {
+    while (lost == multihost::any_rank && std::chrono::steady_clock::now() < deadline) {
       (void)words_of([&] { (void)ends[1].find(0, 5); });
       lost = ends[1].next_lost();
     }
@@ -366,14 +366,14 @@ TEST_CASE("a receive from any rank survives a rank that dies in the middle of a 
         }
       };
       std::optional<Received> inbox;
-      if (is_posted_first) inbox.emplace(ends[0], hosts::any_rank, 3, 4);
+      if (is_posted_first) inbox.emplace(ends[0], multihost::any_rank, 3, 4);
       std::optional<Stranger> dying(std::in_place, ends.addresses.of_ranks[0]);
       const Hello hello{.from = 2, .to = 0, .token = ends.addresses.token};
       const Frame frame{.kind = cut.kind, .tag = 3, .number = 1, .bytes = cut.bytes};
       dying->say(&hello, sizeof hello);
       dying->say(&frame, sizeof frame);
       look(5);
-      if (!is_posted_first) inbox.emplace(ends[0], hosts::any_rank, 3, 4);
+      if (!is_posted_first) inbox.emplace(ends[0], multihost::any_rank, 3, 4);
       look(5);
       const Frame payload{.kind = FrameKind::payload, .tag = 3, .number = 1, .bytes = cut.bytes};
       if (cut.kind == FrameKind::offer && cut.sent != 0) dying->say(&payload, sizeof payload);
@@ -401,7 +401,7 @@ TEST_CASE("a shortage of this process does not make the peer a lost rank") {
         CHECK(error.os_error() == shortage);
       }
     }
-    CHECK(ends[0].next_lost() == hosts::any_rank);
+    CHECK(ends[0].next_lost() == multihost::any_rank);
     Received received(ends[1], 0, 5, 4);
     Pending message = send(ends[0], 1, 5, pattern(4, 1));
     ends.until([&] { return message.test() && received.pending.test(); });
@@ -422,8 +422,8 @@ TEST_CASE("messages beyond the window, which no rank sends, are not received") {
     }
   });
   const auto deadline = std::chrono::steady_clock::now() + 10s;
-  int lost = hosts::any_rank;
-  while (lost == hosts::any_rank && std::chrono::steady_clock::now() < deadline) {
+  int lost = multihost::any_rank;
+  while (lost == multihost::any_rank && std::chrono::steady_clock::now() < deadline) {
     (void)words_of([&] { (void)ends[1].find(0, 6); });
     lost = ends[1].next_lost();
   }

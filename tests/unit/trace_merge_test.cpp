@@ -8,9 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "muster/time_report.hpp"
+#include "muster/trace.hpp"
 #include "src/inspect/traces.hpp"
-#include "src/trace/record.hpp"
 #include "src/trace/rings.hpp"
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/thrown.hpp"

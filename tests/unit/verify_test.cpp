@@ -15,7 +15,7 @@
 #include "muster/export.hpp"
 #include "muster/model_dir.hpp"
 #include "muster/state.hpp"
-#include "src/checkpoint/checksums.hpp"
+#include "src/checkpoint/assembly/checksums.hpp"
 #include "src/inspect/output.hpp"
 #include "src/inspect/reports.hpp"
 #include "tests/support/checkpoints.hpp"

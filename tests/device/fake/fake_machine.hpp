@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "src/device/driver_api.hpp"
+#include "src/cuda/driver_api.hpp"
 
 struct CUctx_st {
   int device;

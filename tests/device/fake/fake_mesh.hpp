@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "src/device/nccl.hpp"
+#include "src/cuda/nccl.hpp"
 
 namespace fake {
 

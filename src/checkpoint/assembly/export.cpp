@@ -1,0 +1,499 @@
+// SPDX-License-Identifier: Apache-2.0
+// The steps of an export. All ranks take part in each step, and agree on failures before the next step begins.
+//
+// 1. Every rank opens its own shards.
+// 2. Every rank sends rank 0 the names, dtypes, shapes and padding of its tensors, but no elements.
+// 3. Rank 0 reads the plan, and computes the files and each rank's work (export_job.hpp, assembly.hpp). It creates
+//    OUT.partial-NONCE@WRITER with all files in it, each at its final length, so that a full disk is detected before
+//    the work. With `resume` it looks for such a directory of an earlier run, and verifies the finished files in it
+//    (output_directory.hpp).
+// 4. Rank 0 sends each rank its work. If ranks are on several hosts, those that will write check that the directory of
+//    rank 0 is visible to them.
+// 5. All ranks assemble the files (assembly.hpp); rank 0 writes the header and the name of each complete file.
+// 6. Every rank sends rank 0 the hashes of tensors that must be equal on several ranks; rank 0 compares them.
+// 7. Rank 0 writes the index and the files other than weights, and gives the directory its final name.
+
+#include "muster/export.hpp"
+#include <fmt/core.h>
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <set>
+#include <tuple>
+#include <utility>
+#include "muster/error.hpp"
+#include "muster/log.hpp"
+#include "src/base/escaped.hpp"
+#include "src/checkpoint/assembly/agreement.hpp"
+#include "src/checkpoint/assembly/assembly.hpp"
+#include "src/checkpoint/assembly/checksums.hpp"
+#include "src/checkpoint/assembly/export.hpp"
+#include "src/checkpoint/assembly/export_job.hpp"
+#include "src/checkpoint/assembly/shard_set.hpp"
+#include "src/checkpoint/model/model_files.hpp"
+#include "src/checkpoint/model/output_directory.hpp"
+#include "src/core/descriptor.hpp"
+#include "src/group/error_propagation.hpp"
+#include "src/os/directory.hpp"
+#include "src/os/process.hpp"
+#include "src/os/shared_memory.hpp"
+#include "src/trace/span.hpp"
+#include "src/workspace/discovery.hpp"
+
+namespace muster {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::uint64_t longest_message = std::uint64_t{1} << 32;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+/// Whether some ranks do not share memory. All ranks get the same answer.
+bool is_spread(const SyncGroup& group) {
+  for (int rank = 1; rank < group.size(); ++rank)
+    if (group.host_of(rank) != group.host_of(0)) return true;
+  return false;
+}
+
+/// The shared memory that is available to a rank.
+struct RankRoom {
+  std::uint64_t bytes = 0;
+  std::string limit;  ///< the kind of memory that imposes the limit
+};
+
+/// Collective. Every rank sends rank 0 the listings of its shards, by messages, which every kind of group supports.
+/// Returns them on rank 0, by rank.
+std::vector<std::vector<std::byte>> gather_listings(group::Group& group, const ShardSet& mine) {
+  const WaitOptions wait{.phase = "export: gathering what the shards have"};
+  ConfigArray shards;
+  for (const ShardListing& listing : mine.listings()) shards.push_back(to_config(listing));
+  const os::MemoryHeadroom room = os::memory_headroom(os::default_backing());
+  const Config value = Config::object({{"shards", std::move(shards)},
+                                       {"room", room.bytes},
+                                       {"limit", std::string(os::to_string(room.limit))},
+                                       {"whole", mine.whole()}});
+  std::vector<std::vector<std::byte>> told;
+  told.push_back(core::encode_descriptor(value, [](const Tensor&) { return std::nullopt; }));
+  if (group.rank() != 0) {
+    group.send(0, told.front(), wait, group::Subject::exchange);
+    return {};
+  }
+  for (int rank = 1; rank < group.size(); ++rank)
+    told.push_back(group.receive(rank, longest_message, wait, group::Subject::exchange));
+  return told;
+}
+
+/// Parses the result of gather_listings(); `whole` is rank 0's. Adds one entry per rank to `rooms`.
+std::vector<ShardListing> read_listings(std::span<const std::vector<std::byte>> told, const std::string& whole,
+                                        std::vector<RankRoom>& rooms) {
+  std::vector<ShardListing> listings;
+  for (const auto& message : told) {
+    const Config value =
+        core::decode_descriptor(message, [](DType, const Shape&, std::uint64_t, core::Place) -> Tensor {
+          throw Error(ErrorKind::corrupt, "what a rank says of its shards has tensors in it");
+        });
+    for (const Config& listing : value.at("shards").as_array()) listings.push_back(listing_from_config(listing));
+    if (value.at("whole").as_string() != whole)
+      throw Error(
+          ErrorKind::rank_mismatch,
+          fmt::format("rank {} sees other files of the checkpoint than rank 0; export it when it is complete on "
+                      "all hosts",
+                      rooms.size()),
+          {.rank = static_cast<int>(rooms.size())});
+    rooms.push_back({value.at("room").as_uint(), value.at("limit").as_string()});
+  }
+  return listings;
+}
+
+/// `needed` is the shared memory that each rank will use. Throws Error(no_space) if a host has less than its ranks
+/// need.
+void check_rooms(const SyncGroup& group, std::span<const RankRoom> rooms, std::span<const std::uint64_t> needed) {
+  std::map<int, std::uint64_t> by_host;
+  for (int rank = 0; rank < group.size(); ++rank)
+    by_host[group.host_of(rank)] += needed[static_cast<std::size_t>(rank)];
+  for (int rank = 0; rank < group.size(); ++rank) {
+    const RankRoom& room = rooms[static_cast<std::size_t>(rank)];
+    const std::uint64_t all = by_host[group.host_of(rank)];
+    if (all <= room.bytes) continue;
+    throw Error(ErrorKind::no_space,
+                fmt::format("too little shared memory for the windows of an export: needed {} bytes on host {}, "
+                            "available {} ({}): lower the memory budget, or give the job more memory",
+                            all, group.info(rank).host, room.bytes, room.limit));
+  }
+}
+
+/// Waits until the directory that rank 0 has made is visible to this rank. Its name is new on every host, so no other
+/// directory can be mistaken for it. Throws Error(argument) with the remedy if it does not appear.
+void look_for_output(SyncGroup& group, const std::string& directory) {
+  const auto longest = std::min<std::chrono::milliseconds>(group.timeout(), workspace::longest_lateness);
+  try {
+    workspace::patiently(directory, {.deadline = os::Clock::now() + longest, .check = [&] { group.progress(); }},
+                         [&] { (void)os::open_directory(directory); });
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::not_found) throw;
+    const RankInfo& own = group.info(group.rank());
+    throw Error(ErrorKind::argument,
+                fmt::format("host {} does not see the directory {} that rank 0 (host {}) has just made: name an output "
+                            "that all hosts mount, or let rank 0 write everything (--writers first)",
+                            own.host, in_quotes(directory), group.info(0).host),
+                {.path = directory});
+  }
+}
+
+class Export {
+ public:
+  Export(const std::string& shards_dir, const std::string& out, const std::string& plan, SyncGroup& group,
+         const ExportOptions& options, std::atomic<bool>& is_written)
+      : shards_dir_(shards_dir),
+        out_(out),
+        request_(request_of(shards_dir, plan, options)),
+        group_(group::inside(group)),
+        options_(options),
+        is_written_(is_written) {}
+
+  ExportReport run(trace::Span& span) {
+    agree_on(group_, "export: opening the shards", [&] {
+      shards_.emplace(shards_dir_, group_.rank(), group_.size(), request_.states, request_.foreign);
+      if (options_.checksums) shards_->check_stored();
+    });
+    const std::vector<std::vector<std::byte>> told = gather_listings(group_, *shards_);
+    agree_on(group_, "export: planning", [&] {
+      if (is_first()) prepare(read_listings(told, shards_->whole(), rooms_));
+    });
+    hand_out_work();
+    span.add_bytes(work_.written);
+    if (is_spread(group_))
+      agree_on(group_, "export: looking at the output", [&] {
+        if (work_.written != 0) look_for_output(group_, work_.directory);
+      });
+    assemble_files();
+    compare();
+    agree_on(group_, "export: finishing", [&] {
+      if (is_first()) finish();
+    });
+    report_.seconds = seconds_since(begin_);
+    return std::move(report_);
+  }
+
+ private:
+  [[nodiscard]] bool is_first() const { return group_.rank() == 0; }
+
+  [[nodiscard]] OutputChoice choice() const { return {options_.force, options_.abandoned_after}; }
+
+  // Runs step 3, on rank 0.
+  void prepare(std::vector<ShardListing> listings) {
+    const trace::Span span(trace::Kind::phase, "export: planning");
+    check_not_source(shards_dir_, out_);
+    if (!options_.base.empty()) check_not_source(options_.base, out_);
+    check_output(out_, choice());
+    if (options_.checksums && options_.to)
+      throw Error(ErrorKind::argument, "checksums stand beside a checkpoint; shards have none");
+    job_.emplace(plan_job(request_, *shards_, std::move(listings)));
+    std::vector<std::size_t> counts;
+    for (const RankTensors& rank : job_->ranks) counts.push_back(rank.tensors.size());
+    sources_ = sources_by_rank(counts, group_.size());
+    open_output();
+    const bool by_network = is_spread(group_) && os::file_system_of(output_->partial()).is_network;
+    const bool all_have_all = !shards_->whole().empty();
+    report_.writers = writers_of(options_, all_have_all, by_network);
+    const WindowShape windows =
+        shape_windows(options_.memory_budget, group_.size(), report_.writers, is_spread(group_));
+    AssemblyShape shape{group_.size(), report_.writers, windows.bytes, windows.depth};
+    shape.all_have_all = all_have_all;
+    for (int rank = 0; rank < group_.size(); ++rank) shape.hosts.push_back(group_.host_of(rank));
+    shape.one_host_a_file = by_network;
+    assembly_ = plan_assembly(job_->outputs.files, job_->outputs.equal, sources_, shape, there_);
+    check_memory();
+    const std::string& partial = output_->partial();
+    std::vector<FileTarget> targets;
+    for (const FilePlan& file : assembly_.files)
+      targets.push_back(there_.contains(file.name) ? FileTarget{partial + "/" + file.name, {}}
+                                                   : grow_file(partial, file));
+    for (ProcessWork& work : assembly_.processes) {
+      work.directory = partial;
+      work.targets = targets;
+    }
+    if (std::ranges::all_of(job_->views, [](const auto& views) { return views.empty(); })) return;
+    if (shape.all_have_all) {
+      for (ProcessWork& work : assembly_.processes) work.views = job_->views.front();
+      return;
+    }
+    std::vector<std::vector<ViewedTensor>> views = views_by_process(job_->views, job_->counts, group_.size());
+    for (std::size_t i = 0; i < views.size(); ++i) assembly_.processes[i].views = std::move(views[i]);
+  }
+
+  void open_output() {
+    std::optional<FinishedFiles> journal;
+    const auto is_useful = [&](const std::string& partial) {
+      journal = read_journal(partial, job_->fingerprint);
+      return journal.has_value();
+    };
+    if (options_.resume)
+      output_.emplace(out_, choice(), is_useful);
+    else
+      output_.emplace(out_, choice());
+    const std::string& partial = output_->partial();
+    if (options_.resume) output_->keep_on_failure();
+    if (journal) {
+      verify_files(*journal);
+      std::erase_if(*journal, [&](const auto& file) { return !there_.contains(file.first); });
+      rewrite_journal(partial, *journal);
+    } else {
+      begin_journal(partial, job_->fingerprint);
+    }
+    remove_unfinished();
+  }
+
+  void verify_files(const FinishedFiles& journal) {
+    for (FilePlan& file : plan_files(job_->outputs.files)) {
+      const auto finished = journal.find(file.name);
+      if (finished == journal.end()) continue;
+      const std::string path = output_->partial() + "/" + file.name;
+      std::error_code error;
+      if (std::filesystem::file_size(path, error) == file.bytes)
+        add_piece_checksums(file, path, [&] { go_on(group_); });
+      const std::string wrong = verify_file(path, file.header, file.bytes, finished->second);
+      go_on(group_);
+      if (!wrong.empty()) {
+        log(LogLevel::warning, fmt::format("{} is written again: {}", in_quotes(file.name), wrong));
+        continue;
+      }
+      there_.insert(file.name);
+      ++report_.files_resumed;
+      report_.bytes_resumed += file.bytes;
+    }
+  }
+
+  void remove_unfinished() const {
+    std::vector<std::filesystem::path> others;
+    for (const auto& entry : std::filesystem::directory_iterator(output_->partial())) {
+      const std::string name = entry.path().filename().string();
+      if (!is_journal_name(name) && !there_.contains(name)) others.push_back(entry.path());
+    }
+    for (const auto& other : others) std::filesystem::remove_all(other);
+  }
+
+  // At this point the size of all windows is known, and none is allocated yet.
+  void check_memory() const {
+    std::vector<std::uint64_t> needed;
+    for (const ProcessWork& work : assembly_.processes)
+      needed.push_back(work.turns != 0 ? work.depth * work.window_bytes : 0);
+    check_rooms(group_, rooms_, needed);
+  }
+
+  // Runs step 4.
+  void hand_out_work() {
+    const trace::Span span(trace::Kind::phase, "export: handing out");
+    const WaitOptions wait{.phase = "export: handing out the work"};
+    if (!is_first()) {
+      work_ = decode_work(group_.receive(0, longest_message, wait, group::Subject::exchange));
+      return;
+    }
+    for (int rank = 1; rank < group_.size(); ++rank)
+      group_.send(rank, encode_work(assembly_.processes[static_cast<std::size_t>(rank)]), wait,
+                  group::Subject::exchange);
+    for (const ProcessWork& work : assembly_.processes) {
+      report_.bytes_written.push_back(work.written);
+      report_.windows += work.turns;
+    }
+    work_ = std::move(assembly_.processes.front());
+  }
+
+  // Runs step 5.
+  void assemble_files() {
+    const trace::Span span(trace::Kind::phase, "export: writing");
+    const std::shared_ptr<SyncGroup> assembling = group_.companion({.phase = "export: beginning"});
+    const FailOnStop on_stop = fail_on_stop(*assembling, options_.stop);
+    agree_on(group_, *assembling, "export: writing", [&] {
+      // Ranks that write nothing need no access to the output.
+      std::optional<Journal> journal;
+      if (is_first() || work_.written != 0) journal.emplace(work_.directory, group_.rank());
+      const auto on_written = [&](std::uint32_t file, const std::vector<WrittenPart>& parts) {
+        journal->add_parts(std::filesystem::path(work_.targets[file].name).filename().string(), parts);
+      };
+      const auto finish = [&](std::uint32_t file) { complete(file, *journal); };
+      std::function<void(std::uint64_t)> progress;
+      if (options_.progress && is_first())
+        progress = [&](std::uint64_t bytes) {
+          options_.progress({bytes + report_.bytes_resumed, assembly_.bytes, seconds_since(begin_)});
+        };
+      std::optional<ViewedTensors> viewed;
+      if (!work_.views.empty()) viewed.emplace(*shards_, work_.views);
+      const TensorSource& source = viewed ? static_cast<const TensorSource&>(*viewed) : *shards_;
+      hashes_ = assemble(*assembling, work_, source, on_written, finish, progress);
+    });
+  }
+
+  // Runs on rank 0.
+  void complete(std::uint32_t number, Journal& journal) {
+    FilePlan& file = assembly_.files[number];
+    if (there_.contains(file.name)) return;
+    add_piece_checksums(file, work_.targets[number].place, [&] { go_on(group_); });
+    finish_file(file, work_.targets[number]);
+    os::sync_directory(work_.directory);
+    journal.add_finished(file.name);
+  }
+
+  // Runs step 6.
+  void compare() {
+    const trace::Span span(trace::Kind::phase, "export: comparing");
+    const WaitOptions wait{.phase = "export: comparing"};
+    if (!is_first()) {
+      group_.send(0, std::as_bytes(std::span(hashes_)), wait, group::Subject::exchange);
+    } else {
+      note_hashes(0);
+      for (int rank = 1; rank < group_.size(); ++rank) {
+        const auto bytes = group_.receive(rank, longest_message, wait, group::Subject::exchange);
+        hashes_.resize(bytes.size() / sizeof(TensorHash));
+        if (!hashes_.empty()) std::memcpy(hashes_.data(), bytes.data(), hashes_.size() * sizeof(TensorHash));
+        note_hashes(rank);
+      }
+    }
+    agree_on(group_, "export: comparing", [&] {
+      for (std::size_t set = 0; is_first() && set < job_->outputs.equal.size(); ++set) compare_set(set);
+    });
+  }
+
+  void note_hashes(int process) {
+    for (const TensorHash& hash : hashes_) found_[{hash.set, process, hash.tensor}] = {hash.low, hash.high};
+  }
+
+  void compare_set(std::size_t set) {
+    const std::vector<SourceRef>& sources = job_->outputs.equal[set];
+    const auto name_of = [&](const SourceRef& ref) -> const std::string& {
+      return job_->ranks[static_cast<std::size_t>(ref.rank)].tensors[ref.index].name;
+    };
+    const auto hash_of = [&](const SourceRef& ref) {
+      const RankSources& at = sources_[static_cast<std::size_t>(ref.rank)];
+      return found_.at({static_cast<std::uint32_t>(set), at.process, at.first + ref.index});
+    };
+    const auto first = hash_of(sources.front());
+    std::string differing;
+    for (const SourceRef& ref : sources)
+      if (hash_of(ref) != first) differing += (differing.empty() ? "" : ", ") + std::to_string(ref.rank);
+    if (differing.empty()) return;
+    if (const auto tied = std::ranges::find_if(
+            sources, [&](const SourceRef& ref) { return name_of(ref) != name_of(sources.front()); });
+        tied != sources.end())
+      throw Error(ErrorKind::rank_mismatch,
+                  fmt::format("tensor {} of rank {} has other values than {} of rank {}, to which it is tied: by the "
+                              "plan, or by \"tie_word_embeddings\" in config.json",
+                              in_quotes(name_of(*tied)), tied->rank, in_quotes(name_of(sources.front())),
+                              sources.front().rank));
+    throw Error(
+        ErrorKind::rank_mismatch,
+        fmt::format("tensor {}: all ranks that have it must agree, but rank {} and rank {} have other values; if each "
+                    "has a part of it, its rule has to be \"concat\"",
+                    in_quotes(job_->outputs.equal_names[set]), sources.front().rank, differing));
+  }
+
+  // Runs step 7, on rank 0.
+  void finish() {
+    const trace::Span span(trace::Kind::phase, "export: finishing");
+    const bool has_base = !options_.base.empty();
+    CarriedFiles carried = has_base ? carried_files(options_.base, options_.carry) : shards_->carried(options_.carry);
+    const std::string& partial = work_.directory;
+    copy_carried_files(has_base ? options_.base : shards_dir_, partial, carried.names, [&] { go_on(group_); });
+    if (!job_->config_text.empty()) write_file(partial + "/config.json", job_->config_text);
+    report_.left = std::move(carried.left);
+    if (!job_->outputs.index.empty()) write_file(join_path(partial, job_->outputs.index_name), job_->outputs.index);
+    if (options_.checksums) add_checksums();
+    output_->commit([&] {
+      go_on(group_);
+      is_written_ = true;
+      // As late as possible: without the journal, the export cannot be resumed.
+      remove_journal(partial);
+    });
+    report_.account = std::move(job_->account);
+  }
+
+  // Computes checksums of the bytes on the disk: the files are read back, so that the checksums describe their actual
+  // contents.
+  void add_checksums() {
+    std::vector<SafetensorsFile> files;
+    os::allow_open_files(job_->outputs.files.size());
+    for (const OutputFile& output : job_->outputs.files)
+      files.push_back(SafetensorsFile::open(work_.directory + "/" + output.name));
+    write_checksums(work_.directory, checksums_of(files, [&](std::uint64_t) { go_on(group_); }));
+  }
+
+  const std::string& shards_dir_;
+  const std::string& out_;
+  const Request request_;
+  group::Group& group_;
+  const ExportOptions& options_;
+  std::atomic<bool>& is_written_;  // set once it is too late to stop
+  const Clock::time_point begin_ = Clock::now();
+  std::optional<ShardSet> shards_;
+  ProcessWork work_;
+  std::vector<TensorHash> hashes_;
+  ExportReport report_;
+  // Used on rank 0.
+  std::vector<RankRoom> rooms_;
+  std::optional<ExportJob> job_;
+  AssemblyPlan assembly_;
+  std::vector<RankSources> sources_;
+  std::optional<OutputDirectory> output_;
+  std::set<std::string> there_;  // names of files that already exist and are verified
+  /// Hashes by set, process and index in its list.
+  std::map<std::tuple<std::uint32_t, int, std::uint32_t>, std::pair<std::uint64_t, std::uint64_t>> found_;
+};
+
+}  // namespace
+
+std::string_view to_string(Writers writers) noexcept {
+  return writers == Writers::first ? "first" : "owners";
+}
+
+ExportReport export_model(const std::string& shards_dir, const std::string& out, const std::string& plan,
+                          SyncGroup& group, const ExportOptions& options) {
+  const group::Use use(group);
+  trace::Span span(trace::Kind::export_model, "export_model", group::inside(group).operations().next());
+  std::atomic<bool> is_written = false;
+  const FailOnStop on_stop = fail_on_stop(group, options.stop, &is_written);
+  return Export(shards_dir, out, plan, group, options, is_written).run(span);
+}
+
+namespace {
+
+constexpr std::size_t most_omissions_named = 3;
+
+}  // namespace
+
+std::size_t count_lost(const Omissions& omissions) noexcept {
+  return static_cast<std::size_t>(std::ranges::count(omissions, true, &Omission::is_lost));
+}
+
+std::string omission_words(const Omissions& omissions, bool lost_only) {
+  std::string words;
+  std::size_t count = 0;
+  for (const Omission& omission : omissions) {
+    if ((lost_only && !omission.is_lost) || ++count > most_omissions_named) continue;
+    words += fmt::format("{}{} ({})", count == 1 ? "" : ", ", in_quotes(omission.name), omission.reason);
+  }
+  if (count > most_omissions_named) words += fmt::format(" and {} more", count - most_omissions_named);
+  return words;
+}
+
+void refuse_lost(const Omissions& omissions, std::string_view doing, const std::string& path, std::string_view remedy) {
+  const std::size_t lost = count_lost(omissions);
+  if (lost == 0) return;
+  throw file_error(
+      ErrorKind::unsupported, doing, path,
+      fmt::format("{} of its items cannot be read: {}; {}", lost, omission_words(omissions, true), remedy));
+}
+
+std::vector<std::string> omission_notes(const Omissions& omissions) {
+  std::vector<std::string> notes;
+  for (const Omission& omission : omissions)
+    if (!omission.is_lost)
+      notes.push_back(fmt::format("{} is left out: {}", in_quotes(omission.name), omission.reason));
+  return notes;
+}
+
+}  // namespace muster

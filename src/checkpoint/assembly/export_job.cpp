@@ -1,0 +1,504 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/checkpoint/assembly/export_job.hpp"
+
+#include <fmt/core.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <algorithm>
+#include <optional>
+#include <unordered_map>
+
+#include "muster/error.hpp"
+#include "muster/model_dir.hpp"
+#include "muster/state.hpp"
+#include "src/base/escaped.hpp"
+#include "src/checkpoint/assembly/base_model.hpp"
+#include "src/checkpoint/assembly/checksums.hpp"
+#include "src/checkpoint/model/model_files.hpp"
+#include "src/checkpoint/plan/model_config.hpp"
+#include "src/checkpoint/plan/placement.hpp"
+#include "src/checkpoint/plan/viewed_tensors.hpp"
+
+namespace muster {
+namespace {
+
+constexpr std::uint64_t largest_window = 8 << 20;
+constexpr std::uint64_t smallest_window = 64 << 10;
+// Buffers of a process for its messages: one that is packed or copied, one that the group holds, and one in flight.
+constexpr std::uint64_t copies_of_mail = 3;
+
+/// Numbers the sets of an arrangement's tensors; `numbers[i]` are those of tensor i.
+std::vector<std::vector<std::uint32_t>> number_sets(const Arrangement& arrangement, ExportOutputs& outputs) {
+  std::vector<std::vector<std::uint32_t>> numbers;
+  for (const ArrangedTensor& tensor : arrangement.tensors) {
+    auto& mine = numbers.emplace_back();
+    for (const auto& set : tensor.equal) {
+      mine.push_back(static_cast<std::uint32_t>(outputs.equal.size()));
+      outputs.equal.push_back(set);
+      outputs.equal_names.push_back(tensor.origin);
+    }
+  }
+  return numbers;
+}
+
+/// Returns the single source of a tensor; such a tensor can be cut along any dimension.
+const merge::Piece* only_piece(const merge::Layout& layout) {
+  if (layout.combine != merge::Combine::copy || layout.pieces.size() != 1) return nullptr;
+  const merge::Piece& piece = layout.pieces.front();
+  const std::int64_t units = layout.source_units[static_cast<std::size_t>(piece.source)];
+  return piece.begin == 0 && piece.count == layout.target_units && units == layout.target_units ? &piece : nullptr;
+}
+
+/// Counts tensors that views left out, which are not among the tensors of any rank.
+void account_for_left_out(const std::vector<ShardListing>& listings, std::span<const std::vector<LeftOut>> left_out,
+                          ExportAccount& account) {
+  for (std::size_t rank = 0; rank < listings.size(); ++rank)
+    for (const LeftOut& left : left_out[rank]) {
+      const NamedSpec& tensor = listings[rank].tensors[left.index];
+      account.dropped.push_back({{},
+                                 tensor.name,
+                                 left.view,
+                                 "drop",
+                                 tensor.spec,
+                                 {{listings[rank].rank, tensor.name, tensor.spec}},
+                                 {},
+                                 left.reason});
+      ++account.tensors_in;
+      account.bytes_in += byte_size(tensor.spec.dtype, tensor.spec.shape);
+    }
+}
+
+/// `ranks` are the inputs of the arrangement. Throws Error(corrupt) if a tensor of a rank is in no file of the result.
+/// That would be a bug of Muster, and failing is better than an incomplete checkpoint.
+ExportAccount account_for(const MergePlan& plan, const ParallelLayout& layout, std::span<const RankTensors> ranks,
+                          const Arrangement& arrangement, const ExportOutputs& outputs,
+                          const std::optional<ParallelLayout>& to) {
+  ExportAccount account{plan.name(), layout, to, {}, {}, 0, 0, 0, 0, outputs.files.size(), {}};
+  for (const RankTensors& rank : ranks) {
+    account.tensors_in += rank.tensors.size();
+    for (const NamedSpec& tensor : rank.tensors) account.bytes_in += byte_size(tensor.spec.dtype, tensor.spec.shape);
+  }
+  std::unordered_map<std::string_view, std::string_view> files;
+  for (const OutputFile& file : outputs.files) {
+    account.tensors_out += file.tensors.size();
+    for (const MergedTensor& tensor : file.tensors) {
+      account.bytes_out += byte_size(tensor.layout.target.dtype, tensor.layout.target.shape);
+      if (!to) files.emplace(tensor.name, file.name);
+    }
+  }
+  std::vector<std::vector<bool>> seen;
+  for (const RankTensors& rank : ranks) seen.emplace_back(rank.tensors.size(), false);
+  const auto add = [&](AccountedTensor& item, const std::vector<SourceRef>& refs) {
+    for (const SourceRef& ref : refs) {
+      const auto rank = static_cast<std::size_t>(ref.rank);
+      if (seen[rank][ref.index]) continue;
+      seen[rank][ref.index] = true;
+      const NamedSpec& tensor = ranks[rank].tensors[ref.index];
+      item.sources.push_back({ref.rank, tensor.name, tensor.spec});
+    }
+  };
+  for (const ArrangedTensor& tensor : arrangement.tensors) {
+    AccountedTensor& item = account.tensors.emplace_back(AccountedTensor{to ? tensor.origin : tensor.name,
+                                                                         tensor.origin,
+                                                                         tensor.rule->number,
+                                                                         std::string(action_name(tensor.rule->action)),
+                                                                         tensor.layout.target,
+                                                                         {},
+                                                                         {}});
+    if (const auto file = files.find(tensor.name); file != files.end()) item.file = file->second;
+    add(item, tensor.sources);
+    for (const auto& set : tensor.equal) add(item, set);
+    add(item, tensor.unused);
+  }
+  for (const DroppedTensor& tensor : arrangement.dropped) {
+    AccountedTensor& item = account.dropped.emplace_back(AccountedTensor{{},
+                                                                         tensor.origin,
+                                                                         tensor.rule->number,
+                                                                         std::string(action_name(tensor.rule->action)),
+                                                                         {},
+                                                                         {},
+                                                                         {},
+                                                                         tensor.reason});
+    add(item, tensor.sources);
+    if (!item.sources.empty()) item.spec = item.sources.front().spec;
+  }
+  for (std::size_t rank = 0; rank < ranks.size(); ++rank)
+    for (std::size_t i = 0; i < seen[rank].size(); ++i)
+      if (!seen[rank][i])
+        throw Error(ErrorKind::corrupt,
+                    fmt::format("tensor {} of rank {} is in no file of the result; this is a defect of muster, and "
+                                "nothing is written",
+                                in_quotes(ranks[rank].tensors[i].name), rank),
+                    {.rank = static_cast<int>(rank)});
+  return account;
+}
+
+std::string fingerprint_of(const std::vector<ShardListing>& listings, const ExportJob& job) {
+  const ExportOutputs& outputs = job.outputs;
+  std::string text = "muster export 1\n";
+  for (const ShardListing& listing : listings) text += listing.identity + "\n";
+  for (const auto& views : job.views)
+    for (const ViewedTensor& view : views) {
+      text += fmt::format("{} {} ", view.name, to_string(view.spec));
+      for (const merge::Box& box : view.boxes) {
+        text += fmt::format("{}:{}>{}", box.source, box.from, box.to);
+        for (const merge::BoxAxis& axis : box.axes) text += fmt::format(",{}:{}>{}", axis.count, axis.from, axis.to);
+      }
+      text += '\n';
+    }
+  for (const FilePlan& file : plan_files(outputs.files)) text += file.name + file.header;
+  for (const OutputFile& file : outputs.files) {
+    for (const MergedTensor& tensor : file.tensors) {
+      text += fmt::format("\n{} {} ", tensor.name, static_cast<int>(tensor.layout.combine));
+      for (const merge::Piece& piece : tensor.layout.pieces) {
+        const SourceRef& ref = tensor.sources[static_cast<std::size_t>(piece.source)];
+        text += fmt::format("{}.{}:{}+{}>{} ", ref.rank, ref.index, piece.begin, piece.count, piece.at);
+      }
+    }
+  }
+  const XXH128_hash_t hash = XXH3_128bits(text.data(), text.size());
+  return fmt::format("{:016x}{:016x}", hash.high64, hash.low64);
+}
+
+/// Leaves out tensors that the request does not select.
+void keep_selected(Arrangement& arrangement, const Request& request) {
+  const Selection selection(request);
+  if (selection.is_all()) return;
+  std::vector<ArrangedTensor> kept;
+  for (ArrangedTensor& tensor : arrangement.tensors) {
+    if (selection.has(tensor.name)) {
+      kept.push_back(std::move(tensor));
+      continue;
+    }
+    arrangement.dropped.push_back(to_dropped(std::move(tensor), "it was not selected"));
+  }
+  arrangement.tensors = std::move(kept);
+  if (arrangement.tensors.empty())
+    throw Error(ErrorKind::argument, fmt::format("no tensor is left of select {} and exclude {}",
+                                                 in_quotes(request.select), in_quotes(request.exclude)));
+}
+
+std::vector<NamedSpec> specs_of(const Arrangement& arrangement) {
+  std::vector<NamedSpec> specs;
+  for (const ArrangedTensor& tensor : arrangement.tensors) specs.push_back({tensor.name, tensor.layout.target});
+  return specs;
+}
+
+/// The casts of a request. Scales and other parts of quantised weights are not cast. Neither are tensors that the base
+/// keeps in F32 among tensors of another dtype, such as a router's bias or A_log. Without a base, the source itself
+/// decides.
+class Casting {
+ public:
+  Casting(const Request& request, const Arrangement& arrangement, const BaseTensors& base)
+      : request_(request), base_(base), model_(specs_of(arrangement)), parts_(model_) {
+    std::vector<NamedSpec> reference = model_;
+    for (NamedSpec& tensor : reference) tensor.spec = reference_of(tensor);
+    usual_ = most_used_float(reference);
+  }
+
+  /// Sets the dtypes of the sources of every selected tensor. They are arranged again after that.
+  void operator()(ExportJob& job, const Arrangement& arrangement, std::vector<std::string>& notes) {
+    for (std::size_t rank = 0; rank < job.ranks.size(); ++rank)
+      if (job.views[rank].empty())
+        for (const NamedSpec& tensor : job.ranks[rank].tensors)
+          job.views[rank].push_back(as_it_lies(tensor, job.views[rank].size()));
+    const Selection selection(request_);
+    for (std::size_t i = 0; i < arrangement.tensors.size(); ++i) {
+      const ArrangedTensor& tensor = arrangement.tensors[i];
+      if (!selection.has(tensor.name)) continue;
+      const std::optional<DType> dtype = dtype_of(model_[i]);
+      if (!dtype) continue;
+      cast(job, tensor, tensor.sources, *dtype);
+      for (const auto& set : tensor.equal) cast(job, tensor, set, *dtype);
+      cast(job, tensor, tensor.unused, *dtype);
+    }
+    note_names(notes, scales_, "parts of quantised weights keep their dtype");
+    note_names(notes, wide_,
+               fmt::format("the {} has F32 here beside {}, and so has the result; --cast-all casts them, too",
+                           base_.empty() ? "source" : "base", to_string(usual_.value_or(DType::f32))));
+  }
+
+ private:
+  [[nodiscard]] TensorSpec reference_of(const NamedSpec& tensor) const {
+    const auto there = base_.find(tensor.name);
+    return there != base_.end() && there->second ? *there->second : tensor.spec;
+  }
+
+  std::optional<DType> dtype_of(const NamedSpec& tensor) {
+    const DType dtype = tensor.spec.dtype;
+    if (parts_.has(tensor) && (!is_quantised_dtype(dtype) || !weights_of_scale(tensor.name).empty())) {
+      if (is_wide_float(dtype) && dtype != request_.dtype) scales_.push_back(tensor.name);
+      return std::nullopt;
+    }
+    const bool is_kept = !request_.cast_all && usual_ && usual_ != DType::f32 && is_wide_float(dtype) &&
+                         reference_of(tensor).dtype == DType::f32;
+    if (!is_kept || request_.dtype == DType::f32) return request_.dtype;
+    wide_.push_back(tensor.name);
+    return DType::f32;
+  }
+
+  static void cast(ExportJob& job, const ArrangedTensor& tensor, std::span<const SourceRef> refs, DType dtype) {
+    for (const SourceRef& ref : refs) {
+      const auto rank = static_cast<std::size_t>(ref.rank);
+      ViewedTensor& view = job.views[rank][ref.index];
+      try {
+        cast_view(view, dtype);
+      } catch (const Error& error) {
+        throw error.with_context(fmt::format("tensor {}", in_quotes(tensor.name)));
+      }
+      job.ranks[rank].tensors[ref.index].spec = view.spec;
+    }
+  }
+
+  const Request& request_;
+  const BaseTensors& base_;
+  std::vector<NamedSpec> model_;
+  PackedParts parts_;
+  std::optional<DType> usual_;
+  std::vector<std::string> scales_;
+  std::vector<std::string> wide_;
+};
+
+/// Sets the job's tensors of all ranks, as its plan views them, and arranges them.
+Arrangement arrange_shards(ExportJob& job, const std::vector<ShardListing>& listings, const ParallelLayout& layout) {
+  if (!listings.empty()) fit_to(job.plan, listings.front().tensors, layout.tensor);
+  for (const ShardListing& listing : listings) {
+    ViewedRank viewed = view_rank(job.plan, layout, to_rank_tensors(listing));
+    job.counts.push_back(listing.tensors.size());
+    job.ranks.push_back(std::move(viewed.tensors));
+    job.views.push_back(std::move(viewed.views));
+    job.left_out.push_back(std::move(viewed.left_out));
+  }
+  return arrange(job.plan, layout, job.ranks);
+}
+
+/// Returns shards of the arranged model, cut by a separate plan.
+ExportOutputs shards_by_another_plan(const Request& request, const Arrangement& arrangement, const Config* config,
+                                     const Metadata& metadata, std::vector<std::string>& notes) {
+  MergePlan plan = MergePlan::load(request.to_plan.empty() ? "auto" : request.to_plan, config);
+  if (has_views(plan))
+    throw Error(ErrorKind::argument,
+                fmt::format("plan {}: its views come after the cut, which several ranks do not do together; muster "
+                            "shard {} --plan PLAN --to-plan {} does it alone",
+                            in_quotes(plan.name()), request.path, plan.name()));
+  fit_to(plan, specs_of(arrangement));
+  const std::vector<WholeTensor> wholes = wholes_of(plan, specs_of(arrangement));
+  Arrangement anew = arrangement;
+  for (std::size_t i = 0; i < wholes.size(); ++i) {
+    anew.tensors[i].origin = wholes[i].origin;
+    anew.tensors[i].rule = wholes[i].rule;
+  }
+  notes.push_back(fmt::format("the shards are cut by the plan {}", in_quotes(plan.name())));
+  return shard_outputs(anew, plan, *request.to, metadata);
+}
+
+/// Throws if the model has names that belong to ranks, before the plan's views.
+void check_names(const MergePlan& plan, std::span<const NamedSpec> model) {
+  for (const NamedSpec& tensor : model)
+    if (std::ranges::any_of(plan.views(), [&](const ViewRule& view) { return view.pattern.matches(tensor.name); }) &&
+        !plan.origin(tensor.name))
+      throw Error(
+          ErrorKind::argument,
+          fmt::format("the tensor {} has a name as ranks of the plan {} have it: that plan reads the checkpoint "
+                      "then, and --to-plan (\"to_plan\") says by which it is cut",
+                      in_quotes(tensor.name), in_quotes(plan.name())));
+}
+
+}  // namespace
+
+ExportOutputs checkpoint_outputs(const Arrangement& arrangement, std::uint64_t max_shard_size, const Metadata& metadata,
+                                 std::string_view stem) {
+  ExportOutputs outputs;
+  const auto sets = number_sets(arrangement, outputs);
+  std::vector<TensorEntry> entries;
+  for (const ArrangedTensor& tensor : arrangement.tensors)
+    entries.push_back({tensor.name, tensor.layout.target.dtype, tensor.layout.target.shape});
+  ShardLayout shards = plan_shards(entries, max_shard_size, stem);
+  outputs.index = std::move(shards.index);
+  outputs.index_name = fmt::format("{}.safetensors.index.json", stem);
+  for (ShardFile& file : shards.files) {
+    OutputFile& output = outputs.files.emplace_back();
+    output.name = std::move(file.name);
+    output.metadata = metadata;
+    // Loaders of other projects check this key before they read a file.
+    output.metadata.try_emplace("format", "pt");
+    for (const std::size_t i : file.tensors) {
+      const ArrangedTensor& tensor = arrangement.tensors[i];
+      output.tensors.push_back({tensor.name, tensor.layout, tensor.sources, sets[i]});
+    }
+  }
+  return outputs;
+}
+
+ExportOutputs shard_outputs(const Arrangement& arrangement, const MergePlan& plan, const ParallelLayout& layout,
+                            const Metadata& metadata) {
+  ExportOutputs outputs;
+  const auto sets = number_sets(arrangement, outputs);
+  std::vector<WholeTensor> wholes;
+  for (const ArrangedTensor& tensor : arrangement.tensors)
+    wholes.push_back({tensor.origin, tensor.rule, tensor.layout.target});
+  Placement placement = place(plan, layout, wholes);
+  outputs.notes = std::move(placement.notes);
+  for (int rank = 0; rank < layout.ranks(); ++rank) {
+    const auto at = static_cast<std::size_t>(rank);
+    OutputFile& output = outputs.files.emplace_back();
+    output.name = shard_file_name(rank, layout.ranks());
+    output.metadata = metadata;
+    output.metadata[std::string(shard_metadata_key)] = shard_facts_text({rank,
+                                                                         layout.ranks(),
+                                                                         placement.padded[at],
+                                                                         layout,
+                                                                         {plan.name(), plan.text()},
+                                                                         placement.heads[at],
+                                                                         placement.blocked[at]});
+    for (const PlacedTensor& placed : placement.ranks[at]) {
+      const ArrangedTensor& tensor = arrangement.tensors[placed.whole];
+      const merge::Cut& cut = placement.cuts[placed.whole];
+      if (const merge::Piece* piece = only_piece(tensor.layout))
+        output.tensors.push_back({placed.name,
+                                  merge::part_of(cut, placed.part),
+                                  {tensor.sources[static_cast<std::size_t>(piece->source)]},
+                                  sets[placed.whole]});
+      else
+        output.tensors.push_back(
+            {placed.name, merge::compose(tensor.layout, cut, placed.part), tensor.sources, sets[placed.whole]});
+    }
+    if (!make_room_for_checksums(output) && rank == 0)
+      outputs.notes.push_back("the shards have no checksums: with so many tensors their headers would be too long");
+  }
+  return outputs;
+}
+
+bool make_room_for_checksums(OutputFile& file) {
+  // The size of an entry without its name: dtype, shape and offsets.
+  constexpr std::uint64_t entry_bytes = 160;
+  std::string sums = piece_checksums_text(no_piece_checksums(file.tensors));
+  std::uint64_t bytes = to_json(Config(sums)).size();
+  for (const MergedTensor& tensor : file.tensors) bytes += tensor.name.size() + entry_bytes;
+  for (const auto& [key, text] : file.metadata) bytes += key.size() + text.size();
+  if (bytes > max_safetensors_header) return false;
+  file.metadata[std::string(piece_checksums_key)] = std::move(sums);
+  return true;
+}
+
+Arrangement arrange_model(const MergePlan& plan, std::span<const NamedSpec> model) {
+  Arrangement arrangement;
+  const std::vector<WholeTensor> wholes = wholes_of(plan, model);
+  for (std::uint32_t index = 0; index < wholes.size(); ++index) {
+    const WholeTensor& whole = wholes[index];
+    arrangement.tensors.push_back({model[index].name,
+                                   whole.origin,
+                                   whole.rule,
+                                   merge::join(merge::First{}, std::span(&whole.spec, 1)),
+                                   {{0, index}},
+                                   {},
+                                   {}});
+  }
+  note_unused_rules(plan, arrangement);
+  return arrangement;
+}
+
+Request request_of(const std::string& path, const std::string& plan, const ExportOptions& options) {
+  return {.path = path,
+          .plan = plan,
+          .from = options.layout,
+          .to = options.to,
+          .to_plan = options.to_plan,
+          .base = options.base,
+          .states = {{}, options.generation, options.job},
+          .foreign = {options.at, options.shards},
+          .select = options.select,
+          .exclude = options.exclude,
+          .dtype = options.dtype,
+          .cast_all = options.cast_all,
+          .max_shard_size = options.max_shard_size};
+}
+
+ExportJob plan_job(const Request& request, const ShardSet& shards, std::vector<ShardListing> listings) {
+  std::ranges::sort(listings, {}, &ShardListing::rank);
+  std::vector<std::string> notes = shards.notes();
+  ModelFacts facts = shards.facts(request, notes);
+  const Config* const config = facts.config ? &*facts.config : nullptr;
+  const Config* const own = facts.is_own ? config : nullptr;
+  const bool has_base = !request.base.empty() && !request.looks_only;
+  const BaseTensors base = has_base ? base_tensors(request.base, notes) : BaseTensors();
+  ExportJob job{.plan = plan_of(listings, request.plan, config, notes)};
+  if (!request.to && !request.is_cut && !request.to_plan.empty())
+    throw Error(ErrorKind::argument, "a plan to cut by needs a layout to cut for (--ranks)");
+  if (request.to && request.to_plan.empty() && job.plan.name() == as_it_is)
+    throw Error(ErrorKind::argument,
+                fmt::format("{} is a whole model, and no plan says how to cut it for {} ranks: add --to-plan auto (by "
+                            "its config.json), a built-in plan's name or a file",
+                            in_quotes(request.path), request.to->ranks()),
+                {.path = request.path});
+  remove_wrappers(job.plan, listings, base, notes);
+  const ParallelLayout layout = layout_of(listings, request.from);
+  Arrangement arrangement = arrange_shards(job, listings, layout);
+  if (request.dtype) {
+    Casting(request, arrangement, base)(job, arrangement, notes);
+    arrangement = arrange(job.plan, layout, job.ranks);
+  }
+  fit_to(job.plan, specs_of(arrangement));
+  check_against_config(job.plan, specs_of(arrangement));
+  keep_selected(arrangement, request);
+  if (!request.looks_only) {
+    const std::vector<NamedSpec> model = specs_of(arrangement);
+    // Precedes the comparison with the base: names of ranks would not match the base either, but this error has the
+    // remedy.
+    if (request.is_cut && !request.to_plan.empty()) check_names(MergePlan::load(request.to_plan, own), model);
+    const bool updates = own && !request.to && !request.is_cut && (request.dtype || has_base);
+    if (updates && Selection(request).is_all()) {
+      check_base(*own, model);
+      leave_out_tied_head(*own, base, arrangement, notes);
+    }
+    compare_with_base(request, config, specs_of(arrangement), base, notes);
+    if (updates) {
+      const std::string& around = request.base.empty() ? request.path : request.base;
+      if (auto text = updated_config(read_model_config_text(around).value_or(""), model, notes))
+        job.config_text = std::move(*text);
+    }
+  }
+  if (!request.to)
+    job.outputs = checkpoint_outputs(arrangement, request.max_shard_size, shards.metadata(),
+                                     model_stem(request.base.empty() ? request.path : request.base));
+  else if (request.to_plan.empty() && !has_views(job.plan))
+    job.outputs = shard_outputs(arrangement, job.plan, *request.to, shards.metadata());
+  else
+    job.outputs = shards_by_another_plan(request, arrangement, config, shards.metadata(), notes);
+  job.account = account_for(job.plan, layout, job.ranks, arrangement, job.outputs, request.to);
+  account_for_left_out(listings, job.left_out, job.account);
+  for (const std::vector<std::string>& more : {arrangement.notes, job.outputs.notes})
+    notes.insert(notes.end(), more.begin(), more.end());
+  job.account.notes = std::move(notes);
+  job.fingerprint = fingerprint_of(listings, job);
+  job.config = std::move(facts.config);
+  return job;
+}
+
+Writers writers_of(const ExportOptions& options, bool all_have_all, bool by_network) {
+  return options.writers.value_or(all_have_all || by_network ? Writers::owners : Writers::first);
+}
+
+WindowShape shape_windows(std::uint64_t budget, int processes, Writers writers, bool spread) {
+  const auto count = static_cast<std::uint64_t>(processes);
+  const WindowShape shape{0, writers == Writers::first ? 4U : 2U};
+  const std::uint64_t pieces = shape.pieces(processes, writers);
+  const std::uint64_t mail = spread ? count * copies_of_mail : 0;
+  const auto total = [&](std::uint64_t window) { return pieces * window + mail * WindowMail::piece_bytes(window); };
+  std::uint64_t bytes = std::min(budget / pieces / 4096 * 4096, largest_window);
+  while (bytes >= smallest_window && total(bytes) > budget) bytes -= 4096;
+  if (bytes < smallest_window)
+    throw Error(ErrorKind::argument,
+                fmt::format("a memory budget of {} bytes is too small for {} ranks: at least {} are needed", budget,
+                            processes, total(smallest_window)));
+  return {bytes, shape.depth};
+}
+
+ExportAccount plan_export(const std::string& shards_dir, const std::string& plan, const ExportOptions& options) {
+  const Request request = request_of(shards_dir, plan, options);
+  const ShardSet shards(request.path, 0, 1, request.states, request.foreign);
+  return plan_job(request, shards, shards.listings()).account;
+}
+
+}  // namespace muster

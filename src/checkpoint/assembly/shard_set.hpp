@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The metadata of shards.
+//
+// The metadata of a safetensors file maps names to texts. The config of a state file is a tree. One rule defines the
+// conversion in both directions, so that a round trip preserves either (JSON text in its shortest form):
+//
+//   no metadata                        null
+//   {"muster.config": TEXT} alone      the tree of TEXT, if that tree would be written like this
+//   any other                          {"metadata": {NAME: TEXT, ...}}
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "muster/config.hpp"
+#include "muster/safetensors.hpp"
+#include "muster/state_file.hpp"
+#include "src/checkpoint/assembly/assembly.hpp"
+#include "src/checkpoint/assembly/checksums.hpp"
+#include "src/checkpoint/assembly/request.hpp"
+#include "src/checkpoint/model/tensor_source.hpp"
+#include "src/checkpoint/plan/arrangement.hpp"
+#include "src/checkpoint/plan/shard_metadata.hpp"
+#include "src/checkpoint/thirdparty/checkpoint.hpp"
+#include "src/workspace/survey.hpp"
+
+namespace muster {
+
+// The shards of ranks as files: the assignment of shards to the processes of a job, and their recorded facts.
+
+/// A shard without its elements, as it is sent to rank 0.
+struct ShardListing {
+  int rank = 0;
+  std::vector<NamedSpec> tensors = {};
+  std::optional<ShardFacts> facts = {};       ///< as recorded in the shard
+  std::string identity = {};                  ///< distinguishes the file from others and from its own older versions
+  std::string set = {};                       ///< workspace only: the job and the generation, the same for all ranks
+  std::optional<ParallelLayout> layout = {};  ///< derived from file names if the shard has none
+};
+RankTensors to_rank_tensors(ShardListing listing);
+
+Config to_config(const ShardListing& listing);
+/// Throws Error(corrupt) if the config is not a listing.
+ShardListing listing_from_config(const Config& config);
+
+/// Returns the layout of all ranks' shards: `given`, or else the recorded one, or else tensor parallelism alone. Throws
+/// Error(argument) if `given` has another number of ranks, and Error(rank_mismatch) if the shards record different
+/// layouts.
+ParallelLayout layout_of(const std::vector<ShardListing>& listings, const std::optional<ParallelLayout>& given);
+
+/// Returns the plan for the merge: `given` (as MergePlan::load takes it), or else the recorded one. Adds a note if both
+/// exist and differ. Throws Error(rank_mismatch) if the shards record different plans, Error(argument) if there is no
+/// plan, and as MergePlan::load.
+MergePlan plan_of(const std::vector<ShardListing>& listings, const std::string& given, const Config* model_config,
+                  std::vector<std::string>& notes);
+
+/// The tensors of a model's files, states or shards, file by file. Immutable once all files are added; thread-safe.
+class FileTensors : public TensorSource {
+ public:
+  /// Adds a file. If a shard has checksums, its pieces are verified while they are read.
+  void add(const SafetensorsFile& file, const PieceChecksums& sums = {});
+  /// Adds a state file; its names get `prefix`.
+  void add(const StateFile& file, const std::string& prefix = {});
+  /// Adds a foreign checkpoint, or one rank's part of it.
+  void add(std::shared_ptr<const TensorSource> source);
+  [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept override { return tensors_; }
+  void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const override;
+  [[nodiscard]] TensorDetail detail(std::size_t tensor) const override;
+  [[nodiscard]] const Omissions& omissions() const noexcept override { return omissions_; }
+  /// Adds omissions that are not yet in the list, because the files of several ranks may leave out the same data.
+  void add_omissions(const Omissions& more);
+
+ private:
+  struct File {
+    std::size_t first = 0;  // index of its first tensor in the list
+    std::variant<SafetensorsFile, StateFile, std::shared_ptr<const TensorSource>> file;
+    std::vector<std::shared_ptr<const CheckedTensor>> checked = {};  // by tensor; null: it has no checksums
+  };
+  [[nodiscard]] std::pair<const File*, std::size_t> place_of(std::size_t tensor) const;
+
+  std::vector<File> files_;
+  std::vector<TensorEntry> tensors_;
+  Omissions omissions_;
+};
+
+/// The contents of a path, recognised by names, and by the first bytes of a foreign file.
+struct Contents {
+  enum class Kind : std::uint8_t {
+    other,      ///< none of the others; also a single file of a rank
+    workspace,  ///< takes precedence over the other kinds
+    foreign,
+    shards,  ///< a directory with files of ranks
+    model,   ///< a safetensors file, or a directory with such files or an index
+  };
+  Kind kind = Kind::other;
+  std::optional<thirdparty::Found> foreign = {};
+
+  /// Whether the contents must be merged by a plan.
+  [[nodiscard]] bool has_ranks() const noexcept {
+    return kind == Kind::workspace || kind == Kind::shards || (foreign && foreign->ranks != 0);
+  }
+};
+/// Throws as thirdparty::find_checkpoint, and Error(io).
+Contents contents_of(const std::string& path, const thirdparty::Choice& choice = {});
+
+/// Returns the config.json of the request's base, or, without a base, of its path. Throws Error(not_found) if the base
+/// has none.
+std::optional<Config> config_of(const Request& request);
+
+/// Returns the number of ranks of a directory of kind shards. Throws as count_shards.
+int count_shard_files(const std::string& directory);
+
+/// Facts about a model in addition to its tensors.
+struct ModelFacts {
+  std::optional<Config> config = {};  ///< for plans; nullopt: unknown
+  bool is_own = false;                ///< it is a config.json that programs load with the model
+};
+
+/// The shards that one process reads: rank, rank + processes, ... There are three sources. Safetensors files of a
+/// directory are verified against their checksums while they are read. States of a workspace are those that all ranks
+/// have (workspace::choose_common_states). The third source is a foreign checkpoint. A whole model or whole foreign
+/// checkpoint counts as the shard of one rank; every process reads a whole foreign checkpoint.
+class ShardSet : public FileTensors {
+ public:
+  /// Opens the shards. `choice` is for a workspace. Throws Error(not_found | corrupt | io | argument) that names the
+  /// file, and Error(unsupported) if a reader has lost data.
+  ShardSet(const std::string& directory, int process, int processes, const workspace::StateChoice& choice = {},
+           const thirdparty::Choice& foreign = {});
+
+  [[nodiscard]] const std::vector<ShardListing>& listings() const noexcept { return listings_; }
+  /// The metadata of the first shard, without the facts of shards.
+  [[nodiscard]] const Metadata& metadata() const noexcept { return metadata_; }
+  /// Returns the files beside the weights that are copied: carried_files() of the directory. For a foreign checkpoint
+  /// these are only configs and tokenizers, unless `carry` names others; if it is one file, the list is empty.
+  [[nodiscard]] CarriedFiles carried(const std::string& carry) const;
+  /// Returns the config.json for the request's plans: that of its base, or the one beside the tensors. If that is not
+  /// in Hugging Face's format, returns the sizes that a checkpoint of another program has saved, under Hugging Face's
+  /// names; a note names their source. Throws as config_of.
+  [[nodiscard]] ModelFacts facts(const Request& request, std::vector<std::string>& notes) const;
+  /// If not empty, all processes have all tensors, and this text must be the same on all of them.
+  [[nodiscard]] const std::string& whole() const noexcept { return whole_; }
+  /// Verifies the stored bytes of a foreign checkpoint against its own checksums. If all processes have the whole
+  /// checkpoint, each verifies a share. Throws Error(corrupt).
+  void check_stored() const;
+  /// Facts for the user of the result, among them the omissions that are not lost data.
+  [[nodiscard]] const std::vector<std::string>& notes() const noexcept { return notes_; }
+
+ private:
+  void open_foreign(const thirdparty::Found& found, int process, int processes, const thirdparty::Choice& choice);
+  void open_model(const std::string& directory);
+  void open_files(const std::string& directory, int process, int processes);
+  void open_states(const std::string& workspace, int process, int processes, const workspace::StateChoice& choice);
+  template <class Opened>
+  void list(const Opened& file, const Metadata& metadata, int rank, std::string set);
+
+  int count_ = 0;  // number of shards of all processes
+  std::vector<ShardListing> listings_;
+  Metadata metadata_;
+  std::vector<std::string> notes_;
+  std::string path_;
+  std::string whole_;
+  // if all processes have everything: this process's number, and the number of processes
+  std::pair<int, int> share_ = {0, 1};
+  std::optional<thirdparty::Found> foreign_;
+  std::vector<std::shared_ptr<const thirdparty::PartedTensors>> parted_;  // the tensors of a foreign checkpoint
+};
+
+}  // namespace muster

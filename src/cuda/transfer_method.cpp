@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/cuda/transfer_method.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <set>
+
+#include "muster/error.hpp"
+#include "src/os/process.hpp"
+
+namespace muster::cuda {
+namespace {
+
+bool can_go_by_ipc(const DeviceFacts& sender) {
+  return sender.sees_first && sender.is_exportable;
+}
+
+/// Returns whether the senders and the root can be ranks of one NCCL communicator, which requires one device per rank.
+bool can_go_by_nccl(const DeviceFacts& first, std::span<const DeviceFacts> facts,
+                    std::span<const std::size_t> senders) {
+  std::set<std::uint64_t> devices{first.device};
+  if (!first.has_nccl || first.device == 0) return false;
+  return std::ranges::all_of(senders, [&](std::size_t at) {
+    const DeviceFacts& sender = facts[at];
+    return sender.has_nccl && sender.is_contiguous && sender.device != 0 && devices.insert(sender.device).second;
+  });
+}
+
+[[noreturn]] void refuse_forced(Way way, std::size_t position) {
+  const char* const why = way == Way::ipc
+                              ? "it needs ranks of one host, in processes of their own, and contiguous tensors from "
+                                "cudaMalloc (memory pools cannot be exported)"
+                              : "it needs NCCL (libnccl.so.2) on all ranks, tensors of one device a rank that are "
+                                "contiguous, a device for each rank, and one on the first rank, too";
+  throw Error(
+      ErrorKind::unsupported,
+      fmt::format("MUSTER_DEVICE_WAY is {}, which the rank at place {} of the list cannot: {}; unset it, or set it "
+                  "to staging",
+                  way_name(way), position, why));
+}
+
+}  // namespace
+
+std::string_view way_name(Way way) noexcept {
+  constexpr std::array<std::string_view, 4> names = {"nothing", "staging", "ipc", "nccl"};
+  const auto number = static_cast<std::size_t>(way);
+  return number < names.size() ? names[number] : "unknown";
+}
+
+void put_facts(const DeviceFacts& facts, gather::Record& record) noexcept {
+  record.device = std::bit_cast<std::uint64_t>(facts);
+}
+
+DeviceFacts get_facts(const gather::Record& record) noexcept {
+  return std::bit_cast<DeviceFacts>(record.device);
+}
+
+std::vector<Way> choose_ways(std::span<const DeviceFacts> facts) {
+  std::vector<Way> ways(facts.size(), Way::nothing);
+  const auto known = std::ranges::find_if(facts, [](const DeviceFacts& rank) { return rank.is_known; });
+  if (known == facts.end()) return ways;
+  for (std::size_t at = 0; at < facts.size(); ++at) {
+    if (!facts[at].is_known) continue;
+    if (facts[at].landing != known->landing)
+      throw Error(ErrorKind::rank_mismatch,
+                  "the ranks of the list want tensors to land in different places (GatherOptions::devices): set it to "
+                  "the same on all");
+    if (facts[at].forced != known->forced)
+      throw Error(ErrorKind::rank_mismatch,
+                  "MUSTER_DEVICE_WAY differs among the ranks of the list: set it to the same");
+  }
+  std::vector<std::size_t> senders;
+  for (std::size_t at = 1; at < facts.size(); ++at)
+    if (facts[at].has_tensors) senders.push_back(at);
+  for (const std::size_t at : senders) ways[at] = Way::staging;
+  const Way forced = known->forced;
+  if (known->landing == Landing::host || forced == Way::staging) return ways;
+  if (forced == Way::ipc) {
+    for (const std::size_t at : senders) {
+      if (!can_go_by_ipc(facts[at])) refuse_forced(Way::ipc, at);
+      ways[at] = Way::ipc;
+    }
+    return ways;
+  }
+  std::vector<std::size_t> remote;
+  for (const std::size_t at : senders) {
+    if (forced != Way::nccl && facts[at].sees_first) {
+      if (can_go_by_ipc(facts[at])) ways[at] = Way::ipc;
+    } else {
+      remote.push_back(at);
+    }
+  }
+  if (remote.empty()) return ways;
+  if (can_go_by_nccl(facts.front(), facts, remote)) {
+    for (const std::size_t at : remote) ways[at] = Way::nccl;
+  } else if (forced == Way::nccl) {
+    refuse_forced(Way::nccl, remote.front());
+  }
+  return ways;
+}
+
+Way forced_way() {
+  const auto name = os::environment("MUSTER_DEVICE_WAY");
+  if (!name) return Way::nothing;
+  for (const Way way : {Way::staging, Way::ipc, Way::nccl})
+    if (*name == way_name(way)) return way;
+  throw Error(ErrorKind::argument, "MUSTER_DEVICE_WAY is '" + *name + "': it must be staging, ipc or nccl");
+}
+
+}  // namespace muster::cuda

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Lane: runs the asynchronous calls of a group. It has one thread, and a duplicate of the group that only this thread
+// uses.
+
+#include <functional>
+#include <memory>
+
+#include "muster/sync_group.hpp"
+#include "src/os/thread.hpp"
+
+namespace muster::group {
+
+/// Runs its tasks in the order in which they were added. The destructor waits for all of them. The group owns the lane
+/// and destroys it before its other members (Group::end_progress), so the thread uses the group without owning it. A
+/// task may own the last reference to the group. The group and its lane are then destroyed on the lane's own thread,
+/// which still runs the remaining tasks.
+class Lane {
+ public:
+  /// The data that the thread and the tasks use. It may outlive the lane.
+  class Tasks;
+
+  /// Collective over `group`. Throws as SyncGroup::duplicate.
+  explicit Lane(SyncGroup& group);
+  ~Lane();
+  Lane& operator=(Lane&&) = delete;
+
+  /// Returns whether the calling thread is the thread of a Lane.
+  [[nodiscard]] static bool is_this_thread() noexcept;
+  /// Returns the duplicate, which only tasks may use.
+  [[nodiscard]] const std::shared_ptr<SyncGroup>& own() const noexcept;
+  [[nodiscard]] const std::shared_ptr<Tasks>& tasks() const noexcept { return tasks_; }
+  /// Keeps an object that the tasks use alive until the thread ends.
+  void keep(std::shared_ptr<void> used);
+  /// Adds a task. If this fails, the group fails, because the other ranks wait for the task.
+  void add(std::function<void()> task);
+  /// If the duplicate has failed, fails the group with the same cause. Called on the lane's thread.
+  static void pass_on_failure(Tasks& tasks) noexcept;
+  /// Runs call(own) on the calling thread if no task is pending.
+  void if_idle(const std::function<void(SyncGroup&)>& call);
+
+ private:
+  std::shared_ptr<Tasks> tasks_;
+  os::Thread thread_;
+};
+
+}  // namespace muster::group

@@ -1,0 +1,430 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rounds, messages and duplicates. The step numbers are those of group.hpp.
+
+#include "src/multihost/group.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "src/group/local_group.hpp"
+#include "src/os/process.hpp"
+
+namespace muster::multihost {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr int tags_a_group = 16;
+// The longest sleep of waits within a host while a route receives data from another host.
+constexpr std::chrono::microseconds busy_slice{200};
+
+// If rank A waits for B and B waits for C, A's deadline is one step later than B's. So the error of B, which names C,
+// comes first. The deadlines of these waits follow one another in this order:
+//  - the ranks of a host for each other,
+//  - leaders for those below them in the tree, from the leaves to the root,
+//  - leaders for the one above, from the root to the leaves,
+//  - the other ranks for their leader.
+constexpr milliseconds wait_step{400};
+
+/// Precedes the records of a host, and the records of all hosts.
+struct RoundHead {
+  std::uint32_t round = 0;
+  std::uint32_t record_bytes = 0;
+};
+
+std::vector<std::byte> with_head(const RoundHead& head, std::span<const std::byte> records) {
+  std::vector<std::byte> bytes(sizeof head + records.size());
+  std::memcpy(bytes.data(), &head, sizeof head);
+  if (!records.empty()) std::memcpy(bytes.data() + sizeof head, records.data(), records.size());
+  return bytes;
+}
+
+/// The size of the pieces of a long message. Several pieces are in flight at a time, so that the network never idles.
+constexpr std::size_t longest_piece_between_hosts = 1 << 20;
+constexpr std::uint64_t most_untaken_packets = 4 << 20;
+/// The maximum number of packets that one collection receives, so that it ends.
+constexpr std::size_t most_collected = 256;
+/// The maximum memory for packets that the group keeps.
+constexpr std::uint64_t most_packet_memory = 16 << 20;
+/// The minimum cost of a message, because the transport needs memory to remember it.
+constexpr std::uint64_t least_cost = 256;
+
+/// Small packets do not use the pool, whose buffers are whole pages.
+std::shared_ptr<std::byte> memory_for_packet(BufferPool& pool, std::size_t bytes) {
+  if (bytes >= 64 << 10) return pool.take(bytes, most_packet_memory);
+  const auto memory = std::make_shared_for_overwrite<std::byte[]>(bytes);
+  return {memory, memory.get()};
+}
+
+/// A packet that its receiver has not begun to receive.
+struct Untaken {
+  std::shared_ptr<std::byte> memory;
+  std::span<std::byte> bytes;
+  std::uint64_t cost;
+  std::shared_ptr<std::atomic<std::uint64_t>> sum;  // sum of all untaken packets with the same receiver and tag
+
+  Untaken(BufferPool& pool, std::size_t head, std::size_t piece, std::shared_ptr<std::atomic<std::uint64_t>> all)
+      : memory(memory_for_packet(pool, head + piece)),
+        bytes(memory.get(), head + piece),
+        cost(std::max<std::uint64_t>(piece, least_cost)),
+        sum(std::move(all)) {
+    *sum += cost;
+  }
+  Untaken& operator=(Untaken&&) = delete;
+  ~Untaken() { *sum -= cost; }
+};
+
+}  // namespace
+
+HostsGroup::HostsGroup(std::shared_ptr<Context> context, int number, Met met, int rank, milliseconds timeout,
+                       std::shared_ptr<Health> parent)
+    : group::Group(rank, std::move(met.ranks), met.nonce, timeout),
+      context_(std::move(context)),
+      number_(number),
+      hosts_(std::move(met.hosts)),
+      health_(std::make_shared<Health>(hosts_.local, std::move(parent))),
+      views_(static_cast<std::size_t>(size())),
+      others_(others()) {
+  context_->add_group(number_, *this);
+  // A part of the group on one host needs this too: ranks of other hosts may wait for a message that this process must
+  // finish sending.
+  if (context_->has_other_hosts() && shared() != nullptr)
+    shared()->while_waiting([this, context = context_]() -> std::chrono::nanoseconds {
+      look_around();
+      return context->is_under_way() ? busy_slice : std::chrono::nanoseconds(group::Watchdog::slice);
+    });
+  begin_progress();
+}
+
+group::LocalGroup* HostsGroup::shared() const noexcept {
+  return is_alone_here() ? nullptr : static_cast<group::LocalGroup*>(hosts_.local.get());
+}
+
+auto HostsGroup::in_phase(const WaitOptions& options) {
+  if (has_ended_.load()) throw *failure();
+  if (has_other_hosts()) context_->enter();
+  return group::InPhase([this](const char* words) { phase_.store(words); }, options.phase);
+}
+
+int HostsGroup::tag(Tag kind) const noexcept {
+  return (number_ + 1) * tags_a_group + static_cast<int>(kind);
+}
+int HostsGroup::data_tag() const noexcept {
+  return tag(Tag::data);
+}
+
+int HostsGroup::rank_of(int number) const noexcept {
+  for (int rank = 0; rank < size(); ++rank)
+    if (number_of(rank) == number) return rank;
+  return -1;
+}
+
+void HostsGroup::post(int to, int tag, std::span<const std::byte> bytes, std::shared_ptr<const void> keeper,
+                      Finished finished) {
+  context_->adopt(number_of(to), transport().send(number_of(to), tag, bytes, std::move(keeper), finished));
+}
+
+bool HostsGroup::shares_memory(int rank) const {
+  (void)info(rank);
+  return hosts_.is_here(rank);
+}
+
+int HostsGroup::host_of(int rank) const {
+  (void)info(rank);
+  return hosts_.host_of[static_cast<std::size_t>(rank)];
+}
+
+std::shared_ptr<group::Region> HostsGroup::region_of(int rank) const {
+  return shares_memory(rank) ? local().region_of(place_of(rank)) : nullptr;
+}
+
+std::shared_ptr<const group::PeerLiveness> HostsGroup::liveness(int rank) const {
+  // For ranks of other hosts, waits find out whether a rank is alive by its answers.
+  return shares_memory(rank) ? local().liveness(place_of(rank)) : Group::liveness(rank);
+}
+
+void HostsGroup::do_all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) {
+  const auto phase = in_phase(options);
+  ++round_;
+  progress();
+  if (!has_other_hosts()) {
+    locally(-1, [&] { local().all_gather(mine, all, later(options)); });
+    return;
+  }
+  const std::size_t here = hosts_.here().size();
+  std::vector<std::byte> records(mine.begin(), mine.end());
+  records.resize(mine.size() * here);
+  // Other hosts wait for the result of this.
+  if (!is_alone_here())
+    group::or_fail(*this, [&] { locally(-1, [&] { local().all_gather(mine, records, later(options)); }); });
+  const int leader = hosts_.leader(hosts_.mine);
+  const int levels = host_tree().height(0);
+  if (rank() != leader) {
+    // Step 4.
+    const WaitOptions wait = later(options, (2 * levels + 1) * wait_step);
+    const std::uint64_t most = sizeof(RoundHead) + max_record * static_cast<std::size_t>(size());
+    const std::vector<std::byte> answer = receive(leader, most, wait, group::Subject::round);
+    check_round(leader, answer, static_cast<std::size_t>(size()), mine.size(), options);
+    if (!all.empty()) std::memcpy(all.data(), answer.data() + sizeof(RoundHead), all.size());
+    return end_round();
+  }
+  const auto answer = gather_hosts(records, all, options);
+  const WaitOptions wait = later(options, 2 * levels * wait_step);
+  for (const int mate : hosts_.here())
+    if (mate != leader) send(mate, *answer, wait, group::Subject::round);
+  end_round();
+}
+
+void HostsGroup::check_round(int from, std::span<const std::byte> message, std::size_t ranks, std::size_t record_bytes,
+                             const WaitOptions& options) {
+  RoundHead theirs;
+  if (message.size() >= sizeof theirs) std::memcpy(&theirs, message.data(), sizeof theirs);
+  if (theirs.round == round_ && theirs.record_bytes == record_bytes &&
+      message.size() == sizeof theirs + ranks * record_bytes)
+    return;
+  group::fail(
+      *this,
+      Error(ErrorKind::rank_mismatch,
+            fmt::format("in '{}' rank {} is in round {} with records of {} bytes and rank {} in round {} with {}: "
+                        "the ranks are in different calls",
+                        options.phase, number_of(rank()), round_.load(), record_bytes, number_of(from), theirs.round,
+                        theirs.record_bytes),
+            {.rank = number_of(from)}));
+}
+
+std::shared_ptr<const std::vector<std::byte>> HostsGroup::gather_hosts(std::span<const std::byte> here,
+                                                                       std::span<std::byte> all,
+                                                                       const WaitOptions& options) {
+  const auto record_bytes = static_cast<std::uint32_t>(all.size() / static_cast<std::size_t>(size()));
+  const RoundHead head{round_, record_bytes};
+  const HostTree tree = host_tree();
+  // Accepts the longest message of any round: a message of the wrong length must be reported as a mismatch of rounds.
+  const auto take = [&](int from, Tag tag, std::size_t ranks, milliseconds grace) {
+    std::vector<std::byte> bytes =
+        take_message(from, this->tag(tag), sizeof head + SyncGroup::max_record * ranks, options, grace);
+    check_round(from, bytes, ranks, record_bytes, options);
+    return bytes;
+  };
+  const std::vector<int> children = tree.children(hosts_.mine);
+  // Step 2.
+  const auto below = std::make_shared<std::vector<std::byte>>(with_head(head, here));
+  for (const int child : children) {
+    std::size_t ranks = 0;
+    for (const int host : tree.with_all_below(child)) ranks += hosts_.on(host).size();
+    const std::vector<std::byte> records =
+        take(hosts_.leader(child), Tag::up, ranks, tree.height(hosts_.mine) * wait_step);
+    below->insert(below->end(), records.begin() + sizeof head, records.end());
+  }
+  // Step 3.
+  const auto answer = std::make_shared<std::vector<std::byte>>();
+  if (hosts_.mine == 0) {
+    const std::byte* next = below->data() + sizeof head;
+    for (const int host : tree.with_all_below(0))
+      for (const int member : hosts_.on(host)) {
+        if (record_bytes != 0)
+          std::memcpy(all.data() + static_cast<std::size_t>(member) * record_bytes, next, record_bytes);
+        next += record_bytes;
+      }
+    *answer = with_head(head, all);
+  } else {
+    const int parent = hosts_.leader(tree.parent(hosts_.mine));
+    or_fail(parent, options, [&] { post(parent, tag(Tag::up), *below, below); });
+    *answer = take(parent, Tag::down, static_cast<std::size_t>(size()),
+                   (tree.height(0) + tree.depth(hosts_.mine)) * wait_step);
+    if (!all.empty()) std::memcpy(all.data(), answer->data() + sizeof head, all.size());
+  }
+  for (const int child : children)
+    or_fail(hosts_.leader(child), options, [&] { post(hosts_.leader(child), tag(Tag::down), *answer, answer); });
+  return answer;
+}
+
+std::vector<std::byte> HostsGroup::take_message(int from, int tag, std::uint64_t most, const WaitOptions& options,
+                                                milliseconds grace) {
+  return or_fail(from, options, [&] {
+    std::unique_ptr<Found> found;
+    const std::array<int, 1> on{from};
+    // `wait` evaluates its condition again after it was true.
+    wait([&] { return found || (found = transport().find(number_of(from), tag)); }, {}, on, options, grace);
+    const std::size_t length = found->bytes();
+    if (length > most) group::fail_on_message(*this, from, length, most);
+    const auto bytes = std::make_shared<std::vector<std::byte>>(length);
+    Pending pending = found->receive(*bytes, bytes);
+    // The sender may have left the group since. The rest of the message arrives when the sender calls the library next.
+    wait([&] { return pending.test(); }, {}, on, options, grace, true);
+    return std::move(*bytes);
+  });
+}
+
+std::shared_ptr<std::atomic<std::uint64_t>> HostsGroup::untaken(int to, int tag) {
+  std::shared_ptr<std::atomic<std::uint64_t>>& count = untaken_[{to, tag}];
+  if (!count) count = std::make_shared<std::atomic<std::uint64_t>>(0);
+  return count;
+}
+
+bool HostsGroup::may_move() const noexcept {
+  return !has_ended_.load() && (!has_other_hosts() || context_->may_call());
+}
+
+std::size_t HostsGroup::longest_packet() const noexcept {
+  // A packet of this length and its header fit into a TCP message that is sent eagerly.
+  return Group::longest_packet() - sizeof(group::PacketHead);
+}
+
+std::size_t HostsGroup::longest_piece(int to) const {
+  return hosts_.is_here(to) ? local().longest_piece(place_of(to)) : longest_piece_between_hosts;
+}
+
+bool HostsGroup::packets_have_left(int to) {
+  if (hosts_.is_here(to)) return true;
+  return untaken(to, tag(Tag::long_mail))->load() == 0 && transport().has_left(number_of(to));
+}
+
+bool HostsGroup::do_try_send(int to, const group::PacketHead& head, std::span<const std::byte> packet) {
+  if (hosts_.is_here(to)) return locally(to, [&] { return local().try_send(place_of(to), head, packet); });
+  // Long packets must not delay short ones, which control the communication.
+  const bool is_long = packet.size() > longest_packet();
+  const int tag = this->tag(is_long ? Tag::long_mail : Tag::mail);
+  const auto untaken = this->untaken(to, tag);
+  if (untaken->load() > most_untaken_packets - packet.size()) return false;
+  auto copy = std::make_shared<Untaken>(*packet_memory_, head.size(), packet.size(), untaken);
+  std::memcpy(copy->bytes.data(), head.data(), head.size());
+  if (!packet.empty()) std::memcpy(copy->bytes.data() + head.size(), packet.data(), packet.size());
+  towards(to, [&] { post(to, tag, copy->bytes, copy, is_long ? Finished::sent : Finished::taken); });
+  progress();
+  return true;
+}
+
+void HostsGroup::do_collect_packets(std::vector<int>& from) {
+  for (const Tag kind : {Tag::mail, Tag::long_mail}) {
+    const std::uint64_t most = kind == Tag::mail ? longest_packet() : longest_piece_between_hosts;
+    for (std::size_t count = 0; count < most_collected; ++count) {
+      const std::unique_ptr<Found> found = transport().find(any_rank, tag(kind));
+      if (!found) break;
+      const int sender = rank_of(found->from());
+      if (sender < 0) continue;
+      const std::size_t length = found->bytes();
+      if (length < sizeof(group::PacketHead) || length > sizeof(group::PacketHead) + most)
+        group::fail_on_message(*this, sender, length, most);
+      const std::shared_ptr<std::byte> memory = memory_for_packet(*packet_memory_, length);
+      const std::span<std::byte> bytes(memory.get(), length);
+      packets_[{sender, tag(kind)}].push_back({memory, bytes, found->receive(bytes, memory)});
+    }
+  }
+  for (const int here : hosts_.here())
+    if (here != rank()) from.push_back(here);
+  for (const auto& [key, coming] : packets_)
+    if (!coming.empty() && (from.empty() || from.back() != key.first)) from.push_back(key.first);
+}
+
+bool HostsGroup::do_try_receive(int from, const group::PacketPlace& place) {
+  if (hosts_.is_here(from)) return locally(from, [&] { return local().try_receive(place_of(from), place); });
+  return take_packet(from, Tag::mail, place) || take_packet(from, Tag::long_mail, place);
+}
+
+bool HostsGroup::take_packet(int from, Tag kind, const group::PacketPlace& place) {
+  const auto found = packets_.find({from, tag(kind)});
+  if (found == packets_.end() || found->second.empty()) return false;
+  std::deque<Coming>& coming = found->second;
+  const WaitOptions options{.timeout = {}, .stop = {}, .phase = phase_.load()};
+  if (!or_fail(from, options, [&] { return coming.front().pending.test(); })) return false;
+  const Coming next = std::move(coming.front());
+  coming.pop_front();
+  group::PacketHead head;
+  std::memcpy(head.data(), next.bytes.data(), head.size());
+  const std::span<const std::byte> packet = next.bytes.subspan(head.size());
+  const std::span<std::byte> room = place(head, packet.size());
+  if (!packet.empty()) std::memcpy(room.data(), packet.data(), packet.size());
+  progress();
+  return true;
+}
+
+void HostsGroup::do_wait_for_packets(const std::function<bool()>& done, std::span<const int> on,
+                                     const WaitOptions& options) {
+  const auto phase = in_phase(options);
+  if (!std::ranges::all_of(on, [&](int rank) { return hosts_.is_here(rank); })) {
+    wait(done, {}, on, options, milliseconds(0));
+    return;
+  }
+  std::vector<int> places;
+  for (const int rank : on) places.push_back(place_of(rank));
+  locally(on.empty() ? -1 : on.front(), [&] { local().wait_for_packets(done, places, later(options)); });
+}
+
+int HostsGroup::agree_on_number(const Part& part, std::span<std::int32_t> words, const WaitOptions& options) {
+  const bool is_member = part.position >= 0;
+  const auto tell_all = [&](std::int32_t mine) {
+    do_all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(words), options);
+  };
+  for (;;) {
+    const int proposed = is_member ? context_->next_number() : 0;
+    tell_all(proposed);
+    int number = 0;
+    for (const int member : part.members) number = std::max(number, words[static_cast<std::size_t>(member)]);
+    // Another thread of a member may have made a group with that number in the meantime.
+    tell_all(!is_member || number == proposed || context_->take_number(number) ? 1 : 0);
+    if (std::ranges::count(words, 1) == size()) return number;
+  }
+}
+
+std::shared_ptr<group::Group> HostsGroup::make_part(const Part& part, Tie tie, const WaitOptions& options) {
+  Nonce nonce{};  // the nonce of the first member becomes the nonce of the part
+  std::vector<Nonce> nonces;
+  std::vector<std::int32_t> words;
+  std::vector<int> here;  // the positions of the members on this host
+  Met met;
+  together(options, [&] {
+    os::random_bytes(nonce);
+    nonces.resize(static_cast<std::size_t>(size()));
+    words.resize(nonces.size());
+    std::vector<int> keys;
+    for (const int member : part.members) {
+      met.ranks.push_back(info(member));
+      keys.push_back(host_of(member));
+      if (hosts_.is_here(member)) here.push_back(place_of(member));
+    }
+    if (part.position >= 0) met.hosts = Hosts(keys, part.position);
+  });
+  do_all_gather(nonce, std::as_writable_bytes(std::span(nonces)), options);
+  const int number = agree_on_number(part, words, options);
+  std::shared_ptr<group::Group> made;
+  together(options, [&] {
+    // This call is collective on each host. It comes first, so that a rank without memory does not skip it.
+    met.hosts.local = locally(-1, [&]() -> std::shared_ptr<SyncGroup> {
+      if (tie == Tie::companion) return local().companion(later(options));
+      return local().split(here, later(options));
+    });
+    if (part.position < 0) return;
+    if ((number + 2) * tags_a_group > transport().most_tag())
+      throw Error(ErrorKind::unsupported,
+                  fmt::format("{} groups that come of one are more than {} has tags for", number, transport().name()));
+    if (here.size() == 1) {
+      met.hosts.local = single_group();
+      met.hosts.local->set_timeout(timeout());
+    }
+    met.nonce = nonces[static_cast<std::size_t>(part.members.front())];
+    made = std::make_shared<HostsGroup>(context_, number, std::move(met), part.position, timeout(),
+                                        tie == Tie::companion ? health_ : nullptr);
+  });
+  return made;
+}
+
+std::shared_ptr<SyncGroup> make_group(const std::shared_ptr<Context>& context, milliseconds timeout,
+                                      const char* phase) {
+  keep(context);
+  try {
+    Met met = meet(context->transport(), timeout);
+    context->introduce(met.ranks, met.hosts);
+    auto group = std::make_shared<HostsGroup>(context, 0, std::move(met), context->rank(), timeout);
+    group->barrier({.timeout = {}, .stop = {}, .phase = phase});
+    return group;
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::version) context->has_failed();
+    context->retire();
+    throw;
+  }
+}
+
+}  // namespace muster::multihost

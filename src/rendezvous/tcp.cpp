@@ -1,0 +1,356 @@
+// SPDX-License-Identifier: Apache-2.0
+// tcp_group(), and the end of its groups with the process. The ranks know one address. They learn the addresses of all
+// ranks by a rendezvous (src/rendezvous/session.hpp) at it:
+//
+//  1. Rank 0 listens at the address. Each rank contributes the port at which it listens for the other ranks. Rank 0
+//     sees their addresses, and adds a token for the connections between them.
+//  2. Over these connections the ranks find out which of them share memory (src/multihost/hosts.hpp). The session
+//  remains
+//     open meanwhile, so that a rank that ends is noticed and named.
+//  3. A last round of the session ends it on all ranks.
+// A rank on the host of rank 0 may have connected from an address that other hosts cannot use (127.0.0.1). The other
+// ranks then use the address at which they have reached rank 0.
+//
+// For file:///PATH rank 0 takes a free port, and writes its addresses and a random number into the file
+// (address_file.hpp). The other ranks read the file before each attempt. The number is part of the token in a Hello, so
+// the file of an earlier job cannot lead to a rank of this job. Rank 0 removes the file when the rendezvous is
+// complete.
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <fmt/core.h>
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "muster/log.hpp"
+#include "muster/tcp.hpp"
+#include "src/group/error_propagation.hpp"
+#include "src/group/watchdog.hpp"
+#include "src/multihost/group.hpp"
+#include "src/multihost/stream_protocol.hpp"
+#include "src/os/directory.hpp"
+#include "src/os/process.hpp"
+#include "src/rendezvous/address_file.hpp"
+#include "src/rendezvous/sockets.hpp"
+#include "src/tcp/transport.hpp"
+
+namespace muster {
+namespace tcp {
+namespace {
+
+using rendezvous::milliseconds;
+
+/// The address of the rendezvous.
+struct Place {
+  std::string path;  ///< the path of file:///; otherwise empty
+  std::string host;
+  std::uint16_t port = 0;
+  std::optional<Endpoint> literal;  ///< set if HOST is numeric
+};
+
+Place place_of(const std::string& address) {
+  const auto refuse = [&](const char* why) {
+    throw Error(ErrorKind::argument,
+                fmt::format("tcp_group: the address '{}' {}: give HOST:PORT (of rank 0's host, and a free port there) "
+                            "or file:///PATH (of a file that all ranks see)",
+                            address, why));
+  };
+  Place place;
+  constexpr std::string_view file_scheme = "file://";
+  constexpr std::string_view tcp_scheme = "tcp://";
+  if (address.starts_with(file_scheme)) {
+    place.path = address.substr(file_scheme.size());
+    if (!place.path.starts_with('/') || place.path.ends_with('/')) refuse("has no absolute path of a file");
+    return place;
+  }
+  const std::string rest = address.substr(address.starts_with(tcp_scheme) ? tcp_scheme.size() : 0);
+  const std::size_t colon = rest.rfind(':');
+  if (colon == std::string::npos || colon == 0) refuse("has no port");
+  place.host = rest.substr(0, colon);
+  place.literal = parse_endpoint(rest);
+  const auto port = parse_endpoint("127.0.0.1:" + rest.substr(colon + 1));
+  if (!port) refuse("has no port from 1 to 65535");
+  place.port = port->port();
+  return place;
+}
+
+rendezvous::Token job_token(std::string_view key, std::string_view number) {
+  return rendezvous::token_of(fmt::format("muster tcp {} {}", number, key));
+}
+
+/// Returns the address as an IPv6 address. Returns zeros if other hosts cannot use it.
+std::array<std::uint8_t, 16> bytes_of(const asio::ip::address& address) {
+  asio::ip::address plain = address;
+  if (plain.is_v6() && plain.to_v6().is_v4_mapped())
+    plain = asio::ip::make_address_v4(asio::ip::v4_mapped, plain.to_v6());
+  if (plain.is_loopback() || plain.is_unspecified()) return {};
+  return plain.is_v6() ? plain.to_v6().to_bytes()
+                       : asio::ip::make_address_v6(asio::ip::v4_mapped, plain.to_v4()).to_bytes();
+}
+
+/// `first` is the address at which this rank has reached rank 0.
+Endpoint endpoint_of(const std::array<std::uint8_t, 16>& bytes, std::uint16_t port, const asio::ip::address& first) {
+  const asio::ip::address_v6 address(bytes);
+  if (address.is_unspecified()) return {first, port};
+  if (address.is_v4_mapped()) return {asio::ip::make_address_v4(asio::ip::v4_mapped, address), port};
+  return {address, port};
+}
+
+class TcpSockets final : public rendezvous::Sockets {
+ public:
+  TcpSockets(Place place, std::string key, int listener)
+      : place_(std::move(place)), key_(std::move(key)), given_listener_(listener) {}
+  ~TcpSockets() override { unpublish(); }
+
+  std::unique_ptr<rendezvous::Line> reach(rendezvous::Hello hello, rendezvous::Clock::time_point until,
+                                          std::string& reason) override {
+    const auto [endpoints, number] = candidates(reason);
+    hello.token = job_token(key_, number);
+    // If one of several addresses belongs to a stranger, the next attempt begins with the next address.
+    for (std::size_t i = 0; i < endpoints.size(); ++i) {
+      const Endpoint& endpoint = endpoints[next_++ % endpoints.size()];
+      os::Fd socket = connect(endpoint, until, reason);
+      if (!socket) continue;
+      first_ = endpoint.address();
+      return greet(std::move(socket), text_of(endpoint), hello);
+    }
+    return nullptr;
+  }
+  [[nodiscard]] milliseconds pause(int tries) const override {
+    return milliseconds(std::min(20 << std::min(tries, 5), 500));
+  }
+
+  /// Returns the address at which this rank has reached rank 0; on rank 0, its own address.
+  [[nodiscard]] asio::ip::address first() const { return first_; }
+
+ protected:
+  [[nodiscard]] rendezvous::Token token() const override { return job_token(key_, published_.number); }
+
+  os::Fd listen() override {
+    asio::io_context io;
+    if (place_.literal) first_ = place_.literal->address();
+    if (place_.path.empty()) return os::Fd(listen_at_place(io).release());
+    Acceptor acceptor = listen_anywhere(io, {});
+    published_.number = os::random_hex(16);
+    for (const asio::ip::address& address : own_addresses())
+      published_.endpoints.emplace_back(address, acceptor.local_endpoint().port());
+    publish(place_.path, published_);
+    return os::Fd(acceptor.release());
+  }
+
+  std::unique_ptr<rendezvous::SocketLine> line_of(os::Fd socket) override {
+    Endpoint from;
+    socklen_t length = static_cast<socklen_t>(from.capacity());
+    if (::getpeername(socket.get(), from.data(), &length) != 0) return nullptr;
+    from.resize(length);
+    tune(socket.get());
+    return std::make_unique<rendezvous::SocketLine>(std::move(socket), text_of(from), bytes_of(from.address()));
+  }
+
+ private:
+  /// A host name may resolve to a different address here than on other hosts (127.0.1.1 on Debian). A numeric address
+  /// is used unchanged.
+  Acceptor listen_at_place(asio::io_context& io) {
+    if (given_listener_) {
+      Acceptor acceptor = adopt_listener(io, given_listener_.get());
+      (void)given_listener_.release();
+      return acceptor;
+    }
+    if (auto inherited = inherited_listener(io, place_.port)) return std::move(*inherited);
+    if (place_.literal) return listen_at(io, *place_.literal);
+    try {
+      return listen_at(io, Endpoint(asio::ip::address_v6::any(), place_.port));
+    } catch (const Error& error) {
+      if (error.os_error() == EADDRINUSE) throw;
+      return listen_at(io, Endpoint(asio::ip::address_v4::any(), place_.port));
+    }
+  }
+
+  void unpublish() noexcept {
+    if (published_.endpoints.empty()) return;
+    try {
+      // A later rendezvous may have replaced the file.
+      if (const auto now = read_published(place_.path); now && now->number == published_.number)
+        os::remove_file(place_.path);
+    } catch (const std::exception& error) {
+      log(LogLevel::warning, fmt::format("tcp_group: removing {}: {}", place_.path, error.what()));
+    }
+  }
+
+  std::pair<std::vector<Endpoint>, std::string> candidates(std::string& reason) const {
+    if (!place_.path.empty()) {
+      if (auto published = read_published(place_.path))
+        return {std::move(published->endpoints), std::move(published->number)};
+      reason = "rank 0 has not written the file yet";
+      return {};
+    }
+    if (place_.literal) return {{*place_.literal}, {}};
+    std::vector<Endpoint> all;
+    addrinfo* list = nullptr;
+    addrinfo wanted{};
+    wanted.ai_socktype = SOCK_STREAM;
+    // The deadlines of the system apply here.
+    const int failure = ::getaddrinfo(place_.host.c_str(), nullptr, &wanted, &list);
+    const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owner(failure == 0 ? list : nullptr, [](addrinfo* one) {
+      if (one != nullptr) ::freeaddrinfo(one);
+    });
+    for (const addrinfo* one = owner.get(); one != nullptr; one = one->ai_next) {
+      Endpoint endpoint;
+      if (one->ai_addrlen > endpoint.capacity()) continue;
+      std::memcpy(endpoint.data(), one->ai_addr, one->ai_addrlen);
+      endpoint.resize(one->ai_addrlen);
+      endpoint.port(place_.port);
+      all.push_back(endpoint);
+    }
+    if (all.empty()) reason = fmt::format("no address of '{}' is known ({})", place_.host, ::gai_strerror(failure));
+    return {std::move(all), std::string()};
+  }
+
+  /// Returns an empty Fd if no process listens there, and sets the reason.
+  static os::Fd connect(const Endpoint& endpoint, rendezvous::Clock::time_point until, std::string& reason) {
+    asio::io_context io;
+    os::Fd socket(new_socket(io, endpoint).release());
+    tune(socket.get());
+    int failure = ::connect(socket.get(), endpoint.data(), static_cast<socklen_t>(endpoint.size())) == 0 ? 0 : errno;
+    while (failure == EINPROGRESS || failure == EINTR || failure == EAGAIN) {
+      group::check_interrupted("tcp_group");
+      pollfd entry{socket.get(), POLLOUT, 0};
+      os::poll_sockets({&entry, 1}, group::between_questions);
+      socklen_t length = sizeof failure;
+      if (entry.revents != 0)
+        ::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &failure, &length);
+      else if (rendezvous::Clock::now() >= until)
+        failure = ETIMEDOUT;
+    }
+    if (failure == 0) return socket;
+    reason = fmt::format("{} ({})", ::strerror(failure), text_of(endpoint));
+    return {};
+  }
+
+  const Place place_;
+  const std::string key_;
+  os::Fd given_listener_;
+  PublishedAddress published_;
+  asio::ip::address first_ = asio::ip::address_v4::loopback();
+  std::size_t next_ = 0;
+};
+
+/// The contribution of a rank to the first round.
+struct RankPart {
+  Token token{};  ///< the token of rank 0 is used
+  std::uint16_t port = 0;
+};
+
+std::string key_of(const TcpGroupOptions& options) {
+  if (!options.key.empty()) return options.key;
+  if (const auto job = os::environment("MUSTER_JOB")) return "job " + *job;
+  if (const auto run = os::environment("TORCHELASTIC_RUN_ID")) return "torchrun " + *run;
+  return {};
+}
+
+/// Step 1.
+std::shared_ptr<TcpTransport> meet(const TcpGroupOptions& options, const Place& place, rendezvous::Session& session,
+                                   const TcpSockets& sockets, rendezvous::Clock::time_point deadline) {
+  auto io = std::make_unique<asio::io_context>(1);
+  std::optional<Acceptor> acceptor;
+  RankPart mine;
+  const std::vector<rendezvous::Member> members = session.round(
+      [&] {
+        const bool is_for_this_host = place.literal && place.literal->address().is_loopback();
+        acceptor = listen_anywhere(*io, is_for_this_host ? place.literal->address() : asio::ip::address());
+        os::random_bytes(mine.token);
+        mine.port = acceptor->local_endpoint().port();
+        const auto bytes = std::as_bytes(std::span(&mine, 1));
+        return rendezvous::Part{.payload = {bytes.begin(), bytes.end()}};
+      },
+      deadline);
+  Addresses addresses;
+  for (const rendezvous::Member& member : members) {
+    RankPart part;
+    if (member.payload.size() != sizeof part)
+      throw Error(ErrorKind::corrupt, fmt::format("tcp_group: the part of rank {} is not valid", member.rank),
+                  {.rank = member.rank});
+    std::memcpy(&part, member.payload.data(), sizeof part);
+    if (member.rank == 0) addresses.token = part.token;
+    addresses.of_ranks.push_back(endpoint_of(member.address, part.port, sockets.first()));
+  }
+  return std::make_shared<TcpTransport>(options.rank, std::move(addresses), std::move(io), std::move(*acceptor));
+}
+
+/// A connection that ends without `bye` counts as the loss of this rank. So the process leaves its groups before it
+/// ends.
+void end_with_process() {
+  static std::once_flag once;
+  std::call_once(once, [] { std::atexit([] { multihost::end_all(TcpTransport::kind_name); }); });
+}
+
+[[maybe_unused]] const bool is_registered = [] {
+  multihost::add_route(Route::tcp, "TCP", "make it with tcp_group()");
+  return true;
+}();
+
+}  // namespace
+}  // namespace tcp
+
+std::shared_ptr<SyncGroup> tcp_group(const TcpGroupOptions& options) {
+  if (options.size < 1 || options.rank < 0 || options.rank >= options.size)
+    throw Error(ErrorKind::argument,
+                fmt::format("tcp_group: a group of {} ranks has no rank {}", options.size, options.rank));
+  const rendezvous::milliseconds timeout = group::timeout_of(options.timeout, group::default_timeout());
+  const rendezvous::Clock::time_point deadline = rendezvous::Clock::now() + timeout;
+  multihost::advance_endings(tcp::TcpTransport::kind_name);
+  const tcp::Place place = tcp::place_of(options.address);
+  if (options.size > 1 && !tcp::has_network())
+    throw Error(
+        ErrorKind::unsupported,
+        fmt::format("tcp_group: rank {} (host {}, pid {}) cannot reach other ranks: no network interface of its "
+                    "host is up. Start one (for ranks of one host: ip link set lo up), or use local_group()",
+                    options.rank, os::host_name(), os::process_id()),
+        {.rank = options.rank, .pid = os::process_id(), .host = os::host_name()});
+  // Each rank has connections to and from every other rank. Rank 0 also has the connections of the rendezvous.
+  os::allow_more_open_files(4 * static_cast<std::uint64_t>(options.size) + 64);
+  auto owner = std::make_unique<tcp::TcpSockets>(place, tcp::key_of(options), options.listener);
+  const tcp::TcpSockets& sockets = *owner;
+  rendezvous::Session session({.call = "tcp_group",
+                               .place = "at " + options.address,
+                               .hint = "look whether they run, and whether their hosts reach this address, or raise "
+                                       "the timeout (MUSTER_TIMEOUT, seconds)",
+                               .rank = options.rank,
+                               .size = options.size,
+                               .deadline = deadline},
+                              std::move(owner));
+  try {
+    const auto transport = tcp::meet(options, place, session, sockets, deadline);
+    tcp::end_with_process();
+    // Step 2.
+    transport->set_watch([&session] { session.watch(); });
+    auto group = multihost::make_group(std::make_shared<multihost::Context>(transport, timeout), timeout, "tcp_group");
+    transport->set_watch({});
+    // The last messages of the group's barrier may be for ranks to which this rank is still connecting. No rank polls
+    // these connections during step 3.
+    while (!transport->has_sent_all() && rendezvous::Clock::now() < deadline) {
+      session.watch();
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+    // Step 3.
+    session.round([] { return rendezvous::Part{}; }, rendezvous::Clock::now() + timeout);
+    return group;
+  } catch (const Error& error) {
+    throw session.settle(error);
+  }
+}
+
+}  // namespace muster

@@ -1,0 +1,388 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "src/tcp/transport.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "muster/log.hpp"
+#include "src/base/fork_mutex.hpp"
+#include "src/multihost/hosts.hpp"
+#include "src/os/clock.hpp"
+#include "src/os/fd.hpp"
+#include "src/os/process.hpp"
+#include "src/tcp/listener.hpp"
+
+namespace muster::tcp {
+
+/// Holds the lock. After it is released, destroys the keepers of finished operations, whose destructors may run code of
+/// the program.
+class TcpTransport::Hold {
+ public:
+  explicit Hold(TcpTransport& transport) : transport_(transport), lock_(transport.mutex_) {}
+  ~Hold() {
+    const std::vector<std::shared_ptr<const void>> over = std::exchange(transport_.shared_.over, {});
+    lock_.unlock();
+  }
+  Hold& operator=(Hold&&) = delete;
+
+ private:
+  TcpTransport& transport_;
+  std::unique_lock<ForkMutex> lock_;
+};
+
+namespace {
+
+[[noreturn]] void throw_lost(const Error& why) {
+  throw Error(why.kind() == ErrorKind::no_space ? why.kind() : ErrorKind::io, fmt::format("TCP: {}", why.what()),
+              why.details());
+}
+
+bool is_over(const Progress& progress) {
+  if (progress.is_over && progress.failure) throw_lost(*progress.failure);
+  return progress.is_over;
+}
+
+}  // namespace
+
+class TcpTransport::Send final : public multihost::Operation {
+ public:
+  Send(TcpTransport& transport, std::shared_ptr<Outgoing> message)
+      : transport_(transport), message_(std::move(message)) {}
+
+  bool test() override {
+    const Hold hold(transport_);
+    if (!is_over(message_->progress)) transport_.poll();
+    return is_over(message_->progress);
+  }
+  bool cancel() noexcept override { return false; }
+  /// The send continues. Zeros replace the bytes that belonged to the caller. Only ranks whose call has failed as well
+  /// receive them.
+  void abandon() noexcept override {
+    const Hold hold(transport_);
+    message_->is_given_up = message_->is_borrowed;
+  }
+  [[nodiscard]] bool borrows() const noexcept override {
+    const Hold hold(transport_);
+    return message_->is_borrowed && !message_->progress.is_over;
+  }
+
+ private:
+  TcpTransport& transport_;
+  std::shared_ptr<Outgoing> message_;
+};
+
+class TcpTransport::Receive final : public multihost::Operation {
+ public:
+  Receive(TcpTransport& transport, int from, std::shared_ptr<Incoming> receive)
+      : transport_(transport), from_(from), receive_(std::move(receive)) {}
+
+  bool test() override {
+    const Hold hold(transport_);
+    if (!is_over(receive_->progress)) transport_.poll();
+    return is_over(receive_->progress);
+  }
+  bool cancel() noexcept override {
+    abandon();
+    return true;
+  }
+  /// If the message has begun to arrive, it is read completely into memory that is kept for it.
+  void abandon() noexcept override {
+    const Hold hold(transport_);
+    if (from_ == multihost::any_rank)
+      std::erase(transport_.shared_.from_anybody, receive_);
+    else
+      transport_.peer(from_).take_back(receive_);
+    receive_->is_from_anybody = false;
+  }
+  [[nodiscard]] bool borrows() const noexcept override { return false; }
+
+ private:
+  TcpTransport& transport_;
+  int from_;
+  std::shared_ptr<Incoming> receive_;
+};
+
+class TcpTransport::TakenOut final : public multihost::Found {
+ public:
+  TakenOut(TcpTransport& transport, int from, std::shared_ptr<Arrival> arrival)
+      : transport_(transport), from_(from), arrival_(std::move(arrival)) {}
+  ~TakenOut() override {
+    const Hold hold(transport_);
+    if (!is_received_) transport_.peer(from_).drop(arrival_);
+  }
+  TakenOut& operator=(TakenOut&&) = delete;
+
+  [[nodiscard]] int from() const noexcept override { return from_; }
+  [[nodiscard]] int tag() const noexcept override { return arrival_->tag; }
+  [[nodiscard]] std::size_t bytes() const override { return arrival_->bytes; }
+  multihost::Pending receive(std::span<std::byte> place, std::shared_ptr<const void> keeper) override {
+    const auto receive = std::make_shared<Incoming>(Incoming{.tag = arrival_->tag, .place = place});
+    receive->progress.keeper = std::move(keeper);
+    const Hold hold(transport_);
+    transport_.peer(from_).receive(arrival_, receive);
+    is_received_ = true;
+    return multihost::Pending(std::make_shared<Receive>(transport_, from_, receive));
+  }
+
+ private:
+  TcpTransport& transport_;
+  int from_;
+  std::shared_ptr<Arrival> arrival_;
+  bool is_received_ = false;
+};
+
+TcpTransport::TcpTransport(int rank, Addresses addresses, std::unique_ptr<asio::io_context> io, Acceptor acceptor)
+    : Transport(rank, static_cast<int>(addresses.of_ranks.size())),
+      io_(std::move(io)),
+      addresses_(std::move(addresses)) {
+  constexpr std::uint64_t other_files = 256;
+  // Two ranks have one connection in each direction.
+  os::allow_open_files(2 * static_cast<std::uint64_t>(size()) + other_files);
+  shared_.connect = [this](Peer& to) { return connect(to); };
+  shared_.lost = [this](Peer& lost) {
+    if (!is_closing_ && !os::is_own_shortage(lost.failure()->os_error())) lost_.push_back(lost.rank());
+  };
+  shared_.receive_from_anybody = [this](const auto& receive) { receive_from_anybody(receive); };
+  for (int other = 0; other < size(); ++other) peers_.push_back(std::make_unique<Peer>(shared_, other));
+  listener_ = std::make_unique<Listener>(
+      *io_, std::move(acceptor), addresses_.token, rank, size(), [this](int from, Socket socket) {
+        auto connection = std::make_unique<Connection>(peer(from), std::move(socket), Way::forwards, true);
+        if (!peer(from).accept(std::move(connection)))
+          log(LogLevel::info, fmt::format("TCP: rank {} drops a second connection of rank {}", this->rank(), from));
+      });
+  begin_forkable();
+}
+
+TcpTransport::~TcpTransport() {
+  end_forkable();
+}
+
+std::unique_ptr<Connection> TcpTransport::connect(Peer& to) {
+  const Endpoint& address = addresses_.of_ranks[static_cast<std::size_t>(to.rank())];
+  auto connection = std::make_unique<Connection>(to, new_socket(*io_, address), Way::backwards, false);
+  connection->connect(address, {.from = rank(), .to = to.rank(), .token = addresses_.token});
+  return connection;
+}
+
+void TcpTransport::poll() {
+  if (io_->stopped()) io_->restart();
+  io_->poll();
+}
+
+multihost::Pending TcpTransport::send(int to, int tag, std::span<const std::byte> bytes,
+                                      std::shared_ptr<const void> keeper, multihost::Finished finished) {
+  const auto message =
+      std::make_shared<Outgoing>(tag, bytes, std::move(keeper), finished == multihost::Finished::taken);
+  const Hold hold(*this);
+  if (const auto& failure = peer(to).failure()) throw_lost(*failure);
+  peer(to).send(message);
+  return multihost::Pending(std::make_shared<Send>(*this, message));
+}
+
+bool TcpTransport::has_left(int to) {
+  const Hold hold(*this);
+  return peer(to).has_nothing_to_send();
+}
+
+multihost::Pending TcpTransport::receive(int from, int tag, std::span<std::byte> bytes,
+                                         std::shared_ptr<const void> keeper) {
+  const bool is_from_anybody = from == multihost::any_rank;
+  const auto receive =
+      std::make_shared<Incoming>(Incoming{.tag = tag, .place = bytes, .is_from_anybody = is_from_anybody});
+  receive->progress.keeper = std::move(keeper);
+  const Hold hold(*this);
+  if (is_from_anybody)
+    receive_from_anybody(receive);
+  else
+    peer(from).receive(receive);
+  return multihost::Pending(std::make_shared<Receive>(*this, from, receive));
+}
+
+void TcpTransport::receive_from_anybody(const std::shared_ptr<Incoming>& receive) {
+  for (const auto& one : peers_)
+    if (const std::shared_ptr<Arrival> arrival = one->find(receive->tag)) return one->receive(arrival, receive);
+  shared_.from_anybody.push_back(receive);
+}
+
+std::unique_ptr<multihost::Found> TcpTransport::find(int from, int tag) {
+  const Hold hold(*this);
+  if (from == multihost::any_rank) return find_of_any(tag);
+  std::shared_ptr<Arrival> arrival = peer(from).find(tag);
+  if (!arrival) {
+    poll();
+    arrival = peer(from).find(tag);
+  }
+  if (arrival) return std::make_unique<TakenOut>(*this, from, std::move(arrival));
+  if (const auto& failure = peer(from).failure()) throw_lost(*failure);
+  return nullptr;
+}
+
+std::unique_ptr<multihost::Found> TcpTransport::find_any() {
+  const Hold hold(*this);
+  return find_of_any(std::nullopt);
+}
+
+std::unique_ptr<multihost::Found> TcpTransport::find_of_any(std::optional<int> tag) {
+  poll();
+  if (shared_.arrivals == 0) return nullptr;
+  for (const auto& one : peers_)
+    if (auto arrival = one->find(tag)) return std::make_unique<TakenOut>(*this, one->rank(), std::move(arrival));
+  return nullptr;
+}
+
+namespace {
+
+// Collective operations use a tree of messages, so that no rank must reach all others.
+enum class TreeTag : int { barrier = 1, tell = 2 };
+static_assert(static_cast<int>(TreeTag::tell) < multihost::first_tag);
+
+/// The nodes of the tree are ranks instead of hosts.
+multihost::HostTree tree_of(const multihost::Transport& transport) {
+  return {transport.size()};
+}
+
+class TreeBarrier final : public multihost::Operation {
+ public:
+  explicit TreeBarrier(multihost::Transport& transport)
+      : transport_(transport), parent_(tree_of(transport).parent(transport.rank())) {
+    for (const int child : tree_of(transport).children(transport.rank())) from_children_.push_back(receive(child));
+  }
+
+  bool test() override {
+    std::erase_if(from_children_, [](multihost::Pending& one) { return one.test(); });
+    if (!from_children_.empty()) return false;
+    if (parent_ >= 0 && !std::exchange(has_told_, true)) {
+      from_parent_ = receive(parent_);
+      send(parent_);
+    }
+    if (!from_parent_.test()) return false;
+    if (!std::exchange(is_through_, true))
+      for (const int child : tree_of(transport_).children(transport_.rank())) send(child);
+    std::erase_if(sends_, [](multihost::Pending& one) { return one.test(); });
+    return sends_.empty();
+  }
+  bool cancel() noexcept override { return false; }
+  void abandon() noexcept override {}
+  [[nodiscard]] bool borrows() const noexcept override { return false; }
+
+ private:
+  multihost::Pending receive(int from) {
+    return transport_.receive(from, static_cast<int>(TreeTag::barrier), {}, nullptr);
+  }
+  void send(int to) {
+    sends_.push_back(transport_.send(to, static_cast<int>(TreeTag::barrier), {}, nullptr, multihost::Finished::sent));
+  }
+
+  multihost::Transport& transport_;
+  int parent_;
+  bool has_told_ = false;
+  bool is_through_ = false;
+  std::vector<multihost::Pending> from_children_;
+  multihost::Pending from_parent_;
+  std::vector<multihost::Pending> sends_;
+};
+
+}  // namespace
+
+multihost::Pending TcpTransport::barrier() {
+  return multihost::Pending(std::make_shared<TreeBarrier>(*this));
+}
+
+std::vector<std::byte> TcpTransport::tell_all(std::span<const std::byte> mine, std::chrono::milliseconds timeout) {
+  const multihost::HostTree tree = tree_of(*this);
+  const int self = rank();
+  const auto begin = os::Clock::now();
+  const auto wait = [&](multihost::Pending pending, int on) {
+    // A rank waits longer than the ranks above it in the tree, which name the missing rank first.
+    const auto grace =
+        std::chrono::milliseconds(400) * (tree.depth(self) + 1) + std::chrono::milliseconds(self == 0 ? 0 : 1500);
+    const auto until = begin + timeout + grace;
+    while (!pending.test()) {
+      watch();
+      if (os::Clock::now() > until)
+        throw Error(ErrorKind::timeout,
+                    fmt::format("TCP: rank {} waited {:.1f} s for rank {} while the ranks met: look what it does, and "
+                                "whether its host can be reached from this one",
+                                self, std::chrono::duration<double>(timeout).count(), on),
+                    {.rank = on});
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+  };
+  const auto receive_from = [&](int from, std::size_t bytes) {
+    auto memory = std::make_shared<std::vector<std::byte>>(bytes);
+    wait(receive(from, static_cast<int>(TreeTag::tell), *memory, memory), from);
+    return memory;
+  };
+  const auto send_to = [&](int to, const std::shared_ptr<std::vector<std::byte>>& bytes) {
+    wait(send(to, static_cast<int>(TreeTag::tell), *bytes, bytes, multihost::Finished::sent), to);
+  };
+  // The data of the subtrees arrives in the order of the tree.
+  const auto below = std::make_shared<std::vector<std::byte>>(mine.begin(), mine.end());
+  for (const int child : tree.children(self)) {
+    const auto theirs = receive_from(child, mine.size() * tree.with_all_below(child).size());
+    below->insert(below->end(), theirs->begin(), theirs->end());
+  }
+  auto all = std::make_shared<std::vector<std::byte>>(mine.size() * static_cast<std::size_t>(size()));
+  if (self == 0) {
+    const std::byte* next = below->data();
+    for (const int rank : tree.with_all_below(0)) {
+      std::copy_n(next, mine.size(), all->data() + static_cast<std::size_t>(rank) * mine.size());
+      next += mine.size();
+    }
+  } else {
+    send_to(tree.parent(self), below);
+    all = receive_from(tree.parent(self), all->size());
+  }
+  for (const int child : tree.children(self)) send_to(child, all);
+  return std::move(*all);
+}
+
+bool TcpTransport::has_sent_all() {
+  const Hold hold(*this);
+  poll();
+  return std::ranges::all_of(peers_, [](const auto& one) { return one->has_nothing_to_send(); });
+}
+
+int TcpTransport::next_lost() noexcept {
+  const Hold hold(*this);
+  if (lost_.empty()) return multihost::any_rank;
+  const int lost = lost_.front();
+  lost_.pop_front();
+  return lost;
+}
+
+void TcpTransport::throw_if_resting() const {
+  const std::lock_guard lock(mutex_);
+  listener_->throw_if_blocked();
+}
+
+Error TcpTransport::ended() const {
+  return Error(ErrorKind::argument, "the process ends: its groups cannot be used any more", {.rank = rank()});
+}
+
+bool TcpTransport::close() noexcept {
+  const Hold hold(*this);
+  try {
+    if (!std::exchange(is_closing_, true))
+      for (const auto& one : peers_) one->say_bye();
+    poll();
+    if (!std::ranges::all_of(peers_, [](const auto& one) { return one->is_through(); })) return false;
+  } catch (const std::exception& error) {
+    log(LogLevel::warning, fmt::format("TCP: closing the connections of rank {}: {}", rank(), error.what()));
+  }
+  listener_->close();
+  for (const auto& one : peers_) one->close();
+  return true;
+}
+
+void TcpTransport::in_child() noexcept {
+  listener_->give_up_sockets();
+  for (const auto& one : peers_) one->give_up_sockets();
+  mutex_.unlock();
+}
+
+}  // namespace muster::tcp

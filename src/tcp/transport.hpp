@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// The TCP transport. Every rank listens. A rank connects to another one when it first has a message for it
+// (connection.hpp). There is no thread: the calls poll, and bytes move in these calls and in the buffers of the kernel.
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "src/base/fork_mutex.hpp"
+#include "src/multihost/transport.hpp"
+#include "src/tcp/peer.hpp"
+
+namespace muster::tcp {
+
+class Listener;
+
+/// The addresses at which the ranks listen, and the token of their job. All ranks have the same values.
+struct Addresses {
+  std::vector<Endpoint> of_ranks;
+  Token token{};
+};
+
+class TcpTransport final : public multihost::Transport, private Forkable {
+ public:
+  static constexpr std::string_view kind_name = "tcp";
+
+  /// `acceptor` listens at the address of this rank, and was made with `io`.
+  TcpTransport(int rank, Addresses addresses, std::unique_ptr<asio::io_context> io, Acceptor acceptor);
+  ~TcpTransport() override;
+
+  [[nodiscard]] std::string_view kind() const noexcept override { return kind_name; }
+  [[nodiscard]] std::string_view name() const noexcept override { return "TCP"; }
+  [[nodiscard]] int most_tag() const override { return INT32_MAX; }
+
+  multihost::Pending send(int to, int tag, std::span<const std::byte> bytes, std::shared_ptr<const void> keeper,
+                          multihost::Finished finished) override;
+  [[nodiscard]] bool has_left(int to) override;
+  multihost::Pending receive(int from, int tag, std::span<std::byte> bytes,
+                             std::shared_ptr<const void> keeper) override;
+  std::unique_ptr<multihost::Found> find(int from, int tag) override;
+  std::unique_ptr<multihost::Found> find_any() override;
+  multihost::Pending barrier() override;
+  std::vector<std::byte> tell_all(std::span<const std::byte> mine, std::chrono::milliseconds timeout) override;
+  void watch() override {
+    if (watch_) watch_();
+  }
+  void set_watch(std::function<void()> watch) { watch_ = std::move(watch); }
+  int next_lost() noexcept override;
+  /// Polls once. Returns whether the kernel has accepted everything that this rank has sent.
+  bool has_sent_all();
+
+  void throw_if_resting() const override;
+  [[nodiscard]] Error ended() const override;
+  /// Sends `bye` to all ranks and waits until all have sent theirs. If a socket is closed while received data is
+  /// unread, the kernel may discard the data that it has sent.
+  bool close() noexcept override;
+  [[nodiscard]] bool can_be_dropped() const noexcept override { return true; }
+
+  class Hold;
+  class Send;
+  class Receive;
+  class TakenOut;
+
+ private:
+  Peer& peer(int rank) { return *peers_[static_cast<std::size_t>(rank)]; }
+  std::unique_ptr<Connection> connect(Peer& peer);
+  void receive_from_anybody(const std::shared_ptr<Incoming>& receive);
+  void poll();
+  std::unique_ptr<multihost::Found> find_of_any(std::optional<int> tag);
+  void before_fork() override { mutex_.lock(); }
+  void after_fork() override { mutex_.unlock(); }
+  void in_child() noexcept override;
+
+  mutable ForkMutex mutex_;
+  std::unique_ptr<asio::io_context> io_;
+  Addresses addresses_;
+  Peer::Shared shared_;
+  std::vector<std::unique_ptr<Peer>> peers_;  // by rank; the entry of this rank is unused
+  std::unique_ptr<Listener> listener_;
+  std::deque<int> lost_;
+  bool is_closing_ = false;
+  std::function<void()> watch_;
+};
+
+}  // namespace muster::tcp
