@@ -10,13 +10,11 @@ from pathlib import Path
 from docutils import nodes
 from sphinx import addnodes
 from sphinx.transforms import SphinxTransform
-from sphinx.util import logging
 
 sys.path.insert(0, os.path.dirname(__file__))
 import python_package
 
 ROOT = Path(os.environ["MUSTER_DOCS_ROOT"])
-logger = logging.getLogger(__name__)
 
 project = "Muster"
 release = re.search(r"version: '([^']+)'", (ROOT / "meson.build").read_text())[1]
@@ -72,7 +70,7 @@ def toctree(docs, caption, patterns):
 
 
 def add_contents(app, docname, source):
-    """Adds the tables of contents to the start page and to the entry pages of the interfaces."""
+    """Adds tables of contents to the start page, to the indices of folders and to the entry pages of the interfaces."""
     docs = Path(app.srcdir)
     if docname == root_doc:
         for caption, folders in SECTIONS.items():
@@ -95,7 +93,7 @@ def link_to_header(env, header, children):
 
 
 class OutsideLinks(SphinxTransform):
-    """Links out of docs/: to a header becomes its page, to another file a copy of it, to a folder its name."""
+    """Changes links out of docs/: to the page of a header, to a copy of another file, to the bare text for a folder."""
 
     default_priority = 5
 
@@ -115,7 +113,7 @@ class OutsideLinks(SphinxTransform):
                 continue
             name = path.relative_to(docs.parent if path.is_relative_to(docs.parent) else ROOT)
             if path.is_dir():
-                link.replace_self(nodes.literal(str(name), str(name)) if not link.children else link.children)
+                link.replace_self(link.children)
             elif name.is_relative_to("include/muster") and name.suffix == ".hpp":
                 link.replace_self(link_to_header(self.env, name.relative_to("include/muster"), link.children))
             else:
@@ -141,7 +139,7 @@ class HeaderNames(SphinxTransform):
 
 
 def add_index(app, exception):
-    """The start page has the name that web servers look for, too."""
+    """Copies the start page to the name that web servers look for."""
     if exception is None and app.builder.name == "html":
         shutil.copyfile(Path(app.outdir, f"{root_doc}.html"), Path(app.outdir, "index.html"))
 

@@ -13,11 +13,11 @@ MOCKED = ["torch", "numpy", "modelopt"]
 
 
 class Missing:
-    """A name of the extension module, where no stub describes it."""
+    """Base class of the names of the extension module that no stub describes."""
 
 
 class MissingCore(types.ModuleType):
-    """The extension module without a stub: each name is a class of its own."""
+    """Replaces the extension module if there is no stub: each name is a separate class."""
 
     def __getattr__(self, name):
         if name.startswith("__"):

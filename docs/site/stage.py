@@ -28,7 +28,7 @@ PLAIN_CPP = re.compile(
 
 
 def copy_pages(root, docs):
-    """Copies the pages, and links to the other files of the tree: Sphinx would find the pages' origin behind links."""
+    """Copies the pages, because Sphinx resolves symbolic links, and links to the other files of the tree."""
     for path in root.iterdir():
         if path.name not in ("docs", ".git") and not path.name.startswith("build"):
             (docs.parent / path.name).symlink_to(path)
@@ -84,6 +84,7 @@ def constant_comment(name, value):
 
 
 def place(value):
+    """Returns the file and the line of a definition, for warnings."""
     try:
         return f"{inspect.getsourcefile(value)}:{inspect.getsourcelines(value)[1]}"
     except (OSError, TypeError):
@@ -91,9 +92,10 @@ def place(value):
 
 
 def undocumented_members(name, value):
+    """Yields a warning for each public method or property of a class without a docstring."""
     for member, item in vars(value).items():
         function = item.fget if isinstance(item, property) else getattr(item, "__func__", item)
-        if member.startswith("_") or member in PLAIN_PYTHON or not (inspect.isroutine(function) or isinstance(item, property)):
+        if member.startswith("_") or member in PLAIN_PYTHON or not inspect.isroutine(function):
             continue
         if not inspect.getdoc(getattr(value, member)):
             yield f"{place(function)}: warning: {name}.{member} has no docstring."
