@@ -119,7 +119,7 @@ class OutsideLinks(SphinxTransform):
             else:
                 link.replace_self(
                     addnodes.download_reference(
-                        "", *link.children, refdomain=None, reftarget=os.path.relpath(docs.parent / name, page.parent),
+                        "", "", *link.children, refdomain=None, reftarget=os.path.relpath(docs.parent / name, page.parent),
                         refdoc=self.env.docname, reftype="myst", refexplicit=True,
                     )
                 )
