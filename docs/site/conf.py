@@ -117,12 +117,9 @@ class OutsideLinks(SphinxTransform):
             elif name.is_relative_to("include/muster") and name.suffix == ".hpp":
                 link.replace_self(link_to_header(self.env, name.relative_to("include/muster"), link.children))
             else:
-                link.replace_self(
-                    addnodes.download_reference(
-                        "", "", *link.children, refdomain=None, reftarget=os.path.relpath(docs.parent / name, page.parent),
-                        refdoc=self.env.docname, reftype="myst", refexplicit=True,
-                    )
-                )
+                target = os.path.relpath(docs.parent / name, page.parent)
+                options = {"refdoc": self.env.docname, "reftype": "myst", "refexplicit": True}
+                link.replace_self(addnodes.download_reference("", "", *link.children, reftarget=target, **options))
 
 
 class HeaderNames(SphinxTransform):
