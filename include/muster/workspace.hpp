@@ -54,6 +54,7 @@ struct WorkspaceQuery {
   std::uint64_t min_step = 0;              ///< the state has this step or a later one
   std::optional<std::uint64_t> step = {};  ///< the state has exactly this step
   bool on_all_ranks = false;               ///< all ranks of the job have a state of this step
+  /// The jobs whose states are read.
   WorkspaceJob job = WorkspaceJob::own;
 };
 
@@ -78,6 +79,7 @@ class Workspace {
   explicit Workspace(const std::optional<std::string>& path, std::shared_ptr<Group> group = nullptr,
                      const WorkspaceOptions& options = {});
 
+  /// Returns whether the workspace has a directory.
   [[nodiscard]] bool is_initialized() const noexcept { return group_ != nullptr; }
   /// Returns the directory; empty if uninitialized.
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
@@ -100,6 +102,7 @@ class Workspace {
   /// (for other jobs, any rank is allowed). Throws Error(not_found) if the directory no longer exists, Error(corrupt |
   /// version) if a state is damaged, and Error(io).
   [[nodiscard]] std::optional<WorkspaceState> read_configs_and_weights_from_rank(int rank, const WorkspaceQuery& query);
+  /// Returns the newest complete state of `rank` whose step is `min_step` or later. Otherwise as the function above.
   [[nodiscard]] std::optional<WorkspaceState> read_configs_and_weights_from_rank(int rank, std::uint64_t min_step = 0) {
     return read_configs_and_weights_from_rank(rank, WorkspaceQuery{.min_step = min_step});
   }
@@ -123,7 +126,9 @@ struct FileGroupOptions {
   /// Identifies the job: the same on all its ranks and different from other jobs; required if several jobs may start in
   /// one directory at the same time.
   std::string key = {};
+  /// The rank of this process.
   int rank = 0;
+  /// The number of ranks.
   int size = 1;
   /// For the rendezvous; afterwards the default deadline of the group.
   std::optional<std::chrono::milliseconds> timeout = {};

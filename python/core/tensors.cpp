@@ -153,8 +153,10 @@ void bind_tensors(nb::module_& module) {
       .def_prop_ro(
           "size", [](const Tensor& self) { return self.view().element_count(); }, "The number of elements.")
       .def_prop_ro("nbytes", &Tensor::nbytes, "The size of a contiguous copy in bytes.")
-      .def_prop_ro("is_writable", &Tensor::is_writable)
-      .def_prop_ro("is_contiguous", [](const Tensor& self) { return self.view().is_contiguous(); })
+      .def_prop_ro("is_writable", &Tensor::is_writable, "Whether the elements may be changed through this tensor.")
+      .def_prop_ro(
+          "is_contiguous", [](const Tensor& self) { return self.view().is_contiguous(); },
+          "Whether the elements are in row-major order without gaps.")
       .def(
           "copy", [](const Tensor& self) { return without_gil([&] { return Tensor::copy_of(self.view()); }); },
           "Returns a contiguous writable copy.")

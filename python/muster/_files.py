@@ -45,7 +45,7 @@ def split(config: typing.Any) -> tuple[typing.Any, dict[str, Tensor]]:
 
 
 def join(config: typing.Any, weights: dict[str, typing.Any] | None) -> typing.Any:
-    """Inserts weights into a config: join(*split(tree)) equals the tree. Local.
+    """Inserts weights into a config: `join(*split(tree))` equals the tree. Local.
 
     Raises CorruptError if the references in `config` and the names in `weights` do not match.
     """

@@ -28,9 +28,9 @@ def launch(
     """Starts a command or a function as the ranks of a job on this host, and waits until all have ended. Local.
 
     `target`: a list of texts is a command. It receives RANK, WORLD_SIZE ... and MUSTER_JOB in its environment, so
-    world() is the group of these ranks. A function, or its name "package.module:name", is called as name(**arguments)
-    in `ranks` (1 to 4096) new processes of this interpreter, after all of them have met. The processes import the
-    module of the function. It must be importable, or be the file of the program, which must not start anything unless
+    world() is the group of these ranks. A function, or its name "package.module:name", is called as
+    `name(**arguments)` in `ranks` (1 to 4096) new processes of this interpreter, after all of them have met. The
+    processes import the module of the function. It must be importable, or be the file of the program, which must not start anything unless
     `__name__` is "__main__". `arguments` are a config without tensors (dict, list, str, int, float, bool, None). The
     return value is ignored.
 
