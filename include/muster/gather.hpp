@@ -100,6 +100,7 @@ struct GatherOptions {
   Workspace workspace = {};
   /// Options for tensors on GPUs.
   Devices devices = {};
+  /// Checks for programs under development.
   Debug debug = {};
 };
 

@@ -105,6 +105,7 @@ struct StreamOptions {
   std::stop_token stop = {};  ///< a stop request cancels this rank, and so aborts the group
   /// Options of the transfer through files.
   Workspace workspace = {};
+  /// Checks for programs under development.
   GatherOptions::Debug debug = {};
 };
 

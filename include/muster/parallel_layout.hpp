@@ -31,6 +31,7 @@ struct ParallelLayout {
 
   /// Returns the number of ranks.
   [[nodiscard]] int ranks() const noexcept { return tensor * pipeline * expert; }
+  /// Returns the coordinates of a rank.
   [[nodiscard]] Coordinates coordinates(int rank) const noexcept {
     return {rank % tensor, rank / (tensor * expert), rank / tensor % expert};
   }

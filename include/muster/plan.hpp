@@ -189,7 +189,9 @@ struct ViewRule {
   ///   split, each query head is directly followed by its gate.
   struct Split {
     /// How the parts are stored.
-    enum class By : std::uint8_t { blocks, heads, groups, gated_groups } by = By::blocks;
+    enum class By : std::uint8_t { blocks, heads, groups, gated_groups };
+    /// How the parts of this tensor are stored.
+    By by = By::blocks;
     /// The dimension that is split.
     std::int64_t dim = 0;
     /// The relative sizes or numbers of heads of the parts.
@@ -259,16 +261,17 @@ class MergePlan {
   [[nodiscard]] const MergeRule* find(std::string_view tensor) const;
   /// Returns the name in the result that a rule gives to a tensor.
   [[nodiscard]] static std::string renamed(const MergeRule& rule, std::string_view tensor);
-  /// Inverts the rules: returns the name on the ranks of a tensor of the result, and its rule. Applying the rules to
-  /// that name gives `result` again. If several rules do so, it is the first; nullopt if no rule does. Throws
-  /// Error(invalid_argument) if a matching rule with `rename` is not invertible (regular expressions, braces of several
-  /// words, a star that the new name omits or repeats).
+  /// The origin of a tensor of the result.
   struct Origin {
     /// The name on the ranks.
     std::string name;
     /// The rule that joins the tensor.
     const MergeRule* rule = nullptr;
   };
+  /// Inverts the rules: returns the name on the ranks of a tensor of the result, and its rule. Applying the rules to
+  /// that name gives `result` again. If several rules do so, it is the first; nullopt if no rule does. Throws
+  /// Error(invalid_argument) if a matching rule with `rename` is not invertible (regular expressions, braces of several
+  /// words, a star that the new name omits or repeats).
   [[nodiscard]] std::optional<Origin> origin(std::string_view result) const;
   /// Resolves the numbers of a rule. `tensor` is the name on the ranks. `specs` are the specs of all ranks that the
   /// rule joins. For the inverse, `whole` is true and `specs` has only the spec of the whole tensor. If config.json
