@@ -27,7 +27,7 @@ enum class Writers : std::uint8_t {
   first,   ///< only rank 0: for ranks of one host, or if the other ranks cannot access the file system of the output
   owners,  ///< every rank writes its own data, and a share of the data that is joined from several ranks
 };
-/// Returns "first" or "owners".
+/// Returns "rank0" or "all".
 std::string_view to_string(Writers writers) noexcept;
 
 /// Options of shard_model().
@@ -56,7 +56,9 @@ struct ShardOptions {
   /// their process ran on this host and is proved dead. If this time is set, unfinished outputs of other processes are
   /// treated likewise if they have not changed for that long.
   std::optional<std::chrono::seconds> abandoned_after = {};
-  bool dry_run = false;  ///< writes nothing; the report is the expected one, and `out` is not inspected
+  std::string select = {};   ///< as ExportOptions::select
+  std::string exclude = {};  ///< as ExportOptions::exclude
+  bool dry_run = false;      ///< writes nothing; the report is the expected one, and `out` is not inspected
   ProgressCallback progress = {};
   /// A stop request ends the call with Error(cancelled). No output is left behind.
   std::stop_token stop = {};

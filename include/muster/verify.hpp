@@ -71,6 +71,10 @@ struct VerifyOptions {
   std::string plan = {};
   std::string base = {};                      ///< a model directory, as in ExportOptions
   std::optional<ParallelLayout> layout = {};  ///< layout of the ranks, as in ExportOptions
+  /// Globs, as in ExportOptions: only tensors with a matching name are compared with checksums or reported. Problems of
+  /// whole files are always reported.
+  std::string select = {};
+  std::string exclude = {};
 };
 
 /// Verifies `path` and reports all problems. Local. `path` is a directory in the Hugging Face layout, a workspace, or a

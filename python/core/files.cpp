@@ -361,7 +361,7 @@ ExportOptions export_options_of(const nb::dict& given) {
   options.take("abandoned_after", made.abandoned_after);
   if (!writers) return made;
   if (writers != to_string(Writers::first) && writers != to_string(Writers::owners))
-    throw Error(ErrorKind::argument, fmt::format("writers is 'owners' or 'first', not '{}'", *writers));
+    throw Error(ErrorKind::argument, fmt::format("writers is 'rank0' or 'all', not '{}'", *writers));
   made.writers = writers == to_string(Writers::first) ? Writers::first : Writers::owners;
   return made;
 }
@@ -424,7 +424,7 @@ void bind_checkpoints(nb::module_& module) {
   module.def("show", [](const std::string& path, const std::string& pattern, const nb::dict& given) {
     const inspect::SourceOptions options = source_options_of(given);
     inspect::ShowOptions wanted;
-    wanted.pattern = pattern;
+    wanted.filter.select = pattern;
     return object_of(without_gil([&] {
       std::string text;
       inspect::show_json(inspect::open_source(path, options), wanted, [&](std::string_view piece) { text += piece; });

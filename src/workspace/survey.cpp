@@ -109,7 +109,7 @@ std::optional<SurveyState> state_of(const std::string& workspace, SurveyEntry en
           info.generation != state.generation) {
         state.complete = false;
         state.problem =
-            fmt::format("it says that it is rank {} of {}, generation {}, of job {}: it was renamed or copied",
+            fmt::format("it says that it is rank {} of {}, step {}, of job {}: it was renamed or copied",
                         info.rank, info.world_size, info.generation, job_text(info.job));
       }
     } catch (const Error& error) {
@@ -200,7 +200,7 @@ const SurveyJob& choose_job(const Survey& survey, const std::string& prefix) {
                   fmt::format("it has no states of a job {}; there are those of {}", in_quotes(prefix), names_of(all)));
   if (chosen.size() > 1)
     refuse_states(survey, ErrorKind::argument,
-                  fmt::format("it has states of several jobs; choose one by --job: {}", names_of(chosen)));
+                  fmt::format("it has states of several jobs; choose one by --job-id: {}", names_of(chosen)));
   return *chosen.front();
 }
 
@@ -280,7 +280,7 @@ ChosenStates choose_states(const std::string& path, const StateChoice& choice) {
   if (chosen.states.empty()) {
     std::string what = "no complete state";
     if (choice.rank) what += fmt::format(" of rank {}", *choice.rank);
-    if (choice.generation) what += fmt::format(" of generation {}", *choice.generation);
+    if (choice.generation) what += fmt::format(" of step {}", *choice.generation);
     refuse_states(survey, ErrorKind::not_found,
                   fmt::format("the job {} has {}; muster ls shows what there is", job.nonce, what));
   }
@@ -305,9 +305,9 @@ ChosenStates choose_common_states(const std::string& path, const StateChoice& ch
   refuse_states(
       survey, ErrorKind::not_found,
       choice.generation
-          ? fmt::format("the job {} has not complete states of generation {} of all {} ranks{}", job.nonce, *generation,
+          ? fmt::format("the job {} has not complete states of step {} of all {} ranks{}", job.nonce, *generation,
                         job.world_size, missing)
-          : fmt::format("the job {} has no generation of which all {} ranks have a complete state; muster ls shows "
+          : fmt::format("the job {} has no step of which all {} ranks have a complete state; muster ls shows "
                         "what there is",
                         job.nonce, job.world_size));
 }

@@ -128,7 +128,7 @@ NFSWorkspace::NFSWorkspace(const std::optional<std::string>& path, std::shared_p
                            const WorkspaceOptions& options)
     : options_(options) {
   if (options.generations_kept < 1)
-    throw Error(ErrorKind::argument, "a workspace must keep at least one generation: what was written last");
+    throw Error(ErrorKind::argument, "a workspace must keep at least one step: what was written last");
   if (!path || path->empty()) return;
   const workspace::WorkspaceDirectory directory = workspace::prepare_workspace(*path);
   std::shared_ptr<SyncGroup> owner = group ? std::move(group) : world();
@@ -238,7 +238,7 @@ std::optional<WorkspaceState> NFSWorkspace::read_configs_and_weights_from_rank(i
     const StateFileInfo& info = file.info();
     if (workspace::job_text(info.job) != chosen->job || info.rank != rank || info.generation != chosen->generation)
       throw Error(ErrorKind::corrupt,
-                  fmt::format("{} says that it is rank {}, generation {} of job {}: it was renamed or copied",
+                  fmt::format("{} says that it is rank {}, step {} of job {}: it was renamed or copied",
                               in_quotes(path), info.rank, info.generation, workspace::job_text(info.job)),
                   {.path = path});
     found = WorkspaceState{file.load(), info.generation, path, info.job, info.world_size};

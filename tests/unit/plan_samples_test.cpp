@@ -594,7 +594,7 @@ TEST_CASE(
     CHECK(has(notes, "the sizes of the model are taken from"));
     REQUIRE(alone.left.size() == 1);
     CHECK(alone.left.front().name == "config.json");
-    CHECK(has(alone.left.front().reason, "--base"));
+    CHECK(has(alone.left.front().reason, "--base-model"));
     options.base.clear();
     options.dtype = DType::bf16;
     export_model(ranks, at + "/cast", "trtllm", *single_group(), options);
