@@ -210,7 +210,14 @@ void add_filter_options(CLI::App& command, inspect::TensorFilter& filter) {
       .add_option_function<std::vector<std::string>>(
           "--only-dtype",
           [&filter](const std::vector<std::string>& words) {
-            for (const std::string& word : words) filter.dtypes.push_back(dtype_from_string(word));
+            for (const std::string& word : words) {
+              const std::optional<DType> dtype = dtype_from_string(word);
+              if (!dtype)
+                throw Error(ErrorKind::argument, fmt::format("--only-dtype: {} is not a dtype (examples: F32, BF16, "
+                                                             "F8_E4M3)",
+                                                             in_quotes(word)));
+              filter.dtypes.push_back(*dtype);
+            }
           },
           "Only tensors of this dtype: BF16 (repeatable)")
       ->type_name("DTYPE")

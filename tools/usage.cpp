@@ -54,7 +54,7 @@ bool has_word(std::string_view list, std::string_view word) {
 
 /// Returns the command that CLI11 has found on the command line: the innermost one.
 const CLI::App& innermost(const CLI::App& app) {
-  const std::vector<CLI::App*> parsed = const_cast<CLI::App&>(app).get_subcommands();
+  const std::vector<CLI::App*> parsed = app.get_subcommands();
   return parsed.empty() ? app : innermost(*parsed.back());
 }
 
@@ -109,7 +109,7 @@ std::string HelpFormatter::make_description(const CLI::App* app) const {
 std::string HelpFormatter::make_usage(const CLI::App* app, std::string name) const {
   std::string out = "Usage: " + name + " [OPTIONS]";
   for (const CLI::Option* option : app->get_options([](const CLI::Option* each) { return each->get_positional(); }))
-    out += fmt::format(option->get_required() ? " {}" : " [{}]", make_option_name(option, true));
+    out += option->get_required() ? " " + make_option_name(option, true) : " [" + make_option_name(option, true) + "]";
   if (app->get_require_subcommand_min() > 0) out += " COMMAND";
   return out + "\n";
 }

@@ -319,7 +319,7 @@ std::string oddity(const std::string& name) {
 }
 
 /// "an array of 2 items", "a string".
-std::string described(const Config& value) {
+std::string value_text(const Config& value) {
   if (value.is_array()) return fmt::format("an array of {}", counted(value.size(), "item"));
   if (value.is_object()) return fmt::format("an object of {}", counted(value.size(), "item"));
   return value.is_null() ? "null" : fmt::format("a single value ({})", to_string(value.type()));
@@ -330,9 +330,9 @@ std::string nearest(const Config& tree, std::string_view place) {
   for (std::size_t dot = place.rfind('.'); dot != std::string_view::npos && dot > 0; dot = place.rfind('.', dot - 1)) {
     const Config* found = find_place(tree, place.substr(0, dot));
     if (found == nullptr) continue;
-    return fmt::format("{} is {}", in_quotes(place.substr(0, dot)), described(*found));
+    return fmt::format("{} is {}", in_quotes(place.substr(0, dot)), value_text(*found));
   }
-  if (!tree.is_object()) return fmt::format("it is {}", described(tree));
+  if (!tree.is_object()) return fmt::format("it is {}", value_text(tree));
   constexpr std::size_t most_named = 8;
   std::string keys;
   std::size_t named = 0;

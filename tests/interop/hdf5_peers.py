@@ -45,7 +45,7 @@ def listing(path):
     run("dump", path, found["dump"], *map(str, PIECES))
     found["words"] = {}
     for issue in found["issues"]:
-        found["words"].setdefault(issue["path"], []).append(issue["message"])
+        found["words"].setdefault(issue["path"], []).append(issue["words"])
     return found
 
 

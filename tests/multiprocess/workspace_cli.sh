@@ -64,7 +64,7 @@ says 2 "no complete state of rank 9" "$program" show plain --rank 9
 says 2 "no complete state of step 7" "$program" show plain --step 7
 says 2 "step 7" "$program" export plain --plan auto --step 7 --out x
 state=$(ls plain/state-*-r0-*.h5)
-says 2 "near it" "$program" cat "$state" model.embed_tokens.weigth
+says 2 "did you mean" "$program" cat "$state" model.embed_tokens.weigth
 says 2 "out of range for dimension 0 of" "$program" cat "$state" 'model.embed_tokens.weight[99999999]'
 says 2 "no tensor name" "$program" stats "$state" --select 'x.*'
 [ "$(sums)" = "$before" ] || fail "something changed"

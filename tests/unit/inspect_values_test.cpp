@@ -324,7 +324,7 @@ TEST_CASE("arrays are printed like those of NumPy") {
   CHECK(printed(source, "cube[:, 1]", {.format = CatFormat::raw}) == std::string("\x02\x03\x06\x07", 4));
   CHECK(printed(source, "odd", {.format = CatFormat::json}) ==
         "{\"name\":\"odd\",\"dtype\":\"F32\",\"shape\":[3],\"slice\":null,\"values\":[\"nan\",\"-inf\",1]}\n");
-  CHECK_THROWS_WITH_AS(printed(source, "mm"), doctest::Contains("near it: \"m\""), Error);
+  CHECK_THROWS_WITH_AS(printed(source, "mm"), doctest::Contains("did you mean \"m\"?"), Error);
 }
 
 TEST_CASE("long arrays are printed without their middle, and only their ends are read") {

@@ -192,7 +192,7 @@ bool is_nobodys(const os::Unfinished& one, const OutputChoice& choice, std::chro
   if (life != os::Life::unknown) return life == os::Life::dead;
   if (choice.abandoned_after && now - newest_change(one.path) >= *choice.abandoned_after) return true;
   log(LogLevel::warning,
-      fmt::format("leftover {}: its writer (pid {} on host {}) cannot be checked from this host. If that process has "
+      fmt::format("Leftover {}: its writer (pid {} on host {}) cannot be checked from this host. If that process has "
                   "ended, {} or pass --stale-after AGE.",
                   in_quotes(one.path), one.writer.pid, one.writer.host,
                   one.is_replaced ? "rename it back (it is the earlier model)" : "delete it"));
