@@ -68,7 +68,7 @@ void check_paths(const ConvertArguments& arguments) {
   };
   std::error_code error;
   if (fs::is_directory(arguments.in, error) && !thirdparty::find_checkpoint(arguments.in))
-    refuse(arguments.in, "a directory. Use muster export or muster shard for directories.");
+    refuse(arguments.in, "is a directory. Use muster export or muster shard for directories.");
   if (fs::equivalent(arguments.in, arguments.out, error))
     refuse(arguments.out, "the output is the input file. Name another file.");
   const fs::file_status status = fs::symlink_status(arguments.out, error);

@@ -95,12 +95,12 @@ void check_report(const ExportArguments& arguments) {
   const fs::path parent = report.has_parent_path() ? report.parent_path() : ".";
   const fs::file_status status = fs::status(report, error);
   if (status.type() == fs::file_type::none) refuse(error.message());
-  if (fs::is_directory(status)) refuse("a directory. Name a file.");
+  if (fs::is_directory(status)) refuse("is a directory. Name a file.");
   if (!arguments.out.empty() && is_inside(report, arguments.out))
-    refuse("inside the output directory. Name a file elsewhere.");
+    refuse("is inside the output directory. Name a file elsewhere.");
   if (fs::is_regular_file(status)) {
     if (is_inside(report, arguments.shards) || fs::equivalent(report, arguments.plan, error))
-      refuse("an input file. Name another file.");
+      refuse("is an input file. Name another file.");
   } else if (fs::exists(status)) {
     return;  // a device or a pipe, which is written directly
   }

@@ -169,7 +169,7 @@ int suggest(const PlanArguments& arguments) {
 }
 
 int show(const PlanArguments& arguments) {
-  const std::string& text = MergePlan::load(arguments.plan).text();
+  const std::string text = MergePlan::load(arguments.plan).text();
   print(arguments.json ? inspect::json_report(parse_json(text)) : text);
   return 0;
 }

@@ -167,14 +167,15 @@ std::string usage_message(const CLI::ParseError& error, const CLI::App& app) {
                                       : what.substr(0, place) + std::string(after) + what.substr(place + before.size());
   };
   std::string message = what;
+  const auto is_a = [&](CLI::ExitCodes code) { return error.get_exit_code() == static_cast<int>(code); };
   const bool has_commands = command.get_require_subcommand_min() > 0;
-  if (!left.empty() && (error.get_name() == "ExtrasError" || (has_commands && error.get_name() == "RequiredError")))
+  if (!left.empty() && (is_a(CLI::ExitCodes::ExtrasError) || (has_commands && is_a(CLI::ExitCodes::RequiredError))))
     message = unknown_argument(command, left.front());
-  else if (error.get_name() == "RequiredError")
+  else if (is_a(CLI::ExitCodes::RequiredError))
     message = missing_argument(command);
-  else if (error.get_name() == "ExcludesError")
+  else if (is_a(CLI::ExitCodes::ExcludesError))
     message = replaced(" excludes ", " cannot be combined with ");
-  else if (error.get_name() == "RequiresError")
+  else if (is_a(CLI::ExitCodes::RequiresError))
     message = replaced(" requires ", " is only valid with ");
   std::string name = command.get_name();
   for (const CLI::App* above = command.get_parent(); above != nullptr; above = above->get_parent())

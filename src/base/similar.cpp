@@ -50,7 +50,8 @@ std::vector<std::size_t> similar_to(std::string_view name, std::span<const std::
   }
   std::ranges::sort(near);
   std::vector<std::size_t> places;
-  for (std::size_t i = 0; i < std::min(near.size(), most); ++i) places.push_back(near[i].second);
+  for (const auto& [distance, place] : near)
+    if (places.size() < most && distance == near.front().first) places.push_back(place);
   return places;
 }
 

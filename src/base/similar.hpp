@@ -10,8 +10,8 @@
 
 namespace muster {
 
-/// Returns the indices of the candidates that resemble `name`, the most similar first: a few letters differ, or the
-/// candidate contains the name. Looks at the first 20,000 candidates. At most `most` are returned.
+/// Returns the indices of the candidates that resemble `name` most: a few letters differ, or the candidate contains the
+/// name. Looks at the first 20,000 candidates. At most `most` are returned.
 std::vector<std::size_t> similar_to(std::string_view name, std::span<const std::string_view> candidates,
                                     std::size_t most = 3);
 

@@ -4,8 +4,8 @@
 # Options that select, filter and sort; the JSON of commands that others do not test.
 #   MUSTER_PROGRAM, MUSTER_DEMO_MODEL: the programs under test
 set -u
+root=$(cd "$(dirname "$0")/../.." && pwd) || exit 1
 source "$(dirname "$0")/cli.sh"
-root=$(cd "$(dirname "$0")/../.." && pwd)
 
 # Every old name, in every command that had it.
 sources=$(sed -n 's/^constexpr std::string_view sources = "\(.*\)";$/\1/p' "$root/tools/usage.cpp")
@@ -58,6 +58,6 @@ says 0 '"checksums_written": 2' "$program" verify --write-checksums few --json
 
 # JSON of the commands about plans.
 says 0 '"muster_plan"' "$program" plan show llama --json
-says 0 '"uncertain": []' "$program" plan suggest model --json
+says 0 '"uncertain": [' "$program" plan suggest model --json
 says 0 '"forecast"' "$program" shard model --to 2 --plan auto --dry-run --json
 finish

@@ -457,8 +457,8 @@ MergePlan MergePlan::load(const std::string& name_or_file, const Config* model_c
   if (!std::filesystem::exists(name_or_file, error)) {
     const std::string near = did_you_mean(name_or_file, builtin_names());
     throw file_error(ErrorKind::not_found, "no plan", name_or_file,
-                     fmt::format("neither a file nor a built-in plan{}{}; the built-in plans are {} and auto",
-                                 near.empty() ? "" : ": ", near, fmt::join(builtin_names(), ", ")));
+                     fmt::format("neither a file nor a built-in plan{} The built-in plans are {} and auto.",
+                                 near.empty() ? "." : "; " + near, fmt::join(builtin_names(), ", ")));
   }
   const std::string directory = std::filesystem::path(name_or_file).parent_path().string();
   return named(read_text(name_or_file, longest_plan), name_or_file, model_config, directory.empty() ? "." : directory);
