@@ -426,8 +426,8 @@ Config read_file(const Call& call, WorkspaceRouteState& state, int sender, const
     const StateFileInfo& info = file.info();
     if (info.job != call.group->nonce() || info.rank != sender || info.generation != parsed->generation)
       throw Error(ErrorKind::corrupt,
-                  fmt::format("{} is not what its name says: rank {}, step {} of job {}", in_quotes(path),
-                              info.rank, info.generation, workspace::job_text(info.job)),
+                  fmt::format("{} is not what its name says: rank {}, step {} of job {}", in_quotes(path), info.rank,
+                              info.generation, workspace::job_text(info.job)),
                   {.path = path});
     State whole{file.config(), {}};
     whole.weights.reserve(file.tensors().size());

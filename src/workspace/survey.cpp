@@ -108,9 +108,8 @@ std::optional<SurveyState> state_of(const std::string& workspace, SurveyEntry en
       if (job_text(info.job) != entry.name->job || info.rank != state.rank || info.world_size != state.world_size ||
           info.generation != state.generation) {
         state.complete = false;
-        state.problem =
-            fmt::format("it says that it is rank {} of {}, step {}, of job {}: it was renamed or copied",
-                        info.rank, info.world_size, info.generation, job_text(info.job));
+        state.problem = fmt::format("it says that it is rank {} of {}, step {}, of job {}: it was renamed or copied",
+                                    info.rank, info.world_size, info.generation, job_text(info.job));
       }
     } catch (const Error& error) {
       if (error.kind() == ErrorKind::not_found) return std::nullopt;
@@ -302,14 +301,13 @@ ChosenStates choose_common_states(const std::string& path, const StateChoice& ch
   std::string missing;
   for (std::size_t rank = 0; rank < is_there.size() && generation; ++rank)
     if (!is_there[rank]) missing += fmt::format("{}{}", missing.empty() ? "; missing: rank " : ", ", rank);
-  refuse_states(
-      survey, ErrorKind::not_found,
-      choice.generation
-          ? fmt::format("the job {} has not complete states of step {} of all {} ranks{}", job.nonce, *generation,
-                        job.world_size, missing)
-          : fmt::format("the job {} has no step of which all {} ranks have a complete state; muster ls shows "
-                        "what there is",
-                        job.nonce, job.world_size));
+  refuse_states(survey, ErrorKind::not_found,
+                choice.generation
+                    ? fmt::format("the job {} has not complete states of step {} of all {} ranks{}", job.nonce,
+                                  *generation, job.world_size, missing)
+                    : fmt::format("the job {} has no step of which all {} ranks have a complete state; muster ls shows "
+                                  "what there is",
+                                  job.nonce, job.world_size));
 }
 
 }  // namespace muster::workspace
