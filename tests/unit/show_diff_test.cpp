@@ -231,7 +231,7 @@ TEST_CASE("diff: every kind of difference") {
         "tensor value: F32 [4]: 3 of 4 values differ, by at most 1 (0.25 relative), 1 NaN on one side\n"
         "tensor only_b\\n: only in B: F32 [1]\n"
         "file broken.json: 1 bytes / 2 bytes\n"
-        "file bytes.bin: other bytes from 2 on\n"
+        "file bytes.bin: bytes differ from offset 2\n"
         "file config.json: hidden: 768 / 1024, list[1].deep: \"a\" / \"\\u001b[2J\", gone: null / nothing and 1 more\n"
         "file extra.txt: only in B\n"
         "different: 5 tensors and 4 other files (compared: 2 tensors, 20 B, 3 other files)\n");
