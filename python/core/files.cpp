@@ -359,7 +359,7 @@ ExportOptions export_options_of(const nb::dict& given) {
   options.take("stale_after", made.stale_after);
   if (!writers) return made;
   if (writers != to_string(Writers::rank0) && writers != to_string(Writers::all))
-    throw Error(ErrorKind::invalid_argument, fmt::format("writers is 'owners' or 'first', not '{}'", *writers));
+    throw Error(ErrorKind::invalid_argument, fmt::format("writers is 'rank0' or 'all', not '{}'", *writers));
   made.writers = writers == to_string(Writers::rank0) ? Writers::rank0 : Writers::all;
   return made;
 }
@@ -422,7 +422,7 @@ void bind_checkpoints(nb::module_& module) {
   module.def("show", [](const std::string& path, const std::string& pattern, const nb::dict& given) {
     const inspect::SourceOptions options = source_options_of(given);
     inspect::ShowOptions wanted;
-    wanted.pattern = pattern;
+    wanted.filter.select = pattern;
     return object_of(without_gil([&] {
       std::string text;
       inspect::show_json(inspect::open_source(path, options), wanted, [&](std::string_view piece) { text += piece; });

@@ -305,7 +305,7 @@ def export_model(
     - `plan`: the name of a built-in plan, "auto" or a file; empty: the plan that the shards record.
     - `max_shard_size`, `memory_budget`: the size of one file, and of the buffers of all ranks together, in bytes or as
       text such as "256MiB".
-    - `writers`: "first" or "owners". The default is "owners" for several hosts on a network file system, and for
+    - `writers`: "rank0" or "all". The default is "all" for several hosts on a network file system, and for
       sources that every rank can read completely.
     - `layout`: of the shards, if they do not record it.
     - `to_plan`: the plan that splits for `to`; empty: `plan`, or "auto" if `plan` has views.

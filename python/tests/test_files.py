@@ -206,7 +206,7 @@ def test_options_of_an_export(tmp_path):
         assert (out / "config.json").exists() is there
     for options, kind, words in (
         ({"dtype": "F12"}, muster.ArgumentError, "'F12' is not a dtype"),
-        ({"writers": "all"}, muster.ArgumentError, "not 'all'"),
+        ({"writers": "owners"}, muster.ArgumentError, "not 'owners'"),
         ({"to": "xp=2"}, muster.ArgumentError, "xp=2"),
         ({"generation": -1}, muster.ArgumentError, "generation is not of the type"),
         ({"select": 5}, muster.ArgumentError, "select is not of the type"),

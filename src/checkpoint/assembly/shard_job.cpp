@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "src/checkpoint/assembly/shard_job.hpp"
 #include <fmt/core.h>
 #include <algorithm>
 #include <bit>
@@ -22,6 +21,7 @@
 #include "src/checkpoint/assembly/checksums.hpp"
 #include "src/checkpoint/assembly/export_job.hpp"
 #include "src/checkpoint/assembly/recent_pieces.hpp"
+#include "src/checkpoint/assembly/shard_job.hpp"
 #include "src/checkpoint/assembly/shard_set.hpp"
 #include "src/checkpoint/model/model_files.hpp"
 #include "src/checkpoint/model/output_directory.hpp"
@@ -292,10 +292,12 @@ ShardReport shard_model(const std::string& model_dir, const std::string& out, co
                         .to_plan = options.to_plan,
                         .base_model = options.base_model,
                         .states = {{}, options.step, options.job_id},
-                        .thirdparty = {options.key, options.file_pattern}};
+                        .thirdparty = {options.key, options.file_pattern},
+                        .select = options.select,
+                        .exclude = options.exclude};
   if (options.to_plan.empty() && contents_of(model_dir, request.thirdparty).has_ranks())
     throw Error(ErrorKind::invalid_argument,
-                fmt::format("{} has the tensors of {} ranks and is not a model: muster export {} --plan {} --ranks {} "
+                fmt::format("{} has the tensors of {} ranks and is not a model: muster export {} --plan {} --to {} "
                             "--out DIR cuts them "
                             "anew",
                             in_quotes(model_dir), count_shards(model_dir), model_dir, plan_name, to_string(layout)),
