@@ -94,7 +94,7 @@ for _name in WITH_OPTIONS:
 
 def _met(opts):
     seconds = opts.timeout.total_seconds()
-    return _meet(opts.store, opts.group_rank, opts.group_size, timeout=seconds, numbers=opts.global_ranks_in_group)
+    return _meet(opts.store, opts.group_rank, opts.group_size, timeout=seconds, global_ranks=opts.global_ranks_in_group)
 
 
 # torch keeps a backend by a pointer of C++ alone, which does not keep what is of Python.
