@@ -38,7 +38,8 @@ Error not_of_its_type() {
 
 Error error_of(nb::python_error& raised, ErrorKind otherwise, Trace trace) {
   try {
-    const nb::object described = nb::module_::import_("muster.errors").attr("_describe")(raised.value(), trace == Trace::told);
+    const nb::object described =
+        nb::module_::import_("muster.errors").attr("_describe")(raised.value(), trace == Trace::told);
     const auto bytes = nb::cast<nb::bytes>(described[1]);
     const std::string message(bytes.c_str(), bytes.size());
     if (!described[0].is_none())
