@@ -169,7 +169,7 @@ class Workspace:
 
     @property
     def rank(self) -> int | None:
-        """The rank of this process in the group. It is None if the workspace is uninitialized."""
+        """The rank of this process in the group, or None if the workspace is uninitialized."""
         return None if self._group is None else self._group.rank
 
     def write_configs_and_weights(self, config: typing.Any, weights: dict[str, typing.Any] | None = None, step: int | None = None) -> int:
@@ -565,7 +565,7 @@ def verify(
         The output of `muster verify --json` (docs/reference/json-output.md) as a dict. "good" is true without problems.
 
     Raises:
-        NotFoundError: There is nothing to verify.
+        NotFoundError: The path does not exist, or contains nothing that can be verified.
         IoError: A directory cannot be read.
         VersionError: A newer Muster wrote it.
         InvalidArgumentError: A plan, a base or a layout is invalid.

@@ -44,7 +44,7 @@ def launch(
             of this process (descriptors 1 and 2). "prefixed" adds "[rank] " in front of each line. "live" shows one
             line per rank on a terminal.
         log_directory: A directory for files rank-N.out and rank-N.err, which receive the output instead.
-        tee: Whether the output goes to `output` in addition to the files.
+        tee: Whether `output` receives the output in addition to the files.
         timeout: The longest duration of the job in seconds. None: no limit.
         grace: The seconds that the other ranks have after one failed, before SIGTERM, and again before SIGKILL.
         kill_after: The seconds between a terminating signal and SIGKILL.

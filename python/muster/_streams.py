@@ -16,8 +16,8 @@ from ._groups import _resolve
 class LayerPart:
     """A layer, or one part of a layer that exceeds the memory budget. It ends when the next part is requested.
 
-    Tensors that are still held remain valid, but block their sender. All parts of a layer have the same tree. If a leaf
-    is not in this part, it is None. Leaves that are not tensors are in part 0.
+    Tensors that are still held remain valid, but block their sender. All parts of a layer have the same tree. A leaf of
+    another part is None here. Leaves that are not tensors are in part 0.
 
     `layer` is the number of the layer. `part` and `num_parts` are the number of the part and the number of parts.
     `ranks` is the list. `slices` gives the positions of slices of tensors that are larger than a part. `tensors` lists

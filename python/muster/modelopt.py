@@ -224,7 +224,7 @@ class NFSWorkspace:
 
     @property
     def state_path(self) -> pathlib.Path | None:
-        """The file that contains the state of this rank. It is None if the rank has no state."""
+        """The file that contains the state of this rank. None: the rank has no state."""
         state = self._state(self.rank)
         return None if state is None else pathlib.Path(state.info["path"])
 

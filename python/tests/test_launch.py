@@ -68,15 +68,15 @@ def test_the_failure_of_a_rank(how, kind, words, capfd):
 @pytest.mark.parametrize(
     "target, options, words",
     [
-        (lambda: None, {}, "no name that ranks could import it by"),
+        (lambda: None, {}, "ranks cannot import"),
         ("launch_cases", {}, "is not the name of a function"),
         (5, {}, "is not a target"),
-        (["true"], {"arguments": {}}, "arguments are for functions"),
+        (["true"], {"arguments": {}}, "a command has no .arguments"),
         ([], {}, "no command given"),
         (launch_cases.fail, {"arguments": {"how": {1, 2}}}, "config['how']: set is not a value"),
         (launch_cases.fail, {"arguments": {"how": muster.empty("F32", (1,))}}, "tensor"),
         (launch_cases.fail, {"ranks": 0}, "0 ranks"),
-        (launch_cases.fail, {"output": "loud"}, "not 'loud'"),
+        (launch_cases.fail, {"output": "loud"}, "output: unknown value 'loud'"),
         (launch_cases.fail, {"tee": True}, "log directory"),
         (launch_cases.fail, {"timeout": 0}, "more than 0"),
         (launch_cases.fail, {"environment": {"A=B": "1"}}, "A=B"),

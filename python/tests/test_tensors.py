@@ -263,11 +263,11 @@ def test_capsules_that_nobody_takes_leave_nothing():
 
 def test_other_objects_are_refused():
     for value, words in (
-        (object(), "neither DLPack nor a buffer"),
+        (object(), "neither DLPack nor the buffer protocol"),
         (np.array(["a"]), "no dtype"),
         (np.zeros(2, ">f4"), "order"),
         (np.zeros(2, "f2,f4"), "no dtype"),
-        (TorchOnDevice(), "it is on cuda:0: copy it to the host"),
+        (TorchOnDevice(), "the tensor is on cuda:0: copy it to the host"),
     ):
         with pytest.raises(muster.InvalidArgumentError, match=words):
             muster.as_tensor(value)
