@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process group "muster", which has the least overhead, and the backend "muster_cpu", which other backends may accompany."""
+"""The process group "muster" and the backend "muster_cpu".
+
+The process group has the least overhead. The backend allows other backends for other devices.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,7 @@ class MusterGroup(Calls, distributed.ProcessGroup):
         return "muster"
 
     def split_group(self, new_ranks, timeout=None, opts=None, group_name=None, group_desc=None, device_types=None):
-        """Returns the group of the ranks of a list, in its order, or None on a rank that is not in its list. Collective."""
+        """Returns the group of the ranks of a list, in its order; None on a rank that is in no list. Collective."""
         timeout = timeout or datetime.timedelta(seconds=self._seconds)
         group = self._group.split(list(new_ranks), timeout.total_seconds())
         if group is None:
@@ -77,8 +80,9 @@ class MusterGroup(Calls, distributed.ProcessGroup):
 
 
 def _overload(name):
-    """Returns a method that accepts all overloads. This package implements the overload with options, and torch converts the
-    others (a tensor, an operation) to it.
+    """Returns a method that accepts all overloads.
+
+    This package implements the overload with options. torch converts the others (a tensor, an operation) to it.
     """
     ours, theirs = getattr(Calls, name), getattr(distributed.ProcessGroup, name)
 

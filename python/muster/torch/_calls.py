@@ -32,7 +32,7 @@ _OPS = {
 
 
 def _flat(tensor):
-    """Returns the elements in their order, in one dimension: the memory of the tensor if it has no gaps, otherwise a copy."""
+    """Returns the elements in one dimension: the memory of the tensor if it has no gaps, otherwise a copy."""
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         tensor = tensor.contiguous().resolve_conj().resolve_neg()
     if tensor.dim() != 1:
@@ -172,7 +172,7 @@ class Calls:
         return self._reduce([_alone(tensors)], opts.reduceOp, opts, opts.rootRank)
 
     def _scatter_reduced(self, out, flat, sizes, op, seconds):
-        """Reduces `flat` and writes the part of this rank into `out`. `sizes` has the number of elements of each part."""
+        """Reduces `flat` and writes the part of this rank into `out`. `sizes` has the elements of each part."""
         flat = _scaled(flat, op)
         if not isinstance(op, str):
             whole = flat.clone()

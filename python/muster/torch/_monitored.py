@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""monitored_barrier: rank 0 reports the missing ranks. The messages are those of gloo, because programs search for them."""
+"""monitored_barrier: rank 0 reports the missing ranks.
+
+The messages are those of gloo, because programs search for them.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,10 @@ from .. import _core, errors
 
 
 def torch_error(error, seconds):
-    """Returns the RuntimeError that programs expect from a backend. Its cause is the error of muster, with rank, host and pid."""
+    """Returns the RuntimeError that programs expect from a backend.
+
+    Its cause is the error of muster, with rank, host and pid.
+    """
     prefix = f"Timed out waiting {int(seconds * 1000)}ms: " if isinstance(error, errors.TimeoutError) else ""
     raised = distributed.DistBackendError(f"muster: {prefix}{error}")
     raised.__cause__ = error
@@ -134,7 +137,10 @@ class _Lane:
             self._changed.notify()
 
     def end(self, reason=None):
-        """Ends the lane after its operations. With a reason it aborts them, so that they raise CancelledError on all ranks."""
+        """Ends the lane after its operations.
+
+        With a reason it aborts them, so that they raise CancelledError on all ranks.
+        """
         with self._changed:
             self._ends = True
             is_busy = self._is_busy()
@@ -154,7 +160,10 @@ class _Lane:
 
 
 class Collectives(_Lane):
-    """Runs calls one after another: on the thread of a caller that waits if no other call is queued, otherwise on its own."""
+    """Runs calls one after another.
+
+    A call runs on the thread of a caller that waits, if no other call is queued, and otherwise on the thread of the lane.
+    """
 
     def run(self, call, results, seconds, waits):
         """Runs a call. Returns its Work, or None after its end if the caller waits."""
@@ -240,7 +249,7 @@ class Messages(_Lane):
         self._wanting = 0
 
     def begin(self, start, tensors, about, seconds, finish=None):
-        """Returns a Work of the operation that start() begins, also if that fails. finish() is called after a success."""
+        """Returns a Work of the operation that start() begins, also if that fails. A success calls finish()."""
         work = _Message(self, tensors, about, seconds)
         work.finish = finish
         self._wanting += 1
