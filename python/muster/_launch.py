@@ -28,7 +28,7 @@ def launch(
     """Starts a command or a function as the ranks of a job on this host, and waits until all have ended. Local.
 
     A command receives RANK, WORLD_SIZE ... and MUSTER_JOB in its environment, so world() is the group of these ranks. A
-    function is called as target(**arguments) in new processes of this interpreter, after all of them have met. They
+    function is called as `target(**arguments)` in new processes of this interpreter, after all of them have met. They
     import the module of the function. It must be importable, or be the file of the program, which must not start
     anything unless `__name__` is "__main__". The return value is ignored.
 
