@@ -23,6 +23,7 @@ class Config;
 /// An object: members in insertion order, with unique keys. Beyond a few members, a hash index speeds up lookups.
 class ConfigObject {
  public:
+  /// A key and its value.
   using Member = std::pair<std::string, Config>;
 
   ConfigObject();
@@ -40,6 +41,7 @@ class ConfigObject {
   [[nodiscard]] const Config* find(std::string_view key) const noexcept;
   /// Returns the value of the key for modification, or null if the key is missing.
   [[nodiscard]] Config* find(std::string_view key) noexcept;
+  /// Returns whether the object has the key.
   [[nodiscard]] bool contains(std::string_view key) const noexcept { return find(key) != nullptr; }
   /// Returns the value of the key. A missing key is inserted with a null value.
   Config& operator[](std::string_view key);
@@ -58,6 +60,7 @@ class ConfigObject {
   [[nodiscard]] std::size_t position(std::string_view key) const noexcept;
 };
 
+/// The items of an array.
 using ConfigArray = std::vector<Config>;
 
 /// All integer types of C++ except bool and the character types.
@@ -70,13 +73,19 @@ concept ConfigInteger = std::integral<T> && sizeof(T) <= sizeof(std::int64_t) &&
 /// Pointers do not convert, except null-terminated text.
 class Config {
  public:
+  /// The type of a value. An integer that fits into std::int64_t is an `integer`, and a larger one an
+  /// `unsigned_integer`.
   enum class Type : std::uint8_t { null, boolean, integer, unsigned_integer, real, string, array, object, tensor };
 
   Config() noexcept = default;
+  /// Creates a null value.
   Config(std::nullptr_t) noexcept {}
+  /// Creates a boolean value.
   template <std::same_as<bool> Boolean>
   Config(Boolean value) noexcept : value_(value) {}
+  /// Creates a boolean value from an element of a std::vector<bool>.
   Config(std::vector<bool>::reference value) noexcept : value_(static_cast<bool>(value)) {}
+  /// Creates an integer value.
   template <ConfigInteger Integer>
   Config(Integer value) noexcept {
     if (std::in_range<std::int64_t>(value))
@@ -84,14 +93,20 @@ class Config {
     else
       value_ = static_cast<std::uint64_t>(value);
   }
+  /// Creates a real value, stored as a double.
   template <std::floating_point Real>
   Config(Real value) noexcept : value_(static_cast<double>(value)) {}
   /// Throws Error(invalid_argument) if `value` is a null pointer.
   Config(const char* value);
+  /// Creates a string value from a copy of the text.
   Config(std::string_view value) : value_(std::string(value)) {}
+  /// Creates a string value.
   Config(std::string value) noexcept : value_(std::move(value)) {}
+  /// Creates an array.
   Config(ConfigArray value) noexcept : value_(std::move(value)) {}
+  /// Creates an object.
   Config(ConfigObject value) noexcept : value_(std::move(value)) {}
+  /// Creates a leaf that is a tensor; it shares the memory of `value`.
   Config(Tensor value) noexcept : value_(std::move(value)) {}
 
   /// Returns an array of these items.
@@ -99,23 +114,39 @@ class Config {
   /// Returns an object of these members. Throws Error(invalid_argument) if a key occurs twice.
   static Config object(std::initializer_list<std::pair<std::string_view, Config>> members = {});
 
+  /// Returns the type of the value.
   [[nodiscard]] Type type() const noexcept { return static_cast<Type>(value_.index()); }
+  /// Returns whether the value is null.
   [[nodiscard]] bool is_null() const noexcept { return type() == Type::null; }
+  /// Returns whether the value is an object.
   [[nodiscard]] bool is_object() const noexcept { return type() == Type::object; }
+  /// Returns whether the value is an array.
   [[nodiscard]] bool is_array() const noexcept { return type() == Type::array; }
+  /// Returns whether the value is a string.
   [[nodiscard]] bool is_string() const noexcept { return type() == Type::string; }
+  /// Returns whether the value is a tensor.
   [[nodiscard]] bool is_tensor() const noexcept { return type() == Type::tensor; }
 
   // Each of these throws Error(invalid_argument) with both type names if the value has another type.
+  /// Returns the boolean. Like the other functions of this kind, it throws Error(invalid_argument) with both type names
+  /// if the value has another type.
   [[nodiscard]] bool as_bool() const;
+  /// Returns the integer. Throws as as_bool(), also if the integer exceeds the range of std::int64_t.
   [[nodiscard]] std::int64_t as_int() const;
+  /// Returns the integer. Throws as as_bool(), also if the integer is negative.
   [[nodiscard]] std::uint64_t as_uint() const;
   [[nodiscard]] double as_double() const;  ///< also converts integers
+  /// Returns the string. Throws as as_bool().
   [[nodiscard]] const std::string& as_string() const;
+  /// Returns the items of the array. Throws as as_bool().
   [[nodiscard]] const ConfigArray& as_array() const;
+  /// Returns the items of the array, for modification. Throws as as_bool().
   [[nodiscard]] ConfigArray& as_array();
+  /// Returns the object. Throws as as_bool().
   [[nodiscard]] const ConfigObject& as_object() const;
+  /// Returns the object, for modification. Throws as as_bool().
   [[nodiscard]] ConfigObject& as_object();
+  /// Returns the tensor. Throws as as_bool().
   [[nodiscard]] const Tensor& as_tensor() const;
 
   /// Returns the value as a T: bool, an integer, float, double or std::string. Throws Error(invalid_argument) if the
@@ -129,9 +160,12 @@ class Config {
     const Config* found = as_object().find(key);
     return found == nullptr ? std::move(otherwise) : found->as<T>();
   }
+  /// Returns a member that is a string, or `otherwise` if the key is missing. Throws as the function above.
   [[nodiscard]] std::string value_or(std::string_view key, std::string_view otherwise) const {
     return value_or(key, std::string(otherwise));
   }
+  /// Returns a member that is a string, or the null-terminated text `otherwise` if the key is missing. Throws as the
+  /// functions above.
   [[nodiscard]] std::string value_or(std::string_view key, const char* otherwise) const {
     return value_or(key, Config(otherwise).as_string());
   }

@@ -44,6 +44,7 @@ enum class DType : std::uint8_t {
 /// };`.
 template <class T>
 struct DTypeOf;
+/// The dtype of a C++ type (DTypeOf).
 template <class T>
 inline constexpr DType dtype_of = DTypeOf<T>::value;
 

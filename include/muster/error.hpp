@@ -42,14 +42,22 @@ struct ErrorDetails {
 /// later calls can throw the same failure again.
 class Error : public std::runtime_error {
  public:
+  /// Creates a failure. `message` is the complete text of what().
   Error(ErrorKind kind, const std::string& message, ErrorDetails details = {});
 
+  /// Returns the category.
   [[nodiscard]] ErrorKind kind() const noexcept { return kind_; }
+  /// Returns ErrorDetails::rank.
   [[nodiscard]] std::optional<int> rank() const noexcept { return details_.rank; }
+  /// Returns ErrorDetails::pid.
   [[nodiscard]] std::optional<std::int64_t> pid() const noexcept { return details_.pid; }
+  /// Returns ErrorDetails::host.
   [[nodiscard]] const std::string& host() const noexcept { return details_.host; }
+  /// Returns ErrorDetails::path.
   [[nodiscard]] const std::string& path() const noexcept { return details_.path; }
+  /// Returns ErrorDetails::os_error.
   [[nodiscard]] int os_error() const noexcept { return details_.os_error; }
+  /// Returns all details.
   [[nodiscard]] const ErrorDetails& details() const noexcept { return details_; }
 
   /// Returns the same failure with `context` in front of its message ("exporting to out/: ..."), for a caller that

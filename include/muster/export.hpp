@@ -4,7 +4,7 @@
 // (export_model). The commands `muster shard` and `muster export` call these functions. If a model is split and its
 // shards are exported by the same plan, the result has the same names, dtypes, shapes and tensor bytes. A plan is a
 // list of rules that describe how each tensor is split and merged (docs/plans.md). Third-party checkpoints are those of
-// other programs; docs/checkpoints.md lists them, and explains which are self-describing.
+// other programs; docs/reference/exports.md lists them, and explains which are self-describing.
 
 #include <chrono>
 #include <cstdint>
@@ -57,6 +57,7 @@ struct ShardOptions {
   /// treated likewise if they have not changed for that long.
   std::optional<std::chrono::seconds> stale_after = {};
   bool dry_run = false;  ///< writes nothing; the report is the expected one, and `out` is not inspected
+  /// Receives reports of the progress.
   ProgressCallback progress = {};
   /// A stop request ends the call with Error(cancelled). No output is left behind.
   std::stop_token stop = {};
@@ -71,6 +72,7 @@ struct ShardReport {
   Omissions skipped = {};           ///< files that were not copied
   /// Remarks for users of the shards: attention heads that several ranks hold, unused rules.
   std::vector<std::string> notes = {};
+  /// Duration of the call.
   double seconds = 0;
 };
 
@@ -145,11 +147,13 @@ struct ExportOptions {
   /// states of several jobs. An unset `step` selects the newest one of which every rank of the job has a complete
   /// state.
   std::string job_id = {};
+  /// See `job_id`.
   std::optional<std::uint64_t> step = {};
   std::string key = {};           ///< for third-party checkpoints: the key, or the prefix of the names, of the weights
   std::string file_pattern = {};  ///< for one file per rank: the file names, with {rank} for the number
   std::string extra_files = {};   ///< as ShardOptions::carry
   std::optional<std::chrono::seconds> stale_after = {};  ///< as ShardOptions::stale_after
+  /// Receives reports of the progress, on rank 0 only.
   ProgressCallback progress = {};
   /// A stop request on any rank ends the export on all ranks with Error(cancelled), and aborts the group. Partial
   /// output is deleted, unless `resume` is set.
@@ -158,8 +162,11 @@ struct ExportOptions {
 
 /// A source tensor on one rank.
 struct SourceTensor {
+  /// The rank in the layout of the source.
   int rank = 0;
+  /// The name of the tensor on that rank.
   std::string name;
+  /// The dtype and shape of the tensor on that rank.
   TensorSpec spec;
 };
 /// The outcome for all source tensors of one name.
@@ -169,20 +176,26 @@ struct TensorMapping {
   std::size_t rule = 0;  ///< number of the rule in the plan, from 1
   std::string action;    ///< action of that rule, as in docs/plans.md
   TensorSpec spec;       ///< dtype and shape in the output
+  /// The tensors of the ranks that the rule joins.
   std::vector<SourceTensor> sources;
   std::string file;         ///< file of the checkpoint; empty if several shards hold parts of the tensor
   std::string reason = {};  ///< for a dropped tensor: the reason, if the plan gives one
 };
 /// An account of an export. Every tensor of every rank is listed exactly once, in `tensors` or in `dropped`.
 struct ExportManifest {
+  /// The name of the plan.
   std::string plan;
   ParallelLayout source_layout;                 ///< layout of the source shards
   std::optional<ParallelLayout> target_layout;  ///< layout of the new shards; unset for a checkpoint
+  /// The tensors of the result.
   std::vector<TensorMapping> tensors;
+  /// The tensors that rules drop.
   std::vector<TensorMapping> dropped;
   std::uint64_t tensors_in = 0;  ///< number of tensors of all ranks
+  /// Bytes of the tensors of all ranks.
   std::uint64_t bytes_in = 0;
   std::uint64_t tensors_out = 0;  ///< number of tensors in the result
+  /// Bytes of the tensors of the result.
   std::uint64_t bytes_out = 0;
   std::uint64_t files = 0;  ///< number of files with weights in the result
   /// As ShardReport::notes; also reports that `plan` differs from the plan of the shards.
@@ -193,6 +206,7 @@ struct ExportManifest {
 struct ExportReport {
   ExportManifest manifest;          ///< only rank 0 fills this and the members below
   std::uint64_t files_resumed = 0;  ///< files of an earlier export that verified and were kept
+  /// Bytes of the tensors of these files.
   std::uint64_t bytes_resumed = 0;
   Writers writers = Writers::rank0;          ///< given by the options, or chosen
   std::vector<std::uint64_t> bytes_written;  ///< one per rank

@@ -96,8 +96,11 @@ struct GatherOptions {
   std::uint64_t memory_budget = std::numeric_limits<std::uint64_t>::max();
   /// The limit, in bytes, of the free memory that the pool of this rank keeps for the next exchange.
   std::uint64_t pool_limit = std::numeric_limits<std::uint64_t>::max();
+  /// Options of the transfer through files.
   Workspace workspace = {};
+  /// Options for tensors on GPUs.
   Devices devices = {};
+  /// Checks for programs under development.
   Debug debug = {};
 };
 
@@ -106,6 +109,7 @@ struct PhaseReport {
   /// "prepare", "round 1", then "copy" or "send" on a sender, "receive" on other ranks, or "merge", then "round 2" if
   /// there is one, and "deliver".
   std::string name;
+  /// Duration of the step.
   double seconds = 0;
   std::uint64_t bytes = 0;        ///< payload bytes that this rank moved in the step
   std::uint64_t copies = 0;       ///< how many times each of these bytes was copied
@@ -114,8 +118,10 @@ struct PhaseReport {
 
 /// Measurements of an exchange on this rank.
 struct ExchangeReport {
+  /// The route that transferred the tensors.
   Route route = Route::auto_;
   std::string reason;  ///< why this route was chosen
+  /// The steps of the exchange, in order.
   std::vector<PhaseReport> phases;
   std::uint64_t payload_bytes = 0;  ///< tensor bytes of all ranks of the list of this rank
   std::uint64_t arena_bytes = 0;    ///< the part of payload_bytes that was already in shared memory and did not move
@@ -150,6 +156,7 @@ class ExchangeResult {
   [[nodiscard]] const ExchangeReport& report() const;
 
  protected:
+  /// Creates a result; only the library calls this.
   ExchangeResult(std::vector<int> ranks, std::shared_ptr<detail::ExchangeState> state)
       : ranks_(std::move(ranks)), state_(std::move(state)) {}
 
@@ -164,12 +171,14 @@ template <class T>
 class GatherResult : public ExchangeResult {
  public:
   GatherResult() = default;
+  /// Creates a result; only the library calls this.
   GatherResult(std::vector<int> ranks, std::vector<std::optional<T>> entries,
                std::shared_ptr<detail::ExchangeState> state)
       : ExchangeResult(std::move(ranks), std::move(state)), entries_(std::move(entries)) {}
 
   /// Returns the number of entries, empty ones included: the length of the list on the root, 0 on the other ranks.
   [[nodiscard]] std::size_t size() const noexcept { return entries_.size(); }
+  /// Returns whether there are no entries.
   [[nodiscard]] bool empty() const noexcept { return entries_.empty(); }
   /// Returns the entry of rank ranks()[index]. It is empty if that rank passed null. Throws Error(invalid_argument) if
   /// `index` is not less than size().
@@ -177,6 +186,7 @@ class GatherResult : public ExchangeResult {
     if (index >= entries_.size()) detail::refuse_index(index, entries_.size());
     return entries_[index];
   }
+  /// Moves the entry out of a temporary result.
   [[nodiscard]] std::optional<T> operator[](std::size_t index) && {
     if (index >= entries_.size()) detail::refuse_index(index, entries_.size());
     return std::move(entries_[index]);
@@ -189,6 +199,7 @@ class GatherResult : public ExchangeResult {
       if (entries_[i]) values.emplace_back(ranks()[i], *entries_[i]);
     return values;
   }
+  /// Moves the values out of a temporary result.
   [[nodiscard]] std::vector<std::pair<int, T>> present() && {
     std::vector<std::pair<int, T>> values;
     for (std::size_t i = 0; i < entries_.size(); ++i)
@@ -203,7 +214,9 @@ class GatherResult : public ExchangeResult {
   std::vector<std::optional<T>> entries_;
 };
 
+/// The result of get_configs_parallel().
 using GatheredConfigs = GatherResult<Config>;
+/// The result of get_tensors_parallel().
 using GatheredTensors = GatherResult<Tensor>;
 
 /// Gathers the config of every member of a list on the root, ranks[0]. Collective over the group: every rank of the
@@ -231,6 +244,7 @@ GatheredTensors get_tensors_parallel(const TensorView& tensor, const RankList& r
 
 /// Gathers over all ranks of world(). Otherwise as the calls above.
 GatheredConfigs get_configs_parallel(const Config* config, const RankList& ranks = all_ranks);
+/// Gathers one tensor of each rank over all ranks of world().
 GatheredTensors get_tensors_parallel(const TensorView& tensor, const RankList& ranks = all_ranks);
 
 /// Frees the unused shared memory of this rank in `group`: that of its pool and that of its streams (gather_each.hpp).

@@ -26,18 +26,22 @@ namespace muster {
 /// whole tensor, in row-major order: [offset, offset + elements). If a row (one step of dimension 0) fits into a part,
 /// the slice consists of rows and has their shape. Otherwise it is a flat run of elements of shape {elements}.
 struct TensorSlice {
+  /// The rank that sent the slice.
   int rank = 0;
   /// Path of the leaf, as a JSON pointer (RFC 6901): "/mlp/weight"; "" if the layer is a single tensor.
   std::string path;
   TensorSpec tensor;        ///< dtype and shape of the whole tensor
   std::int64_t offset = 0;  ///< offset in the whole tensor, in elements
+  /// Number of elements of the slice.
   std::int64_t elements = 0;
 };
 
 /// A tensor of a layer, however many parts carry it.
 struct LayerTensor {
+  /// The rank that sent the tensor.
   int rank = 0;
   std::string path;  ///< as in TensorSlice
+  /// The dtype and shape of the tensor.
   TensorSpec whole;
 };
 
@@ -45,7 +49,9 @@ struct LayerTensor {
 /// is not in this part is null. Leaves that are not tensors are in part 0. A tensor is contained in a single part,
 /// unless it is larger than a part; `slices` then gives the positions of its slices.
 struct LayerPart {
+  /// Number of the layer, from 0.
   std::uint64_t layer = 0;
+  /// Number of the part in the layer, from 0.
   std::uint32_t part = 0;
   /// The largest number of parts of any rank; a rank with fewer parts has no entry in the later ones.
   std::uint32_t num_parts = 1;
@@ -80,7 +86,9 @@ struct StreamOptions {
   /// As in GatherOptions. `memory_budget` then limits the size of the files of each sender. Tensors that a consumer
   /// keeps do not block a sender, because the root copies each part before it is consumed.
   struct Workspace {
+    /// The directory, as GatherOptions::Workspace::path.
     std::string path = {};
+    /// Compression level of the files. Unset: no compression.
     std::optional<int> zstd_level = {};
   };
 
@@ -95,12 +103,15 @@ struct StreamOptions {
   /// Longest wait without progress; unset: the default of the group.
   std::optional<std::chrono::milliseconds> timeout = {};
   std::stop_token stop = {};  ///< a stop request cancels this rank, and so aborts the group
+  /// Options of the transfer through files.
   Workspace workspace = {};
+  /// Checks for programs under development.
   GatherOptions::Debug debug = {};
 };
 
 /// Measurements of a stream on this rank.
 struct StreamReport {
+  /// The route that transferred the tensors.
   Route route = Route::auto_;
   std::string reason;             ///< why this route was chosen
   std::uint64_t layers = 0;       ///< layers that the source of this rank returned

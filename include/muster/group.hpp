@@ -56,8 +56,11 @@ inline constexpr AllRanks all_ranks;
 /// memory of the caller and does not copy the numbers, so do not store it.
 class RankList {
  public:
+  /// Selects all ranks.
   RankList(AllRanks) noexcept : is_all_(true) {}
+  /// Refers to the ranks of a list in braces.
   RankList(std::initializer_list<int> ranks) noexcept : ranks_(std::data(ranks), ranks.size()) {}
+  /// Refers to the ranks in a vector, an array or a span.
   template <std::convertible_to<std::span<const int>> List>
   RankList(const List& ranks) noexcept : ranks_(ranks) {}
 
@@ -81,12 +84,14 @@ class Group : public std::enable_shared_from_this<Group> {
  public:
   /// The size limit of a record of all_gather(), in bytes.
   static constexpr std::size_t max_record = 1024;
+  /// Random bytes that identify a group (nonce()).
   using Nonce = std::array<std::byte, 16>;
 
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
   virtual ~Group() = default;
 
+  /// Returns the number of this rank in the group. Local.
   [[nodiscard]] virtual int rank() const noexcept = 0;
   [[nodiscard]] virtual int size() const noexcept = 0;
   /// Returns the host and process of `rank`. Throws Error(invalid_argument) if the group has no such rank. Local.
@@ -183,7 +188,9 @@ std::shared_ptr<Group> single_group();
 /// Options of local_group().
 struct LocalGroupOptions {
   std::string key;  ///< identifies the group: the same on all its ranks, and different from other jobs on this host
+  /// The rank of this process.
   int rank = 0;
+  /// The number of ranks.
   int size = 1;
   /// The longest wait for the other ranks in this call; afterwards the default deadline of the group. Unset:
   /// MUSTER_TIMEOUT (seconds), else 10 minutes.

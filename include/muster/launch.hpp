@@ -23,7 +23,9 @@ enum class RankOutput : std::uint8_t {
 
 /// A job on several hosts. Each host has a launcher with the same options, except node_rank.
 struct LaunchNodes {
+  /// Number of hosts.
   int nodes = 1;
+  /// Number of this host, from 0.
   int node_rank = 0;
   /// The rendezvous address of the launchers: "tcp://HOST:PORT", an address of node 0 with a free port, or
   /// "file:///PATH", a file that all nodes see.
@@ -37,6 +39,7 @@ struct LaunchOptions {
   int ranks = 1;  ///< number of ranks, 1 to 4096
   /// Variables added to the environment of the ranks.
   std::vector<std::pair<std::string, std::string>> environment = {};
+  /// The destination of the output of the ranks.
   RankOutput output = RankOutput::inherit;
   /// If it is not empty, the output of rank N is written to rank-N.out and rank-N.err in this directory, instead of to
   /// `output`. The directory is created if it does not exist, and files of an earlier job are replaced.
@@ -66,9 +69,13 @@ struct LaunchOptions {
 /// timeout(1)); that the launcher of another node was lost; and, as in the shell, that the command cannot be executed
 /// or was not found.
 inline constexpr int launch_output_lost = 3;
+/// The job exceeded its timeout.
 inline constexpr int launch_timed_out = 124;
+/// The launcher of another node was lost.
 inline constexpr int launch_node_lost = 125;
+/// The command cannot be executed.
 inline constexpr int launch_cannot_execute = 126;
+/// The command was not found.
 inline constexpr int launch_not_found = 127;
 
 /// Starts `options.ranks` processes of `command` on this host and waits for all of them. Rank 0 has the standard input

@@ -21,10 +21,12 @@ struct LoadShardOptions {
   std::string key = {};
   /// For one file per rank: file names as ExportOptions::shards, and the layout of the ranks.
   std::string file_pattern = {};
+  /// See the member above.
   std::optional<ParallelLayout> source_layout = {};
   /// As ShardOptions::base and ShardOptions::to_plan. For rank shards without a `to_plan`, `plan` also splits, or
   /// "auto" if `plan` has views.
   std::string base_model = {};
+  /// See `base_model`.
   std::string to_plan = {};
   /// A stop request ends the call with Error(cancelled). The collective overload also aborts the group.
   std::stop_token stop = {};

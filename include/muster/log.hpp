@@ -11,6 +11,7 @@ namespace muster {
 /// Levels of log messages, from the lowest to the highest.
 enum class LogLevel : std::uint8_t { debug, info, warning, error };
 
+/// Returns the name of a level.
 std::string_view to_string(LogLevel level) noexcept;
 
 /// Receives a message. It may be called from any thread, but never concurrently. It must not throw and must not call

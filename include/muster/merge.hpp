@@ -17,7 +17,9 @@ namespace merge {
 /// extents are equal. With `blocks`, the tensor is a fusion of several tensors (query, key, value; gate, up), each of
 /// which is concatenated separately. `blocks` has their relative sizes along `dim` and is the same on every rank.
 struct Concat {
+  /// The dimension along which the tensors are joined.
   std::int64_t dim = 0;
+  /// The relative sizes of the fused tensors. Empty: the tensor is not a fusion.
   std::vector<std::int64_t> blocks = {};
   friend bool operator==(const Concat&, const Concat&) = default;
 };
@@ -46,6 +48,7 @@ struct Stack {
 
 }  // namespace merge
 
+/// One of the merges.
 using Merge = std::variant<merge::Concat, merge::Same, merge::First, merge::Max, merge::Sum, merge::Stack>;
 
 namespace merge {
@@ -58,18 +61,23 @@ inline Merge concat(std::int64_t dim) {
 inline Merge concat_blocks(std::int64_t dim, std::vector<std::int64_t> blocks) {
   return Concat{dim, std::move(blocks)};
 }
+/// Returns a Same merge.
 inline Merge same() {
   return Same{};
 }
+/// Returns a First merge.
 inline Merge first() {
   return First{};
 }
+/// Returns a Max merge.
 inline Merge max() {
   return Max{};
 }
+/// Returns a Sum merge.
 inline Merge sum() {
   return Sum{};
 }
+/// Returns a Stack merge.
 inline Merge stack() {
   return Stack{};
 }

@@ -18,6 +18,7 @@ namespace muster {
 class MergeResult : public ExchangeResult {
  public:
   MergeResult() = default;
+  /// Creates a result; only the library calls this.
   MergeResult(std::vector<int> ranks, std::optional<Tensor> tensor, std::shared_ptr<detail::ExchangeState> state)
       : ExchangeResult(std::move(ranks), std::move(state)), tensor_(std::move(tensor)) {}
 

@@ -21,6 +21,7 @@ namespace muster {
 
 /// Options of a queue; the same on all its ranks, except `wait`.
 struct QueueOptions {
+  /// The rank that writes.
   int writer = 0;
   /// The only reader; it may be the writer itself. Unset: all ranks except the writer read.
   std::optional<int> reader = {};
@@ -29,7 +30,10 @@ struct QueueOptions {
   std::uint64_t capacity = 4 << 20;  ///< bytes that the slowest reader may be behind; at least 64 KiB
   /// The effect of a dead reader on the writer: it is dropped, or the writer throws Error(peer_lost) when it has to
   /// wait for it.
-  enum class DeadReader : std::uint8_t { fail, drop } dead_reader = DeadReader::fail;
+  enum class DeadReader : std::uint8_t { fail, drop };
+  /// The effect of a dead reader in this queue.
+  DeadReader dead_reader = DeadReader::fail;
+  /// The deadline and the stop request of the constructor.
   CollectiveOptions wait = {};
 };
 

@@ -31,6 +31,7 @@ class ModelDir {
   /// SafetensorsFile::open(). `muster verify` reports the same problems.
   static ModelDir open(const std::string& path);
 
+  /// Returns the path that was opened.
   [[nodiscard]] const std::string& path() const noexcept;
   /// Returns the tensors of all files, ordered by file name, then by offset.
   [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept;
@@ -66,6 +67,7 @@ struct CheckpointFile {
 
 /// The files of a checkpoint to be written.
 struct FileLayout {
+  /// The files, in the order of their names.
   std::vector<CheckpointFile> files;
   std::string index;  ///< text of model.safetensors.index.json; empty if there is a single file
 };

@@ -8,6 +8,7 @@
 
 namespace muster {
 
+/// Data of a source that a reader did not load.
 struct Omission {
   std::string name;    ///< the name of a tensor or dataset, or the path of a file relative to the source's directory
   std::string reason;  ///< for messages: "its filter lzf is not read", "weights of another format"
@@ -15,6 +16,7 @@ struct Omission {
   /// incomplete. False if the data does not belong to that model (an optimizer, the weights of another model).
   bool is_lost = false;
 };
+/// The omissions of a reader.
 using Omissions = std::vector<Omission>;
 
 }  // namespace muster

@@ -26,8 +26,11 @@ namespace muster {
 
 /// The coordinates of a rank: its index in each of its three groups.
 struct ParallelCoordinates {
+  /// Index in the model-parallel group, or its size.
   int model = 0;
+  /// Index in the pipeline, or its size.
   int pipeline = 0;
+  /// Index in the data-parallel group, or its size.
   int data = 0;
 };
 
@@ -48,7 +51,9 @@ class ParallelGroups {
   [[nodiscard]] const ParallelCoordinates& sizes() const noexcept { return sizes_; }
   /// Return the groups of this rank, valid as long as this object.
   [[nodiscard]] ProcessGroup& model() const noexcept { return *groups_[0]; }
+  /// Returns the pipeline of this rank.
   [[nodiscard]] ProcessGroup& pipeline() const noexcept { return *groups_[1]; }
+  /// Returns the data-parallel group of this rank.
   [[nodiscard]] ProcessGroup& data() const noexcept { return *groups_[2]; }
 
  private:

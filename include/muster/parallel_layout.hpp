@@ -17,8 +17,11 @@ struct ParallelLayout {
 
   /// The coordinates of a rank.
   struct Coordinates {
+    /// Index among the tensor-parallel ranks.
     int tensor = 0;
+    /// Index of the pipeline stage.
     int pipeline = 0;
+    /// Index among the expert-parallel ranks.
     int expert = 0;
   };
 
@@ -26,10 +29,13 @@ struct ParallelLayout {
   /// Error(invalid_argument) if the text is neither, or describes more than 4096 ranks.
   static ParallelLayout parse(std::string_view text);
 
+  /// Returns the number of ranks.
   [[nodiscard]] int ranks() const noexcept { return tensor * pipeline * expert; }
+  /// Returns the coordinates of a rank.
   [[nodiscard]] Coordinates coordinates(int rank) const noexcept {
     return {rank % tensor, rank / (tensor * expert), rank / tensor % expert};
   }
+  /// Returns the rank at the coordinates.
   [[nodiscard]] int rank(const Coordinates& place) const noexcept {
     return place.tensor + tensor * (place.expert + expert * place.pipeline);
   }

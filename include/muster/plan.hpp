@@ -27,6 +27,7 @@ namespace muster {
 /// A positive number in a plan: either a literal, or the name of a number in config.json of the model ("vocab_size", or
 /// with a path, "text_config.vocab_size").
 struct PlanNumber {
+  /// The literal number.
   std::int64_t value = 0;
   std::string key = {};  ///< name in config.json; empty: `value` is used
   friend bool operator==(const PlanNumber&, const PlanNumber&) = default;
@@ -34,6 +35,7 @@ struct PlanNumber {
 
 /// Concat (merge.hpp) with numbers that may come from config.json.
 struct ConcatAction {
+  /// The dimension, as merge::Concat::dim.
   std::int64_t dim = 0;
   std::vector<PlanNumber> blocks = {};  ///< relative sizes of the parts of a fused tensor
   std::optional<PlanNumber> trim = {};  ///< true extent of the whole tensor along dim; padding beyond it is removed
@@ -57,6 +59,7 @@ struct ScaleAction {
   std::optional<std::int64_t> dim = {};  ///< unset: the scale is not split
   std::vector<PlanNumber> blocks = {};   ///< as ConcatAction::blocks: the scale of a fused tensor is fused too
   std::vector<PlanNumber> heads = {};    ///< as ConcatAction::heads; ignored if blocks span several heads
+  /// As ConcatAction::head_sizes.
   std::vector<PlanNumber> head_sizes = {};
   friend bool operator==(const ScaleAction&, const ScaleAction&) = default;
 };
@@ -72,6 +75,7 @@ struct TieAction {
   friend bool operator==(const TieAction&, const TieAction&) = default;
 };
 
+/// The action of a rule.
 using MergeAction = std::variant<ConcatAction, merge::Same, merge::First, merge::Max, merge::Sum, merge::Stack,
                                  ScaleAction, DropAction, TieAction>;
 
@@ -103,7 +107,9 @@ class TensorPattern {
 
   /// Returns whether the pattern matches the whole name.
   [[nodiscard]] bool matches(std::string_view name) const;
+  /// Returns the text that was parsed.
   [[nodiscard]] const std::string& text() const noexcept { return text_; }
+  /// Returns whether the pattern is a regular expression.
   [[nodiscard]] bool is_regex() const noexcept { return is_regex_; }
 
   /// Returns the number of captured parts of a match: the stars of a glob, or the groups of a regular expression.
@@ -131,6 +137,7 @@ class NumberPattern {
   [[nodiscard]] std::optional<std::int64_t> find(std::string_view name) const;
   /// Returns the name with another number at that position. Throws Error(invalid_argument) if find() returns nullopt.
   [[nodiscard]] std::string replace(std::string_view name, std::int64_t number) const;
+  /// Returns the text that was parsed.
   [[nodiscard]] const std::string& text() const noexcept { return text_; }
 
  private:
@@ -141,6 +148,7 @@ class NumberPattern {
 /// The position of a layer or expert number in the names on the ranks, before a rule renames them. Parallel ranks
 /// divide these numbers among them.
 struct Numbering {
+  /// Matches the names and locates the number.
   NumberPattern pattern;
   bool renumber = false;  ///< each pipeline stage (each expert rank) counts its own layers (experts) from 0
   /// Matches tensors of the last pipeline stage that belong to no layer, whatever numbers their names contain: the
@@ -154,11 +162,15 @@ class NewName;
 
 /// A rule of a plan: the tensors that it matches, and the action that joins them.
 struct MergeRule {
+  /// The names on the ranks that the rule applies to.
   TensorPattern pattern;
+  /// The action that joins the tensors of the ranks.
   MergeAction action;
   /// Null: the name does not change (MergePlan::renamed); for TieAction: the other tensor.
   std::shared_ptr<const NewName> rename = {};
+  /// The pipeline stages that hold a matching tensor, if it belongs to no layer.
   Stage stage = Stage::first;
+  /// The ranks whose tensors are joined.
   Axis across = Axis::tensor;
   std::size_t number = 0;      ///< number of the rule in the plan, from 1, for messages
   std::string condition = {};  ///< a flag of config.json; without the flag the rule is skipped; empty: no condition
@@ -176,16 +188,23 @@ struct ViewRule {
   /// - gated_groups: as groups, but the query heads of a group are followed by the same number of gate heads. After the
   ///   split, each query head is directly followed by its gate.
   struct Split {
-    enum class By : std::uint8_t { blocks, heads, groups, gated_groups } by = By::blocks;
+    /// How the parts are stored.
+    enum class By : std::uint8_t { blocks, heads, groups, gated_groups };
+    /// How the parts of this tensor are stored.
+    By by = By::blocks;
+    /// The dimension that is split.
     std::int64_t dim = 0;
+    /// The relative sizes or numbers of heads of the parts.
     std::vector<PlanNumber> counts;
   };
+  /// The names on the ranks that the transform applies to.
   TensorPattern pattern;
   std::vector<std::shared_ptr<const NewName>> to = {};  ///< one name per part; empty: the name does not change
   /// The number of leading dimensions, at most 2, whose items become separate tensors. Their indices replace the `#` in
   /// `to`.
   int unstack = 0;
   bool transpose = false;  ///< swaps the last two dimensions
+  /// The split. Unset: the tensor is not split.
   std::optional<Split> split = {};
   /// The number of heads whose rows are permuted for rotary embeddings. Meta stores the two rows of a rotated pair next
   /// to each other; the result has the two halves one after the other, as Hugging Face does.
@@ -207,6 +226,7 @@ struct MergeFacts {
 
 /// The action of a rule for tensors of particular shapes, with all numbers resolved.
 struct ResolvedMerge {
+  /// The merge with literal numbers.
   Merge merge;
   /// Extent of the whole tensor along the dimension of Concat, without padding.
   std::optional<std::int64_t> true_size = {};
@@ -241,14 +261,17 @@ class MergePlan {
   [[nodiscard]] const MergeRule* find(std::string_view tensor) const;
   /// Returns the name in the result that a rule gives to a tensor.
   [[nodiscard]] static std::string renamed(const MergeRule& rule, std::string_view tensor);
+  /// The origin of a tensor of the result.
+  struct Origin {
+    /// The name on the ranks.
+    std::string name;
+    /// The rule that joins the tensor.
+    const MergeRule* rule = nullptr;
+  };
   /// Inverts the rules: returns the name on the ranks of a tensor of the result, and its rule. Applying the rules to
   /// that name gives `result` again. If several rules do so, it is the first; nullopt if no rule does. Throws
   /// Error(invalid_argument) if a matching rule with `rename` is not invertible (regular expressions, braces of several
   /// words, a star that the new name omits or repeats).
-  struct Origin {
-    std::string name;
-    const MergeRule* rule = nullptr;
-  };
   [[nodiscard]] std::optional<Origin> origin(std::string_view result) const;
   /// Resolves the numbers of a rule. `tensor` is the name on the ranks. `specs` are the specs of all ranks that the
   /// rule joins. For the inverse, `whole` is true and `specs` has only the spec of the whole tensor. If config.json
@@ -265,13 +288,16 @@ class MergePlan {
   [[nodiscard]] Stage stage_of(const MergeRule& rule, std::string_view tensor) const;
   /// Return the positions of layer and expert numbers in names.
   [[nodiscard]] const std::optional<Numbering>& layers() const noexcept { return layers_; }
+  /// Returns the position of expert numbers in names.
   [[nodiscard]] const std::optional<Numbering>& experts() const noexcept { return experts_; }
+  /// Returns the name of the plan, for messages.
   [[nodiscard]] const std::string& name() const noexcept { return name_; }
   /// Returns the transforms that run before the rules. The first one that matches the name of a tensor applies.
   [[nodiscard]] const std::vector<ViewRule>& views() const noexcept { return views_; }
   /// Returns the prefix of the names on the ranks, before the views; tensors with other names are omitted. Empty: no
   /// prefix.
   [[nodiscard]] const std::string& at() const noexcept { return at_; }
+  /// Returns the rules, in order.
   [[nodiscard]] const std::vector<MergeRule>& rules() const noexcept { return rules_; }
   /// Returns the JSON text of the plan, with the rules of the plan that it extends.
   [[nodiscard]] const std::string& text() const noexcept { return text_; }

@@ -34,23 +34,30 @@ enum class ReduceOp : std::uint8_t { sum, product, min, max, average };
 struct CollectiveOptions {
   /// The longest wait without progress of the awaited ranks. Unset: the default of the group.
   std::optional<std::chrono::milliseconds> timeout = {};
+  /// Cancels the wait.
   std::stop_token stop = {};
 };
 
 /// Wildcards for receiving from any rank or with any tag. They are not valid ranks or tags.
 inline constexpr int any_rank = std::numeric_limits<int>::min();
+/// Receives a message with any tag.
 inline constexpr int any_tag = std::numeric_limits<int>::min();
 
 /// The sender, tag and size of a message that has arrived.
 struct MessageInfo {
+  /// The rank of the sender.
   int from = 0;
+  /// The tag of the message.
   int tag = 0;
   std::uint64_t bytes = 0;  ///< size of its tensors
 };
 /// A received config with its sender and tag.
 struct ReceivedConfig {
+  /// The rank of the sender.
   int from = 0;
+  /// The tag of the message.
   int tag = 0;
+  /// The config.
   Config config = {};
 };
 
@@ -92,6 +99,7 @@ class ProcessGroup {
   /// throwing, and up to a second for the other ranks to destroy their group.
   ~ProcessGroup();
 
+  /// Returns the number of this rank in the group.
   [[nodiscard]] int rank() const noexcept;
   [[nodiscard]] int size() const noexcept;
   /// Returns the number in the job (RankInfo::rank) of a rank of this group. Throws Error(invalid_argument) if the

@@ -9,7 +9,9 @@ namespace muster {
 
 /// The progress of an operation: bytes processed so far, and their total.
 struct Progress {
+  /// Bytes processed so far.
   std::uint64_t bytes = 0;
+  /// Bytes that the operation processes in total.
   std::uint64_t total_bytes = 0;
   double seconds = 0;  ///< since the operation began
 };

@@ -27,8 +27,11 @@ inline constexpr std::uint64_t max_safetensors_header = 100'000'000;
 
 /// The description of a tensor in a file.
 struct TensorEntry {
+  /// The name of the tensor.
   std::string name;
+  /// The dtype of the tensor.
   DType dtype = DType::u8;
+  /// The shape of the tensor.
   Shape shape = {};
   std::uint64_t offset = 0;  ///< offset of the first byte in the file; writers determine it
   std::uint64_t bytes = 0;   ///< size in the file; writers determine it
@@ -43,6 +46,7 @@ class SafetensorsFile {
   /// Error(not_found | io).
   static SafetensorsFile open(const std::string& path);
 
+  /// Returns the path that was opened.
   [[nodiscard]] const std::string& path() const noexcept;
   /// Returns the tensors, ordered by offset in the file.
   [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept;

@@ -30,6 +30,7 @@ class SharedArena {
   /// Allocates writable uninitialized memory, aligned to 64 bytes. The tensor keeps the memory of the arena alive.
   /// Throws Error(out_of_space) with the free and the leased bytes.
   Tensor allocate(DType dtype, Shape shape);
+  /// Returns the capacity in bytes.
   [[nodiscard]] std::uint64_t capacity() const noexcept;
   /// Returns the bytes that can be allocated now. Memory that is freed but still leased is not included.
   [[nodiscard]] std::uint64_t available() const;

@@ -14,6 +14,7 @@
 
 namespace muster {
 
+/// A tensor and its name.
 using NamedTensor = std::pair<std::string, Tensor>;
 
 /// JSON values and the tensors that they refer to. Names are unique.

@@ -29,14 +29,19 @@ namespace muster {
 struct StateFileInfo {
   Group::Nonce job{};      ///< nonce of the group; distinguishes jobs; zeros: no job
   std::uint64_t step = 0;  ///< increases with the states of a rank in a job: the step of the user, or a count
+  /// The rank of the writer.
   int rank = 0;
+  /// Number of ranks of the job.
   int world_size = 1;
 };
 
 /// The description of a tensor in the catalogue.
 struct StateTensor {
+  /// The name of the tensor.
   std::string name;
+  /// The dtype of the tensor.
   DType dtype = DType::u8;
+  /// The shape of the tensor.
   Shape shape = {};
   std::uint64_t bytes = 0;         ///< size of its elements, uncompressed
   std::uint64_t stored_bytes = 0;  ///< size in the file; differs from `bytes` if compressed
@@ -55,6 +60,7 @@ enum class FileAccess : std::uint8_t {
 /// A defect of a state file.
 struct StateProblem {
   std::string tensor = {};  ///< empty: the file as a whole
+  /// The complete message.
   std::string words = {};
 };
 
@@ -71,9 +77,13 @@ class StateFile {
   /// Returns whether a file begins with the magic of a commit mark; it may be incomplete. Throws Error(not_found | io).
   static bool is_state_file(const std::string& path);
 
+  /// Returns the path that was opened.
   [[nodiscard]] const std::string& path() const noexcept;
+  /// Returns the identity of the writer.
   [[nodiscard]] const StateFileInfo& info() const noexcept;
+  /// Returns the size of the file in bytes.
   [[nodiscard]] std::uint64_t file_bytes() const noexcept;
+  /// Returns the version of the format that the file has.
   [[nodiscard]] std::uint32_t format_version() const noexcept;
   /// Returns the tensors in the order in which they were written.
   [[nodiscard]] const std::vector<StateTensor>& tensors() const noexcept;
@@ -111,6 +121,7 @@ class StateFile {
 
 /// Options of writing a state file.
 struct StateFileOptions {
+  /// The identity of the writer.
   StateFileInfo info = {};
   /// The zstd compression level (1 is suitable for weights). Unset: no compression.
   std::optional<int> zstd_level = {};
@@ -131,7 +142,9 @@ class StateFileWriter {
   /// The name, dtype and shape of a tensor to be written.
   struct Entry {
     std::string name;  ///< UTF-8, without NUL, not empty, unique
+    /// The dtype of the tensor.
     DType dtype = DType::u8;
+    /// The shape of the tensor.
     Shape shape = {};
   };
   /// Creates the temporary file. `config` must not contain tensors. Throws Error(invalid_argument) if a name, a shape

@@ -16,7 +16,9 @@ struct TcpGroupOptions {
   /// The rendezvous address. "HOST:PORT" (or "tcp://HOST:PORT") is an address of the host of rank 0 with a free port.
   /// "file:///PATH" is a file that rank 0 writes and deletes, in a directory that all ranks see.
   std::string address;
+  /// The rank of this process.
   int rank = 0;
+  /// The number of ranks.
   int size = 1;
   /// For the rendezvous; afterwards the default deadline of the group.
   std::optional<std::chrono::milliseconds> timeout = {};

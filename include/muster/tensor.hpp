@@ -42,7 +42,9 @@ void check_element_size(DType dtype, std::size_t size);
 
 /// The dtype and the shape of a tensor.
 struct TensorSpec {
+  /// The type of the elements.
   DType dtype = DType::u8;
+  /// The extents.
   Shape shape = {};
   friend bool operator==(const TensorSpec&, const TensorSpec&) = default;
 };
@@ -60,7 +62,9 @@ class TensorView {
   /// packed dtype has strides, or if the index of the device is negative.
   TensorView(DType dtype, Shape shape, const void* data, Strides strides = {}, Device device = {});
 
+  /// Returns the type of the elements.
   [[nodiscard]] DType dtype() const noexcept { return dtype_; }
+  /// Returns the extents.
   [[nodiscard]] const Shape& shape() const noexcept { return shape_; }
   /// Returns the strides; empty for a contiguous view. The constructor drops strides that describe a contiguous view.
   [[nodiscard]] const Strides& strides() const noexcept { return strides_; }
@@ -85,8 +89,11 @@ class TensorView {
     check_elements(dtype_of<T>, sizeof(T), alignof(T));
     return {reinterpret_cast<const T*>(bytes().data()), static_cast<std::size_t>(elements_)};
   }
+  /// Returns the location of the elements.
   [[nodiscard]] const Device& device() const noexcept { return device_; }
+  /// Returns whether the elements are in row-major order without gaps.
   [[nodiscard]] bool is_contiguous() const noexcept { return strides_.empty(); }
+  /// Returns the number of elements.
   [[nodiscard]] std::int64_t element_count() const noexcept { return elements_; }
   /// Returns the size of a contiguous copy in bytes.
   [[nodiscard]] std::size_t nbytes() const noexcept { return nbytes_; }
@@ -122,14 +129,17 @@ TensorView view_of(std::span<T, N> elements, Shape shape) {
   detail::check_element_size(dtype_of<std::remove_cv_t<T>>, sizeof(T));
   return {dtype_of<std::remove_cv_t<T>>, std::move(shape), elements.data()};
 }
+/// Returns a one-dimensional view of a span.
 template <class T, std::size_t N>
 TensorView view_of(std::span<T, N> elements) {
   return view_of(elements, {static_cast<std::int64_t>(elements.size())});
 }
+/// Returns a view of a vector with the given shape.
 template <class T>
 TensorView view_of(const std::vector<T>& elements, Shape shape) {
   return view_of(std::span<const T>(elements), std::move(shape));
 }
+/// Returns a one-dimensional view of a vector.
 template <class T>
 TensorView view_of(const std::vector<T>& elements) {
   return view_of(std::span<const T>(elements));
@@ -171,6 +181,7 @@ class Tensor {
     const auto owner = std::make_shared<std::vector<T>>(std::move(elements));
     return {view_of(std::as_const(*owner), std::move(shape)), owner, reinterpret_cast<std::byte*>(owner->data())};
   }
+  /// Returns a writable one-dimensional tensor that owns `elements`.
   template <class T>
   static Tensor take(std::vector<T> elements) {
     const auto count = static_cast<std::int64_t>(elements.size());
@@ -180,21 +191,30 @@ class Tensor {
   /// use.
   static Tensor borrow(TensorView view);
 
+  /// Returns the view.
   [[nodiscard]] const TensorView& view() const noexcept { return view_; }
+  /// Converts to the view, so that a tensor can be passed where a view is expected.
   operator const TensorView&() const noexcept {
     return view_;
   }  // NOLINT(google-explicit-constructor): a tensor is a view with an owner
+  /// Returns the type of the elements.
   [[nodiscard]] DType dtype() const noexcept { return view_.dtype(); }
+  /// Returns the extents.
   [[nodiscard]] const Shape& shape() const noexcept { return view_.shape(); }
+  /// Returns the location of the elements.
   [[nodiscard]] const Device& device() const noexcept { return view_.device(); }
+  /// Returns the address of the first element, as TensorView::data().
   [[nodiscard]] const std::byte* data() const noexcept { return view_.data(); }
+  /// Returns the size of a contiguous copy in bytes.
   [[nodiscard]] std::size_t nbytes() const noexcept { return view_.nbytes(); }
+  /// Returns the bytes, as TensorView::bytes().
   [[nodiscard]] std::span<const std::byte> bytes() const { return view_.bytes(); }
   /// As the functions of TensorView.
   template <class T>
   [[nodiscard]] const T* data() const {
     return view_.data<T>();
   }
+  /// Returns all elements of a contiguous tensor, as TensorView::values().
   template <class T>
   [[nodiscard]] std::span<const T> values() const {
     return view_.values<T>();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Spans of a program in the trace of its job. With MUSTER_TRACE=DIR each process records its activity in a file in DIR,
-// in addition to the spans of library calls. `muster trace DIR` combines the files (docs/tracing.md).
+// in addition to the spans of library calls. `muster trace DIR` combines the files (docs/howto/find-a-hang.md).
 
 #include <array>
 #include <cstddef>
@@ -20,6 +20,7 @@ namespace muster {
 /// throws.
 class TraceSpan {
  public:
+  /// Begins a span.
   explicit TraceSpan(std::string_view name) noexcept;
   ~TraceSpan();
   TraceSpan(const TraceSpan&) = delete;
@@ -41,7 +42,9 @@ bool is_tracing() noexcept;
 
 /// A step of the loop of a rank, with the duration of each iteration.
 struct StepTimes {
+  /// The name of the step.
   std::string step;
+  /// The duration of each iteration.
   std::vector<double> seconds;
 };
 /// The steps of one rank, in order.
@@ -49,6 +52,7 @@ using RankTimes = std::vector<StepTimes>;
 
 /// The load imbalance of one step.
 struct StepImbalance {
+  /// The name of the step.
   std::string step;
   std::size_t iterations = 0;  ///< number of iterations that all ranks have
   double useful_seconds = 0;   ///< mean over the ranks, summed over the iterations
@@ -59,6 +63,7 @@ struct ImbalanceReport {
   std::vector<StepImbalance> steps;   ///< steps that all ranks have, in the order of rank 0
   std::vector<std::string> warnings;  ///< steps that some ranks do not have, and ignored iterations
   double useful_seconds = 0;          ///< of all steps
+  /// The time of the slowest rank beyond the mean, for all steps.
   double waiting_seconds = 0;
 };
 /// Reports the load imbalance. `ranks` has one entry per rank. A step that a rank does not have is ignored, with a
@@ -70,13 +75,17 @@ std::string to_string(const ImbalanceReport& report);
 
 /// The times of one step on all ranks, in seconds.
 struct StepTimeInfo {
+  /// The name of the step.
   std::string step;
   /// One entry per rank, which is 0 without the step.
   std::vector<double> mean_seconds;
+  /// The sum over the iterations of each rank.
   std::vector<double> total_seconds;
+  /// The number of iterations of each rank.
   std::vector<std::size_t> iterations;
   /// Over the totals of the ranks that have the step.
   double largest_total = 0;
+  /// The mean of these totals.
   double mean_total = 0;
 };
 /// The times of all steps.

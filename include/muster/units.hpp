@@ -7,12 +7,15 @@
 namespace muster {
 inline namespace literals {
 
+/// Returns `n` KiB in bytes.
 constexpr std::uint64_t operator""_KiB(unsigned long long n) {
   return n << 10;
 }
+/// Returns `n` MiB in bytes.
 constexpr std::uint64_t operator""_MiB(unsigned long long n) {
   return n << 20;
 }
+/// Returns `n` GiB in bytes.
 constexpr std::uint64_t operator""_GiB(unsigned long long n) {
   return n << 30;
 }

@@ -33,6 +33,7 @@ std::string_view to_string(Defect defect) noexcept;
 
 /// A problem that verify() found.
 struct VerifyProblem {
+  /// The kind of problem.
   Defect defect = Defect::file;
   std::string file = {};     ///< name in the directory; may be empty
   std::string tensor = {};   ///< may be empty
@@ -44,7 +45,9 @@ enum class VerifiedKind : std::uint8_t { checkpoint, shards, file, state, worksp
 
 /// The result of verify().
 struct VerifyReport {
+  /// The path that was verified.
   std::string path;
+  /// The kind of object that was verified.
   VerifiedKind kind = VerifiedKind::checkpoint;
   std::uint64_t files = 0;    ///< files with tensors that could be opened
   std::uint64_t tensors = 0;  ///< tensors in these files
@@ -56,6 +59,7 @@ struct VerifyReport {
   std::uint64_t problems_left_out = 0;       ///< number of further problems
   Omissions left_out = {};                   ///< weights in the directory that are not part of the verified object
 
+  /// Returns whether there are no problems.
   [[nodiscard]] bool is_good() const noexcept { return problems.empty(); }
 };
 
@@ -65,6 +69,7 @@ struct VerifyOptions {
   ProgressCallback progress = {};  ///< reports the bytes read
   /// For a third-party checkpoint: as in ExportOptions (export.hpp).
   std::string key = {};
+  /// See `key`.
   std::string file_pattern = {};
   /// If `plan`, `base_model` or `source_layout` is set, an export with them is also planned, and tensors that do not
   /// fit are problems. Rank shards that record their plan are always checked against it.

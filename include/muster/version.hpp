@@ -4,8 +4,11 @@
 
 #include <string_view>
 
+/// The first number of the version of the headers.
 #define MUSTER_VERSION_MAJOR 0
+/// The second number of the version of the headers.
 #define MUSTER_VERSION_MINOR 2
+/// The third number of the version of the headers.
 #define MUSTER_VERSION_PATCH 0
 
 namespace muster {

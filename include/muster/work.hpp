@@ -52,6 +52,7 @@ template <class Result>
 class [[nodiscard]] Work {
  public:
   Work() = default;
+  /// Creates a handle of a running operation; only the library calls this.
   explicit Work(std::shared_ptr<detail::Operation<Result>> operation) : state_(std::make_unique<State>()) {
     state_->operation = std::move(operation);
   }

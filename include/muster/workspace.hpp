@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Workspace: a directory that all ranks see. Each rank writes its state (a config and named weights) there and reads
-// the states of other ranks. file_group(): a group of ranks that share only such a directory. Semantics: Workspace
+// the states of other ranks. file_group(): a group of ranks that share only such a directory. Semantics: NFSWorkspace
 // of ModelOpt, with three differences. A state has a step, and readers see it completely or not at all. A job
 // does not see the states of another job in the same directory, unless a query requests them. A workspace deletes only
 // older states of the same rank, and unfinished files of dead processes of the same host.
@@ -54,6 +54,7 @@ struct WorkspaceQuery {
   std::uint64_t min_step = 0;              ///< the state has this step or a later one
   std::optional<std::uint64_t> step = {};  ///< the state has exactly this step
   bool on_all_ranks = false;               ///< all ranks of the job have a state of this step
+  /// The jobs whose states are read.
   WorkspaceJob job = WorkspaceJob::own;
 };
 
@@ -78,6 +79,7 @@ class Workspace {
   explicit Workspace(const std::optional<std::string>& path, std::shared_ptr<Group> group = nullptr,
                      const WorkspaceOptions& options = {});
 
+  /// Returns whether the workspace has a directory.
   [[nodiscard]] bool is_initialized() const noexcept { return group_ != nullptr; }
   /// Returns the directory; empty if uninitialized.
   [[nodiscard]] const std::string& path() const noexcept { return path_; }
@@ -100,6 +102,7 @@ class Workspace {
   /// (for other jobs, any rank is allowed). Throws Error(not_found) if the directory no longer exists, Error(corrupt |
   /// version) if a state is damaged, and Error(io).
   [[nodiscard]] std::optional<WorkspaceState> read_configs_and_weights_from_rank(int rank, const WorkspaceQuery& query);
+  /// Returns the newest complete state of `rank` whose step is `min_step` or later. Otherwise as the function above.
   [[nodiscard]] std::optional<WorkspaceState> read_configs_and_weights_from_rank(int rank, std::uint64_t min_step = 0) {
     return read_configs_and_weights_from_rank(rank, WorkspaceQuery{.min_step = min_step});
   }
@@ -114,13 +117,18 @@ class Workspace {
   std::shared_ptr<detail::WorkspaceSteps> steps_;
 };
 
+/// The name of the class in ModelOpt.
+using NFSWorkspace = Workspace;
+
 /// Options of file_group().
 struct FileGroupOptions {
   std::string directory;  ///< a workspace that all ranks see; it is created if it does not exist
   /// Identifies the job: the same on all its ranks and different from other jobs; required if several jobs may start in
   /// one directory at the same time.
   std::string key = {};
+  /// The rank of this process.
   int rank = 0;
+  /// The number of ranks.
   int size = 1;
   /// For the rendezvous; afterwards the default deadline of the group.
   std::optional<std::chrono::milliseconds> timeout = {};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Reports of traces: a file for Perfetto and chrome://tracing, the summary, and the current or last step of each rank
-// (docs/tracing.md).
+// (docs/howto/find-a-hang.md).
 
 #include <cstdint>
 #include <string>

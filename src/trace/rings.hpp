@@ -42,9 +42,10 @@ std::string failure_directory();
 /// Returns the failure files in a directory, newest first. Empty if the directory does not exist.
 std::vector<std::string> failures_in(const std::string& directory);
 
-// The record of an operation. A rank's ring in shared memory and its trace file have the same format (docs/tracing.md):
-// a header, followed by records of one size. A record gets its number when its operation begins, and its end time when
-// the operation ends. In the records of a dead process, operations without an end were running when it died.
+// The record of an operation. A rank's ring in shared memory and its trace file have the same format
+// (docs/reference/trace-file.md): a header, followed by records of one size. A record gets its number when its
+// operation begins, and its end time when the operation ends. In the records of a dead process, operations without an
+// end were running when it died.
 
 inline constexpr std::string_view magic = "MUSTERTR";
 inline constexpr std::uint32_t version = 1;

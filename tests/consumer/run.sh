@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # usage: run.sh BUILD-FOLDER COMPILER...
 # Installs Muster into a temporary folder, builds a project against it that uses only pkg-config, and runs it; then the
-# same with CMake. It also compiles the examples in the manuals.
+# same with CMake.
 set -euo pipefail
 build=$1
 shift
@@ -26,8 +26,6 @@ sanitize=$(meson introspect "$build" --buildoptions |
 [ "$sanitize" = none ] || cflags+=("-fsanitize=$sanitize")
 library=$(find "$place" -name 'libmuster.so' -printf '%h')
 "$@" -std=c++20 -Wall -Wextra -Werror "${cflags[@]}" "$here/main.cpp" -o "$place/consumer" "${libs[@]}" "-Wl,-rpath,$library"
-
-bash "$here/snippets.sh" "$here/../.." "$@" "${cflags[@]}"
 
 # Code for devices is in a separate library, which needs no toolkit.
 if pkg-config --exists muster-cuda; then

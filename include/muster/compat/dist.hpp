@@ -25,9 +25,11 @@ struct InitOptions {
   std::string init_method = "env://";
   /// With env:// both may be omitted. If they are given, they must match the environment.
   int world_size = -1;
+  /// The rank of this process; see `world_size`.
   int rank = -1;
   /// Distinguishes jobs that use the same rendezvous address.
   std::string group_name = {};
+  /// The longest wait for the other ranks, and afterwards the default deadline of the group. Unset: as for world().
   std::optional<std::chrono::milliseconds> timeout = {};
 };
 
@@ -59,6 +61,7 @@ void destroy_process_group() noexcept;
 /// Return this process's rank in the world and the number of ranks. Throw Error(invalid_argument) before
 /// init_process_group() or init_master_worker(). All calls below throw it before init_process_group().
 [[nodiscard]] int get_rank();
+/// Returns the number of ranks of the world. Throws as get_rank().
 [[nodiscard]] int get_world_size();
 
 /// A group of ranks of the world. An object exists also on ranks that are not in the group; calls with it throw
@@ -67,7 +70,9 @@ class Group {
  public:
   /// Refers to all ranks.
   Group() = default;
+  /// Refers to the members of a process group. Null: this rank is not in the group.
   explicit Group(std::shared_ptr<ProcessGroup> members) : is_world_(false), members_(std::move(members)) {}
+  /// Returns whether this is the group of all ranks.
   [[nodiscard]] bool is_world() const noexcept { return is_world_; }
   /// Returns the process group of the members. Null for the group of all ranks, and on a rank that is not in the group.
   [[nodiscard]] const std::shared_ptr<ProcessGroup>& members() const noexcept { return members_; }
@@ -76,6 +81,7 @@ class Group {
   bool is_world_ = true;
   std::shared_ptr<ProcessGroup> members_;
 };
+/// The group of all ranks.
 inline const Group world_group{};
 
 /// Creates a group of the ranks of a list. Collective over all ranks of the world, whether or not they are in the list;

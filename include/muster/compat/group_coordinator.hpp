@@ -22,6 +22,7 @@ struct GroupCoordinatorOptions {
   /// If true, broadcast_object() from rank 0 uses a MessageQueue, whose writer does not wait for the readers. The ranks
   /// of each group must then share memory. Otherwise the constructor throws Error(unsupported) on all of them.
   bool use_message_queue_broadcaster = false;
+  /// The deadline and the stop request of the constructor.
   CollectiveOptions wait = {};
 };
 
@@ -38,18 +39,27 @@ class GroupCoordinator {
 
   /// Returns the number of this rank in `world`.
   [[nodiscard]] int rank() const noexcept { return ranks_[static_cast<std::size_t>(rank_in_group())]; }
+  /// Returns the ranks of the group, by their numbers in the group that the coordinator was made from.
   [[nodiscard]] const std::vector<int>& ranks() const noexcept { return ranks_; }
+  /// Returns the number of this rank in the group.
   [[nodiscard]] int rank_in_group() const noexcept { return group_->rank(); }
+  /// Returns the number of ranks of the group.
   [[nodiscard]] int world_size() const noexcept { return group_->size(); }
+  /// Returns the first entry of ranks().
   [[nodiscard]] int first_rank() const noexcept { return ranks_.front(); }
+  /// Returns the last entry of ranks().
   [[nodiscard]] int last_rank() const noexcept { return ranks_.back(); }
+  /// Returns whether this rank is first_rank().
   [[nodiscard]] bool is_first_rank() const noexcept { return rank_in_group() == 0; }
+  /// Returns whether this rank is last_rank().
   [[nodiscard]] bool is_last_rank() const noexcept { return rank_in_group() == world_size() - 1; }
   /// Return the neighbours in the list of ranks. The last rank is followed by the first.
   [[nodiscard]] int next_rank() const noexcept { return ranks_[static_cast<std::size_t>(next())]; }
+  /// Returns the neighbour before this rank. The first rank is preceded by the last.
   [[nodiscard]] int prev_rank() const noexcept { return ranks_[static_cast<std::size_t>(prev())]; }
   /// Returns "NAME:0", "NAME:1", ..., counting the groups with this name in this process.
   [[nodiscard]] const std::string& unique_name() const noexcept { return unique_name_; }
+  /// Returns the group that the calls use.
   [[nodiscard]] ProcessGroup& process_group() const noexcept { return *group_; }
 
   /// Returns when all ranks of the group have entered the barrier.
@@ -124,20 +134,25 @@ class GroupCoordinator {
     GroupCoordinator* all_gather_group = nullptr;
     /// Whether to slice a tensor, by key. Other tensors are sliced if their number of elements is divisible.
     std::map<std::string, bool> all_gather_tensors = {};
+    /// The deadline and the stop request of the call.
     CollectiveOptions wait = {};
   };
   /// Sends a dictionary to `dst`. Its values are tensors or any Configs. Sender and receiver pass the same options, and
   /// the ranks of a stage have the same keys, in any order. If the receivers get slices that do not match, or another
   /// message, all ranks of their all_gather_group throw Error(rank_mismatch).
   void send_tensor_dict(const ConfigObject& dict, std::optional<int> dst, const TensorDictOptions& options);
+  /// Sends a dictionary with the default options.
   void send_tensor_dict(const ConfigObject& dict, std::optional<int> dst = {}) { send_tensor_dict(dict, dst, {}); }
   /// Returns the next dictionary from `src`.
   [[nodiscard]] ConfigObject recv_tensor_dict(std::optional<int> src, const TensorDictOptions& options);
+  /// Returns the next dictionary from `src`, with the default options.
   [[nodiscard]] ConfigObject recv_tensor_dict(std::optional<int> src = {}) { return recv_tensor_dict(src, {}); }
 
   /// The result of dispatch(): for each input tensor the rows of all ranks, and the number of rows of each rank.
   struct Dispatched {
+    /// For each input tensor: the rows of all ranks, in rank order.
     std::vector<Tensor> tensors;
+    /// The number of rows of each rank.
     std::vector<std::int64_t> sizes;
   };
   /// Gathers the rows of all ranks for a mixture of experts, for each of several tensors with the same rows (hidden

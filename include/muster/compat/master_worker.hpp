@@ -22,6 +22,7 @@ class RemoteTensor {
   RemoteTensor() = default;
   /// Return the rank of the worker, and the dtype and shape. Throw Error(invalid_argument) if the handle is empty.
   [[nodiscard]] int worker() const { return place().worker; }
+  /// Returns the dtype and the shape. Throws as worker().
   [[nodiscard]] const TensorSpec& spec() const { return place().spec; }
 
  private:
@@ -75,6 +76,7 @@ class MasterWorker {
   /// Sets all elements to that of `element`, which has one element of the dtype of the tensor. Throws
   /// Error(unsupported) on packed types.
   void fill(const RemoteTensor& tensor, const TensorView& element, const CollectiveOptions& options = {});
+  /// Sets all elements to `value`, whose dtype is that of the tensor. Otherwise as the function above.
   template <class T>
   requires requires { DTypeOf<T>::value; }
   void fill(const RemoteTensor& tensor, T value, const CollectiveOptions& options = {}) {
@@ -83,6 +85,7 @@ class MasterWorker {
   /// Copies elements from the memory of the master, or from another remote tensor. If that belongs to another worker,
   /// the data is sent directly from worker to worker.
   void copy(const RemoteTensor& to, const TensorView& from, const CollectiveOptions& options = {});
+  /// Copies elements from another remote tensor.
   void copy(const RemoteTensor& to, const RemoteTensor& from, const CollectiveOptions& options = {});
   /// Adds the elements of `what` to those of `to`. Both are on the same worker and have the same dtype and shape.
   /// Rounding is that of all_reduce().
@@ -91,6 +94,7 @@ class MasterWorker {
   [[nodiscard]] Tensor fetch(const RemoteTensor& tensor, const CollectiveOptions& options = {});
   /// Waits until a worker, or every worker, has executed its requests.
   void wait(int worker, const CollectiveOptions& options = {});
+  /// Waits until every worker has executed its requests.
   void wait(const CollectiveOptions& options = {});
   /// Drops all tensors and makes serve() return on all workers. Afterwards it throws as wait().
   void shutdown(const CollectiveOptions& options = {});

@@ -29,18 +29,27 @@ struct MultiprocessConfig {
   int local_rank = -1;                 ///< rank among the ranks of this host
   std::optional<int> world_size = {};  ///< default: the number of GPUs that this process sees, 1 if there are none
   std::optional<int> local_world_size = {};  ///< default: world_size
+  /// The host of rank 0, for MASTER_ADDR.
   std::string master_addr = "127.0.0.1";
   std::optional<int> master_port = {};  ///< default: 29500, or another free port if that is in use
+  /// The rendezvous method, as dist::InitOptions::init_method.
   std::string init_method = "env://";
   // Numbers of ranks per model-parallel group and per pipeline, for init_parallelism().
+  /// Number of ranks per model-parallel group.
   int model_parallelism = 1;
+  /// Number of ranks per pipeline.
   int pipeline_parallelism = 1;
   // Backends, with the names of dist::init_process_group(). Empty: default_backend(). For the three parallel backends,
   // empty means `backend`.
+  /// The backend of the group of all ranks.
   std::string backend = {};
+  /// The backend of the model-parallel groups.
   std::string model_parallel_backend = {};
+  /// The backend of the pipelines.
   std::string pipeline_parallel_backend = {};
+  /// The backend of the data-parallel groups.
   std::string data_parallel_backend = {};
+  /// How the processes of the ranks are created.
   LaunchMethod launch_method = LaunchMethod::forkserver;
   /// Set by resolve(). While it exists, no other program can use master_port, except programs that set SO_REUSEADDR and
   /// listen.
@@ -78,6 +87,7 @@ void init_and_run(RankFunction function, const MultiprocessConfig& config, std::
 /// name is already registered.
 class RegisteredFunction {
  public:
+  /// Registers `function` under `name`.
   RegisteredFunction(std::string_view name, RankFunction function);
 };
 

@@ -35,10 +35,13 @@ struct RoleSizes {
 /// The role of each rank of the world. It depends only on the sizes and on the host of each rank, so all ranks compute
 /// the same layout. Local.
 struct RankLayout {
+  /// Number of ranks of the world.
   int world_size = 0;
   /// Ordered by agent group.
   std::vector<int> training_ranks = {};
+  /// The managers of the replay buffers.
   std::vector<int> buffer_ranks = {};
+  /// The coordinator, if there is one.
   std::optional<int> coordinator_rank = {};
   /// Equal slices of training_ranks.
   std::vector<std::vector<int>> agent_groups = {};
@@ -69,6 +72,7 @@ struct RankLayout {
   /// Returns the agent group of a training rank; for a manager, that of the first rank that it serves; for the
   /// coordinator, 0.
   [[nodiscard]] int agent_group_id(int rank) const;
+  /// Returns the number of training ranks per agent group; 0 without groups.
   [[nodiscard]] int agent_group_size() const noexcept {
     return agent_groups.empty() ? 0 : static_cast<int>(agent_groups.front().size());
   }
@@ -79,6 +83,7 @@ struct RankLayout {
 class AsyncSendHandle {
  public:
   AsyncSendHandle() = default;
+  /// Creates a handle of a running operation.
   explicit AsyncSendHandle(Work<void> work) : work_(std::move(work)) {}
   /// Returns whether the message has been sent. Returns false after wait() has thrown because it could not be sent.
   /// Does not wait.
@@ -93,7 +98,9 @@ class AsyncSendHandle {
 
 /// A received message.
 struct ReceivedBytes {
+  /// The rank of the sender.
   int source = 0;
+  /// The tag of the message.
   int tag = 0;
   Tensor data = {};  ///< u8, one dimension, in memory of this rank
 };
@@ -105,17 +112,29 @@ class DistributedContext {
   DistributedContext(DistributedContext&&) noexcept = default;
   DistributedContext& operator=(DistributedContext&&) noexcept = default;
 
+  /// Returns the role of each rank.
   [[nodiscard]] const RankLayout& layout() const noexcept { return layout_; }
+  /// Returns the rank of this process in the world.
   [[nodiscard]] int my_rank() const noexcept { return my_rank_; }
+  /// Returns the number of ranks of the world.
   [[nodiscard]] int world_size() const noexcept { return layout_.world_size; }
+  /// Returns the number of training ranks.
   [[nodiscard]] int num_training_ranks() const noexcept { return static_cast<int>(layout_.training_ranks.size()); }
+  /// Returns the agent group of this rank, as RankLayout::agent_group_id().
   [[nodiscard]] int agent_group_id() const { return layout_.agent_group_id(my_rank_); }
+  /// Returns the number of training ranks per agent group.
   [[nodiscard]] int agent_group_size() const noexcept { return layout_.agent_group_size(); }
+  /// Returns the rank of the coordinator; nullopt if there is none.
   [[nodiscard]] std::optional<int> coordinator_rank() const noexcept { return layout_.coordinator_rank; }
+  /// Returns the manager of this rank, as RankLayout::assigned_buffer().
   [[nodiscard]] std::optional<int> assigned_buffer() const { return layout_.assigned_buffer(my_rank_); }
+  /// Returns the training ranks that this manager serves, as RankLayout::assigned_training_ranks().
   [[nodiscard]] std::vector<int> assigned_training_ranks() const { return layout_.assigned_training_ranks(my_rank_); }
+  /// Returns whether this rank trains.
   [[nodiscard]] bool is_training_rank() const { return layout_.role(my_rank_) == Role::training; }
+  /// Returns whether this rank manages a replay buffer.
   [[nodiscard]] bool is_buffer_rank() const { return layout_.role(my_rank_) == Role::buffer; }
+  /// Returns whether this rank is the coordinator.
   [[nodiscard]] bool is_coordinator_rank() const { return layout_.role(my_rank_) == Role::coordinator; }
 
   // The groups are valid as long as this object, or until cleanup(). These functions throw Error(invalid_argument)
@@ -171,9 +190,11 @@ class DistributedContext {
     ranks_of(group).barrier(options);
   }
   // Local.
+  /// Returns the number of this rank in the group. Local.
   [[nodiscard]] int get_rank(const ProcessGroup* group = nullptr) const {
     return group == nullptr ? my_rank_ : group->rank();
   }
+  /// Returns the number of ranks of the group. Local.
   [[nodiscard]] int get_world_size(const ProcessGroup* group = nullptr) const {
     return group == nullptr ? world_size() : group->size();
   }
@@ -215,7 +236,9 @@ inline constexpr std::string_view default_backend = "tcp";
 
 /// One tensor of a model. Tensors to be averaged have a float dtype and are contiguous and writable.
 struct Parameter {
+  /// The name of the parameter, for error messages.
   std::string name;
+  /// The values.
   Tensor value = {};
   /// Unset if the parameter is frozen or did not contribute to the loss.
   std::optional<Tensor> gradient = {};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Recognises and reads checkpoints of other programs by the contents of their files: docs/checkpoints.md. Nothing in
-// them is executed.
+// Recognises and reads checkpoints of other programs by the contents of their files: docs/reference/exports.md. Nothing
+// in them is executed.
 
 #include <cstdint>
 #include <memory>
