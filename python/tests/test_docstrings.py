@@ -18,9 +18,10 @@ OF_THE_EXTENSION = ("nb_method", "property", "getset_descriptor")
 # Names that differ from the former ones, with calls that use the former ones.
 FORMER = [
     (lambda: muster.shard_model("m", "o", 2, carry="none"), "'carry' was renamed: use 'extra_files'"),
-    (lambda: muster.shard_model("m", "o", layout=2), "'layout' was renamed: use 'target_layout'"),
+    (lambda: muster.shard_model("m", "o", layout=2), "'layout' was renamed: use 'source_layout' or 'target_layout'"),
     (lambda: muster.load_shard("m", 2, 0, "auto", at="model"), "'at' was renamed: use 'key'"),
-    (lambda: muster.export_model("s", "o", layout=2), "'layout' was renamed: use 'source_layout' or 'target_layout'"),
+    (lambda: muster.verify("p", layout=2), "'layout' was renamed: use 'source_layout'"),
+    (lambda: muster.export_model("s", "o", to=2), "'to' was renamed: use 'target_layout'"),
     (lambda: muster.export_model("s", "o", shards="part{rank}.pt"), "'shards' was renamed: use 'file_pattern'"),
     (lambda: muster.verify("p", base="b"), "'base' was renamed: use 'base_model'"),
     (lambda: muster.show("p", pattern="*"), "'pattern' was renamed: use 'select'"),
