@@ -272,8 +272,7 @@ void bind_collectives_with_results(nb::class_<ProcessGroup>& group) {
   def<Kind::collective>(
       group, "all_gatherv",
       "Gathers as all_gather() does, except that the extents along `dim` may differ. `sizes`: the extents of all "
-      "ranks, "
-      "if they are known.",
+      "ranks, if they are known.",
       [](ProcessGroup& self, const Tensor& own, int dim, const std::optional<Sizes>& sizes, const auto& options) {
         return self.all_gatherv(own, dim, sizes.value_or(Sizes{}), options);
       },
@@ -295,8 +294,7 @@ void bind_collectives_with_results(nb::class_<ProcessGroup>& group) {
   def<Kind::collective>(
       group, "all_to_allv",
       "Sends rows[r] rows of dimension 0 to each rank r. Returns the received rows of all ranks, in rank order, and "
-      "the "
-      "number of rows of each rank.",
+      "the number of rows of each rank.",
       [](ProcessGroup& self, const Tensor& own, const Sizes& rows, const auto& options) {
         Sizes received;
         Tensor result = self.all_to_allv(own, rows, &received, options);
@@ -327,18 +325,18 @@ void bind_collectives_with_results(nb::class_<ProcessGroup>& group) {
 void bind_messages(nb::class_<ProcessGroup>& group) {
   def<Kind::message>(
       group, "send",
-      "Sends a tensor to one rank, which receives it by recv(). Messages with the same tag arrive in order.\n\nThe "
-      "receiver buffers about 256 KiB of messages per sender. Beyond that, the call waits until the message is "
-      "received. "
-      "`to`: the rank that receives. `tag`: 0 or more.",
+      R"(Sends a tensor to one rank, which receives it by recv(). Messages with the same tag arrive in order.
+
+The receiver buffers about 256 KiB of messages per sender. Beyond that, the call waits until the message is received.
+`to`: the rank that receives. `tag`: 0 or more.)",
       [](ProcessGroup& self, const auto&... given) { self.send(given...); }, tensor("tensor"), value<int>("to"),
       value<int>("tag", 0));
   def<Kind::message>(
       group, "recv",
-      "Receives a tensor into `out`, and returns the sender.\n\n`source`: the rank that sends. None: any rank. `tag`: "
-      "the "
-      "tag of the message. None: any tag. Raises RankMismatchError if `out` does not have the dtype and shape of the "
-      "message.",
+      R"(Receives a tensor into `out`, and returns the sender.
+
+`source`: the rank that sends. None: any rank. `tag`: the tag of the message. None: any tag. Raises RankMismatchError
+if `out` does not have the dtype and shape of the message.)",
       [](ProcessGroup& self, const auto&... given) { return self.recv(given...); }, tensor("out"), sender(),
       received_tag());
   def<Kind::message>(
@@ -352,15 +350,13 @@ void bind_messages(nb::class_<ProcessGroup>& group) {
   def<Kind::begun>(
       group, "isend",
       "Starts to send a tensor as send() does, and returns without waiting. The tensor must not change until the work "
-      "is "
-      "done.",
+      "is done.",
       [](ProcessGroup& self, const auto&... given) { return self.isend(given...); }, tensor("tensor"), value<int>("to"),
       value<int>("tag", 0));
   def<Kind::begun>(
       group, "irecv",
       "Starts to receive a tensor as recv() does, and returns without waiting. Do not use `out` until the work is "
-      "done. "
-      "get() of the work returns the sender.",
+      "done. get() of the work returns the sender.",
       [](ProcessGroup& self, const auto&... given) { return self.irecv(given...); }, tensor("out"), sender(),
       received_tag());
   def<Kind::begun>(
@@ -370,8 +366,7 @@ void bind_messages(nb::class_<ProcessGroup>& group) {
   def<Kind::begun>(
       group, "irecv_config",
       "Starts to receive a config as recv_config() does, and returns without waiting. get() of the work returns "
-      "(config, "
-      "sender, tag).",
+      "(config, sender, tag).",
       [](ProcessGroup& self, const auto&... given) { return self.irecv_config(given...); }, sender(), received_tag());
   group.def(
       "probe",
@@ -381,8 +376,7 @@ void bind_messages(nb::class_<ProcessGroup>& group) {
       },
       nb::arg("source").none(), nb::arg("tag").none() = nb::none(),
       "Returns (sender, tag, bytes of its tensors) of the oldest message that has arrived, or None without a message. "
-      "It "
-      "does not wait. `source` and `tag` are as for recv().");
+      "It does not wait. `source` and `tag` are as for recv().");
 }
 
 }  // namespace
@@ -391,30 +385,34 @@ void bind_collectives(nb::module_& module) {
   bind_work<void>(module, "SendWork");
   bind_work<int>(module, "ReceiveWork");
   bind_work<ReceivedConfig>(module, "ReceiveConfigWork");
-  nb::class_<ProcessGroup> group(
-      module, "ProcessGroup",
-      "Collectives and messages of the ranks of a group.\n\nCreating it is collective over `group`. Its rounds, "
-      "messages "
-      "and failures are separate from those of `group`. Collective calls: each rank makes the same calls in the same "
-      "order, from one thread at a time. Ranks are numbers in this group.\n\nTensors are any objects that "
-      "muster.as_tensor() accepts. Tensors that receive results must be contiguous and writable. All ranks pass the "
-      "same "
-      "dtype and shape, unless a call states otherwise. The caller may reuse the tensors when the call returns. "
-      "Results "
-      "remain valid as long as they are held.\n\nThese arguments mean the same in all calls. `tensor`: the tensor of "
-      "this rank. `out`: receives the result. `op`: 'sum', 'product', 'min', 'max' or 'average'. `root`: the rank that "
-      "sends to all ranks or receives from them. `dim`: a dimension. `config`: a dict, a list or a value, with tensors "
-      "as "
-      "any leaves. `timeout`: the longest wait without progress of the awaited ranks, in seconds. None: the default of "
-      "the group.\n\nArgs:\n    group: A muster.Group, a process group of torch.distributed, or None for the world.\n  "
-      "  "
-      "timeout: The default of the group in seconds. None: that of `group`.\n\nRaises:\n    InvalidArgumentError: An "
-      "argument is invalid. In a collective call all ranks raise it, nothing is written, and the group remains usable. "
-      "An invalid argument of a message raises it on its rank only.\n    UnsupportedError: A rank cannot execute the "
-      "call. All ranks raise it, and the group remains usable.\n    RankMismatchError: The ranks disagree. All ranks "
-      "raise it, and the group remains usable.\n    TimeoutError: Ranks made no progress. The group is aborted: each "
-      "later call raises the same error.\n    PeerLostError: A rank died or left. The group is aborted.\n    "
-      "CancelledError: A wait was interrupted, or the group was aborted. The group is aborted.");
+  nb::class_<ProcessGroup> group(module, "ProcessGroup",
+                                 R"(Collectives and messages of the ranks of a group.
+
+Creating it is collective over `group`. Its rounds, messages and failures are separate from those of `group`.
+Collective calls: each rank makes the same calls in the same order, from one thread at a time. Ranks are numbers in
+this group.
+
+Tensors are any objects that muster.as_tensor() accepts. Tensors that receive results must be contiguous and writable.
+All ranks pass the same dtype and shape, unless a call states otherwise. The caller may reuse the tensors when the
+call returns. Results remain valid as long as they are held.
+
+These arguments mean the same in all calls. `tensor`: the tensor of this rank. `out`: receives the result. `op`:
+'sum', 'product', 'min', 'max' or 'average'. `root`: the rank that sends to all ranks or receives from them. `dim`: a
+dimension. `config`: a dict, a list or a value, with tensors as any leaves. `timeout`: the longest wait without
+progress of the awaited ranks, in seconds. None: the default of the group.
+
+Args:
+    group: A muster.Group, a process group of torch.distributed, or None for the world.
+    timeout: The default of the group in seconds. None: that of `group`.
+
+Raises:
+    InvalidArgumentError: An argument is invalid. In a collective call all ranks raise it, nothing is written, and the
+        group remains usable. An invalid argument of a message raises it on its rank only.
+    UnsupportedError: A rank cannot execute the call. All ranks raise it, and the group remains usable.
+    RankMismatchError: The ranks disagree. All ranks raise it, and the group remains usable.
+    TimeoutError: Ranks made no progress. The group is aborted: each later call raises the same error.
+    PeerLostError: A rank died or left. The group is aborted.
+    CancelledError: A wait was interrupted, or the group was aborted. The group is aborted.)");
   group
       .def(
           "__init__",
@@ -441,8 +439,7 @@ void bind_collectives(nb::module_& module) {
           },
           nb::arg("reason"),
           "Aborts the group: waits on any rank, and all later calls, raise CancelledError. Local, on any thread. "
-          "`reason`: "
-          "the text of the message.");
+          "`reason`: the text of the message.");
   group.def(
       "split",
       [](ProcessGroup& self, const Given<std::vector<int>>& ranks, const Given<Seconds>& timeout) {

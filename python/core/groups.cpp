@@ -55,12 +55,12 @@ std::shared_ptr<Group> group_of(nb::handle group) {
 }
 
 void bind_groups(nb::module_& module) {
-  nb::class_<Group>(
-      module, "Group",
-      "The ranks of a job, or some of them.\n\nOne thread at a time uses a group. TimeoutError, PeerLostError "
-      "and CancelledError abort it: every later call on every rank raises that first error. After any "
-      "other error the group remains usable. `timeout` of a call: the longest wait without progress of "
-      "the awaited ranks, in seconds. None: the default of the group.")
+  nb::class_<Group>(module, "Group",
+                    R"(The ranks of a job, or some of them.
+
+One thread at a time uses a group. TimeoutError, PeerLostError and CancelledError abort it: every later call on every
+rank raises that first error. After any other error the group remains usable. `timeout` of a call: the longest wait
+without progress of the awaited ranks, in seconds. None: the default of the group.)")
       .def_prop_ro("rank", &Group::rank, "The rank of this process in the group, from 0 to size - 1.")
       .def_prop_ro("size", &Group::size, "The number of ranks.")
       .def_prop_ro(
@@ -71,8 +71,10 @@ void bind_groups(nb::module_& module) {
           [](Group& self, double seconds) { self.set_timeout(*timeout_of(seconds)); },
           "The default deadline of waits, in seconds.")
       .def("info", info_of, nb::arg("rank"),
-           "Returns a dict that identifies the process of a rank: global_rank, host, pid. Local.\n\nRaises:\n    "
-           "InvalidArgumentError: The group has no such rank.")
+           R"(Returns a dict that identifies the process of a rank: global_rank, host, pid. Local.
+
+Raises:
+    InvalidArgumentError: The group has no such rank.)")
       .def(
           "barrier",
           [](Group& self, const Given<Seconds>& timeout) {
@@ -88,9 +90,12 @@ void bind_groups(nb::module_& module) {
             if (refused) throw Error(*refused);
           },
           nb::arg("timeout") = nb::none(),
-          "Waits until all ranks have entered the barrier. Collective.\n\nRaises:\n    TimeoutError: Ranks did "
-          "not arrive. The message names them.\n    PeerLostError: A rank died or left.\n    CancelledError: The wait "
-          "was interrupted on a rank.")
+          R"(Waits until all ranks have entered the barrier. Collective.
+
+Raises:
+    TimeoutError: Ranks did not arrive. The message names them.
+    PeerLostError: A rank died or left.
+    CancelledError: The wait was interrupted on a rank.)")
       .def(
           "duplicate",
           [](Group& self, const Given<Seconds>& timeout) {
@@ -98,8 +103,10 @@ void bind_groups(nb::module_& module) {
             return without_gil([&] { return self.duplicate(options); });
           },
           nb::arg("timeout") = nb::none(),
-          "Returns a group of the same ranks, with separate rounds and failures. Collective.\n\nRaises:\n    Error: As "
-          "barrier().")
+          R"(Returns a group of the same ranks, with separate rounds and failures. Collective.
+
+Raises:
+    Error: As barrier().)")
       .def(
           "split",
           [](Group& self, const Given<std::vector<int>>& ranks, const Given<Seconds>& timeout) {
@@ -110,12 +117,18 @@ void bind_groups(nb::module_& module) {
             return part ? std::optional(std::move(part)) : std::nullopt;
           },
           nb::arg("ranks"), nb::arg("timeout") = nb::none(),
-          "Returns a group of the ranks of a list, in the order of the list. Collective.\n\nArgs:\n    ranks: The "
-          "list, "
-          "the same on all of its members. The lists of a call are disjoint.\n\nReturns:\n    The group, or None on a "
-          "rank that is not in its list.\n\nRaises:\n    InvalidArgumentError: A list is invalid. All ranks raise it.\n"
-          "    RankMismatchError: Members of a list pass different lists. All ranks raise it.\n    Error: As "
-          "barrier().")
+          R"(Returns a group of the ranks of a list, in the order of the list. Collective.
+
+Args:
+    ranks: The list, the same on all of its members. The lists of a call are disjoint.
+
+Returns:
+    The group, or None on a rank that is not in its list.
+
+Raises:
+    InvalidArgumentError: A list is invalid. All ranks raise it.
+    RankMismatchError: Members of a list pass different lists. All ranks raise it.
+    Error: As barrier().)")
       .def("progress", &Group::progress, "Reports to waiting ranks that this rank is busy and not stuck. Local.")
       .def("__repr__", [](const Group& self) {
         return fmt::format("muster.Group({}, rank {} of {})", self.kind(), self.rank(), self.size());

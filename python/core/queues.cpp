@@ -32,28 +32,39 @@ QueueOptions options_of(nb::handle capacity, nb::handle dead, nb::handle timeout
 
 void bind_queues(nb::module_& module) {
   module.def("make_queue_handle", &make_queue_handle, nb::arg("ranks"),
-             "Returns a handle of a queue that a process outside of the group writes. Any process may create it.\n\n"
-             "Args:\n    ranks: The number of ranks of the group that reads the queue, 1 to 255.\n\nReturns:\n    One "
-             "line of text, which all ranks and the writer use for a single queue.\n\nRaises:\n    "
-             "InvalidArgumentError: `ranks` is out of range.");
+             R"(Returns a handle of a queue that a process outside of the group writes. Any process may create it.
+
+Args:
+    ranks: The number of ranks of the group that reads the queue, 1 to 255.
+
+Returns:
+    One line of text, which all ranks and the writer use for a single queue.
+
+Raises:
+    InvalidArgumentError: `ranks` is out of range.)");
   nb::class_<MessageQueue>(
       module, "MessageQueue",
-      "A queue in shared memory: one rank of a group writes, and the others read every message in order.\n\nMessages "
-      "have any length. One thread at a time uses a queue. A reader still receives the messages that a dead writer has "
-      "written. Creating a queue is collective: all ranks of the group, on one host, pass the same options.\n\nArgs:\n "
-      " "
-      "  group: A muster.Group, a process group of torch.distributed, or None for the world.\n    writer: The rank "
-      "that "
-      "writes.\n    reader: The only rank that reads. None: all ranks except the writer.\n    capacity: The bytes that "
-      "the slowest reader may be behind. None: 4 MiB.\n    dead_reader: The effect of a dead reader on the writer: "
-      "'fail' raises PeerLostError, and 'drop' ignores it.\n    external_writer: The handle of a writer that is not a "
-      "rank and calls MessageQueue.attach_writer().\n    timeout: The longest wait in seconds. None: the default of "
-      "the "
-      "group.\n\nRaises:\n    InvalidArgumentError: An argument is invalid. All ranks raise it.\n    "
-      "RankMismatchError: "
-      "The options of the ranks differ. All ranks raise it.\n    UnsupportedError: The ranks do not share memory.\n    "
-      "TimeoutError: A rank did not arrive.\n    PeerLostError: A rank died or left.\n    CancelledError: The wait was "
-      "interrupted.")
+      R"(A queue in shared memory: one rank of a group writes, and the others read every message in order.
+
+Messages have any length. One thread at a time uses a queue. A reader still receives the messages that a dead writer
+has written. Creating a queue is collective: all ranks of the group, on one host, pass the same options.
+
+Args:
+    group: A muster.Group, a process group of torch.distributed, or None for the world.
+    writer: The rank that writes.
+    reader: The only rank that reads. None: all ranks except the writer.
+    capacity: The bytes that the slowest reader may be behind. None: 4 MiB.
+    dead_reader: The effect of a dead reader on the writer: 'fail' raises PeerLostError, and 'drop' ignores it.
+    external_writer: The handle of a writer that is not a rank and calls MessageQueue.attach_writer().
+    timeout: The longest wait in seconds. None: the default of the group.
+
+Raises:
+    InvalidArgumentError: An argument is invalid. All ranks raise it.
+    RankMismatchError: The options of the ranks differ. All ranks raise it.
+    UnsupportedError: The ranks do not share memory.
+    TimeoutError: A rank did not arrive.
+    PeerLostError: A rank died or left.
+    CancelledError: The wait was interrupted.)")
       .def(
           "__init__",
           [](MessageQueue* self, nb::handle group, const Given<int>& writer, const Given<std::optional<int>>& reader,
@@ -81,9 +92,11 @@ void bind_queues(nb::module_& module) {
           },
           nb::arg("handle"), nb::kw_only(), nb::arg("capacity").none() = nb::none(), nb::arg("dead_reader") = "fail",
           nb::arg("timeout") = nb::none(),
-          "Returns the writing end of a queue, in a process that is not a rank. The options and the errors are those "
-          "of "
-          "the ranks.\n\nArgs:\n    handle: The handle, which make_queue_handle() returned.")
+          R"(Returns the writing end of a queue, in a process that is not a rank. The options and the errors are those of
+the ranks.
+
+Args:
+    handle: The handle, which make_queue_handle() returned.)")
       .def(
           "put",
           [](MessageQueue& self, const nb::bytes& message, Seconds timeout) {
@@ -91,11 +104,14 @@ void bind_queues(nb::module_& module) {
             without_gil([&] { self.put(bytes, {.timeout = timeout_of(timeout)}); });
           },
           nb::arg("message"), nb::kw_only(), nb::arg("timeout") = nb::none(),
-          "Writes a message, which each reader receives by get(). It waits while the slowest reader is too far behind. "
-          "Only the writer may call it.\n\nRaises:\n    InvalidArgumentError: This process is not the writer.\n    "
-          "TimeoutError: A reader made no progress.\n    PeerLostError: A reader died or left.\n    CancelledError: "
-          "The "
-          "wait was interrupted.")
+          R"(Writes a message, which each reader receives by get(). It waits while the slowest reader is too far behind.
+Only the writer may call it.
+
+Raises:
+    InvalidArgumentError: This process is not the writer.
+    TimeoutError: A reader made no progress.
+    PeerLostError: A reader died or left.
+    CancelledError: The wait was interrupted.)")
       .def(
           "get",
           [](MessageQueue& self, Seconds timeout) {
@@ -103,10 +119,13 @@ void bind_queues(nb::module_& module) {
             return nb::bytes(message.data(), message.size());
           },
           nb::kw_only(), nb::arg("timeout") = nb::none(),
-          "Returns the next message of put(), as bytes. Only a reader may call it.\n\nRaises:\n    "
-          "InvalidArgumentError: "
-          "This process is not a reader.\n    TimeoutError: No message arrived.\n    PeerLostError: The writer died or "
-          "left.\n    CancelledError: The wait was interrupted.")
+          R"(Returns the next message of put(), as bytes. Only a reader may call it.
+
+Raises:
+    InvalidArgumentError: This process is not a reader.
+    TimeoutError: No message arrived.
+    PeerLostError: The writer died or left.
+    CancelledError: The wait was interrupted.)")
       .def(
           "put_config",
           [](MessageQueue& self, nb::handle config, Seconds timeout) {

@@ -139,11 +139,11 @@ Tensor tensor_of(nb::handle object) {
 }
 
 void bind_tensors(nb::module_& module) {
-  nb::class_<Tensor>(
-      module, "Tensor", nb::type_slots(buffer_slots),
-      "Elements of one dtype, in memory that the tensor keeps alive.\n\nIt is private memory, or that of another rank, "
-      "of "
-      "a file, or of the object that as_tensor() received. Gathered tensors and tensors of files are read-only.")
+  nb::class_<Tensor>(module, "Tensor", nb::type_slots(buffer_slots),
+                     R"(Elements of one dtype, in memory that the tensor keeps alive.
+
+It is private memory, or that of another rank, of a file, or of the object that as_tensor() received. Gathered tensors
+and tensors of files are read-only.)")
       .def_prop_ro(
           "dtype", [](const Tensor& self) { return std::string(to_string(self.dtype())); },
           "The safetensors name of the dtype: 'BF16', 'F8_E4M3', ... The names 'U4' and 'I4' are Muster extensions.")
@@ -170,14 +170,19 @@ void bind_tensors(nb::module_& module) {
             return seen_as(self, dtype_of(dtype), std::move(shape));
           },
           nb::arg("dtype").none(), nb::arg("shape") = nb::none(),
-          "Returns the same memory as elements of another dtype.\n\nArgs:\n    dtype: A name, or a dtype of NumPy, "
-          "ml_dtypes or PyTorch.\n    shape: The new shape. None: the extent of the last dimension is adapted.\n\n"
-          "Raises:\n    InvalidArgumentError: The number of bytes differs, or the tensor is not contiguous.")
+          R"(Returns the same memory as elements of another dtype.
+
+Args:
+    dtype: A name, or a dtype of NumPy, ml_dtypes or PyTorch.
+    shape: The new shape. None: the extent of the last dimension is adapted.
+
+Raises:
+    InvalidArgumentError: The number of bytes differs, or the tensor is not contiguous.)")
       .def(
           "numpy", [](nb::handle self) { return helper("to_numpy")(self); },
-          "Returns a NumPy array of this memory, without a copy. It is read-only if the tensor is read-only.\n\nBF16 "
-          "and "
-          "FP8 require ml_dtypes. Packed dtypes become one dimension of bytes.")
+          R"(Returns a NumPy array of this memory, without a copy. It is read-only if the tensor is read-only.
+
+BF16 and FP8 require ml_dtypes. Packed dtypes become one dimension of bytes.)")
       .def(
           "__array__",
           [](nb::handle self, nb::handle dtype, nb::handle copy) { return helper("to_array")(self, dtype, copy); },
@@ -185,10 +190,13 @@ void bind_tensors(nb::module_& module) {
       .def(
           "torch", [](nb::handle self, std::optional<bool> copy) { return helper("to_torch")(self, copy); },
           nb::arg("copy") = nb::none(),
-          "Returns a torch.Tensor of this memory if it is writable, otherwise of a copy. Packed dtypes become "
-          "bytes.\n\n"
-          "Args:\n    copy: True always copies. False raises an error if a copy is necessary.\n\nRaises:\n    "
-          "BufferError: `copy` is False, and the tensor is read-only.")
+          R"(Returns a torch.Tensor of this memory if it is writable, otherwise of a copy. Packed dtypes become bytes.
+
+Args:
+    copy: True always copies. False raises an error if a copy is necessary.
+
+Raises:
+    BufferError: `copy` is False, and the tensor is read-only.)")
       .def(
           "__dlpack__",
           [](const Tensor& self, const nb::object&, const nb::object& max_version, const nb::object& dl_device,
@@ -239,13 +247,18 @@ void bind_tensors(nb::module_& module) {
       },
       nb::arg().none(), nb::arg());
 
-  nb::class_<SharedArena>(
-      module, "SharedArena",
-      "Shared memory for tensors: a gather on one host then transfers only references.\n\nDo not write to "
-      "tensors of it while the root holds the result of a gather.\n\nArgs:\n    capacity: The size "
-      "in bytes, or as text such as '64MiB'.\n\nRaises:\n    InvalidArgumentError: The capacity is "
-      "not a size.\n    OutOfSpaceError: Memory is insufficient.\n    UnsupportedError: This machine "
-      "has no anonymous shared memory.")
+  nb::class_<SharedArena>(module, "SharedArena",
+                          R"(Shared memory for tensors: a gather on one host then transfers only references.
+
+Do not write to tensors of it while the root holds the result of a gather.
+
+Args:
+    capacity: The size in bytes, or as text such as '64MiB'.
+
+Raises:
+    InvalidArgumentError: The capacity is not a size.
+    OutOfSpaceError: Memory is insufficient.
+    UnsupportedError: This machine has no anonymous shared memory.)")
       .def(
           "__init__",
           [](SharedArena* self, nb::handle capacity) {
@@ -260,12 +273,15 @@ void bind_tensors(nb::module_& module) {
             return without_gil([&] { return self.allocate(made, std::move(shape)); });
           },
           nb::arg("dtype").none(), nb::arg("shape"),
-          "Returns a writable, uninitialized tensor in the arena, which keeps the memory of the arena "
-          "alive.\n\nArgs:\n    "
-          "dtype: A name, or a dtype of NumPy, ml_dtypes or PyTorch.\n    shape: The extents of the dimensions.\n\n"
-          "Raises:\n    InvalidArgumentError: The dtype or the shape is invalid.\n    OutOfSpaceError: The arena has "
-          "not "
-          "enough free memory.")
+          R"(Returns a writable, uninitialized tensor in the arena, which keeps the memory of the arena alive.
+
+Args:
+    dtype: A name, or a dtype of NumPy, ml_dtypes or PyTorch.
+    shape: The extents of the dimensions.
+
+Raises:
+    InvalidArgumentError: The dtype or the shape is invalid.
+    OutOfSpaceError: The arena has not enough free memory.)")
       .def_prop_ro("capacity", &SharedArena::capacity, "The capacity in bytes.")
       .def_prop_ro("available", &SharedArena::available, "The bytes that can be allocated now.")
       .def_prop_ro("waiting_for_leases", &SharedArena::waiting_for_leases,

@@ -31,11 +31,13 @@ struct Span {
 }  // namespace
 
 void bind_traces(nb::module_& module) {
-  nb::class_<Span>(
-      module, "TraceSpan",
-      "Names the work inside a `with` block in the trace of this thread (`muster trace`). Local.\n\nBlocks may end in "
-      "any "
-      "order, but on the thread on which they began.\n\nArgs:\n    name: The name. The trace keeps its first 31 bytes.")
+  nb::class_<Span>(module, "TraceSpan",
+                   R"(Names the work inside a `with` block in the trace of this thread (`muster trace`). Local.
+
+Blocks may end in any order, but on the thread on which they began.
+
+Args:
+    name: The name. The trace keeps its first 31 bytes.)")
       .def(
           "__init__", [](Span* self, std::string name) { new (self) Span(std::move(name)); }, nb::arg("name"))
       .def("__enter__",
@@ -62,8 +64,7 @@ void bind_traces(nb::module_& module) {
           },
           nb::arg("bytes"),
           "Adds to the number of bytes of the span, from which its throughput is computed. It has no effect outside of "
-          "the "
-          "`with` block.");
+          "the `with` block.");
   module.def(
       "is_tracing", [] { return is_tracing(); }, "Returns whether this process writes a trace (MUSTER_TRACE).");
 }
