@@ -169,7 +169,7 @@ void add_state_options(CLI::App& command, std::string& job_id, std::optional<std
 }
 
 void add_checkpoint_options(CLI::App& command, Request& request) {
-  add_rank_options(command, request.thirdparty.key, request.thirdparty.shards, request.source_layout);
+  add_rank_options(command, request.thirdparty.key, request.thirdparty.file_pattern, request.source_layout);
   command
       .add_option("--base-model", request.base_model, "Rank files: a model directory whose config.json the plan reads")
       ->type_name("DIR");

@@ -217,7 +217,7 @@ void refuse_old_names(int argc, const char* const* argv) {
       const std::size_t blank = name.before.find(' ');
       if (!has_word(name.commands, command) || name.before.substr(0, blank) != option) continue;
       if (blank != std::string_view::npos && name.before.substr(blank + 1) != value) continue;
-      throw Error(ErrorKind::argument, fmt::format("{} is not supported: {}", name.before, name.remedy));
+      throw Error(ErrorKind::invalid_argument, fmt::format("{} is not supported: {}", name.before, name.remedy));
     }
   }
 }

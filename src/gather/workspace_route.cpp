@@ -2,6 +2,7 @@
 // The workspace route as the exchange sees it, and the state that a rank keeps for it. Step numbers are those of
 // workspace_route.hpp.
 
+#include "src/gather/workspace_route.hpp"
 #include <fmt/core.h>
 #include <algorithm>
 #include <array>
@@ -11,7 +12,6 @@
 #include "src/base/escaped.hpp"
 #include "src/gather/merge_record.hpp"
 #include "src/gather/route.hpp"
-#include "src/gather/workspace_route.hpp"
 #include "src/group/watchdog.hpp"
 #include "src/merge/reduce.hpp"
 #include "src/os/clock.hpp"

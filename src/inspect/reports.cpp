@@ -155,10 +155,11 @@ std::string_view action_text(GcVerdict verdict) {
 }  // namespace
 
 std::string account_line(const ExportManifest& account) {
-  std::string text = fmt::format("{} of {} ({}) {} {} ({} in {})", counted(account.tensors_in, "tensor"),
-                                 counted(static_cast<std::uint64_t>(account.source_layout.ranks()), "rank"),
-                                 human_bytes(account.bytes_in), account.target_layout ? "split anew into" : "merged into",
-                                 account.tensors_out, human_bytes(account.bytes_out), counted(account.files, "file"));
+  std::string text =
+      fmt::format("{} of {} ({}) {} {} ({} in {})", counted(account.tensors_in, "tensor"),
+                  counted(static_cast<std::uint64_t>(account.source_layout.ranks()), "rank"),
+                  human_bytes(account.bytes_in), account.target_layout ? "split anew into" : "merged into",
+                  account.tensors_out, human_bytes(account.bytes_out), counted(account.files, "file"));
   if (!account.dropped.empty()) text += fmt::format(", {} names dropped by rule", account.dropped.size());
   return text;
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#include "src/checkpoint/assembly/base_model.hpp"
 #include <fmt/core.h>
 #include <algorithm>
 #include <array>
@@ -11,7 +12,6 @@
 #include "muster/error.hpp"
 #include "muster/model_dir.hpp"
 #include "src/base/escaped.hpp"
-#include "src/checkpoint/assembly/base_model.hpp"
 #include "src/checkpoint/model/model_files.hpp"
 #include "src/checkpoint/model/model_survey.hpp"
 #include "src/checkpoint/plan/model_config.hpp"

@@ -13,6 +13,7 @@
 // 6. Every rank sends rank 0 the hashes of tensors that must be equal on several ranks; rank 0 compares them.
 // 7. Rank 0 writes the index and the files other than weights, and gives the directory its final name.
 
+#include "muster/export.hpp"
 #include <fmt/core.h>
 #include <algorithm>
 #include <atomic>
@@ -23,7 +24,6 @@
 #include <tuple>
 #include <utility>
 #include "muster/error.hpp"
-#include "muster/export.hpp"
 #include "muster/log.hpp"
 #include "src/base/escaped.hpp"
 #include "src/checkpoint/assembly/agreement.hpp"

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
+#include "src/checkpoint/assembly/shard_job.hpp"
 #include <fmt/core.h>
 #include <algorithm>
 #include <bit>
@@ -21,7 +22,6 @@
 #include "src/checkpoint/assembly/checksums.hpp"
 #include "src/checkpoint/assembly/export_job.hpp"
 #include "src/checkpoint/assembly/recent_pieces.hpp"
-#include "src/checkpoint/assembly/shard_job.hpp"
 #include "src/checkpoint/assembly/shard_set.hpp"
 #include "src/checkpoint/model/model_files.hpp"
 #include "src/checkpoint/model/output_directory.hpp"

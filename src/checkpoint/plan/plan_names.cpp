@@ -142,7 +142,7 @@ std::string any_of_globs(std::span<const std::string> globs) {
   for (const std::string& glob : globs)
     for (const std::string& one : expand_braces(glob)) {
       if (one.find(',') != std::string::npos)
-        throw Error(ErrorKind::argument,
+        throw Error(ErrorKind::invalid_argument,
                     fmt::format("the pattern {} has a comma outside braces. Use * in its place.", in_quotes(glob)));
       list += (list.empty() ? "" : ",") + one;
     }
