@@ -138,7 +138,7 @@ WRONG = {
     "queue timeout": ("muster.MessageQueue(ranks.made_of, timeout=bad(0, 20))", "timeout: 0 s is not more than 0"),
     "a group's duplicate": ("ranks.made_of.duplicate(bad(0, 20))", "timeout: 0 s is not more than 0"),
     "a group's split": ("ranks.made_of.split(bad([0.5], [0, 1]))", "ranks: float is not an int"),
-    "group": ("muster.ProcessGroup(ranks.made_of, timeout=bad(-1, 20))", "a timeout of -1 s"),
+    "group": ("muster.ProcessGroup(ranks.made_of, timeout=bad(-1, 20))", "timeout: -1 s is not more than 0"),
 }
 
 
