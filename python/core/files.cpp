@@ -278,6 +278,14 @@ inspect::SourceOptions source_options_of(const nb::dict& given) {
   return made;
 }
 
+inspect::TensorFilter filter_of(const nb::dict& given) {
+  const Options options(given);
+  inspect::TensorFilter filter;
+  options.take("select", filter.select);
+  options.take("exclude", filter.exclude);
+  return filter;
+}
+
 nb::object shard(const std::string& model, const std::string& out, const std::string& layout, const std::string& plan,
                  const nb::dict& given, nb::handle progress) {
   ShardOptions made;
@@ -286,6 +294,8 @@ nb::object shard(const std::string& model, const std::string& out, const std::st
   options.take("to_workspace", made.to_workspace);
   options.take("zstd_level", made.zstd_level);
   options.take("extra_files", made.extra_files);
+  options.take("select", made.select);
+  options.take("exclude", made.exclude);
   options.take("source_layout", made.source_layout);
   options.take("key", made.key);
   options.take("file_pattern", made.file_pattern);
@@ -418,12 +428,12 @@ void bind_checkpoints(nb::module_& module) {
       nb::arg(), nb::arg(), nb::arg().none());
   module.def("diff", [](const std::string& a, const std::string& b, const nb::dict& given) {
     const inspect::SourceOptions options = source_options_of(given);
-    return object_of(without_gil([&] { return inspect::diff_models(a, b, options); }));
+    const inspect::TensorFilter filter = filter_of(given);
+    return object_of(without_gil([&] { return inspect::diff_models(a, b, options, filter); }));
   });
-  module.def("show", [](const std::string& path, const std::string& pattern, const nb::dict& given) {
+  module.def("show", [](const std::string& path, const nb::dict& given) {
     const inspect::SourceOptions options = source_options_of(given);
-    inspect::ShowOptions wanted;
-    wanted.filter.select = pattern;
+    const inspect::ShowOptions wanted{.filter = filter_of(given)};
     return object_of(without_gil([&] {
       std::string text;
       inspect::show_json(inspect::open_source(path, options), wanted, [&](std::string_view piece) { text += piece; });

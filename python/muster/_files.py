@@ -282,6 +282,8 @@ def shard_model(
     to_workspace: bool = False,
     dry_run: bool = False,
     zstd_level: int | None = None,
+    select: str = "",
+    exclude: str = "",
     extra_files: str = "",
     key: str = "",
     file_pattern: str = "",
@@ -304,6 +306,8 @@ def shard_model(
         to_workspace: Treats `out` as a workspace, and writes one state per rank.
         dry_run: Only returns the report.
         zstd_level: The compression level of the states. None: no compression.
+        select: As for export_model().
+        exclude: As for export_model().
         extra_files: The files to copy in addition to the weights: "all", "none" or globs. Empty: configs, tokenizers
             and other files that are not weights.
         key: For a third-party checkpoint, the key of the weights.
@@ -334,6 +338,8 @@ def shard_model(
         "to_workspace": to_workspace,
         "dry_run": dry_run,
         "zstd_level": zstd_level,
+        "select": select,
+        "exclude": exclude,
         "extra_files": extra_files,
         "key": key,
         "file_pattern": file_pattern,
@@ -442,7 +448,7 @@ def export_model(
         cast_all: With `dtype`, also casts the tensors that the base keeps in F32.
         resume: Continues an earlier export to `out`.
         base_model: A model directory. config.json and all other files except weights are copied from it.
-        select: A glob of output names: exports only these tensors.
+        select: A glob of output names, such as "*.{weight,bias}": exports only these tensors.
         exclude: A glob of output names: does not export these tensors.
         checksums: Writes a checksum file next to the checkpoint.
         job_id: As for shard_model(), the same on all ranks.
@@ -581,8 +587,10 @@ def verify(
     return _core.verify(os.fspath(path), options, progress)
 
 
-def _source_options(plan, base_model, key, file_pattern, rank, step, job_id):
+def _source_options(plan, base_model, select, exclude, key, file_pattern, rank, step, job_id):
     return {
+        "select": select,
+        "exclude": exclude,
         "plan": os.fspath(plan),
         "base_model": os.fspath(base_model),
         "key": key,
@@ -600,6 +608,7 @@ def show(
     plan: _Path = "",
     base_model: _Path = "",
     select: str = "",
+    exclude: str = "",
     key: str = "",
     file_pattern: str = "",
     rank: int | None = None,
@@ -612,7 +621,8 @@ def show(
         path: The directory or file.
         plan: Merges rank shards: the name of a built-in plan, "auto" or a file.
         base_model: A model directory with the config.json that the plan needs.
-        select: A glob of tensor names: lists only these tensors.
+        select: A glob of tensor names, such as "*.{weight,bias}": only these tensors.
+        exclude: A glob of tensor names: all except these tensors.
         key: As for export_model(), for a third-party checkpoint.
         file_pattern: As for export_model(), for a third-party checkpoint.
         rank: For a workspace, the rank whose state is listed. None: all ranks.
@@ -629,7 +639,8 @@ def show(
         VersionError: A newer Muster wrote it.
         IoError: Reading failed.
     """
-    return _core.show(os.fspath(path), select, _source_options(plan, base_model, key, file_pattern, rank, step, job_id))
+    options = _source_options(plan, base_model, select, exclude, key, file_pattern, rank, step, job_id)
+    return _core.show(os.fspath(path), options)
 
 
 @checks_names
@@ -639,6 +650,8 @@ def diff(
     *,
     plan: _Path = "",
     base_model: _Path = "",
+    select: str = "",
+    exclude: str = "",
     key: str = "",
     file_pattern: str = "",
     rank: int | None = None,
@@ -656,4 +669,5 @@ def diff(
     Returns:
         The output of `muster diff --json` (docs/reference/json-output.md) as a dict. "same" is true if they are equal.
     """
-    return _core.diff(os.fspath(a), os.fspath(b), _source_options(plan, base_model, key, file_pattern, rank, step, job_id))
+    options = _source_options(plan, base_model, select, exclude, key, file_pattern, rank, step, job_id)
+    return _core.diff(os.fspath(a), os.fspath(b), options)

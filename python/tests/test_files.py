@@ -63,9 +63,10 @@ def test_safetensors(tmp_path):
     assert muster.safetensors_metadata(path) == {"format": "pt"}
     shown = muster.show(path, select="a")
     assert [tensor["name"] for tensor in shown["tensors"]] == ["a"]
+    assert [tensor["name"] for tensor in muster.show(path, select="{a,b}", exclude="a")["tensors"]] == ["b"]
     other = tmp_path / "other.safetensors"
     muster.save_safetensors(other, {"a": np.arange(3) + 1, "b": TREE["w"].T, "c": packed})
-    assert muster.diff(path, path)["same"] and not muster.diff(path, other)["same"]
+    assert muster.diff(path, path)["same"] and not muster.diff(path, other)["same"] and muster.diff(path, other, exclude="a")["same"]
 
 
 def test_files_refuse_invalid_arguments(tmp_path):
@@ -233,6 +234,8 @@ def test_options_of_sources(tmp_path):
     assert muster.verify(dcp, key="model")["good"] and muster.diff(space, original, plan="auto", step=1)["same"]
     shard = muster.shard_model(FOREIGN / "dcp/in", tmp_path / "none", 2, plan_of_all(tmp_path), key="model", dry_run=True)
     assert shard["tensors"] == 5
+    part = muster.shard_model(original, tmp_path / "none", 2, "llama", dry_run=True, select="*mlp*", exclude="*down*")
+    assert part["tensors"] == 2
     with pytest.raises(muster.NotFoundError):
         muster.show(space, step=7)
 
