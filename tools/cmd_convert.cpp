@@ -96,7 +96,7 @@ std::string convert(const ConvertArguments& arguments, const std::stop_token& st
     throw Error(ErrorKind::invalid_argument,
                 "--compress: safetensors files are not compressed. Write a state file (.h5) instead.");
   check_paths(arguments);
-  inspect::Source source = inspect::open_source(arguments.in, {.thirdparty = arguments.thirdparty});
+  inspect::Source source = inspect::open_source(arguments.in, {.thirdparty = arguments.foreign});
   inspect::narrow(source, arguments.filter);
   const Omissions& omissions = source.tensors->omissions();
   if (!arguments.skips_unreadable)
@@ -148,7 +148,7 @@ void add_convert_command(CLI::App& app, int& /*status*/) {
       ->capture_default_str()
       ->type_name(compress_type);
   add_name_options(*command, arguments->filter.select, arguments->filter.exclude);
-  command->add_option("--key", arguments->thirdparty.key, key_help)->type_name("KEY");
+  command->add_option("--key", arguments->foreign.key, key_help)->type_name("KEY");
   command->add_flag("--skip-unreadable", arguments->skips_unreadable,
                     "Leave out items that cannot be read, and list them; otherwise such a file is refused");
   command->add_flag("--force", arguments->force, "Replace an existing file (never a link, a device or a pipe)");

@@ -44,7 +44,7 @@ std::string json_of(const ShardReport& report, const ParallelLayout& to, const F
 }
 
 void shard(const ShardArguments& arguments) {
-  const ParallelLayout& to = arguments.target_layout;
+  const ParallelLayout& to = arguments.to;
   ShardOptions options = arguments.options;
   if (arguments.out.empty() && !options.dry_run)
     throw Error(ErrorKind::invalid_argument, "--out is required, unless --dry-run is given");
@@ -52,7 +52,7 @@ void shard(const ShardArguments& arguments) {
   options.progress = progress_bar();
   const ShardReport report = interruptible([&](const std::stop_token& stop) {
     options.stop = stop;
-    return shard_model(arguments.model, arguments.out, arguments.plan, to, options);
+    return shard_model(arguments.model, arguments.out, to, arguments.plan, options);
   });
   std::string text = inspect::notes_lines(report.notes);
   const std::string shards =
@@ -86,7 +86,7 @@ void add_shard_command(CLI::App& app, int& /*status*/) {
       ->type_name("MODEL");
   command
       ->add_option_function<std::string>(
-          "--to", [arguments](const std::string& text) { arguments->target_layout = ParallelLayout::parse(text); },
+          "--to", [arguments](const std::string& text) { arguments->to = ParallelLayout::parse(text); },
           "Layout of the shards: 4 (tensor parallelism), or tp=2,pp=2,ep=2 with pipeline stages and expert ranks")
       ->required()
       ->type_name("LAYOUT");

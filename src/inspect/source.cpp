@@ -89,12 +89,12 @@ Source source_of_states(const std::string& path, const workspace::StateChoice& c
   Source source{.path = path, .kind = "workspace"};
   const auto tensors = std::make_shared<FileTensors>();
   source.tensors = tensors;
-  ConfigArray generations;
+  ConfigArray steps;
   for (const workspace::ChosenState& state : chosen.states) {
     const StateFile& file = source.states.emplace_back(StateFile::open(state.path));
     source.files.push_back(described(file));
     tensors->add(file, fmt::format("rank{}/", file.info().rank));
-    generations.emplace_back(file.info().step);
+    steps.emplace_back(file.info().step);
   }
   const StateFileInfo& first = source.states.front().info();
   source.facts = {{"job", workspace::job_text(first.job)},

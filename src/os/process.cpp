@@ -258,8 +258,9 @@ std::span<const RenamedVariable> renamed_variables() noexcept {
 std::optional<std::string> environment(const char* name) {
   for (const RenamedVariable& renamed : renamed_variables())
     if (renamed.now == name && ::getenv(renamed.before) != nullptr)  // NOLINT(concurrency-mt-unsafe): read only
-      throw Error(ErrorKind::invalid_argument, fmt::format("the environment variable {} is not supported: set {} instead",
-                                                   renamed.before, renamed.now));
+      throw Error(
+          ErrorKind::invalid_argument,
+          fmt::format("the environment variable {} is not supported: set {} instead", renamed.before, renamed.now));
   const char* value = ::getenv(name);  // NOLINT(concurrency-mt-unsafe): read only
   if (value == nullptr || *value == 0) return std::nullopt;
   return value;

@@ -231,10 +231,10 @@ TEST_CASE("a device that fails on any one rank, whichever step, is every rank's 
   for (const Destination destination : {Destination::host, Destination::device}) {
     const Setting way("MUSTER_DEVICE_TRANSPORT", destination == Destination::host ? "ipc" : "staging");
     run_ranks(4, [&](Group& group) {
-      const GatherOptions options = landing_at(landing);
+      const GatherOptions options = landing_at(destination);
       const Tensor mine = device_pattern(DType::u8, {100000}, 4, group.rank());
       // If the destination is the root's device, the root copies after the others have closed the exchange.
-      for (int failing = landing == Destination::host ? 0 : 1; failing < 4; ++failing)
+      for (int failing = destination == Destination::host ? 0 : 1; failing < 4; ++failing)
         for (const char* const function : {"cuMemcpyDtoHAsync_v2", "cuStreamWaitEvent", "cuEventQuery"}) {
           if (group.rank() == failing) ::setenv("FAKE_CUDA_FAIL", (std::string(function) + ":999").c_str(), 1);
           const auto begin = std::chrono::steady_clock::now();
@@ -263,7 +263,7 @@ TEST_CASE("page-locked copies observe the memory budget: refused on all ranks, a
       options.memory_budget = group.rank() == 3 ? 1 << 19 : 3 << 20;
       error_of(ErrorKind::out_of_space, {"rank 3 (host"},
                [&] { (void)get_tensors_parallel(mine, all_of(group), group, options); });
-      (void)get_tensors_parallel(mine, all_of(group), group, {.devices = {.destination = landing}});
+      (void)get_tensors_parallel(mine, all_of(group), group, {.devices = {.destination = destination}});
       trim(group);
     }
   });

@@ -217,7 +217,7 @@ TEST_CASE(
   const GcReport report = collect_garbage(directory.path(), {.dry_run = false, .older_than = 0h});
   for (const std::string& folder : {job, meeting}) {
     CHECK(item_of(report, folder).verdict == GcVerdict::keep);
-    CHECK(has(item_of(report, folder).reason, "which is not Muster's: move that away first"));
+    CHECK(has(item_of(report, folder).reason, "which is not a file of Muster. Move that file away first"));
     CHECK(read_text(directory / (folder + "/notes.txt")) == "mine");
     CHECK(std::filesystem::exists(directory / (folder + "/mine")));
   }
