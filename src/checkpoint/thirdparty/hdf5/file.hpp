@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Reads any HDF5 file as tensors: docs/foreign-hdf5.md. Crafted files can crash libhdf5, so libhdf5 never reads such a
+// Reads any HDF5 file as tensors: docs/explanation/hdf5-sandbox.md. Crafted files can crash libhdf5, so libhdf5 never reads such a
 // file in this process:
 //
 // 1. The file is opened here. Its descriptor is passed to another program, muster-hdf5-reader, which enters a sandbox
