@@ -199,7 +199,7 @@ const SurveyJob& choose_job(const Survey& survey, const std::string& prefix) {
                   fmt::format("it has no states of a job {}; there are those of {}", in_quotes(prefix), names_of(all)));
   if (chosen.size() > 1)
     refuse_states(survey, ErrorKind::invalid_argument,
-                  fmt::format("it has states of several jobs; choose one by --job: {}", names_of(chosen)));
+                  fmt::format("it has states of several jobs; choose one by --job-id: {}", names_of(chosen)));
   return *chosen.front();
 }
 

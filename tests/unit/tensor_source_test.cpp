@@ -177,7 +177,7 @@ TEST_CASE("diff of a model and its shards, and of shards of different numbers of
   REQUIRE(report.at("tensor_differences").size() == 1);
   const Config& difference = report.at("tensor_differences").at(0);
   CHECK(difference.at("name").as_string() == "model.layers.0.mlp.down_proj.weight");
-  CHECK(difference.at("elements").as_int() > 260'000);
+  CHECK(difference.at("differing").as_int() > 260'000);
   std::filesystem::remove(work / "shards-4/rank-00002-of-00004.safetensors");
   CHECK(has(words_of(ErrorKind::not_found, [&] { diff_models(other, work / "shards-4", {.plan = "auto"}); }),
             "rank-00002"));

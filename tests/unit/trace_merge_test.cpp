@@ -143,7 +143,7 @@ TEST_CASE("the summary counts waits, the ranks that caused them, and routes") {
   CHECK(summary.ranks[2].awaited_seconds > 1.98);
   REQUIRE(summary.routes.size() == 1);
   CHECK(summary.routes[0].bytes == 9 * 3 * 1000);
-  CHECK(has(inspect::trace_text(trace, summary, plain), "The others waited longest for rank 2"));
+  CHECK(has(inspect::trace_text(trace, summary, plain), "The other ranks waited longest for rank 2"));
 }
 
 TEST_CASE("invalid records are left out, and invalid files are refused") {

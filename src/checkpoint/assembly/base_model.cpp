@@ -383,7 +383,7 @@ class Comparison {
     if (!missing_.empty()) text += fmt::format("it lacks the {}", words(missing_));
     if (!extra_.empty())
       text += fmt::format("{}it has the {}, which the base lacks", missing_.empty() ? "" : "; ", words(extra_));
-    text += "; name another base, plan or key (--at), or leave tensors out with --select or --exclude";
+    text += "; name another base, plan or key (--key), or leave tensors out with --select or --exclude";
     throw Error(ErrorKind::invalid_argument, text, {.path = request_.path});
   }
 
@@ -495,7 +495,7 @@ void check_layers_alike(const Request& request, std::span<const NamedSpec> model
         throw Error(
             ErrorKind::invalid_argument,
             fmt::format("{} lacks the tensor{} {}, which layer {} and others have; save it completely, or name "
-                        "the base model with its weights (--base)",
+                        "the base model with its weights (--base-model)",
                         in_quotes(request.path), lacking.size() == 1 ? "" : "s", some_names(lacking), others.front()),
             {.path = request.path});
       }

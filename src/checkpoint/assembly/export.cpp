@@ -139,7 +139,7 @@ void look_for_output(Group& group, const std::string& directory) {
     const RankInfo& own = group.info(group.rank());
     throw Error(ErrorKind::invalid_argument,
                 fmt::format("host {} does not see the directory {} that rank 0 (host {}) has just made: name an output "
-                            "that all hosts mount, or let rank 0 write everything (--writers first)",
+                            "that all hosts mount, or let rank 0 write everything (--writers rank0)",
                             own.host, in_quotes(directory), group.info(0).host),
                 {.path = directory});
   }
@@ -448,7 +448,7 @@ class Export {
 }  // namespace
 
 std::string_view to_string(Writers writers) noexcept {
-  return writers == Writers::rank0 ? "first" : "owners";
+  return writers == Writers::rank0 ? "rank0" : "all";
 }
 
 ExportReport export_model(const std::string& shards_dir, const std::string& out, const std::string& plan, Group& group,

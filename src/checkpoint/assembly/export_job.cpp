@@ -425,7 +425,7 @@ ExportJob plan_job(const Request& request, const ShardSet& shards, std::vector<S
   const BaseTensors base = has_base ? base_tensors(request.base_model, notes) : BaseTensors();
   ExportJob job{.plan = plan_of(listings, request.plan, config, notes)};
   if (!request.target_layout && !request.is_cut && !request.to_plan.empty())
-    throw Error(ErrorKind::invalid_argument, "a plan to cut by needs a layout to cut for (--ranks)");
+    throw Error(ErrorKind::invalid_argument, "a plan to cut by needs a layout to split for (--to)");
   if (request.target_layout && request.to_plan.empty() && job.plan.name() == as_it_is)
     throw Error(ErrorKind::invalid_argument,
                 fmt::format("{} is a whole model, and no plan says how to cut it for {} ranks: add --to-plan auto (by "

@@ -122,7 +122,7 @@ ParallelLayout layout_of(const std::vector<ShardListing>& listings, const std::o
     if (listing.set != listings.front().set)
       throw Error(ErrorKind::rank_mismatch,
                   fmt::format("the workspace changed meanwhile: rank {}'s state is of {}, rank {}'s of {}; try again, "
-                              "or choose a generation",
+                              "or choose a step (--step)",
                               listings.front().rank, listings.front().set, listing.rank, listing.set),
                   {.rank = listing.rank});
   if (given) {
@@ -277,7 +277,7 @@ ShardSet::ShardSet(const std::string& directory, int process, int processes, con
   } else {
     open_files(directory, process, processes);
   }
-  refuse_lost(omissions(), "reading", directory, "muster show --issues lists them; write them again in another form");
+  refuse_lost(omissions(), "reading", directory, "muster show --check lists them; write them again in another form");
   for (const std::string& note : omission_notes(omissions())) notes_.push_back(note);
 }
 
@@ -286,7 +286,7 @@ ExtraFiles ShardSet::carried(const std::string& carry) const {
   if (foreign_ && foreign_->config && std::erase(carried.names, "config.json") != 0)
     carried.skipped.push_back(
         {"config.json",
-         "it is TensorRT-LLM's, and programs that load the result cannot read it; --base MODEL_DIR "
+         "it is TensorRT-LLM's, and programs that load the result cannot read it; --base-model MODEL_DIR "
          "takes that of the model"});
   if (!foreign_ || !carry.empty()) return carried;
   std::erase_if(carried.names, [&](const std::string& name) {

@@ -266,7 +266,7 @@ class FileChoice {
              fmt::format(
                  "{} different models and no index, {} and {}: the directory does not show which is meant; name one "
                  "file, move the others away, or, if ranks have written them, give their files by a pattern "
-                 "(--shards 'rank{{rank}}.safetensors')",
+                 "(--file-pattern 'rank{{rank}}.safetensors')",
                  count, in_quotes(models[0]), in_quotes(models[1])));
     } else if (std::ranges::none_of(weights_,
                                     [](const std::string& name) { return parse_shard_file_name(name).has_value(); })) {
@@ -398,7 +398,7 @@ void TensorPlaces::add(ModelSurvey& survey, const std::string& tensor, const std
   if (!is_new)
     survey.add(Severity::refused, ErrorKind::corrupt, Defect::duplicate, file, tensor,
                fmt::format("tensor {} is stored twice, in {} and in {}; if ranks have written them, name a plan, and "
-                           "their files by a pattern (--shards 'rank{{rank}}.safetensors')",
+                           "their files by a pattern (--file-pattern 'rank{{rank}}.safetensors')",
                            in_quotes(tensor), in_quotes(other->second), in_quotes(file)));
 }
 

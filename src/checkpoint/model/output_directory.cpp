@@ -193,10 +193,10 @@ bool is_nobodys(const os::Unfinished& one, const OutputChoice& choice, std::chro
   if (life != os::Life::unknown) return life == os::Life::dead;
   if (choice.stale_after && now - newest_change(one.path) >= *choice.stale_after) return true;
   log(LogLevel::warning,
-      fmt::format("{} belongs to a process of host {} (pid {}), of which nothing can be known from here; if that has "
-                  "ended, {}, or say --abandoned-after",
-                  in_quotes(one.path), one.writer.host, one.writer.pid,
-                  one.is_replaced ? "it is the earlier model: rename it back" : "remove it"));
+      fmt::format("Leftover {}: its writer (pid {} on host {}) cannot be checked from this host. If that process has "
+                  "ended, {} or pass --stale-after AGE.",
+                  in_quotes(one.path), one.writer.pid, one.writer.host,
+                  one.is_replaced ? "rename it back (it is the earlier model)" : "delete it"));
   return false;
 }
 
