@@ -203,7 +203,6 @@ class MessageQueue::Ring {
     blocks_ = std::make_unique<collectives::SharedBlocks>(inside(), is_writer() ? heads + capacity_ : 0,
                                                           waits(options.wait, "queue: making it"));
     begin_ = blocks_->of(writer_) + heads;
-    turns_ = os::turns_on_core(size);
     for (int rank = 0; rank < size; ++rank)
       if (reads(rank)) all_readers_.push_back(rank);
     if (is_writer())
@@ -410,7 +409,7 @@ class MessageQueue::Ring {
   std::uint64_t written_ = 0;  // by this rank
   std::uint64_t read_ = 0;
   bool is_cut_off_ = false;  // a wait has failed, possibly in the middle of a message
-  int turns_ = 0;
+  int turns_ = os::turns_on_core(group_->size());
   std::vector<int> all_readers_;
   std::vector<Reader> readers_;  // used by the writer
   collectives::LentMemory lent_;

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "src/os/machine.hpp"
 
+#include <mntent.h>
 #include <sys/resource.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
-#include <cstdlib>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <sstream>
 #include <system_error>
 #include <vector>
@@ -16,20 +18,6 @@
 
 namespace muster::os {
 namespace {
-
-/// mountinfo contains blanks and similar characters as \040.
-std::string unescaped(const std::string& text) {
-  std::string out;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    if (text[i] == '\\' && i + 3 < text.size()) {
-      out += static_cast<char>(std::strtol(text.substr(i + 1, 3).c_str(), nullptr, 8));
-      i += 3;
-    } else {
-      out += text[i];
-    }
-  }
-  return out;
-}
 
 bool is_inside(const std::string& path, const std::string& point) {
   if (!path.starts_with(point)) return false;
@@ -55,20 +43,14 @@ std::optional<MountFacts> mount_facts(const std::string& path) {
   const std::string whole = std::filesystem::canonical(path, error).string();
   if (error) return std::nullopt;
   std::optional<MountFacts> best;
-  std::ifstream file("/proc/self/mountinfo");
-  std::string line;
-  while (std::getline(file, line)) {
-    // An example line: "36 35 98:0 /root /mnt rw,noatime shared:1 - nfs4 server:/export rw,hard".
-    std::istringstream words(line);
-    std::vector<std::string> fields;
-    for (std::string word; words >> word;) fields.push_back(word);
-    std::size_t dash = 6;
-    while (dash < fields.size() && fields[dash] != "-") ++dash;
-    if (dash + 3 >= fields.size()) continue;
-    const std::string point = unescaped(fields[4]);
+  const std::unique_ptr<FILE, decltype(&::endmntent)> file(::setmntent("/proc/self/mounts", "re"), &::endmntent);
+  mntent mount{};
+  std::vector<char> line(1 << 16);
+  while (file && ::getmntent_r(file.get(), &mount, line.data(), static_cast<int>(line.size())) != nullptr) {
     // If two mounts have the same mount point, the later one is on top.
+    const std::string point = mount.mnt_dir;
     if (!is_inside(whole, point) || (best && point.size() < best->point.size())) continue;
-    best = MountFacts{point, fields[dash + 1], unescaped(fields[dash + 2]), fields[5] + "," + fields[dash + 3]};
+    best = MountFacts{point, mount.mnt_type, mount.mnt_fsname, mount.mnt_opts};
   }
   return best;
 }

@@ -12,7 +12,7 @@ namespace muster::os {
 /// Returns a text such as "Linux 6.1.0 x86_64".
 std::string kernel_name();
 
-/// The mount of a path, from /proc/self/mountinfo.
+/// The mount of a path, from /proc/self/mounts.
 struct MountFacts {
   std::string point;    ///< mount point
   std::string type;     ///< "nfs4", "ext4"

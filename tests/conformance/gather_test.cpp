@@ -176,6 +176,14 @@ TEST_CASE("unequal tensors are refused on every rank, with the dtype and shape o
     error_of(ErrorKind::rank_mismatch, {"rank 2 F16 [4, 9]", "rank 0 F32 [4, 8]"},
              [&] { (void)get_tensors_parallel(mine, ranks_from(0, 4), group); });
     gather_and_check(group, ranks_from(3, 4), DType::i64, {5}, 1);
+    // Ranks in no list, and ranks that gather configs and have none, receive the same error.
+    error_of(ErrorKind::rank_mismatch, {"rank 2 F16 [4, 9]", "rank 0 F32 [4, 8]"}, [&] {
+      if (group.rank() == 3)
+        (void)get_configs_parallel(nullptr, std::vector{3}, group);
+      else
+        (void)get_tensors_parallel(mine, std::vector{0, 2}, group);
+    });
+    gather_and_check(group, ranks_from(3, 4), DType::i64, {5}, 2);
   });
 }
 

@@ -8,6 +8,8 @@
 //   late=MS                           younger names do not exist yet: they are neither listed nor found
 //   old=MS                            younger files have their earlier bytes: zeros
 //   short=MS                          younger files have only their first half
+//   listing=MS                        a directory that was listed keeps its names for this time, like in a client's
+//                                     cache, or until this mount changes a directory
 //   absent=MS                         a name that was not found stays missing for this time, like in a client's cache
 //
 // SIGUSR1 is a power failure: bytes that were not fsynced become zeros, and names remain.
@@ -24,6 +26,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -56,6 +59,12 @@ double late_ms = 0;
 double old_ms = 0;
 double short_ms = 0;
 double absent_ms = 0;
+std::chrono::duration<double, std::milli> listing_time{0};
+struct Listing {
+  std::chrono::steady_clock::time_point read;
+  std::vector<std::string> names;
+};
+std::map<std::string, Listing> listings;
 std::map<ino_t, Unsynced> unsynced;  // the file system runs on one thread
 std::set<ino_t> own_files;           // files created or renamed through this mount: a host sees its own changes at once
 std::atomic<bool> power_cut{false};
@@ -140,14 +149,20 @@ int do_getattr(const char* path, struct stat* status, fuse_file_info*) {
 
 int do_readdir(const char* path, void* buffer, fuse_fill_dir_t fill, off_t, fuse_file_info*, fuse_readdir_flags) {
   if (const int error = injected("readdir", path)) return error;
-  DIR* directory = ::opendir(real(path).c_str());
-  if (directory == nullptr) return -errno;
-  while (const dirent* entry = ::readdir(directory)) {
-    struct stat status {};
-    const bool is_there = ::fstatat(::dirfd(directory), entry->d_name, &status, AT_SYMLINK_NOFOLLOW) == 0;
-    if (is_there && !is_hidden(status)) fill(buffer, entry->d_name, &status, 0, fuse_fill_dir_flags{});
+  const auto now = std::chrono::steady_clock::now();
+  Listing& listing = listings[path];
+  if (listing.names.empty() || now - listing.read >= listing_time) {
+    listing = {now, {}};
+    DIR* directory = ::opendir(real(path).c_str());
+    if (directory == nullptr) return -errno;
+    while (const dirent* entry = ::readdir(directory)) {
+      struct stat status {};
+      const bool is_there = ::fstatat(::dirfd(directory), entry->d_name, &status, AT_SYMLINK_NOFOLLOW) == 0;
+      if (is_there && !is_hidden(status)) listing.names.emplace_back(entry->d_name);
+    }
+    ::closedir(directory);
   }
-  ::closedir(directory);
+  for (const std::string& name : listing.names) fill(buffer, name.c_str(), nullptr, 0, fuse_fill_dir_flags{});
   return 0;
 }
 
@@ -157,6 +172,7 @@ int do_create(const char* path, mode_t mode, fuse_file_info* info) {
   if (fd < 0) return -errno;
   info->fh = static_cast<std::uint64_t>(fd);
   remember_own(real(path));
+  listings.clear();
   return 0;
 }
 
@@ -212,16 +228,19 @@ int do_release(const char*, fuse_file_info* info) {
 int do_rename(const char* from, const char* to, unsigned flags) {
   if (const int error = injected("rename", to)) return error;
   remember_own(real(from));
+  listings.clear();
   return result(::renameat2(AT_FDCWD, real(from).c_str(), AT_FDCWD, real(to).c_str(), flags));
 }
 
 int do_link(const char* from, const char* to) {
   if (const int error = injected("link", to)) return error;
+  listings.clear();
   return result(::link(real(from).c_str(), real(to).c_str()));
 }
 
 int do_unlink(const char* path) {
   if (const int error = injected("unlink", path)) return error;
+  listings.clear();
   // The next file may get the same inode number.
   struct stat status {};
   if (::lstat(real(path).c_str(), &status) == 0) own_files.erase(status.st_ino);
@@ -266,6 +285,8 @@ bool take_rule(const std::string& text) {
     old_ms = value("old=");
   } else if (text.starts_with("short=")) {
     short_ms = value("short=");
+  } else if (text.starts_with("listing=")) {
+    listing_time = decltype(listing_time)(value("listing="));
   } else if (text.starts_with("absent=")) {
     absent_ms = value("absent=");
   } else if (text.starts_with("fail=")) {

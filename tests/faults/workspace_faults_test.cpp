@@ -202,8 +202,8 @@ TEST_CASE("senders with late entries and cached absence: the preflight, the file
 }
 
 TEST_CASE("a workspace reader through another mount gets the earlier state or the new one, whatever its mount caches") {
-  for (const char* rule : {"late=100", "old=100", "short=100", "fail=open:ESTALE:0:5", "fail=read:ESTALE:0:5",
-                           "fail=create:EDQUOT:1:100000:.probe"}) {
+  for (const char* rule : {"late=100", "old=100", "short=100", "listing=600000", "fail=open:ESTALE:0:5",
+                           "fail=read:ESTALE:0:5", "fail=create:EDQUOT:1:100000:.probe"}) {
     CAPTURE(std::string(rule));
     const TemporaryDirectory backing;
     const FaultyMount writer(backing.path(), {});

@@ -59,6 +59,10 @@ std::string deep_dicts(int depth) {
   for (int i = 0; i < depth; ++i) out = dict({{"d", out}});
   return out;
 }
+std::string deep_lists(int depth) {
+  const auto count = static_cast<std::size_t>(depth);
+  return std::string(count, ']') + tensor("0", "FloatStorage", 8, 0, {8}, {1}) + std::string(count, 'a');
+}
 
 std::vector<HostileFile> pickles() {
   const auto of = [](const std::string& node) { return zip_of(whole(node)); };
@@ -72,9 +76,9 @@ std::vector<HostileFile> pickles() {
       {"pip", with_call("pip", "main"), "names pip.main"},
       {"a name with dots", zip_of("\x80\x04" + text("torch") + text("os.system") + "\x93."), "a way around names"},
       {"names by numbers", zip_of("\x80\x04K\x01K\x02\x93."), "by what is no text"},
-      {"INST", zip_of(whole("(ios\nsystem\n")), "the opcode 0x69"},
-      {"OBJ", zip_of(whole("(" + global("a", "b") + "o")), "the opcode 0x6f"},
-      {"EXT1", zip_of(whole(std::string("\x82\x01"))), "the opcode 0x82"},
+      {"INST", zip_of(whole("(ios\nsystem\n")), "the opcode 0x69 at byte 3, which"},
+      {"OBJ", zip_of(whole("(" + global("a", "b") + "o")), "the opcode 0x6f at byte 8, which"},
+      {"EXT1", zip_of(whole(std::string("\x82\x01"))), "the opcode 0x82 at byte 2, which"},
       {"protocol 0", zip_of("(dp0\n."), "no pickle of protocol 2 to 5"},
       {"protocol 9", zip_of("\x80\x09N."), "no pickle of protocol 2 to 5"},
       {"LONG4", zip_of(whole(std::string("\x8b\xff\xff\xff\x7f", 5))), "ends inside of a number"},
@@ -102,7 +106,8 @@ std::vector<HostileFile> pickles() {
       {"a key twice", of(dict({{"w", tensor("0", "FloatStorage", 8, 0, {8}, {1})}, {"w", number(1)}})),
        "the key \"w\" twice"},
       {"a dict in itself", of("}q\x01(" + text("d") + "h\x01u"), "nested too deeply"},
-      {"too deep", of(deep_dicts(70)), "nested too deeply"},
+      {"too deep", of(deep_dicts(65)), "nested too deeply"},
+      {"lists too deep", of(deep_lists(65)), "nested too deeply"},
       {"a module", of(call(global("torch.nn", "Linear"), tuple())), "a pickled object (\"torch.nn.Linear\")"},
       {"a number", of(number(7)), "no tensor in it"},
       {"no tensors", of(dict({{"epoch", number(7)}})), "nothing here is a tensor; keys: \"epoch\""},
@@ -378,10 +383,11 @@ void check(const std::vector<HostileFile>& files) {
 
 }  // namespace
 
-TEST_CASE("the valid file is read") {
+TEST_CASE("valid files are read, also with the deepest nesting") {
   const TemporaryDirectory folder(Medium::memory);
-  for (const bool is_zip64 : {false, true}) {
-    write_text(folder / "file.pt", make_zip(torch_parts(good_pickle(), {{"0", eight}}), is_zip64));
+  for (const std::string& file : {make_zip(torch_parts(good_pickle(), {{"0", eight}}), false), good(),
+                                  zip_of(whole(deep_dicts(64))), zip_of(whole(deep_lists(64)))}) {
+    write_text(folder / "file.pt", file);
     std::vector<std::string> notes;
     const auto tensors = open_checkpoint(*thirdparty::find_checkpoint(folder / "file.pt"), 0, {}, notes);
     REQUIRE(tensors->tensors().size() == 1);

@@ -142,6 +142,17 @@ TEST_CASE("a function runs on every rank, with its groups") {
   }
 }
 
+TEST_CASE("a variable of another process's launch is refused by name") {
+  const TemporaryDirectory folder;
+  const std::string program = std::filesystem::read_symlink("/proc/self/exe");
+  for (const char* value : {"rank 900 901", "rank 0", "rank 0 901"}) {
+    const std::string variable = std::string(launch::call_variable) + "='" + value + "'";
+    CHECK(std::system((variable + " '" + program + "' 2> " + (folder / "words")).c_str()) == 1 << 8);
+    const std::vector<std::string> words = sorted_lines(folder / "words");
+    CHECK((words.size() == 1 && contains(words[0], variable)));
+  }
+}
+
 TEST_CASE("a program other than this one") {
   const TemporaryDirectory folder;
   const std::string path = folder / "lines";

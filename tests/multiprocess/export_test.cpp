@@ -2,6 +2,7 @@
 // Shard and export between real processes. The restored bytes are identical, whatever the number of ranks. Every
 // failure ends the call on all ranks with an error, and leaves no file.
 
+#include <atomic>
 #include <chrono>
 #include <optional>
 #include <thread>
@@ -102,6 +103,24 @@ TEST_CASE(
     });
     test::check_equal(work / "model", work / "out");
   }
+}
+
+TEST_CASE("an export reports its progress while it writes, and all bytes at the end") {
+  const ModelFolder work(2);
+  std::atomic<int> reports = 0;
+  Progress last;
+  const test::FailingCall slow({.call = "pwrite", .path = "model.safetensors", .times = 1, .then = [&] {
+                                  for (int turn = 0; turn < 10'000 && reports == 0; ++turn)
+                                    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                                }});
+  const ExportReport report =
+      export_model(work / "shards", work / "out", "llama", *single_group(), {.progress = [&](const Progress& progress) {
+                     last = progress;
+                     ++reports;
+                   }});
+  CHECK(reports > 1);
+  CHECK(last.bytes == report.bytes_out);
+  CHECK(last.total_bytes == report.bytes_out);
 }
 
 TEST_CASE("an output that exists is refused, and replaced with force") {

@@ -17,6 +17,7 @@
 
 #include "doctest/doctest.h"
 #include "muster/gather.hpp"
+#include "muster/log.hpp"
 #include "muster/process_group.hpp"
 #include "src/base/fixed_string.hpp"
 #include "src/multihost/context.hpp"
@@ -423,6 +424,28 @@ TEST_CASE("a failed group closes its connections, even if other ranks keep their
     if (rank == 0) RANK_CHECK(sockets() == before);
     if (rank == 1) std::this_thread::sleep_until(begin + 4s);
   });
+}
+
+TEST_CASE("a rank that waits at its end in vain names the ranks that have not ended, at most eight of them") {
+  for (const int size : {3, 11}) {
+    const std::string address = free_address();
+    SharedWords words;
+    run_processes(size, [&](int rank) {
+      auto group = join(address, rank, size, 3s);
+      const auto until = Clock::now() + 20s;
+      while (rank != 0 && words[0].load() == 0 && Clock::now() < until) std::this_thread::sleep_for(1ms);
+      if (rank != 0) return;
+      std::string text;
+      set_log_hook([&](LogLevel, std::string_view message) { text += message; });
+      group.reset();
+      multihost::end_all("tcp");
+      set_log_hook({});
+      words[0].store(1);
+      for (int other = 1; other < size; ++other)
+        RANK_CHECK((text.find("rank " + std::to_string(other) + " (host ") != std::string::npos) == (other <= 8));
+      RANK_CHECK((text.find(" and 2 more") != std::string::npos) == (size == 11));
+    });
+  }
 }
 
 TEST_CASE("sent data arrives although the sender makes no call afterwards") {

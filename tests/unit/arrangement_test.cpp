@@ -138,7 +138,10 @@ TEST_CASE("shapes that do not fit are refused with both ranks' shapes") {
                      }),
             "63 bits"));
   CHECK(merge(spec("c", {2, 3}), spec("c", {2, 4}))[0].layout.target.shape == Shape{2, 7});
-  CHECK(merge(spec("f", {2}), spec("f", {7}))[0].layout.target.shape == Shape{2});
+  const ArrangedTensor first = merge(spec("f", {2}), spec("f", {7}))[0];
+  CHECK(first.layout.target.shape == Shape{2});
+  CHECK(first.sources == std::vector{SourceRef{0, 0}});
+  CHECK(first.unused == std::vector{SourceRef{1, 0}});
   CHECK(merge(spec("k", {3}), spec("k", {3}))[0].layout.target.shape == Shape{2, 3});
 }
 

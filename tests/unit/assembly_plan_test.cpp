@@ -3,11 +3,13 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <map>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "muster/error.hpp"
 #include "src/checkpoint/assembly/assembly.hpp"
 #include "src/checkpoint/assembly/export_job.hpp"
 
@@ -73,6 +75,31 @@ TEST_CASE("a window's writer knows the contributors on other hosts, and they kno
   REQUIRE(again.steps.size() == plan.processes[0].steps.size());
   for (std::size_t i = 0; i < again.steps.size(); ++i)
     CHECK(again.steps[i].senders == plan.processes[0].steps[i].senders);
+}
+
+TEST_CASE("the work of a process that is cut off, or has a forged count, is refused") {
+  const std::vector<std::byte> work = encode_work(plan_on(files_of(2, merge::sum(), 64), {4}).processes[0]);
+  const auto refused = [](std::span<const std::byte> bytes) {
+    try {
+      static_cast<void>(decode_work(bytes));
+      return false;
+    } catch (const Error& error) {
+      return error.kind() == ErrorKind::corrupt;
+    }
+  };
+  CHECK_FALSE(refused(work));
+  int forged_counts = 0;
+  for (std::size_t at = 0; at < work.size(); ++at) {
+    CHECK(refused(std::span(work).first(at)));
+    auto forged = work;
+    std::fill_n(forged.begin() + static_cast<std::ptrdiff_t>(at), std::min<std::size_t>(8, work.size() - at),
+                std::byte{0xff});
+    forged_counts += refused(forged);
+  }
+  CHECK(forged_counts > 8);
+  auto longer = work;
+  longer.emplace_back();
+  CHECK(refused(longer));
 }
 
 TEST_CASE("on one host no rank sends") {

@@ -158,6 +158,24 @@ TEST_CASE("changed samples are refused by name") {
   }
 }
 
+TEST_CASE("less than two elements of padding per rank follow the parameters of DeepSpeed's stage 2") {
+  // Each of two ranks has 30 elements. The parameters besides a.weight have 29.
+  for (const auto& [shape, is_valid] : {std::pair("K\4K\7\x86", true), {"K\3K\x09\x86", false}}) {
+    const TemporaryDirectory folder(Medium::memory);
+    fs::copy(fs::path(MUSTER_TEST_DATA) / "foreign/zero2/in", folder / "in", fs::copy_options::recursive);
+    const std::string step = folder / "in/global_step1/";
+    for (const std::string& name : names_in(step))
+      change_file(step + name, name.starts_with("mp") ? replaced("q\x79K\5K\7\x86", std::string("q\x79") + shape)
+                                                      : replaced("K\x20\x85", "K\x1e\x85"));
+    std::vector<std::string> notes;
+    const auto open = [&] { open_checkpoint(*thirdparty::find_checkpoint(folder / "in"), 0, {}, notes); };
+    if (is_valid)
+      CHECK_NOTHROW(open());
+    else
+      CHECK(has(words_of(ErrorKind::corrupt, open), "its group 0 has 56 elements, and the ranks have 60"));
+  }
+}
+
 TEST_CASE("each sample has the tensors of the software that wrote it") {
   std::vector<fs::path> folders = {fs::path(MUSTER_TEST_DATA) / "foreign"};
   if (const char* more = std::getenv("MUSTER_TEST_SAMPLES")) folders.emplace_back(more);

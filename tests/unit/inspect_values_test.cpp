@@ -300,6 +300,7 @@ TEST_CASE("arrays are printed like those of NumPy") {
   test::MemorySource source;
   source.add("m", DType::f32, {2, 3}, raw_bytes<float>({1, 2.5F, -3, 0.125F, 0, 10}));
   source.add("small", DType::f32, {3}, raw_bytes<float>({1e-5F, 1.5F, -2}));
+  source.add("long", DType::f64, {3}, raw_bytes<double>({12500000000, 0.25, -2}));
   source.add("n", DType::i32, {3}, raw_bytes<std::int32_t>({1, -20, 300}));
   source.add("b", DType::boolean, {2}, raw_bytes<std::uint8_t>({1, 0}));
   source.add("odd", DType::f32, {3}, raw_bytes<float>({std::nanf(""), -std::numeric_limits<float>::infinity(), 1}));
@@ -312,6 +313,7 @@ TEST_CASE("arrays are printed like those of NumPy") {
   CHECK(printed(source, "m") == "m: F32 [2, 3]\n[[ 1.     2.5   -3.   ]\n [ 0.125  0.    10.   ]]\n");
   CHECK(printed(source, "m[::-1, 1]") == "m[::-1, 1]: F32 [2]\n[0.  2.5]\n");
   CHECK(printed(source, "small") == "small: F32 [3]\n[ 1.0e-05  1.5e+00 -2.0e+00]\n");
+  CHECK(printed(source, "long") == "long: F64 [3]\n[ 1.25e+10  2.50e-01 -2.00e+00]\n");
   CHECK(printed(source, "n") == "n: I32 [3]\n[  1 -20 300]\n");
   CHECK(printed(source, "b") == "b: BOOL [2]\n[ True False]\n");
   CHECK(printed(source, "odd") == "odd: F32 [3]\n[ nan -inf   1.]\n");
@@ -325,6 +327,7 @@ TEST_CASE("arrays are printed like those of NumPy") {
   CHECK(printed(source, "odd", {.format = CatFormat::json}) ==
         "{\"name\":\"odd\",\"dtype\":\"F32\",\"shape\":[3],\"slice\":null,\"values\":[\"nan\",\"-inf\",1]}\n");
   CHECK_THROWS_WITH_AS(printed(source, "mm"), doctest::Contains("did you mean \"m\"?"), Error);
+  CHECK_THROWS_WITH_AS(printed({}, "m"), doctest::Contains("It has no tensors."), Error);
 }
 
 TEST_CASE("long arrays are printed without their middle, and only their ends are read") {

@@ -11,14 +11,19 @@
 #include "doctest/doctest.h"
 #include "muster/error.hpp"
 #include "src/collectives/engine.hpp"
+#include "src/collectives/packed_config.hpp"
+#include "src/core/checksum.hpp"
+#include "src/core/descriptor.hpp"
 #include "src/gather/merge_record.hpp"
 #include "src/gather/policy.hpp"
 #include "src/multihost/buffer_pool.hpp"
 #include "src/multihost/pieces.hpp"
 #include "src/os/pages.hpp"
+#include "tests/support/thrown.hpp"
 
 using namespace muster;
 using namespace muster::multihost;
+using test::has;
 
 namespace {
 
@@ -254,11 +259,55 @@ TEST_CASE("memory is summed by host, a budget belongs to one rank") {
   records[1].fresh_bytes = 1000;
   records[1].available_bytes = 1000;
   CHECK(!gather::find_problem(records, group));
+  // A sum past 64 bits is the largest number.
+  records[1].fresh_bytes = records[3].fresh_bytes = UINT64_MAX;
+  const auto overflow = gather::find_problem(records, group);
+  REQUIRE(overflow);
+  CHECK(overflow->ranks == std::vector<int>{1, 3});
+  CHECK(has(gather::make_error(*overflow, records, {}, group).what(), "needed 18446744073709551615 bytes by 2 ranks"));
+  records[1].fresh_bytes = records[3].fresh_bytes = 0;
   records.front().room = 8191;
   const auto budget = gather::find_problem(records, group);
   REQUIRE(budget);
   CHECK(budget->reason == Reason::budget);
   CHECK(budget->ranks == std::vector<int>{0});
+}
+
+TEST_CASE("the error of one rank is told as it is, and that of several with their number") {
+  const TwoHosts group(4);
+  const std::vector<gather::Words> words(4, gather::words_of(Error(ErrorKind::io, "the disk")));
+  const auto text = [&](const std::vector<int>& failed) {
+    return std::string(gather::failure_of(failed, words, group).what());
+  };
+  CHECK(text({2}).ends_with("the disk"));
+  CHECK(text({1, 2, 3}).ends_with("the disk (and 2 more ranks failed)"));
+}
+
+TEST_CASE("tensors outside the bytes that another rank announced are refused") {
+  // nullopt is a tensor in the slot.
+  const auto refused = [](std::optional<core::Place> place, std::int64_t bytes) {
+    const auto descriptor = core::encode_descriptor(Tensor::allocate(DType::u8, {100}), [&](auto&) { return place; });
+    const Tensor memory = Tensor::allocate(DType::u8, {bytes});
+    int corrupt = 0;
+    const auto attempt = [&](const auto& take) {
+      try {
+        take();
+      } catch (const Error& error) {
+        corrupt += error.kind() == ErrorKind::corrupt;
+      }
+    };
+    attempt([&] { collectives::unpacked(descriptor, memory); });
+    attempt([&] {
+      take_tree(1, descriptor, tensor_checksum(descriptor), static_cast<std::uint64_t>(bytes),
+                {std::shared_ptr<void>(), memory.mutable_data()}, {});
+    });
+    return corrupt;
+  };
+  CHECK(refused(std::nullopt, 100) == 0);
+  CHECK(refused(std::nullopt, 99) == 2);
+  CHECK(refused(std::nullopt, 0) == 2);
+  CHECK(refused(core::Place{1, 0}, 100) == 2);
+  CHECK(refused(core::Place{7, 64}, 256) == 2);
 }
 
 TEST_CASE("a merge needs its result and a window that does not grow with the tensors") {

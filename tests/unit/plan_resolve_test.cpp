@@ -251,6 +251,12 @@ TEST_CASE("a plan may extend a plan in a file beside it") {
   CHECK(has(error("none.json"), "and no file beside the plan's"));
   CHECK(has(error("../" + folder.path().filename().string() + "/base.json"), "and no file beside the plan's"));
   CHECK(has(error("bad.json"), "plans extend each other in a circle"));
+  // 4.json extends four files in a row, the last of which extends a built-in plan. bad.json would extend five.
+  for (const auto& [name, extended] : {std::pair("1.json", "base.json"), {"2.json", "1.json"}, {"3.json", "2.json"}})
+    write(name, extended, "");
+  write("4.json", "3.json", R"({"match": "*.fourth", "action": "same"})");
+  CHECK(MergePlan::load(folder / "4.json").find("layers.0.adapter.weight")->number == 2);
+  CHECK(has(error("4.json"), "or more than 4 in a row"));
   write("base.json", "llama", R"({"match": "*"})");
   CHECK(has(error("base.json"), "base.json\": rule 1 (line 1): it has no \"action\""));
 }

@@ -166,6 +166,9 @@ TEST_CASE("views that contradict themselves, the model or the ranks are one clea
   std::string gated = groups;
   gated.replace(gated.find("groups"), 6, "gated_groups");
   CHECK(has(error(gated, {96, 2}, 8), "8 ranks do not divide the 4 groups"));
+  for (const std::string by : {"groups", "gated_groups"})
+    CHECK(has(error(R"({"match": "a.*", "split": {")" + by + R"(": [6, 4, 4]}, "to": ["x", "y", "z"]})", {96, 2}),
+              "6 heads are no multiple of 4 groups"));
   CHECK(has(error(R"({"match": "a.*", "split": {"blocks": [1, 2], "dim": 2}, "to": ["x", "y"]})", {6, 2}),
             "the shape [6, 2] has no dimension 2"));
   CHECK(has(error(R"({"match": "a.*", "split": {"blocks": ["no_such", 2]}, "to": ["x", "y"]})", {6, 2}),

@@ -212,4 +212,9 @@ TEST_CASE("checking: an unreadable part is a problem with its cause, and the res
     REQUIRE(problems.size() == 1);
     CHECK(problems[0].words.find("EIO") != std::string::npos);
   }
+  // A shortage of memory shows nothing about the file.
+  for (std::size_t which = 1; which <= all; ++which) {
+    const FailingCall fault(nth(which, ENOMEM));
+    thrown_by(ErrorKind::out_of_space, [&] { static_cast<void>(file.check()); });
+  }
 }

@@ -373,7 +373,6 @@ std::vector<std::string> weights_of_scale(std::string_view name) {
 
 std::string some_names(std::vector<std::string> names) {
   std::ranges::sort(names, natural_less);
-  names.erase(std::unique(names.begin(), names.end()), names.end());
   std::string list;
   for (std::size_t i = 0; i < std::min(names.size(), most_names); ++i)
     list += (i == 0 ? "" : ", ") + in_quotes(names[i]);
