@@ -119,8 +119,8 @@ TEST_CASE("an export reports its progress while it writes, and all bytes at the 
                      ++reports;
                    }});
   CHECK(reports > 1);
-  CHECK(last.bytes == report.bytes_out);
-  CHECK(last.total_bytes == report.bytes_out);
+  CHECK(last.bytes == report.manifest.bytes_out);
+  CHECK(last.total_bytes == report.manifest.bytes_out);
 }
 
 TEST_CASE("an output that exists is refused, and replaced with force") {

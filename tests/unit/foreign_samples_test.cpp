@@ -160,7 +160,7 @@ TEST_CASE("changed samples are refused by name") {
 
 TEST_CASE("less than two elements of padding per rank follow the parameters of DeepSpeed's stage 2") {
   // Each of two ranks has 30 elements. The parameters besides a.weight have 29.
-  for (const auto& [shape, is_valid] : {std::pair("K\4K\7\x86", true), {"K\3K\x09\x86", false}}) {
+  for (const auto& [shape, is_valid] : {std::pair("K\4K\7\x86", true), std::pair("K\3K\x09\x86", false)}) {
     const TemporaryDirectory folder(Medium::memory);
     fs::copy(fs::path(MUSTER_TEST_DATA) / "foreign/zero2/in", folder / "in", fs::copy_options::recursive);
     const std::string step = folder / "in/global_step1/";
