@@ -184,7 +184,7 @@ struct TensorMapping {
   std::string file;         ///< file of the checkpoint; empty if several shards hold parts of the tensor
   std::string reason = {};  ///< for a dropped tensor: the reason, if the plan gives one
 };
-/// An account of an export. Every tensor of every rank is listed exactly once, in `tensors` or in `dropped`.
+/// The manifest of an export. Every tensor of every rank is listed exactly once, in `tensors` or in `dropped`.
 struct ExportManifest {
   /// The name of the plan.
   std::string plan;
