@@ -220,7 +220,7 @@ def facts_of(kind):
 
 
 def main(source):
-    with open(f"{source}/src/checkpoint/plans/models.json") as file:
+    with open(f"{source}/src/checkpoint/plan/builtin/models.json") as file:
         plans = json.load(file)
     kinds = sorted({kind for models in plans.values() if isinstance(models, dict) for kind in models})
     texts = {text_class_of(CONFIG_MAPPING[kind]).model_type for kind in kinds}
@@ -228,7 +228,7 @@ def main(source):
                            "what a config.json may omit. The type of a model with towers stands for that of its text "
                            "model. tests/interop/transformers_facts.py writes this file."}
     defaults.update({kind: defaults_of(kind) if kind in CONFIG_MAPPING else {} for kind in sorted(texts | set(kinds))})
-    with open(f"{source}/src/checkpoint/plans/defaults.json", "w") as file:
+    with open(f"{source}/src/checkpoint/plan/builtin/defaults.json", "w") as file:
         lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in defaults.items() if value]
         file.write("{\n" + ",\n".join(lines) + "\n}\n")
     with open(f"{source}/tests/data/architectures.json", "w") as file:

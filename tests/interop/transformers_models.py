@@ -52,7 +52,7 @@ models = {
 }
 # With MUSTER_TEST_ALL: all other types that --plan auto knows.
 if os.environ.get("MUSTER_TEST_ALL"):
-    with open(f"{os.path.dirname(__file__)}/../../src/checkpoint/plans/models.json") as file:
+    with open(f"{os.path.dirname(__file__)}/../../src/checkpoint/plan/builtin/models.json") as file:
         plans = json.load(file)
     for plan, kinds in plans.items():
         stages = [] if plan in ("comment", "t5", "whisper") else ["tp=2,pp=2"]

@@ -38,13 +38,13 @@ std::unique_ptr<MergedTensors> merged_of(std::shared_ptr<const TensorSource> sha
                                          std::vector<MergedTensor> tensors);
 
 /// Opens the model that a request without `target_layout` produces; it is assembled while it is read. `carry` is
-/// ExportOptions::extra_files. `side_by_side`: several ranks' parts of a tensor are read at about the same time. Throws as
-/// export_model.
+/// ExportOptions::extra_files. `side_by_side`: several ranks' parts of a tensor are read at about the same time. Throws
+/// as export_model.
 ModelSource open_model(Request request, const std::string& carry = {}, bool side_by_side = false);
 
 struct ShardJob {
-  /// Cuts the request's model for its `target_layout` by `to_plan`. Without `to_plan`, a complete model is cut by `plan`.
-  /// A merged model is then cut by the plan that merged it, or by "auto" if that plan has views. `carry` and
+  /// Cuts the request's model for its `target_layout` by `to_plan`. Without `to_plan`, a complete model is cut by
+  /// `plan`. A merged model is then cut by the plan that merged it, or by "auto" if that plan has views. `carry` and
   /// `side_by_side` are as in open_model. Throws as shard_model.
   explicit ShardJob(const Request& request, const std::string& carry = {}, bool side_by_side = false);
 
