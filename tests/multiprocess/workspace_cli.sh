@@ -123,7 +123,7 @@ first=$(ls model/*.safetensors | head -1)
 says 0 "tensors" "$program" convert "$first" one.h5
 says 0 "tensors" "$program" convert "$first" small.h5 --compress zstd:3
 for level in gzip zstd: zstd:x zstd:0 zstd:3x zstd:23; do
-  says 2 "\"$level\"" "$program" convert "$first" refused.h5 --compress $level
+  says 2 "compress $level: unknown compression" "$program" convert "$first" refused.h5 --compress $level
 done
 says 0 "tensors" "$program" convert small.h5 again.safetensors
 cmp -s "$first" again.safetensors || says 0 "same" "$program" diff "$first" again.safetensors
@@ -174,8 +174,8 @@ says 0 "file system" "$program" doctor packed
 [ "$(ls -A packed)" = "$there" ] || fail "the doctor left something: $(ls -A packed)"
 says 0 '"healthy": true' "$program" doctor packed --json
 case $(awk '/^NSpid:/ { print NF - 1 }' /proc/self/status) in
-  "") nested="namespace not known" ;;
-  1) nested="in the machine's process namespace" ;;
+  "") nested="unknown process namespace" ;;
+  1) nested="in the process namespace of the machine" ;;
   *) nested="process namespaces deep" ;;
 esac
 says 0 "$nested" "$program" doctor packed
