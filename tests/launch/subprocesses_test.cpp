@@ -30,7 +30,7 @@
 #include "muster/parallel_groups.hpp"
 #include "src/launch/nodes.hpp"
 #include "src/launch/ranks.hpp"
-
+#include "src/launch/subprocesses.hpp"
 #include "src/os/process.hpp"
 #include "tests/support/forked_ranks.hpp"
 #include "tests/support/temporary_directory.hpp"

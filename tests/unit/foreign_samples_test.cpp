@@ -163,9 +163,9 @@ TEST_CASE("less than two elements of padding per rank follow the parameters of D
   for (const auto& [shape, is_valid] : {std::pair("K\4K\7\x86", true), {"K\3K\x09\x86", false}}) {
     const TemporaryDirectory folder(Medium::memory);
     fs::copy(fs::path(MUSTER_TEST_DATA) / "foreign/zero2/in", folder / "in", fs::copy_options::recursive);
-    const std::string step = folder / "in/global_step1/";
+    const fs::path step = folder / "in/global_step1";
     for (const std::string& name : names_in(step))
-      change_file(step + name, name.starts_with("mp") ? replaced("q\x79K\5K\7\x86", std::string("q\x79") + shape)
+      change_file(step / name, name.starts_with("mp") ? replaced("q\x79K\5K\7\x86", std::string("q\x79") + shape)
                                                       : replaced("K\x20\x85", "K\x1e\x85"));
     std::vector<std::string> notes;
     const auto open = [&] { open_checkpoint(*thirdparty::find_checkpoint(folder / "in"), 0, {}, notes); };
