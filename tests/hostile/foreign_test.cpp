@@ -389,7 +389,7 @@ TEST_CASE("valid files are read, also with the deepest nesting") {
                                   zip_of(whole(deep_dicts(64))), zip_of(whole(deep_lists(64)))}) {
     write_text(folder / "file.pt", file);
     std::vector<std::string> notes;
-    const auto tensors = open_checkpoint(*thirdparty::find_checkpoint(folder / "file.pt"), 0, {}, notes);
+    const auto tensors = open_checkpoint(*thirdparty::find_checkpoint(folder / "file.pt"), 0, {.key = "."}, notes);
     REQUIRE(tensors->tensors().size() == 1);
     std::string bytes(32, ' ');
     tensors->read(0, 0, std::as_writable_bytes(std::span(bytes)));

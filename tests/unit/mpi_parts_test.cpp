@@ -260,7 +260,8 @@ TEST_CASE("memory is summed by host, a budget belongs to one rank") {
   records[1].available_bytes = 1000;
   CHECK(!gather::find_problem(records, group));
   // A sum past 64 bits is the largest number.
-  records[1].fresh_bytes = records[3].fresh_bytes = UINT64_MAX;
+  records[1].fresh_bytes = UINT64_MAX;
+  records[3].fresh_bytes = 1;
   const auto overflow = gather::find_problem(records, group);
   REQUIRE(overflow);
   CHECK(overflow->ranks == std::vector<int>{1, 3});
