@@ -89,7 +89,7 @@ std::string in_quotes(std::string_view text) {
 Error file_error(ErrorKind kind, std::string_view doing, const std::string& path, std::string_view words,
                  int os_error) {
   return {kind,
-          std::string(doing) + " " + in_quotes(path) + ": " + std::string(words),
+          in_quotes(path) + ": " + std::string(doing) + ": " + std::string(words),
           {.path = path, .os_error = os_error}};
 }
 

@@ -34,7 +34,7 @@ std::string escaped(std::string_view text, std::string_view also = {});
 /// out.
 std::string in_quotes(std::string_view text);
 
-/// Returns an error about a file, such as "doing "PATH": words", with the path in its details.
+/// Returns an error about a file, `"PATH": doing: words`, with the path in its details.
 Error file_error(ErrorKind kind, std::string_view doing, const std::string& path, std::string_view words,
                  int os_error = 0);
 

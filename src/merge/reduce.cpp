@@ -331,7 +331,7 @@ void check_reducible(Combine combine, DType dtype) {
   if (is_packed(dtype) || is_kept_only || dtype == DType::complex64 ||
       (combine == Combine::sum && dtype == DType::boolean) || (combine == Combine::average && !is_float))
     throw Error(ErrorKind::unsupported,
-                fmt::format("tensors of {} have no \"{}\"", to_string(dtype), name_of(combine)));
+                fmt::format("merge \"{}\": not supported for tensors of dtype {}", name_of(combine), to_string(dtype)));
 }
 
 void reduce(Combine combine, DType dtype, std::span<std::byte> target, std::span<const std::byte* const> sources) {
