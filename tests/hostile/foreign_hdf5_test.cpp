@@ -386,7 +386,8 @@ TEST_CASE("paths that are not regular files") {
   const Gallery& files = gallery_files();
   CHECK(has(words_of(ErrorKind::invalid_argument, [&] { (void)ForeignHdf5::open(files.path()); }), "a directory"));
   CHECK(has(words_of(ErrorKind::not_found, [&] { (void)ForeignHdf5::open(files / "nothing.h5"); }), "opening"));
-  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { (void)ForeignHdf5::open("/dev/null"); }), "no regular file"));
+  CHECK(
+      has(words_of(ErrorKind::invalid_argument, [&] { (void)ForeignHdf5::open("/dev/null"); }), "not a regular file"));
   CHECK(is_hdf5_file(files / "soft_cycle.h5"));
   CHECK_FALSE(is_hdf5_file(files / "text.h5"));
 }

@@ -233,7 +233,7 @@ rm alone/notes.txt
 # A limit on the file size is an error, and not a signal.
 for command in "export shards --plan llama --out new -j 1" \
   "shard model --ranks 2 --plan llama --out new" "convert alone/model.safetensors new.h5"; do
-  refused "raise it (ulimit -f)" bash -c "ulimit -f 100; exec $program $command"
+  refused "Raise it (ulimit -f)" bash -c "ulimit -f 100; exec $program $command"
 done
 
 # The extra files that are copied, and those that are not.
