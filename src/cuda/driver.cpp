@@ -103,7 +103,9 @@ const DriverFunctions* find_driver(std::string* reason) noexcept {
 const DriverFunctions& driver() {
   std::string reason;
   const DriverFunctions* found = find_driver(&reason);
-  if (found == nullptr) throw Error(ErrorKind::unsupported, reason.empty() ? "the CUDA driver cannot be used" : reason);
+  if (found == nullptr)
+    throw Error(ErrorKind::unsupported,
+                reason.empty() ? "the CUDA driver cannot be used. Check that nvidia-smi works on this host" : reason);
   return *found;
 }
 

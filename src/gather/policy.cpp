@@ -257,7 +257,7 @@ std::string refusal_text(const Decision& refused, std::span<const int> ranks, st
           who, each_words(ranks, words, ": ", shown));
     case Refusal::merges_devices:
       return fmt::format(
-          "merge_tensor_parallel needs CPU tensors, but ranks of {} passed GPU tensors ({}). Copy them to host memory "
+          "CPU tensors are needed, but ranks of {} passed GPU tensors ({}). Copy them to host memory "
           "first, or gather them and merge the result",
           who, each_words(ranks, words, ": ", shown));
     case Refusal::forced_off_devices:

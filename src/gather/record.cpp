@@ -173,14 +173,13 @@ Error make_error(const Problem& problem, std::span<const Record> records, std::s
                                                  ". Make the same calls in the same order on all ranks");
     }
     case Reason::kinds:
-      return Error(
-          ErrorKind::rank_mismatch,
-          (records[static_cast<std::size_t>(first)].operation == Operation::merge
-               ? "merge_tensor_parallel: the ranks of a list must request one merge, of tensors that fit together: "
-           : records[static_cast<std::size_t>(first)].operation == Operation::stream
-               ? "gather_each: the options must be the same on all ranks of a list: "
-               : "get_tensors_parallel: the tensors of a list must have one dtype and shape: ") +
-              each_rank(problem.ranks, words));
+      return Error(ErrorKind::rank_mismatch,
+                   (records[static_cast<std::size_t>(first)].operation == Operation::merge
+                        ? "the ranks of a list must request one merge, of tensors that fit together: "
+                    : records[static_cast<std::size_t>(first)].operation == Operation::stream
+                        ? "the options must be the same on all ranks of a list: "
+                        : "the tensors of a list must have one dtype and shape: ") +
+                       each_rank(problem.ranks, words));
     case Reason::contents:
       return blame_first(
           ErrorKind::rank_mismatch,

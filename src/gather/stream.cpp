@@ -127,10 +127,9 @@ class StreamRun {
   void prepare() {
     record_.operation = Operation::stream;
     if (!enter_list(ranks_, call_.part_options, call_.entry, record_)) return;
-    if (!*call_.source)
-      throw Error(ErrorKind::invalid_argument, "gather_each: a member of the list must pass a source");
+    if (!*call_.source) throw Error(ErrorKind::invalid_argument, "a member of the list must pass a source");
     if (call_.entry.is_first() && !*call_.consume)
-      throw Error(ErrorKind::invalid_argument, "gather_each: the root of the list must pass a consumer");
+      throw Error(ErrorKind::invalid_argument, "the root of the list must pass a consumer");
     record_.budget = options_.memory_budget;
     record_.depth = static_cast<std::uint64_t>(options_.pipeline_depth);
     (void)share_of(options_.memory_budget, record_.list_length, static_cast<std::uint32_t>(options_.pipeline_depth));

@@ -419,7 +419,8 @@ class SingleGroup final : public group::BaseGroup {
       check(options);
       sleep(progress.step(std::chrono::milliseconds(20)));
       if (done() || os::Clock::now() - begin < group::timeout_of(options, *this)) continue;
-      const Error cause(ErrorKind::timeout, std::string(options.phase) + ": the deadline passed", {.rank = 0});
+      const Error cause(ErrorKind::timeout, std::string(options.phase) + ": timed out. Raise MUSTER_TIMEOUT (seconds)",
+                        {.rank = 0});
       abort(cause);
       throw cause;
     }

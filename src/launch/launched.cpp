@@ -81,7 +81,8 @@ class Launcher {
     if (job.failed_exec() != 0)
       return Error(job.failed_exec() == ENOENT ? ErrorKind::not_found : ErrorKind::io,
                    exec_failure(call_.command.empty() ? "this program" : call_.command[0], job.failed_exec()));
-    if (status == launch_timed_out) return Error(ErrorKind::timeout, job.words() + ", and its ranks were ended");
+    if (status == launch_timed_out)
+      return Error(ErrorKind::timeout, job.words() + ", and its ranks were ended. Raise the timeout of the launch");
     if (auto failure = failure_of(job)) return failure;
     if (status == 0) return std::nullopt;
     return Error(ErrorKind::io, "output of the ranks: writing failed, and some of it is lost");

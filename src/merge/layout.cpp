@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "muster/error.hpp"
+#include "src/base/escaped.hpp"
 #include "src/merge/reduce.hpp"
 
 namespace muster {
@@ -242,7 +243,7 @@ class Joining {
   void check_equal(std::string_view name) const {
     for (std::size_t i = 1; i < sources_.size(); ++i)
       if (sources_[i] != sources_.front())
-        refuse_shapes(i, fmt::format("\"{}\" requires equal dtypes and shapes", name));
+        refuse_shapes(i, fmt::format("{} requires equal dtypes and shapes", in_quotes(name)));
   }
 
   void check_concat(std::size_t i, std::size_t dim) const {
@@ -317,8 +318,8 @@ class Cutting {
 
   /// First, max and sum.
   Cut operator()(const auto& merge) const {
-    refuse(fmt::format("\"{}\" is not invertible, so the tensor cannot be cut for ranks. Use \"same\"",
-                       merge_name(merge)));
+    refuse(fmt::format("{} is not invertible, so the tensor cannot be cut for ranks. Use \"same\"",
+                       in_quotes(merge_name(merge))));
   }
 
  private:

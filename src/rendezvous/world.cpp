@@ -241,11 +241,12 @@ const MpiSupport& require_mpi() {
   // The library registers itself when it is loaded.
   const os::LoadedLibrary library = os::load_library(name);
   if (const MpiSupport* support = mpi_support()) return *support;
-  throw Error(ErrorKind::unsupported,
-              fmt::format("ranks that MPI has started need {} and the MPI that it was built with. Install both, the "
-                          "library beside libmuster ({}), or call set_world() with a group of muster::mpi_group() ({})",
-                          in_quotes(name), in_quotes(library.file), library.failure),
-              {.path = library.file});
+  throw Error(
+      ErrorKind::unsupported,
+      fmt::format("ranks that MPI has started need {} and the MPI that it was built with. Install both, the "
+                  "library next to libmuster ({}), or call set_world() with a group of muster::mpi_group() ({})",
+                  in_quotes(name), in_quotes(library.file), library.failure),
+      {.path = library.file});
 }
 
 }  // namespace group

@@ -142,9 +142,9 @@ class TraceFile {
       const std::lock_guard lock(mutex_);
       if (has_stopped()) return nullptr;
       if (piece >= pieces_.size())
-        throw Error(ErrorKind::out_of_space,
-                    fmt::format("{}: growing: the trace file has reached its largest number of records",
-                                in_quotes(file_.path())));
+        throw Error(ErrorKind::out_of_space, fmt::format("{}: growing: the trace file has reached its largest number "
+                                                         "of records. Trace a shorter part of the job",
+                                                         in_quotes(file_.path())));
       for (std::uint64_t at = 0; at <= piece; ++at)
         if (pieces_[at] == nullptr) pieces_[at] = file_.grow(piece_records * sizeof(Record));
       return pieces_[piece];

@@ -323,7 +323,7 @@ TEST_CASE("logs: one file per stream, and the launcher's streams only with tee")
       CHECK(test::read_text(logs + "/rank-" + rank + "." + stream) == std::string(stream) + " " + rank + "\n");
   const Error refused =
       thrown_by([&] { launch_subprocesses(command, {.world_size = 2}, {.launch = {.log_directory = "/proc/none"}}); });
-  CHECK(contains(refused.what(), "making the log directory /proc/none"));
+  CHECK(contains(refused.what(), "\"/proc/none\": creating the log directory"));
 }
 
 TEST_CASE("bad input is refused before anything is started") {

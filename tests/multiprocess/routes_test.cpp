@@ -119,7 +119,7 @@ TEST_CASE("tensors on devices, without a library that can copy them") {
       refused(group, &device, {.route = route}, {"which needs tensors on the host", "rank 0: cuda:1"});
     refused(group, &device, {.workspace = {.path = directory / "w"}},
             {"the route \"workspace\" is forced by workspace.path", "to the host first"});
-    fails_alike(group, ErrorKind::unsupported, {"merge_tensor_parallel needs CPU tensors", "rank 2: cuda:1"},
+    fails_alike(group, ErrorKind::unsupported, {"CPU tensors are needed", "rank 2: cuda:1"},
                 [&] { (void)merge_tensor_parallel(device.as_tensor(), merge::concat(0), ranks_from(0, 3), group); });
     // In a stream they are detected when the layer arrives.
     int layer = 0;
