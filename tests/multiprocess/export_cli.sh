@@ -196,7 +196,7 @@ refused "it is a file that is read" "$program" export shards --plan llama --out 
 refused "it is a file that is read" "$program" run -n 4 -- "$program" export shards --plan llama --out new --report shards/config.json
 refused "it is a file that is read" "$program" export shards --plan first.json --out new --report first.json
 refused "it is a directory" "$program" export shards --plan llama --out new --report model
-refused "No such file" "$program" export shards --plan llama --out new --report nowhere/report.json
+refused "does not exist" "$program" export shards --plan llama --out new --report nowhere/report.json
 is_json() { python3 -c 'import json, sys; json.load(open(sys.argv[1]))["tensors"]' "$1" 2> /dev/null || fail "no report in $1"; }
 ln -s target.json link.json
 "$program" export shards --plan llama --out linked --report link.json > /dev/null || fail "a report through a link"

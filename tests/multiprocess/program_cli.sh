@@ -80,7 +80,7 @@ done
 "$program" "$hostile" >> .log/all 2>&1
 "$program" show "$hostile" model >> .log/all 2>&1
 LC_ALL=C grep -q -e $'\033' -e $'\302\233' -e $'\342\200\256' .log/all && fail "raw escapes: $(cat -v .log/all)"
-grep -qF 'opening '"$safe.not" .log/all || fail "not \"opening $safe.not\": $(cat -v .log/all)"
+grep -qF '"'"$safe"'\.not": opening' .log/all || fail "not \"$safe.not\": opening: $(cat -v .log/all)"
 "$program" verify "$hostile" > "$out"
 grep -qF 'reading "'"$safe"'\"' "$out" || fail "escaped otherwise than in errors: $(cat -v "$out")"
 
