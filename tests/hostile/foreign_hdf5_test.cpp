@@ -96,7 +96,7 @@ const std::vector<Exhibit> gallery = {
      {"issue : more than 1000 attributes", "issue megabytes: a text that is too long",
       "issue thousands: a text that is too long", "text few"}},
     {"overlap.h5", {"tensor a", "issue b: a damaged dataset: some of its bytes are those of \"a\" too"}},
-    {"truncated_half.h5", {"error corrupt: listing ", "libhdf5 cannot open it: truncated file"}},
+    {"truncated_half.h5", {"error corrupt: ", "listing: libhdf5 cannot open it: truncated file"}},
     {"truncated_last_byte.h5", {"error corrupt: ", "truncated file"}},
     {"truncated_superblock.h5", {"error corrupt: ", "truncated file"}},
     {"signature_only.h5", {"error corrupt: ", "libhdf5 cannot open it"}},
@@ -386,7 +386,8 @@ TEST_CASE("paths that are not regular files") {
   const Gallery& files = gallery_files();
   CHECK(has(words_of(ErrorKind::invalid_argument, [&] { (void)ForeignHdf5::open(files.path()); }), "a directory"));
   CHECK(has(words_of(ErrorKind::not_found, [&] { (void)ForeignHdf5::open(files / "nothing.h5"); }), "opening"));
-  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { (void)ForeignHdf5::open("/dev/null"); }), "no regular file"));
+  CHECK(
+      has(words_of(ErrorKind::invalid_argument, [&] { (void)ForeignHdf5::open("/dev/null"); }), "not a regular file"));
   CHECK(is_hdf5_file(files / "soft_cycle.h5"));
   CHECK_FALSE(is_hdf5_file(files / "text.h5"));
 }

@@ -196,7 +196,7 @@ refused "is an input file" "$program" export shards --plan llama --out new --rep
 refused "is an input file" "$program" run -n 4 -- "$program" export shards --plan llama --out new --report shards/config.json
 refused "is an input file" "$program" export shards --plan first.json --out new --report first.json
 refused "is a directory" "$program" export shards --plan llama --out new --report model
-refused "No such file" "$program" export shards --plan llama --out new --report nowhere/report.json
+refused "does not exist" "$program" export shards --plan llama --out new --report nowhere/report.json
 is_json() { python3 -c 'import json, sys; json.load(open(sys.argv[1]))["tensors"]' "$1" 2> /dev/null || fail "no report in $1"; }
 ln -s target.json link.json
 "$program" export shards --plan llama --out linked --report link.json > /dev/null || fail "a report through a link"
@@ -233,7 +233,7 @@ rm alone/notes.txt
 # A limit on the file size is an error, and not a signal.
 for command in "export shards --plan llama --out new -j 1" \
   "shard model --to 2 --plan llama --out new" "convert alone/model.safetensors new.h5"; do
-  refused "raise it (ulimit -f)" bash -c "ulimit -f 100; exec $program $command"
+  refused "Raise it (ulimit -f)" bash -c "ulimit -f 100; exec $program $command"
 done
 
 # The extra files that are copied, and those that are not.

@@ -115,7 +115,7 @@ mkfifo "pipe/$(basename "$(ls plain/state-*-r1-*.h5)" | sed s/-g1/-g2/)"
 says 1 "has the name of a state, and is none" timeout 20 "$program" verify pipe
 says 0 "unknown files" timeout 20 "$program" ls pipe
 says 0 "same" timeout 20 "$program" diff pipe plain
-says 2 "no regular file" timeout 20 "$program" show pipe/state-*-g2.h5
+says 2 "not a regular file" timeout 20 "$program" show pipe/state-*-g2.h5
 rm -r pipe
 
 # Conversion in both directions.

@@ -118,8 +118,8 @@ TEST_CASE("shapes that do not fit are refused with both ranks' shapes") {
   };
   CHECK(has(mismatch(spec("s", {2, 3}), spec("s", {2, 4})), "rank 0 has F32 [2, 3], rank 1 has F32 [2, 4]"));
   CHECK(has(mismatch(spec("s", {2}), spec("s", {2}, DType::bf16)), "rank 1 has BF16 [2]"));
-  CHECK(has(mismatch(spec("m", {2}), spec("m", {3})), "\"max\" wants them equal"));
-  CHECK(has(mismatch(spec("k", {2}), spec("k", {3})), "\"stack\" wants them equal"));
+  CHECK(has(mismatch(spec("m", {2}), spec("m", {3})), "\"max\" requires equal dtypes"));
+  CHECK(has(mismatch(spec("k", {2}), spec("k", {3})), "\"stack\" requires equal dtypes"));
   CHECK(has(mismatch(spec("c", {2, 3}), spec("c", {4, 3})), "differ in dimension 1 only"));
   CHECK(has(mismatch(spec("c", {2, 3}), spec("c", {2})), "differ in dimension 1 only"));
   CHECK(has(mismatch(spec("c", {2}), spec("c", {2}, DType::f16)), "rank 1 has F16 [2]"));
@@ -154,7 +154,7 @@ TEST_CASE("padding that contradicts the plan is refused") {
   };
   CHECK(arrange(plan, tensor_parallel(2), with({{"a", {0, 5}}})).tensors[0].layout.target.shape == Shape{5, 2});
   CHECK(has(refused(plan, tensor_parallel(2), with({{"a", {1, 2}}})), "cut along dimension 1"));
-  CHECK(has(refused(plan, tensor_parallel(2), with({{"a", {0, 7}}})), "is said to be 7, but the ranks have 6"));
+  CHECK(has(refused(plan, tensor_parallel(2), with({{"a", {0, 7}}})), "is 7, but the ranks have only 6"));
   CHECK(has(refused(plan, tensor_parallel(2), with({{"a", {0, -1}}})), "said to be -1"));
   ListsOfRanks differing = with({{"a", {0, 5}}});
   differing[1].padded["a"].second = 6;

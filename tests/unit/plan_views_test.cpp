@@ -86,7 +86,7 @@ TEST_CASE("a view has the elements that loops find, in every window, and its inv
                      [] {
                        (void)merge::View({9, 3}).slice(0, std::vector<std::int64_t>{2, 4}, 1, 0, 1);
                      }),
-            "dimension 0 of the shape [9, 3] is no 2 x 4"));
+            "dimension 0 of shape [9, 3] cannot be split into 2 x 4"));
 }
 
 TEST_CASE("a large transpose has the same values in windows and as a whole") {
