@@ -29,7 +29,7 @@ Time server_time(const std::string& path) {
 
 std::string writer_text(const SurveyEntry& entry) {
   if (!entry.name->writer) return {};
-  return fmt::format(" (host {}, pid {})", entry.name->writer->host, entry.name->writer->pid);
+  return fmt::format(" (pid {} on host {})", entry.name->writer->pid, in_quotes(entry.name->writer->host));
 }
 
 /// The clean-up of one workspace.
@@ -62,18 +62,20 @@ class Collection {
   void judge_passing(const SurveyEntry& entry) {
     const bool is_directory = entry.name->kind == NameKind::job || entry.name->kind == NameKind::meeting;
     if (!entry.foreign.empty()) {
-      keep(entry, fmt::format("in it is {}, which is not Muster's: move that away first", in_quotes(entry.foreign)));
+      keep(entry, fmt::format("it contains {}, which Muster did not write. Move that file away first", in_quotes(entry.foreign)));
     } else if (entry.writer == os::Life::dead) {
-      std::string reason = "its writer" + writer_text(entry) + " is dead";
-      if (is_directory) reason = entry.files == 0 ? "it is empty" : "its ranks have left or are dead";
+      std::string reason = "its writer" + writer_text(entry) + " has ended";
+      if (is_directory) reason = entry.files == 0 ? "it is empty" : "its ranks have left or ended";
       take(entry, reason);
     } else if (entry.writer == os::Life::alive) {
-      keep(entry, is_directory ? "a rank of it lives on this host" : "its writer" + writer_text(entry) + " lives");
+      keep(entry, is_directory ? "a rank of it is running on this host" : "its writer" + writer_text(entry) + " is running");
     } else if (is_old(entry.changed)) {
-      take(entry, fmt::format("nothing in it changed for {}", age_text(age_of(entry.changed))));
+      take(entry, fmt::format("no file in it changed for {}", age_text(age_of(entry.changed))));
     } else {
-      keep(entry, (is_directory ? "whether its ranks live" : "whether its writer" + writer_text(entry) + " lives") +
-                      " cannot be known from here: only with an age");
+      keep(entry, is_directory
+                      ? "its ranks may still be running on other hosts. Pass --stale-after AGE to delete it"
+                      : "its writer" + writer_text(entry) +
+                            " may still be running. Run muster gc on that host, or pass --stale-after AGE");
     }
   }
 
@@ -83,9 +85,9 @@ class Collection {
     for (const SurveyState& state : states) newest = std::max(newest, state.entry.changed);
     for (const SurveyState& state : states) {
       if (is_old(newest))
-        take(state.entry, fmt::format("{}, and the job's newest is {} old", what, age_text(age_of(newest))));
+        take(state.entry, fmt::format("{}, and the newest of the job is {} old", what, age_text(age_of(newest))));
       else
-        keep(state.entry, std::string(what) + ": only with an age");
+        keep(state.entry, std::string(what) + ": deleted only with --stale-after AGE");
     }
   }
 
@@ -105,10 +107,10 @@ class Collection {
     GcItem& item = add(entry, GcVerdict::remove, std::move(reason));
     if (!options_.dry_run) {
       try {
-        if (!remove(entry)) throw Error(ErrorKind::io, "something new came into it");
+        if (!remove(entry)) throw Error(ErrorKind::io, "a new file appeared in it");
       } catch (const Error& error) {
         item.verdict = GcVerdict::failed;
-        item.reason += fmt::format("; but {}", error.what());
+        item.reason += fmt::format("; failed: {}", error.what());
         return;
       }
     }

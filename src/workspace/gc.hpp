@@ -44,7 +44,7 @@ struct GcItem {
   std::uint64_t files = 1;
   std::chrono::seconds age{0};  ///< by the server's clock
   GcVerdict verdict = GcVerdict::keep;
-  /// one line, such as "its writer (host a, pid 12) is gone" or "a complete state: only with an age"
+  /// one line, such as "its writer (pid 12 on host "a") has ended"
   std::string reason;
 };
 

@@ -136,7 +136,7 @@ class Carrying {
   void walk(const std::string& directory, const std::string& below, int depth) {
     if (depth > deepest_folder)
       throw file_error(ErrorKind::invalid_argument, "reading the directory", directory,
-                       fmt::format("folders more than {} deep", deepest_folder));
+                       fmt::format("the folders are more than {} levels deep", deepest_folder));
     const bool is_other = is_other_model(directory, below);
     for (const fs::directory_entry& entry : entries_of(directory)) {
       const std::string name = entry.path().filename().string();
@@ -167,7 +167,7 @@ class Carrying {
   [[nodiscard]] std::string reason_against(const fs::directory_entry& entry, const std::string& name) const {
     std::error_code error;
     if (entry.is_directory(error)) return "a link to a folder";
-    if (!entry.is_regular_file(error)) return entry.is_symlink(error) ? "a link to nothing" : "not a file";
+    if (!entry.is_regular_file(error)) return entry.is_symlink(error) ? "a link to a path that does not exist" : "not a file";
     if (!carry_.empty()) return {};
     if (is_other_weights(name) && !is_in_module(name)) return "weights of another format";
     if (!entry.is_symlink(error)) return {};
@@ -347,7 +347,7 @@ FileLayout split_into_files(std::span<const TensorEntry> entries, std::uint64_t 
       if (!weights.emplace(entries[i].name, &file.name).second)
         throw Error(
             ErrorKind::invalid_argument,
-            fmt::format("planning the files of a model: two tensors have the name {}", in_quotes(entries[i].name)));
+            fmt::format("planning the files of a model: tensor {}: the name is duplicated", in_quotes(entries[i].name)));
     }
   }
   if (layout.files.size() == 1) return layout;
@@ -373,7 +373,7 @@ std::optional<Config> read_model_config(const std::string& directory) {
   if (!text) return std::nullopt;
   return with_file("reading", join_path(directory, "config.json"), [&] {
     Config config = core::parse_tolerantly(*text);
-    if (!config.is_object()) throw Error(ErrorKind::corrupt, "it is no JSON object");
+    if (!config.is_object()) throw Error(ErrorKind::corrupt, "not a JSON object");
     return std::optional(std::move(config));
   });
 }
@@ -393,7 +393,7 @@ void copy_extra_files(const std::string& from, const std::string& to, std::span<
     if (name.find('/') != std::string::npos) {
       std::error_code error;
       fs::create_directories(fs::path(target).parent_path(), error);
-      if (error) throw os::errno_error("making the directory of", error.value(), target);
+      if (error) throw os::errno_error("making the parent directory of", error.value(), target);
     }
     os::OutputFile copy(target);
     copy.reserve(source.bytes());
