@@ -33,7 +33,7 @@ struct Settings {
   std::uint64_t tensor_bytes = 1024;
   int repetitions = 7;
   std::vector<std::string> cases = {"large", "small"};
-  std::vector<std::string> routes = {"automatic", "mpi"};
+  std::vector<std::string> routes = {"auto", "mpi"};
 };
 
 /// One method to bring the bytes of `senders` to rank 0. All ranks call it. It returns on rank 0 when the bytes have
@@ -253,7 +253,7 @@ int main(int argc, char** argv) {
   options.add("--tensor-bytes", settings.tensor_bytes, "Of each of those", bench::Range{});
   options.add("--repetitions", settings.repetitions, "Of each measurement", bench::Range{});
   options.add("--cases", settings.cases, "large: one tensor a rank; small: many", {"large", "small"});
-  options.add("--routes", settings.routes, "automatic; mpi: between ranks of one host, too", {"automatic", "mpi"});
+  options.add("--routes", settings.routes, "auto; mpi: between ranks of one host, too", {"auto", "mpi"});
   options.parse(argc, argv);
 
   int level = 0;

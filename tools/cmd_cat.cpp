@@ -19,6 +19,7 @@ struct CatArguments {
   std::string path;
   std::vector<std::string> names;
   inspect::SourceOptions source;
+  inspect::TensorFilter filter;
   inspect::CatOptions options;
   bool json = false;
   bool raw = false;
@@ -28,29 +29,35 @@ void cat_all(const CatArguments& arguments) {
   using inspect::CatFormat;
   if (arguments.raw && ::isatty(STDOUT_FILENO) != 0)
     throw Error(ErrorKind::invalid_argument,
-                "--raw gives bytes, which are not for a terminal: send them to a file or a pipe");
+                "--raw prints bytes, and standard output is a terminal. Redirect it to a file or a pipe.");
   inspect::CatOptions options = arguments.options;
   options.format = arguments.raw ? CatFormat::raw : arguments.json ? CatFormat::json : CatFormat::text;
   const inspect::Source source = inspect::open_source(arguments.path, arguments.source);
+  if (arguments.names.empty() && arguments.filter.is_all())
+    throw Error(ErrorKind::invalid_argument, "missing NAME. Name a tensor, or select several with --select.");
   for (const std::string& name : arguments.names) inspect::cat(source, name, options, print);
+  if (arguments.filter.is_all()) return;
+  for (const std::size_t place : inspect::matching(source, arguments.filter))
+    inspect::cat(source, source.entries()[place].name, options, print);
 }
 
 }  // namespace
 
 void add_cat_command(CLI::App& app, int& /*status*/) {
-  CLI::App* command = app.add_subcommand("cat", "Print the values of tensors, or of slices of them");
+  CLI::App* command = app.add_subcommand("cat", "Print the values of tensors or slices");
   auto arguments = std::make_shared<CatArguments>();
   arguments->options.style = output_style();
   command->add_option("path", arguments->path, source_help)->required()->type_name(source_type);
-  command->add_option("names", arguments->names, "Tensors, each with a slice where it is wanted")
-      ->required()
-      ->type_name("NAME[SLICE]...");
-  command->add_flag("--full", arguments->options.is_full, "All values, however many there are");
-  auto* json = command->add_flag("--json", arguments->json, "JSON for programs, a line a tensor, all values");
-  command->add_flag("--raw", arguments->raw, "The elements' bytes, as they would lie in memory")->excludes(json);
+  command->add_option("names", arguments->names, "Names of tensors, each with an optional slice")
+      ->type_name("NAME[SLICE]");
+  add_name_options(*command, arguments->filter.select, arguments->filter.exclude);
+  command->add_flag("--full", arguments->options.is_full, "Print all values; otherwise long tensors are abbreviated");
+  auto* json =
+      add_json_flag(*command, arguments->json)->description("Print JSON: one line per tensor, with all values");
+  command->add_flag("--raw", arguments->raw, "Print the bytes of the elements as they are in memory")->excludes(json);
   add_source_options(*command, arguments->source);
   command->footer(
-      "Slices are NumPy's: 0:4, ::2, -1, and ... for all other dimensions. Put quotes around them for the shell.\n\n"
+      "Slices have the syntax of NumPy: 0:4, ::2, -1, and ... for all other dimensions. Quote them for the shell.\n\n"
       "Examples:\n  muster cat model/ 'model.embed_tokens.weight[0:4, :8]'\n"
       "  muster cat state.h5 'layers.0.scale[..., -1]' --full\n"
       "  muster cat model/ lm_head.weight --raw > lm_head.bin");

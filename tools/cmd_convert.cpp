@@ -31,6 +31,8 @@ struct ConvertArguments {
   std::string out;
   std::string compress = "none";
   thirdparty::Choice foreign;
+  inspect::TensorFilter filter;
+  bool json = false;
   bool force = false;
   bool skips_unreadable = false;
 };
@@ -61,27 +63,27 @@ void write_state(const inspect::Source& source, const std::string& out, const st
 }
 
 void check_paths(const ConvertArguments& arguments) {
-  const auto refuse = [&](const std::string& words) {
-    throw file_error(ErrorKind::invalid_argument, fmt::format("converting {} to", in_quotes(arguments.in)),
-                     arguments.out, words);
+  const auto refuse = [&](const std::string& path, const std::string& cause) {
+    throw Error(ErrorKind::invalid_argument, fmt::format("{}: {}", in_quotes(path), cause), {.path = path});
   };
   std::error_code error;
   if (fs::is_directory(arguments.in, error) && !thirdparty::find_checkpoint(arguments.in))
-    refuse("it is a directory, and one file becomes one file; muster export and muster shard work on directories");
-  if (fs::equivalent(arguments.in, arguments.out, error)) refuse("they are the same file");
+    refuse(arguments.in, "is a directory. Use muster export or muster shard for directories.");
+  if (fs::equivalent(arguments.in, arguments.out, error))
+    refuse(arguments.out, "the output is the input file. Name another file.");
   const fs::file_status status = fs::symlink_status(arguments.out, error);
   if (fs::exists(status) && !fs::is_regular_file(status))
-    refuse("the second is there and is not a file, which is not replaced; name another one");
-  if (fs::exists(status) && !arguments.force) refuse("the second is there already; --force replaces it");
+    refuse(arguments.out, "already exists, and is not a regular file. Name another file.");
+  if (fs::exists(status) && !arguments.force) refuse(arguments.out, "already exists. Pass --force to replace it.");
 }
 
-/// Decides by the end of the name.
+/// Whether the name is that of a state file.
 bool is_state_name(const std::string& path) {
   if (path.ends_with(".h5") || path.ends_with(".hdf5")) return true;
   if (path.ends_with(".safetensors")) return false;
   throw Error(
       ErrorKind::invalid_argument,
-      fmt::format("{} does not end with .safetensors, .h5 or .hdf5, by which the format is chosen", in_quotes(path)),
+      fmt::format("{}: unknown format. Name a file that ends with .safetensors, .h5 or .hdf5.", in_quotes(path)),
       {.path = path});
 }
 
@@ -91,12 +93,14 @@ std::string convert(const ConvertArguments& arguments, const std::stop_token& st
   const bool is_state = is_state_name(arguments.out);
   const std::optional<int> zstd_level = parse_compression(arguments.compress);
   if (!is_state && zstd_level)
-    throw Error(ErrorKind::invalid_argument, "safetensors files are not compressed; a state file (.h5) can be");
+    throw Error(ErrorKind::invalid_argument,
+                "--compress: safetensors files are not compressed. Write a state file (.h5) instead.");
   check_paths(arguments);
-  const inspect::Source source = inspect::open_source(arguments.in, {.thirdparty = arguments.foreign});
+  inspect::Source source = inspect::open_source(arguments.in, {.thirdparty = arguments.thirdparty});
+  inspect::narrow(source, arguments.filter);
   const Omissions& omissions = source.tensors->omissions();
   if (!arguments.skips_unreadable)
-    refuse_lost(omissions, "converting", arguments.in, "--skip-unreadable converts the others alone");
+    refuse_lost(omissions, "converting", arguments.in, "pass --skip-unreadable to convert the other items");
   std::uint64_t bytes = 0;
   for (const TensorEntry& entry : source.entries()) bytes += entry.bytes;
 
@@ -109,36 +113,50 @@ std::string convert(const ConvertArguments& arguments, const std::stop_token& st
   else
     write_safetensors(source, arguments.out, progress);
   std::error_code error;
-  std::string words;
-  for (const inspect::SourceIssue& issue : source.issues) words += fmt::format("note: {}\n", escaped(issue.words));
+  const std::uint64_t file_bytes = fs::file_size(arguments.out, error);
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  if (arguments.json) {
+    const auto message_of = [](const inspect::SourceIssue& issue) { return issue.message; };
+    return inspect::json_report(Config::object({{"path", arguments.out},
+                                                {"tensors", source.entries().size()},
+                                                {"bytes", bytes},
+                                                {"file_bytes", file_bytes},
+                                                {"seconds", seconds},
+                                                {"notes", inspect::list_of(source.issues, message_of)},
+                                                {"left_out", inspect::omissions_tree(omissions)}}));
+  }
+  std::string text;
+  for (const inspect::SourceIssue& issue : source.issues) text += fmt::format("note: {}\n", escaped(issue.message));
   for (const Omission& omission : omissions)
-    words += fmt::format("left out: {}: {}\n", inspect::printable(omission.name), escaped(omission.reason));
-  return words + fmt::format("{}, {}, in a file of {}: {:.2f} s\n", inspect::counted(source.entries().size(), "tensor"),
-                             inspect::human_bytes(bytes), inspect::human_bytes(fs::file_size(arguments.out, error)),
-                             std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    text += fmt::format("left out: {}: {}\n", inspect::printable(omission.name), escaped(omission.reason));
+  return text + fmt::format("{}, {}, in a file of {}: {:.2f} s\n", inspect::counted(source.entries().size(), "tensor"),
+                            inspect::human_bytes(bytes), inspect::human_bytes(file_bytes), seconds);
 }
 
 }  // namespace
 
 void add_convert_command(CLI::App& app, int& /*status*/) {
-  CLI::App* command = app.add_subcommand("convert", "Make a state file from a safetensors file, or the other way");
+  CLI::App* command = app.add_subcommand("convert", "Convert a file to a state file or to safetensors");
   auto arguments = std::make_shared<ConvertArguments>();
-  command->add_option("in", arguments->in, "A safetensors, state or any other HDF5 file, or a foreign checkpoint")
+  command->add_option("in", arguments->in, "A safetensors, state or other HDF5 file, or a third-party checkpoint")
       ->required()
-      ->type_name("FILE");
-  command->add_option("out", arguments->out, "The file to make: .safetensors, or .h5 for a state file")
+      ->type_name("IN");
+  command->add_option("out", arguments->out, "File to create: .safetensors, or .h5 for a state file")
       ->required()
-      ->type_name("FILE");
-  command->add_option("--compress", arguments->compress, "none, zstd or zstd:LEVEL; for state files")
+      ->type_name("OUT");
+  command->add_option("--compress", arguments->compress, "State files: none, zstd or zstd:LEVEL")
       ->capture_default_str()
       ->type_name(compress_type);
-  command->add_option("--at", arguments->foreign.key, at_help)->type_name("KEY");
+  add_name_options(*command, arguments->filter.select, arguments->filter.exclude);
+  command->add_option("--key", arguments->thirdparty.key, key_help)->type_name("KEY");
   command->add_flag("--skip-unreadable", arguments->skips_unreadable,
-                    "Leave out what cannot be read, with a line for each item; without it, such a file is refused");
-  command->add_flag("--force", arguments->force, "Replace a file that is there (never a link, a device or a pipe)");
+                    "Leave out items that cannot be read, and list them; otherwise such a file is refused");
+  command->add_flag("--force", arguments->force, "Replace an existing file (never a link, a device or a pipe)");
+  add_json_flag(*command, arguments->json);
   command->footer(
-      "Names, dtypes, shapes and bits stay. What stands in the metadata of a safetensors file becomes the config of a\n"
-      "state file and comes back as it was (docs/inspecting.md). The new file appears whole or not at all.\n\n"
+      "Names, dtypes, shapes and bits do not change. The metadata of a safetensors file becomes the config of the "
+      "state\n"
+      "file, and the reverse conversion restores it. The new file appears complete or not at all.\n\n"
       "Examples:\n  muster convert model.safetensors model.h5 --compress zstd\n"
       "  muster convert state.h5 state.safetensors");
   command->callback([arguments] {

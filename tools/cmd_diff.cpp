@@ -21,6 +21,7 @@ struct DiffArguments {
   std::string a;
   std::string b;
   inspect::SourceOptions source;
+  inspect::TensorFilter filter;
   bool json = false;
 };
 
@@ -29,30 +30,32 @@ struct DiffArguments {
 void add_diff_command(CLI::App& app, int& status) {
   CLI::App* command = app.add_subcommand("diff", "Compare two models: files, directories, workspaces or shards");
   auto arguments = std::make_shared<DiffArguments>();
-  command->add_option("A", arguments->a, source_help)->required()->type_name(source_type);
-  command->add_option("B", arguments->b, "The other one; it may have its tensors in other files or shards")
+  command->add_option("A", arguments->a, source_help)->required()->type_name("A");
+  command->add_option("B", arguments->b, "The other side; its tensors may be in other files or shards")
       ->required()
-      ->type_name(source_type);
+      ->type_name("B");
+  add_name_options(*command, arguments->filter.select, arguments->filter.exclude);
   add_source_options(*command, arguments->source);
-  add_alone_flag(*command);
-  command->add_flag("--json", arguments->json, "JSON for programs");
+  add_json_flag(*command, arguments->json);
   command->footer(
-      "Tensors are compared by name, dtype, shape and bits; between directories JSON files by value and all others\n"
-      "byte by byte. Configs are compared where one side is a state. Shards are merged while they are read, so that "
-      "no\n"
-      "model has to be in memory. Exit status: 0 the same, 1 different, 2 cannot be compared.\n\n"
+      "Compares tensors by name, dtype, shape and bits. Between directories it also compares other files: JSON files "
+      "by\n"
+      "value, all others byte by byte. If one side is a state, configs are compared. Shards are merged while they are\n"
+      "read, so memory does not depend on the size of the model. With --select or --exclude only tensors are "
+      "compared.\n"
+      "Exit status: 0 the same; 1 different; 2 cannot be compared.\n\n"
       "Examples:\n  muster diff model/ exported/\n"
       "  muster diff shards/ model/ --plan auto\n"
       "  muster diff before.h5 workspace/ --rank 2");
   command->callback([arguments, &status] {
-    const Config report = inspect::diff_models(arguments->a, arguments->b, arguments->source);
+    const Config report = inspect::diff_models(arguments->a, arguments->b, arguments->source, arguments->filter);
     const bool has_differences =
         std::ranges::any_of(std::array{"tensor_differences", "file_differences", "config_differences"},
                             [&](const char* kind) { return !report.at(kind).as_array().empty(); });
     if (!has_differences && !report.at("same").as_bool())
       throw Error(ErrorKind::unsupported,
-                  fmt::format("comparing {} with {}: {}", in_quotes(arguments->a), in_quotes(arguments->b),
-                              report.at("not_compared_words").as_string()));
+                  fmt::format("{} and {}: cannot be compared completely: {}", in_quotes(arguments->a),
+                              in_quotes(arguments->b), report.at("not_compared_message").as_string()));
     print(arguments->json ? inspect::json_report(report) : inspect::diff_text(report));
     status = has_differences ? 1 : 0;
   });

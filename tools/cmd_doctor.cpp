@@ -77,22 +77,23 @@ Finding memory() {
 Finding memfd() {
   try {
     os::create_shared_memory(4096, os::Backing::anonymous);
-    return {"memfd", Health::good, "there: shared memory does not depend on /dev/shm"};
+    return {"memfd", Health::good, "available: shared memory does not depend on /dev/shm"};
   } catch (const Error& error) {
     return {"memfd", Health::warning, error.what(),
-            "allow memfd_create in the container's seccomp profile; until then /dev/shm is used"};
+            "allow memfd_create in the seccomp profile of the container; without it Muster uses /dev/shm"};
   }
 }
 
 Finding posix_memory() {
   const auto space = os::space_facts("/dev/shm");
   if (!space)
-    return {"/dev/shm", Health::note, "not there", "mount a tmpfs there where memfd is not allowed (MUSTER_SHM=posix)"};
+    return {"/dev/shm", Health::note, "does not exist",
+            "mount a tmpfs at /dev/shm if memfd is not allowed (MUSTER_SHM=posix)"};
   Finding finding{"/dev/shm", Health::good,
                   fmt::format("{} free of {}", human_bytes(space->free_bytes), human_bytes(space->total_bytes))};
   if (space->free_bytes < little)
     finding.judge(Health::note,
-                  "only used with MUSTER_SHM=posix, and by other libraries: docker run --shm-size makes it larger");
+                  "enlarge it (docker run --shm-size) if you set MUSTER_SHM=posix, or if other libraries use it");
   return finding;
 }
 
@@ -108,29 +109,31 @@ Finding limits() {
     finding.judge(Health::warning, "raise the number of open files: ulimit -n 4096");
   if (limits.file_bytes || limits.address_space)
     finding.judge(Health::warning,
-                  "large tensors need large files and mappings: ulimit -f unlimited; ulimit -v unlimited");
+                  "remove the limits, which large tensors exceed: ulimit -f unlimited; ulimit -v unlimited");
   return finding;
 }
 
 Finding processes() {
   const int namespaces = os::process_namespaces();
   if (namespaces <= 1)
-    return {"processes", Health::good, namespaces == 1 ? "in the machine's process namespace" : "namespace not known"};
+    return {"processes", Health::good,
+            namespaces == 1 ? "in the process namespace of the machine" : "unknown process namespace"};
   return {"processes", Health::note, fmt::format("in a container: {} process namespaces deep", namespaces),
-          "ranks of one host find each other when they are in one container, or share the network namespace; gc proves "
-          "writers dead only from where they ran"};
+          "run all ranks of a host in one container, or share the network namespace; run muster gc in the container of "
+          "the writers"};
 }
 
 Finding pidfd() {
-  if (os::has_pidfd()) return {"pidfd", Health::good, "there: a rank that dies is named within a second"};
-  return {"pidfd", Health::bad, "not there", "Linux 5.3 or newer, and a seccomp profile that allows pidfd_open"};
+  if (os::has_pidfd()) return {"pidfd", Health::good, "available: the death of a rank is detected within a second"};
+  return {"pidfd", Health::bad, "not available",
+          "use Linux 5.3 or newer, and a seccomp profile that allows pidfd_open"};
 }
 
 Finding seccomp() {
   if (os::has_seccomp())
-    return {"seccomp", Health::good, "there: HDF5 files of others are read by a program that is shut off"};
-  return {"seccomp", Health::warning, "not there",
-          "HDF5 files of others are read under limits alone: look only at those you trust"};
+    return {"seccomp", Health::good, "available: HDF5 files not written by Muster are read in a sandboxed process"};
+  return {"seccomp", Health::warning, "not available",
+          "read only HDF5 files that you trust: without seccomp they are read under resource limits, not in a sandbox"};
 }
 
 Finding job() {
@@ -139,7 +142,7 @@ Finding job() {
                            "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MUSTER_JOB", "MUSTER_WORKSPACE"})
     if (const auto value = os::environment(name)) set += fmt::format("{}{}={}", set.empty() ? "" : " ", name, *value);
   if (set.empty())
-    return {"job", Health::good, "not a rank of a job: neither muster run's nor torchrun's variables are set"};
+    return {"job", Health::good, "not a rank of a job: the variables of muster run and torchrun are not set"};
   const bool has_rank = os::environment("RANK").has_value();
   const bool has_size = os::environment("WORLD_SIZE").has_value();
   const bool has_key =
@@ -149,7 +152,7 @@ Finding job() {
     finding.judge(Health::bad, "set both RANK and WORLD_SIZE, or neither");
   } else if (has_rank && !has_key && os::environment("WORLD_SIZE") != "1")
     finding.judge(Health::bad,
-                  "start ranks by muster run or torchrun, or set MUSTER_JOB to one random word on all of them");
+                  "start ranks with muster run or torchrun, or set MUSTER_JOB to the same random text on all of them");
   return finding;
 }
 
@@ -181,22 +184,22 @@ Finding mpi() {
     const bool is_needed = start.by == group::StartedBy::mpi;
     return {"MPI", is_needed ? Health::bad : Health::note,
             is_needed ? fmt::format("{}; {}", start.said, error.what()) : "libmuster-mpi cannot be loaded",
-            "ranks of several hosts need it (Debian: mpich), or meet through a workspace"};
+            "install it (Debian: mpich) if mpiexec starts your ranks; otherwise use TCP or a workspace"};
   }
   const std::string launcher = program_in_path("mpiexec");
-  finding.value += launcher.empty() ? "; no mpiexec in PATH" : "; " + launcher;
+  finding.value += launcher.empty() ? "; mpiexec is not in PATH" : "; " + launcher;
   if (!contradiction.empty()) {
     finding.health = Health::bad;
     finding.value += "; " + contradiction;
-    finding.remedy = "unset the variables of the launcher that has not started this process";
+    finding.remedy = "unset the variables of the launcher that did not start this process";
   } else if (start.by == group::StartedBy::mpi) {
-    finding.value += "; this process is a rank of it: " + start.said;
+    finding.value += "; this process is a rank of an MPI job: " + start.said;
   } else if (start.by == group::StartedBy::slurm && start.is_apart && !os::environment("MUSTER_WORKSPACE")) {
     finding.health = Health::bad;
     finding.value += fmt::format("; started by srun without PMI: {}", start.said);
     finding.remedy =
-        "srun --mpi=pmi2 for MPICH, --mpi=pmix for Open MPI (srun --mpi=list tells what there is), or a workspace in "
-        "MUSTER_WORKSPACE";
+        "pass srun --mpi=pmi2 (MPICH) or --mpi=pmix (Open MPI; srun --mpi=list shows the supported ones), or set "
+        "MUSTER_WORKSPACE to a directory that all hosts see";
   } else {
     finding.value += "; this process was not started by MPI";
   }
@@ -218,8 +221,8 @@ Finding hdf5() {
 Finding hdf5_reader() {
   const std::string program = hdf5_reader_program();
   if (!program.empty()) return {"HDF5 reader", Health::good, printable(program)};
-  return {"HDF5 reader", Health::warning, "muster-hdf5-reader is not there",
-          "install it, or name it in MUSTER_HDF5_READER, to look into HDF5 files of others"};
+  return {"HDF5 reader", Health::warning, "muster-hdf5-reader was not found",
+          "install it, or set MUSTER_HDF5_READER to its path, to read HDF5 files not written by Muster"};
 }
 
 Finding hdf5_plugin() {
@@ -229,9 +232,10 @@ Finding hdf5_plugin() {
        !error && entry != end; entry.increment(error))
     if (entry->path().filename().string().find("zstd") != std::string::npos)
       return {"HDF5 plugin", Health::good, printable(entry->path().string())};
-  return {"HDF5 plugin", Health::note, path ? "HDF5_PLUGIN_PATH has no zstd filter" : "HDF5_PLUGIN_PATH is not set",
-          "Muster needs none; other tools read compressed states with HDF5_PLUGIN_PATH at the folder of Python's "
-          "hdf5plugin"};
+  return {
+      "HDF5 plugin", Health::note, path ? "HDF5_PLUGIN_PATH has no zstd filter" : "HDF5_PLUGIN_PATH is not set",
+      "set it to the folder of the Python package hdf5plugin if other tools read compressed states; Muster does not "
+      "need it"};
 }
 
 Finding devices() {
@@ -239,18 +243,17 @@ Finding devices() {
   const os::LoadedLibrary library = os::load_library(file);
   void* const symbol = library.handle == nullptr ? nullptr : os::find_symbol(library, cuda::report_symbol);
   if (symbol == nullptr)
-    return {"CUDA", Health::note, fmt::format("{} is not here", file),
-            "tensors on devices have to be copied to host memory before they are gathered, or install that library "
-            "beside libmuster"};
+    return {"CUDA", Health::note, fmt::format("{} was not found", file),
+            "install it beside libmuster to gather tensors on GPUs, or copy them to host memory first"};
   CudaReport report;
   if (!reinterpret_cast<cuda::MakeReport>(symbol)(report))
-    return {"CUDA", Health::warning, "a driver that does not answer", report.unavailable_reason};
+    return {"CUDA", Health::warning, "the driver does not respond", report.unavailable_reason};
   if (!report.unavailable_reason.empty()) return {"CUDA", Health::note, "no devices", report.unavailable_reason};
   std::string value = fmt::format("driver for CUDA {}", report.driver);
   for (const std::string& device : report.devices) value += "; " + device;
   if (!report.nccl.empty()) return {"CUDA", Health::good, fmt::format("{}; NCCL {}", value, report.nccl)};
   return {"CUDA", Health::good, fmt::format("{}; no NCCL", value),
-          fmt::format("between devices of several hosts tensors go through host memory: {}",
+          fmt::format("tensors between GPUs of several hosts are copied through host memory: {}",
                       report.nccl_unavailable_reason)};
 }
 
@@ -296,16 +299,15 @@ Finding contents(const std::string& path) {
                     fmt::format("{}: {}, {}, {}", printable(path), counted(survey.jobs.size(), "job"),
                                 counted(survey.files, "file"), human_bytes(survey.bytes))};
     if (survey.jobs.size() > 1)
-      finding.judge(Health::note,
-                    "jobs do not meet, but people mix them up: a directory a job, or --job where it matters");
+      finding.judge(Health::note, "several jobs share this workspace: use one directory per job, or pass --job-id");
     const auto dead = std::count_if(survey.temporary.begin(), survey.temporary.end(),
                                     [](const workspace::SurveyEntry& entry) { return entry.writer == os::Life::dead; });
     if (dead != 0)
-      finding.judge(Health::note, fmt::format("{} of processes that are gone: muster gc --yes",
+      finding.judge(Health::note, fmt::format("delete {} of ended processes: muster gc --yes",
                                               counted(static_cast<std::uint64_t>(dead), "file")));
     return finding;
   } catch (const Error& error) {
-    return {"workspace", Health::bad, error.what(), "name a directory that all ranks see, and no other file"};
+    return {"workspace", Health::bad, error.what(), "pass a directory that all ranks see"};
   }
 }
 
@@ -315,11 +317,11 @@ Finding mount(const std::string& path) {
     const os::FileSystem system = os::file_system_of(path);
     finding.value = system.type;
     if (system.type.starts_with("0x"))
-      finding.value += ", not known: treated like a network, read, not mapped";
+      finding.value += ", unknown: treated as a network file system; files are read, not mapped";
     else if (system.is_network)
-      finding.value += ", on other hosts too: read, not mapped";
+      finding.value += ", a network file system: files are read, not mapped";
   } catch (const Error& error) {
-    return {"file system", Health::bad, error.what(), "look at the mount"};
+    return {"file system", Health::bad, error.what(), "check the mount"};
   }
   const auto facts = os::mount_facts(path);
   if (!facts) return finding;
@@ -329,26 +331,27 @@ Finding mount(const std::string& path) {
     return list.find("," + std::string(option) + ",") != std::string::npos;
   };
   if (has("ro")) {
-    finding.judge(Health::bad, "it is mounted read-only: ranks cannot write their states");
+    finding.judge(Health::bad, "mount it writable: ranks cannot write their states");
   } else if (has("soft")) {
     finding.judge(Health::warning,
-                  "a soft mount turns a slow server into errors in the middle of a file: mount it hard");
+                  "mount it hard: with a soft mount a slow server causes errors in the middle of a file");
   } else if (has("nolock") || has("local_lock=all") || has("local_lock=flock")) {
-    finding.judge(Health::note, "locks do not reach other hosts; no state depends on them");
+    finding.judge(Health::note, "nothing to do: locks are local to this host, and no state depends on them");
   } else if (facts->type.starts_with("fuse"))
-    finding.judge(Health::note, "what is behind FUSE is not known; it is treated like a network");
+    finding.judge(Health::note,
+                  "nothing to do: FUSE hides the file system, so Muster treats it as a network file system");
   return finding;
 }
 
 Finding space(const std::string& path) {
   const auto facts = os::space_facts(path);
-  if (!facts) return {"space", Health::bad, "not known", "look at the mount"};
+  if (!facts) return {"space", Health::bad, "unknown", "check the mount"};
   Finding finding{"space", Health::good,
                   fmt::format("{} free of {}", human_bytes(facts->free_bytes), human_bytes(facts->total_bytes))};
   if (facts->total_files != 0) finding.value += fmt::format(", {} more files", facts->free_files);
   if (facts->free_bytes < little || (facts->total_files != 0 && facts->free_files < 1000))
     finding.judge(Health::warning,
-                  "a state needs the bytes of its tensors, and two generations are kept: make room (muster gc)");
+                  "free space (muster gc): a state is as large as its tensors, and two steps are kept");
   return finding;
 }
 
@@ -359,18 +362,19 @@ std::vector<Finding> probe(const std::string& path) {
     const Clock::time_point before = Clock::now();
     const std::optional<os::FileStatus> status = workspace::probe(path);
     const Clock::time_point after = Clock::now();
-    if (!status) return {{"writing", Health::bad, "a file that was made is not there", "look at the mount"}};
+    if (!status) return {{"writing", Health::bad, "a new file is missing after it was written", "check the mount"}};
     // Clocks of file systems have a resolution of some ms, so a file may be older than the call that made it.
     constexpr auto tick = std::chrono::milliseconds(20);
     std::chrono::duration<double> skew{0};
     if (status->changed > after) skew = status->changed - after;
     if (status->changed + tick < before) skew = status->changed - before;
-    Finding clock{"clock", Health::good, fmt::format("the server's is {:+.2f} s off this host's", skew.count())};
+    Finding clock{"clock", Health::good,
+                  fmt::format("the clock of the server differs by {:+.2f} s from this host", skew.count())};
     if (std::abs(skew.count()) > 2)
-      clock.judge(Health::warning, "ages in muster ls are off by that; keep clocks together by NTP");
-    return {{"writing", Health::good, "a file can be made and removed"}, std::move(clock)};
+      clock.judge(Health::warning, "synchronize the clocks (NTP): the ages in muster ls are wrong by this difference");
+    return {{"writing", Health::good, "a file can be created and deleted"}, std::move(clock)};
   } catch (const Error& error) {
-    return {{"writing", Health::bad, error.what(), "give this user the right to write there"}};
+    return {{"writing", Health::bad, error.what(), "give this user write permission"}};
   }
 }
 
@@ -378,10 +382,10 @@ Finding locks(const std::string& path) {
   try {
     if (os::try_lock(os::open_directory(path))) return {"locks", Health::good, "flock works"};
   } catch (const Error& error) {
-    return {"locks", Health::note, error.what(), "no state depends on locks"};
+    return {"locks", Health::note, error.what(), "nothing to do: no state depends on locks"};
   }
-  return {"locks", Health::note, "flock does not work, or somebody has the lock",
-          "nothing that Muster writes depends on locks"};
+  return {"locks", Health::note, "flock does not work, or another process holds the lock",
+          "nothing to do: no state depends on locks"};
 }
 
 std::vector<Finding> examine_machine() {
@@ -454,14 +458,16 @@ int examine(const DoctorArguments& arguments) {
 }  // namespace
 
 void add_doctor_command(CLI::App& app, int& status) {
-  CLI::App* command = app.add_subcommand("doctor", "What works on this machine and in a workspace, and the remedies");
+  CLI::App* command =
+      app.add_subcommand("doctor", "Check this machine, and optionally a workspace, and print remedies");
   auto arguments = std::make_shared<DoctorArguments>();
-  command->add_option("workspace", arguments->workspace, "A directory that ranks share, or are to share")
+  command->add_option("workspace", arguments->workspace, "A directory that ranks share, or will share")
       ->type_name("WORKSPACE");
-  command->add_flag("--json", arguments->json, "JSON for programs");
+  add_json_flag(*command, arguments->json);
   command->footer(
-      "ok: it works. note: it is not there, and not everything needs it. warning: slower, or a trap. bad: something\n"
-      "will not work. Exit status: 0, or 1 where something is bad. A probe is made in the workspace and removed.\n\n"
+      "ok: works. note: missing, but not everything needs it. warning: slower, or a possible problem. bad: something\n"
+      "will not work. Writes a small file into the workspace, and deletes it.\n"
+      "Exit status: 0 nothing is bad; 1 something is bad.\n\n"
       "Examples:\n  muster doctor\n  muster run -n 1 -- muster doctor /shared/workspace");
   command->callback([arguments, &status] { status = examine(*arguments); });
 }

@@ -37,6 +37,7 @@
 #include "tools/forecast.hpp"
 #include "tools/interruption.hpp"
 #include "tools/terminal.hpp"
+#include "tools/usage.hpp"
 
 namespace muster::tools {
 namespace {
@@ -49,10 +50,10 @@ struct ExportArguments {
   std::string plan;
   std::string report;
   ExportOptions options;
-  int jobs = 0;
+  int processes = 0;
   bool dry_run = false;
   bool json = false;
-  bool alone = false;
+  bool standalone = false;
 };
 
 std::string json_of(const ExportReport& report) {
@@ -63,46 +64,43 @@ std::string json_of(const ExportReport& report) {
                       {"windows", report.windows},
                       {"files_resumed", report.files_resumed},
                       {"seconds", report.seconds}});
-  json["not_carried"] = inspect::list_of(report.skipped, [](const Omission& file) {
-    return Config::object({{"file", file.name}, {"reason", file.reason}});
-  });
+  json["skipped"] = inspect::skipped_tree(report.skipped);
   return inspect::json_report(json);
 }
 
-std::string words_of(const ExportReport& report, const ExportArguments& arguments) {
+std::string text_of(const ExportReport& report, const ExportArguments& arguments) {
   if (arguments.json) return json_of(report);
-  std::string words = inspect::notes_lines(report.manifest.notes);
-  words += fmt::format(
+  std::string text = inspect::notes_lines(report.manifest.notes);
+  text += fmt::format(
       "{}: {:.2f} s, {:.2f} GB/s\n", inspect::account_line(report.manifest), report.seconds,
       static_cast<double>(report.manifest.bytes_out - std::min(report.bytes_resumed, report.manifest.bytes_out)) / 1e9 /
           report.seconds);
   if (report.files_resumed != 0)
-    words +=
-        fmt::format("{} of {} files were there already and verified\n", report.files_resumed, report.manifest.files);
+    text += fmt::format("{} of {} files reused from the earlier export\n", report.files_resumed, report.manifest.files);
   std::string written;
   for (std::size_t rank = 0; rank < report.bytes_written.size(); ++rank)
     written += fmt::format("{}{:.1f}", rank == 0 ? "" : ", ", static_cast<double>(report.bytes_written[rank]) / 1e6);
-  words += fmt::format("written by rank: {} MB (writers: {})\n", written, to_string(report.writers));
-  return words + inspect::left_line(report.skipped);
+  text += fmt::format("written by rank: {} MB (writers: {})\n", written, to_string(report.writers));
+  return text + inspect::skipped_line(report.skipped);
 }
 
 // Checks the report's path before anything is written, so that an error is not found only after the export.
 void check_report(const ExportArguments& arguments) {
   const fs::path report = arguments.report;
-  const auto refuse = [&](const std::string& words) {
-    throw file_error(ErrorKind::invalid_argument, "writing the report", arguments.report, words);
+  const auto refuse = [&](const std::string& cause) {
+    throw file_error(ErrorKind::invalid_argument, "--report", arguments.report, cause);
   };
   if (report.empty()) return;
   std::error_code error;
   const fs::path parent = report.has_parent_path() ? report.parent_path() : ".";
   const fs::file_status status = fs::status(report, error);
   if (status.type() == fs::file_type::none) refuse(error.message());
-  if (fs::is_directory(status)) refuse("it is a directory");
+  if (fs::is_directory(status)) refuse("is a directory. Name a file.");
   if (!arguments.out.empty() && is_inside(report, arguments.out))
-    refuse("it is in the directory that is made; name another one");
+    refuse("is inside the output directory. Name a file elsewhere.");
   if (fs::is_regular_file(status)) {
     if (is_inside(report, arguments.shards) || fs::equivalent(report, arguments.plan, error))
-      refuse("it is a file that is read; name another one");
+      refuse("is an input file. Name another file.");
   } else if (fs::exists(status)) {
     return;  // a device or a pipe, which is written directly
   }
@@ -133,7 +131,7 @@ void write_report(const std::string& path, const std::string& text) {
 int export_with(Group& group, const ExportArguments& arguments) {
   ExportReport report;
   try {
-    agree_on(group, "export: looking at the report", [&] {
+    agree_on(group, "export: checking the report", [&] {
       if (group.rank() == 0) check_report(arguments);
     });
     report = interruptible([&](const std::stop_token& stop) {
@@ -152,14 +150,15 @@ int export_with(Group& group, const ExportArguments& arguments) {
   try {
     if (!arguments.report.empty()) write_report(arguments.report, json_of(report));
   } catch (const Error& error) {
-    complain(fmt::format("{} is complete, but not its report: {}", in_quotes(arguments.out), error.what()));
+    complain(
+        fmt::format("{} is complete, but its report could not be written: {}", in_quotes(arguments.out), error.what()));
     status = done_unsaid;
   }
-  print_done(words_of(report, arguments));
+  print_done(text_of(report, arguments));
   return status;
 }
 
-/// Whether every process can read the whole source: a foreign checkpoint that is not stored by rank.
+/// Whether every process can read the whole source: a third-party checkpoint that is not stored by rank.
 bool is_whole(const ExportArguments& arguments) {
   if (workspace::is_workspace_directory(arguments.shards)) return false;
   const auto found =
@@ -168,12 +167,12 @@ bool is_whole(const ExportArguments& arguments) {
 }
 
 /// Returns the number of local ranks that an export starts. `whole` is the result of is_whole(); it matters only with
-/// `jobs`.
+/// `processes`.
 int own_ranks(const ExportArguments& arguments, bool whole) {
   const ExportOptions& options = arguments.options;
   // A single rank uses all cores with its threads.
-  if (arguments.jobs > 1 && whole) return arguments.jobs;
-  return std::min(arguments.jobs != 0 ? arguments.jobs : os::usable_cores(),
+  if (arguments.processes > 1 && whole) return arguments.processes;
+  return std::min(arguments.processes != 0 ? arguments.processes : os::usable_cores(),
                   count_shards(arguments.shards, options.job_id, options.file_pattern));
 }
 
@@ -189,13 +188,11 @@ int show_plan(const ExportArguments& arguments) {
   std::string json;
   if (arguments.json || !arguments.report.empty()) {
     Config tree = inspect::account_tree(account);
-    tree["forecast"] = Config::object({{"bytes", forecast.bytes},
-                                       {"memory", forecast.memory},
-                                       {"free", forecast.free ? Config(*forecast.free) : Config()}});
+    tree["forecast"] = tree_of(forecast);
     json = inspect::json_report(tree);
   }
   print(arguments.json ? json
-                       : inspect::notes_lines(account.notes) + words_of(forecast) +
+                       : inspect::notes_lines(account.notes) + line_of(forecast) +
                              inspect::account_table(account, output_style()));
   if (!arguments.report.empty()) write_report(arguments.report, json);
   return 0;
@@ -205,8 +202,9 @@ int show_plan(const ExportArguments& arguments) {
 std::vector<std::string> command_line(const CLI::App& command, const ExportArguments& arguments) {
   std::vector<std::string> line = {fs::read_symlink("/proc/self/exe").string(), command.get_name()};
   for (const CLI::Option* option : command.get_options([](const CLI::Option* option) { return option->count() != 0; }))
-    if (const std::string name = option->get_name(); name.starts_with("-") && name != "--jobs" && name != "--alone")
-      line.push_back(name + "=" + option->results().back());
+    if (const std::string name = option->get_name();
+        name.starts_with("-") && name != "--processes" && name != "--standalone")
+      for (const std::string& value : option->results()) line.push_back(name + "=" + value);
   line.insert(line.end(), {"--", arguments.shards});
   return line;
 }
@@ -217,9 +215,9 @@ int export_with_own_ranks(const CLI::App& command, const ExportArguments& argume
   check_output(arguments.out, {arguments.options.force, {}});
   check_report(arguments);
   plan_export(arguments.shards, arguments.plan, arguments.options);
-  const int jobs = own_ranks(arguments, arguments.jobs > 1 && is_whole(arguments));
-  if (jobs == 1) return export_with(*single_group(), arguments);
-  const LaunchOptions options{.ranks = jobs, .explained = {cannot, done_unsaid}, .name = "muster export"};
+  const int ranks = own_ranks(arguments, arguments.processes > 1 && is_whole(arguments));
+  if (ranks == 1) return export_with(*single_group(), arguments);
+  const LaunchOptions options{.ranks = ranks, .explained = {cannot, done_unsaid}, .name = "muster export"};
   return launch_local(command_line(command, arguments), options);
 }
 
@@ -232,21 +230,26 @@ std::shared_ptr<Group> group_of_job(const group::Start& start) {
     std::condition_variable_any never;
     never.wait_for(lock, come, std::chrono::seconds(5), [] { return false; });
     if (!come.stop_requested())
-      complain(
-          fmt::format("this is a rank of a job ({}), and has waited 5 s for its other ranks to call muster export, "
-                      "too: if they do not, stop it and use --alone, or set MUSTER_ALONE=1",
+      remark(
+          fmt::format("this process is a rank of a job ({}), and has waited 5 s for its other ranks to call muster "
+                      "export. If they do not, stop it and pass --standalone, or set MUSTER_STANDALONE=1.",
                       start.said));
   });
   return world();
 }
 
+std::string upper(std::string text) {
+  for (char& c : text) c = static_cast<char>(c >= 'a' && c <= 'z' ? c - 'a' + 'A' : c);
+  return text;
+}
+
 int export_as_called(const CLI::App& command, const ExportArguments& arguments) {
-  const group::Start start = arguments.alone ? group::Start() : group::find_start(group::own_surroundings());
+  const group::Start start = arguments.standalone ? group::Start() : group::find_start(group::own_surroundings());
   if (start.by == group::StartedBy::alone) return export_with_own_ranks(command, arguments);
-  if (arguments.jobs != 0)
+  if (arguments.processes != 0)
     throw Error(ErrorKind::invalid_argument,
-                fmt::format("--jobs starts ranks of its own, and this is a rank of a job ({}) whose ranks export "
-                            "together: leave --jobs out, or use --alone to export by this rank's own ranks",
+                fmt::format("--processes starts local ranks, but this process is a rank of a job ({}) whose ranks "
+                            "export together. Leave --processes out, or pass --standalone.",
                             start.said));
   return export_with(*group_of_job(start), arguments);
 }
@@ -254,44 +257,28 @@ int export_as_called(const CLI::App& command, const ExportArguments& arguments) 
 }  // namespace
 
 void add_export_command(CLI::App& app, int& status) {
-  CLI::App* command = app.add_subcommand("export", "Merge the shards of ranks into one checkpoint, or cut them anew");
+  CLI::App* command =
+      app.add_subcommand("export", "Merge the shards of all ranks into one checkpoint, or split them anew");
   auto arguments = std::make_shared<ExportArguments>();
   ExportOptions& options = arguments->options;
-  const auto size = [&](const char* name, std::uint64_t& value, const char* help, const char* otherwise) {
-    command
-        ->add_option_function<std::string>(
-            name,
-            [&value, name](const std::string& text) {
-              try {
-                value = inspect::parse_size(text);
-              } catch (const Error& error) {
-                throw error.with_context(name);
-              }
-            },
-            help)
-        ->default_str(otherwise)
-        ->type_name("SIZE");
-  };
   command
       ->add_option("shards", arguments->shards,
-                   "A directory with rank-00000-of-0000N.safetensors ..., a workspace with a state of each rank, a "
-                   "foreign checkpoint, or a model")
+                   "A directory with rank-00000-of-0000N.safetensors ..., a workspace, a third-party checkpoint, or a "
+                   "model")
       ->required()
-      ->type_name("SHARDS_DIR");
-  command
-      ->add_option("--plan", arguments->plan,
-                   std::string(plan_help) + "; without it, the one that the shards were cut by")
+      ->type_name("SOURCE");
+  command->add_option("--plan", arguments->plan, std::string(plan_help) + " [recorded in the shards]")
       ->type_name(plan_type);
   add_output_options(*command, arguments->out, options);
   add_rank_options(*command, options.key, options.file_pattern, options.source_layout);
   command
       ->add_option_function<std::string>(
-          "--ranks", [&options](const std::string& text) { options.target_layout = ParallelLayout::parse(text); },
-          "Make shards of this layout instead of one checkpoint")
+          "--to", [&options](const std::string& text) { options.target_layout = ParallelLayout::parse(text); },
+          "Write shards of this layout instead of one checkpoint")
       ->type_name("LAYOUT");
   command
       ->add_option("--to-plan", options.to_plan,
-                   "By which --ranks cuts; else --plan, or auto if that is of another program's ranks")
+                   "Plan for the new shards (with --to); default: --plan, or auto for third-party ranks")
       ->type_name(plan_type);
   command
       ->add_option_function<std::string>(
@@ -299,49 +286,51 @@ void add_export_command(CLI::App& app, int& status) {
           [&options](const std::string& word) {
             options.writers = word == to_string(Writers::rank0) ? Writers::rank0 : Writers::all;
           },
-          "owners: every rank writes what it has; first: rank 0 alone writes; default: owners for several hosts on a "
-          "network file system and for what every rank can read whole, else first")
-      ->check(CLI::IsMember({"first", "owners"}))
-      ->type_name("first|owners");
-  size("--memory-budget", options.memory_budget, "Memory of all ranks together for bytes on their way", "256MiB");
-  size("--max-shard-size", options.max_shard_size, "Bytes of tensors in one file: 5GB, 500MB, 2GiB", "5GB");
+          "rank0: rank 0 writes everything; all: every rank writes its own data [all for several hosts on a network "
+          "file system and for self-describing sources, otherwise rank0]")
+      ->check(one_of({"rank0", "all"}))
+      ->type_name("rank0|all");
+  add_size_option(*command, "--memory-budget", options.memory_budget, "Total buffer memory of all ranks", "256MiB");
+  add_size_option(*command, "--max-shard-size", options.max_shard_size, "Largest file of the checkpoint", "5GB");
   command
       ->add_option_function<std::string>(
-          "--dtype", [&options](const std::string& word) { options.dtype = dtype_from_string(word); },
-          "Cast floating point tensors as they are read; scales, and F32 tensors of a base in F16 or BF16, stay")
-      ->check(CLI::IsMember({"F32", "F16", "BF16"}, CLI::ignore_case))
+          "--dtype", [&options](const std::string& word) { options.dtype = dtype_from_string(upper(word)); },
+          "Cast floating-point tensors, except scales, and F32 tensors of a base model in F16 or BF16")
+      ->check(CLI::Validator(
+          [](std::string& text) {
+            return one_of({"F32", "F16", "BF16"})(text = upper(text));
+          },
+          ""))
       ->type_name("F32|F16|BF16");
-  command->add_flag("--cast-all", options.cast_all, "With --dtype: cast also what the base or the source keeps in F32");
-  command->add_option("--select", options.select, "Only tensors whose names fit: '*layers.0.*', '{a,b}*'")
-      ->type_name("GLOB");
-  command->add_option("--exclude", options.exclude, "Not the tensors whose names fit")->type_name("GLOB");
+  command->add_flag("--cast-all", options.cast_all,
+                    "With --dtype: also cast the F32 tensors of the base model or source");
+  add_name_options(*command, options.select, options.exclude);
   add_state_options(*command, options.job_id, options.step);
   command
-      ->add_option("-j,--jobs", arguments->jobs,
-                   "Own ranks to start; as many as cores, at most one a shard; of a whole foreign checkpoint one")
-      ->check(CLI::Range(1, 4096))
-      ->type_name("P");
-  command->add_flag("--alone", arguments->alone,
-                    "Inside a job: export by this process alone; the other ranks do not take part (as MUSTER_ALONE=1)");
+      ->add_option("-j,--processes", arguments->processes,
+                   "Processes to start [cores, at most one per shard; 1 for self-describing checkpoints]")
+      ->check(number_from(1, 4096))
+      ->type_name("N");
+  command->add_flag("--standalone", arguments->standalone,
+                    "Inside a job: export in this process without the other ranks (as MUSTER_STANDALONE=1)");
   command->add_flag("--resume", options.resume,
-                    "Go on with what an earlier export left, as far as it verifies; leave what there is on failure");
-  command->add_flag("--checksums", options.checksums, "Write muster.checksums.json beside, for muster verify");
-  command->add_flag("--dry-run", arguments->dry_run, "Show what would become of each tensor; write nothing");
-  command->add_option("--report", arguments->report, "Write what became of each tensor to a file, as JSON")
-      ->type_name("FILE");
-  command->add_flag("--json", arguments->json, "Print JSON");
+                    "Continue an interrupted export: reuse its files that verify, and keep them on failure");
+  command->add_flag("--checksums", options.checksums, "Also write muster.checksums.json for muster verify");
+  command->add_flag("--dry-run", arguments->dry_run, "Print the manifest (what becomes of each tensor); write nothing");
+  command->add_option("--report", arguments->report, "Write the manifest to a file, as JSON")->type_name("FILE");
+  add_json_flag(*command, arguments->json);
   command->footer(
-      "As a rank of a job (muster run -n P, mpiexec -n P) each rank reads its own shards, r, r + P, ... Started alone, "
-      "or\n"
-      "with --alone, it starts local ranks itself.\n\n"
+      "Inside a job (muster run -n P, mpiexec -n P) all ranks call the command, and rank r reads the shards r, r + P, "
+      "...\n"
+      "Outside of a job, or with --standalone, the command starts local ranks.\n\n"
       "Examples:\n  muster export shards/ --out model/\n"
       "  muster export shards/ --plan moe --dry-run\n"
       "  muster export /shared/workspace --plan auto --out model/\n"
       "  muster export pytorch_model.bin --out model/\n"
-      "  muster export global_step400/ --at model --out model/\n"
-      "  muster export shards4/ --plan llama --ranks 8 --out shards8/\n"
-      "  muster export iter_0001000/ --plan megatron --base hf_model/ --ranks 8 --to-plan llama --out shards/\n"
-      "  muster run -n 4 -- muster export shards/ --plan llama --writers first --out model/\n"
+      "  muster export global_step400/ --key model --out model/\n"
+      "  muster export shards4/ --plan llama --to 8 --out shards8/\n"
+      "  muster export iter_0001000/ --plan megatron --base-model hf_model/ --to 8 --to-plan llama --out shards/\n"
+      "  muster run -n 4 -- muster export shards/ --plan llama --writers rank0 --out model/\n"
       "  mpiexec -n 4 muster export shards/ --plan llama --out model/");
   command->callback([command, arguments, &status] {
     arguments->options.progress = progress_bar();

@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "src/checkpoint/assembly/export.hpp"
@@ -16,6 +18,7 @@
 #include "src/inspect/source.hpp"
 #include "tools/commands.hpp"
 #include "tools/terminal.hpp"
+#include "tools/usage.hpp"
 
 namespace muster::tools {
 namespace {
@@ -23,11 +26,13 @@ namespace {
 struct ListArguments {
   std::string path;
   inspect::SourceOptions source;
+  inspect::TensorFilter filter;
+  std::string order;
   bool names_only = false;
   bool json = false;
 };
 
-/// A directory without a model, shards or a foreign checkpoint is treated as a workspace. The error message then
+/// A directory without a model, shards or a third-party checkpoint is treated as a workspace. The error message then
 /// describes the missing parts of a workspace.
 bool is_for_survey(const ListArguments& arguments) {
   std::error_code error;
@@ -44,42 +49,51 @@ void list_workspace(const ListArguments& arguments) {
                        : inspect::survey_text(survey, now, output_style()));
 }
 
-/// Lists the tensors' names. For people they are sorted, with numbers by their value; scripts get the order of the
-/// file, and sort as they like.
+/// Lists the names of tensors. On a terminal they are sorted, with numbers by their value. Scripts get the order of the
+/// file.
 void list_names(const ListArguments& arguments) {
   const inspect::Source source = inspect::open_source(arguments.path, arguments.source);
+  std::vector<std::size_t> places = inspect::matching(source, arguments.filter);
+  const std::vector<TensorEntry>& entries = source.entries();
+  const auto name_of = [&](std::size_t place) -> std::string_view { return entries[place].name; };
+  if (arguments.order == "name" || (arguments.order.empty() && output_style().width != 0 && !arguments.json))
+    std::ranges::sort(places, natural_less, name_of);
+  if (arguments.order == "size")
+    std::ranges::stable_sort(places, std::greater(), [&](std::size_t place) { return entries[place].bytes; });
   std::vector<std::string> names;
-  for (const TensorEntry& entry : source.entries()) names.push_back(entry.name);
+  for (const std::size_t place : places) names.push_back(entries[place].name);
   if (arguments.json)
     return print(inspect::json_report(Config::object({{"path", source.path},
                                                       {"kind", source.kind},
                                                       {"names", ConfigArray(names.begin(), names.end())},
                                                       {"not_readable", count_lost(source.tensors->omissions())}})));
-  if (output_style().width != 0) std::ranges::sort(names, natural_less);
   std::string out;
   for (const std::string& name : names) out += inspect::printable(name) + "\n";
   print(out);
   // A note must not be on standard output, because scripts read each of its lines as a name.
-  if (const std::string line = inspect::omissions_line(source); !line.empty())
-    complain(line.substr(0, line.size() - 1));
+  if (const std::string line = inspect::omissions_line(source); !line.empty()) remark(line.substr(0, line.size() - 1));
 }
 
 }  // namespace
 
 void add_ls_command(CLI::App& app, int& /*status*/) {
-  CLI::App* command = app.add_subcommand("ls", "What is in a workspace: jobs, ranks, generations; or names in a file");
+  CLI::App* command = app.add_subcommand("ls", "List a workspace (jobs, ranks, steps) or the tensor names in a file");
   auto arguments = std::make_shared<ListArguments>();
   command->add_option("path", arguments->path, source_help)->required()->type_name(source_type);
+  add_filter_options(*command, arguments->filter);
+  command->add_option("--sort", arguments->order, "Order of tensor names [name on a terminal, otherwise file]")
+      ->check(one_of({"name", "size", "file"}))
+      ->type_name("name|size|file");
   command->add_option("--plan", arguments->source.plan, plan_help)->type_name(plan_type);
   add_checkpoint_options(*command, arguments->source);
   command->add_flag("--names-only", arguments->names_only,
-                    "Of a workspace: do not look into states; complete is then what has its name");
-  command->add_flag("--json", arguments->json, "JSON for programs");
+                    "Workspace: list file names without opening them (completeness is not checked)");
+  add_json_flag(*command, arguments->json);
   command->footer(
-      "A state is complete when its file says so and what it says of itself is right (muster verify reads all of it).\n"
-      "Of anything but a workspace, the tensors' names are listed (muster show has more).\n\n"
+      "A state is complete if its commit mark is valid and its header agrees with its name. muster verify reads all\n"
+      "of it.\n\n"
       "Examples:\n  muster ls /shared/workspace\n  muster ls workspace/ --json | jq '.jobs[].common_step'\n"
-      "  muster ls model.safetensors | grep norm");
+      "  muster ls model/ --select '*norm*'");
   command->callback([arguments] { is_for_survey(*arguments) ? list_workspace(*arguments) : list_names(*arguments); });
 }
 

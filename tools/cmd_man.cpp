@@ -9,15 +9,19 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <array>
 #include <iterator>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "muster/plan.hpp"
 #include "muster/version.hpp"
 #include "tools/commands.hpp"
 #include "tools/terminal.hpp"
+#include "tools/usage.hpp"
 
 namespace muster::tools {
 namespace {
@@ -60,17 +64,19 @@ bool is_repeated(const CLI::Option& option) {
 
 /// Returns "FILE|DIR"; empty for a flag.
 std::string type_of(const CLI::Option& option) {
-  // After the colon, CLI11 adds the check of the value.
-  return takes_value(option) ? split(option.get_type_name(), ':').front() : std::string();
+  return takes_value(option) ? option.get_type_name() : std::string();
 }
 
-std::string help_of(const CLI::Option& option) {
-  const std::string& otherwise = option.get_default_str();
-  return option.get_description() + (otherwise.empty() || !takes_value(option) ? "" : " [" + otherwise + "]");
-}
-
-/// Returns the choices of the type ("name|size"); a component with capitals is a kind of value and not a choice.
+/// Returns the choices of the value: the plans for PLAN, the methods for METHOD, and the components of a type such as
+/// "name|size". A component with capitals is a kind of value and not a choice.
 std::vector<std::string> words_of(const CLI::Option& option) {
+  if (type_of(option) == plan_type) {
+    const std::span<const std::string_view> plans = MergePlan::builtin_names();
+    std::vector<std::string> words(plans.begin(), plans.end());
+    words.emplace_back("auto");
+    return words;
+  }
+  if (type_of(option) == compress_type) return {"none", "zstd"};
   std::vector<std::string> words = split(type_of(option), '|');
   std::erase_if(words, [](const std::string& word) {
     return word.empty() || word.find_first_not_of("abcdefghijklmnopqrstuvwxyz-") != std::string::npos;
@@ -82,14 +88,37 @@ std::vector<std::string> words_of(const CLI::Option& option) {
 bool is_path(const CLI::Option& option) {
   const std::vector<std::string> kinds = split(type_of(option), '|');
   return std::ranges::any_of(kinds, [](std::string_view kind) {
+    constexpr std::array paths = {"PATH", "SOURCE", "MODEL", "WORKSPACE", "IN", "OUT", "A", "B", plan_type};
     return kind.find("FILE") != std::string_view::npos || kind.find("DIR") != std::string_view::npos ||
-           kind.starts_with("WORKSPACE");
+           std::ranges::find(paths, kind) != paths.end();
   });
 }
 
 /// Returns the commands that --help lists: it leaves out those whose group has no name.
 std::vector<const CLI::App*> commands_of(const CLI::App& app) {
   return app.get_subcommands([](const CLI::App* command) { return !command->get_group().empty(); });
+}
+
+/// A command that does something: "show", or "plan show".
+struct Leaf {
+  std::string name;
+  const CLI::App* command;
+};
+std::vector<Leaf> leaves_of(const CLI::App& app, const std::string& before = {}) {
+  std::vector<Leaf> leaves;
+  for (const CLI::App* command : commands_of(app)) {
+    const std::string name = before + command->get_name();
+    const std::vector<Leaf> below = leaves_of(*command, name + " ");
+    leaves.insert(leaves.end(), below.begin(), below.end());
+    if (below.empty()) leaves.push_back({name, command});
+  }
+  return leaves;
+}
+
+std::string names_of_commands(const CLI::App& app) {
+  std::string names;
+  for (const CLI::App* command : commands_of(app)) names += (names.empty() ? "" : " ") + command->get_name();
+  return names;
 }
 
 // Completion.
@@ -160,6 +189,9 @@ void append_zsh_options(std::string& out, const Options& options, std::string_vi
 
 /// Returns a script that bash sources; it has no dependencies.
 std::string bash_completion(const CLI::App& app) {
+  std::vector<std::string> groups;
+  for (const CLI::App* command : commands_of(app))
+    if (!commands_of(*command).empty()) groups.push_back(command->get_name());
   std::string out = fmt::format(
       "# Completion of {0} for bash: source it, or put it into /usr/share/bash-completion/completions/{0}.\n"
       "_muster_paths() {{\n"
@@ -174,15 +206,19 @@ std::string bash_completion(const CLI::App& app) {
       "  if [ \"$current\" = = ]; then current=; fi\n"
       "  if [ \"$previous\" = = ]; then previous=${{COMP_WORDS[COMP_CWORD - 2]}}; fi\n"
       "  for word in \"${{COMP_WORDS[@]:1:COMP_CWORD - 1}}\"; do\n"
-      "    case $word in -*) ;; *) command=$word && break ;; esac\n"
+      "    case $word in -*) continue ;; esac\n"
+      "    command=${{command:+$command }}$word\n"
+      "    case $command in {1}) ;; *) break ;; esac\n"
       "  done\n"
       "  case $command in\n",
-      app.get_name());
-  std::string names;
-  for (const CLI::App* command : commands_of(app)) {
-    names += (names.empty() ? "" : " ") + command->get_name();
-    fmt::format_to(std::back_inserter(out), "    {})\n      case $previous in\n", command->get_name());
-    const Options options = options_of(*command);
+      app.get_name(), fmt::join(groups, "|"));
+  for (const CLI::App* command : commands_of(app))
+    if (!commands_of(*command).empty())
+      fmt::format_to(std::back_inserter(out), "    {}) COMPREPLY=($(compgen -W '{}' -- \"$current\")) ;;\n",
+                     command->get_name(), names_of_commands(*command));
+  for (const Leaf& leaf : leaves_of(app)) {
+    fmt::format_to(std::back_inserter(out), "    '{}')\n      case $previous in\n", leaf.name);
+    const Options options = options_of(*leaf.command);
     for (const CLI::Option* option : options) {
       if (option->get_positional() || !takes_value(*option)) continue;
       fmt::format_to(std::back_inserter(out), "        {}) {}; return ;;\n", fmt::join(names_of(*option), " | "),
@@ -202,8 +238,38 @@ std::string bash_completion(const CLI::App& app) {
   fmt::format_to(std::back_inserter(out),
                  "    \"\") COMPREPLY=($(compgen -W '{} {}' -- \"$current\")) ;;\n  esac\n}}\n"
                  "complete -F _muster {}\n",
-                 names, all_names(options_of(app)), app.get_name());
+                 names_of_commands(app), all_names(options_of(app)), app.get_name());
   return out;
+}
+
+/// Appends the completion of the commands of `app`, and of theirs.
+void append_zsh_commands(std::string& out, const CLI::App& app, const std::string& indent) {
+  fmt::format_to(std::back_inserter(out), "{}local -a commands=(\n", indent);
+  for (const CLI::App* command : commands_of(app))
+    fmt::format_to(std::back_inserter(out), "{}  {}\n", indent,
+                   zsh_quoted(command->get_name() + ":" + with_backslashes(command->get_description(), ":\\")));
+  fmt::format_to(std::back_inserter(out), "{0})\n{0}_arguments -C \\\n", indent);
+  append_zsh_options(out, options_of(app), indent + "  ");
+  fmt::format_to(std::back_inserter(out),
+                 "{0}  '1:command:->command' \\\n"
+                 "{0}  '*::argument:->argument'\n"
+                 "{0}case $state in\n"
+                 "{0}  command) _describe command commands ;;\n"
+                 "{0}  argument)\n"
+                 "{0}    case $words[1] in\n",
+                 indent);
+  for (const CLI::App* command : commands_of(app)) {
+    fmt::format_to(std::back_inserter(out), "{}      {})\n", indent, command->get_name());
+    if (commands_of(*command).empty()) {
+      fmt::format_to(std::back_inserter(out), "{}        _arguments \\\n", indent);
+      append_zsh_options(out, options_of(*command), indent + "          ");
+      fmt::format_to(std::back_inserter(out), "{}          && return ;;\n", indent);
+    } else {
+      append_zsh_commands(out, *command, indent + "        ");
+      fmt::format_to(std::back_inserter(out), "{}        ;;\n", indent);
+    }
+  }
+  fmt::format_to(std::back_inserter(out), "{0}    esac ;;\n{0}esac\n", indent);
 }
 
 /// Returns a script for a directory in zsh's fpath, which can also be sourced.
@@ -212,29 +278,10 @@ std::string zsh_completion(const CLI::App& app) {
       "#compdef {0}\n"
       "# Completion of {0} for zsh: put it into a directory of $fpath under the name _{0}.\n"
       "_muster() {{\n"
-      "  local curcontext=\"$curcontext\" state line\n"
-      "  local -a commands=(\n",
+      "  local curcontext=\"$curcontext\" state line\n",
       app.get_name());
-  for (const CLI::App* command : commands_of(app))
-    fmt::format_to(std::back_inserter(out), "    {}\n",
-                   zsh_quoted(command->get_name() + ":" + with_backslashes(command->get_description(), ":\\")));
-  out += "  )\n  _arguments -C \\\n";
-  append_zsh_options(out, options_of(app), "    ");
+  append_zsh_commands(out, app, "  ");
   out +=
-      "    '1:command:->command' \\\n"
-      "    '*::argument:->argument'\n"
-      "  case $state in\n"
-      "    command) _describe command commands ;;\n"
-      "    argument)\n"
-      "      case $words[1] in\n";
-  for (const CLI::App* command : commands_of(app)) {
-    fmt::format_to(std::back_inserter(out), "        {})\n          _arguments \\\n", command->get_name());
-    append_zsh_options(out, options_of(*command), "            ");
-    out += "            && return ;;\n";
-  }
-  out +=
-      "      esac ;;\n"
-      "  esac\n"
       "}\n"
       "if [ \"$funcstack[1]\" = _muster ]; then _muster \"$@\"; else compdef _muster " +
       app.get_name() + "; fi\n";
@@ -315,43 +362,41 @@ std::string man_page(const CLI::App& app) {
   std::string out =
       fmt::format(".TH MUSTER 1 \"\" \"{0} {1}\" \"User Commands\"\n.SH NAME\n{0} \\- {2}\n.SH SYNOPSIS\n",
                   app.get_name(), version(), roff(app.get_description()));
-  for (const CLI::App* command : commands_of(app)) {
+  const std::vector<Leaf> leaves = leaves_of(app);
+  for (const auto& [name, command] : leaves) {
     std::string arguments;
     for (const CLI::Option* option : options_of(*command))
       if (option->get_positional()) arguments += " " + usage_of(*option);
-    fmt::format_to(std::back_inserter(out), "{} [{}]{}\n.br\n", bold(app.get_name() + " " + command->get_name()),
-                   italic("OPTIONS"), arguments);
+    fmt::format_to(std::back_inserter(out), "{} [{}]{}\n.br\n", bold(app.get_name() + " " + name), italic("OPTIONS"),
+                   arguments);
   }
   out += ".SH OPTIONS\n";
   for (const CLI::Option* option : options_of(app)) append_option(out, *option);
   out += ".SH COMMANDS\n";
-  for (const CLI::App* command : commands_of(app)) {
-    fmt::format_to(std::back_inserter(out), ".SS {}\n{}.\n", roff(command->get_name()),
-                   roff(command->get_description()));
+  for (const auto& [name, command] : leaves) {
+    fmt::format_to(std::back_inserter(out), ".SS {}\n{}.\n", roff(name), roff(command->get_description()));
     for (const CLI::Option* option : options_of(*command))
       if (option != command->get_help_ptr()) append_option(out, *option);
     append_footer(out, command->get_footer());
   }
   out +=
       ".SH \"EXIT STATUS\"\n"
-      ".TP\n0\nDone; the same; whole.\n"
-      ".TP\n1\nDifferent, or something is wrong with what was looked at.\n"
-      ".TP\n2\nIt cannot be done; one line on standard error says why.\n"
-      ".TP\n3\nIt is done, but what was to be printed about it is lost: standard output is closed or full. Of "
-      "commands\n"
-      "that write files.\n"
+      ".TP\n0\nSuccess.\n"
+      ".TP\n1\nThe command worked, and its finding is negative: the sides differ, or problems were found.\n"
+      ".TP\n2\nThe command failed; one line on standard error gives the reason.\n"
+      ".TP\n3\nThe command has written its files, but its report could not be printed.\n"
       ".PP\n" +
       bold("muster run") +
-      " has the status of its ranks.\n"
+      " returns the status of its ranks.\n"
       ".SH ENVIRONMENT\n" +
-      fmt::format(".TP\n{}\nColours are left out. They are used on a terminal only.\n", bold("NO_COLOR")) +
-      fmt::format(".TP\n{}, {}, {}\nWhether terminals get characters beyond ASCII.\n", bold("LC_ALL"), bold("LC_CTYPE"),
-                  bold("LANG")) +
-      fmt::format(".TP\n{}\nSeconds that a wait may take without progress.\n", bold("MUSTER_TIMEOUT")) +
-      fmt::format(".TP\n{}\nA directory that every process of a job writes a trace into.\n", bold("MUSTER_TRACE")) +
-      fmt::format(".TP\n{}\n1: this process is no rank of a job, whatever the job's variables say.\n",
-                  bold("MUSTER_ALONE")) +
-      ".SH FILES\n" + fmt::format(".TP\n{}\nWhat makes a directory a workspace.\n", italic("muster-workspace.json")) +
+      fmt::format(".TP\n{}\nSwitches colours off. Colours are used only on terminals.\n", bold("NO_COLOR")) +
+      fmt::format(".TP\n{}, {}, {}\nIf they name UTF-8, lines are drawn with characters beyond ASCII.\n",
+                  bold("LC_ALL"), bold("LC_CTYPE"), bold("LANG")) +
+      fmt::format(".TP\n{}\nSeconds without progress until a wait fails [600].\n", bold("MUSTER_TIMEOUT")) +
+      fmt::format(".TP\n{}\nA directory into which every process of a job writes a trace.\n", bold("MUSTER_TRACE")) +
+      fmt::format(".TP\n{}\n1: this process is not part of a job; the variables of launchers are ignored.\n",
+                  bold("MUSTER_STANDALONE")) +
+      ".SH FILES\n" + fmt::format(".TP\n{}\nMarks a directory as a workspace.\n", italic("muster-workspace.json")) +
       fmt::format(".TP\n{}\nChecksums beside a checkpoint.\n", italic("muster.checksums.json"));
   return out;
 }
@@ -361,10 +406,7 @@ std::string man_page(const CLI::App& app) {
 void add_completion_command(CLI::App& app, int& /*status*/) {
   CLI::App* command = app.add_subcommand("completion", "Print a completion script for bash or zsh");
   auto shell = std::make_shared<std::string>();
-  command->add_option("shell", *shell, "Which shell")
-      ->required()
-      ->check(CLI::IsMember({"bash", "zsh"}).description(""))
-      ->type_name("bash|zsh");
+  command->add_option("shell", *shell, "The shell")->required()->check(one_of({"bash", "zsh"}))->type_name("bash|zsh");
   command->footer(
       "Examples:\n  source <(muster completion bash)\n"
       "  muster completion zsh > ~/.zfunc/_muster   # where fpath has ~/.zfunc");

@@ -32,7 +32,6 @@ namespace {
 constexpr std::size_t most_problems = 20;
 
 struct PlanArguments {
-  std::string what;
   std::string plan;
   Request request;
   bool json = false;
@@ -123,7 +122,7 @@ std::string trial_text(const Trial& trial, const inspect::OutputStyle& style) {
   std::string text;
   if (!table.empty()) table.append_to(text, style);
   for (const MergeRule* rule : trial.unused)
-    text += fmt::format("note: no tensor has rule {}, {}\n", rule->number, in_quotes(rule->pattern.text()));
+    text += fmt::format("note: rule {} ({}) matches no tensor\n", rule->number, in_quotes(rule->pattern.text()));
   const std::size_t shown = std::min(trial.problems.size(), most_problems);
   for (const std::string& problem : std::span(trial.problems).first(shown))
     text += fmt::format("problem: {}\n", problem);
@@ -146,7 +145,8 @@ Config trial_tree(const MergePlan& plan, const Trial& trial) {
                          {"problems", ConfigArray(trial.problems.begin(), trial.problems.end())}});
 }
 
-int suggest(const Request& request) {
+int suggest(const PlanArguments& arguments) {
+  const Request& request = arguments.request;
   const ShardSet shards(request.path, 0, 1, request.states, request.thirdparty);
   std::vector<std::string> notes;
   const std::optional<Config> config = shards.facts(request, notes).config;
@@ -155,9 +155,22 @@ int suggest(const Request& request) {
   const bool is_foreign = contents_of(request.path, request.thirdparty).foreign.has_value();
   const SuggestedPlan suggested =
       suggest_plan(shards.listings().front().tensors, config ? &*config : nullptr, is_foreign);
+  if (arguments.json) {
+    print(inspect::json_report(
+        Config::object({{"plan", parse_json(suggested.text)},
+                        {"notes", ConfigArray(notes.begin(), notes.end())},
+                        {"uncertain", ConfigArray(suggested.unsure.begin(), suggested.unsure.end())}})));
+    return 0;
+  }
   print(suggested.text);
-  for (const std::string& words : notes) complain("note: " + words);
-  for (const std::string& words : suggested.unsure) complain("unsure: " + words);
+  for (const std::string& note : notes) remark(note);
+  for (const std::string& doubt : suggested.unsure) remark("uncertain: " + doubt);
+  return 0;
+}
+
+int show(const PlanArguments& arguments) {
+  const std::string text = MergePlan::load(arguments.plan).text();
+  print(arguments.json ? inspect::json_report(parse_json(text)) : text);
   return 0;
 }
 
@@ -178,53 +191,58 @@ int check(const PlanArguments& arguments) {
   return trial.problems.empty() ? 0 : 1;
 }
 
-int run_plan(const PlanArguments& arguments) {
-  const bool is_check = arguments.what == "check";
-  if (is_check && arguments.request.path.empty())
-    throw Error(ErrorKind::invalid_argument, "muster plan check needs a model's directory behind the plan");
-  if (!is_check && !arguments.request.path.empty())
-    throw Error(ErrorKind::invalid_argument, fmt::format("muster plan {} takes a {} and nothing else", arguments.what,
-                                                         arguments.what == "show" ? "plan" : "checkpoint"));
-  if (is_check) return check(arguments);
-  if (arguments.what == "suggest") {
-    Request request = arguments.request;
-    request.path = arguments.plan;
-    return suggest(request);
-  }
-  print(MergePlan::load(arguments.plan).text());
-  return 0;
+void add_show_plan_command(CLI::App& app) {
+  CLI::App* command = app.add_subcommand("show", "Print a plan");
+  auto arguments = std::make_shared<PlanArguments>();
+  command->add_option("plan", arguments->plan, "A built-in plan or a JSON file")->required()->type_name(plan_type);
+  add_json_flag(*command, arguments->json)->description("Print JSON without the line breaks of the file");
+  command->footer("Example:\n  muster plan show llama > my_plan.json");
+  command->callback([arguments] { show(*arguments); });
+}
+
+void add_check_plan_command(CLI::App& app, int& status) {
+  CLI::App* command = app.add_subcommand("check", "Apply a plan to a model, and report problems");
+  auto arguments = std::make_shared<PlanArguments>();
+  command->add_option("plan", arguments->plan, "A built-in plan, a JSON file, or auto (chosen by config.json)")
+      ->required()
+      ->type_name(plan_type);
+  command->add_option("source", arguments->request.path, "A model, shards, a workspace or a third-party checkpoint")
+      ->required()
+      ->type_name("SOURCE");
+  add_checkpoint_options(*command, arguments->request);
+  add_style_options(*command, arguments->style);
+  add_json_flag(*command, arguments->json);
+  command->footer(
+      "Lists the rule that applies to each tensor, the rules of a plan file that match no tensor, tensors without a\n"
+      "rule, and sizes that contradict config.json. Writes nothing.\n"
+      "Exit status: 0 no problem found; 1 problems found; 2 the plan or the source cannot be read.\n\n"
+      "Examples:\n  muster plan check my_plan.json model/\n"
+      "  muster plan check auto model/ --json | jq -r '.problems[]'");
+  command->callback([arguments, &status] { status = check(*arguments); });
+}
+
+void add_suggest_plan_command(CLI::App& app) {
+  CLI::App* command = app.add_subcommand("suggest", "Propose a plan for a model");
+  auto arguments = std::make_shared<PlanArguments>();
+  command->add_option("source", arguments->request.path, "A model, shards, a workspace or a third-party checkpoint")
+      ->required()
+      ->type_name("SOURCE");
+  add_checkpoint_options(*command, arguments->request);
+  add_json_flag(*command, arguments->json);
+  command->footer(
+      "The proposal is based on names and shapes only. Review it before use.\n\n"
+      "Example:\n  muster plan suggest model/ > my_plan.json");
+  command->callback([arguments] { suggest(*arguments); });
 }
 
 }  // namespace
 
 void add_plan_command(CLI::App& app, int& status) {
-  CLI::App* command = app.add_subcommand("plan", "Print a merge plan, or try one on a model");
-  auto arguments = std::make_shared<PlanArguments>();
-  command
-      ->add_option("what", arguments->what,
-                   "show: print the plan's JSON; check: try it on a model; suggest: propose one for a model")
-      ->required()
-      ->check(CLI::IsMember({"show", "check", "suggest"}))
-      ->type_name("show|check|suggest");
-  command
-      ->add_option("plan", arguments->plan,
-                   "A built-in plan or a JSON file; to check also auto, by config.json; of suggest: the model")
-      ->required()
-      ->type_name(plan_type);
-  command->add_option("model", arguments->request.path, "To check: a model, shards of ranks or a foreign checkpoint")
-      ->type_name("MODEL_DIR");
-  add_checkpoint_options(*command, arguments->request);
-  command->add_flag("--json", arguments->json, "Of a check: print JSON");
-  add_style_options(*command, arguments->style);
-  command->footer(
-      "A check shows the rule that takes each tensor, rules that take none (built-in plans are for many models: "
-      "theirs\n"
-      "are left out), tensors without a rule, and sizes that contradict config.json. Nothing is written. Exit status:\n"
-      "0 every tensor has a rule and nothing contradicts config.json; 1 there are problems; 2 it cannot be done.\n\n"
-      "Examples:\n  muster plan show llama > my_plan.json\n  muster plan check my_plan.json model/\n"
-      "  muster plan suggest model/ > my_plan.json\n"
-      "  muster plan check auto model/ --json | jq -r '.problems[]'");
-  command->callback([arguments, &status] { status = run_plan(*arguments); });
+  CLI::App* command = app.add_subcommand("plan", "Print a merge plan, check it with a model, or propose one");
+  command->require_subcommand(1);
+  add_show_plan_command(*command);
+  add_check_plan_command(*command, status);
+  add_suggest_plan_command(*command);
 }
 
 }  // namespace muster::tools

@@ -9,6 +9,7 @@
 
 #include "muster/launch.hpp"
 #include "tools/commands.hpp"
+#include "tools/usage.hpp"
 
 namespace muster::tools {
 namespace {
@@ -51,61 +52,66 @@ int run(const RunArguments& arguments) {
 }  // namespace
 
 void add_run_command(CLI::App& app, int& status) {
-  CLI::App* command = app.add_subcommand("run", "Start N ranks of one command on this host, and as many on others");
+  CLI::App* command = app.add_subcommand("run", "Start N ranks of a command, on one host or on several");
   auto arguments = std::make_shared<RunArguments>();
   constexpr double longest = 1e9;  // seconds; larger values would eventually overflow the clock's milliseconds
-  command->add_option("-n,--ranks", arguments->ranks, "Ranks to start")
+  constexpr double shortest = 0.001;
+  constexpr double most = 4096;
+  command->add_option("-n,--ranks", arguments->ranks, "Ranks to start on this host")
       ->required()
-      ->check(CLI::Range(1, 4096))
+      ->check(number_from(1, most))
       ->type_name("N");
-  command->add_flag("--prefix", arguments->prefix, "Put \"[rank] \" before each line of output");
-  command->add_flag("--live", arguments->live, "On a terminal a line for each rank, with what it has said last");
-  command->add_option("--logs", arguments->logs, "Write the output into DIR/rank-N.out and rank-N.err")
+  command->add_flag("--prefix", arguments->prefix, "Prefix each line of output with \"[rank] \"");
+  command->add_flag("--live", arguments->live, "On a terminal: show one line per rank, with its last output");
+  command->add_option("--logs", arguments->logs, "Write the output to DIR/rank-N.out and DIR/rank-N.err")
       ->type_name("DIR");
-  command->add_flag("--tee", arguments->tee, "With --logs: to the terminal, too")->needs("--logs");
+  command->add_flag("--tee", arguments->tee, "With --logs: also print the output")->needs("--logs");
   CLI::Option* const nodes =
-      command->add_option("--nodes", arguments->nodes.nodes, "Hosts of the job: muster run is called on each")
-          ->check(CLI::Range(1, 4096))
+      command->add_option("--nodes", arguments->nodes.nodes, "Hosts of the job; call muster run on each of them")
+          ->check(number_from(1, most))
           ->type_name("N");
   CLI::Option* const node_rank =
-      command->add_option("--node-rank", arguments->nodes.node_rank, "Which of them this is, from 0 on")
-          ->check(CLI::Range(0, 4095))
-          ->type_name("K");
+      command->add_option("--node-rank", arguments->nodes.node_rank, "Number of this host, from 0")
+          ->check(number_from(0, most - 1))
+          ->type_name("N");
   CLI::Option* const rendezvous =
       command
           ->add_option("--rendezvous", arguments->nodes.rendezvous,
-                       "Where they meet: an address of node 0's host and a free port there, or a file that all see")
+                       "Address of the host of node 0 with a free port, or a file that all hosts see")
           ->type_name("tcp://HOST:PORT|file:///PATH");
   nodes->needs(node_rank)->needs(rendezvous);
   node_rank->needs(nodes);
   rendezvous->needs(nodes);
   command
       ->add_option("--rendezvous-timeout", arguments->rendezvous_timeout,
-                   "Seconds to wait for the other nodes (MUSTER_TIMEOUT, else 600)")
+                   "Time to wait for the other hosts [MUSTER_TIMEOUT, or 600]")
       ->needs(nodes)
-      ->check(CLI::Range(0.001, longest))
-      ->type_name("S");
+      ->check(number_from(shortest, longest))
+      ->type_name("SECONDS");
   command
       ->add_option("--grace", arguments->grace,
-                   "Seconds the other ranks have when one has failed, before SIGTERM and SIGKILL")
+                   "Time for the other ranks to exit after one has failed, before SIGTERM and SIGKILL")
       ->capture_default_str()
-      ->check(CLI::Range(0.0, longest))
-      ->type_name("S");
+      ->check(number_from(0, longest))
+      ->type_name("SECONDS");
   command
       ->add_option("--kill-after", arguments->kill_after,
-                   "Seconds the ranks have after a SIGTERM or SIGHUP to muster run, before SIGKILL")
+                   "Time for the ranks to exit after SIGTERM or SIGHUP to muster run, before SIGKILL")
       ->capture_default_str()
-      ->check(CLI::Range(0.0, longest))
-      ->type_name("S");
-  command->add_option("--timeout", arguments->timeout, "Seconds the job may take (status 124 after it)")
-      ->check(CLI::Range(0.001, longest))
-      ->type_name("S");
-  command->add_option("command", arguments->command, "The command, after --")->required()->type_name("-- COMMAND...");
+      ->check(number_from(0, longest))
+      ->type_name("SECONDS");
+  command->add_option("--timeout", arguments->timeout, "Time limit of the job (exit status 124)")
+      ->check(number_from(shortest, longest))
+      ->type_name("SECONDS");
+  command->add_option("command", arguments->command, "The command and its arguments")
+      ->required()
+      ->type_name("-- COMMAND");
   command->footer(
-      "Ranks find RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and MUSTER_JOB in their\n"
-      "environment. Signals are passed on to them; a second Ctrl-C kills them. The status is 0, or that of the rank\n"
-      "that failed first (128 + N where signal N killed it). With --nodes that is so on all hosts, and 125 where the\n"
-      "launcher of another one has died.\n\n"
+      "Sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and MUSTER_JOB for the ranks.\n"
+      "Signals are forwarded to the ranks; a second Ctrl-C kills them. The exit status is 0, or that of the rank that\n"
+      "failed first (128 + N if signal N killed it). With --nodes all hosts return it, or 125 if the launcher of "
+      "another\n"
+      "host died.\n\n"
       "Examples:\n  muster run -n 4 --prefix -- muster export shards/ --plan llama --out model/\n"
       "  muster run -n 4 --nodes 2 --node-rank 0 --rendezvous tcp://h1:29400 -- ./train");
   command->callback([arguments, &status] { status = run(*arguments); });

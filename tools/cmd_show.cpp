@@ -7,6 +7,7 @@
 #include "src/inspect/show.hpp"
 #include "tools/commands.hpp"
 #include "tools/terminal.hpp"
+#include "tools/usage.hpp"
 
 namespace muster::tools {
 namespace {
@@ -20,7 +21,7 @@ struct ShowArguments {
   bool is_config = false;
   bool is_tree = false;
   bool is_table = false;
-  bool issues = false;
+  bool check = false;
   bool json = false;
 };
 
@@ -37,42 +38,38 @@ void show(const ShowArguments& arguments) {
                   : arguments.order == "size"          ? ShowOrder::size
                   : arguments.order.empty() && is_tree ? ShowOrder::natural
                                                        : ShowOrder::offset;
-  options.has_issues = arguments.issues;
+  options.has_issues = arguments.check;
   if (arguments.json) return inspect::show_json(source, options, print);
-  print(arguments.issues ? inspect::issues_text(inspect::find_issues(source), options.style)
-                         : inspect::show_text(source, options));
+  print(arguments.check ? inspect::issues_text(inspect::find_issues(source), options.style)
+                        : inspect::show_text(source, options));
 }
 
 }  // namespace
 
 void add_show_command(CLI::App& app, int& /*status*/) {
-  CLI::App* command = app.add_subcommand("show", "List tensors: names, dtypes, shapes and sizes; or print the config");
+  CLI::App* command = app.add_subcommand("show", "List tensors with dtype, shape and size, or print the config");
   auto arguments = std::make_shared<ShowArguments>();
   arguments->options.style = output_style();
   command->add_option("path", arguments->path, source_help)->required()->type_name(source_type);
-  command->add_option("--pattern", arguments->options.pattern, "Only names that match, * for anything")
-      ->type_name("GLOB");
-  command
-      ->add_option("--sort", arguments->order,
-                   "By name, by size (largest first) or as in the file (the default of a table)")
-      ->check(CLI::IsMember({"name", "size", "offset"}).description(""))
+  add_filter_options(*command, arguments->options.filter);
+  command->add_option("--sort", arguments->order, "Order of the list; size: largest first [offset in a table]")
+      ->check(one_of({"name", "size", "offset"}))
       ->type_name("name|size|offset");
-  auto* tree = command->add_flag("--tree", arguments->is_tree, "By the dots in names (the default on a terminal)");
-  command->add_flag("--table", arguments->is_table, "A line a tensor (the default in a pipe)")->excludes(tree);
-  command->add_flag("--unfold", arguments->options.is_unfolded,
-                    "A tree with all layers, also where they are alike but for their number");
+  auto* tree = command->add_flag("--tree", arguments->is_tree, "Group names by their dots [on a terminal]");
+  command->add_flag("--table", arguments->is_table, "Print one line per tensor [in a pipe]")->excludes(tree);
+  command->add_flag("--expand", arguments->options.is_unfolded,
+                    "Tree: also show the layers that differ only in their number");
   auto* config =
-      command
-          ->add_option("--config", arguments->config, "Print the config, or the part of it at a place: layers.0.name")
+      command->add_option("--config", arguments->config, "Print the config, or the part at PLACE: layers.0.name")
           ->expected(0, 1)
           ->type_name("[PLACE]");
-  command->add_flag("--issues", arguments->issues, "What may be wrong, as far as headers tell");
+  command->add_flag("--check", arguments->check, "List possible defects that the headers show");
   add_source_options(*command, arguments->source);
   add_style_options(*command, arguments->options.style);
-  command->add_flag("--json", arguments->json, "JSON for programs");
+  add_json_flag(*command, arguments->json);
   command->footer(
-      "Only headers are read, so that a large model takes no longer than a small one.\n\n"
-      "Examples:\n  muster show model/ --pattern '*.mlp.*' --sort size\n"
+      "Reads only headers, so the time does not depend on the size of the tensors.\n\n"
+      "Examples:\n  muster show model/ --select '*.mlp.*' --sort size\n"
       "  muster show workspace/ --rank 2 --config layers.0\n"
       "  muster show model.safetensors --json | jq '.tensors[].name'");
   command->callback([arguments, config] {

@@ -7,6 +7,7 @@
 #include "src/inspect/statistics.hpp"
 #include "tools/commands.hpp"
 #include "tools/terminal.hpp"
+#include "tools/usage.hpp"
 
 namespace muster::tools {
 namespace {
@@ -15,37 +16,48 @@ struct StatsArguments {
   std::string path;
   inspect::SourceOptions source;
   inspect::StatsOptions options;
+  std::string order;
   bool json = false;
 };
 
 }  // namespace
 
 void add_stats_command(CLI::App& app, int& /*status*/) {
-  CLI::App* command = app.add_subcommand("stats", "Range, mean, deviation, NaN and a histogram of tensors' values");
+  CLI::App* command =
+      app.add_subcommand("stats", "Print range, mean, deviation, NaN counts and histograms of tensor values");
   auto arguments = std::make_shared<StatsArguments>();
   arguments->options.style = output_style();
   command->add_option("path", arguments->path, source_help)->required()->type_name(source_type);
-  command->add_option("pattern", arguments->options.pattern, "Only names that match, * for anything")
-      ->type_name("GLOB");
-  command->add_option("--bins", arguments->options.bins, "Bars of a histogram")
-      ->check(CLI::Range(1, 1000).description(""))
+  add_filter_options(*command, arguments->options.filter);
+  command->add_option("--sort", arguments->order, "Order of the list; size: largest first")
+      ->default_str("file")
+      ->check(one_of({"file", "name", "size"}))
+      ->type_name("file|name|size");
+  command->add_option("--bins", arguments->options.bins, "Bins per histogram")
+      ->check(number_from(1, 1000))
       ->capture_default_str()
       ->type_name("N");
   command->add_flag("--histogram", arguments->options.has_histograms,
-                    "A histogram of each tensor, not only of one alone");
+                    "Print the histogram of every tensor; a single tensor always has one");
   add_source_options(*command, arguments->source);
   add_style_options(*command, arguments->options.style);
-  command->add_flag("--json", arguments->json, "JSON for programs");
+  add_json_flag(*command, arguments->json);
   command->footer(
-      "All values are read, by several threads and in pieces, so that no tensor has to be in memory. MIN to DEVIATION\n"
-      "are of the finite values. A complex number counts as two values.\n\n"
-      "Examples:\n  muster stats model/ '*.weight'\n  muster stats state.h5 layers.0.mlp.weight --bins 40\n"
+      "Several threads read all values in pieces, so memory does not depend on the size of a tensor. MIN to DEVIATION\n"
+      "are computed from the finite values. A complex number counts as two values.\n\n"
+      "Examples:\n  muster stats model/ --select '*.weight'\n"
+      "  muster stats state.h5 --select layers.0.mlp.weight --bins 40\n"
       "  muster stats model/ --json | jq -r '.tensors[] | select(.nans > 0).name'");
   command->callback([arguments] {
+    using inspect::StatsOrder;
     const inspect::Source source = inspect::open_source(arguments->path, arguments->source);
-    arguments->options.progress = progress_bar();
-    print(arguments->json ? inspect::json_report(inspect::stats_tree(source, arguments->options))
-                          : inspect::stats_text(source, arguments->options));
+    inspect::StatsOptions& options = arguments->options;
+    options.order = arguments->order == "name"   ? StatsOrder::name
+                    : arguments->order == "size" ? StatsOrder::size
+                                                 : StatsOrder::file;
+    options.progress = progress_bar();
+    print(arguments->json ? inspect::json_report(inspect::stats_tree(source, options))
+                          : inspect::stats_text(source, options));
   });
 }
 

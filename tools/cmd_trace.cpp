@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// muster trace: joins the traces of all ranks, and prints the current or last step of each rank.
+// muster trace joins the traces of all ranks. muster status prints the current or last operation of each rank.
 
 #include <memory>
 #include <string>
@@ -13,9 +13,8 @@ namespace muster::tools {
 namespace {
 
 struct TraceArguments {
-  std::string what;
+  std::string directory;
   std::string out;
-  bool last = false;
   bool imbalance = false;
   bool json = false;
 };
@@ -39,13 +38,18 @@ void write_file(const inspect::Trace& trace, const std::string& path) {
   file.commit(os::Durability::unsynced);
 }
 
-void show_last(const TraceArguments& arguments) {
+struct StatusArguments {
+  std::string what;
+  bool json = false;
+};
+
+void show_status(const StatusArguments& arguments) {
   const auto jobs = inspect::last_words(arguments.what);
   print(arguments.json ? inspect::json_report(inspect::last_tree(jobs)) : inspect::last_text(jobs, output_style()));
 }
 
 void merge(const TraceArguments& arguments) {
-  const inspect::Trace trace = inspect::read_trace(arguments.what);
+  const inspect::Trace trace = inspect::read_trace(arguments.directory);
   if (!arguments.out.empty()) write_file(trace, arguments.out);
   const inspect::TraceSummary summary = inspect::summarize(trace);
   if (arguments.json) {
@@ -60,28 +64,32 @@ void merge(const TraceArguments& arguments) {
 }  // namespace
 
 void add_trace_command(CLI::App& app, int& /*status*/) {
-  CLI::App* command = app.add_subcommand("trace", "Traces of a job's ranks as one, and what its ranks are or were in");
+  CLI::App* command = app.add_subcommand("trace", "Merge the traces of all ranks of a job");
   auto arguments = std::make_shared<TraceArguments>();
-  command->add_option("path", arguments->what, "The directory that MUSTER_TRACE named; with --last also a job or a pid")
-      ->type_name("DIR|JOB|PID");
-  command->add_option("-o,--out", arguments->out, "A file for Perfetto and chrome://tracing to make")
-      ->type_name("FILE");
-  command->add_flag("--imbalance", arguments->imbalance, "What ranks took for each step, and how evenly");
-  auto* last = command->add_flag("--last", arguments->last,
-                                 "What each rank is in, or was in when it ended, of jobs that run or have failed");
-  last->excludes("--out")->excludes("--imbalance");
-  command->add_flag("--json", arguments->json, "JSON for programs");
+  command->add_option("directory", arguments->directory, "Directory that MUSTER_TRACE named")
+      ->required()
+      ->type_name("DIR");
+  command->add_option("-o,--out", arguments->out, "Write a file for Perfetto and chrome://tracing")->type_name("FILE");
+  command->add_flag("--imbalance", arguments->imbalance, "Print the time of each step by rank, and the imbalance");
+  add_json_flag(*command, arguments->json);
   command->footer(
-      "Without --last: who waited for whom, and how fast each route was. With --last and nothing else: all jobs of "
-      "this\n"
-      "user that run on this host; if there is none, the last one that failed.\n\n"
+      "Prints how long each rank waited, for which rank, and the rate of each route.\n\n"
       "Examples:\n  MUSTER_TRACE=trace muster run -n 4 -- ./train\n  muster trace trace --out trace.json\n"
-      "  muster trace trace --imbalance\n  muster trace --last");
-  command->callback([arguments] {
-    if (arguments->last) return show_last(*arguments);
-    if (arguments->what.empty()) throw CLI::RequiredError("DIR");
-    merge(*arguments);
-  });
+      "  muster trace trace --imbalance");
+  command->callback([arguments] { merge(*arguments); });
+}
+
+void add_status_command(CLI::App& app, int& /*status*/) {
+  CLI::App* command = app.add_subcommand("status", "Show the current or last operation of each rank");
+  auto arguments = std::make_shared<StatusArguments>();
+  command->add_option("job", arguments->what, "The first digits of a job ID, a process ID, or a directory with traces")
+      ->type_name("JOB|PID|DIR");
+  add_json_flag(*command, arguments->json);
+  command->footer(
+      "Without an argument it shows all jobs of this user that run on this host. If there are none, it shows the job\n"
+      "that failed last.\n\n"
+      "Examples:\n  muster status\n  muster status 3f2a\n  muster status trace/");
+  command->callback([arguments] { show_status(*arguments); });
 }
 
 }  // namespace muster::tools

@@ -27,11 +27,21 @@ struct VerifyArguments {
   VerifyOptions options;
 };
 
+/// Returns the report of one path; of several paths, an object with their list.
+std::string report_json(ConfigArray reports) {
+  const bool is_one = reports.size() == 1;
+  return inspect::json_report(is_one ? reports.front() : Config::object({{"reports", std::move(reports)}}));
+}
+
 int write_all_checksums(const VerifyArguments& arguments) {
-  std::string words;
-  for (const std::string& path : arguments.paths)
-    words += fmt::format("{} written\n", inspect::counted(write_checksums(path, progress_bar()), "checksum"));
-  print_done(words);
+  std::string text;
+  ConfigArray reports;
+  for (const std::string& path : arguments.paths) {
+    const std::uint64_t written = write_checksums(path, progress_bar());
+    text += fmt::format("{} written\n", inspect::counted(written, "checksum"));
+    reports.push_back(Config::object({{"path", path}, {"checksums_written", written}}));
+  }
+  print_done(arguments.json ? report_json(std::move(reports)) : text);
   return 0;
 }
 
@@ -58,38 +68,41 @@ int verify_all(const VerifyArguments& arguments) {
     print(inspect::verify_text(*report));
   }
   if (arguments.json)
-    print(inspect::json_report(arguments.paths.size() == 1 ? reports.front() : Config::object({{"reports", reports}})));
+    print(arguments.paths.size() == 1 ? report_json(std::move(reports))
+                                      : inspect::json_report(Config::object({{"reports", std::move(reports)}})));
   return status;
 }
 
 }  // namespace
 
 void add_verify_command(CLI::App& app, int& status) {
-  CLI::App* command =
-      app.add_subcommand("verify", "Find all that is wrong with files, checkpoints, shards or workspaces");
+  CLI::App* command = app.add_subcommand("verify", "Find defects of files, checkpoints, shards and workspaces");
   auto arguments = std::make_shared<VerifyArguments>();
-  command->add_option("paths", arguments->paths, "Files, models' directories, workspaces, directories with shards")
+  command->add_option("paths", arguments->paths, "Files, model directories, workspaces, or directories with shards")
       ->required()
-      ->type_name(source_type);
-  auto* headers =
-      command->add_flag("--headers-only", arguments->headers_only, "Do not read tensors for their checksums");
+      ->type_name("PATH");
+  auto* headers = command->add_flag("--headers-only", arguments->headers_only, "Do not compare tensors with checksums");
   auto* write = command->add_flag("--write-checksums", arguments->write_checksums,
-                                  "Make muster.checksums.json beside a checkpoint that is whole");
+                                  "Write muster.checksums.json beside a complete checkpoint");
   VerifyOptions& options = arguments->options;
+  add_name_options(*command, options.select, options.exclude);
   command->add_option("--plan", options.plan, plan_help)->type_name(plan_type);
-  command->add_option("--base", options.base_model, "Compare with this model, as an export does")
-      ->type_name("MODEL_DIR");
+  command->add_option("--base-model", options.base_model, "Compare with this model directory, as muster export does")
+      ->type_name("DIR");
   add_rank_options(*command, options.key, options.file_pattern, options.source_layout);
-  add_alone_flag(*command);
-  auto* json = command->add_flag("--json", arguments->json, "JSON for programs");
-  write->excludes(headers)->excludes(json);
+  add_json_flag(*command, arguments->json);
+  write->excludes(headers);
   command->footer(
-      "The index against the files, sizes and headers, numbers without holes, and all tensors against their checksums\n"
-      "where there are some. Of a workspace: every state, ranks that lack one, and what was left behind. With --plan,\n"
-      "--base or --layout it also checks that an export with them would succeed. Exit status:\n"
-      "0 good, 1 problems, 2 something cannot be verified.\n\n"
-      "Examples:\n  muster verify --write-checksums model/\n  muster verify workspace/ state.h5\n  muster verify "
-      "model/ --json | jq -r '.problems[].words'");
+      "Checks the index against the files, headers, sizes, the numbering of files, and all tensors that have "
+      "checksums.\n"
+      "For a workspace it checks every state, and reports ranks without a state and leftovers. With --plan, "
+      "--base-model\n"
+      "or --from it also checks that an export with them would succeed. --select and --exclude choose the tensors "
+      "whose\n"
+      "checksums are compared.\n"
+      "Exit status: 0 no problem found; 1 problems found; 2 something cannot be verified.\n\n"
+      "Examples:\n  muster verify --write-checksums model/\n  muster verify workspace/ state.h5\n"
+      "  muster verify model/ --json | jq -r '.problems[].message'");
   command->callback([arguments, &status] {
     status = arguments->write_checksums ? write_all_checksums(*arguments) : verify_all(*arguments);
   });

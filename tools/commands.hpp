@@ -14,19 +14,18 @@ inline constexpr int done_unsaid = 3;  ///< the work is done, but its report cou
 
 /// The help of --plan, for every command that has it.
 inline constexpr const char* plan_help =
-    "How ranks share tensors: by config.json (auto), a built-in plan (docs/plans.md), or a JSON file";
-inline constexpr const char* plan_type = "auto|bert|gpt-neox|llama|megatron|moe|vllm|FILE";
-inline constexpr const char* compress_type = "none|zstd|...";
+    "How ranks share tensors: a built-in plan, a JSON file, or auto (chosen by config.json)";
+inline constexpr const char* plan_type = "PLAN";
+inline constexpr const char* compress_type = "METHOD";
 
-/// The help of --at, for every command that has it.
-inline constexpr const char* at_help =
-    "Of a foreign checkpoint: the key that has the weights (KEY/KEY below others), or how their names begin";
+/// The help of --key, for every command that has it.
+inline constexpr const char* key_help =
+    "Third-party checkpoints: dict key of the weights (nested: A/B), or the common name prefix";
 
-/// The help of the source's path, for every command that inspects one.
+/// The help of the path of the source, for every command that inspects one.
 inline constexpr const char* source_help =
-    "A safetensors, state or other HDF5 file, a model's directory, a workspace, shards of ranks, or a foreign "
-    "checkpoint";
-inline constexpr const char* source_type = "FILE|DIR";
+    "A safetensors, state or other HDF5 file, a model directory, a workspace, shards, or a third-party checkpoint";
+inline constexpr const char* source_type = "PATH";
 
 void add_run_command(CLI::App& app, int& status);
 void add_ls_command(CLI::App& app, int& status);
@@ -41,6 +40,7 @@ void add_export_command(CLI::App& app, int& status);
 void add_plan_command(CLI::App& app, int& status);
 void add_gc_command(CLI::App& app, int& status);
 void add_trace_command(CLI::App& app, int& status);
+void add_status_command(CLI::App& app, int& status);
 void add_doctor_command(CLI::App& app, int& status);
 void add_completion_command(CLI::App& app, int& status);
 void add_man_command(CLI::App& app, int& status);

@@ -30,14 +30,20 @@ Forecast forecast_of(std::uint64_t bytes, const WindowShape& windows, int proces
   return forecast;
 }
 
-std::string words_of(const Forecast& forecast) {
-  std::string words = fmt::format("would write {}", inspect::human_bytes(forecast.bytes));
+std::string line_of(const Forecast& forecast) {
+  std::string line = fmt::format("would write {}", inspect::human_bytes(forecast.bytes));
   if (forecast.memory != 0)
-    words += fmt::format(" and take {} of memory for bytes on their way", inspect::human_bytes(forecast.memory));
-  if (forecast.place.empty()) return words + "\n";
-  if (!forecast.free) return words + fmt::format("; the directory {} is not there\n", in_quotes(forecast.place));
-  return words + fmt::format("; {} are free in {}{}\n", inspect::human_bytes(*forecast.free), in_quotes(forecast.place),
-                             *forecast.free < forecast.bytes ? ", which is too little" : "");
+    line += fmt::format(" and use {} of memory for buffers", inspect::human_bytes(forecast.memory));
+  if (forecast.place.empty()) return line + "\n";
+  if (!forecast.free) return line + fmt::format("; the directory {} does not exist\n", in_quotes(forecast.place));
+  return line + fmt::format("; {} free in {}{}\n", inspect::human_bytes(*forecast.free), in_quotes(forecast.place),
+                            *forecast.free < forecast.bytes ? ": not enough" : "");
+}
+
+Config tree_of(const Forecast& forecast) {
+  return Config::object({{"bytes", forecast.bytes},
+                         {"memory", forecast.memory},
+                         {"free", forecast.free ? Config(*forecast.free) : Config()}});
 }
 
 }  // namespace muster::tools

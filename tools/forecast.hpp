@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "muster/config.hpp"
 #include "src/checkpoint/assembly/export_job.hpp"
 
 namespace muster::tools {
@@ -21,6 +22,8 @@ struct Forecast {
 Forecast forecast_of(std::uint64_t bytes, const WindowShape& windows, int processes, Writers writers,
                      const std::string& out);
 /// Returns the forecast as one line.
-std::string words_of(const Forecast& forecast);
+std::string line_of(const Forecast& forecast);
+/// Returns {"bytes", "memory", "free"}.
+Config tree_of(const Forecast& forecast);
 
 }  // namespace muster::tools

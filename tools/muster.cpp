@@ -5,19 +5,22 @@
 
 #include <cerrno>
 #include <exception>
+#include <memory>
 #include <sstream>
 #include <string>
 
 #include "muster/version.hpp"
-#include "src/base/escaped.hpp"
 #include "tools/commands.hpp"
 #include "tools/terminal.hpp"
+#include "tools/usage.hpp"
 
 namespace muster::tools {
 namespace {
 
 int run(CLI::App& app, int argc, char** argv, const int& status) {
+  set_called_name(called_name(app, argc, argv));
   try {
+    refuse_old_names(argc, argv);
     app.parse(argc, argv);
     return status;
   } catch (const CLI::Success& asked) {  // --help and --version
@@ -26,15 +29,14 @@ int run(CLI::App& app, int argc, char** argv, const int& status) {
     print(text.str());
     return 0;
   } catch (const CLI::ParseError& error) {
-    if (argc > 1 && *argv[1] != '-' && app.get_subcommands().empty())
-      return complain("there is no command " + in_quotes(argv[1]) + "; muster --help lists the commands");
-    return complain(std::string(error.what()) + " (muster --help, muster COMMAND --help)");
+    return complain(usage_message(error, app));
   }
 }
 
 int output_failed(const OutputError& error) {
   if (error.is_done()) {
-    complain("all is done, but what was to be printed about it is lost: " + std::string(error.what()));
+    complain("finished successfully, but the report could not be written to standard output (exit status 3): " +
+             std::string(error.what()));
     return done_unsaid;
   }
   // If a reader such as head closes the pipe early, the program ends silently by SIGPIPE, as other programs do.
@@ -53,16 +55,16 @@ int main(int argc, char** argv) {
   using namespace muster::tools;
   prepare_standard_streams();
   CLI::App app{
-      "Muster: tensor shards and layer configs of all ranks, gathered to the first and exported as one checkpoint"};
+      "Collects a model that is distributed over ranks into one checkpoint; splits, verifies and inspects checkpoints"};
   app.name("muster");
   app.set_version_flag("--version", "muster " + std::string(muster::version()));
   app.require_subcommand(1);
-  app.get_formatter()->column_width(34);
+  app.formatter(std::make_shared<HelpFormatter>());
   int status = 0;
-  for (const auto add :
-       {add_run_command, add_ls_command, add_show_command, add_stats_command, add_cat_command, add_diff_command,
-        add_verify_command, add_convert_command, add_shard_command, add_export_command, add_plan_command,
-        add_gc_command, add_trace_command, add_doctor_command, add_completion_command, add_man_command})
+  for (const auto add : {add_run_command, add_ls_command, add_show_command, add_stats_command, add_cat_command,
+                         add_diff_command, add_verify_command, add_convert_command, add_shard_command,
+                         add_export_command, add_plan_command, add_gc_command, add_trace_command, add_status_command,
+                         add_doctor_command, add_completion_command, add_man_command})
     add(app, status);
   try {
     const int result = run(app, argc, argv, status);

@@ -14,9 +14,11 @@
 #include <utility>
 
 #include "src/base/escaped.hpp"
+#include "src/checkpoint/plan/plan_internal.hpp"
 #include "src/os/fd.hpp"
 #include "src/os/process.hpp"
 #include "tools/commands.hpp"
+#include "tools/usage.hpp"
 
 namespace muster::tools {
 namespace {
@@ -44,6 +46,13 @@ bool is_done = false;
 }
 
 bool is_drawn = false;
+std::string called = "muster";
+
+void print_message(std::string_view severity, std::string_view message) {
+  clear_progress_bar();
+  const std::string line = fmt::format("{}: {}: {}\n", called, severity, escaped(message));
+  std::fwrite(line.data(), 1, line.size(), stderr);
+}
 
 std::string time_text(double seconds) {
   const auto whole = std::lround(seconds);
@@ -125,50 +134,129 @@ ProgressCallback progress_bar() {
   };
 }
 
-int complain(std::string_view words) {
-  clear_progress_bar();
-  const std::string line = "muster: " + escaped(words) + "\n";
-  std::fwrite(line.data(), 1, line.size(), stderr);
+void set_called_name(std::string name) {
+  called = std::move(name);
+}
+
+int complain(std::string_view message) {
+  print_message("error", message);
   return cannot;
 }
 
-void add_rank_options(CLI::App& command, std::string& at, std::string& shards, std::optional<ParallelLayout>& layout,
-                      const char* layout_name) {
-  command.add_option("--at", at, at_help)->type_name("KEY");
-  command.add_option("--shards", shards, "Of files of ranks: their names, rank{rank}.safetensors")
+void remark(std::string_view message) {
+  print_message("note", message);
+}
+
+void add_rank_options(CLI::App& command, std::string& key, std::string& file_pattern,
+                      std::optional<ParallelLayout>& from) {
+  command.add_option("--key", key, key_help)->type_name("KEY");
+  command
+      .add_option("--file-pattern", file_pattern, "Rank files of other programs: their names, rank{rank}.safetensors")
       ->type_name("PATTERN");
   command
       .add_option_function<std::string>(
-          layout_name, [&layout](const std::string& text) { layout = ParallelLayout::parse(text); },
-          "What ranks were cut for, where they do not name it: 4, or tp=2,pp=2,ep=2")
+          "--from", [&from](const std::string& text) { from = ParallelLayout::parse(text); },
+          "Layout that the source was split for, if its files do not record it: 4, or tp=2,pp=2,ep=2")
       ->type_name("LAYOUT");
 }
 
-void add_state_options(CLI::App& command, std::string& job, std::optional<std::uint64_t>& step) {
-  command.add_option("--job", job, "Of a workspace with several jobs: how its number begins")->type_name("PREFIX");
-  command.add_option("--generation", step, "Of a workspace: this step, not the newest that is complete")
-      ->check(CLI::NonNegativeNumber.description(""))
-      ->type_name("G");
+void add_state_options(CLI::App& command, std::string& job_id, std::optional<std::uint64_t>& step) {
+  command.add_option("--job-id", job_id, "Workspace with several jobs: the first digits of the job ID")
+      ->type_name("PREFIX");
+  command.add_option("--step", step, "Workspace: this step instead of the newest complete one")
+      ->check(number_from(0, 1e18))
+      ->type_name("N");
 }
 
 void add_checkpoint_options(CLI::App& command, Request& request) {
   add_rank_options(command, request.thirdparty.key, request.thirdparty.file_pattern, request.source_layout);
-  command.add_option("--base", request.base_model, "Of ranks: a model's directory whose config.json the plan needs")
-      ->type_name("MODEL_DIR");
+  command
+      .add_option("--base-model", request.base_model, "Rank files: a model directory whose config.json the plan reads")
+      ->type_name("DIR");
 }
 
 void add_source_options(CLI::App& command, Request& request) {
   command.add_option("--plan", request.plan, plan_help)->type_name(plan_type);
   add_checkpoint_options(command, request);
-  command.add_option("--rank", request.states.rank, "Of a workspace: this rank's state alone")
-      ->check(CLI::NonNegativeNumber.description(""))
-      ->type_name("R");
+  command.add_option("--rank", request.states.rank, "Workspace: only the state of this rank")
+      ->check(number_from(0, 1e9))
+      ->type_name("N");
   add_state_options(command, request.states.job, request.states.step);
 }
 
-void add_alone_flag(CLI::App& command) {
-  command.add_flag_callback(
-      "--alone", [] {}, "Accepted for scripts; this command never waits for other ranks");
+CLI::Option* add_json_flag(CLI::App& command, bool& json) {
+  return command.add_flag("--json", json, "Print JSON");
+}
+
+namespace {
+
+void add_glob_option(CLI::App& command, const char* name, std::string& glob, const char* help) {
+  command
+      .add_option_function<std::vector<std::string>>(
+          name, [&glob](const std::vector<std::string>& globs) { glob = any_of_globs(globs); }, help)
+      ->type_name("GLOB")
+      ->allow_extra_args(false);
+}
+
+}  // namespace
+
+void add_name_options(CLI::App& command, std::string& select, std::string& exclude) {
+  add_glob_option(command, "--select", select, "Only tensors with a matching name: '*.mlp.*', '{a,b}*' (repeatable)");
+  add_glob_option(command, "--exclude", exclude, "Without the tensors with a matching name (repeatable)");
+}
+
+void add_filter_options(CLI::App& command, inspect::TensorFilter& filter) {
+  add_name_options(command, filter.select, filter.exclude);
+  command
+      .add_option_function<std::vector<std::string>>(
+          "--only-dtype",
+          [&filter](const std::vector<std::string>& words) {
+            for (const std::string& word : words) {
+              const std::optional<DType> dtype = dtype_from_string(word);
+              if (!dtype)
+                throw Error(ErrorKind::invalid_argument,
+                            fmt::format("--only-dtype: {} is not a dtype (examples: F32, BF16, "
+                                        "F8_E4M3)",
+                                        in_quotes(word)));
+              filter.dtypes.push_back(*dtype);
+            }
+          },
+          "Only tensors of this dtype: BF16 (repeatable)")
+      ->type_name("DTYPE")
+      ->allow_extra_args(false);
+  add_size_option(command, "--larger-than", filter.larger_than, "Only tensors of more bytes: 100MB");
+}
+
+void add_size_option(CLI::App& command, const char* name, std::uint64_t& value, const char* help,
+                     const char* otherwise) {
+  command
+      .add_option_function<std::string>(
+          name,
+          [&value, name](const std::string& text) {
+            try {
+              value = inspect::parse_size(text);
+            } catch (const Error& error) {
+              throw error.with_context(name);
+            }
+          },
+          help)
+      ->default_str(otherwise)
+      ->type_name("SIZE");
+}
+
+void add_stale_option(CLI::App& command, std::optional<std::chrono::seconds>& value, const char* help) {
+  command
+      .add_option_function<std::string>(
+          "--stale-after",
+          [&value](const std::string& text) {
+            try {
+              value = inspect::parse_age(text);
+            } catch (const Error& error) {
+              throw error.with_context("--stale-after");
+            }
+          },
+          help)
+      ->type_name("AGE");
 }
 
 std::optional<int> parse_compression(const std::string& text) {
@@ -183,11 +271,12 @@ std::optional<int> parse_compression(const std::string& text) {
     if (error == std::errc() && parsed == end && level >= 1 && level <= highest) return level;
   }
   throw Error(ErrorKind::invalid_argument,
-              fmt::format("the compression {} is none of none, zstd and zstd:1 to zstd:22", in_quotes(text)));
+              fmt::format("--compress {}: unknown compression (expected none, zstd, or zstd:1 .. zstd:22)", text));
 }
 
 void add_style_options(CLI::App& command, inspect::OutputStyle& style) {
-  command.add_option("--width", style.width, "Columns (the terminal's); 0 leaves names whole")->type_name("N");
+  command.add_option("--width", style.width, "Columns of the output [of the terminal]; 0: names are not shortened")
+      ->type_name("N");
   command.add_flag_callback(
       "--ascii", [&style] { style.is_unicode = false; }, "Draw with ASCII characters only");
 }

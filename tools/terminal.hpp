@@ -4,6 +4,8 @@
 
 #include <CLI/CLI.hpp>
 
+#include <chrono>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -43,8 +45,12 @@ void print_done(std::string_view text);
 /// Ensures that the output has been written. Throws OutputError.
 void flush_output();
 
-/// Prints one line on standard error, after removing a progress bar. Returns `cannot`.
-int complain(std::string_view words);
+/// Names the command in messages: "muster show".
+void set_called_name(std::string name);
+/// Prints `muster show: error: MESSAGE` on standard error, after removing a progress bar. Returns `cannot`.
+int complain(std::string_view message);
+/// Prints `muster show: note: MESSAGE` on standard error.
+void remark(std::string_view message);
 
 /// Returns a progress bar for long work, on standard error; empty if that is not a terminal. The line is cleared when
 /// the work is done.
@@ -53,41 +59,47 @@ ProgressCallback progress_bar();
 /// Removes the progress bar of unfinished work, so that other output can use the line.
 void clear_progress_bar();
 
-/// Adds --at, --shards and --layout (or `layout_name`): they select a part of a foreign checkpoint, and give the layout
-/// of its ranks.
-void add_rank_options(CLI::App& command, std::string& at, std::string& shards, std::optional<ParallelLayout>& layout,
-                      const char* layout_name = "--layout");
-/// Adds --job and --step, which select states of a workspace.
-void add_state_options(CLI::App& command, std::string& job, std::optional<std::uint64_t>& step);
-/// Adds --at, --shards, --layout and --base.
+/// Adds --key, --file-pattern and --from: they select a part of a third-party checkpoint, and give the layout of its
+/// ranks.
+void add_rank_options(CLI::App& command, std::string& key, std::string& file_pattern,
+                      std::optional<ParallelLayout>& from);
+/// Adds --job-id and --step, which select states of a workspace.
+void add_state_options(CLI::App& command, std::string& job_id, std::optional<std::uint64_t>& step);
+/// Adds --key, --file-pattern, --from and --base-model.
 void add_checkpoint_options(CLI::App& command, Request& request);
 /// Adds all of these options, --plan and --rank, for commands that inspect a source.
 void add_source_options(CLI::App& command, Request& request);
 
-/// Adds --alone to a command that never searches for the other ranks of a job, so that scripts may pass it to all
-/// commands.
-void add_alone_flag(CLI::App& command);
+/// Adds --json.
+CLI::Option* add_json_flag(CLI::App& command, bool& json);
 
-/// Adds --out, --carry, --abandoned-after and --force to a command that makes a directory.
+/// Adds --select and --exclude, which may be repeated. `select` and `exclude` become one glob each.
+void add_name_options(CLI::App& command, std::string& select, std::string& exclude);
+/// Adds these options, --only-dtype and --larger-than, for commands that list tensors.
+void add_filter_options(CLI::App& command, inspect::TensorFilter& filter);
+
+/// Adds an option whose value is a size in bytes.
+void add_size_option(CLI::App& command, const char* name, std::uint64_t& value, const char* help,
+                     const char* otherwise = "");
+/// Adds --stale-after, whose value is a time.
+void add_stale_option(CLI::App& command, std::optional<std::chrono::seconds>& value, const char* help);
+
+/// Adds --out, --base-model, --extra-files, --stale-after and --force to a command that makes a directory.
 template <class Options>
 void add_output_options(CLI::App& command, std::string& out, Options& options) {
-  command.add_option("-o,--out", out, "The directory to make")->type_name("DIR");
+  command.add_option("-o,--out", out, "Directory to create")->type_name("DIR");
   command
-      .add_option(
-          "--base", options.base_model,
-          "Take config.json, tokenizer and other files from this model, and hold its config against the tensors")
-      ->type_name("MODEL_DIR");
+      .add_option("--base-model", options.base_model,
+                  "Model directory: source of config.json, the tokenizer and other files, and of the expected tensors")
+      ->type_name("DIR");
   command
-      .add_option("--carry", options.extra_files,
-                  "Other files to copy: all, none or globs; else all but links that lead outside and other weights")
+      .add_option("--extra-files", options.extra_files,
+                  "Other files to copy: all, none or globs; default: all but links that lead outside and other weights")
       ->type_name("GLOBS");
-  command
-      .add_option_function<std::string>(
-          "--abandoned-after", [&options](const std::string& age) { options.stale_after = inspect::parse_age(age); },
-          "Remove what other hosts left unfinished for DIR if it has not changed for this long: 30min, 2h")
-      ->type_name("AGE");
+  add_stale_option(command, options.stale_after,
+                   "Delete unfinished output of other hosts for DIR if it has not changed for this long: 30min, 2h");
   command.add_flag("--force", options.force,
-                   "Replace DIR if it holds a model or shards and, beside them, only what Muster wrote");
+                   "Replace DIR if it holds a model or shards, and otherwise only files that Muster wrote");
 }
 /// Parses --compress: "zstd" or "zstd:3" give the level (1 by default), "none" gives nullopt. Throws
 /// Error(invalid_argument).

@@ -19,7 +19,7 @@ ROOT = Path(os.environ["MUSTER_DOCS_ROOT"])
 project = "Muster"
 release = re.search(r"version: '([^']+)'", (ROOT / "meson.build").read_text())[1]
 copyright = "the authors of Muster, Apache-2.0"
-extensions = ["breathe", "myst_parser", "sphinx.ext.autodoc"]
+extensions = ["breathe", "myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "README"
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 

@@ -56,7 +56,9 @@ struct ShardOptions {
   /// their process ran on this host and is proved dead. If this time is set, unfinished outputs of other processes are
   /// treated likewise if they have not changed for that long.
   std::optional<std::chrono::seconds> stale_after = {};
-  bool dry_run = false;  ///< writes nothing; the report is the expected one, and `out` is not inspected
+  std::string select = {};   ///< as ExportOptions::select
+  std::string exclude = {};  ///< as ExportOptions::exclude
+  bool dry_run = false;      ///< writes nothing; the report is the expected one, and `out` is not inspected
   /// Receives reports of the progress.
   ProgressCallback progress = {};
   /// A stop request ends the call with Error(cancelled). No output is left behind.

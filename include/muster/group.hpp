@@ -168,7 +168,7 @@ using SyncGroup = Group;
 /// same group. The first entry of this list that applies determines the group (docs/explanation/mpi-and-tcp.md):
 /// - the group that was passed to set_world();
 /// - MPI, if the program has already initialized it and libmuster-mpi is loaded;
-/// - a group of this process alone, if MUSTER_ALONE is 1;
+/// - a group of this process alone, if MUSTER_STANDALONE is 1;
 /// - mpiexec, or srun with a PMI, through libmuster-mpi, which is loaded at that time and finalizes MPI at exit;
 /// - `muster run` and torchrun, by RANK and WORLD_SIZE; several hosts then use MUSTER_WORKSPACE or TCP;
 /// - a step of Slurm without a PMI;

@@ -76,6 +76,10 @@ struct VerifyOptions {
   std::string plan = {};
   std::string base_model = {};                       ///< a model directory, as in ExportOptions
   std::optional<ParallelLayout> source_layout = {};  ///< layout of the ranks, as in ExportOptions
+  /// Globs, as in ExportOptions: only tensors with a matching name are compared with checksums or reported. Problems of
+  /// whole files are always reported.
+  std::string select = {};
+  std::string exclude = {};  ///< see `select`
 };
 
 /// Verifies `path` and reports all problems. Local. `path` is a directory in the Hugging Face layout, a workspace, or a

@@ -50,7 +50,7 @@ ReduceOp op_of(nb::handle op) {
   if (name == "max") return ReduceOp::max;
   if (name == "average") return ReduceOp::average;
   throw Error(ErrorKind::invalid_argument,
-              fmt::format("op is 'sum', 'product', 'min', 'max' or 'average', not '{}'", name));
+              fmt::format("op: unknown value '{}' (expected 'sum', 'product', 'min', 'max' or 'average')", name));
 }
 
 CollectiveOptions options_of(nb::handle timeout) {
@@ -165,17 +165,18 @@ void def(nb::class_<ProcessGroup>& group, const char* name, const char* words, C
 
 template <class Result>
 void bind_work(nb::module_& module, const char* name) {
-  nb::class_<Work<Result>>(module, name, "A running operation.")
+  nb::class_<Work<Result>>(module, name, "An operation that was started without waiting for it.")
       .def(
           "is_done", [](const Work<Result>& self) { return self.is_done(); },
-          "Returns whether it has ended. Does not wait.")
+          "Returns whether the operation has ended. It does not wait.")
       .def(
           "wait",
           [](const Work<Result>& self, double seconds) {
             const auto longest = *timeout_of(seconds);
             return without_gil([&] { return self.wait_for(longest); });
           },
-          nb::arg("timeout"), "Waits until it has ended, at most `timeout` seconds; returns whether it has ended.")
+          nb::arg("timeout"),
+          "Waits until the operation has ended, for at most `timeout` seconds. Returns whether it has ended.")
       .def(
           "get",
           [](Work<Result>& self) -> nb::object {
@@ -186,14 +187,12 @@ void bind_work(nb::module_& module, const char* name) {
               return nb::cast(python_of(without_gil([&] { return self.get(); })));
             }
           },
-          "Waits until it has ended, and returns its result or raises its error. Call it once.");
+          "Waits until the operation has ended, and returns its result or raises its error. Call it once.");
 }
 
 void bind_collectives_in_place(nb::class_<ProcessGroup>& group) {
   def<Kind::collective>(
-      group, "all_reduce",
-      "Reduces the tensors of all ranks in place by `op` (sum, product, min, max, average), with the same bits on all "
-      "ranks.",
+      group, "all_reduce", "Reduces the tensors of all ranks in place by `op`, with the same bits on all ranks.",
       [](ProcessGroup& self, const auto&... given) { self.all_reduce(given...); }, tensor("tensor"), reduction());
   def<Kind::collective>(
       group, "all_reduce_into",
@@ -202,7 +201,7 @@ void bind_collectives_in_place(nb::class_<ProcessGroup>& group) {
       reduction());
   def<Kind::collective>(
       group, "reduce",
-      "Reduces the tensors of all ranks into the tensor of `root`; those of the other ranks are not changed.",
+      "Reduces the tensors of all ranks into the tensor of `root`. The tensors of the other ranks are not changed.",
       [](ProcessGroup& self, const auto&... given) { self.reduce(given...); }, tensor("tensor"), value<int>("root"),
       reduction());
   def<Kind::collective>(
@@ -272,7 +271,7 @@ void bind_collectives_with_results(nb::class_<ProcessGroup>& group) {
       value<int>("dim", 0));
   def<Kind::collective>(
       group, "all_gatherv",
-      "Does the same as all_gather(), except that the extents along `dim` may differ. `sizes`: the extents of all "
+      "Gathers as all_gather() does, except that the extents along `dim` may differ. `sizes`: the extents of all "
       "ranks, if they are known.",
       [](ProcessGroup& self, const Tensor& own, int dim, const std::optional<Sizes>& sizes, const auto& options) {
         return self.all_gatherv(own, dim, sizes.value_or(Sizes{}), options);
@@ -280,11 +279,11 @@ void bind_collectives_with_results(nb::class_<ProcessGroup>& group) {
       tensor("tensor"), value<int>("dim", 0), all_sizes());
   def<Kind::collective>(
       group, "gather",
-      "Returns the tensors of all ranks, concatenated along `dim`, on `root`; None on the other ranks.",
+      "Returns the tensors of all ranks, concatenated along `dim`, on `root`, and None on the other ranks.",
       [](ProcessGroup& self, const auto&... given) { return self.gather(given...); }, tensor("tensor"),
       value<int>("root"), value<int>("dim", 0));
   def<Kind::collective>(
-      group, "gatherv", "Does the same as gather(), except that the extents along `dim` may differ.",
+      group, "gatherv", "Gathers as gather() does, except that the extents along `dim` may differ.",
       [](ProcessGroup& self, const auto&... given) { return self.gatherv(given...); }, tensor("tensor"),
       value<int>("root"), value<int>("dim", 0));
   def<Kind::collective>(
@@ -294,8 +293,8 @@ void bind_collectives_with_results(nb::class_<ProcessGroup>& group) {
       [](ProcessGroup& self, const auto&... given) { return self.all_to_all(given...); }, tensor("tensor"));
   def<Kind::collective>(
       group, "all_to_allv",
-      "Sends rows[r] rows of dimension 0 to each rank r. Returns (the rows received from all ranks, in rank order; the "
-      "number of rows from each rank).",
+      "Sends rows[r] rows of dimension 0 to each rank r. Returns the received rows of all ranks, in rank order, and "
+      "the number of rows of each rank.",
       [](ProcessGroup& self, const Tensor& own, const Sizes& rows, const auto& options) {
         Sizes received;
         Tensor result = self.all_to_allv(own, rows, &received, options);
@@ -317,7 +316,8 @@ void bind_collectives_with_results(nb::class_<ProcessGroup>& group) {
       group, "all_gather_config", "Returns a list of the configs of all ranks, on all ranks.",
       [](ProcessGroup& self, const auto&... given) { return self.all_gather_config(given...); }, config());
   def<Kind::collective>(
-      group, "gather_config", "Returns a list of the configs of all ranks on `root`; an empty list on the other ranks.",
+      group, "gather_config",
+      "Returns a list of the configs of all ranks on `root`, and an empty list on the other ranks.",
       [](ProcessGroup& self, const auto&... given) { return self.gather_config(given...); }, config(),
       value<int>("root"));
 }
@@ -325,15 +325,18 @@ void bind_collectives_with_results(nb::class_<ProcessGroup>& group) {
 void bind_messages(nb::class_<ProcessGroup>& group) {
   def<Kind::message>(
       group, "send",
-      "Sends a tensor to one rank, which receives it by recv(). Messages with the same tag arrive in order. `tag`: 0 "
-      "or more. The receiver buffers about 256 KiB of messages per sender; beyond that, the call waits until the "
-      "message is received.",
+      R"(Sends a tensor to one rank, which receives it by recv(). Messages with the same tag arrive in order.
+
+The receiver buffers about 256 KiB of messages per sender. Beyond that, the call waits until the message is received.
+`to`: the rank that receives. `tag`: 0 or more.)",
       [](ProcessGroup& self, const auto&... given) { self.send(given...); }, tensor("tensor"), value<int>("to"),
       value<int>("tag", 0));
   def<Kind::message>(
       group, "recv",
-      "Receives a tensor into `out`, and returns the sender. None: any rank, any tag. Raises RankMismatchError if "
-      "`out` does not have the dtype and shape of the message.",
+      R"(Receives a tensor into `out`, and returns the sender.
+
+`source`: the rank that sends. None: any rank. `tag`: the tag of the message. None: any tag. Raises RankMismatchError
+if `out` does not have the dtype and shape of the message.)",
       [](ProcessGroup& self, const auto&... given) { return self.recv(given...); }, tensor("out"), sender(),
       received_tag());
   def<Kind::message>(
@@ -341,24 +344,29 @@ void bind_messages(nb::class_<ProcessGroup>& group) {
       [](ProcessGroup& self, const auto&... given) { self.send_config(given...); }, config(), value<int>("to"),
       value<int>("tag", 0));
   def<Kind::message>(
-      group, "recv_config", "Receives a config, and returns (config, sender, tag). None: any rank, any tag.",
+      group, "recv_config",
+      "Receives a config, and returns (config, sender, tag). `source` and `tag` are as for recv().",
       [](ProcessGroup& self, const auto&... given) { return self.recv_message(given...); }, sender(), received_tag());
   def<Kind::begun>(
-      group, "isend", "Does the same as send() without waiting. The tensor must not change until the work is done.",
+      group, "isend",
+      "Starts to send a tensor as send() does, and returns without waiting. The tensor must not change until the work "
+      "is done.",
       [](ProcessGroup& self, const auto&... given) { return self.isend(given...); }, tensor("tensor"), value<int>("to"),
       value<int>("tag", 0));
   def<Kind::begun>(
       group, "irecv",
-      "Does the same as recv() without waiting. Do not use `out` until the work is done; its get() returns the sender.",
+      "Starts to receive a tensor as recv() does, and returns without waiting. Do not use `out` until the work is "
+      "done. get() of the work returns the sender.",
       [](ProcessGroup& self, const auto&... given) { return self.irecv(given...); }, tensor("out"), sender(),
       received_tag());
   def<Kind::begun>(
-      group, "isend_config", "Does the same as send_config() without waiting.",
+      group, "isend_config", "Starts to send a config as send_config() does, and returns without waiting.",
       [](ProcessGroup& self, const auto&... given) { return self.isend_config(given...); }, config(), value<int>("to"),
       value<int>("tag", 0));
   def<Kind::begun>(
       group, "irecv_config",
-      "Does the same as recv_config() without waiting. get() of the work returns (config, sender, tag).",
+      "Starts to receive a config as recv_config() does, and returns without waiting. get() of the work returns "
+      "(config, sender, tag).",
       [](ProcessGroup& self, const auto&... given) { return self.irecv_config(given...); }, sender(), received_tag());
   group.def(
       "probe",
@@ -367,8 +375,8 @@ void bind_messages(nb::class_<ProcessGroup>& group) {
         return found ? nb::object(nb::make_tuple(found->from, found->tag, found->bytes)) : nb::none();
       },
       nb::arg("source").none(), nb::arg("tag").none() = nb::none(),
-      "Returns (sender, tag, bytes of its tensors) of the oldest message that has arrived; None if none has. Does not "
-      "wait.");
+      "Returns (sender, tag, bytes of its tensors) of the oldest message that has arrived, or None without a message. "
+      "It does not wait. `source` and `tag` are as for recv().");
 }
 
 }  // namespace
@@ -377,18 +385,34 @@ void bind_collectives(nb::module_& module) {
   bind_work<void>(module, "SendWork");
   bind_work<int>(module, "ReceiveWork");
   bind_work<ReceivedConfig>(module, "ReceiveConfigWork");
-  nb::class_<ProcessGroup> group(
-      module, "ProcessGroup",
-      "Collectives and messages of the ranks of a group. Its rounds, messages and failures are separate from those of "
-      "the group that it was made from. Collective: each rank makes the same calls in the same order, from one thread "
-      "at a time. Ranks are numbers in this group.\n\nTensors are any objects that muster.as_tensor() accepts. Tensors "
-      "that receive results must be contiguous and writable. All ranks pass the same dtype and shape, unless a call "
-      "states otherwise. The caller may reuse the tensors when the call returns. Results remain valid as long as they "
-      "are held. `timeout`: seconds without progress of the awaited ranks; None: the default of the group.\n\nIf one "
-      "rank cannot execute a call, or ranks disagree, all ranks raise ArgumentError, UnsupportedError or "
-      "RankMismatchError. Nothing is written then, and the group remains usable. TimeoutError, PeerLostError and "
-      "CancelledError abort the group: each later call raises the same error. An invalid argument of a message raises "
-      "ArgumentError on its rank only.");
+  nb::class_<ProcessGroup> group(module, "ProcessGroup",
+                                 R"(Collectives and messages of the ranks of a group.
+
+Creating it is collective over `group`. Its rounds, messages and failures are separate from those of `group`.
+Collective calls: each rank makes the same calls in the same order, from one thread at a time. Ranks are numbers in
+this group.
+
+Tensors are any objects that muster.as_tensor() accepts. Tensors that receive results must be contiguous and writable.
+All ranks pass the same dtype and shape, unless a call states otherwise. The caller may reuse the tensors when the
+call returns. Results remain valid as long as they are held.
+
+These arguments mean the same in all calls. `tensor`: the tensor of this rank. `out`: receives the result. `op`:
+'sum', 'product', 'min', 'max' or 'average'. `root`: the rank that sends to all ranks or receives from them. `dim`: a
+dimension. `config`: a dict, a list or a value, with tensors as any leaves. `timeout`: the longest wait without
+progress of the awaited ranks, in seconds. None: the default of the group.
+
+Args:
+    group: A muster.Group, a process group of torch.distributed, or None for the world.
+    timeout: The default of the group in seconds. None: that of `group`.
+
+Raises:
+    InvalidArgumentError: An argument is invalid. In a collective call all ranks raise it, nothing is written, and the
+        group remains usable. An invalid argument of a message raises it on its rank only.
+    UnsupportedError: A rank cannot execute the call. All ranks raise it, and the group remains usable.
+    RankMismatchError: The ranks disagree. All ranks raise it, and the group remains usable.
+    TimeoutError: Ranks made no progress. The group is aborted: each later call raises the same error.
+    PeerLostError: A rank died or left. The group is aborted.
+    CancelledError: A wait was interrupted, or the group was aborted. The group is aborted.)");
   group
       .def(
           "__init__",
@@ -398,21 +422,24 @@ void bind_collectives(nb::module_& module) {
             new (self) ProcessGroup(without_gil([&] { return ProcessGroup(*made, options); }));
           },
           nb::arg("group").none() = nb::none(), nb::kw_only(), nb::arg("timeout") = nb::none(),
-          "Creates the process group. Collective over `group`; None: the world.")
-      .def_prop_ro("rank", &ProcessGroup::rank)
-      .def_prop_ro("size", &ProcessGroup::size)
-      .def_prop_ro("backend", [](const ProcessGroup& self) { return std::string(self.backend()); })
+          "Creates the process group. Collective over `group`.")
+      .def_prop_ro("rank", &ProcessGroup::rank, "The rank of this process in the group, from 0 to size - 1.")
+      .def_prop_ro("size", &ProcessGroup::size, "The number of ranks.")
+      .def_prop_ro(
+          "backend", [](const ProcessGroup& self) { return std::string(self.backend()); },
+          "How elements are transferred: 'shared memory', 'messages', or 'shared memory, and messages between hosts'.")
       .def("global_rank", &ProcessGroup::global_rank, nb::arg("rank"),
-           "Returns the number in the job of a rank of this group.")
+           "Returns the global rank of a rank of this group. Local.")
       .def("group_rank", &ProcessGroup::group_rank, nb::arg("global_rank"),
-           "Returns the rank in this group of a rank of the job; None if it is not in this group.")
+           "Returns the rank in this group of a global rank, or None if it is not in this group. Local.")
       .def(
           "abort",
           [](ProcessGroup& self, const std::string& reason) {
             self.group().abort(group::in_own_name(self.group(), Error(ErrorKind::cancelled, reason)));
           },
           nb::arg("reason"),
-          "Aborts the group: waits on any rank, and all later calls, raise CancelledError. Local; any thread.");
+          "Aborts the group: waits on any rank, and all later calls, raise CancelledError. Local, on any thread. "
+          "`reason`: the text of the message.");
   group.def(
       "split",
       [](ProcessGroup& self, const Given<std::vector<int>>& ranks, const Given<Seconds>& timeout) {
@@ -423,9 +450,9 @@ void bind_collectives(nb::module_& module) {
         return part ? std::optional(std::move(*part)) : std::nullopt;
       },
       nb::arg("ranks"), nb::kw_only(), nb::arg("timeout") = nb::none(),
-      "Returns the group of the ranks of a list, in the order of the list; None on a rank that is in no list. "
+      "Returns a process group of the ranks of a list, in the order of the list, or None on a rank that is in no list. "
       "Collective.");
-  def<Kind::collective>(group, "barrier", "Returns when all ranks have entered the barrier.",
+  def<Kind::collective>(group, "barrier", "Waits until all ranks have entered the barrier.",
                         [](ProcessGroup& self, const auto&... given) { self.barrier(given...); });
   bind_collectives_in_place(group);
   bind_collectives_with_results(group);

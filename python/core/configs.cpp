@@ -36,7 +36,7 @@ std::string text_of(PyObject* object, const Place& place) {
   const char* text = PyUnicode_AsUTF8AndSize(object, &length);
   if (text == nullptr) {
     PyErr_Clear();
-    place.refuse("a str that is no Unicode text (it has lone surrogates)");
+    place.refuse("the str is not valid Unicode (it has lone surrogates)");
   }
   return {text, static_cast<std::size_t>(length)};
 }

@@ -133,11 +133,11 @@ void bind_states(nb::module_& module) {
       info = file.info();
       return file.load();
     });
-    nb::dict told;
-    told["rank"] = info->rank;
-    told["world_size"] = info->world_size;
-    told["generation"] = info->step;
-    return nb::make_tuple(object_of(state.config), dict_of(state.weights), told);
+    nb::dict writer;
+    writer["rank"] = info->rank;
+    writer["world_size"] = info->world_size;
+    writer["step"] = info->step;
+    return nb::make_tuple(object_of(state.config), dict_of(state.weights), writer);
   });
 }
 
@@ -172,11 +172,11 @@ void bind_workspaces(nb::module_& module) {
                                        .job = newest ? WorkspaceJob::newest : WorkspaceJob::own};
             const auto state = without_gil([&] { return self.read_configs_and_weights_from_rank(rank, query); });
             if (!state) return nb::none();
-            nb::dict told;
-            told["generation"] = state->step;
-            told["path"] = state->path;
-            told["world_size"] = state->world_size;
-            return nb::make_tuple(object_of(state->state.config), dict_of(state->state.weights), told);
+            nb::dict writer;
+            writer["step"] = state->step;
+            writer["path"] = state->path;
+            writer["world_size"] = state->world_size;
+            return nb::make_tuple(object_of(state->state.config), dict_of(state->state.weights), writer);
           },
           nb::arg(), nb::arg(), nb::arg().none(), nb::arg(), nb::arg());
 }
@@ -216,7 +216,7 @@ void bind_safetensors(nb::module_& module) {
       nb::arg(), nb::arg(), nb::arg().none());
 }
 
-nb::list left_of(const Omissions& files) {
+nb::list skipped_of(const Omissions& files) {
   nb::list list;
   for (const Omission& file : files) list.append(nb::make_tuple(file.name, file.reason));
   return list;
@@ -258,7 +258,7 @@ class Options {
     } catch (nb::python_error& error) {
       throw error_of(error, ErrorKind::invalid_argument);
     } catch (const nb::cast_error&) {
-      throw Error(ErrorKind::invalid_argument, fmt::format("{} is not of the type that it should be", name));
+      throw Error(ErrorKind::invalid_argument, fmt::format("{}: the value does not have the expected type", name));
     }
   }
 
@@ -269,58 +269,58 @@ inspect::SourceOptions source_options_of(const nb::dict& given) {
   const Options options(given);
   inspect::SourceOptions made;
   options.take("plan", made.plan);
-  options.take("at", made.thirdparty.key);
-  options.take("shards", made.thirdparty.file_pattern);
-  options.take("base", made.base_model);
+  options.take("key", made.thirdparty.key);
+  options.take("file_pattern", made.thirdparty.file_pattern);
+  options.take("base_model", made.base_model);
   options.take("rank", made.states.rank);
-  options.take("generation", made.states.step);
-  options.take("job", made.states.job);
+  options.take("step", made.states.step);
+  options.take("job_id", made.states.job);
   return made;
 }
 
-nb::object shard(const std::string& model_dir, const std::string& out, const std::string& plan,
-                 const std::string& layout, const nb::dict& given, nb::handle progress) {
+nb::object shard(const std::string& model, const std::string& out, const std::string& layout, const std::string& plan,
+                 const nb::dict& given, nb::handle progress) {
   ShardOptions made;
   const Options options(given);
   options.take("force", made.force);
   options.take("to_workspace", made.to_workspace);
   options.take("zstd_level", made.zstd_level);
-  options.take("carry", made.extra_files);
-  options.take("from_layout", made.source_layout);
-  options.take("at", made.key);
-  options.take("shards", made.file_pattern);
-  options.take("job", made.job_id);
-  options.take("generation", made.step);
-  options.take("base", made.base_model);
+  options.take("extra_files", made.extra_files);
+  options.take("source_layout", made.source_layout);
+  options.take("key", made.key);
+  options.take("file_pattern", made.file_pattern);
+  options.take("job_id", made.job_id);
+  options.take("step", made.step);
+  options.take("base_model", made.base_model);
   options.take("to_plan", made.to_plan);
   options.take("stale_after", made.stale_after);
   options.take("dry_run", made.dry_run);
   const ShardReport report = long_work(progress, [&](const ProgressCallback& tell, std::stop_token stop) {
     made.progress = tell;
     made.stop = std::move(stop);
-    return shard_model(model_dir, out, ParallelLayout::parse(layout), plan, made);
+    return shard_model(model, out, ParallelLayout::parse(layout), plan, made);
   });
-  nb::dict told;
-  told["tensors"] = report.tensors;
-  told["bytes"] = report.bytes;
-  told["bytes_written"] = report.bytes_written;
-  told["job"] = report.job;
-  told["left"] = left_of(report.skipped);
-  told["notes"] = nb::cast(report.notes);
-  told["seconds"] = report.seconds;
-  return told;
+  nb::dict result;
+  result["tensors"] = report.tensors;
+  result["bytes"] = report.bytes;
+  result["bytes_written"] = report.bytes_written;
+  result["job"] = report.job;
+  result["skipped"] = skipped_of(report.skipped);
+  result["notes"] = nb::cast(report.notes);
+  result["seconds"] = report.seconds;
+  return result;
 }
 
-nb::object load_shard_of(const std::string& model_dir, const std::string& plan, const std::string& layout, int rank,
+nb::object load_shard_of(const std::string& model, const std::string& layout, int rank, const std::string& plan,
                          const nb::dict& given, nb::handle group, nb::handle progress) {
   LoadShardOptions made;
   const auto ranks = group.is_none() ? nullptr : group_of(group);
   const auto arguments = [&] {
     const Options options(given);
-    options.take("at", made.key);
-    options.take("shards", made.file_pattern);
-    options.take("from_layout", made.source_layout);
-    options.take("base", made.base_model);
+    options.take("key", made.key);
+    options.take("file_pattern", made.file_pattern);
+    options.take("source_layout", made.source_layout);
+    options.take("base_model", made.base_model);
     options.take("to_plan", made.to_plan);
     return ParallelLayout::parse(layout);
   };
@@ -329,7 +329,7 @@ nb::object load_shard_of(const std::string& model_dir, const std::string& plan, 
   return dict_of(long_work(progress, [&](const ProgressCallback& tell, std::stop_token stop) {
     made.progress = tell;
     made.stop = std::move(stop);
-    return ranks ? load_shard(model_dir, cut, rank, plan, *ranks, made) : load_shard(model_dir, cut, rank, plan, made);
+    return ranks ? load_shard(model, cut, rank, plan, *ranks, made) : load_shard(model, cut, rank, plan, made);
   }));
 }
 
@@ -341,51 +341,52 @@ ExportOptions export_options_of(const nb::dict& given) {
   options.take_bytes("max_shard_size", made.max_shard_size);
   options.take_bytes("memory_budget", made.memory_budget);
   options.take("writers", writers);
-  options.take("layout", made.source_layout);
-  options.take("to", made.target_layout);
+  options.take("source_layout", made.source_layout);
+  options.take("target_layout", made.target_layout);
   options.take("to_plan", made.to_plan);
   options.take("dtype", made.dtype);
   options.take("cast_all", made.cast_all);
   options.take("resume", made.resume);
-  options.take("base", made.base_model);
+  options.take("base_model", made.base_model);
   options.take("select", made.select);
   options.take("exclude", made.exclude);
   options.take("checksums", made.checksums);
-  options.take("job", made.job_id);
-  options.take("generation", made.step);
-  options.take("at", made.key);
-  options.take("shards", made.file_pattern);
-  options.take("carry", made.extra_files);
+  options.take("job_id", made.job_id);
+  options.take("step", made.step);
+  options.take("key", made.key);
+  options.take("file_pattern", made.file_pattern);
+  options.take("extra_files", made.extra_files);
   options.take("stale_after", made.stale_after);
   if (!writers) return made;
   if (writers != to_string(Writers::rank0) && writers != to_string(Writers::all))
-    throw Error(ErrorKind::invalid_argument, fmt::format("writers is 'owners' or 'first', not '{}'", *writers));
+    throw Error(ErrorKind::invalid_argument,
+                fmt::format("writers: unknown value '{}' (expected 'rank0' or 'all')", *writers));
   made.writers = writers == to_string(Writers::rank0) ? Writers::rank0 : Writers::all;
   return made;
 }
 
-nb::object export_shards(const std::string& shards_dir, const std::string& out, const std::string& plan, Group& group,
+nb::object export_shards(const std::string& shards, const std::string& out, const std::string& plan, Group& group,
                          const nb::dict& given, nb::handle progress) {
   // The other ranks are already waiting for this rank.
   ExportOptions options = group::or_fail(group, [&] { return export_options_of(given); });
   const auto work = [&](const ProgressCallback& tell, std::stop_token stop) {
     options.progress = tell;
     options.stop = std::move(stop);
-    return export_model(shards_dir, out, plan, group, options);
+    return export_model(shards, out, plan, group, options);
   };
   // MPI may be restricted to the main thread.
   const ExportReport report =
       long_work(progress, work, group.kind() == "mpi" ? std::launch::deferred : std::launch::async);
-  nb::dict told;
-  if (group.rank() != 0) return told;
-  told["account"] = object_of(inspect::account_tree(report.manifest));
-  told["files_resumed"] = report.files_resumed;
-  told["bytes_resumed"] = report.bytes_resumed;
-  told["writers"] = std::string(to_string(report.writers));
-  told["bytes_written"] = nb::cast(report.bytes_written);
-  told["left"] = left_of(report.skipped);
-  told["seconds"] = report.seconds;
-  return told;
+  nb::dict result;
+  if (group.rank() != 0) return result;
+  result["manifest"] = object_of(inspect::account_tree(report.manifest));
+  result["files_resumed"] = report.files_resumed;
+  result["bytes_resumed"] = report.bytes_resumed;
+  result["writers"] = std::string(to_string(report.writers));
+  result["bytes_written"] = nb::cast(report.bytes_written);
+  result["skipped"] = skipped_of(report.skipped);
+  result["seconds"] = report.seconds;
+  return result;
 }
 
 void bind_checkpoints(nb::module_& module) {
@@ -393,9 +394,9 @@ void bind_checkpoints(nb::module_& module) {
   module.def("load_shard", load_shard_of, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(),
              nb::arg().none());
   module.def("export_model", export_shards, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
-  module.def("plan_export", [](const std::string& shards_dir, const std::string& plan, const nb::dict& given) {
+  module.def("plan_export", [](const std::string& shards, const std::string& plan, const nb::dict& given) {
     const ExportOptions options = export_options_of(given);
-    return object_of(inspect::account_tree(without_gil([&] { return plan_export(shards_dir, plan, options); })));
+    return object_of(inspect::account_tree(without_gil([&] { return plan_export(shards, plan, options); })));
   });
   module.def(
       "verify",
@@ -403,11 +404,11 @@ void bind_checkpoints(nb::module_& module) {
         VerifyOptions made;
         const Options options(given);
         options.take("checksums", made.checksums);
-        options.take("at", made.key);
-        options.take("shards", made.file_pattern);
+        options.take("key", made.key);
+        options.take("file_pattern", made.file_pattern);
         options.take("plan", made.plan);
-        options.take("base", made.base_model);
-        options.take("layout", made.source_layout);
+        options.take("base_model", made.base_model);
+        options.take("source_layout", made.source_layout);
         const auto work = [&](const ProgressCallback& tell, const std::stop_token& stop) {
           made.progress = ended_by(tell, stop, "verifying " + path);
           return verify(path, made);
@@ -422,7 +423,7 @@ void bind_checkpoints(nb::module_& module) {
   module.def("show", [](const std::string& path, const std::string& pattern, const nb::dict& given) {
     const inspect::SourceOptions options = source_options_of(given);
     inspect::ShowOptions wanted;
-    wanted.pattern = pattern;
+    wanted.filter.select = pattern;
     return object_of(without_gil([&] {
       std::string text;
       inspect::show_json(inspect::open_source(path, options), wanted, [&](std::string_view piece) { text += piece; });

@@ -29,11 +29,14 @@ auto arguments_of(Operation operation, Group& group, const Make& make) -> declty
 }
 
 Route route_named(const std::string& name) {
-  if (name == "auto") return Route::auto_;
-  constexpr std::array all{Route::local, Route::shm, Route::workspace, Route::mpi, Route::tcp, Route::device};
-  for (const Route each : all)
+  constexpr std::array all{Route::auto_, Route::local, Route::shm,   Route::workspace,
+                           Route::mpi,   Route::tcp,   Route::device};
+  std::string names;
+  for (const Route each : all) {
     if (to_string(each) == name) return each;
-  throw Error(ErrorKind::invalid_argument, fmt::format("there is no route '{}'", name));
+    names += fmt::format("{}'{}'", names.empty() ? "" : ", ", to_string(each));
+  }
+  throw Error(ErrorKind::invalid_argument, fmt::format("route: unknown value '{}' (expected one of {})", name, names));
 }
 
 using Ranks = std::optional<std::vector<int>>;
@@ -49,10 +52,11 @@ std::string path_of(nb::handle path) {
 
 Asked asked(nb::handle ranks, const nb::dict& options) {
   Asked asked{argument_of<Ranks>(ranks, "ranks"), {}};
-  const auto own = argument_of<std::string>(options["own"], "own");
-  if (own != "borrow" && own != "copy")
-    throw Error(ErrorKind::invalid_argument, fmt::format("own is 'borrow' or 'copy', not '{}'", own));
-  asked.options.root_tensors = own == "copy" ? RootTensors::copy : RootTensors::borrow;
+  const auto root_tensors = argument_of<std::string>(options["root_tensors"], "root_tensors");
+  if (root_tensors != "borrow" && root_tensors != "copy")
+    throw Error(ErrorKind::invalid_argument,
+                fmt::format("root_tensors: unknown value '{}' (expected 'borrow' or 'copy')", root_tensors));
+  asked.options.root_tensors = root_tensors == "copy" ? RootTensors::copy : RootTensors::borrow;
   asked.options.writable = argument_of<bool>(options["writable"], "writable");
   if (!options["into"].is_none())
     for (const nb::handle each : nb::iter(options["into"])) asked.options.into.push_back(tensor_of(each));
@@ -122,28 +126,20 @@ nb::object get_tensors(nb::handle value, nb::handle ranks, Group& group, const n
   return pair_of(without_gil([&] { return gather::get_tensors(tensor, list_of(call.ranks), group, call.options); }));
 }
 
+/// Converts a muster.merge.Merge, a tuple of a name, a dimension and blocks.
 Merge merge_of(nb::handle given) {
   const auto merge = nb::isinstance<nb::tuple>(given) ? nb::borrow<nb::tuple>(given) : nb::tuple();
-  if (merge.size() == 0 || !nb::isinstance<nb::str>(merge[0]))
-    throw Error(ErrorKind::invalid_argument, "the merge is none: pass muster.concat(0), muster.stack, muster.sum, ...");
+  if (merge.size() != 3 || !nb::isinstance<nb::str>(merge[0]))
+    throw Error(ErrorKind::invalid_argument,
+                fmt::format("merge: {} is not a merge: pass muster.merge.concat(0), muster.merge.sum or another one",
+                            nb::repr(given).c_str()));
   const auto name = argument_of<std::string>(merge[0], "merge");
-  const auto check_length = [&](std::size_t length) {
-    if (merge.size() != length)
-      throw Error(ErrorKind::invalid_argument,
-                  fmt::format("the merge '{}' has {} items instead of {}: pass muster.{}", name, merge.size(), length,
-                              length == 1 ? name : "concat(0)"));
-  };
-  if (name == "concat") {
-    check_length(3);
-    return merge::Concat{argument_of<std::int64_t>(merge[1], "concat's dim"),
-                         argument_of<std::vector<std::int64_t>>(merge[2], "concat's blocks")};
-  }
+  if (name == "concat")
+    return merge::Concat{argument_of<std::int64_t>(merge[1], "dim of merge.concat"),
+                         argument_of<std::vector<std::int64_t>>(merge[2], "blocks of merge.concat")};
   for (const Merge& each : {merge::same(), merge::first(), merge::max(), merge::sum(), merge::stack()})
-    if (merge_name(each) == name) {
-      check_length(1);
-      return each;
-    }
-  throw Error(ErrorKind::invalid_argument, fmt::format("there is no merge '{}'", name));
+    if (merge_name(each) == name) return each;
+  throw Error(ErrorKind::invalid_argument, fmt::format("merge: unknown merge '{}'", name));
 }
 
 nb::object merge_tensor(nb::handle value, nb::handle merge, nb::handle ranks, Group& group, const nb::dict& options) {
@@ -182,7 +178,7 @@ nb::object object_of_part(const LayerPart& part) {
     each["path"] = slice.path;
     each["dtype"] = std::string(to_string(slice.tensor.dtype));
     each["shape"] = nb::tuple(nb::cast(slice.tensor.shape));
-    each["first"] = slice.offset;
+    each["offset"] = slice.offset;
     each["elements"] = slice.elements;
     slices.append(each);
   }
@@ -221,15 +217,15 @@ nb::object stream(nb::callable source, nb::handle ranks, Group& group, nb::calla
   };
   const auto take = [&](LayerPart& part) { call_python([&] { consume(object_of_part(part)); }); };
   const StreamReport report = without_gil([&] { return gather_each(next, list_of(list), group, take, given); });
-  nb::dict told;
-  told["route"] = std::string(to_string(report.route));
-  told["reason"] = report.reason;
-  told["layers"] = report.layers;
-  told["parts"] = report.parts;
-  told["bytes"] = report.bytes;
-  told["seconds"] = report.seconds;
-  told["peak_slot_bytes"] = report.peak_slot_bytes;
-  return told;
+  nb::dict result;
+  result["route"] = std::string(to_string(report.route));
+  result["reason"] = report.reason;
+  result["layers"] = report.layers;
+  result["parts"] = report.parts;
+  result["bytes"] = report.bytes;
+  result["seconds"] = report.seconds;
+  result["peak_slot_bytes"] = report.peak_slot_bytes;
+  return result;
 }
 
 }  // namespace

@@ -27,7 +27,7 @@ WaitOptions options_of(const Given<Seconds>& timeout) {
 nb::object info_of(const Group& group, int rank) {
   const RankInfo& info = group.info(rank);
   nb::dict dict;
-  dict["rank"] = info.global_rank;
+  dict["global_rank"] = info.global_rank;
   dict["host"] = info.host;
   dict["pid"] = info.pid;
   return dict;
@@ -40,7 +40,7 @@ std::optional<std::chrono::milliseconds> timeout_of(std::optional<double> second
   // A year is long enough to mean "no deadline", and fits every clock.
   constexpr double longest = 31'536'000;
   if (!(*seconds > 0))
-    throw Error(ErrorKind::invalid_argument, fmt::format("a timeout of {} s: it must be more than 0", *seconds));
+    throw Error(ErrorKind::invalid_argument, fmt::format("timeout: {} s is not more than 0", *seconds));
   return std::chrono::milliseconds(
       std::max<std::int64_t>(1, static_cast<std::int64_t>(std::min(*seconds, longest) * 1000)));
 }
@@ -56,18 +56,25 @@ std::shared_ptr<Group> group_of(nb::handle group) {
 
 void bind_groups(nb::module_& module) {
   nb::class_<Group>(module, "Group",
-                    "The ranks of a job, or some of them. One thread at a time uses a group. A timeout, a lost "
-                    "rank or a cancelled wait aborts it: every later call on every rank raises that first error. "
-                    "After any other error it remains usable.")
-      .def_prop_ro("rank", &Group::rank)
-      .def_prop_ro("size", &Group::size)
-      .def_prop_ro("kind", [](const Group& self) { return std::string(self.kind()); })
+                    R"(The ranks of a job, or some of them.
+
+One thread at a time uses a group. TimeoutError, PeerLostError and CancelledError abort it: every later call on every
+rank raises that first error. After any other error the group remains usable. `timeout` of a call: the longest wait
+without progress of the awaited ranks, in seconds. None: the default of the group.)")
+      .def_prop_ro("rank", &Group::rank, "The rank of this process in the group, from 0 to size - 1.")
+      .def_prop_ro("size", &Group::size, "The number of ranks.")
+      .def_prop_ro(
+          "kind", [](const Group& self) { return std::string(self.kind()); },
+          "The kind of the group, such as 'local', 'tcp' or 'single'.")
       .def_prop_rw(
           "timeout", [](const Group& self) { return static_cast<double>(self.timeout().count()) / 1000; },
           [](Group& self, double seconds) { self.set_timeout(*timeout_of(seconds)); },
           "The default deadline of waits, in seconds.")
       .def("info", info_of, nb::arg("rank"),
-           "Returns a dict that identifies a rank: rank (its number in the job), host, pid.")
+           R"(Returns a dict that identifies the process of a rank: global_rank, host, pid. Local.
+
+Raises:
+    InvalidArgumentError: The group has no such rank.)")
       .def(
           "barrier",
           [](Group& self, const Given<Seconds>& timeout) {
@@ -82,7 +89,13 @@ void bind_groups(nb::module_& module) {
             without_gil([&] { self.barrier(options); });
             if (refused) throw Error(*refused);
           },
-          nb::arg("timeout") = nb::none(), "Returns when all ranks have entered the barrier. Collective.")
+          nb::arg("timeout") = nb::none(),
+          R"(Waits until all ranks have entered the barrier. Collective.
+
+Raises:
+    TimeoutError: Ranks did not arrive. The message names them.
+    PeerLostError: A rank died or left.
+    CancelledError: The wait was interrupted on a rank.)")
       .def(
           "duplicate",
           [](Group& self, const Given<Seconds>& timeout) {
@@ -90,7 +103,10 @@ void bind_groups(nb::module_& module) {
             return without_gil([&] { return self.duplicate(options); });
           },
           nb::arg("timeout") = nb::none(),
-          "Returns a group of the same ranks, with separate rounds and failures. Collective.")
+          R"(Returns a group of the same ranks, with separate rounds and failures. Collective.
+
+Raises:
+    Error: As barrier().)")
       .def(
           "split",
           [](Group& self, const Given<std::vector<int>>& ranks, const Given<Seconds>& timeout) {
@@ -101,8 +117,18 @@ void bind_groups(nb::module_& module) {
             return part ? std::optional(std::move(part)) : std::nullopt;
           },
           nb::arg("ranks"), nb::arg("timeout") = nb::none(),
-          "Returns the group of the ranks of a list, in the order of the list; None on a rank that is not in its list. "
-          "Collective.")
+          R"(Returns a group of the ranks of a list, in the order of the list. Collective.
+
+Args:
+    ranks: The list, the same on all of its members. The lists of a call are disjoint.
+
+Returns:
+    The group, or None on a rank that is not in its list.
+
+Raises:
+    InvalidArgumentError: A list is invalid. All ranks raise it.
+    RankMismatchError: Members of a list pass different lists. All ranks raise it.
+    Error: As barrier().)")
       .def("progress", &Group::progress, "Reports to waiting ranks that this rank is busy and not stuck. Local.")
       .def("__repr__", [](const Group& self) {
         return fmt::format("muster.Group({}, rank {} of {})", self.kind(), self.rank(), self.size());
@@ -112,13 +138,13 @@ void bind_groups(nb::module_& module) {
       "set_world", [](std::shared_ptr<Group> group) { without_gil([&] { set_world(std::move(group)); }); },
       nb::arg("group").none());
   module.def("single_group", [] { return without_gil([] { return single_group(); }); });
-  module.def("local_group", [](std::string key, int rank, int size, Seconds timeout, std::vector<int> numbers) {
+  module.def("local_group", [](std::string key, int rank, int size, Seconds timeout, std::vector<int> global_ranks) {
     return without_gil([&] {
       return local_group({.key = std::move(key),
                           .rank = rank,
                           .size = size,
                           .timeout = timeout_of(timeout),
-                          .global_ranks = std::move(numbers)});
+                          .global_ranks = std::move(global_ranks)});
     });
   });
   module.def("tcp_group", [](std::string address, int rank, int size, Seconds timeout, std::string key, int listener) {

@@ -54,7 +54,7 @@ RankOutput output_named(const std::string& name) {
   for (const auto& [each, output] : all)
     if (name == each) return output;
   throw Error(ErrorKind::invalid_argument,
-              fmt::format("launch: output is 'lines', 'prefixed' or 'live', not '{}'", name));
+              fmt::format("launch: output: unknown value '{}' (expected 'lines', 'prefixed' or 'live')", name));
 }
 
 std::chrono::milliseconds time_of(const nb::dict& options, const char* name) {

@@ -22,7 +22,8 @@ QueueOptions options_of(nb::handle capacity, nb::handle dead, nb::handle timeout
   if (!capacity.is_none()) options.capacity = bytes_of(capacity);
   const auto dead_reader = argument_of<std::string>(dead, "dead_reader");
   if (dead_reader != "fail" && dead_reader != "drop")
-    throw Error(ErrorKind::invalid_argument, "dead_reader is 'fail' or 'drop', not '" + dead_reader + "'");
+    throw Error(ErrorKind::invalid_argument,
+                "dead_reader: unknown value '" + dead_reader + "' (expected 'fail' or 'drop')");
   if (dead_reader == "drop") options.dead_reader = QueueOptions::DeadReader::drop;
   return options;
 }
@@ -31,17 +32,39 @@ QueueOptions options_of(nb::handle capacity, nb::handle dead, nb::handle timeout
 
 void bind_queues(nb::module_& module) {
   module.def("make_queue_handle", &make_queue_handle, nb::arg("ranks"),
-             "Returns a handle of a queue that `ranks` ranks of a group read and a process outside of the group "
-             "writes. It is one line of text that all of them use, for a single queue. Any process may create it.");
+             R"(Returns a handle of a queue that a process outside of the group writes. Any process may create it.
+
+Args:
+    ranks: The number of ranks of the group that reads the queue, 1 to 255.
+
+Returns:
+    One line of text, which all ranks and the writer use for a single queue.
+
+Raises:
+    InvalidArgumentError: `ranks` is out of range.)");
   nb::class_<MessageQueue>(
       module, "MessageQueue",
-      "A queue in shared memory: one rank of a group writes, and the others read every message in order. `reader`: the "
-      "only rank that reads. Creating it is collective: all ranks of the group, on one host, pass the same options. "
-      "`capacity`: bytes that the slowest reader may be behind (None: 4 MiB). `dead_reader`: 'fail' or 'drop', the "
-      "effect of a dead reader on the writer. `external_writer`: the handle of a writer that is not a rank and calls "
-      "MessageQueue.attach_writer(). Messages have any length, and one thread at a time uses a queue.\n\nRaises "
-      "ArgumentError and RankMismatchError on all ranks, UnsupportedError if ranks share no memory, and TimeoutError, "
-      "PeerLostError or CancelledError in waits. A reader still receives the messages that a dead writer has written.")
+      R"(A queue in shared memory: one rank of a group writes, and the others read every message in order.
+
+Messages have any length. One thread at a time uses a queue. A reader still receives the messages that a dead writer
+has written. Creating a queue is collective: all ranks of the group, on one host, pass the same options.
+
+Args:
+    group: A muster.Group, a process group of torch.distributed, or None for the world.
+    writer: The rank that writes.
+    reader: The only rank that reads. None: all ranks except the writer.
+    capacity: The bytes that the slowest reader may be behind. None: 4 MiB.
+    dead_reader: The effect of a dead reader on the writer: 'fail' raises PeerLostError, and 'drop' ignores it.
+    external_writer: The handle of a writer that is not a rank and calls MessageQueue.attach_writer().
+    timeout: The longest wait in seconds. None: the default of the group.
+
+Raises:
+    InvalidArgumentError: An argument is invalid. All ranks raise it.
+    RankMismatchError: The options of the ranks differ. All ranks raise it.
+    UnsupportedError: The ranks do not share memory.
+    TimeoutError: A rank did not arrive.
+    PeerLostError: A rank died or left.
+    CancelledError: The wait was interrupted.)")
       .def(
           "__init__",
           [](MessageQueue* self, nb::handle group, const Given<int>& writer, const Given<std::optional<int>>& reader,
@@ -69,7 +92,11 @@ void bind_queues(nb::module_& module) {
           },
           nb::arg("handle"), nb::kw_only(), nb::arg("capacity").none() = nb::none(), nb::arg("dead_reader") = "fail",
           nb::arg("timeout") = nb::none(),
-          "Returns the writing end, in a process that is not a rank. The options are those of the ranks.")
+          R"(Returns the writing end of a queue, in a process that is not a rank. The options and the errors are those of
+the ranks.
+
+Args:
+    handle: The handle, which make_queue_handle() returned.)")
       .def(
           "put",
           [](MessageQueue& self, const nb::bytes& message, Seconds timeout) {
@@ -77,15 +104,28 @@ void bind_queues(nb::module_& module) {
             without_gil([&] { self.put(bytes, {.timeout = timeout_of(timeout)}); });
           },
           nb::arg("message"), nb::kw_only(), nb::arg("timeout") = nb::none(),
-          "Writer only: sends bytes, which each reader receives by get(). Waits while the slowest reader is too far "
-          "behind.")
+          R"(Writes a message, which each reader receives by get(). It waits while the slowest reader is too far behind.
+Only the writer may call it.
+
+Raises:
+    InvalidArgumentError: This process is not the writer.
+    TimeoutError: A reader made no progress.
+    PeerLostError: A reader died or left.
+    CancelledError: The wait was interrupted.)")
       .def(
           "get",
           [](MessageQueue& self, Seconds timeout) {
             const auto message = without_gil([&] { return self.get({.timeout = timeout_of(timeout)}); });
             return nb::bytes(message.data(), message.size());
           },
-          nb::kw_only(), nb::arg("timeout") = nb::none(), "Reader only: returns the next message of put(), as bytes.")
+          nb::kw_only(), nb::arg("timeout") = nb::none(),
+          R"(Returns the next message of put(), as bytes. Only a reader may call it.
+
+Raises:
+    InvalidArgumentError: This process is not a reader.
+    TimeoutError: No message arrived.
+    PeerLostError: The writer died or left.
+    CancelledError: The wait was interrupted.)")
       .def(
           "put_config",
           [](MessageQueue& self, nb::handle config, Seconds timeout) {
@@ -93,17 +133,17 @@ void bind_queues(nb::module_& module) {
             without_gil([&] { self.put_config(made, {.timeout = timeout_of(timeout)}); });
           },
           nb::arg("config").none(), nb::kw_only(), nb::arg("timeout") = nb::none(),
-          "Writer only: sends a config, which each reader receives by get_config().")
+          "Writes a config, which each reader receives by get_config(). Otherwise as put().")
       .def(
           "get_config",
           [](MessageQueue& self, Seconds timeout) {
             return object_of(without_gil([&] { return self.get_config({.timeout = timeout_of(timeout)}); }));
           },
           nb::kw_only(), nb::arg("timeout") = nb::none(),
-          "Reader only: returns the next message of put_config(). Tensors of a large one are in memory of the writer, "
-          "read-only.")
+          "Returns the next config of put_config(). Otherwise as get(). Tensors of a large config are in memory of the "
+          "writer, read-only.")
       .def("has_message", &MessageQueue::has_message,
-           "Reader only: returns whether a message has arrived. Does not wait.");
+           "Returns whether a message has arrived. It does not wait. Only a reader may call it.");
 }
 
 }  // namespace muster::python

@@ -95,7 +95,7 @@ DType dtype_named(std::string name) {
   if (const auto dtype = dtype_from_string(name)) return *dtype;
   std::string all;
   for (const DType each : all_dtypes()) all += (all.empty() ? "" : ", ") + std::string(to_string(each));
-  throw Error(ErrorKind::invalid_argument, fmt::format("'{}' is not a dtype: use one of {}", name, all));
+  throw Error(ErrorKind::invalid_argument, fmt::format("'{}' is not a dtype (expected one of {})", name, all));
 }
 
 }  // namespace
@@ -134,26 +134,30 @@ Tensor tensor_of(nb::handle object) {
   }
   if (nb::hasattr(object, "__array_interface__")) return tensor_from_array_interface(object);
   throw Error(ErrorKind::invalid_argument,
-              fmt::format("{} is no tensor: it has neither DLPack nor a buffer", nb::type_name(object.type()).c_str()));
+              fmt::format("{} is not a tensor: it supports neither DLPack nor the buffer protocol",
+                          nb::type_name(object.type()).c_str()));
 }
 
 void bind_tensors(nb::module_& module) {
-  nb::class_<Tensor>(
-      module, "Tensor", nb::type_slots(buffer_slots),
-      "Elements of one dtype, in memory that the tensor keeps alive: private memory, or that of another rank, a file, "
-      "or the object that it was made from. Gathered tensors and tensors of files are read-only.")
+  nb::class_<Tensor>(module, "Tensor", nb::type_slots(buffer_slots),
+                     R"(Elements of one dtype, in memory that the tensor keeps alive.
+
+It is private memory, or that of another rank, of a file, or of the object that as_tensor() received. Gathered tensors
+and tensors of files are read-only.)")
       .def_prop_ro(
           "dtype", [](const Tensor& self) { return std::string(to_string(self.dtype())); },
           "The safetensors name of the dtype: 'BF16', 'F8_E4M3', ... The names 'U4' and 'I4' are Muster extensions.")
-      .def_prop_ro("shape", [](const Tensor& self) { return tuple_of(self.shape()); })
+      .def_prop_ro(
+          "shape", [](const Tensor& self) { return tuple_of(self.shape()); }, "The extents of the dimensions.")
       .def_prop_ro(
           "strides", [](const Tensor& self) { return tuple_of(full_strides(self.view())); },
-          "The steps of the dimensions, in elements.")
-      .def_prop_ro("ndim", [](const Tensor& self) { return self.shape().size(); })
+          "The strides of the dimensions, in elements.")
+      .def_prop_ro(
+          "ndim", [](const Tensor& self) { return self.shape().size(); }, "The number of dimensions.")
       .def_prop_ro(
           "size", [](const Tensor& self) { return self.view().element_count(); }, "The number of elements.")
       .def_prop_ro("nbytes", &Tensor::nbytes, "The size of a contiguous copy in bytes.")
-      .def_prop_ro("is_writable", &Tensor::is_writable, "Whether the elements may be changed through this tensor.")
+      .def_prop_ro("is_writable", &Tensor::is_writable, "Whether the elements may be changed.")
       .def_prop_ro(
           "is_contiguous", [](const Tensor& self) { return self.view().is_contiguous(); },
           "Whether the elements are in row-major order without gaps.")
@@ -166,12 +170,19 @@ void bind_tensors(nb::module_& module) {
             return seen_as(self, dtype_of(dtype), std::move(shape));
           },
           nb::arg("dtype").none(), nb::arg("shape") = nb::none(),
-          "Returns the same memory as elements of another dtype. Without a shape, the extent of the last dimension is "
-          "adapted.")
+          R"(Returns the same memory as elements of another dtype.
+
+Args:
+    dtype: A name, or a dtype of NumPy, ml_dtypes or PyTorch.
+    shape: The new shape. None: the extent of the last dimension is adapted.
+
+Raises:
+    InvalidArgumentError: The number of bytes differs, or the tensor is not contiguous.)")
       .def(
           "numpy", [](nb::handle self) { return helper("to_numpy")(self); },
-          "Returns a NumPy array of this memory, read-only if the tensor is. BF16 and FP8 require ml_dtypes. Packed "
-          "dtypes become one dimension of bytes.")
+          R"(Returns a NumPy array of this memory, without a copy. It is read-only if the tensor is read-only.
+
+BF16 and FP8 require ml_dtypes. Packed dtypes become one dimension of bytes.)")
       .def(
           "__array__",
           [](nb::handle self, nb::handle dtype, nb::handle copy) { return helper("to_array")(self, dtype, copy); },
@@ -179,8 +190,13 @@ void bind_tensors(nb::module_& module) {
       .def(
           "torch", [](nb::handle self, std::optional<bool> copy) { return helper("to_torch")(self, copy); },
           nb::arg("copy") = nb::none(),
-          "Returns a torch.Tensor of this memory if it is writable, else of a copy. copy=True always copies; "
-          "copy=False raises BufferError if a copy is necessary. Packed dtypes become bytes.")
+          R"(Returns a torch.Tensor of this memory if it is writable, otherwise of a copy. Packed dtypes become bytes.
+
+Args:
+    copy: True always copies. False raises an error if a copy is necessary.
+
+Raises:
+    BufferError: `copy` is False, and the tensor is read-only.)")
       .def(
           "__dlpack__",
           [](const Tensor& self, const nb::object&, const nb::object& max_version, const nb::object& dl_device,
@@ -232,8 +248,17 @@ void bind_tensors(nb::module_& module) {
       nb::arg().none(), nb::arg());
 
   nb::class_<SharedArena>(module, "SharedArena",
-                          "Shared memory for tensors: a gather on one host then transfers only references. Do not "
-                          "write to tensors of it while the root holds the result of a gather.")
+                          R"(Shared memory for tensors: a gather on one host then transfers only references.
+
+Do not write to tensors of it while the root holds the result of a gather.
+
+Args:
+    capacity: The size in bytes, or as text such as '64MiB'.
+
+Raises:
+    InvalidArgumentError: The capacity is not a size.
+    OutOfSpaceError: Memory is insufficient.
+    UnsupportedError: This machine has no anonymous shared memory.)")
       .def(
           "__init__",
           [](SharedArena* self, nb::handle capacity) {
@@ -247,11 +272,20 @@ void bind_tensors(nb::module_& module) {
             const DType made = dtype_of(dtype);
             return without_gil([&] { return self.allocate(made, std::move(shape)); });
           },
-          nb::arg("dtype").none(), nb::arg("shape"), "Returns a writable uninitialized tensor.")
+          nb::arg("dtype").none(), nb::arg("shape"),
+          R"(Returns a writable, uninitialized tensor in the arena, which keeps the memory of the arena alive.
+
+Args:
+    dtype: A name, or a dtype of NumPy, ml_dtypes or PyTorch.
+    shape: The extents of the dimensions.
+
+Raises:
+    InvalidArgumentError: The dtype or the shape is invalid.
+    OutOfSpaceError: The arena has not enough free memory.)")
       .def_prop_ro("capacity", &SharedArena::capacity, "The capacity in bytes.")
-      .def_prop_ro("available", &SharedArena::available, "Bytes that can be allocated now.")
+      .def_prop_ro("available", &SharedArena::available, "The bytes that can be allocated now.")
       .def_prop_ro("waiting_for_leases", &SharedArena::waiting_for_leases,
-                   "Bytes that their owner has freed and that a root still holds.");
+                   "The bytes that their owner has freed and that a root still holds.");
 }
 
 }  // namespace muster::python

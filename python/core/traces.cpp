@@ -31,17 +31,20 @@ struct Span {
 }  // namespace
 
 void bind_traces(nb::module_& module) {
-  nb::class_<Span>(
-      module, "TraceSpan",
-      "Names the work inside a `with` block in the trace of this thread (`muster trace`). The first 31 bytes "
-      "of the name are kept. Blocks may end in any order, but on the thread on which they began. Local.")
+  nb::class_<Span>(module, "TraceSpan",
+                   R"(Names the work inside a `with` block in the trace of this thread (`muster trace`). Local.
+
+Blocks may end in any order, but on the thread on which they began.
+
+Args:
+    name: The name. The trace keeps its first 31 bytes.)")
       .def(
           "__init__", [](Span* self, std::string name) { new (self) Span(std::move(name)); }, nb::arg("name"))
       .def("__enter__",
            [](nb::object self) {
              auto& span = nb::cast<Span&>(self);
              if (span.running)
-               throw Error(ErrorKind::invalid_argument, "this span has begun already: make another one");
+               throw Error(ErrorKind::invalid_argument, "TraceSpan: this span has already begun: create another one");
              span.running = std::make_unique<TraceSpan>(span.name);
              span.thread = std::this_thread::get_id();
              return self;
@@ -49,8 +52,9 @@ void bind_traces(nb::module_& module) {
       .def("__exit__",
            [](Span& self, const nb::args&) {
              if (self.is_of_another_thread())
-               throw Error(ErrorKind::invalid_argument,
-                           "the span \"" + self.name + "\" began on another thread: leave its `with` block there");
+               throw Error(
+                   ErrorKind::invalid_argument,
+                   "TraceSpan \"" + self.name + "\": the span began on another thread: leave its `with` block there");
              self.running.reset();
            })
       .def(
@@ -59,7 +63,8 @@ void bind_traces(nb::module_& module) {
             if (self.running) self.running->add_bytes(bytes);
           },
           nb::arg("bytes"),
-          "Adds to the number of bytes that the span processes, from which its throughput is computed.");
+          "Adds to the number of bytes of the span, from which its throughput is computed. It has no effect outside of "
+          "the `with` block.");
   module.def(
       "is_tracing", [] { return is_tracing(); }, "Returns whether this process writes a trace (MUSTER_TRACE).");
 }

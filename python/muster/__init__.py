@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Muster: gathers the tensor shards and layer configs of all ranks of a job on one rank.
+"""Muster gathers the tensor shards and layer configs of all ranks of a job on one rank.
 
-The manual is docs/reference/python-api.md. Importing this package imports neither torch nor numpy.
+docs/reference/python-api.md lists the names by task. Importing this package imports neither torch nor numpy.
 """
 
 import os as _os
+import typing as _typing
 
-from ._core import Group, MessageQueue, ProcessGroup, SharedArena, Tensor, TraceSpan, is_tracing, queue_handle, version as __version__
+from . import merge
+from ._core import Group, MessageQueue, ProcessGroup, SharedArena, Tensor, TraceSpan, is_tracing, make_queue_handle, version as __version__
 from ._files import (
     NFSWorkspace,
     State,
+    Workspace,
     diff,
     export_model,
     join,
@@ -26,33 +29,28 @@ from ._files import (
     write_state_file,
 )
 from ._gathers import (
-    Gathered,
     GatheredConfigs,
     GatheredTensors,
+    GatherResult,
     as_tensor,
-    concat,
     empty,
-    first,
     get_configs_parallel,
     get_tensors_parallel,
-    max,
     merge_tensor_parallel,
-    same,
-    stack,
-    sum,
     trim,
 )
 from ._groups import file_group, from_process_group, local_group, set_world, single_group, tcp_group, world
 from ._launch import launch
+from ._names import missing_attribute as _missing_attribute
 from ._streams import LayerPart, gather_each
 from .errors import (
-    ArgumentError,
     CancelledError,
     CorruptError,
     Error,
+    InvalidArgumentError,
     IoError,
-    NoSpaceError,
     NotFoundError,
+    OutOfSpaceError,
     PeerLostError,
     RankMismatchError,
     TimeoutError,
@@ -60,22 +58,22 @@ from .errors import (
     VersionError,
 )
 
-# `from muster import *` does not replace built-in names: write muster.max, muster.sum and muster.TimeoutError.
+# `from muster import *` does not replace the built-in TimeoutError: write muster.TimeoutError.
 __all__ = [
-    "ArgumentError",
     "CancelledError",
     "CorruptError",
     "Error",
-    "Gathered",
+    "GatherResult",
     "GatheredConfigs",
     "GatheredTensors",
     "Group",
+    "InvalidArgumentError",
     "IoError",
     "LayerPart",
     "MessageQueue",
     "NFSWorkspace",
-    "NoSpaceError",
     "NotFoundError",
+    "OutOfSpaceError",
     "PeerLostError",
     "ProcessGroup",
     "RankMismatchError",
@@ -85,13 +83,12 @@ __all__ = [
     "TraceSpan",
     "UnsupportedError",
     "VersionError",
+    "Workspace",
     "as_tensor",
-    "concat",
     "diff",
     "empty",
     "export_model",
     "file_group",
-    "first",
     "from_process_group",
     "gather_each",
     "get_configs_parallel",
@@ -102,25 +99,31 @@ __all__ = [
     "load_safetensors",
     "load_shard",
     "local_group",
+    "make_queue_handle",
+    "merge",
     "merge_tensor_parallel",
     "plan_export",
-    "queue_handle",
     "read_state_file",
     "safetensors_metadata",
-    "same",
     "save_safetensors",
     "set_world",
     "shard_model",
     "show",
     "single_group",
     "split",
-    "stack",
     "tcp_group",
     "trim",
     "verify",
     "world",
     "write_state_file",
 ]
+
+
+if not _typing.TYPE_CHECKING:  # type checkers would accept any name
+
+    def __getattr__(name):
+        raise _missing_attribute(name)
+
 
 if _os.environ.get("MUSTER_MODELOPT") == "1":
     from .modelopt import install_when_imported as _install

@@ -14,9 +14,10 @@ def program() -> str | None:
 
 
 def main() -> None:
+    """Replaces this process with the program. Exits with an error if it does not exist."""
     found = program()
     if found is None:
-        sys.exit("muster: the program is neither in the package nor on PATH: name it by MUSTER_PROGRAM")
+        sys.exit("muster: the program is neither in the package nor on PATH: set MUSTER_PROGRAM to its path")
     os.execv(found, [found, *sys.argv[1:]])
 
 

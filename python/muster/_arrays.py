@@ -29,16 +29,16 @@ def from_numpy(array):
     if name in _NAMES:
         return _core.from_buffer(array.view("u2" if name == "bfloat16" else "u1")).view(_NAMES[name])
     if name in _UNPACKED:
-        raise errors.ArgumentError(f"NumPy's {name} takes a byte an element: pack them, and name the dtype by as_tensor()")
+        raise errors.InvalidArgumentError(f"NumPy stores {name} in one byte per element: pack the elements, and pass the dtype to as_tensor()")
     if not array.dtype.isnative:
-        raise errors.ArgumentError("its bytes are not in the order of this machine")
+        raise errors.InvalidArgumentError("the array is not in the byte order of this machine: convert it first")
     return _core.from_buffer(array)
 
 
 def from_torch(tensor):
     tensor = tensor.detach()
     if tensor.device.type != "cpu":
-        raise errors.ArgumentError(f"it is on {tensor.device}: copy it to the host first (.cpu())")
+        raise errors.InvalidArgumentError(f"the tensor is on {tensor.device}: copy it to the host first (.cpu())")
     name = str(tensor.dtype).removeprefix("torch.")
     if name in _OF_BYTES:
         import torch
@@ -77,7 +77,7 @@ def dtype_name(dtype):
         if not isinstance(name, str):
             name = str(dtype)
         if not getattr(dtype, "isnative", True):
-            raise errors.ArgumentError(f"{dtype!r} is not in the byte order of this machine")
+            raise errors.InvalidArgumentError(f"{dtype!r} is not in the byte order of this machine: convert the array first")
     name = name.removeprefix("torch.")
     return _OTHER_NAMES.get(name.lower(), name)
 
@@ -98,7 +98,7 @@ def to_numpy(tensor):
 def to_array(tensor, dtype=None, copy=None):
     """Implements numpy.asarray() for dtypes that the buffer protocol cannot describe."""
     if tensor.dtype in PACKED:
-        raise errors.ArgumentError(f"NumPy has no dtype for {tensor.dtype}: numpy() gives the bytes that its elements share")
+        raise errors.InvalidArgumentError(f"NumPy has no dtype for {tensor.dtype}: use numpy(), which returns the bytes that the elements share")
     array = tensor.numpy()
     if dtype is not None and array.dtype != dtype:
         if copy is False:
@@ -111,7 +111,7 @@ def to_torch(tensor, copy=None):
     import torch
 
     if copy is False and not tensor.is_writable:
-        raise BufferError("the tensor is read-only, and PyTorch does not look at that: it gets a copy only")
+        raise BufferError("the tensor is read-only, which PyTorch ignores: allow a copy")
     if copy or not tensor.is_writable:
         tensor = tensor.copy()
     if tensor.dtype in PACKED:

@@ -9,6 +9,7 @@ import typing
 from . import _core, errors
 from ._core import Group, Tensor
 from ._groups import _resolve
+from ._names import checks_names
 
 _Path: typing.TypeAlias = "str | os.PathLike[str]"
 _Report: typing.TypeAlias = "dict[str, typing.Any]"
@@ -18,8 +19,8 @@ _Progress: typing.TypeAlias = "typing.Callable[[int, int, float], object] | None
 class State:
     """A config and named weights, as a file or a workspace contains them.
 
-    `config` has {"$tensor": name} in place of each tensor; `tree()` inserts the weights again. `info` describes the
-    writer: generation, world_size, and rank or path.
+    `config` has {"$tensor": name} in place of each tensor. `weights` is {name: tensor}. `info` describes the writer:
+    step, world_size, and rank or path.
     """
 
     def __init__(self, config: typing.Any, weights: dict[str, Tensor], info: _Report):
@@ -36,22 +37,38 @@ class State:
 
 
 def split(config: typing.Any) -> tuple[typing.Any, dict[str, Tensor]]:
-    """Returns (config without tensors, {name: tensor}), the form that files store. Local.
+    """Splits a config into the form that files store. Local.
 
-    The name of a weight is its path. The tensors share the memory of the caller. Raises ArgumentError if `config` is
-    not a valid config.
+    Args:
+        config: A dict, a list or a value, with tensors as any leaves.
+
+    Returns:
+        (config without tensors, {name: tensor}). The name of a tensor is its path. The tensors share the memory of the
+        caller.
+
+    Raises:
+        InvalidArgumentError: `config` is not a valid config.
     """
     return _core.split(config)
 
 
 def join(config: typing.Any, weights: dict[str, typing.Any] | None) -> typing.Any:
-    """Inserts weights into a config: `join(*split(tree))` equals the tree. Local.
+    """Inserts weights into a config, as the inverse of split(). Local.
 
-    Raises CorruptError if the references in `config` and the names in `weights` do not match.
+    Args:
+        config: A config with {"$tensor": name} in place of each tensor.
+        weights: {name: tensor}.
+
+    Returns:
+        The config with the weights as leaves.
+
+    Raises:
+        CorruptError: The references in `config` and the names in `weights` do not match.
     """
     return _core.join(config, weights)
 
 
+@checks_names
 def write_state_file(
     path: _Path,
     config: typing.Any,
@@ -59,42 +76,72 @@ def write_state_file(
     *,
     rank: int = 0,
     world_size: int = 1,
-    generation: int = 0,
+    step: int = 0,
     zstd_level: int | None = None,
     durable: bool = True,
     progress: _Progress = None,
 ) -> None:
-    """Writes the state of one rank as a file, which appears completely or not at all and replaces an existing one.
-    Local.
+    """Writes the state of one rank as a file. Local.
 
-    `config` is a dict, a list or a value. `weights` is {name: tensor}, of any shapes and dtypes; None: the tensors in
-    `config` are the weights. `rank`, `world_size` and `generation` identify the writer. `zstd_level` None: no
-    compression. `durable=False`: safe if the process is killed, but not after a power failure. `progress` is as for
-    shard_model(). Raises ArgumentError, NoSpaceError, IoError.
+    The file appears completely or not at all, and replaces an existing one.
+
+    Args:
+        path: The file.
+        config: A dict, a list or a value.
+        weights: {name: tensor}, of any shapes and dtypes. None: the tensors in `config` are the weights.
+        rank: The rank of the writer.
+        world_size: The number of ranks of its job.
+        step: The step of the state.
+        zstd_level: The compression level. None: no compression.
+        durable: False: the file is safe if the process is killed, but not after a power failure.
+        progress: As for shard_model().
+
+    Raises:
+        InvalidArgumentError: An argument is invalid, or a name occurs twice.
+        OutOfSpaceError: Disk space is insufficient.
+        IoError: Writing failed.
     """
-    _core.write_state_file(os.fspath(path), config, weights, rank, world_size, generation, zstd_level, durable, progress)
+    _core.write_state_file(os.fspath(path), config, weights, rank, world_size, step, zstd_level, durable, progress)
 
 
 def read_state_file(path: _Path) -> State:
     """Returns the state in a file. Local.
 
     On local file systems its tensors are read-only views of the file, which remain valid after the file is deleted.
-    Raises NotFoundError, CorruptError if the file differs from what was written, VersionError, IoError.
+
+    Args:
+        path: The file.
+
+    Raises:
+        NotFoundError: The file does not exist.
+        CorruptError: The file differs from the written one.
+        VersionError: A newer Muster wrote the file.
+        IoError: Reading failed.
     """
     return State(*_core.read_state_file(os.fspath(path)))
 
 
-class NFSWorkspace:
+class Workspace:
     """A directory that all ranks see. Each rank writes its states there and reads those of other ranks.
 
     All calls are local. Exception: `group` None means the world, whose first use is collective. Without a path the
-    workspace is uninitialized; reads and writes then raise ArgumentError. `generations_kept` is the number of the
-    newest states of this rank that are kept. `zstd_level` None: no compression. `durable=False`: safe if the process
-    is killed, but not after a power failure. `timeout` is the time in seconds for which stale file handles and short
-    files are retried; None: that of the group. Raises ArgumentError, IoError or NoSpaceError if the path cannot be a
-    workspace.
+    workspace is uninitialized, and reads and writes raise InvalidArgumentError.
+
+    Args:
+        path: The directory, which is created if it does not exist.
+        group: A muster.Group, a process group of torch.distributed, or None for the world.
+        zstd_level: The compression level of states. None: no compression.
+        durable: False: states are safe if the process is killed, but not after a power failure.
+        steps_kept: How many of the newest states of this rank are kept.
+        timeout: How long stale file handles and short files are retried, in seconds. None: the timeout of the group.
+
+    Raises:
+        InvalidArgumentError: The path cannot be a workspace.
+        IoError: The directory cannot be used.
+        OutOfSpaceError: The directory has no space.
     """
 
+    @checks_names
     def __init__(
         self,
         path: _Path | None = None,
@@ -102,17 +149,17 @@ class NFSWorkspace:
         *,
         zstd_level: int | None = None,
         durable: bool = True,
-        generations_kept: int = 2,
+        steps_kept: int = 2,
         timeout: float | None = None,
     ):
         path = None if path is None else os.fspath(path)
         # Without a directory no group is needed.
         self._group = _resolve(group) if path else None
-        self._core = _core.Workspace(path, self._group, zstd_level, durable, generations_kept, timeout)
+        self._core = _core.Workspace(path, self._group, zstd_level, durable, steps_kept, timeout)
 
     @property
     def path(self) -> str:
-        """The directory; empty if the workspace is uninitialized."""
+        """The directory. It is empty if the workspace is uninitialized."""
         return self._core.path
 
     @property
@@ -122,156 +169,231 @@ class NFSWorkspace:
 
     @property
     def rank(self) -> int | None:
-        """The rank of this process in the group; None if the workspace is uninitialized."""
+        """The rank of this process in the group, or None if the workspace is uninitialized."""
         return None if self._group is None else self._group.rank
 
     def write_configs_and_weights(self, config: typing.Any, weights: dict[str, typing.Any] | None = None, step: int | None = None) -> int:
-        """Writes the next state of this rank, completely or not at all, and returns its generation.
+        """Writes the next state of this rank, completely or not at all.
 
-        The generation is `step`, which must increase, or a count if `step` is None. `config` and `weights` are as for
-        write_state_file(). Raises ArgumentError if `step` does not increase, NoSpaceError, IoError.
+        Args:
+            config: As for write_state_file().
+            weights: As for write_state_file().
+            step: The step of the state, which must be larger than those that this rank has written. None: one more than
+                the last one.
+
+        Returns:
+            The step of the state.
+
+        Raises:
+            InvalidArgumentError: The workspace is uninitialized, or `step` does not increase.
+            OutOfSpaceError: Disk space is insufficient.
+            IoError: Writing failed.
         """
         return self._core.write(config, weights, step)
 
+    @checks_names
     def read_configs_and_weights_from_rank(
-        self, rank: int, *, at_least: int = 0, step: int | None = None, on_all_ranks: bool = False, job: str = "own"
+        self, rank: int, *, min_step: int = 0, step: int | None = None, on_all_ranks: bool = False, job: str = "own"
     ) -> State | None:
-        """Returns the newest complete state of a rank that meets all conditions; None if no such state exists now.
+        """Returns the newest complete state of a rank that meets all conditions. The call does not wait for one.
 
-        `at_least` and `step` require a generation that is at least, or equal to, that number. `on_all_ranks` requires
-        that each rank of the job has a state of that generation. `job` is "own" for the states of this group, or
-        "newest" for those of the job that wrote last. The call does not wait for other ranks. The tensors are
-        read-only and remain valid as long as they are held. Raises CorruptError, VersionError, IoError.
+        Args:
+            rank: The rank of the writer.
+            min_step: The state has this step or a later one.
+            step: The state has exactly this step.
+            on_all_ranks: Each rank of the job has a state of that step.
+            job: "own" for the states of this group, or "newest" for those of the job that wrote last.
+
+        Returns:
+            The state, or None if no such state exists now. Its tensors are read-only and remain valid as long as they
+            are held.
+
+        Raises:
+            InvalidArgumentError: The workspace is uninitialized, or the group has no such rank.
+            NotFoundError: The directory no longer exists.
+            CorruptError: The state is damaged.
+            VersionError: A newer Muster wrote the state.
+            IoError: Reading failed.
         """
         if job not in ("own", "newest"):
-            raise errors.ArgumentError(f"job is 'own' or 'newest', not {job!r}")
-        found = self._core.read(rank, at_least, step, on_all_ranks, job == "newest")
+            raise errors.InvalidArgumentError(f"job: unknown value {job!r} (expected 'own' or 'newest')")
+        found = self._core.read(rank, min_step, step, on_all_ranks, job == "newest")
         return None if found is None else State(*found)
 
 
-def load_safetensors(path: _Path) -> dict[str, Tensor]:
-    """Returns the tensors of a safetensors file by name: on local file systems, read-only views of the file. Local.
+#: The name of the class in ModelOpt.
+NFSWorkspace = Workspace
 
-    Raises NotFoundError, CorruptError, IoError.
+
+def load_safetensors(path: _Path) -> dict[str, Tensor]:
+    """Returns the tensors of a safetensors file by name. Local.
+
+    On local file systems they are read-only views of the file.
+
+    Args:
+        path: The file.
+
+    Raises:
+        NotFoundError: The file does not exist.
+        CorruptError: The file contradicts its format.
+        IoError: Reading failed.
     """
     return _core.load_safetensors(os.fspath(path))[0]
 
 
 def safetensors_metadata(path: _Path) -> dict[str, str]:
-    """Returns `__metadata__` of a safetensors file. Local. Raises as load_safetensors()."""
+    """Returns `__metadata__` of a safetensors file. Local.
+
+    Args:
+        path: The file.
+
+    Raises:
+        Error: As load_safetensors().
+    """
     return _core.load_safetensors(os.fspath(path))[1]
 
 
 def save_safetensors(path: _Path, tensors: dict[str, typing.Any], metadata: dict[str, str] | None = None) -> None:
-    """Writes tensors ({name: tensor}) as a safetensors file. Local.
+    """Writes tensors as a safetensors file. Local.
 
-    The file appears completely or not at all, and is durable when the call returns. `metadata` is {str: str}. Raises
-    ArgumentError if a value is not a tensor, NoSpaceError, IoError.
+    The file appears completely or not at all, and is durable when the call returns.
+
+    Args:
+        path: The file.
+        tensors: {name: tensor}.
+        metadata: The `__metadata__` of the file, {str: str}.
+
+    Raises:
+        InvalidArgumentError: A value is not a tensor, or a name or the metadata is not text.
+        OutOfSpaceError: Disk space is insufficient.
+        IoError: Writing failed.
     """
     _core.save_safetensors(os.fspath(path), tensors, metadata)
 
 
+@checks_names
 def shard_model(
-    model_dir: _Path,
+    model: _Path,
     out: _Path,
-    layout: str | int,
+    target_layout: str | int,
     plan: _Path = "auto",
     *,
     force: bool = False,
     to_workspace: bool = False,
     dry_run: bool = False,
     zstd_level: int | None = None,
-    carry: str = "",
-    at: str = "",
-    shards: str = "",
-    from_layout: str | int | None = None,
-    job: str = "",
-    generation: int | None = None,
-    base: _Path = "",
+    extra_files: str = "",
+    key: str = "",
+    file_pattern: str = "",
+    source_layout: str | int | None = None,
+    job_id: str = "",
+    step: int | None = None,
+    base_model: _Path = "",
     to_plan: _Path = "",
-    abandoned_after: float | None = None,
+    stale_after: float | None = None,
     progress: _Progress = None,
 ) -> _Report:
     """Splits a model, or a self-describing third-party checkpoint, into one file per rank. Local.
 
-    `out` appears completely or not at all.
+    Args:
+        model: The directory of the model. With `to_plan`, it may also be rank shards.
+        out: The new directory. It appears completely or not at all.
+        target_layout: The layout of the result: "4", or "tp=2,pp=2,ep=2".
+        plan: The name of a built-in plan, "auto" or a file.
+        force: Replaces an existing `out`.
+        to_workspace: Treats `out` as a workspace, and writes one state per rank.
+        dry_run: Only returns the report.
+        zstd_level: The compression level of the states. None: no compression.
+        extra_files: The files to copy in addition to the weights: "all", "none" or globs. Empty: configs, tokenizers
+            and other files that are not weights.
+        key: For a third-party checkpoint, the key of the weights.
+        file_pattern: For one file per rank, the names of the files, such as "rank{rank}.pt".
+        source_layout: The layout of the source, if it is rank shards that do not record it.
+        job_id: For a workspace with the states of several jobs, a prefix of the job ID.
+        step: For a workspace, the step. None: the newest one that all ranks have.
+        base_model: A model directory. config.json and all other files except weights are copied from it.
+        to_plan: The plan that splits. `plan` then describes the source, as in export_model().
+        stale_after: Unfinished outputs for `out` that other hosts left are deleted if they have not changed for this
+            time in seconds.
+        progress: `progress(bytes, total_bytes, seconds)` is called regularly on an internal thread. If it raises an
+            exception, or on Ctrl-C, the work ends and no files are left behind.
 
-    - `layout`: "4", or "tp=2,pp=2,ep=2".
-    - `plan`: the name of a built-in plan, "auto" or a file.
-    - `force`: replaces an existing `out`.
-    - `to_workspace`: `out` is a workspace, with one state per rank. `zstd_level` compresses the states.
-    - `dry_run`: only returns the report.
-    - `carry`: the files to copy in addition to the weights: "all", "none" or globs; empty: configs, tokenizers and
-      other files that are not weights.
-    - `at`: for a third-party checkpoint, the key of the weights.
-    - `base`: as for export_model().
-    - `to_plan`: the plan that splits. `plan` then describes the source, which may be rank shards, as in
-      export_model(). `shards`, `from_layout`, `job` and `generation` are as `shards`, `layout`, `job` and `generation`
-      there.
-    - `abandoned_after`: time in seconds after which unfinished outputs for `out` that other hosts left are deleted.
-    - `progress`: `progress(bytes, total_bytes, seconds)` is called regularly on an internal thread. If it raises an
-      exception, or on Ctrl-C, the work ends and no files are left behind.
+    Returns:
+        A dict with tensors, bytes, bytes_written, job, notes, seconds, and skipped: (name, reason) of the files that
+        were not copied.
 
-    Returns a dict: tensors, bytes, bytes_written, job, left, notes, seconds. Raises ArgumentError if the layout or the
-    plan does not fit the model, or if `out` exists. Raises NotFoundError, CorruptError, IoError or NoSpaceError for
-    files.
+    Raises:
+        InvalidArgumentError: The layout or the plan does not fit the model, or `out` exists.
+        NotFoundError: A file does not exist.
+        CorruptError: A file contradicts its format.
+        IoError: Reading or writing failed.
+        OutOfSpaceError: Disk space is insufficient.
     """
     options = {
         "force": force,
         "to_workspace": to_workspace,
         "dry_run": dry_run,
         "zstd_level": zstd_level,
-        "carry": carry,
-        "at": at,
-        "shards": shards,
-        "from_layout": from_layout,
-        "job": job,
-        "generation": generation,
-        "base": os.fspath(base),
+        "extra_files": extra_files,
+        "key": key,
+        "file_pattern": file_pattern,
+        "source_layout": source_layout,
+        "job_id": job_id,
+        "step": step,
+        "base_model": os.fspath(base_model),
         "to_plan": os.fspath(to_plan),
-        "abandoned_after": abandoned_after,
+        "stale_after": stale_after,
     }
-    return _core.shard_model(os.fspath(model_dir), os.fspath(out), os.fspath(plan), str(layout), options, progress)
+    return _core.shard_model(os.fspath(model), os.fspath(out), str(target_layout), os.fspath(plan), options, progress)
 
 
+@checks_names
 def load_shard(
-    model_dir: _Path,
-    plan: _Path,
-    layout: str | int,
+    model: _Path,
+    target_layout: str | int,
     rank: int,
+    plan: _Path,
     group: Group | typing.Any = None,
     *,
-    at: str = "",
-    shards: str = "",
-    from_layout: str | int | None = None,
-    base: _Path = "",
+    key: str = "",
+    file_pattern: str = "",
+    source_layout: str | int | None = None,
+    base_model: _Path = "",
     to_plan: _Path = "",
     progress: _Progress = None,
 ) -> dict[str, Tensor]:
-    """Returns the tensors that shard_model() would write for a rank with `layout`, in the same order.
+    """Returns the tensors that shard_model() would write for a rank, in the same order, without writing files.
 
-    The call reads only the bytes that the rank needs, and memory is that of the tensors, which are writable. Local
-    without `group`. With a group it is collective: each rank passes the `rank` whose tensors it receives, and each
-    host reads the model once.
+    The call reads only the bytes that the rank needs. Memory is that of the tensors, which are writable. Local without
+    `group`, collective with it: each rank passes the `rank` whose tensors it receives, and each host reads the model
+    once. The options are those of shard_model().
 
-    `model_dir` may also contain rank shards (`shards` and `from_layout` are as `shards` and `layout` of
-    export_model()). `plan` then merges and splits them; if it has views, "auto" splits. `plan`, `layout`, `at`,
-    `base`, `to_plan` and `progress` are as for shard_model(). Raises as shard_model(). Raises also ArgumentError if
-    the layout has no such rank, and RankMismatchError if ranks see different models or pass different plans or
-    layouts.
+    Args:
+        model: The directory of the model. It may also contain rank shards: `plan` then merges and splits them, or
+            "auto" splits them if `plan` has views.
+        target_layout: The layout that the model is split for.
+        rank: The rank whose tensors this process receives, in `target_layout`.
+        plan: The name of a built-in plan, "auto" or a file.
+        group: A muster.Group, a process group of torch.distributed, or None for a local call.
+
+    Raises:
+        InvalidArgumentError: The layout has no such rank.
+        RankMismatchError: The ranks see different models, or pass different plans or layouts.
+        Error: As shard_model().
     """
     options = {
-        "at": at,
-        "shards": shards,
-        "from_layout": from_layout,
-        "base": os.fspath(base),
+        "key": key,
+        "file_pattern": file_pattern,
+        "source_layout": source_layout,
+        "base_model": os.fspath(base_model),
         "to_plan": os.fspath(to_plan),
     }
-    return _core.load_shard(os.fspath(model_dir), str(layout), rank, os.fspath(plan), options, group, progress)
+    return _core.load_shard(os.fspath(model), str(target_layout), rank, os.fspath(plan), options, group, progress)
 
 
+@checks_names
 def export_model(
-    shards_dir: _Path,
+    shards: _Path,
     out: _Path,
     plan: _Path = "",
     group: Group | typing.Any = None,
@@ -280,191 +402,258 @@ def export_model(
     max_shard_size: int | str = 5_000_000_000,
     memory_budget: int | str = "256MiB",
     writers: str | None = None,
-    layout: str | int | None = None,
-    to: str | int | None = None,
+    source_layout: str | int | None = None,
+    target_layout: str | int | None = None,
     to_plan: _Path = "",
     dtype: str | None = None,
     cast_all: bool = False,
     resume: bool = False,
-    base: _Path = "",
+    base_model: _Path = "",
     select: str = "",
     exclude: str = "",
     checksums: bool = False,
-    job: str = "",
-    generation: int | None = None,
-    at: str = "",
-    shards: str = "",
-    carry: str = "",
-    abandoned_after: float | None = None,
+    job_id: str = "",
+    step: int | None = None,
+    key: str = "",
+    file_pattern: str = "",
+    extra_files: str = "",
+    stale_after: float | None = None,
     progress: _Progress = None,
 ) -> _Report:
-    """Merges rank shards into one checkpoint or, with `to`, into shards of another layout. Collective.
+    """Merges rank shards into one checkpoint or, with `target_layout`, into shards of another layout. Collective.
 
-    Only rank 0 uses the parameters, except `group`, `shards_dir`, `job` and `generation`, which every rank passes.
+    Every rank passes `group`, `shards`, `job_id` and `step`. Only rank 0 uses the other arguments.
 
-    - `plan`: the name of a built-in plan, "auto" or a file; empty: the plan that the shards record.
-    - `max_shard_size`, `memory_budget`: the size of one file, and of the buffers of all ranks together, in bytes or as
-      text such as "256MiB".
-    - `writers`: "first" or "owners". The default is "owners" for several hosts on a network file system, and for
-      sources that every rank can read completely.
-    - `layout`: of the shards, if they do not record it.
-    - `to_plan`: the plan that splits for `to`; empty: `plan`, or "auto" if `plan` has views.
-    - `dtype`: casts floating-point tensors to "F32", "F16" or "BF16". Scales are not cast, nor are tensors that the
-      base keeps in F32, unless `cast_all` is set.
-    - `resume`: continues an earlier export to `out`.
-    - `base`: a model directory, from which config.json and all other files except weights are copied.
-    - `select`, `exclude`: globs of output names, to export only these tensors or all except these.
-    - `checksums`: writes a checksum file next to the checkpoint.
-    - `job`, `generation`: select states of a workspace; the same on all ranks.
-    - `at`: for a third-party checkpoint, the key of the weights. `shards`: the names of one file per rank,
-      "rank{rank}.pt".
-    - `carry`, `abandoned_after`: as for shard_model().
+    Args:
+        shards: A directory of rank shards, a workspace, a model or a third-party checkpoint.
+        out: The new directory. It appears completely or not at all.
+        plan: The name of a built-in plan, "auto" or a file. Empty: the plan that the shards record.
+        group: A muster.Group, a process group of torch.distributed, or None for the world.
+        force: Replaces an existing `out`.
+        max_shard_size: The size of one file, in bytes or as text such as "5GB".
+        memory_budget: The size of the buffers of all ranks together, in bytes or as text such as "256MiB".
+        writers: "rank0" or "all". None: "all" for several hosts on a network file system, and for sources that every
+            rank can read completely, otherwise "rank0".
+        source_layout: The layout of the shards, if they do not record it.
+        target_layout: The layout of the result. None: the result is one checkpoint.
+        to_plan: The plan that splits for `target_layout`. Empty: `plan`, or "auto" if `plan` has views.
+        dtype: Casts floating-point tensors to "F32", "F16" or "BF16". Scales are not cast, and neither are tensors
+            that the base keeps in F32.
+        cast_all: With `dtype`, also casts the tensors that the base keeps in F32.
+        resume: Continues an earlier export to `out`.
+        base_model: A model directory. config.json and all other files except weights are copied from it.
+        select: A glob of output names: exports only these tensors.
+        exclude: A glob of output names: does not export these tensors.
+        checksums: Writes a checksum file next to the checkpoint.
+        job_id: As for shard_model(), the same on all ranks.
+        step: As for shard_model(), the same on all ranks.
+        key: As for shard_model().
+        file_pattern: As for shard_model().
+        extra_files: As for shard_model().
+        stale_after: As for shard_model().
+        progress: `progress(bytes, total_bytes, seconds)` is called a few times per second on rank 0, on an internal
+            thread. If it raises an exception, or on Ctrl-C on any rank, the export ends and the group is aborted. The
+            other ranks raise CancelledError. No files are left behind, unless `resume` is set.
 
-    `progress(bytes, total_bytes, seconds)` is called a few times per second on rank 0, on an internal thread. If it
-    raises an exception, or on Ctrl-C on any rank, the export and the group end. The other ranks raise CancelledError,
-    and no files are left behind, unless `resume` is set.
+    Returns:
+        A dict on rank 0 with manifest (all source tensors and their results), files_resumed, bytes_resumed, writers,
+        bytes_written, seconds, and skipped: (name, reason) of the files that were not copied. {} on the other ranks.
 
-    Returns the report on rank 0 (account, files_resumed, bytes_resumed, writers, bytes_written, left, seconds), and {}
-    on the other ranks. Errors are raised on all ranks alike. After ArgumentError, RankMismatchError, CorruptError,
-    NotFoundError, IoError or NoSpaceError the group remains usable. TimeoutError and PeerLostError abort it.
+    Raises:
+        Error: A rank failed. All ranks raise its error. After InvalidArgumentError, RankMismatchError, CorruptError,
+            NotFoundError, IoError or OutOfSpaceError the group remains usable. TimeoutError, PeerLostError and
+            CancelledError abort it.
     """
     options = {
         "force": force,
         "max_shard_size": max_shard_size,
         "memory_budget": memory_budget,
         "writers": writers,
-        "layout": layout,
-        "to": to,
+        "source_layout": source_layout,
+        "target_layout": target_layout,
         "to_plan": os.fspath(to_plan),
         "dtype": dtype,
         "cast_all": cast_all,
         "resume": resume,
-        "base": os.fspath(base),
+        "base_model": os.fspath(base_model),
         "select": select,
         "exclude": exclude,
         "checksums": checksums,
-        "job": job,
-        "generation": generation,
-        "at": at,
-        "shards": shards,
-        "carry": carry,
-        "abandoned_after": abandoned_after,
+        "job_id": job_id,
+        "step": step,
+        "key": key,
+        "file_pattern": file_pattern,
+        "extra_files": extra_files,
+        "stale_after": stale_after,
     }
-    return _core.export_model(os.fspath(shards_dir), os.fspath(out), os.fspath(plan), _resolve(group), options, progress)
+    return _core.export_model(os.fspath(shards), os.fspath(out), os.fspath(plan), _resolve(group), options, progress)
 
 
+@checks_names
 def plan_export(
-    shards_dir: _Path,
+    shards: _Path,
     plan: _Path = "",
     *,
     max_shard_size: int | str = 5_000_000_000,
-    layout: str | int | None = None,
-    to: str | int | None = None,
+    source_layout: str | int | None = None,
+    target_layout: str | int | None = None,
     to_plan: _Path = "",
     dtype: str | None = None,
     cast_all: bool = False,
-    base: _Path = "",
+    base_model: _Path = "",
     select: str = "",
     exclude: str = "",
-    job: str = "",
-    generation: int | None = None,
-    at: str = "",
-    shards: str = "",
+    job_id: str = "",
+    step: int | None = None,
+    key: str = "",
+    file_pattern: str = "",
 ) -> _Report:
-    """Returns a dict of what export_model() would do with these options: every tensor of every rank, and its result.
-    Local.
+    """Returns the manifest of an export without writing anything. Local.
 
-    It reads the headers of all shards. Raises as export_model().
+    The call reads the headers of all shards. The arguments and the errors are those of export_model().
+
+    Returns:
+        A dict that lists every tensor of every rank, and the tensors of the result.
     """
     options = {
         "max_shard_size": max_shard_size,
-        "layout": layout,
-        "to": to,
+        "source_layout": source_layout,
+        "target_layout": target_layout,
         "to_plan": os.fspath(to_plan),
         "dtype": dtype,
         "cast_all": cast_all,
-        "base": os.fspath(base),
+        "base_model": os.fspath(base_model),
         "select": select,
         "exclude": exclude,
-        "job": job,
-        "generation": generation,
-        "at": at,
-        "shards": shards,
+        "job_id": job_id,
+        "step": step,
+        "key": key,
+        "file_pattern": file_pattern,
     }
-    return _core.plan_export(os.fspath(shards_dir), os.fspath(plan), options)
+    return _core.plan_export(os.fspath(shards), os.fspath(plan), options)
 
 
+@checks_names
 def verify(
     path: _Path,
     *,
     checksums: bool = True,
-    at: str = "",
-    shards: str = "",
+    key: str = "",
+    file_pattern: str = "",
     plan: _Path = "",
-    base: _Path = "",
-    layout: str | int | None = None,
+    base_model: _Path = "",
+    source_layout: str | int | None = None,
     progress: _Progress = None,
 ) -> _Report:
-    """Returns a dict of all problems of a checkpoint, rank shards, a workspace or a file; "good" is true without any.
-    Local.
+    """Finds all problems of a checkpoint, rank shards, a workspace or a file. Local.
 
-    `checksums=False` reads only headers. `at` and `shards` are as for export_model(), for third-party checkpoints.
-    With `plan`, `base` or `layout`, which are as for export_model(), an export is also planned, and tensors that do
-    not fit are problems. `progress(bytes, total_bytes, seconds)` is called while tensors are read, on an internal
-    thread. If it raises an exception, or on Ctrl-C, reading ends. Raises NotFoundError if there is nothing to verify,
-    IoError if a directory cannot be read, VersionError if a newer Muster wrote it, ArgumentError if a plan, a base or
-    a layout is invalid.
+    With `plan`, `base_model` or `source_layout`, the call also plans an export, and tensors that do not fit are
+    problems.
+
+    Args:
+        path: The directory or file.
+        checksums: False: reads only headers.
+        key: As for export_model(), for a third-party checkpoint.
+        file_pattern: As for export_model(), for a third-party checkpoint.
+        plan: As for export_model().
+        base_model: As for export_model().
+        source_layout: As for export_model().
+        progress: `progress(bytes, total_bytes, seconds)` is called while tensors are read, on an internal thread. If it
+            raises an exception, or on Ctrl-C, the call ends.
+
+    Returns:
+        The output of `muster verify --json` (docs/reference/json-output.md) as a dict. "good" is true without problems.
+
+    Raises:
+        NotFoundError: The path does not exist, or contains nothing that can be verified.
+        IoError: A directory cannot be read.
+        VersionError: A newer Muster wrote it.
+        InvalidArgumentError: A plan, a base or a layout is invalid.
     """
     options = {
         "checksums": checksums,
-        "at": at,
-        "shards": shards,
+        "key": key,
+        "file_pattern": file_pattern,
         "plan": os.fspath(plan),
-        "base": os.fspath(base),
-        "layout": layout,
+        "base_model": os.fspath(base_model),
+        "source_layout": source_layout,
     }
     return _core.verify(os.fspath(path), options, progress)
 
 
+def _source_options(plan, base_model, key, file_pattern, rank, step, job_id):
+    return {
+        "plan": os.fspath(plan),
+        "base_model": os.fspath(base_model),
+        "key": key,
+        "file_pattern": file_pattern,
+        "rank": rank,
+        "step": step,
+        "job_id": job_id,
+    }
+
+
+@checks_names
 def show(
     path: _Path,
     *,
     plan: _Path = "",
-    base: _Path = "",
-    pattern: str = "",
-    at: str = "",
-    shards: str = "",
+    base_model: _Path = "",
+    select: str = "",
+    key: str = "",
+    file_pattern: str = "",
     rank: int | None = None,
-    generation: int | None = None,
-    job: str = "",
+    step: int | None = None,
+    job_id: str = "",
 ) -> _Report:
-    """Returns the output of `muster show --json` for a path (docs/reference/json-output.md). Local.
+    """Lists the tensors of a file, a checkpoint, rank shards or a workspace. Local.
 
-    `pattern` selects tensors by name. `plan` merges rank shards: the name of a built-in plan, "auto" or a file. `base`
-    is a model directory with the config.json that the plan needs. `at` and `shards` are as for export_model(), for
-    third-party checkpoints. `rank`, `generation` and `job` select, in a workspace, the state of one rank, its
-    generation, and the job by a prefix of its number. Raises ArgumentError, NotFoundError, CorruptError, VersionError,
-    IoError.
+    Args:
+        path: The directory or file.
+        plan: Merges rank shards: the name of a built-in plan, "auto" or a file.
+        base_model: A model directory with the config.json that the plan needs.
+        select: A glob of tensor names: lists only these tensors.
+        key: As for export_model(), for a third-party checkpoint.
+        file_pattern: As for export_model(), for a third-party checkpoint.
+        rank: For a workspace, the rank whose state is listed. None: all ranks.
+        step: For a workspace, the step. None: the newest complete one.
+        job_id: For a workspace with the states of several jobs, a prefix of the job ID.
+
+    Returns:
+        The output of `muster show --json` (docs/reference/json-output.md) as a dict.
+
+    Raises:
+        InvalidArgumentError: An option does not fit the path.
+        NotFoundError: The path, or the requested rank, step or job, does not exist.
+        CorruptError: A file contradicts its format.
+        VersionError: A newer Muster wrote it.
+        IoError: Reading failed.
     """
-    options = {"plan": os.fspath(plan), "base": os.fspath(base), "at": at, "shards": shards, "rank": rank, "generation": generation, "job": job}
-    return _core.show(os.fspath(path), pattern, options)
+    return _core.show(os.fspath(path), select, _source_options(plan, base_model, key, file_pattern, rank, step, job_id))
 
 
+@checks_names
 def diff(
     a: _Path,
     b: _Path,
     *,
     plan: _Path = "",
-    base: _Path = "",
-    at: str = "",
-    shards: str = "",
+    base_model: _Path = "",
+    key: str = "",
+    file_pattern: str = "",
     rank: int | None = None,
-    generation: int | None = None,
-    job: str = "",
+    step: int | None = None,
+    job_id: str = "",
 ) -> _Report:
-    """Returns the output of `muster diff --json` for two paths, as a dict; "same" is true if they are equal. Local.
+    """Compares the tensors, configs and other files of two paths. Local.
 
-    The options are those of show() and apply to both paths. Raises as show().
+    The options are those of show(), and apply to both paths. The errors are those of show().
+
+    Args:
+        a: A directory or file.
+        b: The other directory or file.
+
+    Returns:
+        The output of `muster diff --json` (docs/reference/json-output.md) as a dict. "same" is true if they are equal.
     """
-    options = {"plan": os.fspath(plan), "base": os.fspath(base), "at": at, "shards": shards, "rank": rank, "generation": generation, "job": job}
-    return _core.diff(os.fspath(a), os.fspath(b), options)
+    return _core.diff(os.fspath(a), os.fspath(b), _source_options(plan, base_model, key, file_pattern, rank, step, job_id))

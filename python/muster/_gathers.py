@@ -9,17 +9,19 @@ import typing
 from . import _core
 from ._core import Group, Tensor
 from ._groups import _resolve
+from ._names import checks_names
+from .merge import Merge
 
 
-_Self = typing.TypeVar("_Self", bound="Gathered")
+_Self = typing.TypeVar("_Self", bound="GatherResult")
 
 
-class Gathered:
-    """A gather: a call creates it, `__enter__` runs the exchange, and the end of the `with` block releases it.
+class GatherResult:
+    """The result of a gather, and its context manager: entering the `with` block runs the exchange.
 
     On the root (the first rank of the list) it is true and has one entry per rank. On the other ranks it is false and
-    empty. Its release is local. Tensors that are still held remain valid afterwards; their senders get the memory back
-    when the tensors are destroyed.
+    empty. The end of the block releases it, which is local. Tensors that are still held remain valid afterwards. Their
+    senders get the memory back when the tensors are destroyed.
     """
 
     def __init__(self, call, value, ranks, group, options):
@@ -45,13 +47,13 @@ class Gathered:
 
     def _list(self):
         if self._entries is None:
-            words = "has ended" if self._exchange is not None else "has not begun: use it in `with`"
-            raise RuntimeError(f"this gather {words}")
+            cause = "has ended" if self._exchange is not None else "has not begun: use it in `with`"
+            raise RuntimeError(f"this gather {cause}")
         return self._entries
 
     @property
     def ranks(self) -> list[int]:
-        """The list of this rank; empty if it was in no list."""
+        """The list of this rank. It is empty if this rank was in no list."""
         self._list()
         return self._exchange.ranks
 
@@ -62,55 +64,72 @@ class Gathered:
         return iter(self._list())
 
     def __getitem__(self, rank: int) -> typing.Any:
-        """Returns the value of `rank` of the group; None if it passed none."""
+        """Returns the value of a rank of the group, or None if it passed None.
+
+        Raises:
+            KeyError: The rank is not in the list, or this rank is not the root.
+        """
         entries = self._list()
         try:
             return entries[self._exchange.ranks.index(rank)]
         except (ValueError, IndexError):
-            raise KeyError(f"there is nothing of rank {rank} here: the list is {self._exchange.ranks}") from None
+            raise KeyError(f"rank {rank} has no entry here: the list is {self._exchange.ranks}") from None
 
     def present(self) -> list[tuple[int, typing.Any]]:
         """Returns (rank, value) of the ranks that passed a value, in the order of the list."""
         return [(rank, entry) for rank, entry in zip(self.ranks, self._list()) if entry is not None]
 
     def explain(self) -> str:
-        """Returns a one-line summary: route, reason, bytes and seconds."""
+        """Returns a one-line summary with the route, the reason for it, the bytes and the seconds."""
         self._list()
         return self._exchange.explain()
 
     def report(self) -> dict:
-        """Returns measurements of the exchange on this rank."""
+        """Returns measurements of the exchange on this rank.
+
+        Returns:
+            A dict with route, reason, payload_bytes, arena_bytes, network_bytes, pool_bytes, rounds, and phases: a list
+            of dicts with name, seconds and bytes.
+        """
         self._list()
         return self._exchange.report()
 
     def wait_released(self, timeout: float) -> bool:
-        """On a sender: waits until the root has released the bytes of this rank.
+        """Waits, on a sender, until the root has released the bytes of this rank.
 
-        Returns False after `timeout` seconds.
+        Args:
+            timeout: The longest wait in seconds.
+
+        Returns:
+            Whether the root has released them. True at once on a rank that is not a sender.
         """
         self._list()
         return self._exchange.wait_released(timeout)
 
 
-class GatheredConfigs(Gathered):
-    """Configs by rank: dicts, lists and values, with muster.Tensor as leaves."""
+class GatheredConfigs(GatherResult):
+    """The configs of the ranks: dicts, lists and values, with muster.Tensor as leaves."""
 
 
-class GatheredTensors(Gathered):
-    """Tensors by rank."""
+class GatheredTensors(GatherResult):
+    """The tensors of the ranks."""
 
     def numpy(self) -> list:
         """Returns all tensors as read-only NumPy arrays, in the order of the list, without a copy."""
         return [tensor.numpy() for tensor in self._list()]
 
     def torch(self, copy: bool | None = None) -> list:
-        """Returns all tensors as torch tensors, in the order of the list. `copy` is as for Tensor.torch()."""
+        """Returns all tensors as torch tensors, in the order of the list.
+
+        Args:
+            copy: As for Tensor.torch().
+        """
         return [tensor.torch(copy=copy) for tensor in self._list()]
 
 
-def _options(own, timeout, route, workspace_path=None, writable=False, into=None):
+def _options(root_tensors, timeout, route, workspace_path=None, writable=False, into=None):
     return {
-        "own": own,
+        "root_tensors": root_tensors,
         "writable": writable,
         "into": into,
         "timeout": timeout,
@@ -119,121 +138,143 @@ def _options(own, timeout, route, workspace_path=None, writable=False, into=None
     }
 
 
+@checks_names
 def get_configs_parallel(
     config: typing.Any,
     ranks: typing.Iterable[int] | None = None,
     group: Group | typing.Any = None,
     *,
-    own: str = "borrow",
+    root_tensors: str = "borrow",
     writable: bool = False,
     timeout: float | None = None,
     route: str = "auto",
     workspace_path: str | os.PathLike[str] | None = None,
 ) -> GatheredConfigs:
-    """Gathers the config of each rank of a list on its first rank, the root. Returns a context manager.
+    """Gathers the config of each rank of a list on its first rank, the root.
 
-    Collective over `group`: each rank makes one call. `config` is a dict, a list or a value, with tensors as any
-    leaves. None: this rank passes no config. `ranks` is the list, the same on all of its members; None: all ranks. A
-    rank that is not in the list it passes only takes part in the rounds. `group` is a muster.Group, a process group of
-    torch.distributed, or None for the world.
+    Collective over `group`: each rank makes one call. The exchange runs when the `with` block begins. A rank that is
+    not in the list it passes only takes part in the rounds.
 
-    `own`: the root's own tensors in its result are "borrow" (its own memory) or "copy". `writable`: the root may write
-    to the tensors of the other ranks while it holds them, and no other rank sees the writes. Tensors of arenas, and of
-    routes other than shared memory, remain read-only. `timeout`: seconds without progress of the awaited ranks.
-    `route`: how bytes are transferred, "auto", "shm", "tcp", "workspace", ... `workspace_path`: a directory that all
-    ranks see, through which the data is then transferred.
+    Args:
+        config: A dict, a list or a value, with tensors as any leaves. None: this rank passes no config.
+        ranks: The list, the same on all of its members. None: all ranks.
+        group: A muster.Group, a process group of torch.distributed, or None for the world.
+        root_tensors: How the tensors of the root appear in its result: "borrow" for its own memory, or "copy".
+        writable: Whether the root may write to the tensors of the other ranks while it holds them. No other rank sees
+            these writes. Tensors of arenas, and of routes other than shared memory, remain read-only.
+        timeout: The longest wait without progress of the awaited ranks, in seconds. None: the default of the group.
+        route: How bytes are transferred: "auto", "local", "shm", "workspace", "mpi", "tcp" or "device".
+        workspace_path: A directory that all ranks see, through which the data is then transferred.
 
-    The exchange runs when the `with` block begins. Errors are raised on all ranks alike, with the message of the rank
-    that failed. After ArgumentError, RankMismatchError, UnsupportedError, NoSpaceError or IoError the group remains
-    usable. TimeoutError, PeerLostError and CancelledError abort it.
+    Returns:
+        A context manager, whose `with` block receives the result.
+
+    Raises:
+        Error: A rank failed. All ranks raise its error when the `with` block begins. After InvalidArgumentError,
+            RankMismatchError, UnsupportedError, OutOfSpaceError or IoError the group remains usable. TimeoutError,
+            PeerLostError and CancelledError abort it.
     """
-    return GatheredConfigs(_core.get_configs, config, ranks, group, _options(own, timeout, route, workspace_path, writable))
+    return GatheredConfigs(_core.get_configs, config, ranks, group, _options(root_tensors, timeout, route, workspace_path, writable))
 
 
+@checks_names
 def get_tensors_parallel(
     tensor: typing.Any,
     ranks: typing.Iterable[int] | None = None,
     group: Group | typing.Any = None,
     *,
-    own: str = "borrow",
+    root_tensors: str = "borrow",
     writable: bool = False,
     into: typing.Iterable[typing.Any] | None = None,
     timeout: float | None = None,
     route: str = "auto",
     workspace_path: str | os.PathLike[str] | None = None,
 ) -> GatheredTensors:
-    """Gathers one tensor per rank, all of the same dtype and shape. Otherwise as get_configs_parallel().
+    """Gathers one tensor of each rank of a list on its first rank, the root.
 
-    A tensor is a muster.Tensor, a torch.Tensor, a NumPy array, or any object with DLPack, a buffer or
-    `__array_interface__`, in host memory.
+    The tensors have the same dtype and shape. The rules, the other arguments and the errors are those of
+    get_configs_parallel().
 
-    `into`, on the root: writable contiguous tensors, one per rank of the list, that receive the results, the root's
-    own included. They are then the result. The memory of the senders is released when the `with` block begins.
+    Args:
+        tensor: A muster.Tensor, a torch.Tensor, a NumPy array, or any object with DLPack, a buffer or
+            `__array_interface__`, in host memory.
+        into: On the root, writable contiguous tensors, one per rank of the list, that receive the results, the root's
+            own included. They are then the result, and the memory of the senders is released when the `with` block
+            begins.
+
+    Returns:
+        A context manager, whose `with` block receives the result.
     """
-    options = _options(own, timeout, route, workspace_path, writable, into)
+    options = _options(root_tensors, timeout, route, workspace_path, writable, into)
     return GatheredTensors(_core.get_tensors, tensor, ranks, group, options)
 
 
-def concat(dim: int, blocks: typing.Iterable[int] = ()) -> tuple[typing.Any, ...]:
-    """Returns a merge that concatenates the tensors of the ranks along `dim`; a negative `dim` counts from the end.
-
-    `blocks` has the relative sizes of fused tensors along `dim`, each of which is concatenated separately.
-    """
-    return ("concat", dim, list(blocks))
-
-
-#: Stacks the tensors along a new outermost dimension.
-stack = ("stack",)
-#: Adds each element in rank order.
-sum = ("sum",)
-#: Takes the largest value of each element; NaN of any rank gives NaN.
-max = ("max",)
-#: Requires that all ranks have the same tensor, and compares them.
-same = ("same",)
-#: Takes the tensor of the root and ignores those of the other ranks.
-first = ("first",)
-
-
+@checks_names
 def merge_tensor_parallel(
     tensor: typing.Any,
-    merge: tuple[typing.Any, ...],
+    merge: Merge,
     ranks: typing.Iterable[int] | None = None,
     group: Group | typing.Any = None,
     *,
-    own: str = "borrow",
+    root_tensors: str = "borrow",
     into: typing.Any = None,
     timeout: float | None = None,
     route: str = "auto",
 ) -> Tensor | None:
-    """Merges the tensors of all ranks of a list on its first rank, the root. Returns None on the other ranks.
+    """Merges the tensors of all ranks of a list into one tensor on its first rank, the root.
 
-    Collective, by the rules of get_tensors_parallel(). `merge` is concat(dim), stack, sum, max, same or first. Each
-    rank writes its part directly into the result. dtypes and shapes are the same on all ranks, except the extents
-    along `dim` of concat. The result is read-only and remains valid as long as it is held. `into`, on the root: a
-    writable contiguous tensor that receives the result and is then returned.
+    Collective. Each rank writes its part directly into the result. The other arguments and the errors are those of
+    get_tensors_parallel().
+
+    Args:
+        tensor: The tensor of this rank. All ranks have the same dtype and shape, except for the extents along `dim` of
+            merge.concat().
+        merge: A kind of merge of muster.merge: concat(dim), stack, sum, max, same or first.
+        into: On the root, a writable contiguous tensor that receives the result and is then returned.
+
+    Returns:
+        The result on the root, read-only and valid as long as it is held. None on the other ranks.
     """
-    options = _options(own, timeout, route, into=None if into is None else [into])
+    options = _options(root_tensors, timeout, route, into=None if into is None else [into])
     return _core.merge_tensor(tensor, merge, ranks, _resolve(group), options)[1]
 
 
 def as_tensor(object: typing.Any, dtype: str | None = None, shape: typing.Iterable[int] | None = None) -> Tensor:
-    """Returns a muster.Tensor of the memory of an object, which it keeps alive. Nothing is copied.
+    """Returns a muster.Tensor of the memory of an object, without a copy. The tensor keeps the object alive.
 
-    With a dtype or a shape, the same bytes are interpreted accordingly: `as_tensor(bytes_of_fp8, "F8_E4M3")`. Elements
-    of packed dtypes ("F4", "U4", "I4", "F6_E2M3", "F6_E3M2") share bytes, and the shape counts elements. Raises
-    ArgumentError if the object is not a tensor, is on a GPU, or does not have that number of bytes.
+    Args:
+        object: A muster.Tensor, or an object with DLPack, a buffer or `__array_interface__`.
+        dtype: If given, the bytes are interpreted as this dtype: `as_tensor(bytes_of_fp8, "F8_E4M3")`.
+        shape: If given, the bytes are interpreted with this shape. It counts elements, also for packed dtypes ("F4",
+            "U4", "I4", "F6_E2M3", "F6_E3M2"), whose elements share bytes.
+
+    Raises:
+        InvalidArgumentError: The object is not a tensor, is on a GPU, or does not have that number of bytes.
     """
     return _core.as_tensor(object, dtype, None if shape is None else list(shape))
 
 
 def empty(dtype: str, shape: typing.Iterable[int]) -> Tensor:
-    """Returns a tensor of new memory, writable and uninitialized. `dtype`: "F32", "BF16" ...
+    """Returns a writable, uninitialized tensor in new memory.
 
-    Raises ArgumentError, NoSpaceError.
+    Args:
+        dtype: The dtype, such as "F32" or "BF16".
+        shape: The extents of the dimensions.
+
+    Raises:
+        InvalidArgumentError: The dtype or the shape is invalid.
+        OutOfSpaceError: Memory is insufficient.
     """
     return _core.empty(dtype, list(shape))
 
 
 def trim(group: Group | typing.Any = None) -> int:
-    """Returns the free shared memory of this rank's pool to the system, and returns the number of bytes. Local."""
+    """Returns the free shared memory in the pool of this rank to the system. Local.
+
+    Args:
+        group: A muster.Group, a process group of torch.distributed, or None for the world.
+
+    Returns:
+        The number of bytes.
+    """
     return _core.trim(_resolve(group))

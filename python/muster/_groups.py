@@ -13,15 +13,19 @@ import weakref
 
 from . import _core, errors
 from ._core import Group
+from ._names import checks_names
 
 
 def world() -> Group:
-    """Returns the group of all ranks of this job. The first call forms it; later calls return the same group.
+    """Returns the group of all ranks of this job. The first call forms the group and is collective.
 
-    If torch.distributed is initialized, it is the group of its default group. Otherwise it is the group that world()
-    finds in C++: `muster run`, torchrun, mpiexec, srun, or a group of this process alone. The first call is
-    collective. It raises TimeoutError with the ranks that did not arrive, and UnsupportedError or ArgumentError if the
-    environment does not describe a job whose ranks can meet.
+    If torch.distributed is initialized, the world is the group of its default process group. Otherwise world() follows
+    the same rules as in C++: `muster run`, torchrun, mpiexec, srun, or a group of this process alone.
+
+    Raises:
+        TimeoutError: Ranks did not arrive. The message names them.
+        UnsupportedError: The ranks of this job cannot reach each other.
+        InvalidArgumentError: Environment variables are malformed or contradict each other.
     """
     distributed = initialized_distributed()
     if distributed is not None:
@@ -38,8 +42,10 @@ def initialized_distributed():
 
 
 def set_world(group: Group | None) -> None:
-    """Sets the group that world() returns if torch.distributed is not initialized. None: world() reads the environment
-    again.
+    """Sets the group that world() returns if torch.distributed is not initialized.
+
+    Args:
+        group: The group. None: the next call of world() reads the environment again.
     """
     _core.set_world(group)
 
@@ -49,37 +55,65 @@ def single_group() -> Group:
     return _core.single_group()
 
 
-def local_group(key: str, rank: int, size: int, *, timeout: float | None = None, numbers: typing.Iterable[int] = ()) -> Group:
-    """Returns a group of `size` processes of this host and user. Collective.
+@checks_names
+def local_group(key: str, rank: int, size: int, *, timeout: float | None = None, global_ranks: typing.Iterable[int] = ()) -> Group:
+    """Returns a group of processes of this host and user. Collective.
 
-    `key` identifies the group: it is the same on all its ranks and different from other jobs on this host. `timeout`
-    (seconds) is that of the rendezvous and afterwards the default of the group. `numbers` are the numbers of the ranks
-    in messages, one per rank, if they belong to a larger job. Raises TimeoutError with the ranks that did not arrive,
-    RankMismatchError if ranks disagree.
+    Args:
+        key: Identifies the group. It is the same on all its ranks and different from other jobs on this host.
+        rank: The rank of this process.
+        size: The number of ranks.
+        timeout: The longest wait for the other ranks in seconds, afterwards the default timeout of the group. None:
+            MUSTER_TIMEOUT, or 10 minutes.
+        global_ranks: The numbers of the ranks in their job, one per rank, for error messages. Empty: 0, 1, ...
+
+    Raises:
+        TimeoutError: Ranks did not arrive. The message names them.
+        RankMismatchError: The ranks disagree about the size, or two of them have the same number.
+        InvalidArgumentError: The key is empty, or the rank is out of range.
     """
-    return _core.local_group(key, rank, size, timeout, list(numbers))
+    return _core.local_group(key, rank, size, timeout, list(global_ranks))
 
 
 def tcp_group(address: str, rank: int, size: int, *, timeout: float | None = None, key: str = "", listener: socket.socket | None = None) -> Group:
     """Returns a group of processes on any hosts, connected by TCP. Collective.
 
-    `address` is "HOST:PORT", an address of the host of rank 0 with a free port, or "file:///PATH" in a directory that
-    all ranks see. `timeout` and `key` are as for local_group(). Raises as local_group(), and IoError for sockets.
+    Args:
+        address: "HOST:PORT", an address of the host of rank 0 with a free port, or "file:///PATH" in a directory that
+            all ranks see.
+        rank: The rank of this process.
+        size: The number of ranks.
+        timeout: As for local_group().
+        key: As for local_group().
+        listener: On rank 0, a socket that already listens at the port of `address`. The call takes ownership of it.
 
-    `listener`, on rank 0: a socket that already listens at the port of `address`. The call takes ownership of it.
+    Raises:
+        IoError: A socket failed.
+        Error: As local_group().
     """
     return _core.tcp_group(address, rank, size, timeout, key, -1 if listener is None else listener.detach())
 
 
 def file_group(directory: str | os.PathLike[str], rank: int, size: int, *, timeout: float | None = None, key: str = "") -> Group:
-    """Returns a group of processes that share only a directory, which all of them see. Collective. Raises as
-    tcp_group().
+    """Returns a group of processes that share only a directory, which all of them see. Collective.
+
+    Args:
+        directory: A directory, which is created if it does not exist.
+        rank: The rank of this process.
+        size: The number of ranks.
+        timeout: As for local_group().
+        key: As for local_group(). It is required if several jobs may start in the directory at the same time.
+
+    Raises:
+        IoError: The directory cannot be used.
+        OutOfSpaceError: The directory has no space for the files of the group.
+        Error: As local_group().
     """
     return _core.file_group(os.fspath(directory), rank, size, timeout, key)
 
 
 def _resolve(group) -> Group:
-    """Returns the group of a call: the world if `group` is None."""
+    """Returns the group of a call. None means the world."""
     if group is None:
         return world()
     if isinstance(group, Group):
@@ -128,29 +162,35 @@ def _met_of(pg) -> _Met:
 def from_process_group(pg: typing.Any, *, timeout: float | None = None, workspace_path: str | os.PathLike[str] | None = None) -> Group:
     """Returns a group of the ranks of a torch.distributed group, in its order. The first call is collective over `pg`.
 
-    Later calls return the same group as long as `pg` exists. `pg` may also be any object with `rank`, `world_size`
-    (attributes, or methods `rank()` and `size()`) and `store`, which has `set` and `get` as those of torch. No
-    collective of `pg` is called. If its ranks are on several hosts, they meet over TCP, at the host name of its rank
-    0. With `workspace_path`, a directory that all of them see, they meet over files. Messages then use the ranks in
-    `pg`.
+    Later calls return the same group as long as `pg` exists. The call uses the store of `pg`, and none of its
+    collectives. If the ranks of `pg` are on several hosts, they meet over TCP at the host name of its rank 0, or over
+    files. Messages then use the ranks in `pg`.
 
-    Raises ArgumentError if `pg` is not a process group of this process, RankMismatchError if the ranks pass groups of
-    different sizes, and as local_group() or tcp_group().
+    Args:
+        pg: A process group of torch.distributed. It may also be any object with `rank`, `world_size` (attributes, or
+            methods `rank()` and `size()`) and `store`, which has `set` and `get` as the stores of torch.
+        timeout: As for local_group().
+        workspace_path: A directory that all ranks see. Ranks on several hosts then meet over files.
+
+    Raises:
+        InvalidArgumentError: `pg` is not a process group of this process.
+        RankMismatchError: The ranks pass groups of different sizes.
+        Error: As local_group() or tcp_group().
     """
     met = _met.get(id(pg))
     if met is None or met.group is None:
-        store, rank, size, numbers = _parts_of(pg)
+        store, rank, size, global_ranks = _parts_of(pg)
         # If an earlier call has failed, the other ranks may still read its key.
         met = _met_of(pg)
         # Only the first thread runs the rendezvous.
         with met.lock:
             if met.group is None:
-                met.group = _meet(store, rank, size, timeout=timeout, numbers=numbers, key=met.key, workspace_path=workspace_path)
+                met.group = _meet(store, rank, size, timeout=timeout, global_ranks=global_ranks, key=met.key, workspace_path=workspace_path)
     return met.group
 
 
 def _parts_of(pg):
-    """Returns (store, rank, size, numbers of the ranks in the job)."""
+    """Returns (store, rank, size, global ranks)."""
     distributed = sys.modules.get("torch.distributed")
     try:
         if hasattr(pg, "store"):
@@ -166,11 +206,11 @@ def _parts_of(pg):
             store = distributed.PrefixStore(f"muster/{c10d._pg_names[pg]}", c10d._pg_map[pg][1])
             return store, rank, size, list(c10d._pg_group_ranks[pg])
     except (AttributeError, TypeError) as error:
-        why = f" ({error})"
+        cause = f" ({error})"
     else:
-        why = ""
-    raise errors.ArgumentError(
-        f"{pg!r} is no group{why}: pass a muster.Group, a process group of torch.distributed that this process is in, or an object with rank, world_size and store"
+        cause = ""
+    raise errors.InvalidArgumentError(
+        f"group: {pg!r} is not a group{cause}: pass a muster.Group, a process group of torch.distributed that contains this process, or an object with rank, world_size and store"
     )
 
 
@@ -178,7 +218,7 @@ def _number(value) -> int:
     return operator.index(value() if callable(value) else value)
 
 
-def _meet(store, rank: int, size: int, *, timeout: float | None, numbers=(), key: str = "", workspace_path=None) -> Group:
+def _meet(store, rank: int, size: int, *, timeout: float | None, global_ranks=(), key: str = "", workspace_path=None) -> Group:
     """Returns the group of the ranks that share a torch store. Collective. `key` identifies the group and is used on
     rank 0.
     """
@@ -186,18 +226,18 @@ def _meet(store, rank: int, size: int, *, timeout: float | None, numbers=(), key
         store.set("muster/key", key or os.urandom(16).hex())
     store.set(f"muster/place/{rank}", f"{size} {_place()}")
     if not 0 <= rank < size:
-        raise errors.ArgumentError(f"rank {rank} in a group of {size} ranks cannot be")
+        raise errors.InvalidArgumentError(f"from_process_group: rank {rank} is out of range for size {size} (valid: 0 to {size - 1})")
     places = []
     for other in range(size):
         their_size, place = _text(store.get(f"muster/place/{other}")).split(" ", 1)
         if int(their_size) != size:
             raise errors.RankMismatchError(
-                f"rank {rank} is one of {size} ranks, and rank {other} one of {their_size}: these are groups of two worlds"
+                f"from_process_group: the sizes differ: rank {rank} has {size} ranks, and rank {other} has {their_size}: pass the same group on all ranks"
             )
         places.append(place)
     key = _text(store.get("muster/key"))
     if len(set(places)) == 1:
-        return local_group(key, rank, size, timeout=timeout, numbers=numbers)
+        return local_group(key, rank, size, timeout=timeout, global_ranks=global_ranks)
     if workspace_path is not None:
         return file_group(workspace_path, rank, size, timeout=timeout, key=key)
     listener = None

@@ -27,27 +27,36 @@ def launch(
 ) -> None:
     """Starts a command or a function as the ranks of a job on this host, and waits until all have ended. Local.
 
-    `target`: a list of texts is a command. It receives RANK, WORLD_SIZE ... and MUSTER_JOB in its environment, so
-    world() is the group of these ranks. A function, or its name "package.module:name", is called as
-    `name(**arguments)` in `ranks` (1 to 4096) new processes of this interpreter, after all of them have met. The
-    processes import the module of the function. It must be importable, or be the file of the program, which must not start anything unless
-    `__name__` is "__main__". `arguments` are a config without tensors (dict, list, str, int, float, bool, None). The
-    return value is ignored.
+    A command receives RANK, WORLD_SIZE ... and MUSTER_JOB in its environment, so world() is the group of these ranks. A
+    function is called as `target(**arguments)` in new processes of this interpreter, after all of them have met. They
+    import the module of the function. It must be importable, or be the file of the program, which must not start
+    anything unless `__name__` is "__main__". The return value is ignored.
 
-    `environment` is added to the environment of the ranks. `output` is the destination of their output, by whole
-    lines: "lines" uses the standard output and error of this process (descriptors 1 and 2). "prefixed" adds "[rank] "
-    in front of each line. "live" shows one line per rank on a terminal. `log_directory`: output is written to
-    rank-N.out and rank-N.err in this directory instead; with `tee`, to `output` as well. `timeout`: the longest
-    duration of the job in seconds; None: no limit. `grace`: seconds that the other ranks have after one failed, before
-    SIGTERM, and again before SIGKILL. `kill_after`: seconds between a terminating signal and SIGKILL.
+    The call may be made in any thread. This process is not forked. After the call no process is left behind. Ctrl-C
+    raises KeyboardInterrupt after the ranks have ended; ranks that it did not reach receive SIGTERM after `grace`.
 
-    Raises the exception of a failed rank, with its class if it is a muster.Error, else as PeerLostError. It has
-    `rank`, `host` and `pid`, and its message contains the end of the traceback. If several ranks failed, it is the
-    exception that does not name another rank as the cause. A rank that was killed or exited with a status raises
-    PeerLostError. Raises TimeoutError after `timeout`, and NotFoundError if the command does not exist. Raises
-    ArgumentError, before anything is started, if an argument is invalid. Ctrl-C raises KeyboardInterrupt after the
-    ranks have ended; ranks that it did not reach receive SIGTERM after `grace`. No process is left behind. It may be
-    called in any thread. This process is not forked; the interpreter is started again.
+    Args:
+        target: A list of texts is a command. Otherwise a function, or its name "package.module:name".
+        ranks: The number of ranks, 1 to 4096.
+        arguments: The arguments of the function: a dict of values without tensors.
+        environment: Variables that are added to the environment of the ranks.
+        output: The destination of the output of the ranks, by whole lines. "lines" uses the standard output and error
+            of this process (descriptors 1 and 2). "prefixed" adds "[rank] " in front of each line. "live" shows one
+            line per rank on a terminal.
+        log_directory: A directory for files rank-N.out and rank-N.err, which receive the output instead.
+        tee: Whether `output` receives the output in addition to the files.
+        timeout: The longest duration of the job in seconds. None: no limit.
+        grace: The seconds that the other ranks have after one failed, before SIGTERM, and again before SIGKILL.
+        kill_after: The seconds between a terminating signal and SIGKILL.
+
+    Raises:
+        Error: A rank failed. The exception has its class if that is a muster.Error, else it is a PeerLostError. It has
+            `rank`, `host` and `pid`, and its message contains the end of the traceback. If several ranks failed, it is
+            an exception that does not name another rank as the cause.
+        PeerLostError: A rank was killed, or exited with a status.
+        TimeoutError: The job did not end within `timeout`.
+        NotFoundError: The command does not exist.
+        InvalidArgumentError: An argument is invalid. No rank was started.
     """
     if _is_loading:
         raise _MissingGuard(
@@ -56,7 +65,7 @@ def launch(
         )
     is_command = isinstance(target, (list, tuple))
     if is_command and arguments is not None:
-        _refuse("arguments are for functions: a command has them in its list")
+        _refuse("a command has no `arguments`: add them to its list")
     command = [os.fspath(each) for each in target] if is_command else [_name_of(target)]
     options = {
         "environment": {} if environment is None else dict(environment),
@@ -72,8 +81,8 @@ def launch(
     _core.launch([sys.executable, "-c", start], command, None if is_command else arguments or {}, ranks, options)
 
 
-def _refuse(words):
-    raise errors.ArgumentError(f"launch: {words}")
+def _refuse(cause):
+    raise errors.InvalidArgumentError(f"launch: {cause}")
 
 
 def _name_of(target) -> str:
@@ -81,13 +90,13 @@ def _name_of(target) -> str:
     if isinstance(target, str):
         module, colon, name = target.rpartition(":")
         if not colon or not module or not name:
-            _refuse(f"{target!r} is no function's name: 'package.module:name'; a command is a list")
+            _refuse(f"{target!r} is not the name of a function: pass 'package.module:name', or a list for a command")
         return target
     module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
     if not callable(target) or not module or not name:
-        _refuse(f"{target!r} is neither a function, nor the name of one, nor a list of texts")
+        _refuse(f"{target!r} is not a target: pass a function, its name, or a list of texts")
     if "<" in name:
-        _refuse(f"{name} has no name that ranks could import it by: define it at the top of a module")
+        _refuse(f"ranks cannot import {name}: define it at the top of a module")
     if module == "__main__":
         main = sys.modules["__main__"]
         if getattr(main, "__spec__", None) is not None:
@@ -95,7 +104,7 @@ def _name_of(target) -> str:
         elif getattr(main, "__file__", None):
             module = os.path.abspath(main.__file__)
         else:
-            _refuse(f"{name} is of a program without a file, which ranks cannot import: put it into a module")
+            _refuse(f"ranks cannot import {name}, because its program has no file: put it into a module")
     return f"{module}:{name}"
 
 
@@ -103,7 +112,7 @@ def _name_of(target) -> str:
 _is_loading = False
 
 
-class _MissingGuard(errors.ArgumentError):
+class _MissingGuard(errors.InvalidArgumentError):
     """The program of a function starts a job while a rank imports it."""
 
 

@@ -14,20 +14,22 @@ from ._groups import _resolve
 
 
 class LayerPart:
-    """A layer, or one part of a layer that exceeds the memory budget. It ends when the next part is requested. Tensors
-    that are still held remain valid, but block their sender.
+    """A layer, or one part of a layer that exceeds the memory budget. It ends when the next part is requested.
 
-    All parts of a layer have the same tree. A leaf that is not in this part is None. Leaves that are not tensors are
-    in part 0. `slices` gives the positions of slices of tensors that are larger than a part. `tensors` (part 0 only)
-    lists all tensors of the layer. Both are lists of dicts with rank, path (a JSON pointer), dtype and shape; slices
-    also have first and elements.
+    Tensors that are still held remain valid, but block their sender. All parts of a layer have the same tree. A leaf of
+    another part is None here. Leaves that are not tensors are in part 0.
+
+    `layer` is the number of the layer. `part` and `num_parts` are the number of the part and the number of parts.
+    `ranks` is the list. `slices` gives the positions of slices of tensors that are larger than a part. `tensors` lists
+    all tensors of the layer in part 0, and is empty in the other parts. Both are lists of dicts with rank, path (a JSON
+    pointer), dtype and shape. Slices also have offset and elements.
     """
 
     def __init__(
         self,
         layer: int,
         part: int,
-        parts: int,
+        num_parts: int,
         ranks: list[int],
         configs: list[typing.Any],
         slices: list[dict[str, typing.Any]],
@@ -35,7 +37,7 @@ class LayerPart:
     ):
         self.layer = layer
         self.part = part
-        self.parts = parts
+        self.num_parts = num_parts
         self.ranks = ranks
         self.slices = slices
         self.tensors = tensors
@@ -44,16 +46,20 @@ class LayerPart:
     @property
     def is_last(self) -> bool:
         """Whether this is the last part of the layer."""
-        return self.part + 1 == self.parts
+        return self.part + 1 == self.num_parts
 
     def present(self) -> list[tuple[int, typing.Any]]:
         """Returns (rank, config) of the ranks with a config in this part, in the order of the list."""
         return [(rank, config) for rank, config in zip(self.ranks, self._configs) if config is not None]
 
     def __getitem__(self, rank: int) -> typing.Any:
-        """Returns the config of `rank` of the group; None if it has nothing in this part."""
+        """Returns the config of a rank of the group, or None if nothing of it is in this part.
+
+        Raises:
+            KeyError: The rank is not in the list, or the part has ended.
+        """
         if rank not in self.ranks or not self._configs:
-            raise KeyError(f"there is nothing of rank {rank} here: the list is {self.ranks}")
+            raise KeyError(f"rank {rank} has no entry here: the list is {self.ranks}")
         return self._configs[self.ranks.index(rank)]
 
     def release(self) -> None:
@@ -68,7 +74,7 @@ _live: weakref.WeakSet = weakref.WeakSet()
 @atexit.register
 def _at_exit():
     for end in list(_live):
-        end("the Python of this rank ends while gather_each goes on")
+        end("the interpreter of this rank exits while gather_each runs")
 
 
 def gather_each(
@@ -85,20 +91,25 @@ def gather_each(
     """Yields the layers of all ranks, part by part, on the first rank of the list, the root.
 
     On the other ranks it yields nothing, but must be iterated in the same way: `for part in gather_each(...)`. Nothing
-    happens before the first step.
+    happens before the first step. Collective over `group`. If the loop is left early on a rank, or `layers` raises an
+    exception, every rank raises an error with its message, and the group remains usable.
 
-    Collective over `group`. `layers` is an iterable of the configs of this rank, as for get_configs_parallel(); None
-    if the rank has nothing in a layer. All members have the same number of layers. It is iterated on the thread of the
-    caller, and must not use `group`. `memory_budget`: bytes, or text such as "256MiB", for parts that are in flight or
-    in use. `pipeline_depth`: number of parts that a sender may have in flight.
+    Args:
+        layers: An iterable of the configs of this rank, as for get_configs_parallel(). None: the rank has nothing in a
+            layer. All members have the same number of layers. It is iterated on the thread of the caller, and must not
+            use `group`.
+        ranks: As for get_configs_parallel().
+        group: As for get_configs_parallel().
+        memory_budget: The size of the parts that are in flight or in use, in bytes or as text such as "256MiB".
+        pipeline_depth: The number of parts that a sender may have in flight.
+        route: As for get_configs_parallel().
+        timeout: As for get_configs_parallel().
+        workspace_path: As for get_configs_parallel().
 
-    `timeout`: seconds without progress of the awaited ranks. `route` and `workspace_path` are as for
-    get_configs_parallel().
-
-    Errors are raised on all ranks alike. After ArgumentError, RankMismatchError (lists, numbers of layers),
-    UnsupportedError or NoSpaceError the group remains usable. TimeoutError, PeerLostError and CancelledError abort it.
-    An exception of an iterable, or a loop that is left early, is raised on every rank with its message; the group
-    remains usable.
+    Raises:
+        Error: A rank failed. All ranks raise its error. After InvalidArgumentError, RankMismatchError (lists, number of
+            layers), UnsupportedError or OutOfSpaceError the group remains usable. TimeoutError, PeerLostError and
+            CancelledError abort it.
     """
     import queue
     import threading
@@ -136,13 +147,13 @@ def gather_each(
     own = None  # the exception of this rank's iterable
     is_suspended = False
 
-    def end(words):
+    def end(cause):
         if not thread.is_alive():
             return
         if not is_suspended:  # another thread of the program is executing a step
             stop.request_stop()
         # In case the thread waits for an answer, or makes one more request.
-        answers.put((None, errors.IoError(words)))
+        answers.put((None, errors.IoError(cause)))
         thread.join()
 
     _live.add(end)
@@ -187,4 +198,4 @@ def _iterator_of(layers):
     try:
         return iter(layers)
     except TypeError as error:
-        raise errors.ArgumentError(f"layers: {error}") from error
+        raise errors.InvalidArgumentError(f"layers: {error}") from error

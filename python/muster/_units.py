@@ -16,7 +16,7 @@ def bytes_of(size):
     except (KeyError, TypeError, ValueError, OverflowError):
         number = -1
     if not 0 <= number < 1 << 64:
-        raise errors.ArgumentError(f"{size!r} is no size: write a number of bytes, or one with a unit, such as '256MiB'")
+        raise errors.InvalidArgumentError(f"{size!r} is not a size: write a number of bytes, or one with a unit, such as '256MiB'")
     return number
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exceptions of the package: one class per kind of failure, which also derives from a built-in exception if one
-matches.
+"""The exceptions of the package, one class per kind of failure.
+
+A class also derives from the built-in exception that matches its kind, if there is one.
 """
 
 from __future__ import annotations
@@ -10,21 +11,22 @@ import os
 
 
 class Error(Exception):
-    """A failure. The message contains the attempted operation, its object, the cause and the remedy. The failure of
-    one rank is raised on all ranks.
+    """A failure. The message contains the attempted operation, its object, the cause and the remedy.
+
+    If one rank fails in a collective call, all ranks raise its error.
     """
 
     #: The name of the kind, such as "peer lost".
     kind: str = ""
-    #: The rank where the failure began, in the group of the call; None: unknown.
+    #: The global rank where the failure began, the number of the rank in its job. None: unknown.
     rank: int | None = None
-    #: The host of that rank; empty: unknown.
+    #: The host of that rank. Empty: unknown.
     host: str = ""
-    #: The process ID of that rank; None: unknown.
+    #: The process ID of that rank. None: unknown.
     pid: int | None = None
-    #: The file that the failure is about; empty: none.
+    #: The file that the failure is about. Empty: the failure is not about a file.
     path: str = ""
-    #: errno of the system call that failed; 0: no system call failed.
+    #: errno of the system call that failed. 0: no system call failed.
     os_error: int = 0
 
     def __str__(self):
@@ -32,10 +34,10 @@ class Error(Exception):
         return str(self.args[0]) if self.args else ""
 
 
-class ArgumentError(Error, ValueError):
+class InvalidArgumentError(Error, ValueError):
     """The caller passed an invalid argument."""
 
-    kind = "argument"
+    kind = "invalid argument"
 
 
 class NotFoundError(Error, FileNotFoundError):
@@ -51,13 +53,13 @@ class CorruptError(Error, ValueError):
 
 
 class VersionError(Error):
-    """Another version of the library or of a format."""
+    """Data or a rank belongs to another version of the library or of a format."""
 
     kind = "version"
 
 
 class TimeoutError(Error, builtins.TimeoutError):
-    """A deadline passed; the message names the missing ranks."""
+    """A deadline passed. The message names the missing ranks."""
 
     kind = "timeout"
 
@@ -68,14 +70,14 @@ class PeerLostError(Error, ConnectionError):
     kind = "peer lost"
 
 
-class NoSpaceError(Error, OSError):
-    """Not enough memory or disk space; the message gives the needed and the available bytes."""
+class OutOfSpaceError(Error, OSError):
+    """Memory or disk space is insufficient. The message gives the needed and the available bytes."""
 
-    kind = "no space"
+    kind = "out of space"
 
 
 class IoError(Error, OSError):
-    """A system call or a callback of another rank failed; os_error is errno."""
+    """A system call failed, or a callback of a rank raised an exception. `os_error` is errno of the system call."""
 
     kind = "io"
 
@@ -93,7 +95,7 @@ class RankMismatchError(Error, ValueError):
 
 
 class CancelledError(Error):
-    """A wait was cancelled or interrupted."""
+    """A stop request or an interrupt ended a wait."""
 
     kind = "cancelled"
 
@@ -114,21 +116,21 @@ _MOST_FRAMES = 3
 _MOST_LETTERS = 300
 
 
-def _told(raised, with_traceback):
+def _describe(raised, with_traceback):
     """Returns the description of an exception for other ranks: (kind or None, message in UTF-8). The traceback lines
     are those of the files of the caller.
     """
-    is_ours = isinstance(raised, Error)
+    has_kind = isinstance(raised, Error)
     name = type(raised).__name__
     try:
-        words = str(raised)
+        message = str(raised)
     except Exception as failure:
-        words = f"its words cannot be told: {type(failure).__name__}"
-    if not is_ours:
-        words = f"{name}: {words}" if words else name
+        message = f"its message is not available: {type(failure).__name__}"
+    if not has_kind:
+        message = f"{name}: {message}" if message else name
     if with_traceback:
-        words = " | ".join([words, *_last_lines(raised)])
-    return raised.kind if is_ours else None, words.encode("utf-8", "backslashreplace")
+        message = " | ".join([message, *_last_lines(raised)])
+    return raised.kind if has_kind else None, message.encode("utf-8", "backslashreplace")
 
 
 def _last_lines(raised):

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`modelopt.torch.export.distribute` of ModelOpt, implemented with Muster: `import muster.modelopt as distribute`, or
-`install()`, which replaces ModelOpt's functions. The manual is docs/howto/modelopt.md.
+"""An implementation of `modelopt.torch.export.distribute` of ModelOpt.
+
+Use it as `import muster.modelopt as distribute`, or call `install()`, which replaces the functions of ModelOpt. The
+manual is docs/howto/modelopt.md.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from . import _files
 from ._core import Group, Tensor
 from ._gathers import get_configs_parallel as _gather
 from ._groups import _resolve, from_process_group, initialized_distributed
-from .errors import ArgumentError
+from .errors import InvalidArgumentError
 
 __all__ = ["NFSWorkspace", "get_configs_parallel", "get_tensors_parallel", "install", "install_when_imported"]
 
@@ -35,11 +37,19 @@ _CLASS = "$dataclass"
 def get_tensors_parallel(tensor, ranks, group=None):
     """Gathers a torch.Tensor of each rank of a list on its first rank, the root. A context manager.
 
-    Collective over `group`, a process group of torch.distributed or None for all ranks. `ranks`: two or more global
-    ranks. All members of a list pass the same list, and the lists of a call are disjoint. Shapes and dtypes may
-    differ. The root gets a list with the tensor of each rank, on the CPU: its own tensor itself, and private copies of
-    the others, which it may write to and keep. The other ranks get an empty list. At the end all ranks wait until the
-    root has arrived.
+    Collective over `group`. At the end of the `with` block all ranks wait until the root has arrived.
+
+    Args:
+        tensor: The tensor of this rank. Shapes and dtypes may differ between ranks.
+        ranks: Two or more global ranks. All members of a list pass the same list, and the lists of a call are disjoint.
+        group: A process group of torch.distributed. None: all ranks.
+
+    Yields:
+        On the root, a list with the tensor of each rank, on the CPU: its own tensor itself, and private copies of the
+        others, which it may write to and keep. On the other ranks, an empty list.
+
+    Raises:
+        Error: As muster.get_tensors_parallel().
     """
     with _gathered(tensor, ranks, group, None, is_needed=True) as others:
         yield [tensor.cpu(), *others] if others is not None else []
@@ -49,11 +59,20 @@ def get_tensors_parallel(tensor, ranks, group=None):
 def get_configs_parallel(config, ranks, group=None, workspace_path=None):
     """Gathers a config of each rank of a list on its first rank, the root. A context manager.
 
-    The rules are those of get_tensors_parallel(). `config` is an instance of a dataclass, a dict, a list or a value,
-    which may contain such objects and torch tensors, or None. The root gets a list: its own config itself, even if it
-    is None, then the configs of the other ranks, as instances of the same classes. None of the other ranks is omitted
-    from the list. `workspace_path`: a directory that all ranks see, through which configs are transferred. With it the
-    ranks may be on several hosts. Only the marker file of the workspace remains in it.
+    The rules and the errors are those of get_tensors_parallel().
+
+    Args:
+        config: An instance of a dataclass, a dict, a list or a value, which may contain such objects and torch tensors,
+            or None.
+        ranks: As for get_tensors_parallel().
+        group: As for get_tensors_parallel().
+        workspace_path: A directory that all ranks see, through which configs are transferred. With it the ranks may be
+            on several hosts. Only the marker file of the workspace remains in it.
+
+    Yields:
+        On the root, a list: its own config itself, even if that is None, then the configs of the other ranks, as
+        instances of the same classes. If another rank passes None, the list omits it. On the other ranks, an empty
+        list.
     """
     with _gathered(config, ranks, group, workspace_path) as others:
         yield [config, *others] if others is not None else []
@@ -68,9 +87,9 @@ def _gathered(value, ranks, group, workspace_path, is_needed=False):
     try:
         ranks = [operator.index(rank) for rank in ranks]
         if len(ranks) < 2:
-            raise ArgumentError(f"gathering from the ranks {ranks}: a list has two ranks or more")
+            raise InvalidArgumentError(f"ranks: {ranks} has fewer than two ranks: pass two or more")
         if is_needed and value is None:
-            raise ArgumentError("get_tensors_parallel: the tensor is None: every rank of the group passes one")
+            raise InvalidArgumentError("get_tensors_parallel: the tensor is None: pass a tensor on every rank of the group")
         numbers = [_index(members, rank) for rank in ranks]
         is_first = group.rank == numbers[0]
         # The root already has its own value.
@@ -78,13 +97,13 @@ def _gathered(value, ranks, group, workspace_path, is_needed=False):
     except Exception as error:
         failure = error
 
-    def told():
+    def checked_ranks():
         # An exception about the arguments reaches all ranks.
         if failure is not None:
             raise failure
         yield from numbers
 
-    with _gather(tree, told(), group, writable=True, timeout=TIMEOUT, workspace_path=workspace_path) as entries:
+    with _gather(tree, checked_ranks(), group, writable=True, timeout=TIMEOUT, workspace_path=workspace_path) as entries:
         try:
             yield [_value(entry) for entry in entries if entry is not None] if is_first else None
         finally:
@@ -93,7 +112,7 @@ def _gathered(value, ranks, group, workspace_path, is_needed=False):
 
 def _index(members, rank: int) -> int:
     if rank not in members:
-        raise ArgumentError(f"rank {rank} of the list is not in the group, which has the ranks {list(members)}")
+        raise InvalidArgumentError(f"rank {rank} of the list is not in the group, which has the ranks {list(members)}")
     return members.index(rank)
 
 
@@ -162,8 +181,7 @@ def _class_named(name: str):
     except (KeyError, AttributeError):
         kind = None
     if not dataclasses.is_dataclass(kind):
-        words = f"which is no dataclass here: import {module} on the first rank"
-        raise ArgumentError(f"another rank gave a {name}, {words}")
+        raise InvalidArgumentError(f"{name}: a rank sent an instance of this class, which is not a dataclass here: import {module} on the root")
     return kind
 
 
@@ -194,7 +212,7 @@ class NFSWorkspace:
             return
         group, _ = _group_of(None, _folder(self.path))
         self.rank = group.rank
-        self._files = _files.NFSWorkspace(_folder(self.path), group, durable=False)
+        self._files = _files.Workspace(_folder(self.path), group, durable=False)
         if self._state(self.rank) is not None:
             # The state that this rank wrote with an earlier object no longer counts.
             self._files.write_configs_and_weights(None)
@@ -206,17 +224,34 @@ class NFSWorkspace:
 
     @property
     def state_path(self) -> pathlib.Path | None:
-        """The file that contains the state of this rank; None if it has no state."""
+        """The file that contains the state of this rank. None: the rank has no state."""
         state = self._state(self.rank)
         return None if state is None else pathlib.Path(state.info["path"])
 
     def write_configs_and_weights(self, config_json, weights) -> None:
-        """Writes the state of this rank: a dict, and torch tensors by name."""
+        """Writes the state of this rank.
+
+        Args:
+            config_json: A dict.
+            weights: torch tensors by name.
+
+        Raises:
+            InvalidArgumentError: The workspace has no directory.
+            Error: As muster.Workspace.write_configs_and_weights().
+        """
         weights = {name: weight.detach().cpu() for name, weight in weights.items()}
         self._initialized().write_configs_and_weights({"config": config_json}, weights)
 
     def read_configs_and_weights_from_rank(self, target_rank):
-        """Returns (config, weights) of a rank, with writable torch tensors; (None, None) if it has no state now."""
+        """Returns (config, weights) of a rank, with writable torch tensors, or (None, None) if it has no state now.
+
+        Args:
+            target_rank: The rank.
+
+        Raises:
+            InvalidArgumentError: The workspace has no directory.
+            Error: As muster.Workspace.read_configs_and_weights_from_rank().
+        """
         state = self._state(target_rank)
         if state is None:
             return None, None
@@ -226,9 +261,9 @@ class NFSWorkspace:
         state = self._initialized().read_configs_and_weights_from_rank(rank)
         return state if state is not None and state.config is not None else None
 
-    def _initialized(self) -> _files.NFSWorkspace:
+    def _initialized(self) -> _files.Workspace:
         if self._files is None:
-            raise ArgumentError("this NFSWorkspace has no directory: make it with a workspace_path")
+            raise InvalidArgumentError("this NFSWorkspace has no directory: pass a workspace_path")
         return self._files
 
 
@@ -239,7 +274,10 @@ _UPSTREAM = ("modelopt.torch.export.distribute", "modelopt.torch.export.trtllm.d
 def install() -> None:
     """Replaces the functions of ModelOpt with these in all loaded modules that refer to them by name. Local.
 
-    Every rank calls it. Raises ImportError if ModelOpt with such functions is not installed.
+    Every rank calls it.
+
+    Raises:
+        ImportError: ModelOpt with such functions is not installed.
     """
     found = False
     for name in _UPSTREAM:
@@ -253,11 +291,11 @@ def install() -> None:
             _replace(module)
     if not found:
         names = " or ".join(_UPSTREAM)
-        raise ImportError(f"muster.modelopt.install: there is no {names}: install nvidia-modelopt, 0.48 or earlier")
+        raise ImportError(f"muster.modelopt.install: {names} does not exist: install nvidia-modelopt, 0.48 or earlier")
 
 
 def install_when_imported() -> None:
-    """Does the same as install() without importing ModelOpt: its functions are replaced when it is imported. Local."""
+    """Replaces the functions of ModelOpt as install() does, but only when ModelOpt is imported. Local."""
     for name in _UPSTREAM:
         if name in sys.modules:
             _replace(sys.modules[name])
@@ -294,7 +332,7 @@ def _replace(upstream) -> None:
 
 
 def main() -> None:
-    """`python -m muster.modelopt SCRIPT ...`: runs an unmodified script with the functions of ModelOpt replaced."""
+    """Runs an unmodified script with the functions of ModelOpt replaced: `python -m muster.modelopt SCRIPT ...`."""
     if len(sys.argv) < 2:
         sys.exit("usage: python -m muster.modelopt SCRIPT [ARGUMENT ...]")
     install_when_imported()

@@ -109,10 +109,10 @@ def test_failures():
         tell(failures)
         """
     )
-    kinds = ["ArgumentError", "RankMismatchError", "ArgumentError", "ArgumentError"]
+    kinds = ["InvalidArgumentError", "RankMismatchError", "InvalidArgumentError", "InvalidArgumentError"]
     for each in told:
         assert [kind for kind, _ in each] == kinds
-        assert "str is no tensor" in each[3][1]
+        assert "str is not a tensor" in each[3][1]
 
 
 # Calls with a wrong argument on rank 1, and the message that all ranks raise.
@@ -120,21 +120,21 @@ WRONG = {
     "root": ("ranks.broadcast(t, bad('0', 0))", "root: str is not an int"),
     "no root": ("ranks.gather(t, bad(None, 0))", "root: NoneType is not an int"),
     "op": ("ranks.all_reduce(t, bad(3, 'sum'))", "op: int is not a str"),
-    "unknown op": ("ranks.all_reduce(t, bad('mean', 'sum'))", "op is 'sum'"),
-    "no tensor": ("ranks.all_reduce(bad(None, t))", "NoneType is no tensor"),
+    "unknown op": ("ranks.all_reduce(t, bad('mean', 'sum'))", "op: unknown value 'mean'"),
+    "no tensor": ("ranks.all_reduce(bad(None, t))", "NoneType is not a tensor"),
     "timeout": ("ranks.all_gather(t, timeout=bad(0, 20))", "a timeout of 0 s"),
     "timeout of text": ("ranks.barrier(timeout=bad('1', 20))", "timeout: str is not a number"),
     "dim": ("ranks.all_gather(t, bad(0.5, 0))", "dim: float is not an int"),
     "sizes": ("ranks.reduce_scatter(t, sizes=bad(['1'], [1, 1]))", "sizes: str is not an int"),
     "rows": ("ranks.all_to_allv(t, bad(1, [1, 1]))", "rows: int is not a list"),
-    "parts": ("ranks.all_gather_into(bad([t, 1], [t, t]), t)", "int is no tensor"),
+    "parts": ("ranks.all_gather_into(bad([t, 1], [t, t]), t)", "int is not a tensor"),
     "config": ("ranks.all_gather_config(bad(1j, 1))", "config: complex is not a value"),
     "ranks": ("ranks.split(bad('01', [0, 1]))", "ranks: str is not a list"),
     "queue writer": ("muster.MessageQueue(ranks.made_of, bad('1', 1))", "writer: str is not an int"),
     "queue reader": ("muster.MessageQueue(ranks.made_of, 1, reader=bad(0.5, 0))", "reader: float is not an int"),
-    "queue capacity": ("muster.MessageQueue(ranks.made_of, capacity=bad('much', '1MiB'))", "no size"),
-    "queue dead_reader": ("muster.MessageQueue(ranks.made_of, dead_reader=bad('dorp', 'drop'))", "dead_reader is"),
-    "queue handle": ("muster.MessageQueue(ranks.made_of, outside_writer=bad(7, ''))", "outside_writer: int is not a str"),
+    "queue capacity": ("muster.MessageQueue(ranks.made_of, capacity=bad('much', '1MiB'))", "not a size"),
+    "queue dead_reader": ("muster.MessageQueue(ranks.made_of, dead_reader=bad('dorp', 'drop'))", "dead_reader: unknown value"),
+    "queue handle": ("muster.MessageQueue(ranks.made_of, external_writer=bad(7, ''))", "external_writer: int is not a str"),
     "queue timeout": ("muster.MessageQueue(ranks.made_of, timeout=bad(0, 20))", "a timeout of 0 s"),
     "a group's duplicate": ("ranks.made_of.duplicate(bad(0, 20))", "a timeout of 0 s"),
     "a group's split": ("ranks.made_of.split(bad([0.5], [0, 1]))", "ranks: float is not an int"),
@@ -168,8 +168,8 @@ def test_wrong_arguments_are_errors_on_all_ranks_and_the_groups_remain_usable():
     )
     for each in told:
         for name, (_, words), found in zip(WRONG, WRONG.values(), each):
-            assert found and found[0] == "ArgumentError" and "rank 1" in found[1] and words in found[1], (name, found)
-        assert [kind for kind, _ in each[len(WRONG):]] == ["ArgumentError"] * 2
+            assert found and found[0] == "InvalidArgumentError" and "rank 1" in found[1] and words in found[1], (name, found)
+        assert [kind for kind, _ in each[len(WRONG):]] == ["InvalidArgumentError"] * 2
 
 
 def test_queue():
@@ -189,12 +189,12 @@ def test_queue():
         for bad in (lambda: muster.MessageQueue(group, 9), lambda: muster.MessageQueue(group, capacity="1KiB"), lambda: muster.MessageQueue(group, dead_reader="x")):
             try:
                 bad()
-            except muster.ArgumentError:
+            except muster.InvalidArgumentError:
                 got.append("refused")
-        handle = muster.ProcessGroup(group).broadcast_config(muster.queue_handle(3) if rank == 0 else None, 0)
-        outside = "import muster, sys; muster.MessageQueue.write_from_outside(sys.argv[1]).put(b'from outside')"
+        handle = muster.ProcessGroup(group).broadcast_config(muster.make_queue_handle(3) if rank == 0 else None, 0)
+        outside = "import muster, sys; muster.MessageQueue.attach_writer(sys.argv[1]).put(b'from outside')"
         writer = subprocess.Popen([sys.executable, "-c", outside, handle]) if rank == 0 else None
-        got.append(muster.MessageQueue(group, outside_writer=handle).get().decode())
+        got.append(muster.MessageQueue(group, external_writer=handle).get().decode())
         if writer:
             got.append(writer.wait())
         tell(got)

@@ -62,18 +62,18 @@ def test_tensors_at_leaves():
         ({"a": {3: 1}}, r"config\['a'\]: a key is int, not str"),
         ([2**64], r"config\[0\]: an int beyond 64 bits"),
         ([-(2**63) - 1], "beyond 64 bits"),
-        ({"s": "\ud800"}, r"config\['s'\]: a str that is no Unicode"),
+        ({"s": "\ud800"}, r"config\['s'\]: the str is not valid Unicode"),
         ({"set": {1}}, "set is not a value"),
         ([np.array(["x"])], r"config\[0\]: there is no dtype"),
         ({"layers": [{"scale": OnDevice()}]}, r"config\['layers'\]\[0\]\['scale'\]: DLPack: the tensor is on a device \(type 2\): copy it"),
         ({"a": [Raises("torn \ud800")]}, r"config\['a'\]\[0\]: LookupError: torn \\ud800 \| File \".*test_configs.py\", line \d+, in __dlpack__ \| raise"),
-        ({"a": type("Other", (), {"__array_interface__": 3})()}, r"config\['a'\]: an argument is not of the type"),
+        ({"a": type("Other", (), {"__array_interface__": 3})()}, r"config\['a'\]: an argument does not have the expected type"),
         ({"key": b"abc"}, r"config\['key'\]: bytes is not a value of a config: pass a str"),
         ([np.zeros(1, ">i4")], r"config\[0\]: its bytes are not in the order"),
     ],
 )
-def test_what_is_no_value_is_named_by_its_place(value, words):
-    with pytest.raises(muster.ArgumentError, match=words):
+def test_the_error_names_the_place_of_an_invalid_value(value, words):
+    with pytest.raises(muster.InvalidArgumentError, match=words):
         through(value)
     assert through(1) == 1
 
@@ -81,5 +81,5 @@ def test_what_is_no_value_is_named_by_its_place(value, words):
 def test_a_circle_is_refused():
     circle = []
     circle.append(circle)
-    with pytest.raises(muster.ArgumentError, match="256"):
+    with pytest.raises(muster.InvalidArgumentError, match="256"):
         through(circle)

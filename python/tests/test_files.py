@@ -35,10 +35,10 @@ def test_split_and_join():
 
 def test_state_files(tmp_path):
     path = tmp_path / "state.h5"
-    muster.write_state_file(path, TREE, rank=2, world_size=4, generation=7, zstd_level=1)
+    muster.write_state_file(path, TREE, rank=2, world_size=4, step=7, zstd_level=1)
     state = muster.read_state_file(path)
     path.unlink()
-    assert alike(TREE, state.tree()) and state.info == {"rank": 2, "world_size": 4, "generation": 7}
+    assert alike(TREE, state.tree()) and state.info == {"rank": 2, "world_size": 4, "step": 7}
     muster.write_state_file(path, {"a": 1}, {"x": np.zeros(3)})
     config, weights = muster.read_state_file(path)
     assert config == {"a": 1} and weights["x"].shape == (3,)
@@ -61,14 +61,14 @@ def test_safetensors(tmp_path):
     assert np.array_equal(tensors["a"].numpy(), np.arange(3)) and np.array_equal(tensors["b"].numpy(), TREE["w"].T)
     assert (tensors["c"].dtype, tensors["c"].shape) == ("F4", (2, 4))
     assert muster.safetensors_metadata(path) == {"format": "pt"}
-    shown = muster.show(path, pattern="a")
+    shown = muster.show(path, select="a")
     assert [tensor["name"] for tensor in shown["tensors"]] == ["a"]
     other = tmp_path / "other.safetensors"
     muster.save_safetensors(other, {"a": np.arange(3) + 1, "b": TREE["w"].T, "c": packed})
     assert muster.diff(path, path)["same"] and not muster.diff(path, other)["same"]
 
 
-def test_what_files_cannot_have(tmp_path):
+def test_files_refuse_invalid_arguments(tmp_path):
     path = tmp_path / "model.safetensors"
     for call, words in (
         (lambda: muster.save_safetensors(path, [1]), "the tensors: list is not a dict"),
@@ -79,9 +79,9 @@ def test_what_files_cannot_have(tmp_path):
         (lambda: muster.join({}, [1]), "the tensors: list is not a dict"),
         (lambda: muster.launch(["true"], 1, environment={"A": 1}), "environment: int is not a str"),
         (lambda: muster.launch(["true"], 1, timeout="1"), "timeout: str is not a number"),
-        (lambda: muster.as_tensor(type("Other", (), {"__array_interface__": 3})()), "an argument is not of the type"),
+        (lambda: muster.as_tensor(type("Other", (), {"__array_interface__": 3})()), "an argument does not have the expected type"),
     ):
-        with pytest.raises(muster.ArgumentError, match=words):
+        with pytest.raises(muster.InvalidArgumentError, match=words):
             call()
     assert not path.exists()
 
@@ -98,22 +98,22 @@ def test_safetensors_of_others(tmp_path):
 def test_a_workspace(tmp_path):
     told = run(
         f"""
-        workspace = muster.NFSWorkspace({str(tmp_path)!r}, group)
+        workspace = muster.Workspace({str(tmp_path)!r}, group)
         assert workspace.is_initialized and workspace.rank == rank
         absent = workspace.read_configs_and_weights_from_rank(1 - rank)
         group.barrier()
         step = workspace.write_configs_and_weights({{"rank": rank, "w": np.full(4, rank, "f4")}})
         group.barrier()
-        state = workspace.read_configs_and_weights_from_rank(1 - rank, at_least=step)
+        state = workspace.read_configs_and_weights_from_rank(1 - rank, min_step=step)
         tree = state.tree()
-        tell([absent is None, step, tree["rank"], tree["w"].numpy().tolist(), state.info["generation"]])
+        tell([absent is None, step, tree["rank"], tree["w"].numpy().tolist(), state.info["step"]])
         group.barrier()
         """
     )
     assert told == [[True, 1, 1, [1.0] * 4, 1], [True, 1, 0, [0.0] * 4, 1]]
-    nowhere = muster.NFSWorkspace(None)
+    nowhere = muster.Workspace(None)
     assert not nowhere.is_initialized and nowhere.rank is None
-    with pytest.raises(muster.ArgumentError):
+    with pytest.raises(muster.InvalidArgumentError):
         nowhere.write_configs_and_weights({})
 
 
@@ -149,21 +149,21 @@ def test_shard_and_export(tmp_path):
         f"""
         report = muster.export_model({str(tmp_path / "shards")!r}, {str(tmp_path / "out")!r}, "", group, checksums=True)
         bad = failure(lambda: muster.export_model("nowhere", "out", "", group, memory_budget="lots" if rank else 1 << 28))
-        tell([report["account"]["out"]["tensors"] if report else None, bad])
+        tell([report["manifest"]["out"]["tensors"] if report else None, bad])
         """
     )
     assert told[0][0] == 12 and told[1][0] is None
-    assert told[0][1][0] == told[1][1][0] == "ArgumentError" and "lots" in told[0][1][1]
+    assert told[0][1][0] == told[1][1][0] == "InvalidArgumentError" and "lots" in told[0][1][1]
     assert muster.diff(original, tmp_path / "out")["same"] and muster.verify(tmp_path / "out")["good"]
     # Verified like the input of an export, and cut for another layout with the same options.
-    assert muster.verify(tmp_path / "shards", plan="llama", base=original, layout=2)["good"]
-    for options, words in (({"layout": 3}, "3"), ({"plan": "nowhere"}, "nowhere"), ({"base": tmp_path / "none"}, "none")):
+    assert muster.verify(tmp_path / "shards", plan="llama", base_model=original, source_layout=2)["good"]
+    for options, words in (({"source_layout": 3}, "3"), ({"plan": "nowhere"}, "nowhere"), ({"base_model": tmp_path / "none"}, "none")):
         with pytest.raises(muster.Error, match=words):
             muster.verify(tmp_path / "shards", **options)
-    again = muster.shard_model(tmp_path / "shards", tmp_path / "four", 4, "llama", to_plan="llama", from_layout="tp=2")
+    again = muster.shard_model(tmp_path / "shards", tmp_path / "four", 4, "llama", to_plan="llama", source_layout="tp=2")
     assert again["tensors"] == 12
-    with pytest.raises(muster.ArgumentError, match="layout"):
-        muster.shard_model(tmp_path / "shards", tmp_path / "none", 4, "llama", to_plan="llama", from_layout=3)
+    with pytest.raises(muster.InvalidArgumentError, match="layout"):
+        muster.shard_model(tmp_path / "shards", tmp_path / "none", 4, "llama", to_plan="llama", source_layout=3)
 
 
 def names(shown):
@@ -186,55 +186,55 @@ def test_options_of_an_export(tmp_path):
         (shards, {"dtype": "bf16"}, lambda told, files: {tensor["dtype"] for tensor in told["tensors"]} == {"BF16"}),
         (shards, {"select": "*mlp*"}, lambda told, files: len(names(told)) == len(kept(told, "mlp")) == 3),
         (shards, {"exclude": "*mlp*"}, lambda told, files: len(names(told)) == 9 and not kept(told, "mlp")),
-        (shards, {"base": base}, lambda told, files: "tokenizer.json" in files),
+        (shards, {"base_model": base}, lambda told, files: "tokenizer.json" in files),
         (shards, {"max_shard_size": "4KiB"}, lambda told, files: len([name for name in files if name.endswith(".safetensors")]) > 1),
-        (shards, {"to": 4}, lambda told, files: "rank-00003-of-00004.safetensors" in files),
-        (shards, {"layout": "tp=2"}, lambda told, files: len(names(told)) == 12),
-        (tmp_path / "parts", {"shards": "part{rank}.safetensors", "plan": "llama"}, lambda told, files: len(names(told)) == 12),
-        (FOREIGN / "dcp/in", {"at": "model"}, lambda told, files: "layers.0.attn.weight" in names(told)),
+        (shards, {"target_layout": 4}, lambda told, files: "rank-00003-of-00004.safetensors" in files),
+        (shards, {"source_layout": "tp=2"}, lambda told, files: len(names(told)) == 12),
+        (tmp_path / "parts", {"file_pattern": "part{rank}.safetensors", "plan": "llama"}, lambda told, files: len(names(told)) == 12),
+        (FOREIGN / "dcp/in", {"key": "model"}, lambda told, files: "layers.0.attn.weight" in names(told)),
         (original, {}, lambda told, files: len(names(told)) == 12),
     ):
         plan = options.pop("plan", "")
         planned = muster.plan_export(source, plan, **options)
         muster.export_model(source, out, plan, muster.single_group(), force=True, **options)
         files = sorted(path.name for path in out.iterdir())
-        told = muster.show(out, plan="auto" if "to" in options else "")
+        told = muster.show(out, plan="auto" if "target_layout" in options else "")
         assert holds(told, files), (options, told, files)
         assert planned["out"]["files"] == len([name for name in files if name.endswith(".safetensors")]), options
-    for carry, there in (("none", False), ("*.json", True)):
-        muster.export_model(shards, out, "", muster.single_group(), force=True, carry=carry)
+    for extra, there in (("none", False), ("*.json", True)):
+        muster.export_model(shards, out, "", muster.single_group(), force=True, extra_files=extra)
         assert (out / "config.json").exists() is there
     for options, kind, words in (
-        ({"dtype": "F12"}, muster.ArgumentError, "'F12' is not a dtype"),
-        ({"writers": "all"}, muster.ArgumentError, "not 'all'"),
-        ({"to": "xp=2"}, muster.ArgumentError, "xp=2"),
-        ({"generation": -1}, muster.ArgumentError, "generation is not of the type"),
-        ({"select": 5}, muster.ArgumentError, "select is not of the type"),
+        ({"dtype": "F12"}, muster.InvalidArgumentError, "'F12' is not a dtype"),
+        ({"writers": "owners"}, muster.InvalidArgumentError, "writers: unknown value 'owners'"),
+        ({"target_layout": "xp=2"}, muster.InvalidArgumentError, "xp=2"),
+        ({"step": -1}, muster.InvalidArgumentError, "step: the value does not have the expected type"),
+        ({"select": 5}, muster.InvalidArgumentError, "select: the value does not have the expected type"),
         ({"select": "nothing*"}, muster.Error, "nothing"),
-        ({"base": tmp_path / "none"}, muster.NotFoundError, "none"),
+        ({"base_model": tmp_path / "none"}, muster.NotFoundError, "none"),
     ):
         with pytest.raises(kind, match=words):
             muster.export_model(shards, tmp_path / "bad", "", muster.single_group(), **options)
     assert not (tmp_path / "bad").exists()
 
 
-def test_options_of_what_is_looked_at(tmp_path):
+def test_options_of_sources(tmp_path):
     original = model(tmp_path / "model")
     muster.shard_model(original, tmp_path / "workspace", 2, "llama", to_workspace=True, zstd_level=1)
     dcp, space = FOREIGN / "dcp/in", tmp_path / "workspace"
     for told, count in (
-        (muster.show(dcp, at="model.layers"), 3),
+        (muster.show(dcp, key="model.layers"), 3),
         (muster.show(space, rank=1), 12),
         (muster.show(space), 24),
-        (muster.show(space, plan="auto", generation=1), 12),
+        (muster.show(space, plan="auto", step=1), 12),
     ):
         assert len(names(told)) == count
-    assert "0.attn.weight" in names(muster.show(dcp, at="model.layers"))
-    assert muster.verify(dcp, at="model")["good"] and muster.diff(space, original, plan="auto", generation=1)["same"]
-    shard = muster.shard_model(FOREIGN / "dcp/in", tmp_path / "none", 2, plan_of_all(tmp_path), at="model", dry_run=True)
+    assert "0.attn.weight" in names(muster.show(dcp, key="model.layers"))
+    assert muster.verify(dcp, key="model")["good"] and muster.diff(space, original, plan="auto", step=1)["same"]
+    shard = muster.shard_model(FOREIGN / "dcp/in", tmp_path / "none", 2, plan_of_all(tmp_path), key="model", dry_run=True)
     assert shard["tensors"] == 5
     with pytest.raises(muster.NotFoundError):
-        muster.show(space, generation=7)
+        muster.show(space, step=7)
 
 
 def plan_of_all(folder):
@@ -255,15 +255,15 @@ def test_a_shard_in_memory(tmp_path):
             written = muster.load_safetensors(path)
             assert sorted(loaded) == sorted(written) and all(muster._core.bitwise_equal(loaded[name], written[name]) for name in written)
             assert all(tensor.is_writable for tensor in loaded.values()) and steps[-1][0] == steps[-1][1]
-    whole = muster.load_shard(FOREIGN / "dcp/in", 1, 0, plan_of_all(tmp_path), at="model")
+    whole = muster.load_shard(FOREIGN / "dcp/in", 1, 0, plan_of_all(tmp_path), key="model")
     assert "layers.0.attn.weight" in whole
     megatron = FOREIGN.parent / "megatron/dense"
-    cut = {"base": megatron / "model", "to_plan": "llama"}
+    cut = {"base_model": megatron / "model", "to_plan": "llama"}
     loaded = muster.load_shard(megatron / "ranks", 2, 1, "megatron", **cut)
     assert sorted(loaded) == sorted(muster.load_shard(megatron / "model", 2, 1, "llama"))
     assert muster.shard_model(megatron / "dist", "", 2, "megatron", dry_run=True, **cut)["tensors"] == len(loaded)
-    assert muster.plan_export(megatron / "ranks", "megatron", to=2, **cut)["out"]["tensors"] == 2 * len(loaded)
-    for layout, rank, plan, kind in ((2, 2, "llama", muster.ArgumentError), (2, 0, "nothing", muster.Error), ("x", 0, "llama", muster.ArgumentError)):
+    assert muster.plan_export(megatron / "ranks", "megatron", target_layout=2, **cut)["out"]["tensors"] == 2 * len(loaded)
+    for layout, rank, plan, kind in ((2, 2, "llama", muster.InvalidArgumentError), (2, 0, "nothing", muster.Error), ("x", 0, "llama", muster.InvalidArgumentError)):
         with pytest.raises(kind):
             muster.load_shard(original, layout, rank, plan)
 
@@ -282,7 +282,7 @@ def test_load_shard_together(tmp_path):
         """,
         2,
     )
-    assert told == [[True, "RankMismatchError", True, True, "ArgumentError"]] * 2
+    assert told == [[True, "RankMismatchError", True, True, "InvalidArgumentError"]] * 2
 
 
 def failing(*_):

@@ -33,7 +33,7 @@ def test_tensors_stay_valid_and_may_be_written_to():
     told = run(
         """
         weight = np.full(1 << 18, rank + 1, "f4")
-        with muster.get_tensors_parallel(weight, None, group, own="copy") as parts:
+        with muster.get_tensors_parallel(weight, None, group, root_tensors="copy") as parts:
             held = parts[1] if parts else None
             arrays = parts.numpy()
             given = [np.from_dlpack(part) for part in parts] if parts else []
@@ -50,7 +50,7 @@ def test_tensors_stay_valid_and_may_be_written_to():
     assert told == [[[True, False], [2.0, 3.0, 2.0], 1.0], [[], [], 2.0]]
 
 
-def test_what_came_may_be_written_to_if_asked_for():
+def test_results_are_writable_on_request():
     told = run(
         """
         weight = np.full(1 << 18, rank + 1, "f4")
@@ -73,14 +73,14 @@ def test_results_into_tensors_of_the_caller():
         with muster.get_tensors_parallel(np.full(1000, rank + 1, "f4"), None, group, into=parts):
             pass
         whole = np.zeros((2, 1000), "f4") if rank == 0 else None
-        muster.merge_tensor_parallel(np.full(1000, rank + 1, "f4"), muster.stack, None, group, into=whole)
+        muster.merge_tensor_parallel(np.full(1000, rank + 1, "f4"), muster.merge.stack, None, group, into=whole)
         small = failure(lambda: muster.get_tensors_parallel(np.ones(2), None, group, into=parts).__enter__())
         none = failure(lambda: muster.get_tensors_parallel(np.ones(2), None, group, into=[1] if rank == 0 else None).__enter__())
         group.barrier()
         tell([rank == 0 and [[float(part.max()) for part in parts], whole.max(1).tolist()], small[0], none[0]])
         """
     )
-    assert told == [[[[1.0, 2.0]] * 2, "ArgumentError", "ArgumentError"], [False, "ArgumentError", "ArgumentError"]]
+    assert told == [[[[1.0, 2.0]] * 2, "InvalidArgumentError", "InvalidArgumentError"], [False, "InvalidArgumentError", "InvalidArgumentError"]]
 
 
 def test_spans_of_the_program_are_in_the_trace(tmp_path):
@@ -104,13 +104,13 @@ def test_merges():
         """
         mine = np.arange(4, dtype="f4").reshape(2, 2) + 10 * rank
         results = []
-        for merge in (muster.concat(1), muster.stack, muster.sum, muster.max, muster.first):
+        for merge in (muster.merge.concat(1), muster.merge.stack, muster.merge.sum, muster.merge.max, muster.merge.first):
             whole = muster.merge_tensor_parallel(mine, merge, None, group)
             results.append(None if whole is None else whole.numpy().tolist())
-        same = muster.merge_tensor_parallel(np.ones(2), muster.same, None, group)
-        differ = failure(lambda: muster.merge_tensor_parallel(np.full(2, rank), muster.same, None, group))
-        bad = ["sum", (), (1,), ("concat", 0), ("concat", "x", []), ("concat", 0, 5), ("sum", 1), ("mean",), None]
-        wrong = [failure(lambda: muster.merge_tensor_parallel(mine, each if rank else muster.sum, None, group)) for each in bad]
+        same = muster.merge_tensor_parallel(np.ones(2), muster.merge.same, None, group)
+        differ = failure(lambda: muster.merge_tensor_parallel(np.full(2, rank), muster.merge.same, None, group))
+        bad = ["sum", (), (1,), ("concat", 0), ("concat", "x", []), ("concat", 0, 5), ("sum", 1), ("mean", 0, ()), None]
+        wrong = [failure(lambda: muster.merge_tensor_parallel(mine, each if rank else muster.merge.sum, None, group)) for each in bad]
         tell([results, same is not None, differ[0], [each and each[0] for each in wrong]])
         """
     )
@@ -118,8 +118,8 @@ def test_merges():
     assert told[0][0] == [
         [[0.0, 1.0, 10.0, 11.0], [2.0, 3.0, 12.0, 13.0]], [a, b], [[10.0, 12.0], [14.0, 16.0]], b, a,
     ]
-    assert told[0][1:] == [True, "RankMismatchError", ["ArgumentError"] * 9]
-    assert told[1] == [[None] * 5, False, "RankMismatchError", ["ArgumentError"] * 9]
+    assert told[0][1:] == [True, "RankMismatchError", ["InvalidArgumentError"] * 9]
+    assert told[1] == [[None] * 5, False, "RankMismatchError", ["InvalidArgumentError"] * 9]
 
 
 def test_one_ranks_failure_is_everybodys():
@@ -147,14 +147,14 @@ def test_one_ranks_failure_is_everybodys():
             lambda: tensors(bad("text", np.zeros(2))),
             lambda: configs({}, route=bad("pigeon", "auto")),
             lambda: configs({}, timeout=bad("long", None)),
-            lambda: configs({}, own=bad(3, "copy")),
+            lambda: configs({}, root_tensors=bad(3, "copy")),
             lambda: configs({}, bad([0, 7], [0, 1])),
             lambda: configs({}, bad([0.7], [0])),
             lambda: configs({}, bad("0", [0])),
             lambda: configs({}, bad(["0"], [0])),
             lambda: configs({}, bad([1 << 40], [0])),
             lambda: configs({}, bad(0, [0])),
-            lambda: configs({}, bad((muster.queue_handle(0) for _ in [0]), [0])),
+            lambda: configs({}, bad((muster.make_queue_handle(0) for _ in [0]), [0])),
             lambda: configs(bad({"a": [Torn()]}, {})),
             lambda: configs(bad({"b": Mute()}, {})),
         )]
@@ -163,12 +163,12 @@ def test_one_ranks_failure_is_everybodys():
         """
     )
     kinds, words = zip(*told[0])
-    assert kinds == ("ArgumentError", "RankMismatchError", *["ArgumentError"] * 13)
+    assert kinds == ("InvalidArgumentError", "RankMismatchError", *["InvalidArgumentError"] * 13)
     for found, wanted in zip(words, (
-        r"rank 1 .*: config\['layers'\]\[0\]\['scale'\]: complex is not a value", "", "str is no tensor", "no route 'pigeon'",
-        "timeout: str is not a number", "own: int is not a str", r"rank 7", "ranks: float is not an int", "ranks: str is not a list",
+        r"rank 1 .*: config\['layers'\]\[0\]\['scale'\]: complex is not a value", "", "str is not a tensor", "route: unknown value 'pigeon'",
+        "timeout: str is not a number", "root_tensors: int is not a str", r"rank 7", "ranks: float is not an int", "ranks: str is not a list",
         "ranks: str is not an int", "ranks: int is not one of 32 bits", "ranks: int is not a list", "a queue's handle for 0 ranks",
-        r"config\['a'\]\[0\]: LookupError: torn \\ud800ü+", r"config\['b'\]: Silent: its words cannot be told: ValueError",
+        r"config\['a'\]\[0\]: LookupError: torn \\ud800ü+", r"config\['b'\]: Silent: its message is not available: ValueError",
     )):
         assert re.search(wanted, found), found
     # The sent text is truncated, even in the middle of a character.
@@ -320,9 +320,9 @@ def test_a_stream_that_fails():
     )
     words = (
         r"IoError .*rank 1 .*: LookupError: the tape is torn \| File \"<string>\", line \d+, in raises",
-        r"ArgumentError .*rank 1 .*: config\['x'\]: complex", r"ArgumentError .*rank 1 .*: 'lots' is no size",
-        "ArgumentError .*rank 1 .*: -1 is no size", "ArgumentError .*rank 1 .*: pipeline_depth: str is not an int",
-        "ArgumentError .*rank 1 .*: layers: 'int' object is not iterable",
+        r"InvalidArgumentError .*rank 1 .*: config\['x'\]: complex", r"InvalidArgumentError .*rank 1 .*: 'lots' is not a size",
+        "InvalidArgumentError .*rank 1 .*: -1 is not a size", "InvalidArgumentError .*rank 1 .*: pipeline_depth: str is not an int",
+        "InvalidArgumentError .*rank 1 .*: layers: 'int' object is not iterable",
     )
     for each in told:
         for found, wanted in zip(each, words):
@@ -370,7 +370,7 @@ def test_workers_of_a_pool_have_tensors_and_no_groups():
         """
         import multiprocessing, warnings
         warnings.simplefilter("ignore")
-        with muster.get_tensors_parallel(np.full(1 << 16, rank + 1, "f4"), None, group, own="copy") as parts:
+        with muster.get_tensors_parallel(np.full(1 << 16, rank + 1, "f4"), None, group, root_tensors="copy") as parts:
             held = list(parts)
         arena = muster.SharedArena("1MiB").allocate("F32", (4,))
         arena.numpy()[:] = rank
@@ -403,7 +403,7 @@ def test_threads_with_a_group_each():
             for i in range(200):
                 with muster.get_configs_parallel({"i": i, "t": np.full(100, number + rank)}, None, own) as configs:
                     found |= {(number, rank, int(config["t"].numpy().max()), config["i"] == i) for rank, config in configs.present()}
-                whole = muster.merge_tensor_parallel(np.full(2, number), muster.sum, None, own)
+                whole = muster.merge_tensor_parallel(np.full(2, number), muster.merge.sum, None, own)
                 found.add(whole and float(whole.numpy().max()))
             for part in muster.gather_each([{"n": number}] * 3, None, own):
                 found |= {("stream", config["n"]) for _, config in part.present()}
@@ -434,7 +434,7 @@ def test_ten_thousand_exchanges_do_not_grow():
         for i in range(5000):
             with muster.get_configs_parallel({"i": i, "w": weight}, None, group) as configs:
                 held = [config["w"] for _, config in configs.present()]
-            with muster.get_tensors_parallel(weight, None, group, own="copy") as parts:
+            with muster.get_tensors_parallel(weight, None, group, root_tensors="copy") as parts:
                 arrays = parts.numpy()
             if i == 500:
                 before = state()
@@ -516,7 +516,7 @@ def test_other_groups(kind, tmp_path):
         double = other.duplicate()
         double.barrier()
         part = group.split([1])
-        tell([values, other.kind, other.rank, part is None, other.info(1)["rank"]])
+        tell([values, other.kind, other.rank, part is None, other.info(1)["global_rank"]])
         """
     )
     assert told == [[[], told[0][1], 0, True, 1], [[1, 0], told[0][1], 1, False, 1]]
@@ -583,7 +583,7 @@ def test_a_process_group_by_its_store(tmp_path):
         assert (values, is_same, others, kinds) == ([0, 1] if rank == 0 else [], True, values, [5, True])
         assert sizes[0] == "RankMismatchError" and re.search("one of [23] ranks, and rank . one of [23]", sizes[1])
         # The rank's own numbers are invalid.
-        assert world[0] == ("ArgumentError" if rank else "RankMismatchError")
+        assert world[0] == ("InvalidArgumentError" if rank else "RankMismatchError")
         # The ranks claim to be on several hosts, but detect that they share one.
         assert kind != "local"
 
@@ -601,6 +601,6 @@ def test_results_outside_of_with():
     with pytest.raises(RuntimeError, match="once"):
         gather.__enter__()
     for group in (0, "world", object(), 1.5, types.SimpleNamespace(store=1, rank=0), types.SimpleNamespace(store=1, rank="0", world_size=1)):
-        with pytest.raises(muster.ArgumentError, match="is no group.*: pass a muster.Group"):
+        with pytest.raises(muster.InvalidArgumentError, match="is not a group.*: pass a muster.Group"):
             with muster.get_configs_parallel(1, group=group):
                 pass

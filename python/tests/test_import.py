@@ -54,7 +54,7 @@ try:
     muster.torch.register()
 except ImportError as error:
     print(error)
-assert muster.merge_tensor_parallel(b"ab", muster.first, None, muster.single_group()).nbytes == 2
+assert muster.merge_tensor_parallel(b"ab", muster.merge.first, None, muster.single_group()).nbytes == 2
 """
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60)
     assert done.stdout == "muster.torch needs PyTorch 2.14 or later, and this is 2.13.1+cpu: upgrade torch, or use gloo\n", done

@@ -68,22 +68,22 @@ def test_the_failure_of_a_rank(how, kind, words, capfd):
 @pytest.mark.parametrize(
     "target, options, words",
     [
-        (lambda: None, {}, "no name that ranks could import it by"),
-        ("launch_cases", {}, "no function's name"),
-        (5, {}, "neither a function"),
-        (["true"], {"arguments": {}}, "arguments are for functions"),
+        (lambda: None, {}, "ranks cannot import"),
+        ("launch_cases", {}, "is not the name of a function"),
+        (5, {}, "is not a target"),
+        (["true"], {"arguments": {}}, "a command has no .arguments"),
         ([], {}, "no command given"),
         (launch_cases.fail, {"arguments": {"how": {1, 2}}}, "config['how']: set is not a value"),
         (launch_cases.fail, {"arguments": {"how": muster.empty("F32", (1,))}}, "tensor"),
         (launch_cases.fail, {"ranks": 0}, "0 ranks"),
-        (launch_cases.fail, {"output": "loud"}, "not 'loud'"),
+        (launch_cases.fail, {"output": "loud"}, "output: unknown value 'loud'"),
         (launch_cases.fail, {"tee": True}, "log directory"),
         (launch_cases.fail, {"timeout": 0}, "more than 0"),
         (launch_cases.fail, {"environment": {"A=B": "1"}}, "A=B"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_starts(target, options, words):
-    with pytest.raises(muster.ArgumentError) as caught:
+def test_invalid_arguments_are_refused_before_a_rank_starts(target, options, words):
+    with pytest.raises(muster.InvalidArgumentError) as caught:
         muster.launch(target, **{"ranks": 1, **options})
     assert words in str(caught.value)
 
@@ -165,7 +165,7 @@ def test_a_program_without_the_guard_is_one_error_that_names_it(way, tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and done.stdout == "", done
     assert done.stderr.count("Traceback") == 1 and '__name__ == "__main__"' in done.stderr, done.stderr
-    assert done.stderr.splitlines()[-1].startswith("muster.errors.ArgumentError: rank "), done.stderr
+    assert done.stderr.splitlines()[-1].startswith("muster.errors.InvalidArgumentError: rank "), done.stderr
 
 
 def test_a_backend_that_only_pytorch_has_does_not_stop_a_job(monkeypatch):

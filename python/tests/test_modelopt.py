@@ -184,7 +184,7 @@ def test_configs(told):
 def test_a_workspace(told):
     assert of(told, "workspace") == [[0.0, 4.0, 8.0, 12.0], [], [], []] and of(told, "files") == [["muster-workspace.json"]] * 4
     for rank, each in enumerate(told):
-        assert each["uninitialised"] == [False, rank, ".", "ArgumentError", "ArgumentError"] and each["empty"]
+        assert each["uninitialised"] == [False, rank, ".", "InvalidArgumentError", "InvalidArgumentError"] and each["empty"]
         other = (rank + 1) % 4
         assert each["read"] == [{"rank": other}, {"w": [other + 1.0] * 2}, True, True, rank]
         assert each["again"] == [None, None]
@@ -196,13 +196,13 @@ def test_ranks_of_several_hosts_meet_in_the_workspace(told):
 
 def test_one_ranks_failure_is_everybodys(told):
     assert len({str(each) for each in of(told, "bad value")}) == 1
-    assert told[0]["bad value"][0] == "ArgumentError" and "config['weight']: complex is not a value" in told[0]["bad value"][1]
+    assert told[0]["bad value"][0] == "InvalidArgumentError" and "config['weight']: complex is not a value" in told[0]["bad value"][1]
     assert "rank 2" in told[0]["bad value"][1]
     for each in told:
-        assert each["bad rank"][0] == "ArgumentError" and "rank 7 of the list is not in the group, which has the ranks [0, 1, 2, 3]" in each["bad rank"][1]
-        assert each["one rank"][0] == "ArgumentError" and "the ranks [1]" in each["one rank"][1]
-        assert each["no tensor here"][0] == "ArgumentError" and "rank 3" in each["no tensor here"][1]
-    assert "which is no dataclass here" in told[0]["unknown class"][1] and of(told, "unknown class")[1:] == [None] * 3
+        assert each["bad rank"][0] == "InvalidArgumentError" and "rank 7 of the list is not in the group, which has the ranks [0, 1, 2, 3]" in each["bad rank"][1]
+        assert each["one rank"][0] == "InvalidArgumentError" and "ranks: [1] has fewer than two ranks" in each["one rank"][1]
+        assert each["no tensor here"][0] == "InvalidArgumentError" and "rank 3" in each["no tensor here"][1]
+    assert "which is not a dataclass here" in told[0]["unknown class"][1] and of(told, "unknown class")[1:] == [None] * 3
     assert of(told, "inside") == [["LookupError", "inside"], None, None, None]
 
 
@@ -256,4 +256,4 @@ def test_there_is_nothing_to_install(tmp_path):
     path = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
     source = "import muster.modelopt; muster.modelopt.install()"
     done = subprocess.run([sys.executable, "-c", source], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
-    assert "ImportError: muster.modelopt.install: there is no modelopt.torch.export.distribute" in done.stderr
+    assert "ImportError: muster.modelopt.install: modelopt.torch.export.distribute or modelopt.torch.export.trtllm.distribute does not exist" in done.stderr

@@ -28,7 +28,7 @@ def test_spans_end_in_any_order_and_only_on_their_thread():
     caught = []
 
     def leave():
-        with pytest.raises(muster.ArgumentError, match="another thread") as raised:
+        with pytest.raises(muster.InvalidArgumentError, match="another thread") as raised:
             outer.__exit__(None, None, None)
         caught.append(raised)
 

@@ -17,8 +17,21 @@ def weights(group: muster.Group, weight: muster.Tensor) -> dict[int, muster.Tens
     return found
 
 
+def workspaces(folder: pathlib.Path, group: muster.Group) -> int:
+    workspace = muster.Workspace(folder, group, steps_kept=3)
+    state = workspace.read_configs_and_weights_from_rank(0, min_step=workspace.write_configs_and_weights({"a": 1}))
+    return 0 if state is None else len(state.weights)
+
+
+def layouts(folder: pathlib.Path, group: muster.Group) -> list[muster.Tensor]:
+    merges: list[muster.merge.Merge] = [muster.merge.max, muster.merge.sum, muster.merge.concat(0, [2, 1])]
+    report = muster.export_model(folder, folder / "out", "auto", group, source_layout="tp=2", target_layout=4, key="model")
+    muster.shard_model(folder, folder / "shards", report["manifest"]["plan"], "auto", extra_files="none", step=len(merges))
+    return list(muster.load_shard(folder, 2, 0, "auto", key="model").values())
+
+
 def merged(group: muster.Group, weight: muster.Tensor) -> str:
-    whole = muster.merge_tensor_parallel(weight, muster.concat(0), None, group)
+    whole = muster.merge_tensor_parallel(weight, muster.merge.concat(0), None, group)
     return "" if whole is None else whole.dtype
 
 
@@ -40,3 +53,7 @@ def wrong(weight: muster.Tensor) -> int:
 
 def wrong_rank(folder: pathlib.Path) -> dict[str, muster.Tensor]:
     return muster.load_shard(folder, "tp=2", "first", "auto")
+
+
+def former_name(folder: pathlib.Path) -> object:
+    return muster.verify(folder, base="model")

@@ -10,9 +10,9 @@ namespace muster {
 
 std::string_view to_string(ErrorKind kind) noexcept {
   // In the order of the kinds.
-  constexpr std::array<std::string_view, 11> names = {"argument",    "not found",     "corrupt",  "version",
-                                                      "timeout",     "peer lost",     "no space", "io",
-                                                      "unsupported", "rank mismatch", "cancelled"};
+  constexpr std::array<std::string_view, 11> names = {"invalid argument", "not found",     "corrupt",      "version",
+                                                      "timeout",          "peer lost",     "out of space", "io",
+                                                      "unsupported",      "rank mismatch", "cancelled"};
   static_assert(names.size() == std::size_t{static_cast<std::uint8_t>(ErrorKind::cancelled)} + 1);
   const auto number = static_cast<std::uint8_t>(kind);
   return number < names.size() ? names[number] : "unknown";

@@ -53,6 +53,7 @@ void verify_checksums(const Places& places, Verification& verification) {
   std::vector<ReadTensor> tensors;
   std::vector<std::uint64_t> sums;  // expected, one per tensor
   for (const auto& [name, place] : places) {
+    if (!verification.selection.has(name)) continue;
     if (const auto sum = checksums->find(name); sum != checksums->end()) {
       tensors.push_back({place.first, place.second});
       sums.push_back(sum->second);
@@ -300,7 +301,7 @@ std::string_view to_string(Defect defect) noexcept {
 VerifyReport verify(const std::string& path, const VerifyOptions& options) {
   std::error_code error;
   const auto status = fs::status(path, error);
-  if (!fs::exists(status)) throw file_error(ErrorKind::not_found, "verifying", path, "it is not there");
+  if (!fs::exists(status)) throw file_error(ErrorKind::not_found, "verifying", path, "does not exist");
   VerifyReport report{.path = path};
   const bool is_directory = fs::is_directory(status);
   const fs::path whole(path);
@@ -426,11 +427,13 @@ void verify_pieces(const std::vector<OpenedFile>& files, Verification& verificat
   for (const OpenedFile& opened : files) {
     try {
       const PieceChecksums sums = piece_checksums_of(opened.file);
-      for (std::size_t i = 0; i < opened.file.tensors().size(); ++i)
-        if (auto tensor = checked_tensor(opened.file, i, sums)) {
-          all.push_back({&opened, i});
-          tensors.push_back(std::move(tensor));
-        }
+      for (std::size_t i = 0; i < opened.file.tensors().size(); ++i) {
+        if (!verification.selection.has(opened.file.tensors()[i].name)) continue;
+        auto tensor = checked_tensor(opened.file, i, sums);
+        if (!tensor) continue;
+        all.push_back({&opened, i});
+        tensors.push_back(std::move(tensor));
+      }
     } catch (const Error& error) {
       verification.add(Defect::file, opened.name, "", "{}", error.what());
     }

@@ -15,6 +15,7 @@
 
 #include "muster/safetensors.hpp"
 #include "muster/verify.hpp"
+#include "src/checkpoint/assembly/base_model.hpp"
 #include "src/checkpoint/assembly/request.hpp"
 #include "src/checkpoint/model/model_survey.hpp"
 
@@ -25,6 +26,7 @@ struct Verification {
   const std::string directory;  ///< of all files
   const VerifyOptions& options;
   VerifyReport& report;
+  const Selection selection{Request{.select = options.select, .exclude = options.exclude}};
 
   /// Returns the same request as all commands that read the path.
   [[nodiscard]] Request request(const std::string& path) const {
@@ -32,7 +34,9 @@ struct Verification {
             .plan = options.plan,
             .source_layout = options.source_layout,
             .base_model = options.base_model,
-            .thirdparty = {options.key, options.file_pattern}};
+            .thirdparty = {options.key, options.file_pattern},
+            .select = options.select,
+            .exclude = options.exclude};
   }
   /// Whether the options specify more than the path.
   [[nodiscard]] bool has_request() const {
@@ -43,6 +47,7 @@ struct Verification {
   void add(Defect defect, std::string_view file, std::string_view tensor, fmt::format_string<Values...> words,
            Values&&... values) {
     constexpr std::size_t most_problems = 10'000;
+    if (!tensor.empty() && !selection.has(tensor)) return;
     if (report.problems.size() < most_problems)
       report.problems.push_back(
           {defect, std::string(file), std::string(tensor), fmt::format(words, std::forward<Values>(values)...)});

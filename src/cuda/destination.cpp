@@ -111,7 +111,7 @@ bool DeviceSending::by_ipc() {
     if (exports.size() > most_exports)
       throw Error(ErrorKind::invalid_argument,
                   fmt::format("the tensors are in {} allocations, more than can be offered by CUDA "
-                              "IPC: set MUSTER_DEVICE_WAY to staging",
+                              "IPC: set MUSTER_DEVICE_TRANSPORT to staging",
                               exports.size()));
     wait_for_caller(call_, devices);
     send_message(call_, {}, exports, gone, body);

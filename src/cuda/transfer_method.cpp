@@ -37,9 +37,10 @@ bool can_go_by_nccl(const DeviceFacts& first, std::span<const DeviceFacts> facts
                                 "contiguous, a device for each rank, and one on the first rank, too";
   throw Error(
       ErrorKind::unsupported,
-      fmt::format("MUSTER_DEVICE_WAY is {}, which the rank at place {} of the list cannot: {}; unset it, or set it "
-                  "to staging",
-                  way_name(way), position, why));
+      fmt::format(
+          "MUSTER_DEVICE_TRANSPORT is {}, which the rank at place {} of the list cannot: {}; unset it, or set it "
+          "to staging",
+          way_name(way), position, why));
 }
 
 }  // namespace
@@ -70,7 +71,7 @@ std::vector<Way> choose_ways(std::span<const DeviceFacts> facts) {
                   "the same on all");
     if (facts[at].forced != known->forced)
       throw Error(ErrorKind::rank_mismatch,
-                  "MUSTER_DEVICE_WAY differs among the ranks of the list: set it to the same");
+                  "MUSTER_DEVICE_TRANSPORT differs among the ranks of the list: set it to the same");
   }
   std::vector<std::size_t> senders;
   for (std::size_t at = 1; at < facts.size(); ++at)
@@ -103,11 +104,12 @@ std::vector<Way> choose_ways(std::span<const DeviceFacts> facts) {
 }
 
 Way forced_way() {
-  const auto name = os::environment("MUSTER_DEVICE_WAY");
+  const auto name = os::environment("MUSTER_DEVICE_TRANSPORT");
   if (!name) return Way::nothing;
   for (const Way way : {Way::staging, Way::ipc, Way::nccl})
     if (*name == way_name(way)) return way;
-  throw Error(ErrorKind::invalid_argument, "MUSTER_DEVICE_WAY is '" + *name + "': it must be staging, ipc or nccl");
+  throw Error(ErrorKind::invalid_argument,
+              "MUSTER_DEVICE_TRANSPORT is '" + *name + "': it must be staging, ipc or nccl");
 }
 
 }  // namespace muster::cuda

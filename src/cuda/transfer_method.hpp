@@ -24,7 +24,7 @@ std::string_view way_name(Way way) noexcept;
 struct DeviceFacts {
   /// The device_identity() of the device on which the tensors are, or to which they must be copied.
   std::uint64_t device : 48 = 0;
-  Way forced : 2 = Way::nothing;  ///< MUSTER_DEVICE_WAY; `nothing` if it is not set
+  Way forced : 2 = Way::nothing;  ///< MUSTER_DEVICE_TRANSPORT; `nothing` if it is not set
   Destination destination : 1 = Destination::host;
   bool is_known : 1 = false;  ///< false for a rank without tensors, which has no facts
   bool has_tensors : 1 = false;
@@ -48,7 +48,7 @@ DeviceFacts get_facts(const gather::Record& record) noexcept;
 /// different methods, and Error(unsupported) if a forced method is not possible.
 std::vector<Way> choose_ways(std::span<const DeviceFacts> facts);
 
-/// Returns the value of MUSTER_DEVICE_WAY: staging, ipc or nccl; `nothing` if it is not set. Throws
+/// Returns the value of MUSTER_DEVICE_TRANSPORT: staging, ipc or nccl; `nothing` if it is not set. Throws
 /// Error(invalid_argument) for any other value.
 Way forced_way();
 

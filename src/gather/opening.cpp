@@ -24,7 +24,7 @@ void check_list(std::span<const int> ranks, const Group& group) {
   }
 }
 
-/// Returns the route that a rank forces, for messages: "workspace", "automatic".
+/// Returns the route that a rank forces, for messages: "workspace", "auto".
 std::string route_text(const GatherOptions& options) {
   return options.workspace.path.empty() ? std::string(to_string(forcing_of(options).route))
                                         : fmt::format("workspace ({})", in_quotes(options.workspace.path));

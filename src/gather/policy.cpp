@@ -17,7 +17,7 @@
 namespace muster {
 namespace {
 
-constexpr std::array names = {std::string_view("automatic"), std::string_view("local"), std::string_view("shm"),
+constexpr std::array names = {std::string_view("auto"),      std::string_view("local"), std::string_view("shm"),
                               std::string_view("workspace"), std::string_view("mpi"),   std::string_view("tcp"),
                               std::string_view("device")};
 static_assert(names.size() == static_cast<std::size_t>(Route::device) + 1, "one name a route");

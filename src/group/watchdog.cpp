@@ -23,7 +23,7 @@ namespace {
 using Clock = os::Clock;
 
 constexpr std::size_t most_named = 16;  // maximum number of ranks that one message names
-constexpr const char* what_ranks_were_in = "; muster trace --last shows what each rank was in";
+constexpr const char* what_ranks_were_in = "; muster status shows the last operation of each rank";
 
 double seconds(Clock::duration time) {
   return std::chrono::duration<double>(time).count();

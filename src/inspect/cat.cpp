@@ -88,8 +88,8 @@ class Printer {
     }
     if (kept_.size() > most_dims && options.format != CatFormat::raw)
       throw Error(ErrorKind::invalid_argument,
-                  fmt::format("printing {}: it has {} dimensions, and at most {} are printed, as by NumPy; use --raw",
-                              in_quotes(entry_.name), kept_.size(), most_dims));
+                  fmt::format("tensor {}: {} dimensions; at most {} are printed. Pass --raw.", in_quotes(entry_.name),
+                              kept_.size(), most_dims));
     base_ = base;
     elements_ = element_count(selection_.shape());
     is_shortened_ = options.format == CatFormat::text && !options.is_full && elements_ > most_in_full;
@@ -304,8 +304,8 @@ class Printer {
   bool is_shortened_ = false;
 };
 
-[[noreturn]] void refuse(std::string_view part, const std::string& words) {
-  throw Error(ErrorKind::invalid_argument, fmt::format("the slice {}: {}", in_quotes(part), words));
+[[noreturn]] void refuse(std::string_view part, const std::string& cause) {
+  throw Error(ErrorKind::invalid_argument, fmt::format("slice {}: {}", in_quotes(part), cause));
 }
 
 std::string_view trimmed(std::string_view text) noexcept {
@@ -331,24 +331,24 @@ std::optional<std::int64_t> number(std::string_view text, std::string_view part)
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
   if (error != std::errc() || end != digits.data() + digits.size())
-    refuse(part, fmt::format("{} is no whole number", in_quotes(text)));
+    refuse(part, fmt::format("{} is not an integer", in_quotes(text)));
   return value;
 }
 
 SelectedRange range_of(std::string_view part, std::int64_t extent, std::size_t dim) {
   const std::vector<std::string_view> fields = split(part, ':');
   if (fields.size() == 1) {
-    if (part.empty()) refuse(part, "an index is missing");
+    if (part.empty()) refuse(part, "missing index between commas");
     const std::int64_t index = *number(part, part);
     if (index >= extent || index < -extent)
-      refuse(part, fmt::format("dimension {} has {} elements, from {} to {}", dim, extent,
-                               extent == 0 ? "none" : fmt::to_string(-extent),
-                               extent == 0 ? "none" : fmt::to_string(extent - 1)));
+      refuse(part, extent == 0 ? fmt::format("out of range: dimension {} has no elements", dim)
+                               : fmt::format("out of range for dimension {} of {} elements (valid: {} to {})", dim,
+                                             extent, -extent, extent - 1));
     return {index < 0 ? index + extent : index, 1, 1, false};
   }
-  if (fields.size() > 3) refuse(part, "a slice is BEGIN:END or BEGIN:END:STEP");
+  if (fields.size() > 3) refuse(part, "a slice has the form BEGIN:END or BEGIN:END:STEP");
   const std::int64_t step = fields.size() == 3 ? number(fields[2], part).value_or(1) : 1;
-  if (step == 0) refuse(part, "a step cannot be 0");
+  if (step == 0) refuse(part, "the step must not be 0");
   // Limits from "before the first" to "past the last", where steps of either sign start.
   const std::int64_t least = step > 0 ? 0 : -1;
   const std::int64_t most = step > 0 ? extent : extent - 1;
@@ -392,10 +392,12 @@ Selection parse_selection(std::string_view text, const Shape& shape) {
   // As in Python, one trailing comma is allowed.
   if (parts.size() > 1 && parts.back().empty()) parts.pop_back();
   const auto dots = std::count(parts.begin(), parts.end(), std::string_view("..."));
-  if (dots > 1) refuse(text, "\"...\" can stand once");
+  if (dots > 1) refuse(text, "\"...\" may occur only once");
   const std::size_t named = parts.size() - static_cast<std::size_t>(dots);
   if (named > shape.size())
-    refuse(text, fmt::format("{} indices for the {} dimensions of {}", named, shape.size(), to_string(shape)));
+    refuse(text, shape.empty() ? "a scalar cannot be indexed"
+                               : fmt::format("too many indices ({}) for the {} of shape {}", named,
+                                             counted(shape.size(), "dimension"), to_string(shape)));
   Selection selection;
   const auto whole = [&](std::size_t until) {
     while (selection.ranges.size() < until) selection.ranges.push_back({0, shape[selection.ranges.size()], 1, true});

@@ -125,8 +125,8 @@ Differences diff_tensors(const TensorSource& a, const TensorSource& b) {
                                         {"kind", other_values},
                                         {"a", type_of(entry)},
                                         {"b", type_of(entry)},
-                                        {"values", values},
-                                        {"elements", pair.values.elements},
+                                        {"compared", values},
+                                        {"differing", pair.values.elements},
                                         {"nans", pair.values.nans},
                                         {"absolute", json_number(pair.values.absolute)},
                                         {"relative", json_number(pair.values.relative)}}));
@@ -219,10 +219,10 @@ std::optional<std::string> file_difference(const std::string& a, const std::stri
   }
   if (x.size() != y.size()) return fmt::format("{} bytes / {} bytes", x.size(), y.size());
   const auto place = std::mismatch(x.begin(), x.end(), y.begin()).first - x.begin();
-  return fmt::format("other bytes from {} on", place);
+  return fmt::format("bytes differ from offset {}", place);
 }
 
-/// Compares the carried files by name.
+/// Compares the files that are not weights by name.
 Differences diff_files(const std::string& a, const std::string& b) {
   Differences out;
   const std::vector<std::string> left = extra_files_of(a, "all").names;
@@ -271,7 +271,7 @@ std::string tensor_words(const Config& diff) {
   };
   const std::uint64_t nans = diff.at("nans").as_uint();
   return fmt::format("{}: {} of {} values differ, by at most {:.6g} ({:.3g} relative){}", diff.at("a").as_string(),
-                     diff.at("elements").as_uint(), diff.at("values").as_uint(), distance("absolute"),
+                     diff.at("differing").as_uint(), diff.at("compared").as_uint(), distance("absolute"),
                      distance("relative"), nans == 0 ? "" : fmt::format(", {} NaN on one side", nans));
 }
 
@@ -279,7 +279,7 @@ std::string tensor_words(const Config& diff) {
 
 namespace {
 
-std::string not_compared_words(const Source& left, const Source& right) {
+std::string not_compared_message(const Source& left, const Source& right) {
   std::string words;
   for (const auto& [side, source] : {std::pair("A", &left), std::pair("B", &right)}) {
     const Omissions& omissions = source->tensors->omissions();
@@ -292,19 +292,22 @@ std::string not_compared_words(const Source& left, const Source& right) {
 
 }  // namespace
 
-Config diff_models(const std::string& a, const std::string& b, const SourceOptions& options) {
-  const Source left = open_source(a, options);
-  const Source right = open_source(b, options);
+Config diff_models(const std::string& a, const std::string& b, const SourceOptions& options,
+                   const TensorFilter& filter) {
+  Source left = open_source(a, options);
+  Source right = open_source(b, options);
+  narrow(left, filter);
+  narrow(right, filter);
   Differences tensors = diff_tensors(*left.tensors, *right.tensors);
-  std::optional<Differences> configs = diff_configs(left, right);
+  std::optional<Differences> configs = filter.is_all() ? diff_configs(left, right) : std::nullopt;
   const bool has_configs = configs.has_value();
   if (!configs) configs.emplace();
-  // The files beside the weights of a foreign checkpoint are for its own programs.
-  const auto has_carried = [&](const std::string& path) {
+  // The files beside the weights of a third-party checkpoint are for its own programs.
+  const auto has_extra_files = [&](const std::string& path) {
     std::error_code error;
     return std::filesystem::is_directory(path, error) && !thirdparty::find_checkpoint(path, options.thirdparty);
   };
-  const bool has_files = has_carried(a) && has_carried(b);
+  const bool has_files = filter.is_all() && has_extra_files(a) && has_extra_files(b);
   Differences files = has_files ? diff_files(a, b) : Differences();
   const auto omitted = [](const Source& source) {
     return list_of(source.tensors->omissions(), [](const Omission& omission) {
@@ -326,7 +329,7 @@ Config diff_models(const std::string& a, const std::string& b, const SourceOptio
                          {"config_differences", std::move(configs->found)},
                          {"config_differences_in_all", configs->compared},
                          {"not_compared", lost},
-                         {"not_compared_words", not_compared_words(left, right)},
+                         {"not_compared_message", not_compared_message(left, right)},
                          {"left_out_a", omitted(left)},
                          {"left_out_b", omitted(right)}});
 }
@@ -349,7 +352,7 @@ std::string diff_text(const Config& report) {
   for (const Config& diff : places) add("config {}\n", escaped(place_words(diff)));
   if (all_places > places.size()) add("and {} more places of the config\n", all_places - places.size());
   if (report.at("metadata_differs").as_bool())
-    add("note: the headers have different metadata (muster show), which is no difference\n");
+    add("note: the headers have different metadata (muster show); this does not count as a difference\n");
   for (const auto& [side, key] : {std::pair("A", "left_out_a"), std::pair("B", "left_out_b")})
     for (const Config& omission : report.at(key).as_array())
       add("{} {}: {} ({})\n", omission.at("lost").as_bool() ? "not compared: cannot be read in" : "note: left out in",
@@ -362,7 +365,7 @@ std::string diff_text(const Config& report) {
   if (report.at("same").as_bool())
     add("same: {}\n", compared);
   else if (tensors.empty() && files.empty() && all_places == 0)
-    add("not known: {}\n", report.at("not_compared_words").as_string());
+    add("unknown: {}\n", report.at("not_compared_message").as_string());
   else
     add("different: {} and {}{} (compared: {})\n", counted(tensors.size(), "tensor"),
         counted(files.size(), "other file"),

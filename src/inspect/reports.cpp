@@ -96,22 +96,21 @@ std::string job_lines(const SurveyJob& job, TimePoint now, const OutputStyle& st
                                        counted(static_cast<std::uint64_t>(job.world_size), "rank"),
                                        human_bytes(job.bytes), age_text(age), age.count() < 1 ? "" : " ago");
   if (job.common_step)
-    return line + coloured(style, Colour::good, fmt::format("generation {} complete on all ranks", *job.common_step)) +
-           "\n";
+    return line + coloured(style, Colour::good, fmt::format("step {} complete on all ranks", *job.common_step)) + "\n";
   if (!job.missing_ranks.empty())
     return line + coloured(style, Colour::bad, fmt::format("no complete state of {}", ranks_text(job.missing_ranks))) +
            "\n";
   return line + coloured(style, Colour::warning, "no generation is complete on all ranks") + "\n";
 }
 
-std::string generation_text(const SurveyState& state) {
+std::string step_text(const SurveyState& state) {
   return fmt::format("{}{}", state.entry.name && state.entry.name->kind == workspace::NameKind::kept ? "kept " : "",
                      state.step);
 }
 
 void append_states(std::string& out, const SurveyJob& job, TimePoint now, const OutputStyle& style) {
   TextTable table({{"RANK", Align::right},
-                   {"GENERATION", Align::right},
+                   {"STEP", Align::right},
                    {"STATE"},
                    {"TENSORS", Align::right},
                    {"TENSOR BYTES", Align::right},
@@ -121,12 +120,12 @@ void append_states(std::string& out, const SurveyJob& job, TimePoint now, const 
   std::string problems;
   for (const std::vector<SurveyState>* states : {&job.states, &job.kept}) {
     for (const SurveyState& state : *states) {
-      table.add({fmt::to_string(state.rank), generation_text(state), state.complete ? "complete" : "not complete",
+      table.add({fmt::to_string(state.rank), step_text(state), state.complete ? "complete" : "not complete",
                  state.complete ? fmt::to_string(state.tensors) : "-",
                  state.complete ? human_bytes(state.tensor_bytes) : "-", human_bytes(state.entry.bytes),
                  age_text(age_of(state.entry.changed, now))});
       if (!state.problem.empty())
-        fmt::format_to(std::back_inserter(problems), "rank {}, generation {}: {}\n", state.rank, generation_text(state),
+        fmt::format_to(std::back_inserter(problems), "rank {}, step {}: {}\n", state.rank, step_text(state),
                        escaped(state.problem));
     }
   }
@@ -149,17 +148,18 @@ std::string_view marked_text(Marked marked) {
   return marked == Marked::by_mark ? "mark" : marked == Marked::by_names ? "names" : "empty";
 }
 
-std::string_view verdict_text(GcVerdict verdict) {
+std::string_view action_text(GcVerdict verdict) {
   return verdict == GcVerdict::remove ? "remove" : verdict == GcVerdict::keep ? "keep" : "failed";
 }
 
 }  // namespace
 
 std::string account_line(const ExportManifest& account) {
-  std::string text = fmt::format("{} of {} ({}) {} {} ({} in {})", counted(account.tensors_in, "tensor"),
-                                 counted(static_cast<std::uint64_t>(account.source_layout.ranks()), "rank"),
-                                 human_bytes(account.bytes_in), account.target_layout ? "cut anew into" : "merged into",
-                                 account.tensors_out, human_bytes(account.bytes_out), counted(account.files, "file"));
+  std::string text =
+      fmt::format("{} of {} ({}) {} {} ({} in {})", counted(account.tensors_in, "tensor"),
+                  counted(static_cast<std::uint64_t>(account.source_layout.ranks()), "rank"),
+                  human_bytes(account.bytes_in), account.target_layout ? "split anew into" : "merged into",
+                  account.tensors_out, human_bytes(account.bytes_out), counted(account.files, "file"));
   if (!account.dropped.empty()) text += fmt::format(", {} names dropped by rule", account.dropped.size());
   return text;
 }
@@ -199,14 +199,26 @@ std::string notes_lines(const std::vector<std::string>& notes) {
   return lines;
 }
 
-std::string left_line(const Omissions& left) {
+std::string skipped_line(const Omissions& skipped) {
   constexpr std::size_t most = 5;
-  if (left.empty()) return {};
+  if (skipped.empty()) return {};
   std::string names;
-  for (std::size_t i = 0; i < std::min(most, left.size()); ++i)
-    names += fmt::format("{}{} ({})", i == 0 ? "" : ", ", in_quotes(left[i].name), left[i].reason);
-  if (left.size() > most) names += fmt::format(" and {} more", left.size() - most);
-  return fmt::format("not carried: {}; --carry chooses\n", names);
+  for (std::size_t i = 0; i < std::min(most, skipped.size()); ++i)
+    names += fmt::format("{}{} ({})", i == 0 ? "" : ", ", in_quotes(skipped[i].name), skipped[i].reason);
+  if (skipped.size() > most) names += fmt::format(" and {} more", skipped.size() - most);
+  return fmt::format("skipped: {}. Select files with --extra-files.\n", names);
+}
+
+ConfigArray skipped_tree(const Omissions& skipped) {
+  return list_of(skipped, [](const Omission& file) {
+    return Config::object({{"file", file.name}, {"reason", file.reason}});
+  });
+}
+
+ConfigArray omissions_tree(const Omissions& omissions) {
+  return list_of(omissions, [](const Omission& omission) {
+    return Config::object({{"name", omission.name}, {"reason", omission.reason}});
+  });
 }
 
 std::string verify_text(const VerifyReport& report) {
@@ -235,7 +247,7 @@ Config verify_tree(const VerifyReport& report) {
     Config item = Config::object({{"defect", to_string(problem.defect)}});
     if (!problem.file.empty()) item["file"] = problem.file;
     if (!problem.tensor.empty()) item["tensor"] = problem.tensor;
-    item["words"] = problem.message;
+    item["message"] = problem.message;
     return item;
   };
   return Config::object({{"good", report.is_good()},
@@ -248,9 +260,7 @@ Config verify_tree(const VerifyReport& report) {
                          {"checked", report.checked},
                          {"problems", list_of(report.problems, problem_tree)},
                          {"problems_left_out", report.problems_left_out},
-                         {"left_out", list_of(report.left_out, [](const Omission& left) {
-                            return Config::object({{"name", left.name}, {"reason", left.reason}});
-                          })}});
+                         {"left_out", omissions_tree(report.left_out)}});
 }
 
 std::chrono::seconds parse_age(const std::string& text) {
@@ -269,7 +279,7 @@ std::chrono::seconds parse_age(const std::string& text) {
   constexpr std::int64_t most_years = 1000;
   if (error != std::errc() || number < 0 || seconds == 0 || number > most_years * 53 * week / seconds)
     throw Error(ErrorKind::invalid_argument,
-                fmt::format("the age {} is none: 90s, 30min, 12h, 2d or 1w, for example", in_quotes(text)));
+                fmt::format("{} is not a duration (examples: 90s, 30min, 12h, 2d, 1w)", in_quotes(text)));
   return std::chrono::seconds(number * seconds);
 }
 
@@ -297,15 +307,15 @@ std::string survey_text(const Survey& survey, TimePoint now, const OutputStyle& 
                                 counted(survey.files, "file"), human_bytes(survey.bytes));
   if (survey.marked == Marked::by_names)
     out += coloured(style, Colour::warning,
-                    "no muster-workspace.json, or an empty one: taken for a workspace by its files' names") +
+                    "muster-workspace.json is missing or empty; recognized as a workspace by file names") +
            "\n";
   for (const SurveyJob& job : survey.jobs) {
     out += "\n" + job_lines(job, now, style);
     append_states(out, job, now, style);
-    append_entries(out, job.passing, "in passing", now, style);
+    append_entries(out, job.passing, "in use", now, style);
   }
-  append_entries(out, survey.temporary, "temporary (muster gc removes what nobody can need)", now, style);
-  append_entries(out, survey.foreign, "other files (left alone)", now, style);
+  append_entries(out, survey.temporary, "temporary (muster gc deletes abandoned files)", now, style);
+  append_entries(out, survey.foreign, "unknown files (muster gc keeps them)", now, style);
   return out;
 }
 
@@ -322,7 +332,7 @@ Config survey_tree(const Survey& survey, TimePoint now) {
     return Config::object({{"file", state.entry.file},
                            {"rank", state.rank},
                            {"world_size", state.world_size},
-                           {"generation", state.step},
+                           {"step", state.step},
                            {"complete", state.complete},
                            {"problem", or_null(state.problem)},
                            {"tensors", state.tensors},
@@ -340,16 +350,16 @@ Config survey_tree(const Survey& survey, TimePoint now) {
                            {"missing_ranks", ConfigArray(job.missing_ranks.begin(), job.missing_ranks.end())},
                            {"states", list_of(job.states, state_tree)},
                            {"kept", list_of(job.kept, state_tree)},
-                           {"passing", list_of(job.passing, entry_tree)}});
+                           {"in_use", list_of(job.passing, entry_tree)}});
   };
   return Config::object({{"path", survey.path},
                          {"kind", "workspace"},
-                         {"marked", marked_text(survey.marked)},
+                         {"is_workspace", marked_text(survey.marked)},
                          {"files", survey.files},
                          {"bytes", survey.bytes},
                          {"jobs", list_of(survey.jobs, job_tree)},
                          {"temporary", list_of(survey.temporary, entry_tree)},
-                         {"foreign", list_of(survey.foreign, entry_tree)}});
+                         {"unknown_files", list_of(survey.foreign, entry_tree)}});
 }
 
 std::string gc_text(const GcReport& report, bool is_dry_run, const OutputStyle& style) {
@@ -357,11 +367,11 @@ std::string gc_text(const GcReport& report, bool is_dry_run, const OutputStyle& 
   std::uint64_t failed = 0;
   // On a terminal a reason has a line of its own, because a name and a reason rarely fit side by side.
   const bool is_narrow = style.width != 0;
-  std::vector<TextTable::Column> columns = {{"VERDICT"}, {"FILE"}, {"SIZE", Align::right}, {"AGE", Align::right}};
+  std::vector<TextTable::Column> columns = {{"ACTION"}, {"FILE"}, {"SIZE", Align::right}, {"AGE", Align::right}};
   if (!is_narrow) columns.push_back({"REASON"});
   TextTable table(std::move(columns), {1});
   for (const GcItem& item : report.items) {
-    std::vector<std::string> cells = {std::string(verdict_text(item.verdict)), printable(item.file),
+    std::vector<std::string> cells = {std::string(action_text(item.verdict)), printable(item.file),
                                       human_bytes(item.bytes), age_text(item.age)};
     if (!is_narrow) cells.push_back(escaped(item.reason));
     table.add(cells);
@@ -376,15 +386,15 @@ std::string gc_text(const GcReport& report, bool is_dry_run, const OutputStyle& 
       const std::size_t end = rows.find('\n', begin) + 1;
       out += rows.substr(begin, end - begin);
       begin = end;
-      if (is_narrow) out += "         " + coloured(style, Colour::faint, escaped(item.reason)) + "\n";
+      if (is_narrow) out += "        " + coloured(style, Colour::faint, escaped(item.reason)) + "\n";
     }
     out += '\n';
   }
   if (report.removed_files == 0)
-    out += "nothing to remove\n";
+    out += "nothing to delete\n";
   else
     fmt::format_to(std::back_inserter(out), "{}, {} {}\n", counted(report.removed_files, "file"),
-                   human_bytes(report.removed_bytes), is_dry_run ? "would go: --yes removes them" : "removed");
+                   human_bytes(report.removed_bytes), is_dry_run ? "would be deleted (--yes deletes them)" : "deleted");
   if (failed != 0) out += coloured(style, Colour::bad, counted(failed, "failure")) + "\n";
   return out;
 }
@@ -396,7 +406,7 @@ Config gc_tree(const GcReport& report, bool is_dry_run) {
                            {"bytes", item.bytes},
                            {"files", item.files},
                            {"age_seconds", item.age.count()},
-                           {"verdict", verdict_text(item.verdict)},
+                           {"action", action_text(item.verdict)},
                            {"reason", item.reason}});
   };
   return Config::object({{"dry_run", is_dry_run},

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // Reports of an export, a verification, a workspace and its clean-up, and the comparison of two paths: as text for
-// people, and as a tree for JSON (docs/inspecting.md). Lines end with '\n'.
+// people, and as a tree for JSON (docs/reference/json-output.md). Lines end with '\n'.
 
 #include <chrono>
 #include <string>
@@ -30,14 +30,18 @@ std::string account_line(const ExportManifest& account);
 
 /// Returns one line per note.
 std::string notes_lines(const std::vector<std::string>& notes);
-/// Returns one line that begins with "not carried: "; empty if all files were copied.
-std::string left_line(const Omissions& left);
+/// Returns one line that begins with "skipped: "; empty if all files were copied.
+std::string skipped_line(const Omissions& skipped);
+/// [{"file", "reason"}].
+ConfigArray skipped_tree(const Omissions& skipped);
+/// [{"name", "reason"}].
+ConfigArray omissions_tree(const Omissions& omissions);
 
 /// Returns one line per problem and one for the whole.
 std::string verify_text(const VerifyReport& report);
 
 /// {"good", "path", "kind", "files", "tensors", "bytes", "has_checksums", "checked", "problems": [{"defect", "file",
-/// "tensor", "words"}], "problems_left_out"}.
+/// "tensor", "message"}], "problems_left_out"}.
 Config verify_tree(const VerifyReport& report);
 
 using workspace::age_text;
@@ -55,22 +59,25 @@ std::string survey_text(const workspace::Survey& survey, std::chrono::system_clo
                         const OutputStyle& style);
 Config survey_tree(const workspace::Survey& survey, std::chrono::system_clock::time_point now);
 
-/// Returns every file with its verdict, and the totals.
+/// Returns every file with its action, and the totals.
 std::string gc_text(const workspace::GcReport& report, bool is_dry_run, const OutputStyle& style);
 Config gc_tree(const workspace::GcReport& report, bool is_dry_run);
 
 /// Compares two files, model directories, workspaces or directories with the shards of ranks, for `muster diff`.
-/// Tensors are matched by name and compared bit for bit, whichever files they are in. Carried files are compared if
-/// both paths are directories. Configs are compared if one side is a state; the config of a safetensors file is its
-/// metadata (shard_set.hpp). Memory is that of a few pieces of some MiB. Shards and the states of ranks are merged by
-/// `options.plan` (a name, "auto", a file) while they are read, each with its own directory's config.json. Throws like
-/// open_source; Error(rank_mismatch) if ranks that must have the same values differ.
+/// Tensors are matched by name and compared bit for bit, whichever files they are in. Other files are compared if
+/// both paths are directories and the filter selects all tensors. Configs are compared if one side is a state; the
+/// config of a safetensors file is its metadata (shard_set.hpp). Memory is that of a few pieces of some MiB. Shards and
+/// the states of ranks are merged by `options.plan` (a name, "auto", a file) while they are read, each with its own
+/// directory's config.json. Throws like open_source; Error(rank_mismatch) if ranks that must have the same values
+/// differ.
 ///
 /// {"same", "a", "b", "tensors", "bytes", "files", "config", "metadata_differs", "tensor_differences": [{"name",
-/// "kind", "a", "b", "values", "elements", "nans", "absolute", "relative"}], "file_differences": [{"name", "kind",
-/// "detail"}], "config_differences": [{"place", "a", "b"}], "config_differences_in_all"} (docs/inspecting.md); numbers
-/// that are not finite are strings. At most 1000 places of the config are listed.
-Config diff_models(const std::string& a, const std::string& b, const SourceOptions& options = {});
+/// "kind", "a", "b", "compared", "differing", "nans", "absolute", "relative"}], "file_differences": [{"name", "kind",
+/// "detail"}], "config_differences": [{"place", "a", "b"}], "config_differences_in_all"}
+/// (docs/reference/json-output.md); numbers that are not finite are strings. At most 1000 places of the config are
+/// listed.
+Config diff_models(const std::string& a, const std::string& b, const SourceOptions& options = {},
+                   const TensorFilter& filter = {});
 
 /// Returns the comparison as text: one line per difference and one for the whole.
 std::string diff_text(const Config& report);

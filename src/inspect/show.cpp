@@ -149,7 +149,7 @@ struct Total {
 /// The listing: some of the source's tensors, in the requested order.
 struct Listing {
   Listing(const Source& source, const ShowOptions& options)
-      : tensors(source.entries()), chosen(matching(source, options.pattern)) {
+      : tensors(source.entries()), chosen(matching(source, options.filter)) {
     const auto name_of = [&](std::size_t i) -> std::string_view { return tensors[i].name; };
     if (options.order == ShowOrder::natural) std::ranges::sort(chosen, natural_less, name_of);
     if (options.order == ShowOrder::name) std::ranges::sort(chosen, {}, name_of);
@@ -310,7 +310,7 @@ std::string oddity(const std::string& name) {
   std::string plain;
   for (const char c : name)
     if (c != '\\') plain += c;
-  if (printable(plain) != plain) return "the name has characters that cannot be seen";
+  if (printable(plain) != plain) return "the name has invisible characters";
   if (name.front() == ' ' || name.back() == ' ') return "the name has blanks at an end";
   if (name.find("..") != std::string::npos || name.front() == '.' || name.back() == '.')
     return "the name has an empty part";
@@ -318,14 +318,21 @@ std::string oddity(const std::string& name) {
   return {};
 }
 
+/// "an array of 2 items", "a string".
+std::string value_text(const Config& value) {
+  if (value.is_array()) return fmt::format("an array of {}", counted(value.size(), "item"));
+  if (value.is_object()) return fmt::format("an object of {}", counted(value.size(), "item"));
+  return value.is_null() ? "null" : fmt::format("a single value ({})", to_string(value.type()));
+}
+
 /// Returns the longest existing prefix of the place, and the keys below it.
 std::string nearest(const Config& tree, std::string_view place) {
   for (std::size_t dot = place.rfind('.'); dot != std::string_view::npos && dot > 0; dot = place.rfind('.', dot - 1)) {
     const Config* found = find_place(tree, place.substr(0, dot));
     if (found == nullptr) continue;
-    return fmt::format("{} is {} of {}", in_quotes(place.substr(0, dot)), to_string(found->type()), found->size());
+    return fmt::format("{} is {}", in_quotes(place.substr(0, dot)), value_text(*found));
   }
-  if (!tree.is_object()) return fmt::format("it is {} of {}", to_string(tree.type()), tree.size());
+  if (!tree.is_object()) return fmt::format("it is {}", value_text(tree));
   constexpr std::size_t most_named = 8;
   std::string keys;
   std::size_t named = 0;
@@ -378,7 +385,7 @@ void show_json(const Source& source, const ShowOptions& options, const Sink& sin
     return Config::object({{"path", file.path}, {"tensors", file.tensors}, {"bytes", file.bytes}});
   };
   const auto issue_tree = [](const SourceIssue& issue) {
-    return Config::object({{"kind", issue.kind}, {"tensor", or_null(issue.tensor)}, {"words", issue.words}});
+    return Config::object({{"kind", issue.kind}, {"tensor", or_null(issue.tensor)}, {"message", issue.message}});
   };
   ConfigObject metadata;
   metadata.reserve(source.metadata.size());
@@ -416,8 +423,8 @@ std::vector<SourceIssue> find_issues(const Source& source) {
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const TensorEntry& entry = tensors[i];
     const TensorDetail detail = source.tensors->detail(i);
-    if (std::string words = oddity(entry.name); !words.empty())
-      issues.push_back({"name", entry.name, std::move(words)});
+    if (std::string message = oddity(entry.name); !message.empty())
+      issues.push_back({"name", entry.name, std::move(message)});
     if (entry.bytes == 0)
       issues.push_back(
           {"empty", entry.name, fmt::format("a tensor of shape {} without elements", to_string(entry.shape))});
@@ -425,7 +432,7 @@ std::vector<SourceIssue> find_issues(const Source& source) {
     if (entry.bytes != 0 && !detail.is_compressed && size > 1 && entry.offset % size != 0)
       issues.push_back(
           {"unaligned", entry.name,
-           fmt::format("its bytes begin at {}, which is no multiple of the {} of an element", entry.offset, size)});
+           fmt::format("its bytes begin at {}, which is not a multiple of the element size {}", entry.offset, size)});
     if (!detail.checksum || entry.bytes == 0) continue;
     const auto [other, is_first] = first.try_emplace({*detail.checksum, entry.bytes, entry.dtype}, i);
     if (!is_first)
@@ -440,20 +447,20 @@ std::string issues_text(const std::vector<SourceIssue>& issues, const OutputStyl
   for (const SourceIssue& issue : issues) {
     out += coloured(style, Colour::warning, issue.kind) + ": ";
     if (!issue.tensor.empty()) out += printable(issue.tensor) + ": ";
-    out += escaped(issue.words) + "\n";
+    out += escaped(issue.message) + "\n";
   }
-  out += issues.empty() ? "nothing suspicious\n" : counted(issues.size(), "issue") + "\n";
+  out += issues.empty() ? "no issues found\n" : counted(issues.size(), "issue") + "\n";
   return out;
 }
 
 std::string show_config(const Source& source, const std::string& place) {
   const std::optional<Config> config = source.config();
   if (!config)
-    throw Error(ErrorKind::not_found, fmt::format("{} has no config", in_quotes(source.path)), {.path = source.path});
+    throw Error(ErrorKind::not_found, fmt::format("{}: has no config", in_quotes(source.path)), {.path = source.path});
   const Config* part = place.empty() ? &*config : find_place(*config, place);
   if (part == nullptr)
     throw Error(ErrorKind::not_found,
-                fmt::format("the config of {} has nothing at {}; {}", in_quotes(source.path), in_quotes(place),
+                fmt::format("{}: the config has no value at {}; {}", in_quotes(source.path), in_quotes(place),
                             nearest(*config, place)),
                 {.path = source.path});
   return json_report(*part);

@@ -29,7 +29,7 @@ enum class ShowView : std::uint8_t {
 };
 
 struct ShowOptions {
-  std::string pattern = {};  ///< only tensors whose names match (TensorPattern::glob); empty: all
+  TensorFilter filter = {};
   ShowOrder order = ShowOrder::offset;
   ShowView view = ShowView::table;
   bool is_unfolded = false;  ///< a tree in which similar neighbours are not merged

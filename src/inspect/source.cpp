@@ -11,6 +11,7 @@
 #include "muster/error.hpp"
 #include "muster/plan.hpp"
 #include "src/base/escaped.hpp"
+#include "src/base/similar.hpp"
 #include "src/checkpoint/assembly/export.hpp"
 #include "src/checkpoint/assembly/shard_job.hpp"
 #include "src/checkpoint/assembly/shard_set.hpp"
@@ -35,7 +36,7 @@ Source source_of_model(const std::string& path, bool is_directory) {
   Source source{.path = path, .kind = is_directory ? "model" : "safetensors", .metadata = model.metadata()};
   for (const std::string& note : model.notes()) source.issues.push_back({"note", "", note});
   if (const std::string part = is_directory ? "" : words_of_part(path, model.metadata()); !part.empty())
-    source.issues.push_back({"part", "", fmt::format("it is {}, not a model", part)});
+    source.issues.push_back({"part", "", fmt::format("{}, not a complete model", part)});
   const auto tensors = std::make_shared<FileTensors>();
   tensors->add_omissions(model.omissions());
   for (const SafetensorsFile& file : model.files()) {
@@ -58,7 +59,7 @@ Source source_of_state(const std::string& path, const StateFile& file) {
   tensors->add(file);
   source.tensors = tensors;
   source.facts = {{"job", workspace::job_text(info.job)},
-                  {"generation", info.step},
+                  {"step", info.step},
                   {"rank", info.rank},
                   {"world_size", info.world_size},
                   {"format_version", file.format_version()},
@@ -99,15 +100,15 @@ Source source_of_states(const std::string& path, const workspace::StateChoice& c
   source.facts = {{"job", workspace::job_text(first.job)},
                   {"ranks", source.states.size()},
                   {"world_size", first.world_size},
-                  {"generations", std::move(generations)}};
+                  {"steps", std::move(steps)}};
   if (static_cast<std::size_t>(first.world_size) != source.states.size())
     tensors->add_omissions(
         {{"the other ranks",
-          fmt::format("complete states of {} of {} ranks are there", source.states.size(), first.world_size), true}});
+          fmt::format("only {} of {} ranks have a complete state", source.states.size(), first.world_size), true}});
   for (const StateFile& file : source.states)
     if (file.info().step != first.step)
-      source.issues.push_back({"generation", "",
-                               fmt::format("rank {} has generation {}, rank {} has {}", first.rank, first.step,
+      source.issues.push_back({"step", "",
+                               fmt::format("rank {} has step {}, rank {} has step {}", first.rank, first.step,
                                            file.info().rank, file.info().step)});
   return source;
 }
@@ -132,60 +133,48 @@ Source source_of_shards(const std::string& directory, SourceOptions request) {
   return source;
 }
 
-/// Reports a dangling link: "No such file" would be confusing, because users see the name in the directory.
-void refuse_dangling(const std::string& path) {
+/// Reports a missing path. The message for a dangling link names its target, because users see the link in the
+/// directory.
+[[noreturn]] void refuse_missing(const std::string& path) {
   std::error_code error;
   const std::filesystem::path target = std::filesystem::read_symlink(path, error);
   if (!error)
     throw Error(ErrorKind::not_found,
-                fmt::format("opening {}: it is a link to {}, which is not there", path, target.string()),
+                fmt::format("{}: a link to {}, which does not exist", in_quotes(path), in_quotes(target.string())),
                 {.path = path, .os_error = ENOENT});
+  throw Error(ErrorKind::not_found, fmt::format("{}: does not exist", in_quotes(path)),
+              {.path = path, .os_error = ENOENT});
 }
 
-constexpr std::size_t longest_compared = 200;
-constexpr std::size_t most_compared = 20000;
-constexpr std::size_t most_named = 3;
-
-/// Returns the edit distance of two texts; `limit` if it is larger.
-std::size_t edits(std::string_view a, std::string_view b, std::size_t limit) {
-  if (a.size() > b.size()) std::swap(a, b);
-  if (b.size() - a.size() >= limit) return limit;
-  std::vector<std::size_t> row(a.size() + 1);
-  std::iota(row.begin(), row.end(), std::size_t{0});
-  for (std::size_t j = 1; j <= b.size(); ++j) {
-    std::size_t diagonal = std::exchange(row[0], j);
-    std::size_t least = row[0];
-    for (std::size_t i = 1; i <= a.size(); ++i) {
-      const std::size_t changed = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[i];
-      row[i] = std::min({changed, row[i] + 1, row[i - 1] + 1});
-      least = std::min(least, row[i]);
-    }
-    if (least >= limit) return limit;
-  }
-  return std::min(row.back(), limit);
-}
-
-/// Returns "; near it: "a.weight", "b.weight"" if some names are similar, or else the number of names, for messages.
+/// Returns `; did you mean "a.weight" or "b.weight"?` if some names are similar, or else the number of names.
 std::string near_names(const std::vector<TensorEntry>& tensors, std::string_view name) {
-  if (tensors.empty()) return "; there are no tensors";
-  std::vector<std::pair<std::size_t, std::size_t>> near;  // distance, index
-  const std::size_t limit = std::min(name.size(), longest_compared) / 3 + 2;
-  for (std::size_t i = 0; i < std::min(tensors.size(), most_compared) && name.size() <= longest_compared; ++i) {
-    const std::string_view other = tensors[i].name;
-    if (other.size() > longest_compared) continue;
-    // The end or the middle of a name counts as similar, too.
-    const std::size_t distance =
-        name.size() >= 3 && other.find(name) != std::string_view::npos ? 1 : edits(name, other, limit);
-    if (distance < limit) near.emplace_back(distance, i);
-  }
-  if (near.empty()) return fmt::format("; there are {} others (muster ls, muster show)", tensors.size());
-  std::ranges::sort(near);
-  std::string list;
-  for (std::size_t i = 0; i < std::min(near.size(), most_named); ++i)
-    list += fmt::format("{}{}", i == 0 ? "" : ", ", in_quotes(tensors[near[i].second].name));
-  return fmt::format("; near it: {}", list);
+  if (tensors.empty()) return ". It has no tensors.";
+  std::vector<std::string_view> names;
+  names.reserve(tensors.size());
+  for (const TensorEntry& tensor : tensors) names.emplace_back(tensor.name);
+  const std::string near = did_you_mean(name, names);
+  return near.empty() ? fmt::format(". List its {} with muster ls.", counted(tensors.size(), "tensor")) : "; " + near;
 }
+
+/// Some tensors of another source.
+class SelectedTensors : public TensorSource {
+ public:
+  SelectedTensors(std::shared_ptr<const TensorSource> source, std::vector<std::size_t> places)
+      : source_(std::move(source)), places_(std::move(places)) {
+    for (const std::size_t place : places_) entries_.push_back(source_->tensors()[place]);
+  }
+  [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept override { return entries_; }
+  void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const override {
+    source_->read(places_[tensor], offset, target);
+  }
+  [[nodiscard]] TensorDetail detail(std::size_t tensor) const override { return source_->detail(places_[tensor]); }
+  [[nodiscard]] const Omissions& omissions() const noexcept override { return source_->omissions(); }
+
+ private:
+  std::shared_ptr<const TensorSource> source_;
+  std::vector<std::size_t> places_;
+  std::vector<TensorEntry> entries_;
+};
 
 }  // namespace
 
@@ -204,7 +193,7 @@ std::optional<Config> Source::config() const {
 Source open_source(const std::string& path, const SourceOptions& options) {
   std::error_code error;
   const std::filesystem::file_status status = std::filesystem::status(path, error);
-  if (!std::filesystem::exists(status)) refuse_dangling(path);
+  if (status.type() == std::filesystem::file_type::not_found) refuse_missing(path);
   const Contents contents = contents_of(path, options.thirdparty);
   if (options.plan.empty()) {
     if (contents.kind == Contents::Kind::workspace) return source_of_states(path, options.states);
@@ -221,7 +210,7 @@ std::string omissions_line(const Source& source) {
   const Omissions& omissions = source.tensors->omissions();
   std::string line;
   if (const std::size_t lost = count_lost(omissions); lost != 0)
-    line = fmt::format("{} cannot be read and {} not shown: {}; muster show --issues has the reasons\n",
+    line = fmt::format("{} cannot be read and {} not shown: {}. muster show --check has the reasons.\n",
                        counted(lost, source.kind == "hdf5" ? "dataset" : "item"), lost == 1 ? "is" : "are",
                        escaped(omission_words(omissions, true)));
   if (source.kind == "hdf5") return line;
@@ -229,17 +218,36 @@ std::string omissions_line(const Source& source) {
   return line;
 }
 
-std::vector<std::size_t> matching(const Source& source, const std::string& pattern) {
+std::vector<std::size_t> matching(const Source& source, const TensorFilter& filter) {
   const std::vector<TensorEntry>& tensors = source.entries();
   std::vector<std::size_t> places(tensors.size());
   std::iota(places.begin(), places.end(), std::size_t{0});
-  if (pattern.empty()) return places;
-  const TensorPattern glob = TensorPattern::glob(pattern);
-  std::erase_if(places, [&](std::size_t place) { return !glob.matches(tensors[place].name); });
-  if (places.empty())
-    throw Error(ErrorKind::not_found,
-                fmt::format("no tensor's name matches {}{}", in_quotes(pattern), near_names(tensors, pattern)));
+  if (filter.is_all()) return places;
+  if (!filter.select.empty()) {
+    const TensorPattern select = TensorPattern::glob(filter.select);
+    std::erase_if(places, [&](std::size_t place) { return !select.matches(tensors[place].name); });
+    if (places.empty())
+      throw Error(ErrorKind::not_found,
+                  fmt::format("{}: no tensor name matches {}{}", in_quotes(source.path), in_quotes(filter.select),
+                              near_names(tensors, filter.select)),
+                  {.path = source.path});
+  }
+  if (!filter.exclude.empty()) {
+    const TensorPattern exclude = TensorPattern::glob(filter.exclude);
+    std::erase_if(places, [&](std::size_t place) { return exclude.matches(tensors[place].name); });
+  }
+  std::erase_if(places, [&](std::size_t place) {
+    const TensorEntry& tensor = tensors[place];
+    const bool has_dtype =
+        filter.dtypes.empty() || std::ranges::find(filter.dtypes, tensor.dtype) != filter.dtypes.end();
+    return !has_dtype || (filter.larger_than != 0 && tensor.bytes <= filter.larger_than);
+  });
   return places;
+}
+
+void narrow(Source& source, const TensorFilter& filter) {
+  if (filter.is_all()) return;
+  source.tensors = std::make_shared<SelectedTensors>(source.tensors, matching(source, filter));
 }
 
 std::size_t find_tensor(const Source& source, std::string_view name) {
@@ -247,11 +255,11 @@ std::size_t find_tensor(const Source& source, std::string_view name) {
   const Omissions& omissions = source.tensors->omissions();
   if (const auto lost = std::ranges::find(omissions, name, &Omission::name); lost != omissions.end())
     throw Error(ErrorKind::unsupported,
-                fmt::format("{} of {} cannot be read: {}", in_quotes(name), in_quotes(source.path), lost->reason),
+                fmt::format("{}: tensor {} cannot be read: {}", in_quotes(source.path), in_quotes(name), lost->reason),
                 {.path = source.path});
   throw Error(
       ErrorKind::not_found,
-      fmt::format("{} has no tensor {}{}", in_quotes(source.path), in_quotes(name), near_names(source.entries(), name)),
+      fmt::format("{}: no tensor {}{}", in_quotes(source.path), in_quotes(name), near_names(source.entries(), name)),
       {.path = source.path});
 }
 

@@ -31,7 +31,7 @@ struct SourceFile {
 struct SourceIssue {
   std::string kind;         ///< a keyword on which a program can branch
   std::string tensor = {};  ///< empty: the whole source
-  std::string words = {};
+  std::string message = {};
 };
 
 /// A path that was opened: its tensors, and its other data.
@@ -55,21 +55,37 @@ struct Source {
 using SourceOptions = Request;
 
 /// Opens a safetensors file, a state file, any other HDF5 file, a directory in Hugging Face's layout, a directory with
-/// the shards of all ranks, a foreign checkpoint, or a workspace. The plan merges shards, and the ranks of a foreign
-/// checkpoint. For a workspace, the newest complete state of each rank of a job is used. With a plan they are merged
-/// like shards. Otherwise each tensor is named "rank2/NAME", unless there is only one rank or one is requested. Throws
-/// as ModelDir::open, StateFile::open, ForeignHdf5::open, workspace::survey and MergePlan::load;
+/// the shards of all ranks, a third-party checkpoint, or a workspace. The plan merges shards, and the ranks of a
+/// third-party checkpoint. For a workspace, the newest complete state of each rank of a job is used. With a plan they
+/// are merged like shards. Otherwise each tensor is named "rank2/NAME", unless there is only one rank or one is
+/// requested. Throws as ModelDir::open, StateFile::open, ForeignHdf5::open, workspace::survey and MergePlan::load;
 /// Error(invalid_argument) if shards have no plan, the plan has no rule for a tensor, or several jobs match;
-/// Error(not_found) if the job, rank or generation does not exist.
+/// Error(not_found) if the path, job, rank or step does not exist.
 Source open_source(const std::string& path, const SourceOptions& options = {});
 
 /// Returns the last line of a listing, "2 items are not shown: ..."; empty if the reader left out nothing. Attributes
 /// and links that are not shown do not count.
 std::string omissions_line(const Source& source);
 
-/// Returns the tensors whose names match (TensorPattern::glob), in their order; all if the pattern is empty. Throws
-/// Error(invalid_argument) on an invalid pattern, and Error(not_found) with similar names if no name matches.
-std::vector<std::size_t> matching(const Source& source, const std::string& pattern);
+/// Selects tensors.
+struct TensorFilter {
+  std::string select = {};         ///< a glob (TensorPattern::glob) that names must match; empty: all
+  std::string exclude = {};        ///< a glob that names must not match
+  std::vector<DType> dtypes = {};  ///< empty: all
+  std::uint64_t larger_than = 0;   ///< in bytes; 0: tensors without elements, too
+
+  /// Whether it selects all tensors.
+  [[nodiscard]] bool is_all() const noexcept {
+    return select.empty() && exclude.empty() && dtypes.empty() && larger_than == 0;
+  }
+};
+
+/// Returns the indices of the selected tensors, in their order. Throws Error(invalid_argument) on an invalid glob, and
+/// Error(not_found) with similar names if no name matches.
+std::vector<std::size_t> matching(const Source& source, const TensorFilter& filter);
+
+/// Removes all other tensors from the source. Throws as matching().
+void narrow(Source& source, const TensorFilter& filter);
 
 /// Returns the index of a name in the entries. Throws Error(not_found) with similar names.
 std::size_t find_tensor(const Source& source, std::string_view name);

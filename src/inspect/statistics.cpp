@@ -9,6 +9,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <iterator>
 #include <limits>
 #include <map>
@@ -471,7 +472,13 @@ void append_histogram(std::string& out, const TensorStatistics& tensor, const Ou
 }
 
 std::vector<TensorStatistics> of_chosen(const Source& source, const StatsOptions& options) {
-  return statistics(*source.tensors, matching(source, options.pattern), options.bins, options.progress);
+  std::vector<std::size_t> places = matching(source, options.filter);
+  const std::vector<TensorEntry>& entries = source.entries();
+  if (options.order == StatsOrder::name)
+    std::ranges::sort(places, {}, [&](std::size_t place) -> std::string_view { return entries[place].name; });
+  if (options.order == StatsOrder::size)
+    std::ranges::stable_sort(places, std::greater(), [&](std::size_t place) { return entries[place].bytes; });
+  return statistics(*source.tensors, places, options.bins, options.progress);
 }
 
 }  // namespace

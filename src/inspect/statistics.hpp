@@ -44,8 +44,15 @@ struct TensorStatistics {
 std::vector<TensorStatistics> statistics(const TensorSource& source, const std::vector<std::size_t>& tensors,
                                          std::size_t bins, const ProgressCallback& progress = {});
 
+enum class StatsOrder : std::uint8_t {
+  file,  ///< as in the source
+  name,
+  size,  ///< largest first
+};
+
 struct StatsOptions {
-  std::string pattern = {};     ///< only tensors whose names match (TensorPattern::glob); empty: all
+  TensorFilter filter = {};
+  StatsOrder order = StatsOrder::file;
   std::size_t bins = 16;        ///< per histogram
   bool has_histograms = false;  ///< print histograms of all tensors, even if there are several
   OutputStyle style = {};

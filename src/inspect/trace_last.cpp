@@ -158,10 +158,10 @@ std::vector<LastWords> last_words(const std::string& wanted) {
   if (jobs.empty())
     throw Error(ErrorKind::not_found,
                 wanted.empty()
-                    ? fmt::format("no job of this user runs on this host, and there is none that failed in {}",
+                    ? fmt::format("no job of this user runs on this host, and {} has no record of a failed job",
                                   in_quotes(trace::failure_directory()))
-                    : fmt::format("{} is no directory, no process of a job that runs on this host, and no job that "
-                                  "runs or failed here ({})",
+                    : fmt::format("{}: not a directory, a process or a job that runs on this host, or a job with a "
+                                  "record in {}",
                                   in_quotes(wanted), in_quotes(trace::failure_directory())));
   return jobs;
 }
@@ -181,7 +181,7 @@ std::string last_text(const std::vector<LastWords>& jobs, const OutputStyle& sty
                      {"number", Align::right},
                      {"group"},
                      {"for", Align::right},
-                     {"how far"}},
+                     {"progress"}},
                     {1, 8});
     for (const Process& process : job.processes) {
       const auto row = [&](const std::string& what, const Entry* entry, double time, const std::string& how_far) {
@@ -223,7 +223,7 @@ Config last_tree(const std::vector<LastWords>& jobs) {
           return Config::object(
               {{"job", job.job},
                {"source", or_null(job.source)},
-               {"words", or_null(job.words)},
+               {"message", or_null(job.words)},
                {"time", (static_cast<double>(job.wall_clock) + static_cast<double>(job.time)) * 1e-9},
                {"ranks", list_of(job.processes, [&](const Process& process) {
                   const Entry* const last = last_ended(process);

@@ -154,16 +154,16 @@ Trace read_trace(const std::string& directory) {
     }
   }
   if (!any)
-    throw Error(ErrorKind::not_found,
-                fmt::format("there is no trace in {}: run the job with MUSTER_TRACE={}", directory, directory),
-                {.path = directory});
+    throw Error(
+        ErrorKind::not_found,
+        fmt::format("{}: contains no trace. Run the job with MUSTER_TRACE={}.", in_quotes(directory), directory),
+        {.path = directory});
   std::ranges::sort(trace.processes, {}, [](const Process& process) {
     return std::tuple(process.job, process.rank, process.identity.host, process.identity.pid);
   });
   for (const Process& process : trace.processes)
     if (process.damaged != 0)
-      trace.notes.push_back(
-          fmt::format("{}: {} records cannot be, and are left out", name_of(process), process.damaged));
+      trace.notes.push_back(fmt::format("{}: {} damaged records are left out", name_of(process), process.damaged));
   align(trace);
   return trace;
 }
@@ -197,7 +197,7 @@ void align(Trace& trace) {
       });
       offset = mate != done.end() ? trace.offsets[*mate] : range.least + (range.largest - range.least) / 2;
       if (range.least > range.largest)
-        trace.notes.push_back(fmt::format("{}: its clock runs apart from the others' by {:.6f} s during the trace",
+        trace.notes.push_back(fmt::format("{}: its clock drifts from the other clocks by {:.6f} s during the trace",
                                           name_of(trace.processes[process]), seconds(range.least - range.largest)));
     }
     settle(process);
@@ -325,7 +325,7 @@ std::string trace_text(const Trace& trace, const TraceSummary& summary, const Ou
                    {"pid", Align::right},
                    {"in calls", Align::right},
                    {"waiting", Align::right},
-                   {"awaited", Align::right},
+                   {"caused", Align::right},
                    {"longest", Align::right},
                    {"in"},
                    {"for rank", Align::right}},
@@ -343,7 +343,7 @@ std::string trace_text(const Trace& trace, const TraceSummary& summary, const Ou
   ranks.append_to(text, style);
   if (!summary.routes.empty()) {
     text += "\n";
-    TextTable routes({{"what"},
+    TextTable routes({{"kind"},
                       {"route"},
                       {"count", Align::right},
                       {"bytes", Align::right},
@@ -357,7 +357,7 @@ std::string trace_text(const Trace& trace, const TraceSummary& summary, const Ou
   }
   const auto slowest = std::ranges::max_element(summary.ranks, {}, &RankSummary::awaited_seconds);
   if (slowest != summary.ranks.end() && slowest->awaited_seconds > 0)
-    text += fmt::format("\nThe others waited longest for rank {}: {:.6f} s together.\n",
+    text += fmt::format("\nThe other ranks waited longest for rank {}: {:.6f} s in total.\n",
                         trace.processes[static_cast<std::size_t>(slowest - summary.ranks.begin())].rank,
                         slowest->awaited_seconds);
   for (const std::string& note : trace.notes) text += "note: " + printable(note) + "\n";

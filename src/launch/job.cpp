@@ -228,7 +228,7 @@ ExecArguments::Variables Job::variables(int rank) const {
   set("MASTER_PORT", place_.master_port);
   set("MUSTER_JOB", place_.job);
   set(mark_variable, mark_);
-  if (place_.meeting_port != 0) set("MUSTER_PORT", place_.meeting_port);
+  if (place_.meeting_port != 0) set("MUSTER_MASTER_PORT", place_.meeting_port);
   if (place_.listener && rank == 0) set("MUSTER_LISTENER", place_.listener.get());
   return all;
 }

@@ -3,7 +3,7 @@
 // The protocol between launch_subprocesses() and the processes that it starts:
 //
 //  1. The caller writes the call into anonymous memory. It starts this program, or the program of the call, again as
-//     the launcher. The launcher has no threads, so it may fork. MUSTER_CALL in its environment contains the
+//     the launcher. The launcher has no threads, so it may fork. MUSTER_LAUNCH_SPEC in its environment contains the
 //     descriptors of the memory and of a pipe.
 //  2. The launcher is a Job. It forks the ranks, or starts this program again for each of them (LaunchMethod). Each
 //     rank has a file in memory into which it writes its error.
@@ -22,7 +22,7 @@
 
 namespace muster::launch {
 
-inline constexpr const char* call_variable = "MUSTER_CALL";
+inline constexpr const char* call_variable = "MUSTER_LAUNCH_SPEC";
 
 struct CallText {
   std::string function;  ///< the function to run, or

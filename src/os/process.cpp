@@ -245,7 +245,21 @@ void allow_more_open_files(std::uint64_t count) noexcept {
   allow_open_files(open_now + count);
 }
 
+std::span<const RenamedVariable> renamed_variables() noexcept {
+  static constexpr std::array<RenamedVariable, 4> all = {{
+      {"MUSTER_ALONE", "MUSTER_STANDALONE"},
+      {"MUSTER_CALL", "MUSTER_LAUNCH_SPEC"},
+      {"MUSTER_DEVICE_WAY", "MUSTER_DEVICE_TRANSPORT"},
+      {"MUSTER_PORT", "MUSTER_MASTER_PORT"},
+  }};
+  return all;
+}
+
 std::optional<std::string> environment(const char* name) {
+  for (const RenamedVariable& renamed : renamed_variables())
+    if (renamed.now == name && ::getenv(renamed.before) != nullptr)  // NOLINT(concurrency-mt-unsafe): read only
+      throw Error(ErrorKind::invalid_argument, fmt::format("the environment variable {} is not supported: set {} instead",
+                                                   renamed.before, renamed.now));
   const char* value = ::getenv(name);  // NOLINT(concurrency-mt-unsafe): read only
   if (value == nullptr || *value == 0) return std::nullopt;
   return value;

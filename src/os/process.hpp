@@ -75,7 +75,16 @@ void allow_open_files(std::uint64_t count) noexcept;
 /// The same for `count` files in addition to those that are open now.
 void allow_more_open_files(std::uint64_t count) noexcept;
 
-/// Returns an environment variable; nullopt if it is unset or empty.
+/// An environment variable that had another name before version 0.2.
+struct RenamedVariable {
+  const char* before;
+  std::string_view now;
+};
+/// Returns all of them.
+std::span<const RenamedVariable> renamed_variables() noexcept;
+
+/// Returns an environment variable; nullopt if it is unset or empty. Throws Error(argument) that names the new variable
+/// if the variable was renamed and the old one is set.
 std::optional<std::string> environment(const char* name);
 
 // Process descriptors: a signal that is sent through one never reaches a later process with the same ID.

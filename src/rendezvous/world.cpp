@@ -98,8 +98,9 @@ bool is_loopback(std::string_view host) {
 
 std::string address_text(const std::string& host, std::int64_t port) {
   if (port < 1 || port > UINT16_MAX)
-    throw Error(ErrorKind::invalid_argument,
-                fmt::format("the ranks cannot meet at port {}: set MUSTER_PORT to a free one of {}", port, host));
+    throw Error(
+        ErrorKind::invalid_argument,
+        fmt::format("the ranks cannot meet at port {}: set MUSTER_MASTER_PORT to a free one of {}", port, host));
   const bool is_bracketed = host.find(':') != std::string::npos;
   return fmt::format("{}{}{}:{}", is_bracketed ? "[" : "", host, is_bracketed ? "]" : "", port);
 }
@@ -121,7 +122,7 @@ std::optional<Start> started_by_launcher(const Reader& environment) {
   start.is_here = here && *here == *size;
   start.is_apart = here && !start.is_here;
   const auto first_host = environment.text("MASTER_ADDR");
-  const auto own_port = environment.number("MUSTER_PORT");
+  const auto own_port = environment.number("MUSTER_MASTER_PORT");
   const auto master_port = environment.number("MASTER_PORT");
   if (!start.is_here && first_host && (own_port || master_port) && (here || !is_loopback(*first_host)))
     start.meeting = address_text(*first_host, own_port ? *own_port : std::int64_t{*master_port} + 1);
@@ -173,7 +174,8 @@ std::optional<Start> started_by_slurm(const Reader& environment) {
   const int number =
       environment.number("SLURM_JOB_ID").value_or(0) % ports + environment.number("SLURM_STEP_ID").value_or(0) % ports;
   if (start.is_apart && !first_host.empty())
-    start.meeting = address_text(first_host, environment.number("MUSTER_PORT").value_or(first_port + number % ports));
+    start.meeting =
+        address_text(first_host, environment.number("MUSTER_MASTER_PORT").value_or(first_port + number % ports));
   return start;
 }
 
@@ -196,7 +198,7 @@ Surroundings own_surroundings() {
 Start find_start(const Surroundings& surroundings) {
   const Reader environment(surroundings);
   // Step 0.
-  if (environment.number("MUSTER_ALONE").value_or(0) != 0) return {};
+  if (environment.number("MUSTER_STANDALONE").value_or(0) != 0) return {};
   const std::optional<Start> mpi = started_by_mpi(environment);
   const std::optional<Start> launcher = started_by_launcher(environment);
   if (mpi && mpi->size != 1 && launcher) {
@@ -219,8 +221,16 @@ Start find_start(const Surroundings& surroundings) {
 
 bool is_own_variable(std::string_view name) noexcept {
   constexpr std::array<std::string_view, 10> beginnings = {
-      "PMI_",         "PMIX_",           "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_SIZE", "MPI_LOCAL", "HYDI_CONTROL_FD",
-      "MUSTER_ALONE", "MUSTER_LISTENER", "MUSTER_CALL",      "MUSTER_PORT",
+      "PMI_",
+      "PMIX_",
+      "OMPI_COMM_WORLD_",
+      "OMPI_UNIVERSE_SIZE",
+      "MPI_LOCAL",
+      "HYDI_CONTROL_FD",
+      "MUSTER_STANDALONE",
+      "MUSTER_LISTENER",
+      "MUSTER_LAUNCH_SPEC",
+      "MUSTER_MASTER_PORT",
   };
   return std::ranges::any_of(beginnings, [name](std::string_view beginning) { return name.starts_with(beginning); });
 }

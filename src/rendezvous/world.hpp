@@ -2,7 +2,7 @@
 #pragma once
 // world(): determines from the environment how this process was started, and creates the group.
 //
-//  0. MUSTER_ALONE=1: the process is alone, whatever else is set.
+//  0. MUSTER_STANDALONE=1: the process is alone, whatever else is set.
 //  1. MPI, if an MPI process manager that still listens (PMI_FD is an open socket, PMI_PORT, PMIX_RANK,
 //     OMPI_COMM_WORLD_SIZE) has started more than one process. The open descriptor shows which launcher started this
 //     process directly. torchrun closes descriptors for its workers, and `muster run` removes these variables from its
@@ -45,8 +45,9 @@ struct Start {
   bool is_apart = false;  ///< some ranks are known to be on other hosts
   std::string key = {};   ///< identifies the job; empty for MPI
   /// HOST:PORT of the TCP rendezvous of ranks that are not known to be on this host; empty: unknown. The host is
-  /// MASTER_ADDR, or the first node of a Slurm step. The port is MUSTER_PORT, else MASTER_PORT + 1, because torchrun's
-  /// own store often uses MASTER_PORT. For a Slurm step it is 20000 plus a number derived from the step's ID.
+  /// MASTER_ADDR, or the first node of a Slurm step. The port is MUSTER_MASTER_PORT, else MASTER_PORT + 1, because
+  /// torchrun's own store often uses MASTER_PORT. For a Slurm step it is 20000 plus a number derived from the step's
+  /// ID.
   std::string meeting = {};
   std::optional<std::chrono::milliseconds> timeout = {};  ///< limit of the rendezvous; empty: the default
   std::string said = {};  ///< the variables that the result follows from, for messages: "PMI_RANK=1 PMI_SIZE=4"
@@ -63,8 +64,8 @@ std::shared_ptr<Group> world_within(std::optional<std::chrono::milliseconds> tim
 void forget_world();
 
 /// Returns whether ranks must not inherit this variable from their launcher. These are the variables with which an MPI
-/// process manager identifies the launcher itself, MUSTER_ALONE, and variables that a launcher has set for this process
-/// only.
+/// process manager identifies the launcher itself, MUSTER_STANDALONE, and variables that a launcher has set for this
+/// process only.
 bool is_own_variable(std::string_view name) noexcept;
 
 // Creation of groups of ranks on several hosts. world() does not depend on the layers that implement such groups; they

@@ -62,20 +62,20 @@ class Collection {
   void judge_passing(const SurveyEntry& entry) {
     const bool is_directory = entry.name->kind == NameKind::job || entry.name->kind == NameKind::meeting;
     if (!entry.foreign.empty()) {
-      keep(entry, fmt::format("it contains {}, which Muster did not write. Move that file away first", in_quotes(entry.foreign)));
+      keep(entry, fmt::format("it contains {}, which is not a file of Muster. Move that file away first",
+                              in_quotes(entry.foreign)));
     } else if (entry.writer == os::Life::dead) {
       std::string reason = "its writer" + writer_text(entry) + " has ended";
       if (is_directory) reason = entry.files == 0 ? "it is empty" : "its ranks have left or ended";
       take(entry, reason);
     } else if (entry.writer == os::Life::alive) {
-      keep(entry, is_directory ? "a rank of it is running on this host" : "its writer" + writer_text(entry) + " is running");
+      keep(entry, is_directory ? "one of its ranks is running on this host"
+                               : "its writer" + writer_text(entry) + " is running");
     } else if (is_old(entry.changed)) {
-      take(entry, fmt::format("no file in it changed for {}", age_text(age_of(entry.changed))));
+      take(entry, fmt::format("not changed for {}", age_text(age_of(entry.changed))));
     } else {
-      keep(entry, is_directory
-                      ? "its ranks may still be running on other hosts. Pass --stale-after AGE to delete it"
-                      : "its writer" + writer_text(entry) +
-                            " may still be running. Run muster gc on that host, or pass --stale-after AGE");
+      keep(entry, (is_directory ? "its ranks" : "its writer" + writer_text(entry)) +
+                      " may still be running. Run muster gc on that host, or pass --stale-after AGE");
     }
   }
 
@@ -85,9 +85,9 @@ class Collection {
     for (const SurveyState& state : states) newest = std::max(newest, state.entry.changed);
     for (const SurveyState& state : states) {
       if (is_old(newest))
-        take(state.entry, fmt::format("{}, and the newest of the job is {} old", what, age_text(age_of(newest))));
+        take(state.entry, fmt::format("{}; the newest one of the job is {} old", what, age_text(age_of(newest))));
       else
-        keep(state.entry, std::string(what) + ": deleted only with --stale-after AGE");
+        keep(state.entry, std::string(what) + ", deleted only with --stale-after AGE");
     }
   }
 
@@ -107,7 +107,7 @@ class Collection {
     GcItem& item = add(entry, GcVerdict::remove, std::move(reason));
     if (!options_.dry_run) {
       try {
-        if (!remove(entry)) throw Error(ErrorKind::io, "a new file appeared in it");
+        if (!remove(entry)) throw Error(ErrorKind::io, "it is not empty any more");
       } catch (const Error& error) {
         item.verdict = GcVerdict::failed;
         item.reason += fmt::format("; failed: {}", error.what());

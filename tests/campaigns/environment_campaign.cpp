@@ -378,7 +378,7 @@ std::string faults_of(const std::string& directory, const std::string& meeting, 
   int failed = 0;
   // The launcher itself may refuse to start ranks.
   const std::string log = read_text(directory + "/log");
-  if (!failure.empty() && log.starts_with("muster: ") && log.find(failure) < log.find('\n')) return faults;
+  if (!failure.empty() && log.starts_with("muster run: ") && log.find(failure) < log.find('\n')) return faults;
   for (int rank = 0; rank < ranks; ++rank) {
     const std::string told = read_text(fmt::format("{}/{}-{}", directory, meeting, rank));
     double seconds = 0;

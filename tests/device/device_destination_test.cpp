@@ -179,7 +179,7 @@ TEST_CASE("opened memory is closed when its sender has freed it, even if another
     gather(false);
     if (group.rank() == 0) RANK_CHECK(still_open("opened") == 1);
     // From here on the method is staging.
-    const Setting way("MUSTER_DEVICE_WAY", "staging");
+    const Setting way("MUSTER_DEVICE_TRANSPORT", "staging");
     gather(false);
     RANK_CHECK(still_open("opened") == 0);
   });
@@ -246,12 +246,12 @@ TEST_CASE("pool memory cannot be exported: it is staged") {
 }
 
 TEST_CASE("staging, forced") {
-  const Setting way("MUSTER_DEVICE_WAY", "staging");
+  const Setting way("MUSTER_DEVICE_TRANSPORT", "staging");
   check_all(gather_rounds(2, 3), 1, "page-locked");
 }
 
 TEST_CASE("NCCL, forced: one communicator for all rounds") {
-  const Setting way("MUSTER_DEVICE_WAY", "nccl");
+  const Setting way("MUSTER_DEVICE_TRANSPORT", "nccl");
   const Setting devices("FAKE_CUDA_DEVICES", "3");
   const auto after = [](Group&) {
     RANK_CHECK(nccl_meetings() == 1);
@@ -263,7 +263,7 @@ TEST_CASE("NCCL, forced: one communicator for all rounds") {
 }
 
 TEST_CASE("NCCL moves more data than a socket buffer takes, and many tensors") {
-  const Setting way("MUSTER_DEVICE_WAY", "nccl");
+  const Setting way("MUSTER_DEVICE_TRANSPORT", "nccl");
   run_ranks(2, [](Group& group) {
     const auto seed = static_cast<std::uint64_t>(group.rank());
     gather_patterns(group, device_pattern(DType::f32, {3 << 20}, seed, group.rank()), 0, to_device(), 1);
@@ -280,7 +280,7 @@ TEST_CASE("NCCL moves more data than a socket buffer takes, and many tensors") {
 }
 
 TEST_CASE("NCCL, forced, with two ranks on one device: refused on all ranks, and the group remains usable") {
-  const Setting way("MUSTER_DEVICE_WAY", "nccl");
+  const Setting way("MUSTER_DEVICE_TRANSPORT", "nccl");
   run_ranks(3, [](Group& group) {
     const Tensor mine = device_pattern(DType::u8, {100}, 1, 0);
     error_of(ErrorKind::unsupported, {"a device for each rank"},

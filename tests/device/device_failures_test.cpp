@@ -74,7 +74,7 @@ TEST_CASE("a device that hangs ends in a timeout that names it") {
 }
 
 TEST_CASE("a device that hangs while it reads staged data: the CPU does not wait in the driver") {
-  const Setting way("MUSTER_DEVICE_WAY", "staging");
+  const Setting way("MUSTER_DEVICE_TRANSPORT", "staging");
   const auto begin = std::chrono::steady_clock::now();
   run_ranks(2, [](Group& group) {
     group.set_timeout(1s);
@@ -107,7 +107,7 @@ TEST_CASE("a device whose context is lost fails every call, on all ranks; host t
 }
 
 TEST_CASE("a rank that never joins the NCCL communicator ends in a timeout") {
-  const Setting way("MUSTER_DEVICE_WAY", "nccl");
+  const Setting way("MUSTER_DEVICE_TRANSPORT", "nccl");
   run_ranks(2, [](Group& group) {
     group.set_timeout(1s);
     const Tensor mine = device_pattern(DType::u8, {1000}, 1, group.rank());
@@ -118,7 +118,7 @@ TEST_CASE("a rank that never joins the NCCL communicator ends in a timeout") {
 }
 
 TEST_CASE("an NCCL failure on one rank ends the exchange on all, at once, and leaves no batch open") {
-  const Setting way("MUSTER_DEVICE_WAY", "nccl");
+  const Setting way("MUSTER_DEVICE_TRANSPORT", "nccl");
   const Setting devices("FAKE_CUDA_DEVICES", "3");
   struct Failing {
     const char* name;
@@ -150,7 +150,7 @@ TEST_CASE("an NCCL failure on one rank ends the exchange on all, at once, and le
 }
 
 TEST_CASE("NCCL that cannot create an ID is an error on all ranks at once, and the group remains usable") {
-  const Setting way("MUSTER_DEVICE_WAY", "nccl");
+  const Setting way("MUSTER_DEVICE_TRANSPORT", "nccl");
   const Setting devices("FAKE_CUDA_DEVICES", "3");
   run_ranks(3, [](Group& group) {
     const Tensor mine = device_pattern(DType::u8, {1000}, 1, group.rank());
@@ -165,7 +165,7 @@ TEST_CASE("NCCL that cannot create an ID is an error on all ranks at once, and t
 }
 
 TEST_CASE("a refused call does not affect NCCL communicators") {
-  const Setting way("MUSTER_DEVICE_WAY", "nccl");
+  const Setting way("MUSTER_DEVICE_TRANSPORT", "nccl");
   run_ranks(2, [](Group& group) {
     const Tensor mine = device_pattern(DType::u8, {1000}, 1, group.rank());
     gather_patterns(group, mine, 1, to_device());
@@ -189,7 +189,7 @@ TEST_CASE("a killed sender is named by all others within about a second, with ev
     CAPTURE(std::string(way));
     const bool is_to_device = std::string(way) != "host";
     std::optional<Setting> setting;
-    if (is_to_device) setting.emplace("MUSTER_DEVICE_WAY", way);
+    if (is_to_device) setting.emplace("MUSTER_DEVICE_TRANSPORT", way);
     const Setting devices("FAKE_CUDA_DEVICES", "3");
     const GroupOf groups(3);
     Ranks ranks(3, [&](int rank) {
@@ -228,8 +228,8 @@ TEST_CASE("a sender that fails at any step is an error on all ranks") {
 
 TEST_CASE("a device that fails on any one rank, whichever step, is every rank's error at once") {
   const Setting devices("FAKE_CUDA_DEVICES", "4");
-  for (const Destination landing : {Destination::host, Destination::device}) {
-    const Setting way("MUSTER_DEVICE_WAY", landing == Destination::host ? "ipc" : "staging");
+  for (const Destination destination : {Destination::host, Destination::device}) {
+    const Setting way("MUSTER_DEVICE_TRANSPORT", destination == Destination::host ? "ipc" : "staging");
     run_ranks(4, [&](Group& group) {
       const GatherOptions options = landing_at(landing);
       const Tensor mine = device_pattern(DType::u8, {100000}, 4, group.rank());
@@ -251,9 +251,9 @@ TEST_CASE("a device that fails on any one rank, whichever step, is every rank's 
 TEST_CASE("page-locked copies observe the memory budget: refused on all ranks, and the group remains usable") {
   run_ranks(4, [](Group& group) {
     const Tensor mine = device_pattern(DType::u8, {1 << 20}, 3, group.rank() % 2);
-    for (const Destination landing : {Destination::host, Destination::device}) {
-      const Setting way("MUSTER_DEVICE_WAY", "staging");
-      GatherOptions options = landing_at(landing);
+    for (const Destination destination : {Destination::host, Destination::device}) {
+      const Setting way("MUSTER_DEVICE_TRANSPORT", "staging");
+      GatherOptions options = landing_at(destination);
       // The budget covers two tensors of the other host, and the root's own.
       options.memory_budget = 3 << 20;
       for (int round = 0; round < 3; ++round) {

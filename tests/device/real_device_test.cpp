@@ -57,7 +57,7 @@ TEST_CASE("to the root's device: by CUDA IPC, staged, and by NCCL if there are t
       std::puts("skipped: NCCL needs two devices");
       continue;
     }
-    const Setting setting("MUSTER_DEVICE_WAY", way);
+    const Setting setting("MUSTER_DEVICE_TRANSPORT", way);
     run_ranks(2, [way = way, words = words](Group& group) {
       if (std::string_view(way) == "nccl" && query_cuda().nccl.empty()) return;
       gather_and_check(group, to_device(), words);

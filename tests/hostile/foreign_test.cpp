@@ -109,7 +109,7 @@ std::vector<HostileFile> pickles() {
       {"two candidates",
        of(dict({{"model", dict({{"w", tensor("0", "FloatStorage", 8, 0, {8}, {1})}})},
                 {"state_dict", dict({{"w", tensor("0", "FloatStorage", 8, 0, {8}, {1})}})}})),
-       "choose with --at"},
+       "choose with --key"},
   };
 }
 

@@ -49,11 +49,11 @@ rule many_rules 'rules; at most' "${many%,}"
 
 # ---- arguments that contradict each other ----
 row "--out" "--out is required, unless --dry-run is given" export model
-row "--out" "--out is required, unless --dry-run is given" shard model --ranks 2 --plan llama
-row "checksums" "checksums stand beside a checkpoint; shards have none" export model --ranks 2 --to-plan llama --checksums --out new
-row "a plan to cut by" "needs a layout to cut for (--ranks)" export model --to-plan llama --out new
+row "--out" "--out is required, unless --dry-run is given" shard model --to 2 --plan llama
+row "checksums" "checksums stand beside a checkpoint; shards have none" export model --to 2 --to-plan llama --checksums --out new
+row "a plan to cut by" "needs a layout to split for (--to)" export model --to-plan llama --out new
 cp model/model.safetensors one.safetensors
-for command in "export model" "shard model --ranks 2 --plan llama"; do
+for command in "export model" "shard model --to 2 --plan llama"; do
   row '"model"' "is read" $command --out model
   row '"one.safetensors"' "exists already; name another directory" $command --out one.safetensors
   row '"one.safetensors"' "it is not a directory; name another one" $command --out one.safetensors --force
@@ -105,12 +105,12 @@ ranks() {
 all = json.loads(sys.argv[2])
 for rank, names in enumerate(all):
     write(f'{sys.argv[1]}/rank-0000{rank}-of-0000{len(all)}.safetensors', {name: one for name in names})" "$1" "$3"
-  row "$4" "$2" export "$1" --plan llama --layout "$5" --out new
+  row "$4" "$2" export "$1" --plan llama --from "$5" --out new
 }
 ranks numbers "pipeline stage 1 has the layers 5, 7" '[["model.layers.0.input_layernorm.weight", "model.layers.1.input_layernorm.weight"],
   ["model.layers.5.input_layernorm.weight", "model.layers.7.input_layernorm.weight"]]' "they must be 0 to 1 (its own) or 2 to 3 (the model's)" pp=2
 ranks twice "without the prefixes of wrappers; leave one out when you save it" '[["model._orig_mod.norm.weight", "model.norm.weight"]]' '"model.norm.weight"' 1
-"$program" shard model --ranks 3 --plan llama --out padded > /dev/null || fail "three ranks"
+"$program" shard model --to 3 --plan llama --out padded > /dev/null || fail "three ranks"
 run_python "import struct
 path = 'padded/rank-00001-of-00003.safetensors'
 data = open(path, 'rb').read()
@@ -125,8 +125,8 @@ open(path, 'wb').write(struct.pack('<Q', len(text)) + text + data[8 + length:])"
 row "rank 0 and rank 1" "remember different paddings" export padded --out new
 stable=model.layers.0.self_attn
 made heads "for i in range(4): t[f'$stable.q_layernorm.norms.{i}.weight'] = ('BF16', [4], bytes(8))"
-row "\"$stable.q_layernorm.norms.0.weight\"" "each is the norm of one head" shard heads --ranks 2 --plan llama --out new
-row "\"$stable.q_layernorm.norms.0.weight\"" "each is the norm of one head" export heads --ranks 2 --to-plan llama --out new
+row "\"$stable.q_layernorm.norms.0.weight\"" "each is the norm of one head" shard heads --to 2 --plan llama --out new
+row "\"$stable.q_layernorm.norms.0.weight\"" "each is the norm of one head" export heads --to 2 --to-plan llama --out new
 says 1 "each is the norm of one head" "$program" plan check llama heads
 says 0 "merged into" "$program" export heads --out heads_again
 same heads heads_again
@@ -135,7 +135,7 @@ same heads heads_again
 # foreign NAME OBJECT WORDS: the path, by every command that reads it.
 foreign() {
   row "$2" "$3" export "$1" --out new
-  row "$2" "$3" shard "$1" --ranks 2 --plan llama --out new
+  row "$2" "$3" shard "$1" --to 2 --plan llama --out new
   row "$2" "$3" show "$1"
   row "$2" "$3" diff "$1" model
   row "$2" "$3" stats "$1"

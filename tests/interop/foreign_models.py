@@ -58,7 +58,7 @@ def check_export(muster, what, source, is_tied, work, *options):
     model.config.dtype = "float32"  # which the export must correct
     model.config.save_pretrained(f"{work}/base")
     out = f"{work}/out"
-    done = subprocess.run([muster, "export", source, "--base", f"{work}/base", "--out", out, *options],
+    done = subprocess.run([muster, "export", source, "--base-model", f"{work}/base", "--out", out, *options],
                           capture_output=True, text=True)
     check(done.returncode == 0, f"{what}: status {done.returncode}: {done.stdout}{done.stderr}")
     loaded, info = AutoModelForCausalLM.from_pretrained(out, dtype="auto", output_loading_info=True)
@@ -75,7 +75,7 @@ def main():
     for ranks, is_tied in ((2, False), (4, True)):
         with tempfile.TemporaryDirectory(prefix="muster-models-") as work:
             mp.spawn(save_on_rank, (ranks, is_tied, work), ranks)
-            check_export(muster, f"FSDP2 on {ranks} ranks", f"{work}/save", is_tied, work, "--at", "model")
+            check_export(muster, f"FSDP2 on {ranks} ranks", f"{work}/save", is_tied, work, "--key", "model")
     with tempfile.TemporaryDirectory(prefix="muster-models-") as work:
         os.mkdir(f"{work}/save")
         # Does what save_pretrained(safe_serialization=False) did before transformers 5.

@@ -57,14 +57,14 @@ def main():
         work = Path(work)
         run(demo_model, work / "model", "--megabytes", 5)
         original = load(work / "model")
-        run(muster, "shard", work / "model", "--ranks", 3, "--plan", "auto", "--out", work / "shards")
-        for writers in ("first", "owners"):
+        run(muster, "shard", work / "model", "--to", 3, "--plan", "auto", "--out", work / "shards")
+        for writers in ("rank0", "all"):
             for size in ("500KB", "5GB"):
                 out = work / f"{writers}-{size}"
                 run(muster, "run", "-n", 3, "--", muster, "export", work / "shards", "--plan", "auto", "--writers", writers,
                     "--max-shard-size", size, "--out", out)
                 check(load(out) == original, f"{out.name} differs")
-        run(muster, "export", work / "shards", "--plan", "auto", "--ranks", 2, "--out", work / "two")
+        run(muster, "export", work / "shards", "--plan", "auto", "--to", 2, "--out", work / "two")
         for path in sorted((work / "two").glob("*.safetensors")):
             check(len(tensors_of(path)) == len(original), f"{path.name} has other tensors")
     print(f"{checks.count} checks passed")

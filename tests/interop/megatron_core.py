@@ -181,7 +181,7 @@ def check(program, folder):
     wanted = load_file(folder / 'model' / 'model.safetensors')
     for source in ('ranks', 'dist'):
         out = folder / f'from_{source}'
-        subprocess.run([program, 'export', folder / source, '--plan', 'megatron', '--base', folder / 'model', '--out',
+        subprocess.run([program, 'export', folder / source, '--plan', 'megatron', '--base-model', folder / 'model', '--out',
                         out], check=True, stdout=subprocess.DEVNULL)
         exported = load_file(out / 'model.safetensors')
         assert exported.keys() == wanted.keys(), sorted(exported.keys() ^ wanted.keys())

@@ -49,7 +49,7 @@ if [ -z "$model" ]; then
   model=$(find_model "$cache" "$work/package") || fail "$package has no model in it"
 fi
 
-"$program" shard "$model" --ranks 4 --plan bert --out "$work/shards" || fail "muster shard: status $?"
+"$program" shard "$model" --to 4 --plan bert --out "$work/shards" || fail "muster shard: status $?"
 [ -f "$work/shards/rank-00003-of-00004.safetensors" ] || fail "no shard of rank 3"
 "$program" run -n 4 -- "$program" export "$work/shards" --plan bert --out "$work/out" || fail "muster export by 4 ranks: status $?"
 "$program" diff "$model" "$work/out" || fail "what came back differs: status $?"

@@ -88,7 +88,7 @@ def check_model(kind, layouts, work):
     logits = logits_of(classes.from_pretrained(given, dtype=torch.bfloat16), kind)
     for layout in layouts:
         shards, out = f"{work}/{kind}-{layout}-shards", f"{work}/{kind}-{layout}"
-        run("shard", given, "--ranks", layout, "--plan", "auto", "--out", shards)
+        run("shard", given, "--to", layout, "--plan", "auto", "--out", shards)
         run("verify", shards)
         run("diff", given, shards, "--plan", "auto")
         run("export", shards, "--plan", "auto", "--out", out, "--max-shard-size", "40kB")

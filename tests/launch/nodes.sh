@@ -4,7 +4,7 @@
 # Runs `muster run` on two nodes: both on this host, and on separate hosts if HOSTS.SH is given.
 set -euo pipefail
 muster=$1 program=$2 hosts=${3:-}
-unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT MUSTER_JOB MUSTER_PORT
+unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT MUSTER_JOB MUSTER_MASTER_PORT
 place=$(mktemp -d)
 trap 'kill $(jobs -p) 2>/dev/null || true; rm -rf "$place"' EXIT
 

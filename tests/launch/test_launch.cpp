@@ -313,7 +313,7 @@ TEST_CASE("bad usage is one line and status 2") {
     Launcher launcher(arguments);
     CHECK(launcher.wait() == 2);
     CHECK(lines_of(launcher.err()).size() == 1);
-    CHECK(contains(launcher.err(), "muster: "));
+    CHECK(contains(launcher.err(), "muster run: error: "));
     CHECK(launcher.out().empty());
   }
 }

@@ -9,14 +9,14 @@ if [ "${1:-}" != inside ]; then
   work=$(mktemp -d)
   trap 'rm -rf "$work"' EXIT
   "$MUSTER_DEMO_MODEL" "$work/model" --megabytes 10 >/dev/null
-  "$MUSTER_PROGRAM" shard "$work/model" --ranks 4 --plan llama --out "$work/shards" >/dev/null
-  "$MUSTER_PROGRAM" export "$work/shards" --plan llama --jobs 1 --max-shard-size 2MB --out "$work/alone" >/dev/null
+  "$MUSTER_PROGRAM" shard "$work/model" --to 4 --plan llama --out "$work/shards" >/dev/null
+  "$MUSTER_PROGRAM" export "$work/shards" --plan llama --processes 1 --max-shard-size 2MB --out "$work/alone" >/dev/null
   "$hosts" with 2 "${BASH_SOURCE[0]}" inside "$work"
   exit
 fi
 work=$2
 
-for writers in owners first; do
+for writers in all rank0; do
   read -r sent _ < <("$hosts" bytes h2)
   "$hosts" run -n 4 -ppn 2 "$MUSTER_PROGRAM" export "$work/shards" --plan llama --writers "$writers" --memory-budget 2MiB \
     --max-shard-size 2MB --out "$work/$writers"

@@ -26,16 +26,16 @@ own_rank='${PMI_RANK:-$OMPI_COMM_WORLD_RANK}' # for a shell that is a rank
 said() { [ "$(grep -c -- "$1" said)" = "$2" ]; }
 
 "$MUSTER_DEMO_MODEL" model >/dev/null
-"$muster" shard model --ranks 4 --plan auto --out shards >/dev/null
-"$muster" shard model --ranks 2 --plan auto --workspace --out workspace >/dev/null
-"$muster" export shards --plan auto --out alone --jobs 1 >/dev/null
+"$muster" shard model --to 4 --plan auto --out shards >/dev/null
+"$muster" shard model --to 2 --plan auto --workspace --out workspace >/dev/null
+"$muster" export shards --plan auto --out alone --processes 1 >/dev/null
 
 # Collective: all ranks together, once.
 ranks 3 0 "$muster" export shards --plan auto --out together
 check "the export of three ranks is said once" said tensors 1
 check "three ranks export what one does" diff -r alone together
 ranks 2 2 "$muster" export shards --plan auto --out together
-check "a refusal is said once" said "^muster: " 1
+check "a refusal is said once" said "^muster " 1
 ranks 1 0 "$muster" export shards --plan auto --out single
 check "one rank exports what one process does" diff -r alone single
 
@@ -47,7 +47,7 @@ for command in "show $shard" "stats $shard" "ls workspace" "verify alone" "diff 
   ranks 2 0 "$muster" $command
 done
 ranks 2 2 "$muster" show nothing
-check "each says what it cannot do" said "^muster: " 2
+check "each says what it cannot do" said "^muster " 2
 # Each rank converts a different file.
 ranks 2 0 sh -c "$muster convert shards/rank-0000$own_rank-of-00004.safetensors own-$own_rank.h5"
 check "each rank converts its own" test -s own-0.h5 -a -s own-1.h5

@@ -128,8 +128,8 @@ job 0 in_script "$here/launch.sh" "${work[@]}"
 check "its mpiexec takes nodes and ranks from Slurm" well 4
 
 "$MUSTER_DEMO_MODEL" model >/dev/null
-"$MUSTER_PROGRAM" shard model --ranks 4 --plan auto --out shards >/dev/null
-"$MUSTER_PROGRAM" export shards --plan auto --out alone --jobs 1 >/dev/null
+"$MUSTER_PROGRAM" shard model --to 4 --plan auto --out shards >/dev/null
+"$MUSTER_PROGRAM" export shards --plan auto --out alone --processes 1 >/dev/null
 job 0 srun "--mpi=$ours" -N 2 -n 3 "$MUSTER_PROGRAM" export shards --plan auto --out together
 check "three ranks on two nodes export what one does" diff -r alone together
 

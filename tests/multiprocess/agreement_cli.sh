@@ -10,7 +10,7 @@ source "$(dirname "$0")/cli.sh"
 
 "$demo" one --megabytes 3 > /dev/null || fail "no demo model"
 "$program" export one --out parts --max-shard-size 1MB > /dev/null || fail "no model of several files"
-"$program" shard one --ranks 3 --plan llama --out shards > /dev/null || fail "no shards"
+"$program" shard one --to 3 --plan llama --out shards > /dev/null || fail "no shards"
 mkdir -p .log/single && "$program" export one --out .log/single/model > /dev/null || fail "no model of one file"
 single=.log/single/model/model.safetensors
 index=model.safetensors.index.json
@@ -24,7 +24,7 @@ refused() {
   "$program" verify bad > "$out" 2> "$err"
   [ $? = 1 ] || fail "verify takes it for good: $2: $(cat "$out" "$err")"
   grep -qF -- "$words" "$out" || fail "verify does not list \"$words\": $2: $(cat "$out")"
-  for command in "export bad --out new" "shard bad --ranks 2 --plan llama --out new" "diff bad parts" "show bad" \
+  for command in "export bad --out new" "shard bad --to 2 --plan llama --out new" "diff bad parts" "show bad" \
     "stats bad" "cat bad model.norm.weight" "ls bad" "plan suggest bad" "plan check llama bad"; do
     says 2 "$words" "$program" $command
     [ -e new ] && fail "$command left a directory"
@@ -44,7 +44,7 @@ refused "two checkpoints" "cp ../shards/rank-00001-of-00003.safetensors ."
 # A single file of a model can be shown, but it is not a model.
 for file in "parts/$(name 1)" shards/rank-00001-of-00003.safetensors; do
   says 0 "tensors" "$program" show "$file"
-  for command in "export $file --out new" "shard $file --ranks 2 --plan llama --out new"; do
+  for command in "export $file --out new" "shard $file --to 2 --plan llama --out new"; do
     says 2 "not a model" "$program" $command
     [ -e new ] && fail "$command left a directory"
   done
@@ -73,7 +73,7 @@ left_out() {
   rm -rf good new cut && cp -r parts good && (cd good && eval "$2") || fail "no setup: $2"
   says 0 "left out: $1" "$program" verify good
   says 0 "$1" "$program" export good --out new
-  says 0 "$1" "$program" shard good --ranks 2 --plan llama --out cut
+  says 0 "$1" "$program" shard good --to 2 --plan llama --out cut
   says 0 "$1" "$program" show good
   [ "$(find new cut -name "$(basename "$1")" | wc -l)" = 0 ] || fail "$1 was carried along"
   cmp -s new/model.safetensors "$single" || says 0 "same" "$program" diff new parts
@@ -113,7 +113,7 @@ says 0 "tensors" "$program" export unet --out unet3 --force
 
 # Directories above a checkpoint, and the Hugging Face cache.
 mkdir -p hub/models--a--b/snapshots && cp -r one hub/models--a--b/snapshots/0123
-for command in verify show "export --out new2" "shard --ranks 2 --plan llama --out new2"; do
+for command in verify show "export --out new2" "shard --to 2 --plan llama --out new2"; do
   says 2 '"models--a--b/snapshots/0123" has a checkpoint' "$program" $command hub
 done
 

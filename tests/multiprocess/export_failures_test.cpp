@@ -307,7 +307,7 @@ TEST_CASE("hosts that do not see the output: refused on all with the remedy, whi
                      {.memory_budget = 1 << 20, .writers = writers});
       };
       if (writers == Writers::rank0) return call();
-      test::error_of(ErrorKind::invalid_argument, {"does not see the directory", "--writers first"}, call);
+      test::error_of(ErrorKind::invalid_argument, {"does not see the directory", "--writers rank0"}, call);
       group.barrier();
     });
   };

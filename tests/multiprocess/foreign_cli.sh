@@ -40,7 +40,7 @@ with open('plan.json', 'w') as file:
     json.dump({'muster_plan': 1, 'rules': [{'match': '*', 'action': 'concat', 'dim': 0}]}, file)
 END
 
-for options in "" "--dtype BF16" "--writers first" "--memory-budget 8MB"; do
+for options in "" "--dtype BF16" "--writers rank0" "--memory-budget 8MB"; do
   says 0 "2 tensors" "$program" export in --out alone --force $options
   says 0 "written by rank" "$program" run -n 3 -- "$program" export in --out job --force $options
   cmp -s alone/model.safetensors job/model.safetensors || fail "3 ranks with '$options' wrote other bytes"
@@ -55,8 +55,8 @@ says 0 '"memory": 75497472' "$program" export in -j 3 --dry-run --json
 for new in new new/ new/. "$PWD/new/"; do
   "$program" export in --dry-run --json --out "$new" | grep -q '"free": [0-9]' || fail "--dry-run does not say what is free for $new"
 done
-says 0 "would write 20.5 MB and take 25.2 MB of memory for bytes on their way; " "$program" shard in --ranks 2 --plan plan.json --out new/ --dry-run
-says 0 " are free in \"$PWD\"" "$program" shard in --ranks 2 --plan plan.json --out new/ --dry-run
+says 0 "would write 20.5 MB and use 25.2 MB of memory for buffers; " "$program" shard in --to 2 --plan plan.json --out new/ --dry-run
+says 0 " free in \"$PWD\"" "$program" shard in --to 2 --plan plan.json --out new/ --dry-run
 "$program" run -n 3 -- "$program" export in --out job --force --json > report.json || fail "export with --json"
 "${MUSTER_TEST_PYTHON:-python3}" -c '
 import json
@@ -64,20 +64,20 @@ written = json.load(open("report.json"))["written"]
 assert written["windows"] == 0 and len(written["bytes_by_rank"]) == 3 and min(written["bytes_by_rank"]) > 1e6, written
 ' || fail "not every rank wrote its share: $(cat report.json)"
 
-says 0 "cut into 2 shards" "$program" shard in --ranks 2 --plan plan.json --out shards
+says 0 "split into 2 shards" "$program" shard in --to 2 --plan plan.json --out shards
 says 0 "merged into 2" "$program" export shards --out back
 cmp -s alone/model.safetensors back/model.safetensors || fail "shards of a foreign checkpoint came back with other bytes"
-says 2 "muster export ranks --plan plan.json --ranks 2 --out DIR" "$program" shard ranks --ranks 2 --plan plan.json --out other
+says 2 "muster export ranks --plan plan.json --to 2 --out DIR" "$program" shard ranks --to 2 --plan plan.json --out other
 says 0 "good: 2 tensors of 2 files" "$program" verify in
 mkdir odd && cp ranks/rank0.safetensors odd/a0.safetensors && cp ranks/rank1.safetensors odd/a1.safetensors
-says 0 "good: 4 tensors of 2 files" "$program" verify odd --shards 'a{rank}.safetensors'
+says 0 "good: 4 tensors of 2 files" "$program" verify odd --file-pattern 'a{rank}.safetensors'
 
 # A Megatron-Core save (tests/interop/megatron_core.py): its files of ranks and its torch_dist files both yield the
 # model.
 for plan in megatron megatron-moe; do
   [ $plan = megatron ] && kind=dense || kind=mixture
   for form in ranks dist; do
-    says 0 "merged into" "$program" export "$data/../megatron/$kind/$form" --plan "$plan" --base "$data/../megatron/$kind/model" --out "$kind-$form"
+    says 0 "merged into" "$program" export "$data/../megatron/$kind/$form" --plan "$plan" --base-model "$data/../megatron/$kind/model" --out "$kind-$form"
     says 0 "same" "$program" diff "$data/../megatron/$kind/model" "$kind-$form"
   done
 done
@@ -109,9 +109,9 @@ says 0 "good: 23 tensors of 1 file" "$program" verify flipped.pt --headers-only
 # Tensors outside the key are not read.
 cp -r "$data/dcp/in" some && flip_entry some/__1_0.distcp archive/data/0
 says 1 'checksum: tensor "model.layers.1.mlp.weight": its bytes at ' "$program" verify some
-says 1 'checksum: tensor "1.mlp.weight": its bytes at ' "$program" verify some --at model.layers
-says 0 "good: 2 tensors of 3 files" "$program" verify some --at model.layers.0
-says 2 'no tensor is below "ema"; there are: "model"' "$program" verify some --at ema
+says 1 'checksum: tensor "1.mlp.weight": its bytes at ' "$program" verify some --key model.layers
+says 0 "good: 2 tensors of 3 files" "$program" verify some --key model.layers.0
+says 2 'no tensor is below "ema"; there are: "model"' "$program" verify some --key ema
 
 # refused WORDS SOURCE DAMAGE OPTIONS...: runs with a damaged copy of SOURCE, in one process and in two.
 refused() {
@@ -128,13 +128,13 @@ echo '{"muster_plan": 1, "rules": [{"match": "wide", "action": "concat", "dim": 
 sed 's/"dim": 0/"dim": 2/' plan.json > flat.json
 refused "it is cut off" "$data/torch_zip/in" 'truncate -s -1 bad'
 refused 'tensor "float64": its bytes at' "$data/torch_zip/in" 'flip_entry bad in/data/5' --checksums
-refused 'there is no "ema"' "$data/torch_zip/in" : --at ema
+refused 'there is no "ema"' "$data/torch_zip/in" : --key ema
 refused "is cut off" "$data/torch_legacy/in" 'truncate -s -1 bad'
 refused "pytorch_model-00002-of-00002.bin" "$data/torch_model/in" 'rm pytorch_model-00002-of-00002.bin'
 refused "__1_0.distcp" "$data/dcp/in" 'rm __1_0.distcp'
 refused "__1_0.distcp" "$data/dcp/in" 'truncate -s 100 __1_0.distcp'
 refused 'bad/__1_0.distcp" have the checksum' "$data/dcp/in" 'flip_entry __1_0.distcp archive/data/0' --checksums
-refused 'no tensor is below "ema"' "$data/dcp/in" : --at ema
+refused 'no tensor is below "ema"' "$data/dcp/in" : --key ema
 refused "no .metadata: the save did not end" "$data/dcp/in" 'rm .metadata'
 refused 'tensor "model.embed.weight": 28 of 56 elements' "$data/dcp_no_collectives/in" 'rm __1.metadata'
 refused 'tensor "embed.weight": 28 of 56 elements' "$data/dcp_huggingface/in" 'rm shard-00001*'
@@ -151,17 +151,17 @@ refused "zero_pp_rank_1_mp_rank_00_model_states.pt" "$data/zero3/in" 'rm */*rank
 refused "its config.json is of 2 ranks, and 1 are there" ranks 'rm rank1.safetensors' --plan plan.json
 refused "rank1.safetensors" ranks 'truncate -s -1 rank1.safetensors' --plan plan.json
 refused "by which plan they were cut; name one with --plan" ranks :
-refused "by a pattern (--shards 'rank{rank}.safetensors')" ranks 'rm config.json'
+refused "by a pattern (--file-pattern 'rank{rank}.safetensors')" ranks 'rm config.json'
 refused 'tensor "tall"' ranks : --plan misfit.json
-refused "the layout 3 is for 3 ranks, and there are 2 shards" ranks : --plan plan.json --layout 3
+refused "the layout 3 is for 3 ranks, and there are 2 shards" ranks : --plan plan.json --from 3
 refused 'tensor "wide" (rule 1): the shape [512, 3000] has no dimension 2' ranks : --plan flat.json
-refused 'does not say where a layer has its number' ranks : --plan plan.json --ranks tp=1,pp=2
-refused "no file's name is like" ranks : --plan plan.json --shards 'part{rank}.pt'
+refused 'does not say where a layer has its number' ranks : --plan plan.json --to tp=1,pp=2
+refused "no file's name is like" ranks : --plan plan.json --file-pattern 'part{rank}.pt'
 refused "part 0 of rank 0 is missing" ranks 'rm config.json rank1.*; mv rank0.safetensors model-rank-0-part-1.safetensors'
 refused "rank 1 of 3 is missing" ranks 'rm *; cp "$data/torch_zip/in" consolidated.00.pth; cp "$data/torch_zip/in" consolidated.02.pth'
 refused "is missing" ranks 'rm *; for i in 00_000 01_001; do mkdir mp_rank_$i; cp "$data/torch_zip/in" mp_rank_$i/model_optim_rng.pt; done'
 refused 'tensor "tall"' in : --plan misfit.json
-refused 'tensor "tall" (rule 1): the shape [4000, 512] has no dimension 2' in : --plan flat.json --ranks 2
-refused 'does not say where a layer has its number' in : --plan plan.json --ranks tp=1,pp=2
+refused 'tensor "tall" (rule 1): the shape [4000, 512] has no dimension 2' in : --plan flat.json --to 2
+refused 'does not say where a layer has its number' in : --plan plan.json --to tp=1,pp=2
 
 finish

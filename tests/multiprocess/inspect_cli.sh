@@ -7,11 +7,11 @@ set -u
 source "$(dirname "$0")/cli.sh"
 
 "$demo" model --megabytes 3 > /dev/null || fail "no demo model"
-"$program" shard model --ranks 3 --plan llama --out shards > /dev/null || fail "shard"
-"$program" shard model --ranks 4 --plan llama --out four > /dev/null || fail "shard into four"
+"$program" shard model --to 3 --plan llama --out shards > /dev/null || fail "shard"
+"$program" shard model --to 4 --plan llama --out four > /dev/null || fail "shard into four"
 "$program" export shards --plan llama --out parts --max-shard-size 1MB > /dev/null || fail "export"
 
-"$program" shard model --layout tp=2,pp=2 --plan llama --out stages > /dev/null || fail "shard into stages"
+"$program" shard model --to tp=2,pp=2 --plan llama --out stages > /dev/null || fail "shard into stages"
 
 # Verification.
 says 0 "good: " "$program" verify model
@@ -21,9 +21,9 @@ says 0 "good: " "$program" verify parts
 says 0 "good: " "$program" verify shards
 says 0 '"good": true' "$program" verify parts --json
 says 0 "good: " "$program" verify stages
-says 2 "it is not there" "$program" verify nowhere
+says 2 "does not exist" "$program" verify nowhere
 says 2 "no *.safetensors" "$program" verify .log
-says 2 "excludes" "$program" verify parts --json --write-checksums
+says 2 "cannot be combined with" "$program" verify parts --headers-only --write-checksums
 says 2 "no checkpoint" "$program" verify shards --write-checksums
 
 says 0 "checksums written" "$program" verify parts --write-checksums

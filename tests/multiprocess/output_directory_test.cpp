@@ -109,7 +109,7 @@ TEST_CASE("a folder that only looks like an export's is kept, and so is one whos
   Seen seen;
   { const OutputDirectory output(work / "out"); }
   CHECK(names_in(work.path()) == before);
-  for (const char* words : {"of which nothing can be known from here", "remove it, or say --abandoned-after"})
+  for (const char* words : {"cannot be checked from this host", "delete it or pass --stale-after"})
     CHECK(has(seen.warnings, words));
   // These folders have not changed for a second. Only a small enough age removes them.
   { const OutputDirectory output(work / "out", {.stale_after = std::chrono::hours(1)}); }

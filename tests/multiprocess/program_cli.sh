@@ -7,25 +7,25 @@ set -u
 source "$(dirname "$0")/cli.sh"
 
 "$demo" model --megabytes 3 > /dev/null || fail "no demo model"
-"$program" shard model --ranks 2 --plan llama --out shards > /dev/null || fail "shard"
+"$program" shard model --to 2 --plan llama --out shards > /dev/null || fail "shard"
 same() { "$program" diff model "$1" > /dev/null || fail "$1 is not the model"; }
 
 # A rank of a job whose other ranks never call it. It waits in the background of the tests below.
 job="env RANK=0 WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MUSTER_JOB=none"
 MUSTER_TIMEOUT=7 $job "$program" export shards --plan llama --out waiting > .log/waiting 2>&1 &
 waiting=$!
-says 0 "merged into" $job "$program" export shards --plan llama --alone -j 2 --out alone
-says 0 "merged into" env MUSTER_ALONE=1 $job "$program" export shards --plan llama -j 2 --out alone_too
+says 0 "merged into" $job "$program" export shards --plan llama --standalone -j 2 --out alone
+says 0 "merged into" env MUSTER_STANDALONE=1 $job "$program" export shards --plan llama -j 2 --out alone_too
 same alone
 same alone_too
-says 2 "--alone" $job "$program" export shards --plan llama -j 2 --out new
-says 2 "MUSTER_ALONE" env MUSTER_ALONE=yes "$program" export shards --plan llama --out new
-for alone in "" --alone; do
-  says 0 "cut into" $job "$program" shard model --ranks 2 --plan llama --out shards_too --force $alone
-  says 0 "good" $job "$program" verify shards_too $alone
-  says 0 "same" $job "$program" diff shards_too model --plan llama $alone
-done
-says 0 "unset" env MUSTER_ALONE=1 "$program" run -n 2 -- sh -c 'echo ${MUSTER_ALONE-unset}'
+says 2 "--standalone" $job "$program" export shards --plan llama -j 2 --out new
+says 2 "MUSTER_STANDALONE" env MUSTER_STANDALONE=yes "$program" export shards --plan llama --out new
+says 0 "split into" $job "$program" shard model --to 2 --plan llama --out shards_too
+says 0 "good" $job "$program" verify shards_too
+says 0 "same" $job "$program" diff shards_too model --plan llama
+says 2 "the environment variable MUSTER_ALONE is not supported: set MUSTER_STANDALONE instead" \
+  env MUSTER_ALONE=1 "$program" export shards --plan llama --out new
+says 0 "unset" env MUSTER_STANDALONE=1 "$program" run -n 2 -- sh -c 'echo ${MUSTER_STANDALONE-unset}'
 
 # Closed streams: opened files do not get their descriptor numbers, and the exit status reports the loss.
 for closed in '<&-' '2>&-' '<&- 2>&-' '>&-' '>&- 2>&-' '<&- >&- 2>&-'; do
@@ -36,7 +36,7 @@ for closed in '<&-' '2>&-' '<&- 2>&-' '>&-' '>&- 2>&-' '<&- >&- 2>&-'; do
   same closed
 done
 "$program" export shards --plan llama --force --out closed 2> "$err" >&-
-grep -q "all is done, .*Bad file descriptor" "$err" || fail "words of a closed output: $(cat "$err")"
+grep -q "muster export: error: finished successfully, .*Bad file descriptor" "$err" || fail "words of a closed output: $(cat "$err")"
 
 # full STATUS COMMAND...: runs COMMAND with its output on a full device, and checks the exit status.
 full() {
@@ -50,7 +50,7 @@ full() {
 }
 full 3 "$program" export shards --plan llama --out full -j 1
 full 3 "$program" export shards --plan llama --out full_too -j 2
-full 3 "$program" shard model --ranks 2 --plan llama --out full_shards
+full 3 "$program" shard model --to 2 --plan llama --out full_shards
 full 3 "$program" verify --write-checksums full
 full 3 "$program" convert model/model-00001-of-*.safetensors full.h5
 same full
@@ -70,8 +70,8 @@ done
 hostile=$(printf 'a\033[31m\302\233\342\200\256b\\')
 safe='a\x1b[31m\u009b\u202eb\'
 printf 'no header' > "$hostile"
-for command in "show" "ls" "stats" "cat x" "diff model" "verify" "convert" "gc" "shard --ranks 2 --plan llama --out new" \
-  "export --plan llama --out new" "verify --write-checksums" "show --pattern x model --plan" "run -n 1 --"; do
+for command in "show" "ls" "stats" "cat x" "diff model" "verify" "convert" "gc" "shard --to 2 --plan llama --out new" \
+  "export --plan llama --out new" "verify --write-checksums" "show --select x model --plan" "run -n 1 --"; do
   for path in "$hostile" "$hostile.not"; do
     "$program" $command "$path" > "$out" 2>&1
     cat "$out" >> .log/all
@@ -80,15 +80,22 @@ done
 "$program" "$hostile" >> .log/all 2>&1
 "$program" show "$hostile" model >> .log/all 2>&1
 LC_ALL=C grep -q -e $'\033' -e $'\302\233' -e $'\342\200\256' .log/all && fail "raw escapes: $(cat -v .log/all)"
-grep -qF 'opening '"$safe.not" .log/all || fail "not \"opening $safe.not\": $(cat -v .log/all)"
+grep -qF '"'"$safe"'\.not": does not exist' .log/all || fail "not \"$safe.not\": does not exist: $(cat -v .log/all)"
 "$program" verify "$hostile" > "$out"
 grep -qF 'reading "'"$safe"'\"' "$out" || fail "escaped otherwise than in errors: $(cat -v "$out")"
 
 # Missing files, and files that are not read.
-says 2 'there is no command "shwo"; muster --help' "$program" shwo model
-says 2 'no tensor'"'"'s name matches "nothing"' "$program" show model --pattern nothing
-says 2 'no tensor'"'"'s name matches "nothing"' "$program" show model --pattern nothing --json
-says 2 'no tensor'"'"'s name matches "nothing"' "$program" stats model nothing
+says 2 'muster: error: unknown command "shwo"; did you mean "show"? Run muster --help.' "$program" shwo model
+says 2 'muster show: error: missing PATH. Run muster show --help.' "$program" show
+says 2 'muster shard: error: missing --to LAYOUT. Run' "$program" shard model --plan llama --out new
+says 2 'muster show: error: unknown option "--selct"; did you mean "--select"?' "$program" show model --selct x
+says 2 'muster plan: error: missing COMMAND.' "$program" plan
+says 2 'muster plan: error: unknown command "chek"; did you mean "check"?' "$program" plan chek llama model
+says 2 'did you mean "llama"?' "$program" plan show lama
+says 2 'did you mean "model.norm.weight"?' "$program" cat model model.norm.weigt
+says 2 'no tensor name matches "nothing"' "$program" show model --select nothing
+says 2 'no tensor name matches "nothing"' "$program" show model --select nothing --json
+says 2 'no tensor name matches "nothing"' "$program" stats model --select nothing
 python3 - << 'END' || fail "no files of many dimensions"
 import json, struct
 for name, shape in (("ones", [1] * 30000), ("four", [1] * 15000 + [4] + [1] * 15000)):
@@ -99,11 +106,11 @@ for name, shape in (("ones", [1] * 30000), ("four", [1] * 15000 + [4] + [1] * 15
 END
 for name in ones four; do
   for options in "" --json --full; do
-    says 2 "dimensions, and at most 64 are printed, as by NumPy; use --raw" "$program" cat $name.safetensors x $options
+    says 2 "dimensions; at most 64 are printed. Pass --raw." "$program" cat $name.safetensors x $options
   done
   "$program" cat $name.safetensors x --raw | cmp - $name || fail "the bytes of $name"
   "$program" cat $name.safetensors 'x[0, ...]' --raw | cmp - $name || fail "the bytes of a slice of $name"
-  for command in "show" "show --tree" "show --json" "show --issues" "stats" "verify" "ls" "diff $name.safetensors"; do
+  for command in "show" "show --tree" "show --json" "show --check" "stats" "verify" "ls" "diff $name.safetensors"; do
     "$program" $command $name.safetensors > /dev/null || fail "$command of $name"
   done
 done
@@ -134,7 +141,7 @@ for columns in (20, 40, 60, 80):
     assert any("%" in piece for piece in pieces), text
 first = sorted(name for name in os.listdir("model") if name.endswith(".safetensors"))[0]
 status, text = seen(80, "stderr", ["convert", "model/" + first, "new.h5"], MUSTER_FAULT="pwrite:EIO:5")
-assert status == 2 and "\r\x1b[Kmuster: " in text and text.endswith("\n"), (status, text)
+assert status == 2 and "\r\x1b[Kmuster convert: error: " in text and text.endswith("\n"), (status, text)
 names = subprocess.run(sys.argv[1:] + ["ls", "model"], capture_output=True, text=True).stdout.split()
 for arguments in (["stats", "model"], ["export", "shards", "--plan", "llama", "--dry-run"]):
     status, text = seen(80, "stdout", arguments)
@@ -147,7 +154,7 @@ END
 
 wait $waiting
 [ $? = 2 ] || fail "the status of a rank whose job does not come"
-grep -q "^muster: this is a rank of a job (RANK=0 WORLD_SIZE=2), and has waited 5 s .* --alone, or set MUSTER_ALONE=1" .log/waiting ||
+grep -q "^muster export: note: this process is a rank of a job (RANK=0 WORLD_SIZE=2), and has waited 5 s .* --standalone, or set MUSTER_STANDALONE=1" .log/waiting ||
   fail "words of a rank whose job does not come: $(cat .log/waiting)"
 [ "$(wc -l < .log/waiting)" = 2 ] && [ ! -e waiting ] || fail "a rank whose job does not come: $(cat .log/waiting)"
 

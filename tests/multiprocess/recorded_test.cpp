@@ -70,8 +70,8 @@ TEST_CASE("record" * doctest::skip()) {
     for (const int step : {1, 2}) workspace.write_configs_and_weights(recorded_state(group.rank(), step));
   });
   inspect::write_demo_model(inspect::llama_model(model_sizes), folder + "model", 1 << 20);
-  run("shard " + folder + "model --ranks 2 --plan llama --out " + folder + "shards");
-  run("shard " + folder + "model --ranks 2 --plan llama --workspace --out " + folder + "shards-workspace");
+  run("shard " + folder + "model --to 2 --plan llama --out " + folder + "shards");
+  run("shard " + folder + "model --to 2 --plan llama --workspace --out " + folder + "shards-workspace");
   run("export " + folder + "shards --plan llama --checksums --out " + folder + "exported");
 }
 

@@ -13,11 +13,11 @@ source "$data/../multiprocess/requests.sh"
 
 # Without a plan, a whole model is not copied for each rank: the request is refused.
 for source in model model/model.safetensors "$data/foreign/torch_zip/in"; do
-  refused "no plan says how to cut it for 4 ranks: add --to-plan auto" "$program" export "$source" --ranks 4 --out new
-  refused "no plan says how to cut it for 4 ranks: add --to-plan auto" "$program" export "$source" --ranks 4 --dry-run
+  refused "no plan says how to cut it for 4 ranks: add --to-plan auto" "$program" export "$source" --to 4 --out new
+  refused "no plan says how to cut it for 4 ranks: add --to-plan auto" "$program" export "$source" --to 4 --dry-run
 done
-says 0 "cut anew into" "$program" export model --ranks 4 --to-plan auto --out cut
-says 0 "cut into 4 shards" "$program" shard model --ranks 4 --plan auto --out shards
+says 0 "split anew into" "$program" export model --to 4 --to-plan auto --out cut
+says 0 "split into 4 shards" "$program" shard model --to 4 --plan auto --out shards
 for rank in 0 1 2 3; do cmp -s cut/rank-0000$rank-of-00004.safetensors shards/rank-0000$rank-of-00004.safetensors || fail "cut: rank $rank"; done
 
 # The result has the tensors of the base.
@@ -27,37 +27,37 @@ made narrow "d, s, b = t['model.norm.weight']; t['model.norm.weight'] = d, [s[0]
 made mixed "t['model.norm.weight'] = wide(t['model.norm.weight'])"
 made float "t = {name: wide(tensor) for name, tensor in t.items()}"
 made renamed "t = {name.replace('q_proj', 'query'): tensor for name, tensor in t.items()}"
-refused 'it lacks the tensor "model.norm.weight"' "$program" export headless --base model --out new
-refused 'it lacks the tensor "model.norm.weight"' "$program" export headless --base model --dry-run
-refused 'it lacks the tensor "model.norm.weight"' "$program" export headless --base model --ranks 2 --to-plan llama --out new
-refused 'it lacks the tensor "model.norm.weight"' "$program" shard headless --base model --ranks 2 --plan llama --out new
-"$program" run -n 2 -- "$program" export headless --base model --out new > "$out" 2> "$err"
+refused 'it lacks the tensor "model.norm.weight"' "$program" export headless --base-model model --out new
+refused 'it lacks the tensor "model.norm.weight"' "$program" export headless --base-model model --dry-run
+refused 'it lacks the tensor "model.norm.weight"' "$program" export headless --base-model model --to 2 --to-plan llama --out new
+refused 'it lacks the tensor "model.norm.weight"' "$program" shard headless --base-model model --to 2 --plan llama --out new
+"$program" run -n 2 -- "$program" export headless --base-model model --out new > "$out" 2> "$err"
 [ $? = 2 ] && [ ! -e new ] && grep -qF 'it lacks the tensor "model.norm.weight"' "$err" || fail "two ranks: $(cat "$out" "$err")"
-refused 'it has the tensor "model.extra.weight", which the base lacks' "$program" export larger --base model --out new
-refused 'the tensor "model.norm.weight" is BF16' "$program" export narrow --base model --out new
-refused '"model.norm.weight" is F32, and BF16 in the base; --dtype casts them' "$program" export mixed --base model --out new
-refused 'it lacks the tensors "model.layers.0.self_attn.q_proj.weight"' "$program" export renamed --base model --out new
-says 0 "tensors have another dtype than in the base" "$program" export float --base model --out float32
-says 0 "merged into" "$program" export mixed --base model --dtype BF16 --out bf16
+refused 'it has the tensor "model.extra.weight", which the base lacks' "$program" export larger --base-model model --out new
+refused 'the tensor "model.norm.weight" is BF16' "$program" export narrow --base-model model --out new
+refused '"model.norm.weight" is F32, and BF16 in the base; --dtype casts them' "$program" export mixed --base-model model --out new
+refused 'it lacks the tensors "model.layers.0.self_attn.q_proj.weight"' "$program" export renamed --base-model model --out new
+says 0 "tensors have another dtype than in the base" "$program" export float --base-model model --out float32
+says 0 "merged into" "$program" export mixed --base-model model --dtype BF16 --out bf16
 same model bf16
-says 0 "merged into" "$program" export headless --base model --exclude model.norm.weight --out most
-says 0 "merged into" "$program" export larger --base model --exclude '*extra*' --out without
+says 0 "merged into" "$program" export headless --base-model model --exclude model.norm.weight --out most
+says 0 "merged into" "$program" export larger --base-model model --exclude '*extra*' --out without
 same model without
 # The index is enough, even if the weight files are Git LFS pointers.
 mkdir indexed && cp model/config.json indexed/
 run_python "json.dump({'metadata': {}, 'weight_map': {n: 'model-00001-of-00001.safetensors' for n in read('model/model.safetensors')}},
                       open('indexed/model.safetensors.index.json', 'w'))"
-refused 'it lacks the tensor "model.norm.weight"' "$program" export headless --base indexed --out new
+refused 'it lacks the tensor "model.norm.weight"' "$program" export headless --base-model indexed --out new
 echo "version https://git-lfs.github.com/spec/v1" > indexed/model-00001-of-00001.safetensors
-refused 'it lacks the tensor "model.norm.weight"' "$program" export headless --base indexed --out new
+refused 'it lacks the tensor "model.norm.weight"' "$program" export headless --base-model indexed --out new
 # Without the weights of a base, the check finds a layer that lacks tensors of all other layers.
 mkdir weightless && cp model/config.json weightless/
 made torn "del t['model.layers.1.input_layernorm.weight']"
 for plan in "" "--plan llama"; do
-  refused 'lacks the tensor "model.layers.1.input_layernorm.weight"' "$program" export torn $plan --base weightless --out new
+  refused 'lacks the tensor "model.layers.1.input_layernorm.weight"' "$program" export torn $plan --base-model weightless --out new
 done
 refused 'lacks the tensor "model.layers.1.input_layernorm.weight"' "$program" export torn --plan llama --out new
-refused 'lacks the tensor "model.layers.1.input_layernorm.weight"' "$program" shard torn --base weightless --ranks 2 --plan llama --out new
+refused 'lacks the tensor "model.layers.1.input_layernorm.weight"' "$program" shard torn --base-model weightless --to 2 --plan llama --out new
 says 0 "merged into" "$program" export torn --exclude '*layers.1.*' --out part
 # A layer that is excluded from quantization has no scales. A layer with packed weights needs them.
 for kind in plain_layer packed_layer; do
@@ -78,11 +78,11 @@ number=0
 wrapped() {
   number=$((number + 1))
   made wrapped$number "$1"
-  for base in "--base model" "--base weightless" ""; do
+  for base in "--base-model model" "--base-model weightless" ""; do
     says 0 "is removed from the names of tensors" "$program" export wrapped$number $base --out unwrapped --force
     same model unwrapped
   done
-  says 0 "cut into 2 shards" "$program" shard wrapped$number --ranks 2 --plan llama --out unwrapped_shards --force
+  says 0 "split into 2 shards" "$program" shard wrapped$number --to 2 --plan llama --out unwrapped_shards --force
   same model unwrapped_shards
 }
 for prefix in module. model. _orig_mod. _fsdp_wrapped_module. _forward_module. base_model.model. module._orig_mod. _forward_module.model. module.model.; do
@@ -128,14 +128,14 @@ says 0 "merged into" "$program" export eight --dtype F16 --exclude '*layers.0*' 
 made router "t['model.layers.0.mlp.A_log'] = t['model.layers.1.mlp.A_log'] = ('F32', [1], b'\1\2\3?')"
 made trained "t['model.layers.0.mlp.A_log'] = t['model.layers.1.mlp.A_log'] = ('F32', [1], b'\1\2\3?')
 t['model.norm.weight'] = wide(t['model.norm.weight'])"
-for base in "" "--base router"; do
+for base in "" "--base-model router"; do
   says 0 "--cast-all casts them, too" "$program" export router $base --dtype F16 --out kept --force
   run_python "t = read('kept/model.safetensors'); assert t['model.layers.0.mlp.A_log'] == ('F32', [1], b'\1\2\3?'), t
 assert {d for n, (d, s, b) in t.items() if 'A_log' not in n} == {'F16'}"
   says 0 "merged into" "$program" export router $base --dtype F16 --cast-all --out kept --force
   run_python "assert {d for d, s, b in read('kept/model.safetensors').values()} == {'F16'}"
 done
-says 0 "the base has F32 here beside BF16" "$program" export trained --base router --dtype BF16 --out kept --force
+says 0 "the base has F32 here beside BF16" "$program" export trained --base-model router --dtype BF16 --out kept --force
 same router kept
 says 0 "merged into" "$program" export float --dtype BF16 --out all_cast
 same model all_cast
@@ -145,21 +145,21 @@ says 0 'no "quantization_config" any more' "$program" export logit --dtype BF16 
 
 # --force deletes no file of the user, keeps modes, and does not refuse to replace its own results.
 mkdir -p custom && cp model/* custom/ && echo "pass" > custom/modeling.py && echo "card" > custom/README.md
-says 0 "merged into" "$program" export model --base custom --out mine
-for options in "--base custom" "" "--carry none" "--base custom --dtype F16" "--carry none" "--base custom"; do
+says 0 "merged into" "$program" export model --base-model custom --out mine
+for options in "--base-model custom" "" "--extra-files none" "--base-model custom --dtype F16" "--extra-files none" "--base-model custom"; do
   says 0 "merged into" "$program" export model $options --out mine --force
 done
 for name in notes.txt README.md config.json modeling.py; do
   cp mine/$name .log/before 2> /dev/null
   echo "by hand" > mine/$name
-  for options in "" "--carry none" "--base custom"; do
+  for options in "" "--extra-files none" "--base-model custom"; do
     refused "(\"$name\")" "$program" export model $options --out mine --force
-    refused "(\"$name\")" "$program" shard model --ranks 2 --plan llama $options --out mine --force
+    refused "(\"$name\")" "$program" shard model --to 2 --plan llama $options --out mine --force
   done
   if [ $name = notes.txt ]; then rm mine/$name; else cp .log/before mine/$name; fi
 done
 chmod 2770 mine && chmod 640 mine/* mine/.muster.files.json
-says 0 "merged into" "$program" export model --base custom --max-shard-size 1MB --out mine --force
+says 0 "merged into" "$program" export model --base-model custom --max-shard-size 1MB --out mine --force
 [ "$(stat -c %a mine)" = 2770 ] || fail "mode of a replaced directory: $(stat -c %a mine)"
 [ "$(stat -c %a mine/* | sort -u)" = 640 ] || fail "modes of files in a replaced directory: $(stat -c '%a %n' mine/*)"
 says 0 "in a file of" "$program" convert model/model.safetensors one.h5
@@ -174,10 +174,10 @@ says 0 "merged into" "$program" export model --out reported --report report.json
 megatron=$data/megatron/dense
 cp -r "$megatron/ranks" bare
 refused "needs \"num_attention_heads\" of config.json, which is not there" "$program" export bare --plan megatron --out new
-says 0 "model.norm.weight" "$program" show bare --plan megatron --base "$megatron/model"
-says 0 "model.norm.weight" "$program" stats bare model.norm.weight --plan megatron --base "$megatron/model"
-says 0 "model.norm.weight" "$program" cat bare model.norm.weight --plan megatron --base "$megatron/model"
-same bare "$megatron/model" --plan megatron --base "$megatron/model"
+says 0 "model.norm.weight" "$program" show bare --plan megatron --base-model "$megatron/model"
+says 0 "model.norm.weight" "$program" stats bare --select model.norm.weight --plan megatron --base-model "$megatron/model"
+says 0 "model.norm.weight" "$program" cat bare model.norm.weight --plan megatron --base-model "$megatron/model"
+same bare "$megatron/model" --plan megatron --base-model "$megatron/model"
 run_python "
 import struct, zipfile
 for path, folders, names in os.walk('bare'):
@@ -207,11 +207,10 @@ grep -q '"extends": "megatron"' "$out" && grep -q "are read from" "$err" || fail
 all_refuse() {
   local words=$1 path=$2
   shift 2
-  local shard_options=("${@/#--layout/--from}")
   refused "$words" "$program" export "$path" "$@" --out new
   refused "$words" "$program" export "$path" "$@" --dry-run
-  refused "$words" "$program" export "$path" "$@" --ranks 2 --to-plan llama --out new
-  refused "$words" "$program" shard "$path" "${shard_options[@]}" --to-plan llama --ranks 2 --out new
+  refused "$words" "$program" export "$path" "$@" --to 2 --to-plan llama --out new
+  refused "$words" "$program" shard "$path" "$@" --to-plan llama --to 2 --out new
   refused "$words" "$program" show "$path" "$@"
   refused "$words" "$program" ls "$path" "$@"
   refused "$words" "$program" stats "$path" "$@"
@@ -229,37 +228,37 @@ all_refuse() {
 cp -r bare torn_ranks && rm -r torn_ranks/iter_0000100/mp_rank_01_001
 hf=$megatron/model
 mkdir no_config
-all_refuse 'nowhere' nowhere --plan megatron --base "$hf"
-all_refuse '"nowhere": it has no config.json' bare --plan megatron --base nowhere
-all_refuse '"no_config": it has no config.json' bare --plan megatron --base no_config
-all_refuse 'no plan "no_plan"' bare --plan no_plan --base "$hf"
-all_refuse '"torn.json"' bare --plan torn.json --base "$hf"
+all_refuse 'nowhere' nowhere --plan megatron --base-model "$hf"
+all_refuse '"nowhere": it has no config.json' bare --plan megatron --base-model nowhere
+all_refuse '"no_config": it has no config.json' bare --plan megatron --base-model no_config
+all_refuse 'no plan "no_plan"' bare --plan no_plan --base-model "$hf"
+all_refuse '"torn.json"' bare --plan torn.json --base-model "$hf"
 echo '{"muster_plan": 1' > torn.json
-all_refuse '"torn.json"' bare --plan torn.json --base "$hf"
-all_refuse 'the layout' bare --plan megatron --base "$hf" --layout 3
-all_refuse 'the layout "apples"' bare --plan megatron --base "$hf" --layout apples
-all_refuse "the pattern \"ranks.pt\" has no {rank} in it" bare --plan megatron --base "$hf" --shards ranks.pt
-all_refuse "no file's name is like \"none.{rank}.pt\"" bare --plan megatron --base "$hf" --shards 'none.{rank}.pt'
-all_refuse '"no_key"' bare --plan megatron --base "$hf" --at no_key
-all_refuse 'the file of tensor-parallel rank 1, stage 1, expert rank 0 is missing' torn_ranks --plan megatron --base "$hf"
+all_refuse '"torn.json"' bare --plan torn.json --base-model "$hf"
+all_refuse 'the layout' bare --plan megatron --base-model "$hf" --from 3
+all_refuse 'the layout "apples"' bare --plan megatron --base-model "$hf" --from apples
+all_refuse "the pattern \"ranks.pt\" has no {rank} in it" bare --plan megatron --base-model "$hf" --file-pattern ranks.pt
+all_refuse "no file's name is like \"none.{rank}.pt\"" bare --plan megatron --base-model "$hf" --file-pattern 'none.{rank}.pt'
+all_refuse '"no_key"' bare --plan megatron --base-model "$hf" --key no_key
+all_refuse 'the file of tensor-parallel rank 1, stage 1, expert rank 0 is missing' torn_ranks --plan megatron --base-model "$hf"
 
 # Export and verify agree on the same request, whether or not the checkpoint fits it.
-says 0 "good" "$program" verify bare --plan megatron --base "$hf"
-says 0 "model.norm.weight" "$program" plan check megatron bare --base "$hf"
-says 0 "model.norm.weight" "$program" ls bare --plan megatron --base "$hf"
-says 0 "good" "$program" verify shards --base model
-refused 'it lacks the tensor "model.norm.weight"' "$program" verify headless --base model
-refused 'it has the tensor "model.extra.weight", which the base lacks' "$program" verify larger --base model
-says 1 'no rule matches' "$program" plan check llama bare --base "$hf"
+says 0 "good" "$program" verify bare --plan megatron --base-model "$hf"
+says 0 "model.norm.weight" "$program" plan check megatron bare --base-model "$hf"
+says 0 "model.norm.weight" "$program" ls bare --plan megatron --base-model "$hf"
+says 0 "good" "$program" verify shards --base-model model
+refused 'it lacks the tensor "model.norm.weight"' "$program" verify headless --base-model model
+refused 'it has the tensor "model.extra.weight", which the base lacks' "$program" verify larger --base-model model
+says 1 'no rule matches' "$program" plan check llama bare --base-model "$hf"
 # Shards of one job among several are cut for another layout, selected as in an export.
-"$program" shard model --ranks 2 --plan llama --workspace --out jobs > "$out" || fail "a workspace"
-"$program" shard model --ranks 4 --plan llama --workspace --out jobs > "$out" || fail "a second job: $(cat "$out")"
+"$program" shard model --to 2 --plan llama --workspace --out jobs > "$out" || fail "a workspace"
+"$program" shard model --to 4 --plan llama --workspace --out jobs > "$out" || fail "a second job: $(cat "$out")"
 job=$(sed -n 's/^job \([0-9a-f]*\),.*/\1/p' "$out")
-for command in "export jobs --out anew2" "shard jobs --plan llama --to-plan llama --ranks 2 --out anew2"; do
+for command in "export jobs --out anew2" "shard jobs --plan llama --to-plan llama --to 2 --out anew2"; do
   refused "jobs" "$program" $command
 done
-says 0 "cut into 2 shards" "$program" shard jobs --job "$job" --plan llama --to-plan llama --ranks 2 --out anew2
-"$program" shard model --ranks 2 --plan llama --out two > /dev/null
+says 0 "split into 2 shards" "$program" shard jobs --job-id "$job" --plan llama --to-plan llama --to 2 --out anew2
+"$program" shard model --to 2 --plan llama --out two > /dev/null
 cmp -s anew2/rank-00001-of-00002.safetensors two/rank-00001-of-00002.safetensors || same anew2 two
 
 # Meta's files of Llama 2: the embedding is cut by columns, and a file that does not match the config is refused.
@@ -282,7 +281,7 @@ c['num_hidden_layers'] = 0
 json.dump(c, open('weights/config.json', 'w'))
 c['vocab_size'] = c['hidden_size'] // 2
 "
-says 0 "merged into" "$program" export meta --shards 'consolidated.0{rank}.safetensors' --plan meta --base weights --out llama2
+says 0 "merged into" "$program" export meta --file-pattern 'consolidated.0{rank}.safetensors' --plan meta --base-model weights --out llama2
 says 0 "same" "$program" diff weights/model.safetensors llama2/model.safetensors
 
 # Sizes, and the files that loaders look for.

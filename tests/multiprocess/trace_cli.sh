@@ -8,7 +8,7 @@ export TMPDIR=$work/tmp
 mkdir tmp
 
 "$demo" model --megabytes 3 > /dev/null || fail "no demo model"
-says 0 "" "$program" shard model --layout tp=4 --plan llama --out shards
+says 0 "" "$program" shard model --to tp=4 --plan llama --out shards
 MUSTER_TRACE=trace says 0 "written by rank" "$program" run -n 4 -- "$program" export shards --plan auto --out out
 [ "$(ls trace/*.mtrace | wc -l)" = 4 ] || fail "not one file a rank: $(ls trace)"
 [ -z "$(ls tmp)" ] || fail "left behind: $(ls tmp)"
@@ -17,8 +17,8 @@ says 0 "of 4 processes" "$program" trace trace --out trace.json
 says 0 "export  " "$program" trace trace
 says 0 "export_model (1 times)" "$program" trace trace --imbalance
 says 0 '"routes"' "$program" trace trace --json --imbalance
-says 0 "no operation" "$program" trace --last trace
-says 0 '"jobs"' "$program" trace --last trace --json
+says 0 "no operation" "$program" status trace
+says 0 '"jobs"' "$program" status trace --json
 if command -v python3 > /dev/null; then
   python3 - << 'END' || fail "the events are not as viewers want them"
 import json
@@ -36,9 +36,9 @@ fi
 cp -r trace torn
 truncate -s 100 "torn/$(ls torn | head -1)"
 says 0 "note: reading" "$program" trace torn
-says 2 "there is no trace in shards" "$program" trace shards
+says 2 '"shards": contains no trace. Run the job with MUSTER_TRACE=shards.' "$program" trace shards
 says 2 "nowhere" "$program" trace nowhere
 says 2 "DIR" "$program" trace
-says 2 "no job that runs or failed here" "$program" trace --last ffffffffffffffffffffffffffffffff
-says 2 "" "$program" trace --last trace --out other.json
+says 2 "not a directory, a process or a job" "$program" status ffffffffffffffffffffffffffffffff
+says 2 "" "$program" status trace --out other.json
 finish

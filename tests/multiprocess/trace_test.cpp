@@ -224,7 +224,7 @@ TEST_CASE("the operation of a killed rank is visible through a live rank, and in
     if (rank == 3) await(words[2], 1);  // rank 3 does not reach the barrier
     const TraceSpan step("step");
     if (rank == 2) words[3] = 1;
-    const Error error = error_of(ErrorKind::peer_lost, {"rank 2", "muster trace --last"}, [&] { group->barrier(); });
+    const Error error = error_of(ErrorKind::peer_lost, {"rank 2", "muster status"}, [&] { group->barrier(); });
     ++words[4];
     await(words[2], 1);
   });
@@ -288,7 +288,7 @@ TEST_CASE("a stopped rank is reported as stopped, and a timeout names the comman
     ++words[0];
     await(words[1], 1);
     if (rank == 1) ::raise(SIGSTOP);
-    error_of(ErrorKind::timeout, {"muster trace --last", "stopped"}, [&] { group->barrier(); });
+    error_of(ErrorKind::timeout, {"muster status", "stopped"}, [&] { group->barrier(); });
     await(words[2], 1);
   });
   await(words[0], 2);

@@ -167,9 +167,9 @@ TEST_CASE("a clean-up deletes files of dead processes, and the rest only with an
     CHECK(item_of(dry, kinds.dead).verdict == GcVerdict::remove);
     CHECK(has(item_of(dry, kinds.dead).reason, "is dead"));
     CHECK(item_of(dry, kinds.alive).verdict == GcVerdict::keep);
-    CHECK(has(item_of(dry, kinds.alive).reason, "lives"));
+    CHECK(has(item_of(dry, kinds.alive).reason, "is running"));
     CHECK(item_of(dry, kinds.elsewhere).verdict == GcVerdict::keep);
-    CHECK(has(item_of(dry, kinds.elsewhere).reason, "only with an age"));
+    CHECK(has(item_of(dry, kinds.elsewhere).reason, "--stale-after"));
   }
   CHECK(item_of(dry, all_dead).verdict == GcVerdict::remove);
   CHECK(item_of(dry, one_alive).verdict == GcVerdict::keep);

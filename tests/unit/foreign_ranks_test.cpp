@@ -281,7 +281,7 @@ TEST_CASE("virtual stages are named, and selected one by one") {
   const auto found = thirdparty::find_checkpoint(folder / "file.pt");
   std::vector<std::string> notes;
   CHECK(has(words_of(ErrorKind::not_found, [&] { open_checkpoint(*found, 0, {}, notes); }),
-            "virtual pipeline stages; choose one with --at model0"));
+            "virtual pipeline stages; choose one with --key model0"));
   const auto tensors = open_checkpoint(*found, 0, {.key = "model1", .file_pattern = {}}, notes);
   std::string bytes(8, ' ');
   tensors->read(0, 0, std::as_writable_bytes(std::span(bytes)));

@@ -595,7 +595,7 @@ TEST_CASE(
     CHECK(has(notes, "the sizes of the model are taken from"));
     REQUIRE(alone.skipped.size() == 1);
     CHECK(alone.skipped.front().name == "config.json");
-    CHECK(has(alone.skipped.front().reason, "--base"));
+    CHECK(has(alone.skipped.front().reason, "--base-model"));
     options.base_model.clear();
     options.dtype = DType::bf16;
     export_model(ranks, at + "/cast", "trtllm", *single_group(), options);

@@ -177,11 +177,11 @@ TEST_CASE("the forced route, and the setting that forces it") {
   const Forcing path = forcing_of({.workspace = {.path = "/w"}});
   CHECK(path.route == Route::workspace);
   CHECK(forced_text(path) == "forced by workspace.path");
-  ::setenv("MUSTER_ROUTE", "automatic", 1);
+  ::setenv("MUSTER_ROUTE", "auto", 1);
   CHECK(forced_text(forcing_of({})).empty());
   ::setenv("MUSTER_ROUTE", "pigeon", 1);
   const std::string words = test::words_of(ErrorKind::invalid_argument, [] { (void)forcing_of({}); });
-  CHECK(test::has(words, "'pigeon': it must be automatic, local, shm, workspace, mpi, tcp or device"));
+  CHECK(test::has(words, "'pigeon': it must be auto, local, shm, workspace, mpi, tcp or device"));
   ::unsetenv("MUSTER_ROUTE");
   CHECK_THROWS_AS((void)forcing_of({.route = Route::shm, .workspace = {.path = "/w"}}), Error);
 }

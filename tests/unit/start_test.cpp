@@ -3,9 +3,12 @@
 
 #include "src/rendezvous/world.hpp"
 
+#include <stdlib.h>
+
 #include <map>
 
 #include "doctest/doctest.h"
+#include "src/os/process.hpp"
 #include "tests/support/thrown.hpp"
 
 using namespace muster;
@@ -66,7 +69,7 @@ TEST_CASE("a single launcher is detected") {
 TEST_CASE("ranks of several hosts have a port for the rendezvous, other than torchrun's own") {
   CHECK(start_of(muster_run).meeting.empty());
   CHECK(start_of(torchrun).meeting == "h1:29501");
-  CHECK(start_of(torchrun + Variables{{"MUSTER_PORT", "4000"}}).meeting == "h1:4000");
+  CHECK(start_of(torchrun + Variables{{"MUSTER_MASTER_PORT", "4000"}}).meeting == "h1:4000");
   CHECK(start_of(torchrun + Variables{{"MASTER_ADDR", "fe80::1"}}).meeting == "[fe80::1]:29501");
   for (const char* port : {"65535", "2147483647", "2147483648", "-1", "29500x"})
     CHECK_THROWS_AS(start_of(torchrun + Variables{{"MASTER_PORT", port}}), Error);
@@ -89,12 +92,29 @@ TEST_CASE("variables of a process manager that no longer listens are ignored") {
   check(start_of(mpiexec + torchrun, false), StartedBy::launcher, 5, 8);
 }
 
-TEST_CASE("MUSTER_ALONE=1 is one process inside every job") {
+TEST_CASE("MUSTER_STANDALONE=1 is one process inside every job") {
   for (const Variables& job : {mpiexec, open_mpi, muster_run, torchrun, slurm_step, Variables{{"RANK", "0"}}}) {
-    check(start_of(job + Variables{{"MUSTER_ALONE", "1"}}), StartedBy::alone, 0, 1);
-    CHECK_THROWS_AS(start_of(job + Variables{{"MUSTER_ALONE", "yes"}}), Error);
+    check(start_of(job + Variables{{"MUSTER_STANDALONE", "1"}}), StartedBy::alone, 0, 1);
+    CHECK_THROWS_AS(start_of(job + Variables{{"MUSTER_STANDALONE", "yes"}}), Error);
   }
-  check(start_of(muster_run + Variables{{"MUSTER_ALONE", "0"}}), StartedBy::launcher, 1, 2);
+  check(start_of(muster_run + Variables{{"MUSTER_STANDALONE", "0"}}), StartedBy::launcher, 1, 2);
+}
+
+TEST_CASE("a renamed variable is refused with its new name") {
+  CHECK(os::renamed_variables().size() == 4);
+  for (const os::RenamedVariable& renamed : os::renamed_variables()) {
+    const std::string now(renamed.now);
+    CHECK(os::environment(now.c_str()) == std::nullopt);
+    ::setenv(renamed.before, "1", 1);
+    try {
+      (void)os::environment(now.c_str());
+      FAIL(renamed.before);
+    } catch (const Error& error) {
+      CHECK(std::string(error.what()).find(renamed.before + std::string(" is not supported: set ") + now) !=
+            std::string::npos);
+    }
+    ::unsetenv(renamed.before);
+  }
 }
 
 TEST_CASE("one process of MPI is one process") {
@@ -120,7 +140,8 @@ TEST_CASE("Slurm: the shell of a job is one process, a step's tasks are ranks") 
   check(start_of(slurm_step), StartedBy::slurm, 3, 8);
   CHECK(start_of(slurm_step).is_apart);
   CHECK(start_of(slurm_step).meeting == "n01:20042");
-  CHECK(start_of(slurm_step + Variables{{"SLURM_STEP_NODELIST", "a,b[1-2]"}, {"MUSTER_PORT", "7"}}).meeting == "a:7");
+  CHECK(start_of(slurm_step + Variables{{"SLURM_STEP_NODELIST", "a,b[1-2]"}, {"MUSTER_MASTER_PORT", "7"}}).meeting ==
+        "a:7");
   check(start_of(slurm_step + mpiexec), StartedBy::mpi, 1, 4);
   check(start_of(slurm_step + Variables{{"PMIX_RANK", "3"}}), StartedBy::mpi, 3, 8);
   check(start_of(slurm_step + torchrun), StartedBy::launcher, 5, 8);
@@ -142,7 +163,7 @@ TEST_CASE("invalid variables are refused") {
 
 TEST_CASE("the variables that ranks of muster run do not inherit") {
   for (const char* name :
-       {"PMI_RANK", "PMI_FD", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE", "MPI_LOCALRANKID", "MUSTER_ALONE"})
+       {"PMI_RANK", "PMI_FD", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE", "MPI_LOCALRANKID", "MUSTER_STANDALONE"})
     CHECK(is_own_variable(name));
   for (const char* name : {"PATH", "RANK", "SLURM_JOB_ID", "OMP_NUM_THREADS", "OMPI_MCA_btl", "MPIR_CVAR_NOLOCAL"})
     CHECK_FALSE(is_own_variable(name));

@@ -122,7 +122,7 @@ TEST_CASE("one file alone, and a directory with one") {
 
 TEST_CASE("a missing checkpoint is an error, not a verdict") {
   const test::TemporaryDirectory work;
-  CHECK(has(words_of(ErrorKind::not_found, [&] { verify(work / "no"); }), "it is not there"));
+  CHECK(has(words_of(ErrorKind::not_found, [&] { verify(work / "no"); }), "does not exist"));
   CHECK(has(words_of(ErrorKind::not_found, [&] { verify(work.path()); }), "no *.safetensors"));
 }
 

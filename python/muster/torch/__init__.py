@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Backends of torch.distributed for tensors on the CPU: init_process_group("muster"), and "cpu:muster_cpu,cuda:nccl".
 
-torch finds them by their entry point, from 2.14 on; register() does the same where the package was not installed.
+PyTorch 2.14 or later finds the backends by their entry point. Call register() if the package is not installed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,11 @@ _LEAST = (2, 14)
 
 
 def register() -> None:
-    """Makes the names "muster" and "muster_cpu" known to torch.distributed. The second call does nothing."""
+    """Registers the backends "muster" and "muster_cpu" with torch.distributed. Later calls do nothing.
+
+    Raises:
+        ImportError: PyTorch is older than 2.14.
+    """
     version = tuple(int(number) for number in torch.__version__.split("+")[0].split(".")[:2])
     if version < _LEAST:
         raise ImportError(f"muster.torch needs PyTorch 2.14 or later, and this is {torch.__version__}: upgrade torch, or use gloo")

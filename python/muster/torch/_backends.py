@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch.distributed is given: a process group, which costs least, and a backend, which can stand beside others."""
+"""The process group "muster" and the backend "muster_cpu".
+
+The process group has the least overhead. The backend allows other backends for other devices.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,9 @@ _CPU = torch.device("cpu")
 
 
 class MusterBackend(Calls, distributed.distributed_c10d.C10DBackend):
-    """For one device of a process group: torch calls it through C++."""
+    """The backend for the CPU tensors of a process group. torch calls it through C++."""
 
-    # torch would ask the object for them again, without end.
+    # torch would query the object for them again, in an endless recursion.
     supports_splitting = True
     supports_coalescing = supports_shrinking = False
     supports_reconfigure = supports_window = _supports_time_estimate = False
@@ -38,11 +41,11 @@ class MusterBackend(Calls, distributed.distributed_c10d.C10DBackend):
         return self._options
 
     def split(self, store, ranks, opts):
-        """Collective. The backend of the ranks of a list: what split_group() asks that of each device for."""
+        """Returns the backend of the ranks of a list. split_group() calls it for each device. Collective."""
         group = self._group.split(list(ranks), opts._timeout.total_seconds())
         if group is None:
-            # torch's C++ takes no None.
-            raise ValueError("muster_cpu: this rank is in no list of split_group(): name it in one, or use new_group()")
+            # The C++ code of torch does not accept None.
+            raise ValueError("muster_cpu: this rank is in no list of split_group(): add it to one, or use new_group()")
         return _kept_backend(group, store, opts._timeout)
 
     def shutdown(self):
@@ -51,13 +54,13 @@ class MusterBackend(Calls, distributed.distributed_c10d.C10DBackend):
 
 
 class MusterGroup(Calls, distributed.ProcessGroup):
-    """A whole process group, of tensors on the CPU: its calls are torch's own calls."""
+    """A process group for tensors on the CPU. torch calls its methods directly."""
 
     def __init__(self, group, store, timeout):
         super().__init__(store, group.rank, group.size)
-        # C++ asks the backend of a device for names and sizes; the calls it makes are those here.
+        # C++ code queries the backend of a device for names and sizes, and calls the methods of this object.
         self._backend = MusterBackend(group, store, timeout)
-        self.__dict__.update(self._backend.__dict__)  # one group, two faces
+        self.__dict__.update(self._backend.__dict__)  # both objects use one group
         self._set_default_backend(distributed.ProcessGroup.BackendType.CUSTOM)
         self._register_backend(_CPU, distributed.ProcessGroup.BackendType.CUSTOM, self._backend)
 
@@ -65,7 +68,7 @@ class MusterGroup(Calls, distributed.ProcessGroup):
         return "muster"
 
     def split_group(self, new_ranks, timeout=None, opts=None, group_name=None, group_desc=None, device_types=None):
-        """Collective. The group of the ranks of a list, in its order; None on a rank that is not in its list."""
+        """Returns the group of the ranks of a list, in its order; None on a rank that is in no list. Collective."""
         timeout = timeout or datetime.timedelta(seconds=self._seconds)
         group = self._group.split(list(new_ranks), timeout.total_seconds())
         if group is None:
@@ -76,8 +79,11 @@ class MusterGroup(Calls, distributed.ProcessGroup):
         return made
 
 
-def _as_torch_takes_it(name):
-    """Of the ways to call it the one with options is ours. torch turns the others (a tensor, an operation) into that one."""
+def _overload(name):
+    """Returns a method that accepts all overloads.
+
+    This package implements the overload with options. torch converts the others (a tensor, an operation) to it.
+    """
     ours, theirs = getattr(Calls, name), getattr(distributed.ProcessGroup, name)
 
     def call(self, *arguments, **named):
@@ -89,15 +95,15 @@ def _as_torch_takes_it(name):
 
 _OPTIONS = {getattr(c10d, name) for name in dir(c10d) if name.endswith("Options")}
 for _name in WITH_OPTIONS:
-    setattr(MusterGroup, _name, _as_torch_takes_it(_name))
+    setattr(MusterGroup, _name, _overload(_name))
 
 
 def _met(opts):
     seconds = opts.timeout.total_seconds()
-    return _meet(opts.store, opts.group_rank, opts.group_size, timeout=seconds, numbers=opts.global_ranks_in_group)
+    return _meet(opts.store, opts.group_rank, opts.group_size, timeout=seconds, global_ranks=opts.global_ranks_in_group)
 
 
-# torch keeps a backend by a pointer of C++ alone, which does not keep what is of Python.
+# torch stores a backend as a C++ pointer, which does not keep the Python object alive.
 _kept: set = set()
 
 
@@ -113,5 +119,5 @@ def make_backend(opts, _):
 
 def make_group(opts, _):
     if opts.process_group._get_backend_name() != "custom":
-        raise ValueError('"muster" is a whole process group: beside other backends name "muster_cpu", as in "cpu:muster_cpu,cuda:nccl"')
+        raise ValueError('"muster" does not support other backends in the same process group: use "muster_cpu", as in "cpu:muster_cpu,cuda:nccl"')
     return MusterGroup(_met(opts), opts.store, opts.timeout)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The calls of c10d, as those of muster.ProcessGroup."""
+"""The calls of c10d, implemented with muster.ProcessGroup."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ._works import Collectives, Messages
 
 c10d = torch._C._distributed_c10d
 
-# Other dtypes move as bytes.
+# Tensors of other dtypes are sent as bytes.
 _NATIVE = frozenset(
     [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool]
     + [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
@@ -32,7 +32,7 @@ _OPS = {
 
 
 def _flat(tensor):
-    """The elements in their order, in one dimension: the tensor's memory if it has no gaps, else a copy."""
+    """Returns the elements in one dimension: the memory of the tensor if it has no gaps, otherwise a copy."""
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         tensor = tensor.contiguous().resolve_conj().resolve_neg()
     if tensor.dim() != 1:
@@ -41,7 +41,7 @@ def _flat(tensor):
 
 
 class _Into:
-    """Tensors as flat memory that a call writes: back() brings it into those that have gaps."""
+    """Flat memory that a call writes in place of tensors. back() copies it into the tensors that have gaps."""
 
     def __init__(self, tensors):
         self.flat = [_flat(tensor) for tensor in tensors]
@@ -55,49 +55,49 @@ class _Into:
 
 def _alone(tensors):
     if len(tensors) != 1:
-        raise ValueError(f"muster: a rank gives one tensor here, not {len(tensors)}")
+        raise ValueError(f"muster: this call takes one tensor per rank, not {len(tensors)}")
     return tensors[0]
 
 
 class _ScaledSum(str):
-    """PREMUL_SUM: the sum of what each rank gives, times that rank's factor."""
+    """PREMUL_SUM: each rank multiplies its tensor by its factor, and the products are added."""
 
     factor = None
 
 
 def _op_of(op):
-    """The name of an operation; a function of two tensors for those that muster has not."""
+    """Returns the name of an operation, or a function of two tensors if muster does not implement the operation."""
     found = _OPS.get(op.op.value)
     if found is None and op.op.value == _Op.PREMUL_SUM.value and hasattr(op, "factor"):
         found = _ScaledSum("sum")
         found.factor = op.factor
     if found is None:
-        raise ValueError(f"muster: there is no {op.op}: sum, average, product, min, max, and bits of integers")
+        raise ValueError(f"muster: {op.op} is not supported: use sum, average, product, min, max, or a bitwise operation on integers")
     return found
 
 
 def _scaled(flat, op):
-    """What this rank gives to the operation: a copy if it has a factor."""
+    """Returns the input of this rank to the operation, a copy if it has a factor."""
     if not isinstance(op, _ScaledSum):
         return flat
     if not flat.is_floating_point():
-        raise ValueError(f"muster: there is no PREMUL_SUM of {flat.dtype}")
+        raise ValueError(f"muster: PREMUL_SUM is not supported for {flat.dtype}")
     return flat.clone().mul_(op.factor)
 
 
 def _reducible(flat, op, dtype):
-    """What is added up of complex numbers are their parts."""
+    """Returns the elements in a form that muster reduces. Complex numbers are added by their parts."""
     if dtype.is_complex:
         if op not in ("sum", "average"):
-            raise ValueError(f"muster: {op} of {dtype}: complex numbers have sum and average only")
+            raise ValueError(f"muster: {op} is not supported for {dtype}: use sum or average")
         return flat.view(torch.float32 if dtype == torch.complex64 else torch.float64)
     if dtype not in _NATIVE:
-        raise ValueError(f"muster: there is no {op} of {dtype}")
+        raise ValueError(f"muster: {op} is not supported for {dtype}")
     return flat
 
 
 class Calls:
-    """Over a group of all ranks. Those that wait run on the caller's thread."""
+    """The calls of a group. Synchronous calls run on the thread of the caller."""
 
     def _begin(self, group, store, seconds):
         from .. import ProcessGroup
@@ -112,7 +112,7 @@ class Calls:
         self._barriers = 0
 
     def _run(self, opts, call, results):
-        """call(seconds) in its turn. None where opts do not ask for a Work."""
+        """Runs call(seconds) in its turn. Returns its Work, or None if `opts` does not request one."""
         seconds = opts.timeout.total_seconds()
         if seconds <= 0:
             seconds = self._seconds
@@ -122,7 +122,7 @@ class Calls:
     # Reductions.
 
     def _reduce_flat(self, flat, op, seconds, root=None):
-        """In place; of `root` alone if there is one."""
+        """Reduces in place, only on `root` if it is given."""
         if isinstance(op, str):
             given = _scaled(flat, op)
             if root is None:
@@ -158,7 +158,7 @@ class Calls:
 
     def _allreduce_sparse(self, tensor, opts):
         if _op_of(opts.reduceOp) != "sum":
-            raise ValueError("muster: allreduce of sparse tensors has sum only")
+            raise ValueError("muster: allreduce of sparse tensors supports only sum")
 
         def call(seconds):
             own = tensor.coalesce()
@@ -172,7 +172,7 @@ class Calls:
         return self._reduce([_alone(tensors)], opts.reduceOp, opts, opts.rootRank)
 
     def _scatter_reduced(self, out, flat, sizes, op, seconds):
-        """This rank's part of `flat`, which has a part of so many elements for each rank, into `out`."""
+        """Reduces `flat` and writes the part of this rank into `out`. `sizes` has the elements of each part."""
         flat = _scaled(flat, op)
         if not isinstance(op, str):
             whole = flat.clone()
@@ -211,7 +211,7 @@ class Calls:
 
         return self._run(opts, call, outputs)
 
-    # What moves only.
+    # Transfers.
 
     def broadcast(self, tensors, opts):
         root = opts.rootRank
@@ -279,12 +279,12 @@ class Calls:
         return self._run(opts, call, outputs)
 
     def _exchange(self, outs, parts, seconds):
-        """One flat part for each rank, and one from each."""
+        """Sends one flat part to each rank, and receives one from each."""
         sent = torch.cat(parts)
         received, counts = self._ranks.all_to_allv(sent, [part.numel() for part in parts], timeout=seconds)
         wanted = [out.numel() for out in outs]
         if counts != wanted:
-            raise ValueError(f"the other ranks send {counts} elements, and there is room for {wanted}")
+            raise ValueError(f"muster: the other ranks send {counts} elements, but the outputs have {wanted}")
         for out, part in zip(outs, torch.from_dlpack(received).split(counts)):
             out.copy_(part)
 
@@ -312,7 +312,7 @@ class Calls:
         return self._run(opts, lambda seconds: self._ranks.barrier(timeout=seconds), [])
 
     def monitored_barrier(self, timeout=None, wait_all_ranks=False):
-        """By the store alone: a rank that is late is named, and the group goes on."""
+        """Uses only the store, so the group remains usable if a rank is late. The error names that rank."""
         from ._monitored import monitored_barrier
 
         if timeout is not None:
@@ -341,11 +341,11 @@ class Calls:
     def recv_anysource(self, tensors, tag=0):
         return self.recv(tensors, None, tag)
 
-    # What is of the group.
+    # Methods of the group.
 
     def shutdown(self):
         self._collectives.end()
-        self._messages.end("the process group is shut down while messages are under way")
+        self._messages.end("the process group is shut down while messages are in flight")
 
     def abort(self):
         for lane in (self._collectives, self._messages):
@@ -362,7 +362,7 @@ class Calls:
     def _set_sequence_number_for_group(self):
         pass
 
-    # The names of before 2.14, and those that C++ looks for.
+    # The names before PyTorch 2.14, and the names that C++ code looks up.
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     _reduce_scatter_base = reduce_scatter_single
@@ -383,10 +383,10 @@ WITH_OPTIONS = (
 
 
 def _cut(flat, tensor, sizes, ranks):
-    """The part of each rank: so many rows, or all as many."""
+    """Returns the part of each rank. `sizes` has the number of rows of each part. Empty: equal parts."""
     rows = tensor.size(0) if tensor.dim() else 1
     sizes = list(sizes) or [rows // ranks] * ranks
     if sum(sizes) != rows or len(sizes) != ranks:
-        raise ValueError(f"split sizes {sizes} do not cut {rows} rows for {ranks} ranks")
+        raise ValueError(f"muster: the split sizes {sizes} do not fit {rows} rows and {ranks} ranks")
     row = flat.numel() // rows if rows else 0
     return flat.split([size * row for size in sizes])

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""monitored_barrier: rank 0 says who has not come. The words are gloo's, which programs look for."""
+"""monitored_barrier: rank 0 reports the missing ranks.
+
+The messages are those of gloo, because programs search for them.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,11 @@ def _has_come(store, key, end):
 
 
 def monitored_barrier(store, rank, size, number, seconds, wait_all_ranks):
-    """By the store alone, so that a rank that is late does not end the group.
+    """Waits for all ranks. It uses only the store, so that a late rank does not abort the group.
 
-    1. Each rank but 0 sets its key.
+    1. Each rank except rank 0 sets its key.
     2. Rank 0 waits for the keys, in the order of the ranks, and sets the verdict.
-    3. The others wait for the verdict.
+    3. The other ranks wait for the verdict.
     """
     mine = f"muster/monitored/{number}/"
     end = _core.clock() + seconds

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What has been started and goes on: a group's collectives in their order, and its messages."""
+"""Operations in progress: the collectives of a group in their order, and its messages."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ import torch.distributed as distributed
 from .. import _core, errors
 
 
-def in_torchs_words(error, seconds):
-    """Programs catch what gloo raises, a RuntimeError. Its cause is the error of muster, with rank, host and pid."""
-    words = f"Timed out waiting {int(seconds * 1000)}ms: " if isinstance(error, errors.TimeoutError) else ""
-    raised = distributed.DistBackendError(f"muster: {words}{error}")
+def torch_error(error, seconds):
+    """Returns the RuntimeError that programs expect from a backend.
+
+    Its cause is the error of muster, with rank, host and pid.
+    """
+    prefix = f"Timed out waiting {int(seconds * 1000)}ms: " if isinstance(error, errors.TimeoutError) else ""
+    raised = distributed.DistBackendError(f"muster: {prefix}{error}")
     raised.__cause__ = error
     return raised
 
@@ -41,16 +44,16 @@ class Work(distributed.Work):
             future = self._future
             self._ended.notify_all()
         if future is not None:
-            self._tell(future)
+            self._notify(future)
 
-    def _tell(self, future):
+    def _notify(self, future):
         if self._error is None:
             future.set_result(self._results)
         else:
             future.set_exception(self._error)
 
     def _await(self, seconds):
-        """Until it has ended, at most so long; None: the operation has a deadline of its own."""
+        """Waits until the operation has ended, for at most `seconds`. None: the deadline of the operation applies."""
         with self._ended:
             self._ended.wait_for(lambda: self._has_ended, seconds)
 
@@ -59,7 +62,7 @@ class Work(distributed.Work):
             seconds = timeout.total_seconds() if timeout is not None else 0
             self._await(seconds if seconds > 0 else None)
             if not self._has_ended:
-                raise distributed.DistBackendError(f"muster: Timed out waiting {int(seconds * 1000)}ms for work that goes on")
+                raise distributed.DistBackendError(f"muster: Timed out waiting {int(seconds * 1000)}ms for an operation in progress")
         if self._error is not None:
             raise self._error
         return True
@@ -86,18 +89,18 @@ class Work(distributed.Work):
             self._future = torch.futures.Future()
             has_ended = self._has_ended
         if has_ended:
-            self._tell(self._future)
+            self._notify(self._future)
         return self._future
 
 
-# Threads must not be inside of a call when the interpreter ends, and a forked child has none of them.
+# Threads must not be inside a call when the interpreter exits. A forked child does not have these threads.
 _lanes: weakref.WeakSet = weakref.WeakSet()
 
 
 @atexit.register
 def _at_exit():
     for lane in list(_lanes):
-        lane.end("the Python of this rank ends while the work is under way")
+        lane.end("the interpreter of this rank exits while operations are in progress")
 
 
 def _after_fork():
@@ -109,7 +112,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class _Lane:
-    """Works of a muster.ProcessGroup, which one thread at a time uses, and the thread that looks after them."""
+    """The operations of a muster.ProcessGroup, which one thread at a time uses, and the thread that runs them."""
 
     def __init__(self, ranks):
         self.ranks = ranks
@@ -126,7 +129,7 @@ class _Lane:
     def _add(self, item):
         with self._changed:
             if self._ends:
-                raise distributed.DistBackendError("muster: the process group has ended in this process: make a new one")
+                raise distributed.DistBackendError("muster: the process group has ended in this process: create a new one")
             self._under_way.append(item)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="muster.torch", daemon=True)
@@ -134,7 +137,10 @@ class _Lane:
             self._changed.notify()
 
     def end(self, reason=None):
-        """Waits for what is under way, or with a reason ends it: it raises CancelledError on all ranks. Then it is over."""
+        """Ends the lane after its operations.
+
+        With a reason it aborts them, so that they raise CancelledError on all ranks.
+        """
         with self._changed:
             self._ends = True
             is_busy = self._is_busy()
@@ -154,11 +160,14 @@ class _Lane:
 
 
 class Collectives(_Lane):
-    """Runs calls one after another: at once if the caller waits anyway and nothing is before it, else on the thread."""
+    """Runs calls one after another.
+
+    A call runs on the thread of a caller that waits, if no other call is queued, and otherwise on the thread of the lane.
+    """
 
     def run(self, call, results, seconds, waits):
-        """A Work of call(); None if the caller waits, and it has ended then."""
-        # What a future's callback calls must not wait for the thread that it runs on.
+        """Runs a call. Returns its Work, or None after its end if the caller waits."""
+        # The callback of a future runs on this thread, and its calls must not wait for the thread.
         is_own = threading.current_thread() is self._thread
         if waits and (is_own or not self._under_way) and self._use.acquire(blocking=is_own):
             try:
@@ -177,9 +186,9 @@ class Collectives(_Lane):
         try:
             call()
         except errors.Error as error:
-            raise in_torchs_words(error, seconds) from error
+            raise torch_error(error, seconds) from error
         except Exception as error:
-            # The other ranks wait for what will not come.
+            # The other ranks would wait for this rank.
             self.ranks.abort(f"{type(error).__name__}: {error}")
             raise
 
@@ -227,12 +236,12 @@ class _Message(Work):
 
 
 class Messages(_Lane):
-    """Messages move while somebody waits for one of them. The thread moves those that nobody waits for."""
+    """Messages make progress while a thread waits for one of them. Otherwise the thread of the lane moves them."""
 
-    # In a wait as long as this lost ranks are found. So long may another thread's message have to wait to be begun.
+    # A wait of this length detects lost ranks. It also delays the start of a message of another thread.
     _SLICE = 0.1
     _BETWEEN_LOOKS = 0.002
-    # A thread that has nothing to do looks again for so long before it sleeps: waking it costs more.
+    # An idle thread polls this many times before it sleeps, because waking it costs more.
     _IDLE_LOOKS = 200
 
     def __init__(self, ranks):
@@ -240,7 +249,7 @@ class Messages(_Lane):
         self._wanting = 0
 
     def begin(self, start, tensors, about, seconds, finish=None):
-        """A Work of the operation that start() begins, and has its error, too. finish() is called when it has ended well."""
+        """Returns a Work of the operation that start() begins, also if that fails. A success calls finish()."""
         work = _Message(self, tensors, about, seconds)
         work.finish = finish
         self._wanting += 1
@@ -249,8 +258,8 @@ class Messages(_Lane):
                 work.operation = start()
                 self._step(work, None)
         except errors.Error as error:
-            # Whether a failure of the group is known here or while somebody waits is a matter of chance.
-            work.end(in_torchs_words(error, seconds))
+            # A failure of the group may be detected here or during a wait.
+            work.end(torch_error(error, seconds))
         finally:
             self._wanting -= 1
         if not work.is_success() and work.exception() is None:
@@ -261,7 +270,7 @@ class Messages(_Lane):
         return any(not work._has_ended for work in self._under_way)
 
     def look(self, works):
-        """Moves what can be moved now."""
+        """Moves the messages that can make progress now."""
         if self._use.acquire(blocking=False):
             try:
                 for work in works:
@@ -278,10 +287,10 @@ class Messages(_Lane):
             with self._use:
                 self._step(work, longest)
             if self._wanting:
-                time.sleep(self._BETWEEN_LOOKS)  # else the lock would be this thread's again at once
+                time.sleep(self._BETWEEN_LOOKS)  # otherwise this thread would get the lock again at once
 
     def _step(self, work, longest):
-        """Called by the thread that has the group."""
+        """Advances an operation. The caller holds the lock of the group."""
         if work._has_ended:
             return
         try:
@@ -294,7 +303,7 @@ class Messages(_Lane):
                 self.ranks.abort(f"{work.about} has not ended after {work.seconds} s")
                 raise errors.TimeoutError(f"{work.about} has not ended")
         except errors.Error as error:
-            work.end(in_torchs_words(error, work.seconds))
+            work.end(torch_error(error, work.seconds))
         except Exception as error:
             work.end(error)
 

@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "muster/safetensors.hpp"
+#include "src/checkpoint/assembly/assembly.hpp"
 
 namespace muster {
 

@@ -443,7 +443,7 @@ class Export {
 }  // namespace
 
 std::string_view to_string(Writers writers) noexcept {
-  return writers == Writers::rank0 ? "first" : "owners";
+  return writers == Writers::rank0 ? "rank0" : "all";
 }
 
 ExportReport export_model(const std::string& shards_dir, const std::string& out, const std::string& plan, Group& group,

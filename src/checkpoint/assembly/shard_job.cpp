@@ -291,7 +291,9 @@ ShardReport shard_model(const std::string& model_dir, const std::string& out, co
                         .to_plan = options.to_plan,
                         .base_model = options.base_model,
                         .states = {{}, options.step, options.job_id},
-                        .thirdparty = {options.key, options.file_pattern}};
+                        .thirdparty = {options.key, options.file_pattern},
+                        .select = options.select,
+                        .exclude = options.exclude};
   if (options.to_plan.empty() && contents_of(model_dir, request.thirdparty).has_ranks())
     throw Error(ErrorKind::invalid_argument,
                 fmt::format("{} has the tensors of {} ranks and is not a model. Reshard it with muster export {} --plan {} --to {} --out DIR",

@@ -195,8 +195,7 @@ bool is_nobodys(const os::Unfinished& one, const OutputChoice& choice, std::chro
       fmt::format("Leftover {}: its writer (pid {} on host {}) cannot be checked from this host. If that process has "
                   "ended, {} or pass --stale-after AGE",
                   in_quotes(one.path), one.writer.pid, one.writer.host,
-                  one.is_replaced ? "rename it back, because it is the earlier model,"
-                                  : "delete the directory,"));
+                  one.is_replaced ? "rename it back (it is the earlier model)" : "delete it"));
   return false;
 }
 

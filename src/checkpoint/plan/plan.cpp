@@ -14,6 +14,7 @@
 #include "muster/plan.hpp"
 #include "muster/state.hpp"
 #include "src/base/escaped.hpp"
+#include "src/base/similar.hpp"
 #include "src/checkpoint/model/model_files.hpp"
 #include "src/checkpoint/plan/model_config.hpp"
 #include "src/checkpoint/plan/plan_internal.hpp"
@@ -379,7 +380,7 @@ std::optional<std::int64_t> head_units(const MergePlan& plan, const PlanNumber& 
 std::string unknown_heads_words(const MergePlan& plan, const PlanNumber& heads, int parts) {
   return fmt::format(
       "plan {}: config.json does not give {}, so that {} ranks could cut through a head; add the number "
-      "to config.json, or name a model that has it with --base",
+      "to config.json, or name a model that has it with --base-model",
       in_quotes(plan.name()), in_quotes(heads.key), parts);
 }
 
@@ -455,10 +456,12 @@ MergePlan MergePlan::load(const std::string& name_or_file, const Config* model_c
   if (const BuiltinPlan* builtin = find_builtin_plan(name)) return parse(builtin->json, name, model_config);
 
   std::error_code error;
-  if (!std::filesystem::exists(name_or_file, error))
-    throw file_error(
-        ErrorKind::not_found, "no plan", name_or_file,
-        fmt::format("it is no file, and the built-in plans are {} and auto", fmt::join(builtin_names(), ", ")));
+  if (!std::filesystem::exists(name_or_file, error)) {
+    const std::string near = did_you_mean(name_or_file, builtin_names());
+    throw file_error(ErrorKind::not_found, "no plan", name_or_file,
+                     fmt::format("neither a file nor a built-in plan{} The built-in plans are {} and auto.",
+                                 near.empty() ? "." : "; " + near, fmt::join(builtin_names(), ", ")));
+  }
   const std::string directory = std::filesystem::path(name_or_file).parent_path().string();
   return named(read_text(name_or_file, longest_plan), name_or_file, model_config, directory.empty() ? "." : directory);
 }

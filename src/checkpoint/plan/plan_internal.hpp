@@ -62,6 +62,9 @@ bool is_left_out(const MergeRule& rule);
 
 /// Expands the braces of a glob; returns at least one glob. Throws Error(invalid_argument) as TensorPattern::glob does.
 std::vector<std::string> expand_braces(const std::string& glob);
+/// Returns one glob that matches a name if any of the globs does; the glob itself if there is only one. Throws
+/// Error(argument) as TensorPattern::glob, and if one of several globs has a comma outside braces.
+std::string any_of_globs(std::span<const std::string> globs);
 
 /// The new names of a rule: text in which `$1` stands for the match of the pattern's first star (group), and `$$` for a
 /// dollar.

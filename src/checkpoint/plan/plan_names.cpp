@@ -135,6 +135,20 @@ std::vector<std::string> expand_braces(const std::string& text) {
   return globs;
 }
 
+std::string any_of_globs(std::span<const std::string> globs) {
+  if (globs.empty()) return {};
+  if (globs.size() == 1) return globs.front();
+  std::string list;
+  for (const std::string& glob : globs)
+    for (const std::string& one : expand_braces(glob)) {
+      if (one.find(',') != std::string::npos)
+        throw Error(ErrorKind::invalid_argument,
+                    fmt::format("the pattern {} has a comma outside braces. Use * in its place.", in_quotes(glob)));
+      list += (list.empty() ? "" : ",") + one;
+    }
+  return "{" + list + "}";
+}
+
 TensorPattern TensorPattern::glob(std::string text) {
   check_length("pattern", text);
   expand_braces(text);  // only to throw on an error

@@ -9,6 +9,7 @@
 #include "muster/error.hpp"
 #include "src/base/escaped.hpp"
 #include "src/checkpoint/model/strided_read.hpp"
+#include "src/checkpoint/plan/arrangement.hpp"
 #include "src/merge/cast.hpp"
 
 namespace muster {

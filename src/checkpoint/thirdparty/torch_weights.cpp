@@ -219,16 +219,16 @@ TorchWeights find_weights(const TorchArchive& archive, const std::string& at) {
       found.emplace_back(key, *value);
   if (found.size() == 1) return {found.front().second};
   if (!found.empty())
-    refuse_weights(fmt::format("{} and {} both have tensors; choose with --at {}", in_quotes(found[0].first),
+    refuse_weights(fmt::format("{} and {} both have tensors; choose with --key {}", in_quotes(found[0].first),
                                in_quotes(found[1].first), found[0].first));
   if (has_weights) return own;
   if (pickle.find(root, "model0"))
-    refuse_weights(fmt::format("its model is in virtual pipeline stages; choose one with --at model0; keys: {}",
+    refuse_weights(fmt::format("its model is in virtual pipeline stages; choose one with --key model0; keys: {}",
                                keys_of(pickle, root)));
   if (has_tensors(archive, root))
     refuse_weights(
-        fmt::format("no key shows which tensors are the weights; choose with --at KEY, or take all tensors with "
-                    "--at {}; keys: {}",
+        fmt::format("no key shows which tensors are the weights; choose with --key KEY, or take all tensors with "
+                    "--key {}; keys: {}",
                     whole_root, keys_of(pickle, root)));
   refuse_weights(fmt::format("nothing here is a tensor; keys: {}", keys_of(pickle, root)));
 }
@@ -271,7 +271,7 @@ void for_each_tensor(const TorchArchive& archive, const TorchWeights& weights, c
   for (std::size_t i = 0; pickle.is(pickle.root(), PickleKind::dict) && i + 1 < items.size(); i += 2)
     if (const std::uint64_t below = items[i + 1] == weights.ref ? 0 : count.below(items[i + 1]); below != 0)
       left_out->push_back({key_text(pickle, items[i]).value_or("?"),
-                           fmt::format("{} tensors beside the weights; --at chooses others", below)});
+                           fmt::format("{} tensors beside the weights; --key chooses others", below)});
 }
 
 TorchArchive open_torch_file(const os::ReadableFile& file) {
