@@ -217,7 +217,8 @@ class PickleMachine {
   /// `refs` are on top of the stack, above the container.
   void add_to(PickleKind kind, std::span<const Ref> refs) {
     const std::size_t place = stack_.size() - refs.size();
-    if (place <= (marks_.empty() ? 0 : marks_.back())) refuse("the pickle appends items without a container on the stack");
+    if (place <= (marks_.empty() ? 0 : marks_.back()))
+      refuse("the pickle appends items without a container on the stack");
     const Ref container = stack_[place - 1];
     const PickleKind there = pickle_.kind(container);
     if (there == kind)
@@ -233,7 +234,9 @@ class PickleMachine {
                   fmt::format("the pickle refers to {}.{}, which can run programs: refused, and nothing was run",
                               printable(module), printable(name)));
     if (name.find('.') != std::string_view::npos)
-      refuse(fmt::format("the pickle refers to the nested name {} of the module {}, which could evade the check of names", in_quotes(name), in_quotes(module)));
+      refuse(
+          fmt::format("the pickle refers to the nested name {} of the module {}, which could evade the check of names",
+                      in_quotes(name), in_quotes(module)));
     std::string whole = fmt::format("{}.{}", module, name);
     const auto [place, is_new] = numbers_.try_emplace(whole, static_cast<std::uint32_t>(pickle_.names_.size()));
     if (is_new) pickle_.names_.push_back(std::move(whole));
@@ -300,7 +303,8 @@ class PickleMachine {
     memo_[place] = top();
   }
   void fetch(std::uint64_t place) {
-    if (place >= memo_.size() || memo_[place] == Pickle::nothing) refuse("the pickle reads a memo entry that does not exist");
+    if (place >= memo_.size() || memo_[place] == Pickle::nothing)
+      refuse("the pickle reads a memo entry that does not exist");
     stack_.push_back(memo_[place]);
   }
 
@@ -487,9 +491,9 @@ bool PickleMachine::step_rare(unsigned char opcode) {
       return true;
     default:
       --at_;
-      throw Error(ErrorKind::unsupported,
-                  fmt::format("the pickle has the opcode 0x{:02x} at byte {}, which no writer of tensors needs: refused, and nothing was run",
-                              opcode, at_ - begin_));
+      throw Error(ErrorKind::unsupported, fmt::format("the pickle has the opcode 0x{:02x} at byte {}, which no writer "
+                                                      "of tensors needs: refused, and nothing was run",
+                                                      opcode, at_ - begin_));
   }
 }
 

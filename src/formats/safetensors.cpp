@@ -137,8 +137,9 @@ Tensor SafetensorsFile::tensor(std::size_t index) const {
 
 void SafetensorsFile::read(std::size_t index, std::uint64_t offset, std::span<std::byte> target) const {
   if (index >= tensors().size() || offset > tensors()[index].bytes || target.size() > tensors()[index].bytes - offset)
-    throw file_error(ErrorKind::invalid_argument, "reading", path(),
-                     fmt::format("{} bytes at offset {} of tensor index {} are out of range", target.size(), offset, index));
+    throw file_error(
+        ErrorKind::invalid_argument, "reading", path(),
+        fmt::format("{} bytes at offset {} of tensor index {} are out of range", target.size(), offset, index));
   contents_->file.read_at(tensors()[index].offset + offset, target);
 }
 
@@ -195,8 +196,8 @@ void SafetensorsWriter::write(std::string_view name, std::uint64_t offset, std::
   const std::size_t place = state_->place(name);
   const TensorEntry& entry = state_->tensors[place];
   if (offset > entry.bytes || bytes.size() > entry.bytes - offset)
-    state_->refuse(entry,
-                   fmt::format("{} bytes at offset {} are out of range for its {} bytes", bytes.size(), offset, entry.bytes));
+    state_->refuse(entry, fmt::format("{} bytes at offset {} are out of range for its {} bytes", bytes.size(), offset,
+                                      entry.bytes));
   state_->file.write_at(entry.offset + offset, bytes);
   // Counted only after a successful write, so that failed writes are missing at the end.
   state_->written[place].fetch_add(bytes.size(), std::memory_order_relaxed);
@@ -216,7 +217,8 @@ void SafetensorsWriter::write(std::string_view name, const TensorView& tensor) {
 void SafetensorsWriter::commit() {
   State& state = *state_;
   if (state.is_committed)
-    throw Error(ErrorKind::invalid_argument, fmt::format("{}: writing: the file is already finished", in_quotes(state.file.path())),
+    throw Error(ErrorKind::invalid_argument,
+                fmt::format("{}: writing: the file is already finished", in_quotes(state.file.path())),
                 {.path = state.file.path()});
   for (std::size_t i = 0; i < state.tensors.size(); ++i) {
     const std::uint64_t written = state.written[i].load(std::memory_order_relaxed);
@@ -244,9 +246,9 @@ std::string make_safetensors_header(std::vector<TensorEntry>& tensors, std::map<
   std::uint64_t end = 0;
   for (TensorEntry& entry : tensors) {
     if (entry.name == safetensors_metadata_key)
-      refuse_to_write(path,
-                      fmt::format("tensor {}: the name is reserved for metadata", in_quotes(entry.name)));
-    if (!is_utf8(entry.name)) refuse_to_write(path, fmt::format("tensor {}: the name is not UTF-8", in_quotes(entry.name)));
+      refuse_to_write(path, fmt::format("tensor {}: the name is reserved for metadata", in_quotes(entry.name)));
+    if (!is_utf8(entry.name))
+      refuse_to_write(path, fmt::format("tensor {}: the name is not UTF-8", in_quotes(entry.name)));
     if (!names.insert(entry.name).second)
       refuse_to_write(path, fmt::format("tensor {}: the name is duplicated", in_quotes(entry.name)));
     try {
@@ -290,9 +292,9 @@ std::string make_safetensors_header(std::vector<TensorEntry>& tensors, std::map<
   json.resize((json.size() + 7) / 8 * 8, ' ');
   if (json.size() > max_safetensors_header)
     refuse_to_write(
-        path,
-        fmt::format("the header would have {} bytes for {} tensors, and the limit is {}. Divide the tensors among more files: a smaller --max-shard-size, or more pipeline stages or expert ranks",
-                    json.size(), tensors.size(), max_safetensors_header));
+        path, fmt::format("the header would have {} bytes for {} tensors, and the limit is {}. Divide the tensors "
+                          "among more files: a smaller --max-shard-size, or more pipeline stages or expert ranks",
+                          json.size(), tensors.size(), max_safetensors_header));
   const std::uint64_t data_begin = safetensors_prefix + json.size();
   for (TensorEntry& entry : tensors) entry.offset += data_begin;
   std::string whole;
@@ -325,8 +327,8 @@ void apply_own_dtypes(SafetensorsHeader& header, const std::string& path) {
     if (!fits)
       throw file_error(
           ErrorKind::corrupt, "reading", path,
-          fmt::format("tensor {}: the metadata records {}, which does not fit its {} bytes of {}", in_quotes(entry.name),
-                      in_quotes(member->second), entry.bytes, to_string(entry.dtype)));
+          fmt::format("tensor {}: the metadata records {}, which does not fit its {} bytes of {}",
+                      in_quotes(entry.name), in_quotes(member->second), entry.bytes, to_string(entry.dtype)));
     entry.dtype = own->dtype;
     entry.shape = std::move(own->shape);
   }
@@ -364,7 +366,8 @@ void read_metadata(const Config& json, std::map<std::string, std::string>& metad
       continue;
     }
     if (key == "shape" || key == "data_offsets")
-      refuse_header(fmt::format("tensor "{}": the name is reserved for metadata", safetensors_metadata_key));
+      refuse_header(fmt::format(
+          "tensor " {} ": the name is reserved for metadata", safetensors_metadata_key));
     refuse_header(fmt::format("{}: the value of {} is {}, not a string", safetensors_metadata_key, in_quotes(key),
                               kind_of(value)));
   }
@@ -387,7 +390,8 @@ std::vector<std::uint64_t> read_numbers(const TensorEntry& entry, std::string_vi
 
 /// Members that the format does not define are ignored, as in its reference reader.
 TensorEntry read_entry(std::string name, const Config& json) {
-  if (!json.is_object()) refuse_header(fmt::format("tensor {}: the entry is {}, not an object", in_quotes(name), kind_of(json)));
+  if (!json.is_object())
+    refuse_header(fmt::format("tensor {}: the entry is {}, not an object", in_quotes(name), kind_of(json)));
   TensorEntry entry{.name = std::move(name)};
   const auto member = [&](std::string_view key) -> const Config& {
     const Config* found = json.find(key);
@@ -407,8 +411,7 @@ TensorEntry read_entry(std::string name, const Config& json) {
     entry.shape.push_back(static_cast<std::int64_t>(extent));
   }
   const std::vector<std::uint64_t> offsets = read_numbers(entry, "data_offsets", member("data_offsets"));
-  if (offsets.size() != 2)
-    refuse_entry(entry, fmt::format("data_offsets has {} numbers, expected 2", offsets.size()));
+  if (offsets.size() != 2) refuse_entry(entry, fmt::format("data_offsets has {} numbers, expected 2", offsets.size()));
   if (offsets[0] > offsets[1])
     refuse_entry(entry, fmt::format("data_offsets [{}, {}] end before they begin", offsets[0], offsets[1]));
   entry.offset = offsets[0];
@@ -448,8 +451,8 @@ void check_cover(std::vector<TensorEntry>& entries, std::uint64_t data_bytes) {
       refuse_entry(entry, fmt::format("data_offsets [{}, {}] are out of range for the {} bytes of tensors in the file",
                                       entry.offset, end, data_bytes));
     if (entry.offset < covered)
-      refuse_entry(entry, fmt::format("bytes [{}, {}] overlap those of tensor {}, which end at {}", entry.offset,
-                                      end, in_quotes(before->name), covered));
+      refuse_entry(entry, fmt::format("bytes [{}, {}] overlap those of tensor {}, which end at {}", entry.offset, end,
+                                      in_quotes(before->name), covered));
     if (entry.offset > covered)
       refuse_entry(entry,
                    fmt::format("gap before the tensor: bytes [{}, {}] belong to no tensor", covered, entry.offset));
@@ -463,9 +466,8 @@ void check_cover(std::vector<TensorEntry>& entries, std::uint64_t data_bytes) {
 /// Returns the JSON text of the header of a file of this size.
 std::string_view header_text(std::span<const std::byte> head, std::uint64_t file_size) {
   if (file_size < safetensors_prefix || head.size() < safetensors_prefix)
-    refuse_header(
-        fmt::format("not a safetensors file, or truncated: {} bytes are too few for the length of a header",
-                    file_size));
+    refuse_header(fmt::format("not a safetensors file, or truncated: {} bytes are too few for the length of a header",
+                              file_size));
   std::uint64_t length = 0;
   for (std::size_t i = 0; i < safetensors_prefix; ++i) length |= std::to_integer<std::uint64_t>(head[i]) << (8 * i);
   if (length > max_safetensors_header) {

@@ -126,10 +126,13 @@ std::vector<std::byte> ZipArchive::read_directory(std::uint64_t& count) {
       directory_begin_ = begin64;
     }
   }
-  if (bytes > longest_directory) refuse_zip(fmt::format("malformed zip archive: the directory would have {} bytes", bytes));
+  if (bytes > longest_directory)
+    refuse_zip(fmt::format("malformed zip archive: the directory would have {} bytes", bytes));
   if (directory_begin_ > ends || bytes != ends - directory_begin_)
-    refuse_zip("truncated zip archive, or bytes were inserted into it: the directory is not where the end record places it");
-  if (count > bytes / record_bytes) refuse_zip(fmt::format("malformed zip archive: the directory would have {} entries", count));
+    refuse_zip(
+        "truncated zip archive, or bytes were inserted into it: the directory is not where the end record places it");
+  if (count > bytes / record_bytes)
+    refuse_zip(fmt::format("malformed zip archive: the directory would have {} entries", count));
   std::vector<std::byte> directory(bytes);
   read_(directory_begin_, directory);
   return directory;
@@ -141,7 +144,8 @@ ZipArchive::ZipArchive(ReadAt read, std::uint64_t bytes) : read_(std::move(read)
   Fields fields(directory);
   entries_.reserve(count);
   for (std::uint64_t i = 0; i < count; ++i) {
-    if (fields.take<std::uint32_t>() != 0x02014b50) refuse_zip("malformed zip archive: the directory has records that are not entries");
+    if (fields.take<std::uint32_t>() != 0x02014b50)
+      refuse_zip("malformed zip archive: the directory has records that are not entries");
     ZipEntry entry;
     fields.skip(4);
     entry.flags = fields.take<std::uint16_t>();
@@ -184,10 +188,8 @@ void ZipArchive::locate() {
   for (ZipEntry& entry : entries_) {
     if ((entry.flags & encrypted) != 0)
       refuse_zip_entry(entry, "is encrypted, which Muster cannot read", ErrorKind::unsupported);
-    if (entry.method != 0)
-      refuse_zip_entry(entry, "is compressed, which Muster cannot read", ErrorKind::unsupported);
-    if ((entry.flags & ~known_flags) != 0)
-      refuse_zip_entry(entry, "has unknown flags", ErrorKind::unsupported);
+    if (entry.method != 0) refuse_zip_entry(entry, "is compressed, which Muster cannot read", ErrorKind::unsupported);
+    if ((entry.flags & ~known_flags) != 0) refuse_zip_entry(entry, "has unknown flags", ErrorKind::unsupported);
     if (before != nullptr && entry.header < before->begin + before->bytes)
       refuse_zip_entry(entry, fmt::format("overlaps {}", in_quotes(before->name)));
     header.resize(header_bytes + entry.name.size());
@@ -214,8 +216,7 @@ void ZipArchive::locate() {
 }
 
 std::vector<std::byte> ZipArchive::read(const ZipEntry& entry, std::uint64_t most) const {
-  if (entry.bytes > most)
-    refuse_zip_entry(entry, fmt::format("has {} bytes, and the limit is {}", entry.bytes, most));
+  if (entry.bytes > most) refuse_zip_entry(entry, fmt::format("has {} bytes, and the limit is {}", entry.bytes, most));
   std::vector<std::byte> bytes(entry.bytes);
   read_(entry.begin, bytes);
   if (entry.crc != 0 && crc32(bytes) != entry.crc)

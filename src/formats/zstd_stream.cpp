@@ -66,8 +66,7 @@ bool ZstdStream::decode() {
   }
   recent_.resize(out.pos);
   decoded_ += out.pos - before;
-  if (decoded_ > most_)
-    refuse_stream(fmt::format("the zstd stream has more than the expected {} bytes", most_));
+  if (decoded_ > most_) refuse_stream(fmt::format("the zstd stream has more than the expected {} bytes", most_));
   return out.pos != before;
 }
 

@@ -31,7 +31,8 @@ hdf5::MakeMetadata loaded_maker() {
     library.failure = fmt::format("{} is a different library", library.file);
   }
   throw Error(ErrorKind::unsupported,
-              fmt::format("writing a state file: {0} or the libhdf5 that it was built with cannot be loaded ({2}). Install both, and {0} next to libmuster ({1}). Reading needs neither",
+              fmt::format("writing a state file: {0} or the libhdf5 that it was built with cannot be loaded ({2}). "
+                          "Install both, and {0} next to libmuster ({1}). Reading needs neither",
                           name, in_quotes(library.file), library.failure),
               {.path = library.file});
 }

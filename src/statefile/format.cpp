@@ -23,11 +23,12 @@ constexpr std::size_t summed_bytes = offsetof(UserBlock, own_checksum);
 }
 
 [[noreturn]] void refuse_truncated(const std::string& path, std::uint64_t present, const std::string& needed) {
-  throw file_error(ErrorKind::corrupt, "", path,
-                   fmt::format("truncated state file: {} of {} bytes present. The writer was interrupted, or the copy is "
-                               "incomplete. Copy it again, or use an earlier step (muster ls)",
-                               present, needed),
-                   ENODATA);
+  throw file_error(
+      ErrorKind::corrupt, "", path,
+      fmt::format("truncated state file: {} of {} bytes present. The writer was interrupted, or the copy is "
+                  "incomplete. Copy it again, or use an earlier step (muster ls)",
+                  present, needed),
+      ENODATA);
 }
 
 bool is_inside(const Extent& extent, std::uint64_t file_bytes) noexcept {
@@ -66,18 +67,19 @@ UserBlock decode_user_block(std::span<const std::byte> head, std::uint64_t file_
     refuse_opening(path, "commit mark: checksum mismatch: data is corrupted");
   if (block.version != format_version)
     throw file_error(ErrorKind::version, "opening the state file", path,
-                     fmt::format("the file has version {} of the format, and this Muster supports version {}. Read it with the Muster that wrote it or a newer one",
+                     fmt::format("the file has version {} of the format, and this Muster supports version {}. Read it "
+                                 "with the Muster that wrote it or a newer one",
                                  block.version, format_version));
   if (block.block_bytes != user_block_bytes) refuse_opening(path, "malformed commit mark: the length is not 4096");
   if (!is_zero(block.zeros)) refuse_opening(path, "malformed commit mark: it has unknown bits");
   if (block.info.rank < 0 || block.info.rank >= block.info.world_size)
-    refuse_opening(path, fmt::format("malformed commit mark: rank {} is out of range for size {}", block.info.rank, block.info.world_size));
-  if (file_bytes < block.file_bytes)
-    refuse_truncated(path, file_bytes, std::to_string(block.file_bytes));
+    refuse_opening(path, fmt::format("malformed commit mark: rank {} is out of range for size {}", block.info.rank,
+                                     block.info.world_size));
+  if (file_bytes < block.file_bytes) refuse_truncated(path, file_bytes, std::to_string(block.file_bytes));
   if (file_bytes > block.file_bytes)
-    refuse_opening(path,
-                   fmt::format("the file has {} bytes, and its commit mark records {}: another program has written to it, or has copied it into another layout (h5repack)",
-                               file_bytes, block.file_bytes));
+    refuse_opening(path, fmt::format("the file has {} bytes, and its commit mark records {}: another program has "
+                                     "written to it, or has copied it into another layout (h5repack)",
+                                     file_bytes, block.file_bytes));
   if (!is_inside(block.catalogue, file_bytes) || !is_inside(block.config, file_bytes))
     refuse_opening(path, "malformed commit mark: the catalogue or the config is out of range");
   if (block.superblock_checksum != tensor_checksum(head.subspan(user_block_bytes, superblock_bytes)))
@@ -162,7 +164,8 @@ class Decoder {
     if (!is_zero(header_.zeros) || bytes_of(header_) != bytes_.size())
       refuse("malformed catalogue: its length contradicts its counts");
     if (header_.tensors != block_.tensors)
-      refuse(fmt::format("malformed catalogue: it has {} tensors, and the commit mark records {}", header_.tensors, block_.tensors));
+      refuse(fmt::format("malformed catalogue: it has {} tensors, and the commit mark records {}", header_.tensors,
+                         block_.tensors));
     entries_ = bytes_.subspan(sizeof(Header), header_.tensors * sizeof(Entry));
     extents_ = bytes_.subspan(sizeof(Header) + entries_.size(), header_.extents * extent_bytes);
     chunks_ = bytes_.subspan(sizeof(Header) + entries_.size() + extents_.size(), header_.chunks * sizeof(StoredChunk));
@@ -239,8 +242,8 @@ class Decoder {
       const bool is_raw = chunk.filter_mask == raw_filter_mask(tensor.dtype);
       if ((!is_raw && chunk.filter_mask != 0) || chunk.bytes == 0 ||
           (is_raw ? chunk.bytes != grid->chunk_bytes() : chunk.bytes >= grid->chunk_bytes()))
-        refuse(tensor,
-               fmt::format("chunk {}: {} bytes and the filter mask {} are not possible", i, chunk.bytes, chunk.filter_mask));
+        refuse(tensor, fmt::format("chunk {}: {} bytes and the filter mask {} are not possible", i, chunk.bytes,
+                                   chunk.filter_mask));
       stored += chunk.bytes;
       result_.chunks.push_back(chunk);
     }

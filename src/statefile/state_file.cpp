@@ -114,7 +114,8 @@ Catalogue read_catalogue(const os::ReadableFile& file, const UserBlock& block) {
   const std::span<std::byte> bytes(memory.get(), block.catalogue.bytes);
   file.read_at(block.catalogue.offset, bytes);
   if (tensor_checksum(bytes) != block.catalogue_checksum)
-    throw file_error(ErrorKind::corrupt, "opening the state file", file.path(), "catalogue: checksum mismatch: data is corrupted");
+    throw file_error(ErrorKind::corrupt, "opening the state file", file.path(),
+                     "catalogue: checksum mismatch: data is corrupted");
   return decode_catalogue(bytes, block, file.path());
 }
 

@@ -63,7 +63,8 @@ class Placing {
     if (options_.zstd_level && !is_zstd_level(*options_.zstd_level))
       refuse(fmt::format("zstd level {} is out of range (valid: 1 to 22)", *options_.zstd_level));
     if (options_.chunk_bytes < least_chunk || options_.chunk_bytes > largest_chunk)
-      refuse(fmt::format("chunk size {2} bytes is out of range (valid: {0} bytes to 64 MiB)", least_chunk, options_.chunk_bytes));
+      refuse(fmt::format("chunk size {2} bytes is out of range (valid: {0} bytes to 64 MiB)", least_chunk,
+                         options_.chunk_bytes));
   }
 
   void add(StateFileWriter::Entry entry) {
@@ -72,8 +73,8 @@ class Placing {
     if (entry.name.size() > longest_name)
       refuse(fmt::format("tensor {}: the name is longer than {} bytes", in_quotes(entry.name), longest_name));
     if (entry.shape.size() > largest_rank)
-      refuse(fmt::format("tensor {}: it has {} dimensions, and the limit is {}", in_quotes(entry.name), entry.shape.size(),
-                         largest_rank));
+      refuse(fmt::format("tensor {}: it has {} dimensions, and the limit is {}", in_quotes(entry.name),
+                         entry.shape.size(), largest_rank));
     StateTensor tensor{.name = std::move(entry.name), .dtype = entry.dtype, .shape = std::move(entry.shape)};
     tensor.bytes = bytes_of(tensor);
     Chunking chunking;
@@ -170,8 +171,8 @@ WriterState::WriterState(const std::string& path, const Config& config, std::vec
       }()),
       temporary(file.temporary()) {
   if (config_text.size() > largest_config)
-    refuse_writing(path, fmt::format("the config has {} bytes, and the limit of HDF5 is {}", config_text.size(),
-                                     largest_config));
+    refuse_writing(
+        path, fmt::format("the config has {} bytes, and the limit of HDF5 is {}", config_text.size(), largest_config));
   targets = std::make_unique<TensorTarget[]>(catalogue.tensors.size());
   // If the disk is too small, this fails before any work is done.
   file.reserve(data_end);
@@ -193,16 +194,16 @@ void WriterState::require_writing() const {
 const StateTensor& WriterState::announced(std::size_t index) const {
   require_writing();
   if (index >= catalogue.tensors.size())
-    refuse_writing(file.path(),
-                   fmt::format("tensor index {1} is out of range for {0} announced tensors", catalogue.tensors.size(), index));
+    refuse_writing(file.path(), fmt::format("tensor index {1} is out of range for {0} announced tensors",
+                                            catalogue.tensors.size(), index));
   return catalogue.tensors[index];
 }
 
 void WriterState::check_announced(std::size_t index, const TensorView& tensor) const {
   const StateTensor& entry = announced(index);
   if (tensor.dtype() != entry.dtype || tensor.shape() != entry.shape)
-    refuse(entry, fmt::format("expected {} {} as announced, received {} {}", to_string(entry.dtype), to_string(entry.shape),
-                              to_string(tensor.dtype()), to_string(tensor.shape())));
+    refuse(entry, fmt::format("expected {} {} as announced, received {} {}", to_string(entry.dtype),
+                              to_string(entry.shape), to_string(tensor.dtype()), to_string(tensor.shape())));
 }
 
 ChunkGrid WriterState::grid(std::size_t index) const {
@@ -228,7 +229,8 @@ void WriterState::write_plain(std::size_t index, std::uint64_t offset, std::span
 void WriterState::write_piece(std::size_t index, std::uint64_t offset, std::span<const std::byte> bytes) {
   const StateTensor& tensor = announced(index);
   if (offset > tensor.bytes || bytes.size() > tensor.bytes - offset)
-    refuse(tensor, fmt::format("{} bytes at offset {} are out of range for its {} bytes", bytes.size(), offset, tensor.bytes));
+    refuse(tensor,
+           fmt::format("{} bytes at offset {} are out of range for its {} bytes", bytes.size(), offset, tensor.bytes));
   change([&] { write_bytes(index, offset, bytes, false); });
 }
 
@@ -283,7 +285,8 @@ void WriterState::write_compressed(std::size_t index, std::uint64_t offset, std:
     std::optional<TensorTarget::Pending>& pending = target.pending();
     const bool is_next = into == 0 ? !pending : pending && pending->chunk == chunk && pending->bytes.size() == into;
     if (!is_next)
-      refuse(tensor, "pieces of a compressed tensor must be written in ascending order, or begin and end at chunk boundaries");
+      refuse(tensor,
+             "pieces of a compressed tensor must be written in ascending order, or begin and end at chunk boundaries");
     if (!pending) pending = TensorTarget::Pending{chunk, {}};
     pending->bytes.insert(pending->bytes.end(), piece.begin(), piece.end());
     if (pending->bytes.size() < grid.bytes(chunk)) continue;
@@ -480,7 +483,8 @@ const std::string& StateFileWriter::temporary_path() const noexcept {
 
 void StateFileWriter::mark_written(std::size_t index) {
   const StateTensor& tensor = state_->announced(index);
-  if (tensor.compressed) state_->refuse(tensor, "it is compressed, so that another writer cannot know the offset of its bytes");
+  if (tensor.compressed)
+    state_->refuse(tensor, "it is compressed, so that another writer cannot know the offset of its bytes");
   if (state_->targets[index].written() != 0 && tensor.bytes != 0)
     state_->refuse(tensor, "this writer has written some of its bytes");
   state_->targets[index].count(tensor.bytes);

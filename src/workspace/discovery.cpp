@@ -60,8 +60,7 @@ void make_directories(const std::string& path) {
 }
 
 [[noreturn]] void refuse(const std::string& path, const std::string& why) {
-  throw Error(ErrorKind::invalid_argument, fmt::format("workspace {}: {}", in_quotes(path), why),
-              {.path = path});
+  throw Error(ErrorKind::invalid_argument, fmt::format("workspace {}: {}", in_quotes(path), why), {.path = path});
 }
 
 void require_directory(const std::string& path) {
@@ -195,13 +194,15 @@ bool check_mark(const std::string& workspace) {
       version = parse_json({reinterpret_cast<const char*>(bytes.data()), bytes.size()}).at(version_key).as_int();
     } catch (const Error& error) {
       throw Error(ErrorKind::corrupt,
-                  fmt::format("workspace {}: the marker file is corrupted ({}). If no file of the workspace is needed, delete the directory",
+                  fmt::format("workspace {}: the marker file is corrupted ({}). If no file of the workspace is needed, "
+                              "delete the directory",
                               in_quotes(workspace), error.what()),
                   {.path = path});
     }
     if (version < 1 || version > workspace_version)
       throw Error(ErrorKind::version,
-                  fmt::format("workspace {} has version {}, and this Muster supports version {}. Use a newer Muster, or another directory",
+                  fmt::format("workspace {} has version {}, and this Muster supports version {}. Use a newer Muster, "
+                              "or another directory",
                               in_quotes(workspace), version, workspace_version),
                   {.path = path});
   };
@@ -233,8 +234,7 @@ WorkspaceDirectory prepare_workspace(const std::string& given) {
     }
     foreign = entry.name;
   }
-  if (!foreign.empty())
-    refuse_other_files(workspace.path, foreign);
+  if (!foreign.empty()) refuse_other_files(workspace.path, foreign);
   write_mark(workspace.path, false);
   return workspace;
 }

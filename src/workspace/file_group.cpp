@@ -372,8 +372,7 @@ void check(const FileGroupOptions& options) {
   if (options.heartbeat < milliseconds(1))
     throw Error(ErrorKind::invalid_argument, "file_group: heartbeat must be at least 1 ms");
   if (options.lost_after < 3 * options.heartbeat)
-    throw Error(ErrorKind::invalid_argument,
-                "file_group: lost_after must be at least three heartbeats");
+    throw Error(ErrorKind::invalid_argument, "file_group: lost_after must be at least three heartbeats");
   if (options.timeout && *options.timeout <= milliseconds::zero())
     throw Error(ErrorKind::invalid_argument, "file_group: timeout must be longer than 0");
 }

@@ -227,8 +227,8 @@ std::vector<std::byte> GroupDirectory::read(const std::string& name, std::uint64
   patiently(path, {.deadline = Clock::now() + timeout}, [&] {
     whole = with_reserve([&] { return os::read_small_file(path, bytes); });
     if (whole.size() != bytes)
-      throw Error(ErrorKind::corrupt, fmt::format("{}: truncated message: {} of {} bytes present", path, whole.size(), bytes),
-                  {.path = path});
+      throw file_error(ErrorKind::corrupt, "", path,
+                       fmt::format("truncated message: {} of {} bytes present", whole.size(), bytes));
   });
   return whole;
 }
@@ -406,7 +406,8 @@ void GroupPulse::load_failure() {
     std::memcpy(&written, bytes.data(), sizeof written);
     loaded = written.get();
   } catch (const std::exception& error) {
-    loaded = Error(ErrorKind::peer_lost, std::string("a rank has failed, and its error cannot be read: ") + error.what());
+    loaded =
+        Error(ErrorKind::peer_lost, std::string("a rank has failed, and its error cannot be read: ") + error.what());
   }
   set_failure(*loaded);
 }

@@ -164,7 +164,8 @@ void require_workspace(const std::string& path, const std::vector<os::DirectoryE
     if (unfinished != entries.end())
       throw Error(
           ErrorKind::invalid_argument,
-          fmt::format("{} is not a Muster workspace: it contains {}, which an export or a conversion has not finished. If that command was killed, run it again with the same output: it deletes the file",
+          fmt::format("{} is not a Muster workspace: it contains {}, which an export or a conversion has not finished. "
+                      "If that command was killed, run it again with the same output: it deletes the file",
                       in_quotes(path), in_quotes(unfinished->name)),
           {.path = path});
     refuse_other_files(path, entries.front().name);
@@ -297,12 +298,13 @@ ChosenStates choose_common_states(const std::string& path, const StateChoice& ch
   std::string missing;
   for (std::size_t rank = 0; rank < is_there.size() && step; ++rank)
     if (!is_there[rank]) missing += fmt::format("{}{}", missing.empty() ? "; missing: rank " : ", ", rank);
-  refuse_states(survey, ErrorKind::not_found,
-                choice.step
-                    ? fmt::format("job {} has no complete states of step {} of all {} ranks{}", job.nonce, *step,
-                                  job.world_size, missing)
-                    : fmt::format("job {} has no step with complete states of all {} ranks. Run muster ls to list the states",
-                                  job.nonce, job.world_size));
+  refuse_states(
+      survey, ErrorKind::not_found,
+      choice.step
+          ? fmt::format("job {} has no complete states of step {} of all {} ranks{}", job.nonce, *step, job.world_size,
+                        missing)
+          : fmt::format("job {} has no step with complete states of all {} ranks. Run muster ls to list the states",
+                        job.nonce, job.world_size));
 }
 
 }  // namespace muster::workspace

@@ -52,7 +52,8 @@ struct AllSteps {
 std::shared_ptr<detail::WorkspaceSteps> steps_of(Group& group, const workspace::WorkspaceDirectory& directory) {
   const auto all = group::inside(group).extension<AllSteps>();
   const auto status = os::file_status(directory.path, os::Links::followed);
-  if (!status) throw Error(ErrorKind::not_found, fmt::format("workspace {} does not exist any more", in_quotes(directory.path)));
+  if (!status)
+    throw Error(ErrorKind::not_found, fmt::format("workspace {} does not exist any more", in_quotes(directory.path)));
   const std::lock_guard lock(all->mutex);
   auto& steps = all->by_directory[{status->identity.device, status->identity.number}];
   if (!steps) steps = std::make_shared<detail::WorkspaceSteps>();
@@ -124,8 +125,7 @@ bool has_tensors(const Config& config) {
 Workspace::Workspace(const std::optional<std::string>& path, std::shared_ptr<Group> group,
                      const WorkspaceOptions& options)
     : options_(options) {
-  if (options.steps_kept < 1)
-    throw Error(ErrorKind::invalid_argument, "steps_kept must be at least 1");
+  if (options.steps_kept < 1) throw Error(ErrorKind::invalid_argument, "steps_kept must be at least 1");
   if (!path || path->empty()) return;
   const workspace::WorkspaceDirectory directory = workspace::prepare_workspace(*path);
   std::shared_ptr<Group> owner = group ? std::move(group) : world();
@@ -145,8 +145,9 @@ std::uint64_t Workspace::write_configs_and_weights(const Config& config, std::sp
   require_initialized();
   const trace::Span span(trace::Kind::file, "write to workspace");
   if (!weights.empty() && has_tensors(config))
-    throw Error(ErrorKind::invalid_argument,
-                "the config has tensors, and weights were passed as well. Put all tensors into the config or into the weights");
+    throw Error(
+        ErrorKind::invalid_argument,
+        "the config has tensors, and weights were passed as well. Put all tensors into the config or into the weights");
   std::optional<State> own;
   if (weights.empty()) {
     own = split(config);
@@ -156,8 +157,10 @@ std::uint64_t Workspace::write_configs_and_weights(const Config& config, std::sp
   if (step && last && *step <= *last)
     throw Error(
         ErrorKind::invalid_argument,
-        fmt::format("workspace {1}: writing step {0}: rank {2} has written step {3}, and the steps of a job must ascend. To write earlier steps, make a workspace with a duplicate of the group, which counts as another job",
-                    *step, in_quotes(path_), group_->rank(), *last));
+        fmt::format(
+            "workspace {1}: writing step {0}: rank {2} has written step {3}, and the steps of a job must ascend. To "
+            "write earlier steps, make a workspace with a duplicate of the group, which counts as another job",
+            *step, in_quotes(path_), group_->rank(), *last));
   Name name{.kind = NameKind::state,
             .job = workspace::job_text(group_->nonce()),
             .rank = group_->rank(),

@@ -434,8 +434,8 @@ std::span<const std::byte> bytes_of(const T& value) {
 }
 
 [[noreturn]] void refuse_mail(int from) {
-  throw Error(ErrorKind::corrupt,
-              fmt::format("rank {} sent a message other than the expected part of a window", from), {.rank = from});
+  throw Error(ErrorKind::corrupt, fmt::format("rank {} sent a message other than the expected part of a window", from),
+              {.rank = from});
 }
 
 MailHead take_head(std::span<const std::byte> message, MailKind kind, int from) {

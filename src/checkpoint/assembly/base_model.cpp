@@ -81,9 +81,9 @@ void check_base(const Config& config, std::span<const NamedSpec> model) {
   const Config* tied = find_in_config(config, "tie_word_embeddings");
   if (tied == nullptr || tied->type() != Config::Type::boolean) return;
   if (!tied->as_bool() && has_any(model, embeddings_of_words) && !has_any(model, heads))
-    throw Error(
-        ErrorKind::invalid_argument,
-        "config.json: \"tie_word_embeddings\" is false, and lm_head.weight does not exist. Use the config.json of this model, or set the key to true");
+    throw Error(ErrorKind::invalid_argument,
+                "config.json: \"tie_word_embeddings\" is false, and lm_head.weight does not exist. Use the config.json "
+                "of this model, or set the key to true");
 }
 
 void leave_out_tied_head(const Config& config, const BaseTensors& base, Arrangement& arrangement,
@@ -104,11 +104,11 @@ void leave_out_tied_head(const Config& config, const BaseTensors& base, Arrangem
   const auto embeddings = only(embeddings_of_words);
   if (head == tensors.end() || embeddings == tensors.end()) return;
   if (head->layout.target != embeddings->layout.target)
-    throw Error(
-        ErrorKind::invalid_argument,
-        fmt::format("config.json: \"tie_word_embeddings\" is true, but {} is {}, and {} is {}. Use the config.json of this model, or set the key to false",
-                    in_quotes(head->name), to_string(head->layout.target), in_quotes(embeddings->name),
-                    to_string(embeddings->layout.target)));
+    throw Error(ErrorKind::invalid_argument,
+                fmt::format("config.json: \"tie_word_embeddings\" is true, but {} is {}, and {} is {}. Use the "
+                            "config.json of this model, or set the key to false",
+                            in_quotes(head->name), to_string(head->layout.target), in_quotes(embeddings->name),
+                            to_string(embeddings->layout.target)));
   // Parts can be compared only if both were cut at the same positions: TensorRT-LLM cuts the head, but not the
   // embeddings.
   const auto cut_of = [](const ArrangedTensor& tensor) {
@@ -116,7 +116,8 @@ void leave_out_tied_head(const Config& config, const BaseTensors& base, Arrangem
   };
   if (head->sources.size() != embeddings->sources.size() || cut_of(*head) != cut_of(*embeddings)) {
     notes.push_back(
-        fmt::format("config.json ties {0} to {1}, and the two have different layouts: they are not compared, and programs that load the model ignore {0}",
+        fmt::format("config.json ties {0} to {1}, and the two have different layouts: they are not compared, and "
+                    "programs that load the model ignore {0}",
                     in_quotes(head->name), in_quotes(embeddings->name)));
     return;
   }
@@ -265,10 +266,11 @@ void check_unique(const std::vector<ShardListing>& listings) {
     std::set<std::string_view> names;
     for (const NamedSpec& tensor : listing.tensors)
       if (!names.insert(tensor.name).second)
-        throw Error(ErrorKind::invalid_argument,
-                    fmt::format("rank {}: two tensors are named {} without the prefixes of wrappers. Save only one of them",
-                                listing.rank, in_quotes(tensor.name)),
-                    {.rank = listing.rank});
+        throw Error(
+            ErrorKind::invalid_argument,
+            fmt::format("rank {}: two tensors are named {} without the prefixes of wrappers. Save only one of them",
+                        listing.rank, in_quotes(tensor.name)),
+            {.rank = listing.rank});
   }
 }
 
@@ -361,7 +363,8 @@ class Comparison {
     const std::string theirs = mine.empty() ? all_in(missing_, extra_) : std::string();
     if (mine.empty() && theirs.empty()) return;
     notes.push_back(fmt::format("names begin with {} {}, and without that prefix {}; programs load both",
-                                in_quotes(mine.empty() ? theirs : mine), mine.empty() ? "in the base model" : "in the result",
+                                in_quotes(mine.empty() ? theirs : mine),
+                                mine.empty() ? "in the base model" : "in the result",
                                 mine.empty() ? "in the result" : "in the base model"));
     mine_ = mine;
     theirs_ = theirs;
@@ -400,7 +403,8 @@ class Comparison {
       if (there == nullptr || is_quantised_on_one_side(tensor.name) || is_computed(tensor.name, tensor.spec)) continue;
       if (there->shape != tensor.spec.shape)
         throw Error(ErrorKind::invalid_argument,
-                    fmt::format("tensor {}: it is {}, and {} in the base model {}. Correct the plan or the layout, or pass the --base-model of this model",
+                    fmt::format("tensor {}: it is {}, and {} in the base model {}. Correct the plan or the layout, or "
+                                "pass the --base-model of this model",
                                 in_quotes(tensor.name), to_string(tensor.spec), to_string(*there),
                                 in_quotes(request_.base_model)),
                     {.path = request_.path});
@@ -414,7 +418,8 @@ class Comparison {
     const bool is_uniform = floats.size() == 1 && std::ranges::all_of(others, [](const NamedSpec* tensor) {
                               return is_wide_float(tensor->spec.dtype);
                             });
-    if (!is_uniform) throw Error(ErrorKind::invalid_argument, words + ". Pass --dtype to cast them", {.path = request_.path});
+    if (!is_uniform)
+      throw Error(ErrorKind::invalid_argument, words + ". Pass --dtype to cast them", {.path = request_.path});
     notes.push_back(words);
   }
 
@@ -489,7 +494,8 @@ void check_layers_alike(const Request& request, std::span<const NamedSpec> model
         for (std::string& name : lacking) name = fmt::format("{}.{}.{}", stack, numbers.front(), name);
         throw Error(
             ErrorKind::invalid_argument,
-            fmt::format("{} lacks the tensor{} {}, which layer {} and others have. Save the model completely, or pass --base-model with a directory that has weights",
+            fmt::format("{} lacks the tensor{} {}, which layer {} and others have. Save the model completely, or pass "
+                        "--base-model with a directory that has weights",
                         in_quotes(request.path), lacking.size() == 1 ? "" : "s", some_names(lacking), others.front()),
             {.path = request.path});
       }

@@ -91,13 +91,12 @@ Checksums parse_checksums(std::string_view text) {
   if (!file.is_object()) refuse(fmt::format("it is {}, not a JSON object", to_string(file.type())));
   const Config* version = file.find("muster_checksums");
   if (version == nullptr) refuse("\"muster_checksums\" is missing");
-  if (*version != Config(1))
-    throw Error(ErrorKind::version, "unknown version: \"muster_checksums\" is not 1");
+  if (*version != Config(1)) throw Error(ErrorKind::version, "unknown version: \"muster_checksums\" is not 1");
   const Config* named = file.find("algorithm");
   if (named == nullptr || !named->is_string()) refuse("\"algorithm\" is missing");
   if (named->as_string() != algorithm)
-    throw Error(ErrorKind::unsupported, fmt::format("unknown algorithm {} (expected {})",
-                                                    in_quotes(named->as_string()), algorithm));
+    throw Error(ErrorKind::unsupported,
+                fmt::format("unknown algorithm {} (expected {})", in_quotes(named->as_string()), algorithm));
   const Config* tensors = file.find("tensors");
   if (tensors == nullptr || !tensors->is_object()) refuse("the object \"tensors\" is missing");
   Checksums checksums;
@@ -147,11 +146,11 @@ PieceChecksums piece_checksums_of(const SafetensorsFile& file) {
   if (text == file.metadata().end()) return {};
   PieceChecksums sums;
   try {
-    const Config said = parse_json(text->second);
-    if (said.at("version") != Config(1) || said.at("algorithm") != Config(algorithm) ||
-        said.at("piece") != Config(checked_piece_bytes))
+    const Config json = parse_json(text->second);
+    if (json.at("version") != Config(1) || json.at("algorithm") != Config(algorithm) ||
+        json.at("piece") != Config(checked_piece_bytes))
       return {};
-    for (const auto& [name, pieces] : said.at("tensors").as_object()) {
+    for (const auto& [name, pieces] : json.at("tensors").as_object()) {
       const auto index = file.find(name);
       if (!index) continue;
       const std::size_t count = pieces_of(file.tensors()[*index].bytes);
@@ -220,7 +219,8 @@ void CheckedTensor::check(std::size_t piece, std::span<const std::byte> bytes) c
   if (sum == sums_[piece]) return;
   const std::uint64_t at = piece * checked_piece_bytes;
   throw file_error(ErrorKind::corrupt, "reading the shard", file_.path(),
-                   fmt::format("tensor {2}: checksum mismatch: data is corrupted: bytes {0} to {1} have the checksum {3}, not {4}. Copy the file again, or shard the model again",
+                   fmt::format("tensor {2}: checksum mismatch: data is corrupted: bytes {0} to {1} have the checksum "
+                               "{3}, not {4}. Copy the file again, or shard the model again",
                                at, at + bytes.size() - 1, in_quotes(file_.tensors()[index_].name), checksum_text(sum),
                                checksum_text(sums_[piece])));
 }

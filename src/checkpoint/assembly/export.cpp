@@ -101,8 +101,9 @@ std::vector<ShardListing> read_listings(std::span<const std::vector<std::byte>> 
     if (value.at("whole").as_string() != whole)
       throw Error(
           ErrorKind::rank_mismatch,
-          fmt::format("rank {} and rank 0 read different files of the checkpoint. Export it after it is complete on all hosts",
-                      rooms.size()),
+          fmt::format(
+              "rank {} and rank 0 read different files of the checkpoint. Export it after it is complete on all hosts",
+              rooms.size()),
           {.rank = static_cast<int>(rooms.size())});
     rooms.push_back({value.at("room").as_uint(), value.at("limit").as_string()});
   }
@@ -120,7 +121,8 @@ void check_rooms(const Group& group, std::span<const RankRoom> rooms, std::span<
     const std::uint64_t all = by_host[group.host_of(rank)];
     if (all <= room.bytes) continue;
     throw Error(ErrorKind::out_of_space,
-                fmt::format("too little shared memory for the windows of an export: needed {} bytes on host {}, available {} ({}). Lower the memory budget, or give the job more memory",
+                fmt::format("too little shared memory for the windows of an export: needed {} bytes on host {}, "
+                            "available {} ({}). Lower the memory budget, or give the job more memory",
                             all, group.info(rank).host, room.bytes, room.limit));
   }
 }
@@ -136,7 +138,8 @@ void look_for_output(Group& group, const std::string& directory) {
     if (error.kind() != ErrorKind::not_found) throw;
     const RankInfo& own = group.info(group.rank());
     throw Error(ErrorKind::invalid_argument,
-                fmt::format("output {1}: host {0} does not see the directory that rank 0 (host {2}) made. Pass an output that all hosts mount, or let rank 0 write all files (--writers rank0)",
+                fmt::format("output {1}: host {0} does not see the directory that rank 0 (host {2}) made. Pass an "
+                            "output that all hosts mount, or let rank 0 write all files (--writers rank0)",
                             own.host, in_quotes(directory), group.info(0).host),
                 {.path = directory});
   }
@@ -378,13 +381,14 @@ class Export {
             sources, [&](const SourceRef& ref) { return name_of(ref) != name_of(sources.front()); });
         tied != sources.end())
       throw Error(ErrorKind::rank_mismatch,
-                  fmt::format("tensor {} of rank {} and {} of rank {} have different values, but the plan or \"tie_word_embeddings\" in config.json ties them",
+                  fmt::format("tensor {} of rank {} and {} of rank {} have different values, but the plan or "
+                              "\"tie_word_embeddings\" in config.json ties them",
                               in_quotes(name_of(*tied)), tied->rank, in_quotes(name_of(sources.front())),
                               sources.front().rank));
-    throw Error(
-        ErrorKind::rank_mismatch,
-        fmt::format("tensor {}: rank {} and rank {} have different values, but all ranks must have the same. If each rank has a part of the tensor, change its rule to \"concat\"",
-                    in_quotes(job_->outputs.equal_names[set]), sources.front().rank, differing));
+    throw Error(ErrorKind::rank_mismatch,
+                fmt::format("tensor {}: rank {} and rank {} have different values, but all ranks must have the same. "
+                            "If each rank has a part of the tensor, change its rule to \"concat\"",
+                            in_quotes(job_->outputs.equal_names[set]), sources.front().rank, differing));
   }
 
   // Runs step 7, on rank 0.
@@ -479,9 +483,8 @@ std::string omission_words(const Omissions& omissions, bool lost_only) {
 void refuse_lost(const Omissions& omissions, std::string_view doing, const std::string& path, std::string_view remedy) {
   const std::size_t lost = count_lost(omissions);
   if (lost == 0) return;
-  throw file_error(
-      ErrorKind::unsupported, doing, path,
-      fmt::format("{} items cannot be read: {}. {}", lost, omission_words(omissions, true), remedy));
+  throw file_error(ErrorKind::unsupported, doing, path,
+                   fmt::format("{} items cannot be read: {}. {}", lost, omission_words(omissions, true), remedy));
 }
 
 std::vector<std::string> omission_notes(const Omissions& omissions) {

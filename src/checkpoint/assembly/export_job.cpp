@@ -127,7 +127,8 @@ ExportManifest account_for(const MergePlan& plan, const ParallelLayout& layout, 
     for (std::size_t i = 0; i < seen[rank].size(); ++i)
       if (!seen[rank][i])
         throw Error(ErrorKind::corrupt,
-                    fmt::format("internal error: tensor {} of rank {} is in no file of the result. Nothing is written; please report this",
+                    fmt::format("internal error: tensor {} of rank {} is in no file of the result. Nothing is written; "
+                                "please report this",
                                 in_quotes(ranks[rank].tensors[i].name), rank),
                     {.rank = static_cast<int>(rank)});
   return account;
@@ -213,9 +214,10 @@ class Casting {
       cast(job, tensor, tensor.unused, *dtype);
     }
     note_names(notes, scales_, "parts of quantised weights keep their dtype");
-    note_names(notes, wide_,
-               fmt::format("these tensors are F32 among {1} in the {0}, and remain F32. Pass --cast-all to cast them as well",
-                           base_.empty() ? "source" : "base", to_string(usual_.value_or(DType::f32))));
+    note_names(
+        notes, wide_,
+        fmt::format("these tensors are F32 among {1} in the {0}, and remain F32. Pass --cast-all to cast them as well",
+                    base_.empty() ? "source" : "base", to_string(usual_.value_or(DType::f32))));
   }
 
  private:
@@ -278,7 +280,8 @@ ExportOutputs shards_by_another_plan(const Request& request, const Arrangement& 
   MergePlan plan = MergePlan::load(request.to_plan.empty() ? "auto" : request.to_plan, config);
   if (has_views(plan))
     throw Error(ErrorKind::invalid_argument,
-                fmt::format("plan {}: a plan with views cannot be the target plan of an export. Run muster shard {} --plan PLAN --to-plan {} in one process instead",
+                fmt::format("plan {}: a plan with views cannot be the target plan of an export. Run muster shard {} "
+                            "--plan PLAN --to-plan {} in one process instead",
                             in_quotes(plan.name()), request.path, plan.name()));
   fit_to(plan, specs_of(arrangement));
   const std::vector<WholeTensor> wholes = wholes_of(plan, specs_of(arrangement));
@@ -296,10 +299,10 @@ void check_names(const MergePlan& plan, std::span<const NamedSpec> model) {
   for (const NamedSpec& tensor : model)
     if (std::ranges::any_of(plan.views(), [&](const ViewRule& view) { return view.pattern.matches(tensor.name); }) &&
         !plan.origin(tensor.name))
-      throw Error(
-          ErrorKind::invalid_argument,
-          fmt::format("tensor {}: the name is one that the plan {} gives to ranks. Pass that plan as --plan, and the plan of the result as --to-plan",
-                      in_quotes(tensor.name), in_quotes(plan.name())));
+      throw Error(ErrorKind::invalid_argument,
+                  fmt::format("tensor {}: the name is one that the plan {} gives to ranks. Pass that plan as --plan, "
+                              "and the plan of the result as --to-plan",
+                              in_quotes(tensor.name), in_quotes(plan.name())));
 }
 
 }  // namespace
@@ -362,7 +365,8 @@ ExportOutputs shard_outputs(const Arrangement& arrangement, const MergePlan& pla
             {placed.name, merge::compose(tensor.layout, cut, placed.part), tensor.sources, sets[placed.whole]});
     }
     if (!make_room_for_checksums(output) && rank == 0)
-      outputs.notes.push_back("the shards have no checksums, because the headers would be too long for the number of tensors");
+      outputs.notes.push_back(
+          "the shards have no checksums, because the headers would be too long for the number of tensors");
   }
   return outputs;
 }
@@ -425,7 +429,8 @@ ExportJob plan_job(const Request& request, const ShardSet& shards, std::vector<S
     throw Error(ErrorKind::invalid_argument, "--to-plan needs a layout. Pass --to LAYOUT");
   if (request.target_layout && request.to_plan.empty() && job.plan.name() == as_it_is)
     throw Error(ErrorKind::invalid_argument,
-                fmt::format("{} is a whole model, and sharding it for {} ranks needs a plan. Pass --to-plan auto (chosen by config.json), the name of a built-in plan, or a file",
+                fmt::format("{} is a whole model, and sharding it for {} ranks needs a plan. Pass --to-plan auto "
+                            "(chosen by config.json), the name of a built-in plan, or a file",
                             in_quotes(request.path), request.target_layout->ranks()),
                 {.path = request.path});
   remove_wrappers(job.plan, listings, base, notes);

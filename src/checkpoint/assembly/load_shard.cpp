@@ -256,8 +256,9 @@ class RankPart {
   RankPart(const std::string& path, const std::string& plan, const ParallelLayout& layout, int rank,
            const LoadShardOptions& options, bool is_alone) {
     if (rank < 0 || rank >= layout.ranks())
-      throw Error(ErrorKind::invalid_argument, fmt::format("loading a shard: rank {} is out of range for the layout {} (valid: 0 to {})",
-                                                           rank, to_string(layout), layout.ranks() - 1));
+      throw Error(ErrorKind::invalid_argument,
+                  fmt::format("loading a shard: rank {} is out of range for the layout {} (valid: 0 to {})", rank,
+                              to_string(layout), layout.ranks() - 1));
     const auto file = static_cast<std::size_t>(rank);
     const Request request{.path = path,
                           .plan = plan,

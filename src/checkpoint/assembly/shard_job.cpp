@@ -218,8 +218,9 @@ void check_carried_files(const std::string& from, const std::string& to, std::sp
     if (std::ranges::equal(mine->bytes(), there->bytes())) continue;
     throw Error(
         ErrorKind::invalid_argument,
-        fmt::format("workspace {}: sharding: a different {} already exists. Pass --force to replace it, or another workspace",
-                    in_quotes(to), in_quotes(name)),
+        fmt::format(
+            "workspace {}: sharding: a different {} already exists. Pass --force to replace it, or another workspace",
+            in_quotes(to), in_quotes(name)),
         {.path = target});
   }
 }
@@ -296,7 +297,8 @@ ShardReport shard_model(const std::string& model_dir, const std::string& out, co
                         .exclude = options.exclude};
   if (options.to_plan.empty() && contents_of(model_dir, request.thirdparty).has_ranks())
     throw Error(ErrorKind::invalid_argument,
-                fmt::format("{} has the tensors of {} ranks and is not a model. Reshard it with muster export {} --plan {} --to {} --out DIR",
+                fmt::format("{} has the tensors of {} ranks and is not a model. Reshard it with muster export {} "
+                            "--plan {} --to {} --out DIR",
                             in_quotes(model_dir), count_shards(model_dir), model_dir, plan_name, to_string(layout)),
                 {.path = model_dir});
   ShardJob job(request, options.extra_files, !options.to_workspace);

@@ -121,7 +121,8 @@ ParallelLayout layout_of(const std::vector<ShardListing>& listings, const std::o
   for (const ShardListing& listing : listings)
     if (listing.set != listings.front().set)
       throw Error(ErrorKind::rank_mismatch,
-                  fmt::format("the workspace changed while it was read: rank {} has {}, rank {} has {}. Try again, or choose a step with --step",
+                  fmt::format("the workspace changed while it was read: rank {} has {}, rank {} has {}. Try again, or "
+                              "choose a step with --step",
                               listings.front().rank, listings.front().set, listing.rank, listing.set),
                   {.rank = listing.rank});
   if (given) {
@@ -147,8 +148,7 @@ MergePlan plan_of(const std::vector<ShardListing>& listings, const std::string& 
   for (const ShardListing& listing : listings)
     if (plan_said(listing) != said)
       throw Error(ErrorKind::rank_mismatch,
-                  fmt::format("the shards of rank {} and rank {} have different plans",
-                              listing.rank, first.rank),
+                  fmt::format("the shards of rank {} and rank {} have different plans", listing.rank, first.rank),
                   {.rank = listing.rank});
   if (given.empty()) {
     if (said.text.empty())
@@ -158,8 +158,8 @@ MergePlan plan_of(const std::vector<ShardListing>& listings, const std::string& 
   }
   MergePlan plan = MergePlan::load(given, model_config);
   if (!said.text.empty() && said.name != as_it_is && !is_same_plan(plan.text(), said.text))
-    notes.push_back(fmt::format("the shards record the plan {}, and the given plan {} is used",
-                                in_quotes(said.name), in_quotes(plan.name())));
+    notes.push_back(fmt::format("the shards record the plan {}, and the given plan {} is used", in_quotes(said.name),
+                                in_quotes(plan.name())));
   return plan;
 }
 
@@ -248,9 +248,10 @@ int count_shard_files(const std::string& directory) {
   const ShardSurvey survey = survey_shards(files_in(directory));
   refuse_findings(survey.findings, directory);
   if (survey.ranks == 0)
-    throw file_error(ErrorKind::not_found, "reading", directory,
-                     fmt::format("no shards (rank-00000-of-0000N.safetensors) and no model found{}. Run muster shard to make shards",
-                                 hint_below(directory)));
+    throw file_error(
+        ErrorKind::not_found, "reading", directory,
+        fmt::format("no shards (rank-00000-of-0000N.safetensors) and no model found{}. Run muster shard to make shards",
+                    hint_below(directory)));
   return survey.ranks;
 }
 
@@ -274,16 +275,17 @@ ShardSet::ShardSet(const std::string& directory, int process, int processes, con
   } else {
     open_files(directory, process, processes);
   }
-  refuse_lost(omissions(), "reading", directory, "Run muster show --check for a list, and write them again in another form");
+  refuse_lost(omissions(), "reading", directory,
+              "Run muster show --check for a list, and write them again in another form");
   for (const std::string& note : omission_notes(omissions())) notes_.push_back(note);
 }
 
 ExtraFiles ShardSet::carried(const std::string& carry) const {
   ExtraFiles carried = extra_files_of(path_, carry);
   if (foreign_ && foreign_->config && std::erase(carried.names, "config.json") != 0)
-    carried.skipped.push_back(
-        {"config.json",
-         "a config of TensorRT-LLM, which programs that load the result cannot read. Pass --base-model MODEL_DIR to copy the config of the model"});
+    carried.skipped.push_back({"config.json",
+                               "a config of TensorRT-LLM, which programs that load the result cannot read. Pass "
+                               "--base-model MODEL_DIR to copy the config of the model"});
   if (!foreign_ || !carry.empty()) return carried;
   std::erase_if(carried.names, [&](const std::string& name) {
     if (belongs_to_checkpoint(name) == Belongs::beside) return false;

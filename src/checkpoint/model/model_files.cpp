@@ -37,7 +37,7 @@ constexpr std::size_t copy_piece = std::size_t{8} << 20;
 [[noreturn]] void throw_unreadable(const std::string& directory, const std::error_code& error) {
   const bool is_missing = error == std::errc::no_such_file_or_directory || error == std::errc::not_a_directory;
   throw file_error(is_missing ? ErrorKind::not_found : ErrorKind::io, "reading the directory", directory,
-                   error.message(), error.value());
+                   error == std::errc::no_such_file_or_directory ? "does not exist" : error.message(), error.value());
 }
 
 /// One level of a directory, sorted.
@@ -167,7 +167,8 @@ class Carrying {
   [[nodiscard]] std::string reason_against(const fs::directory_entry& entry, const std::string& name) const {
     std::error_code error;
     if (entry.is_directory(error)) return "a link to a folder";
-    if (!entry.is_regular_file(error)) return entry.is_symlink(error) ? "a link to a path that does not exist" : "not a file";
+    if (!entry.is_regular_file(error))
+      return entry.is_symlink(error) ? "a link to a path that does not exist" : "not a file";
     if (!carry_.empty()) return {};
     if (is_other_weights(name) && !is_in_module(name)) return "weights of another format";
     if (!entry.is_symlink(error)) return {};
@@ -345,9 +346,9 @@ FileLayout split_into_files(std::span<const TensorEntry> entries, std::uint64_t 
   for (const CheckpointFile& file : layout.files) {
     for (const std::size_t i : file.tensors) {
       if (!weights.emplace(entries[i].name, &file.name).second)
-        throw Error(
-            ErrorKind::invalid_argument,
-            fmt::format("planning the files of a model: tensor {}: the name is duplicated", in_quotes(entries[i].name)));
+        throw Error(ErrorKind::invalid_argument,
+                    fmt::format("planning the files of a model: tensor {}: the name is duplicated",
+                                in_quotes(entries[i].name)));
     }
   }
   if (layout.files.size() == 1) return layout;

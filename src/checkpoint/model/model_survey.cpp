@@ -122,9 +122,10 @@ class FileChoice {
         continue;
       }
       refuse_index(ErrorKind::corrupt, Defect::index, survey_.index, tensor,
-                   file.is_string() ? fmt::format("tensor {} has the file {}, which is not the name of a file in the same directory",
-                                                  in_quotes(tensor), in_quotes(file.as_string()))
-                                    : fmt::format("tensor {}: the name of the file is not a string", in_quotes(tensor)));
+                   file.is_string()
+                       ? fmt::format("tensor {} has the file {}, which is not the name of a file in the same directory",
+                                     in_quotes(tensor), in_quotes(file.as_string()))
+                       : fmt::format("tensor {}: the name of the file is not a string", in_quotes(tensor)));
     }
     if (map->as_object().empty())
       refuse_index(ErrorKind::corrupt, Defect::index, survey_.index, "",
@@ -166,12 +167,12 @@ class FileChoice {
         set->second[numbered->count].numbers.insert(numbered->number);
         set->second[numbered->count].first = *numbered;
         refuse_index(ErrorKind::corrupt, Defect::not_indexed, name, "",
-                     fmt::format("{} is a file of the same set and has no entry. Copy the index again, or move the file away if it belongs to another model",
+                     fmt::format("{} is a file of the same set and has no entry. Copy the index again, or move the "
+                                 "file away if it belongs to another model",
                                  in_quotes(name)));
       } else if (name == stem + std::string(naming_.ending)) {
-        refuse_index(
-            ErrorKind::invalid_argument, Defect::not_indexed, name, "",
-            fmt::format("{} has no entry, so the directory has two models. Move one away", in_quotes(name)));
+        refuse_index(ErrorKind::invalid_argument, Defect::not_indexed, name, "",
+                     fmt::format("{} has no entry, so the directory has two models. Move one away", in_quotes(name)));
       } else if (!parse_shard_file_name(name)) {
         leave_out(name, fmt::format("weights without an entry in {}", in_quotes(survey_.index)));
       }
@@ -192,9 +193,10 @@ class FileChoice {
     if (by_count.size() > 1) {
       std::vector<std::string> names;
       for (const auto& [count, set] : by_count) names.push_back(in_quotes(set.first.with(*set.numbers.begin())));
-      refuse(ErrorKind::invalid_argument, Defect::numbering,
-             by_count.begin()->second.first.with(*by_count.begin()->second.numbers.begin()), "",
-             fmt::format("files of sets of different sizes: {}. Move all sets except one away", fmt::join(names, ", ")));
+      refuse(
+          ErrorKind::invalid_argument, Defect::numbering,
+          by_count.begin()->second.first.with(*by_count.begin()->second.numbers.begin()), "",
+          fmt::format("files of sets of different sizes: {}. Move all sets except one away", fmt::join(names, ", ")));
     }
     for (const auto& [count, set] : by_count) {
       for (const std::uint64_t number : set.numbers)
@@ -206,9 +208,10 @@ class FileChoice {
         const std::string name = set.first.with(begin);
         if (begin == end && is_indexed && std::ranges::binary_search(survey_.names, name)) continue;
         refuse(ErrorKind::not_found, Defect::missing, name, "",
-               begin == end ? fmt::format("{} does not exist. Copy it from the same model", in_quotes(name))
-                            : fmt::format("{} and the files up to number {} do not exist. Copy them from the same model",
-                                          in_quotes(name), end));
+               begin == end
+                   ? fmt::format("{} does not exist. Copy it from the same model", in_quotes(name))
+                   : fmt::format("{} and the files up to number {} do not exist. Copy them from the same model",
+                                 in_quotes(name), end));
       }
     }
   }
@@ -249,10 +252,11 @@ class FileChoice {
                                 in_quotes(survey_.names.empty() ? set->first.first + "-*" : survey_.names.front())));
       }
       check_numbers(set->second, false);
-      survey_.add(Severity::flaw, ErrorKind::not_found, Defect::missing, std::string(naming_.single) + ".index.json",
-                  "",
-                  fmt::format("{}.index.json does not exist, so loaders do not find the numbered files. Run muster export to write one",
-                              set->first.first + std::string(naming_.ending)));
+      survey_.add(
+          Severity::flaw, ErrorKind::not_found, Defect::missing, std::string(naming_.single) + ".index.json", "",
+          fmt::format(
+              "{}.index.json does not exist, so loaders do not find the numbered files. Run muster export to write one",
+              set->first.first + std::string(naming_.ending)));
     } else if (sets.empty() && models.size() == 1) {
       survey_.names = models;
       for (const std::string& name : beside)
@@ -261,9 +265,9 @@ class FileChoice {
       for (const auto& [key, by_count] : sets) models.push_back(key.first + "-*" + key.second);
       const std::size_t count = models.size();
       refuse(ErrorKind::invalid_argument, Defect::not_indexed, models[1], "",
-             fmt::format(
-                 "{} different models and no index: {} and {}. Pass one file, move the others away, or, if ranks have written them, pass --file-pattern 'rank{{rank}}.safetensors'",
-                 count, in_quotes(models[0]), in_quotes(models[1])));
+             fmt::format("{} different models and no index: {} and {}. Pass one file, move the others away, or, if "
+                         "ranks have written them, pass --file-pattern 'rank{{rank}}.safetensors'",
+                         count, in_quotes(models[0]), in_quotes(models[1])));
     } else if (std::ranges::none_of(weights_,
                                     [](const std::string& name) { return parse_shard_file_name(name).has_value(); })) {
       refuse(ErrorKind::not_found, Defect::missing, "", "",
@@ -393,7 +397,8 @@ void TensorPlaces::add(ModelSurvey& survey, const std::string& tensor, const std
   const auto [other, is_new] = file_of_tensor.try_emplace(tensor, file);
   if (!is_new)
     survey.add(Severity::refused, ErrorKind::corrupt, Defect::duplicate, file, tensor,
-               fmt::format("tensor {} is duplicated: {} and {} have it. If ranks have written them, pass --plan and --file-pattern 'rank{{rank}}.safetensors'",
+               fmt::format("tensor {} is duplicated: {} and {} have it. If ranks have written them, pass --plan and "
+                           "--file-pattern 'rank{{rank}}.safetensors'",
                            in_quotes(tensor), in_quotes(other->second), in_quotes(file)));
 }
 
@@ -409,11 +414,10 @@ void check_tensors(ModelSurvey& survey, const TensorPlaces& places) {
     if (!places.files.contains(file)) continue;  // this file has its own finding
     const auto place = places.file_of_tensor.find(tensor);
     if (place != places.file_of_tensor.end() && place->second == file) continue;
-    refuse_index(
-        Defect::index, file, tensor,
-        fmt::format(
-            "tensor {} does not exist in {}; {}", in_quotes(tensor), in_quotes(file),
-            place == places.file_of_tensor.end() ? "no other file has it" : in_quotes(place->second) + " has it"));
+    refuse_index(Defect::index, file, tensor,
+                 fmt::format("tensor {} does not exist in {}; {}", in_quotes(tensor), in_quotes(file),
+                             place == places.file_of_tensor.end() ? "no other file has it"
+                                                                  : in_quotes(place->second) + " has it"));
   }
   if (!survey.index.empty())
     for (const auto& [tensor, file] : places.file_of_tensor)
@@ -459,10 +463,9 @@ ModelSurvey survey_model(const std::string& directory, const std::vector<std::st
     places.files.insert(name);
     for (const TensorEntry& entry : file.tensors()) places.add(survey, entry.name, name, entry.bytes);
     if (const std::string part = words_of_part("", file.metadata()); !part.empty())
-      survey.add(
-          Severity::refused, ErrorKind::invalid_argument, Defect::mismatch, name, "",
-          fmt::format("{} is {} according to its metadata, not a model. Pass the directory that has all of them",
-                      in_quotes(name), part));
+      survey.add(Severity::refused, ErrorKind::invalid_argument, Defect::mismatch, name, "",
+                 fmt::format("{} is {} according to its metadata, not a model. Pass the directory that has all of them",
+                             in_quotes(name), part));
   }
   check_tensors(survey, places);
   if (!survey.is_refused()) check_config(survey);
@@ -481,7 +484,8 @@ ShardSurvey survey_shards(const std::vector<std::string>& listing) {
       survey.names.push_back(name);
     } else if (is_weight_name(name)) {
       add(Severity::flaw, ErrorKind::invalid_argument, Defect::numbering, name,
-          fmt::format("{} is left out: the directory has shards, and this file does not have the name of a shard", in_quotes(name)));
+          fmt::format("{} is left out: the directory has shards, and this file does not have the name of a shard",
+                      in_quotes(name)));
     }
   }
   if (sets.empty()) return survey;

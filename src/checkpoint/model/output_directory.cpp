@@ -121,7 +121,8 @@ void check_replaceable(const std::string& out) {
   if (!kept.empty()) {
     if (kept.size() > most_files_named) kept.back() = "others";
     refuse(
-        fmt::format("it has files that Muster did not write, or that were changed since ({}). Move them away, or pass another directory",
+        fmt::format("it has files that Muster did not write, or that were changed since ({}). Move them away, or pass "
+                    "another directory",
                     fmt::join(kept, ", ")));
   }
   if (!has_weights) refuse("it has no model and no shards. Pass another directory");
@@ -261,9 +262,10 @@ void check_output(const std::string& path, const OutputChoice& choice) {
 
 void check_not_source(const std::string& source, const std::string& out) {
   if (is_inside(source, out))
-    throw Error(ErrorKind::invalid_argument,
-                fmt::format("{} is part of the source and cannot be the output. Pass another directory", in_quotes(out)),
-                {.path = out});
+    throw Error(
+        ErrorKind::invalid_argument,
+        fmt::format("{} is part of the source and cannot be the output. Pass another directory", in_quotes(out)),
+        {.path = out});
 }
 
 OutputDirectory::OutputDirectory(const std::string& path, OutputChoice choice,
@@ -293,7 +295,8 @@ void OutputDirectory::look_at_others(const std::function<bool(const std::string&
     others = os::unfinished_of(path_);
   } catch (const Error& error) {
     // A directory may be writable but not listable.
-    log(LogLevel::info, fmt::format("{}: searching for leftover outputs of other processes: {}", in_quotes(path_), error.what()));
+    log(LogLevel::info,
+        fmt::format("{}: searching for leftover outputs of other processes: {}", in_quotes(path_), error.what()));
   }
   std::set<std::string> growing;
   for (const os::Unfinished& one : others)
@@ -306,7 +309,8 @@ void OutputDirectory::look_at_others(const std::function<bool(const std::string&
     if (!one.is_replaced) return false;
     if (!os::file_status(path_)) {
       os::rename_to_new(one.path, path_);
-      log(LogLevel::warning, fmt::format("{} is restored: the process that was replacing it was killed", in_quotes(path_)));
+      log(LogLevel::warning,
+          fmt::format("{} is restored: the process that was replacing it was killed", in_quotes(path_)));
       return true;
     }
     // The unfinished directory no longer exists: it has the final name now, and the earlier directory must be removed.
@@ -471,7 +475,8 @@ std::string verify_file(const std::string& path, const std::string& header, std:
         return fmt::format("the bytes at offset {} are not in the journal", covered);
       covered = part.offset + part.bytes;
     }
-    if (!statefile::is_zero(all.subspan(covered))) return fmt::format("the bytes at offset {} are not in the journal", covered);
+    if (!statefile::is_zero(all.subspan(covered)))
+      return fmt::format("the bytes at offset {} are not in the journal", covered);
     std::atomic<std::uint64_t> differs{bytes};
     parallel_for(parts.size(), copy_workers(), [&](std::size_t i, std::size_t) {
       const auto part = all.subspan(parts[i].offset, parts[i].bytes);
@@ -479,7 +484,8 @@ std::string verify_file(const std::string& path, const std::string& header, std:
       if (XXH3_64bits(part.data(), part.size()) != parts[i].hash) differs = parts[i].offset;
       os::forget_mapped(part);
     });
-    return differs == bytes ? std::string() : fmt::format("checksum mismatch at offset {}: data is corrupted", differs.load());
+    return differs == bytes ? std::string()
+                            : fmt::format("checksum mismatch at offset {}: data is corrupted", differs.load());
   } catch (const std::exception& error) {
     return error.what();
   }

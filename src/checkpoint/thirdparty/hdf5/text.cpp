@@ -237,7 +237,8 @@ class TextReader {
     if (here.failure) std::rethrow_exception(here.failure);
     if (result < 0) report_.issue(object.path, text_damaged(last_failure()));
     if (result > 0)
-      report_.issue(object.path, "more than " + std::to_string(most_attributes) + " attributes: the rest is not shown");
+      report_.issue(object.path,
+                    "more than " + std::to_string(most_attributes) + " attributes: the remaining ones are not shown");
     H5Eclear2(H5E_DEFAULT);
     if (here.skipped != 0)
       report_.issue(object.path,
