@@ -366,8 +366,7 @@ void read_metadata(const Config& json, std::map<std::string, std::string>& metad
       continue;
     }
     if (key == "shape" || key == "data_offsets")
-      refuse_header(fmt::format(
-          "tensor " {} ": the name is reserved for metadata", safetensors_metadata_key));
+      refuse_header(fmt::format("tensor \"{}\": the name is reserved for metadata", safetensors_metadata_key));
     refuse_header(fmt::format("{}: the value of {} is {}, not a string", safetensors_metadata_key, in_quotes(key),
                               kind_of(value)));
   }

@@ -182,8 +182,7 @@ void TorchArchive::read_zip(const formats::ReadAt& read, std::uint64_t bytes) {
   const std::string storage_prefix = root + "data/";
   for (const formats::ZipEntry& entry : zip.entries()) {
     if (!entry.name.starts_with(root))
-      refuse_foreign(fmt::format(
-          "entry {} is not below " {} "", in_quotes(entry.name), root));
+      refuse_foreign(fmt::format("entry {} is not below {}", in_quotes(entry.name), in_quotes(root)));
     if (entry.name.starts_with(storage_prefix))
       storages_.emplace(entry.name.substr(storage_prefix.size()), StoredBytes{entry.begin, entry.bytes, entry.crc});
     if (entry.name == root + "byteorder") {
