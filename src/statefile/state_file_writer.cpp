@@ -63,7 +63,7 @@ class Placing {
     if (options_.zstd_level && !is_zstd_level(*options_.zstd_level))
       refuse(fmt::format("zstd level {} is out of range (valid: 1 to 22)", *options_.zstd_level));
     if (options_.chunk_bytes < least_chunk || options_.chunk_bytes > largest_chunk)
-      refuse(fmt::format("chunk size {2} bytes is out of range (valid: {0} bytes to 64 MiB)", least_chunk,
+      refuse(fmt::format("chunk size {1} bytes is out of range (valid: {0} bytes to 64 MiB)", least_chunk,
                          options_.chunk_bytes));
   }
 
