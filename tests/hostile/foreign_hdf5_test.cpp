@@ -72,7 +72,7 @@ const std::vector<Exhibit> gallery = {
     {"deep.h5", {"more than 32 groups deep: not listed"}},
     {"names.h5",
      {"tensor ..", "tensor %2e%2e%2fetc%2fpasswd", "tensor a\\nb", "tensor \\x1b]0;owned\\x07\\x1b[2J",
-      "tensor \\u009b31m", "tensor \\u202egnp.exe", "issue \\\\xff\\\\xfe: its name is no UTF-8", "tensor $(reboot)",
+      "tensor \\u009b31m", "tensor \\u202egnp.exe", "issue \\\\xff\\\\xfe: its name is not UTF-8", "tensor $(reboot)",
       "issue soft: a soft link to \"/\\x1b[31m\"", "a name of 60000 bytes", "text @title"}},
     {"many_links.h5", {"issue l19999: a soft link"}},
     {"external_storage.h5", {"issue stolen: its elements are in another file, which is not opened"}},
@@ -87,26 +87,26 @@ const std::vector<Exhibit> gallery = {
     {"huge_chunk.h5", {"issue huge: its chunks have 2147483648 bytes, and the limit is 67108864"}},
     {"tiny_chunks.h5", {"issue tiny: it is in 17179869184 chunks, and the limit per file is 1048576"}},
     {"elements.h5",
-     {"issue exa: claims 1152921504606846976 bytes", "issue overflow: no tensor: it claims more elements",
+     {"issue exa: it claims 1152921504606846976 bytes", "issue overflow: no tensor: it claims more elements",
       "issue chunks: it is in 1099511627776 chunks", "tensor empty"}},
     {"filters.h5",
-     {"issue twice: went through more than one compression", "issue many: a damaged dataset: it has too many filters",
-      "issue unknown: went through the filter 60000"}},
+     {"issue twice: compressed more than once", "issue many: a corrupted dataset: it has too many filters",
+      "issue unknown: compressed with the filter 60000"}},
     {"texts.h5",
      {"issue : more than 1000 attributes", "issue megabytes: a text that is too long",
       "issue thousands: a text that is too long", "text few"}},
-    {"overlap.h5", {"tensor a", "issue b: a damaged dataset: some of its bytes are those of \"a\" too"}},
+    {"overlap.h5", {"tensor a", "issue b: a corrupted dataset: its bytes overlap those of \"a\""}},
     {"truncated_half.h5", {"error corrupt: ", "listing: libhdf5 cannot open the file: truncated file"}},
     {"truncated_last_byte.h5", {"error corrupt: ", "truncated file"}},
     {"truncated_superblock.h5", {"error corrupt: ", "truncated file"}},
-    {"signature_only.h5", {"error corrupt: ", "libhdf5 cannot open it"}},
+    {"signature_only.h5", {"error corrupt: ", "libhdf5 cannot open the file"}},
     {"signature_and_garbage.h5", {"error corrupt: ", "libhdf5 cannot open it: bad superblock version number"}},
-    {"signature_and_ones.h5", {"error corrupt: ", "libhdf5 cannot open it"}},
-    {"signature_and_zeros.h5", {"error corrupt: ", "libhdf5 cannot open it"}},
-    {"header_garbage.h5", {"error corrupt: ", "libhdf5 cannot open it"}},
-    {"damaged_TREE.h5", {"issue : a damaged group"}},
-    {"damaged_SNOD.h5", {"issue : a damaged group"}},
-    {"damaged_HEAP.h5", {"issue : a damaged group"}},
+    {"signature_and_ones.h5", {"error corrupt: ", "libhdf5 cannot open the file"}},
+    {"signature_and_zeros.h5", {"error corrupt: ", "libhdf5 cannot open the file"}},
+    {"header_garbage.h5", {"error corrupt: ", "libhdf5 cannot open the file"}},
+    {"damaged_TREE.h5", {"issue : a corrupted group"}},
+    {"damaged_SNOD.h5", {"issue : a corrupted group"}},
+    {"damaged_HEAP.h5", {"issue : a corrupted group"}},
     {"empty.h5", {"error corrupt: ", "not an HDF5 file: the signature is missing"}},
     {"text.h5", {"error corrupt: ", "not an HDF5 file: the signature is missing"}},
     {"zip.h5", {"error corrupt: ", "not an HDF5 file: the signature is missing"}},
@@ -211,7 +211,7 @@ TEST_CASE("data that only a newer libhdf5 reads is not reported as damage") {
     CAPTURE(omission.name);
     CHECK(has(omission.reason, "in a newer format than libhdf5 "));
     CHECK(has(omission.reason, "write the file again"));
-    CHECK(omission.reason.find("damaged") == std::string::npos);
+    CHECK(omission.reason.find("corrupted") == std::string::npos);
     CHECK(omission.is_lost);
   }
 }

@@ -118,7 +118,7 @@ std::vector<Defect> gallery() {
       {"hole at the beginning", one(R"("dtype":"U8","shape":[2],"data_offsets":[2,4])"),
        "gap before the tensor: bytes [0, 2]"},
       {"hole before an empty one", two(R"("shape":[4],"data_offsets":[0,4])", R"("shape":[0],"data_offsets":[6,6])", 6),
-       "a hole"},
+       "gap before the tensor"},
       {"bytes at the end", one(R"("dtype":"U8","shape":[3],"data_offsets":[0,3])"), "1 bytes at the end"},
       {"bytes of nobody", file_of("{}", 100), "100 bytes at the end belong to no tensor"},
       {"metadata a string", file_of(R"({"__metadata__":"x"})", 0), "__metadata__ is a string"},

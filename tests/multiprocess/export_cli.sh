@@ -68,7 +68,7 @@ refused "muster shard megatron --plan PLAN --to-plan vllm" "$program" export meg
 refused "--to-plan needs a layout" "$program" export megatron --base-model model --to-plan llama --out new
 refused "no tensor matches" "$program" export shards --plan llama --dtype F16 --select nothing --out new
 "$program" export shards --plan llama --dtype F32 --select '*norm*' --out norms > "$out" || fail "export of some"
-grep -q "note: config.json says float32 now" "$out" || fail "no note of the dtype: $(cat "$out")"
+grep -q "note: config.json now has the dtype float32" "$out" || fail "no note of the dtype: $(cat "$out")"
 "$program" plan suggest model > "$out" 2> "$err" || fail "plan suggest"
 grep -q '"extends": "llama"' "$out" && grep -q "note: uncertain: " "$err" || fail "plan suggest said: $(cat "$out" "$err")"
 

@@ -156,7 +156,7 @@ TEST_CASE("a directory that cannot be a workspace is refused with an error, and 
   CHECK(has(words_of(ErrorKind::version, [&] { make(directory / "newer"); }), "has version 2"));
   CHECK(has(words_of(ErrorKind::version, [&] { workspace::survey(directory / "newer"); }), "has version 2"));
   write_text(directory / "newer/muster-workspace.json", "no JSON");
-  CHECK(has(words_of(ErrorKind::corrupt, [&] { make(directory / "newer"); }), "damaged"));
+  CHECK(has(words_of(ErrorKind::corrupt, [&] { make(directory / "newer"); }), "corrupted"));
   CHECK_THROWS_AS(make(directory / "file/below"), Error);
   {
     const FailingCall read_only({.call = "mkdir", .path = "w1", .error = EROFS});

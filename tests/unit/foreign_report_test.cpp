@@ -73,10 +73,10 @@ TEST_CASE("reports: data outside the file, shared, or implausibly large is an is
   for (const ForeignTensor& tensor : parsed.tensors) names += fmt::format("{} ", tensor.name);
   CHECK(names == "a b unwritten ");
   const std::string issues = issues_of(parsed);
-  CHECK(has(issues, "[past: a damaged dataset: elements past the file's end at 10000]"));
-  CHECK(has(issues, "[stored: a damaged dataset: elements past the file's end at 10000]"));
-  CHECK(has(issues, "[wraps: a damaged dataset: elements past"));
-  CHECK(has(issues, "[shares: a damaged dataset: some of its bytes are those of \"b\" too]"));
+  CHECK(has(issues, "[past: a corrupted dataset: its elements extend past the end of the file at 10000]"));
+  CHECK(has(issues, "[stored: a corrupted dataset: its elements extend past the end of the file at 10000]"));
+  CHECK(has(issues, "[wraps: a corrupted dataset: its elements extend past"));
+  CHECK(has(issues, "[shares: a corrupted dataset: its bytes overlap those of \"b\"]"));
   CHECK(has(issues, "[huge: claims 4294967296 bytes, more than 1024 times the 10000 of the file: refused]"));
 }
 
