@@ -146,7 +146,7 @@ void verify_workspace(Verification& verification) {
     for (const workspace::SurveyEntry& entry : job.passing) find_left(entry);
 }
 
-/// Verifies a model in safetensors files: the survey, then all tensors against the checksums beside them.
+/// Verifies a model in safetensors files: the survey, then all tensors against the checksums next to them.
 void verify_model(const std::vector<std::string>& listing, Verification& verification) {
   const ModelSurvey survey = survey_model(verification.directory, listing);
   for (const Finding& finding : survey.findings) verification.add(finding);
@@ -160,7 +160,7 @@ void verify_model(const std::vector<std::string>& listing, Verification& verific
   verify_checksums(places, verification);
 }
 
-/// Verifies a foreign checkpoint: opening it checks the headers, and then everything is read once.
+/// Verifies a third-party checkpoint: opening it checks the headers, and then everything is read once.
 void verify_foreign(const thirdparty::Found& found, const std::string& name, Verification& verification) {
   VerifyReport& report = verification.report;
   report.kind = VerifiedKind::foreign;

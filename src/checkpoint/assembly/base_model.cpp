@@ -51,7 +51,7 @@ void set_dtype(std::string_view text, std::size_t begin, const std::string& dtyp
   }
 }
 
-/// Erases a member of the outermost object, with one of the commas beside it. Returns false if the member does not
+/// Erases a member of the outermost object, with one of the commas next to it. Returns false if the member does not
 /// exist.
 bool erase_member(std::string& text, std::string_view key) {
   const std::vector<core::JsonMember> members = core::members_of(text);

@@ -237,7 +237,7 @@ Contents contents_of(const std::string& path, const thirdparty::Choice& choice) 
   const DirectoryNames names = names_in(path);
   if (auto found = thirdparty::find_in_directory(path, names, choice)) return {Kind::foreign, std::move(found)};
   const auto has = [&](auto is_one) { return std::ranges::any_of(names.files, is_one); };
-  // A model beside shards is left to the survey of models, which refuses it.
+  // A model next to shards is left to the survey of models, which refuses it.
   const bool has_model = has(is_index_name) || has([](const std::string& name) { return name == model_file_name; });
   if (!has_model && has([](const std::string& name) { return parse_shard_file_name(name).has_value(); }))
     return {Kind::shards};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names of a checkpoint's files, the distribution of tensors over files, and the files beside them.
+// Names of a checkpoint's files, the distribution of tensors over files, and the files next to them.
 
 #include "src/checkpoint/model/model_files.hpp"
 
@@ -53,7 +53,7 @@ std::vector<fs::directory_entry> entries_of(const std::string& directory) {
   return entries;
 }
 
-// Words with a space before and after each.
+// Names with a space before and after each.
 constexpr std::string_view endings_of_other_weights =
     " .bin .pt .pth .ckpt .gguf .ggml .h5 .hdf5 .msgpack .onnx .onnx_data .tflite .ot .npz .mlmodel .mlpackage .engine "
     ".nemo .pdparams ";
@@ -148,7 +148,7 @@ class Carrying {
         if (name != ".git" && name != ".cache") walk(entry.path().string(), below + name + "/", depth + 1);
         continue;
       }
-      // Checksums are only valid for the weights beside them.
+      // Checksums are only valid for the weights next to them.
       if (depth == 0 &&
           (is_weight_name(name) || is_index_name(name) || name == checksums_file_name || name == written_files_name))
         continue;

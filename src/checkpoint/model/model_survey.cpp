@@ -295,7 +295,7 @@ class FileChoice {
   /// another dtype.
   [[nodiscard]] bool is_beside_a_model(const std::string& name) const {
     if (name.starts_with("consolidated") || name.starts_with("adapter_model")) return true;
-    // "model.fp16.safetensors" beside "model.safetensors".
+    // "model.fp16.safetensors" next to "model.safetensors".
     const std::string stem = name.substr(0, name.size() - naming_.ending.size());
     const std::size_t dot = stem.rfind('.');
     return dot != std::string::npos && is_there(stem.substr(0, dot) + std::string(naming_.ending));

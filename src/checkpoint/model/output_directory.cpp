@@ -128,7 +128,7 @@ void check_replaceable(const std::string& out) {
   if (!has_weights) refuse("it has no model and no shards. Pass another directory");
 }
 
-/// Lists the files written beside the weights, so that a later --force can distinguish them from files of the user.
+/// Lists the files written next to the weights, so that a later --force can distinguish them from files of the user.
 void list_written(const std::string& directory) {
   Config files = Config::object();
   for_each_file(directory, [&](const std::string& name, const fs::directory_entry& entry) {

@@ -115,7 +115,7 @@ class Checking {
     if (tensor.name.find("expert") != std::string::npos || find_in_config(config_, "kv_lora_rank") != nullptr) return;
     if (is("self_attn.q_proj.weight")) {
       const auto size = heads(tensor, "num_attention_heads");
-      // Some models store a gate beside each query.
+      // Some models store one gate per query.
       if (size) note(tensor, 0, *size, tensor.spec.shape[0] % size->value == 0);
       expect(tensor, 1, hidden);
     } else if (is("self_attn.k_proj.weight") || is("self_attn.v_proj.weight")) {

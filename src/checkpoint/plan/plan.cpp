@@ -367,7 +367,7 @@ std::optional<std::int64_t> head_units(const MergePlan& plan, const PlanNumber& 
     groups = model_number(plan.model_config(), path + std::string(name)).value_or(count);
   }
   const bool shares = parts > groups && parts % groups == 0;
-  // Falcon's groups contain queries beside their keys, and those of linear attention contain values.
+  // Falcon's groups contain queries in addition to their keys, and those of linear attention contain values.
   if (shares && (is_linear || is("num_kv_heads") || is("linear_num_key_heads"))) return std::nullopt;
   if (groups >= count || count % groups != 0) return count;
   if (!shares) return groups;

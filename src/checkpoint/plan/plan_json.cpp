@@ -192,7 +192,7 @@ std::shared_ptr<const NewName> read_rename(const ConfigObject& rule, const Tenso
   return std::make_shared<const NewName>(text, pattern);
 }
 
-/// One of the rules that the actions "column" and "row" stand for: how some tensors of a linear layer are joined.
+/// One of the rules that the actions "column" and "row" represent: how some tensors of a linear layer are joined.
 struct LinearPart {
   std::string_view names;  // suffixes after the layer's name
   std::string_view action;

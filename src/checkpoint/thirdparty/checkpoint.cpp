@@ -99,7 +99,7 @@ std::optional<Found> find_in_directory(const std::string& directory, const Direc
     throw file_error(ErrorKind::not_found, "reading", directory,
                      "incomplete checkpoint of torch.distributed.checkpoint: .metadata does not exist. The save was "
                      "interrupted. Use an earlier one");
-  // Muster's own files take precedence over files in the older format that model hubs store beside them.
+  // Muster's own files take precedence over files in the older format that model hubs store next to them.
   const auto is_of_model = [&](const std::string& name) {
     if (!is_weight_name(name)) return is_index_name(name);
     const auto has_name = [&](const std::vector<std::string>& files) {

@@ -40,7 +40,7 @@ class Walk {
 
   /// Skips these values of the outermost dict.
   void leave_out(std::span<const Pickle::Ref> values) { left_out_ = values; }
-  /// Calls unnamed(name of the container, words for the place, value) with each value that cannot have a name.
+  /// Calls unnamed(name of the container, text for the place, value) with each value that cannot have a name.
   using Unnamed = std::function<void(const std::string&, std::string_view, Pickle::Ref)>;
   void report_unnamed(const Unnamed& unnamed) { unnamed_ = &unnamed; }
 
@@ -209,8 +209,8 @@ TorchWeights find_weights(const TorchArchive& archive, const std::string& at) {
     has_others = true;
     if (is_of_optimizer(pickle, items[i], items[i + 1])) own.without.push_back(items[i + 1]);
   }
-  // If the root has no dicts of tensors beside them, all its tensors are weights. If it has some, but no optimizer, the
-  // root is a state_dict of parts.
+  // If the root has no dicts of tensors next to them, all its tensors are weights. If it has some, but no optimizer,
+  // the root is a state_dict of parts.
   if (!has_others || (has_weights && own.without.empty()))
     if (has_tensors(archive, root)) return own;
   std::vector<std::pair<std::string_view, Pickle::Ref>> found;

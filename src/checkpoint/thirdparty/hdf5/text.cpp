@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The second pass over a foreign file reads attributes and datasets of text.
+// The second pass over a third-party file reads attributes and datasets of text.
 
 #include <hdf5.h>
 
