@@ -131,8 +131,8 @@ struct ModelFacts {
 /// third-party checkpoint counts as the shard of one rank; every process reads a whole third-party checkpoint.
 class ShardSet : public FileTensors {
  public:
-  /// Opens the shards. `choice` is for a workspace. Throws Error(not_found | corrupt | io | argument) that names the
-  /// file, and Error(unsupported) if a reader has lost data.
+  /// Opens the shards. `choice` is for a workspace. Throws Error(not_found | corrupt | io | invalid_argument) that
+  /// names the file, and Error(unsupported) if a reader has lost data.
   ShardSet(const std::string& directory, int process, int processes, const workspace::StateChoice& choice = {},
            const thirdparty::Choice& foreign = {});
 

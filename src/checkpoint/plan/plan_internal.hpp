@@ -63,7 +63,7 @@ bool is_left_out(const MergeRule& rule);
 /// Expands the braces of a glob; returns at least one glob. Throws Error(invalid_argument) as TensorPattern::glob does.
 std::vector<std::string> expand_braces(const std::string& glob);
 /// Returns one glob that matches a name if any of the globs does; the glob itself if there is only one. Throws
-/// Error(argument) as TensorPattern::glob, and if one of several globs has a comma outside braces.
+/// Error(invalid_argument) as TensorPattern::glob, and if one of several globs has a comma outside braces.
 std::string any_of_globs(std::span<const std::string> globs);
 
 /// The new names of a rule: text in which `$1` represents the match of the pattern's first star (group), and `$$` for a
@@ -93,7 +93,7 @@ class NewName {
   std::vector<Part> parts_;
   std::string pattern_;                    // without braces
   std::shared_ptr<const re2::RE2> regex_;  // matches the new names; has one group for each part that is a capture
-  std::string_view no_way_back_;           // the reason why the renaming is not invertible; empty if it is
+  std::string_view not_invertible_;        // the reason why the renaming is not invertible; empty if it is
 };
 
 }  // namespace muster

@@ -277,13 +277,13 @@ NewName::NewName(std::string_view text, const TensorPattern& pattern) : text_(te
       pattern.is_regex() ? std::vector<std::string>(1) : expand_braces(pattern.text());
   pattern_ = globs.front();
   if (pattern.is_regex())
-    no_way_back_ = "its pattern is a regular expression";
+    not_invertible_ = "its pattern is a regular expression";
   else if (globs.size() > 1)
-    no_way_back_ = "its pattern has braces with several alternatives";
+    not_invertible_ = "its pattern has braces with several alternatives";
   else if (std::ranges::any_of(uses, [](std::size_t count) { return count > 1; }))
-    no_way_back_ = "its new name has a star of the pattern twice";
+    not_invertible_ = "its new name has a star of the pattern twice";
   else if (std::ranges::count(uses, 0U) != 0)
-    no_way_back_ = "its new name lacks a star of the pattern";
+    not_invertible_ = "its new name lacks a star of the pattern";
 }
 
 std::string NewName::apply(const std::vector<std::string_view>& captures) const {
@@ -297,7 +297,7 @@ bool NewName::fits(std::string_view new_name) const {
 }
 
 std::string NewName::old_name(std::string_view new_name) const {
-  if (!no_way_back_.empty()) throw Error(ErrorKind::invalid_argument, std::string(no_way_back_));
+  if (!not_invertible_.empty()) throw Error(ErrorKind::invalid_argument, std::string(not_invertible_));
   const std::vector<std::string_view> found = groups_in(*regex_, new_name).value();
   std::vector<std::string_view> stars(found.size());
   std::size_t next = 0;
