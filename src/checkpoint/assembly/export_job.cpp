@@ -217,7 +217,7 @@ class Casting {
     note_names(
         notes, wide_,
         fmt::format("these tensors are F32 among {1} in the {0}, and remain F32. Pass --cast-all to cast them as well",
-                    base_.empty() ? "source" : "base", to_string(usual_.value_or(DType::f32))));
+                    base_.empty() ? "source" : "base model", to_string(usual_.value_or(DType::f32))));
   }
 
  private:

@@ -394,7 +394,7 @@ void copy_extra_files(const std::string& from, const std::string& to, std::span<
     if (name.find('/') != std::string::npos) {
       std::error_code error;
       fs::create_directories(fs::path(target).parent_path(), error);
-      if (error) throw os::errno_error("making the parent directory of", error.value(), target);
+      if (error) throw os::errno_error("making the parent directory", error.value(), target);
     }
     os::OutputFile copy(target);
     copy.reserve(source.bytes());
