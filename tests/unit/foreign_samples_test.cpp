@@ -168,7 +168,7 @@ TEST_CASE("less than two elements of padding per rank follow the parameters of D
     const TemporaryDirectory folder(Medium::memory);
     fs::copy(fs::path(MUSTER_TEST_DATA) / "foreign/zero2/in", folder / "in", fs::copy_options::recursive);
     const std::string step = folder / "in/global_step1/";
-    for (const std::string& name : names_in(step))
+    for (const std::string& name : files_in(step))
       change_file(step + name, name.starts_with("mp") ? replaced("q\x79K\5K\7\x86", std::string("q\x79") + shape)
                                                       : replaced("K\x20\x85", "K\x1e\x85"));
     std::vector<std::string> notes;
