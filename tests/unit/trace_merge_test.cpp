@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// MergeResult traces: clocks that differ, damaged files, the numbers of the summary, and the reports of steps.
+// Merges traces: clocks that differ, damaged files, the numbers of the summary, and the reports of steps.
 
 #include <doctest/doctest.h>
 

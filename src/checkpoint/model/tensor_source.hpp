@@ -50,7 +50,8 @@ class TensorSource {
     return {.stored_bytes = tensors()[tensor].bytes};
   }
   /// Data that the readers of this source found and left out; a source that merges or views another one returns that
-  /// source's omissions. Commands that write or compare pass it to refuse_lost() and omission_notes() (omissions.hpp).
+  /// source's omissions. Commands that write or compare pass it to refuse_lost() and omission_notes()
+  /// (assembly/export.hpp).
   [[nodiscard]] virtual const Omissions& omissions() const noexcept;
   /// Returns the index of a name among the tensors.
   [[nodiscard]] std::optional<std::size_t> find(std::string_view name) const noexcept;

@@ -6,9 +6,8 @@
 // 1. It drops what it inherited.
 // 2. It initialises libhdf5, which reads the environment and allocates what it needs later.
 // 3. It enters the sandbox. From here on it can use only the file, the socket and memory.
-// 4. It lists the file (thirdparty/hdf5/listing.hpp), then reads the texts (foreign_text.cpp); or it answers requests
-// for
-//    elements (foreign_elements.cpp).
+// 4. It lists the file (listing.hpp), then reads the texts (text.cpp); or it answers requests for elements
+//    (elements.cpp).
 
 #include <hdf5.h>
 #include <sys/stat.h>
