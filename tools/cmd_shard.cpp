@@ -28,7 +28,7 @@ struct ShardArguments {
 };
 
 std::string json_of(const ShardReport& report, const ParallelLayout& to, const Forecast* forecast) {
-  Config json = Config::object({{"to", to_string(to)},
+  Config json = Config::object({{"target_layout", to_string(to)},
                                 {"tensors", report.tensors},
                                 {"bytes", report.bytes},
                                 {"bytes_written", report.bytes_written},

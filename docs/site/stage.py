@@ -120,7 +120,8 @@ def python_pages(root, docs, stub):
                     text += f"\n.. autofunction:: {full}\n"
                 else:
                     comment = constant_comment(name, value)
-                    text += f"\n.. py:data:: {full}\n\n   {comment}\n"
+                    lines = comment.replace("\n", "\n   ")
+                    text += f"\n.. py:data:: {full}\n\n   {lines}\n"
                     if not comment:
                         found.append(f"{module.__file__}: warning: {full} has no #: comment.")
                 if (inspect.isclass(value) or inspect.isroutine(value)) and not inspect.getdoc(value):

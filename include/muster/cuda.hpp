@@ -94,7 +94,7 @@ namespace muster {
 //  const muster::CudaGraph graph = capture.end();
 //  graph.launch(stream);
 //
-// The rules for collectives in a graph: docs/devices.md, "Collectives".
+// The rules for collectives in a graph: docs/reference/gpu.md, "Collectives".
 
 /// A CUDA graph that can be launched. Movable.
 class CudaGraph {

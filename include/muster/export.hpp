@@ -3,8 +3,8 @@
 // Splits a checkpoint into shards, one file per rank (shard_model), and merges such shards into a checkpoint
 // (export_model). The commands `muster shard` and `muster export` call these functions. If a model is split and its
 // shards are exported by the same plan, the result has the same names, dtypes, shapes and tensor bytes. A plan is a
-// list of rules that describe how each tensor is split and merged (docs/plans.md). Third-party checkpoints are those of
-// other programs; docs/reference/exports.md lists them, and explains which are self-describing.
+// list of rules that describe how each tensor is split and merged (docs/reference/plans.md). Third-party checkpoints
+// are those of other programs; docs/reference/exports.md lists them, and explains which are self-describing.
 
 #include <chrono>
 #include <cstdint>
@@ -39,14 +39,15 @@ struct ShardOptions {
   bool to_workspace = false;
   std::optional<int> zstd_level = {};  ///< compression of states; unset: not compressed
   std::string extra_files = {};        ///< selects the files to copy besides the weights, as extra_files_of() does
-  /// If the source consists of shards of ranks, which `to_plan` splits again: their layout, as ExportOptions::layout.
+  /// If the source consists of shards of ranks, which `to_plan` splits again: their layout, as
+  /// ExportOptions::source_layout.
   std::optional<ParallelLayout> source_layout = {};
-  std::string key = {};                    ///< as ExportOptions::at, for third-party checkpoints
-  std::string file_pattern = {};           ///< as ExportOptions::shards, for one file per rank
-  std::string job_id = {};                 ///< as ExportOptions::job, for a workspace
+  std::string key = {};                    ///< as ExportOptions::key, for third-party checkpoints
+  std::string file_pattern = {};           ///< as ExportOptions::file_pattern, for one file per rank
+  std::string job_id = {};                 ///< as ExportOptions::job_id, for a workspace
   std::optional<std::uint64_t> step = {};  ///< as ExportOptions::step, for a workspace
-  /// A model directory, as ExportOptions::base: source of the files that are not weights, and of the config.json that
-  /// plans read.
+  /// A model directory, as ExportOptions::base_model: source of the files that are not weights, and of the config.json
+  /// that plans read.
   std::string base_model = {};
   /// The plan that splits. If it is set, `plan` first merges or converts the source to Hugging Face names and shapes,
   /// as export_model() does, and `to_plan` then splits the result. Use it for shards of ranks, and for checkpoints with
@@ -79,18 +80,18 @@ struct ShardReport {
 };
 
 /// Splits the model in `model_dir` into files rank-00000-of-0000N.safetensors ... in the new directory `out`, one per
-/// rank of `layout`, and copies the files that are not weights (`carry`). Local; uses several threads and a few MiB of
-/// memory, whatever the size of the model.
+/// rank of `target_layout`, and copies the files that are not weights (`extra_files`). Local; uses several threads and
+/// a few MiB of memory, whatever the size of the model.
 ///
 /// `model_dir` has the Hugging Face layout, or is a self-describing third-party checkpoint. `plan` is the name of a
 /// built-in plan, "auto" (selects one by config.json) or a file. Its rules describe the merge; the split inverts them.
 /// `out` appears complete or not at all, and a failure leaves no files behind. A dimension that is not divisible by the
 /// number of ranks is padded with zeros. The metadata of each shard records the true size, the plan and the checksums
-/// (docs/plans.md). Attention heads are not split: if there are fewer heads than ranks, several ranks get a copy of the
-/// same head.
+/// (docs/reference/plans.md). Attention heads are not split: if there are fewer heads than ranks, several ranks get a
+/// copy of the same head.
 ///
-/// With `to_workspace`, the config of each state is the metadata of a shard (docs/inspecting.md). Files that are not
-/// weights are stored next to the states; if such a file exists with other contents, the call throws
+/// With `to_workspace`, the config of each state is the metadata of a shard (docs/reference/shard-file.md). Files that
+/// are not weights are stored next to the states; if such a file exists with other contents, the call throws
 /// Error(invalid_argument) unless `force` is set. The step is complete when all its states exist. A failure deletes the
 /// states that were already written.
 ///
@@ -103,7 +104,7 @@ struct ShardReport {
 ///
 /// Throws Error(not_found | corrupt | io | out_of_space) if reading or writing fails. With `to_plan`, throws also as
 /// export_model().
-ShardReport shard_model(const std::string& model_dir, const std::string& out, const ParallelLayout& layout,
+ShardReport shard_model(const std::string& model_dir, const std::string& out, const ParallelLayout& target_layout,
                         const std::string& plan, const ShardOptions& options = {});
 
 /// Returns the number of ranks whose shards a source contains. The source is a directory with
@@ -125,8 +126,8 @@ struct ExportOptions {
   std::optional<ParallelLayout> source_layout = {};
   std::optional<ParallelLayout> target_layout =
       {};  ///< if set, the result is shards of this layout, not one checkpoint
-  /// The plan that splits for `to`; it must not have views (docs/plans.md). Empty: the plan that merges the source, or
-  /// "auto" if that plan has views.
+  /// The plan that splits for `to`; it must not have views (docs/reference/plans.md). Empty: the plan that merges the
+  /// source, or "auto" if that plan has views.
   std::string to_plan = {};
   /// Casts floating-point tensors to f32, f16 or bf16 while they are read, rounding to nearest, ties to even. A finite
   /// number that would become infinite is an error. So is a tensor with elements of 8 or 4 bits. Integers are not cast.
@@ -153,7 +154,7 @@ struct ExportOptions {
   std::optional<std::uint64_t> step = {};
   std::string key = {};           ///< for third-party checkpoints: the key, or the prefix of the names, of the weights
   std::string file_pattern = {};  ///< for one file per rank: the file names, with {rank} for the number
-  std::string extra_files = {};   ///< as ShardOptions::carry
+  std::string extra_files = {};   ///< as ShardOptions::extra_files
   std::optional<std::chrono::seconds> stale_after = {};  ///< as ShardOptions::stale_after
   /// Receives reports of the progress, on rank 0 only.
   ProgressCallback progress = {};
@@ -176,7 +177,7 @@ struct TensorMapping {
   std::string name;      ///< name in the output; empty if a rule drops the tensor
   std::string origin;    ///< name on the ranks, with the layer and expert numbers of the model
   std::size_t rule = 0;  ///< number of the rule in the plan, from 1
-  std::string action;    ///< action of that rule, as in docs/plans.md
+  std::string action;    ///< action of that rule, as in docs/reference/plans.md
   TensorSpec spec;       ///< dtype and shape in the output
   /// The tensors of the ranks that the rule joins.
   std::vector<SourceTensor> sources;

@@ -45,7 +45,7 @@ class MergeResult : public ExchangeResult {
 /// The result is stored in shared memory of the root, in a segment that is kept for the next merge of this list. The
 /// root's `memory_budget`, `pool_limit` and `pipeline_depth` apply to it, and trim() releases it. `same`, `first` and a
 /// list of one rank transfer no bytes. Their result is the root's own tensor, as a view or a copy according to
-/// GatherOptions::own.
+/// GatherOptions::root_tensors.
 ///
 /// Throws on all ranks alike:
 /// - Error(rank_mismatch) if merges, dtypes or shapes do not match, with those of each rank, or if tensors of a `same`

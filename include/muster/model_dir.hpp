@@ -92,14 +92,14 @@ struct ExtraFiles {
 /// Selects the files of a model directory that are copied into a derived model. Local. The search includes
 /// subdirectories, but never follows links to directories. It never selects *.safetensors, *.safetensors.index.json,
 /// muster.checksums.json, or workspace files at the top level. It ignores .git, .cache and leftovers of unfinished
-/// writers, which `left` does not list either. `carry` selects from the other files:
+/// writers, which `skipped` does not list either. `selection` selects from the other files:
 /// - empty: regular files except weights in other formats (*.bin, *.pth, *.gguf, *.h5, *.onnx ...), and links to such
 ///   files inside the directory or from a snapshot of the Hugging Face cache to its blobs;
 /// - "all": all of them; "none": no file;
 /// - globs separated by commas ("*.json,tokenizer*"): all files that match one of them.
 ///
 /// Throws Error(not_found | io).
-ExtraFiles extra_files_of(const std::string& directory, const std::string& carry = {});
+ExtraFiles extra_files_of(const std::string& directory, const std::string& selection = {});
 
 /// Copies files of the directory `from` by their relative paths, and creates subdirectories. Each file appears complete
 /// and is durable. `between` is called after every few MiB. Local. Throws Error(not_found | io | out_of_space), and

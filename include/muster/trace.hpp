@@ -14,8 +14,8 @@
 namespace muster {
 
 /// Records that this thread executes `name` (first 31 bytes) from construction to destruction. Spans nest in spans that
-/// the thread has begun before. Without MUSTER_TRACE only the latest spans of each rank are kept, for `muster trace
-/// --last`, at a cost of about 35 ns. A span must end on the thread on which it began. Spans of one thread may end in
+/// the thread has begun before. Without MUSTER_TRACE only the latest spans of each rank are kept, for `muster
+/// status`, at a cost of about 35 ns. A span must end on the thread on which it began. Spans of one thread may end in
 /// any order; running spans keep their position in the trace. In a forked child a span records nothing. Local, never
 /// throws.
 class TraceSpan {

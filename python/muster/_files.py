@@ -448,7 +448,7 @@ def export_model(
         cast_all: With `dtype`, also casts the tensors that the base keeps in F32.
         resume: Continues an earlier export to `out`.
         base_model: A model directory. config.json and all other files except weights are copied from it.
-        select: A glob of output names, such as "*.{weight,bias}": exports only these tensors.
+        select: A glob of output names, such as `*.{weight,bias}`: exports only these tensors.
         exclude: A glob of output names: does not export these tensors.
         checksums: Writes a checksum file next to the checkpoint.
         job_id: As for shard_model(), the same on all ranks.
@@ -621,7 +621,7 @@ def show(
         path: The directory or file.
         plan: Merges rank shards: the name of a built-in plan, "auto" or a file.
         base_model: A model directory with the config.json that the plan needs.
-        select: A glob of tensor names, such as "*.{weight,bias}": only these tensors.
+        select: A glob of tensor names, such as `*.{weight,bias}`: only these tensors.
         exclude: A glob of tensor names: all except these tensors.
         key: As for export_model(), for a third-party checkpoint.
         file_pattern: As for export_model(), for a third-party checkpoint.

@@ -52,7 +52,7 @@ def test_collectives_with_results():
         ]
         configs = [ranks.broadcast_config({"from": rank}, 1), ranks.all_gather_config([rank]), ranks.gather_config(rank, 0)]
         part = ranks.split([1])
-        names = [ranks.global_rank(1), ranks.rank_of_global(7), part is None or part.size, ranks.backend]
+        names = [ranks.global_rank(1), ranks.group_rank(7), part is None or part.size, ranks.backend]
         tell([[None if x is None else x.numpy().tolist() for x in results], configs, names])
         """
     )
@@ -122,7 +122,7 @@ WRONG = {
     "op": ("ranks.all_reduce(t, bad(3, 'sum'))", "op: int is not a str"),
     "unknown op": ("ranks.all_reduce(t, bad('mean', 'sum'))", "op: unknown value 'mean'"),
     "no tensor": ("ranks.all_reduce(bad(None, t))", "NoneType is not a tensor"),
-    "timeout": ("ranks.all_gather(t, timeout=bad(0, 20))", "a timeout of 0 s"),
+    "timeout": ("ranks.all_gather(t, timeout=bad(0, 20))", "timeout: 0 s is not more than 0"),
     "timeout of text": ("ranks.barrier(timeout=bad('1', 20))", "timeout: str is not a number"),
     "dim": ("ranks.all_gather(t, bad(0.5, 0))", "dim: float is not an int"),
     "sizes": ("ranks.reduce_scatter(t, sizes=bad(['1'], [1, 1]))", "sizes: str is not an int"),
@@ -135,10 +135,10 @@ WRONG = {
     "queue capacity": ("muster.MessageQueue(ranks.made_of, capacity=bad('much', '1MiB'))", "not a size"),
     "queue dead_reader": ("muster.MessageQueue(ranks.made_of, dead_reader=bad('dorp', 'drop'))", "dead_reader: unknown value"),
     "queue handle": ("muster.MessageQueue(ranks.made_of, external_writer=bad(7, ''))", "external_writer: int is not a str"),
-    "queue timeout": ("muster.MessageQueue(ranks.made_of, timeout=bad(0, 20))", "a timeout of 0 s"),
-    "a group's duplicate": ("ranks.made_of.duplicate(bad(0, 20))", "a timeout of 0 s"),
+    "queue timeout": ("muster.MessageQueue(ranks.made_of, timeout=bad(0, 20))", "timeout: 0 s is not more than 0"),
+    "a group's duplicate": ("ranks.made_of.duplicate(bad(0, 20))", "timeout: 0 s is not more than 0"),
     "a group's split": ("ranks.made_of.split(bad([0.5], [0, 1]))", "ranks: float is not an int"),
-    "group": ("muster.ProcessGroup(ranks.made_of, timeout=bad(-1, 20))", "a timeout of -1 s"),
+    "group": ("muster.ProcessGroup(ranks.made_of, timeout=bad(-1, 20))", "timeout: -1 s is not more than 0"),
 }
 
 

@@ -69,7 +69,7 @@ def test_tensors_at_leaves():
         ({"a": [Raises("torn \ud800")]}, r"config\['a'\]\[0\]: LookupError: torn \\ud800 \| File \".*test_configs.py\", line \d+, in __dlpack__ \| raise"),
         ({"a": type("Other", (), {"__array_interface__": 3})()}, r"config\['a'\]: an argument does not have the expected type"),
         ({"key": b"abc"}, r"config\['key'\]: bytes is not a value of a config: pass a str"),
-        ([np.zeros(1, ">i4")], r"config\[0\]: its bytes are not in the order"),
+        ([np.zeros(1, ">i4")], r"config\[0\]: the array is not in the byte order"),
     ],
 )
 def test_the_error_names_the_place_of_an_invalid_value(value, words):

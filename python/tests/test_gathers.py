@@ -474,7 +474,7 @@ def test_an_interpreter_ends_while_results_are_held():
 
 # The step of rank 0 when its interpreter exits, and the error on rank 1.
 STEPS = {
-    "between two steps": ("muster.gather_each(layers, [0, 1], group); next(stream)", "IoError .*rank 0.*the Python of this rank ends"),
+    "between two steps": ("muster.gather_each(layers, [0, 1], group); next(stream)", "IoError .*rank 0.*the interpreter of this rank exits"),
     "in a step of another thread": ("on_a_thread(layers)", "CancelledError .*rank 0"),
     "in the iterable": ("on_a_thread(map(time.sleep, [0, 60]))", ".*rank 0"),
 }
@@ -581,7 +581,7 @@ def test_a_process_group_by_its_store(tmp_path):
     )
     for rank, (values, is_same, others, kind, kinds, sizes, world) in enumerate(told):
         assert (values, is_same, others, kinds) == ([0, 1] if rank == 0 else [], True, values, [5, True])
-        assert sizes[0] == "RankMismatchError" and re.search("one of [23] ranks, and rank . one of [23]", sizes[1])
+        assert sizes[0] == "RankMismatchError" and re.search("rank . has [23] ranks, and rank . has [23]", sizes[1])
         # The rank's own numbers are invalid.
         assert world[0] == ("InvalidArgumentError" if rank else "RankMismatchError")
         # The ranks claim to be on several hosts, but detect that they share one.

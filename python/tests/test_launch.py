@@ -71,7 +71,7 @@ def test_the_failure_of_a_rank(how, kind, words, capfd):
         (lambda: None, {}, "ranks cannot import"),
         ("launch_cases", {}, "is not the name of a function"),
         (5, {}, "is not a target"),
-        (["true"], {"arguments": {}}, "a command has no .arguments"),
+        (["true"], {"arguments": {}}, "a command has no `arguments`"),
         ([], {}, "no command given"),
         (launch_cases.fail, {"arguments": {"how": {1, 2}}}, "config['how']: set is not a value"),
         (launch_cases.fail, {"arguments": {"how": muster.empty("F32", (1,))}}, "tensor"),
@@ -153,7 +153,7 @@ def test_a_program_launches_its_own_functions(tmp_path):
         assert done.returncode == 0, done.stderr
         assert done.stdout.split(" ", 1)[1] == "0 [1, inf]\n"
     done = subprocess.run([sys.executable, "-c", program.read_text()], capture_output=True, text=True)
-    assert "train is of a program without a file" in done.stderr
+    assert "ranks cannot import train, because its program has no file" in done.stderr
 
 
 @pytest.mark.parametrize("way", ["file", "module", "function of another module"])

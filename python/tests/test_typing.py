@@ -24,7 +24,7 @@ def test_a_typed_program(tmp_path):
     program = pathlib.Path(__file__).with_name("typed.py")
     environment = {**os.environ, "MYPYPATH": str(FOLDER.parent)}
     done = subprocess.run([*command, str(program)], env=environment, capture_output=True, text=True)
-    lines = done.stdout.splitlines()
+    lines = [line for line in done.stdout.splitlines() if ": note: " not in line]
     wrong = [
         'Incompatible return value type (got "str", expected "int")  [return-value]',
         '"load_shard" has incompatible type "str"; expected "int"  [arg-type]',

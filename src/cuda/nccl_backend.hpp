@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 // NcclBackend: collectives of a ProcessGroup for tensors on devices, by NCCL. It implements the individual calls, and
-// allocates memory for results and rearranged tensors. NcclCalls implements the steps that all calls share
-// (nccl_calls.cpp).
+// allocates memory for results and rearranged tensors. NcclCalls implements the steps that all calls share.
 
 #include <cstdint>
 #include <map>

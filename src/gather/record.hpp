@@ -84,9 +84,9 @@ struct Record {
   std::uint32_t held = 0;             // results of this rank that the root holds
   os::MemoryLimit limit = os::MemoryLimit::machine;
   bool has_value : 1 = false;
-  bool complete : 1 = false;  // all moving bytes have been written already (shm_protocol.hpp)
+  bool complete : 1 = false;  // all moving bytes have been written already (shm_route.hpp)
   std::uint8_t merge = 0;     // kind of the merge: 1 + Merge::index()
-  bool receives = false;      // this rank takes memory of its own for received data (needs.hpp)
+  bool receives = false;      // this rank takes memory of its own for received data (policy.hpp)
   std::uint64_t segment = 0;  // place of the segment in use; 0: not known yet
   bool closes = false;        // a second round is needed although this rank has nothing to move
   /// The route must check something with the other ranks of the list before bytes move (route.hpp: Preflight).
@@ -97,7 +97,7 @@ struct Record {
   union {
     std::uint64_t extent = 0;  // merge: size along the concatenated dimension; the rest is in kind_hash
     std::uint64_t budget;      // stream: bytes of all senders of the list
-    std::uint64_t device;      // devices: way_choice.hpp
+    std::uint64_t device;      // devices: transfer_method.hpp
   };
   union {
     std::uint64_t capacity = 0;  // root, if bytes move: capacity of its free slot
@@ -112,7 +112,7 @@ struct Record {
     std::uint64_t room;    // how much its pool may grow: the rest of its memory_budget
   };
 };
-static_assert(sizeof(Record) <= 128, "round 1 costs at most 128 bytes a rank");
+static_assert(sizeof(Record) <= 128, "round 1 costs at most 128 bytes per rank");
 static_assert(std::is_trivially_copyable_v<Record>);
 
 /// Returns whether a closing round follows: bytes of some list must still move, or a rank requests the round.

@@ -183,8 +183,8 @@ std::string account_table(const ExportManifest& account, const OutputStyle& styl
 Config account_tree(const ExportManifest& account) {
   return Config::object(
       {{"plan", account.plan},
-       {"layout", to_string(account.source_layout)},
-       {"to", account.target_layout ? to_string(*account.target_layout) : Config()},
+       {"source_layout", to_string(account.source_layout)},
+       {"target_layout", account.target_layout ? to_string(*account.target_layout) : Config()},
        {"in", Config::object({{"tensors", account.tensors_in}, {"bytes", account.bytes_in}})},
        {"out",
         Config::object({{"tensors", account.tensors_out}, {"bytes", account.bytes_out}, {"files", account.files}})},

@@ -80,7 +80,7 @@ void write_events(const Trace& trace, const Sink& sink);
 
 std::string trace_text(const Trace& trace, const TraceSummary& summary, const OutputStyle& style);
 Config trace_tree(const Trace& trace, const TraceSummary& summary);
-/// The reports of muster/time_report.hpp.
+/// The reports of muster/trace.hpp.
 std::string imbalance_text(const Trace& trace);
 Config imbalance_tree(const Trace& trace);
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the commands and programs of a manual page, or checks the links of all pages.
+"""Runs the commands and programs of a manual page, or checks the links and the paths of all pages.
 
 usage: pages.py links SOURCE
        pages.py fragments SOURCE COMPILER-WITH-FLAGS...
@@ -19,6 +19,8 @@ These comments before a block do not appear on the page:
 
 - <!-- not run: REASON --> leaves out the block, and prints the reason.
 - <!-- setup: COMMAND --> runs a command that a reader does not need, such as one that makes input files.
+
+`links` also checks that paths of the tree in backquotes exist. A path may have a pattern, and NAME as a placeholder.
 
 The environment has MUSTER_BUILD, the build folder, and MUSTER_TEST_PYTHON, the interpreter that the page calls python.
 """
@@ -349,6 +351,20 @@ def links_of(path):
             yield number, target
 
 
+def paths_of(path):
+    """The paths of the source tree that a page has in backquotes, without the arguments of commands."""
+    for number, line in prose_of(path):
+        for text in re.findall(r"(?<!`)`([^`]+)`(?!`)", line):
+            name = text.removeprefix("./").strip("<>").split(" ")[0]
+            if re.match(r"(src|include|tools|tests)/", name) or re.fullmatch(r"muster/[\w/]+\.hpp", name):
+                yield number, name
+
+
+def is_in_tree(source, name):
+    pattern = name.replace("NAME", "*")
+    return any(any(folder.glob(pattern)) for folder in (source, source / "include"))
+
+
 def links(source):
     problems, reached, anchors, count = [], {}, {}, 0
     pages = pages_of(source)
@@ -370,6 +386,10 @@ def links(source):
                 reached[page.resolve()].add(target)
                 if anchor and anchor not in anchors.setdefault(target, anchors_of(target)):
                     problems.append(f"{name}:{number}: {link}: this page has no such heading")
+        for number, path in paths_of(page):
+            count += 1
+            if not is_in_tree(source, path):
+                problems.append(f"{name}:{number}: `{path}`: the tree has no such file or directory")
     index = (source / "docs" / "README.md").resolve()
     found, open_pages = {index}, [index]
     while open_pages:
@@ -382,7 +402,7 @@ def links(source):
             problems.append(f"{page.relative_to(source)}: no link leads here from docs/README.md")
     for problem in problems:
         print(problem)
-    print(f"{count} links of {len(pages)} pages were checked, {len(problems)} problems were found")
+    print(f"{count} links and paths of {len(pages)} pages were checked, {len(problems)} problems were found")
     return 1 if problems else 0
 
 

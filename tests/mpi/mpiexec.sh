@@ -69,7 +69,7 @@ MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 ranks 2 0 sh -c "RANK=$own_rank"' WORLD_
 check "variables that agree are one world" test "$(ls out | tr '\n' ' ')" = "0 1 "
 rm out/*
 ranks 2 2 env RANK=0 WORLD_SIZE=3 "$MUSTER_MPI_RANK" out work
-check "variables that contradict are told" said "says two things" 2
+check "variables that contradict are reported" said "two launchers set conflicting variables" 2
 
 # A rank of another version, which looks for its own libmuster-mpi.
 ln -s "$MUSTER_MPI_LIBRARY" libmuster-mpi.so.0.0.9

@@ -214,7 +214,7 @@ TEST_CASE("an invalid world is reported at once") {
       {ErrorKind::unsupported, "'nccl'", "nccl", {}},
       {ErrorKind::invalid_argument, "no init_method", "shm", {.init_method = "udp://a:1", .world_size = 1, .rank = 0}},
       {ErrorKind::invalid_argument, "rank 2 of 2", "tcp", {.init_method = "tcp://a:1", .world_size = 2, .rank = 2}},
-      {ErrorKind::invalid_argument, "needs a rank", "tcp", {.init_method = "tcp://a:1"}},
+      {ErrorKind::invalid_argument, "is out of range for size", "tcp", {.init_method = "tcp://a:1"}},
       {ErrorKind::invalid_argument,
        "'mpi' finds its ranks",
        "mpi",

@@ -160,14 +160,14 @@ TEST_CASE("slices of a dict that do not match, and other messages, are rank_mism
     };
     // The receivers' group is smaller than the senders' group.
     if (sends) stages.send_tensor_dict(dict_of({"a"}), 1, {.all_gather_group = &stage});
-    if (!sends) refused(" of 4 where slice ");
+    if (!sends) refused(" of 4, but slice ");
     // One of the two senders sends another message.
     if (sends && is_second) stages.send_object("now", 1);
     if (sends && !is_second) stages.send_tensor_dict(dict_of({"a"}), 1, {.all_gather_group = &halves});
-    if (!sends) refused("another message where a dict of tensors");
+    if (!sends) refused("a message that is not a dict of tensors");
     // Two dicts with different keys, and two with a different order.
     if (sends) stages.send_tensor_dict(dict_of({"a", is_second ? "b" : "c"}), 1, {.all_gather_group = &halves});
-    if (!sends) refused("must send the same tensors");
+    if (!sends) refused("Send the same tensors");
     const std::vector<std::string> keys =
         is_second ? std::vector<std::string>{"b", "a"} : std::vector<std::string>{"a", "b"};
     if (sends) stages.send_tensor_dict(dict_of(keys), 1, {.all_gather_group = &halves});

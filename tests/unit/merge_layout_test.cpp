@@ -172,7 +172,8 @@ TEST_CASE("mismatches are named") {
       words_of(ErrorKind::rank_mismatch, [&] { (void)join(merge::concat(1), taller, {}, ranks); });
   CHECK(has(words, "rank 3 has F32 [4, 8]"));
   CHECK(has(words, "rank 7 has F32 [5, 8]"));
-  CHECK(has(words_of(ErrorKind::rank_mismatch, [&] { (void)join(merge::max(), taller); }), "\"max\" wants them equal"));
+  CHECK(has(words_of(ErrorKind::rank_mismatch, [&] { (void)join(merge::max(), taller); }),
+            "\"max\" requires equal dtypes"));
   CHECK(has(words_of(ErrorKind::rank_mismatch, [&] { (void)join(merge::stack(), taller); }), "\"stack\""));
   CHECK(has(words_of(ErrorKind::invalid_argument, [&] { (void)join(merge::concat(2), taller); }), "no dimension 2"));
   CHECK(has(words_of(ErrorKind::invalid_argument, [&] { (void)join(merge::concat(-3), taller); }), "no dimension -3"));

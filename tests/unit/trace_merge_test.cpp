@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// MergeResult traces: clocks that differ, damaged files, the numbers of the summary, and the reports of steps.
+// Merges traces: clocks that differ, damaged files, the numbers of the summary, and the reports of steps.
 
 #include <doctest/doctest.h>
 
@@ -196,7 +196,7 @@ TEST_CASE("load imbalance: missing ranks, different steps, and sums") {
   CHECK(report.useful_seconds == doctest::Approx(14));
   REQUIRE(report.warnings.size() == 2);
   CHECK(has(report.warnings[0], "only the first 2 iterations count"));
-  CHECK(has(report.warnings[1], "\"write\" is left out: not on rank 0"));
+  CHECK(has(report.warnings[1], "\"write\" is left out: it is missing on ranks 0"));
   CHECK(has(to_string(report), "forward (3 times): 6.000000 s useful, 2.000000 s waiting (25.0 %)\n"));
 
   const TimeReport info = report_time_info(ranks);

@@ -7,7 +7,7 @@
 // uses all GPUs of all ranks: first those of rank 0, in the order of its tensors. `src` and `dst` are ranks of the job.
 // Tensors are contiguous; tensors that receive results are writable. On the GPU of the stream of this thread
 // (CudaStreamScope) a call is queued in that stream. On the other GPUs it is queued in their default streams. It cannot
-// be captured into a graph. Other rules: muster/compat/dist.hpp, and docs/devices.md, "Collectives".
+// be captured into a graph. Other rules: muster/compat/dist.hpp, and docs/reference/gpu.md, "Collectives".
 
 #include <span>
 #include <vector>

@@ -50,7 +50,8 @@ class TensorSource {
     return {.stored_bytes = tensors()[tensor].bytes};
   }
   /// Data that the readers of this source found and left out; a source that merges or views another one returns that
-  /// source's omissions. Commands that write or compare pass it to refuse_lost() and omission_notes() (omissions.hpp).
+  /// source's omissions. Commands that write or compare pass it to refuse_lost() and omission_notes()
+  /// (assembly/export.hpp).
   [[nodiscard]] virtual const Omissions& omissions() const noexcept;
   /// Returns the index of a name among the tensors.
   [[nodiscard]] std::optional<std::size_t> find(std::string_view name) const noexcept;
@@ -110,7 +111,7 @@ struct MergedTensor {
 class MergedTensors : public TensorSource {
  public:
   /// `source` has the tensors of all `ranks`; `equal` has sets of sources that must be bit-identical. Throws
-  /// Error(unsupported | argument) if a layout has no bytes (merge/layout.hpp).
+  /// Error(unsupported | invalid_argument) if a layout has no bytes (merge/layout.hpp).
   MergedTensors(std::shared_ptr<const TensorSource> source, std::vector<RankSources> ranks,
                 std::vector<MergedTensor> tensors, std::vector<std::vector<SourceRef>> equal);
   [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept override { return entries_; }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Reads any HDF5 file as tensors: docs/foreign-hdf5.md. Crafted files can crash libhdf5, so libhdf5 never reads such a
-// file in this process:
+// Reads any HDF5 file as tensors: docs/explanation/hdf5-sandbox.md. Crafted files can crash libhdf5, so libhdf5 never
+// reads such a file in this process:
 //
 // 1. The file is opened here. Its descriptor is passed to another program, muster-hdf5-reader, which enters a sandbox
 //    and lists the file with libhdf5.
@@ -133,7 +133,7 @@ class ForeignHdf5 : public TensorSource {
 /// | argument).
 bool is_hdf5_file(const std::string& path);
 
-/// Returns the path of the program that lists files, from the environment, or else beside this library. Empty if none
+/// Returns the path of the program that lists files, from the environment, or else next to this library. Empty if none
 /// exists.
 std::string hdf5_reader_program();
 

@@ -6,7 +6,7 @@
 // 2. A dataset's layout is queried before its extents: querying the extents of a virtual dataset opens its sources.
 // 3. Types, extents, filters and chunks that are unknown or exceed a limit become an issue, and are not processed
 //    further.
-// 4. No element is read here (foreign_elements.cpp reads them on request).
+// 4. No element is read here (elements.cpp reads them on request).
 // 5. Text is read last, after all tensors have been reported, because it exposes most code of libhdf5.
 
 #include <hdf5.h>
@@ -36,11 +36,11 @@ struct ObjectToRead {
 /// Throws ReportFull, std::bad_alloc.
 std::vector<ObjectToRead> report_objects(hid_t file, std::uint64_t file_bytes, ReportWriter& report);
 
-/// The second pass (foreign_text.cpp): reports attributes and datasets of text. Throws ReportFull, std::bad_alloc.
+/// The second pass (text.cpp): reports attributes and datasets of text. Throws ReportFull, std::bad_alloc.
 void report_texts(hid_t file, const std::vector<ObjectToRead>& objects, ReportWriter& report);
 
-// Elements of a foreign file, read by libhdf5 inside the sandbox. Chunks compressed with zstd or deflate are decoded by
-// this program's own decoders, which check the length of a chunk. No plugin is ever loaded.
+// Elements of a third-party file, read by libhdf5 inside the sandbox. Chunks compressed with zstd or deflate are
+// decoded by this program's own decoders, which check the length of a chunk. No plugin is ever loaded.
 
 inline constexpr std::uint64_t most_chunk_bytes = std::uint64_t{64} << 20;  ///< of one chunk, before compression
 inline constexpr std::uint64_t most_chunk_expansion = 8;
