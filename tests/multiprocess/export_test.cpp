@@ -113,10 +113,11 @@ TEST_CASE("an export reports its progress while it writes, and all bytes at the 
                                   for (int turn = 0; turn < 10'000 && reports == 0; ++turn)
                                     std::this_thread::sleep_for(std::chrono::milliseconds(1));
                                 }});
-  export_model(work / "shards", work / "out", "llama", *single_group(), {.progress = [&](const Progress& progress) {
-                 last = progress;
-                 ++reports;
-               }});
+  const ExportReport report =
+      export_model(work / "shards", work / "out", "llama", *single_group(), {.progress = [&](const Progress& progress) {
+                     last = progress;
+                     ++reports;
+                   }});
   CHECK(reports > 1);
   CHECK(last.bytes == report.manifest.bytes_out);
   CHECK(last.total_bytes == report.manifest.bytes_out);
