@@ -211,7 +211,8 @@ TEST_CASE("without commit no file remains") {
 
 TEST_CASE("files that cannot be opened") {
   const TemporaryDirectory directory;
-  CHECK(has(words_of(ErrorKind::not_found, [&] { SafetensorsFile::open(directory / "none"); }), "none\": opening: does not exist"));
+  CHECK(has(words_of(ErrorKind::not_found, [&] { SafetensorsFile::open(directory / "none"); }),
+            "none\": opening: does not exist"));
   CHECK(has(words_of(ErrorKind::invalid_argument, [&] { SafetensorsFile::open(directory.path().string()); }),
             "a directory"));
   write_all(directory / "a", {entry_of("a", DType::u8, {4})});
