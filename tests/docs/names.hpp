@@ -21,10 +21,7 @@ inline muster::Tensor weight, gradient, shard;
 inline const void *data, *device_pointer;
 inline CUstream_st* stream;
 inline std::vector<float> scales;
-inline muster::Workspace workspace;
-inline muster::LayerSource next_layer;
-inline muster::LayerConsumer consume;
-muster::Config quantised(const muster::Config&);
+muster::Config quantized(const muster::Config&);
 void train_one_step();
 std::string name_of(int rank, const std::string& path);
 template <class... Values>
