@@ -70,8 +70,8 @@ std::vector<std::int64_t> weights_of(const Concat& merge) {
 std::int64_t units_of(const std::vector<std::int64_t>& weights, std::int64_t size, std::size_t dim) {
   const std::int64_t total = std::accumulate(weights.begin(), weights.end(), std::int64_t{0});
   if (size % total != 0)
-    refuse(fmt::format("blocks [{}]: size {} along dimension {} is not a multiple of their {} units", size, dim, total,
-                       fmt::join(weights, ", ")));
+    refuse(fmt::format("blocks [{}]: size {} along dimension {} is not a multiple of their {} units",
+                       fmt::join(weights, ", "), size, dim, total));
   return size / total;
 }
 

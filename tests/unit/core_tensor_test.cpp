@@ -244,7 +244,7 @@ TEST_CASE("the device of a tensor is reported, and slices and transposes keep it
   CHECK(packed.slice(0, 1, 2).device() == packed.device());
   CHECK(test::words_of(ErrorKind::invalid_argument, [] {
           TensorView(DType::u8, {0}, nullptr, {}, {Device::Kind::cuda, -1});
-        }) == "the device index -1 must not be negative");
+        }) == "tensor of shape [0]: the device index -1 must not be negative");
 }
 
 TEST_CASE("elements on a device are never read by the CPU") {
