@@ -60,7 +60,7 @@ meet unwritable
 node 0 1 --rendezvous "$meeting" --grace 0.2 -- "$program"
 node 1 1 --rendezvous "$meeting" --logs /proc/none -- "$program"
 ends 125 2
-has 0.err 'making the log directory /proc/none'
+has 0.err '"/proc/none": creating the log directory'
 
 # A launcher is killed while its ranks wait.
 meet killed

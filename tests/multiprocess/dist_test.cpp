@@ -68,7 +68,7 @@ void all_calls() {
   }
   error_of(ErrorKind::invalid_argument, {"rank 4 is not in this group"}, [&] { dist::reduce(tensor, 4); });
   error_of(ErrorKind::invalid_argument, {"wants 4 tensors"}, [&] { dist::all_gather(empty_rows(3), row(mine)); });
-  error_of(ErrorKind::invalid_argument, {"there is no rank 7"}, [&] { dist::send(tensor, 7); });
+  error_of(ErrorKind::invalid_argument, {"rank 7 is out of range for size"}, [&] { dist::send(tensor, 7); });
 
   // Messages around a ring, and from any source.
   Work<void> sent = dist::isend(row(mine), (self + 1) % 4);
@@ -165,8 +165,8 @@ TEST_CASE("over a part of a job, all calls use the ranks that get_rank() returns
       error_of(ErrorKind::invalid_argument, {"rank 1 is not in this group"}, [&] { dist::broadcast(tensor, 1, pair); });
     }
     for (const int wrong : {-1, 3, 4}) {
-      error_of(ErrorKind::invalid_argument, {"there is no rank"}, [&] { dist::send(tensor, wrong); });
-      error_of(ErrorKind::invalid_argument, {"there is no rank"}, [&] { (void)dist::recv(tensor, wrong); });
+      error_of(ErrorKind::invalid_argument, {"is out of range for size"}, [&] { dist::send(tensor, wrong); });
+      error_of(ErrorKind::invalid_argument, {"is out of range for size"}, [&] { (void)dist::recv(tensor, wrong); });
       error_of(ErrorKind::invalid_argument, {"is not in this group"}, [&] { dist::broadcast(tensor, wrong); });
     }
     dist::destroy_process_group();

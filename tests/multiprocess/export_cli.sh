@@ -104,9 +104,9 @@ echo '{"muster_plan": 1, "rules": [{"match": "*", "action": "same"}]}' > same.js
 refused "have different values" "$program" export foreign --plan same.json --out new
 refused "contradicts its config.json" "$program" export shards --plan same.json --out new
 echo '{"muster_plan": 1, "rules": [{"match": "*", "action": "concat", "dim": 1}]}' > dim.json
-refused "no dimension 1" "$program" shard model --to 4 --plan dim.json --out new
+refused "dimension 1 is out of range" "$program" shard model --to 4 --plan dim.json --out new
 echo '{"muster_plan": 1, "rules": [{"match": "*", "action": "first"}]}' > first.json
-refused "no way back" "$program" shard model --to 4 --plan first.json --out new
+refused "not invertible" "$program" shard model --to 4 --plan first.json --out new
 
 # The list of output tensors, without writing a byte, and the same list beside an export.
 before=$(ls -A)

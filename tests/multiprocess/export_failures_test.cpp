@@ -225,7 +225,7 @@ TEST_CASE(
         return export_model(world.work / "shards", fresh, "llama", group, {.max_shard_size = 90'000, .resume = true});
       };
       if (!is_second) {
-        test::error_of(ErrorKind::invalid_argument, {"exists already"}, run);
+        test::error_of(ErrorKind::invalid_argument, {"already exists"}, run);
         return;
       }
       const ExportReport report = run();

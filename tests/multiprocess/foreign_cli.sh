@@ -154,14 +154,14 @@ refused "do not record their plan. Pass --plan" ranks :
 refused "by a pattern (--file-pattern 'rank{rank}.safetensors')" ranks 'rm config.json'
 refused 'tensor "tall"' ranks : --plan misfit.json
 refused "layout 3 has 3 ranks, and the source has 2 shards" ranks : --plan plan.json --from 3
-refused 'tensor "wide" (rule 1): the shape [512, 3000] has no dimension 2' ranks : --plan flat.json
+refused 'tensor "wide" (rule 1): dimension 2 is out of range for shape [512, 3000]' ranks : --plan flat.json
 refused 'the pattern for the number of a layer' ranks : --plan plan.json --to tp=1,pp=2
 refused "no file matches the pattern" ranks : --plan plan.json --file-pattern 'part{rank}.pt'
 refused "part 0 of rank 0 does not exist" ranks 'rm config.json rank1.*; mv rank0.safetensors model-rank-0-part-1.safetensors'
 refused "the file of rank 1 of 3 does not exist" ranks 'rm *; cp "$data/torch_zip/in" consolidated.00.pth; cp "$data/torch_zip/in" consolidated.02.pth'
 refused "does not exist" ranks 'rm *; for i in 00_000 01_001; do mkdir mp_rank_$i; cp "$data/torch_zip/in" mp_rank_$i/model_optim_rng.pt; done'
 refused 'tensor "tall"' in : --plan misfit.json
-refused 'tensor "tall" (rule 1): the shape [4000, 512] has no dimension 2' in : --plan flat.json --to 2
+refused 'tensor "tall" (rule 1): dimension 2 is out of range for shape [4000, 512]' in : --plan flat.json --to 2
 refused 'the pattern for the number of a layer' in : --plan plan.json --to tp=1,pp=2
 
 finish

@@ -155,7 +155,7 @@ TEST_CASE("--force that is killed at any call leaves the old or the new output, 
         // back.
         Seen seen;
         CHECK(has(words_of(ErrorKind::invalid_argument, [&] { const OutputDirectory output(work / "out"); }),
-                  "exists already"));
+                  "already exists"));
         CHECK(has(seen.warnings, "is restored"));
       }
       const std::string words = read_text(work / "out/model.safetensors");
@@ -290,7 +290,7 @@ TEST_CASE("a rename that a server answers twice is complete") {
     CHECK(read_text(work / "to/x") == "x");
     fs::create_directory(work / "from");
     CHECK(has(words_of(ErrorKind::invalid_argument, [&] { os::rename_to_new(work / "from", work / "to"); }),
-              "exists already"));
+              "already exists"));
     fs::remove_all(work / "from");
     fs::remove_all(work / "to");
   }

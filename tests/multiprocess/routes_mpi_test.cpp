@@ -62,8 +62,8 @@ TEST_CASE("four ranks on two hosts") {
     const auto refused = [&](const std::function<void()>& call) {
       fails_alike(group, ErrorKind::unsupported,
                   {"the route \"shm\" is forced by the caller",
-                   "4 of the 4 ranks of the list [0, 1, 2, 3] cannot go by it", "rank 0: shares no memory with rank 2",
-                   "rank 3: shares no memory with rank 0", "All of them can go by: mpi"},
+                   "4 of the 4 ranks of the list [0, 1, 2, 3] cannot use it", "rank 0: shares no memory with rank 2",
+                   "rank 3: shares no memory with rank 0", "that all of them can use (mpi)"},
                   call);
     };
     refused([&] { (void)gathered(all, {.route = Route::shm}); });

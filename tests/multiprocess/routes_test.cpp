@@ -73,7 +73,7 @@ TEST_CASE("a forced route that is impossible is refused on all ranks with the po
     const Config mine = pattern(DType::u8, {100}, 1);
     refused(group, &mine, {.route = Route::mpi},
             {"the route \"mpi\" is forced by the caller", "3 of the 3 ranks of the list [0, 1, 2]", "libmuster-mpi",
-             "All of them can go by: shm"});
+             "that all of them can use (shm)"});
     refused(group, &mine, {.route = Route::local}, {"'local' is forced by the caller", "lists of one rank"});
     refused(group, &mine, {.route = Route::workspace}, {"workspace.path is not set"});
     refused(group, &mine, {.route = Route::device},
@@ -94,7 +94,7 @@ TEST_CASE("a forced route that is impossible is refused on all ranks with the po
                           {.route = route});
       });
     };
-    stream(Route::mpi, {"gather_each", "'mpi' is forced by the caller", "All of them can go by: shm"});
+    stream(Route::mpi, {"gather_each", "\"mpi\" is forced by the caller", "that all of them can use (shm)"});
     stream(Route::device, {"gather_each takes tensors of the host"});
   });
 }
