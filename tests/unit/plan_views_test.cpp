@@ -170,7 +170,7 @@ TEST_CASE("views that contradict themselves, the model or the ranks are one clea
     CHECK(has(error(R"({"match": "a.*", "split": {")" + by + R"(": [6, 4, 4]}, "to": ["x", "y", "z"]})", {96, 2}),
               "6 heads are no multiple of 4 groups"));
   CHECK(has(error(R"({"match": "a.*", "split": {"blocks": [1, 2], "dim": 2}, "to": ["x", "y"]})", {6, 2}),
-            "dimension 2 is out of range for shape [6, 2]"));
+            "dimension 2 is out of range for the shape [6, 2]"));
   CHECK(has(error(R"({"match": "a.*", "split": {"blocks": ["no_such", 2]}, "to": ["x", "y"]})", {6, 2}),
             "\"no_such\" of config.json is needed, but the key is missing"));
   CHECK(has(error(R"({"match": "*", "transpose": true})", {6, 2}),
