@@ -20,12 +20,7 @@ from pathlib import Path
 
 # Folders whose messages do not have this form yet.
 NOT_YET = [
-    "src/checkpoint",
-    "src/formats",
-    "src/hdf5",
     "src/inspect",
-    "src/statefile",
-    "src/workspace",
     "tools",
 ]
 
@@ -40,7 +35,7 @@ PROPER = {"Muster", "Linux", "Unix", "Work", "Config", "Leftover"}
 REMEDY = ("timeout", "out_of_space", "unsupported", "version")
 INSTRUCTION = re.compile(
     r"(^|[.;] )(Buy|Call|Change|Check|Choose|Close|Copy|End|Force|Free|Gather|Give|Initialize|Inspect|Install|Link|Lower|Make|Merge"
-    r"|Mount|Name|Pass|Raise|Read|Receive|Release|Remove|Set|Split|Start|Take|Trace|Unset|Update|Use|Wait|Write)\b"
+    r"|Mount|Name|Pass|Raise|Read|Receive|Release|Remove|Run|Save|Set|Split|Start|Take|Trace|Unset|Update|Use|Wait|Write)\b"
 )
 # Errors of these kinds without an instruction: a part of the message, and the reason.
 WITHOUT_REMEDY = {
@@ -58,6 +53,7 @@ WITHOUT_REMEDY = {
     "no route reaches all ranks of the list": "a reason, to which the caller adds the remedy",
     "ranks. {}": "the last placeholder is the remedy",
     "{}: {}. {}": "the last placeholder is the remedy",
+    "malformed metadata {}: {}": "the last placeholder has the remedy",
     "world(): ": "the variable behind it has the remedy",
     "mpi_group: ": "the variable behind it has the remedy",
     "CUDA: {}: {}": "the driver gives the cause",
