@@ -83,7 +83,8 @@ class PickleMachine {
       : begin_(reinterpret_cast<const char*>(bytes.data())), at_(begin_), end_(begin_ + bytes.size()) {
     if (bytes.size() > longest_pickle)
       throw Error(ErrorKind::unsupported,
-                  fmt::format("the pickle has {} bytes, and the limit is {}", bytes.size(), longest_pickle));
+                  fmt::format("the pickle has {} bytes, and the limit is {}. Save the tensors with safetensors",
+                              bytes.size(), longest_pickle));
     pickle_.bytes_ = begin_;
     push_node({PickleKind::none});
     for (std::uint32_t value = 0; value < 2; ++value) push_node({PickleKind::boolean, 0, value});
@@ -98,7 +99,9 @@ class PickleMachine {
     if (first != 0x80 || protocol < 2 || protocol > 5) refuse("not a pickle of protocol 2 to 5");
     for (std::uint64_t count = 0; step(next("an opcode")); ++count)
       if (count == most_opcodes)
-        throw Error(ErrorKind::unsupported, fmt::format("the pickle has more than {} opcodes", most_opcodes));
+        throw Error(
+            ErrorKind::unsupported,
+            fmt::format("the pickle has more than {} opcodes. Save the tensors with safetensors", most_opcodes));
     if (stack_.size() != 1 || !marks_.empty()) refuse("the pickle does not end with exactly one object");
     if (used != nullptr)
       *used = static_cast<std::size_t>(at_ - begin_);
@@ -230,9 +233,9 @@ class PickleMachine {
 
   void push_global(std::string_view module, std::string_view name) {
     if (runs_programs(module, name))
-      throw Error(ErrorKind::unsupported,
-                  fmt::format("the pickle refers to {}.{}, which can run programs: refused, and nothing was run",
-                              printable(module), printable(name)));
+      throw Error(ErrorKind::unsupported, fmt::format("the pickle refers to {}.{}, which can run programs: refused, "
+                                                      "and nothing was run. Save the tensors with safetensors",
+                                                      printable(module), printable(name)));
     if (name.find('.') != std::string_view::npos)
       refuse(
           fmt::format("the pickle refers to the nested name {} of the module {}, which could evade the check of names",
@@ -491,9 +494,10 @@ bool PickleMachine::step_rare(unsigned char opcode) {
       return true;
     default:
       --at_;
-      throw Error(ErrorKind::unsupported, fmt::format("the pickle has the opcode 0x{:02x} at byte {}, which no writer "
-                                                      "of tensors needs: refused, and nothing was run",
-                                                      opcode, at_ - begin_));
+      throw Error(ErrorKind::unsupported,
+                  fmt::format("the pickle has the opcode 0x{:02x} at byte {}, which no writer "
+                              "of tensors needs: refused, and nothing was run. Save the tensors with safetensors",
+                              opcode, at_ - begin_));
   }
 }
 

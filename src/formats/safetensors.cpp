@@ -366,7 +366,7 @@ void read_metadata(const Config& json, std::map<std::string, std::string>& metad
       continue;
     }
     if (key == "shape" || key == "data_offsets")
-      refuse_header(fmt::format("tensor \"{}\": the name is reserved for metadata", safetensors_metadata_key));
+      refuse_header(fmt::format("tensor {}: the name is reserved for metadata", in_quotes(safetensors_metadata_key)));
     refuse_header(fmt::format("{}: the value of {} is {}, not a string", safetensors_metadata_key, in_quotes(key),
                               kind_of(value)));
   }
@@ -381,7 +381,7 @@ std::vector<std::uint64_t> read_numbers(const TensorEntry& entry, std::string_vi
     if (item.type() == Config::Type::real)
       refuse_entry(entry, fmt::format("{} has {}: not an integer", key, to_json(item)));
     if (item.type() != Config::Type::integer && item.type() != Config::Type::unsigned_integer)
-      refuse_entry(entry, fmt::format("{} has {} in place of an integer", key, kind_of(item)));
+      refuse_entry(entry, fmt::format("{} has {}, expected an integer", key, kind_of(item)));
     numbers.push_back(item.as_uint());
   }
   return numbers;
@@ -406,7 +406,7 @@ TensorEntry read_entry(std::string name, const Config& json) {
   entry.dtype = *known;
   for (const std::uint64_t extent : read_numbers(entry, "shape", member("shape"))) {
     if (!std::in_range<std::int64_t>(extent))
-      refuse_entry(entry, fmt::format("shape overflows: the extent {} is beyond 63 bits", extent));
+      refuse_entry(entry, fmt::format("shape overflows: the extent {} does not fit into 63 bits", extent));
     entry.shape.push_back(static_cast<std::int64_t>(extent));
   }
   const std::vector<std::uint64_t> offsets = read_numbers(entry, "data_offsets", member("data_offsets"));

@@ -187,9 +187,13 @@ void ZipArchive::locate() {
   const ZipEntry* before = nullptr;
   for (ZipEntry& entry : entries_) {
     if ((entry.flags & encrypted) != 0)
-      refuse_zip_entry(entry, "is encrypted, which Muster cannot read", ErrorKind::unsupported);
-    if (entry.method != 0) refuse_zip_entry(entry, "is compressed, which Muster cannot read", ErrorKind::unsupported);
-    if ((entry.flags & ~known_flags) != 0) refuse_zip_entry(entry, "has unknown flags", ErrorKind::unsupported);
+      refuse_zip_entry(entry, "is encrypted, which Muster cannot read. Save it without encryption",
+                       ErrorKind::unsupported);
+    if (entry.method != 0)
+      refuse_zip_entry(entry, "is compressed, which Muster cannot read. Save it with torch.save",
+                       ErrorKind::unsupported);
+    if ((entry.flags & ~known_flags) != 0)
+      refuse_zip_entry(entry, "has unknown flags. Save it with torch.save", ErrorKind::unsupported);
     if (before != nullptr && entry.header < before->begin + before->bytes)
       refuse_zip_entry(entry, fmt::format("overlaps {}", in_quotes(before->name)));
     header.resize(header_bytes + entry.name.size());

@@ -93,7 +93,7 @@ open('headers/' + sys.argv[1] + '.safetensors', 'wb').write(struct.pack('<Q', le
 }
 header no_dtype 'tensor "t": it has no dtype' '{"t": {"shape": [1], "data_offsets": [0, 4]}}'
 header no_shape 'tensor "t": it has no shape' '{"t": {"dtype": "F32", "data_offsets": [0, 4]}}'
-header null_extent 'tensor "t": shape has null in place of an integer' '{"t": {"dtype": "F32", "shape": [null], "data_offsets": [0, 4]}}'
+header null_extent 'tensor "t": shape has null, expected an integer' '{"t": {"dtype": "F32", "shape": [null], "data_offsets": [0, 4]}}'
 header own_dtype 'tensor "t": unknown dtype "U4"' '{"t": {"dtype": "U4", "shape": [8], "data_offsets": [0, 4]}}'
 header six_bits 'tensor "t": 5 elements of F6_E2M3 end in the middle of a byte' '{"t": {"dtype": "F6_E2M3", "shape": [5], "data_offsets": [0, 4]}}'
 header six_bits_long 'F6_E3M2 [4] takes 3 bytes' '{"t": {"dtype": "F6_E3M2", "shape": [4], "data_offsets": [0, 4]}}'

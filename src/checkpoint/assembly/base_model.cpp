@@ -494,7 +494,7 @@ void check_layers_alike(const Request& request, std::span<const NamedSpec> model
         for (std::string& name : lacking) name = fmt::format("{}.{}.{}", stack, numbers.front(), name);
         throw Error(
             ErrorKind::invalid_argument,
-            fmt::format("{} lacks the tensor{} {}, which layer {} and others have. Save the model completely, or pass "
+            fmt::format("{} lacks the tensor{} {}, which layer {} has. Save the model completely, or pass "
                         "--base-model with a directory that has weights",
                         in_quotes(request.path), lacking.size() == 1 ? "" : "s", some_names(lacking), others.front()),
             {.path = request.path});

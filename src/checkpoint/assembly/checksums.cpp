@@ -91,12 +91,13 @@ Checksums parse_checksums(std::string_view text) {
   if (!file.is_object()) refuse(fmt::format("it is {}, not a JSON object", to_string(file.type())));
   const Config* version = file.find("muster_checksums");
   if (version == nullptr) refuse("\"muster_checksums\" is missing");
-  if (*version != Config(1)) throw Error(ErrorKind::version, "unknown version: \"muster_checksums\" is not 1");
+  if (*version != Config(1))
+    throw Error(ErrorKind::version, "unknown version: \"muster_checksums\" is not 1. Use a newer Muster");
   const Config* named = file.find("algorithm");
   if (named == nullptr || !named->is_string()) refuse("\"algorithm\" is missing");
   if (named->as_string() != algorithm)
-    throw Error(ErrorKind::unsupported,
-                fmt::format("unknown algorithm {} (expected {})", in_quotes(named->as_string()), algorithm));
+    throw Error(ErrorKind::unsupported, fmt::format("unknown algorithm {} (expected {}). Use a newer Muster",
+                                                    in_quotes(named->as_string()), algorithm));
   const Config* tensors = file.find("tensors");
   if (tensors == nullptr || !tensors->is_object()) refuse("the object \"tensors\" is missing");
   Checksums checksums;
@@ -160,7 +161,7 @@ PieceChecksums piece_checksums_of(const SafetensorsFile& file) {
     }
   } catch (const Error& error) {
     throw file_error(ErrorKind::corrupt, "reading the shard", file.path(),
-                     fmt::format("malformed metadata \"{}\": {}", piece_checksums_key, error.what()));
+                     fmt::format("malformed metadata {}: {}", in_quotes(piece_checksums_key), error.what()));
   }
   return sums;
 }

@@ -143,7 +143,7 @@ std::string hint_below(const std::string& directory) {
     names += (i == 0 ? "" : ", ") + in_quotes(found[i]);
   return fmt::format("; below it, {} {}{}. Pass one of these directories", names,
                      found.size() == 1 ? "has a checkpoint" : "have checkpoints",
-                     found.size() > most_named ? ", among others" : "");
+                     found.size() > most_named ? " (among further ones)" : "");
 }
 
 }  // namespace muster

@@ -265,9 +265,10 @@ class FileChoice {
       for (const auto& [key, by_count] : sets) models.push_back(key.first + "-*" + key.second);
       const std::size_t count = models.size();
       refuse(ErrorKind::invalid_argument, Defect::not_indexed, models[1], "",
-             fmt::format("{} different models and no index: {} and {}. Pass one file, move the others away, or, if "
-                         "ranks have written them, pass --file-pattern 'rank{{rank}}.safetensors'",
-                         count, in_quotes(models[0]), in_quotes(models[1])));
+             fmt::format(
+                 "{} different models and no index: {} and {}. Pass one file, move all models except one away, or, if "
+                 "ranks have written them, pass --file-pattern 'rank{{rank}}.safetensors'",
+                 count, in_quotes(models[0]), in_quotes(models[1])));
     } else if (std::ranges::none_of(weights_,
                                     [](const std::string& name) { return parse_shard_file_name(name).has_value(); })) {
       refuse(ErrorKind::not_found, Defect::missing, "", "",

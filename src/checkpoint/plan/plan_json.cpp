@@ -47,7 +47,7 @@ void check_keys(const ConfigObject& object, const Keys& known, std::string_view 
 }
 
 const std::string& string_of(const Config& value, std::string_view key) {
-  if (!value.is_string()) refuse_plan(fmt::format("\"{}\" is {}, not a string", key, to_string(value.type())));
+  if (!value.is_string()) refuse_plan(fmt::format("{} is {}, not a string", in_quotes(key), to_string(value.type())));
   return value.as_string();
 }
 
@@ -60,9 +60,8 @@ std::int64_t dimension(const Config& value) {
 PlanNumber number(const Config& value, std::string_view key) {
   if (value.is_string() && !value.as_string().empty()) return {0, value.as_string()};
   if (value.type() != Config::Type::integer || value.as_int() < 1 || value.as_int() > largest_plan_number)
-    refuse_plan(
-        fmt::format("\"{}\" has a value that is neither an integer from 1 to {} nor the name of one in config.json",
-                    key, largest_plan_number));
+    refuse_plan(fmt::format("{} has a value that is neither an integer from 1 to {} nor the name of one in config.json",
+                            in_quotes(key), largest_plan_number));
   return {value.as_int(), {}};
 }
 
@@ -70,7 +69,7 @@ std::vector<PlanNumber> numbers(const ConfigObject& rule, std::string_view key) 
   const Config* list = rule.find(key);
   if (list == nullptr) return {};
   if (!list->is_array() || list->size() < 2 || list->size() > most_blocks)
-    refuse_plan(fmt::format("\"{}\" is not a list of 2 to {} numbers", key, most_blocks));
+    refuse_plan(fmt::format("{} is not a list of 2 to {} numbers", in_quotes(key), most_blocks));
   std::vector<PlanNumber> numbers;
   for (const Config& item : list->as_array()) numbers.push_back(number(item, key));
   return numbers;
@@ -81,7 +80,8 @@ std::vector<PlanNumber> heads(const ConfigObject& rule) {
   const Config* value = rule.find("heads");
   if (value == nullptr) return {};
   for (const std::string_view other : {"blocks", "trim"})
-    if (rule.find(other) != nullptr) refuse_plan(fmt::format("\"heads\" and \"{}\" contradict each other", other));
+    if (rule.find(other) != nullptr)
+      refuse_plan(fmt::format("\"heads\" and {} contradict each other", in_quotes(other)));
   return value->is_array() ? numbers(rule, "heads") : std::vector{number(*value, "heads")};
 }
 
@@ -111,7 +111,7 @@ MergeAction read_scale(const ConfigObject& rule) {
   action.heads = heads(rule);
   action.head_sizes = head_sizes(rule);
   if (!action.dim && !(action.blocks.empty() && action.heads.empty()))
-    refuse_plan(fmt::format("\"{}\" needs \"dim\", their dimension", action.heads.empty() ? "blocks" : "heads"));
+    refuse_plan(fmt::format("{} needs \"dim\", their dimension", in_quotes(action.heads.empty() ? "blocks" : "heads")));
   return action;
 }
 
@@ -175,7 +175,7 @@ Value one_of(const ConfigObject& rule, std::string_view key, Value otherwise,
     if (word == text) return meaning;
     known.push_back(word);
   }
-  refuse_plan(fmt::format("\"{}\" is {}, not one of {}", key, in_quotes(text), fmt::join(known, ", ")));
+  refuse_plan(fmt::format("{} is {}, not one of {}", in_quotes(key), in_quotes(text), fmt::join(known, ", ")));
 }
 
 constexpr std::array<std::pair<std::string_view, Stage>, 4> stages = {
@@ -188,7 +188,7 @@ std::shared_ptr<const NewName> read_rename(const ConfigObject& rule, const Tenso
   const Config* rename = rule.find(key);
   if (rename == nullptr) return nullptr;
   const std::string& text = string_of(*rename, key);
-  if (text.empty()) refuse_plan(fmt::format("\"{}\" is an empty name", key));
+  if (text.empty()) refuse_plan(fmt::format("{} is an empty name", in_quotes(key)));
   return std::make_shared<const NewName>(text, pattern);
 }
 
@@ -228,9 +228,10 @@ std::vector<Config> single_rules(const Config& rule) {
   constexpr std::array<std::string_view, 3> units = {"blocks", "heads", "head_sizes"};
   Keys keys = {"match", "if", "action", "comment", "stage", "across"};
   keys.insert(keys.end(), units.begin(), units.end());
-  check_keys(object, keys, fmt::format(" of the action \"{}\"", action->as_string()));
+  check_keys(object, keys, fmt::format(" of the action {}", in_quotes(action->as_string())));
   const Config* match = object.find("match");
-  if (match == nullptr) refuse_plan(fmt::format("\"{}\" needs \"match\", a glob of layers", action->as_string()));
+  if (match == nullptr)
+    refuse_plan(fmt::format("{} needs \"match\", a glob of layers", in_quotes(action->as_string())));
   std::vector<Config> rules;
   for (const LinearPart& part : is_column ? std::span<const LinearPart>(column_parts) : row_parts) {
     Config& made = rules.emplace_back(ConfigObject());
@@ -255,7 +256,7 @@ MergeRule read_rule(const Config& value, std::size_t number) {
   if (!is_left_out) keys.insert(keys.end(), {"rename", "stage", "across"});
   for (const std::string_view key : reader.keys)
     if (!key.empty()) keys.push_back(key);
-  check_keys(rule, keys, fmt::format(" of the action \"{}\"", reader.name));
+  check_keys(rule, keys, fmt::format(" of the action {}", in_quotes(reader.name)));
 
   MergeRule read{read_pattern(rule), reader.read(rule)};
   read.rename = read_rename(rule, read.pattern, reader.name == "tie" ? "with" : "rename");
@@ -271,7 +272,7 @@ MergeRule read_rule(const Config& value, std::size_t number) {
 bool flag(const ConfigObject& rule, std::string_view key) {
   const Config* value = rule.find(key);
   if (value == nullptr) return false;
-  if (value->type() != Config::Type::boolean) refuse_plan(fmt::format("\"{}\" is neither true nor false", key));
+  if (value->type() != Config::Type::boolean) refuse_plan(fmt::format("{} is neither true nor false", in_quotes(key)));
   return value->as_bool();
 }
 
@@ -324,7 +325,8 @@ ViewRule read_view(const Config& value, std::size_t number_of_it) {
   if (const Config* drop = object.find("drop")) {
     view.drop = string_of(*drop, "drop");
     for (const std::string_view key : {"to", "unstack", "transpose", "split", "permute_rope", "cast", "overflow"})
-      if (object.find(key) != nullptr) refuse_plan(fmt::format("\"drop\" and \"{}\" contradict each other", key));
+      if (object.find(key) != nullptr)
+        refuse_plan(fmt::format("\"drop\" and {} contradict each other", in_quotes(key)));
     return view;
   }
   view.unstack = read_unstack(object);
@@ -389,7 +391,7 @@ std::optional<Numbering> read_numbering(const ConfigObject& plan, std::string_vi
     if (const Config* last = object.find("last")) numbering.last = TensorPattern::glob(string_of(*last, "last"));
     return numbering;
   } catch (const Error& error) {
-    throw Error(ErrorKind::corrupt, fmt::format("\"{}\": {}", key, error.what()));
+    throw Error(ErrorKind::corrupt, fmt::format("{}: {}", in_quotes(key), error.what()));
   }
 }
 
@@ -512,7 +514,7 @@ MergePlan MergePlan::read(std::string_view json, const std::string& beside, int 
   const Config* version = members.find("muster_plan");
   if (version == nullptr) refuse_plan("not a plan: \"muster_plan\": 1 is missing");
   if (version->type() != Config::Type::integer || version->as_int() != 1)
-    throw Error(ErrorKind::version, "unknown version: \"muster_plan\" is not 1");
+    throw Error(ErrorKind::version, "unknown version: \"muster_plan\" is not 1. Use a newer Muster");
   const Config* list = members.find("rules");
   const Config* base = members.find("extends");
   const Config none = ConfigArray();

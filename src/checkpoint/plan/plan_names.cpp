@@ -143,7 +143,7 @@ std::string any_of_globs(std::span<const std::string> globs) {
     for (const std::string& one : expand_braces(glob)) {
       if (one.find(',') != std::string::npos)
         throw Error(ErrorKind::invalid_argument,
-                    fmt::format("the pattern {} has a comma outside braces. Use * in its place.", in_quotes(glob)));
+                    fmt::format("the pattern {} has a comma outside braces. Use * instead", in_quotes(glob)));
       list += (list.empty() ? "" : ",") + one;
     }
   return "{" + list + "}";
@@ -341,8 +341,8 @@ void check_numbering(const MergePlan& plan, const ParallelLayout& layout) {
     if (parts > 1 && !numbering)
       throw Error(
           ErrorKind::invalid_argument,
-          fmt::format("plan {0}: the pattern for the number of {1} (\"{2}\") is missing, and the layout {3} needs it",
-                      in_quotes(plan.name()), what, key, to_string(layout)));
+          fmt::format("plan {0}: the pattern for the number of {1} ({2}) is missing, and the layout {3} needs it",
+                      in_quotes(plan.name()), what, in_quotes(key), to_string(layout)));
   };
   check(plan.layers(), layout.pipeline, "layers", "a layer");
   check(plan.experts(), layout.expert, "experts", "an expert");

@@ -189,7 +189,7 @@ class Viewing {
     const std::int64_t total = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
     if (head && size == groups * (total + counts.front()) * *head)
       refuse_view(
-          "it has a gate for each query head. Use \"gated_groups\" in place of \"groups\", as in the plan "
+          "it has a gate for each query head. Use \"gated_groups\" instead of \"groups\", as in the plan "
           "megatron-gated");
   }
 

@@ -27,7 +27,7 @@ ShardFacts facts_of(const Config& json) {
   constexpr std::int64_t most_shards = 99'999;
   constexpr std::int64_t most_heads = 1 << 24;
   if (const std::int64_t version = json.at("version").as_int(); version != 1 && version != 2)
-    throw Error(ErrorKind::version, fmt::format("unknown version {}", version));
+    throw Error(ErrorKind::version, fmt::format("unknown version {}. Use a newer Muster", version));
   ShardFacts facts{static_cast<int>(number_from(json.at("rank"), 0, most_shards)),
                    static_cast<int>(number_from(json.at("ranks"), 0, most_shards)),
                    {}};
@@ -125,7 +125,7 @@ std::optional<ShardFacts> parse_shard_facts(const Metadata& metadata) {
     return facts_of(parse_json(found->second));
   } catch (const Error& error) {
     throw Error(error.kind() == ErrorKind::version ? ErrorKind::version : ErrorKind::corrupt,
-                fmt::format("malformed metadata \"{}\": {}", shard_metadata_key, error.what()));
+                fmt::format("malformed metadata {}: {}", in_quotes(shard_metadata_key), error.what()));
   }
 }
 

@@ -266,7 +266,8 @@ DType dtype_of(const Pickle& pickle, Pickle::Ref properties) {
   }
   const std::optional<DType> known = dtype_of_torch(pickle.name(dtype));
   if (!known)
-    refuse_foreign(fmt::format("unsupported dtype {}", in_quotes(pickle.name(dtype))), ErrorKind::unsupported);
+    refuse_foreign(fmt::format("unsupported dtype {}. Save the tensor in another dtype", in_quotes(pickle.name(dtype))),
+                   ErrorKind::unsupported);
   return *known;
 }
 

@@ -123,7 +123,8 @@ class ZeroCheckpoint {
       for (const Ref group : pickle.items(flat)) {
         const TorchTensor tensor = archive.tensor(group);
         if (tensor.dtype != DType::f32 || tensor.shape.size() != 1 || (tensor.shape[0] > 1 && tensor.strides[0] != 1))
-          refuse_foreign("the flat weights are not contiguous 32-bit numbers", ErrorKind::unsupported);
+          refuse_foreign("the flat weights are not contiguous 32-bit numbers. Save the model with zero_to_fp32.py",
+                         ErrorKind::unsupported);
         groups.push_back({file, tensor.begin, static_cast<std::uint64_t>(tensor.shape[0]), tensor.stored});
       }
       if (groups.size() != groups_.front().size())
@@ -180,7 +181,8 @@ class ZeroCheckpoint {
 
   void add_parameters(const Pickle& pickle, Ref shapes) {
     // Stage 3 has a dict where the other stages have a list of them.
-    if (!pickle.is(shapes, PickleKind::list)) refuse_foreign("param_shapes is not a list", ErrorKind::unsupported);
+    if (!pickle.is(shapes, PickleKind::list))
+      refuse_foreign("param_shapes is not a list. Save the model with zero_to_fp32.py", ErrorKind::unsupported);
     if (stage_ == 3) return add_parted(pickle, shapes);
     if (pickle.items(shapes).size() != groups_.front().size())
       refuse_foreign("param_shapes and the groups of the optimizer differ");
@@ -285,7 +287,8 @@ class ZeroCheckpoint {
     for (const Ref item : pickle.items(*names))
       if (const auto tensor = pickle.find(module, pickle.text(item)); tensor && archive.is_tensor(*tensor))
         add_whole(archive, file, std::string(pickle.text(item)), *tensor);
-    notes_.push_back("buffers and weights that are not trained keep the dtype of the model, all others are F32");
+    notes_.push_back(
+        "buffers and weights that are not trained keep the dtype of the model, and all trained weights are F32");
   }
 
   /// Stage 1 does not record weights that are not trained, but its module contains them. A tensor at the same location

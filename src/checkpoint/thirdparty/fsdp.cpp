@@ -134,7 +134,9 @@ class RankFile {
       const bool is_strided = placement.ends_with("placement_types._StridedShard");
       if (!is_strided && !placement.ends_with("placement_types.Shard") &&
           !placement.ends_with("placement_types.Replicate"))
-        refuse_foreign(fmt::format("unsupported placement {}", in_quotes(placement)), ErrorKind::unsupported);
+        refuse_foreign(fmt::format("unsupported placement {}. Save the model with torch.distributed.checkpoint",
+                                   in_quotes(placement)),
+                       ErrorKind::unsupported);
       if (!placement.ends_with("Replicate")) {
         axis.dim = pickle_.count(pickle_.member(placements[i], "dim"));
         if (!axis.dim || *axis.dim >= dims) refuse_foreign("the dimension of its shards is out of range");
@@ -145,14 +147,18 @@ class RankFile {
         if (earlier.dim == axis.dim && earlier.split_factor)
           earlier.split_factor = *earlier.split_factor % axis.count == 0 ? *earlier.split_factor / axis.count : 0;
       if (is_strided && std::ranges::any_of(axes, [&](const Axis& earlier) { return earlier.dim == axis.dim; }))
-        refuse_foreign("it is split along one dimension by Shard and then by _StridedShard, which Muster cannot read",
-                       ErrorKind::unsupported);
+        refuse_foreign(
+            "it is split along one dimension by Shard and then by _StridedShard, which Muster cannot read. Save the "
+            "model with torch.distributed.checkpoint",
+            ErrorKind::unsupported);
       (is_strided ? strided : axes).push_back(axis);
     }
     for (const Axis& axis : strided)
       if (axis.split_factor != 1)
-        refuse_foreign("the split_factor of its _StridedShard contradicts the mesh, which Muster cannot read",
-                       ErrorKind::unsupported);
+        refuse_foreign(
+            "the split_factor of its _StridedShard contradicts the mesh, which Muster cannot read. Save the model with "
+            "torch.distributed.checkpoint",
+            ErrorKind::unsupported);
     axes.insert(axes.end(), strided.rbegin(), strided.rend());
     return axes;
   }
@@ -160,15 +166,17 @@ class RankFile {
   [[nodiscard]] std::vector<std::int64_t> mesh_sizes(Pickle::Ref spec, std::size_t count) const {
     if (count == 1) return {ranks_};
     const auto refuse = [&](const char* words) {
-      refuse_foreign(fmt::format("it is placed along {} dimensions of a mesh, {}", count, words),
-                     ErrorKind::unsupported);
+      refuse_foreign(
+          fmt::format(
+              "it is placed along {} dimensions of a mesh, {}. Save the model with torch.distributed.checkpoint", count,
+              words),
+          ErrorKind::unsupported);
     };
     const Pickle::Ref mesh = pickle_.member(spec, "mesh");
     const auto layout = pickle_.find(mesh, "_layout");
     const auto axes = layout ? pickle_.find(*layout, "axes") : std::nullopt;
     const auto map = pickle_.find(mesh, "_flatten_rank_map");
-    if (!axes || !map)
-      refuse("which Muster cannot read from this older PyTorch. Save it with torch.distributed.checkpoint");
+    if (!axes || !map) refuse("which Muster cannot read from this older PyTorch");
     std::vector<std::int64_t> sizes;
     std::vector<std::int64_t> strides;
     for (const Pickle::Ref axis : pickle_.items(*axes)) {

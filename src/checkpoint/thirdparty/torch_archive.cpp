@@ -202,7 +202,9 @@ void TorchArchive::open_legacy(const os::ReadableFile& file) {
   read_pickle(file, at, memory);  // the magic number, by which the file was recognised
   const Pickle version = read_pickle(file, at, memory);
   if (version.integer(version.root()) != 1001)
-    refuse_foreign("the file has an unknown version of the older format of torch.save", ErrorKind::unsupported);
+    refuse_foreign(
+        "the file has an unknown version of the older format of torch.save. Save it again with PyTorch 1.6 or later",
+        ErrorKind::unsupported);
   const Pickle system = read_pickle(file, at, memory);
   if (const auto little = system.find(system.root(), "little_endian"); little && system.integer(*little) != 1)
     refuse_foreign("the file is big-endian, which Muster cannot read. Save it again on a little-endian machine",
@@ -246,7 +248,8 @@ TorchArchive::StoragePid TorchArchive::read_pid(Pickle::Ref ref) const {
   const bool is_untyped = type == "torch.storage.UntypedStorage" || type == "torch.storage._UntypedStorage" ||
                           type == "torch.UntypedStorage" || type == "torch.cuda.UntypedStorage";
   if (!out.dtype && !is_untyped)
-    refuse_foreign(fmt::format("unsupported type of storage {}", in_quotes(type)), ErrorKind::unsupported);
+    refuse_foreign(fmt::format("unsupported type of storage {}. Save its tensors in another dtype", in_quotes(type)),
+                   ErrorKind::unsupported);
   const std::uint64_t item = out.dtype ? itemsize(*out.dtype) : 1;
   const auto bytes_of = [&](Pickle::Ref number) {
     std::uint64_t bytes = 0;
@@ -294,14 +297,16 @@ TorchTensor TorchArchive::tensor(Pickle::Ref ref) const {
   if (name == rebuild_typed && arguments.size() >= 3) {
     const std::string_view type = pickle_.name(arguments[1]);
     if (type != "torch.Tensor" && type != "torch._tensor.Tensor" && type != "torch.nn.parameter.Parameter")
-      refuse_foreign(fmt::format("it is a {}, which Muster cannot read", in_quotes(type)), ErrorKind::unsupported);
+      refuse_foreign(fmt::format("it is a {}, which Muster cannot read. Save it as a torch.Tensor", in_quotes(type)),
+                     ErrorKind::unsupported);
     name = pickle_.name(arguments[0]);
     arguments = pickle_.items(arguments[2]);
   }
   if (name == rebuild_on_device && arguments.size() >= 2 && pickle_.name(arguments[0]) == rebuild_v2) {
     TorchTensor on_cpu = tensor(arguments[0]);
     if (dtype_of_torch(pickle_.name(arguments[1])) != on_cpu.dtype)
-      refuse_foreign("its stored dtype differs from its own, which Muster cannot read", ErrorKind::unsupported);
+      refuse_foreign("its stored dtype differs from its own, which Muster cannot read. Save it on the CPU",
+                     ErrorKind::unsupported);
     return on_cpu;
   }
   bool is_oldest = name == rebuild_v1;
@@ -311,7 +316,9 @@ TorchTensor TorchArchive::tensor(Pickle::Ref ref) const {
   }
   const bool has_dtype = name == rebuild_v3;
   if ((name != rebuild_v2 && !has_dtype && !is_oldest) || arguments.size() < (has_dtype ? 7U : is_oldest ? 4U : 6U))
-    refuse_foreign(fmt::format("it is made by {}, which Muster cannot read", in_quotes(name)), ErrorKind::unsupported);
+    refuse_foreign(
+        fmt::format("it is made by {}, which Muster cannot read. Save it as a dense torch.Tensor", in_quotes(name)),
+        ErrorKind::unsupported);
   const std::size_t metadata = has_dtype ? 7 : 6;
   if (arguments.size() > metadata && !pickle_.is(arguments[metadata], PickleKind::none))
     for (const std::string_view bit : {"conj", "neg"})
@@ -324,8 +331,9 @@ TorchTensor TorchArchive::tensor(Pickle::Ref ref) const {
   if (has_dtype) {
     const std::optional<DType> dtype = dtype_of_torch(pickle_.name(arguments[6]));
     if (!dtype)
-      refuse_foreign(fmt::format("unsupported dtype {}", in_quotes(pickle_.name(arguments[6]))),
-                     ErrorKind::unsupported);
+      refuse_foreign(
+          fmt::format("unsupported dtype {}. Save the tensor in another dtype", in_quotes(pickle_.name(arguments[6]))),
+          ErrorKind::unsupported);
     tensor.dtype = *dtype;
   } else {
     tensor.dtype = pid.dtype.value_or(DType::u8);  // as torch reads a storage of bytes

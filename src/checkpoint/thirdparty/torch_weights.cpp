@@ -268,8 +268,9 @@ void for_each_tensor(const TorchArchive& archive, const TorchWeights& weights, c
   const std::span<const Pickle::Ref> items = pickle.items(pickle.root());
   for (std::size_t i = 0; pickle.is(pickle.root(), PickleKind::dict) && i + 1 < items.size(); i += 2)
     if (const std::uint64_t below = items[i + 1] == weights.ref ? 0 : count.below(items[i + 1]); below != 0)
-      left_out->push_back({key_text(pickle, items[i]).value_or("?"),
-                           fmt::format("{} tensors in addition to the weights. Pass --key to select others", below)});
+      left_out->push_back(
+          {key_text(pickle, items[i]).value_or("?"),
+           fmt::format("{} tensors in addition to the weights. Pass --key to select other ones", below)});
 }
 
 TorchArchive open_torch_file(const os::ReadableFile& file) {

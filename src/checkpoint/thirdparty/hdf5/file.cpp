@@ -150,11 +150,13 @@ void ForeignHdf5::list() {
     const auto& [code, words] = *report_.fatal;
     if (code == hdf5::FatalCode::not_opened) fail(ErrorKind::corrupt, "libhdf5 cannot open the file: " + words);
     if (code == hdf5::FatalCode::no_memory)
-      fail(ErrorKind::out_of_space, "listing needs more memory than the limit of muster-hdf5-reader");
+      fail(ErrorKind::out_of_space,
+           "listing needs more memory than the limit of muster-hdf5-reader. Split the file into smaller ones");
     if (code != hdf5::FatalCode::too_large) fail(ErrorKind::io, "muster-hdf5-reader failed: " + words);
     // Texts may be incomplete; tensors may not.
     if (!report_.is_listed)
-      fail(ErrorKind::out_of_space, fmt::format("the listing has more than {} bytes", hdf5::most_report_bytes));
+      fail(ErrorKind::out_of_space, fmt::format("the listing has more than {} bytes. Split the file into smaller ones",
+                                                hdf5::most_report_bytes));
     report_.omissions.push_back({"", "the file has more text than is shown"});
   } else if (!report_.is_listed) {
     if (result.end == os::SubprocessEnd::timed_out)
