@@ -104,9 +104,11 @@ Shape with_extent(Shape shape, std::size_t dim, std::int64_t extent) {
 
 void check_on_host(const TensorView& tensor, const char* call) {
   if (!tensor.device().is_host())
-    throw Error(ErrorKind::unsupported,
-                fmt::format("{}: the tensor of shape {} is on {}. Copy it to the host first (copy_to_host)", call,
-                            to_string(tensor.shape()), to_string(tensor.device())));
+    throw Error(
+        ErrorKind::unsupported,
+        fmt::format(
+            "the tensor of shape {} is on {}, but {} needs host memory. Copy it to the host first (copy_to_host)",
+            to_string(tensor.shape()), to_string(tensor.device()), call));
 }
 
 Bytes bytes_of(const TensorView& tensor, const DeviceBackend* device) {

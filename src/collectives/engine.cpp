@@ -300,9 +300,11 @@ void Engine::gather_each(What what, std::span<const Tensor> outs, const TensorVi
         card.wants = !what.root || *what.root == rank() ? 1 : 0;
         const std::size_t wanted = card.wants != 0 ? ins_.size() : 0;
         if (outs.size() != wanted)
-          throw Error(ErrorKind::invalid_argument, fmt::format("{}: this rank must pass {} tensors (one per rank where "
-                                                               "the result is received, otherwise none), not {}",
-                                                               what.name, wanted, outs.size()));
+          throw Error(
+              ErrorKind::invalid_argument,
+              fmt::format(
+                  "this rank must pass {} tensors (one per rank where the result is received, otherwise none), not {}",
+                  wanted, outs.size()));
         for (std::size_t i = 0; i < outs.size(); ++i) {
           if (what.varies && i != self()) {
             check_result(outs[i], tensor, 0, outs[i].shape().empty() ? 0 : outs[i].shape()[0]);
@@ -373,9 +375,8 @@ void Engine::scatter(const What& what, const Tensor& out, std::span<const Tensor
         if (parts.size() != wanted)
           throw Error(
               ErrorKind::invalid_argument,
-              fmt::format(
-                  "scatter: this rank must pass {} tensors (root {} passes one per rank, other ranks none), not {}",
-                  wanted, *what.root, parts.size()));
+              fmt::format("this rank must pass {} tensors (root {} passes one per rank, other ranks none), not {}",
+                          wanted, *what.root, parts.size()));
         for (std::size_t i = 0; i < parts.size(); ++i) {
           check_same(parts[i], out, "a part");
           ins_[i] = given.emplace_back(parts[i], device_).bytes();
@@ -450,8 +451,7 @@ void Engine::on_devices(const What& what, std::span<const Device> devices, const
   run(
       what, devices, options,
       [&](Card&) {
-        if (device_ == nullptr)
-          throw Error(ErrorKind::invalid_argument, fmt::format("{}: the list of tensors must not be empty", what.name));
+        if (device_ == nullptr) throw Error(ErrorKind::invalid_argument, "the list of tensors must not be empty");
         prepare(*device_);
       },
       [&](Call& call, const Opened& opened) {

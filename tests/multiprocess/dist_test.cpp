@@ -67,7 +67,7 @@ void all_calls() {
     error_of(ErrorKind::invalid_argument, {"not in this group"}, [&] { dist::all_reduce(tensor, ReduceOp::sum, odd); });
   }
   error_of(ErrorKind::invalid_argument, {"rank 4 is not in this group"}, [&] { dist::reduce(tensor, 4); });
-  error_of(ErrorKind::invalid_argument, {"wants 4 tensors"}, [&] { dist::all_gather(empty_rows(3), row(mine)); });
+  error_of(ErrorKind::invalid_argument, {"must pass 4 tensors"}, [&] { dist::all_gather(empty_rows(3), row(mine)); });
   error_of(ErrorKind::invalid_argument, {"rank 7 is out of range for size"}, [&] { dist::send(tensor, 7); });
 
   // Messages around a ring, and from any source.

@@ -51,7 +51,7 @@ TEST_CASE("the ranks of a group, its ends, neighbours and unique name") {
                             {{0, 1, 2, 3}, {3, 4, 5}},
                             {{0, 1, 2}, {3, 4, 6}},
                             {{0, 1, 2, 3, 4, 5, -1}}})
-      error_of(ErrorKind::invalid_argument, {"each of 6 ranks once"}, [&] { GroupCoordinator(bad, world, "bad"); });
+      error_of(ErrorKind::invalid_argument, {"each of the 6 ranks once"}, [&] { GroupCoordinator(bad, world, "bad"); });
     error_of(ErrorKind::rank_mismatch, {"different lists"},
              [&] { GroupCoordinator(self == 4 ? columns : two_rows, world, "bad"); });
   });
@@ -129,7 +129,7 @@ TEST_CASE("dicts, to all and from stage to stage, in slices or whole") {
       stages.send_tensor_dict(dict, 1, options);
       stages.send_object("now", 1);
       stages.send(pattern(DType::i16, {9}, 4));
-      error_of(ErrorKind::invalid_argument, {"'whole' of 35 elements"}, [&] {
+      error_of(ErrorKind::invalid_argument, {"tensor \"whole\": its 35 elements"}, [&] {
         stages.send_tensor_dict(dict, 1, {&tensor_parallel, {{"whole", true}}, {}});
       });
     } else {

@@ -211,7 +211,7 @@ TEST_CASE("a writer outside that is killed: its messages are still read, then it
           for (;;) (void)queue.get();
         });
         RANK_CHECK(error.kind() == ErrorKind::peer_lost && error.pid() == pid && !error.rank());
-        RANK_CHECK(says(error, "outside") && says(error, std::to_string(pid)));
+        RANK_CHECK(says(error, "external writer") && says(error, std::to_string(pid)));
         RANK_CHECK(std::chrono::steady_clock::now() - since < 1s);
         group.barrier();  // the group has not failed
       },

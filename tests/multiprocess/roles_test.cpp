@@ -363,7 +363,7 @@ TEST_CASE("models that differ, or cannot be averaged, are an error on all ranks 
                                    [&] { average_gradients(these, group); });
       RANK_CHECK(error.rank() == group.global_rank(2));
     };
-    mismatch(other(1, parameter("bias", numbers({1}))), "parameter \"bias\"", "'bias' with no gradient");
+    mismatch(other(1, parameter("bias", numbers({1}))), "parameter \"bias\"", "\"bias\" with no gradient");
     mismatch(other(2, parameter("scale", numbers({1}), numbers({1}))), "parameter \"scale\"", "a gradient of F32 [1]");
     mismatch(other(0, parameter("weight", numbers({1}), numbers({1}))), "a gradient of F32 [2]",
              "a gradient of F32 [1]");
@@ -413,7 +413,7 @@ TEST_CASE("by the backends of torch.distributed, with and without a process grou
     context.cleanup();
     error_of(ErrorKind::invalid_argument, {"no training rank"},
              [] { (void)initialize_distributed_compute(default_backend, {.num_remote_buffers = 1}); });
-    error_of(ErrorKind::invalid_argument, {"no backend 'ccl'"},
+    error_of(ErrorKind::invalid_argument, {"unknown backend \"ccl\""},
              [] { (void)initialize_distributed_compute("ccl", {}); });
   });
 }
