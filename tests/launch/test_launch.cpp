@@ -298,7 +298,7 @@ TEST_CASE("a missing command is 127, one that cannot be executed 126") {
   CHECK(contains(missing.err(), "no-such-command-at-all"));
   Launcher hostile({"-n", "1", "--", "\x1b[31m\u009b"});
   CHECK(hostile.wait() == 127);
-  CHECK(contains(hostile.err(), "starting \\x1b[31m\\u009b failed"));
+  CHECK(contains(hostile.err(), "\"\\x1b[31m\\u009b\": starting the program"));
   Launcher forbidden({"-n", "2", "--", "/etc/passwd"});
   CHECK(forbidden.wait() == 126);
   CHECK(lines_of(forbidden.err()).size() == 1);

@@ -367,7 +367,7 @@ TEST_CASE("models that differ, or cannot be averaged, are an error on all ranks 
     mismatch(other(2, parameter("scale", numbers({1}), numbers({1}))), "parameter \"scale\"", "a gradient of F32 [1]");
     mismatch(other(0, parameter("weight", numbers({1}), numbers({1}))), "a gradient of F32 [2]",
              "a gradient of F32 [1]");
-    mismatch(other(1, parameter("bios", numbers({1}), numbers({1}))), "'bias'", "'bios'");
+    mismatch(other(1, parameter("bios", numbers({1}), numbers({1}))), "\"bias\"", "\"bios\"");
     mismatch(shorter, "parameter \"scale\"", "has only 2 parameters");
     const Tensor integers = Tensor::take(std::vector<std::int64_t>{1});
     error_of(ErrorKind::unsupported, {name(2), "parameter \"bias\""},

@@ -74,14 +74,14 @@ TEST_CASE("a forced route that is impossible is refused on all ranks with the po
     refused(group, &mine, {.route = Route::mpi},
             {"the route \"mpi\" is forced by the caller", "3 of the 3 ranks of the list [0, 1, 2]", "libmuster-mpi",
              "that all of them can use (shm)"});
-    refused(group, &mine, {.route = Route::local}, {"'local' is forced by the caller", "lists of one rank"});
+    refused(group, &mine, {.route = Route::local}, {"\"local\" is forced by the caller", "lists of one rank"});
     refused(group, &mine, {.route = Route::workspace}, {"workspace.path is not set"});
     refused(group, &mine, {.route = Route::device},
-            {"'device' is forced by the caller", "on the host", "rank 2: the host", "force no route"});
+            {"\"device\" is forced by the caller", "on the host", "rank 2: the host", "Force no route"});
     refused(group, nullptr, {.route = Route::device}, {"libmuster-cuda is not loaded"});
     {
       const Setting route("MUSTER_ROUTE", "local");
-      error_of(ErrorKind::unsupported, {"'local' is forced by MUSTER_ROUTE"},
+      error_of(ErrorKind::unsupported, {"\"local\" is forced by MUSTER_ROUTE"},
                [&] { (void)get_configs_parallel(&mine, ranks_from(0, 3), group); });
     }
     // One list is refused, beside a valid one.
@@ -95,7 +95,7 @@ TEST_CASE("a forced route that is impossible is refused on all ranks with the po
       });
     };
     stream(Route::mpi, {"gather_each", "\"mpi\" is forced by the caller", "that all of them can use (shm)"});
-    stream(Route::device, {"gather_each takes tensors of the host"});
+    stream(Route::device, {"gather_each needs tensors on the host"});
   });
 }
 
