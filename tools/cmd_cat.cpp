@@ -29,12 +29,12 @@ void cat_all(const CatArguments& arguments) {
   using inspect::CatFormat;
   if (arguments.raw && ::isatty(STDOUT_FILENO) != 0)
     throw Error(ErrorKind::invalid_argument,
-                "--raw prints bytes, and standard output is a terminal. Redirect it to a file or a pipe.");
+                "--raw prints bytes, and standard output is a terminal. Redirect it to a file or a pipe");
   inspect::CatOptions options = arguments.options;
   options.format = arguments.raw ? CatFormat::raw : arguments.json ? CatFormat::json : CatFormat::text;
   const inspect::Source source = inspect::open_source(arguments.path, arguments.source);
   if (arguments.names.empty() && arguments.filter.is_all())
-    throw Error(ErrorKind::invalid_argument, "missing NAME. Name a tensor, or select several with --select.");
+    throw Error(ErrorKind::invalid_argument, "missing NAME. Name a tensor, or select several with --select");
   for (const std::string& name : arguments.names) inspect::cat(source, name, options, print);
   if (arguments.filter.is_all()) return;
   for (const std::size_t place : inspect::matching(source, arguments.filter))

@@ -68,23 +68,22 @@ void check_paths(const ConvertArguments& arguments) {
   };
   std::error_code error;
   if (fs::is_directory(arguments.in, error) && !thirdparty::find_checkpoint(arguments.in))
-    refuse(arguments.in, "is a directory. Use muster export or muster shard for directories.");
+    refuse(arguments.in, "is a directory. Use muster export or muster shard for directories");
   if (fs::equivalent(arguments.in, arguments.out, error))
-    refuse(arguments.out, "the output is the input file. Name another file.");
+    refuse(arguments.out, "the output is the input file. Name another file");
   const fs::file_status status = fs::symlink_status(arguments.out, error);
   if (fs::exists(status) && !fs::is_regular_file(status))
-    refuse(arguments.out, "already exists, and is not a regular file. Name another file.");
-  if (fs::exists(status) && !arguments.force) refuse(arguments.out, "already exists. Pass --force to replace it.");
+    refuse(arguments.out, "already exists, and is not a regular file. Name another file");
+  if (fs::exists(status) && !arguments.force) refuse(arguments.out, "already exists. Pass --force to replace it");
 }
 
 /// Whether the name is that of a state file.
 bool is_state_name(const std::string& path) {
   if (path.ends_with(".h5") || path.ends_with(".hdf5")) return true;
   if (path.ends_with(".safetensors")) return false;
-  throw Error(
-      ErrorKind::invalid_argument,
-      fmt::format("{}: unknown format. Name a file that ends with .safetensors, .h5 or .hdf5.", in_quotes(path)),
-      {.path = path});
+  throw Error(ErrorKind::invalid_argument,
+              fmt::format("{}: unknown format. Name a file that ends with .safetensors, .h5 or .hdf5", in_quotes(path)),
+              {.path = path});
 }
 
 /// Converts a file; the new one appears complete or not at all. Leftovers of a killed conversion to the same file on
@@ -94,7 +93,7 @@ std::string convert(const ConvertArguments& arguments, const std::stop_token& st
   const std::optional<int> zstd_level = parse_compression(arguments.compress);
   if (!is_state && zstd_level)
     throw Error(ErrorKind::invalid_argument,
-                "--compress: safetensors files are not compressed. Write a state file (.h5) instead.");
+                "--compress: safetensors files are not compressed. Write a state file (.h5) instead");
   check_paths(arguments);
   inspect::Source source = inspect::open_source(arguments.in, {.thirdparty = arguments.foreign});
   inspect::narrow(source, arguments.filter);

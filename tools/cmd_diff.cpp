@@ -40,7 +40,8 @@ void add_diff_command(CLI::App& app, int& status) {
   command->footer(
       "Compares tensors by name, dtype, shape and bits. Between directories it also compares other files: JSON files "
       "by\n"
-      "value, all others byte by byte. If one side is a state, configs are compared. Shards are merged while they are\n"
+      "value, all other files byte by byte. If one side is a state, configs are compared. Shards are merged while they "
+      "are\n"
       "read, so memory does not depend on the size of the model. With --select or --exclude only tensors are "
       "compared.\n"
       "Exit status: 0 the same; 1 different; 2 cannot be compared.\n\n"

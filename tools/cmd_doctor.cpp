@@ -244,7 +244,7 @@ Finding devices() {
   void* const symbol = library.handle == nullptr ? nullptr : os::find_symbol(library, cuda::report_symbol);
   if (symbol == nullptr)
     return {"CUDA", Health::note, fmt::format("{} was not found", file),
-            "install it beside libmuster to gather tensors on GPUs, or copy them to host memory first"};
+            "install it next to libmuster to gather tensors on GPUs, or copy them to host memory first"};
   CudaReport report;
   if (!reinterpret_cast<cuda::MakeReport>(symbol)(report))
     return {"CUDA", Health::warning, "the driver does not respond", report.unavailable_reason};

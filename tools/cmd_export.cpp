@@ -95,12 +95,12 @@ void check_report(const ExportArguments& arguments) {
   const fs::path parent = report.has_parent_path() ? report.parent_path() : ".";
   const fs::file_status status = fs::status(report, error);
   if (status.type() == fs::file_type::none) refuse(error.message());
-  if (fs::is_directory(status)) refuse("is a directory. Name a file.");
+  if (fs::is_directory(status)) refuse("is a directory. Name a file");
   if (!arguments.out.empty() && is_inside(report, arguments.out))
-    refuse("is inside the output directory. Name a file elsewhere.");
+    refuse("is inside the output directory. Name a file elsewhere");
   if (fs::is_regular_file(status)) {
     if (is_inside(report, arguments.shards) || fs::equivalent(report, arguments.plan, error))
-      refuse("is an input file. Name another file.");
+      refuse("is an input file. Name another file");
   } else if (fs::exists(status)) {
     return;  // a device or a pipe, which is written directly
   }
@@ -249,7 +249,7 @@ int export_as_called(const CLI::App& command, const ExportArguments& arguments) 
   if (arguments.processes != 0)
     throw Error(ErrorKind::invalid_argument,
                 fmt::format("--processes starts local ranks, but this process is a rank of a job ({}) whose ranks "
-                            "export together. Leave --processes out, or pass --standalone.",
+                            "export together. Leave --processes out, or pass --standalone",
                             start.said));
   return export_with(*group_of_job(start), arguments);
 }

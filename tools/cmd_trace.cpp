@@ -86,7 +86,7 @@ void add_status_command(CLI::App& app, int& /*status*/) {
       ->type_name("JOB|PID|DIR");
   add_json_flag(*command, arguments->json);
   command->footer(
-      "Without an argument it shows all jobs of this user that run on this host. If there are none, it shows the job\n"
+      "Without an argument it shows all jobs of this user that run on this host. If no job runs, it shows the job\n"
       "that failed last.\n\n"
       "Examples:\n  muster status\n  muster status 3f2a\n  muster status trace/");
   command->callback([arguments] { show_status(*arguments); });

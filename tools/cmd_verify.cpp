@@ -83,7 +83,7 @@ void add_verify_command(CLI::App& app, int& status) {
       ->type_name("PATH");
   auto* headers = command->add_flag("--headers-only", arguments->headers_only, "Do not compare tensors with checksums");
   auto* write = command->add_flag("--write-checksums", arguments->write_checksums,
-                                  "Write muster.checksums.json beside a complete checkpoint");
+                                  "Write muster.checksums.json next to a complete checkpoint");
   VerifyOptions& options = arguments->options;
   add_name_options(*command, options.select, options.exclude);
   command->add_option("--plan", options.plan, plan_help)->type_name(plan_type);

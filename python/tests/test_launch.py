@@ -72,7 +72,7 @@ def test_the_failure_of_a_rank(how, kind, words, capfd):
         ("launch_cases", {}, "is not the name of a function"),
         (5, {}, "is not a target"),
         (["true"], {"arguments": {}}, "a command has no `arguments`"),
-        ([], {}, "no command given"),
+        ([], {}, "the command must not be empty"),
         (launch_cases.fail, {"arguments": {"how": {1, 2}}}, "config['how']: set is not a value"),
         (launch_cases.fail, {"arguments": {"how": muster.empty("F32", (1,))}}, "tensor"),
         (launch_cases.fail, {"ranks": 0}, "0 ranks"),
@@ -94,7 +94,7 @@ def test_a_name_that_is_not_there(capfd):
 
 
 def test_a_job_that_takes_too_long(tmp_path):
-    with pytest.raises(muster.TimeoutError, match="not ended within its 1.5 s"):
+    with pytest.raises(muster.TimeoutError, match="timed out after 1.5 s"):
         muster.launch(launch_cases.stay, 2, {"folder": str(tmp_path)}, timeout=1.5, grace=0.1)
     assert not any(is_there(path.read_text()) for path in tmp_path.iterdir())
 

@@ -86,10 +86,10 @@ std::string in_quotes(std::string_view text) {
   return "\"" + inside + "\"";
 }
 
-Error file_error(ErrorKind kind, std::string_view doing, const std::string& path, std::string_view words,
+Error file_error(ErrorKind kind, std::string_view doing, const std::string& path, std::string_view message,
                  int os_error) {
   return {kind,
-          std::string(doing) + " " + in_quotes(path) + ": " + std::string(words),
+          in_quotes(path) + ": " + (doing.empty() ? "" : std::string(doing) + ": ") + std::string(message),
           {.path = path, .os_error = os_error}};
 }
 

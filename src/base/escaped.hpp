@@ -34,8 +34,9 @@ std::string escaped(std::string_view text, std::string_view also = {});
 /// out.
 std::string in_quotes(std::string_view text);
 
-/// Returns an error about a file, such as "doing "PATH": words", with the path in its details.
-Error file_error(ErrorKind kind, std::string_view doing, const std::string& path, std::string_view words,
+/// Returns an error about a file, of the form `"PATH": doing: message`, with the path in its details. If `doing` is
+/// empty, the form is `"PATH": message`.
+Error file_error(ErrorKind kind, std::string_view doing, const std::string& path, std::string_view message,
                  int os_error = 0);
 
 /// Runs work on the contents of a file. An error without a path is rethrown as a file_error.

@@ -26,8 +26,8 @@ class ForkMutex {
   void lock() {
     if (!acquire())
       throw Error(ErrorKind::unsupported,
-                  "this process was forked while another thread of its parent used the same object: a forked child "
-                  "cannot take part; start it as a process of its own");
+                  "forked process: using an object of the parent: another thread of the parent used it during fork(). "
+                  "Start the process with exec, or make its own objects after fork()");
   }
   /// Locks the mutex without throwing: if lock() would throw, the returned lock does not own the mutex.
   [[nodiscard]] std::unique_lock<ForkMutex> lock_unless_abandoned() noexcept {

@@ -47,7 +47,7 @@ void verify_checksums(const Places& places, Verification& verification) {
   if (!checksums) return;
   for (const auto& [name, checksum] : *checksums) {
     if (!places.contains(name))
-      verification.add(Defect::checksum, file, name, "{} has a checksum of the tensor {}, which is not there",
+      verification.add(Defect::checksum, file, name, "{} has a checksum of the tensor {}, which does not exist",
                        in_quotes(file), in_quotes(name));
   }
   std::vector<ReadTensor> tensors;
@@ -77,7 +77,7 @@ void verify_checksums(const Places& places, Verification& verification) {
     ++report.checked;
     if (found[i] == sums[i]) continue;
     verification.add(Defect::checksum, in, name,
-                     "the tensor {} in {} has the checksum {}, not {}: its bytes have changed", in_quotes(name),
+                     "{} in {}: checksum mismatch: data is corrupted (expected {}, found {})", in_quotes(name),
                      in_quotes(in), checksum_text(found[i]), checksum_text(sums[i]));
   }
 }
@@ -92,8 +92,8 @@ void verify_state(const std::string& name, const ProgressCallback& progress, Ver
     if (!verification.options.checksums) return;
     for (const StateProblem& problem : file.check(progress))
       verification.add(Defect::checksum, name, problem.tensor, "{}{}: {}",
-                       problem.tensor.empty() ? "" : fmt::format("the tensor {} in ", in_quotes(problem.tensor)),
-                       in_quotes(name), problem.words);
+                       problem.tensor.empty() ? "" : fmt::format("{} in ", in_quotes(problem.tensor)), in_quotes(name),
+                       problem.words);
     verification.report.checked += file.tensors().size();
   } catch (const Error& error) {
     // A missing file, or one of another version, was not verified.
@@ -113,8 +113,7 @@ void verify_workspace(Verification& verification) {
   ProgressCounter counter(verification.options.progress, total);
   const auto verify_if_complete = [&](const workspace::SurveyState& state) {
     const std::string& name = state.entry.file;
-    if (!state.complete)
-      return verification.add(Defect::file, name, "", "the state is not complete: {}", state.problem);
+    if (!state.complete) return verification.add(Defect::file, name, "", "{}", state.problem);
     std::uint64_t before = 0;
     const auto progress = [&](const Progress& now) { counter.add(now.bytes - std::exchange(before, now.bytes)); };
     try {
@@ -129,24 +128,25 @@ void verify_workspace(Verification& verification) {
       for (const workspace::SurveyState& state : *states) verify_if_complete(state);
     if (job.states.empty()) continue;
     for (const int rank : job.missing_ranks)
-      verification.add(Defect::missing, "", "", "the job {} has no complete state of rank {}", job.nonce, rank);
+      verification.add(Defect::missing, "", "", "job {} has no complete state of rank {}", job.nonce, rank);
   }
   const auto find_left = [&](const workspace::SurveyEntry& entry) {
     if (entry.writer == os::Life::dead)
-      verification.add(Defect::leftover, entry.file, "", "{} was left by a process that is gone; muster gc --yes {}",
-                       in_quotes(entry.file),
-                       entry.foreign.empty() ? "removes it" : "removes it when what is not Muster's is out of it");
+      verification.add(
+          Defect::leftover, entry.file, "", "{} is a leftover of a process that has ended. {}", in_quotes(entry.file),
+          entry.foreign.empty() ? "Run muster gc --yes to delete it"
+                                : "Move the files that Muster did not write out of it, and run muster gc --yes");
   };
   for (const workspace::SurveyEntry& entry : survey.foreign)
     if (const auto name = workspace::parse_name(entry.file))
-      verification.add(Defect::file, entry.file, "", "{} has the name of a {}, and is none", in_quotes(entry.file),
+      verification.add(Defect::file, entry.file, "", "{} has the name of a {}, but is not one", in_quotes(entry.file),
                        workspace::to_string(name->kind));
   for (const workspace::SurveyEntry& entry : survey.temporary) find_left(entry);
   for (const workspace::SurveyJob& job : survey.jobs)
     for (const workspace::SurveyEntry& entry : job.passing) find_left(entry);
 }
 
-/// Verifies a model in safetensors files: the survey, then all tensors against the checksums beside them.
+/// Verifies a model in safetensors files: the survey, then all tensors against the checksums next to them.
 void verify_model(const std::vector<std::string>& listing, Verification& verification) {
   const ModelSurvey survey = survey_model(verification.directory, listing);
   for (const Finding& finding : survey.findings) verification.add(finding);
@@ -160,7 +160,7 @@ void verify_model(const std::vector<std::string>& listing, Verification& verific
   verify_checksums(places, verification);
 }
 
-/// Verifies a foreign checkpoint: opening it checks the headers, and then everything is read once.
+/// Verifies a third-party checkpoint: opening it checks the headers, and then everything is read once.
 void verify_foreign(const thirdparty::Found& found, const std::string& name, Verification& verification) {
   VerifyReport& report = verification.report;
   report.kind = VerifiedKind::foreign;
@@ -195,7 +195,7 @@ void verify_directory(Verification& verification) {
   const std::vector<std::string> listing = files_in(directory);
   if (contents.kind == Contents::Kind::other)
     throw file_error(ErrorKind::not_found, "verifying", directory,
-                     fmt::format("there is no *.safetensors in it, and no other checkpoint{}", hint_below(directory)));
+                     fmt::format("no *.safetensors file and no other checkpoint found{}", hint_below(directory)));
   if (contents.kind == Contents::Kind::model) return verify_model(listing, verification);
   verification.report.kind = VerifiedKind::shards;
   verify_shards(listing, verification);
@@ -316,13 +316,13 @@ VerifyReport verify(const std::string& path, const VerifyOptions& options) {
 
 std::uint64_t write_checksums(const std::string& path, const ProgressCallback& progress) {
   const auto refuse = [&](const std::string& words) {
-    throw file_error(ErrorKind::invalid_argument, "writing checksums of", path, words);
+    throw file_error(ErrorKind::invalid_argument, "writing checksums", path, words);
   };
   const VerifyReport report = verify(path, {.checksums = false});
-  if (report.kind != VerifiedKind::checkpoint) refuse("it is no checkpoint's directory");
+  if (report.kind != VerifiedKind::checkpoint) refuse("not the directory of a checkpoint");
   // Older checksums may be for other tensors: they are replaced.
   for (const VerifyProblem& problem : report.problems)
-    if (problem.defect != Defect::checksum) refuse(fmt::format("it is not whole: {}", problem.message));
+    if (problem.defect != Defect::checksum) refuse(fmt::format("the checkpoint is not complete: {}", problem.message));
 
   std::uint64_t bytes = 0;
   const ModelDir model = ModelDir::open(path);
@@ -352,23 +352,25 @@ void verify_facts(Shard& shard, int ranks, Verification& verification) {
   }
   if (!shard.facts) return;
   if (shard.facts->rank != shard.rank || shard.facts->ranks != ranks)
-    verification.add(Defect::mismatch, name, "", "{}: it says that it is rank {} of {}", in_quotes(name),
-                     shard.facts->rank, shard.facts->ranks);
+    verification.add(Defect::mismatch, name, "", "{}: the metadata records rank {} of {}, which contradicts the name",
+                     in_quotes(name), shard.facts->rank, shard.facts->ranks);
   if (shard.facts->layout && shard.facts->layout->ranks() != ranks) {
-    verification.add(Defect::mismatch, name, "", "{}: it was cut for the layout {}, which has other than {} ranks",
+    verification.add(Defect::mismatch, name, "", "{}: the metadata records the layout {}, which does not have {} ranks",
                      in_quotes(name), to_string(*shard.facts->layout), ranks);
     shard.facts->layout.reset();
   }
   for (const auto& [tensor, place] : shard.facts->padded) {
     const auto index = shard.opened->file.find(tensor);
     if (!index) {
-      verification.add(Defect::mismatch, name, tensor, "{}: it has padding of the tensor {}, which it does not have",
-                       in_quotes(name), in_quotes(tensor));
+      verification.add(Defect::mismatch, name, tensor,
+                       "{}: the metadata records padding of the tensor {}, which does not exist", in_quotes(name),
+                       in_quotes(tensor));
       continue;
     }
     const Shape& shape = shard.opened->file.tensors()[*index].shape;
     if (place.first >= shape.size())
-      verification.add(Defect::mismatch, name, tensor, "{}: the tensor {} of shape {} is padded along dimension {}",
+      verification.add(Defect::mismatch, name, tensor,
+                       "{0}: tensor {1}: padding along dimension {3} is out of range for the shape {2}",
                        in_quotes(name), in_quotes(tensor), to_string(shape), place.first);
   }
 }
@@ -379,7 +381,7 @@ void compare(const Shard& first, const Shard& other, Verification& verification)
   const std::string one = in_quotes(first.opened->name);
   const std::string two = in_quotes(name);
   const auto lacks = [&](const TensorEntry& entry, const std::string& has, const std::string& has_not) {
-    verification.add(Defect::mismatch, name, entry.name, "the tensor {} is in {} and not in {}", in_quotes(entry.name),
+    verification.add(Defect::mismatch, name, entry.name, "tensor {} exists in {}, but not in {}", in_quotes(entry.name),
                      has, has_not);
   };
   for (const TensorEntry& entry : first.opened->file.tensors()) {
@@ -390,14 +392,14 @@ void compare(const Shard& first, const Shard& other, Verification& verification)
     }
     const TensorEntry& there = other.opened->file.tensors()[*index];
     if (there.dtype == entry.dtype && there.shape.size() == entry.shape.size()) continue;
-    verification.add(Defect::mismatch, name, entry.name, "the tensor {} is {} in {} and {} in {}",
-                     in_quotes(entry.name), to_string(TensorSpec{entry.dtype, entry.shape}), one,
+    verification.add(Defect::mismatch, name, entry.name, "tensor {} is {} in {}, but {} in {}", in_quotes(entry.name),
+                     to_string(TensorSpec{entry.dtype, entry.shape}), one,
                      to_string(TensorSpec{there.dtype, there.shape}), two);
   }
   for (const TensorEntry& entry : other.opened->file.tensors())
     if (!first.opened->file.find(entry.name)) lacks(entry, two, one);
   if (first.facts && other.facts && first.facts->padded != other.facts->padded)
-    verification.add(Defect::mismatch, name, "", "{} and {} do not say the same of padding", one, two);
+    verification.add(Defect::mismatch, name, "", "{} and {} record different padding", one, two);
 }
 
 // Ranks of one group have parts of the same tensors: those of one pipeline stage and one expert rank.
@@ -412,12 +414,11 @@ void compare_facts(const Shard& first, const Shard& other, Verification& verific
     return shard.facts->layout ? to_string(*shard.facts->layout) : std::string("(none)");
   };
   if (first.facts.has_value() != other.facts.has_value())
-    verification.add(Defect::mismatch, name, "",
-                     "one of {} and {} says that it is a shard, the other does not; they are of different origin",
+    verification.add(Defect::mismatch, name, "", "only one of {} and {} has the metadata of a shard",
                      in_quotes(first.opened->name), in_quotes(name));
   else if (first.facts && first.facts->layout != other.facts->layout)
-    verification.add(Defect::mismatch, name, "", "{} was cut for the layout {}, {} for {}",
-                     in_quotes(first.opened->name), words_of_layout(first), in_quotes(name), words_of_layout(other));
+    verification.add(Defect::mismatch, name, "", "{} has the layout {}, and {} has {}", in_quotes(first.opened->name),
+                     words_of_layout(first), in_quotes(name), words_of_layout(other));
 }
 
 // Verifies shards against the checksums in their metadata.

@@ -18,7 +18,7 @@ merge::Combine combine_of(ReduceOp op) {
   using merge::Combine;
   constexpr std::array<Combine, 5> all = {Combine::sum, Combine::product, Combine::min, Combine::max, Combine::average};
   const auto number = static_cast<std::size_t>(op);
-  if (number >= all.size()) throw Error(ErrorKind::invalid_argument, "an operation of that number is none of ReduceOp");
+  if (number >= all.size()) throw Error(ErrorKind::invalid_argument, "ReduceOp: unknown operation");
   return all[number];
 }
 
@@ -52,7 +52,7 @@ std::size_t dimension(const Shape& shape, int dim) {
   const auto dims = static_cast<int>(shape.size());
   if (dim < -dims || dim >= dims)
     throw Error(ErrorKind::invalid_argument,
-                fmt::format("a tensor of shape {} has no dimension {}", to_string(shape), dim));
+                fmt::format("dimension {} is out of range for shape {}", dim, to_string(shape)));
   return static_cast<std::size_t>(dim < 0 ? dim + dims : dim);
 }
 
@@ -67,8 +67,7 @@ void check_whole_bytes(DType dtype, const Shape& shape, std::size_t dim) {
   for (std::size_t i = dim; i < shape.size(); ++i) row *= shape[i];
   if (row % elements_in_group(dtype) != 0)
     throw Error(ErrorKind::invalid_argument,
-                fmt::format("{} cannot be joined or cut along dimension {}: its rows end within a "
-                            "byte",
+                fmt::format("tensor {}: it cannot be joined or cut along dimension {}: its rows end within a byte",
                             to_string(TensorSpec{dtype, shape}), dim));
 }
 
@@ -79,8 +78,7 @@ void cut(const Shape& shape, std::size_t dim, std::size_t ranks, std::optional<s
   if (!sizes) {
     if (extent % count != 0)
       throw Error(ErrorKind::invalid_argument,
-                  fmt::format("dimension {} of a tensor of shape {} is not a multiple of {} ranks", dim,
-                              to_string(shape), ranks));
+                  fmt::format("dimension {} of shape {} is not a multiple of {} ranks", dim, to_string(shape), ranks));
     extents.assign(ranks, extent / count);
     return;
   }
@@ -91,10 +89,11 @@ void cut(const Shape& shape, std::size_t dim, std::size_t ranks, std::optional<s
     if (fits) left -= size;
   }
   if (!fits || left != 0)
-    throw Error(ErrorKind::invalid_argument,
-                fmt::format("{} slices do not make up dimension {} of a tensor of shape {} for {} ranks: one a rank, "
-                            "none negative, together its extent",
-                            sizes->size(), dim, to_string(shape), ranks));
+    throw Error(
+        ErrorKind::invalid_argument,
+        fmt::format(
+            "{} slices do not add up to dimension {} of shape {} for {} ranks: expected one per rank, none negative",
+            sizes->size(), dim, to_string(shape), ranks));
   extents.assign(sizes->begin(), sizes->end());
 }
 
@@ -105,10 +104,11 @@ Shape with_extent(Shape shape, std::size_t dim, std::int64_t extent) {
 
 void check_on_host(const TensorView& tensor, const char* call) {
   if (!tensor.device().is_host())
-    throw Error(ErrorKind::unsupported,
-                fmt::format("{} is for tensors in host memory, and one of shape {} is on {}: copy it to the host first "
-                            "(copy_to_host)",
-                            call, to_string(tensor.shape()), to_string(tensor.device())));
+    throw Error(
+        ErrorKind::unsupported,
+        fmt::format(
+            "the tensor of shape {} is on {}, but {} needs host memory. Copy it to the host first (copy_to_host)",
+            to_string(tensor.shape()), to_string(tensor.device()), call));
 }
 
 Bytes bytes_of(const TensorView& tensor, const DeviceBackend* device) {
@@ -116,7 +116,7 @@ Bytes bytes_of(const TensorView& tensor, const DeviceBackend* device) {
 }
 
 Room room_of(const Tensor& tensor, const DeviceBackend* device) {
-  if (!tensor.view().is_contiguous()) throw Error(ErrorKind::invalid_argument, "a result must be contiguous");
+  if (!tensor.view().is_contiguous()) throw Error(ErrorKind::invalid_argument, "result: it must be contiguous");
   (void)bytes_of(tensor, device);
   if (tensor.nbytes() == 0) return {};
   return {tensor.mutable_data(), tensor.nbytes()};
@@ -129,7 +129,7 @@ void check_result(const Tensor& result, const TensorView& tensor, std::size_t di
   for (std::size_t i = 0; i < its.size() && fits; ++i) fits = its[i] == (i == dim ? extent : shape[i]);
   if (!fits)
     throw Error(ErrorKind::invalid_argument,
-                fmt::format("the result is {}, not {}", to_string(TensorSpec{result.dtype(), its}),
+                fmt::format("result: it is {}, expected {}", to_string(TensorSpec{result.dtype(), its}),
                             to_string(TensorSpec{tensor.dtype(), with_extent(shape, dim, extent)})));
 }
 

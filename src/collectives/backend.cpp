@@ -63,18 +63,17 @@ void check_ranks_on_hosts(const group::BaseGroup& group) {
   std::map<int, int> ranks;  // by host
   for (const int rank : group.all())
     if (++ranks[group.host_of(rank)] > most_ranks_on_host)
-      throw Error(ErrorKind::unsupported,
-                  fmt::format("the host of rank {} has more than {} ranks of this group: collectives take that many at "
-                              "most; use more hosts, or groups of fewer ranks (split)",
-                              group.info(rank).global_rank, most_ranks_on_host));
+      throw Error(ErrorKind::unsupported, fmt::format("collectives: the host of rank {} has more than {} ranks of this "
+                                                      "group. Use more hosts, or split the group",
+                                                      group.info(rank).global_rank, most_ranks_on_host));
 }
 
 std::unique_ptr<DeviceBackend> device_backend(group::BaseGroup& group, Backend& round) {
   const MakeDeviceBackend make = make_device_backend;
   if (make == nullptr)
     throw Error(ErrorKind::unsupported,
-                "collectives take tensors on devices only in a program that is linked with libmuster-cuda (pkg-config "
-                "muster-cuda): link it, or copy them to the host first");
+                "collectives on devices need libmuster-cuda. Link the program with it (pkg-config muster-cuda), or "
+                "copy the tensors to the host first");
   return make(group, round);
 }
 

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "src/base/fixed_string.hpp"
+#include "src/base/message.hpp"
 #include "src/collectives/packed_config.hpp"
 #include "src/group/error_propagation.hpp"
 #include "src/merge/reduce.hpp"
@@ -63,8 +64,7 @@ void Engine::run(const What& what, std::span<const Device> where, const Collecti
   clear(outs_);
   call.trouble = group::attempt(*group_, [&] {
     if (what.root && (*what.root < 0 || *what.root >= size()))
-      throw Error(ErrorKind::invalid_argument,
-                  fmt::format("root {} is not in the group of {} ranks", *what.root, size()));
+      throw Error(ErrorKind::invalid_argument, out_of_range_text("root", *what.root, size()));
     if (!where.empty()) {
       if (!devices_) devices_ = device_backend(group::inside(*group_), *backend_);
       place_ = devices_->begin(where);
@@ -103,7 +103,7 @@ void Engine::disagree(const What& what, std::span<const Card> cards, const WaitO
   const auto other = std::ranges::find_if(cards, [&](const Card& card) { return card.agreed != cards[0].agreed; });
   const auto rank = static_cast<std::size_t>(other - cards.begin());
   throw group::error_of(group_->info(static_cast<int>(rank)), ErrorKind::rank_mismatch,
-                        fmt::format("{} calls {}, {} {}: all ranks of a group make the same calls in the same order",
+                        fmt::format("{} calls {}, {} {}. Make the same calls in the same order on all ranks",
                                     group::name_of(group_->info(0)), get_text(all[0]),
                                     group::name_of(group_->info(static_cast<int>(rank))), get_text(all[rank])));
 }
@@ -255,9 +255,10 @@ std::optional<Tensor> Engine::gather(What what, const TensorView& tensor, int di
         }
         const std::span<const std::int64_t> extents = what.slices;
         if (!extents.empty() && (extents.size() != ins_.size() || extents[self()] != tensor.shape()[along]))
-          throw Error(ErrorKind::invalid_argument,
-                      fmt::format("{} sizes for {} ranks, of which this rank's must be {}, its extent of dimension {}",
-                                  extents.size(), ins_.size(), tensor.shape()[along], along));
+          throw Error(
+              ErrorKind::invalid_argument,
+              fmt::format("sizes: received {} for {} ranks, of which this rank's must be {}, its size of dimension {}",
+                          extents.size(), ins_.size(), tensor.shape()[along], along));
         if (into == nullptr && card.wants != 0 && !what.varies) allocate(tensor.shape()[along] * size());
       },
       [&](Call& call, const Opened& opened) {
@@ -271,7 +272,8 @@ std::optional<Tensor> Engine::gather(What what, const TensorView& tensor, int di
           if (std::ranges::any_of(cards, [](const Card& card) { return card.extent < 0; }) ||
               std::accumulate(sizes_.begin(), sizes_.end(), std::uint64_t{0}) !=
                   byte_size(tensor.dtype(), with_extent(tensor.shape(), along, extent)))
-            throw Error(ErrorKind::corrupt, "the ranks announce other bytes than their extents have");
+            throw Error(ErrorKind::corrupt,
+                        "malformed message: the ranks announce another number of bytes than their sizes have");
           if (into == nullptr && what.varies) allocate(extent);
           place(parts ? *parts : *into, sizes_);
         };
@@ -298,10 +300,11 @@ void Engine::gather_each(What what, std::span<const Tensor> outs, const TensorVi
         card.wants = !what.root || *what.root == rank() ? 1 : 0;
         const std::size_t wanted = card.wants != 0 ? ins_.size() : 0;
         if (outs.size() != wanted)
-          throw Error(ErrorKind::invalid_argument,
-                      fmt::format("{} wants {} tensors of this rank (one for each rank where the "
-                                  "result comes to, else none), not {}",
-                                  what.name, wanted, outs.size()));
+          throw Error(
+              ErrorKind::invalid_argument,
+              fmt::format(
+                  "this rank must pass {} tensors (one per rank where the result is received, otherwise none), not {}",
+                  wanted, outs.size()));
         for (std::size_t i = 0; i < outs.size(); ++i) {
           if (what.varies && i != self()) {
             check_result(outs[i], tensor, 0, outs[i].shape().empty() ? 0 : outs[i].shape()[0]);
@@ -370,10 +373,10 @@ void Engine::scatter(const What& what, const Tensor& out, std::span<const Tensor
         outs_[static_cast<std::size_t>(*what.root)] = room_of(out, device_);
         const std::size_t wanted = what.root == rank() ? ins_.size() : 0;
         if (parts.size() != wanted)
-          throw Error(ErrorKind::invalid_argument,
-                      fmt::format("scatter wants {} tensors of this rank (root {} gives one for "
-                                  "each rank, the others none), not {}",
-                                  wanted, *what.root, parts.size()));
+          throw Error(
+              ErrorKind::invalid_argument,
+              fmt::format("this rank must pass {} tensors (root {} passes one per rank, other ranks none), not {}",
+                          wanted, *what.root, parts.size()));
         for (std::size_t i = 0; i < parts.size(); ++i) {
           check_same(parts[i], out, "a part");
           ins_[i] = given.emplace_back(parts[i], device_).bytes();
@@ -448,7 +451,7 @@ void Engine::on_devices(const What& what, std::span<const Device> devices, const
   run(
       what, devices, options,
       [&](Card&) {
-        if (device_ == nullptr) throw Error(ErrorKind::invalid_argument, fmt::format("{} has no tensors", what.name));
+        if (device_ == nullptr) throw Error(ErrorKind::invalid_argument, "the list of tensors must not be empty");
         prepare(*device_);
       },
       [&](Call& call, const Opened& opened) {

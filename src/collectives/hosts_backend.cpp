@@ -67,7 +67,7 @@ class HostsBackend final : public Backend {
     near_ = group.split(ranks_[host_], options);
     far_ = group.split(across, options);
     inside_ = shared_backend(group::inside(*near_), options);
-    if (!inside_) throw Error(ErrorKind::unsupported, "the ranks of a host share no memory");
+    if (!inside_) throw Error(ErrorKind::unsupported, "collectives: the ranks of a host share no memory");
     if (has_lane()) across_ = message_backend(group::inside(*far_));
   }
 

@@ -32,6 +32,7 @@
 #include <vector>
 
 #include "src/base/escaped.hpp"
+#include "src/base/message.hpp"
 #include "src/collectives/packed_config.hpp"
 #include "src/collectives/shared_buffers.hpp"
 #include "src/group/error_propagation.hpp"
@@ -84,7 +85,7 @@ Handle parsed(const std::string& text) {
   if (handle.ranks < 1 || handle.ranks > most_ranks || !is_key || handle_text(handle) != text)
     throw Error(
         ErrorKind::invalid_argument,
-        fmt::format("'{}' is no handle of a queue: take what make_queue_handle() gave", escaped(text.substr(0, 100))));
+        fmt::format("queue handle {}: malformed. Use the text that make_queue_handle() returned", in_quotes(text)));
   return handle;
 }
 
@@ -101,22 +102,23 @@ void agree(Group& group, const QueueOptions& options, bool has_outside, const Wa
     if (all[rank] == all[0]) continue;
     const RankInfo& info = group.info(static_cast<int>(rank));
     if (info.global_rank == outside_number)
-      throw Error(ErrorKind::rank_mismatch, "the writer outside makes a queue with other options than the ranks");
+      throw Error(ErrorKind::rank_mismatch, "queue: the external writer creates it with other options than the ranks");
     throw group::error_of(info, ErrorKind::rank_mismatch,
-                          fmt::format("ranks 0 and {} make a queue with other options", rank));
+                          fmt::format("queue: ranks 0 and {} create it with different options", rank));
   }
 }
 
 void check(const QueueOptions& options, int size, bool has_outside) {
   const auto check_rank = [size](int rank, const char* what) {
     if (rank < 0 || rank >= size)
-      throw Error(ErrorKind::invalid_argument,
-                  fmt::format("a queue's {} {} is not in the group of {} ranks", what, rank, size));
+      throw Error(ErrorKind::invalid_argument, out_of_range_text(fmt::format("queue: {}", what), rank, size));
   };
   if (!has_outside) check_rank(options.writer, "writer");
   if (options.reader) check_rank(*options.reader, "reader");
   if (options.capacity < (64U << 10) || options.capacity > (std::uint64_t{1} << 36))
-    throw Error(ErrorKind::invalid_argument, fmt::format("a queue of {} bytes: 64 KiB to 64 GiB", options.capacity));
+    throw Error(
+        ErrorKind::invalid_argument,
+        fmt::format("queue: the capacity of {} bytes is out of range (valid: 64 KiB to 64 GiB)", options.capacity));
 }
 
 /// Forms the group of the ranks and the outside writer. Collective over all of them.
@@ -132,7 +134,7 @@ QueueRanks meet(const Handle& handle, int rank, std::vector<int> numbers, std::c
                              .global_ranks = std::move(numbers)});
   } catch (const Error& error) {
     throw error.with_context(
-        fmt::format("a queue's ranks meet its writer outside, which is rank {} here", handle.ranks));
+        fmt::format("queue: waiting for its external writer, which is rank {} here", handle.ranks));
   }
   met.group->set_timeout(usual);
   agree(*met.group, options, true, waits);
@@ -149,12 +151,12 @@ QueueRanks queue_ranks(Group& group, const QueueOptions& options) {
   group::inside(group).together(waits, [&] {
     check(options, group.size(), has_outside);
     if (!collectives::SharedBlocks::can_be(group::inside(group)))
-      throw Error(ErrorKind::unsupported, "a queue needs ranks that share memory, on one host");
+      throw Error(ErrorKind::unsupported, "queue: the ranks must share memory on one host");
     if (!has_outside) return;
     handle = parsed(options.external_writer);
     if (handle.ranks != group.size())
       throw Error(ErrorKind::invalid_argument,
-                  fmt::format("the queue's handle is for {} ranks, the group has {}", handle.ranks, group.size()));
+                  fmt::format("queue: its handle is for {} ranks, but the group has {}", handle.ranks, group.size()));
   });
   agree(group, options, has_outside, waits);
   if (!has_outside) return {group.duplicate(waits), options.writer};
@@ -184,7 +186,8 @@ QueueRanks queue_ranks_from_outside(const QueueOptions& options) {
 
 std::string make_queue_handle(int ranks) {
   if (ranks < 1 || ranks > most_ranks)
-    throw Error(ErrorKind::invalid_argument, fmt::format("a queue's handle for {} ranks: 1 to {}", ranks, most_ranks));
+    throw Error(ErrorKind::invalid_argument,
+                fmt::format("queue handle: {} ranks are out of range (valid: 1 to {})", ranks, most_ranks));
   return handle_text({ranks, os::random_hex(key_bytes)});
 }
 
@@ -212,7 +215,8 @@ class MessageQueue::Ring {
   void put(std::span<const std::byte> message, const CollectiveOptions& options) {
     const group::Use use(*group_);
     if (!is_writer())
-      throw Error(ErrorKind::invalid_argument, "a queue is written by its writer alone, which this rank is not");
+      throw Error(ErrorKind::invalid_argument,
+                  "queue: only its writer can write to it, and this rank is not the writer");
     check_room(most_taken(message.size()));
     do {
       const std::span<const std::byte> piece = message.first(std::min(message.size(), longest_piece()));
@@ -260,8 +264,8 @@ class MessageQueue::Ring {
     std::optional<group::Use> use;
     hold(use);
     if (!reads(self_))
-      throw Error(ErrorKind::invalid_argument, is_writer() ? "a queue's writer does not read it"
-                                                           : "a queue with one reader is read by no other rank");
+      throw Error(ErrorKind::invalid_argument,
+                  is_writer() ? "queue: its writer cannot read it" : "queue: only its one reader can read it");
     Message message;
     for (bool is_whole = false; !is_whole;) {
       await_piece(options);
@@ -274,7 +278,8 @@ class MessageQueue::Ring {
         is_whole = true;
       } else if (head.state != Head::at_begin) {
         if (head.bytes > left - sizeof head)
-          group::fail(*group_, Error(ErrorKind::corrupt, "a queue's piece is longer than its ring"));
+          group::fail(*group_,
+                      Error(ErrorKind::corrupt, "malformed message: a chunk of a queue is longer than its ring"));
         const auto* const data = reinterpret_cast<const std::byte*>(&head_at(read_) + 1);
         message.copied.insert(message.copied.end(), data, data + head.bytes);
         counted = whole_lines(sizeof head + head.bytes);
@@ -316,7 +321,7 @@ class MessageQueue::Ring {
   [[nodiscard]] group::BaseGroup& inside() const noexcept { return group::inside(*group_); }
   [[nodiscard]] bool is_writer() const noexcept { return self_ == static_cast<int>(writer_); }
   [[nodiscard]] const char* get_phase() const noexcept {
-    return options_.external_writer.empty() ? "queue: get" : "queue: get from the writer outside, rank -1";
+    return options_.external_writer.empty() ? "queue: get" : "queue: get from the external writer, rank -1";
   }
   [[nodiscard]] bool reads(int rank) const noexcept {
     return options_.reader ? rank == *options_.reader : rank != static_cast<int>(writer_);
@@ -343,9 +348,8 @@ class MessageQueue::Ring {
   void check_room(std::uint64_t needed) const {
     if (const std::uint64_t unread = written_ - read_; reads(self_) && needed > capacity_ - unread)
       throw Error(ErrorKind::invalid_argument,
-                  fmt::format("queue: put: there is too little room in {} bytes, and this rank itself reads, {} bytes "
-                              "behind",
-                              capacity_, unread));
+                  fmt::format("queue: put: too little space in {}: this rank itself is a reader and has not read {}",
+                              byte_text(capacity_), byte_text(unread)));
   }
 
   /// Waits until all readers have read enough to free the space.
@@ -393,7 +397,7 @@ class MessageQueue::Ring {
   void await(std::size_t which, int rank, const WaitOptions& options, const Done& done) {
     if (rank == self_)
       throw Error(ErrorKind::invalid_argument,
-                  fmt::format("{}: there is nothing, and this rank itself is the writer", options.phase));
+                  fmt::format("{}: the queue is empty, and this rank itself is the writer", options.phase));
     const trace::Span span(trace::Kind::message, options.phase, inside().some_operation(),
                            inside().info(rank).global_rank);
     collectives::wait_on(inside(), word(which), std::span(&rank, 1), turns_, options, done);

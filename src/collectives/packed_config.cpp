@@ -21,7 +21,7 @@ std::uint64_t tensors_begin(std::uint64_t descriptor) {
 }
 
 Error torn() {
-  return {ErrorKind::corrupt, "a Config that another rank sent is cut off"};
+  return {ErrorKind::corrupt, "malformed message: a config of another rank is truncated"};
 }
 
 Tensor bytes_of(std::uint64_t count) {

@@ -214,8 +214,7 @@ using group::Mail;
 static_assert(Mail::any_rank == any_rank && Mail::any_tag == any_tag);
 
 void check_tag(int tag) {
-  if (tag < 0)
-    throw Error(ErrorKind::invalid_argument, fmt::format("a message cannot have the tag {}: 0 or more", tag));
+  if (tag < 0) throw Error(ErrorKind::invalid_argument, fmt::format("tag {} must not be negative", tag));
 }
 
 void check_other(const Engine& engine, int rank, const char* verb) {
@@ -243,7 +242,7 @@ std::shared_ptr<Mail::Outgoing> begin_send(Engine& engine, const Config& config,
 std::shared_ptr<Mail::Incoming> begin_receive(Engine& engine, int from, int tag, Mail::Place place) {
   if (tag != any_tag) check_tag(tag);
   if (from != any_rank) check_other(engine, from, "receive from");
-  if (engine.size() == 1) throw Error(ErrorKind::invalid_argument, "there is no other rank to receive from");
+  if (engine.size() == 1) throw Error(ErrorKind::invalid_argument, "receive: the group has no other rank");
   return engine.mail().receive({.from = from, .tag = tag, .place = std::move(place)});
 }
 
@@ -279,8 +278,8 @@ std::shared_ptr<Mail::Incoming> begin_receive_tensor(Engine& engine, const Tenso
     const int rank = group->info(envelope.from).global_rank;
     if (sent != wanted)
       throw Error(ErrorKind::rank_mismatch,
-                  fmt::format("rank {} has sent {} where {} was to be received", rank,
-                              sent ? to_string(*sent) : "a Config", to_string(wanted)),
+                  fmt::format("message of rank {}: expected {}, received {}", rank, to_string(wanted),
+                              sent ? to_string(*sent) : "a Config"),
                   {.rank = rank});
     return room_of(out);
   });
@@ -330,7 +329,7 @@ class Message final : public detail::Operation<Result> {
  private:
   void wait(const std::function<bool()>& done) {
     const auto engine = engine_.lock();
-    if (!engine) throw Error(ErrorKind::invalid_argument, "the group of this Work has been destroyed");
+    if (!engine) throw Error(ErrorKind::invalid_argument, "Work: its group has been destroyed");
     const Engine::DeviceEnd at_end(*engine);
     const group::Use use(engine->group());
     group::BaseGroup& group = group::inside(engine->group());

@@ -277,7 +277,7 @@ class SharedBackend final : public Backend {
     const InputPlace& place = cards_[rank].input;
     const auto segment = arenas_.at(group_, static_cast<int>(rank), place.arena);
     if (place.offset > segment->capacity() || cards_[rank].bytes > segment->capacity() - place.offset)
-      throw Error(ErrorKind::corrupt, "another rank names a place outside its arena");
+      throw Error(ErrorKind::corrupt, "malformed message: it names an address outside the arena of its sender");
     return segment->data() + place.offset;
   }
   /// Rank 0 offers memory for a result of `bytes` bytes. If a call failed, leases of the last offer that no rank has

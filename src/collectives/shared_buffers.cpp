@@ -56,7 +56,7 @@ Loan LentMemory::lend(std::uint64_t bytes, std::span<const int> ranks) {
 
 HeldResult LentMemory::take(const ResultOffer& offer, std::size_t at, std::uint64_t bytes) {
   const std::shared_ptr<shm::RemoteSegment> segment = mapped_.at(group_, owner_, offer.place, access_);
-  if (bytes > segment->capacity()) throw Error(ErrorKind::corrupt, "lent memory has not the room that it needs");
+  if (bytes > segment->capacity()) throw Error(ErrorKind::corrupt, "malformed message: a loaned buffer is too small");
   // Stamps wrap around, as those of an offer do.
   const std::uint64_t stamp = (offer.first_stamp - 1 + at) % ((1U << 30) - 1) + 1;
   auto lease = std::make_shared<shm::Lease>(

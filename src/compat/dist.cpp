@@ -8,7 +8,9 @@
 #include <vector>
 
 #include "muster/tcp.hpp"
+#include "src/base/escaped.hpp"
 #include "src/base/fork_mutex.hpp"
+#include "src/base/message.hpp"
 #include "src/collectives/backend.hpp"
 #include "src/compat/dist.hpp"
 #include "src/rendezvous/world.hpp"
@@ -26,9 +28,10 @@ Way way_of(std::string_view name) {
   if (name == "nccl" && has_device_backend()) return Way::tcp;
   if (name == "nccl")
     throw Error(ErrorKind::unsupported,
-                "the backend 'nccl' moves tensors on devices, which this program does not know: link libmuster-cuda "
-                "(pkg-config muster-cuda)");
-  throw Error(ErrorKind::invalid_argument, fmt::format("there is no backend '{}': shm, tcp, gloo, mpi or nccl", name));
+                "backend \"nccl\" needs libmuster-cuda, which is not loaded. Link the program with it (pkg-config "
+                "muster-cuda)");
+  throw Error(ErrorKind::invalid_argument,
+              fmt::format("unknown backend {} (expected shm, tcp, gloo, mpi or nccl)", in_quotes(name)));
 }
 
 /// Makes the group for env://.
@@ -42,7 +45,7 @@ std::shared_ptr<muster::Group> group_of_environment(const dist::InitOptions& opt
   if ((options.rank != -1 && options.rank != group->rank()) ||
       (options.world_size != -1 && options.world_size != group->size()))
     throw Error(ErrorKind::invalid_argument,
-                fmt::format("env:// has this process as rank {} of {}, and the call as rank {} of {}", group->rank(),
+                fmt::format("env://: the environment has rank {} of {}, but the call has rank {} of {}", group->rank(),
                             group->size(), options.rank, options.world_size));
   return group;
 }
@@ -51,12 +54,11 @@ std::shared_ptr<muster::Group> group_at(Way way, const dist::InitOptions& option
   const std::string& method = options.init_method;
   check_init_method(method);
   if (options.world_size < 1 || options.rank < 0 || options.rank >= options.world_size)
-    throw Error(ErrorKind::invalid_argument,
-                fmt::format("{} needs a rank and a world_size, and cannot have rank {} of {}", method, options.rank,
-                            options.world_size));
+    throw Error(ErrorKind::invalid_argument, out_of_range_text(fmt::format("init_method {}: rank", in_quotes(method)),
+                                                               options.rank, options.world_size));
   if (way == Way::mpi)
     throw Error(ErrorKind::invalid_argument,
-                fmt::format("the backend 'mpi' finds its ranks itself: env://, not {}", method));
+                fmt::format("init_method {}: the backend \"mpi\" accepts only env://", in_quotes(method)));
   if (way == Way::shm)
     return local_group({.key = method + ' ' + options.group_name,
                         .rank = options.rank,
@@ -73,8 +75,9 @@ std::shared_ptr<muster::Group> group_at(Way way, const dist::InitOptions& option
 
 void check_init_method(const std::string& method) {
   if (method != "env://" && !method.starts_with("tcp://") && !method.starts_with("file://"))
-    throw Error(ErrorKind::invalid_argument,
-                fmt::format("'{}' is no init_method: env://, tcp://HOST:PORT or file:///PATH", method));
+    throw Error(
+        ErrorKind::invalid_argument,
+        fmt::format("init_method {}: malformed (expected env://, tcp://HOST:PORT or file:///PATH)", in_quotes(method)));
 }
 
 void check_backend_name(std::string_view name) {
@@ -84,16 +87,14 @@ void check_backend_name(std::string_view name) {
 void check_backend(std::string_view name, const muster::Group& group) {
   const Way way = way_of(name);
   if (way == Way::mpi && group.kind() != "mpi")
-    throw Error(ErrorKind::unsupported,
-                fmt::format("the backend 'mpi' needs a job that MPI has started (mpiexec), and this one is of the kind "
-                            "'{}'",
-                            group.kind()));
+    throw Error(
+        ErrorKind::unsupported,
+        fmt::format("backend \"mpi\": the group is of kind {}. Start the ranks with mpiexec", in_quotes(group.kind())));
   if (way != Way::shm) return;
   for (int rank = 0; rank < group.size(); ++rank)
     if (group.host_of(rank) != group.host_of(0))
       throw Error(ErrorKind::unsupported,
-                  fmt::format("the backend 'shm' is for ranks of one host, and rank {} is on another one ({}): 'tcp' "
-                              "or 'mpi'",
+                  fmt::format("backend \"shm\": rank {} is on another host ({}). Use the backend tcp or mpi",
                               group.info(rank).global_rank, group.info(rank).host));
 }
 
@@ -139,8 +140,8 @@ ProcessGroup& world_now() {
   if (!world.group)
     throw Error(ErrorKind::invalid_argument,
                 world.master_worker ? "this process is in master-worker mode, which has no collectives and no "
-                                      "messages: call destroy_process_group(), then init_process_group()"
-                                    : "the process group is not initialized: call init_process_group() first");
+                                      "messages. Call destroy_process_group(), then init_process_group()"
+                                    : "the process group is not initialized. Call init_process_group() first");
   return *world.group;
 }
 
@@ -150,7 +151,7 @@ RankAndSize place_now() {
   if (world.group) return {world.group->rank(), world.group->size()};
   if (world.master_worker) return *world.master_worker;
   throw Error(ErrorKind::invalid_argument,
-              "the process group is not initialized: call init_process_group() or init_master_worker() first");
+              "the process group is not initialized. Call init_process_group() or init_master_worker() first");
 }
 
 /// Runs the rendezvous without the lock, so that is_initialized() and destroy_process_group() never wait for it.
@@ -162,10 +163,10 @@ auto start(std::string_view name, const InitOptions& options, const Keep& keep) 
     const std::lock_guard lock(world.mutex);
     if (world.is_starting)
       throw Error(ErrorKind::invalid_argument,
-                  "another thread is initializing the process group: wait for it to finish");
+                  "another thread is initializing the process group. Wait until it has finished");
     if (world.group || world.master_worker)
       throw Error(ErrorKind::invalid_argument,
-                  "the process group has been initialized already: call destroy_process_group() first");
+                  "the process group is already initialized. Call destroy_process_group() first");
     world.is_starting = true;
     world.is_of_environment = options.init_method == "env://";
   }
@@ -180,9 +181,7 @@ auto start(std::string_view name, const InitOptions& options, const Keep& keep) 
 
 int checked_rank(int rank) {
   const int size = place_now().size;
-  if (rank < 0 || rank >= size)
-    throw Error(ErrorKind::invalid_argument,
-                fmt::format("there is no rank {}: the world has the ranks 0 to {}", rank, size - 1));
+  if (rank < 0 || rank >= size) throw Error(ErrorKind::invalid_argument, out_of_range_text("world: rank", rank, size));
   return rank;
 }
 

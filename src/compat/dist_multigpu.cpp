@@ -108,18 +108,20 @@ void all_gather_multigpu(std::span<const std::vector<Tensor>> outputs, std::span
   const auto check = [&](DeviceBackend& backend) {
     if (outputs.size() != tensors.size())
       throw Error(ErrorKind::invalid_argument,
-                  fmt::format("{} lists of results for {} tensors: one for each", outputs.size(), tensors.size()));
+                  fmt::format("all_gather_multigpu: {} lists of results for {} tensors. Pass one per tensor",
+                              outputs.size(), tensors.size()));
     for (std::size_t lane = 0; lane < outputs.size(); ++lane) {
       if (outputs[lane].size() != all)
         throw Error(
             ErrorKind::invalid_argument,
-            fmt::format("a list has {} results for {} tensors of all ranks: one for each", outputs[lane].size(), all));
+            fmt::format("all_gather_multigpu: a list has {} results for {} tensors of all ranks. Pass one per tensor",
+                        outputs[lane].size(), all));
       for (const Tensor& out : outputs[lane]) {
         collectives::check_same(out, tensors[lane], "a result");
         if (out.device() != tensors[lane].device())
           throw Error(ErrorKind::invalid_argument,
-                      fmt::format("a result is on {}, and the tensor of its list on {}", to_string(out.device()),
-                                  to_string(tensors[lane].device())));
+                      fmt::format("all_gather_multigpu: a result is on {}, but the tensor of its list on {}",
+                                  to_string(out.device()), to_string(tensors[lane].device())));
         (void)collectives::room_of(out, &backend);
       }
     }

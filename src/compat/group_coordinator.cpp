@@ -9,6 +9,7 @@
 #include <mutex>
 #include <utility>
 
+#include "src/base/escaped.hpp"
 #include "src/base/fork_mutex.hpp"
 #include "src/collectives/engine.hpp"
 #include "src/group/error_propagation.hpp"
@@ -44,8 +45,9 @@ bool is_sliced(const std::string& key, const Tensor& tensor, const GroupCoordina
   const auto wish = options.all_gather_tensors.find(key);
   if (wish == options.all_gather_tensors.end()) return divides && count != 0;
   if (wish->second && !divides)
-    throw Error(ErrorKind::invalid_argument, fmt::format("'{}' of {} elements cannot be sent in {} slices", key, count,
-                                                         options.all_gather_group->world_size()));
+    throw Error(ErrorKind::invalid_argument,
+                fmt::format("tensor {}: its {} elements cannot be sent in {} slices", in_quotes(key), count,
+                            options.all_gather_group->world_size()));
   return wish->second;
 }
 
@@ -67,15 +69,16 @@ GroupCoordinator::GroupCoordinator(std::span<const std::vector<int>> group_ranks
   for (std::size_t rank = 0; rank < everybodys.size(); ++rank)
     if (everybodys[rank] != everybodys[0])
       throw Error(ErrorKind::rank_mismatch,
-                  fmt::format("ranks 0 and {} give different lists or options of the groups of '{}'", rank, name),
+                  fmt::format("groups {}: ranks 0 and {} pass different lists or options", in_quotes(name), rank),
                   {.rank = static_cast<int>(rank)});
   std::vector<int> members;
   for (const std::vector<int>& list : group_ranks) members.insert(members.end(), list.begin(), list.end());
   std::ranges::sort(members);
   for (int rank = 0; rank < world.size(); ++rank)
     if (members.size() != static_cast<std::size_t>(world.size()) || members[static_cast<std::size_t>(rank)] != rank)
-      throw Error(ErrorKind::invalid_argument,
-                  fmt::format("the lists of the groups of '{}' must have each of {} ranks once", name, world.size()));
+      throw Error(
+          ErrorKind::invalid_argument,
+          fmt::format("groups {}: the lists must contain each of the {} ranks once", in_quotes(name), world.size()));
   group_ = all.split(ranks_, options.wait);
   if (options.use_message_queue_broadcaster)
     queue_ = std::make_unique<MessageQueue>(create_mq_broadcaster({.wait = options.wait}));
@@ -238,7 +241,7 @@ Shape shape_of(const Config& extents) {
 SlicedDict dict_of(const ReceivedConfig& message, const RankInfo& sender, const GroupCoordinator* slices) {
   const auto refuse = [&](const std::string& words) {
     throw group::error_of(sender, ErrorKind::rank_mismatch,
-                          fmt::format("{} has sent {}: both sides must give the same all_gather_group and options",
+                          fmt::format("{} sent {}. Pass the same all_gather_group and options on both sides",
                                       group::name_of(sender), words));
   };
   const Config& all = message.config;
@@ -246,19 +249,19 @@ SlicedDict dict_of(const ReceivedConfig& message, const RankInfo& sender, const 
     return config.is_array() && config.size() == size;
   };
   if (!is_array(all, 3) || !all.at(0).is_object() || !all.at(1).is_object() || !is_array(all.at(2), 2))
-    refuse("another message where a dict of tensors was to be received");
+    refuse("a message that is not a dict of tensors");
   SlicedDict dict{all.at(1).as_object(), {}};
   const int rank = slices == nullptr ? 0 : slices->rank_in_group();
   const int count = slices == nullptr ? 1 : slices->world_size();
   if (all.at(0).size() != 0 && (all.at(2).at(0).as_int() != rank || all.at(2).at(1).as_int() != count))
-    refuse(fmt::format("slice {} of {} where slice {} of {} was to be received", all.at(2).at(0).as_int(),
+    refuse(fmt::format("slice {} of {}, but slice {} of {} was expected", all.at(2).at(0).as_int(),
                        all.at(2).at(1).as_int(), rank, count));
   for (const auto& [key, extents] : all.at(0).as_object()) {
     Shape shape = shape_of(extents);
     const Config* const value = dict.values.find(key);
     if (value == nullptr || !value->is_tensor() ||
         value->as_tensor().nbytes() * static_cast<std::size_t>(count) != byte_size(value->as_tensor().dtype(), shape))
-      refuse(fmt::format("a slice of '{}' that does not fit its shape", key));
+      refuse(fmt::format("a slice of {} that does not fit its shape", in_quotes(key)));
     dict.shapes.emplace(key, std::move(shape));
   }
   return dict;
@@ -295,20 +298,21 @@ void GroupCoordinator::check_same_slices(const ConfigObject& values, const std::
   // In the order of the keys, because the dicts of the senders may have different orders.
   Config mine = Config::array();
   for (const auto& [key, shape] : shapes)
-    mine.push_back(fmt::format("'{}' {}", key, to_string(TensorSpec{values.find(key)->as_tensor().dtype(), shape})));
+    mine.push_back(
+        fmt::format("{} {}", in_quotes(key), to_string(TensorSpec{values.find(key)->as_tensor().dtype(), shape})));
   const std::vector<Config> all = group_->all_gather_config(mine, options);
   const auto other = std::ranges::find_if(all, [&](const Config& theirs) { return theirs != all[0]; });
   if (other == all.end()) return;
   const auto words = [](const Config& list, const Config& without) {
     for (const Config& each : list.as_array())
       if (std::ranges::find(without.as_array(), each) == without.as_array().end()) return each.as_string();
-    return std::string("nothing more");
+    return std::string("no other tensor");
   };
   const RankInfo& first = group_->group().info(0);
   const RankInfo& info = group_->group().info(static_cast<int>(other - all.begin()));
   throw group::error_of(
       info, ErrorKind::rank_mismatch,
-      fmt::format("{} gathers {} and {} gathers {}: all ranks of a stage must send the same tensors",
+      fmt::format("{} gathers {}, but {} gathers {}. Send the same tensors on all ranks of a stage",
                   group::name_of(first), words(all[0], *other), group::name_of(info), words(*other, all[0])));
 }
 

@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "src/base/fork_mutex.hpp"
+#include "src/base/message.hpp"
 #include "src/group/error_propagation.hpp"
 #include "src/merge/reduce.hpp"
 #include "src/os/shared_memory.hpp"
@@ -72,7 +73,7 @@ class Worker {
     for (;;) {
       const Config message = group_.recv_config(master_rank, request_tag, options_);
       if (!message.is_array() || message.size() < 2)
-        throw Error(ErrorKind::corrupt, "the master has sent another message where a request was to be received");
+        throw Error(ErrorKind::corrupt, "malformed message: the master sent a message that is not a request");
       const auto request = static_cast<WorkerRequest>(message.at(0).as_int());
       const std::int64_t number = message.at(1).as_int();
       // Errors that fail the group are thrown.
@@ -133,14 +134,14 @@ class Worker {
       case WorkerRequest::stop:
         return;
     }
-    throw Error(ErrorKind::corrupt, "the master asks for what this version cannot do");
+    throw Error(ErrorKind::corrupt, "malformed message: the master sent an unknown request");
   }
 
   /// The master has compared the requested tensors; this compares the existing ones.
   static void check_fits(const TensorSpec& to, const TensorSpec& from) {
     if (to != from)
       throw Error(ErrorKind::rank_mismatch,
-                  fmt::format("a tensor {} does not fit into one {}", to_string(from), to_string(to)));
+                  fmt::format("tensor {} does not fit into tensor {}", to_string(from), to_string(to)));
   }
   static void copy(const Tensor& from, const Tensor& to) {
     check_fits({to.dtype(), to.shape()}, {from.dtype(), from.shape()});
@@ -163,8 +164,9 @@ class Worker {
     const std::size_t bytes = byte_size(dtype, shape);
     if (bytes >= large)
       if (const std::uint64_t available = os::memory_headroom(os::Backing::anonymous).bytes; bytes > available)
-        throw Error(ErrorKind::out_of_space, fmt::format("a tensor {} needs {} bytes, {} are available",
-                                                         to_string(TensorSpec{dtype, shape}), bytes, available));
+        throw Error(ErrorKind::out_of_space,
+                    fmt::format("tensor {}: needed {}, available {}", to_string(TensorSpec{dtype, shape}),
+                                byte_text(bytes), byte_text(available)));
     const Tensor tensor = Tensor::allocate(dtype, shape);
     if (bytes != 0) std::memset(tensor.mutable_data(), 0, bytes);
     tensors_[number] = tensor;
@@ -183,7 +185,8 @@ class Worker {
     const Config message = group_.recv_config(from, tensor_tag, options_);
     Tensor& tensor = at(number);
     if (!message.is_tensor())
-      throw Error(ErrorKind::not_found, fmt::format("rank {} has no tensor to copy from", group_.global_rank(from)));
+      throw Error(ErrorKind::not_found,
+                  fmt::format("rank {}: the tensor to copy from does not exist", group_.global_rank(from)));
     const Tensor& received = message.as_tensor();
     check_fits({tensor.dtype(), tensor.shape()}, {received.dtype(), received.shape()});
     tensor = received;
@@ -192,10 +195,9 @@ class Worker {
   Tensor& at(std::int64_t number) {
     const auto found = tensors_.find(number);
     if (found == tensors_.end())
-      throw Error(ErrorKind::not_found,
-                  fmt::format("there is no tensor {}: it could not be made, or is of a time before "
-                              "shutdown()",
-                              number));
+      throw Error(
+          ErrorKind::not_found,
+          fmt::format("tensor {} does not exist: creating it failed, or it was created before shutdown()", number));
     return found->second;
   }
 
@@ -213,12 +215,14 @@ struct MasterWorker::Master : std::enable_shared_from_this<Master> {
 
   const RemoteTensor::Place& place_of(const RemoteTensor& tensor) const {
     if (tensor.place().master.lock().get() != this)
-      throw Error(ErrorKind::invalid_argument, "a tensor of another MasterWorker, or of none that is still there");
+      throw Error(ErrorKind::invalid_argument,
+                  "RemoteTensor: it belongs to another MasterWorker, or its MasterWorker has been destroyed");
     return tensor.place();
   }
   void check_worker(int worker) const {
     if (worker < 1 || worker >= group.size())
-      throw Error(ErrorKind::invalid_argument, fmt::format("rank {} is no worker: 1 to {}", worker, group.size() - 1));
+      throw Error(ErrorKind::invalid_argument,
+                  fmt::format("worker: rank {} is out of range (valid: 1 to {})", worker, group.size() - 1));
   }
 
   void ask(int worker, WorkerRequest request, std::int64_t number, ConfigArray words,
@@ -269,7 +273,8 @@ struct MasterWorker::Master : std::enable_shared_from_this<Master> {
 
 const RemoteTensor::Place& RemoteTensor::place() const {
   if (!place_)
-    throw Error(ErrorKind::invalid_argument, "this RemoteTensor is none: take what MasterWorker::make() gave");
+    throw Error(ErrorKind::invalid_argument,
+                "RemoteTensor: it is empty. Use a tensor that MasterWorker::make() returned");
   return *place_;
 }
 
@@ -278,7 +283,7 @@ namespace {
 void check_same(const TensorSpec& to, const TensorSpec& from, const char* verb) {
   if (to != from)
     throw Error(ErrorKind::invalid_argument,
-                fmt::format("a tensor {} cannot be {} one {}", to_string(from), verb, to_string(to)));
+                fmt::format("tensor {} cannot be {} tensor {}", to_string(from), verb, to_string(to)));
 }
 
 }  // namespace
@@ -299,13 +304,13 @@ Group& MasterWorker::group() const noexcept {
 }
 
 void MasterWorker::serve(const CollectiveOptions& options) {
-  if (is_master()) throw Error(ErrorKind::invalid_argument, "rank 0 is the master, which does not serve");
+  if (is_master()) throw Error(ErrorKind::invalid_argument, "serve: rank 0 is the master, which cannot serve");
   Worker(*group_, options).serve();
 }
 
 MasterWorker::Master& MasterWorker::master() const {
   if (!is_master())
-    throw Error(ErrorKind::invalid_argument, fmt::format("rank {} is a worker: it serves", group_->rank()));
+    throw Error(ErrorKind::invalid_argument, fmt::format("rank {} is a worker. Call serve() on it", group_->rank()));
   return *master_;
 }
 
@@ -328,10 +333,11 @@ RemoteTensor MasterWorker::make(int worker, DType dtype, const Shape& shape, con
 void MasterWorker::fill(const RemoteTensor& tensor, const TensorView& element, const CollectiveOptions& options) {
   const RemoteTensor::Place& place = master().place_of(tensor);
   if (is_packed(place.spec.dtype))
-    throw Error(ErrorKind::unsupported, fmt::format("a tensor {} cannot be filled: copy one", to_string(place.spec)));
+    throw Error(ErrorKind::unsupported,
+                fmt::format("tensor {}: a packed tensor cannot be filled. Copy a tensor to it", to_string(place.spec)));
   if (element.element_count() != 1 || element.dtype() != place.spec.dtype)
     throw Error(ErrorKind::invalid_argument,
-                fmt::format("a tensor {} is filled with one element of that dtype, not {}", to_string(place.spec),
+                fmt::format("tensor {}: filling needs one element of its dtype, not {}", to_string(place.spec),
                             to_string(TensorSpec{element.dtype(), element.shape()})));
   master().ask(place.worker, WorkerRequest::fill, place.number, {Tensor::borrow(element)}, options);
 }
@@ -359,8 +365,8 @@ void MasterWorker::add(const RemoteTensor& to, const RemoteTensor& what, const C
   check_same(target.spec, source.spec, "added to");
   if (target.worker != source.worker)
     throw Error(ErrorKind::invalid_argument,
-                fmt::format("a tensor of rank {} cannot be added to one of rank {}: copy it there", source.worker,
-                            target.worker));
+                fmt::format("a tensor of rank {} cannot be added to one of rank {}. Copy it to that rank first",
+                            source.worker, target.worker));
   master().ask(target.worker, WorkerRequest::add, target.number, {source.number}, options);
 }
 

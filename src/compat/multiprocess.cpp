@@ -13,6 +13,7 @@
 #include "muster/compat/dist.hpp"
 #include "muster/log.hpp"
 #include "muster/parallel_groups.hpp"
+#include "src/base/escaped.hpp"
 #include "src/base/fork_mutex.hpp"
 #include "src/collectives/backend.hpp"
 #include "src/compat/dist.hpp"
@@ -24,7 +25,7 @@ namespace muster {
 namespace {
 
 [[noreturn]] void refuse(const std::string& words) {
-  throw Error(ErrorKind::invalid_argument, "the config of a job: " + words);
+  throw Error(ErrorKind::invalid_argument, "MultiprocessConfig: " + words);
 }
 
 /// Returns the number of devices that this process sees: the devices of the driver that CUDA_VISIBLE_DEVICES does not
@@ -60,10 +61,10 @@ void MultiprocessConfig::resolve() {
   if (!local_world_size) local_world_size = *world_size;
   if (*world_size < 1 || *local_world_size < 1 || *local_world_size > *world_size ||
       *local_world_size > launch::most_ranks)
-    refuse(fmt::format("{} ranks on this host of {} in all cannot be (1 to {} can be started)", *local_world_size,
-                       *world_size, launch::most_ranks));
+    refuse(fmt::format("local_world_size {} is out of range for world_size {} (valid: 1 to {})", *local_world_size,
+                       *world_size, std::clamp(*world_size, 1, launch::most_ranks)));
   if (rank < -1 || rank >= *world_size || local_rank < -1 || local_rank >= *local_world_size)
-    refuse(fmt::format("rank {} of {}, rank {} of {} on this host, cannot be", rank, *world_size, local_rank,
+    refuse(fmt::format("rank {} of {}, local_rank {} of {}: a rank is out of range", rank, *world_size, local_rank,
                        *local_world_size));
   launch::ranks_of_model(*world_size, model_parallelism, pipeline_parallelism);
   backend = backend_or(backend);
@@ -73,14 +74,14 @@ void MultiprocessConfig::resolve() {
     collectives::check_backend_name(name);
   collectives::check_init_method(init_method);
   if (master_port && (*master_port < 1 || *master_port >= UINT16_MAX))
-    refuse(fmt::format("the master_port {} cannot be", *master_port));
+    refuse(fmt::format("master_port {} is out of range (valid: 1 to 65534)", *master_port));
   if (master_port || port_holder || rank >= 0) return;
   if (*local_world_size != *world_size)
-    refuse(fmt::format("{} of {} ranks are started elsewhere: master_port has to say where all meet, with master_addr",
+    refuse(fmt::format("{} of {} ranks start on other hosts, so master_addr and master_port must be set",
                        *world_size - *local_world_size, *world_size));
   auto reserved = launch::reserve_port(launch::usual_port);
   if (!reserved) reserved = launch::reserve_port(0);
-  if (!reserved) refuse("there is no free port for master_port");
+  if (!reserved) refuse("no free port was found for master_port");
   master_port = reserved->number;
   port_holder = std::make_shared<os::Fd>(std::move(reserved->holder));
 }
@@ -94,7 +95,7 @@ std::string default_backend() {
       // The variable belongs to PyTorch. A name that only PyTorch knows must not stop a job that has not requested it
       // here.
       log(LogLevel::info,
-          fmt::format("TORCH_DISTRIBUTED_BACKEND={} is ignored, and \"tcp\" is used: {}", *named, error.what()));
+          fmt::format("TORCH_DISTRIBUTED_BACKEND is {}; \"tcp\" is used: {}", in_quotes(*named), error.what()));
     }
     return "tcp";
   }
@@ -120,7 +121,7 @@ void init_process_group_from_backend(std::string_view backend) {
 
 void init_dist(const MultiprocessConfig& config) {
   if (config.rank < 0 || config.local_rank < 0 || !config.world_size || !config.local_world_size || !config.master_port)
-    refuse("init_dist() needs rank, local_rank, and what resolve() finds");
+    refuse("init_dist() needs rank, local_rank, and the values that resolve() sets");
   const auto set = [](const char* name, const auto& value) { ::setenv(name, fmt::format("{}", value).c_str(), 1); };
   set("RANK", config.rank);
   set("LOCAL_RANK", config.local_rank);

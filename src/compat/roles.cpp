@@ -9,6 +9,8 @@
 #include <numeric>
 #include <utility>
 #include "muster/log.hpp"
+#include "src/base/escaped.hpp"
+#include "src/base/message.hpp"
 #include "src/collectives/engine.hpp"
 #include "src/compat/dist.hpp"
 #include "src/group/error_propagation.hpp"
@@ -29,7 +31,7 @@ std::size_t index(int number) {
 }
 
 [[noreturn]] void refuse(const std::string& words) {
-  throw Error(ErrorKind::invalid_argument, "a layout of roles: " + words);
+  throw Error(ErrorKind::invalid_argument, "RoleSizes: " + words);
 }
 
 /// Splits `total` into `parts` sizes that differ by at most 1, the larger ones first.
@@ -42,20 +44,20 @@ std::vector<int> evenly(int total, int parts) {
 /// Returns the number of training ranks.
 int training_ranks_of(int world_size, const RoleSizes& sizes) {
   if (sizes.num_remote_buffers < 0 || sizes.num_agent_groups < 1)
-    refuse(fmt::format("there cannot be {} remote buffers and {} agent groups: 0 buffers or more, 1 group or more",
+    refuse(fmt::format("{} remote buffers and {} agent groups: at least 0 buffers and 1 group are needed",
                        sizes.num_remote_buffers, sizes.num_agent_groups));
   // Before the subtraction, which could overflow.
   const int others = world_size - (sizes.use_coordinator ? 1 : 0);
   const int training = sizes.num_remote_buffers < others ? others - sizes.num_remote_buffers : 0;
   const auto all = [&] {
-    return fmt::format("{} ranks, with {} remote buffers and {} coordinator,", world_size, sizes.num_remote_buffers,
+    return fmt::format("{} ranks with {} remote buffers and {} coordinator", world_size, sizes.num_remote_buffers,
                        sizes.use_coordinator ? "a" : "no");
   };
-  if (training <= 0) refuse(all() + " leave no training rank: start more ranks");
+  if (training <= 0) refuse(all() + " leave no training rank. Start more ranks");
   if (training < sizes.num_remote_buffers)
-    refuse(fmt::format("{} leave {} training ranks: each buffer needs one or more", all(), training));
+    refuse(fmt::format("{} leave {} training ranks: each buffer needs at least one", all(), training));
   if (training % sizes.num_agent_groups != 0)
-    refuse(fmt::format("{} leave {} training ranks, which are no multiple of {} agent groups", all(), training,
+    refuse(fmt::format("{} leave {} training ranks, which is not a multiple of {} agent groups", all(), training,
                        sizes.num_agent_groups));
   return training;
 }
@@ -118,10 +120,10 @@ RankLayout RankLayout::by_hosts(std::span<const int> hosts, const RoleSizes& siz
     const int first = ranks.front();
     if (sizes.use_coordinator && ranks.back() == world_size - 1) ranks.pop_back();
     if (static_cast<int>(ranks.size()) < 2 * managers)
-      refuse(
-          fmt::format("{} remote buffers on {} hosts are {} on each, which needs {} ranks or more there beside the "
-                      "coordinator; the host of rank {} has {}: start more on it, or choose other buffers",
-                      sizes.num_remote_buffers, host_count, managers, 2 * managers, first, ranks.size()));
+      refuse(fmt::format(
+          "{} remote buffers on {} hosts are {} per host, which need at least {} ranks there in addition to the "
+          "coordinator, but the host of rank {} has {}. Start more ranks on it, or choose another number of buffers",
+          sizes.num_remote_buffers, host_count, managers, 2 * managers, first, ranks.size()));
     auto begin = ranks.begin();
     for (const int size : evenly(static_cast<int>(ranks.size()), managers)) {
       chunks.emplace_back(begin, begin + size);
@@ -133,8 +135,7 @@ RankLayout RankLayout::by_hosts(std::span<const int> hosts, const RoleSizes& siz
 
 Role RankLayout::role(int rank) const {
   if (rank < 0 || rank >= world_size)
-    throw Error(ErrorKind::invalid_argument,
-                fmt::format("there is no rank {} in a layout of {} ranks", rank, world_size));
+    throw Error(ErrorKind::invalid_argument, out_of_range_text("RankLayout: rank", rank, world_size));
   if (rank == coordinator_rank) return Role::coordinator;
   return std::ranges::find(buffer_ranks, rank) == buffer_ranks.end() ? Role::training : Role::buffer;
 }
@@ -184,7 +185,7 @@ RankLayout agreed_layout(Group& group, const RoleSizes& sizes, const CollectiveO
     };
     const RankInfo& info = group.info(static_cast<int>(other - all.begin()));
     throw group::error_of(info, ErrorKind::rank_mismatch,
-                          fmt::format("{} wants {}, and {} {}: all ranks give the same", group::name_of(info),
+                          fmt::format("{} has {}, {} has {}. Pass the same sizes on all ranks", group::name_of(info),
                                       words(*other), group::name_of(group.info(0)), words(all[0])));
   }
   RankLayout layout;
@@ -209,10 +210,9 @@ DistributedContext initialize_distributed_compute(Group& group, const RoleSizes&
                                                   const CollectiveOptions& options) {
   RankLayout layout = agreed_layout(group, sizes, options);
   if (layout.host_agnostic && group.rank() == 0)
-    log(LogLevel::warning,
-        fmt::format("{} remote buffers are no multiple of the hosts, so that managers may be on other hosts than the "
-                    "training ranks that they serve",
-                    sizes.num_remote_buffers));
+    log(LogLevel::warning, fmt::format("the number of hosts does not divide the {} remote buffers, so managers may be "
+                                       "on other hosts than their training ranks",
+                                       sizes.num_remote_buffers));
   return {group, std::move(layout), options};
 }
 
@@ -236,7 +236,7 @@ DistributedContext::DistributedContext(Group& group, RankLayout layout, const Co
 }
 
 ProcessGroup& DistributedContext::world() const {
-  if (!world_) throw Error(ErrorKind::invalid_argument, "this context has no groups any more: cleanup() was called");
+  if (!world_) throw Error(ErrorKind::invalid_argument, "DistributedContext: its groups were destroyed by cleanup()");
   return *world_;
 }
 
@@ -291,7 +291,7 @@ ReceivedBytes DistributedContext::recv(std::optional<int> src_rank, int tag, con
   if (!message.config.is_tensor())
     throw Error(
         ErrorKind::rank_mismatch,
-        fmt::format("rank {} has sent a Config with tag {} where bytes were to be received", message.from, message.tag),
+        fmt::format("message of rank {} with tag {}: expected bytes, received a Config", message.from, message.tag),
         {.rank = message.from});
   return {message.from, message.tag, bytes_of(message.config.as_tensor())};
 }
@@ -338,10 +338,10 @@ struct Bucket {
 void check(const Item& item) {
   try {
     merge::check_reducible(collectives::combine_of(ReduceOp::average), item.tensor->dtype());
-    if (!item.tensor->view().is_contiguous()) throw Error(ErrorKind::invalid_argument, "it must be contiguous");
+    if (!item.tensor->view().is_contiguous()) throw Error(ErrorKind::invalid_argument, "its tensor must be contiguous");
     if (item.tensor->nbytes() != 0) (void)item.tensor->mutable_data();
   } catch (const Error& error) {
-    throw error.with_context(fmt::format("parameter '{}'", *item.name));
+    throw error.with_context(fmt::format("parameter {}", in_quotes(*item.name)));
   }
 }
 
@@ -393,12 +393,13 @@ std::uint64_t hash_of(std::span<const Item> items) {
   const auto words = [&](const ConfigArray& list, int of) {
     const std::string who = group::name_of(group.group().info(of));
     if (place == list.size()) return fmt::format("{} has only {} parameters", who, place);
-    return fmt::format("{} has '{}' with {}", who, list[place].at(0).as_string(), list[place].at(1).as_string());
+    return fmt::format("{} has {} with {}", who, in_quotes(list[place].at(0).as_string()),
+                       list[place].at(1).as_string());
   };
   const ConfigArray& longer = place < first.size() ? first : second;
   throw group::error_of(group.group().info(rank), ErrorKind::rank_mismatch,
-                        fmt::format("parameter '{}': {}, and {}: all ranks give the same in the same order",
-                                    longer[place].at(0).as_string(), words(first, 0), words(second, rank)));
+                        fmt::format("parameter {}: {}, and {}. Pass the same parameters in the same order on all ranks",
+                                    in_quotes(longer[place].at(0).as_string()), words(first, 0), words(second, rank)));
 }
 
 void average(std::span<const Item> items, ProcessGroup& group, const char* noun, const CollectiveOptions& options) {

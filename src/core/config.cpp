@@ -7,6 +7,8 @@
 #include <functional>
 
 #include "muster/error.hpp"
+#include "src/base/escaped.hpp"
+#include "src/base/message.hpp"
 
 namespace muster {
 namespace {
@@ -21,7 +23,7 @@ std::size_t hash_of(std::string_view key) noexcept {
 
 [[noreturn]] void wrong_type(Config::Type is, const char* wanted) {
   throw Error(ErrorKind::invalid_argument,
-              "a config value is of type " + std::string(to_string(is)) + ", not " + wanted);
+              "config value: expected " + std::string(wanted) + ", found " + std::string(to_string(is)));
 }
 
 template <class T, class Value>
@@ -131,8 +133,7 @@ void ConfigObject::reserve(std::size_t members) {
 }
 
 Config::Config(const char* value) {
-  if (value == nullptr)
-    throw Error(ErrorKind::invalid_argument, "a config value is made of a null pointer, which is no text");
+  if (value == nullptr) throw Error(ErrorKind::invalid_argument, "config value: the text must not be a null pointer");
   value_ = std::string(value);
 }
 
@@ -145,7 +146,7 @@ Config Config::object(std::initializer_list<std::pair<std::string_view, Config>>
   object.reserve(members.size());
   for (const auto& [key, value] : members)
     if (!object.insert(std::string(key), value))
-      throw Error(ErrorKind::invalid_argument, "a config object has the key '" + std::string(key) + "' twice");
+      throw Error(ErrorKind::invalid_argument, "config object: the key " + in_quotes(key) + " occurs twice");
   return object;
 }
 
@@ -155,14 +156,14 @@ bool Config::as_bool() const {
 
 std::int64_t Config::as_int() const {
   if (const std::int64_t* value = std::get_if<std::int64_t>(&value_)) return *value;
-  wrong_type(type(), "an integer of 64 bits with sign");
+  wrong_type(type(), "a signed 64-bit integer");
 }
 
 std::uint64_t Config::as_uint() const {
   if (const std::uint64_t* value = std::get_if<std::uint64_t>(&value_)) return *value;
   if (const std::int64_t* value = std::get_if<std::int64_t>(&value_); value != nullptr && *value >= 0)
     return static_cast<std::uint64_t>(*value);
-  wrong_type(type(), "an integer from 0 on");
+  wrong_type(type(), "an integer of at least 0");
 }
 
 double Config::as_double() const {
@@ -199,7 +200,7 @@ const Tensor& Config::as_tensor() const {
 void Config::does_not_fit() const {
   const std::string value = type() == Type::integer ? std::to_string(as_int()) : std::to_string(as_uint());
   throw Error(ErrorKind::invalid_argument,
-              "a config value is " + value + ", which the integer that was asked for cannot hold");
+              "config value: " + value + " is out of range for the requested integer type");
 }
 
 const Config* Config::find(std::string_view key) const noexcept {
@@ -209,15 +210,16 @@ const Config* Config::find(std::string_view key) const noexcept {
 
 const Config& Config::at(std::string_view key) const {
   const Config* found = as_object().find(key);
-  if (found == nullptr) throw Error(ErrorKind::not_found, "a config object has no member '" + std::string(key) + "'");
+  if (found == nullptr)
+    throw Error(ErrorKind::not_found, "config object: the member " + in_quotes(key) + " does not exist");
   return *found;
 }
 
 const Config& Config::at(std::size_t index) const {
   const ConfigArray& items = as_array();
   if (index >= items.size())
-    throw Error(ErrorKind::not_found,
-                "a config array of " + std::to_string(items.size()) + " items has no item " + std::to_string(index));
+    throw Error(ErrorKind::not_found, out_of_range_text("config array: index", static_cast<std::int64_t>(index),
+                                                        static_cast<std::int64_t>(items.size())));
   return items[index];
 }
 
@@ -260,7 +262,7 @@ bool operator==(const Config& a, const Config& b) {
 void detail::check_config_depth(int depth) {
   if (depth > max_config_depth)
     throw Error(ErrorKind::invalid_argument,
-                "a config is nested more than " + std::to_string(max_config_depth) + " deep");
+                "config: nested deeper than " + std::to_string(max_config_depth) + " levels");
 }
 
 std::string_view to_string(Config::Type type) noexcept {

@@ -16,7 +16,9 @@
 #include <cstring>
 #include <string>
 
+#include <fmt/format.h>
 #include "muster/error.hpp"
+
 #include "src/base/escaped.hpp"
 
 namespace muster::core {
@@ -101,7 +103,7 @@ class Encoder {
     bytes_.insert(bytes_.end(), begin, begin + length);
   }
   void text(const std::string& string) {
-    if (!is_utf8(string)) throw Error(ErrorKind::invalid_argument, "a key or string of a config is not UTF-8");
+    if (!is_utf8(string)) throw Error(ErrorKind::invalid_argument, "config: a key or string is not valid UTF-8");
     varint(string.size());
     raw(string.data(), string.size());
   }
@@ -124,7 +126,7 @@ class Encoder {
     }
     if (shape.size() > most_dimensions)
       throw Error(ErrorKind::invalid_argument,
-                  "a tensor has more than " + std::to_string(most_dimensions) + " dimensions");
+                  "config: a tensor has more than " + std::to_string(most_dimensions) + " dimensions");
     varint(kinds_.size());
     kinds_.emplace_back(dtype, &shape);
     bytes_.push_back(static_cast<std::byte>(dtype));
@@ -144,23 +146,23 @@ class Decoder {
       : bytes_(bytes), make_(make) {}
 
   Config whole() {
-    if (byte() != magic) defect("has no magic number");
+    if (byte() != magic) defect("it does not begin with the magic number");
     if (const std::byte found = byte(); found != version)
-      throw Error(ErrorKind::version, "a descriptor is of format version " +
-                                          std::to_string(std::to_integer<int>(found)) + ", this build reads " +
-                                          std::to_string(std::to_integer<int>(version)));
+      throw Error(ErrorKind::version, fmt::format("malformed config descriptor: format version {}, but this Muster "
+                                                  "reads {}. Use one version of Muster on all ranks",
+                                                  std::to_integer<int>(found), std::to_integer<int>(version)));
     Config config = value(0);
-    if (!bytes_.empty()) defect("has bytes after its end");
+    if (!bytes_.empty()) defect("there are bytes behind its end");
     return config;
   }
 
  private:
   [[noreturn]] static void defect(const char* what) {
-    throw Error(ErrorKind::corrupt, std::string("a descriptor ") + what);
+    throw Error(ErrorKind::corrupt, std::string("malformed config descriptor: ") + what);
   }
 
   std::byte byte() {
-    if (bytes_.empty()) defect("is cut off");
+    if (bytes_.empty()) defect("it is truncated");
     const std::byte first = bytes_.front();
     bytes_ = bytes_.subspan(1);
     return first;
@@ -174,7 +176,7 @@ class Decoder {
       number |= (part & 0x7f) << shift;
       if ((part & 0x80) == 0) return number;
     }
-    defect("has a number of more than 64 bits");
+    defect("a number has more than 64 bits");
   }
 
   /// Reads a count of items that take at least `each` bytes. The count cannot exceed the remaining bytes, less the
@@ -182,7 +184,7 @@ class Decoder {
   /// length of the input, whatever the depth.
   std::size_t count(std::size_t each) {
     const std::uint64_t number = varint();
-    if (bytes_.size() < owed_ || number > (bytes_.size() - owed_) / each) defect("counts more than it has");
+    if (bytes_.size() < owed_ || number > (bytes_.size() - owed_) / each) defect("a count exceeds its bytes");
     return number;
   }
 
@@ -190,12 +192,12 @@ class Decoder {
     const std::size_t length = count(1);
     std::string string(reinterpret_cast<const char*>(bytes_.data()), length);
     bytes_ = bytes_.subspan(length);
-    if (!is_utf8(string)) defect("has text that is not UTF-8");
+    if (!is_utf8(string)) defect("a text is not valid UTF-8");
     return string;
   }
 
   Config value(int depth) {
-    if (depth > max_config_depth) defect("is nested too deep");
+    if (depth > max_config_depth) defect("it is nested too deeply");
     switch (static_cast<Tag>(byte())) {
       case Tag::null:
         return {};
@@ -211,7 +213,7 @@ class Decoder {
         return varint();
       case Tag::real: {
         double number = 0;
-        if (bytes_.size() < sizeof number) defect("is cut off");
+        if (bytes_.size() < sizeof number) defect("it is truncated");
         std::memcpy(&number, bytes_.data(), sizeof number);
         bytes_ = bytes_.subspan(sizeof number);
         return number;
@@ -237,7 +239,7 @@ class Decoder {
         for (std::size_t i = 0; i < length; ++i) {
           owed_ -= 2;
           std::string key = text();
-          if (!members.insert(std::move(key), value(depth + 1))) defect("has a key twice in one object");
+          if (!members.insert(std::move(key), value(depth + 1))) defect("an object has a key twice");
         }
         return members;
       }
@@ -246,7 +248,7 @@ class Decoder {
       case Tag::arena_tensor:
         return tensor(true);
     }
-    defect("has a tag that no value has");
+    defect("unknown tag of a value");
   }
 
   struct Kind {
@@ -257,13 +259,13 @@ class Decoder {
 
   Config tensor(bool is_in_arena) {
     const std::uint64_t number = varint();
-    if (number > kinds_.size()) defect("names a kind of tensor that it never told");
+    if (number > kinds_.size()) defect("unknown tensor kind");
     if (number == kinds_.size()) new_kind();
     const Kind& kind = kinds_[number];
     Place place;
     if (is_in_arena) {
       const std::uint64_t segment = varint();
-      if (segment == 0 || segment > UINT32_MAX) defect("names an arena that cannot be");
+      if (segment == 0 || segment > UINT32_MAX) defect("the number of an arena is out of range");
       place = {static_cast<std::uint32_t>(segment), varint()};
     } else {
       place.offset = lay_out(kind.nbytes);
@@ -275,26 +277,26 @@ class Decoder {
     try {
       return layout_.place(nbytes);
     } catch (const Error&) {
-      defect("has more tensor bytes than 63 bits can count");
+      defect("the tensors have more bytes than 63 bits can count");
     }
   }
 
   void new_kind() {
     const auto dtype = dtype_from_number(std::to_integer<std::uint8_t>(byte()));
-    if (!dtype) defect("has a dtype that is not known");
+    if (!dtype) defect("unknown dtype");
     const std::size_t dimensions = count(1);
-    if (dimensions > most_dimensions) defect("has a tensor of too many dimensions");
+    if (dimensions > most_dimensions) defect("a tensor has too many dimensions");
     Shape shape(dimensions);
     for (std::int64_t& extent : shape) {
       const std::uint64_t number = varint();
-      if (number > static_cast<std::uint64_t>(INT64_MAX)) defect("has an extent beyond 63 bits");
+      if (number > static_cast<std::uint64_t>(INT64_MAX)) defect("a dimension is larger than 63 bits can count");
       extent = static_cast<std::int64_t>(number);
     }
     try {
       const std::uint64_t nbytes = byte_size(*dtype, shape);
       kinds_.push_back({*dtype, std::move(shape), nbytes});
     } catch (const Error&) {
-      defect("has a tensor of more bytes than 63 bits can count");
+      defect("a tensor has more bytes than 63 bits can count");
     }
   }
 
@@ -311,7 +313,7 @@ std::uint64_t SlotLayout::place(std::uint64_t nbytes) {
   constexpr std::uint64_t most = INT64_MAX;
   const std::uint64_t offset = (size_ + tensor_alignment - 1) / tensor_alignment * tensor_alignment;
   if (nbytes > most || offset > most - nbytes)
-    throw Error(ErrorKind::invalid_argument, "the tensors of a config have more bytes than 63 bits can count");
+    throw Error(ErrorKind::invalid_argument, "config: its tensors have more bytes than 63 bits can count");
   if (nbytes == 0) return size_;
   size_ = offset + nbytes;
   return offset;

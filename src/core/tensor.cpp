@@ -9,6 +9,7 @@
 #include <numeric>
 #include "muster/dtype.hpp"
 #include "muster/error.hpp"
+#include "src/base/message.hpp"
 #include "src/core/tensor.hpp"
 
 namespace muster {
@@ -16,9 +17,16 @@ namespace {
 
 constexpr std::size_t alignment = 64;
 
+std::string shaped(const Shape& shape) {
+  return "tensor of shape " + to_string(shape);
+}
+
+std::string packed(DType dtype) {
+  return "packed tensor (" + std::string(to_string(dtype)) + ")";
+}
+
 [[noreturn]] void too_large(const Shape& shape) {
-  throw Error(ErrorKind::invalid_argument,
-              "a tensor of shape " + to_string(shape) + " has more bytes than 63 bits can count");
+  throw Error(ErrorKind::invalid_argument, shaped(shape) + ": more bytes than 63 bits can count");
 }
 
 Strides row_major(const Shape& shape) {
@@ -139,8 +147,7 @@ std::int64_t element_count(const Shape& shape) {
   std::int64_t count = 1;
   bool empty = false;
   for (const std::int64_t extent : shape) {
-    if (extent < 0)
-      throw Error(ErrorKind::invalid_argument, "a tensor of shape " + to_string(shape) + " has a negative extent");
+    if (extent < 0) throw Error(ErrorKind::invalid_argument, shaped(shape) + ": a dimension must not be negative");
     if (extent == 0)
       empty = true;
     else if (__builtin_mul_overflow(count, extent, &count))
@@ -176,61 +183,59 @@ TensorView::TensorView(DType dtype, Shape shape, const void* data, Strides strid
       elements_(muster::element_count(shape_)),
       nbytes_(byte_size(dtype, shape_)) {
   if (data_ == nullptr && nbytes_ != 0)
-    throw Error(ErrorKind::invalid_argument, "a tensor of shape " + to_string(shape_) + " has no memory");
+    throw Error(ErrorKind::invalid_argument, shaped(shape_) + ": the address must not be null");
   if (device_.index < 0)
     throw Error(ErrorKind::invalid_argument,
-                "a tensor is on device " + std::to_string(device_.index) + ", which cannot be");
+                shaped(shape_) + ": the device index " + std::to_string(device_.index) + " must not be negative");
   if (strides_.empty()) return;
   if (strides_.size() != shape_.size())
-    throw Error(ErrorKind::invalid_argument,
-                "a tensor of shape " + to_string(shape_) + " has " + std::to_string(strides_.size()) + " strides");
+    throw Error(ErrorKind::invalid_argument, shaped(shape_) + ": expected " + std::to_string(shape_.size()) +
+                                                 " strides, received " + std::to_string(strides_.size()));
   if (is_packed(dtype_))
-    throw Error(ErrorKind::invalid_argument, "a packed tensor (" + std::string(to_string(dtype_)) +
-                                                 ") cannot be strided: its elements have no address");
+    throw Error(ErrorKind::invalid_argument, packed(dtype_) + ": it cannot have strides: its elements have no address");
   if (elements_ == 0 || is_row_major(shape_, strides_)) strides_.clear();
 }
 
 std::span<const std::byte> TensorView::bytes() const {
   if (!is_contiguous())
-    throw Error(ErrorKind::invalid_argument, "bytes of a strided tensor: copy it first (Tensor::copy_of)");
+    throw Error(ErrorKind::invalid_argument,
+                "tensor: reading its bytes: it is strided. Copy it first (Tensor::copy_of)");
   return {host_data(), nbytes_};
 }
 
 void TensorView::refuse_to_read() const {
   throw Error(ErrorKind::invalid_argument,
-              "a tensor of shape " + to_string(shape_) + " is on " + to_string(device_) +
-                  ", where the CPU cannot read it: copy it to the host first, or gather it by "
-                  "the device route (muster/cuda.hpp, libmuster-cuda)");
+              shaped(shape_) + ": reading it on the host: it is on " + to_string(device_) +
+                  ". Copy it to the host first, or gather it with the device route (muster/cuda.hpp, libmuster-cuda)");
 }
 
 void detail::check_element_size(DType dtype, std::size_t size) {
   if (8 * size != static_cast<std::size_t>(bits(dtype)))
-    throw Error(ErrorKind::invalid_argument, "a type of " + std::to_string(size) + " bytes cannot be of dtype " +
-                                                 std::string(to_string(dtype)) + ", whose elements have " +
-                                                 std::to_string(bits(dtype)) + " bits (DTypeOf)");
+    throw Error(ErrorKind::invalid_argument, "tensor: a C++ type of " + std::to_string(size) +
+                                                 " bytes does not fit dtype " + std::string(to_string(dtype)) +
+                                                 ", whose elements have " + std::to_string(bits(dtype)) +
+                                                 " bits (DTypeOf)");
 }
 
 void TensorView::check_elements(DType wanted, std::size_t size, std::size_t alignment) const {
   detail::check_element_size(wanted, size);
   if (wanted != dtype_)
-    throw Error(ErrorKind::invalid_argument, "a tensor of dtype " + std::string(to_string(dtype_)) + " is not of " +
-                                                 std::string(to_string(wanted)) + ", as which it was asked for");
+    throw Error(ErrorKind::invalid_argument, "tensor: its dtype is " + std::string(to_string(dtype_)) + ", but " +
+                                                 std::string(to_string(wanted)) + " was requested");
   if (reinterpret_cast<std::uintptr_t>(host_data()) % alignment != 0)
-    throw Error(ErrorKind::invalid_argument, "a tensor of shape " + to_string(shape_) +
-                                                 " lies where no element of its type may begin: copy it first "
-                                                 "(Tensor::copy_of)");
+    throw Error(ErrorKind::invalid_argument,
+                shaped(shape_) + ": its address is not aligned for its element type. Copy it first (Tensor::copy_of)");
 }
 
 void detail::refuse_count(std::size_t elements, const Shape& shape) {
-  throw Error(ErrorKind::invalid_argument,
-              std::to_string(elements) + " elements cannot be a tensor of shape " + to_string(shape));
+  throw Error(ErrorKind::invalid_argument, shaped(shape) + ": received " + std::to_string(elements) + " elements");
 }
 
 TensorView TensorView::slice(std::size_t dim, std::int64_t begin, std::int64_t end) const {
   if (dim >= shape_.size() || begin < 0 || end < begin || end > shape_[dim])
-    throw Error(ErrorKind::invalid_argument, "slice [" + std::to_string(begin) + ", " + std::to_string(end) +
-                                                 ") of dimension " + std::to_string(dim) +
-                                                 " is not inside a tensor of shape " + to_string(shape_));
+    throw Error(ErrorKind::invalid_argument, shaped(shape_) + ": slice [" + std::to_string(begin) + ", " +
+                                                 std::to_string(end) + ") of dimension " + std::to_string(dim) +
+                                                 " is out of range");
   Shape shape = shape_;
   shape[dim] = end - begin;
   if (is_packed(dtype_)) {
@@ -240,8 +245,7 @@ TensorView TensorView::slice(std::size_t dim, std::int64_t begin, std::int64_t e
                                        [](std::int64_t e) { return e == 1; });
     const std::int64_t group = elements_in_group(dtype_);
     if (!outermost || (begin * row) % group != 0 || ((end * row) % group != 0 && end != shape_[dim]))
-      throw Error(ErrorKind::invalid_argument,
-                  "a slice of a packed tensor (" + std::string(to_string(dtype_)) + ") cuts through a byte");
+      throw Error(ErrorKind::invalid_argument, packed(dtype_) + ": the slice begins or ends within a byte");
     return {dtype_, std::move(shape), data_ == nullptr ? nullptr : data_ + begin * row * bits(dtype_) / 8, {}, device_};
   }
   Strides strides = strides_.empty() ? row_major(shape_) : strides_;
@@ -252,8 +256,7 @@ TensorView TensorView::slice(std::size_t dim, std::int64_t begin, std::int64_t e
 
 TensorView TensorView::transposed() const {
   if (is_packed(dtype_) && shape_.size() > 1)
-    throw Error(ErrorKind::invalid_argument,
-                "a packed tensor (" + std::string(to_string(dtype_)) + ") cannot be transposed");
+    throw Error(ErrorKind::invalid_argument, packed(dtype_) + ": it cannot be transposed");
   Shape shape(shape_.rbegin(), shape_.rend());
   Strides strides = strides_.empty() ? row_major(shape_) : strides_;
   std::ranges::reverse(strides);
@@ -300,8 +303,7 @@ Tensor Tensor::allocate(DType dtype, Shape shape) {
   const std::size_t bytes = byte_size(dtype, shape);
   void* memory = ::operator new (std::max<std::size_t>(bytes, 1), std::align_val_t{alignment}, std::nothrow);
   if (memory == nullptr)
-    throw Error(ErrorKind::out_of_space,
-                "no memory for a tensor of shape " + to_string(shape) + " (" + std::to_string(bytes) + " bytes)");
+    throw Error(ErrorKind::out_of_space, shaped(shape) + ": allocating " + byte_text(bytes) + ": out of memory");
   std::shared_ptr<const void> owner(static_cast<const void*>(memory),
                                     [memory](const void*) { ::operator delete (memory, std::align_val_t{alignment}); });
   return {TensorView(dtype, std::move(shape), memory), std::move(owner), static_cast<std::byte*>(memory)};
@@ -320,8 +322,9 @@ Tensor Tensor::borrow(TensorView view) {
 
 std::byte* Tensor::mutable_data() const {
   if (mutable_ == nullptr)
-    throw Error(ErrorKind::invalid_argument,
-                "this tensor is read-only (gathered, mapped or borrowed): copy it to write it");
+    throw Error(
+        ErrorKind::invalid_argument,
+        "tensor: writing to it: it is read-only (gathered, mapped or borrowed). Copy it first (Tensor::copy_of)");
   return mutable_;
 }
 

@@ -34,7 +34,7 @@ class ProgressCounter {
   /// Calls the callback, one call at a time. Throws exceptions of the callback, and Error(cancelled) after a stop
   /// request.
   void add(std::uint64_t bytes) {
-    if (stop_.stop_requested()) throw Error(ErrorKind::cancelled, "stopped by request");
+    if (stop_.stop_requested()) throw Error(ErrorKind::cancelled, "operation: cancelled by a stop request");
     if (!callback_) return;
     const std::lock_guard lock(mutex_);
     progress_.bytes += bytes;

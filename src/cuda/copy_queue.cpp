@@ -83,7 +83,7 @@ void each_piece(const TensorView& source, std::uint64_t most, StreamHandle strea
 
 Event::Event(int device) : device_(device) {
   const Current current(device);
-  check(driver().event_create(&handle_, event_disable_timing), fmt::format("making an event on cuda:{}", device));
+  check(driver().event_create(&handle_, event_disable_timing), fmt::format("creating an event on cuda:{}", device));
 }
 
 Event::~Event() {
@@ -105,7 +105,7 @@ bool Event::has_passed() const {
 
 Stream::Stream(int device) : device_(device) {
   const Current current(device);
-  check(driver().stream_create(&handle_, stream_non_blocking), fmt::format("making a stream on cuda:{}", device));
+  check(driver().stream_create(&handle_, stream_non_blocking), fmt::format("creating a stream on cuda:{}", device));
 }
 
 Stream::~Stream() {
@@ -132,13 +132,11 @@ CallersStream look_at_callers_stream(int device) {
   int capture = capture_none;
   const Status status = driver().stream_is_capturing(stream, &capture);
   if (status == Status::stream_capture_implicit)
-    throw Error(
-        ErrorKind::invalid_argument,
-        fmt::format("a stream of cuda:{} is being captured into a graph, and the default stream cannot be waited "
-                    "for meanwhile: name the stream that the tensors come from (CudaStreamScope), or end the "
-                    "capture first",
-                    device));
-  check(status, fmt::format("asking a stream of cuda:{} whether it is captured", device));
+    throw Error(ErrorKind::invalid_argument,
+                fmt::format("a stream of cuda:{} is being captured into a graph, so Muster cannot wait for the default "
+                            "stream. Name the stream of the tensors (CudaStreamScope), or end the capture first",
+                            device));
+  check(status, fmt::format("reading the capture status of a stream of cuda:{}", device));
   return {stream, capture != capture_none};
 }
 
@@ -146,24 +144,22 @@ StreamHandle callers_stream(int device) {
   const CallersStream stream = look_at_callers_stream(device);
   // An event of a stream that is being captured would make our streams part of the graph, and nothing would be copied.
   if (stream.is_captured)
-    throw Error(
-        ErrorKind::invalid_argument,
-        fmt::format("the stream of cuda:{} that is named is being captured into a graph, and an exchange is not "
-                    "a part of one: end the capture first",
-                    device));
+    throw Error(ErrorKind::invalid_argument, fmt::format("the named stream of cuda:{} is being captured into a graph, "
+                                                         "which cannot contain an exchange. End the capture first",
+                                                         device));
   return stream.handle;
 }
 
 int device_of(StreamHandle stream) {
   if (is_default(stream)) return current_device().value_or(0);
   Context context = nullptr;
-  check(driver().stream_context(stream, &context), "asking a stream for its context");
+  check(driver().stream_context(stream, &context), "reading the context of a stream");
   const Current current(context);
   const std::optional<int> device = current_device();
   if (!device || primary_context(*device) != context)
     throw Error(ErrorKind::invalid_argument,
-                "the stream that is named belongs to a context that the program has made itself (cuCtxCreate): name "
-                "one of the device's primary context, which is that of the CUDA runtime");
+                "the named stream belongs to a context that the program created itself (cuCtxCreate). Use a stream of "
+                "the device's primary context, which is that of the CUDA runtime");
   return *device;
 }
 
@@ -183,8 +179,8 @@ void wait_for_device(Group& group, const std::function<bool()>& done, const std:
     if (Clock::now() - begin < timeout) return false;
     const RankInfo& self = group.info(group.rank());
     group::fail(group, group::error_of(self, ErrorKind::timeout,
-                                       fmt::format("{} waited {:.1f} s in '{}' for {}: look what else runs there, or "
-                                                   "raise the timeout (MUSTER_TIMEOUT, seconds)",
+                                       fmt::format("timeout: {} waited {:.1f} s in {} for {}. Inspect what else uses "
+                                                   "that device, or raise MUSTER_TIMEOUT (seconds)",
                                                    group::name_of(self), std::chrono::duration<double>(timeout).count(),
                                                    options.phase, what)));
   };
@@ -368,10 +364,11 @@ std::optional<Pitched> pitched(const TensorView& view) {
 
 Pitched require_pitched(const TensorView& view) {
   if (const auto layout = pitched(view)) return *layout;
-  throw Error(ErrorKind::invalid_argument,
-              fmt::format("a tensor of shape {} on {} has strides that a device cannot copy in one go: make it "
-                          "contiguous there first",
-                          to_string(view.shape()), to_string(view.device())));
+  throw Error(
+      ErrorKind::invalid_argument,
+      fmt::format(
+          "a tensor of shape {} on {} has strides that a device cannot copy in one operation. Make it contiguous first",
+          to_string(view.shape()), to_string(view.device())));
 }
 
 }  // namespace muster::cuda

@@ -31,8 +31,8 @@ TensorView cuda_view(DType dtype, Shape shape, const void* data, Strides strides
   const auto located = locate(data);
   if (!located)
     throw Error(ErrorKind::invalid_argument,
-                fmt::format("the address of a tensor of shape {} is not one of a device: for host memory make a "
-                            "TensorView; managed memory has to be copied to one of both first",
+                fmt::format("cuda_view: the address of a tensor of shape {} is not on a device. Use a TensorView for "
+                            "host memory, and copy managed memory to the host or to a device first",
                             to_string(shape)));
   return {dtype, std::move(shape), data, std::move(strides), {Device::Kind::cuda, located->device}};
 }
@@ -101,7 +101,7 @@ CudaReport query_cuda() {
   report.unavailable_reason = cuda_unavailable_reason();
   if (report.unavailable_reason.empty()) {
     int version = 0;
-    check(driver().driver_version(&version), "asking the CUDA driver for its version");
+    check(driver().driver_version(&version), "reading the version of the CUDA driver");
     report.driver = fmt::format("{}.{}", version / 1000, version % 1000 / 10);
     for (int device = 0; device < device_count(); ++device)
       report.devices.push_back(fmt::format("cuda:{} {}, {:.1f} GiB", device, device_name(device),
@@ -134,7 +134,9 @@ const GraphFunctions& graphs() {
   if (!missing.function.empty())
     throw Error(
         ErrorKind::unsupported,
-        fmt::format("the CUDA driver has no function {}: graphs need 11.4 or later, update it", missing.function));
+        fmt::format(
+            "the CUDA driver does not have the function {}: graphs need version 11.4 or later. Update the driver",
+            missing.function));
   return functions;
 }
 
@@ -155,7 +157,7 @@ CudaGraph::~CudaGraph() {
 }
 
 void CudaGraph::launch(CUstream_st* stream) const {
-  if (handle_ == nullptr) throw Error(ErrorKind::invalid_argument, "there is no graph to launch");
+  if (handle_ == nullptr) throw Error(ErrorKind::invalid_argument, "graph: it is empty, so it cannot be launched");
   const Current current(device_);
   check(graphs().launch(handle_, stream), fmt::format("launching a graph on cuda:{}", device_));
 }
@@ -197,17 +199,17 @@ CUstream_st* CudaGraphCapture::stream() const noexcept {
 }
 
 CudaGraph CudaGraphCapture::end() {
-  if (!state_->is_open) throw Error(ErrorKind::invalid_argument, "the capture has ended already");
+  if (!state_->is_open) throw Error(ErrorKind::invalid_argument, "capture: it has already ended");
   const int device = state_->stream.device();
   const Current current(device);
   const auto [status, graph] = state_->close();
-  check(status, fmt::format("ending the capture of a stream of cuda:{} (a call that cannot be a part of a graph spoils "
-                            "it)",
-                            device));
+  check(status,
+        fmt::format("ending the capture of a stream of cuda:{} (a call that a graph cannot contain invalidates it)",
+                    device));
   GraphExecHandle exec = nullptr;
   const Status made = graphs().instantiate(&exec, graph, 0);
   graphs().destroy(graph);
-  check(made, fmt::format("making a graph of what was captured on cuda:{}", device));
+  check(made, fmt::format("creating a graph of the captured calls on cuda:{}", device));
   return {device, exec};
 }
 

@@ -82,7 +82,7 @@ Offer receive_offer(const gather::Call& call, int sender, std::uint64_t descript
   offer.body.assign(reader.rest().begin(), reader.rest().end());
   if (offer.body.size() != offer.header.body_bytes ||
       XXH3_64bits(offer.body.data(), offer.body.size()) != offer.header.body_hash)
-    throw Error(ErrorKind::corrupt, "a descriptor is not the one that was announced");
+    throw Error(ErrorKind::corrupt, "malformed message: a descriptor differs from the announced one");
   return offer;
 }
 
@@ -109,10 +109,11 @@ bool DeviceSending::by_ipc() {
       return std::optional(core::Place{number->second, found.offset});
     });
     if (exports.size() > most_exports)
-      throw Error(ErrorKind::invalid_argument,
-                  fmt::format("the tensors are in {} allocations, more than can be offered by CUDA "
-                              "IPC: set MUSTER_DEVICE_TRANSPORT to staging",
-                              exports.size()));
+      throw Error(
+          ErrorKind::invalid_argument,
+          fmt::format(
+              "the tensors are in {} allocations, more than CUDA IPC can offer. Set MUSTER_DEVICE_TRANSPORT to staging",
+              exports.size()));
     wait_for_caller(call_, devices);
     send_message(call_, {}, exports, gone, body);
   });
@@ -149,7 +150,7 @@ void DeviceSending::send_by_nccl(std::span<const Tensor* const> tensors, NcclLis
     entry.communicator.reset();
     entry.communicator = std::make_unique<Communicator>(answer.size, answer.rank, answer.id);
     entry.number = answer.communicator;
-    wait_for_device(*call_.group, ready, "NCCL to meet the other ranks", wait, members.first(1));
+    wait_for_device(*call_.group, ready, "NCCL to connect to the other ranks", wait, members.first(1));
   }
   queue.follow_caller();
   for (std::size_t at = 0; at < tensors.size(); at += nccl_batch) {
@@ -189,7 +190,7 @@ DeviceDestination::IncomingTree DeviceDestination::take_in(std::size_t position,
       descriptor, [&](DType dtype, const Shape& shape, std::uint64_t bytes, core::Place place) -> Tensor {
         const std::uint64_t to = layout.place(bytes);
         if (to > buffer.bytes || bytes > buffer.bytes - to)
-          throw Error(ErrorKind::corrupt, "a tensor lies outside what was announced");
+          throw Error(ErrorKind::corrupt, "malformed message: a tensor exceeds the announced bytes");
         if (bytes != 0) take(place, device_pointer(buffer.data.get()) + to, bytes);
         return tensor_at(dtype, shape, buffer, to, bytes);
       });
@@ -219,7 +220,7 @@ bool DeviceDestination::take_ipc(std::size_t position, const gather::Record& rec
     }
     if (!obstacle.empty()) {
       log(LogLevel::info,
-          fmt::format("rank {}: what rank {} sends is staged: {}", call_.group->rank(), sender, obstacle));
+          fmt::format("rank {}: the data of rank {} is staged: {}", call_.group->rank(), sender, obstacle));
       answer.verdict = Verdict::stage;
       reply();
       return false;
@@ -227,10 +228,10 @@ bool DeviceDestination::take_ipc(std::size_t position, const gather::Record& rec
     begin();
     const auto copy = [&](core::Place place, DevicePointer to, std::uint64_t bytes) {
       if (place.segment == 0 || place.segment > opened.size())
-        throw Error(ErrorKind::corrupt, "a tensor is in no allocation that was offered");
+        throw Error(ErrorKind::corrupt, "malformed message: a tensor is in no allocation that was offered");
       const Export& exported = offer.exports[place.segment - 1];
       if (place.offset > exported.bytes || bytes > exported.bytes - place.offset)
-        throw Error(ErrorKind::corrupt, "a tensor lies outside what was announced");
+        throw Error(ErrorKind::corrupt, "malformed message: a tensor exceeds the announced bytes");
       state_.queue(device_).on_device(opened[place.segment - 1] + place.offset, to, bytes);
     };
     trees_.push_back(take_in(position, record, offer.body, copy));
@@ -238,7 +239,7 @@ bool DeviceDestination::take_ipc(std::size_t position, const gather::Record& rec
   } catch (const Error& error) {
     if (call_.group->error()) throw;
     reply();
-    throw error.with_context(fmt::format("taking what rank {} has on its device", sender));
+    throw error.with_context(fmt::format("receiving the device tensors of rank {}", sender));
   } catch (const std::bad_alloc&) {
     reply();
     throw;
@@ -272,7 +273,7 @@ void DeviceDestination::take_nccl(std::span<const std::size_t> positions, std::s
                     [&](core::Place, DevicePointer to, std::uint64_t bytes) { places.emplace_back(to, bytes); }));
         trees.back().places = std::move(places);
       } catch (const Error& error) {
-        throw error.with_context(fmt::format("taking what rank {} has on its device", sender));
+        throw error.with_context(fmt::format("receiving the device tensors of rank {}", sender));
       }
     });
   }
@@ -303,7 +304,7 @@ void DeviceDestination::take_nccl(std::span<const std::size_t> positions, std::s
       entry.communicator.reset();
       entry.communicator = std::make_unique<Communicator>(answer.size, 0, answer.id);
       wait_for_device(
-          *call_.group, [&] { return entry.communicator->is_ready(); }, "NCCL to meet the other ranks",
+          *call_.group, [&] { return entry.communicator->is_ready(); }, "NCCL to connect to the other ranks",
           call_.wait(phase), senders);
     }
     receive_trees(trees, *entry.communicator, senders);
@@ -348,7 +349,7 @@ Config DeviceDestination::upload(std::size_t position, const Config& tree) {
     const std::uint64_t to = layout.place(tensor.nbytes());
     if (tensor.nbytes() == 0) return tensor;
     if (to > buffer.bytes || tensor.nbytes() > buffer.bytes - to)
-      throw Error(ErrorKind::corrupt, "a rank has sent more than it announced");
+      throw Error(ErrorKind::corrupt, "malformed message: a rank sent more than it announced");
     queue.bounce_to_device(tensor.bytes().data(), device_pointer(buffer.data.get()) + to, tensor.nbytes(),
                            *state_.pinned, *call_.group, call_.wait(phase));
     return tensor_at(tensor.dtype(), tensor.shape(), buffer, to, tensor.nbytes());
@@ -370,11 +371,10 @@ Config DeviceDestination::copy_of(const Config& tree) {
   core::SlotLayout layout;
   return with_tensors(tree, [&](const Tensor& tensor) {
     if (!tensor.view().is_contiguous())
-      throw Error(
-          ErrorKind::invalid_argument,
-          fmt::format("a strided tensor of shape {} on {} cannot be copied from device to device: make it contiguous "
-                      "there first, or borrow it (RootTensors::borrow)",
-                      to_string(tensor.shape()), to_string(tensor.device())));
+      throw Error(ErrorKind::invalid_argument,
+                  fmt::format("a strided tensor of shape {} on {} cannot be copied between devices. Make it contiguous "
+                              "first, or borrow it (RootTensors::borrow)",
+                              to_string(tensor.shape()), to_string(tensor.device())));
     const std::uint64_t to = layout.place(tensor.nbytes());
     queue.on_device(device_pointer(tensor.data()), device_pointer(buffer.data.get()) + to, tensor.nbytes());
     return tensor_at(tensor.dtype(), tensor.shape(), buffer, to, tensor.nbytes());

@@ -64,7 +64,7 @@ class MessageReader {
   explicit MessageReader(std::span<const std::byte> message) : left_(message) {}
   template <class T>
   T take() {
-    if (left_.size() < sizeof(T)) throw Error(ErrorKind::corrupt, "a message of a rank is too short");
+    if (left_.size() < sizeof(T)) throw Error(ErrorKind::corrupt, "malformed message of a rank: too short");
     T value;
     std::memcpy(&value, left_.data(), sizeof value);
     left_ = left_.subspan(sizeof value);

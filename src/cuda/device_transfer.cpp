@@ -110,7 +110,8 @@ bool DeviceTransfer::can_be_exported(const TensorView& tensor) const {
     return true;
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::io) throw;
-    log(LogLevel::info, fmt::format("rank {}: what it sends is staged: {}", call_.group->rank(), error.what()));
+    log(LogLevel::info,
+        fmt::format("rank {}: the data that it sends is staged: {}", call_.group->rank(), error.what()));
     return false;
   }
 }
@@ -309,18 +310,17 @@ class DeviceRoute final : public gather::RouteDriver {
   }
   [[nodiscard]] std::string obstacle(const Call& call) const override {
     if (call.operation == gather::Operation::stream)
-      return "it is for gathers of configs and tensors: streams bring what is on devices to the host by any route";
+      return "this route serves gathers of configs and tensors: gather_each copies device tensors to the host for any "
+             "route";
     if (call.operation == gather::Operation::merge)
-      return "it is for gathers of configs and tensors: config_to_host() (muster/cuda.hpp) first";
-    if (!call.options->workspace.path.empty()) return "a workspace.path is given, and files take tensors of the host";
-    return "what comes from devices is carried by shared memory, MPI or a workspace, and the ranks have none of them "
-           "in "
-           "common";
+      return "this route serves gathers of configs and tensors (call config_to_host() of muster/cuda.hpp first)";
+    if (!call.options->workspace.path.empty()) return "workspace.path is set, and files need tensors on the host";
+    return "device tensors need shared memory, MPI or a workspace between the ranks, and they have none in common";
   }
   [[nodiscard]] std::string reason(const Call& call) const override {
     return call.options->devices.destination == Destination::device
-               ? "tensors are on devices, and land on the first rank's"
-               : "tensors are on devices, and land in host memory";
+               ? "tensors are on devices, and the destination is the root's device"
+               : "tensors are on devices, and the destination is host memory";
   }
   std::unique_ptr<gather::Preflight> preflight(const Call& call, Record& record) const override {
     const gather::RouteDriver* const underneath = route_underneath(call);

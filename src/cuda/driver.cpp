@@ -18,7 +18,7 @@ namespace muster::cuda {
 namespace {
 
 constexpr const char* forked =
-    "this process was forked from one that had used CUDA: its devices cannot be reached from here, start it anew";
+    "CUDA: using a device in a forked process: the parent had already used CUDA. Start the process with exec or spawn";
 
 struct Loaded {
   DriverFunctions functions;
@@ -36,21 +36,22 @@ std::string load(Loaded& loaded) {
   const Missing missing = find_functions("libcuda.so.1", loaded.functions);
   if (!missing.library.empty())
     return fmt::format(
-        "there is no CUDA driver here ({}): install NVIDIA's, or run where one is; in a container, start it "
-        "with its devices",
+        "the CUDA driver does not exist on this host ({}). Install NVIDIA's driver, or use a host that has it; start a "
+        "container with its devices",
         missing.library);
   if (!missing.function.empty())
-    return fmt::format("the CUDA driver has no function {}: it is older than version 11, update it", missing.function);
+    return fmt::format("the CUDA driver does not have the function {}: it is older than version 11. Update the driver",
+                       missing.function);
   int devices = 0;
   if (const Status status = start(loaded.functions, devices); status != Status::success) {
     // cuInit returns this in a child of a process that has used CUDA without Muster.
     if (status == Status::not_initialized) return forked;
     const char* name = nullptr;
     loaded.functions.error_name(status, &name);
-    return fmt::format("the CUDA driver does not start ({}): see whether nvidia-smi works here",
+    return fmt::format("the CUDA driver does not start ({}). Check that nvidia-smi works on this host",
                        name == nullptr ? fmt::format("error {}", static_cast<int>(status)) : name);
   }
-  if (devices == 0) return "the CUDA driver has no device for this process: look at CUDA_VISIBLE_DEVICES";
+  if (devices == 0) return "the CUDA driver has no device for this process. Check CUDA_VISIBLE_DEVICES";
   loaded.pid = os::process_id();
   loaded.is_ready = true;
   return {};
@@ -59,7 +60,7 @@ std::string load(Loaded& loaded) {
 int device_handle(int device) {
   if (device < 0 || device >= device_count())
     throw Error(ErrorKind::invalid_argument,
-                fmt::format("there is no device cuda:{}: this process sees {}", device, device_count()));
+                fmt::format("device cuda:{} does not exist: this process sees {} devices", device, device_count()));
   int handle = 0;
   check(driver().device_get(&handle, device), fmt::format("finding cuda:{}", device));
   return handle;
@@ -102,7 +103,9 @@ const DriverFunctions* find_driver(std::string* reason) noexcept {
 const DriverFunctions& driver() {
   std::string reason;
   const DriverFunctions* found = find_driver(&reason);
-  if (found == nullptr) throw Error(ErrorKind::unsupported, reason.empty() ? "the CUDA driver cannot be used" : reason);
+  if (found == nullptr)
+    throw Error(ErrorKind::unsupported,
+                reason.empty() ? "the CUDA driver cannot be used. Check that nvidia-smi works on this host" : reason);
   return *found;
 }
 
@@ -120,7 +123,7 @@ std::string words_of(Status status) {
 void check(Status status, std::string_view attempted) {
   if (status == Status::success) return;
   throw Error(status == Status::out_of_memory ? ErrorKind::out_of_space : ErrorKind::io,
-              fmt::format("{}: {}", attempted, words_of(status)));
+              fmt::format("CUDA: {}: {}", attempted, words_of(status)));
 }
 
 int device_count() {
@@ -143,7 +146,7 @@ Context primary_context(int device) {
 
 std::uint64_t device_identity(int device) {
   Uuid uuid{};
-  check(driver().device_uuid(&uuid, device_handle(device)), fmt::format("asking cuda:{} for its UUID", device));
+  check(driver().device_uuid(&uuid, device_handle(device)), fmt::format("reading the UUID of cuda:{}", device));
   const std::uint64_t hash = XXH3_64bits(uuid.bytes, sizeof uuid.bytes) >> 16;
   return hash == 0 ? 1 : hash;
 }
@@ -151,21 +154,21 @@ std::uint64_t device_identity(int device) {
 std::string device_name(int device) {
   std::array<char, 128> name{};
   check(driver().device_name(name.data(), static_cast<int>(name.size()) - 1, device_handle(device)),
-        fmt::format("asking cuda:{} for its name", device));
+        fmt::format("reading the name of cuda:{}", device));
   return name.data();
 }
 
 std::uint64_t device_memory(int device) {
   std::size_t bytes = 0;
   check(driver().device_total_memory(&bytes, device_handle(device)),
-        fmt::format("asking cuda:{} for its memory", device));
+        fmt::format("reading the memory size of cuda:{}", device));
   return bytes;
 }
 
 std::uint64_t device_max_pitch_bytes(int device) {
   int bytes = 0;
   check(driver().device_attribute(&bytes, device_max_pitch, device_handle(device)),
-        fmt::format("asking cuda:{} for its limits", device));
+        fmt::format("reading the limits of cuda:{}", device));
   return static_cast<std::uint64_t>(bytes);
 }
 
@@ -214,16 +217,16 @@ std::optional<Located> locate(const void* address) {
   }
   // The driver returns this for an unknown address.
   if (asked == Status::invalid_value) return std::nullopt;
-  check(asked, "asking where an address is");
+  check(asked, "reading the location of an address");
   if (type != memory_device) return std::nullopt;
   unsigned managed = 0;
   if (functions.pointer_attribute(&managed, pointer_is_managed, pointer) == Status::success && managed != 0)
     return std::nullopt;
   Located located;
   check(functions.pointer_attribute(&located.device, pointer_device_ordinal, pointer),
-        "asking for an address's device");
+        "reading the device of an address");
   unsigned long long buffer = 0;
-  check(functions.pointer_attribute(&buffer, pointer_buffer_id, pointer), "asking for an address's allocation");
+  check(functions.pointer_attribute(&buffer, pointer_buffer_id, pointer), "reading the allocation of an address");
   located.buffer = buffer;
   unsigned exportable = 0;
   // Older drivers do not have this attribute. Then an export shows whether it is possible.
@@ -235,23 +238,22 @@ std::optional<Located> locate(const void* address) {
 Located locate(const TensorView& tensor) {
   const auto located = locate(static_cast<const void*>(tensor.data()));
   if (!located)
+    throw Error(ErrorKind::invalid_argument, fmt::format("tensor of shape {}: its device is {}, but its address is not "
+                                                         "on a device. Use cuda_view() to make its view",
+                                                         to_string(tensor.shape()), to_string(tensor.device())));
+  if (located->device != tensor.device().index)
     throw Error(
         ErrorKind::invalid_argument,
-        fmt::format("a tensor of shape {} is said to be on {}, but its address is not one of a device: make its "
-                    "view with cuda_view()",
-                    to_string(tensor.shape()), to_string(tensor.device())));
-  if (located->device != tensor.device().index)
-    throw Error(ErrorKind::invalid_argument,
-                fmt::format("a tensor of shape {} is said to be on {}, but its address is on cuda:{}: make its view "
-                            "with cuda_view()",
-                            to_string(tensor.shape()), to_string(tensor.device()), located->device));
+        fmt::format(
+            "tensor of shape {}: its device is {}, but its address is on cuda:{}. Use cuda_view() to make its view",
+            to_string(tensor.shape()), to_string(tensor.device()), located->device));
   return *located;
 }
 
 Allocation allocation_of(const void* address) {
   Allocation allocation;
   check(driver().address_range(&allocation.base, &allocation.bytes, device_pointer(address)),
-        "asking for the bounds of an allocation on a device");
+        "reading the bounds of an allocation on a device");
   return allocation;
 }
 

@@ -23,10 +23,10 @@ Exports::Found Exports::find(const TensorView& tensor) {
   const Current current(tensor.device().index);
   const Allocation allocation = allocation_of(tensor.data());
   const auto located = locate(tensor.data());
-  if (!located) throw Error(ErrorKind::invalid_argument, "a tensor that is said to be on a device is not on one");
+  if (!located) throw Error(ErrorKind::invalid_argument, "tensor: its address is not on a device");
   const std::uint64_t offset = device_pointer(tensor.data()) - allocation.base;
   if (offset > allocation.bytes || tensor.nbytes() > allocation.bytes - offset)
-    throw Error(ErrorKind::invalid_argument, fmt::format("a tensor of {} bytes goes beyond its allocation on {}",
+    throw Error(ErrorKind::invalid_argument, fmt::format("a tensor of {} bytes exceeds its allocation on {}",
                                                          tensor.nbytes(), to_string(tensor.device())));
   Known& known = known_[allocation.base];
   if (known.base == 0 || known.exported.buffer != located->buffer) {

@@ -8,6 +8,7 @@
 #include <new>
 
 #include "muster/error.hpp"
+#include "src/base/message.hpp"
 #include "src/cuda/driver.hpp"
 
 namespace muster::cuda {
@@ -62,11 +63,11 @@ MemoryPool::Buffer MemoryPool::take(std::uint64_t bytes, std::uint64_t budget) {
   if (is_too_much()) trim();
   if (is_too_much()) {
     if (chosen.data != nullptr) source_.destroy(chosen);
-    throw Error(ErrorKind::out_of_space,
-                fmt::format("needed {} bytes of page-locked memory for what is on its devices, beside {} that earlier "
-                            "results hold; the memory budget is {}: gather less at a time, release earlier results, or "
-                            "raise memory_budget",
-                            own, this->bytes(), budget));
+    throw Error(
+        ErrorKind::out_of_space,
+        fmt::format("page-locked memory for device tensors: needed {} in addition to {} that earlier results hold, but "
+                    "the memory budget is {}. Gather less at a time, release earlier results, or raise memory_budget",
+                    byte_text(own), byte_text(this->bytes()), byte_text(budget)));
   }
   if (chosen.data == nullptr) chosen = fresh(bytes);
   {
@@ -132,7 +133,7 @@ std::shared_ptr<MemoryPool> make_pinned_pool() {
       memory = std::aligned_alloc(least, bytes);
       if (memory == nullptr)
         throw Error(ErrorKind::out_of_space,
-                    fmt::format("{} bytes of host memory for what comes from a device cannot be had", bytes));
+                    fmt::format("host memory for device tensors: allocating {}: out of memory", byte_text(bytes)));
     }
     block.data = static_cast<std::byte*>(memory);
     return block;
@@ -156,9 +157,9 @@ std::shared_ptr<MemoryPool> make_device_pool(int device) {
       std::size_t total = 0;
       driver().memory_info(&free, &total);
       throw Error(ErrorKind::out_of_space,
-                  fmt::format("{} bytes on cuda:{} are needed for what comes there, {} of {} are free: take less at a "
-                              "time, release earlier results, or, of a gather, let it land on the host",
-                              bytes, device, free, total));
+                  fmt::format("device memory: needed {} on cuda:{}, {} of {} are free. Receive less at a time, release "
+                              "earlier results, or gather to the host",
+                              byte_text(bytes), device, byte_text(free), byte_text(total)));
     }
     check(status, fmt::format("allocating {} bytes on cuda:{}", bytes, device));
     return MemoryPool::Block{address_of(pointer), bytes, true, device};

@@ -32,7 +32,7 @@ const NcclFunctions& nccl() {
 void check(NcclStatus status, const char* attempted) {
   if (status == NcclStatus::success || status == NcclStatus::in_progress) return;
   const char* words = nccl().error_string(status);
-  throw Error(ErrorKind::io, fmt::format("NCCL: {}: {} (NCCL_DEBUG=WARN says more)", attempted,
+  throw Error(ErrorKind::io, fmt::format("NCCL: {}: {}. Set NCCL_DEBUG=WARN for details", attempted,
                                          words == nullptr ? "unknown error" : words));
 }
 
@@ -50,8 +50,8 @@ const NcclFunctions* find_nccl(std::string* reason) noexcept {
     if (is_loaded) return &functions;
     if (reason != nullptr)
       *reason = missing.function.empty()
-                    ? fmt::format("NCCL is not here ({})", missing.library)
-                    : fmt::format("NCCL has no function {}: it is older than 2.14", missing.function);
+                    ? fmt::format("NCCL is not installed ({})", missing.library)
+                    : fmt::format("NCCL does not have the function {}: it is older than 2.14", missing.function);
     return nullptr;
   } catch (const std::exception&) {
     return nullptr;
@@ -60,13 +60,13 @@ const NcclFunctions* find_nccl(std::string* reason) noexcept {
 
 std::string nccl_version() {
   int version = 0;
-  check(nccl().version(&version), "asking for its version");
+  check(nccl().version(&version), "reading its version");
   return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
 }
 
 NcclId make_nccl_id() {
   NcclId id{};
-  check(nccl().unique_id(&id), "making an identity for a communicator");
+  check(nccl().unique_id(&id), "creating an identity for a communicator");
   return id;
 }
 
@@ -75,7 +75,7 @@ Communicator::Communicator(int size, int rank, const NcclId& id) {
   const NcclStatus status = nccl().init(&handle_, size, id, rank, &config);
   if (status == NcclStatus::success || status == NcclStatus::in_progress) return;
   if (handle_ != nullptr) nccl().abort(std::exchange(handle_, nullptr));
-  check(status, "meeting the other ranks' devices");
+  check(status, "connecting to the devices of the other ranks");
 }
 
 Communicator::~Communicator() {
@@ -86,7 +86,7 @@ Communicator::~Communicator() {
 
 bool Communicator::is_ready() const {
   NcclStatus status = NcclStatus::success;
-  check(nccl().async_error(handle_, &status), "asking for its state");
+  check(nccl().async_error(handle_, &status), "reading its status");
   if (status == NcclStatus::in_progress) return false;
   check(status, "moving tensors between devices");
   return true;
@@ -200,15 +200,15 @@ collectives::Place NcclCalls::begin(std::span<const Device> devices) {
   lanes_.clear();
   is_captured_ = false;
   if (devices.size() > most_devices)
-    throw Error(ErrorKind::invalid_argument,
-                fmt::format("a rank has at most {} devices in one call, not {}", most_devices, devices.size()));
+    throw Error(ErrorKind::invalid_argument, fmt::format("NCCL: a rank can have at most {} devices in one call, not {}",
+                                                         most_devices, devices.size()));
   std::vector<std::uint64_t> identities;
   for (const Device& device : devices) {
     if (device.is_host())
-      throw Error(ErrorKind::invalid_argument, "a tensor is in host memory, and all have to be on devices");
+      throw Error(ErrorKind::invalid_argument, "NCCL: a tensor is in host memory, but all must be on devices");
     if (std::ranges::find(lanes_, device.index, &Lane::device) != lanes_.end())
       throw Error(ErrorKind::invalid_argument,
-                  fmt::format("two tensors are on {}: one on each device", to_string(device)));
+                  fmt::format("NCCL: two tensors are on {}, but each device can have one", to_string(device)));
     const Current current(device.index);
     const CallersStream stream = look_at_callers_stream(device.index);
     is_captured_ = is_captured_ || stream.is_captured;
@@ -216,10 +216,9 @@ collectives::Place NcclCalls::begin(std::span<const Device> devices) {
     identities.push_back(identity_of(device.index));
   }
   if (is_captured_ && lanes_.size() > 1)
-    throw Error(
-        ErrorKind::unsupported,
-        "a call for several devices of a rank cannot be captured into a graph: NVIDIA's documentation says that "
-        "launching one may never return");
+    throw Error(ErrorKind::unsupported,
+                "NCCL: a call for several devices of a rank cannot be captured into a graph, because launching it may "
+                "never return. Make the call outside of the capture");
   const std::uint64_t all = XXH3_64bits(identities.data(), identities.size() * sizeof(std::uint64_t));
   return {.devices = all, .count = static_cast<std::uint32_t>(lanes_.size()), .is_captured = is_captured_};
 }
@@ -227,9 +226,10 @@ collectives::Place NcclCalls::begin(std::span<const Device> devices) {
 const NcclCalls::Lane& NcclCalls::lane_of(const Device& device) const {
   const auto found = std::ranges::find(lanes_, device.index, &Lane::device);
   if (device.is_host() || found == lanes_.end())
-    throw Error(ErrorKind::invalid_argument,
-                fmt::format("a tensor is on {}, and another one of the same call on cuda:{}: all have to be there",
-                            to_string(device), lanes_.front().device));
+    throw Error(
+        ErrorKind::invalid_argument,
+        fmt::format("NCCL: a tensor is on {}, and another one of the same call on cuda:{}: all must be on one device",
+                    to_string(device), lanes_.front().device));
   return *found;
 }
 
@@ -237,7 +237,8 @@ void NcclCalls::follow(const Lane& lane) {
   const auto last = last_.find(lane.device);
   if (is_captured_ || last == last_.end()) return;
   const Current current(lane.device);
-  check(driver().stream_wait_event(lane.stream, last->second.handle(), 0), "queueing behind the group's last call");
+  check(driver().stream_wait_event(lane.stream, last->second.handle(), 0),
+        "queueing behind the last call of the group");
 }
 
 void NcclCalls::note_last(const Lane& lane) {
@@ -260,8 +261,8 @@ void NcclCalls::open(const Card& card, const collectives::Opened& opened, const 
     // All ranks come to the same result.
     if (is_captured_ && met() == nullptr)
       throw Error(ErrorKind::invalid_argument,
-                  "the stream that is named is being captured into a graph, and NCCL cannot meet in one: make the same "
-                  "call on these devices before the capture begins");
+                  "NCCL: connecting: the named stream is being captured into a graph. Make the same call on these "
+                  "devices before the capture begins");
   };
   round_.all_gather(mine, then, {}, nothing, options);
 }
@@ -302,8 +303,8 @@ NcclCalls::Communicators& NcclCalls::meet(const WaitOptions& options) {
       const auto [owner, is_first] = owners.try_emplace(all[rank].devices[i], static_cast<int>(rank));
       if (!is_first)
         throw Error(ErrorKind::unsupported,
-                    fmt::format("{} and {} are on one device, and NCCL wants one for each: give each rank its own "
-                                "(CUDA_VISIBLE_DEVICES), or copy the tensors to the host (copy_to_host)",
+                    fmt::format("NCCL: {} and {} use one device, but each rank needs its own. Give each rank its own "
+                                "device (CUDA_VISIBLE_DEVICES), or copy the tensors to the host (copy_to_host)",
                                 group::name_of(group_.info(owner->second)),
                                 group::name_of(group_.info(static_cast<int>(rank)))));
     }
@@ -322,7 +323,7 @@ NcclCalls::Communicators& NcclCalls::meet(const WaitOptions& options) {
       begin();
     else
       Communicator::batch(begin);
-    wait_until_ready(communicators, "NCCL to meet the other ranks", options);
+    wait_until_ready(communicators, "NCCL to connect to the other ranks", options);
   };
   by_nccl_or_fail(group_, others(), options, work, [&] { communicators.clear(); });
   return met_[devices_of_all()] = std::move(communicators);
@@ -349,7 +350,7 @@ void NcclCalls::put(const WaitOptions& options, const Add& add) {
         add(i, *communicators[i], lanes_[i].stream);
       }
     });
-    wait_until_ready(communicators, "NCCL to take the call", options);
+    wait_until_ready(communicators, "NCCL to accept the call", options);
     for (const Lane& lane : lanes_) note_last(lane);
   };
   by_nccl_or_fail(group_, others(), options, work, [&] { abort(); });
@@ -372,8 +373,8 @@ void NcclCalls::wait(const WaitOptions& options) {
   const auto work = [&] {
     // A failure between the devices does not end the work. NCCL reports it.
     wait_for_device(
-        group_, [&] { return are_ready() && have_ended(); }, "its devices to do what the group's calls have asked",
-        options, others());
+        group_, [&] { return are_ready() && have_ended(); }, "its devices to finish the calls of the group", options,
+        others());
   };
   by_nccl_or_fail(group_, others(), options, work, [&] { abort(); });
 }

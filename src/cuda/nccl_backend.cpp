@@ -34,7 +34,7 @@ std::optional<NcclType> nccl_type(DType dtype) {
 }
 
 NcclOp nccl_op(merge::Combine combine) {
-  if (combine == merge::Combine::copy) throw Error(ErrorKind::invalid_argument, "NCCL has no such reduction");
+  if (combine == merge::Combine::copy) throw Error(ErrorKind::invalid_argument, "NCCL: unsupported reduction");
   // In the order of merge::Combine.
   constexpr std::array<NcclOp, 5> all = {NcclOp::max, NcclOp::sum, NcclOp::min, NcclOp::product, NcclOp::average};
   return all.at(static_cast<std::size_t>(combine) - 1);
@@ -72,7 +72,7 @@ NcclReduction nccl_reduction(merge::Combine combine, DType dtype) {
   const std::optional<NcclType> type = nccl_type(dtype);
   if (!type)
     throw Error(ErrorKind::unsupported,
-                fmt::format("NCCL has no {} of {}: copy the tensor to the host (copy_to_host), where there is one",
+                fmt::format("NCCL has no {} for {}. Copy the tensor to the host first (copy_to_host)",
                             merge::name_of(combine), to_string(dtype)));
   return {*type, nccl_op(combine), itemsize(dtype)};
 }
@@ -82,7 +82,7 @@ Bytes NcclBackend::bytes_of(const TensorView& tensor) const {
   if (tensor.nbytes() == 0) return {};
   if (!tensor.is_contiguous())
     throw Error(ErrorKind::invalid_argument,
-                fmt::format("a strided tensor of shape {} is on {}: make it contiguous there first",
+                fmt::format("a strided tensor of shape {} is on {}. Make it contiguous first",
                             to_string(tensor.shape()), to_string(tensor.device())));
   (void)locate(tensor);
   return {tensor.data(), tensor.nbytes()};
@@ -91,8 +91,8 @@ Bytes NcclBackend::bytes_of(const TensorView& tensor) const {
 void NcclBackend::check_can_allocate() const {
   if (calls_.is_captured())
     throw Error(ErrorKind::invalid_argument,
-                "the stream that is named is being captured into a graph, in which no memory can be taken: give the "
-                "result (all_gather_into, reduce_scatter_into, ...), and join and cut along dimension 0");
+                "NCCL: allocating memory: the named stream is being captured into a graph. Pass the result "
+                "(all_gather_into, reduce_scatter_into, ...), and join and cut along dimension 0");
 }
 
 Tensor NcclBackend::allocate(DType dtype, Shape shape) {

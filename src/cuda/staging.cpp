@@ -70,8 +70,8 @@ void DeviceSlotFiller::fill(const std::shared_ptr<shm::Slot>& slot, std::uint64_
   if (!devices.empty()) lock = lock_pages(*devices.begin(), *slot, bytes, reason);
   manner_ = lock ? "page-locked shared memory" : "buffers, because shared memory cannot be page-locked: " + reason;
   if (!lock && !std::exchange(state_.has_warned, true))
-    log(LogLevel::warning, fmt::format("rank {}: copies from devices go through buffers, because their pages cannot be "
-                                       "locked ({}): look at the limits of the container",
+    log(LogLevel::warning, fmt::format("rank {}: copies from devices use buffers, because shared memory cannot be "
+                                       "page-locked ({}). Check the limits of the container",
                                        group.rank(), reason));
   for (const int device : devices) state_.queue(device).keep(slot);
   for (const auto& [offset, tensor] : tensors) {

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "muster/error.hpp"
+#include "src/base/escaped.hpp"
 #include "src/os/process.hpp"
 
 namespace muster::cuda {
@@ -30,17 +31,14 @@ bool can_go_by_nccl(const DeviceFacts& first, std::span<const DeviceFacts> facts
 }
 
 [[noreturn]] void refuse_forced(Way way, std::size_t position) {
-  const char* const why = way == Way::ipc
-                              ? "it needs ranks of one host, in processes of their own, and contiguous tensors from "
-                                "cudaMalloc (memory pools cannot be exported)"
-                              : "it needs NCCL (libnccl.so.2) on all ranks, tensors of one device a rank that are "
-                                "contiguous, a device for each rank, and one on the first rank, too";
-  throw Error(
-      ErrorKind::unsupported,
-      fmt::format(
-          "MUSTER_DEVICE_TRANSPORT is {}, which the rank at place {} of the list cannot: {}; unset it, or set it "
-          "to staging",
-          way_name(way), position, why));
+  const char* const why = way == Way::ipc ? "it needs ranks of one host, in separate processes, and contiguous tensors "
+                                            "from cudaMalloc (memory pools cannot be exported)"
+                                          : "it needs NCCL (libnccl.so.2) on all ranks, contiguous tensors of one "
+                                            "device per rank, a different device for each rank, and one on the root";
+  throw Error(ErrorKind::unsupported,
+              fmt::format("MUSTER_DEVICE_TRANSPORT is {}, which the rank at index {} of the list "
+                          "cannot use: {}. Unset it, or set it to staging",
+                          way_name(way), position, why));
 }
 
 }  // namespace
@@ -67,11 +65,12 @@ std::vector<Way> choose_ways(std::span<const DeviceFacts> facts) {
     if (!facts[at].is_known) continue;
     if (facts[at].destination != known->destination)
       throw Error(ErrorKind::rank_mismatch,
-                  "the ranks of the list want tensors to land in different places (GatherOptions::devices): set it to "
-                  "the same on all");
+                  "GatherOptions::devices differs between the ranks of the list: their tensors have different "
+                  "destinations. Set it to the same value on all of them");
     if (facts[at].forced != known->forced)
-      throw Error(ErrorKind::rank_mismatch,
-                  "MUSTER_DEVICE_TRANSPORT differs among the ranks of the list: set it to the same");
+      throw Error(
+          ErrorKind::rank_mismatch,
+          "MUSTER_DEVICE_TRANSPORT differs between the ranks of the list. Set it to the same value on all of them");
   }
   std::vector<std::size_t> senders;
   for (std::size_t at = 1; at < facts.size(); ++at)
@@ -109,7 +108,7 @@ Way forced_way() {
   for (const Way way : {Way::staging, Way::ipc, Way::nccl})
     if (*name == way_name(way)) return way;
   throw Error(ErrorKind::invalid_argument,
-              "MUSTER_DEVICE_TRANSPORT is '" + *name + "': it must be staging, ipc or nccl");
+              "MUSTER_DEVICE_TRANSPORT is " + in_quotes(*name) + ": it must be staging, ipc or nccl");
 }
 
 }  // namespace muster::cuda

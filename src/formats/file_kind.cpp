@@ -90,7 +90,7 @@ std::string_view advice_about(FileKind kind) noexcept {
       "a tar archive: unpack it, or save it again with torch.save if PyTorch 0.1 wrote it",
       "a file compressed with gzip: unpack it first",
       "a NumPy array: save it with safetensors.numpy.save_file",
-      "a Git LFS pointer, a text in place of the file: fetch the file with \"git lfs pull\"",
+      "a Git LFS pointer, not the file itself: fetch the file with \"git lfs pull\"",
       "a web page, perhaps from a failed download: download the file again",
       "a JSON text, not a file of tensors",
   };

@@ -55,7 +55,7 @@ class Writer {
         return object(config.as_object(), depth);
       case Config::Type::tensor:
         throw Error(ErrorKind::invalid_argument,
-                    "writing JSON: a config holds a tensor, which has no JSON: split it first");
+                    "writing JSON: the config has a tensor, which JSON cannot represent. Split the config first");
     }
   }
 
@@ -217,7 +217,7 @@ class Reader {
   bool number_integer(std::int64_t value) { return leaf(value); }
   bool number_unsigned(std::uint64_t value) { return leaf(value); }
   bool number_float(double value, const std::string& text) {
-    if (text.find_first_of(".eE") == std::string::npos) defect("an integer does not fit 64 bits");
+    if (text.find_first_of(".eE") == std::string::npos) defect("an integer does not fit into 64 bits");
     return leaf(value);
   }
   bool string(std::string& value) {
@@ -230,7 +230,7 @@ class Reader {
   bool key(std::string& name) {
     Frame& frame = frames_.back();
     if (!allows_equal_keys_ && std::get<ConfigObject>(frame.container).find(name) != nullptr)
-      defect("the key " + in_quotes(name) + " is there twice");
+      defect("the key " + in_quotes(name) + " is duplicated");
     frame.key = std::move(name);
     return true;
   }
@@ -279,7 +279,7 @@ class Reader {
     throw Error(ErrorKind::corrupt,
                 "JSON line " + std::to_string(line) + ", column " + std::to_string(at - begin + 1) + ": " + what);
   }
-  [[noreturn]] void too_deep() const { defect("nested more than " + std::to_string(deepest) + " deep"); }
+  [[noreturn]] void too_deep() const { defect("nesting is deeper than " + std::to_string(deepest) + " levels"); }
 
   template <class Container>
   bool open(Container container) {

@@ -75,7 +75,7 @@ std::optional<Pickle::Ref> Pickle::find(Ref ref, std::string_view key) const noe
 
 Pickle::Ref Pickle::member(Ref ref, std::string_view key) const {
   const std::optional<Ref> found = find(ref, key);
-  if (!found) throw Error(ErrorKind::corrupt, "there is no " + in_quotes(key) + " in it");
+  if (!found) throw Error(ErrorKind::corrupt, "key " + in_quotes(key) + " does not exist");
   return *found;
 }
 

@@ -83,7 +83,8 @@ class PickleMachine {
       : begin_(reinterpret_cast<const char*>(bytes.data())), at_(begin_), end_(begin_ + bytes.size()) {
     if (bytes.size() > longest_pickle)
       throw Error(ErrorKind::unsupported,
-                  fmt::format("its pickle has {} bytes, more than the {} that are read", bytes.size(), longest_pickle));
+                  fmt::format("the pickle has {} bytes, and the limit is {}. Save the tensors with safetensors",
+                              bytes.size(), longest_pickle));
     pickle_.bytes_ = begin_;
     push_node({PickleKind::none});
     for (std::uint32_t value = 0; value < 2; ++value) push_node({PickleKind::boolean, 0, value});
@@ -93,17 +94,19 @@ class PickleMachine {
   }
 
   Pickle run(std::size_t* used) {
-    const unsigned char first = next("its protocol");
-    const unsigned char protocol = next("its protocol");
-    if (first != 0x80 || protocol < 2 || protocol > 5) refuse("it is no pickle of protocol 2 to 5");
+    const unsigned char first = next("the protocol");
+    const unsigned char protocol = next("the protocol");
+    if (first != 0x80 || protocol < 2 || protocol > 5) refuse("not a pickle of protocol 2 to 5");
     for (std::uint64_t count = 0; step(next("an opcode")); ++count)
       if (count == most_opcodes)
-        throw Error(ErrorKind::unsupported, fmt::format("its pickle has more than {} opcodes", most_opcodes));
-    if (stack_.size() != 1 || !marks_.empty()) refuse("its pickle ends with another number of objects than one");
+        throw Error(
+            ErrorKind::unsupported,
+            fmt::format("the pickle has more than {} opcodes. Save the tensors with safetensors", most_opcodes));
+    if (stack_.size() != 1 || !marks_.empty()) refuse("the pickle does not end with exactly one object");
     if (used != nullptr)
       *used = static_cast<std::size_t>(at_ - begin_);
     else if (at_ != end_)
-      refuse("bytes follow the end of its pickle");
+      refuse("bytes follow the end of the pickle");
     pickle_.root_ = stack_.back();
     check_keys();
     return std::move(pickle_);
@@ -118,7 +121,7 @@ class PickleMachine {
   }
 
   std::string_view take(std::uint64_t length, std::string_view what) {
-    if (length > static_cast<std::uint64_t>(end_ - at_)) refuse(fmt::format("its pickle ends inside of {}", what));
+    if (length > static_cast<std::uint64_t>(end_ - at_)) refuse(fmt::format("the pickle is truncated within {}", what));
     const std::string_view part(at_, length);
     at_ += length;
     return part;
@@ -132,7 +135,7 @@ class PickleMachine {
   }
   std::string_view line() {
     const void* end = std::memchr(at_, '\n', static_cast<std::size_t>(end_ - at_));
-    if (end == nullptr) refuse("its pickle ends inside of a name");
+    if (end == nullptr) refuse("the pickle is truncated within a name");
     const std::string_view text(at_, static_cast<std::size_t>(static_cast<const char*>(end) - at_));
     at_ += text.size() + 1;
     return text;
@@ -165,7 +168,7 @@ class PickleMachine {
   }
 
   Ref pop() {
-    if (stack_.size() <= (marks_.empty() ? 0 : marks_.back())) refuse("its pickle takes what is not on the stack");
+    if (stack_.size() <= (marks_.empty() ? 0 : marks_.back())) refuse("the pickle pops from an empty stack");
     const Ref ref = stack_.back();
     stack_.pop_back();
     return ref;
@@ -177,7 +180,7 @@ class PickleMachine {
   }
   /// Returns the items above the last mark, and removes the mark.
   std::span<const Ref> above_mark() {
-    if (marks_.empty()) refuse("its pickle takes what is above a mark, and there is none");
+    if (marks_.empty()) refuse("the pickle pops to a mark, and the stack has no mark");
     const std::span<const Ref> refs = std::span<const Ref>(stack_).subspan(marks_.back());
     marks_.pop_back();
     return refs;
@@ -217,23 +220,26 @@ class PickleMachine {
   /// `refs` are on top of the stack, above the container.
   void add_to(PickleKind kind, std::span<const Ref> refs) {
     const std::size_t place = stack_.size() - refs.size();
-    if (place <= (marks_.empty() ? 0 : marks_.back())) refuse("its pickle fills a container that is not there");
+    if (place <= (marks_.empty() ? 0 : marks_.back()))
+      refuse("the pickle appends items without a container on the stack");
     const Ref container = stack_[place - 1];
     const PickleKind there = pickle_.kind(container);
     if (there == kind)
       append(container, refs);
     else if (there != PickleKind::object)  // items of an opaque object are ignored
-      refuse(fmt::format("its pickle puts items of {} into {}", to_string(kind), to_string(there)));
+      refuse(fmt::format("the pickle appends items of {} to {}", to_string(kind), to_string(there)));
     drop(refs);
   }
 
   void push_global(std::string_view module, std::string_view name) {
     if (runs_programs(module, name))
-      throw Error(ErrorKind::unsupported,
-                  fmt::format("its pickle names {}.{}, which runs programs: refused, nothing was run",
-                              printable(module), printable(name)));
+      throw Error(ErrorKind::unsupported, fmt::format("the pickle refers to {}.{}, which can run programs: refused, "
+                                                      "and nothing was run. Save the tensors with safetensors",
+                                                      printable(module), printable(name)));
     if (name.find('.') != std::string_view::npos)
-      refuse(fmt::format("its pickle names {} inside of {}, a way around names", in_quotes(name), in_quotes(module)));
+      refuse(
+          fmt::format("the pickle refers to the nested name {} of the module {}, which could evade the check of names",
+                      in_quotes(name), in_quotes(module)));
     std::string whole = fmt::format("{}.{}", module, name);
     const auto [place, is_new] = numbers_.try_emplace(whole, static_cast<std::uint32_t>(pickle_.names_.size()));
     if (is_new) pickle_.names_.push_back(std::move(whole));
@@ -247,7 +253,7 @@ class PickleMachine {
   void call() {
     const Ref arguments = pop();
     const Ref callee = pop();
-    if (!pickle_.is(arguments, PickleKind::tuple)) refuse("its pickle calls with arguments that are no tuple");
+    if (!pickle_.is(arguments, PickleKind::tuple)) refuse("the pickle makes a call whose arguments are not a tuple");
     if (pickle_.is(callee, PickleKind::global) && push_known(pickle_.name(callee), pickle_.items(arguments))) return;
     push_node({PickleKind::object, callee, arguments, Pickle::nothing});
   }
@@ -277,7 +283,7 @@ class PickleMachine {
     }
     // Each call copies. In a pickle that a program wrote, no item is copied twice.
     copied_ += items.size();
-    if (copied_ > static_cast<std::size_t>(end_ - begin_)) refuse("its pickle copies a container many times");
+    if (copied_ > static_cast<std::size_t>(end_ - begin_)) refuse("the pickle copies a container too often");
     push_container(is_dict ? PickleKind::dict : PickleKind::set, {});
     append(stack_.back(), items);
     return true;
@@ -288,19 +294,20 @@ class PickleMachine {
     if (node.kind == PickleKind::object)
       node.c = state;
     else if (node.kind != PickleKind::dict)
-      refuse(fmt::format("its pickle gives a state to {}", to_string(node.kind)));
+      refuse(fmt::format("the pickle sets a state on {}", to_string(node.kind)));
   }
 
   void keep(std::uint64_t place) {
     // The limit depends on the number of stored values, not on the length of the memo. Otherwise each gap would allow a
     // larger one.
-    if (place > kept_ + memo_slack) refuse("its pickle numbers what it keeps with large gaps");
+    if (place > kept_ + memo_slack) refuse("the indices of the pickle's memo have large gaps");
     if (place >= memo_.size()) memo_.resize(place + 1, Pickle::nothing);
     if (memo_[place] == Pickle::nothing) ++kept_;
     memo_[place] = top();
   }
   void fetch(std::uint64_t place) {
-    if (place >= memo_.size() || memo_[place] == Pickle::nothing) refuse("its pickle fetches what it has not kept");
+    if (place >= memo_.size() || memo_[place] == Pickle::nothing)
+      refuse("the pickle reads a memo entry that does not exist");
     stack_.push_back(memo_[place]);
   }
 
@@ -365,7 +372,7 @@ bool PickleMachine::step(unsigned char opcode) {
     case 0x86:
     case 0x87: {
       const std::size_t count = opcode - 0x84U;
-      if (stack_.size() < count + (marks_.empty() ? 0 : marks_.back())) refuse("its pickle takes what is not there");
+      if (stack_.size() < count + (marks_.empty() ? 0 : marks_.back())) refuse("the pickle pops from an empty stack");
       push_container(PickleKind::tuple, std::span<const Ref>(stack_).last(count));
       return true;
     }
@@ -380,12 +387,12 @@ bool PickleMachine::step(unsigned char opcode) {
       add_to(PickleKind::list, above_mark());
       return true;
     case 's':
-      if (stack_.size() < 2) refuse("its pickle takes what is not there");
+      if (stack_.size() < 2) refuse("the pickle pops from an empty stack");
       add_to(PickleKind::dict, std::span<const Ref>(stack_).last(2));
       return true;
     case 'u': {
       const std::span<const Ref> refs = above_mark();
-      if (refs.size() % 2 != 0) refuse("its pickle has a key without a value");
+      if (refs.size() % 2 != 0) refuse("the pickle has a key without a value");
       add_to(PickleKind::dict, refs);
       return true;
     }
@@ -425,7 +432,7 @@ bool PickleMachine::step(unsigned char opcode) {
       const Ref name = pop();
       const Ref module = pop();
       if (!pickle_.is(name, PickleKind::text) || !pickle_.is(module, PickleKind::text))
-        refuse("its pickle names something by what is no text");
+        refuse("the pickle refers to a name that is not text");
       push_global(pickle_.text(module), pickle_.text(name));
       return true;
     }
@@ -488,8 +495,8 @@ bool PickleMachine::step_rare(unsigned char opcode) {
     default:
       --at_;
       throw Error(ErrorKind::unsupported,
-                  fmt::format("its pickle has the opcode 0x{:02x} at byte {}, which no writer of "
-                              "tensors needs: refused, nothing was run",
+                  fmt::format("the pickle has the opcode 0x{:02x} at byte {}, which no writer "
+                              "of tensors needs: refused, and nothing was run. Save the tensors with safetensors",
                               opcode, at_ - begin_));
   }
 }
@@ -502,7 +509,7 @@ void PickleMachine::check_keys() const {
     const std::span<const Ref> pairs = pickle_.items(ref);
     const auto refuse_twice = [&](Ref key) {
       throw Error(ErrorKind::corrupt,
-                  fmt::format("its pickle has the key {} twice in a dict", in_quotes(pickle_.text(key))));
+                  fmt::format("the pickle has the duplicate key {} in a dict", in_quotes(pickle_.text(key))));
     };
     const auto is_text = [&](std::size_t i) { return pickle_.is(pairs[i], PickleKind::text); };
     if (pairs.size() <= 2 * few) {

@@ -124,7 +124,7 @@ bool SafetensorsFile::is_mapped() const noexcept {
 Tensor SafetensorsFile::tensor(std::size_t index) const {
   if (index >= tensors().size())
     throw file_error(ErrorKind::not_found, "reading", path(),
-                     fmt::format("it has {} tensors, no number {}", tensors().size(), index));
+                     fmt::format("tensor index {1} is out of range for {0} tensors", tensors().size(), index));
   const TensorEntry& entry = tensors()[index];
   if (contents_->mapping) {
     const std::byte* data = contents_->mapping->bytes().data() + entry.offset;
@@ -137,15 +137,16 @@ Tensor SafetensorsFile::tensor(std::size_t index) const {
 
 void SafetensorsFile::read(std::size_t index, std::uint64_t offset, std::span<std::byte> target) const {
   if (index >= tensors().size() || offset > tensors()[index].bytes || target.size() > tensors()[index].bytes - offset)
-    throw file_error(ErrorKind::invalid_argument, "reading", path(),
-                     fmt::format("{} bytes at {} of tensor number {} are not there", target.size(), offset, index));
+    throw file_error(
+        ErrorKind::invalid_argument, "reading", path(),
+        fmt::format("{} bytes at offset {} of tensor index {} are out of range", target.size(), offset, index));
   contents_->file.read_at(tensors()[index].offset + offset, target);
 }
 
 Tensor SafetensorsFile::tensor(std::string_view name) const {
   const std::optional<std::size_t> index = find(name);
   if (!index)
-    throw file_error(ErrorKind::not_found, "reading", path(), fmt::format("it has no tensor {}", in_quotes(name)));
+    throw file_error(ErrorKind::not_found, "reading", path(), fmt::format("tensor {} does not exist", in_quotes(name)));
   return tensor(*index);
 }
 
@@ -164,7 +165,7 @@ struct SafetensorsWriter::State {
     const auto found = index.find(name);
     if (found != index.end()) return found->second;
     throw file_error(ErrorKind::not_found, "writing", file.path(),
-                     fmt::format("the tensor {} was not announced", in_quotes(name)));
+                     fmt::format("tensor {}: it was not announced", in_quotes(name)));
   }
 
   [[noreturn]] void refuse(const TensorEntry& entry, const std::string& what) const {
@@ -195,8 +196,8 @@ void SafetensorsWriter::write(std::string_view name, std::uint64_t offset, std::
   const std::size_t place = state_->place(name);
   const TensorEntry& entry = state_->tensors[place];
   if (offset > entry.bytes || bytes.size() > entry.bytes - offset)
-    state_->refuse(entry,
-                   fmt::format("{} bytes at {} are past the end of its {} bytes", bytes.size(), offset, entry.bytes));
+    state_->refuse(entry, fmt::format("{} bytes at offset {} are out of range for its {} bytes", bytes.size(), offset,
+                                      entry.bytes));
   state_->file.write_at(entry.offset + offset, bytes);
   // Counted only after a successful write, so that failed writes are missing at the end.
   state_->written[place].fetch_add(bytes.size(), std::memory_order_relaxed);
@@ -205,7 +206,7 @@ void SafetensorsWriter::write(std::string_view name, std::uint64_t offset, std::
 void SafetensorsWriter::write(std::string_view name, const TensorView& tensor) {
   const TensorEntry& entry = state_->tensors[state_->place(name)];
   if (tensor.dtype() != entry.dtype || tensor.shape() != entry.shape)
-    state_->refuse(entry, fmt::format("it was announced as {} {}, not as {} {}", to_string(entry.dtype),
+    state_->refuse(entry, fmt::format("expected {} {} as announced, received {} {}", to_string(entry.dtype),
                                       to_string(entry.shape), to_string(tensor.dtype()), to_string(tensor.shape())));
   if (tensor.is_contiguous())
     write(name, 0, tensor.bytes());
@@ -216,7 +217,8 @@ void SafetensorsWriter::write(std::string_view name, const TensorView& tensor) {
 void SafetensorsWriter::commit() {
   State& state = *state_;
   if (state.is_committed)
-    throw Error(ErrorKind::invalid_argument, fmt::format("{} is finished already", in_quotes(state.file.path())),
+    throw Error(ErrorKind::invalid_argument,
+                fmt::format("{}: writing: the file is already finished", in_quotes(state.file.path())),
                 {.path = state.file.path()});
   for (std::size_t i = 0; i < state.tensors.size(); ++i) {
     const std::uint64_t written = state.written[i].load(std::memory_order_relaxed);
@@ -244,19 +246,19 @@ std::string make_safetensors_header(std::vector<TensorEntry>& tensors, std::map<
   std::uint64_t end = 0;
   for (TensorEntry& entry : tensors) {
     if (entry.name == safetensors_metadata_key)
-      refuse_to_write(path,
-                      fmt::format("no tensor can have the name {}, which is kept for metadata", in_quotes(entry.name)));
-    if (!is_utf8(entry.name)) refuse_to_write(path, fmt::format("the name {} is not UTF-8", in_quotes(entry.name)));
+      refuse_to_write(path, fmt::format("tensor {}: the name is reserved for metadata", in_quotes(entry.name)));
+    if (!is_utf8(entry.name))
+      refuse_to_write(path, fmt::format("tensor {}: the name is not UTF-8", in_quotes(entry.name)));
     if (!names.insert(entry.name).second)
-      refuse_to_write(path, fmt::format("two tensors have the name {}", in_quotes(entry.name)));
+      refuse_to_write(path, fmt::format("tensor {}: the name is duplicated", in_quotes(entry.name)));
     try {
       entry.bytes = byte_size(entry.dtype, entry.shape);
     } catch (const Error& error) {
-      throw error.with_context(fmt::format("writing {}: tensor {}", in_quotes(path), in_quotes(entry.name)));
+      throw error.with_context(fmt::format("{}: writing: tensor {}", in_quotes(path), in_quotes(entry.name)));
     }
     entry.offset = end;
     if (__builtin_add_overflow(end, entry.bytes, &end) || end > INT64_MAX)
-      refuse_to_write(path, "its tensors together are larger than a file can be");
+      refuse_to_write(path, "the tensors need more bytes than a file can have");
     if (is_own(entry))
       metadata[std::string(safetensors_dtype_key) + entry.name] = to_string(TensorSpec{entry.dtype, entry.shape});
   }
@@ -268,7 +270,7 @@ std::string make_safetensors_header(std::vector<TensorEntry>& tensors, std::map<
     char separator = '{';
     for (const auto& [key, value] : metadata) {
       if (!is_utf8(key) || !is_utf8(value))
-        refuse_to_write(path, fmt::format("the metadata {} is not UTF-8", in_quotes(key)));
+        refuse_to_write(path, fmt::format("metadata {}: the text is not UTF-8", in_quotes(key)));
       json += separator;
       append_string(json, key);
       json += ':';
@@ -290,10 +292,9 @@ std::string make_safetensors_header(std::vector<TensorEntry>& tensors, std::map<
   json.resize((json.size() + 7) / 8 * 8, ' ');
   if (json.size() > max_safetensors_header)
     refuse_to_write(
-        path,
-        fmt::format("its header would have {} bytes for {} tensors, more than the {} that are allowed; divide the "
-                    "tensors among more files: a smaller --max-shard-size, or more pipeline stages or expert ranks",
-                    json.size(), tensors.size(), max_safetensors_header));
+        path, fmt::format("the header would have {} bytes for {} tensors, and the limit is {}. Divide the tensors "
+                          "among more files: a smaller --max-shard-size, or more pipeline stages or expert ranks",
+                          json.size(), tensors.size(), max_safetensors_header));
   const std::uint64_t data_begin = safetensors_prefix + json.size();
   for (TensorEntry& entry : tensors) entry.offset += data_begin;
   std::string whole;
@@ -326,8 +327,8 @@ void apply_own_dtypes(SafetensorsHeader& header, const std::string& path) {
     if (!fits)
       throw file_error(
           ErrorKind::corrupt, "reading", path,
-          fmt::format("tensor {}: the metadata calls it {}, which its {} bytes of {} are not", in_quotes(entry.name),
-                      in_quotes(member->second), entry.bytes, to_string(entry.dtype)));
+          fmt::format("tensor {}: the metadata records {}, which does not fit its {} bytes of {}",
+                      in_quotes(entry.name), in_quotes(member->second), entry.bytes, to_string(entry.dtype)));
     entry.dtype = own->dtype;
     entry.shape = std::move(own->shape);
   }
@@ -355,63 +356,63 @@ std::string_view kind_of(const Config& value) noexcept {
   return value.is_string() ? "a string" : value.is_array() ? "a list" : value.is_object() ? "an object" : "a number";
 }
 
-void read_metadata(const Config& said, std::map<std::string, std::string>& metadata) {
-  if (said.is_null()) return;  // treated as missing
-  if (!said.is_object())
-    refuse_header(fmt::format("{} is {}, not an object of strings", safetensors_metadata_key, kind_of(said)));
-  for (const auto& [key, value] : said.as_object()) {
+void read_metadata(const Config& json, std::map<std::string, std::string>& metadata) {
+  if (json.is_null()) return;  // treated as missing
+  if (!json.is_object())
+    refuse_header(fmt::format("{} is {}, not an object of strings", safetensors_metadata_key, kind_of(json)));
+  for (const auto& [key, value] : json.as_object()) {
     if (value.is_string()) {
       metadata.emplace(key, value.as_string());
       continue;
     }
     if (key == "shape" || key == "data_offsets")
-      refuse_header(fmt::format("{}: this name is kept for metadata, no tensor can have it", safetensors_metadata_key));
+      refuse_header(fmt::format("tensor {}: the name is reserved for metadata", in_quotes(safetensors_metadata_key)));
     refuse_header(fmt::format("{}: the value of {} is {}, not a string", safetensors_metadata_key, in_quotes(key),
                               kind_of(value)));
   }
 }
 
 std::vector<std::uint64_t> read_numbers(const TensorEntry& entry, std::string_view key, const Config& list) {
-  if (!list.is_array()) refuse_entry(entry, fmt::format("its {} is {}, which it cannot be", key, kind_of(list)));
+  if (!list.is_array()) refuse_entry(entry, fmt::format("{} is {}, not a list", key, kind_of(list)));
   std::vector<std::uint64_t> numbers;
   for (const Config& item : list.as_array()) {
     if (item.type() == Config::Type::integer && item.as_int() < 0)
-      refuse_entry(entry, fmt::format("its {} has the negative number {}", key, item.as_int()));
+      refuse_entry(entry, fmt::format("{} has the negative number {}", key, item.as_int()));
     if (item.type() == Config::Type::real)
-      refuse_entry(entry, fmt::format("its {} has {}, which is no whole number", key, to_json(item)));
+      refuse_entry(entry, fmt::format("{} has {}: not an integer", key, to_json(item)));
     if (item.type() != Config::Type::integer && item.type() != Config::Type::unsigned_integer)
-      refuse_entry(entry, fmt::format("its {} has {} among its numbers", key, kind_of(item)));
+      refuse_entry(entry, fmt::format("{} has {}, expected an integer", key, kind_of(item)));
     numbers.push_back(item.as_uint());
   }
   return numbers;
 }
 
 /// Members that the format does not define are ignored, as in its reference reader.
-TensorEntry read_entry(std::string name, const Config& said) {
-  if (!said.is_object()) refuse_header(fmt::format("tensor {} is {}, not an object", in_quotes(name), kind_of(said)));
+TensorEntry read_entry(std::string name, const Config& json) {
+  if (!json.is_object())
+    refuse_header(fmt::format("tensor {}: the entry is {}, not an object", in_quotes(name), kind_of(json)));
   TensorEntry entry{.name = std::move(name)};
   const auto member = [&](std::string_view key) -> const Config& {
-    const Config* found = said.find(key);
-    if (found == nullptr) refuse_entry(entry, fmt::format("it has no {}", key));
+    const Config* found = json.find(key);
+    if (found == nullptr) refuse_entry(entry, fmt::format("{} is missing", key));
     return *found;
   };
   const Config& dtype = member("dtype");
-  if (!dtype.is_string()) refuse_entry(entry, fmt::format("its dtype is {}, which it cannot be", kind_of(dtype)));
+  if (!dtype.is_string()) refuse_entry(entry, fmt::format("dtype is {}, not a string", kind_of(dtype)));
   const std::optional<DType> known = dtype_from_string(dtype.as_string());
   // Dtypes of Muster alone: in the format itself they are not valid.
   if (!known || *known == DType::u4 || *known == DType::i4)
-    refuse_entry(entry, fmt::format("its dtype {} is not known", in_quotes(dtype.as_string())));
+    refuse_entry(entry, fmt::format("unknown dtype {}", in_quotes(dtype.as_string())));
   entry.dtype = *known;
   for (const std::uint64_t extent : read_numbers(entry, "shape", member("shape"))) {
     if (!std::in_range<std::int64_t>(extent))
-      refuse_entry(entry, fmt::format("its shape overflows: the extent {} is beyond 63 bits", extent));
+      refuse_entry(entry, fmt::format("shape overflows: the extent {} does not fit into 63 bits", extent));
     entry.shape.push_back(static_cast<std::int64_t>(extent));
   }
   const std::vector<std::uint64_t> offsets = read_numbers(entry, "data_offsets", member("data_offsets"));
-  if (offsets.size() != 2)
-    refuse_entry(entry, fmt::format("its data_offsets have {} numbers instead of 2", offsets.size()));
+  if (offsets.size() != 2) refuse_entry(entry, fmt::format("data_offsets has {} numbers, expected 2", offsets.size()));
   if (offsets[0] > offsets[1])
-    refuse_entry(entry, fmt::format("its data_offsets [{}, {}] end before they begin", offsets[0], offsets[1]));
+    refuse_entry(entry, fmt::format("data_offsets [{}, {}] end before they begin", offsets[0], offsets[1]));
   entry.offset = offsets[0];
   entry.bytes = offsets[1] - offsets[0];
   return entry;
@@ -422,14 +423,14 @@ void check_size(const TensorEntry& entry) {
   try {
     needed = byte_size(entry.dtype, entry.shape);
   } catch (const Error&) {
-    refuse_entry(entry, fmt::format("its shape overflows: {} has too many elements", to_string(entry.shape)));
+    refuse_entry(entry, fmt::format("shape overflows: {} has too many elements", to_string(entry.shape)));
   }
   if (element_count(entry.shape) % elements_in_group(entry.dtype) != 0)
     refuse_entry(entry, fmt::format("{} elements of {} end in the middle of a byte", element_count(entry.shape),
                                     to_string(entry.dtype)));
   if (needed != entry.bytes)
     refuse_entry(entry,
-                 fmt::format("{} {} takes {} bytes, its data_offsets [{}, {}] give it {}", to_string(entry.dtype),
+                 fmt::format("{} {} needs {} bytes, and data_offsets [{}, {}] have {}", to_string(entry.dtype),
                              to_string(entry.shape), needed, entry.offset, entry.offset + entry.bytes, entry.bytes));
 }
 
@@ -446,14 +447,14 @@ void check_cover(std::vector<TensorEntry>& entries, std::uint64_t data_bytes) {
   for (const TensorEntry& entry : entries) {
     const std::uint64_t end = entry.offset + entry.bytes;
     if (end > data_bytes)
-      refuse_entry(entry, fmt::format("its data_offsets [{}, {}] are outside the file, which has {} bytes of tensors",
+      refuse_entry(entry, fmt::format("data_offsets [{}, {}] are out of range for the {} bytes of tensors in the file",
                                       entry.offset, end, data_bytes));
     if (entry.offset < covered)
-      refuse_entry(entry, fmt::format("its bytes [{}, {}] overlap those of tensor {}, which end at {}", entry.offset,
-                                      end, in_quotes(before->name), covered));
+      refuse_entry(entry, fmt::format("bytes [{}, {}] overlap those of tensor {}, which end at {}", entry.offset, end,
+                                      in_quotes(before->name), covered));
     if (entry.offset > covered)
       refuse_entry(entry,
-                   fmt::format("before it is a hole: bytes [{}, {}] belong to no tensor", covered, entry.offset));
+                   fmt::format("gap before the tensor: bytes [{}, {}] belong to no tensor", covered, entry.offset));
     covered = end;
     before = &entry;
   }
@@ -464,25 +465,22 @@ void check_cover(std::vector<TensorEntry>& entries, std::uint64_t data_bytes) {
 /// Returns the JSON text of the header of a file of this size.
 std::string_view header_text(std::span<const std::byte> head, std::uint64_t file_size) {
   if (file_size < safetensors_prefix || head.size() < safetensors_prefix)
-    refuse_header(
-        fmt::format("it has {} bytes, too few for the length of a header; it is no safetensors file, or cut "
-                    "off",
-                    file_size));
+    refuse_header(fmt::format("not a safetensors file, or truncated: {} bytes are too few for the length of a header",
+                              file_size));
   std::uint64_t length = 0;
   for (std::size_t i = 0; i < safetensors_prefix; ++i) length |= std::to_integer<std::uint64_t>(head[i]) << (8 * i);
   if (length > max_safetensors_header) {
     const std::string_view advice = formats::advice_about(formats::kind_of_file(head));
     refuse_header(advice.empty()
-                      ? fmt::format("it is no safetensors file: its header would have {} bytes, more than the {} that "
-                                    "are allowed",
+                      ? fmt::format("not a safetensors file: the header would have {} bytes, and the limit is {}",
                                     length, max_safetensors_header)
-                      : fmt::format("it is no safetensors file but {}", advice));
+                      : fmt::format("not a safetensors file but {}", advice));
   }
   if (length > file_size - safetensors_prefix || length > head.size() - safetensors_prefix)
     refuse_header(
-        fmt::format("its header would have {} bytes, but the file ends after {}; it is cut off", length, file_size));
+        fmt::format("truncated safetensors file: the header needs {} bytes, and the file has {}", length, file_size));
   const char* begin = reinterpret_cast<const char*>(head.data()) + safetensors_prefix;
-  if (length == 0 || *begin != '{') refuse_header("its header does not begin with '{'; it is no safetensors file");
+  if (length == 0 || *begin != '{') refuse_header("not a safetensors file: the header does not begin with '{'");
 
   return {begin, length};
 }
@@ -495,12 +493,12 @@ SafetensorsHeader parse_safetensors_header(std::span<const std::byte> head, std:
   with_file("reading", path, [&] {
     const std::string_view text = header_text(head, file_size);
     std::unordered_set<std::string> names;
-    core::visit_members(text, [&](std::string& name, Config& said) {
-      if (!names.insert(name).second) refuse_header(fmt::format("the name {} is there twice", in_quotes(name)));
+    core::visit_members(text, [&](std::string& name, Config& json) {
+      if (!names.insert(name).second) refuse_header(fmt::format("tensor {}: the name is duplicated", in_quotes(name)));
       if (name == safetensors_metadata_key)
-        read_metadata(said, header.metadata);
+        read_metadata(json, header.metadata);
       else
-        header.tensors.push_back(read_entry(std::move(name), said));
+        header.tensors.push_back(read_entry(std::move(name), json));
     });
     for (const TensorEntry& entry : header.tensors) check_size(entry);
     header.data_begin = safetensors_prefix + text.size();

@@ -36,7 +36,7 @@ constexpr std::uint16_t known_flags = (1U << 3U) | (1U << 11U);  // sizes follow
   throw Error(ErrorKind::corrupt, what);
 }
 [[noreturn]] void refuse_zip_entry(const ZipEntry& entry, std::string_view what, ErrorKind kind = ErrorKind::corrupt) {
-  throw Error(kind, fmt::format("entry {} {}", in_quotes(entry.name), what));
+  throw Error(kind, fmt::format("entry {}: {}", in_quotes(entry.name), what));
 }
 
 /// Reads consecutive little-endian numbers.
@@ -50,7 +50,7 @@ class Fields {
     return value;
   }
   std::span<const std::byte> take_bytes(std::uint64_t count) {
-    if (count > rest_.size()) refuse_zip("its zip directory ends inside of an entry");
+    if (count > rest_.size()) refuse_zip("the zip directory is truncated within an entry");
     const std::span<const std::byte> part = rest_.first(count);
     rest_ = rest_.subspan(count);
     return part;
@@ -81,21 +81,21 @@ void read_zip64_field(std::span<const std::byte> extra, ZipEntry& entry, std::ui
 }  // namespace
 
 std::vector<std::byte> ZipArchive::read_directory(std::uint64_t& count) {
-  if (bytes_ < end_bytes) refuse_zip("it is too short for a zip archive; it is cut off");
+  if (bytes_ < end_bytes) refuse_zip("truncated zip archive: it is too short");
   std::vector<std::byte> end(std::min(bytes_, end_bytes + locator_bytes));
   read_(bytes_ - end.size(), end);
   Fields fields{std::span<const std::byte>(end).last(end_bytes)};
   if (fields.take<std::uint32_t>() != 0x06054b50)
-    refuse_zip("it does not end as a zip archive does; it is cut off, or something was put behind it");
+    refuse_zip("truncated zip archive, or bytes were appended to it: the end record is missing");
   const auto disk = fields.take<std::uint16_t>();
   const auto disk_of_directory = fields.take<std::uint16_t>();
   fields.skip(2);
   count = fields.take<std::uint16_t>();
   std::uint64_t bytes = fields.take<std::uint32_t>();
   directory_begin_ = fields.take<std::uint32_t>();
-  if (fields.take<std::uint16_t>() != 0) refuse_zip("its zip archive says that a comment follows it");
+  if (fields.take<std::uint16_t>() != 0) refuse_zip("malformed zip archive: the end record has a comment");
   if ((disk != 0 && disk != UINT16_MAX) || (disk_of_directory != 0 && disk_of_directory != UINT16_MAX))
-    refuse_zip("its zip archive is one of several parts");
+    refuse_zip("the zip archive is one of several parts");
   std::uint64_t ends = bytes_ - end_bytes;  // start of the end records
   if (end.size() == end_bytes + locator_bytes) {
     Fields locator{std::span<const std::byte>(end)};
@@ -104,13 +104,13 @@ std::vector<std::byte> ZipArchive::read_directory(std::uint64_t& count) {
       const auto place = locator.take<std::uint64_t>();
       ends -= locator_bytes;
       if (ends < end64_bytes || place != ends - end64_bytes)
-        refuse_zip("its zip archive has its zip64 end record elsewhere than at its end");
+        refuse_zip("malformed zip archive: the zip64 end record is not at the end");
       ends = place;
       std::vector<std::byte> large(end64_bytes);
       read_(place, large);
       Fields end64(large);
       if (end64.take<std::uint32_t>() != 0x06064b50 || end64.take<std::uint64_t>() != end64_bytes - 12)
-        refuse_zip("its zip archive has no zip64 end record where it says");
+        refuse_zip("malformed zip archive: the zip64 end record is missing");
       end64.skip(2 + 2 + 4 + 4 + 8);
       const auto count64 = end64.take<std::uint64_t>();
       const auto bytes64 = end64.take<std::uint64_t>();
@@ -120,16 +120,19 @@ std::vector<std::byte> ZipArchive::read_directory(std::uint64_t& count) {
       };
       if (is_other(count, count64, UINT16_MAX) || is_other(bytes, bytes64, in_zip64) ||
           is_other(directory_begin_, begin64, in_zip64))
-        refuse_zip("its zip archive has two end records that say different things");
+        refuse_zip("malformed zip archive: the two end records differ");
       count = count64;
       bytes = bytes64;
       directory_begin_ = begin64;
     }
   }
-  if (bytes > longest_directory) refuse_zip(fmt::format("its zip directory would have {} bytes", bytes));
+  if (bytes > longest_directory)
+    refuse_zip(fmt::format("malformed zip archive: the directory would have {} bytes", bytes));
   if (directory_begin_ > ends || bytes != ends - directory_begin_)
-    refuse_zip("its zip directory is not where its end record says; it is cut off, or something was put into it");
-  if (count > bytes / record_bytes) refuse_zip(fmt::format("its zip directory would have {} entries", count));
+    refuse_zip(
+        "truncated zip archive, or bytes were inserted into it: the directory is not where the end record places it");
+  if (count > bytes / record_bytes)
+    refuse_zip(fmt::format("malformed zip archive: the directory would have {} entries", count));
   std::vector<std::byte> directory(bytes);
   read_(directory_begin_, directory);
   return directory;
@@ -141,7 +144,8 @@ ZipArchive::ZipArchive(ReadAt read, std::uint64_t bytes) : read_(std::move(read)
   Fields fields(directory);
   entries_.reserve(count);
   for (std::uint64_t i = 0; i < count; ++i) {
-    if (fields.take<std::uint32_t>() != 0x02014b50) refuse_zip("its zip directory has something else than entries");
+    if (fields.take<std::uint32_t>() != 0x02014b50)
+      refuse_zip("malformed zip archive: the directory has records that are not entries");
     ZipEntry entry;
     fields.skip(4);
     entry.flags = fields.take<std::uint16_t>();
@@ -163,14 +167,14 @@ ZipArchive::ZipArchive(ReadAt read, std::uint64_t bytes) : read_(std::move(read)
     if (entry.method == 0 && compressed != entry.bytes) refuse_zip_entry(entry, "has two sizes");
     if (entry.header > directory_begin_ || directory_begin_ - entry.header < header_bytes ||
         compressed > directory_begin_ - entry.header - header_bytes)
-      refuse_zip_entry(entry, "is outside of the archive");
+      refuse_zip_entry(entry, "is out of range of the archive");
     entries_.push_back(std::move(entry));
   }
-  if (!fields.is_empty()) refuse_zip("its zip directory has more than it says");
+  if (!fields.is_empty()) refuse_zip("malformed zip archive: bytes follow the entries of the directory");
   std::ranges::sort(entries_, {}, &ZipEntry::header);
   std::unordered_set<std::string_view> names;
   for (const ZipEntry& entry : entries_)
-    if (!names.insert(entry.name).second) refuse_zip_entry(entry, "is there twice");
+    if (!names.insert(entry.name).second) refuse_zip_entry(entry, "is duplicated");
 }
 
 const ZipEntry* ZipArchive::find(std::string_view name) const noexcept {
@@ -183,11 +187,13 @@ void ZipArchive::locate() {
   const ZipEntry* before = nullptr;
   for (ZipEntry& entry : entries_) {
     if ((entry.flags & encrypted) != 0)
-      refuse_zip_entry(entry, "is encrypted, which is not read", ErrorKind::unsupported);
+      refuse_zip_entry(entry, "is encrypted, which Muster cannot read. Save it without encryption",
+                       ErrorKind::unsupported);
     if (entry.method != 0)
-      refuse_zip_entry(entry, "is compressed, which no writer of tensors does", ErrorKind::unsupported);
+      refuse_zip_entry(entry, "is compressed, which Muster cannot read. Save it with torch.save",
+                       ErrorKind::unsupported);
     if ((entry.flags & ~known_flags) != 0)
-      refuse_zip_entry(entry, "has flags that nobody knows", ErrorKind::unsupported);
+      refuse_zip_entry(entry, "has unknown flags. Save it with torch.save", ErrorKind::unsupported);
     if (before != nullptr && entry.header < before->begin + before->bytes)
       refuse_zip_entry(entry, fmt::format("overlaps {}", in_quotes(before->name)));
     header.resize(header_bytes + entry.name.size());
@@ -195,7 +201,7 @@ void ZipArchive::locate() {
     header.resize(std::min<std::uint64_t>(header.size(), bytes_ - entry.header));
     read_(entry.header, header);
     Fields fields(header);
-    if (fields.take<std::uint32_t>() != 0x04034b50) refuse_zip_entry(entry, "is not where the zip directory says");
+    if (fields.take<std::uint32_t>() != 0x04034b50) refuse_zip_entry(entry, "is not where the zip directory places it");
     fields.skip(2);
     const auto flags = fields.take<std::uint16_t>();
     const auto method = fields.take<std::uint16_t>();
@@ -203,23 +209,22 @@ void ZipArchive::locate() {
     const auto name = fields.take<std::uint16_t>();
     const auto extra = fields.take<std::uint16_t>();
     if (flags != entry.flags || method != entry.method)
-      refuse_zip_entry(entry, "has other flags in its own header than in the zip directory");
+      refuse_zip_entry(entry, "has different flags in its header and in the zip directory");
     if (name != entry.name.size() || text_of(fields.take_bytes(name)) != entry.name)
-      refuse_zip_entry(entry, "has another name in its own header");
+      refuse_zip_entry(entry, "has a different name in its header");
     entry.begin = entry.header + header_bytes + name + extra;
     if (entry.begin > directory_begin_ || entry.bytes > directory_begin_ - entry.begin)
-      refuse_zip_entry(entry, "reaches into the zip directory");
+      refuse_zip_entry(entry, "overlaps the zip directory");
     before = &entry;
   }
 }
 
 std::vector<std::byte> ZipArchive::read(const ZipEntry& entry, std::uint64_t most) const {
-  if (entry.bytes > most)
-    refuse_zip_entry(entry, fmt::format("has {} bytes, more than the {} that are allowed", entry.bytes, most));
+  if (entry.bytes > most) refuse_zip_entry(entry, fmt::format("has {} bytes, and the limit is {}", entry.bytes, most));
   std::vector<std::byte> bytes(entry.bytes);
   read_(entry.begin, bytes);
   if (entry.crc != 0 && crc32(bytes) != entry.crc)
-    refuse_zip_entry(entry, "has other bytes than its checksum (CRC-32) says");
+    refuse_zip_entry(entry, "checksum mismatch (CRC-32): data is corrupted");
   return bytes;
 }
 

@@ -59,15 +59,14 @@ bool ZstdStream::decode() {
     if (is_last && is_whole_) break;
     ZSTD_inBuffer in{input_.data(), input_.size(), used_};
     const std::size_t left = ZSTD_decompressStream(context_.get(), &out, &in);
-    if (ZSTD_isError(left) != 0) refuse_stream(fmt::format("it is no zstd stream: {}", ZSTD_getErrorName(left)));
+    if (ZSTD_isError(left) != 0) refuse_stream(fmt::format("not a zstd stream: {}", ZSTD_getErrorName(left)));
     used_ = in.pos;
     is_whole_ = left == 0;
-    if (is_last && out.pos == before) refuse_stream("its zstd stream is cut off");
+    if (is_last && out.pos == before) refuse_stream("truncated zstd stream");
   }
   recent_.resize(out.pos);
   decoded_ += out.pos - before;
-  if (decoded_ > most_)
-    refuse_stream(fmt::format("its zstd stream has more than the {} bytes that it can need", most_));
+  if (decoded_ > most_) refuse_stream(fmt::format("the zstd stream has more than the expected {} bytes", most_));
   return out.pos != before;
 }
 
@@ -81,7 +80,7 @@ void ZstdStream::read(std::uint64_t at, std::span<std::byte> target) {
   if (at < decoded_ - recent_.size()) restart();
   while (!target.empty()) {
     if (at >= decoded_) {
-      if (!decode()) refuse_stream(fmt::format("its zstd stream ends at {}", decoded_));
+      if (!decode()) refuse_stream(fmt::format("truncated zstd stream: it ends at byte {}", decoded_));
       continue;
     }
     const std::uint64_t place = at - (decoded_ - recent_.size());

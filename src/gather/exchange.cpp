@@ -53,11 +53,12 @@ TensorSpec spec_of(const Config& value) {
 /// Throws Error(invalid_argument) unless `into` has `results` tensors that can receive results of this dtype and shape.
 void check_into(std::span<const Tensor> into, std::size_t results, const TensorSpec& what) {
   if (into.size() != results)
-    throw Error(ErrorKind::invalid_argument, fmt::format("into has {} tensors for {} results", into.size(), results));
+    throw Error(ErrorKind::invalid_argument,
+                fmt::format("into: expected {} tensors, received {}", results, into.size()));
   for (std::size_t i = 0; i < into.size(); ++i) {
     const Tensor& target = into[i];
     if (spec_of(target) != what)
-      throw Error(ErrorKind::invalid_argument, fmt::format("into: tensor {} is {}, and the result is {}", i,
+      throw Error(ErrorKind::invalid_argument, fmt::format("into: tensor {} is {}, but the result is {}", i,
                                                            to_string(spec_of(target)), to_string(what)));
     const bool is_there = target.is_writable() || target.nbytes() == 0;
     if (!is_there || !target.view().is_contiguous() || !target.device().is_host())
@@ -173,9 +174,10 @@ class ExchangeRun {
       });
     if (receives_into()) {
       if (call_.operation == Operation::configs)
-        throw Error(ErrorKind::invalid_argument, "into takes tensors, not configs");
+        throw Error(ErrorKind::invalid_argument, "into: only gathers of tensors can use it, not gathers of configs");
       if (options_.devices.destination != Destination::host)
-        throw Error(ErrorKind::invalid_argument, "into takes tensors of the host, and these are to land on a device");
+        throw Error(ErrorKind::invalid_argument,
+                    "into: its tensors must be on the host, but the destination is a device");
       // The shape of a merge result is known after round 1.
       if (call_.merge == nullptr)
         check_into(options_.into, call_.list.size(), spec_of(*call_.value));

@@ -27,7 +27,7 @@ bool ExchangeResult::wait_released(std::chrono::milliseconds timeout) const {
 }
 
 void detail::refuse_index(std::size_t index, std::size_t size) {
-  throw Error(ErrorKind::invalid_argument, fmt::format("a result of {} entries has no entry {}", size, index));
+  throw Error(ErrorKind::invalid_argument, fmt::format("result: index {} is out of range for {} entries", index, size));
 }
 
 const ExchangeReport& ExchangeResult::report() const {
@@ -162,10 +162,9 @@ auto start(const RankList& ranks, Group& group, Call call) {
 
 void refuse_asynchronous(const Config& value) {
   if (group::Lane::is_this_thread() && (residency_of(value) | Residency::host) == Residency::mixed)
-    throw Error(ErrorKind::unsupported,
-                fmt::format("asynchronous calls take tensors on the host, and these are on {}: copy them there first, "
-                            "or use the call without _async",
-                            places_text(value)));
+    throw Error(ErrorKind::unsupported, fmt::format("asynchronous calls need tensors on the host, but these are on {}. "
+                                                    "Copy them to the host first, or use the call without _async",
+                                                    places_text(value)));
 }
 
 std::uint64_t trim_async(Group& group) {

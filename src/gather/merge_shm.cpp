@@ -19,6 +19,7 @@
 #include <cstring>
 #include <exception>
 
+#include "src/base/message.hpp"
 #include "src/gather/merge_record.hpp"
 #include "src/gather/opening.hpp"
 #include "src/gather/route.hpp"
@@ -336,11 +337,10 @@ void ShmMerge::hand_out() {
     if (!is_enough || !plan_.slot->is_taken(area_.total)) plan_ = state_->pool.plan(lane_, area_.total, limits());
     const os::MemoryHeadroom room = os::memory_headroom(group::Region::own()->backing());
     if (plan_.fresh_bytes > room.bytes)
-      throw Error(
-          ErrorKind::out_of_space,
-          fmt::format("too little shared memory: needed {} bytes for the merged tensor, available {} ({}): merge "
-                      "less at a time, release earlier results, or give the job more memory",
-                      plan_.fresh_bytes, room.bytes, os::to_string(room.limit)));
+      throw Error(ErrorKind::out_of_space,
+                  fmt::format("too little shared memory for the merged tensor: needed {}, available {} ({}). Merge "
+                              "less at a time, release earlier results, or give the job more memory",
+                              byte_text(plan_.fresh_bytes), byte_text(room.bytes), os::to_string(room.limit)));
     slot_ = state_->pool.carry_out(lane_, std::move(plan_));
     slot_->take(area_.total);
     data_ = slot_->segment().data();
@@ -364,8 +364,8 @@ void ShmMerge::find(std::uint64_t place) {
     return;
   }
   // The ranks no longer agree about the segment, and some may already wait for this one.
-  group::fail(*call_.group,
-              Error(ErrorKind::corrupt, "the first rank of a merge uses a segment that it never told of"));
+  group::fail(*call_.group, Error(ErrorKind::corrupt,
+                                  "malformed message: the root of a merge uses a segment that it has not announced"));
 }
 
 void ShmMerge::take_in() {
@@ -374,7 +374,7 @@ void ShmMerge::take_in() {
     if (place == 0) return;
     remote_ = state_->remotes.at(*call_.group, call_.first(), place, os::Access::read_write);
     if (remote_->capacity() < area_.total)
-      throw Error(ErrorKind::corrupt, "the first rank names a segment that is too small");
+      throw Error(ErrorKind::corrupt, "malformed message: the root names a segment that is too small");
     // The root may have freed the memory since the last use.
     remote_->populated().forget();
     data_ = remote_->mapping().data();

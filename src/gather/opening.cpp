@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "src/base/escaped.hpp"
+#include "src/base/message.hpp"
 
 namespace muster::gather {
 namespace {
@@ -15,11 +16,10 @@ void check_list(std::span<const int> ranks, const Group& group) {
   for (const int rank : ranks) {
     if (rank < 0 || rank >= group.size())
       throw Error(ErrorKind::invalid_argument,
-                  fmt::format("the list of ranks {} names rank {}, which is not in the group of {}", list_text(ranks),
-                              rank, group.size()));
+                  out_of_range_text(fmt::format("list of ranks {}: rank", list_text(ranks)), rank, group.size()));
     if (seen[static_cast<std::size_t>(rank)])
       throw Error(ErrorKind::invalid_argument,
-                  fmt::format("the list of ranks {} names rank {} twice", list_text(ranks), rank));
+                  fmt::format("list of ranks {}: rank {} occurs twice", list_text(ranks), rank));
     seen[static_cast<std::size_t>(rank)] = true;
   }
 }

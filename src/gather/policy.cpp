@@ -7,6 +7,8 @@
 #include <array>
 #include <bit>
 #include <map>
+#include "src/base/escaped.hpp"
+#include "src/base/message.hpp"
 #include "src/gather/merge_record.hpp"
 #include "src/gather/opening.hpp"
 #include "src/gather/route.hpp"
@@ -157,13 +159,14 @@ std::string places_text(const Config& value) {
 Forcing forcing_of(const GatherOptions& options) {
   if (!options.workspace.path.empty()) {
     if (options.route != Route::auto_ && options.route != Route::workspace)
-      throw Error(ErrorKind::invalid_argument, "workspace.path is given, and the route '" +
-                                                   std::string(to_string(options.route)) + "' is forced: one of them");
+      throw Error(ErrorKind::invalid_argument, "workspace.path is set, but the route " +
+                                                   in_quotes(to_string(options.route)) +
+                                                   " is forced. Use only one of them");
     return {Route::workspace, ForcedBy::workspace_path};
   }
   if (options.workspace.keep_files || options.workspace.zstd_level)
     throw Error(ErrorKind::invalid_argument,
-                "workspace.keep_files and zstd_level need a path: other routes have no files");
+                "workspace.keep_files and zstd_level need workspace.path: other routes have no files");
   if (options.route != Route::auto_) return {options.route, ForcedBy::caller};
   const auto name = os::environment("MUSTER_ROUTE");
   if (!name) return {};
@@ -173,7 +176,7 @@ Forcing forcing_of(const GatherOptions& options) {
     if (*name == names[i]) return {route, route == Route::auto_ ? ForcedBy::nobody : ForcedBy::environment};
     known += std::string(i == 0 ? "" : i + 1 == names.size() ? " or " : ", ") + std::string(names[i]);
   }
-  throw Error(ErrorKind::invalid_argument, "MUSTER_ROUTE is '" + *name + "': it must be " + known);
+  throw Error(ErrorKind::invalid_argument, "MUSTER_ROUTE is " + in_quotes(*name) + ": it must be " + known);
 }
 
 }  // namespace gather
@@ -188,17 +191,16 @@ namespace {
 const char* not_loaded(Route route) {
   switch (route) {
     case Route::mpi:
-      return "libmuster-mpi is not loaded: link the program with it (pkg-config muster-mpi)";
+      return "libmuster-mpi is not loaded (link the program with it: pkg-config muster-mpi)";
     case Route::device:
-      return "libmuster-cuda is not loaded: link the program with it (pkg-config muster-cuda), or copy the tensors to "
-             "the host first";
+      return "libmuster-cuda is not loaded (link the program with it: pkg-config muster-cuda; or copy the tensors to "
+             "the host first)";
     default:
       return "this program has no such route";
   }
 }
 
 constexpr std::size_t shown = 8;
-constexpr const char* to_the_host = "copy these tensors to the host first";
 
 }  // namespace
 
@@ -243,49 +245,52 @@ std::string refusal_text(const Decision& refused, std::span<const int> ranks, st
   const RouteFacts facts = facts_of(list, records);
   const Record& first = records[static_cast<std::size_t>(ranks.front())];
   const std::string who = fmt::format("the list {}", list_text(list));
-  const std::string forced =
-      fmt::format("the route '{}' is {}", to_string(first.forced), forced_text({first.forced, first.forced_by}));
+  const std::string forced = fmt::format("the route {} is {}", in_quotes(to_string(first.forced)),
+                                         forced_text({first.forced, first.forced_by}));
   switch (refused.refusal) {
     case Refusal::none:
       break;
     case Refusal::mixed:
-      return fmt::format("some tensors of {} are on the host, and some on devices: {}: gather them in two calls, or {}",
-                         who, each_words(ranks, words, ": ", shown), to_the_host);
+      return fmt::format(
+          "some tensors of {} are on the host, and some on devices ({}). Gather them in two calls, or copy all of them "
+          "to the host first",
+          who, each_words(ranks, words, ": ", shown));
     case Refusal::merges_devices:
       return fmt::format(
-          "merges read tensors of the host, and those of {} are on devices: {}: {}, or gather them and "
-          "merge what came",
-          who, each_words(ranks, words, ": ", shown), to_the_host);
+          "CPU tensors are needed, but ranks of {} passed GPU tensors ({}). Copy them to host memory "
+          "first, or gather them and merge the result",
+          who, each_words(ranks, words, ": ", shown));
     case Refusal::forced_off_devices:
       return fmt::format(
-          "{}, which takes tensors of the host, and those of {} are on devices: {}: {}, or force no "
-          "route",
-          forced, who, each_words(ranks, words, ": ", shown), to_the_host);
+          "{}, which needs tensors on the host, but those of {} are on devices ({}). Copy them to the host first, or "
+          "force no route",
+          forced, who, each_words(ranks, words, ": ", shown));
     case Refusal::no_device_route:
-      return fmt::format("tensors of {} are on devices, and not all of its ranks can take them from there: {}", who,
+      return fmt::format("tensors of {} are on devices, and not all of its ranks can receive them: {}", who,
                          each_words(ranks, words, ": ", shown));
     case Refusal::forced_onto_devices:
       if (first.operation == Operation::merge || first.operation == Operation::stream)
-        return fmt::format("{}, and {} takes tensors of the host: force no route", forced, to_string(first.operation));
-      return fmt::format("{}, and the tensors of {} are on the host: {}: force no route", forced, who,
+        return fmt::format("{}, but {} needs tensors on the host. Force no route", forced, to_string(first.operation));
+      return fmt::format("{}, but the tensors of {} are on the host ({}). Force no route", forced, who,
                          each_words(ranks, words, ": ", shown));
     case Refusal::forced_unusable:
-      return fmt::format("{}, and {} of the {} ranks of {} cannot go by it: {}. All of them can go by: {}", forced,
-                         ranks.size(), list.size(), who, each_words(ranks, words, ": ", shown), names_of(facts.routes));
+      return fmt::format(
+          "{}, and {} of the {} ranks of {} cannot use it: {}. Force a route that all of them can use ({}), or no "
+          "route",
+          forced, ranks.size(), list.size(), who, each_words(ranks, words, ": ", shown), names_of(facts.routes));
     case Refusal::unreachable:
       return fmt::format(
-          "no route reaches all {} ranks of {}: {}: give a workspace.path, a directory that all of them "
-          "see",
+          "no route reaches all {} ranks of {}: {}. Set workspace.path to a directory that all of them see",
           list.size(), who, each_words(ranks, words, ": ", shown));
     case Refusal::unfit: {
       std::string text;
       for (const int rank : ranks)
-        text += fmt::format("{}rank {} could go by: {}", text.empty() ? "" : "; ", rank,
+        text += fmt::format("{}rank {} can use: {}", text.empty() ? "" : "; ", rank,
                             names_of(records[static_cast<std::size_t>(rank)].routes));
       return fmt::format(
-          "the ranks of {} see different ways to each other, and have only '{}' in common: {}: force "
-          "that route on all of them",
-          who, to_string(refused.route), text);
+          "the ranks of {} can reach each other by different routes, and have only {} in common ({}). Force that route "
+          "on all of them",
+          who, in_quotes(to_string(refused.route)), text);
     }
   }
   return "the ranks have no route";
@@ -385,10 +390,11 @@ struct HostRoom {
 
 StreamShare share_of(std::uint64_t budget, std::uint32_t length, std::uint32_t depth) {
   if (budget < least_budget(length, depth))
-    throw Error(ErrorKind::invalid_argument,
-                fmt::format("a memory_budget of {} bytes is too small for {} senders with a pipeline_depth of {}: at "
-                            "least {} bytes",
-                            budget, senders_of(length), depth, least_budget(length, depth)));
+    throw Error(
+        ErrorKind::invalid_argument,
+        fmt::format(
+            "memory_budget of {} is too small for {} senders with a pipeline_depth of {}: at least {} are needed",
+            byte_text(budget), senders_of(length), depth, byte_text(least_budget(length, depth))));
   StreamShare share;
   share.budget = budget / senders_of(length);
   share.part_bytes = share.budget / depth / page_bytes * page_bytes - shm::header_bytes;
@@ -426,11 +432,11 @@ StreamShare agree_on_share(const Record& mine, std::span<const Record> records,
   };
   for (const auto& [hash, list] : lists)
     if (granted(list) < list.least)
-      throw Error(
-          ErrorKind::out_of_space,
-          fmt::format("too little shared memory: a list of ranks needs {} bytes at least, and of the {} bytes "
-                      "available ({}) its part is {}: give the job more memory",
-                      list.least, hosts[list.host].available, os::to_string(hosts[list.host].limit), granted(list)));
+      throw Error(ErrorKind::out_of_space,
+                  fmt::format("too little shared memory: a list of ranks needs at least {}, but its share of the {} "
+                              "available ({}) is {}. Give the job more memory",
+                              byte_text(list.least), byte_text(hosts[list.host].available),
+                              os::to_string(hosts[list.host].limit), byte_text(granted(list))));
   if (mine.list_length == 0) return {};
   if (mine.list_length == 1) return share_of(mine.budget, mine.list_length, static_cast<std::uint32_t>(mine.depth));
   const ListNeed& list = lists.at(mine.list_hash);

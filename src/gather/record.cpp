@@ -9,6 +9,7 @@
 #include <array>
 #include <map>
 
+#include "src/base/message.hpp"
 #include "src/gather/merge_record.hpp"
 #include "src/gather/policy.hpp"
 #include "src/group/error_propagation.hpp"
@@ -155,31 +156,34 @@ Error make_error(const Problem& problem, std::span<const Record> records, std::s
     case Reason::failed_ranks:
       return failure_of(problem.ranks, words, group);
     case Reason::versions:
-      return Error(ErrorKind::version, "the ranks run different versions of Muster: start all of them with one");
+      return Error(ErrorKind::version,
+                   "the ranks run different versions of Muster. Start all of them with one version");
     case Reason::lists:
-      return Error(ErrorKind::rank_mismatch,
-                   "the lists of ranks differ or overlap: members of a list must pass the same one, and no rank may be "
-                   "in two: " +
-                       each_rank(problem.ranks, words));
+      return Error(
+          ErrorKind::rank_mismatch,
+          fmt::format(
+              "the lists of ranks differ or overlap: {}. Pass the same list on all its members, and disjoint lists",
+              each_rank(problem.ranks, words)));
     case Reason::operations: {
       std::string text;
       for (const int rank : problem.ranks)
         text += fmt::format("{}rank {} {}", text.empty() ? "" : ", ", rank,
                             to_string(records[static_cast<std::size_t>(rank)].operation));
-      return Error(ErrorKind::rank_mismatch, "the ranks are in different calls: " + text);
+      return Error(ErrorKind::rank_mismatch, "the ranks are in different calls: " + text +
+                                                 ". Make the same calls in the same order on all ranks");
     }
     case Reason::kinds:
       return Error(ErrorKind::rank_mismatch,
                    (records[static_cast<std::size_t>(first)].operation == Operation::merge
-                        ? "the ranks of a list must ask for one merge, of tensors that fit together: "
+                        ? "the ranks of a list must request one merge, of tensors that fit together: "
                     : records[static_cast<std::size_t>(first)].operation == Operation::stream
-                        ? "the options of a stream must be the same on all ranks of a list: "
-                        : "get_tensors_parallel: the tensors of a list must have one dtype and shape: ") +
+                        ? "the options must be the same on all ranks of a list: "
+                        : "the tensors of a list must have one dtype and shape: ") +
                        each_rank(problem.ranks, words));
     case Reason::contents:
       return blame_first(
           ErrorKind::rank_mismatch,
-          "\"same\" wants every rank's tensor equal, bit for bit, to that of the list's first rank; these are not: " +
+          "\"same\" requires every rank's tensor to equal the root's tensor, bit for bit, but these differ: " +
               each_rank(problem.ranks, words));
     case Reason::refused:
       return blame_first(kind_of(problem.refused.refusal),
@@ -190,12 +194,12 @@ Error make_error(const Problem& problem, std::span<const Record> records, std::s
           "the ranks of one list force different routes (GatherOptions::route and workspace.path, MUSTER_ROUTE): " +
               each_rank(problem.ranks, words));
     case Reason::budget:
-      return blame_first(
-          ErrorKind::out_of_space,
-          fmt::format("{} needs {} bytes of memory more for what others send, and its memory budget leaves {}: "
-                      "gather less at a time, release earlier results, or raise memory_budget",
-                      group::name_of(group.info(first)), fresh_bytes_of(first, list_of(first, records), records, group),
-                      records[static_cast<std::size_t>(first)].room));
+      return blame_first(ErrorKind::out_of_space,
+                         fmt::format("{} needs {} of memory more to receive the tensors, and its memory budget leaves "
+                                     "{}. Gather less at a time, release earlier results, or raise memory_budget",
+                                     group::name_of(group.info(first)),
+                                     byte_text(fresh_bytes_of(first, list_of(first, records), records, group)),
+                                     byte_text(records[static_cast<std::size_t>(first)].room)));
     case Reason::memory: {
       std::uint64_t needed = 0;
       const Record* tightest = nullptr;
@@ -206,12 +210,12 @@ Error make_error(const Problem& problem, std::span<const Record> records, std::s
         if (tightest == nullptr || record.available_bytes < tightest->available_bytes) tightest = &record;
       }
       const auto holder = std::ranges::max_element(records, {}, &Record::held);
-      std::string text = fmt::format(
-          "too little memory on host {}: needed {} bytes by {} ranks, available {} ({}): gather less at a time, "
-          "release earlier results, or give the job more memory",
-          group.info(first).host, needed, problem.ranks.size(), tightest->available_bytes,
-          os::to_string(tightest->limit));
-      if (holder->held != 0) text += fmt::format("; the first rank holds {} results", holder->held);
+      const std::string held = holder->held == 0 ? "" : fmt::format("; the root holds {} results", holder->held);
+      const std::string text = fmt::format(
+          "too little memory on host {}: needed {} by {} ranks, available {} ({}){}. Gather less at a time, release "
+          "earlier results, or give the job more memory",
+          group.info(first).host, byte_text(needed), problem.ranks.size(), byte_text(tightest->available_bytes),
+          os::to_string(tightest->limit), held);
       return blame_first(ErrorKind::out_of_space, text);
     }
   }

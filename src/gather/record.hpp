@@ -112,7 +112,7 @@ struct Record {
     std::uint64_t room;    // how much its pool may grow: the rest of its memory_budget
   };
 };
-static_assert(sizeof(Record) <= 128, "round 1 costs at most 128 bytes a rank");
+static_assert(sizeof(Record) <= 128, "round 1 costs at most 128 bytes per rank");
 static_assert(std::is_trivially_copyable_v<Record>);
 
 /// Returns whether a closing round follows: bytes of some list must still move, or a rank requests the round.

@@ -32,7 +32,7 @@ class LocalRoute final : public RouteDriver {
  public:
   [[nodiscard]] Route route() const noexcept override { return Route::local; }
   [[nodiscard]] bool is_usable(const Call& call) const override { return call.list.size() == 1; }
-  [[nodiscard]] std::string obstacle(const Call&) const override { return "it is for lists of one rank"; }
+  [[nodiscard]] std::string obstacle(const Call&) const override { return "this route serves lists of one rank only"; }
   [[nodiscard]] std::string reason(const Call&) const override { return "the list has one rank"; }
   std::unique_ptr<Transfer> begin(const Call&) const override { return std::make_unique<LocalTransfer>(); }
 };
@@ -99,7 +99,7 @@ std::vector<std::byte> receive_of(const Call& call, int from, std::uint64_t most
   for (;;) {
     std::vector<std::byte> message = call.group->receive(from, most, call.wait(phase), group::Subject::exchange);
     std::uint64_t exchange = 0;
-    if (message.size() < sizeof exchange) throw Error(ErrorKind::corrupt, "a message of a rank is too short");
+    if (message.size() < sizeof exchange) throw Error(ErrorKind::corrupt, "malformed message of a rank: too short");
     std::memcpy(&exchange, message.data(), sizeof exchange);
     if (exchange == call.number) return message;
   }

@@ -5,6 +5,7 @@
 #include <fmt/core.h>
 #include <algorithm>
 #include <cstring>
+#include "src/base/escaped.hpp"
 #include "src/gather/route.hpp"
 #include "src/os/process.hpp"
 #define XXH_INLINE_ALL
@@ -44,7 +45,8 @@ void tell(const Call& call, int to, std::uint64_t segment, const char* phase) {
 std::uint64_t hear(const Call& call, int from, const char* phase) {
   Note note;
   const std::vector<std::byte> message = receive_of(call, from, most_passed_over, phase);
-  if (message.size() != sizeof note) throw Error(ErrorKind::corrupt, "a note of a rank has a wrong length");
+  if (message.size() != sizeof note)
+    throw Error(ErrorKind::corrupt, "malformed message of a rank: wrong length of a note");
   std::memcpy(&note, message.data(), sizeof note);
   return note.segment;
 }
@@ -59,7 +61,7 @@ class ShmRoute final : public RouteDriver {
   }
   [[nodiscard]] std::string obstacle(const Call& call) const override {
     if (call.group->region_of(call.group->rank()) == nullptr)
-      return fmt::format("ranks of a '{}' group share no memory", call.group->kind());
+      return fmt::format("ranks of a {} group share no memory", in_quotes(call.group->kind()));
     const auto apart = std::ranges::find_if(call.list, [&](int rank) { return !call.group->shares_memory(rank); });
     return fmt::format("shares no memory with rank {} (host {})", *apart, call.group->info(*apart).host);
   }
@@ -105,7 +107,7 @@ void ShmReceiving::move(std::span<const Record> records, ExchangeReport& report)
       const std::vector<std::byte> message = take(sender, record);
       if (!failure) unpack(position, record, message, report);
     });
-    if (trouble && !failure) failure = trouble->with_context(fmt::format("taking in what rank {} sent", sender));
+    if (trouble && !failure) failure = trouble->with_context(fmt::format("data of rank {}", sender));
   }
   if (failure) throw *failure;
   for (const auto& [segment, bytes] : in_use_) segment->populate_known(bytes);
@@ -127,7 +129,7 @@ std::vector<std::byte> ShmReceiving::written_message(int sender, const Record& r
   if (room >= sizeof header) std::memcpy(&header, slot->data() + begin, sizeof header);
   const std::uint64_t bytes = sizeof header + header.arenas * sizeof(ArenaEntry) + record.descriptor_bytes;
   if (header.exchange != call_.number || bytes > room || record.descriptor_bytes > room)
-    throw Error(ErrorKind::corrupt, "a slot has not the message that was announced");
+    throw Error(ErrorKind::corrupt, "malformed message of a rank: a slot does not contain the announced message");
   return {slot->data() + begin, slot->data() + begin + bytes};
 }
 
@@ -139,12 +141,12 @@ void ShmReceiving::unpack(std::size_t position, const Record& record, std::span<
                           ExchangeReport& report) {
   const int sender = call_.list[position];
   MessageHeader header;
-  if (message.size() < sizeof header) throw Error(ErrorKind::corrupt, "a message of a rank is too short");
+  if (message.size() < sizeof header) throw Error(ErrorKind::corrupt, "malformed message of a rank: too short");
   std::memcpy(&header, message.data(), sizeof header);
   // The next round delivers the sender's own error.
   if (header.is_well == 0) return;
   if (message.size() != sizeof header + header.arenas * sizeof(ArenaEntry) + record.descriptor_bytes)
-    throw Error(ErrorKind::corrupt, "a message of a rank has not the length it announced");
+    throw Error(ErrorKind::corrupt, "malformed message of a rank: another length than announced");
   std::vector<ArenaEntry> entries(header.arenas);
   if (!entries.empty())
     std::memcpy(entries.data(), message.data() + sizeof header, entries.size() * sizeof(ArenaEntry));
@@ -156,13 +158,13 @@ void ShmReceiving::unpack(std::size_t position, const Record& record, std::span<
   if (record.moving_bytes != 0) {
     auto moved = segment(sender, header.slot, call_.options->writable ? os::Access::read_write : os::Access::read_only);
     if (record.moving_bytes > moved->capacity())
-      throw Error(ErrorKind::corrupt, "more bytes than the segment has room for");
+      throw Error(ErrorKind::corrupt, "malformed message of a rank: more bytes than the segment holds");
     slot = std::make_shared<shm::Lease>(moved, header.lease);
     in_use_.emplace_back(std::move(moved), record.moving_bytes);
   }
   const auto body = message.last(record.descriptor_bytes);
   if (XXH3_64bits(body.data(), body.size()) != record.descriptor_hash)
-    throw Error(ErrorKind::corrupt, "the descriptor is not the one that was announced");
+    throw Error(ErrorKind::corrupt, "malformed message of a rank: the descriptor differs from the announced one");
   std::vector<std::vector<std::span<const std::byte>>> leased(arenas.size());
   entries_[position] =
       core::decode_descriptor(body, [&](DType dtype, const Shape& shape, std::uint64_t bytes, Place place) -> Tensor {
@@ -175,7 +177,8 @@ void ShmReceiving::unpack(std::size_t position, const Record& record, std::span<
           owner = slot;
         } else {
           if (place.segment > arenas.size())
-            throw Error(ErrorKind::corrupt, "a tensor lies in an arena that was not handed over");
+            throw Error(ErrorKind::corrupt,
+                        "malformed message of a rank: a tensor is in an arena that was not announced");
           const auto& arena = arenas[place.segment - 1];
           room = arena->segment().capacity();
           base = arena->segment().data();
@@ -183,7 +186,7 @@ void ShmReceiving::unpack(std::size_t position, const Record& record, std::span<
           report.arena_bytes += bytes;
         }
         if (place.offset > room || bytes > room - place.offset)
-          throw Error(ErrorKind::corrupt, "a tensor lies outside its segment");
+          throw Error(ErrorKind::corrupt, "malformed message of a rank: a tensor is outside its segment");
         const std::byte* data = base == nullptr ? nullptr : base + place.offset;
         if (place.segment == 0 && slot && call_.options->writable)
           return {TensorView(dtype, shape, data), std::move(owner), slot->segment().mapping().data() + place.offset};

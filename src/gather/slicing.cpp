@@ -145,7 +145,7 @@ void LayerParts::cut(Leaf& leaf) {
 
 void LayerParts::next_part() {
   if (part_ == UINT32_MAX - 1)
-    throw Error(ErrorKind::invalid_argument, "a layer has more parts than 32 bits can count");
+    throw Error(ErrorKind::invalid_argument, "layer: it has more parts than 32 bits can count");
   ++part_;
   layout_ = core::SlotLayout();
 }

@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "muster/log.hpp"
+#include "src/base/message.hpp"
 #include "src/gather/opening.hpp"
 #include "src/gather/policy.hpp"
 #include "src/group/watchdog.hpp"
@@ -119,16 +120,16 @@ class StreamRun {
     report_.part_bytes = share.part_bytes;
     if (share.is_cut && call_.entry.is_first())
       log(LogLevel::warning,
-          fmt::format("gather_each: less shared memory is available than the budget of {} bytes: each sender has {}",
-                      options_.memory_budget, share.budget));
+          fmt::format("gather_each: less shared memory is available than the budget of {}: each sender has {}",
+                      byte_text(options_.memory_budget), byte_text(share.budget)));
   }
 
   void prepare() {
     record_.operation = Operation::stream;
     if (!enter_list(ranks_, call_.part_options, call_.entry, record_)) return;
-    if (!*call_.source) throw Error(ErrorKind::invalid_argument, "a member of the list needs a source");
+    if (!*call_.source) throw Error(ErrorKind::invalid_argument, "a member of the list must pass a source");
     if (call_.entry.is_first() && !*call_.consume)
-      throw Error(ErrorKind::invalid_argument, "the first rank of the list needs a consumer");
+      throw Error(ErrorKind::invalid_argument, "the root of the list must pass a consumer");
     record_.budget = options_.memory_budget;
     record_.depth = static_cast<std::uint64_t>(options_.pipeline_depth);
     (void)share_of(options_.memory_budget, record_.list_length, static_cast<std::uint32_t>(options_.pipeline_depth));
@@ -272,8 +273,8 @@ std::optional<Config> StreamCall::next_layer(std::uint64_t layer) const {
     refuse_asynchronous(*config);
     if (has_device_tensors(*config) && RouteTable::instance().staging() == nullptr)
       throw Error(ErrorKind::unsupported,
-                  fmt::format("it has tensors on {}, and libmuster-cuda is not loaded: link the program with it "
-                              "(pkg-config muster-cuda), or let the source copy them to the host first",
+                  fmt::format("its tensors are on {}, and libmuster-cuda is not loaded. Link the program with it "
+                              "(pkg-config muster-cuda), or copy the tensors to the host in the source",
                               places_text(*config)));
   });
   return config;
@@ -309,7 +310,7 @@ void StreamCall::call_back(const std::string& what, const std::function<void()>&
   } catch (const std::exception& error) {
     throw CallbackFailure{Error(ErrorKind::io, what + ": " + error.what())};
   } catch (...) {
-    throw CallbackFailure{Error(ErrorKind::io, what + ": an exception without words")};
+    throw CallbackFailure{Error(ErrorKind::io, what + ": an exception without a message")};
   }
   companion->progress();
 }

@@ -19,7 +19,7 @@
 //  5. A header without parts ends a sender's stream. The stream ends when all senders have ended at the same layer.
 //     PartSender and PartReceiver settle, so that nothing of the stream is in flight any more.
 //  6. A rank whose source, consumer or own work fails poisons the companion. This ends the waits of all other ranks at
-//     once. The rank continues with step 7. Failures of a wait itself (deadline, death, cancellation) also poison the
+//     once. The rank continues with step 7. Failures of a wait itself (deadline, death, cancellation) also fail the
 //     group.
 //  7. Closing round, on the group: as round 2 of an exchange. All ranks throw the error of the lowest failed rank.
 //     Before that, transfers in flight are settled.

@@ -4,6 +4,7 @@
 #include <fmt/core.h>
 #include <algorithm>
 #include <cstring>
+#include "src/base/message.hpp"
 #include "src/core/descriptor.hpp"
 #include "src/gather/slicing.hpp"
 #include "src/gather/stream.hpp"
@@ -20,14 +21,14 @@ constexpr std::uint64_t most_header_bytes = 64 << 20;
 TensorSlice slice_of(const Config& told, int rank) {
   TensorSlice slice{.rank = rank, .path = told.at(0).as_string(), .tensor = {}};
   const auto dtype = dtype_from_number(static_cast<std::uint8_t>(told.at(1).as_uint()));
-  if (!dtype) throw Error(ErrorKind::corrupt, "a slice has a dtype that is not known");
+  if (!dtype) throw Error(ErrorKind::corrupt, "malformed message of a rank: a slice has an unknown dtype");
   slice.tensor.dtype = *dtype;
   for (const Config& extent : told.at(2).as_array()) slice.tensor.shape.push_back(extent.as_int());
   slice.offset = told.at(3).as_int();
   slice.elements = told.at(4).as_int();
   const std::int64_t count = element_count(slice.tensor.shape);
   if (slice.offset < 0 || slice.elements < 0 || slice.offset > count || slice.elements > count - slice.offset)
-    throw Error(ErrorKind::corrupt, "a slice lies outside its tensor");
+    throw Error(ErrorKind::corrupt, "malformed message of a rank: a slice is outside its tensor");
   return slice;
 }
 
@@ -36,11 +37,11 @@ std::vector<TensorSlice> slices_of(std::span<const std::byte> bytes, int rank) {
   if (bytes.empty()) return slices;
   try {
     const Config told = core::decode_descriptor(bytes, [](DType, const Shape&, std::uint64_t, core::Place) -> Tensor {
-      throw Error(ErrorKind::corrupt, "slices have tensors of their own");
+      throw Error(ErrorKind::corrupt, "malformed message of a rank: slices must not have tensors");
     });
     for (const Config& slice : told.as_array()) slices.push_back(slice_of(slice, rank));
   } catch (const Error& error) {
-    throw Error(ErrorKind::corrupt, fmt::format("what rank {} says about its slices: {}", rank, error.what()));
+    throw Error(ErrorKind::corrupt, fmt::format("slices of rank {}: {}", rank, error.what()));
   }
   return slices;
 }
@@ -156,7 +157,8 @@ void StreamReceiving::take_bytes(LayerPart& part) {
     if (!record.has_value || record.complete || is_from_part_receiver(position)) continue;
     const std::vector<std::byte> whole = receive(call.list[position], sizeof call.number);
     if (whole.size() != sizeof call.number || std::memcmp(whole.data(), &call.number, sizeof call.number) != 0)
-      throw Error(ErrorKind::corrupt, fmt::format("rank {} ended a part that it had not begun", call.list[position]));
+      throw Error(ErrorKind::corrupt,
+                  fmt::format("malformed message: rank {} ended a part that it had not begun", call.list[position]));
   }
   call_.report->seconds_waiting += std::chrono::duration<double>(Clock::now() - begin).count();
   transfer->commit();
@@ -190,14 +192,16 @@ StreamReceiving::Arrival StreamReceiving::take_header(std::size_t position, std:
   call_.report->seconds_waiting += std::chrono::duration<double>(Clock::now() - begin).count();
   Arrival arrival;
   if (message.size() < sizeof arrival.header)
-    throw Error(ErrorKind::corrupt, fmt::format("the header of a part from rank {} is too short", sender));
+    throw Error(ErrorKind::corrupt,
+                fmt::format("malformed message: the header of a part from rank {} is too short", sender));
   std::memcpy(&arrival.header, message.data(), sizeof arrival.header);
   const PartHeader& header = arrival.header;
   const std::uint32_t parts = part == 0 ? header.parts : arrivals_[position].header.parts;
   if (header.layer != layer || header.part != part || header.parts != parts || (part != 0 && part >= parts))
-    throw Error(ErrorKind::corrupt,
-                fmt::format("rank {} sent part {} of {} of layer {} where part {} of layer {} was due", sender,
-                            header.part, header.parts, header.layer, part, layer));
+    throw Error(
+        ErrorKind::corrupt,
+        fmt::format("malformed message: expected part {} of layer {}, but rank {} sent part {} of {} of layer {}", part,
+                    layer, sender, header.part, header.parts, header.layer));
   arrival.slices = slices_of(std::span(message).subspan(sizeof header), sender);
   return arrival;
 }
@@ -310,11 +314,11 @@ void StreamSending::send_part(std::uint64_t layer, std::uint32_t part, std::uint
   transfer_ = call_.driver->begin(call);
   transfer_->offer(header.record);
   if (header.record.fresh_bytes > header.record.available_bytes)
-    throw Error(
-        ErrorKind::out_of_space,
-        fmt::format("too little shared memory: needed {} bytes for a part, available {} ({}): lower "
-                    "memory_budget, or give the job more memory",
-                    header.record.fresh_bytes, header.record.available_bytes, os::to_string(header.record.limit)));
+    throw Error(ErrorKind::out_of_space,
+                fmt::format("too little shared memory for a part: needed {}, available {} ({}). Lower memory_budget, "
+                            "or give the job more memory",
+                            byte_text(header.record.fresh_bytes), byte_text(header.record.available_bytes),
+                            os::to_string(header.record.limit)));
   send_header(header, slices);
   ExchangeReport moved;
   transfer_->move({}, moved);
@@ -354,7 +358,7 @@ void StreamSending::send_header(const PartHeader& header, const std::vector<Tens
 void StreamSending::wait_for_credit() {
   call_.check();
   const auto depth = static_cast<std::size_t>(call_.part_options.pipeline_depth);
-  const WaitOptions wait = call_.wait("gather_each: waiting until the first rank gives an earlier part back");
+  const WaitOptions wait = call_.wait("gather_each: waiting until the root releases an earlier part");
   if (under_way_.size() < depth && call_.part_sender == nullptr) return;
   const Clock::time_point begin = Clock::now();
   const int first = call_.entry.first();

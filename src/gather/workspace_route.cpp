@@ -88,8 +88,8 @@ class WorkspacePreflight final : public Preflight {
     if (!first.needs_preflight) {
       if (!records[static_cast<std::size_t>(call_.group->rank())].needs_preflight) return;
       throw Error(ErrorKind::invalid_argument,
-                  fmt::format("rank {} goes by the workspace {} now, and rank {} still by the one of "
-                              "before: change the path on all ranks, or on none",
+                  fmt::format("workspace.path differs between ranks: rank {} uses {}, rank {} uses the path of the "
+                              "previous call. Change workspace.path on all ranks in the same call",
                               call_.group->rank(), in_quotes(path_), call_.first()));
     }
     find(fmt::format("{:016x}", first.segment));
@@ -135,12 +135,11 @@ class WorkspacePreflight final : public Preflight {
       if (call_.group->liveness(call_.first())->is_dead()) return;
       const RankInfo& own = call_.group->info(call_.group->rank());
       const RankInfo& first = call_.group->info(call_.first());
-      throw Error(
-          ErrorKind::invalid_argument,
-          fmt::format("rank {} (host {}) does not see in the workspace {} what rank {} (host {}) has just written "
-                      "there: it is not one directory; name one that all hosts mount",
-                      own.global_rank, own.host, in_quotes(path_), first.global_rank, first.host),
-          {.path = directory.path});
+      throw Error(ErrorKind::invalid_argument,
+                  fmt::format("rank {} (host {}) does not see in the workspace {} the file that rank {} (host {}) has "
+                              "written: the hosts use different directories. Mount the same directory on all hosts",
+                              own.global_rank, own.host, in_quotes(path_), first.global_rank, first.host),
+                  {.path = directory.path});
     }
   }
 
@@ -235,10 +234,10 @@ class WorkspaceRoute final : public RouteDriver {
   [[nodiscard]] Route route() const noexcept override { return Route::workspace; }
   [[nodiscard]] bool is_usable(const Call& call) const override { return !workspace_path_of(call).empty(); }
   [[nodiscard]] std::string obstacle(const Call&) const override {
-    return "no workspace.path is given (a directory that all ranks see)";
+    return "workspace.path is not set (a directory that all ranks see)";
   }
   [[nodiscard]] std::string reason(const Call& call) const override {
-    return fmt::format("the ranks share nothing but the workspace {}", in_quotes(workspace_path_of(call)));
+    return fmt::format("the ranks share only the workspace {}", in_quotes(workspace_path_of(call)));
   }
   [[nodiscard]] bool moves(const TensorView&) const override { return true; }
   std::unique_ptr<Preflight> preflight(const Call& call, Record& record) const override {
@@ -400,7 +399,7 @@ namespace {
 std::string take_name(const Call& call, int sender) {
   FileMessageHeader header;
   const std::vector<std::byte> message = receive_of(call, sender, sizeof header + longest_name, "gather: reading");
-  if (message.size() < sizeof header) throw Error(ErrorKind::corrupt, "a message of a rank is too short");
+  if (message.size() < sizeof header) throw Error(ErrorKind::corrupt, "malformed message of a rank: too short");
   std::memcpy(&header, message.data(), sizeof header);
   if (header.is_written == 0) return {};
   return {reinterpret_cast<const char*>(message.data()) + sizeof header, message.size() - sizeof header};
@@ -411,7 +410,8 @@ Config read_file(const Call& call, WorkspaceRouteState& state, int sender, const
   const std::string job = workspace::job_text(call.group->nonce());
   if (!parsed || parsed->job != job || parsed->rank != sender ||
       (parsed->kind != workspace::NameKind::exchange && parsed->kind != workspace::NameKind::kept))
-    throw Error(ErrorKind::corrupt, fmt::format("rank {} names {} as its state file", sender, in_quotes(name)));
+    throw Error(ErrorKind::corrupt,
+                fmt::format("malformed message: rank {} names {} as its state file", sender, in_quotes(name)));
   const std::string path = workspace_of(call, state).path + "/" + name;
   Config value;
   const workspace::Patience patience{
@@ -424,8 +424,8 @@ Config read_file(const Call& call, WorkspaceRouteState& state, int sender, const
     const StateFileInfo& info = file.info();
     if (info.job != call.group->nonce() || info.rank != sender || info.step != parsed->step)
       throw Error(ErrorKind::corrupt,
-                  fmt::format("{} is not what its name says: rank {}, step {} of job {}", in_quotes(path), info.rank,
-                              info.step, workspace::job_text(info.job)),
+                  fmt::format("{}: its content contradicts its name: rank {}, step {} of job {}", in_quotes(path),
+                              info.rank, info.step, workspace::job_text(info.job)),
                   {.path = path});
     State whole{file.config(), {}};
     whole.weights.reserve(file.tensors().size());
@@ -456,7 +456,7 @@ std::vector<std::optional<Config>> receive_files(const Call& call, WorkspaceRout
     } catch (const Error& error) {
       if (call.group->error()) throw;
       trouble = error.with_context(
-          fmt::format("reading what rank {} (host {}) wrote", sender, call.group->info(sender).host));
+          fmt::format("reading the state file of rank {} (host {})", sender, call.group->info(sender).host));
     }
   }
   if (trouble) throw *trouble;

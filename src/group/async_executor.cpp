@@ -17,11 +17,12 @@ namespace muster {
 
 void detail::refuse_empty_work() {
   throw Error(ErrorKind::invalid_argument,
-              "a Work without an operation: its result has been taken, or there was never one");
+              "Work: it has no operation: its result has already been taken, or it was never started");
 }
 
 void detail::refuse_second_get() {
-  throw Error(ErrorKind::invalid_argument, "two threads take the result of one Work: only one of them can have it");
+  throw Error(ErrorKind::invalid_argument,
+              "Work: taking the result: another thread is already taking it. Take it in one thread only");
 }
 
 std::int64_t detail::own_process() noexcept {
@@ -30,9 +31,8 @@ std::int64_t detail::own_process() noexcept {
 
 void detail::check_process(std::int64_t process) {
   if (process != os::process_id())
-    throw Error(
-        ErrorKind::unsupported,
-        "this process was forked while the operation of this Work was under way: only the parent has its result");
+    throw Error(ErrorKind::unsupported,
+                "Work: using it in a forked process: only the parent has its result. Take the result in the parent");
 }
 
 bool detail::wait_in_parts(std::chrono::milliseconds time, const std::function<bool(std::chrono::milliseconds)>& wait) {

@@ -66,7 +66,8 @@ std::optional<Error> get(const FailureCell& cell) {
   for (int turn = 0; turn < 100 && cell.state.load(std::memory_order_acquire) != FailureCell::published; ++turn)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   if (cell.state.load(std::memory_order_acquire) != FailureCell::published)
-    return Error(ErrorKind::peer_lost, "the group failed, and the rank that knew why died while saying so");
+    return Error(ErrorKind::peer_lost,
+                 "the group failed, and the rank that failed first died before it reported the cause");
   return cell.error.get();
 }
 
@@ -152,11 +153,13 @@ std::shared_ptr<ControlBlock> ControlBlock::create(Region& region, int size) {
 std::shared_ptr<ControlBlock> ControlBlock::open(const Region& region, std::uint64_t place, int size) {
   const std::uint64_t bytes = block_bytes(size);
   if (bytes > region.size() || place > region.size() - bytes)
-    throw Error(ErrorKind::corrupt, "the group's control block has not the room that " + std::to_string(size) +
-                                        " ranks need: are all ranks of one build?");
+    throw Error(ErrorKind::corrupt, "malformed control block of the group: too small for " + std::to_string(size) +
+                                        " ranks. Use one build of Muster on all ranks");
   std::shared_ptr<ControlBlock> block(new ControlBlock(region.memory(), place, size));
   if (block->header().size != static_cast<std::uint32_t>(size))
-    throw Error(ErrorKind::corrupt, "the group's control block is for another number of ranks");
+    throw Error(ErrorKind::corrupt,
+                "malformed control block of the group: it is for another number of ranks. Use one build of Muster on "
+                "all ranks");
   return block;
 }
 

@@ -9,8 +9,10 @@
 #include <numeric>
 #include <thread>
 #include <utility>
+#include "src/base/escaped.hpp"
 #include "src/base/fixed_string.hpp"
 #include "src/base/fork_mutex.hpp"
+#include "src/base/message.hpp"
 #include "src/group/error_propagation.hpp"
 #include "src/group/progress.hpp"
 #include "src/group/region.hpp"
@@ -52,14 +54,14 @@ Error in_own_name(const Group& group, const Error& cause) {
 void fail_on_message(Group& group, int from, std::uint64_t bytes, std::uint64_t most) {
   const int rank = group.info(from).global_rank;
   fail(group, Error(ErrorKind::corrupt,
-                    fmt::format("rank {} announces a message of {} bytes where at most {} can be", rank, bytes, most),
+                    fmt::format("rank {} announces a message of {} bytes, but at most {} bytes are allowed", rank,
+                                bytes, most),
                     {.rank = rank}));
 }
 
 Error different_calls(const RankInfo& one, const RankInfo& other) {
   return {ErrorKind::rank_mismatch,
-          fmt::format("{} and {} are in different calls: all ranks of a group make the same collective calls in the "
-                      "same order",
+          fmt::format("{} and {} are in different calls. Make the same collective calls in the same order on all ranks",
                       name_of(one), name_of(other)),
           {.rank = other.global_rank}};
 }
@@ -70,7 +72,8 @@ namespace {
 void throw_if_stopped(BaseGroup& group, const WaitOptions& options) {
   if (!options.stop.stop_requested()) return;
   const RankInfo& self = group.info(group.rank());
-  fail(group, error_of(self, ErrorKind::cancelled, fmt::format("{} cancelled '{}'", name_of(self), options.phase)));
+  fail(group,
+       error_of(self, ErrorKind::cancelled, fmt::format("{} cancelled {}", name_of(self), in_quotes(options.phase))));
 }
 
 }  // namespace
@@ -94,8 +97,7 @@ BaseGroup::BaseGroup(int rank, std::vector<RankInfo> ranks, Nonce nonce, std::ch
 
 const RankInfo& BaseGroup::info(int rank) const {
   if (rank < 0 || rank >= size())
-    throw Error(ErrorKind::invalid_argument,
-                "rank " + std::to_string(rank) + " is not in the group of " + std::to_string(size()) + " ranks");
+    throw Error(ErrorKind::invalid_argument, out_of_range_text("group: rank", rank, size()));
   return ranks_[static_cast<std::size_t>(rank)];
 }
 
@@ -118,7 +120,7 @@ bool BaseGroup::is_owner_process() const noexcept {
 
 void BaseGroup::set_timeout(std::chrono::milliseconds timeout) {
   if (timeout <= std::chrono::milliseconds::zero())
-    throw Error(ErrorKind::invalid_argument, "a group's timeout must be longer than nothing");
+    throw Error(ErrorKind::invalid_argument, "group: the timeout must be longer than 0");
   timeout_ = bounded(timeout);
 }
 
@@ -160,9 +162,9 @@ void BaseGroup::end_progress() noexcept {
 }
 
 Error BaseGroup::forked() const {
-  return {ErrorKind::unsupported,
-          "this process was forked from rank " + std::to_string(rank_) +
-              ", which owns the group: a forked child cannot take part; start it as a rank of its own"};
+  return {ErrorKind::unsupported, "group: using it in a forked process: it belongs to the parent, rank " +
+                                      std::to_string(info(rank_).global_rank) +
+                                      ". Start the process as a separate rank"};
 }
 
 void BaseGroup::abort(const Error& cause) noexcept {
@@ -177,7 +179,7 @@ Use::Use(Group& group) : group_(inside(group)) {
   if (!group_.is_owner_process()) throw group_.forked();
   if (!group_.hold(BaseGroup::Hold::Kind::use))
     throw Error(ErrorKind::invalid_argument,
-                "two threads use one group at the same time: give each its own by Group::duplicate()",
+                "group: two threads use it at the same time. Give each thread its own group (Group::duplicate)",
                 {.rank = group_.rank()});
   if (auto cause = group_.error()) {
     group_.let_go();
@@ -199,10 +201,10 @@ void BaseGroup::barrier(const WaitOptions& options) {
 void BaseGroup::all_gather(std::span<const std::byte> mine, std::span<std::byte> all, const WaitOptions& options) {
   const Use use(*this);
   if (mine.size() > max_record)
-    throw Error(ErrorKind::invalid_argument, "an all-gather record of " + std::to_string(mine.size()) +
-                                                 " bytes: at most " + std::to_string(max_record) + " fit");
+    throw Error(ErrorKind::invalid_argument,
+                fmt::format("all_gather: the record has {} bytes, at most {} are allowed", mine.size(), max_record));
   if (all.size() != mine.size() * ranks_.size())
-    throw Error(ErrorKind::invalid_argument, "all_gather: the result must have room for one record a rank");
+    throw Error(ErrorKind::invalid_argument, "all_gather: the result must have room for one record per rank");
   throw_if_stopped(*this, options);
   trace::Span span(trace::Span::Outermost{}, trace::Kind::collective, "all_gather", operations_);
   span.add_bytes(mine.size());
@@ -220,7 +222,7 @@ void BaseGroup::send(int to, std::span<const std::byte> message, const WaitOptio
 void BaseGroup::send(int to, std::span<const std::byte> message, const WaitOptions& options, Subject subject) {
   const Use use(*this);
   (void)info(to);
-  if (to == rank_) throw Error(ErrorKind::invalid_argument, "a rank cannot send a message to itself");
+  if (to == rank_) throw Error(ErrorKind::invalid_argument, "send: a rank cannot send a message to itself");
   trace::Span span(trace::Span::Outermost{}, trace::Kind::message, "send", some_operation(), info(to).global_rank);
   span.add_bytes(message.size());
   unless_out_of_memory(*this, [&] {
@@ -236,7 +238,7 @@ std::vector<std::byte> BaseGroup::receive(int from, std::uint64_t most, const Wa
 std::vector<std::byte> BaseGroup::receive(int from, std::uint64_t most, const WaitOptions& options, Subject subject) {
   const Use use(*this);
   (void)info(from);
-  if (from == rank_) throw Error(ErrorKind::invalid_argument, "a rank cannot receive a message from itself");
+  if (from == rank_) throw Error(ErrorKind::invalid_argument, "receive: a rank cannot receive a message from itself");
   trace::Span span(trace::Span::Outermost{}, trace::Kind::message, "receive", some_operation(), info(from).global_rank);
   std::vector<std::byte> message;
   const auto place = [&](const Envelope& envelope) {
@@ -320,7 +322,7 @@ BaseGroup::Part BaseGroup::part_of(std::span<const int> ranks, const WaitOptions
     for (auto rank = ranks.begin(); rank != ranks.end(); ++rank) {
       (void)info(*rank);
       if (std::find(ranks.begin(), rank, *rank) != rank)
-        throw Error(ErrorKind::invalid_argument, "the list to split by has rank " + std::to_string(*rank) + " twice");
+        throw Error(ErrorKind::invalid_argument, fmt::format("split: the list has rank {} twice", *rank));
     }
     if (self == ranks.end()) return;
     part = {ranks, static_cast<int>(self - ranks.begin())};
@@ -334,9 +336,9 @@ BaseGroup::Part BaseGroup::part_of(std::span<const int> ranks, const WaitOptions
     const auto said = std::ranges::count(cards, card.hash, &Card::hash);
     if (said != card.length)
       throw Error(ErrorKind::rank_mismatch,
-                  "rank " + std::to_string(ranks_[rank].global_rank) + " splits the group by a list of " +
-                      std::to_string(card.length) + " ranks, which " + std::to_string(said) +
-                      " of them pass: all members of a list must pass the same one",
+                  fmt::format("split: rank {} passed a list of {} ranks, and {} of them passed the same list. Pass the "
+                              "same list on all its members",
+                              ranks_[rank].global_rank, card.length, said),
                   {.rank = ranks_[rank].global_rank});
   }
   return part;
@@ -417,7 +419,8 @@ class SingleGroup final : public group::BaseGroup {
       check(options);
       sleep(progress.step(std::chrono::milliseconds(20)));
       if (done() || os::Clock::now() - begin < group::timeout_of(options, *this)) continue;
-      const Error cause(ErrorKind::timeout, std::string(options.phase) + ": the deadline passed", {.rank = 0});
+      const Error cause(ErrorKind::timeout, std::string(options.phase) + ": timed out. Raise MUSTER_TIMEOUT (seconds)",
+                        {.rank = 0});
       abort(cause);
       throw cause;
     }

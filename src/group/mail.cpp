@@ -346,16 +346,16 @@ bool Mail::take(int from) {
     switch (head.kind) {
       case Head::Kind::piece: {
         const auto found = lane.coming.find(head.id);
-        if (found == lane.coming.end()) fail(from, "a piece that this rank has not requested");
+        if (found == lane.coming.end()) fail(from, "a chunk that this rank has not requested");
         receive = found->second;
         if (head.bytes > receive->room.size() || length > receive->room.size() - head.bytes)
-          fail(from, "more than it has announced");
+          fail(from, "more bytes than it has announced");
         return receive->room.subspan(head.bytes, length);
       }
       case Head::Kind::part:
       case Head::Kind::whole: {
         const std::size_t before = lane.parts.size();
-        if (head.kind == Head::Kind::part && before + length > eager()) fail(from, "more than it has credit for");
+        if (head.kind == Head::Kind::part && before + length > eager()) fail(from, "more bytes than it has credit for");
         if (head.kind == Head::Kind::whole &&
             (before + length < head.label_bytes || before + length - head.label_bytes != head.bytes))
           fail(from, "a message of another length than it announces");
@@ -451,8 +451,8 @@ bool Mail::open(Incoming& receive, Envelope envelope) {
   try {
     receive.room = receive.place(receive.envelope);
     if (receive.room.size() != receive.envelope.bytes)
-      throw Error(ErrorKind::corrupt, fmt::format("a message has {} bytes where {} were expected",
-                                                  receive.envelope.bytes, receive.room.size()));
+      throw Error(ErrorKind::corrupt,
+                  fmt::format("message: expected {} bytes, received {}", receive.room.size(), receive.envelope.bytes));
     return true;
   } catch (const Error& error) {
     receive.error = error;
@@ -489,7 +489,7 @@ void Mail::give_credit(const Envelope& envelope) {
 
 void Mail::fail(int from, const char* what) {
   group::fail(group_, error_of(group_.info(from), ErrorKind::corrupt,
-                               fmt::format("{} sends {}", name_of(group_.info(from)), what)));
+                               fmt::format("malformed message: {} sends {}", name_of(group_.info(from)), what)));
 }
 
 }  // namespace muster::group

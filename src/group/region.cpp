@@ -8,6 +8,7 @@
 
 #include "muster/error.hpp"
 #include "src/base/fork_mutex.hpp"
+#include "src/base/message.hpp"
 #include "src/os/pages.hpp"
 #include "src/trace/span.hpp"
 
@@ -80,7 +81,7 @@ std::shared_ptr<Region> Region::shared(os::Backing backing) {
 
 std::shared_ptr<const os::Fd> Region::memory() const {
   const std::lock_guard lock(mutex_);
-  if (!memory_) throw Error(ErrorKind::peer_lost, "the rank whose shared memory it is has died");
+  if (!memory_) throw Error(ErrorKind::peer_lost, "shared memory: mapping it: the rank that owns it has died");
   return memory_;
 }
 
@@ -109,11 +110,10 @@ void Region::check(std::uint64_t bytes) {
 
 void Region::check_room(std::uint64_t bytes, std::uint64_t room) const {
   if (whole_pages(bytes) > room)
-    throw Error(
-        ErrorKind::out_of_space,
-        fmt::format("needed {} bytes of shared memory, RLIMIT_FSIZE allows this process {} in its whole life, of "
-                    "which {} are left: raise it before the job starts (ulimit -f)",
-                    bytes, size_, room));
+    throw Error(ErrorKind::out_of_space,
+                fmt::format("shared memory: needed {}, but RLIMIT_FSIZE allows this process {} in its lifetime, of "
+                            "which {} are left. Raise it before the job starts (ulimit -f)",
+                            byte_text(bytes), byte_text(size_), byte_text(room)));
 }
 
 std::uint64_t Region::take(std::uint64_t bytes) {

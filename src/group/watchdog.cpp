@@ -12,6 +12,7 @@
 #include "muster/error.hpp"
 #include "muster/interrupt.hpp"
 #include "muster/log.hpp"
+#include "src/base/escaped.hpp"
 #include "src/group/error_propagation.hpp"
 #include "src/os/clock.hpp"
 #include "src/os/process.hpp"
@@ -23,7 +24,7 @@ namespace {
 using Clock = os::Clock;
 
 constexpr std::size_t most_named = 16;  // maximum number of ranks that one message names
-constexpr const char* what_ranks_were_in = "; muster status shows the last operation of each rank";
+constexpr const char* what_ranks_were_in = ". Inspect what each rank was doing (muster status)";
 
 double seconds(Clock::duration time) {
   return std::chrono::duration<double>(time).count();
@@ -75,15 +76,14 @@ void Watchdog::fail_with_ranks(const Error& cause) {
   throw first;
 }
 
-std::string Watchdog::describe(int rank) const {
+std::string Watchdog::describe(int rank, const char* link) const {
   const RankInfo& info = peers_.ranks[static_cast<std::size_t>(rank)];
-  return fmt::format("rank {} (host {}, pid {}, {}{})", info.global_rank, info.host, info.pid, peers_.state_of(rank),
-                     last_seen(rank, ", "));
+  return fmt::format("{}{}{}{}", name_of(info), link, peers_.state_of(rank), last_seen(rank, ", "));
 }
 
 std::string Watchdog::last_seen(int rank, const char* before) const {
   const std::string phase = group_.phase(rank);
-  return phase.empty() ? phase : fmt::format("{}last seen in '{}'", before, phase);
+  return phase.empty() ? phase : fmt::format("{}last seen in {}", before, in_quotes(phase));
 }
 
 bool Watchdog::check_failure(const std::function<bool()>& done) {
@@ -101,20 +101,20 @@ bool Watchdog::check_failure(const std::function<bool()>& done) {
 
 void Watchdog::cancel(const char* how) {
   const RankInfo& info = peers_.ranks[static_cast<std::size_t>(self_)];
-  fail(error_of(info, ErrorKind::cancelled, fmt::format("{} {} '{}'", name_of(info), how, options_.phase)));
+  fail(error_of(info, ErrorKind::cancelled, fmt::format("{} {} {}", name_of(info), how, in_quotes(options_.phase))));
 }
 
 void Watchdog::time_out(const std::vector<int>& missing) {
   std::string names;
   for (std::size_t i = 0; i < std::min(missing.size(), most_named); ++i)
-    names += (i == 0 ? "" : ", ") + describe(missing[i]);
+    names += (i == 0 ? "" : "; ") + describe(missing[i], " made no progress: it is ");
   if (missing.size() > most_named) names += fmt::format(" and {} more", missing.size() - most_named);
   const RankInfo& first = peers_.ranks[static_cast<std::size_t>(missing.front())];
-  fail_with_ranks(error_of(
-      first, ErrorKind::timeout,
-      fmt::format("rank {} waited {:.1f} s in '{}' without progress for {}: look what that process does, or raise the "
-                  "timeout (MUSTER_TIMEOUT, seconds){}",
-                  number(self_), seconds(Clock::now() - begin_), options_.phase, names, what_ranks_were_in)));
+  fail_with_ranks(
+      error_of(first, ErrorKind::timeout,
+               fmt::format("timeout: rank {} waited {:.1f} s in {}; {}. Inspect that process (muster status), or raise "
+                           "MUSTER_TIMEOUT (seconds)",
+                           number(self_), seconds(Clock::now() - begin_), in_quotes(options_.phase), names)));
 }
 
 int Watchdog::at_once() const noexcept {
@@ -143,8 +143,8 @@ bool Watchdog::is_over(int rank, const std::function<bool()>& done) {
   if (rank != 0 && group_.phase(rank).empty() && peers_.end_of(0)) rank = 0;
   const RankInfo& info = peers_.ranks[static_cast<std::size_t>(rank)];
   fail_with_ranks(error_of(info, ErrorKind::peer_lost,
-                           fmt::format("{} {} while rank {} was in '{}'{}{}", name_of(info), *end, number(self_),
-                                       options_.phase, last_seen(rank, "; it was "), what_ranks_were_in)));
+                           fmt::format("{} {} while rank {} was in {}{}{}", name_of(info), *end, number(self_),
+                                       in_quotes(options_.phase), last_seen(rank, "; it was "), what_ranks_were_in)));
 }
 
 bool Watchdog::is_late(int rank, Clock::time_point now) {
@@ -215,10 +215,11 @@ void Watchdog::log_waiting(Clock::time_point now, const std::function<bool(int)>
   std::string names;
   std::size_t count = 0;
   for (int rank = 0; rank < static_cast<int>(peers_.ranks.size()); ++rank)
-    if (rank != self_ && awaited(rank) && ++count <= most_named) names += (count == 1 ? "" : ", ") + describe(rank);
+    if (rank != self_ && awaited(rank) && ++count <= most_named)
+      names += (count == 1 ? "" : "; ") + describe(rank, " is ");
   if (count > most_named) names += fmt::format(" and {} more", count - most_named);
-  log(LogLevel::warning, fmt::format("rank {} has waited {:.0f} s in '{}' for {}{}", number(self_),
-                                     seconds(now - begin_), options_.phase, names, any_moves_ ? ": it moves" : ""));
+  log(LogLevel::warning, fmt::format("rank {} has waited {:.0f} s in {}; {}{}", number(self_), seconds(now - begin_),
+                                     in_quotes(options_.phase), names, any_moves_ ? "; progress is made" : ""));
 }
 
 }  // namespace muster::group
@@ -242,7 +243,7 @@ std::chrono::milliseconds group::default_timeout() {
   if (error != std::errc{} || end != text->data() + text->size() || !std::isfinite(seconds) || seconds <= 0 ||
       seconds > std::chrono::duration<double>(longest_timeout).count())
     throw Error(ErrorKind::invalid_argument,
-                fmt::format("MUSTER_TIMEOUT is '{}': it must be a number of seconds", *text));
+                fmt::format("MUSTER_TIMEOUT is {}: it must be a number of seconds", in_quotes(*text)));
   return std::chrono::milliseconds(std::max<std::int64_t>(1, std::llround(seconds * 1000)));
 }
 

@@ -220,7 +220,7 @@ class Maker {
     state_.next_offset = offset;
     state_.next_bytes = bytes;
     Id dataset(H5Dcreate2(group, name, type, space, utf8_link_.get(), contiguous_.get(), H5P_DEFAULT), "H5Dcreate2");
-    if (state_.next_bytes != 0) throw std::runtime_error("libhdf5 made no room for a dataset's elements");
+    if (state_.next_bytes != 0) throw std::runtime_error("libhdf5 allocated no space for the elements of a dataset");
     return dataset;
   }
 
@@ -275,7 +275,7 @@ class Maker {
       // The driver ignores the elements, so any address will do.
       checked(H5Dwrite_chunk(id.get(), H5P_DEFAULT, chunk.filter_mask, at.data(), chunk.bytes, &plan_),
               "H5Dwrite_chunk");
-      if (state_.next_bytes != 0) throw std::runtime_error("libhdf5 made no room for a chunk");
+      if (state_.next_bytes != 0) throw std::runtime_error("libhdf5 allocated no space for a chunk");
       // Advances to the next chunk in row-major order.
       for (std::size_t dim = shape.size(); dim-- > 0;) {
         at[dim] += shape[dim];

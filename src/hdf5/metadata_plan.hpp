@@ -5,7 +5,7 @@
 //
 // 1. The caller assigns offsets in the file to each tensor, each compressed chunk, the config and the catalogue.
 // 2. make_metadata() makes a file in memory whose datasets have exactly these addresses (metadata_driver.hpp).
-// 3. It returns the superblock and the other structures as bytes; the caller writes them beside the data.
+// 3. It returns the superblock and the other structures as bytes; the caller writes them next to the data.
 //
 // The two libraries come from one build (the file name has the version), so these are ordinary C++ types.
 

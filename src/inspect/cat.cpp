@@ -88,7 +88,7 @@ class Printer {
     }
     if (kept_.size() > most_dims && options.format != CatFormat::raw)
       throw Error(ErrorKind::invalid_argument,
-                  fmt::format("tensor {}: {} dimensions; at most {} are printed. Pass --raw.", in_quotes(entry_.name),
+                  fmt::format("tensor {}: {} dimensions; at most {} are printed. Pass --raw", in_quotes(entry_.name),
                               kept_.size(), most_dims));
     base_ = base;
     elements_ = element_count(selection_.shape());

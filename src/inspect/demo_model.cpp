@@ -143,7 +143,7 @@ void fill_demo_tensor(const TensorEntry& part, std::span<std::byte> target) {
       break;
     default:
       throw Error(ErrorKind::unsupported,
-                  fmt::format("demo tensors are BF16, F32 or I64, not {}", to_string(part.dtype)));
+                  fmt::format("demo model: {} is not supported. Use BF16, F32 or I64", to_string(part.dtype)));
   }
 }
 

@@ -154,10 +154,9 @@ Trace read_trace(const std::string& directory) {
     }
   }
   if (!any)
-    throw Error(
-        ErrorKind::not_found,
-        fmt::format("{}: contains no trace. Run the job with MUSTER_TRACE={}.", in_quotes(directory), directory),
-        {.path = directory});
+    throw Error(ErrorKind::not_found,
+                fmt::format("{}: contains no trace. Run the job with MUSTER_TRACE={}", in_quotes(directory), directory),
+                {.path = directory});
   std::ranges::sort(trace.processes, {}, [](const Process& process) {
     return std::tuple(process.job, process.rank, process.identity.host, process.identity.pid);
   });

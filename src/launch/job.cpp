@@ -20,6 +20,7 @@
 
 #include "muster/error.hpp"
 #include "src/base/escaped.hpp"
+#include "src/base/message.hpp"
 #include "src/group/watchdog.hpp"
 #include "src/os/process.hpp"
 
@@ -40,13 +41,13 @@ std::string log_name(const LaunchOptions& options, int rank, const char* stream)
 
 os::Fd open_log(const std::string& path) {
   os::Fd file(::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0666));
-  if (!file) throw os::errno_error("starting a job: making the log file " + path, errno, path);
+  if (!file) throw os::errno_error("creating the log file", errno, path);
   return file;
 }
 
 os::Fd duplicate(const os::Fd& file) {
   os::Fd copy(::fcntl(file.get(), F_DUPFD_CLOEXEC, 3));
-  if (!copy) throw os::errno_error("starting a job: a log file");
+  if (!copy) throw os::errno_error("job: duplicating the descriptor of a log file");
   return copy;
 }
 
@@ -59,20 +60,21 @@ bool is_alive(const JobRank& rank) {
 void check(const LaunchOptions& options) {
   if (options.ranks < 1 || options.ranks > most_ranks)
     throw Error(ErrorKind::invalid_argument,
-                fmt::format("starting a job: {} ranks asked for, 1 to {} can be started", options.ranks, most_ranks));
+                fmt::format("job: {} ranks are out of range (valid: 1 to {})", options.ranks, most_ranks));
   if (options.grace < 0ms || options.kill_after < 0ms || (options.timeout && *options.timeout <= 0ms))
-    throw Error(ErrorKind::invalid_argument, "starting a job: the times to wait must not be negative");
+    throw Error(ErrorKind::invalid_argument, "job: the times to wait must not be negative");
   if (options.tee && options.log_directory.empty())
-    throw Error(ErrorKind::invalid_argument,
-                "starting a job: tee is for a job with a log directory, and none is given");
+    throw Error(ErrorKind::invalid_argument, "job: tee needs a log directory. Set log_directory");
   for (const auto& [name, value] : options.environment)
     if (name.empty() || name.find('=') != std::string::npos || (name + value).find('\0') != std::string::npos)
-      throw Error(ErrorKind::invalid_argument, "starting a job: \"" + name + "\" cannot be an environment variable");
+      throw Error(ErrorKind::invalid_argument,
+                  "job: environment variable " + in_quotes(name) + ": malformed name or value");
 }
 
 std::string exec_failure(const std::string& command, int failure) {
-  return fmt::format("starting {} failed: {}{}", command, std::strerror(failure),
-                     failure == ENOENT ? " (is it installed, and its name or path right?)" : "");
+  const Error error = os::errno_error("starting the program", failure, command);
+  if (failure != ENOENT) return error.what();
+  return with_remedy(error, "Check that it is installed, and check its name or path").what();
 }
 
 int status_of(const siginfo_t& end) noexcept {
@@ -109,7 +111,8 @@ int Job::run() {
   if (!wait_for_exec()) {
     failed_ = true;
     status_ = failed_exec_ == ENOENT ? launch_not_found : launch_cannot_execute;
-    words_ = fmt::format("host {}: the ranks cannot be started: {}", os::host_name(), std::strerror(failed_exec_));
+    words_ =
+        fmt::format("host {}: starting the ranks: {}", os::host_name(), os::errno_error("exec", failed_exec_).what());
     end_ranks(SIGKILL);
   }
   pump_.start();
@@ -118,7 +121,7 @@ int Job::run() {
   // The reader of the remaining output may be stopped for ever, so signals end this process again.
   signals_.reset();
   if (const int failure = pump_.finish(2s); failure != 0) {
-    say(os::errno_error("writing the ranks' output", failure).what());
+    say(os::errno_error("output of the ranks: writing", failure).what());
     if (status_ == 0) status_ = launch_output_lost;
   }
   if (left > 0) say(fmt::format("ended {} {} that ranks left behind", left, left == 1 ? "process" : "processes"));
@@ -143,13 +146,11 @@ void Job::say(const std::string& words) const {
 
 void Job::start() {
   const os::Fd nothing(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-  if (!nothing) throw os::errno_error("starting a job: opening /dev/null");
+  if (!nothing) throw os::errno_error("opening", errno, "/dev/null");
   if (!options_.log_directory.empty()) {
     std::error_code failure;
     std::filesystem::create_directories(options_.log_directory, failure);
-    if (failure)
-      throw os::errno_error("starting a job: making the log directory " + options_.log_directory, failure.value(),
-                            options_.log_directory);
+    if (failure) throw os::errno_error("creating the log directory", failure.value(), options_.log_directory);
   }
   struct Ready {
     Inheritance inheritance;
@@ -268,7 +269,7 @@ void Job::supervise() {
     }
     if (whose.empty() && others_ended_) return;
     const int ready = ::poll(wanted.data(), wanted.size(), milliseconds_left());
-    if (ready < 0 && errno != EINTR) throw os::errno_error("waiting for the ranks: poll");
+    if (ready < 0 && errno != EINTR) throw os::errno_error("job: waiting for the ranks: poll");
     std::vector<std::size_t> ended;
     for (std::size_t i = 0; ready > 0 && i < whose.size(); ++i)
       if (wanted[i + 2].revents != 0) ended.push_back(whose[i]);
@@ -307,8 +308,8 @@ void Job::judge(const std::vector<std::size_t>& ended) {
   if (is_explained) return;
   const std::string where = options_.log_directory.empty() || options_.tee
                                 ? ""
-                                : "; what it wrote is in " + log_name(options_, number, "err");
-  say(words_ + where + (std::ranges::any_of(ranks_, is_alive) ? "; ending the others" : ""));
+                                : "; its standard error is in " + in_quotes(log_name(options_, number, "err"));
+  say(words_ + where + (std::ranges::any_of(ranks_, is_alive) ? "; ending the other ranks" : ""));
 }
 
 void Job::hear_of_other_nodes() {
@@ -378,8 +379,7 @@ void Job::keep_deadlines() {
     if (!timeout_ || now < *timeout_) return;
     timed_out_ = true;
     status_ = launch_timed_out;
-    words_ = fmt::format("the job has not ended within its {:g} s",
-                         std::chrono::duration<double>(*options_.timeout).count());
+    words_ = fmt::format("job: timed out after {:g} s", std::chrono::duration<double>(*options_.timeout).count());
     if (nodes_ != nullptr) nodes_->tell(false, status_, words_);
     say(words_ + "; ending all ranks");
   } else if (phase_ == Phase::killed || now < phase_end_) {
@@ -415,7 +415,7 @@ int run_command(const std::vector<std::string>& command, const LaunchOptions& op
 }  // namespace launch
 
 int launch_local(const std::vector<std::string>& command, const LaunchOptions& options) {
-  if (command.empty()) throw Error(ErrorKind::invalid_argument, "starting a job: no command given");
+  if (command.empty()) throw Error(ErrorKind::invalid_argument, "job: the command must not be empty");
   launch::check(options);
   LaunchOptions own = options;
   if (own.tee && own.output == RankOutput::inherit) own.output = RankOutput::lines;

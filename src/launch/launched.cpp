@@ -22,6 +22,7 @@
 #include <utility>
 
 #include "muster/error.hpp"
+#include "src/base/escaped.hpp"
 #include "src/group/error_propagation.hpp"
 #include "src/launch/job.hpp"
 #include "src/launch/subprocesses.hpp"
@@ -80,10 +81,11 @@ class Launcher {
     if (job.failed_exec() != 0)
       return Error(job.failed_exec() == ENOENT ? ErrorKind::not_found : ErrorKind::io,
                    exec_failure(call_.command.empty() ? "this program" : call_.command[0], job.failed_exec()));
-    if (status == launch_timed_out) return Error(ErrorKind::timeout, job.words() + ", and was ended");
+    if (status == launch_timed_out)
+      return Error(ErrorKind::timeout, job.words() + ", and its ranks were ended. Raise the timeout of the launch");
     if (auto failure = failure_of(job)) return failure;
     if (status == 0) return std::nullopt;
-    return Error(ErrorKind::io, "writing the ranks' output has failed, and some of it is lost");
+    return Error(ErrorKind::io, "output of the ranks: writing failed, and some of it is lost");
   }
 
  private:
@@ -135,7 +137,7 @@ class Launcher {
     } else {
       words = fmt::format("{} {}", group::name_of(info), end_text(end));
     }
-    if (!tail.empty()) words += "; the end of what it wrote to standard error: " + in_one_line(tail);
+    if (!tail.empty()) words += "; the end of its standard error: " + in_one_line(tail);
     return {own ? own->kind() : ErrorKind::peer_lost,
             words,
             {.rank = info.global_rank, .pid = info.pid, .host = info.host}};
@@ -180,8 +182,9 @@ int run_rank(const CallText& call, os::Fd report) {
     const RankFunction function = find_function(call.function);
     const RankFunction setup = call.options.setup.empty() ? nullptr : find_function(call.options.setup);
     if (function == nullptr || (setup == nullptr && !call.options.setup.empty()))
-      throw Error(ErrorKind::invalid_argument, fmt::format("this program has no registered function '{}'",
-                                                           function == nullptr ? call.function : call.options.setup));
+      throw Error(ErrorKind::invalid_argument,
+                  fmt::format("registered function {} does not exist in this program",
+                              in_quotes(function == nullptr ? call.function : call.options.setup)));
     if (setup != nullptr) setup(call.options.arguments);
     MultiprocessConfig config = call.config;
     config.rank = own_number("RANK");
@@ -195,7 +198,7 @@ int run_rank(const CallText& call, os::Fd report) {
   } catch (const std::exception& error) {
     tell_failure(report, Error(ErrorKind::peer_lost, error.what()));
   } catch (...) {
-    tell_failure(report, Error(ErrorKind::peer_lost, "it has thrown something that is no std::exception"));
+    tell_failure(report, Error(ErrorKind::peer_lost, "it has thrown an object that is not a std::exception"));
   }
   return 1;
 }
@@ -204,7 +207,7 @@ int run_rank(const CallText& call, os::Fd report) {
 
 RegisteredFunction::RegisteredFunction(std::string_view name, RankFunction function) {
   if (!launch::functions().emplace(name, function).second)
-    throw Error(ErrorKind::invalid_argument, fmt::format("there are two registered functions '{}'", name));
+    throw Error(ErrorKind::invalid_argument, fmt::format("registered function {} already exists", in_quotes(name)));
 }
 
 std::optional<int> launch::run_if_launched() {
@@ -218,7 +221,7 @@ std::optional<int> launch::run_if_launched() {
   struct stat status {};
   if (std::sscanf(text->c_str(), "%15s %d %d", role.data(), &memory, &report) != 3 || ::fstat(report, &status) != 0 ||
       ::fstat(memory, &status) != 0) {
-    std::fprintf(stderr, "the environment's %s='%s' is of another process: unset it\n", call_variable, text->c_str());
+    std::fprintf(stderr, "the environment has %s='%s' of another process. Unset it\n", call_variable, text->c_str());
     return 1;
   }
   ::prctl(PR_SET_NAME, program_invocation_short_name);
@@ -227,7 +230,8 @@ std::optional<int> launch::run_if_launched() {
   int result = 1;
   try {
     std::string call(static_cast<std::size_t>(status.st_size), 0);
-    if (::pread(memory, call.data(), call.size(), 0) != status.st_size) throw os::errno_error("reading the call");
+    if (::pread(memory, call.data(), call.size(), 0) != status.st_size)
+      throw os::errno_error("reading the call of a launched function");
     const CallText parsed = parse_call(call);
     const bool is_launcher = std::string_view(role.data()) == "launcher";
     result = is_launcher ? run_launcher(parsed, memory_file, std::move(report_file))

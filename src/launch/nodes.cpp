@@ -12,6 +12,8 @@
 #include <span>
 
 #include "muster/tcp.hpp"
+#include "src/base/escaped.hpp"
+#include "src/base/message.hpp"
 #include "src/group/error_propagation.hpp"
 #include "src/os/process.hpp"
 #include "src/tcp/sockets.hpp"
@@ -64,15 +66,14 @@ os::Fd listen_for_ranks(int port) {
 
 Nodes::Nodes(const LaunchNodes& options, int ranks) {
   if (options.nodes < 1 || options.node_rank < 0 || options.node_rank >= options.nodes)
-    throw Error(ErrorKind::invalid_argument, fmt::format("starting a job: node {} of {} cannot be: nodes count from 0",
-                                                         options.node_rank, options.nodes));
+    throw Error(ErrorKind::invalid_argument, out_of_range_text("job: node", options.node_rank, options.nodes));
   if (!options.rendezvous.starts_with("tcp://") && !options.rendezvous.starts_with("file://"))
     throw Error(ErrorKind::invalid_argument,
-                fmt::format("starting a job: '{}' is no rendezvous: tcp://HOST:PORT, an address of node 0 and a free "
-                            "port there, or file:///PATH, a file that all nodes see",
-                            options.rendezvous));
+                fmt::format("job: rendezvous {}: malformed. Use tcp://HOST:PORT, an address of node 0 and a free port "
+                            "there, or file:///PATH, a file that all nodes see",
+                            in_quotes(options.rendezvous)));
   bell_ = os::Fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!bell_) throw os::errno_error("starting a job: eventfd");
+  if (!bell_) throw os::errno_error("job: eventfd");
   try {
     group_ = tcp_group({.address = options.rendezvous,
                         .rank = options.node_rank,
@@ -101,7 +102,8 @@ Nodes::Nodes(const LaunchNodes& options, int ranks) {
     place_.master_port = all[0].master_port;
     place_.meeting_port = all[0].meeting_port;
   } catch (const Error& error) {
-    throw error.with_context(fmt::format("meeting the launchers of {} nodes (each is a rank here)", options.nodes));
+    throw error.with_context(
+        fmt::format("rendezvous of the launchers of {} nodes (each launcher is a rank here)", options.nodes));
   }
 }
 

@@ -31,8 +31,9 @@ Made& made() {
 int launch::ranks_of_model(int ranks, int model_parallelism, int pipeline_parallelism) {
   const std::int64_t part = std::int64_t{model_parallelism} * pipeline_parallelism;
   if (model_parallelism < 1 || pipeline_parallelism < 1 || ranks % part != 0)
-    throw Error(ErrorKind::invalid_argument, fmt::format("{} ranks cannot be cut into models of {} ranks by {} stages",
-                                                         ranks, model_parallelism, pipeline_parallelism));
+    throw Error(ErrorKind::invalid_argument,
+                fmt::format("{} ranks cannot be split into models of {} ranks by {} stages", ranks, model_parallelism,
+                            pipeline_parallelism));
   return static_cast<int>(part);
 }
 
@@ -74,7 +75,7 @@ ParallelGroups::ParallelGroups(ProcessGroup& world, int model_parallelism, int p
 void init_parallelism(const MultiprocessConfig& config) {
   Made& all = made();
   const std::lock_guard lock(all.mutex);
-  if (all.groups) throw Error(ErrorKind::invalid_argument, "init_parallelism() has been called already");
+  if (all.groups) throw Error(ErrorKind::invalid_argument, "init_parallelism() has already been called");
   all.groups = std::make_unique<ParallelGroups>(dist::process_group(), config.model_parallelism,
                                                 config.pipeline_parallelism, config.model_parallel_backend,
                                                 config.pipeline_parallel_backend, config.data_parallel_backend);
@@ -84,7 +85,7 @@ ParallelGroups& parallel_groups() {
   Made& all = made();
   const std::lock_guard lock(all.mutex);
   if (!all.groups)
-    throw Error(ErrorKind::invalid_argument, "there are no parallel groups: call init_parallelism() first");
+    throw Error(ErrorKind::invalid_argument, "the parallel groups do not exist. Call init_parallelism() first");
   return *all.groups;
 }
 

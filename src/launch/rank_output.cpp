@@ -72,7 +72,7 @@ std::size_t OutputPump::add(os::Fd source, OutputTarget target) {
 void OutputPump::start() {
   if (streams_.empty()) return;
   stop_ = os::Fd(::eventfd(0, EFD_CLOEXEC));
-  if (!stop_) throw os::errno_error("starting a job: eventfd");
+  if (!stop_) throw os::errno_error("job: eventfd");
   thread_ = os::Thread("the output of ranks", [this] { run(); });
 }
 

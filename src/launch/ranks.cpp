@@ -23,6 +23,7 @@
 #include <system_error>
 #include <thread>
 
+#include "src/base/message.hpp"
 #include "src/os/clock.hpp"
 #include "src/os/fd.hpp"
 #include "src/os/process.hpp"
@@ -87,8 +88,8 @@ os::Fd pidfd_of(pid_t child) {
   const int failure = errno;
   ::kill(child, SIGKILL);
   ::waitpid(child, nullptr, 0);
-  throw os::errno_error("starting a rank: pidfd_open (Linux 5.3 or newer, and a sandbox that allows it, is needed)",
-                        failure);
+  throw with_remedy(os::errno_error("job: starting a rank: pidfd_open", failure),
+                    "Use Linux 5.3 or newer, and a sandbox that allows this call");
 }
 
 using namespace std::chrono_literals;
@@ -166,7 +167,7 @@ ssize_t read_some(int source, void* target, std::size_t most) noexcept {
 
 Pipe make_pipe(int flags) {
   std::array<int, 2> ends{};
-  if (::pipe2(ends.data(), O_CLOEXEC | flags) != 0) throw os::errno_error("starting a job: making a pipe");
+  if (::pipe2(ends.data(), O_CLOEXEC | flags) != 0) throw os::errno_error("job: creating a pipe");
   return {os::Fd(ends[0]), os::Fd(ends[1])};
 }
 
@@ -198,7 +199,7 @@ Child spawn(const ExecArguments& arguments, const Inheritance& inheritance) {
   child.exec_report = std::move(pipe.reader);
   const pid_t launcher = ::getpid();
   child.pid = ::fork();
-  if (child.pid < 0) throw os::errno_error("starting a rank: fork");
+  if (child.pid < 0) throw os::errno_error("job: starting a rank: fork");
   if (child.pid == 0) become(arguments, inheritance, launcher, pipe.writer.get());
   child.process = pidfd_of(child.pid);
   return child;
@@ -208,7 +209,7 @@ Child fork_into(const ExecArguments& arguments, const Inheritance& inheritance, 
   Child child;
   const pid_t launcher = ::getpid();
   child.pid = ::fork();
-  if (child.pid < 0) throw os::errno_error("starting a rank: fork");
+  if (child.pid < 0) throw os::errno_error("job: starting a rank: fork");
   if (child.pid == 0) {
     if (take_over(inheritance, launcher) != 0) ::_exit(127);
     close_as_exec_does(inheritance.descriptors);
@@ -236,7 +237,7 @@ SignalRelay::SignalRelay() {
     if (::sigaction(signal, nullptr, &action) == 0 && action.sa_handler != SIG_IGN) sigaddset(&wanted, signal);
   }
   descriptor_ = os::Fd(::signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK));
-  if (!descriptor_) throw os::errno_error("starting a job: signalfd");
+  if (!descriptor_) throw os::errno_error("job: signalfd");
   ::pthread_sigmask(SIG_BLOCK, &wanted, &original_mask_);
   // If SIGCHLD were ignored, the statuses of the ranks would be lost.
   struct sigaction usual {};
@@ -310,11 +311,11 @@ std::size_t end_marked_processes(const std::string& mark, std::chrono::milliseco
 JobGuard::JobGuard(const std::string& mark) {
   std::array<int, 2> ends{};
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0)
-    throw os::errno_error("starting a job: making a pair of sockets");
+    throw os::errno_error("job: creating a pair of sockets");
   const os::Fd far_end(ends[0]);
   lifeline_ = os::Fd(ends[1]);
   pid_ = ::fork();
-  if (pid_ < 0) throw os::errno_error("starting a job: fork");
+  if (pid_ < 0) throw os::errno_error("job: fork");
   if (pid_ == 0) {
     lifeline_.reset();
     watch(far_end.get(), mark);

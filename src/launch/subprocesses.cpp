@@ -19,6 +19,7 @@
 #include "muster/config.hpp"
 #include "muster/error.hpp"
 #include "muster/state.hpp"
+#include "src/base/escaped.hpp"
 #include "src/base/fixed_string.hpp"
 #include "src/group/watchdog.hpp"
 #include "src/launch/job.hpp"
@@ -107,28 +108,30 @@ struct Failure {
 };
 
 [[noreturn]] void refuse(const std::string& words) {
-  throw Error(ErrorKind::invalid_argument, "launching subprocesses: " + words);
+  throw Error(ErrorKind::invalid_argument, "launch_subprocesses: " + words);
 }
 
 void check_call(const CallText& call) {
   const int offset = call.options.rank_offset;
   if (offset < 0 || offset + *call.config.local_world_size > *call.config.world_size)
-    refuse(fmt::format("{} ranks from {} on are not in a world of {}", *call.config.local_world_size, offset,
+    refuse(fmt::format("{} ranks from {} are out of range for a world of {}", *call.config.local_world_size, offset,
                        *call.config.world_size));
   LaunchOptions options = call.options.launch;
   options.ranks = *call.config.local_world_size;
   check(options);
-  if (options.nodes) refuse("`nodes` is for launch_local(): other launchers start the other ranks");
+  if (options.nodes) refuse("nodes is not supported: other launchers start the other ranks. Use launch_local()");
   if (!call.command.empty()) return;
   if (!call.options.program.empty()) {
-    if (call.config.launch_method != LaunchMethod::spawn) refuse("a program of its own is for LaunchMethod::spawn");
+    if (call.config.launch_method != LaunchMethod::spawn) refuse("a separate program needs LaunchMethod::spawn");
   } else if (!has_main_hook()) {
-    refuse("main() has to call run_launched_function() first: the ranks are this program, started again");
+    refuse(
+        "the ranks run this program again, but main() does not call run_launched_function(). Call it first in main()");
   }
   const std::string& setup = call.options.setup;
   for (const std::string& name : {call.function, setup.empty() ? call.function : setup})
     if (find_function(name) == nullptr)
-      refuse(fmt::format("there is no registered function '{}' in this program (RegisteredFunction)", name));
+      refuse(
+          fmt::format("registered function {} does not exist in this program (RegisteredFunction)", in_quotes(name)));
 }
 
 /// Waits until the launcher has closed its pipe. If the interrupt hook of this process ends the wait, kills the ranks.
@@ -155,7 +158,7 @@ std::optional<Error> words_of_launcher(Child& launcher, const os::Fd& report) {
   while (waited != 0 && errno == EINTR);
   // If a program ignores SIGCHLD, the exit status of the launcher is lost.
   if (failure || waited != 0 || status_of(end) == 0) return failure;
-  return Error(ErrorKind::peer_lost, fmt::format("the launcher (pid {}) on host {} {}, and its ranks with it",
+  return Error(ErrorKind::peer_lost, fmt::format("the launcher (pid {}) on host {} {}, and its ranks ended with it",
                                                  launcher.pid, os::host_name(), end_text(end)));
 }
 
@@ -175,10 +178,10 @@ void run(CallText call) {
   Child launcher = spawn(program_of(call, variables), inheritance);
   report.writer.reset();
   if (const int failure = exec_error(launcher); failure != 0)
-    throw os::errno_error("launching subprocesses: starting this program again", failure);
+    throw os::errno_error("launch_subprocesses: starting this program again", failure);
   wait_for_end(launcher, report.reader, call.options.launch.grace);
   const auto failure = words_of_launcher(launcher, report.reader);
-  group::check_interrupted("launching subprocesses");
+  group::check_interrupted("launch_subprocesses");
   if (failure) throw Error(*failure);
 }
 
@@ -237,7 +240,7 @@ void launch_subprocesses(std::string_view function, const MultiprocessConfig& co
 
 void launch_subprocesses(const std::vector<std::string>& command, const MultiprocessConfig& config,
                          const SubprocessOptions& options) {
-  if (command.empty()) throw Error(ErrorKind::invalid_argument, "launching subprocesses: no command given");
+  if (command.empty()) throw Error(ErrorKind::invalid_argument, "launch_subprocesses: the command must not be empty");
   launch::run({.function = {}, .command = command, .config = config, .options = options});
 }
 

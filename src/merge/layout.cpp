@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "muster/error.hpp"
+#include "src/base/escaped.hpp"
 #include "src/merge/reduce.hpp"
 
 namespace muster {
@@ -41,7 +42,7 @@ std::size_t dimension(const Concat& merge, const Shape& shape) {
   const auto dimensions = static_cast<std::int64_t>(shape.size());
   const std::int64_t dim = merge.dim < 0 ? merge.dim + dimensions : merge.dim;
   if (dim < 0 || dim >= dimensions)
-    refuse(fmt::format("the shape {} has no dimension {} to concatenate along", to_string(shape), merge.dim));
+    refuse(fmt::format("concat: dimension {} is out of range for shape {}", merge.dim, to_string(shape)));
   return static_cast<std::size_t>(dim);
 }
 
@@ -57,7 +58,7 @@ std::vector<std::int64_t> weights_of(const Concat& merge) {
   std::int64_t divisor = 0;
   for (const std::int64_t weight : merge.blocks) {
     if (weight < 1 || __builtin_add_overflow(total, weight, &total))
-      refuse(fmt::format("blocks [{}] are not all at least 1", fmt::join(merge.blocks, ", ")));
+      refuse(fmt::format("blocks [{}]: each must be at least 1", fmt::join(merge.blocks, ", ")));
     divisor = std::gcd(divisor, weight);
   }
   std::vector<std::int64_t> weights = merge.blocks;
@@ -69,8 +70,8 @@ std::vector<std::int64_t> weights_of(const Concat& merge) {
 std::int64_t units_of(const std::vector<std::int64_t>& weights, std::int64_t size, std::size_t dim) {
   const std::int64_t total = std::accumulate(weights.begin(), weights.end(), std::int64_t{0});
   if (size % total != 0)
-    refuse(fmt::format("the size {} along dimension {} is no multiple of the {} units of the blocks [{}]", size, dim,
-                       total, fmt::join(weights, ", ")));
+    refuse(fmt::format("blocks [{}]: size {} along dimension {} is not a multiple of their {} units",
+                       fmt::join(weights, ", "), size, dim, total));
   return size / total;
 }
 
@@ -87,11 +88,11 @@ std::vector<std::int64_t> head_sizes(const Concat& merge, std::span<const std::i
   std::vector<std::int64_t> sizes(heads.size(), 1);
   if (merge.blocks.empty() || heads.empty()) return sizes;
   if (merge.blocks.size() != heads.size())
-    refuse(fmt::format("{} blocks cannot have {} counts of heads", merge.blocks.size(), heads.size()));
+    refuse(fmt::format("blocks: expected {} counts of heads, received {}", merge.blocks.size(), heads.size()));
   for (std::size_t block = 0; block < heads.size(); ++block) {
     sizes[block] = merge.blocks[block] / heads[block];
     if (merge.blocks[block] % heads[block] != 0)
-      refuse(fmt::format("the blocks [{}] are no multiples of [{}] heads", fmt::join(merge.blocks, ", "),
+      refuse(fmt::format("blocks [{}] are not multiples of the [{}] heads", fmt::join(merge.blocks, ", "),
                          fmt::join(heads, ", ")));
   }
   return sizes;
@@ -105,9 +106,9 @@ std::vector<std::int64_t> head_blocks(std::span<const std::int64_t> counts, std:
   for (std::size_t block = 0; block < counts.size(); ++block)
     if (__builtin_mul_overflow(counts[block], sizes[block], &blocks[block]) ||
         __builtin_add_overflow(total, blocks[block], &total))
-      refuse(fmt::format("the heads along dimension {} add up to more than 63 bits", dim));
+      refuse(fmt::format("heads: their sum along dimension {} exceeds 63 bits", dim));
   if (total == 0 || size % total != 0)
-    refuse(fmt::format("the size {} along dimension {} is no multiple of {} heads", size, dim, total));
+    refuse(fmt::format("heads: size {} along dimension {} is not a multiple of {} heads", size, dim, total));
   for (std::int64_t& block : blocks) block *= size / total;
   return blocks;
 }
@@ -125,7 +126,7 @@ class Joining {
     for (std::size_t i = 0; i < sources_.size(); ++i) {
       check_concat(i, dim);
       if (__builtin_add_overflow(total, sources_[i].shape[dim], &total))
-        refuse(fmt::format("the ranks' sizes along dimension {} add up to more than 63 bits", dim));
+        refuse(fmt::format("concat: the sum of the ranks' sizes along dimension {} exceeds 63 bits", dim));
     }
     const auto parts = static_cast<int>(sources_.size());
     std::vector<HeadShare> shares;
@@ -143,14 +144,14 @@ class Joining {
         std::int64_t whole = 0;
         if (__builtin_mul_overflow(blocks[block] / held[block], heads_[block], &whole) ||
             __builtin_add_overflow(size, whole, &size))
-          refuse(fmt::format("the heads along dimension {} add up to more than 63 bits", dim));
+          refuse(fmt::format("heads: their sum along dimension {} exceeds 63 bits", dim));
       }
       true_size_ = size;
     }
     const std::int64_t size = true_size_.value_or(total);
     if (size < 0 || size > total)
-      refuse(fmt::format("the true size along dimension {} is said to be {}, but the ranks have {} together", dim, size,
-                         total));
+      refuse(fmt::format("concat: the true size along dimension {} is {}, but the ranks have only {} in total", dim,
+                         size, total));
     Layout layout{first, grain_along(first.shape, dim), size, {}, Combine::copy, {}, {}};
     layout.target.shape[dim] = size;
     element_count(layout.target.shape);
@@ -181,7 +182,8 @@ class Joining {
       }
       // Padding is at the end of each block. If one rank has more than its share, the ranks can have too little for a
       // block.
-      if (left != 0) refuse(fmt::format("the ranks have too little of block {} of {}", block + 1, wanted.size()));
+      if (left != 0)
+        refuse(fmt::format("concat: the ranks have too few elements of block {} of {}", block + 1, wanted.size()));
     }
     return layout;
   }
@@ -233,14 +235,15 @@ class Joining {
 
   [[noreturn]] void refuse_shapes(std::size_t source, std::string_view wanted) const {
     throw Error(ErrorKind::rank_mismatch,
-                fmt::format("rank {} has {}, rank {} has {}; {}", rank(0), to_string(sources_.front()), rank(source),
-                            to_string(sources_[source]), wanted),
+                fmt::format("merge: rank {} has {}, rank {} has {}; {}", rank(0), to_string(sources_.front()),
+                            rank(source), to_string(sources_[source]), wanted),
                 {.rank = rank(source)});
   }
 
   void check_equal(std::string_view name) const {
     for (std::size_t i = 1; i < sources_.size(); ++i)
-      if (sources_[i] != sources_.front()) refuse_shapes(i, fmt::format("\"{}\" wants them equal", name));
+      if (sources_[i] != sources_.front())
+        refuse_shapes(i, fmt::format("{} requires equal dtypes and shapes", in_quotes(name)));
   }
 
   void check_concat(std::size_t i, std::size_t dim) const {
@@ -248,7 +251,7 @@ class Joining {
     const TensorSpec& other = sources_[i];
     bool fits = other.dtype == first.dtype && other.shape.size() == first.shape.size();
     for (std::size_t d = 0; fits && d < first.shape.size(); ++d) fits = d == dim || other.shape[d] == first.shape[d];
-    if (!fits) refuse_shapes(i, fmt::format("\"concat\" lets them differ in dimension {} only", dim));
+    if (!fits) refuse_shapes(i, fmt::format("\"concat\" allows them to differ in dimension {} only", dim));
   }
 
   std::span<const TensorSpec> sources_;
@@ -304,7 +307,7 @@ class Cutting {
 
   Cut operator()(const Stack&) const {
     if (whole_.shape.empty() || whole_.shape.front() != parts_)
-      refuse(fmt::format("\"stack\" gives each of {} ranks one element of dimension 0, and the shape is {}", parts_,
+      refuse(fmt::format("\"stack\": {} ranks need a shape with that size in dimension 0, but the shape is {}", parts_,
                          to_string(whole_.shape)));
     Cut cut{whole_, {}, parts_, 1, {}, {}};
     cut.part.shape.erase(cut.part.shape.begin());
@@ -315,7 +318,8 @@ class Cutting {
 
   /// First, max and sum.
   Cut operator()(const auto& merge) const {
-    refuse(fmt::format("\"{}\" has no way back, so it cannot be cut for ranks; use \"same\"", merge_name(merge)));
+    refuse(fmt::format("{} is not invertible, so the tensor cannot be cut for ranks. Use \"same\"",
+                       in_quotes(merge_name(merge))));
   }
 
  private:
@@ -333,12 +337,12 @@ HeadShare share_heads(std::int64_t heads, int parts) {
 
 Layout join(const Merge& merge, std::span<const TensorSpec> sources, std::optional<std::int64_t> true_size,
             std::span<const int> ranks, std::span<const std::int64_t> heads) {
-  if (sources.empty()) refuse("there is nothing to merge");
+  if (sources.empty()) refuse("merge: the list of tensors must not be empty");
   return std::visit(Joining(sources, true_size, ranks, heads), merge);
 }
 
 Cut cut(const Merge& merge, const TensorSpec& whole, int parts, std::span<const std::int64_t> heads) {
-  if (parts < 1) refuse("a tensor is cut for at least one rank");
+  if (parts < 1) refuse("merge: a tensor must be cut for at least one rank");
   return std::visit(Cutting(whole, parts, heads), merge);
 }
 
@@ -354,7 +358,7 @@ Layout compose(const Layout& whole, const Cut& cut, int part) {
   // this case.
   if (cut.part == whole.target && wanted_pieces == std::vector<Piece>{{0, 0, cut.whole_units, 0}}) return whole;
   if (whole.grain != cut.grain || whole.target_units != cut.whole_units || whole.combine != Combine::copy)
-    refuse("a tensor cannot be joined along one dimension and cut along another in one step");
+    refuse("merge: a tensor cannot be joined along one dimension and cut along another in one step");
   Layout layout{cut.part, cut.grain, cut.part_units, whole.source_units, whole.combine, {}, whole.must_equal};
   for (const Piece& wanted : wanted_pieces) {
     for (const Piece& piece : whole.pieces) {
@@ -383,7 +387,7 @@ class Ruler {
     const std::uint64_t at = static_cast<std::uint64_t>(unit) * unit_bits_;
     // Only the end of a packed tensor may be inside a byte. Without rows there are no elements.
     if (at % 8 != 0 && rows_ != 0 && !(unit == units_ && rows_ == 1))
-      throw Error(ErrorKind::unsupported, "packed elements of different slices would share a byte");
+      throw Error(ErrorKind::unsupported, "merge: packed elements of different slices would share a byte");
     return (at + 7) / 8;
   }
   [[nodiscard]] std::uint64_t bytes() const { return offset(units_); }

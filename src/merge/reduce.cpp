@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "muster/error.hpp"
+#include "src/base/escaped.hpp"
 #include "src/core/tensor.hpp"
 #include "src/core/thread_pool.hpp"
 #include "src/merge/layout.hpp"
@@ -330,8 +331,8 @@ void check_reducible(Combine combine, DType dtype) {
   const bool is_kept_only = dtype == DType::f8_e8m0 || dtype == DType::f8_e4m3fnuz || dtype == DType::f8_e5m2fnuz;
   if (is_packed(dtype) || is_kept_only || dtype == DType::complex64 ||
       (combine == Combine::sum && dtype == DType::boolean) || (combine == Combine::average && !is_float))
-    throw Error(ErrorKind::unsupported,
-                fmt::format("tensors of {} have no \"{}\"", to_string(dtype), name_of(combine)));
+    throw Error(ErrorKind::unsupported, fmt::format("merge {}: not supported for tensors of dtype {}",
+                                                    in_quotes(name_of(combine)), to_string(dtype)));
 }
 
 void reduce(Combine combine, DType dtype, std::span<std::byte> target, std::span<const std::byte* const> sources) {

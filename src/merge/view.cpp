@@ -102,7 +102,8 @@ std::size_t View::place_of(std::int64_t dim) const {
   const auto dimensions = static_cast<std::int64_t>(dimensions_.size());
   const std::int64_t place = dim < 0 ? dim + dimensions : dim;
   if (place < 0 || place >= dimensions)
-    throw Error(ErrorKind::invalid_argument, fmt::format("the shape {} has no dimension {}", to_string(shape()), dim));
+    throw Error(ErrorKind::invalid_argument,
+                fmt::format("dimension {} is out of range for shape {}", dim, to_string(shape())));
   return static_cast<std::size_t>(place);
 }
 
@@ -122,8 +123,8 @@ View View::item(std::int64_t index) const {
 std::vector<View::Dimension> View::refined(std::size_t dim, std::span<const std::int64_t> sizes) const {
   const std::int64_t size = shape()[dim];
   const auto refuse = [&] {
-    throw Error(ErrorKind::invalid_argument,
-                fmt::format("dimension {} of the shape {} is no {}", dim, to_string(shape()), fmt::join(sizes, " x ")));
+    throw Error(ErrorKind::invalid_argument, fmt::format("dimension {} of shape {} cannot be split into {}", dim,
+                                                         to_string(shape()), fmt::join(sizes, " x ")));
   };
   if (product_of(sizes) != size) refuse();
   std::vector<Axis> left = dimensions_[dim];
@@ -159,14 +160,15 @@ View View::slice(std::int64_t dim, std::span<const std::int64_t> sizes, std::siz
   std::vector<Dimension> groups = refined(place, sizes);
   Dimension& cut = groups[along];
   if (begin < 0 || count < 0 || begin > sizes[along] - count)
-    throw Error(ErrorKind::invalid_argument, fmt::format("dimension {} of the shape {} has no elements {} to {}", dim,
-                                                         to_string(shape()), begin, begin + count));
+    throw Error(ErrorKind::invalid_argument, fmt::format("dimension {} of shape {}: elements [{}, {}) are out of range",
+                                                         dim, to_string(shape()), begin, begin + count));
   View view = *this;
   if (count != sizes[along]) {
     // A range of elements is a range of one axis only if all elements have the same distance.
     if (cut.size() != 1)
       throw Error(ErrorKind::invalid_argument,
-                  fmt::format("dimension {} of the shape {} is cut through what lies apart", dim, to_string(shape())));
+                  fmt::format("dimension {} of shape {}: the cut elements are not at equal distances", dim,
+                              to_string(shape())));
     view.offset_ += begin * cut.front().stride;
     cut.front().count = count;
   }

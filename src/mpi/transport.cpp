@@ -76,7 +76,7 @@ void throw_if_resting() {
 class ErrorsReturned {
  public:
   explicit ErrorsReturned(MPI_Comm comm) : comm_(comm) {
-    check(MPI_Comm_get_errhandler(comm_, &before_), "asking for the error handler");
+    check(MPI_Comm_get_errhandler(comm_, &before_), "reading the error handler");
     check(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "setting the error handler");
   }
   ~ErrorsReturned() {
@@ -147,7 +147,7 @@ class MpiFound final : public Found {
   [[nodiscard]] int tag() const noexcept override { return status_.MPI_TAG; }
   [[nodiscard]] std::size_t bytes() const override {
     int length = 0;
-    check(MPI_Get_count(&status_, MPI_BYTE, &length), "asking for a message's length");
+    check(MPI_Get_count(&status_, MPI_BYTE, &length), "reading the length of a message");
     return static_cast<std::size_t>(length);
   }
   Pending receive(std::span<std::byte> place, std::shared_ptr<const void> keeper) override {
@@ -167,26 +167,26 @@ class MpiFound final : public Found {
 std::shared_ptr<MpiTransport> MpiTransport::over(MPI_Comm comm, MpiThreads threads, std::chrono::milliseconds timeout) {
   if (comm == MPI_COMM_NULL)
     throw Error(ErrorKind::invalid_argument,
-                "mpi_group: MPI_COMM_NULL is no communicator: ranks that are not in it must not make the group");
+                "mpi_group: the communicator must not be MPI_COMM_NULL. Call it only on ranks of the communicator");
   const ErrorsReturned quiet(comm);
   int is_inter = 0;
-  check(MPI_Comm_test_inter(comm, &is_inter), "looking at the communicator");
+  check(MPI_Comm_test_inter(comm, &is_inter), "reading the kind of the communicator");
   if (is_inter != 0)
     throw Error(ErrorKind::invalid_argument,
-                "mpi_group: an inter-communicator has two groups of ranks: make one of them with MPI_Intercomm_merge");
+                "mpi_group: an inter-communicator has two groups of ranks. Merge them with MPI_Intercomm_merge first");
   // MPI writes the result when it has completed the operation, however late that is.
   const auto copy = std::make_shared<MPI_Comm>(MPI_COMM_NULL);
   MPI_Request request = MPI_REQUEST_NULL;
   check(MPI_Comm_idup(comm, copy.get(), &request), "duplicating the communicator");
   pending(request, copy)
-      .wait(timeout, fmt::format("mpi_group: not all ranks of the communicator came within {:.1f} s: all of them "
-                                 "have to make the group",
+      .wait(timeout, fmt::format("mpi_group: timed out after {:.1f} s: not all ranks of the communicator called it. "
+                                 "Call it on all of them, or raise MUSTER_TIMEOUT (seconds)",
                                  std::chrono::duration<double>(timeout).count()));
   check(MPI_Comm_set_errhandler(*copy, MPI_ERRORS_RETURN), "setting the error handler");
   int rank = 0;
   int size = 0;
-  check(MPI_Comm_rank(*copy, &rank), "asking for the rank");
-  check(MPI_Comm_size(*copy, &size), "asking for the number of ranks");
+  check(MPI_Comm_rank(*copy, &rank), "reading the rank");
+  check(MPI_Comm_size(*copy, &size), "reading the number of ranks");
   return std::make_shared<MpiTransport>(*copy, threads, rank, size);
 }
 
@@ -197,7 +197,7 @@ int MpiTransport::most_tag() const {
   void* value = nullptr;
   int flag = 0;
   // According to the standard only MPI_COMM_WORLD has this attribute. Duplicates need not have it.
-  check(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, static_cast<void*>(&value), &flag), "asking for the largest tag");
+  check(MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, static_cast<void*>(&value), &flag), "reading the largest tag");
   constexpr int promised = 32767;
   return flag != 0 ? *static_cast<int*>(value) : promised;
 }
@@ -235,7 +235,7 @@ std::unique_ptr<Found> MpiTransport::probe(int from, int tag) {
   MPI_Message message = MPI_MESSAGE_NULL;
   MPI_Status status{};
   int flag = 0;
-  check(MPI_Improbe(from, tag, comm_, &flag, &message, &status), "looking for a message");
+  check(MPI_Improbe(from, tag, comm_, &flag, &message, &status), "probing for a message");
   return flag == 0 ? nullptr : std::make_unique<MpiFound>(message, status);
 }
 
@@ -262,10 +262,10 @@ std::vector<std::byte> MpiTransport::tell_all(std::span<const std::byte> mine, s
   MPI_Request request = MPI_REQUEST_NULL;
   check(MPI_Iallreduce(said->mine.data(), said->all.data(), static_cast<int>(said->all.size()), MPI_BYTE, MPI_BOR,
                        comm_, &request),
-        "telling all ranks");
+        "exchanging data of all ranks");
   pending(request, said)
-      .wait(timeout, fmt::format("mpi_group: rank {} waited {:.1f} s for all ranks of the communicator to meet: look "
-                                 "what the others do",
+      .wait(timeout, fmt::format("mpi_group: rank {} waited {:.1f} s for the other ranks of the communicator. Inspect "
+                                 "these processes (muster status), or raise MUSTER_TIMEOUT (seconds)",
                                  rank(), std::chrono::duration<double>(timeout).count()));
   return said->all;
 }
@@ -280,11 +280,10 @@ void MpiTransport::enter() {
   if (!is_running()) throw ended();
   take_over();
   if (!may_call())
-    throw Error(
-        ErrorKind::unsupported,
-        "MPI was initialised for calls of one thread only, and this is another one: use the group in the thread "
-        "that made it, or initialise MPI with MPI_THREAD_MULTIPLE",
-        {.rank = rank()});
+    throw Error(ErrorKind::unsupported,
+                "MPI: calling it from another thread: it was initialized for one thread only. Use the group in the "
+                "thread that created it, or initialize MPI with MPI_THREAD_MULTIPLE",
+                {.rank = rank()});
 }
 
 void MpiTransport::take_over() noexcept {
@@ -297,7 +296,8 @@ void MpiTransport::throw_if_resting() const {
 
 Error MpiTransport::ended() const {
   return Error(ErrorKind::invalid_argument,
-               "MPI has ended in this process (MPI_Finalize): its groups cannot be used any more", {.rank = rank()});
+               "MPI: it has been finalized in this process (MPI_Finalize), so its groups cannot be used",
+               {.rank = rank()});
 }
 
 bool MpiTransport::close() noexcept {

@@ -33,8 +33,8 @@ bool is_running() noexcept;
 bool must_rest() noexcept;
 /// The same reason as text for error messages.
 inline constexpr const char* resting_words =
-    "a wait failed while views of the program's memory were being sent, and any MPI call may still read them: Muster "
-    "makes none in this process any more; end it without MPI_Finalize (tensors that own their memory stop nothing)";
+    "MPI: using it after a failed wait: views of the program's memory were being sent, and any MPI call may still read "
+    "them. End the process without MPI_Finalize (Muster makes no MPI call in it), or use tensors that own their memory";
 
 /// The threads from which MPI may be called.
 enum class MpiThreads : std::uint8_t {

@@ -41,15 +41,15 @@ using Clock = os::Clock;
 
 MpiThreads threads_of_mpi() {
   int level = MPI_THREAD_SINGLE;
-  check(MPI_Query_thread(&level), "asking for the level of thread support");
+  check(MPI_Query_thread(&level), "reading the level of thread support");
   if (level == MPI_THREAD_MULTIPLE) return MpiThreads::all;
   if (level == MPI_THREAD_SERIALIZED) return MpiThreads::each;
   int is_main = 0;
-  check(MPI_Is_thread_main(&is_main), "asking for the main thread");
+  check(MPI_Is_thread_main(&is_main), "reading the main thread");
   if (is_main == 0)
     throw Error(ErrorKind::unsupported,
-                "mpi_group: MPI was initialised for calls of its main thread only, and this is another one: initialise "
-                "it with MPI_THREAD_MULTIPLE, or make the group there");
+                "mpi_group: calling it from another thread: MPI was initialized for its main thread only. Initialize "
+                "MPI with MPI_THREAD_MULTIPLE, or call mpi_group() in the main thread");
   return MpiThreads::one;
 }
 
@@ -65,7 +65,7 @@ void end_with_finalize() {
   const std::lock_guard lock(mutex);
   if (has_callback) return;
   int key = MPI_KEYVAL_INVALID;
-  check(MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, on_finalize, &key, nullptr), "making an attribute");
+  check(MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, on_finalize, &key, nullptr), "creating an attribute");
   check(MPI_Comm_set_attr(MPI_COMM_SELF, key, nullptr), "setting an attribute");
   has_callback = true;
 }
@@ -99,7 +99,7 @@ void finalise_or_leave(int status) {
     if (waited > longest_finalize / 2) std::fflush(nullptr);
     if (waited < longest_finalize) return;
     log(LogLevel::warning,
-        "MPI: MPI_Finalize did not return, although the work of all ranks is done: the process ends without it");
+        "MPI: MPI_Finalize did not return, although all ranks have finished; the process ends without it");
     ::_exit(status);
   });
   MPI_Finalize();
@@ -112,7 +112,7 @@ void finalise_at_exit(int status, void*) {
   if (multihost::end_all(MpiTransport::kind_name))
     finalise_or_leave(status);
   else
-    log(LogLevel::warning, "MPI: MPI_Finalize is left out at the end of this process: it would wait for ever");
+    log(LogLevel::warning, "MPI: MPI_Finalize is skipped at the end of this process, because it would not return");
 }
 
 volatile std::sig_atomic_t is_told_of_a_death = 0;
@@ -133,11 +133,12 @@ class InitWatch {
     const std::string words =
         fmt::format("MPI: {} (host {}, pid {}) has waited {:.1f} s in MPI_Init for the other ranks", name_,
                     os::host_name(), os::process_id(), std::chrono::duration<double>(waited).count());
-    if (is_told_of_a_death != 0) leave(words + ", and mpiexec tells that one of them has ended: look what it said");
+    if (is_told_of_a_death != 0)
+      leave(words + ". mpiexec reports that one of them has ended. Read the output of that rank");
     if (waited > timeout_)
       leave(words +
-            ": look whether each of them runs and comes to world(), and whether its host can be reached from this one "
-            "(UCX_NET_DEVICES), or raise the timeout (MUSTER_TIMEOUT, seconds)");
+            ". Check that each of them runs and calls world(), and that its host can be reached from this one "
+            "(UCX_NET_DEVICES), or raise MUSTER_TIMEOUT (seconds)");
     if (waited < said_ + between_words) return;
     said_ = waited;
     log(LogLevel::warning, words);
@@ -145,7 +146,7 @@ class InitWatch {
 
  private:
   [[noreturn]] static void leave(const std::string& words) {
-    log(LogLevel::error, words + "; the process ends, because MPI_Init cannot be cancelled");
+    log(LogLevel::error, words + ". The process ends, because MPI_Init cannot be cancelled");
     ::_exit(EXIT_FAILURE);
   }
 
@@ -175,7 +176,7 @@ void initialise(const group::Start& start) {
 std::string library_version() {
   std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
   int length = 0;
-  if (MPI_Get_library_version(text.data(), &length) != MPI_SUCCESS) return "MPI of an unknown kind";
+  if (MPI_Get_library_version(text.data(), &length) != MPI_SUCCESS) return "an unknown MPI";
   std::string words(text.data());
   words.resize(std::min(words.find('\n'), words.size()));
   for (char& c : words)
@@ -186,21 +187,20 @@ std::string library_version() {
 
 std::shared_ptr<Group> make_world(const group::Start& start) {
   int flag = 0;
-  check(MPI_Finalized(&flag), "asking whether MPI has ended");
+  check(MPI_Finalized(&flag), "reading whether MPI has been finalized");
   if (flag != 0)
-    throw Error(
-        ErrorKind::invalid_argument,
-        "world(): MPI has started this process, but it has ended MPI already (MPI_Finalize): call world() before");
+    throw Error(ErrorKind::invalid_argument,
+                "world(): MPI has been finalized in this process (MPI_Finalize). Call world() before MPI_Finalize");
   if (must_rest()) throw Error(ErrorKind::unsupported, std::string("world(): ") + resting_words);
   if (!is_running()) initialise(start);
   int size = 0;
   int rank = 0;
-  check(MPI_Comm_size(MPI_COMM_WORLD, &size), "asking for the number of ranks");
-  check(MPI_Comm_rank(MPI_COMM_WORLD, &rank), "asking for the rank");
+  check(MPI_Comm_size(MPI_COMM_WORLD, &size), "reading the number of ranks");
+  check(MPI_Comm_rank(MPI_COMM_WORLD, &rank), "reading the rank");
   if (start.size > 1 && (size != start.size || rank != start.rank))
     throw Error(ErrorKind::unsupported,
-                fmt::format("world(): the environment says {}, but MPI says rank {} of {}: the ranks were started by "
-                            "another MPI than libmuster-mpi is built with ({}); start them with that one's mpiexec",
+                fmt::format("world(): the environment has {}, but MPI reports rank {} of {}: another MPI than that of "
+                            "libmuster-mpi ({}) started the ranks. Use the mpiexec of that MPI",
                             start.said, rank, size, library_version()));
   return mpi_group(MPI_COMM_WORLD);
 }
@@ -216,7 +216,8 @@ int ranks() {
 }();
 
 [[maybe_unused]] const bool has_route = [] {
-  multihost::add_route(Route::mpi, "MPI", "make it with mpi_group(), or start the ranks with mpiexec and use world()");
+  multihost::add_route(Route::mpi, "MPI",
+                       "create it with mpi_group(), or start the ranks with mpiexec and call world()");
   return true;
 }();
 
@@ -229,7 +230,7 @@ std::shared_ptr<Group> mpi_group(MPI_Comm comm, const MpiGroupOptions& options) 
   if (mpi::must_rest()) throw Error(ErrorKind::unsupported, std::string("mpi_group: ") + mpi::resting_words);
   if (!mpi::is_running())
     throw Error(ErrorKind::invalid_argument,
-                "mpi_group: MPI is not initialised here, or has ended: call MPI_Init_thread before");
+                "mpi_group: MPI is not initialized in this process, or has been finalized. Call MPI_Init_thread first");
   const mpi::MpiThreads threads = mpi::threads_of_mpi();
   const std::chrono::milliseconds timeout = group::timeout_of(options.timeout, group::default_timeout());
   multihost::advance_endings(mpi::MpiTransport::kind_name);

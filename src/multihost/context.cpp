@@ -394,7 +394,7 @@ std::string Context::missing() const {
     if (!has_disconnected_[static_cast<std::size_t>(rank)] && ++count <= most)
       names += (names.empty() ? "" : ", ") + name_of(rank);
   if (count > most) names += fmt::format(" and {} more", count - most);
-  return names.empty() ? "the others" : names;
+  return names.empty() ? "the other ranks" : names;
 }
 
 void Context::give_up_if_late() noexcept {

@@ -230,7 +230,7 @@ Error HostsGroup::origin_of(const Error& cause) const {
     if (mate == rank() || !liveness(mate)->is_dead()) continue;
     return error_of(
         info(mate), ErrorKind::peer_lost,
-        fmt::format("{} died; rank {} noticed it by this: {}", name_of(info(mate)), number_of(rank()), cause.what()));
+        fmt::format("{} died; rank {} noticed this error: {}", name_of(info(mate)), number_of(rank()), cause.what()));
   }
   return cause;
 }
@@ -267,8 +267,7 @@ std::optional<Error> HostsGroup::do_failure() const {
   }
   if (!is_companion() && transport().must_rest())
     return known->with_context(
-        fmt::format("tensors were being sent, and {} may still read them: leave them where they are until the process "
-                    "ends",
+        fmt::format("tensors were being sent, and {} may still read them. Keep them unchanged until the process ends",
                     transport().name()));
   return known;
 }

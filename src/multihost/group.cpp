@@ -9,6 +9,7 @@
 #include <array>
 #include <cstring>
 
+#include "src/base/escaped.hpp"
 #include "src/group/local_group.hpp"
 #include "src/os/process.hpp"
 
@@ -185,14 +186,12 @@ void HostsGroup::check_round(int from, std::span<const std::byte> message, std::
   if (theirs.round == round_ && theirs.record_bytes == record_bytes &&
       message.size() == sizeof theirs + ranks * record_bytes)
     return;
-  group::fail(
-      *this,
-      Error(ErrorKind::rank_mismatch,
-            fmt::format("in '{}' rank {} is in round {} with records of {} bytes and rank {} in round {} with {}: "
-                        "the ranks are in different calls",
-                        options.phase, number_of(rank()), round_.load(), record_bytes, number_of(from), theirs.round,
-                        theirs.record_bytes),
-            {.rank = number_of(from)}));
+  group::fail(*this, Error(ErrorKind::rank_mismatch,
+                           fmt::format("the ranks are in different calls: in {} rank {} is in round {} with records of "
+                                       "{} bytes, and rank {} in round {} with {} bytes",
+                                       in_quotes(options.phase), number_of(rank()), round_.load(), record_bytes,
+                                       number_of(from), theirs.round, theirs.record_bytes),
+                           {.rank = number_of(from)}));
 }
 
 std::shared_ptr<const std::vector<std::byte>> HostsGroup::gather_hosts(std::span<const std::byte> here,
@@ -398,8 +397,11 @@ std::shared_ptr<group::BaseGroup> HostsGroup::make_part(const Part& part, Tie ti
     });
     if (part.position < 0) return;
     if ((number + 2) * tags_a_group > transport().most_tag())
-      throw Error(ErrorKind::unsupported,
-                  fmt::format("{} groups that come of one are more than {} has tags for", number, transport().name()));
+      throw Error(
+          ErrorKind::unsupported,
+          fmt::format(
+              "group: {} groups of one parent are more than {} has tags for. Release groups that are not needed",
+              number, transport().name()));
     if (here.size() == 1) {
       met.hosts.local = single_group();
       met.hosts.local->set_timeout(timeout());

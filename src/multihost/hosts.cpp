@@ -96,14 +96,14 @@ void check_versions(std::span<const Card> cards) {
     if (card.magic == __builtin_bswap32(Card::right_magic))
       throw Error(
           ErrorKind::version,
-          fmt::format("rank {} runs on a machine of another byte order: tensors travel as they are in memory, so "
-                      "start all ranks on machines of one byte order",
-                      rank),
+          fmt::format(
+              "rank {} runs on a machine with another byte order. Start all ranks on machines with the same byte order",
+              rank),
           {.rank = static_cast<int>(rank)});
     if (card.magic != Card::right_magic || card.bytes != sizeof(Card) ||
         get_text(card.version) != get_text(cards.front().version))
       throw Error(ErrorKind::version,
-                  fmt::format("rank {} runs Muster {}, rank 0 runs {}: start all ranks with one version", rank,
+                  fmt::format("rank {} runs Muster {}, rank 0 runs {}. Start all ranks with one version", rank,
                               get_text(card.version), get_text(cards.front().version)),
                   {.rank = static_cast<int>(rank), .host = get_text(card.host)});
   }
@@ -136,9 +136,9 @@ Met meet(Transport& transport, std::chrono::milliseconds timeout) {
   for (std::size_t rank = 0; rank < cards.size(); ++rank)
     met.ranks.push_back({static_cast<int>(rank), get_text(cards[rank].host), cards[rank].pid});
   const auto warn = [&](const std::string& why) {
-    log(LogLevel::warning, fmt::format("rank {} does not share memory with other ranks of its host and reaches them by "
-                                       "{}: {}",
-                                       self, transport.name(), why));
+    log(LogLevel::warning,
+        fmt::format("rank {} does not share memory with other ranks of its host and reaches them over {}: {}", self,
+                    transport.name(), why));
   };
   if (!why_not.empty()) warn(why_not);
 

@@ -104,7 +104,7 @@ struct Card {
   std::array<char, 128> host{};
   std::array<std::byte, 272> reserved{};
 };
-static_assert(sizeof(Card) == 512, "ranks of other versions have to understand that they are");
+static_assert(sizeof(Card) == 512, "ranks of other versions must recognize the difference");
 
 /// Returns the card of this process.
 Card own_card();

@@ -315,7 +315,7 @@ class HostsMerge final : public gather::Transfer {
       if (!ring.windows || ring.windows->place() != place)
         ring = {std::make_shared<shm::WindowRing>(*group_.region_of(call_.first()), place)};
       if (ring.windows->window_bytes() < piece_bytes)
-        throw Error(ErrorKind::corrupt, "the first rank of a merge gives windows that are too small");
+        throw Error(ErrorKind::corrupt, "malformed message: the root of a merge grants buffers that are too small");
       for (std::uint64_t begin = 0; begin < own_.nbytes(); begin += piece_bytes, ++ring.turn) {
         const std::uint64_t end = std::min(begin + piece_bytes, own_.nbytes());
         ring.windows->claim(ring.turn, call_.first(), group_, wait);

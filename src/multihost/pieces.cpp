@@ -110,17 +110,17 @@ IncomingTree take_tree(int sender, std::span<const std::byte> descriptor, std::u
   std::vector<Placed> places;
   try {
     if (descriptor_hash_of(descriptor) != hash)
-      throw Error(ErrorKind::corrupt, "the descriptor is not the one that was announced");
+      throw Error(ErrorKind::corrupt, "malformed message: the descriptor differs from the announced one");
     tree.config = core::decode_descriptor(
         descriptor, [&](DType dtype, const Shape& shape, std::uint64_t length, core::Place place) -> Tensor {
           if (place.segment != 0 || place.offset > bytes || length > bytes - place.offset)
-            throw Error(ErrorKind::corrupt, "a tensor lies outside what was announced");
+            throw Error(ErrorKind::corrupt, "malformed message: a tensor exceeds the announced bytes");
           places.push_back({place.offset, length});
           if (length == 0) return {TensorView(dtype, shape, nullptr), nullptr};
           return {TensorView(dtype, shape, buffer.get() + place.offset), buffer};
         });
   } catch (const Error& error) {
-    throw error.with_context(fmt::format("taking in what rank {} sent", sender));
+    throw error.with_context(fmt::format("data of rank {}", sender));
   }
   if (riding.empty())
     tree.pieces = cut(places);

@@ -17,7 +17,7 @@ constexpr std::chrono::microseconds part_nap{200};
 
 /// `sender` is the number that messages show.
 [[noreturn]] void refuse(int sender) {
-  throw Error(ErrorKind::corrupt, fmt::format("the head of a part from rank {} is garbled", sender), {.rank = sender});
+  throw Error(ErrorKind::corrupt, fmt::format("malformed header of a part from rank {}", sender), {.rank = sender});
 }
 
 bool is_whole(const Receiver::Part& part) {

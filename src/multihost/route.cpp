@@ -14,6 +14,7 @@
 #include <optional>
 #include <utility>
 
+#include "src/base/escaped.hpp"
 #include "src/gather/opening.hpp"
 #include "src/gather/route.hpp"
 #include "src/multihost/stream_protocol.hpp"
@@ -124,10 +125,10 @@ class HostsRoute final : public gather::RouteDriver {
   [[nodiscard]] Route route() const noexcept override { return route_; }
   [[nodiscard]] bool is_usable(const Call& call) const override { return call.group->kind() == to_string(route_); }
   [[nodiscard]] std::string obstacle(const Call& call) const override {
-    return fmt::format("the group is of kind '{}': {}", call.group->kind(), remedy_);
+    return fmt::format("the group is of kind {}: {}", in_quotes(call.group->kind()), remedy_);
   }
   [[nodiscard]] std::string reason(const Call&) const override {
-    return fmt::format("the ranks of the list are on several hosts: {} between them, shared memory on the first rank's",
+    return fmt::format("the ranks of the list are on several hosts: {} between hosts, shared memory on the root's host",
                        name_);
   }
   std::unique_ptr<gather::Transfer> begin(const Call& call) const override {

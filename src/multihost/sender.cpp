@@ -81,7 +81,7 @@ void Sender::offer(const Config* value, gather::Record& record) {
   tree_ = value == nullptr ? OutgoingTree() : OutgoingTree(*value, record);
   if (tree_.descriptor().size() > largest_piece / 2)
     throw Error(ErrorKind::invalid_argument,
-                fmt::format("the values beside the tensors take {} bytes: at most {} can be sent",
+                fmt::format("config: its values without tensors take {} bytes, at most {} can be sent",
                             tree_.descriptor().size(), largest_piece / 2));
 }
 

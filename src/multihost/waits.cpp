@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How a HostsGroup waits and how it ends.
 
+#include "src/base/escaped.hpp"
 #include "src/multihost/group.hpp"
 #include "src/os/clock.hpp"
 
@@ -161,9 +162,10 @@ class HostsGroup::Others final : public group::Peers {
     };
     if (answers(rank)) return "alive";
     const std::vector<int>& mates = group_.hosts_.on(group_.host_of(rank));
-    if (mates.size() == 1 || std::ranges::any_of(mates, answers)) return "does not answer";
-    return fmt::format("does not answer, nor {} of that host",
-                       mates.size() == 2 ? "the other rank" : fmt::format("the {} others", mates.size() - 1));
+    if (mates.size() == 1 || std::ranges::any_of(mates, answers)) return "not answering";
+    return fmt::format(
+        "not answering, and neither {} of that host",
+        mates.size() == 2 ? "is the other rank" : fmt::format("are the {} other ranks", mates.size() - 1));
   }
 
  private:
@@ -281,7 +283,7 @@ void HostsGroup::wait(const std::function<bool()>& done, const std::function<voi
 void HostsGroup::throw_if_dead(int other) const {
   if (!shares_memory(other) || !liveness(other)->is_dead()) return;
   throw error_of(info(other), ErrorKind::peer_lost,
-                 fmt::format("{} died while tensors were under way between it and rank {}", name_of(info(other)),
+                 fmt::format("{} died while tensors were in flight between it and rank {}", name_of(info(other)),
                              number_of(rank())));
 }
 
@@ -289,10 +291,11 @@ void HostsGroup::throw_lost(int other, const char* phase, const Error& error) co
   if (error.rank() || (error.kind() != ErrorKind::io && !os::is_own_shortage(error.os_error()))) throw Error(error);
   // A shortage of resources in this process is not a failure of the other rank.
   if (os::is_own_shortage(error.os_error()))
-    throw group::in_own_name(*this, error.with_context(fmt::format("in '{}', for rank {}", phase, number_of(other))));
+    throw group::in_own_name(
+        *this, error.with_context(fmt::format("{}: exchange with rank {}", in_quotes(phase), number_of(other))));
   throw error_of(
       info(other), ErrorKind::peer_lost,
-      fmt::format("in '{}' of rank {} with {}: {}", phase, number_of(rank()), name_of(info(other)), error.what()));
+      fmt::format("{}: rank {} with {}: {}", in_quotes(phase), number_of(rank()), name_of(info(other)), error.what()));
 }
 
 void HostsGroup::look_around() {

@@ -17,6 +17,7 @@
 #include <memory>
 #include <string_view>
 
+#include "src/base/escaped.hpp"
 #include "src/os/fault.hpp"
 
 namespace muster::os {
@@ -64,7 +65,7 @@ template <class Ask>
 FileSystem describe(const std::string& path, const Ask& ask) {
   struct statfs status {};
   if (try_call("statfs", path, [&] { return ask(&status); }) != 0)
-    throw errno_error("asking for the file system of", errno, path);
+    throw errno_error("reading the file system type", errno, path);
   FileSystem system;
   const auto magic = static_cast<std::uint32_t>(status.f_type);
   const auto* found = std::ranges::find(known, magic, &Known::magic);
@@ -118,12 +119,12 @@ std::optional<FileStatus> file_status(const std::string& path, Links links) {
   if (try_call("stat", path, [&] { return ::fstatat(AT_FDCWD, path.c_str(), &status, flags); }) == 0)
     return status_of(status);
   if (errno == ENOENT || errno == ENOTDIR) return std::nullopt;
-  throw errno_error("asking about", errno, path);
+  throw errno_error("reading the status", errno, path);
 }
 
 void rename_file(const std::string& from, const std::string& to) {
   if (try_call("rename", to, [&] { return ::rename(from.c_str(), to.c_str()); }) != 0)
-    throw errno_error(fmt::format("renaming {} to", from), errno, to);
+    throw errno_error(fmt::format("renaming {} to this name", in_quotes(from)), errno, to);
 }
 
 bool remove_file(const std::string& path) {
@@ -141,14 +142,14 @@ bool remove_empty_directory(const std::string& path) {
 bool make_directory(const std::string& path) {
   if (try_call("mkdir", path, [&] { return ::mkdir(path.c_str(), 0777); }) == 0) return true;
   if (errno == EEXIST) return false;
-  throw errno_error("making the directory", errno, path);
+  throw errno_error("creating the directory", errno, path);
 }
 
 bool make_own_directory(const std::string& path) {
   if (try_call("mkdir", path, [&] { return ::mkdir(path.c_str(), 0700); }) != 0 && errno != EEXIST)
-    throw errno_error("making the directory", errno, path);
+    throw errno_error("creating the directory", errno, path);
   struct stat status {};
-  if (::lstat(path.c_str(), &status) != 0) throw errno_error("looking at", errno, path);
+  if (::lstat(path.c_str(), &status) != 0) throw errno_error("reading the status", errno, path);
   return S_ISDIR(status.st_mode) && status.st_uid == ::geteuid() && (status.st_mode & 077U) == 0;
 }
 
@@ -165,7 +166,7 @@ bool try_lock(const Fd& directory) noexcept {
 void sync_file(const std::string& path) {
   const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!fd || try_call("fsync", path, [&] { return ::fsync(fd.get()); }) != 0) {
-    throw errno_error("writing to the disk", errno, path);
+    throw errno_error("syncing the file to disk", errno, path);
   }
 }
 
@@ -177,7 +178,7 @@ void sync_directory(const std::string& path) {
   if (!fd) throw errno_error("opening the directory", errno, path);
   // Some file systems cannot sync directories and return an error.
   if (try_call("fsync-directory", path, [&] { return ::fsync(fd.get()); }) != 0 && errno != EINVAL && errno != EROFS)
-    throw errno_error("writing the directory to the disk", errno, path);
+    throw errno_error("syncing the directory to disk", errno, path);
 }
 
 FileSystem file_system_of(const std::string& path) {

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "muster/log.hpp"
+#include "src/base/escaped.hpp"
 #include "src/os/process.hpp"
 
 namespace muster::os {
@@ -59,7 +60,10 @@ const std::optional<EnvironmentFault>& from_environment() {
     const std::optional<std::string> text = environment("MUSTER_FAULT");
     if (!text) return std::nullopt;
     std::optional<EnvironmentFault> parsed = parse_fault(*text);
-    if (!parsed) log(LogLevel::warning, "MUSTER_FAULT is not CALL:ERRNO:NTH[:PATH-PART] and has no effect: " + *text);
+    if (!parsed)
+      log(LogLevel::warning,
+          "MUSTER_FAULT: reading the variable: not CALL:ERRNO:NTH[:PATH-PART], so it has no effect: " +
+              in_quotes(*text));
     return parsed;
   }();
   return fault;

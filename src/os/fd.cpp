@@ -7,6 +7,9 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "src/base/escaped.hpp"
+#include "src/base/message.hpp"
+
 namespace muster::os {
 namespace {
 
@@ -26,6 +29,12 @@ ErrorKind kind_of(int err) {
     default:
       return ErrorKind::io;
   }
+}
+
+/// Returns the cause as all messages word it.
+const char* errno_text(int err) {
+  if (err == ENOENT) return "does not exist";
+  return err == EEXIST ? "already exists" : ::strerror(err);
 }
 
 }  // namespace
@@ -63,13 +72,12 @@ int write_all(int descriptor, std::string_view bytes) noexcept {
 
 Error errno_error(ErrorKind kind, const std::string& what, int err, const std::string& path) {
   const char* name = ::strerrorname_np(err);
-  std::string text = what;
-  if (!path.empty()) text += " " + path;
-  text += std::string(": ") + ::strerror(err) + " (" + (name != nullptr ? name : std::to_string(err)) + ")";
-  if (err == EMFILE || err == ENFILE) text += "; raise the limit of open files (ulimit -n)";
+  std::string text = path.empty() ? what : in_quotes(path) + ": " + what;
+  text += std::string(": ") + errno_text(err) + " (" + (name != nullptr ? name : std::to_string(err)) + ")";
+  if (err == EMFILE || err == ENFILE) text += ". Raise the limit of open files (ulimit -n)";
   rlimit file_size{};
   if (err == EFBIG && ::getrlimit(RLIMIT_FSIZE, &file_size) == 0 && file_size.rlim_cur != RLIM_INFINITY)
-    text += "; RLIMIT_FSIZE allows " + std::to_string(file_size.rlim_cur) + " bytes a file: raise it (ulimit -f)";
+    text += "; RLIMIT_FSIZE allows " + byte_text(file_size.rlim_cur) + " per file. Raise it (ulimit -f)";
   return Error(kind, text, {.path = path, .os_error = err});
 }
 

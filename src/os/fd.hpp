@@ -44,7 +44,8 @@ class Fd {
 /// descriptor has no room. Returns 0 or an errno.
 int write_all(int descriptor, std::string_view bytes) noexcept;
 
-/// Returns an error such as "what: No space left on device (ENOSPC)", with the kind that matches errno.
+/// Returns an error such as `"PATH": what: No space left on device (ENOSPC)`, with the kind that matches errno. Without
+/// a path, the message begins with `what`.
 Error errno_error(const std::string& what, int err = errno, const std::string& path = {});
 /// The same, with a kind that the caller chooses.
 Error errno_error(ErrorKind kind, const std::string& what, int err = errno, const std::string& path = {});

@@ -13,6 +13,8 @@
 #include <limits>
 #include <utility>
 
+#include "src/base/escaped.hpp"
+#include "src/base/message.hpp"
 #include "src/os/directory.hpp"
 #include "src/os/fault.hpp"
 #include "src/os/pages.hpp"
@@ -46,19 +48,17 @@ std::pair<Fd, std::uint64_t> open_regular(const std::string& path, ErrorKind oth
   if (!fd) throw errno_error("opening", errno, path);
   struct stat status {};
   if (try_call("fstat", path, [&] { return ::fstat(fd.get(), &status); }) != 0)
-    throw errno_error("asking for the size of", errno, path);
+    throw errno_error("reading the size", errno, path);
   if (!S_ISREG(status.st_mode))
-    throw Error(otherwise,
-                fmt::format("opening {}: it is {}", path, S_ISDIR(status.st_mode) ? "a directory" : "no regular file"),
-                {.path = path});
+    throw file_error(otherwise, "opening", path, S_ISDIR(status.st_mode) ? "it is a directory" : "not a regular file");
   return {std::move(fd), static_cast<std::uint64_t>(status.st_size)};
 }
 
 [[noreturn]] void throw_full(const std::string& path, std::uint64_t needed, int error) {
-  std::string available;
+  std::string doing = "reserving " + byte_text(needed);
   if (const std::optional<SpaceFacts> space = space_facts(directory_of(path)))
-    available = fmt::format(" ({} bytes are needed, {} are free)", needed, space->free_bytes);
-  throw errno_error("reserving space" + available + " for", error, path);
+    doing += fmt::format(" ({} free)", byte_text(space->free_bytes));
+  throw errno_error(doing, error, path);
 }
 
 sigset_t only(int signal) noexcept {
@@ -105,7 +105,7 @@ void ReadableFile::read_at(std::uint64_t offset, std::span<std::byte> target) co
     const ssize_t got = try_transfer("pread", path_, piece, [&](std::size_t bytes) {
       return ::pread(fd_.get(), target.data(), bytes, static_cast<off_t>(offset));
     });
-    if (got < 0) throw errno_error(fmt::format("reading {} bytes at {} of", piece, offset), errno, path_);
+    if (got < 0) throw errno_error(fmt::format("reading {} bytes at offset {}", piece, offset), errno, path_);
     if (got == 0)
       throw Error(ErrorKind::corrupt,
                   fmt::format("reading {} bytes at {} of {}: it ends before them; has it been shortened?", piece,
@@ -129,7 +129,7 @@ std::shared_ptr<const MappedFile> ReadableFile::map() const {
   if (bytes_ != 0) {
     void* memory = MAP_FAILED;
     if (!is_faulty("mmap", path_)) memory = ::mmap(nullptr, bytes_, PROT_READ, MAP_SHARED, fd_.get(), 0);
-    if (memory == MAP_FAILED) throw errno_error(fmt::format("mapping the {} bytes of", bytes_), errno, path_);
+    if (memory == MAP_FAILED) throw errno_error(fmt::format("mapping {} bytes", bytes_), errno, path_);
     bytes = {static_cast<const std::byte*>(memory), bytes_};
   }
   return std::shared_ptr<const MappedFile>(new MappedFile(path_, bytes));
@@ -154,7 +154,8 @@ std::vector<std::byte> read_small_file(const std::string& path, std::uint64_t mo
     done += static_cast<std::uint64_t>(got);
   }
   if (done > most)
-    throw Error(ErrorKind::corrupt, fmt::format("reading {}: it has more than {} bytes", path, most), {.path = path});
+    throw Error(ErrorKind::corrupt, fmt::format("{}: reading: the file has more than {} bytes", in_quotes(path), most),
+                {.path = path});
   bytes.resize(done);
   return bytes;
 }
@@ -167,7 +168,7 @@ void populate_mapped(std::span<const std::byte> part, const std::string& path) {
     result = ::madvise(reinterpret_cast<void*>(pages.begin), pages.end - pages.begin, MADV_POPULATE_READ);
   } while (result != 0 && errno == EINTR);
   if (result != 0 && (errno == EFAULT || errno == EHWPOISON))
-    throw errno_error("reading (it became shorter, or its disk fails)", EIO, path);
+    throw errno_error("reading (the file became shorter, or the disk fails)", EIO, path);
 #endif
 }
 
@@ -199,7 +200,7 @@ void WritableFile::reserve(std::uint64_t bytes) {
   // The file system cannot reserve space. Setting the length keeps concurrent writers from extending the file step by
   // step.
   if (is_faulty("ftruncate", name_) || ::ftruncate(fd_.get(), length) != 0)
-    throw errno_error("setting the length of", errno, name_);
+    throw errno_error("setting the length", errno, name_);
 }
 
 void WritableFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes) {
@@ -211,7 +212,7 @@ void WritableFile::write_at(std::uint64_t offset, std::span<const std::byte> byt
     });
     // A write to a regular file transfers at least one byte or fails.
     if (written <= 0)
-      throw errno_error(fmt::format("writing {} bytes at {} of", piece, offset), written < 0 ? errno : EIO, name_);
+      throw errno_error(fmt::format("writing {} bytes at offset {}", piece, offset), written < 0 ? errno : EIO, name_);
     bytes = bytes.subspan(static_cast<std::size_t>(written));
     offset += static_cast<std::uint64_t>(written);
   }
@@ -222,17 +223,18 @@ void WritableFile::start_writeback(std::uint64_t offset, std::uint64_t bytes) no
 }
 
 void WritableFile::sync() {
-  if (is_faulty("fsync", name_) || ::fsync(fd_.get()) != 0) throw errno_error("writing to the disk", errno, name_);
+  if (is_faulty("fsync", name_) || ::fsync(fd_.get()) != 0) throw errno_error("syncing the file to disk", errno, name_);
 }
 
 void WritableFile::sync_data() {
   if (is_faulty("fdatasync", name_) || ::fdatasync(fd_.get()) != 0)
-    throw errno_error("writing to the disk", errno, name_);
+    throw errno_error("syncing the file to disk", errno, name_);
 }
 
 FileIdentity WritableFile::identity() const {
   struct stat status {};
-  if (is_faulty("fstat", name_) || ::fstat(fd_.get(), &status) != 0) throw errno_error("looking at", errno, name_);
+  if (is_faulty("fstat", name_) || ::fstat(fd_.get(), &status) != 0)
+    throw errno_error("reading the status", errno, name_);
   return {status.st_dev, status.st_ino};
 }
 
@@ -263,7 +265,7 @@ std::byte* GrowingFile::grow(std::uint64_t bytes) {
   if (status != 0) throw_full(path_, bytes_ + bytes, status);
   void* const memory =
       ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd_.get(), static_cast<off_t>(bytes_));
-  if (memory == MAP_FAILED) throw errno_error(fmt::format("mapping {} bytes of", bytes), errno, path_);
+  if (memory == MAP_FAILED) throw errno_error(fmt::format("mapping {} bytes", bytes), errno, path_);
 #ifdef MADV_POPULATE_WRITE
   // Populating all pages in one call costs a fraction of one page fault each.
   (void)::madvise(memory, bytes, MADV_POPULATE_WRITE);

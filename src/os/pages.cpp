@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "src/base/message.hpp"
 #include "src/os/fd.hpp"
 
 namespace muster::os {
@@ -16,9 +17,8 @@ constexpr std::uint64_t huge_page = 2 << 20;
 constexpr std::uint64_t huge_from = 4 << 20;
 
 Error no_room(std::uint64_t bytes) {
-  return errno_error(ErrorKind::out_of_space,
-                     "taking " + std::to_string(bytes) + " bytes of memory (ulimit -v, vm.max_map_count, overcommit)",
-                     errno);
+  return with_remedy(errno_error(ErrorKind::out_of_space, "memory: reserving " + byte_text(bytes), errno),
+                     "Raise the limits of memory (ulimit -v, vm.max_map_count, overcommit)");
 }
 
 }  // namespace

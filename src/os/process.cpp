@@ -23,6 +23,7 @@
 #include <new>
 #include <vector>
 
+#include "src/base/message.hpp"
 #include "src/os/clock.hpp"
 #include "src/os/fd.hpp"
 #include "src/os/pages.hpp"
@@ -273,8 +274,8 @@ Fd open_pidfd(pid_t pid) noexcept {
 Fd own_pidfd() {
   Fd self = open_pidfd(::getpid());
   if (!self)
-    throw errno_error(ErrorKind::unsupported,
-                      "pidfd_open (Linux 5.3 or newer, and a sandbox that allows it, is needed)");
+    throw with_remedy(errno_error(ErrorKind::unsupported, "pidfd_open"),
+                      "Use Linux 5.3 or newer, and a sandbox that allows this call");
   return self;
 }
 

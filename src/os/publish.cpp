@@ -11,6 +11,7 @@
 #include <functional>
 #include <optional>
 #include <utility>
+#include "src/base/escaped.hpp"
 #include "src/os/directory.hpp"
 #include "src/os/fault.hpp"
 #include "src/os/fd.hpp"
@@ -70,7 +71,8 @@ std::string growing_path(const std::string& path, const std::string& temporary) 
   if (directory_of(temporary) != directory_of(path))
     throw Error(
         ErrorKind::invalid_argument,
-        fmt::format("writing {}: it cannot grow as {}, in another directory; give a name alone", path, temporary),
+        fmt::format("{}: writing: the temporary name {} is in another directory. Pass a name without a directory",
+                    in_quotes(path), in_quotes(temporary)),
         {.path = path});
   return temporary;
 }
@@ -82,9 +84,10 @@ void check_replaceable(const std::string& path) {
   const char* const what = S_ISLNK(status.st_mode)   ? "a link"
                            : S_ISDIR(status.st_mode) ? "a directory"
                                                      : "a device or a pipe";
-  throw Error(ErrorKind::invalid_argument,
-              fmt::format("writing {}: it is {}, which is not replaced by a file; name another one", path, what),
-              {.path = path});
+  throw Error(
+      ErrorKind::invalid_argument,
+      fmt::format("{}: writing: it is {}, which a file must not replace. Choose another name", in_quotes(path), what),
+      {.path = path});
 }
 
 /// Returns whether the name belongs to this file; then a failed step had in fact succeeded (step 3). Preserves errno.
@@ -114,7 +117,7 @@ bool create_first(const std::string& path, std::span<const std::byte> bytes, Dur
 }
 
 [[noreturn]] void refuse_taken(const std::string& path) {
-  throw Error(ErrorKind::invalid_argument, fmt::format("\"{}\" exists already", path),
+  throw Error(ErrorKind::invalid_argument, fmt::format("{} already exists", in_quotes(path)),
               {.path = path, .os_error = EEXIST});
 }
 
@@ -129,7 +132,7 @@ bool exchange_names(const std::string& a, const std::string& b) {
   const auto exchange = [&] { return ::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE); };
   if (try_call("exchange", b, exchange) == 0) return true;
   if (lacks_flags(errno)) return false;
-  throw errno_error(fmt::format("exchanging {} and", a), errno, b);
+  throw errno_error(fmt::format("exchanging it with {}", in_quotes(a)), errno, b);
 }
 
 }  // namespace
@@ -198,7 +201,7 @@ bool publish_first(const std::string& path, std::span<const std::byte> bytes, co
   bool is_first = true;
   if (try_call("link", path, [&] { return ::link(file.temporary().c_str(), path.c_str()); }) != 0) {
     const bool has_links = errno != EPERM && errno != EMLINK && errno != EOPNOTSUPP && errno != ENOSYS;
-    if (has_links && errno != EEXIST) throw errno_error("making a second name", errno, path);
+    if (has_links && errno != EEXIST) throw errno_error("creating a hard link", errno, path);
     // A failed check throws, so that no writer mistakes another writer's file for its own or the reverse.
     const std::optional<FileStatus> there = has_links ? file_status(path) : std::nullopt;
     is_first = has_links ? there && there->identity == ours : create_first(path, bytes, durability);
@@ -232,7 +235,7 @@ void rename_to_new(const std::string& from, const std::string& to) {
   const int error = errno;
   if (ours && is_at(to, ours->identity) && !is_there(from)) return;
   if (error == EEXIST || error == ENOTEMPTY) refuse_taken(to);
-  throw errno_error(fmt::format("renaming {} to", from), error, to);
+  throw errno_error(fmt::format("renaming {} to this name", in_quotes(from)), error, to);
 }
 
 std::string replace_directory(const std::string& partial, const std::string& path) {

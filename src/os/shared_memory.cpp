@@ -15,6 +15,8 @@
 #include <optional>
 #include <string_view>
 
+#include "src/base/escaped.hpp"
+#include "src/base/message.hpp"
 #include "src/os/directory.hpp"
 #include "src/os/fault.hpp"
 #include "src/os/pages.hpp"
@@ -40,15 +42,17 @@ bool is_short() noexcept {
 Fd create_anonymous(std::uint64_t bytes) {
   Fd memory(
       try_call("memfd_create", seam_path, [] { return ::memfd_create("muster", MFD_CLOEXEC | MFD_ALLOW_SEALING); }));
-  if (!memory && is_short()) throw errno_error("making anonymous shared memory");
-  if (!memory) throw errno_error(ErrorKind::unsupported, "memfd_create (set MUSTER_SHM=posix to use /dev/shm instead)");
+  if (!memory && is_short()) throw errno_error("shared memory: memfd_create");
+  if (!memory)
+    throw with_remedy(errno_error(ErrorKind::unsupported, "shared memory: memfd_create"),
+                      "Set MUSTER_SHM=posix to use /dev/shm");
   if (try_call("ftruncate", seam_path, [&] { return ::ftruncate(memory.get(), static_cast<off_t>(bytes)); }) != 0)
-    throw errno_error(ErrorKind::out_of_space, "making " + std::to_string(bytes) + " bytes of anonymous shared memory");
+    throw errno_error(ErrorKind::out_of_space, "shared memory: creating " + byte_text(bytes));
   // The seals keep every holder of the descriptor from shrinking the memory, which would cause SIGBUS in processes that
   // have mapped it.
   constexpr int seals = F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL;
   if (try_call("fcntl", seam_path, [&] { return ::fcntl(memory.get(), F_ADD_SEALS, seals); }) != 0)
-    throw errno_error("sealing shared memory");
+    throw errno_error("shared memory: sealing");
   return memory;
 }
 
@@ -61,17 +65,16 @@ Fd create_posix(std::uint64_t bytes) {
     const std::string name = "/muster-" + random_hex(16);
     memory = Fd(try_call("shm_open", seam_path,
                          [&] { return ::shm_open(name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600); }));
-    if (!memory && is_short()) throw errno_error("making POSIX shared memory in", errno, posix_mount);
-    if (!memory) throw errno_error(ErrorKind::unsupported, "making POSIX shared memory in", errno, posix_mount);
+    if (!memory && is_short()) throw errno_error("creating POSIX shared memory", errno, posix_mount);
+    if (!memory) throw errno_error(ErrorKind::unsupported, "creating POSIX shared memory", errno, posix_mount);
     ::shm_unlink(name.c_str());
   }
   if (try_call("ftruncate", seam_path, [&] { return ::ftruncate(memory.get(), static_cast<off_t>(bytes)); }) != 0)
     throw errno == EFBIG
-        ? errno_error(ErrorKind::unsupported,
-                      "setting the length of POSIX shared memory, which needs a tmpfs (mount one, or "
-                      "unset MUSTER_SHM), in",
-                      errno, posix_mount)
-        : errno_error(ErrorKind::out_of_space, "setting the length of POSIX shared memory in", errno, posix_mount);
+        ? with_remedy(
+              errno_error(ErrorKind::unsupported, "setting the length of POSIX shared memory", errno, posix_mount),
+              "Mount a tmpfs there, or unset MUSTER_SHM")
+        : errno_error(ErrorKind::out_of_space, "setting the length of POSIX shared memory", errno, posix_mount);
   return memory;
 }
 
@@ -140,7 +143,7 @@ Backing default_backing() {
   if (const auto forced = environment("MUSTER_SHM")) {
     if (*forced == "memfd") return Backing::anonymous;
     if (*forced == "posix") return Backing::posix;
-    throw Error(ErrorKind::invalid_argument, "MUSTER_SHM is '" + *forced + "': it must be memfd or posix");
+    throw Error(ErrorKind::invalid_argument, "MUSTER_SHM is " + in_quotes(*forced) + ": it must be memfd or posix");
   }
   static const bool have_memfd = [] { return bool(Fd(::memfd_create("muster-probe", MFD_CLOEXEC))); }();
   return have_memfd ? Backing::anonymous : Backing::posix;
@@ -153,7 +156,7 @@ Fd create_shared_memory(std::uint64_t bytes, Backing backing) {
 std::uint64_t shared_memory_size(const Fd& memory) {
   struct stat status {};
   if (try_call("fstat", seam_path, [&] { return ::fstat(memory.get(), &status); }) != 0)
-    throw errno_error("asking for the size of shared memory");
+    throw errno_error("shared memory: reading the size");
   return static_cast<std::uint64_t>(status.st_size);
 }
 
@@ -190,9 +193,9 @@ void reserve(const Fd& memory, std::uint64_t offset, std::uint64_t bytes) {
       continue;
     }
     punch_hole(memory, offset, done);
-    const std::string what = "reserving " + std::to_string(bytes) + " bytes of shared memory";
+    const std::string what = "shared memory: reserving " + byte_text(bytes);
     if (default_backing() == Backing::anonymous) throw errno_error(ErrorKind::out_of_space, what, status);
-    throw errno_error(ErrorKind::out_of_space, what + " in", status, posix_mount);
+    throw errno_error(ErrorKind::out_of_space, what, status, posix_mount);
   }
 }
 
@@ -202,7 +205,7 @@ void write_at(const Fd& file, std::uint64_t offset, std::span<const std::byte> b
     const ssize_t written = try_call("pwrite", seam_path, [&] {
       return ::pwrite(file.get(), bytes.data(), bytes.size(), static_cast<off_t>(offset));
     });
-    if (written < 0) throw errno_error("writing shared memory");
+    if (written < 0) throw errno_error("shared memory: writing");
     bytes = bytes.subspan(static_cast<std::size_t>(written));
     offset += static_cast<std::uint64_t>(written);
   }
@@ -248,13 +251,13 @@ Mapping::Mapping(const Fd& memory, Access access, std::uint64_t offset, std::uin
     [[nodiscard]] bi::mode_t get_mode() const { return mode; }
   };
   const bi::mode_t mode = access == Access::read_only ? bi::read_only : bi::read_write;
-  if (is_faulty("mmap", seam_path)) throw errno_error("mapping shared memory");
+  if (is_faulty("mmap", seam_path)) throw errno_error("shared memory: mapping");
   try {
     region_ = bi::mapped_region(Mappable{memory.get(), bi::read_write}, mode, static_cast<bi::offset_t>(offset), bytes);
   } catch (const bi::interprocess_exception& error) {
-    throw errno_error(ErrorKind::out_of_space,
-                      "mapping " + std::to_string(bytes) + " bytes of shared memory (ulimit -v, vm.max_map_count)",
-                      error.get_native_error());
+    throw with_remedy(
+        errno_error(ErrorKind::out_of_space, "shared memory: mapping " + byte_text(bytes), error.get_native_error()),
+        "Raise the limits of memory (ulimit -v, vm.max_map_count)");
   }
 }
 

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <utility>
 
+#include "src/base/escaped.hpp"
 #include "src/os/fault.hpp"
 #include "src/os/process.hpp"
 
@@ -25,11 +26,15 @@ struct Address {
   socklen_t length = 0;
 };
 
+std::string socket_text(const std::string& name) {
+  return "socket " + in_quotes("@" + name);
+}
+
 Address abstract_address(const std::string& name) {
   Address address;
   address.value.sun_family = AF_UNIX;
   if (name.size() + 1 > sizeof address.value.sun_path)
-    throw Error(ErrorKind::invalid_argument, "socket name '" + name + "' is too long");
+    throw Error(ErrorKind::invalid_argument, "socket name " + in_quotes(name) + " is too long");
   // The leading zero byte makes the name abstract: no file, gone with the socket.
   std::memcpy(address.value.sun_path + 1, name.data(), name.size());
   address.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
@@ -38,7 +43,7 @@ Address abstract_address(const std::string& name) {
 
 Fd make_socket(int type) {
   Fd socket(try_call("socket", socket_seam, [&] { return ::socket(AF_UNIX, type | socket_flags, 0); }));
-  if (!socket) throw errno_error("making a Unix socket");
+  if (!socket) throw errno_error("Unix socket: creating");
   return socket;
 }
 
@@ -47,7 +52,7 @@ Fd bind_abstract(const std::string& name, int type) {
   const Address address = abstract_address(name);
   if (::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address.value), address.length) != 0)
     throw errno_error(errno == EADDRINUSE ? ErrorKind::invalid_argument : ErrorKind::io,
-                      "binding the abstract socket @" + name);
+                      socket_text(name) + ": binding");
   return socket;
 }
 
@@ -72,7 +77,7 @@ bool is_loss(int error) noexcept {
 
 Fd listen_abstract(const std::string& name) {
   Fd socket = bind_abstract(name, SOCK_STREAM);
-  if (::listen(socket.get(), SOMAXCONN) != 0) throw errno_error("listening on the abstract socket @" + name);
+  if (::listen(socket.get(), SOMAXCONN) != 0) throw errno_error(socket_text(name) + ": listening");
   return socket;
 }
 
@@ -82,10 +87,11 @@ std::optional<Fd> connect_abstract(const std::string& name) {
   if (is_faulty("connect", socket_seam) ||
       ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address.value), address.length) != 0) {
     if (errno == ECONNREFUSED || errno == EAGAIN || errno == EINTR) return std::nullopt;
-    throw errno_error("connecting to the abstract socket @" + name);
+    throw errno_error(socket_text(name) + ": connecting");
   }
   if (!is_of_own_user(socket))
-    throw Error(ErrorKind::unsupported, "the socket @" + name + " belongs to another user: choose another job key");
+    throw Error(ErrorKind::unsupported,
+                socket_text(name) + ": connecting: it belongs to another user. Choose another job key");
   return socket;
 }
 
@@ -109,7 +115,7 @@ std::optional<Fd> accept_next(const Fd& listener) {
     if (errno == EINTR || errno == ECONNABORTED || errno == EPROTO || errno == ENONET || errno == EHOSTDOWN ||
         errno == ENOPROTOOPT || errno == EOPNOTSUPP || is_loss(errno))
       continue;
-    throw errno_error("accepting a rank's connection");
+    throw errno_error("Unix socket: accepting a connection of a rank");
   }
 }
 
@@ -117,13 +123,13 @@ bool is_of_own_user(const Fd& socket) {
   ucred credentials{};
   socklen_t length = sizeof credentials;
   if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0)
-    throw errno_error("asking for a peer's credentials");
+    throw errno_error("Unix socket: reading the credentials of the peer");
   return credentials.uid == user_id();
 }
 
 Transferred send_some(const Fd& socket, std::span<const std::byte> bytes, std::span<const int> descriptors) {
   if (descriptors.size() > most_descriptors)
-    throw Error(ErrorKind::invalid_argument, "more file descriptors than one packet takes");
+    throw Error(ErrorKind::invalid_argument, "Unix socket: sending: more file descriptors than one packet holds");
   iovec data{const_cast<std::byte*>(bytes.data()), bytes.size()};
   alignas(cmsghdr) std::array<std::byte, CMSG_SPACE(sizeof(int) * most_descriptors)> control;
   msghdr message{};
@@ -145,7 +151,7 @@ Transferred send_some(const Fd& socket, std::span<const std::byte> bytes, std::s
   // ETOOMANYREFS: too many descriptors of this user are in flight; their receivers will take them.
   if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ETOOMANYREFS) return {SocketStatus::again};
   if (is_loss(errno)) return {SocketStatus::closed};
-  throw errno_error("sending to a rank");
+  throw errno_error("Unix socket: sending to a rank");
 }
 
 Transferred receive_some(const Fd& socket, std::span<std::byte> bytes, std::vector<Fd>& descriptors) {
@@ -166,7 +172,7 @@ Transferred receive_some(const Fd& socket, std::span<std::byte> bytes, std::vect
   if (length < 0) {
     if (errno == EAGAIN || errno == EWOULDBLOCK) return {SocketStatus::again};
     if (is_loss(errno)) return {SocketStatus::closed};
-    throw errno_error("receiving from a rank");
+    throw errno_error("Unix socket: receiving from a rank");
   }
   for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
     if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
@@ -177,7 +183,8 @@ Transferred receive_some(const Fd& socket, std::span<std::byte> bytes, std::vect
       descriptors.emplace_back(descriptor);
     }
   }
-  if ((message.msg_flags & MSG_CTRUNC) != 0) throw errno_error("taking a file descriptor of another rank", EMFILE);
+  if ((message.msg_flags & MSG_CTRUNC) != 0)
+    throw errno_error("Unix socket: receiving a file descriptor of a rank", EMFILE);
   errno = 0;
   return {length == 0 ? SocketStatus::closed : SocketStatus::done, static_cast<std::size_t>(length)};
 }

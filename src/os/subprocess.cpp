@@ -107,7 +107,7 @@ namespace {
 Fd moved_up(int fd) {
   constexpr int above = 16;
   Fd copy(::fcntl(fd, F_DUPFD_CLOEXEC, above));
-  if (!copy) throw errno_error("copying a descriptor");
+  if (!copy) throw errno_error("subprocess: duplicating a descriptor");
   return copy;
 }
 
@@ -165,7 +165,7 @@ class Deadline {
     for (;;) {
       pollfd wanted{what.get(), POLLIN, 0};
       const int ready = ::poll(&wanted, 1, static_cast<int>(Clock::next_sleep(next_).count()));
-      if (ready < 0 && errno != EINTR) throw errno_error("waiting for a program");
+      if (ready < 0 && errno != EINTR) throw errno_error("subprocess: waiting for the program");
       // A program that sends without pause has the same time limit.
       if (has_passed(child)) return false;
       if (ready > 0) return true;
@@ -201,7 +201,7 @@ SocketPair make_sockets(const std::string& program) {
   std::array<int, 2> ends{};
   const int injected = fault("socketpair", program);
   if (injected != 0 || ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0)
-    throw errno_error("making a socket to a program", injected != 0 ? injected : errno);
+    throw errno_error("subprocess: creating a socket to the program", injected != 0 ? injected : errno);
   return {Fd(ends[0]), Fd(ends[1])};
 }
 
@@ -246,7 +246,7 @@ std::size_t Subprocess::receive(std::span<std::byte> target) {
     const ssize_t got = ::recv(running_->socket.get(), target.data() + done, target.size() - done, 0);
     // A reset means that the peer ended before it had read the question.
     if (got == 0 || (got < 0 && errno == ECONNRESET)) break;
-    if (got < 0 && errno != EINTR) throw errno_error("reading what a program says");
+    if (got < 0 && errno != EINTR) throw errno_error("subprocess: reading the output of the program");
     done += static_cast<std::size_t>(std::max<ssize_t>(got, 0));
   }
   return done;

@@ -23,8 +23,8 @@ class Thread {
   template <class Run>
   Thread(const char* purpose, Run&& run) try : thread_(std::make_unique<std::jthread>(std::forward<Run>(run))) {
   } catch (const std::system_error& error) {
-    throw Error(ErrorKind::out_of_space, std::string("cannot start a thread for ") + purpose + ": " + error.what() +
-                                             "; raise the limit of processes (ulimit -u)");
+    throw Error(ErrorKind::out_of_space, std::string("thread for ") + purpose + ": starting: " + error.what() +
+                                             ". Raise the limit of processes (ulimit -u)");
   }
   Thread(Thread&&) noexcept = default;
   Thread& operator=(Thread&& other) noexcept {

@@ -29,6 +29,7 @@
 #include <vector>
 
 #include "muster/workspace.hpp"
+#include "src/base/escaped.hpp"
 #include "src/base/fixed_string.hpp"
 #include "src/os/directory.hpp"
 #include "src/os/file.hpp"
@@ -62,9 +63,9 @@ void enter(const std::string& directory, const std::string& file, std::span<cons
       if (!os::make_directory(directory))
         if (const auto there = os::file_status(directory, os::Links::themselves); there && !there->is_directory)
           throw Error(ErrorKind::invalid_argument,
-                      fmt::format("file_group: {} is {}, not a directory: remove it if nobody needs it, or give a "
-                                  "workspace that other users cannot write to",
-                                  directory, there->is_link ? "a link" : "a file"),
+                      fmt::format("{}: creating the directory of file_group: it is {}. Remove it if it is not needed, "
+                                  "or use a workspace that other users cannot write to",
+                                  in_quotes(directory), there->is_link ? "a link" : "a file"),
                       {.path = directory});
       if (bytes.empty())
         os::write_new_file(path, {});
@@ -203,11 +204,12 @@ std::optional<rendezvous::Message> FileLine::next(const rendezvous::Limits& limi
 void FileLine::check_clash() {
   const auto other = meeting_.next_call(theirs_.first_token);
   if (!other) return;
-  const Error clash(ErrorKind::rank_mismatch,
-                    fmt::format("file_group: two processes are rank 0: {}; and {}: give each process a rank of its "
-                                "own, and each job a key of its own",
-                                where(theirs_), where(*other)),
-                    {.rank = 0, .pid = other->writer.pid, .host = other->writer.host});
+  const Error clash(
+      ErrorKind::rank_mismatch,
+      fmt::format(
+          "file_group: two processes are rank 0: {}; and {}. Give each process its own rank, and each job its own key",
+          where(theirs_), where(*other)),
+      {.rank = 0, .pid = other->writer.pid, .host = other->writer.host});
   // The second rank 0 must fail, too; the first one receives the failure as usual.
   meeting_.write(
       {.kind = Kind::here, .rank = meeting_.rank_, .token = meeting_.token_, .first_token = other->first_token}, {});
@@ -363,7 +365,7 @@ std::unique_ptr<rendezvous::Line> Meeting::reach(rendezvous::Hello hello, rendez
   look();
   const auto caller = next_call({});
   if (!caller) {
-    reason = "it has not called this rank in " + path_;
+    reason = "it has not answered in " + in_quotes(path_);
     return nullptr;
   }
   write({.kind = Kind::here, .rank = rank_, .token = token_, .first_token = caller->first_token}, {});
@@ -381,13 +383,13 @@ std::unique_ptr<rendezvous::Line> Meeting::reach(rendezvous::Hello hello, rendez
 Job meet(const WorkspaceDirectory& workspace, const FileGroupOptions& options, milliseconds timeout) {
   const rendezvous::Clock::time_point deadline = rendezvous::Clock::now() + timeout;
   const auto session = std::make_shared<rendezvous::Session>(
-      rendezvous::Terms{.call = "file_group",
-                        .place = "in " + workspace.path,
-                        .hint = "are all ranks started, with one directory and key? Or raise the timeout "
-                                "(MUSTER_TIMEOUT, seconds)",
-                        .rank = options.rank,
-                        .size = options.size,
-                        .deadline = deadline},
+      rendezvous::Terms{
+          .call = "file_group",
+          .place = "in " + in_quotes(workspace.path),
+          .hint = "Check that all ranks run, with the same directory and key, or raise MUSTER_TIMEOUT (seconds)",
+          .rank = options.rank,
+          .size = options.size,
+          .deadline = deadline},
       std::make_unique<Meeting>(workspace, options, deadline));
   Job job;
   job.meeting = session;
@@ -422,7 +424,7 @@ Job meet(const WorkspaceDirectory& workspace, const FileGroupOptions& options, m
             }
             const auto identity = os::parse_identity({reinterpret_cast<const char*>(left.data()), left.size()});
             if (!identity)
-              throw Error(ErrorKind::corrupt, fmt::format("the part of rank {} is not valid", member.rank));
+              throw Error(ErrorKind::corrupt, fmt::format("file_group: malformed part of rank {}", member.rank));
             job.members.push_back({RankInfo{member.rank, identity->host, identity->pid}, *identity});
           }
           job.directory = directory_of(job.nonce);

@@ -88,7 +88,7 @@ class Guest final : public Session::Side {
 
   void join() {
     const Clock::time_point deadline = terms_.deadline;
-    std::string reason = "nothing was tried";
+    std::string reason = "no attempt was made";
     for (int tries = 0;; ++tries) {
       const Clock::time_point soon = std::min(deadline, Clock::now() + longest_try);
       line_ = transport_->reach(own_, soon, reason);
@@ -99,8 +99,8 @@ class Guest final : public Session::Side {
         check_others();
         if (Clock::now() >= deadline)
           throw error(ErrorKind::timeout,
-                      fmt::format("{} waited {} {} for rank {}, which did not open the rendezvous: {}: {}",
-                                  name_of(own_), since(begin_), terms_.place, terms_.number(0), reason, terms_.hint),
+                      fmt::format("{} could not reach rank {} {} within {}: {}. {}", name_of(own_), terms_.number(0),
+                                  terms_.place, since(begin_), reason, terms_.hint),
                       {.rank = terms_.number(0)});
         wait_for({}, std::min(group::between_questions,
                               std::chrono::ceil<milliseconds>(std::min(next_try, deadline) - Clock::now())));
@@ -117,27 +117,24 @@ class Guest final : public Session::Side {
           std::memcpy(&root_, message->body.data(), sizeof root_);
           return true;
         }
-        reason = message->word == Word::other_job
-                     ? fmt::format("the process at {} is rank 0 of another job", line_->from())
-                     : fmt::format(
-                           "the process at {} answered, but not as rank 0 of Muster (another program, or an "
-                           "incompatible version)",
-                           line_->from());
+        reason =
+            message->word == Word::other_job
+                ? fmt::format("{} is rank 0 of another job", line_->from())
+                : fmt::format("{} answered, but not as rank 0 of Muster (another program, or an incompatible version)",
+                              line_->from());
         return false;
       }
       if (const auto end = line_->end()) {
-        reason = end->is_garbage
-                     ? fmt::format(
-                           "the process at {} answered, but not as rank 0 of Muster (another program, or an "
-                           "incompatible version)",
-                           line_->from())
-                     : fmt::format("{} ({})", end->words, line_->from());
+        reason =
+            end->is_garbage
+                ? fmt::format("{} answered, but not as rank 0 of Muster (another program, or an incompatible version)",
+                              line_->from())
+                : fmt::format("{} ({})", end->words, line_->from());
         return false;
       }
       if (Clock::now() >= soon) {
-        reason =
-            fmt::format("the process at {} does not answer as rank 0 of Muster (another program, or a stopped process)",
-                        line_->from());
+        reason = fmt::format("{} does not answer as rank 0 of Muster (another program, or a stopped process)",
+                             line_->from());
         return false;
       }
       check_others();
@@ -176,7 +173,7 @@ class Guest final : public Session::Side {
         line_->send(make_message(Word::late));
       }
       if (now > deadline + grace)
-        throw lost(fmt::format("did not complete the rendezvous {} within {}: check whether it is stopped",
+        throw lost(fmt::format("did not complete the rendezvous {} within {}. Check whether that process is stopped",
                                terms_.place, since(begin_)),
                    ErrorKind::timeout);
       check_others();

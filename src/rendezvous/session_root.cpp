@@ -137,7 +137,7 @@ class Root final : public Session::Side {
       if (cause.os_error() == 0 || std::erase_if(visitors_, [](const Visitor& one) { return !one.hello; }) == 0)
         throw own_failure(cause);
       strangers_(
-          fmt::format("{}: rank 0 dropped all connections that had sent no hello: {}", terms_.call, cause.what()));
+          fmt::format("{}: rank 0 closed all connections that had sent no hello: {}", terms_.call, cause.what()));
     }
     for (auto& line : arrivals) {
       visitors_.push_back({.line = std::move(line)});
@@ -152,7 +152,7 @@ class Root final : public Session::Side {
   }
 
   void drop(Visitor& visitor, const char* why) {
-    strangers_(fmt::format("{}: rank 0 drops a connection from {}, which does not belong to this job: {}", terms_.call,
+    strangers_(fmt::format("{}: rank 0 closes a connection from {}, which does not belong to this job: {}", terms_.call,
                            visitor.line->from(), why));
     visitor.is_over = true;
   }
@@ -196,18 +196,17 @@ class Root final : public Session::Side {
     if (message.is_turned)
       throw error(
           ErrorKind::version,
-          fmt::format("a rank on host {} has another byte order: tensors are sent as they are in memory, so start "
-                      "all ranks on machines of one byte order",
+          fmt::format("a rank on host {} has another byte order. Start all ranks on machines with the same byte order",
                       get_text(hello.host)),
           {.host = get_text(hello.host)});
     if (get_text(hello.version) != version())
       throw error(ErrorKind::version,
-                  fmt::format("{} runs Muster {}, rank 0 runs {}: start all ranks with one version", name_of(hello),
+                  fmt::format("{} runs Muster {}, rank 0 runs {}. Start all ranks with one version", name_of(hello),
                               get_text(hello.version), version()),
                   details_of(hello));
     if (hello.size != terms_.size)
       throw error(ErrorKind::rank_mismatch,
-                  fmt::format("{} was started as one of {} ranks, rank 0 as one of {}: give each job its own key",
+                  fmt::format("{} was started as one of {} ranks, rank 0 as one of {}. Give each job its own key",
                               name_of(hello), hello.size, terms_.size),
                   details_of(hello));
     if (hello.rank < 0 || hello.rank >= terms_.size)
@@ -221,7 +220,7 @@ class Root final : public Session::Side {
     if (other != nullptr && !is_again)
       throw error(
           ErrorKind::rank_mismatch,
-          fmt::format("two processes are rank {}: {}; and {}: give each process its own rank, and each job its own key",
+          fmt::format("two processes are rank {}: {}; and {}. Give each process its own rank, and each job its own key",
                       number_of(hello), process_text(*other), process_text(hello)),
           details_of(hello));
     if (known != nullptr) known->is_over = true;
@@ -273,12 +272,14 @@ class Root final : public Session::Side {
     if (count > most_names) names += fmt::format(" and {} more", count - most_names);
     // Rank 0 has received all parts: some rank still waits for the message that contains them.
     if (!first)
-      return error(ErrorKind::timeout, "not all ranks completed the rendezvous before the deadline",
+      return error(ErrorKind::timeout,
+                   "not all ranks completed the rendezvous before the deadline. Check whether a rank is stopped, or "
+                   "raise MUSTER_TIMEOUT (seconds)",
                    {.rank = terms_.number(0)});
     ErrorDetails details{.rank = terms_.number(*first)};
     if (const Visitor* const visitor = ranks_[static_cast<std::size_t>(*first)]) details = details_of(*visitor->hello);
     return error(ErrorKind::timeout,
-                 fmt::format("{} waited {} {} for {} of {} ranks: {}", name_of(own_), since(begin_), terms_.place,
+                 fmt::format("{} waited {} {} for {} of {} ranks. {}", name_of(own_), since(begin_), terms_.place,
                              names, terms_.size, terms_.hint),
                  std::move(details));
   }
@@ -318,7 +319,7 @@ class Root final : public Session::Side {
       if (stuck == nullptr) return;
       if (Clock::now() > until)
         throw error(ErrorKind::timeout,
-                    fmt::format("{} did not take its messages within {}: check whether it is stopped",
+                    fmt::format("{} did not receive its messages within {}. Check whether that process is stopped",
                                 name_of(*stuck->hello), since(begin_)),
                     details_of(*stuck->hello));
       check_others();

@@ -83,9 +83,8 @@ std::optional<Message> SocketLine::next(const Limits& limits) {
   }
   if (!read(message_.body, body_got_)) return std::nullopt;
   if (message_.descriptors.size() != head_->descriptors) {
-    close(
-        std::to_string(message_.descriptors.size()) + " descriptors in place of " + std::to_string(head_->descriptors),
-        true);
+    close(std::to_string(message_.descriptors.size()) + " descriptors, expected " + std::to_string(head_->descriptors),
+          true);
     return std::nullopt;
   }
   head_.reset();

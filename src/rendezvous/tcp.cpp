@@ -37,6 +37,8 @@
 
 #include "muster/log.hpp"
 #include "muster/tcp.hpp"
+#include "src/base/escaped.hpp"
+#include "src/base/message.hpp"
 #include "src/group/error_propagation.hpp"
 #include "src/group/watchdog.hpp"
 #include "src/multihost/group.hpp"
@@ -64,25 +66,25 @@ struct Place {
 Place place_of(const std::string& address) {
   const auto refuse = [&](const char* why) {
     throw Error(ErrorKind::invalid_argument,
-                fmt::format("tcp_group: the address '{}' {}: give HOST:PORT (of rank 0's host, and a free port there) "
-                            "or file:///PATH (of a file that all ranks see)",
-                            address, why));
+                fmt::format("tcp_group: address {}: {}. Use HOST:PORT (the host of rank 0, and a free port there) or "
+                            "file:///PATH (a file that all ranks see)",
+                            in_quotes(address), why));
   };
   Place place;
   constexpr std::string_view file_scheme = "file://";
   constexpr std::string_view tcp_scheme = "tcp://";
   if (address.starts_with(file_scheme)) {
     place.path = address.substr(file_scheme.size());
-    if (!place.path.starts_with('/') || place.path.ends_with('/')) refuse("has no absolute path of a file");
+    if (!place.path.starts_with('/') || place.path.ends_with('/')) refuse("the path of the file must be absolute");
     return place;
   }
   const std::string rest = address.substr(address.starts_with(tcp_scheme) ? tcp_scheme.size() : 0);
   const std::size_t colon = rest.rfind(':');
-  if (colon == std::string::npos || colon == 0) refuse("has no port");
+  if (colon == std::string::npos || colon == 0) refuse("the port is missing");
   place.host = rest.substr(0, colon);
   place.literal = parse_endpoint(rest);
   const auto port = parse_endpoint("127.0.0.1:" + rest.substr(colon + 1));
-  if (!port) refuse("has no port from 1 to 65535");
+  if (!port) refuse("the port must be from 1 to 65535");
   place.port = port->port();
   return place;
 }
@@ -186,7 +188,7 @@ class TcpSockets final : public rendezvous::Sockets {
       if (const auto now = read_published(place_.path); now && now->number == published_.number)
         os::remove_file(place_.path);
     } catch (const std::exception& error) {
-      log(LogLevel::warning, fmt::format("tcp_group: removing {}: {}", place_.path, error.what()));
+      log(LogLevel::warning, fmt::format("tcp_group: removing {}: {}", in_quotes(place_.path), error.what()));
     }
   }
 
@@ -215,7 +217,8 @@ class TcpSockets final : public rendezvous::Sockets {
       endpoint.port(place_.port);
       all.push_back(endpoint);
     }
-    if (all.empty()) reason = fmt::format("no address of '{}' is known ({})", place_.host, ::gai_strerror(failure));
+    if (all.empty())
+      reason = fmt::format("the name {} has no known address ({})", in_quotes(place_.host), ::gai_strerror(failure));
     return {std::move(all), std::string()};
   }
 
@@ -281,7 +284,7 @@ std::shared_ptr<TcpTransport> meet(const TcpGroupOptions& options, const Place& 
   for (const rendezvous::Member& member : members) {
     RankPart part;
     if (member.payload.size() != sizeof part)
-      throw Error(ErrorKind::corrupt, fmt::format("tcp_group: the part of rank {} is not valid", member.rank),
+      throw Error(ErrorKind::corrupt, fmt::format("tcp_group: malformed part of rank {}", member.rank),
                   {.rank = member.rank});
     std::memcpy(&part, member.payload.data(), sizeof part);
     if (member.rank == 0) addresses.token = part.token;
@@ -298,7 +301,7 @@ void end_with_process() {
 }
 
 [[maybe_unused]] const bool is_registered = [] {
-  multihost::add_route(Route::tcp, "TCP", "make it with tcp_group()");
+  multihost::add_route(Route::tcp, "TCP", "create it with tcp_group()");
   return true;
 }();
 
@@ -307,8 +310,7 @@ void end_with_process() {
 
 std::shared_ptr<Group> tcp_group(const TcpGroupOptions& options) {
   if (options.size < 1 || options.rank < 0 || options.rank >= options.size)
-    throw Error(ErrorKind::invalid_argument,
-                fmt::format("tcp_group: a group of {} ranks has no rank {}", options.size, options.rank));
+    throw Error(ErrorKind::invalid_argument, out_of_range_text("tcp_group: rank", options.rank, options.size));
   const rendezvous::milliseconds timeout = group::timeout_of(options.timeout, group::default_timeout());
   const rendezvous::Clock::time_point deadline = rendezvous::Clock::now() + timeout;
   multihost::advance_endings(tcp::TcpTransport::kind_name);
@@ -316,8 +318,8 @@ std::shared_ptr<Group> tcp_group(const TcpGroupOptions& options) {
   if (options.size > 1 && !tcp::has_network())
     throw Error(
         ErrorKind::unsupported,
-        fmt::format("tcp_group: rank {} (host {}, pid {}) cannot reach other ranks: no network interface of its "
-                    "host is up. Start one (for ranks of one host: ip link set lo up), or use local_group()",
+        fmt::format("tcp_group: rank {} (host {}, pid {}) cannot reach other ranks: no network interface of its host "
+                    "is up. Start one (for ranks of one host: ip link set lo up), or use local_group()",
                     options.rank, os::host_name(), os::process_id()),
         {.rank = options.rank, .pid = os::process_id(), .host = os::host_name()});
   // Each rank has connections to and from every other rank. Rank 0 also has the connections of the rendezvous.
@@ -326,8 +328,8 @@ std::shared_ptr<Group> tcp_group(const TcpGroupOptions& options) {
   const tcp::TcpSockets& sockets = *owner;
   rendezvous::Session session({.call = "tcp_group",
                                .place = "at " + options.address,
-                               .hint = "look whether they run, and whether their hosts reach this address, or raise "
-                                       "the timeout (MUSTER_TIMEOUT, seconds)",
+                               .hint = "Check that rank 0 is running and that its port can be reached from this host, "
+                                       "or raise MUSTER_TIMEOUT (seconds)",
                                .rank = options.rank,
                                .size = options.size,
                                .deadline = deadline},

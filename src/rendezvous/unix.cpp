@@ -17,6 +17,7 @@
 
 #include "muster/error.hpp"
 #include "muster/group.hpp"
+#include "src/base/message.hpp"
 #include "src/group/local_group.hpp"
 #include "src/group/watchdog.hpp"
 #include "src/os/process.hpp"
@@ -38,7 +39,7 @@ class UnixSockets final : public Sockets {
   std::unique_ptr<Line> reach(Hello hello, Clock::time_point, std::string& reason) override {
     auto socket = os::connect_abstract(name_);
     if (!socket) {
-      reason = "no process has opened it";
+      reason = "no process has opened the socket of this job";
       return nullptr;
     }
     hello.token = token_;
@@ -58,7 +59,7 @@ class UnixSockets final : public Sockets {
         if (error.os_error() != EADDRINUSE) throw;
         if (Clock::now() > patience)
           throw Error(ErrorKind::invalid_argument,
-                      "local_group: another process is already rank 0 of a job with this key: give each job its own "
+                      "local_group: another process is already rank 0 of a job with this key. Give each job its own "
                       "(MUSTER_JOB, or another MASTER_PORT or TORCHELASTIC_RUN_ID)",
                       {.rank = 0});
       }
@@ -91,30 +92,29 @@ std::string local_name(const std::string& key) {
 
 std::shared_ptr<Group> join_local_group(const LocalGroupOptions& options, const std::function<void()>& watch) {
   if (options.size < 1 || options.rank < 0 || options.rank >= options.size)
-    throw Error(ErrorKind::invalid_argument,
-                fmt::format("local_group: rank {} is out of range for size {} (ranks are numbered from 0)",
-                            options.rank, options.size));
+    throw Error(ErrorKind::invalid_argument, out_of_range_text("local_group: rank", options.rank, options.size));
   if (options.key.empty())
-    throw Error(
-        ErrorKind::invalid_argument,
-        "local_group: the key is empty, so ranks of different jobs could join one group: give each job its own key");
+    throw Error(ErrorKind::invalid_argument,
+                "local_group: the key must not be empty, because ranks of different jobs could join one group. Give "
+                "each job its own key");
   if (!options.global_ranks.empty() && options.global_ranks.size() != static_cast<std::size_t>(options.size))
-    throw Error(ErrorKind::invalid_argument, fmt::format("local_group: {} numbers were given for {} ranks",
-                                                         options.global_ranks.size(), options.size));
+    throw Error(ErrorKind::invalid_argument, fmt::format("local_group: expected {} global ranks, received {}",
+                                                         options.size, options.global_ranks.size()));
   const milliseconds timeout = group::timeout_of(options.timeout, group::default_timeout());
   const Clock::time_point deadline = Clock::now() + timeout;
   // Each rank holds a pidfd and a region of every other rank; rank 0 also holds a socket for each of them.
   os::allow_more_open_files(3 * static_cast<std::uint64_t>(options.size) + 64);
-  Session session({.call = "local_group",
-                   .place = "on this host",
-                   .hint = "are all ranks started, on this host, by this user, with the same key? Or raise the timeout "
-                           "(MUSTER_TIMEOUT, seconds)",
-                   .rank = options.rank,
-                   .size = options.size,
-                   .deadline = deadline,
-                   .watch = watch,
-                   .numbers = options.global_ranks},
-                  std::make_unique<UnixSockets>(options.key, deadline));
+  Session session(
+      {.call = "local_group",
+       .place = "on this host",
+       .hint =
+           "Check that all ranks run, on this host, by this user, with the same key, or raise MUSTER_TIMEOUT (seconds)",
+       .rank = options.rank,
+       .size = options.size,
+       .deadline = deadline,
+       .watch = watch,
+       .numbers = options.global_ranks},
+      std::make_unique<UnixSockets>(options.key, deadline));
 
   group::Membership membership;
   membership.rank = options.rank;
@@ -145,7 +145,7 @@ std::shared_ptr<Group> join_local_group(const LocalGroupOptions& options, const 
           const std::size_t expected = is_self && options.rank == 0 ? 0 : member.rank == 0 ? 3 : 2;
           GroupPlace place;
           if (member.descriptors.size() != expected || member.payload.size() != (member.rank == 0 ? sizeof place : 0))
-            throw Error(ErrorKind::corrupt, fmt::format("the part of rank {} is incomplete", member.rank));
+            throw Error(ErrorKind::corrupt, fmt::format("local_group: malformed part of rank {}", member.rank));
           const int number =
               options.global_ranks.empty() ? member.rank : options.global_ranks[static_cast<std::size_t>(member.rank)];
           peers->ranks.push_back({number, member.host, member.pid});

@@ -17,7 +17,9 @@
 #include "muster/tcp.hpp"
 #include "muster/version.hpp"
 #include "muster/workspace.hpp"
+#include "src/base/escaped.hpp"
 #include "src/base/fork_mutex.hpp"
+#include "src/base/message.hpp"
 #include "src/group/watchdog.hpp"
 #include "src/os/library.hpp"
 #include "src/os/process.hpp"
@@ -40,7 +42,7 @@ class Reader {
     const auto [end, error] = std::from_chars(found->data(), found->data() + found->size(), value);
     if (error != std::errc{} || end != found->data() + found->size() || value < 0)
       throw Error(ErrorKind::invalid_argument,
-                  fmt::format("the environment's {} is '{}': it must be a number from 0 on", name, *found));
+                  fmt::format("{} is {}: it must be a number of at least 0", name, in_quotes(*found)));
     return value;
   }
   [[nodiscard]] bool is_socket(int descriptor) const { return surroundings_.is_socket(descriptor); }
@@ -53,11 +55,10 @@ class Reader {
 void tell(Start& start, const char* rank_name, int rank, const char* size_name, int size) {
   start.rank = rank;
   start.size = size;
-  start.said = fmt::format("{}={} {}={}", rank_name, rank, size_name, size);
+  start.said = fmt::format("{}={}, {}={}", rank_name, rank, size_name, size);
   if (start.size < 1 || start.rank >= start.size)
-    throw Error(
-        ErrorKind::invalid_argument,
-        fmt::format("the environment says rank {} in a world of {} ranks, which cannot be", start.rank, start.size));
+    throw Error(ErrorKind::invalid_argument,
+                out_of_range_text(std::string(rank_name) + ": rank", start.rank, start.size));
 }
 
 /// Step 1. PMI and PMIx give each process its rank. The channel to the process manager shows whether the manager still
@@ -98,9 +99,9 @@ bool is_loopback(std::string_view host) {
 
 std::string address_text(const std::string& host, std::int64_t port) {
   if (port < 1 || port > UINT16_MAX)
-    throw Error(
-        ErrorKind::invalid_argument,
-        fmt::format("the ranks cannot meet at port {}: set MUSTER_MASTER_PORT to a free one of {}", port, host));
+    throw Error(ErrorKind::invalid_argument,
+                fmt::format("port {} is out of range (valid: 1 to 65535). Set MUSTER_MASTER_PORT to a free port of {}",
+                            port, in_quotes(host)));
   const bool is_bracketed = host.find(':') != std::string::npos;
   return fmt::format("{}{}{}:{}", is_bracketed ? "[" : "", host, is_bracketed ? "]" : "", port);
 }
@@ -111,10 +112,9 @@ std::optional<Start> started_by_launcher(const Reader& environment) {
   const auto size = environment.number("WORLD_SIZE");
   if (!rank && !size) return std::nullopt;
   if (!rank || !size)
-    throw Error(ErrorKind::invalid_argument,
-                fmt::format("the environment has {} but not {}: muster run, torchrun and init_dist() set both; unset "
-                            "the one to run alone",
-                            rank ? "RANK" : "WORLD_SIZE", rank ? "WORLD_SIZE" : "RANK"));
+    throw Error(ErrorKind::invalid_argument, fmt::format("the environment has {} but not {}. Set both (muster run, "
+                                                         "torchrun and init_dist() do), or unset it to run alone",
+                                                         rank ? "RANK" : "WORLD_SIZE", rank ? "WORLD_SIZE" : "RANK"));
   Start start;
   start.by = StartedBy::launcher;
   tell(start, "RANK", *rank, "WORLD_SIZE", *size);
@@ -206,11 +206,10 @@ Start find_start(const Surroundings& surroundings) {
     const bool is_same = mpi->rank == launcher->rank && mpi->size == launcher->size;
     if (is_same || environment.has("MUSTER_JOB")) return *mpi;
     if (environment.has("TORCHELASTIC_RUN_ID")) return *launcher;
-    throw Error(
-        ErrorKind::invalid_argument,
-        fmt::format("the environment says two things: {} and {}: unset those of the launcher that did not start "
-                    "this process, or say which group is the world by set_world()",
-                    launcher->said, mpi->said));
+    throw Error(ErrorKind::invalid_argument,
+                fmt::format("two launchers set conflicting variables: MPI ({}) and torchrun/muster run ({}). Unset the "
+                            "variables of the launcher that did not start this process, or call set_world()",
+                            mpi->said, launcher->said));
   }
   if (launcher) return *launcher;
   if (mpi && mpi->size != 1) return *mpi;
@@ -251,11 +250,12 @@ const MpiSupport& require_mpi() {
   // The library registers itself when it is loaded.
   const os::LoadedLibrary library = os::load_library(name);
   if (const MpiSupport* support = mpi_support()) return *support;
-  throw Error(ErrorKind::unsupported,
-              fmt::format("ranks that MPI has started need {} and the MPI that it was built with: install them, the "
-                          "first beside libmuster ({}), or make the group by muster::mpi_group() and set_world() ({})",
-                          name, library.file, library.failure),
-              {.path = library.file});
+  throw Error(
+      ErrorKind::unsupported,
+      fmt::format("ranks that MPI has started need {} and the MPI that it was built with. Install both, the "
+                  "library next to libmuster ({}), or call set_world() with a group of muster::mpi_group() ({})",
+                  in_quotes(name), in_quotes(library.file), library.failure),
+      {.path = library.file});
 }
 
 }  // namespace group
@@ -268,15 +268,16 @@ std::shared_ptr<Group> world_of_numbers(const group::Start& start) {
   const bool can_meet = !(workspace ? *workspace : start.meeting).empty();
   if (start.is_apart && !can_meet)
     throw Error(ErrorKind::unsupported,
-                fmt::format("some of the {} ranks are not on this host ({}), and nothing says where they meet: set "
-                            "MASTER_ADDR and MASTER_PORT to an address of rank 0's host, name a directory that all of "
-                            "them see by MUSTER_WORKSPACE, start them with mpiexec, or set_world() a group of them",
+                fmt::format("some of the {} ranks are not on this host ({}), and no rendezvous address is set. Set "
+                            "MASTER_ADDR and MASTER_PORT to an address of rank 0's host, or MUSTER_WORKSPACE to a "
+                            "directory that all ranks see, start the ranks with mpiexec, or call set_world()",
                             start.size, start.said));
   if (start.size == 1) return single_group();
   if (start.key.empty())
-    throw Error(ErrorKind::invalid_argument,
-                "the environment has RANK and WORLD_SIZE but nothing that tells this job from others: start the ranks "
-                "by `muster run`, torchrun or mpiexec, or set MUSTER_JOB to the same random word on all of them");
+    throw Error(
+        ErrorKind::invalid_argument,
+        "the environment has RANK and WORLD_SIZE but nothing that distinguishes this job from other jobs. Start the "
+        "ranks with muster run, torchrun or mpiexec, or set MUSTER_JOB to the same random text on all of them");
   // If a workspace is set and not all ranks are known to be on this host, there are ranks on other hosts.
   if (can_meet && workspace && !start.is_here)
     return file_group(

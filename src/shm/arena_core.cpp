@@ -2,6 +2,7 @@
 #include "src/shm/arena_core.hpp"
 
 #include "src/base/fork_mutex.hpp"
+#include "src/base/message.hpp"
 
 #include <fmt/core.h>
 
@@ -44,8 +45,8 @@ ArenaCore::ArenaCore(std::uint64_t capacity)
 std::shared_ptr<ArenaCore> ArenaCore::create(std::uint64_t capacity) {
   const os::MemoryHeadroom room = os::memory_headroom(group::Region::own()->backing());
   if (capacity > room.bytes)
-    throw Error(ErrorKind::out_of_space, fmt::format("SharedArena: needed {} bytes, available {} ({})", capacity,
-                                                     room.bytes, os::to_string(room.limit)));
+    throw Error(ErrorKind::out_of_space, fmt::format("SharedArena: needed {}, available {} ({})", byte_text(capacity),
+                                                     byte_text(room.bytes), os::to_string(room.limit)));
   std::shared_ptr<ArenaCore> core(new ArenaCore(capacity));
   Registry& all = registry();
   const std::unique_lock lock(all.mutex);
@@ -92,10 +93,10 @@ Tensor ArenaCore::allocate(DType dtype, Shape shape) {
     for (const Freed& block : freed_) waiting += block.bytes;
   }
   if (data == nullptr)
-    throw Error(ErrorKind::out_of_space, fmt::format("SharedArena: needed {} bytes in one piece; {} of {} are free, {} "
-                                                     "more are freed but still leased by a first rank: "
-                                                     "release its results, or make the arena larger",
-                                                     bytes, free, capacity_, waiting));
+    throw Error(ErrorKind::out_of_space,
+                fmt::format("SharedArena: needed {} in one piece: {} of {} are free, and a root still leases {} that "
+                            "are freed. Release its results, or use a larger arena",
+                            byte_text(bytes), byte_text(free), byte_text(capacity_), byte_text(waiting)));
   std::shared_ptr<const void> owner(static_cast<const void*>(data), [core = shared_from_this(), data, bytes](
                                                                         const void*) { core->release(data, bytes); });
   return {TensorView(dtype, std::move(shape), data), std::move(owner), data};
@@ -148,7 +149,9 @@ shm::LeaseId ArenaCore::lend(std::shared_ptr<const group::PeerLiveness> holder) 
   }
   throw Error(
       ErrorKind::out_of_space,
-      fmt::format("{} results of this rank's arena tensors are held by first ranks: release some", shm::lease_words));
+      fmt::format(
+          "SharedArena: roots hold {} results of this rank's arena tensors, which is the largest number. Release some",
+          shm::lease_words));
 }
 
 }  // namespace detail

@@ -171,12 +171,12 @@ RemoteSegment::RemoteSegment(const group::Region& region, std::uint64_t place, o
     : memory_(region.memory()), place_(place), access_(access), owner_pid_(os::process_id()) {
   const auto is_inside = [&](std::uint64_t bytes) { return bytes < region.size() && place <= region.size() - bytes; };
   if (place == 0 || place % os::page_size() != 0 || !is_inside(header_bytes))
-    throw Error(ErrorKind::corrupt, "another rank names a place outside its shared memory");
+    throw Error(ErrorKind::corrupt, "malformed message: it names an address outside the shared memory of its sender");
   words_ = os::Mapping(*memory_, os::Access::read_write, place, header_bytes);
   const std::uint64_t capacity = header().capacity;
   if (header().magic != segment_magic || capacity == 0 || capacity > region.size() - header_bytes ||
       !is_inside(header_bytes + capacity))
-    throw Error(ErrorKind::corrupt, "another rank's shared memory has no segment where it names one");
+    throw Error(ErrorKind::corrupt, "malformed message: it names a segment that its sender does not have");
   data_ = os::Mapping(*memory_, access, place + header_bytes, capacity);
   header().users.fetch_add(1, std::memory_order_relaxed);
 }
@@ -233,7 +233,7 @@ Lease::Lease(std::shared_ptr<const RemoteSegment> segment, LeaseId id) : segment
   std::uint32_t word = word_of(id, offered);
   if (id.word >= lease_words || id.stamp == 0 ||
       !segment_->header().leases[id.word].compare_exchange_strong(word, word_of(id, held), std::memory_order_seq_cst))
-    throw Error(ErrorKind::corrupt, "what another rank has lent is not offered (any more)");
+    throw Error(ErrorKind::corrupt, "malformed message: the tensor is not offered for a lease");
 }
 
 void Lease::watch(std::vector<std::span<const std::byte>> parts, std::uint64_t hash, std::string owner) {
@@ -245,7 +245,8 @@ void Lease::watch(std::vector<std::span<const std::byte>> parts, std::uint64_t h
 Lease::~Lease() {
   if (!segment_->is_owner_process()) return;
   if (!parts_.empty() && hash_parts(parts_) != hash_)
-    log(LogLevel::error, owner_ + " wrote arena tensors while they were leased: what the first rank read may be torn");
+    log(LogLevel::error,
+        owner_ + " wrote to arena tensors during a lease: the tensors that the root read may be inconsistent");
   std::atomic<std::uint32_t>& word = segment_->header().leases[id_.word];
   std::uint32_t mine = word_of(id_, held);
   if (word.compare_exchange_strong(mine, 0, std::memory_order_seq_cst) &&

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "src/base/message.hpp"
 #include "src/os/pages.hpp"
 #include "src/shm/stream_copy.hpp"
 
@@ -173,12 +174,12 @@ SlotPlan SenderPool::plan(LaneId id, std::uint64_t bytes, const Limits& limits) 
   if (pool + plan.fresh_bytes > limits.memory_budget)
     throw Error(ErrorKind::out_of_space,
                 plan.held != 0
-                    ? fmt::format("rank {} holds {} results of this rank ({} bytes), and {} more bytes would exceed "
-                                  "the memory budget of {}: "
-                                  "release one, or raise memory_budget",
-                                  id.first, plan.held, pool, plan.fresh_bytes, limits.memory_budget)
-                    : fmt::format("needed {} bytes of shared memory, the memory budget is {}: raise memory_budget",
-                                  pool + plan.fresh_bytes, limits.memory_budget));
+                    ? fmt::format("shared memory: rank {} holds {} results of this rank ({}), and {} more would exceed "
+                                  "the memory budget of {}. Release a result, or raise memory_budget",
+                                  id.first, plan.held, byte_text(pool), byte_text(plan.fresh_bytes),
+                                  byte_text(limits.memory_budget))
+                    : fmt::format("shared memory: needed {}, but the memory budget is {}. Raise memory_budget",
+                                  byte_text(pool + plan.fresh_bytes), byte_text(limits.memory_budget)));
   return plan;
 }
 

@@ -59,13 +59,14 @@ WindowRing::WindowRing(std::uint32_t depth, std::uint64_t window_bytes, std::siz
 WindowRing::WindowRing(const group::Region& region, std::uint64_t place)
     : memory_(region.memory()), place_(place), is_own_(false), pid_(os::process_id()) {
   const std::uint64_t room = region.size() - std::min(place, region.size());
-  if (room < ring_header_bytes) throw Error(ErrorKind::corrupt, "another rank names a place outside its shared memory");
+  if (room < ring_header_bytes)
+    throw Error(ErrorKind::corrupt, "malformed message: it names an address outside the shared memory of its sender");
   mapping_ = os::Mapping(*memory_, os::Access::read_write, place, ring_header_bytes);
   depth_ = header().depth;
   window_bytes_ = header().window_bytes;
   if (header().magic != ring_magic || depth_ > most_depth ||
       (depth_ != 0 && window_bytes_ > (room - ring_header_bytes) / depth_))
-    throw Error(ErrorKind::corrupt, "another rank's shared memory has no windows where it names some");
+    throw Error(ErrorKind::corrupt, "malformed message: it names buffers that its sender does not have");
   mapping_ = os::Mapping(*memory_, os::Access::read_write, place, ring_header_bytes + depth_ * window_bytes_);
 }
 

@@ -26,7 +26,8 @@ void FreeZstd::operator()(ZSTD_DCtx_s* context) const noexcept {
 namespace {
 
 [[noreturn]] void throw_no_memory() {
-  throw Error(ErrorKind::out_of_space, "compressing a tensor: there is no memory for zstd");
+  throw Error(ErrorKind::out_of_space,
+              "compressing a tensor: too little memory for zstd. Free memory, or write the state without compression");
 }
 
 std::uint64_t item_bytes(DType dtype) noexcept {

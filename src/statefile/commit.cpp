@@ -28,11 +28,11 @@ hdf5::MakeMetadata loaded_maker() {
   if (library.handle != nullptr) {
     if (void* symbol = os::find_symbol(library, hdf5::make_metadata_symbol); symbol != nullptr)
       return reinterpret_cast<hdf5::MakeMetadata>(symbol);
-    library.failure = fmt::format("{} is another library", library.file);
+    library.failure = fmt::format("{} is a different library", library.file);
   }
   throw Error(ErrorKind::unsupported,
-              fmt::format("writing a state file needs {} and the libhdf5 that it was built with: install them, the "
-                          "first beside libmuster ({}); reading needs neither ({})",
+              fmt::format("writing a state file: {0} or the libhdf5 that it was built with cannot be loaded ({2}). "
+                          "Install both, and {0} next to libmuster ({1}). Reading needs neither",
                           name, in_quotes(library.file), library.failure),
               {.path = library.file});
 }

@@ -22,6 +22,15 @@ constexpr std::size_t summed_bytes = offsetof(UserBlock, own_checksum);
   throw file_error(ErrorKind::corrupt, "opening the state file", path, words, os_error);
 }
 
+[[noreturn]] void refuse_truncated(const std::string& path, std::uint64_t present, const std::string& needed) {
+  throw file_error(
+      ErrorKind::corrupt, "", path,
+      fmt::format("truncated state file: {} of {} bytes present. The writer was interrupted, or the copy is "
+                  "incomplete. Copy it again, or use an earlier step (muster ls)",
+                  present, needed),
+      ENODATA);
+}
+
 bool is_inside(const Extent& extent, std::uint64_t file_bytes) noexcept {
   return extent.offset >= head_bytes && extent.offset <= file_bytes && extent.bytes <= file_bytes - extent.offset;
 }
@@ -46,39 +55,37 @@ bool has_magic(std::span<const std::byte> head) noexcept {
 
 UserBlock decode_user_block(std::span<const std::byte> head, std::uint64_t file_bytes, const std::string& path) {
   if (!head.empty() && is_zero(head.first(std::min(head.size(), user_block_bytes))))
-    refuse_opening(path, "its commit mark is empty: whoever wrote it has not finished, and may never", ENODATA);
+    refuse_opening(path, "the commit mark is empty: the writer has not finished, or was interrupted", ENODATA);
   if (!has_magic(head)) {
     if (head.size() < user_block_magic.size())
-      refuse_opening(path, fmt::format("it has {} bytes, and no state file is that short", file_bytes), ENODATA);
-    refuse_opening(path, "it is no state file (it does not begin like one)");
+      refuse_truncated(path, file_bytes, fmt::format("at least {}", head_bytes));
+    refuse_opening(path, "not a state file: the magic number is missing");
   }
-  if (head.size() < head_bytes) refuse_opening(path, fmt::format("it ends after {} bytes", file_bytes), ENODATA);
+  if (head.size() < head_bytes) refuse_truncated(path, file_bytes, fmt::format("at least {}", head_bytes));
   const auto block = load<UserBlock>(head, 0);
   if (block.own_checksum != tensor_checksum(head.first(summed_bytes)))
-    refuse_opening(path, "its commit mark is damaged (checksum)");
+    refuse_opening(path, "commit mark: checksum mismatch: data is corrupted");
   if (block.version != format_version)
     throw file_error(ErrorKind::version, "opening the state file", path,
-                     fmt::format("it has version {} of the format, and this Muster knows version {}; read it with the "
-                                 "Muster that wrote it or a newer one",
+                     fmt::format("the file has version {} of the format, and this Muster supports version {}. Read it "
+                                 "with the Muster that wrote it or a newer one",
                                  block.version, format_version));
-  if (block.block_bytes != user_block_bytes) refuse_opening(path, "its commit mark has another length than 4096");
-  if (!is_zero(block.zeros)) refuse_opening(path, "its commit mark has bits that this version does not know");
+  if (block.block_bytes != user_block_bytes) refuse_opening(path, "malformed commit mark: the length is not 4096");
+  if (!is_zero(block.zeros)) refuse_opening(path, "malformed commit mark: it has unknown bits");
   if (block.info.rank < 0 || block.info.rank >= block.info.world_size)
-    refuse_opening(path, fmt::format("it says that it is of rank {} of {}", block.info.rank, block.info.world_size));
-  if (file_bytes < block.file_bytes)
-    refuse_opening(path, fmt::format("it has {} of its {} bytes", file_bytes, block.file_bytes), ENODATA);
+    refuse_opening(path, fmt::format("malformed commit mark: rank {} is out of range for size {}", block.info.rank,
+                                     block.info.world_size));
+  if (file_bytes < block.file_bytes) refuse_truncated(path, file_bytes, std::to_string(block.file_bytes));
   if (file_bytes > block.file_bytes)
-    refuse_opening(path,
-                   fmt::format("it has {} bytes where its commit mark says {}: another program has written to it, or "
-                               "copied it into another layout (h5repack)",
-                               file_bytes, block.file_bytes));
+    refuse_opening(path, fmt::format("the file has {} bytes, and its commit mark records {}: another program has "
+                                     "written to it, or has copied it into another layout (h5repack)",
+                                     file_bytes, block.file_bytes));
   if (!is_inside(block.catalogue, file_bytes) || !is_inside(block.config, file_bytes))
-    refuse_opening(path, "its catalogue or its config lies outside of it");
+    refuse_opening(path, "malformed commit mark: the catalogue or the config is out of range");
   if (block.superblock_checksum != tensor_checksum(head.subspan(user_block_bytes, superblock_bytes)))
     refuse_opening(
         path,
-        "its HDF5 superblock is not the one that was written: another program has written to it, or copied it "
-        "(h5repack)");
+        "HDF5 superblock: checksum mismatch: another program has written to the file, or has copied it (h5repack)");
   return block;
 }
 
@@ -140,7 +147,7 @@ class Decoder {
     for (std::uint64_t i = 0; i < header_.tensors; ++i) read_entry(load<Entry>(entries_, i * sizeof(Entry)));
     if (extents_used_ != header_.extents || names_used_ != header_.name_bytes ||
         result_.chunks.size() != header_.chunks)
-      refuse("its catalogue has more than its tensors use");
+      refuse("malformed catalogue: it has more than its tensors use");
     check_places();
     return std::move(result_);
   }
@@ -153,11 +160,12 @@ class Decoder {
 
   void read_header() {
     if (bytes_.size() >= sizeof(Header)) header_ = load<Header>(bytes_, 0);
-    if (header_.magic != magic) refuse("where its catalogue should be is something else");
+    if (header_.magic != magic) refuse("malformed catalogue: the magic number is missing");
     if (!is_zero(header_.zeros) || bytes_of(header_) != bytes_.size())
-      refuse("its catalogue's length is not what its counts say");
+      refuse("malformed catalogue: its length contradicts its counts");
     if (header_.tensors != block_.tensors)
-      refuse(fmt::format("its catalogue has {} tensors, and its commit mark says {}", header_.tensors, block_.tensors));
+      refuse(fmt::format("malformed catalogue: it has {} tensors, and the commit mark records {}", header_.tensors,
+                         block_.tensors));
     entries_ = bytes_.subspan(sizeof(Header), header_.tensors * sizeof(Entry));
     extents_ = bytes_.subspan(sizeof(Header) + entries_.size(), header_.extents * extent_bytes);
     chunks_ = bytes_.subspan(sizeof(Header) + entries_.size() + extents_.size(), header_.chunks * sizeof(StoredChunk));
@@ -169,17 +177,17 @@ class Decoder {
     StateTensor& tensor = result_.tensors.emplace_back();
     tensor.name = take_name(entry.name_length);
     const std::optional<DType> dtype = dtype_from_number(entry.dtype);
-    if (!dtype) refuse(tensor, fmt::format("no dtype has the number {}", entry.dtype));
+    if (!dtype) refuse(tensor, fmt::format("unknown dtype {}", entry.dtype));
     tensor.dtype = *dtype;
     tensor.shape = take_shape(tensor, entry.rank);
     tensor.bytes = entry.bytes;
-    if (tensor.bytes != shape_bytes(tensor)) refuse(tensor, "its length is not that of its shape");
+    if (tensor.bytes != shape_bytes(tensor)) refuse(tensor, "its length contradicts its shape");
     tensor.offset = entry.offset;
     tensor.stored_bytes = entry.stored_bytes;
     tensor.checksum = entry.checksum;
     const Chunking& chunking =
         result_.chunking.emplace_back(Chunking{entry.chunk_rows, entry.first_chunk, entry.chunk_dim});
-    if (!is_zero(entry.zeros)) refuse(tensor, "its entry has bits that this version does not know");
+    if (!is_zero(entry.zeros)) refuse(tensor, "its entry has unknown bits");
     if (chunking.rows != 0) {
       read_chunks(tensor, chunking);
     } else {
@@ -189,11 +197,11 @@ class Decoder {
 
   std::string take_name(std::uint32_t length) {
     if (length == 0 || length > longest_name || length > names_.size() - names_used_)
-      refuse("its catalogue has a name of an impossible length");
+      refuse("malformed catalogue: the length of a name is out of range");
     std::string name(reinterpret_cast<const char*>(names_.data()) + names_used_, length);
     names_used_ += length;
     if (!is_utf8(name) || name.find('\0') != std::string::npos)
-      refuse(fmt::format("the name {} is no text", in_quotes(name)));
+      refuse(fmt::format("malformed catalogue: the name {} is not text", in_quotes(name)));
     return name;
   }
 
@@ -219,27 +227,27 @@ class Decoder {
     if (chunking.first_chunk != 0 || chunking.dim != 0 || tensor.stored_bytes != tensor.bytes)
       refuse(tensor, "its entry contradicts itself");
     if (tensor.bytes == 0 ? tensor.offset != 0 : tensor.offset % element_alignment != 0)
-      refuse(tensor, fmt::format("its elements cannot begin at {}", tensor.offset));
+      refuse(tensor, fmt::format("its elements cannot begin at offset {}", tensor.offset));
   }
 
   void read_chunks(StateTensor& tensor, const Chunking& chunking) {
     tensor.compressed = true;
     const std::optional<ChunkGrid> grid = ChunkGrid::of(tensor.dtype, tensor.shape, chunking.dim, chunking.rows);
-    if (!grid || tensor.offset != 0) refuse(tensor, "it cannot be cut into such chunks");
+    if (!grid || tensor.offset != 0) refuse(tensor, "its shape cannot have such chunks");
     if (chunking.first_chunk != result_.chunks.size() || grid->count() > header_.chunks - result_.chunks.size())
-      refuse(tensor, "its chunks are not those that its shape makes");
+      refuse(tensor, "its chunks contradict its shape");
     std::uint64_t stored = 0;
     for (std::uint64_t i = 0; i < grid->count(); ++i) {
       const auto chunk = load<StoredChunk>(chunks_, result_.chunks.size() * sizeof(StoredChunk));
       const bool is_raw = chunk.filter_mask == raw_filter_mask(tensor.dtype);
       if ((!is_raw && chunk.filter_mask != 0) || chunk.bytes == 0 ||
           (is_raw ? chunk.bytes != grid->chunk_bytes() : chunk.bytes >= grid->chunk_bytes()))
-        refuse(tensor,
-               fmt::format("chunk {} cannot have {} bytes and the filter mask {}", i, chunk.bytes, chunk.filter_mask));
+        refuse(tensor, fmt::format("chunk {}: {} bytes and the filter mask {} are not possible", i, chunk.bytes,
+                                   chunk.filter_mask));
       stored += chunk.bytes;
       result_.chunks.push_back(chunk);
     }
-    if (stored != tensor.stored_bytes) refuse(tensor, "its stored length is not that of its chunks");
+    if (stored != tensor.stored_bytes) refuse(tensor, "its stored length contradicts its chunks");
   }
 
   void check_places() const {
@@ -248,9 +256,9 @@ class Decoder {
       places.insert(std::ranges::upper_bound(places, own.offset, {}, &Extent::offset), own);
     std::uint64_t end = head_bytes;
     for (const Extent& place : places) {
-      if (place.offset < end) refuse(fmt::format("two things lie at byte {} of it", place.offset));
+      if (place.offset < end) refuse(fmt::format("malformed catalogue: two parts overlap at byte {}", place.offset));
       if (place.offset > block_.file_bytes || place.bytes > block_.file_bytes - place.offset)
-        refuse(fmt::format("{} bytes at {} are outside of it", place.bytes, place.offset));
+        refuse(fmt::format("malformed catalogue: {} bytes at offset {} are out of range", place.bytes, place.offset));
       end = place.end();
     }
   }

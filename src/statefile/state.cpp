@@ -94,12 +94,12 @@ class Joiner {
   explicit Joiner(const std::vector<NamedTensor>& weights) {
     weights_.reserve(weights.size());
     for (const auto& [name, tensor] : weights)
-      if (!weights_.try_emplace(name, &tensor).second) defect("has the weight '" + name + "' twice");
+      if (!weights_.try_emplace(name, &tensor).second) defect("has the duplicate weight " + in_quotes(name));
   }
 
   Config value(const Config& config, int depth) {
     if (depth > max_config_depth + (config.is_string() ? 1 : 0))
-      defect("has a config nested more than " + std::to_string(max_config_depth) + " deep");
+      defect("has a config with more than " + std::to_string(max_config_depth) + " levels");
     if (config.is_tensor()) defect("has a tensor in its config, where a reference to a weight belongs");
     if (config.is_array()) {
       ConfigArray result;
@@ -120,7 +120,7 @@ class Joiner {
 
   void check_all_used() const {
     for (const auto& [name, tensor] : weights_)
-      if (tensor != nullptr) defect("has the weight '" + std::string(name) + "', to which its config does not refer");
+      if (tensor != nullptr) defect("has the weight " + in_quotes(name) + ", to which its config does not refer");
   }
 
  private:
@@ -131,8 +131,9 @@ class Joiner {
   Config weight(const Config& name) {
     if (!name.is_string()) defect("refers to a weight by a " + std::string(to_string(name.type())));
     const auto found = weights_.find(name.as_string());
-    if (found == weights_.end()) defect("refers to the weight '" + name.as_string() + "', which it does not have");
-    if (found->second == nullptr) defect("refers to the weight '" + name.as_string() + "' twice");
+    if (found == weights_.end())
+      defect("refers to the weight " + in_quotes(name.as_string()) + ", which does not exist");
+    if (found->second == nullptr) defect("refers more than once to the weight " + in_quotes(name.as_string()));
     return *std::exchange(found->second, nullptr);
   }
 

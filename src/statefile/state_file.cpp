@@ -83,10 +83,10 @@ class ChunkedReading {
     const StoredChunk& chunk = catalogue_.chunks[chunking_.first_chunk + number];
     worker.stored.resize(chunk.bytes);
     file_.read_at(chunk.offset, worker.stored);
-    if (tensor_checksum(worker.stored) != chunk.checksum) refuse(number, "its bytes are not those that were written");
+    if (tensor_checksum(worker.stored) != chunk.checksum) refuse(number, "checksum mismatch: data is corrupted");
     if (!worker.decoder.decode(worker.stored, chunk.filter_mask != 0, grid_.chunk_bytes(), itemsize(tensor_.dtype),
                                target))
-      refuse(number, "it does not decompress to its length");
+      refuse(number, "its decompressed length is not the expected one");
   }
 
   [[noreturn]] void refuse(std::uint64_t number, const char* words) const {
@@ -114,7 +114,8 @@ Catalogue read_catalogue(const os::ReadableFile& file, const UserBlock& block) {
   const std::span<std::byte> bytes(memory.get(), block.catalogue.bytes);
   file.read_at(block.catalogue.offset, bytes);
   if (tensor_checksum(bytes) != block.catalogue_checksum)
-    throw file_error(ErrorKind::corrupt, "opening the state file", file.path(), "its catalogue is damaged (checksum)");
+    throw file_error(ErrorKind::corrupt, "opening the state file", file.path(),
+                     "catalogue: checksum mismatch: data is corrupted");
   return decode_catalogue(bytes, block, file.path());
 }
 
@@ -188,7 +189,7 @@ class Checking {
   void check_mark() {
     const statefile::UserBlock block = statefile::read_user_block(file_);
     if (statefile::encode_user_block(block) != statefile::encode_user_block(block_))
-      add("", "it is another state than the one that was opened");
+      add("", "another state has replaced the one that was opened");
     statefile::read_catalogue(file_, block_);
   }
 
@@ -212,8 +213,8 @@ class Checking {
     TensorChecksum config;
     take(block_.config.offset, block_.config.end(), config);
     add("", config.value() == block_.config_checksum
-                ? "HDF5's structures, or gaps between tensors, are not what was written (checksum)"
-                : "the config is not what was written (checksum)");
+                ? "HDF5 structures or gaps between tensors: checksum mismatch: data is corrupted"
+                : "config: checksum mismatch: data is corrupted");
   }
 
   void check_tensors() {
@@ -236,7 +237,7 @@ class Checking {
     } else {
       sum = read_checksum(index);
     }
-    if (sum != tensor.checksum) add(tensor.name, "its elements are not those that were written (checksum)");
+    if (sum != tensor.checksum) add(tensor.name, "checksum mismatch: data is corrupted");
   }
 
   // Reading compares each stored chunk with its checksum.
@@ -287,7 +288,7 @@ StateFile StateFile::open(const std::string& path, FileAccess access) {
   statefile::NameIndex index;
   if (const std::optional<std::size_t> twice = index.build(catalogue.tensors))
     throw file_error(ErrorKind::corrupt, "opening the state file", path,
-                     fmt::format("two tensors are called {}", in_quotes(catalogue.tensors[*twice].name)));
+                     fmt::format("tensor {}: the name is duplicated", in_quotes(catalogue.tensors[*twice].name)));
   std::shared_ptr<const os::MappedFile> mapping;
   if (access == FileAccess::map || (access == FileAccess::automatic && !file.is_remote())) mapping = file.map();
   return StateFile(std::make_shared<const Contents>(
@@ -332,18 +333,18 @@ std::string StateFile::config_text() const {
   const std::span<std::byte> bytes = std::as_writable_bytes(std::span(text));
   contents_->file.read_at(block.config.offset, bytes);
   if (tensor_checksum(bytes) != block.config_checksum)
-    statefile::fail_reading(ErrorKind::corrupt, path(), "its config is damaged (checksum)");
+    statefile::fail_reading(ErrorKind::corrupt, path(), "config: checksum mismatch: data is corrupted");
   return text;
 }
 
 Config StateFile::config() const {
-  return with_file("reading the config of", path(), [&] { return parse_json(config_text()); });
+  return with_file("reading the config", path(), [&] { return parse_json(config_text()); });
 }
 
 Tensor StateFile::tensor(std::size_t index) const {
   if (index >= tensors().size())
     statefile::fail_reading(ErrorKind::not_found, path(),
-                            fmt::format("it has {} tensors, no number {}", tensors().size(), index));
+                            fmt::format("tensor index {1} is out of range for {0} tensors", tensors().size(), index));
   const StateTensor& entry = tensors()[index];
   if (contents_->mapping != nullptr && !entry.compressed) {
     const std::byte* data = contents_->mapping->bytes().data() + entry.offset;
@@ -360,7 +361,7 @@ Tensor StateFile::tensor(std::size_t index) const {
 Tensor StateFile::tensor(std::string_view name) const {
   const std::optional<std::size_t> index = find(name);
   if (!index)
-    statefile::fail_reading(ErrorKind::not_found, path(), fmt::format("it has no tensor {}", in_quotes(name)));
+    statefile::fail_reading(ErrorKind::not_found, path(), fmt::format("tensor {} does not exist", in_quotes(name)));
   return tensor(*index);
 }
 
@@ -368,7 +369,7 @@ void StateFile::read(std::size_t index, std::uint64_t offset, std::span<std::byt
   if (index >= tensors().size() || offset > tensors()[index].bytes || target.size() > tensors()[index].bytes - offset)
     statefile::fail_reading(
         ErrorKind::invalid_argument, path(),
-        fmt::format("{} bytes at {} of tensor number {} are not there", target.size(), offset, index));
+        fmt::format("{} bytes at offset {} of tensor index {} are out of range", target.size(), offset, index));
   statefile::read_elements(contents_->file, contents_->catalogue, index, offset, target, 1);
 }
 

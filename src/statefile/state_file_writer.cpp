@@ -48,8 +48,8 @@ class Placing {
     for (StateFileWriter::Entry& entry : entries) add(std::move(entry));
     NameIndex names;
     if (const std::optional<std::size_t> twice = names.build(catalogue_.tensors))
-      refuse(fmt::format("two tensors are called {}", in_quotes(catalogue_.tensors[*twice].name)));
-    if (chunks_ > most_chunks) refuse(fmt::format("it would have {} chunks; take larger ones", chunks_));
+      refuse(fmt::format("tensor {}: the name is duplicated", in_quotes(catalogue_.tensors[*twice].name)));
+    if (chunks_ > most_chunks) refuse(fmt::format("the file would have {} chunks. Use larger chunks", chunks_));
     catalogue_.chunks.resize(chunks_);
     return end_;
   }
@@ -59,21 +59,22 @@ class Placing {
 
   void check_options() const {
     if (options_.info.world_size < 1 || options_.info.rank < 0 || options_.info.rank >= options_.info.world_size)
-      refuse(fmt::format("there is no rank {} of {}", options_.info.rank, options_.info.world_size));
+      refuse(fmt::format("rank {} is out of range for size {}", options_.info.rank, options_.info.world_size));
     if (options_.zstd_level && !is_zstd_level(*options_.zstd_level))
-      refuse(fmt::format("zstd has no level {} (1 to 22)", *options_.zstd_level));
+      refuse(fmt::format("zstd level {} is out of range (valid: 1 to 22)", *options_.zstd_level));
     if (options_.chunk_bytes < least_chunk || options_.chunk_bytes > largest_chunk)
-      refuse(fmt::format("chunks have between {} bytes and 64 MiB, not {}", least_chunk, options_.chunk_bytes));
+      refuse(fmt::format("chunk size {1} bytes is out of range (valid: {0} bytes to 64 MiB)", least_chunk,
+                         options_.chunk_bytes));
   }
 
   void add(StateFileWriter::Entry entry) {
     if (entry.name.empty() || entry.name.find('\0') != std::string::npos || !is_utf8(entry.name))
-      refuse(fmt::format("{} is no name: empty, not UTF-8, or with a NUL", in_quotes(entry.name)));
+      refuse(fmt::format("tensor {}: the name is empty, not UTF-8, or has a NUL", in_quotes(entry.name)));
     if (entry.name.size() > longest_name)
-      refuse(fmt::format("the name {} is longer than {} bytes", in_quotes(entry.name), longest_name));
+      refuse(fmt::format("tensor {}: the name is longer than {} bytes", in_quotes(entry.name), longest_name));
     if (entry.shape.size() > largest_rank)
-      refuse(fmt::format("tensor {} has {} dimensions; {} are possible", in_quotes(entry.name), entry.shape.size(),
-                         largest_rank));
+      refuse(fmt::format("tensor {}: it has {} dimensions, and the limit is {}", in_quotes(entry.name),
+                         entry.shape.size(), largest_rank));
     StateTensor tensor{.name = std::move(entry.name), .dtype = entry.dtype, .shape = std::move(entry.shape)};
     tensor.bytes = bytes_of(tensor);
     Chunking chunking;
@@ -102,7 +103,7 @@ class Placing {
     const std::uint64_t alignment = tensor.bytes >= least_page_aligned ? page_alignment : element_alignment;
     const std::uint64_t begin = (end_ + alignment - 1) / alignment * alignment;
     if (tensor.bytes > largest_file - begin)
-      refuse(fmt::format("with the {} bytes of tensor {} it is larger than a file can be", tensor.bytes,
+      refuse(fmt::format("tensor {1}: with its {0} bytes, the file is larger than a file can be", tensor.bytes,
                          in_quotes(tensor.name)));
     end_ = begin + tensor.bytes;
     return begin;
@@ -170,8 +171,8 @@ WriterState::WriterState(const std::string& path, const Config& config, std::vec
       }()),
       temporary(file.temporary()) {
   if (config_text.size() > largest_config)
-    refuse_writing(path, fmt::format("a config of {} bytes is too large for HDF5; {} are possible", config_text.size(),
-                                     largest_config));
+    refuse_writing(
+        path, fmt::format("the config has {} bytes, and the limit of HDF5 is {}", config_text.size(), largest_config));
   targets = std::make_unique<TensorTarget[]>(catalogue.tensors.size());
   // If the disk is too small, this fails before any work is done.
   file.reserve(data_end);
@@ -184,25 +185,25 @@ void WriterState::refuse(const StateTensor& tensor, const std::string& words) co
 void WriterState::require_writing() const {
   if (is_committed || has_failed)
     throw Error(ErrorKind::invalid_argument,
-                fmt::format("the state file {} {}", in_quotes(file.path()),
-                            is_committed ? "is finished already"
-                                         : "cannot be finished: writing it has failed; begin again with a new writer"),
+                fmt::format("{}: writing the state file: {}", in_quotes(file.path()),
+                            is_committed ? "the file is already finished"
+                                         : "an earlier write failed. Begin again with a new writer"),
                 {.path = file.path()});
 }
 
 const StateTensor& WriterState::announced(std::size_t index) const {
   require_writing();
   if (index >= catalogue.tensors.size())
-    refuse_writing(file.path(),
-                   fmt::format("{} tensors were announced, no number {}", catalogue.tensors.size(), index));
+    refuse_writing(file.path(), fmt::format("tensor index {1} is out of range for {0} announced tensors",
+                                            catalogue.tensors.size(), index));
   return catalogue.tensors[index];
 }
 
 void WriterState::check_announced(std::size_t index, const TensorView& tensor) const {
   const StateTensor& entry = announced(index);
   if (tensor.dtype() != entry.dtype || tensor.shape() != entry.shape)
-    refuse(entry, fmt::format("it was announced as {} {}, not as {} {}", to_string(entry.dtype), to_string(entry.shape),
-                              to_string(tensor.dtype()), to_string(tensor.shape())));
+    refuse(entry, fmt::format("expected {} {} as announced, received {} {}", to_string(entry.dtype),
+                              to_string(entry.shape), to_string(tensor.dtype()), to_string(tensor.shape())));
 }
 
 ChunkGrid WriterState::grid(std::size_t index) const {
@@ -228,7 +229,8 @@ void WriterState::write_plain(std::size_t index, std::uint64_t offset, std::span
 void WriterState::write_piece(std::size_t index, std::uint64_t offset, std::span<const std::byte> bytes) {
   const StateTensor& tensor = announced(index);
   if (offset > tensor.bytes || bytes.size() > tensor.bytes - offset)
-    refuse(tensor, fmt::format("{} bytes at {} are past the end of its {}", bytes.size(), offset, tensor.bytes));
+    refuse(tensor,
+           fmt::format("{} bytes at offset {} are out of range for its {} bytes", bytes.size(), offset, tensor.bytes));
   change([&] { write_bytes(index, offset, bytes, false); });
 }
 
@@ -283,7 +285,8 @@ void WriterState::write_compressed(std::size_t index, std::uint64_t offset, std:
     std::optional<TensorTarget::Pending>& pending = target.pending();
     const bool is_next = into == 0 ? !pending : pending && pending->chunk == chunk && pending->bytes.size() == into;
     if (!is_next)
-      refuse(tensor, "pieces of a compressed tensor come in ascending order, or begin and end where its chunks do");
+      refuse(tensor,
+             "pieces of a compressed tensor must be written in ascending order, or begin and end at chunk boundaries");
     if (!pending) pending = TensorTarget::Pending{chunk, {}};
     pending->bytes.insert(pending->bytes.end(), piece.begin(), piece.end());
     if (pending->bytes.size() < grid.bytes(chunk)) continue;
@@ -462,7 +465,7 @@ void StateFileWriter::write(std::size_t index, const TensorView& tensor) {
 
 void StateFileWriter::write_all(std::span<const TensorView> tensors, const ProgressCallback& progress) {
   if (tensors.size() != state_->catalogue.tensors.size())
-    statefile::refuse_writing(state_->file.path(), fmt::format("{} tensors were announced, and {} come",
+    statefile::refuse_writing(state_->file.path(), fmt::format("{} tensors were announced, and {} were received",
                                                                state_->catalogue.tensors.size(), tensors.size()));
   for (std::size_t i = 0; i < tensors.size(); ++i) state_->check_announced(i, tensors[i]);
   state_->change([&] { statefile::WritingAll(*this, *state_, tensors, progress).write(); });
@@ -480,9 +483,10 @@ const std::string& StateFileWriter::temporary_path() const noexcept {
 
 void StateFileWriter::mark_written(std::size_t index) {
   const StateTensor& tensor = state_->announced(index);
-  if (tensor.compressed) state_->refuse(tensor, "it is compressed, so nobody else can know where its bytes belong");
+  if (tensor.compressed)
+    state_->refuse(tensor, "it is compressed, so that another writer cannot know the offset of its bytes");
   if (state_->targets[index].written() != 0 && tensor.bytes != 0)
-    state_->refuse(tensor, "some of its bytes were written here");
+    state_->refuse(tensor, "this writer has written some of its bytes");
   state_->targets[index].count(tensor.bytes);
 }
 

@@ -77,7 +77,7 @@ class TensorTarget {
 // libmuster-hdf5 is loaded when the first state file is written, because libhdf5 and its dependencies take longer to
 // load than most commands run.
 
-/// Loads the library if it is not loaded: the one of this version beside libmuster, or else the one on the system's
+/// Loads the library if it is not loaded: the one of this version next to libmuster, or else the one on the system's
 /// search path. Throws Error(unsupported).
 void require_hdf5();
 

@@ -46,8 +46,8 @@ void Connection::connect(const Endpoint& endpoint, const Hello& hello) {
   socket_.async_connect(endpoint, [this](const error_code& failure) {
     if (failure == asio::error::operation_aborted) return;
     if (failure) {
-      const Error cause = *error_of("making a connection", failure);
-      return end(os::is_own_shortage(failure.value()) ? cause : cause.with_context("connecting to it"));
+      const Error cause = *error_of("connecting", failure);
+      return end(os::is_own_shortage(failure.value()) ? cause : cause.with_context("connecting to the rank"));
     }
     is_connected_ = true;
     read();
@@ -198,7 +198,7 @@ Frame parse_frame(std::span<const std::byte, sizeof(Frame)> bytes, Way way) {
   const auto most = most_bytes(frame.kind, way);
   if (!most || frame.bytes > *most || frame.tag < 0 || (needs_number(frame.kind) && frame.number == 0))
     throw Error(ErrorKind::corrupt,
-                fmt::format("a garbled frame (kind {}, tag {}, number {}, {} bytes)",
+                fmt::format("malformed frame (kind {}, tag {}, number {}, {} bytes)",
                             static_cast<std::uint32_t>(frame.kind), frame.tag, frame.number, frame.bytes));
   return frame;
 }

@@ -64,10 +64,10 @@ void Listener::take_in() {
     error_code ignored;
     guest->socket.non_blocking(true, ignored);
     if (guests_.size() > most_strangers + static_cast<std::size_t>(size_))
-      drop(GuestPointer(guests_.front()), "too many of them");
+      drop(GuestPointer(guests_.front()), "too many connections");
     guest->deadline.expires_after(longest_hello);
     guest->deadline.async_wait([this, guest](const error_code& failure) {
-      if (!failure && !guest->is_gone) drop(guest, "it says nothing");
+      if (!failure && !guest->is_gone) drop(guest, "it sent nothing");
     });
     hear(guest);
   }
@@ -99,11 +99,11 @@ void Listener::hear(const GuestPointer& guest) {
       });
       return;
     }
-    if (failure) return drop(guest, "it has gone before it has said who it is");
+    if (failure) return drop(guest, "it closed before it sent a hello");
     guest->got += got;
   }
   const auto rank = parse_hello(guest->hello, token_, self_, size_);
-  if (!rank) return drop(guest, "it is of no rank of this job");
+  if (!rank) return drop(guest, "its hello does not belong to a rank of this job");
   forget(guest);
   accepted_(*rank, std::move(guest->socket));
 }
@@ -111,8 +111,8 @@ void Listener::hear(const GuestPointer& guest) {
 void Listener::drop(const GuestPointer& guest, const char* why) {
   error_code failure;
   const Endpoint from = guest->socket.remote_endpoint(failure);
-  strangers_(fmt::format("TCP: rank {} drops a connection from {}: {}", self_,
-                         failure ? std::string("somebody") : text_of(from), why));
+  strangers_(fmt::format("TCP: rank {} closes a connection from {}: {}", self_,
+                         failure ? std::string("an unknown address") : text_of(from), why));
   guest->socket.close(failure);
   forget(guest);
 }

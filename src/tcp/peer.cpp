@@ -29,7 +29,8 @@ std::shared_ptr<Incoming> take_first(std::deque<std::shared_ptr<Incoming>>& rece
 }
 
 Error too_long(std::uint64_t bytes, std::uint64_t room) {
-  return Error(ErrorKind::io, fmt::format("a message of {} bytes has come where at most {} are expected", bytes, room));
+  return Error(ErrorKind::io,
+               fmt::format("malformed message: it has {} bytes, but at most {} are expected", bytes, room));
 }
 
 [[noreturn]] void refuse(const char* words) {
@@ -78,7 +79,7 @@ void Peer::answered(const Frame& frame) {
     return;
   }
   const auto found = unanswered_.find(frame.number);
-  if (found == unanswered_.end()) refuse("an answer to nothing");
+  if (found == unanswered_.end()) refuse("malformed message: an answer to no request");
   const std::shared_ptr<Outgoing> message = std::move(found->second);
   unanswered_.erase(found);
   message->is_taken = true;
@@ -172,10 +173,10 @@ bool Peer::accept(std::unique_ptr<Connection> connection) {
 std::span<std::byte> Peer::place_for(Connection&, const Frame& frame) {
   if (frame.kind == FrameKind::payload) {
     const auto found = wanted_.find(frame.number);
-    if (found == wanted_.end()) refuse("bytes that nobody has asked for");
+    if (found == wanted_.end()) refuse("malformed message: bytes that were not requested");
     into_ = std::move(found->second);
     wanted_.erase(found);
-    if (frame.bytes > into_->place.size()) refuse("more bytes than were offered");
+    if (frame.bytes > into_->place.size()) refuse("malformed message: more bytes than were offered");
     return into_->place.first(frame.bytes);
   }
   auto arrival = std::make_shared<Arrival>(Arrival{.tag = frame.tag, .number = frame.number, .bytes = frame.bytes});
@@ -192,7 +193,8 @@ std::span<std::byte> Peer::place_for(Connection&, const Frame& frame) {
     return place;
   }
   waiting_ += cost_of(frame.bytes);
-  if (waiting_ > window || arrivals_.size() >= most_arrivals) refuse("more messages than there is room for");
+  if (waiting_ > window || arrivals_.size() >= most_arrivals)
+    refuse("malformed message: more messages than are allowed");
   arrivals_.push_back(into_arrival_);
   ++shared_.arrivals;
   return place;
@@ -215,7 +217,7 @@ void Peer::arrived(Connection& connection, const Frame& frame) {
       return;
     case FrameKind::offer:
       if (const auto receive = match(frame.tag)) return want(frame.number, frame.bytes, receive);
-      if (arrivals_.size() >= most_arrivals) refuse("more messages than there is room for");
+      if (arrivals_.size() >= most_arrivals) refuse("malformed message: more messages than are allowed");
       arrivals_.push_back(std::make_shared<Arrival>(
           Arrival{.tag = frame.tag, .number = frame.number, .bytes = frame.bytes, .is_offer = true}));
       ++shared_.arrivals;
@@ -238,7 +240,7 @@ void Peer::ended(Connection& connection, const std::optional<Error>& failure) {
   if (!failure && has_left(connection)) return;
   // Messages that arrived earlier are read first. They may contain the reason for the end.
   if (&connection == to_.get() && from_ && from_->is_open()) from_->read();
-  fail(failure.value_or(Error(ErrorKind::io, "its connection has ended")));
+  fail(failure.value_or(Error(ErrorKind::io, "the connection was closed")));
 }
 
 void Peer::fail(const Error& why) {

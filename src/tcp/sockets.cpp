@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "src/base/fork_mutex.hpp"
+#include "src/base/message.hpp"
 #include "src/os/fault.hpp"
 #include "src/os/fd.hpp"
 #include "src/os/process.hpp"
@@ -36,7 +37,7 @@ int descriptor_for(const Endpoint& address) {
   const int descriptor = os::try_call("socket", "TCP", [&] {
     return ::socket(address.protocol().family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_TCP);
   });
-  if (descriptor < 0) throw os::errno_error("TCP: making a socket");
+  if (descriptor < 0) throw os::errno_error("TCP: creating a socket");
   return descriptor;
 }
 
@@ -97,11 +98,9 @@ Acceptor listen_at(asio::io_context& io, const Endpoint& endpoint) {
   acceptor.bind(endpoint, failure);
   if (!failure) acceptor.listen(SOMAXCONN, failure);
   if (failure)
-    throw os::errno_error(ErrorKind::io,
-                          fmt::format("TCP: listening at {}: is the port another program's, or the address another "
-                                      "host's? Choose a free port of this one",
-                                      text_of(endpoint)),
-                          failure.value());
+    throw with_remedy(
+        os::errno_error(ErrorKind::io, fmt::format("TCP: listening at {}", text_of(endpoint)), failure.value()),
+        "Choose a free port and an address of this host");
   return acceptor;
 }
 

@@ -152,7 +152,7 @@ TcpTransport::TcpTransport(int rank, Addresses addresses, std::unique_ptr<asio::
       *io_, std::move(acceptor), addresses_.token, rank, size(), [this](int from, Socket socket) {
         auto connection = std::make_unique<Connection>(peer(from), std::move(socket), Way::forwards, true);
         if (!peer(from).accept(std::move(connection)))
-          log(LogLevel::info, fmt::format("TCP: rank {} drops a second connection of rank {}", this->rank(), from));
+          log(LogLevel::info, fmt::format("TCP: rank {} closes a second connection of rank {}", this->rank(), from));
       });
   begin_forkable();
 }
@@ -304,11 +304,12 @@ std::vector<std::byte> TcpTransport::tell_all(std::span<const std::byte> mine, s
     while (!pending.test()) {
       watch();
       if (os::Clock::now() > until)
-        throw Error(ErrorKind::timeout,
-                    fmt::format("TCP: rank {} waited {:.1f} s for rank {} while the ranks met: look what it does, and "
-                                "whether its host can be reached from this one",
-                                self, std::chrono::duration<double>(timeout).count(), on),
-                    {.rank = on});
+        throw Error(
+            ErrorKind::timeout,
+            fmt::format("TCP: rank {} waited {:.1f} s for rank {} during the rendezvous. Check that rank {} is running "
+                        "and that its host can be reached from this one, or raise MUSTER_TIMEOUT (seconds)",
+                        self, std::chrono::duration<double>(timeout).count(), on, on),
+            {.rank = on});
       std::this_thread::sleep_for(std::chrono::microseconds(100));
     }
   };
@@ -361,7 +362,8 @@ void TcpTransport::throw_if_resting() const {
 }
 
 Error TcpTransport::ended() const {
-  return Error(ErrorKind::invalid_argument, "the process ends: its groups cannot be used any more", {.rank = rank()});
+  return Error(ErrorKind::invalid_argument, "TCP: the process is ending, so its groups cannot be used",
+               {.rank = rank()});
 }
 
 bool TcpTransport::close() noexcept {

@@ -56,7 +56,7 @@ class TcpTransport final : public multihost::Transport, private Forkable {
 
   void throw_if_resting() const override;
   [[nodiscard]] Error ended() const override;
-  /// Sends `bye` to all ranks and waits until all have sent theirs. If a socket is closed while received data is
+  /// Sends `bye` to all ranks and waits until all ranks have sent it. If a socket is closed while received data is
   /// unread, the kernel may discard the data that it has sent.
   bool close() noexcept override;
   [[nodiscard]] bool can_be_dropped() const noexcept override { return true; }

@@ -7,23 +7,23 @@
 #include <cstring>
 
 #include "muster/error.hpp"
+#include "src/base/escaped.hpp"
 #include "src/base/fixed_string.hpp"
 
 namespace muster::trace {
 namespace {
 
 [[noreturn]] void refuse(ErrorKind kind, const std::string& name, const std::string& words) {
-  throw Error(kind, fmt::format("reading {}: {}", name, words), {.path = name});
+  throw Error(kind, fmt::format("{}: reading: {}", in_quotes(name), words), {.path = name});
 }
 
 void check_magic(std::span<const char> magic, std::string_view wanted, std::uint32_t its_version,
                  const std::string& name) {
-  if (std::string_view(magic.data(), magic.size()) != wanted)
-    refuse(ErrorKind::corrupt, name, "it is not what Muster records");
+  if (std::string_view(magic.data(), magic.size()) != wanted) refuse(ErrorKind::corrupt, name, "not a trace of Muster");
   if (its_version != version)
-    refuse(
-        ErrorKind::version, name,
-        fmt::format("it is of version {}, and this is version {}: use the muster that made it", its_version, version));
+    refuse(ErrorKind::version, name,
+           fmt::format("the trace has format version {}, this Muster reads {}. Use the Muster version that wrote it",
+                       its_version, version));
 }
 
 /// In nanoseconds, longer than any machine runs. Sums of a few such times fit into 64 bits.
@@ -91,13 +91,13 @@ bool add_parts(const Record& record, std::uint64_t at, std::vector<Entry>& entri
 
 Process parse(std::span<const std::byte> bytes, const std::string& name) {
   Header header{};
-  if (bytes.size() < sizeof header) refuse(ErrorKind::corrupt, name, "it is too short");
+  if (bytes.size() < sizeof header) refuse(ErrorKind::corrupt, name, "truncated trace");
   std::memcpy(&header, bytes.data(), sizeof header);
   check_magic(header.magic, magic, header.version, name);
   const auto identity = os::parse_identity(get_text(header.identity));
   if (header.record_bytes != sizeof(Record) || !identity || header.rank < -1 || header.size < 0 ||
       (header.rank >= 0 && header.size == 0) || header.capacity > ring_records)
-    refuse(ErrorKind::corrupt, name, "its header cannot be");
+    refuse(ErrorKind::corrupt, name, "malformed trace header");
   Process process{.identity = *identity,
                   .rank = header.rank,
                   .size = header.size,
@@ -123,11 +123,11 @@ Process parse(std::span<const std::byte> bytes, const std::string& name) {
 
 Failure parse_failure(std::span<const std::byte> bytes, const std::string& name) {
   FailureHead head{};
-  if (bytes.size() < sizeof head) refuse(ErrorKind::corrupt, name, "it is too short");
+  if (bytes.size() < sizeof head) refuse(ErrorKind::corrupt, name, "truncated record of a failure");
   std::memcpy(&head, bytes.data(), sizeof head);
   check_magic(head.magic, failure_magic, head.version, name);
   if (head.rings > (bytes.size() - sizeof head) / ring_bytes)
-    refuse(ErrorKind::corrupt, name, "it ends before what it should have");
+    refuse(ErrorKind::corrupt, name, "truncated record of a failure");
   Failure failure{get_text(head.words), head.time, head.wall_clock, {}};
   for (std::uint64_t ring = 0; ring < head.rings; ++ring)
     failure.processes.push_back(parse(bytes.subspan(sizeof head + ring * ring_bytes, ring_bytes), name));

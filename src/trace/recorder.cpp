@@ -14,6 +14,7 @@
 
 #include "muster/log.hpp"
 #include "muster/trace.hpp"
+#include "src/base/escaped.hpp"
 #include "src/base/fixed_string.hpp"
 #include "src/base/fork_mutex.hpp"
 #include "src/os/clock.hpp"
@@ -141,13 +142,15 @@ class TraceFile {
       const std::lock_guard lock(mutex_);
       if (has_stopped()) return nullptr;
       if (piece >= pieces_.size())
-        throw Error(ErrorKind::out_of_space, fmt::format("{} has the most records that it can have", file_.path()));
+        throw Error(ErrorKind::out_of_space, fmt::format("{}: growing: the trace file has reached its largest number "
+                                                         "of records. Trace a shorter part of the job",
+                                                         in_quotes(file_.path())));
       for (std::uint64_t at = 0; at <= piece; ++at)
         if (pieces_[at] == nullptr) pieces_[at] = file_.grow(piece_records * sizeof(Record));
       return pieces_[piece];
     } catch (const std::exception& error) {
       has_stopped_ = true;
-      log(LogLevel::warning, fmt::format("tracing stops here, and the job goes on: {}", error.what()));
+      log(LogLevel::warning, fmt::format("tracing stops, the job continues: {}", error.what()));
       return nullptr;
     }
   }
@@ -249,7 +252,7 @@ class Recorder {
       header.capacity = 0;
       file_.store(std::make_unique<TraceFile>(*directory, header).release(), std::memory_order_release);
     } catch (const std::exception& error) {
-      log(LogLevel::warning, std::string("MUSTER_TRACE: nothing is traced, and the job goes on: ") + error.what());
+      log(LogLevel::warning, std::string("MUSTER_TRACE: tracing is off, the job continues: ") + error.what());
     }
   }
 

@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "muster/error.hpp"
+#include "src/base/escaped.hpp"
 
 namespace muster {
 namespace {
@@ -27,10 +28,12 @@ std::vector<std::string> steps_of(std::span<const RankTimes> ranks) {
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
     for (const StepTimes& times : ranks[rank]) {
       if (find(ranks[rank], times.step) != &times)
-        throw Error(ErrorKind::invalid_argument, fmt::format("rank {} has the step \"{}\" twice", rank, times.step));
-      if (!std::ranges::all_of(times.seconds, [](double time) { return std::isfinite(time) && time >= 0; }))
         throw Error(ErrorKind::invalid_argument,
-                    fmt::format("rank {}, step \"{}\": a time must be seconds, 0 or more", rank, times.step));
+                    fmt::format("rank {}: step {} occurs twice", rank, in_quotes(times.step)));
+      if (!std::ranges::all_of(times.seconds, [](double time) { return std::isfinite(time) && time >= 0; }))
+        throw Error(
+            ErrorKind::invalid_argument,
+            fmt::format("rank {}: step {}: a time must be in seconds and at least 0", rank, in_quotes(times.step)));
       if (std::ranges::find(steps, times.step) == steps.end()) steps.push_back(times.step);
     }
   }
@@ -51,14 +54,15 @@ ImbalanceReport report_load_imbalance(std::span<const RankTimes> ranks) {
         missing += fmt::format("{}{}", missing.empty() ? "" : ", ", rank);
     }
     if (!missing.empty()) {
-      report.warnings.push_back(fmt::format("step \"{}\" is left out: not on rank {}", step, missing));
+      report.warnings.push_back(
+          fmt::format("step {} is left out: it is missing on ranks {}", in_quotes(step), missing));
       continue;
     }
     const auto [fewest, most] = std::ranges::minmax(times, {}, [](const auto* each) { return each->size(); });
     StepImbalance imbalance{step, fewest->size()};
     if (fewest->size() != most->size())
-      report.warnings.push_back(fmt::format("step \"{}\": only the first {} iterations count; some ranks have {}", step,
-                                            fewest->size(), most->size()));
+      report.warnings.push_back(fmt::format("step {}: only the first {} iterations count: some ranks have {}",
+                                            in_quotes(step), fewest->size(), most->size()));
     for (std::size_t i = 0; i < imbalance.iterations; ++i) {
       double total = 0;
       double longest = 0;

@@ -60,16 +60,15 @@ void make_directories(const std::string& path) {
 }
 
 [[noreturn]] void refuse(const std::string& path, const std::string& why) {
-  throw Error(ErrorKind::invalid_argument, fmt::format("{} cannot be a workspace: {}", in_quotes(path), why),
-              {.path = path});
+  throw Error(ErrorKind::invalid_argument, fmt::format("workspace {}: {}", in_quotes(path), why), {.path = path});
 }
 
 void require_directory(const std::string& path) {
   const auto status = os::file_status(path, os::Links::followed);
-  if (status && !status->is_directory) refuse(path, "it is a file; name a directory");
+  if (status && !status->is_directory) refuse(path, "it is a file. Pass a directory");
   if (status) return;
   const auto itself = os::file_status(path);
-  if (itself && itself->is_link) refuse(path, "it is a link to what is not there");
+  if (itself && itself->is_link) refuse(path, "it is a link to a path that does not exist");
   make_directories(path);
 }
 
@@ -83,7 +82,7 @@ void write_mark(const std::string& path, bool lost) {
     else
       os::publish_first(mark, std::as_bytes(std::span(text)), growing_name(), os::Durability::synced);
   } catch (const Error& error) {
-    throw error.with_context(fmt::format("making {} a workspace", in_quotes(path)));
+    throw error.with_context(fmt::format("{}: making the workspace", in_quotes(path)));
   }
 }
 
@@ -160,7 +159,7 @@ void patiently(const std::string& path, const Patience& patience, const std::fun
       }
     }
     if (patience.check) patience.check();
-    group::check_interrupted("looking for what others wrote");
+    group::check_interrupted("waiting for files of other ranks");
     pauses->sleep();
     try {
       fresh_listing(directory, *is_network);
@@ -172,6 +171,14 @@ void patiently(const std::string& path, const Patience& patience, const std::fun
       if (!may_be_a_cache(error)) throw;
     }
   }
+}
+
+void refuse_other_files(const std::string& workspace, const std::string& file) {
+  throw Error(ErrorKind::invalid_argument,
+              fmt::format("{} is not a Muster workspace: it contains other files (e.g. {}) and no {}. Pass an empty "
+                          "directory or an existing workspace",
+                          in_quotes(workspace), in_quotes(file), file_name({.kind = NameKind::mark})),
+              {.path = workspace});
 }
 
 bool check_mark(const std::string& workspace) {
@@ -187,15 +194,15 @@ bool check_mark(const std::string& workspace) {
       version = parse_json({reinterpret_cast<const char*>(bytes.data()), bytes.size()}).at(version_key).as_int();
     } catch (const Error& error) {
       throw Error(ErrorKind::corrupt,
-                  fmt::format("the mark of the workspace {} is damaged ({}): if nothing in it is needed, remove it and "
-                              "let it be made anew",
+                  fmt::format("workspace {}: the marker file is corrupted ({}). If no file of the workspace is needed, "
+                              "delete the directory",
                               in_quotes(workspace), error.what()),
                   {.path = path});
     }
     if (version < 1 || version > workspace_version)
       throw Error(ErrorKind::version,
-                  fmt::format("the workspace {} is of version {}, and this Muster knows {}: use the newer one, or "
-                              "another directory",
+                  fmt::format("workspace {} has version {}, and this Muster supports version {}. Use a newer Muster, "
+                              "or another directory",
                               in_quotes(workspace), version, workspace_version),
                   {.path = path});
   };
@@ -208,7 +215,7 @@ bool check_mark(const std::string& workspace) {
 }
 
 WorkspaceDirectory prepare_workspace(const std::string& given) {
-  if (given.empty()) throw Error(ErrorKind::invalid_argument, "a workspace needs a path");
+  if (given.empty()) throw Error(ErrorKind::invalid_argument, "a workspace needs a path: the path is empty");
   WorkspaceDirectory workspace;
   workspace.path = without_slash(given);
   require_directory(workspace.path);
@@ -227,10 +234,7 @@ WorkspaceDirectory prepare_workspace(const std::string& given) {
     }
     foreign = entry.name;
   }
-  if (!foreign.empty())
-    refuse(workspace.path,
-           fmt::format("it has files that are none of Muster's, such as {}: give an empty or a new directory",
-                       in_quotes(foreign)));
+  if (!foreign.empty()) refuse_other_files(workspace.path, foreign);
   write_mark(workspace.path, false);
   return workspace;
 }

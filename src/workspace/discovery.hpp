@@ -87,6 +87,9 @@ struct WorkspaceDirectory {
 /// Error(version) if a newer Muster made the marker; Error(corrupt) if the marker is damaged; Error(io | out_of_space).
 WorkspaceDirectory prepare_workspace(const std::string& path);
 
+/// Throws Error(invalid_argument): the directory has no marker, but files of another program, such as `file`.
+[[noreturn]] void refuse_other_files(const std::string& workspace, const std::string& file);
+
 /// Returns whether the marker has contents: false if it is empty or all zeros. Throws Error(version | corrupt), and as
 /// read_small_file.
 bool check_mark(const std::string& workspace);

@@ -368,14 +368,13 @@ using std::chrono::milliseconds;
 void check(const FileGroupOptions& options) {
   if (options.size < 1 || options.rank < 0 || options.rank >= options.size)
     throw Error(ErrorKind::invalid_argument,
-                fmt::format("a file group cannot have rank {} of {}", options.rank, options.size));
+                fmt::format("file_group: rank {} is out of range for size {}", options.rank, options.size));
   if (options.heartbeat < milliseconds(1))
-    throw Error(ErrorKind::invalid_argument, "a file group's heartbeat must be at least a millisecond");
+    throw Error(ErrorKind::invalid_argument, "file_group: heartbeat must be at least 1 ms");
   if (options.lost_after < 3 * options.heartbeat)
-    throw Error(ErrorKind::invalid_argument,
-                "a file group's lost_after must be three heartbeats at least: one may come late");
+    throw Error(ErrorKind::invalid_argument, "file_group: lost_after must be at least three heartbeats");
   if (options.timeout && *options.timeout <= milliseconds::zero())
-    throw Error(ErrorKind::invalid_argument, "a file group's timeout must be longer than nothing");
+    throw Error(ErrorKind::invalid_argument, "file_group: timeout must be longer than 0");
 }
 
 }  // namespace

@@ -29,7 +29,7 @@ Time server_time(const std::string& path) {
 
 std::string writer_text(const SurveyEntry& entry) {
   if (!entry.name->writer) return {};
-  return fmt::format(" (host {}, pid {})", entry.name->writer->host, entry.name->writer->pid);
+  return fmt::format(" (pid {} on host {})", entry.name->writer->pid, in_quotes(entry.name->writer->host));
 }
 
 /// The clean-up of one workspace.
@@ -62,11 +62,11 @@ class Collection {
   void judge_passing(const SurveyEntry& entry) {
     const bool is_directory = entry.name->kind == NameKind::job || entry.name->kind == NameKind::meeting;
     if (!entry.foreign.empty()) {
-      keep(entry, fmt::format("it contains {}, which is not a file of Muster. Move that file away first.",
+      keep(entry, fmt::format("it contains {}, which is not a file of Muster. Move that file away first",
                               in_quotes(entry.foreign)));
     } else if (entry.writer == os::Life::dead) {
-      std::string reason = "its writer" + writer_text(entry) + " is dead";
-      if (is_directory) reason = entry.files == 0 ? "it is empty" : "its ranks have left or are dead";
+      std::string reason = "its writer" + writer_text(entry) + " has ended";
+      if (is_directory) reason = entry.files == 0 ? "it is empty" : "its ranks have left or ended";
       take(entry, reason);
     } else if (entry.writer == os::Life::alive) {
       keep(entry, is_directory ? "one of its ranks is running on this host"
@@ -75,7 +75,7 @@ class Collection {
       take(entry, fmt::format("not changed for {}", age_text(age_of(entry.changed))));
     } else {
       keep(entry, (is_directory ? "its ranks" : "its writer" + writer_text(entry)) +
-                      " may still be running. Run muster gc on that host, or pass --stale-after AGE.");
+                      " may still be running. Run muster gc on that host, or pass --stale-after AGE");
     }
   }
 
@@ -110,7 +110,7 @@ class Collection {
         if (!remove(entry)) throw Error(ErrorKind::io, "it is not empty any more");
       } catch (const Error& error) {
         item.verdict = GcVerdict::failed;
-        item.reason += fmt::format("; but {}", error.what());
+        item.reason += fmt::format("; failed: {}", error.what());
         return;
       }
     }

@@ -2,14 +2,14 @@
 #pragma once
 // Clean-up of a workspace deletes files that no process can need. The first rule that applies decides:
 //
-//  1. Files that are not Muster's, and the marker file, are kept.
+//  1. Files that Muster did not write, and the marker file, are kept.
 //  2. Files that a process makes and removes itself (exchange files, tokens, probes, growing files) are deleted if that
 //     process is proved dead: same host, boot and process namespace, and no such process. They are kept if the process
 //     lives.
 //  3. The directory of a file group is deleted if each of its ranks has left or is proved dead. It is kept if one rank
-//     lives, or if it has a file that is not Muster's.
+//     lives, or if it has a file that Muster did not write.
 //  4. A meeting directory is deleted if it is empty or every process in it is proved dead. It is kept if it has a file
-//     that is not Muster's.
+//     that Muster did not write.
 //  5. Anything else (states, kept files, leftovers of processes on other hosts) is deleted only if `older_than` is
 //     given and the newest change is older than that by the server's clock. The newest complete state of each rank
 //     counts for all earlier ones: the states of a job are deleted together or not at all.
@@ -44,7 +44,7 @@ struct GcItem {
   std::uint64_t files = 1;
   std::chrono::seconds age{0};  ///< by the server's clock
   GcVerdict verdict = GcVerdict::keep;
-  /// one line, such as "its writer (host a, pid 12) is gone" or "a complete state: only with an age"
+  /// one line, such as "its writer (pid 12 on host "a") has ended"
   std::string reason;
 };
 

@@ -168,7 +168,7 @@ std::shared_ptr<const Snapshot> GroupDirectory::look(bool with_probe, bool is_he
     const std::lock_guard lock(mutex_);
     if (!trouble_since_) trouble_since_ = Clock::now();
     if (Clock::now() - *trouble_since_ > longest_trouble)
-      throw error.with_context("the directory of the file group cannot be looked into");
+      throw error.with_context("listing the directory of the file group");
     return snapshot_;
   }
   peers_.hear(*fresh);
@@ -227,8 +227,8 @@ std::vector<std::byte> GroupDirectory::read(const std::string& name, std::uint64
   patiently(path, {.deadline = Clock::now() + timeout}, [&] {
     whole = with_reserve([&] { return os::read_small_file(path, bytes); });
     if (whole.size() != bytes)
-      throw Error(ErrorKind::corrupt, fmt::format("{} has {} bytes instead of {}", path, whole.size(), bytes),
-                  {.path = path});
+      throw file_error(ErrorKind::corrupt, "", path,
+                       fmt::format("truncated message: {} of {} bytes present", whole.size(), bytes));
   });
   return whole;
 }
@@ -406,7 +406,8 @@ void GroupPulse::load_failure() {
     std::memcpy(&written, bytes.data(), sizeof written);
     loaded = written.get();
   } catch (const std::exception& error) {
-    loaded = Error(ErrorKind::peer_lost, std::string("a rank has failed; why cannot be read: ") + error.what());
+    loaded =
+        Error(ErrorKind::peer_lost, std::string("a rank has failed, and its error cannot be read: ") + error.what());
   }
   set_failure(*loaded);
 }

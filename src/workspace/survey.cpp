@@ -108,8 +108,8 @@ std::optional<SurveyState> state_of(const std::string& workspace, SurveyEntry en
       if (job_text(info.job) != entry.name->job || info.rank != state.rank || info.world_size != state.world_size ||
           info.step != state.step) {
         state.complete = false;
-        state.problem = fmt::format("it says that it is rank {} of {}, step {}, of job {}: it was renamed or copied",
-                                    info.rank, info.world_size, info.step, job_text(info.job));
+        state.problem = fmt::format("{} was renamed or copied: its header records rank {} of {}, step {} of job {}",
+                                    in_quotes(path), info.rank, info.world_size, info.step, job_text(info.job));
       }
     } catch (const Error& error) {
       if (error.kind() == ErrorKind::not_found) return std::nullopt;
@@ -164,19 +164,16 @@ void require_workspace(const std::string& path, const std::vector<os::DirectoryE
     if (unfinished != entries.end())
       throw Error(
           ErrorKind::invalid_argument,
-          fmt::format("{} is no workspace; an export or a conversion has not finished its {}: the next one to the "
-                      "same place removes it if it was killed",
+          fmt::format("{} is not a Muster workspace: it contains {}, which an export or a conversion has not finished. "
+                      "If that command was killed, run it again with the same output: it deletes the file",
                       in_quotes(path), in_quotes(unfinished->name)),
           {.path = path});
-    throw Error(ErrorKind::invalid_argument,
-                fmt::format("{} is no workspace: nothing in it is Muster's (there is {})", in_quotes(path),
-                            in_quotes(entries.front().name)),
-                {.path = path});
+    refuse_other_files(path, entries.front().name);
   }
 }
 
 [[noreturn]] void refuse_states(const Survey& survey, ErrorKind kind, const std::string& words) {
-  throw Error(kind, fmt::format("reading the workspace {}: {}", in_quotes(survey.path), words), {.path = survey.path});
+  throw Error(kind, fmt::format("workspace {}: {}", in_quotes(survey.path), words), {.path = survey.path});
 }
 
 std::string names_of(const std::vector<const SurveyJob*>& jobs) {
@@ -193,13 +190,13 @@ const SurveyJob& choose_job(const Survey& survey, const std::string& prefix) {
     all.push_back(&job);
     if (job.nonce.starts_with(prefix)) chosen.push_back(&job);
   }
-  if (all.empty()) refuse_states(survey, ErrorKind::not_found, "it has no states");
+  if (all.empty()) refuse_states(survey, ErrorKind::not_found, "no rank has written a state");
   if (chosen.empty())
     refuse_states(survey, ErrorKind::not_found,
-                  fmt::format("it has no states of a job {}; there are those of {}", in_quotes(prefix), names_of(all)));
+                  fmt::format("no job begins with {} (jobs: {})", in_quotes(prefix), names_of(all)));
   if (chosen.size() > 1)
     refuse_states(survey, ErrorKind::invalid_argument,
-                  fmt::format("it has states of several jobs; choose one by --job-id: {}", names_of(chosen)));
+                  fmt::format("it has states of several jobs. Choose one with --job-id: {}", names_of(chosen)));
   return *chosen.front();
 }
 
@@ -212,9 +209,9 @@ ChosenState chosen_from(const Survey& survey, const SurveyState& state) {
 Survey survey(const std::string& path, const SurveyOptions& options) {
   const auto status = os::file_status(path, os::Links::followed);
   if (!status)
-    throw Error(ErrorKind::not_found, fmt::format("there is no workspace {}", in_quotes(path)), {.path = path});
+    throw Error(ErrorKind::not_found, fmt::format("workspace {} does not exist", in_quotes(path)), {.path = path});
   if (!status->is_directory)
-    throw Error(ErrorKind::invalid_argument, fmt::format("{} is no workspace: it is a file", in_quotes(path)),
+    throw Error(ErrorKind::invalid_argument, fmt::format("{} is not a Muster workspace: it is a file", in_quotes(path)),
                 {.path = path});
   Survey survey;
   survey.path = path;
@@ -281,7 +278,7 @@ ChosenStates choose_states(const std::string& path, const StateChoice& choice) {
     if (choice.rank) what += fmt::format(" of rank {}", *choice.rank);
     if (choice.step) what += fmt::format(" of step {}", *choice.step);
     refuse_states(survey, ErrorKind::not_found,
-                  fmt::format("the job {} has {}; muster ls shows what there is", job.nonce, what));
+                  fmt::format("job {} has {}. Run muster ls to list the states", job.nonce, what));
   }
   return chosen;
 }
@@ -301,13 +298,13 @@ ChosenStates choose_common_states(const std::string& path, const StateChoice& ch
   std::string missing;
   for (std::size_t rank = 0; rank < is_there.size() && step; ++rank)
     if (!is_there[rank]) missing += fmt::format("{}{}", missing.empty() ? "; missing: rank " : ", ", rank);
-  refuse_states(survey, ErrorKind::not_found,
-                choice.step
-                    ? fmt::format("the job {} has not complete states of step {} of all {} ranks{}", job.nonce, *step,
-                                  job.world_size, missing)
-                    : fmt::format("the job {} has no step of which all {} ranks have a complete state; muster ls shows "
-                                  "what there is",
-                                  job.nonce, job.world_size));
+  refuse_states(
+      survey, ErrorKind::not_found,
+      choice.step
+          ? fmt::format("job {} has no complete states of step {} of all {} ranks{}", job.nonce, *step, job.world_size,
+                        missing)
+          : fmt::format("job {} has no step with complete states of all {} ranks. Run muster ls to list the states",
+                        job.nonce, job.world_size));
 }
 
 }  // namespace muster::workspace

@@ -29,7 +29,7 @@ struct SurveyEntry {
   /// only for kinds that name their writer; a file group is dead if all ranks have left or are dead, and alive if one
   /// lives
   os::Life writer = os::Life::unknown;
-  std::string foreign = {};  ///< for a directory: a file in it that is not Muster's
+  std::string foreign = {};  ///< for a directory: a file in it that Muster did not write
 };
 
 /// A state file of a rank: `state` or `kept`.
@@ -65,8 +65,8 @@ struct Survey {
   Marked marked = Marked::by_mark;
   std::vector<SurveyJob> jobs;         ///< newest first
   std::vector<SurveyEntry> temporary;  ///< growing files, probes, meetings
-  std::vector<SurveyEntry> foreign;    ///< files that are not Muster's
-  std::uint64_t bytes = 0;             ///< of all files, including foreign ones
+  std::vector<SurveyEntry> foreign;    ///< files that Muster did not write
+  std::uint64_t bytes = 0;             ///< of all files, including those of other programs
   std::uint64_t files = 0;
 };
 

@@ -52,7 +52,8 @@ struct AllSteps {
 std::shared_ptr<detail::WorkspaceSteps> steps_of(Group& group, const workspace::WorkspaceDirectory& directory) {
   const auto all = group::inside(group).extension<AllSteps>();
   const auto status = os::file_status(directory.path, os::Links::followed);
-  if (!status) throw Error(ErrorKind::not_found, fmt::format("the workspace {} is gone", in_quotes(directory.path)));
+  if (!status)
+    throw Error(ErrorKind::not_found, fmt::format("workspace {} does not exist any more", in_quotes(directory.path)));
   const std::lock_guard lock(all->mutex);
   auto& steps = all->by_directory[{status->identity.device, status->identity.number}];
   if (!steps) steps = std::make_shared<detail::WorkspaceSteps>();
@@ -88,7 +89,7 @@ std::optional<Name> choose(const std::string& path, const std::vector<Name>& sta
     if (jobs.size() > 1) {
       const auto status = os::file_status(path + "/" + workspace::file_name(*newest));
       // The rank has written a newer state: list again.
-      if (!status) throw os::errno_error("looking at the state", ENOENT, path + "/" + workspace::file_name(*newest));
+      if (!status) throw os::errno_error("opening the state", ENOENT, path + "/" + workspace::file_name(*newest));
       if (chosen && status->changed <= written) continue;
       written = status->changed;
     }
@@ -124,8 +125,7 @@ bool has_tensors(const Config& config) {
 Workspace::Workspace(const std::optional<std::string>& path, std::shared_ptr<Group> group,
                      const WorkspaceOptions& options)
     : options_(options) {
-  if (options.steps_kept < 1)
-    throw Error(ErrorKind::invalid_argument, "a workspace must keep at least one step: what was written last");
+  if (options.steps_kept < 1) throw Error(ErrorKind::invalid_argument, "steps_kept must be at least 1");
   if (!path || path->empty()) return;
   const workspace::WorkspaceDirectory directory = workspace::prepare_workspace(*path);
   std::shared_ptr<Group> owner = group ? std::move(group) : world();
@@ -137,7 +137,7 @@ Workspace::Workspace(const std::optional<std::string>& path, std::shared_ptr<Gro
 
 void Workspace::require_initialized() const {
   if (!is_initialized())
-    throw Error(ErrorKind::invalid_argument, "this workspace is not initialised: it was made without a path");
+    throw Error(ErrorKind::invalid_argument, "the workspace is not initialised: it was made without a path");
 }
 
 std::uint64_t Workspace::write_configs_and_weights(const Config& config, std::span<const NamedTensor> weights,
@@ -145,8 +145,9 @@ std::uint64_t Workspace::write_configs_and_weights(const Config& config, std::sp
   require_initialized();
   const trace::Span span(trace::Kind::file, "write to workspace");
   if (!weights.empty() && has_tensors(config))
-    throw Error(ErrorKind::invalid_argument,
-                "the config has tensors at its leaves, and weights are given beside it: put all of them into one");
+    throw Error(
+        ErrorKind::invalid_argument,
+        "the config has tensors, and weights were passed as well. Put all tensors into the config or into the weights");
   std::optional<State> own;
   if (weights.empty()) {
     own = split(config);
@@ -156,9 +157,10 @@ std::uint64_t Workspace::write_configs_and_weights(const Config& config, std::sp
   if (step && last && *step <= *last)
     throw Error(
         ErrorKind::invalid_argument,
-        fmt::format("writing step {} to the workspace {}: rank {} has written step {}, and the steps of a job "
-                    "grow; to go back, make a workspace with a duplicate of the group: it counts as another job",
-                    *step, in_quotes(path_), group_->rank(), *last));
+        fmt::format(
+            "workspace {1}: writing step {0}: rank {2} has written step {3}, and the steps of a job must ascend. To "
+            "write earlier steps, make a workspace with a duplicate of the group, which counts as another job",
+            *step, in_quotes(path_), group_->rank(), *last));
   Name name{.kind = NameKind::state,
             .job = workspace::job_text(group_->nonce()),
             .rank = group_->rank(),
@@ -225,7 +227,7 @@ std::optional<WorkspaceState> Workspace::read_configs_and_weights_from_rank(int 
       states = states_in(path_, steps_->is_network, is_own ? workspace::job_text(group_->nonce()) : "");
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::not_found) throw;
-      gone = error.with_context(fmt::format("the workspace {} is gone", in_quotes(path_)));
+      gone = error.with_context(fmt::format("workspace {} does not exist any more", in_quotes(path_)));
       return;
     }
     const std::optional<Name> chosen = choose(path_, states, rank, query);
@@ -235,7 +237,7 @@ std::optional<WorkspaceState> Workspace::read_configs_and_weights_from_rank(int 
     const StateFileInfo& info = file.info();
     if (workspace::job_text(info.job) != chosen->job || info.rank != rank || info.step != chosen->step)
       throw Error(ErrorKind::corrupt,
-                  fmt::format("{} says that it is rank {}, step {} of job {}: it was renamed or copied",
+                  fmt::format("{} was renamed or copied: its header records rank {}, step {} of job {}",
                               in_quotes(path), info.rank, info.step, workspace::job_text(info.job)),
                   {.path = path});
     found = WorkspaceState{file.load(), info.step, path, info.job, info.world_size};

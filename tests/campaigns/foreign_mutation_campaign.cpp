@@ -203,7 +203,7 @@ Verdict verdict_of(const Look& seen) {
   };
   if (!seen.end.empty() || has("broken ")) return broken;
   if (has("error timeout")) return late;
-  if (has("error ")) return seen.lines.front().find("does not survive") != std::string::npos ? crashed : refused;
+  if (has("error ")) return seen.lines.front().find("cannot process the file") != std::string::npos ? crashed : refused;
   if (has("unreadable ")) return unreadable;
   return has("issue ") ? partly : shown;
 }

@@ -110,7 +110,7 @@ class Campaign {
     if (ended[0].signal != SIGKILL && !ended[0].ok()) fail(number, "the writer ended with: " + ended[0].words);
     const std::uint64_t found = look(number, path, before, after);
     ++(found == after ? tally_.replaced : tally_.kept);
-    if (ended[0].ok() && found != after) fail(number, "the writer was done, and its state is not there");
+    if (ended[0].ok() && found != after) fail(number, "the writer has finished, and its state does not exist");
     // Adapts the range: it shrinks when writers finish, and grows when they are killed.
     if (ended[0].ok()) longest_ = std::max(longest_ * 9 / 10, std::chrono::microseconds(10'000));
     if (!ended[0].ok()) longest_ = std::min(longest_ * 21 / 20, std::chrono::microseconds(500'000));

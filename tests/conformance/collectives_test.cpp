@@ -554,15 +554,15 @@ TEST_CASE("an invalid or differing argument on one rank is an error on all ranks
         {ErrorKind::invalid_argument, {"rank 2", "root 4"}, [&] { ranks.broadcast(good, is_odd ? 4 : 1); }},
         {ErrorKind::invalid_argument, {"root -1"}, [&] { ranks.reduce(good, -1); }},
         {ErrorKind::invalid_argument,
-         {"rank 2", "no dimension 2"},
+         {"rank 2", "dimension 2 is out of range"},
          [&] { (void)ranks.all_gather(good, is_odd ? 2 : 1); }},
-        {ErrorKind::invalid_argument, {"no dimension -3"}, [&] { (void)ranks.reduce_scatter(good, -3); }},
+        {ErrorKind::invalid_argument, {"dimension -3 is out of range"}, [&] { (void)ranks.reduce_scatter(good, -3); }},
         {ErrorKind::invalid_argument, {"not a multiple"}, [&] { (void)ranks.reduce_scatter(other, 1); }},
         {ErrorKind::invalid_argument, {"2 slices"}, [&] { (void)ranks.reduce_scatterv(good, short_list); }},
         {ErrorKind::invalid_argument, {"none negative"}, [&] { (void)ranks.reduce_scatterv(good, negative); }},
-        {ErrorKind::invalid_argument, {"scatter wants 4"}, [&] { ranks.scatter(good, {}, 2); }},
+        {ErrorKind::invalid_argument, {"this rank must pass 4 tensors"}, [&] { ranks.scatter(good, {}, 2); }},
         {ErrorKind::invalid_argument,
-         {"rank 2", "the result is F32 [8, 5]"},
+         {"rank 2", "result: it is F32 [8, 5]"},
          [&] {
            ranks.all_reduce_into(Tensor::allocate(DType::f32, {8, is_odd ? 5 : 4}), good);
          }},
@@ -694,7 +694,7 @@ TEST_CASE("messages cross before a receive is posted, short and long, from any s
       while (!work.is_done()) continue;
       RANK_CHECK(work.get() == 1);
       SAME(out, of(1, 2, 1));
-      error_of(ErrorKind::invalid_argument, {"has been taken"}, [&] { (void)work.get(); });
+      error_of(ErrorKind::invalid_argument, {"has already been taken"}, [&] { (void)work.get(); });
     }
     // A message that cannot be received is discarded, and both ranks continue.
     if (self == 0) ranks.isend(of(0, 3, 1), 3).get();

@@ -88,8 +88,8 @@ TEST_CASE(
     const auto room = [](const Shape& shape) { return Tensor::allocate(DType::f32, shape); };
     const std::vector<Tensor> fits = {room({4, 5}), room({4, 5}), room({4, 5})};
     const std::vector<std::pair<std::vector<Tensor>, std::string>> bad = {
-        {{room({4, 5})}, "1 tensors for 3 results"},
-        {{room({4, 5}), room({5, 4}), room({4, 5})}, "tensor 1 is F32 [5, 4], and the result is F32 [4, 5]"},
+        {{room({4, 5})}, "expected 3 tensors, received 1"},
+        {{room({4, 5}), room({5, 4}), room({4, 5})}, "tensor 1 is F32 [5, 4], but the result is F32 [4, 5]"},
         {{room({4, 5}), Tensor::borrow(mine), room({4, 5})}, "tensor 1 must be writable"},
     };
     for (const auto& [into, words] : bad) {
@@ -101,7 +101,7 @@ TEST_CASE(
     const Config config;
     GatherOptions options;
     if (group.rank() == 0) options.into = fits;
-    fails_alike(group, ErrorKind::invalid_argument, {"not configs"},
+    fails_alike(group, ErrorKind::invalid_argument, {"not gathers of configs"},
                 [&] { get_configs_parallel(&config, ranks, group, options); });
   });
 }
@@ -206,7 +206,7 @@ TEST_CASE("a descriptor damaged in transit, in any byte, is an error on every ra
           os::set_damage_hook([](std::span<std::byte> descriptor) {
             if (seen++ == 0) descriptor[damaged % descriptor.size()] ^= std::byte{1};
           });
-        fails_alike(group, ErrorKind::corrupt, {"taking in what rank " + std::to_string(sender) + " sent"},
+        fails_alike(group, ErrorKind::corrupt, {"data of rank " + std::to_string(sender)},
                     [&] { (void)get_configs_parallel(&mine, ranks, group); });
         RANK_CHECK((seen > 0) == (group.rank() == sender));
         os::set_damage_hook(nullptr);

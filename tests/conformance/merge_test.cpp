@@ -191,7 +191,7 @@ TEST_CASE(
             {"rank 0 max", "rank 3 sum"});
     refused(group, usual, me == 3 ? merge::concat_blocks(1, {1, 1}) : merge::concat(1), all, Kind::rank_mismatch,
             {"rank 0 concat(1)", "rank 3 concat_blocks(1, [1, 1])"});
-    refused(group, usual, merge::concat(2), all, Kind::invalid_argument, {"rank 0", "no dimension 2"});
+    refused(group, usual, merge::concat(2), all, Kind::invalid_argument, {"rank 0", "dimension 2 is out of range"});
     refused(group, usual, me == 1 ? merge::concat_blocks(1, {2, 1}) : merge::concat(1), all, Kind::invalid_argument,
             {"rank 1", "[2, 1]"});
     refused(group, pattern(DType::complex64, {3}, 1), merge::sum(), all, Kind::unsupported, {"C64", "sum"});

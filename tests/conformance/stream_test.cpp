@@ -232,7 +232,7 @@ TEST_CASE("invalid arguments: all ranks get the same error, and the group remain
       else
         gather_each(none, std::vector<int>{0, 2}, group, ignore);
     });
-    refused(ErrorKind::invalid_argument, "not UTF-8", [&] {
+    refused(ErrorKind::invalid_argument, "not valid UTF-8", [&] {
       int given = 0;
       gather_each([&]() -> std::optional<Config> { return given++ == 2 ? Config("\xff") : Config("x"); }, all, group,
                   ignore);

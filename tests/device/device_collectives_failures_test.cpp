@@ -54,36 +54,36 @@ TEST_CASE("contradictory and invalid arguments are an error on every rank before
     });
     refuse(ErrorKind::invalid_argument, {"is on host", "cuda:"},
            [&] { group.all_reduce_into(self == 1 ? here : there, there); });
-    refuse(ErrorKind::invalid_argument, {"is on cuda:", "copy it to the host"},
+    refuse(ErrorKind::invalid_argument, {"is on cuda:", "Copy it to the host"},
            [&] { group.all_reduce_into(self == 1 ? there : here, here); });
     refuse(ErrorKind::unsupported, {"I16", "copy_to_host"},
            [&] { group.all_reduce(on_device(pattern(DType::i16, {4}, 1), self)); });
     refuse(ErrorKind::unsupported, {"BOOL", "copy_to_host"}, [&] {
       (void)group.reduce_scatter(on_device(Tensor::allocate(DType::boolean, {6}), self), 0, ReduceOp::max);
     });
-    refuse(ErrorKind::invalid_argument, {"make it contiguous"},
+    refuse(ErrorKind::invalid_argument, {"Make it contiguous"},
            [&] { (void)group.all_gather(wide.view().slice(1, 0, 2)); });
     refuse(ErrorKind::invalid_argument, {"root 3"}, [&] { group.broadcast(there, 3); });
-    refuse(ErrorKind::invalid_argument, {"there is no device cuda:9"}, [&] {
+    refuse(ErrorKind::invalid_argument, {"device cuda:9 does not exist"}, [&] {
       (void)group.all_gather(self == 1 ? TensorView(DType::f32, {1000}, there.data(), {}, {Device::Kind::cuda, 9})
                                        : there.view());
     });
-    refuse(ErrorKind::invalid_argument, {"its address is not one of a device"}, [&] {
+    refuse(ErrorKind::invalid_argument, {"its address is not on a device"}, [&] {
       (void)group.all_gather(self == 2 ? TensorView(DType::f32, {1000}, here.data(), {}, {Device::Kind::cuda, self})
                                        : there.view());
     });
-    refuse(ErrorKind::unsupported, {"rank 0", "rank 2", "are on one device"},
+    refuse(ErrorKind::unsupported, {"rank 0", "rank 2", "use one device"},
            [&] { (void)group.all_gather(on_device(here, self % 2)); });
     // Calls for host memory only.
     refuse(ErrorKind::unsupported, {"copy_to_host"}, [&] { (void)group.all_reduce_shared(there); });
     refuse(ErrorKind::unsupported, {"copy_to_host"}, [&] { (void)group.all_gather_shared(there); });
-    refuse(ErrorKind::invalid_argument, {"copy it to the host"},
+    refuse(ErrorKind::invalid_argument, {"Copy it to the host"},
            [&] { (void)group.broadcast_config(Config(there), 0); });
     if (self == 0) error_of(ErrorKind::unsupported, {"send", "copy_to_host"}, [&] { group.send(there, 1); });
     if (self == 1) error_of(ErrorKind::unsupported, {"recv", "copy_to_host"}, [&] { (void)group.recv(there, 0); });
     // One rank does not have enough memory.
     const Tensor large = mine_of(group, 30000);
-    refuse(ErrorKind::out_of_space, {"bytes on cuda:1 are needed"}, [&] {
+    refuse(ErrorKind::out_of_space, {"bytes on cuda:1, "}, [&] {
       (void)trim(group.group());
       const Setting memory("FAKE_CUDA_MEMORY", self == 1 ? "1000" : "100000000");
       (void)group.reduce_scatter(large, 0);
@@ -144,7 +144,7 @@ TEST_CASE("a rank that never joins the NCCL communicator ends in a timeout") {
     ProcessGroup group(outer);
     const Tensor tensor = mine_of(group);
     if (group.rank() == 1) ::setenv("FAKE_NCCL_SILENT", "1", 1);
-    error_of(ErrorKind::timeout, {"NCCL to meet"},
+    error_of(ErrorKind::timeout, {"NCCL to connect"},
              [&] { group.all_reduce(tensor, ReduceOp::sum, {.timeout = 500ms}); });
   });
 }

@@ -283,7 +283,7 @@ TEST_CASE("NCCL, forced, with two ranks on one device: refused on all ranks, and
   const Setting way("MUSTER_DEVICE_TRANSPORT", "nccl");
   run_ranks(3, [](Group& group) {
     const Tensor mine = device_pattern(DType::u8, {100}, 1, 0);
-    error_of(ErrorKind::unsupported, {"a device for each rank"},
+    error_of(ErrorKind::unsupported, {"a different device for each rank"},
              [&] { (void)get_tensors_parallel(mine, all_of(group), group, to_device()); });
     gather_patterns(group, mine, 1);
   });

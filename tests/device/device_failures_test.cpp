@@ -28,7 +28,7 @@ TEST_CASE("host and device in one call: refused on all ranks before a byte is mo
 TEST_CASE("different destinations are refused on all ranks") {
   run_ranks(3, [](Group& group) {
     const Tensor mine = device_pattern(DType::u8, {100}, 1);
-    error_of(ErrorKind::rank_mismatch, {"land in different places"}, [&] {
+    error_of(ErrorKind::rank_mismatch, {"have different destinations"}, [&] {
       (void)get_tensors_parallel(mine, all_of(group), group, group.rank() == 2 ? to_device() : GatherOptions{});
     });
     (void)get_tensors_parallel(mine, all_of(group), group);
@@ -39,7 +39,7 @@ TEST_CASE("a tensor whose memory is not on the device of its view: refused on al
   run_ranks(2, [](Group& group) {
     const Tensor host = pattern(DType::u8, {100}, 1);
     const Tensor there = on_device(host, 1);
-    error_of(ErrorKind::invalid_argument, {"its address is not one of a device"}, [&] {
+    error_of(ErrorKind::invalid_argument, {"its address is not on a device"}, [&] {
       (void)get_tensors_parallel(TensorView(DType::u8, {100}, host.data(), {}, {Device::Kind::cuda, 0}), all_of(group),
                                  group);
     });
@@ -55,7 +55,7 @@ TEST_CASE("too little memory on the root's device: every rank receives the error
   run_ranks(3, [](Group& group) {
     const Tensor mine = device_pattern(DType::u8, {100000}, 1, group.rank() % 2);
     if (group.rank() == 0) ::setenv("FAKE_CUDA_MEMORY", "150000", 1);
-    error_of(ErrorKind::out_of_space, {"let it land on the host"},
+    error_of(ErrorKind::out_of_space, {"gather to the host"},
              [&] { (void)get_tensors_parallel(mine, all_of(group), group, to_device()); });
     gather_patterns(group, mine, 1);
   });
@@ -169,14 +169,14 @@ TEST_CASE("a refused call does not affect NCCL communicators") {
   run_ranks(2, [](Group& group) {
     const Tensor mine = device_pattern(DType::u8, {1000}, 1, group.rank());
     gather_patterns(group, mine, 1, to_device());
-    error_of(ErrorKind::rank_mismatch, {"land in different places"}, [&] {
+    error_of(ErrorKind::rank_mismatch, {"have different destinations"}, [&] {
       (void)get_tensors_parallel(mine, all_of(group), group, group.rank() == 0 ? to_device() : GatherOptions{});
     });
     // Refused after the start: a rank has too little memory.
     if (group.rank() == 0) ::setenv("FAKE_CUDA_MEMORY", "1", 1);
     const Tensor large = group.rank() == 0 ? mine : device_pattern(DType::u8, {1 << 20}, 1, 1);
     const Config config(large);
-    error_of(ErrorKind::out_of_space, {"let it land on the host"},
+    error_of(ErrorKind::out_of_space, {"gather to the host"},
              [&] { (void)get_configs_parallel(&config, all_of(group), group, to_device()); });
     ::unsetenv("FAKE_CUDA_MEMORY");
     gather_patterns(group, mine, 1, to_device());

@@ -62,7 +62,7 @@ TEST_CASE("collectives are captured, and run as often as the graph is launched")
         RANK_CHECK(is_row(mine, times * static_cast<float>(n * n * n)));
       }
       CudaGraph moved = std::move(graph);
-      error_of(ErrorKind::invalid_argument, {"no graph"}, [&] { graph.launch(stream.handle()); });
+      error_of(ErrorKind::invalid_argument, {"graph: it is empty"}, [&] { graph.launch(stream.handle()); });
       moved = CudaGraph();
       RANK_CHECK(still_open("graphs") == 0);
     });
@@ -83,11 +83,11 @@ TEST_CASE("calls that cannot be captured are refused on all ranks, and the captu
     }
     group.all_reduce(mine);
     CudaGraphCapture capture(self);
-    error_of(ErrorKind::invalid_argument, {"give the result"}, [&] { (void)group.all_gather(mine); });
-    error_of(ErrorKind::invalid_argument, {"give the result"}, [&] { (void)group.reduce_scatter(mine); });
-    error_of(ErrorKind::invalid_argument, {"give the result"}, [&] { (void)group.gather(mine, 1); });
-    error_of(ErrorKind::invalid_argument, {"give the result"}, [&] { (void)group.all_to_all(mine); });
-    error_of(ErrorKind::invalid_argument, {"give the result"}, [&] { (void)group.reduce_scatter(wide, 1); });
+    error_of(ErrorKind::invalid_argument, {"Pass the result"}, [&] { (void)group.all_gather(mine); });
+    error_of(ErrorKind::invalid_argument, {"Pass the result"}, [&] { (void)group.reduce_scatter(mine); });
+    error_of(ErrorKind::invalid_argument, {"Pass the result"}, [&] { (void)group.gather(mine, 1); });
+    error_of(ErrorKind::invalid_argument, {"Pass the result"}, [&] { (void)group.all_to_all(mine); });
+    error_of(ErrorKind::invalid_argument, {"Pass the result"}, [&] { (void)group.reduce_scatter(wide, 1); });
     // Captured on one rank only.
     if (self == 0) {
       error_of(ErrorKind::rank_mismatch, {"captured into a graph"}, [&] { group.all_reduce(mine); });
@@ -97,7 +97,7 @@ TEST_CASE("calls that cannot be captured are refused on all ranks, and the captu
     }
     group.broadcast(mine, 1);
     const CudaGraph graph = capture.end();
-    error_of(ErrorKind::invalid_argument, {"ended already"}, [&] { (void)capture.end(); });
+    error_of(ErrorKind::invalid_argument, {"already ended"}, [&] { (void)capture.end(); });
     fill(mine, static_cast<float>(3 + self), stream);
     graph.launch(stream.handle());
     const CudaStreamScope scope(stream.handle());
@@ -146,8 +146,8 @@ TEST_CASE("several devices in each process") {
       // Invalid calls, on all ranks.
       error_of(ErrorKind::invalid_argument, {"rank 5 is not in this group"},
                [&] { dist::broadcast_multigpu(tensors, 5); });
-      error_of(ErrorKind::invalid_argument, {"one for each"}, [&] { dist::all_gather_multigpu({}, tensors); });
-      error_of(ErrorKind::invalid_argument, {"has no tensors"}, [&] { dist::all_reduce_multigpu({}); });
+      error_of(ErrorKind::invalid_argument, {"Pass one per tensor"}, [&] { dist::all_gather_multigpu({}, tensors); });
+      error_of(ErrorKind::invalid_argument, {"must not be empty"}, [&] { dist::all_reduce_multigpu({}); });
       const std::vector<Tensor> twice{tensors[0], tensors[0]};
       error_of(ErrorKind::invalid_argument, {"two tensors are on cuda:"},
                [&] { dist::all_reduce_multigpu(self == 0 ? twice : tensors); });

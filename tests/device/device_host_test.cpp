@@ -100,7 +100,7 @@ TEST_CASE("strided tensors: rows with gaps are copied, other strides are refused
         RANK_CHECK(bitwise_equal(*all[i], pattern(DType::f32, {64, 48}, i).view().slice(1, 8, 24)));
     const Tensor other = cuda_allocate(DType::f32, {48, 64}, 0);
     const TensorView strided = group.rank() == 1 ? whole.view().transposed() : other.view();
-    const Error error = error_of(ErrorKind::invalid_argument, {"make it contiguous there first"},
+    const Error error = error_of(ErrorKind::invalid_argument, {"Make it contiguous first"},
                                  [&] { (void)get_tensors_parallel(strided, all_of(group), group); });
     RANK_CHECK(error.rank() == 1);
     group.barrier();
@@ -159,7 +159,7 @@ TEST_CASE("a stream of a context that the program has created is refused when it
       const cuda::Current current(static_cast<cuda::Context>(context));
       cuda::check(cuda::driver().stream_create(&stream, cuda::stream_non_blocking), "a stream");
     }
-    error_of(ErrorKind::invalid_argument, {"name one of the device's primary context"},
+    error_of(ErrorKind::invalid_argument, {"Use a stream of the device's primary context"},
              [&] { const CudaStreamScope scope(stream); });
   });
 }
@@ -183,12 +183,12 @@ TEST_CASE("a stream that is being captured into a graph cannot be named, and the
     RANK_CHECK(is_whole());
     {
       const CudaStreamScope scope(apart.handle());
-      refused("is not a part of one");
+      refused("cannot contain an exchange");
     }
     capture(apart.handle(), false);
     // A captured stream for which the default stream would wait.
     capture(blocking.handle(), true);
-    refused("name the stream that the tensors come from");
+    refused("Name the stream of the tensors");
     {
       const CudaStreamScope scope(apart.handle());
       gather();

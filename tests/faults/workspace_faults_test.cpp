@@ -232,7 +232,7 @@ TEST_CASE("a persistent fault is an error on all ranks, with file and cause, in 
   };
   for (const Case& fault : {Case{"fail=read:EIO:0:1000:exchange-", ErrorKind::io, "EIO"},
                             Case{"fail=open:ESTALE:0:100000:exchange-", ErrorKind::io, "ESTALE"},
-                            Case{"late=60000", ErrorKind::invalid_argument, "not one directory"}}) {
+                            Case{"late=60000", ErrorKind::invalid_argument, "the hosts use different directories"}}) {
     CAPTURE(std::string(fault.rule));
     // The root reads the files, and the senders look for its token.
     const bool is_preflight = fault.kind == ErrorKind::invalid_argument;

@@ -69,10 +69,10 @@ const std::vector<Exhibit> gallery = {
     {"hard_cycle.h5",
      {"issue g/up: another name of the group at the root", "issue g/self: another name of the group \"g\""}},
     {"hard_cycle_new.h5", {"issue g/up: another name of the group", "issue g/self: another name of the group"}},
-    {"deep.h5", {"more than 32 groups deep: not entered"}},
+    {"deep.h5", {"more than 32 groups deep: not listed"}},
     {"names.h5",
      {"tensor ..", "tensor %2e%2e%2fetc%2fpasswd", "tensor a\\nb", "tensor \\x1b]0;owned\\x07\\x1b[2J",
-      "tensor \\u009b31m", "tensor \\u202egnp.exe", "issue \\\\xff\\\\xfe: its name is no UTF-8", "tensor $(reboot)",
+      "tensor \\u009b31m", "tensor \\u202egnp.exe", "issue \\\\xff\\\\xfe: its name is not UTF-8", "tensor $(reboot)",
       "issue soft: a soft link to \"/\\x1b[31m\"", "a name of 60000 bytes", "text @title"}},
     {"many_links.h5", {"issue l19999: a soft link"}},
     {"external_storage.h5", {"issue stolen: its elements are in another file, which is not opened"}},
@@ -82,34 +82,34 @@ const std::vector<Exhibit> gallery = {
     {"dense_bomb.h5", {"tensor bomb", "unreadable bomb: ", "libhdf5 cannot read it: "}},
     {"short_chunks.h5",
      {"unreadable deflated: ", "libhdf5 cannot read it: ", "unreadable shuffled: ",
-      "a chunk of it has not the length that it must have"}},
+      "the length of a chunk is not the expected one"}},
     {"endless_bomb.h5", {"tensor bomb", "unreadable bomb: the tensor \"bomb\" of ", "libhdf5 cannot read it: "}},
-    {"huge_chunk.h5", {"issue huge: its chunks have 2147483648 bytes, more than the 67108864"}},
-    {"tiny_chunks.h5", {"issue tiny: it is in 17179869184 chunks; more than 1048576 in a file are not read"}},
+    {"huge_chunk.h5", {"issue huge: its chunks have 2147483648 bytes, and the limit is 67108864"}},
+    {"tiny_chunks.h5", {"issue tiny: it is in 17179869184 chunks, and the limit per file is 1048576"}},
     {"elements.h5",
-     {"issue exa: claims 1152921504606846976 bytes", "issue overflow: no tensor: it claims more elements",
+     {"issue exa: it claims 1152921504606846976 bytes", "issue overflow: no tensor: it claims more elements",
       "issue chunks: it is in 1099511627776 chunks", "tensor empty"}},
     {"filters.h5",
-     {"issue twice: went through more than one compression", "issue many: a damaged dataset: it has too many filters",
-      "issue unknown: went through the filter 60000"}},
+     {"issue twice: compressed more than once", "issue many: a corrupted dataset: it has too many filters",
+      "issue unknown: compressed with the filter 60000"}},
     {"texts.h5",
      {"issue : more than 1000 attributes", "issue megabytes: a text that is too long",
       "issue thousands: a text that is too long", "text few"}},
-    {"overlap.h5", {"tensor a", "issue b: a damaged dataset: some of its bytes are those of \"a\" too"}},
-    {"truncated_half.h5", {"error corrupt: listing ", "libhdf5 cannot open it: truncated file"}},
+    {"overlap.h5", {"tensor a", "issue b: a corrupted dataset: its bytes overlap those of \"a\""}},
+    {"truncated_half.h5", {"error corrupt: ", "listing: libhdf5 cannot open the file: truncated file"}},
     {"truncated_last_byte.h5", {"error corrupt: ", "truncated file"}},
     {"truncated_superblock.h5", {"error corrupt: ", "truncated file"}},
-    {"signature_only.h5", {"error corrupt: ", "libhdf5 cannot open it"}},
+    {"signature_only.h5", {"error corrupt: ", "libhdf5 cannot open the file"}},
     {"signature_and_garbage.h5", {"error corrupt: ", "libhdf5 cannot open it: bad superblock version number"}},
-    {"signature_and_ones.h5", {"error corrupt: ", "libhdf5 cannot open it"}},
-    {"signature_and_zeros.h5", {"error corrupt: ", "libhdf5 cannot open it"}},
-    {"header_garbage.h5", {"error corrupt: ", "libhdf5 cannot open it"}},
-    {"damaged_TREE.h5", {"issue : a damaged group"}},
-    {"damaged_SNOD.h5", {"issue : a damaged group"}},
-    {"damaged_HEAP.h5", {"issue : a damaged group"}},
-    {"empty.h5", {"error corrupt: ", "it is no HDF5 file (HDF5's signature is nowhere in it)"}},
-    {"text.h5", {"error corrupt: ", "it is no HDF5 file"}},
-    {"zip.h5", {"error corrupt: ", "it is no HDF5 file"}},
+    {"signature_and_ones.h5", {"error corrupt: ", "libhdf5 cannot open the file"}},
+    {"signature_and_zeros.h5", {"error corrupt: ", "libhdf5 cannot open the file"}},
+    {"header_garbage.h5", {"error corrupt: ", "libhdf5 cannot open the file"}},
+    {"damaged_TREE.h5", {"issue : a corrupted group"}},
+    {"damaged_SNOD.h5", {"issue : a corrupted group"}},
+    {"damaged_HEAP.h5", {"issue : a corrupted group"}},
+    {"empty.h5", {"error corrupt: ", "not an HDF5 file: the signature is missing"}},
+    {"text.h5", {"error corrupt: ", "not an HDF5 file: the signature is missing"}},
+    {"zip.h5", {"error corrupt: ", "not an HDF5 file: the signature is missing"}},
 };
 
 /// Files that MUSTER_MAKE_FOREIGN_HDF5 makes.
@@ -211,7 +211,7 @@ TEST_CASE("data that only a newer libhdf5 reads is not reported as damage") {
     CAPTURE(omission.name);
     CHECK(has(omission.reason, "in a newer format than libhdf5 "));
     CHECK(has(omission.reason, "write the file again"));
-    CHECK(omission.reason.find("damaged") == std::string::npos);
+    CHECK(omission.reason.find("corrupted") == std::string::npos);
     CHECK(omission.is_lost);
   }
 }
@@ -351,9 +351,9 @@ TEST_CASE("a reader that is missing, not a program, silent, or of another build 
   CHECK(has(words_of(ErrorKind::unsupported, [&] { open_with(files / "nowhere"); }), "starting the program"));
   CHECK(has(words_of(ErrorKind::unsupported, [&] { open_with(good); }), "starting the program"));
   CHECK(has(words_of(ErrorKind::unsupported, [&] { open_with(script("fails", "exit 127")); }),
-            "does not start here (it ended early (exit status 127))"));
+            "does not start (it ended early (exit status 127))"));
   CHECK(has(words_of(ErrorKind::timeout, [&] { open_with(script("sleeps", "exec sleep 100")); }),
-            "within 300 ms of work"));
+            "within 300 ms of CPU time"));
   // The real reader lists the file.
   const std::string reader = std::getenv("MUSTER_HDF5_READER");
   const auto read_with = [&](std::string_view name, std::string_view text) {
@@ -364,14 +364,14 @@ TEST_CASE("a reader that is missing, not a program, silent, or of another build 
     (void)ForeignHdf5::open(samples / "old.h5", options)->read_piece(0, 0, 1, memory);
   };
   CHECK(has(words_of(ErrorKind::corrupt, [&] { read_with("dies", "kill -SEGV $$"); }),
-            "libhdf5 does not survive it: it crashed (SIGSEGV)"));
+            "libhdf5 cannot process the file: it crashed (SIGSEGV)"));
   CHECK(
       has(words_of(ErrorKind::timeout, [&] { read_with("waits", "exec sleep 100"); }), "libhdf5 did not read 1 bytes"));
   CHECK(has(
       words_of(ErrorKind::corrupt, [&] { read_with("refuses", "printf '\\006\\0\\0\\0\\0\\0\\0\\0\\033[2Jhi' >&4"); }),
       ".h5: \\x1b[2Jhi"));
   CHECK(has(words_of(ErrorKind::version, [&] { open_with(script("other", "printf 'MUSTER-HDF5-1\\n...' >&4")); }),
-            "another build"));
+            "different builds"));
   CHECK(has(words_of(ErrorKind::corrupt,
                      [&] { open_with(script("crashes", "printf 'MUSTER-HDF5-3\\n\\001\\007' >&4; kill -SEGV $$")); }),
             "it crashed (SIGSEGV)"));
@@ -386,7 +386,8 @@ TEST_CASE("paths that are not regular files") {
   const Gallery& files = gallery_files();
   CHECK(has(words_of(ErrorKind::invalid_argument, [&] { (void)ForeignHdf5::open(files.path()); }), "a directory"));
   CHECK(has(words_of(ErrorKind::not_found, [&] { (void)ForeignHdf5::open(files / "nothing.h5"); }), "opening"));
-  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { (void)ForeignHdf5::open("/dev/null"); }), "no regular file"));
+  CHECK(
+      has(words_of(ErrorKind::invalid_argument, [&] { (void)ForeignHdf5::open("/dev/null"); }), "not a regular file"));
   CHECK(is_hdf5_file(files / "soft_cycle.h5"));
   CHECK_FALSE(is_hdf5_file(files / "text.h5"));
 }

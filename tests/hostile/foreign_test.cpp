@@ -67,34 +67,36 @@ std::string deep_lists(int depth) {
 std::vector<HostileFile> pickles() {
   const auto of = [](const std::string& node) { return zip_of(whole(node)); };
   return {
-      {"os.system", with_call("os", "system"), "names os.system, which runs programs: refused, nothing was run"},
+      {"os.system", with_call("os", "system"),
+       "the pickle refers to os.system, which can run programs: refused, and nothing was run"},
       {"posix.system", with_call("posix", "system"), "names posix.system"},
       {"builtins.eval", with_call("builtins", "eval"), "names builtins.eval"},
       {"builtins of Python 2", with_call("__builtin__", "exec"), "names __builtin__.exec"},
       {"a module below", with_call("importlib.util", "find_spec"), "names importlib.util.find_spec"},
       {"subprocess", with_call("subprocess", "Popen"), "names subprocess.Popen"},
       {"pip", with_call("pip", "main"), "names pip.main"},
-      {"a name with dots", zip_of("\x80\x04" + text("torch") + text("os.system") + "\x93."), "a way around names"},
-      {"names by numbers", zip_of("\x80\x04K\x01K\x02\x93."), "by what is no text"},
-      {"INST", zip_of(whole("(ios\nsystem\n")), "the opcode 0x69 at byte 3, which"},
-      {"OBJ", zip_of(whole("(" + global("a", "b") + "o")), "the opcode 0x6f at byte 8, which"},
-      {"EXT1", zip_of(whole(std::string("\x82\x01"))), "the opcode 0x82 at byte 2, which"},
-      {"protocol 0", zip_of("(dp0\n."), "no pickle of protocol 2 to 5"},
-      {"protocol 9", zip_of("\x80\x09N."), "no pickle of protocol 2 to 5"},
-      {"LONG4", zip_of(whole(std::string("\x8b\xff\xff\xff\x7f", 5))), "ends inside of a number"},
-      {"empty", zip_of(""), "its pickle ends"},
-      {"no stop", zip_of("\x80\x02}"), "ends inside of an opcode"},
+      {"a name with dots", zip_of("\x80\x04" + text("torch") + text("os.system") + "\x93."),
+       "which could evade the check of names"},
+      {"names by numbers", zip_of("\x80\x04K\x01K\x02\x93."), "the pickle refers to a name that is not text"},
+      {"INST", zip_of(whole("(ios\nsystem\n")), "the opcode 0x69 at byte 3"},
+      {"OBJ", zip_of(whole("(" + global("a", "b") + "o")), "the opcode 0x6f at byte 8"},
+      {"EXT1", zip_of(whole(std::string("\x82\x01"))), "the opcode 0x82 at byte 2"},
+      {"protocol 0", zip_of("(dp0\n."), "not a pickle of protocol 2 to 5"},
+      {"protocol 9", zip_of("\x80\x09N."), "not a pickle of protocol 2 to 5"},
+      {"LONG4", zip_of(whole(std::string("\x8b\xff\xff\xff\x7f", 5))), "truncated within a number"},
+      {"empty", zip_of(""), "the pickle is truncated"},
+      {"no stop", zip_of("\x80\x02}"), "truncated within an opcode"},
       {"after the stop", zip_of(good_pickle() + "cos\nsystem\n(tR."), "bytes follow the end"},
-      {"two objects", zip_of(whole("NN")), "another number of objects"},
-      {"nothing on the stack", zip_of(whole("0")), "not on the stack"},
-      {"no mark", zip_of(whole("t")), "there is none"},
-      {"below a mark", zip_of(whole("}(0")), "not on the stack"},
-      {"a text past the end", zip_of(whole("X" + bytes_of(0x7fffffff))), "ends inside of a text"},
-      {"a text of all ones", zip_of("\x80\x04\x8d" + bytes_of(UINT64_MAX) + "."), "ends inside of a text"},
+      {"two objects", zip_of(whole("NN")), "the pickle does not end with exactly one object"},
+      {"nothing on the stack", zip_of(whole("0")), "the pickle pops from an empty stack"},
+      {"no mark", zip_of(whole("t")), "the stack has no mark"},
+      {"below a mark", zip_of(whole("}(0")), "the pickle pops from an empty stack"},
+      {"a text past the end", zip_of(whole("X" + bytes_of(0x7fffffff))), "truncated within a text"},
+      {"a text of all ones", zip_of("\x80\x04\x8d" + bytes_of(UINT64_MAX) + "."), "truncated within a text"},
       {"a memo far away", zip_of(whole("Nr" + bytes_of(0x7fffffff))), "large gaps"},
       {"a memo of gaps", zip_of(whole("Nr" + bytes_of(64) + "r" + bytes_of(129))), "large gaps"},
-      {"a memo that is counted", zip_of(whole(std::string("Nq\x05\x94h\x01") + "0")), "no tensor in it"},
-      {"an empty memo", zip_of(whole("h\x05")), "has not kept"},
+      {"a memo that is counted", zip_of(whole(std::string("Nq\x05\x94h\x01") + "0")), "the file has no tensors"},
+      {"an empty memo", zip_of(whole("h\x05")), "the pickle reads a memo entry that does not exist"},
       {"items into a number",
        zip_of(whole("K\x01K\x02"
                     "a")),
@@ -102,19 +104,20 @@ std::vector<HostileFile> pickles() {
       {"pairs into a list", zip_of(whole("](K\x01K\x02u")), "puts items of a dict into a list"},
       {"a key alone", zip_of(whole("}(K\x01u")), "a key without a value"},
       {"a state for a number", zip_of(whole("K\x01Nb")), "gives a state to a number"},
-      {"arguments that are none", zip_of(whole(global("a", "b") + "K\x01R")), "arguments that are no tuple"},
+      {"arguments that are none", zip_of(whole(global("a", "b") + "K\x01R")),
+       "the pickle makes a call whose arguments are not a tuple"},
       {"a key twice", of(dict({{"w", tensor("0", "FloatStorage", 8, 0, {8}, {1})}, {"w", number(1)}})),
        "the key \"w\" twice"},
       {"a dict in itself", of("}q\x01(" + text("d") + "h\x01u"), "nested too deeply"},
       {"too deep", of(deep_dicts(65)), "nested too deeply"},
       {"lists too deep", of(deep_lists(65)), "nested too deeply"},
       {"a module", of(call(global("torch.nn", "Linear"), tuple())), "a pickled object (\"torch.nn.Linear\")"},
-      {"a number", of(number(7)), "no tensor in it"},
-      {"no tensors", of(dict({{"epoch", number(7)}})), "nothing here is a tensor; keys: \"epoch\""},
+      {"a number", of(number(7)), "the file has no tensors"},
+      {"no tensors", of(dict({{"epoch", number(7)}})), "the file has no tensors (keys: \"epoch\")"},
       {"two candidates",
        of(dict({{"model", dict({{"w", tensor("0", "FloatStorage", 8, 0, {8}, {1})}})},
                 {"state_dict", dict({{"w", tensor("0", "FloatStorage", 8, 0, {8}, {1})}})}})),
-       "choose with --key"},
+       "Choose one with --key"},
   };
 }
 
@@ -124,22 +127,24 @@ std::vector<HostileFile> tensors() {
     return zip_of_tensor(tensor("0", type, count, offset, shape, strides));
   };
   return {
-      {"past its storage", of(8, 0, {3, 4}, {4, 1}), "tensor \"w\": it reaches past its storage"},
-      {"an offset past it", of(8, 8, {1}, {1}), "reaches past its storage"},
-      {"strides past it", of(8, 0, {2, 2}, {8, 1}), "reaches past its storage"},
+      {"past its storage", of(8, 0, {3, 4}, {4, 1}), "tensor \"w\": its elements are out of range of its storage"},
+      {"an offset past it", of(8, 8, {1}, {1}), "out of range of its storage"},
+      {"strides past it", of(8, 0, {2, 2}, {8, 1}), "out of range of its storage"},
       {"strides that overflow", of(8, 0, {0x7fffffff, 0x7fffffff, 4}, {0x7fffffff, 0x7fffffff, 1}),
        "more bytes than 63 bits can count"},
-      {"a negative offset", of(8, -1, {1}, {1}), "does not say where"},
-      {"a negative stride", of(8, 7, {8}, {-1}), "numbers from 0 on"},
-      {"a negative extent", of(8, 0, {-1}, {1}), "numbers from 0 on"},
-      {"a stride too few", of(8, 0, {2, 4}, {1}), "another number of strides"},
-      {"expanded far", of(8, 0, {0x7fffffff}, {0}), "made of the 32 of its storage"},
-      {"a storage of another size", of(9, 0, {9}, {1}), "has 32 bytes instead of 36"},
-      {"a storage that is not there", zip_of_tensor(tensor("7", "FloatStorage", 8, 0, {8}, {1})), "\"7\" is not there"},
-      {"complex128", of(2, 0, {2}, {1}, "ComplexDoubleStorage"), "ComplexDoubleStorage\" are not read"},
-      {"quantised", of(32, 0, {32}, {1}, "QInt8Storage"), "QInt8Storage\" are not read"},
+      {"a negative offset", of(8, -1, {1}, {1}), "its offset in the storage is missing"},
+      {"a negative stride", of(8, 7, {8}, {-1}), "malformed shape: an extent is not a number from 0"},
+      {"a negative extent", of(8, 0, {-1}, {1}), "malformed shape: an extent is not a number from 0"},
+      {"a stride too few", of(8, 0, {2, 4}, {1}), "the numbers of strides and dimensions differ"},
+      {"expanded far", of(8, 0, {0x7fffffff}, {0}), "made from the 32 bytes of its storage"},
+      {"a storage of another size", of(9, 0, {9}, {1}), "has 32 bytes, expected 36"},
+      {"a storage that is not there", zip_of_tensor(tensor("7", "FloatStorage", 8, 0, {8}, {1})),
+       "\"7\" does not exist"},
+      {"complex128", of(2, 0, {2}, {1}, "ComplexDoubleStorage"),
+       "unsupported type of storage \"torch.ComplexDoubleStorage\""},
+      {"quantised", of(32, 0, {32}, {1}, "QInt8Storage"), "unsupported type of storage \"torch.QInt8Storage\""},
       {"sparse", zip_of_tensor(call(global("torch._utils", "_rebuild_sparse_tensor"), tuple(number(1)))),
-       "_rebuild_sparse_tensor\", which is not read"},
+       "_rebuild_sparse_tensor\", which Muster cannot read"},
       {"no storage",
        zip_of_tensor(call(global("torch._utils", "_rebuild_tensor_v2"),
                           tuple(number(0), number(0), numbers({1}), numbers({1}), number(0), number(0)))),
@@ -168,23 +173,25 @@ std::string with_zip64_field(const std::vector<std::uint64_t>& numbers) {
 std::vector<HostileFile> zip64_lies() {
   constexpr std::uint64_t most = UINT64_MAX;
   return {
-      {"another count", with_end(32, std::uint64_t{3}), "two end records that say different things"},
-      {"another directory", with_end(48, std::uint64_t{0}), "two end records that say different things"},
-      {"a directory of another size", with_end(40, std::uint64_t{1} << 40), "two end records that say different"},
-      {"not where it is said", with_end(56 + 8, std::uint64_t{0}), "elsewhere than at its end"},
-      {"past the end", with_end(56 + 8, most), "elsewhere than at its end"},
-      {"none where it is said", with_end(0, 0x06064b51), "no zip64 end record where it says"},
-      {"one that is longer", with_end(4, most), "no zip64 end record where it says"},
-      {"a large entry", with_zip64_field({most, most}), "\"archive/data/0\" is outside of the archive"},
+      {"another count", with_end(32, std::uint64_t{3}), "malformed zip archive: the two end records differ"},
+      {"another directory", with_end(48, std::uint64_t{0}), "malformed zip archive: the two end records differ"},
+      {"a directory of another size", with_end(40, std::uint64_t{1} << 40),
+       "malformed zip archive: the two end records differ"},
+      {"not where it is said", with_end(56 + 8, std::uint64_t{0}),
+       "malformed zip archive: the zip64 end record is not at the end"},
+      {"past the end", with_end(56 + 8, most), "malformed zip archive: the zip64 end record is not at the end"},
+      {"none where it is said", with_end(0, 0x06064b51), "malformed zip archive: the zip64 end record is missing"},
+      {"one that is longer", with_end(4, most), "malformed zip archive: the zip64 end record is missing"},
+      {"a large entry", with_zip64_field({most, most}), "\"archive/data/0\": is out of range of the archive"},
       {"an entry of gigabytes", with_zip64_field({std::uint64_t{1} << 40, std::uint64_t{1} << 40}),
-       "\"archive/data/0\" is outside of the archive"},
+       "\"archive/data/0\": is out of range of the archive"},
       {"two sizes", with_zip64_field({32, 33}), "\"archive/data/0\" has two sizes"},
-      {"one size of two", with_zip64_field({32}), "ends inside of an entry"},
+      {"one size of two", with_zip64_field({32}), "truncated within an entry"},
       {"an entry elsewhere", changed([](auto& parts) {
          parts[2].place = UINT32_MAX;
          parts[2].extra = bytes_of(std::uint16_t{1}) + bytes_of(std::uint16_t{8}) + bytes_of(most);
        }),
-       "\"archive/data/0\" is outside of the archive"},
+       "\"archive/data/0\": is out of range of the archive"},
   };
 }
 /// Counts and sizes that only the zip64 end record has.
@@ -198,7 +205,8 @@ std::vector<HostileFile> zip64_counts() {
   return {
       {"many entries", of(32, std::uint64_t{1} << 60), "directory would have 1152921504606846976 entries"},
       {"a large directory", of(40, std::uint64_t{1} << 60), "directory would have 1152921504606846976 bytes"},
-      {"a directory past the end", of(48, std::uint64_t{1} << 60), "not where its end record says"},
+      {"a directory past the end", of(48, std::uint64_t{1} << 60),
+       "truncated zip archive, or bytes were inserted into it: the directory is not where the end record places it"},
   };
 }
 
@@ -216,8 +224,8 @@ std::vector<HostileFile> bombs() {
       {"a memo of gaps in many steps", zip_of(whole(gaps)), "large gaps"},
       {"tuples of the tuple before", zip_of(whole(doubled)), "nested too deeply"},
       {"lists in lists", zip_of(whole(deep + std::string(99'999, 'a'))), "nested too deeply"},
-      {"marks", zip_of(whole(std::string(100'000, '('))), "another number of objects"},
-      {"a list of many", zip_of(whole("](" + std::string(1'000'000, 'N') + "e")), "no tensor in it"},
+      {"marks", zip_of(whole(std::string(100'000, '('))), "the pickle does not end with exactly one object"},
+      {"a list of many", zip_of(whole("](" + std::string(1'000'000, 'N') + "e")), "the file has no tensors"},
   };
 }
 
@@ -226,13 +234,15 @@ std::vector<HostileFile> archives() {
   return {
       {"cut off", whole_file.substr(0, whole_file.size() - 1), "cut off"},
       {"half", whole_file.substr(0, whole_file.size() / 2), "cut off"},
-      {"bytes behind it", whole_file + "x", "something was put behind it"},
-      {"bytes in front", "PK\x03\x04" + whole_file, "elsewhere than at its end"},
-      {"an entry twice", changed([](auto& parts) { parts.push_back(parts[2]); }), "\"archive/data/0\" is there twice"},
+      {"bytes behind it", whole_file + "x",
+       "truncated zip archive, or bytes were appended to it: the end record is missing"},
+      {"bytes in front", "PK\x03\x04" + whole_file, "malformed zip archive: the zip64 end record is not at the end"},
+      {"an entry twice", changed([](auto& parts) { parts.push_back(parts[2]); }), "\"archive/data/0\": is duplicated"},
       {"compressed", changed([](auto& parts) { parts[2].method = 8; }), "is compressed"},
       {"encrypted", changed([](auto& parts) { parts[2].flags = 1; }), "is encrypted"},
-      {"unknown flags", changed([](auto& parts) { parts[2].flags = 0x0810; }), "flags that nobody knows"},
-      {"other flags", changed([](auto& parts) { parts[2].local_flags = 1; }), "other flags in its own header"},
+      {"unknown flags", changed([](auto& parts) { parts[2].flags = 0x0810; }), "has unknown flags"},
+      {"other flags", changed([](auto& parts) { parts[2].local_flags = 1; }),
+       "has different flags in its header and in the zip directory"},
       {"another name", changed([](auto& parts) { parts[2].local_name = "archive/data/1"; }), "another name"},
       {"a longer name", changed([](auto& parts) { parts[2].local_name = "archive/data/1234"; }), "another name"},
       {"overlapping", changed([](auto& parts) {
@@ -240,11 +250,13 @@ std::vector<HostileFile> archives() {
          parts[3].name = "archive/data.pkm";
        }),
        "overlaps"},
-      {"outside", changed([](auto& parts) { parts[2].place = 1 << 20; }), "outside of the archive"},
-      {"past the directory", changed([](auto& parts) { parts[2].size = 1 << 20; }), "outside of the archive"},
-      {"another checksum", changed([](auto& parts) { parts[0].crc = 7; }), "than its checksum"},
+      {"outside", changed([](auto& parts) { parts[2].place = 1 << 20; }), "is out of range of the archive"},
+      {"past the directory", changed([](auto& parts) { parts[2].size = 1 << 20; }), "is out of range of the archive"},
+      {"another checksum", changed([](auto& parts) { parts[0].crc = 7; }),
+       "checksum mismatch (CRC-32): data is corrupted"},
       {"big-endian", changed([](auto& parts) { parts[1].bytes = "big"; }), "big-endian"},
-      {"no pickle", changed([](auto& parts) { parts.erase(parts.begin()); }), "without a data.pkl"},
+      {"no pickle", changed([](auto& parts) { parts.erase(parts.begin()); }),
+       "not a file of torch.save: the zip archive has no data.pkl"},
       {"TorchScript", changed([](auto& parts) {
          parts.push_back({"archive/constants.pkl", "x", 8});
        }),
@@ -252,7 +264,7 @@ std::vector<HostileFile> archives() {
       {"two roots", changed([](auto& parts) {
          parts.push_back({"other/version", "3"});
        }),
-       "is beside archive/"},
+       "is not below \"archive/\""},
   };
 }
 
@@ -310,15 +322,15 @@ struct HostileSave {
 std::vector<HostileSave> saves() {
   return {
       {"a good one", {2, 4}, {{{0, 0}, {1, 4}}, {{1, 0}, {1, 4}}}},
-      {"a hole", {3, 4}, {{{0, 0}, {1, 4}}, {{2, 0}, {1, 4}}}, "tensor \"w\": 8 of 12 elements are stored"},
+      {"a hole", {3, 4}, {{{0, 0}, {1, 4}}, {{2, 0}, {1, 4}}}, "tensor \"w\": 8 of 12 elements are present"},
       {"an overlap",
        {2, 4},
        {{{0, 0}, {1, 4}}, {{0, 1}, {1, 3}}, {{1, 0}, {1, 4}}},
        "[0:1, 0:4] and [0:1, 1:4] overlap"},
-      {"a part outside", {1, 4}, {{{1, 0}, {1, 4}}}, "is outside of [1, 4]"},
+      {"a part outside", {1, 4}, {{{1, 0}, {1, 4}}}, "is out of range for [1, 4]"},
       {"a part twice", {1, 4}, {{{0, 0}, {1, 4}}, {{0, 0}, {1, 4}}}, "is stored twice"},
       {"a part of another size", {1, 8}, {{{0, 0}, {1, 8}}}, "it is F32 [1, 4] where F32 [1, 8] is said"},
-      {"a file elsewhere", {1, 4}, {{{0, 0}, {1, 4}, "../__0_0.distcp"}}, "is not beside it"},
+      {"a file elsewhere", {1, 4}, {{{0, 0}, {1, 4}, "../__0_0.distcp"}}, "is not in the same directory"},
       {"a file that is gone", {1, 4}, {{{0, 0}, {1, 4}, "__9_0.distcp"}}, "__9_0.distcp"},
       {"an item that is too short", {1, 4}, {{{0, 0}, {1, 4}, "__0_0.distcp", 100}}, "cut off"},
       {"an item past the end", {1, 4}, {{{0, 0}, {1, 4}, "__0_0.distcp", 1 << 30}}, "past the end of the file"},
@@ -329,7 +341,7 @@ std::vector<HostileSave> saves() {
       {"an item that is not compressed",
        {1, 4},
        {{{0, 0}, {1, 4}, "__0_0.distcp", -1, "stream.zstd/1"}},
-       "it is no zstd stream"},
+       "not a zstd stream"},
       {"a compressed item", {1, 4}, {{{0, 0}, {1, 4}, "packed.distcp", -1, "stream.zstd/1"}}},
       {"a compressed item that is cut off",
        {1, 4},
@@ -339,7 +351,7 @@ std::vector<HostileSave> saves() {
        {1, 4},
        {{{0, 0}, {1, 4}, "bomb.distcp", -1, "stream.zstd/1"}},
        "more than the 1048592 bytes"},
-      {"no parts", {1, 4}, {}, "0 of 4 elements are stored"},
+      {"no parts", {1, 4}, {}, "0 of 4 elements are present"},
   };
 }
 
@@ -424,7 +436,7 @@ TEST_CASE("a changed storage is detected by its checksum, and by nothing else") 
   REQUIRE(report.problems.size() == 1);
   CHECK(report.checked == 1);
   CHECK(report.problems[0].defect == Defect::checksum);
-  CHECK(has(report.problems[0].message, "tensor \"w\": its bytes at "));
+  CHECK(has(report.problems[0].message, "tensor \"w\": checksum mismatch: "));
   CHECK(verify(folder / "file.pt", {.checksums = false}).is_good());
 }
 

@@ -26,46 +26,46 @@ plan() {
 }
 rule() { plan "$1" "$2" "{\"muster_plan\": 1, \"rules\": [$3]}"; }
 view() { plan "$1" "$2" "{\"muster_plan\": 1, \"extends\": \"llama\", \"views\": [$3]}"; }
-plan list "a plan is a JSON object, this is" '[]'
-plan versionless 'it has no "muster_plan": 1' '{"rules": [{"match": "*", "action": "same"}]}'
+plan list "not a plan: it is" '[]'
+plan versionless 'not a plan: "muster_plan": 1 is missing' '{"rules": [{"match": "*", "action": "same"}]}'
 plan ruleless '"rules" is not a list with at least one rule' '{"muster_plan": 1, "rules": []}'
 rule no_dim '"concat" needs "dim"' '{"match": "*", "action": "concat"}'
 rule head_sizes '"head_sizes" needs "heads", a list of as many numbers' \
   '{"match": "*", "action": "concat", "dim": 0, "heads": ["a", "b"], "head_sizes": ["a", "b", "c"]}'
-rule scale '"heads" needs "dim", the dimension that they lie along' '{"match": "*", "action": "scale", "heads": "a"}'
-rule regex 'the regular expression "(" cannot be read' '{"regex": "(", "action": "same"}'
-rule rename '"rename" counts the pattern' '{"match": "{a.*,b}.w", "action": "same", "rename": "c"}'
-rule long 'characters; at most' "{\"match\": \"$(printf 'a%.0s' {1..5000})\", \"action\": \"same\"}"
-view split '"split" is no object with' '{"match": "a", "split": 2, "to": ["b", "c"]}'
-view two_splits '"split" needs one of' '{"match": "a", "split": {"blocks": [1, 1], "heads": ["x", "y"]}, "to": ["b", "c"]}'
+rule scale '"heads" needs "dim", their dimension' '{"match": "*", "action": "scale", "heads": "a"}'
+rule regex 'malformed regular expression "("' '{"regex": "(", "action": "same"}'
+rule rename '"rename" counts the stars of the pattern' '{"match": "{a.*,b}.w", "action": "same", "rename": "c"}'
+rule long 'characters, and the limit is' "{\"match\": \"$(printf 'a%.0s' {1..5000})\", \"action\": \"same\"}"
+view split '"split" is not an object with' '{"match": "a", "split": 2, "to": ["b", "c"]}'
+view two_splits '"split" has more than one of' '{"match": "a", "split": {"blocks": [1, 1], "heads": ["x", "y"]}, "to": ["b", "c"]}'
 view no_cast '"overflow" needs "cast"' '{"match": "a", "overflow": true}'
 view to '"to" is neither a name nor a list of names' '{"match": "a", "to": 3}'
 view names '"to" has 1 names for 2 parts' '{"match": "a", "split": {"blocks": [1, 1]}, "to": ["b"]}'
 view unstack '"unstack" needs one "#"' '{"match": "a", "unstack": true, "to": "b"}'
 many=$(printf '{"match": "a%d", "drop": "x"},' $(seq 20000))
-view many_views 'views; at most' "${many%,}"
+view many_views 'views: the limit is' "${many%,}"
 many=$(printf '{"match": "a%d", "action": "same"},' $(seq 20000))
-rule many_rules 'rules; at most' "${many%,}"
+rule many_rules 'rules: the limit is' "${many%,}"
 
 # ---- arguments that contradict each other ----
 row "--out" "--out is required, unless --dry-run is given" export model
 row "--out" "--out is required, unless --dry-run is given" shard model --to 2 --plan llama
-row "checksums" "checksums stand beside a checkpoint; shards have none" export model --to 2 --to-plan llama --checksums --out new
-row "a plan to cut by" "needs a layout to split for (--to)" export model --to-plan llama --out new
+row "checksums" "--checksums: shards have no checksum file; only a checkpoint has one" export model --to 2 --to-plan llama --checksums --out new
+row "--to-plan" "needs a layout. Pass --to LAYOUT" export model --to-plan llama --out new
 cp model/model.safetensors one.safetensors
 for command in "export model" "shard model --to 2 --plan llama"; do
   row '"model"' "is read" $command --out model
-  row '"one.safetensors"' "exists already; name another directory" $command --out one.safetensors
-  row '"one.safetensors"' "it is not a directory; name another one" $command --out one.safetensors --force
-  row '"no/new"' 'the directory "no" is not there' $command --out no/new
+  row '"one.safetensors"' "already exists" $command --out one.safetensors
+  row '"one.safetensors"' "it is not a directory" $command --out one.safetensors --force
+  row '"no/new"' 'the directory "no" does not exist' $command --out no/new
 done
 
 # ---- checksums ----
-row '"one.safetensors"' "it is no checkpoint's directory" verify --write-checksums one.safetensors
+row '"one.safetensors"' "not the directory of a checkpoint" verify --write-checksums one.safetensors
 mkdir half && cp model/config.json half/
 run_python "json.dump({'metadata': {}, 'weight_map': {'a': 'model-00001-of-00002.safetensors'}}, open('half/model.safetensors.index.json', 'w'))"
 cp model/model.safetensors half/model-00002-of-00002.safetensors
-row '"half"' "it is not whole" verify --write-checksums half
+row '"half"' "the checkpoint is not complete" verify --write-checksums half
 cp -r model sums && "$program" verify --write-checksums sums > /dev/null
 sums() {
   run_python "c = json.load(open('sums/muster.checksums.json'))
@@ -75,9 +75,9 @@ json.dump(c, open('sums/muster.checksums.json', 'w'))"
   grep -qF 'muster.checksums.json' "$out" || fail "no file of checksums: $(cat "$out")"
 }
 cp sums/muster.checksums.json .log/sums
-sums 'has no object "tensors"' "c['tensors'] = []"
-sums 'has no "algorithm"' "del c['algorithm']"
-sums 'checksums are a JSON object' "c = []"
+sums 'the object "tensors" is missing' "c['tensors'] = []"
+sums '"algorithm" is missing' "del c['algorithm']"
+sums 'not a JSON object' "c = []"
 
 # ---- headers ----
 header() {
@@ -93,8 +93,8 @@ open('headers/' + sys.argv[1] + '.safetensors', 'wb').write(struct.pack('<Q', le
 }
 header no_dtype 'tensor "t": it has no dtype' '{"t": {"shape": [1], "data_offsets": [0, 4]}}'
 header no_shape 'tensor "t": it has no shape' '{"t": {"dtype": "F32", "data_offsets": [0, 4]}}'
-header null_extent 'tensor "t": its shape has null among its numbers' '{"t": {"dtype": "F32", "shape": [null], "data_offsets": [0, 4]}}'
-header own_dtype 'tensor "t": its dtype "U4" is not known' '{"t": {"dtype": "U4", "shape": [8], "data_offsets": [0, 4]}}'
+header null_extent 'tensor "t": shape has null, expected an integer' '{"t": {"dtype": "F32", "shape": [null], "data_offsets": [0, 4]}}'
+header own_dtype 'tensor "t": unknown dtype "U4"' '{"t": {"dtype": "U4", "shape": [8], "data_offsets": [0, 4]}}'
 header six_bits 'tensor "t": 5 elements of F6_E2M3 end in the middle of a byte' '{"t": {"dtype": "F6_E2M3", "shape": [5], "data_offsets": [0, 4]}}'
 header six_bits_long 'F6_E3M2 [4] takes 3 bytes' '{"t": {"dtype": "F6_E3M2", "shape": [4], "data_offsets": [0, 4]}}'
 
@@ -108,8 +108,8 @@ for rank, names in enumerate(all):
   row "$4" "$2" export "$1" --plan llama --from "$5" --out new
 }
 ranks numbers "pipeline stage 1 has the layers 5, 7" '[["model.layers.0.input_layernorm.weight", "model.layers.1.input_layernorm.weight"],
-  ["model.layers.5.input_layernorm.weight", "model.layers.7.input_layernorm.weight"]]' "they must be 0 to 1 (its own) or 2 to 3 (the model's)" pp=2
-ranks twice "without the prefixes of wrappers; leave one out when you save it" '[["model._orig_mod.norm.weight", "model.norm.weight"]]' '"model.norm.weight"' 1
+  ["model.layers.5.input_layernorm.weight", "model.layers.7.input_layernorm.weight"]]' "they must be 0 to 1 (numbers of the rank) or 2 to 3 (numbers of the model)" pp=2
+ranks twice "without the prefixes of wrappers" '[["model._orig_mod.norm.weight", "model.norm.weight"]]' '"model.norm.weight"' 1
 "$program" shard model --to 3 --plan llama --out padded > /dev/null || fail "three ranks"
 run_python "import struct
 path = 'padded/rank-00001-of-00003.safetensors'
@@ -122,12 +122,12 @@ for place in facts['padded'].values(): place[1] -= 1
 header['__metadata__']['muster.shard'] = json.dumps(facts)
 text = json.dumps(header).encode()
 open(path, 'wb').write(struct.pack('<Q', len(text)) + text + data[8 + length:])"
-row "rank 0 and rank 1" "remember different paddings" export padded --out new
+row "rank 0 and rank 1" "record different paddings" export padded --out new
 stable=model.layers.0.self_attn
 made heads "for i in range(4): t[f'$stable.q_layernorm.norms.{i}.weight'] = ('BF16', [4], bytes(8))"
-row "\"$stable.q_layernorm.norms.0.weight\"" "each is the norm of one head" shard heads --to 2 --plan llama --out new
-row "\"$stable.q_layernorm.norms.0.weight\"" "each is the norm of one head" export heads --to 2 --to-plan llama --out new
-says 1 "each is the norm of one head" "$program" plan check llama heads
+row "\"$stable.q_layernorm.norms.0.weight\"" "Each is the norm of one head" shard heads --to 2 --plan llama --out new
+row "\"$stable.q_layernorm.norms.0.weight\"" "Each is the norm of one head" export heads --to 2 --to-plan llama --out new
+says 1 "Each is the norm of one head" "$program" plan check llama heads
 says 0 "merged into" "$program" export heads --out heads_again
 same heads heads_again
 
@@ -156,17 +156,17 @@ archive('own.pt', {'a/data.pkl': pickle.dumps(own, 2)})
 open('torch/version.pt', 'wb').write(pickle.dumps(0x1950a86a20f9469cfc6c, 2) + pickle.dumps(1002, 2) + empty * 3)
 open('torch/more.pt', 'wb').write(open(sys.argv[1] + '/torch_legacy/in', 'rb').read() + b'xyz')
 " "$data/foreign"
-foreign torch/two.pt '"torch/two.pt"' "it has two of data.pkl"
-foreign torch/beside.pt '"torch/beside.pt"' 'entry "b/file" is beside a/'
-foreign torch/own.pt '"torch/own.pt"' "its dicts are nested too deeply, or contain themselves"
-foreign torch/version.pt '"torch/version.pt"' "it is of an unknown version of torch.save's older format"
-foreign torch/more.pt '"torch/more.pt"' "3 bytes follow its last storage"
+foreign torch/two.pt '"torch/two.pt"' "the entry data.pkl is duplicated"
+foreign torch/beside.pt '"torch/beside.pt"' 'entry "b/file" is not below "a/"'
+foreign torch/own.pt '"torch/own.pt"' "the dicts are nested too deeply, or contain themselves"
+foreign torch/version.pt '"torch/version.pt"' "the file has an unknown version of the older format of torch.save"
+foreign torch/more.pt '"torch/more.pt"' "3 bytes follow the last storage"
 mkdir bin && cp model/config.json bin/ && echo "some text" > bin/pytorch_model.bin
-foreign bin '"bin/pytorch_model.bin"' "torch.save did not write it"
+foreign bin '"bin/pytorch_model.bin"' "not a file of torch.save"
 mkdir tracked && echo "some" > tracked/latest_checkpointed_iteration.txt
-foreign tracked '"tracked/latest_checkpointed_iteration.txt"' '"some" is no iteration'
+foreign tracked '"tracked/latest_checkpointed_iteration.txt"' '"some" is not an iteration'
 echo 12 > tracked/latest_checkpointed_iteration.txt
-foreign tracked '"tracked/latest_checkpointed_iteration.txt"' "it names tracked/iter_0000012, which is not there"
+foreign tracked '"tracked/latest_checkpointed_iteration.txt"' "the recorded directory \"tracked/iter_0000012\" does not exist"
 # changed SAMPLE NAME GLOB OLD NEW: copies a sample and replaces bytes in these files; in torch.save files, in their
 # pickles.
 changed() {
@@ -193,7 +193,7 @@ foreign worlds 'mp_rank_00_model_states.pt"' "it is of a job of 4 ranks, and the
 changed dcp_safetensors offsets '*.distcp' "b'DCP_SHARDING_INFO'" "b'DCP_SHARDING_none'"
 foreign offsets '"offsets/' "its metadata has no DCP_SHARDING_INFO"
 changed dcp other '.metadata' "b'\x8c\x08Metadata'" "b'\x8c\x08Metafile'"
-foreign other '"other/.metadata"' "it is no Metadata of torch.distributed.checkpoint"
+foreign other '"other/.metadata"' "not a Metadata object of torch.distributed.checkpoint"
 # Both files are from the first rank. Its parts would exist twice, and those of the other rank would be missing.
 cp -r "$data/foreign/fsdp1/in" doubled && cp doubled/model_world_size_2_rank_0.pt doubled/model_world_size_2_rank_1.pt
 foreign doubled '"doubled"' "overlap"

@@ -55,12 +55,12 @@ meet missing
 node 0 1 --rendezvous "$meeting" --grace 0.2 -- "$program"
 node 1 1 --rendezvous "$meeting" --grace 0.2 -- "$place/nothing"
 ends 127 127
-has 0.err 'node 1: host .*: the ranks cannot be started: No such file'
+has 0.err 'node 1: host .*: starting the ranks: exec: does not exist'
 meet unwritable
 node 0 1 --rendezvous "$meeting" --grace 0.2 -- "$program"
 node 1 1 --rendezvous "$meeting" --logs /proc/none -- "$program"
 ends 125 2
-has 0.err 'making the log directory /proc/none'
+has 0.err '"/proc/none": creating the log directory'
 
 # A launcher is killed while its ranks wait.
 meet killed
@@ -86,7 +86,7 @@ meet late
 status=0
 "$muster" run -n 1 --nodes 2 --node-rank 0 --rendezvous "$meeting" --rendezvous-timeout 0.3 -- true 2>"$place/0.err" || status=$?
 [ "$status" = 2 ] || fail "a node that never comes: $status"
-has 0.err 'meeting the launchers of 2 nodes (each is a rank here).*for rank 1'
+has 0.err 'rendezvous of the launchers of 2 nodes (each launcher is a rank here).*for rank 1'
 for options in "--nodes 2" "--nodes 2 --node-rank 0" "--nodes 2 --node-rank 2 --rendezvous tcp://h:1" "--tee" \
   "--nodes 2 --node-rank 0 --rendezvous h:1"; do
   status=0

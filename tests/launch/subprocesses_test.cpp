@@ -307,7 +307,7 @@ TEST_CASE("a command's status and the end of its standard error") {
                         {.world_size = 2});
   });
   CAPTURE(std::string(error.what()));
-  CHECK(contains(error.what(), "ended with status 3; the end of what it wrote to standard error: words"));
+  CHECK(contains(error.what(), "ended with status 3; the end of its standard error: words"));
   CHECK(error.rank() == 1);
   CHECK(thrown_by([] {
           launch_subprocesses(std::vector<std::string>{"no-such-command-at-all"}, {.world_size = 2});
@@ -334,7 +334,7 @@ TEST_CASE("logs: one file per stream, and the launcher's streams only with tee")
       CHECK(test::read_text(logs + "/rank-" + rank + "." + stream) == std::string(stream) + " " + rank + "\n");
   const Error refused =
       thrown_by([&] { launch_subprocesses(command, {.world_size = 2}, {.launch = {.log_directory = "/proc/none"}}); });
-  CHECK(contains(refused.what(), "making the log directory /proc/none"));
+  CHECK(contains(refused.what(), "\"/proc/none\": creating the log directory"));
 }
 
 TEST_CASE("bad input is refused before anything is started") {
@@ -347,21 +347,23 @@ TEST_CASE("bad input is refused before anything is started") {
   const os::Fd listener = launch::listen_for_ranks(0);
   REQUIRE(port);
   const Case cases[] = {
-      {{.world_size = 0}, {}, "0 ranks on this host of 0"},
-      {{.world_size = 2, .local_world_size = 3}, {}, "3 ranks on this host of 2"},
+      {{.world_size = 0}, {}, "local_world_size 0 is out of range for world_size 0"},
+      {{.world_size = 2, .local_world_size = 3}, {}, "local_world_size 3 is out of range for world_size 2"},
       {{.world_size = 6, .model_parallelism = 2, .pipeline_parallelism = 2},
        {},
-       "6 ranks cannot be cut into models of"},
+       "6 ranks cannot be split into models of"},
       {{.world_size = 4, .model_parallelism = 0}, {}, "models of 0 ranks"},
-      {{.world_size = 2, .backend = "smoke"}, {}, "there is no backend 'smoke'"},
-      {{.world_size = 2, .data_parallel_backend = "nccl"}, {}, "link libmuster-cuda"},
-      {{.world_size = 4, .local_world_size = 2}, {}, "master_port has to say where all meet"},
-      {{.world_size = 4, .local_world_size = 2, .master_port = 29500}, {.rank_offset = 3}, "2 ranks from 3 on"},
-      {{.world_size = 2, .master_port = 70000}, {}, "the master_port 70000"},
-      {{.world_size = 2, .init_method = "udp://x"}, {}, "'udp://x' is no init_method"},
-      {{.world_size = 2}, {.setup = "not there"}, "no registered function 'not there'"},
-      {{.world_size = 2}, {.launch = {.tee = true}}, "tee is for a job with a log directory"},
-      {{.world_size = 2}, {.launch = {.environment = {{"A=B", "c"}}}}, "cannot be an environment variable"},
+      {{.world_size = 2, .backend = "smoke"}, {}, "unknown backend \"smoke\""},
+      {{.world_size = 2, .data_parallel_backend = "nccl"}, {}, "needs libmuster-cuda"},
+      {{.world_size = 4, .local_world_size = 2}, {}, "master_addr and master_port must be set"},
+      {{.world_size = 4, .local_world_size = 2, .master_port = 29500},
+       {.rank_offset = 3},
+       "2 ranks from 3 are out of range"},
+      {{.world_size = 2, .master_port = 70000}, {}, "master_port 70000 is out of range"},
+      {{.world_size = 2, .init_method = "udp://x"}, {}, "init_method \"udp://x\": malformed"},
+      {{.world_size = 2}, {.setup = "not there"}, "registered function \"not there\" does not exist"},
+      {{.world_size = 2}, {.launch = {.tee = true}}, "tee needs a log directory"},
+      {{.world_size = 2}, {.launch = {.environment = {{"A=B", "c"}}}}, "environment variable \"A=B\""},
   };
   for (const Case& each : cases) {
     const Error error = thrown_by([&] { launch_subprocesses("nothing", each.config, each.options); });
@@ -369,7 +371,7 @@ TEST_CASE("bad input is refused before anything is started") {
     CHECK(contains(error.what(), each.words));
   }
   CHECK(contains(thrown_by([] { launch_subprocesses("gone", {.world_size = 2}); }).what(),
-                 "no registered function 'gone'"));
+                 "registered function \"gone\" does not exist"));
   CHECK_THROWS_AS(RegisteredFunction("fail", fail), Error);
 }
 
@@ -386,7 +388,7 @@ TEST_CASE("a port in use is reported before any rank starts") {
     launch_subprocesses("tell", {.world_size = 4, .local_world_size = 2, .master_port = port - 1},
                         {.arguments = {folder / "lines"}});
   });
-  CHECK(contains(error.what(), "is the port another program's"));
+  CHECK(contains(error.what(), "Choose a free port"));
   CHECK(sorted_lines(folder / "lines").empty());
 }
 

@@ -207,7 +207,7 @@ TEST_CASE("prefixed output to a full disk is a failure") {
   for (const auto& [script, status] : {std::pair{"echo words", 3}, {"echo words; exit 7", 7}}) {
     Launcher launcher(shell(1, script, {"--prefix"}), "", "/dev/full");
     CHECK(launcher.wait() == status);
-    CHECK(contains(launcher.err(), "muster run: writing the ranks' output: No space left on device (ENOSPC)"));
+    CHECK(contains(launcher.err(), "muster run: output of the ranks: writing: No space left on device (ENOSPC)"));
   }
 }
 
@@ -269,14 +269,14 @@ TEST_CASE("logs: a file for each rank and stream; with --tee the launcher's outp
     std::sort(out.begin(), out.end());
     CHECK(out == (tees ? std::vector<std::string>{"[0] out", "[1] out"} : std::vector<std::string>{}));
     CHECK(contains(launcher.err(), "ended with status 1"));
-    CHECK(contains(launcher.err(), "what it wrote is in " + logs + "/rank-1.err") == !tees);
+    CHECK(contains(launcher.err(), "its standard error is in \"" + logs + "/rank-1.err\"") == !tees);
   }
   // The name of a log file is a symbolic link.
   REQUIRE(::unlink((logs + "/rank-0.out").c_str()) == 0);
   REQUIRE(::symlink("/dev/null", (logs + "/rank-0.out").c_str()) == 0);
   Launcher refused(shell(2, "echo started > " + (folder / "started"), {"--logs", logs}));
   CHECK(refused.wait() == 2);
-  CHECK(contains(refused.err(), "making the log file " + logs + "/rank-0.out"));
+  CHECK(contains(refused.err(), logs + "/rank-0.out\": creating the log file"));
   CHECK(!fs::exists(folder / "started"));
 }
 
@@ -298,7 +298,7 @@ TEST_CASE("a missing command is 127, one that cannot be executed 126") {
   CHECK(contains(missing.err(), "no-such-command-at-all"));
   Launcher hostile({"-n", "1", "--", "\x1b[31m\u009b"});
   CHECK(hostile.wait() == 127);
-  CHECK(contains(hostile.err(), "starting \\x1b[31m\\u009b failed"));
+  CHECK(contains(hostile.err(), "\"\\x1b[31m\\u009b\": starting the program"));
   Launcher forbidden({"-n", "2", "--", "/etc/passwd"});
   CHECK(forbidden.wait() == 126);
   CHECK(lines_of(forbidden.err()).size() == 1);

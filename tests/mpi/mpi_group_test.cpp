@@ -68,7 +68,7 @@ TEST_CASE("a group waits for a missing rank until the deadline, and the other ra
     if (group.rank() == 1) {
       std::this_thread::sleep_for(600ms);
     } else {
-      error_of(ErrorKind::timeout, {"all of them have to make the group"},
+      error_of(ErrorKind::timeout, {"not all ranks of the communicator called it"},
                [] { mpi_group(MPI_COMM_WORLD, {.timeout = 300ms}); });
     }
     group.barrier();
@@ -178,7 +178,7 @@ TEST_CASE("groups that the program does not destroy before MPI_Finalize end with
     const auto forgotten = group.duplicate();
     gather_and_check(*forgotten);
     MPI_Finalize();
-    error_of(ErrorKind::invalid_argument, {"MPI has ended"}, [&] { forgotten->barrier(); });
+    error_of(ErrorKind::invalid_argument, {"MPI: it has been finalized"}, [&] { forgotten->barrier(); });
     error_of(ErrorKind::invalid_argument, {"has ended"}, [] { mpi_group(MPI_COMM_WORLD); });
     ::_exit(0);
   });

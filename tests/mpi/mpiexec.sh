@@ -69,14 +69,14 @@ MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 ranks 2 0 sh -c "RANK=$own_rank"' WORLD_
 check "variables that agree are one world" test "$(ls out | tr '\n' ' ')" = "0 1 "
 rm out/*
 ranks 2 2 env RANK=0 WORLD_SIZE=3 "$MUSTER_MPI_RANK" out work
-check "variables that contradict are told" said "says two things" 2
+check "variables that contradict are reported" said "two launchers set conflicting variables" 2
 
 # A rank of another version, which looks for its own libmuster-mpi.
 ln -s "$MUSTER_MPI_LIBRARY" libmuster-mpi.so.0.0.9
 ranks 2 2 "$MUSTER_MPI_RANK" out work : -n 1 env LD_PRELOAD="$MUSTER_OTHER_VERSION" \
   LD_LIBRARY_PATH="$PWD:${LD_LIBRARY_PATH:-}" ASAN_OPTIONS="${ASAN_OPTIONS:-}:verify_asan_link_order=0" \
   "$MUSTER_MPI_RANK" out work
-check "all ranks refuse another version, and say which" said "rank 2 .*0.0.9.*start all ranks with one version" 3
+check "all ranks refuse another version, and say which" said "rank 2 .*0.0.9.*Start all ranks with one version" 3
 
 # MPI_Init cannot be cancelled: a rank that waits there for a missing rank ends at the deadline with a message.
 rm -f out/*
@@ -104,7 +104,7 @@ timeout 30 mpiexec -n 2 sh -c 'echo $$ >pid.$PMI_RANK; exec "$0" out absent 1' "
 check "a death that is told ends the job" test "$status" != 0 -a "$status" != 124
 # The thread sanitizer delays signals while a thread waits in a call that it does not know.
 [ -n "${TSAN_OPTIONS:-}" ] ||
-  check "who is told of it says it" grep -q "rank 0 of 2 .* in MPI_Init .* mpiexec tells that one of them has ended" said
+  check "who is told of it says it" grep -q "rank 0 of 2 .* in MPI_Init .* mpiexec reports that one of them has ended" said
 wait
 
 # Without mpiexec's clean-up, the survivors end by themselves. mpiexec still sends them SIGUSR1, which terminates a

@@ -116,7 +116,7 @@ MUSTER_WORKSPACE=$place/workspace job 0 srun -N 2 -n 4 "${work[@]}"
 check "or meet in a workspace" well 4
 if [ "$other" != none ] && srun --mpi=list 2>&1 | grep -qw "$other"; then
   job 2 srun "--mpi=$other" -N 1 -n 2 "${work[@]}"
-  check "a PMI that this MPI does not speak is told" said "the environment says PMIX_RANK=.* but MPI says rank 0 of 1" 2
+  check "a PMI that this MPI does not speak is told" said "the environment has PMIX_RANK=.* but MPI reports rank 0 of 1" 2
 fi
 
 # In the script of an allocation a process is a single process. Its steps and mpiexec are worlds.

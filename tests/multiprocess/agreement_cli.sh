@@ -30,13 +30,13 @@ refused() {
     [ -e new ] && fail "$command left a directory"
   done
 }
-refused "\"$(name 1)\", which is missing" "rm $(name 1)"
-refused "\"$(name 2)\" is missing" "rm $index $(name 2)"
-refused 'its "weight_map" is empty' "echo '{\"weight_map\": {}}' > $index"
-refused "does not name \"$(name 2)\"" "grep -v $(name 2) $index | sed -z 's/,\n  }/\n  }/' > x; mv x $index"
+refused "\"$(name 1)\" does not exist. Copy that file as well" "rm $(name 1)"
+refused "\"$(name 2)\" does not exist" "rm $index $(name 2)"
+refused '"weight_map" is empty' "echo '{\"weight_map\": {}}' > $index"
+refused "\"$(name 2)\" is a file of the same set and has no entry" "grep -v $(name 2) $index | sed -z 's/,\n  }/\n  }/' > x; mv x $index"
 refused "two models" "cp ../$single ."
 refused "different models and no index" "rm $index; cp $(name 1) a.safetensors; mv $(name 2) b.safetensors; rm model-*"
-refused "is not from 1 to $count" "rm $index; mv $(name 1) $(name $((count + 1)))"
+refused "the number is out of range (valid: 1 to $count)" "rm $index; mv $(name 1) $(name $((count + 1)))"
 refused "Git LFS" "printf 'version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n' > $(name 1)"
 refused "the shard of rank 1 of 3" "rm $index model-*; cp ../shards/rank-00001-of-00003.safetensors model.safetensors"
 refused "two checkpoints" "cp ../shards/rank-00001-of-00003.safetensors ."
@@ -60,13 +60,13 @@ for file in torch/pytorch_model-00001-of-00002.bin fsdp/model_world_size_3_rank_
 done
 # The names of Megatron's folders do not show that the last rank is missing.
 rm -r megatron/mp_rank_01_00?
-says 2 "the file of tensor-parallel rank 1, stage 0, expert rank 0 is missing" "$program" export megatron --plan megatron --out new
+says 2 "the file of tensor-parallel rank 1, stage 0, expert rank 0 does not exist" "$program" export megatron --plan megatron --out new
 rm torch/*.index.json torch/pytorch_model-00001-of-00002.bin
-says 2 '"pytorch_model-00001-of-00002.bin" is missing' "$program" export torch --out new
-says 1 '"pytorch_model-00001-of-00002.bin" is missing' "$program" verify torch
+says 2 '"pytorch_model-00001-of-00002.bin" does not exist' "$program" export torch --out new
+says 1 '"pytorch_model-00001-of-00002.bin" does not exist' "$program" verify torch
 echo '{"weight_map": {}}' > torch/pytorch_model.bin.index.json
-says 2 'its "weight_map" is empty' "$program" export torch --out new
-says 2 "it is no model" "$program" export one/config.json --out new
+says 2 '"weight_map" is empty' "$program" export torch --out new
+says 2 "the file is not a model" "$program" export one/config.json --out new
 
 # left_out NAME SETUP: SETUP adds the file NAME, which is not part of the model.
 left_out() {

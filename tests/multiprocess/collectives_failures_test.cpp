@@ -136,7 +136,7 @@ void end_at(const Named& named, std::int64_t count, std::uint64_t step, int sign
           const bool is_slow_itself = words[0] == 0;
           ::kill(pid, SIGKILL);
           // A rank that receives from a rank which itself waits names that rank.
-          const bool is_named = says(error, "pid " + std::to_string(pid) + ", stopped");
+          const bool is_named = says(error, "pid " + std::to_string(pid) + ") made no progress: it is stopped");
           if (error.kind() != ErrorKind::timeout || !(is_named || named.is_message || is_slow_itself))
             throw RankFailure(std::string("rank 2 is stopped, and this names another cause: ") + error.what());
           return;

@@ -67,8 +67,8 @@ void all_calls() {
     error_of(ErrorKind::invalid_argument, {"not in this group"}, [&] { dist::all_reduce(tensor, ReduceOp::sum, odd); });
   }
   error_of(ErrorKind::invalid_argument, {"rank 4 is not in this group"}, [&] { dist::reduce(tensor, 4); });
-  error_of(ErrorKind::invalid_argument, {"wants 4 tensors"}, [&] { dist::all_gather(empty_rows(3), row(mine)); });
-  error_of(ErrorKind::invalid_argument, {"there is no rank 7"}, [&] { dist::send(tensor, 7); });
+  error_of(ErrorKind::invalid_argument, {"must pass 4 tensors"}, [&] { dist::all_gather(empty_rows(3), row(mine)); });
+  error_of(ErrorKind::invalid_argument, {"rank 7 is out of range for size"}, [&] { dist::send(tensor, 7); });
 
   // Messages around a ring, and from any source.
   Work<void> sent = dist::isend(row(mine), (self + 1) % 4);
@@ -165,8 +165,8 @@ TEST_CASE("over a part of a job, all calls use the ranks that get_rank() returns
       error_of(ErrorKind::invalid_argument, {"rank 1 is not in this group"}, [&] { dist::broadcast(tensor, 1, pair); });
     }
     for (const int wrong : {-1, 3, 4}) {
-      error_of(ErrorKind::invalid_argument, {"there is no rank"}, [&] { dist::send(tensor, wrong); });
-      error_of(ErrorKind::invalid_argument, {"there is no rank"}, [&] { (void)dist::recv(tensor, wrong); });
+      error_of(ErrorKind::invalid_argument, {"is out of range for size"}, [&] { dist::send(tensor, wrong); });
+      error_of(ErrorKind::invalid_argument, {"is out of range for size"}, [&] { (void)dist::recv(tensor, wrong); });
       error_of(ErrorKind::invalid_argument, {"is not in this group"}, [&] { dist::broadcast(tensor, wrong); });
     }
     dist::destroy_process_group();
@@ -210,13 +210,19 @@ TEST_CASE("an invalid world is reported at once") {
     dist::InitOptions options;
   };
   const Bad all[] = {
-      {ErrorKind::invalid_argument, "no backend 'smoke'", "smoke", {}},
-      {ErrorKind::unsupported, "'nccl'", "nccl", {}},
-      {ErrorKind::invalid_argument, "no init_method", "shm", {.init_method = "udp://a:1", .world_size = 1, .rank = 0}},
-      {ErrorKind::invalid_argument, "rank 2 of 2", "tcp", {.init_method = "tcp://a:1", .world_size = 2, .rank = 2}},
-      {ErrorKind::invalid_argument, "needs a rank", "tcp", {.init_method = "tcp://a:1"}},
+      {ErrorKind::invalid_argument, "unknown backend \"smoke\"", "smoke", {}},
+      {ErrorKind::unsupported, "\"nccl\"", "nccl", {}},
       {ErrorKind::invalid_argument,
-       "'mpi' finds its ranks",
+       "init_method \"udp://a:1\": malformed",
+       "shm",
+       {.init_method = "udp://a:1", .world_size = 1, .rank = 0}},
+      {ErrorKind::invalid_argument,
+       "rank 2 is out of range for size 2",
+       "tcp",
+       {.init_method = "tcp://a:1", .world_size = 2, .rank = 2}},
+      {ErrorKind::invalid_argument, "is out of range for size", "tcp", {.init_method = "tcp://a:1"}},
+      {ErrorKind::invalid_argument,
+       "the backend \"mpi\" accepts only env://",
        "mpi",
        {.init_method = "file:///a", .world_size = 1, .rank = 0}},
       {ErrorKind::invalid_argument, "rank 0 of 1, and the call as rank 3 of -1", "shm", {.rank = 3}},

@@ -66,7 +66,7 @@ Shortage of_calls(const char* name, int error) {
 Shortage of_descriptors() {
   rlimit limit{};
   RANK_CHECK(::getrlimit(RLIMIT_NOFILE, &limit) == 0);
-  return {"raise the limit of open files (ulimit -n)",
+  return {"Raise the limit of open files (ulimit -n)",
           [limit](int step) {
             const int next = ::dup(STDIN_FILENO);
             ::close(next);

@@ -44,7 +44,7 @@ mkdir empty
 refused "no shards" "$program" export empty --plan llama --out new
 refused "nowhere" "$program" shard nowhere --to 4 --plan llama --out new
 refused "nowhere" "$program" export nowhere --plan llama --out new
-refused "make it first" "$program" export shards --plan llama --out no/new
+refused "Make it first" "$program" export shards --plan llama --out no/new
 refused "the layout" "$program" shard model --to 0 --plan llama --out new
 
 # A model is written again. Config and tokenizer come from a base. Ranks of another program are converted in both
@@ -55,20 +55,20 @@ refused "the layout" "$program" shard model --to 0 --plan llama --out new
 "$program" shard model --to tp=2,pp=2 --plan megatron --out megatron > /dev/null || fail "shard for megatron"
 "$program" diff model megatron > /dev/null || fail "megatron differs"
 rm megatron/config.json
-refused "needs \"num_attention_heads\" of config.json, which is not there" "$program" export megatron --out new
+refused "\"num_attention_heads\" of config.json is needed, but config.json does not exist" "$program" export megatron --out new
 "$program" run -n 3 -- "$program" export megatron --base-model model --out based > /dev/null || fail "export with a base"
 "$program" diff model based > /dev/null || fail "based differs"
 cmp -s model/config.json based/config.json || fail "config.json of based"
 "$program" run -n 3 -- "$program" export megatron --base-model model --to 3 --to-plan llama --out anew3 > "$out" || fail "ranks cut anew"
-grep -q "cut by the plan \"llama\"" "$out" || fail "no note of the plan: $(cat "$out")"
+grep -q "the shards have the plan \"llama\"" "$out" || fail "no note of the plan: $(cat "$out")"
 "$program" export anew3 --out whole3 > /dev/null && "$program" diff model whole3 > /dev/null || fail "anew3 differs"
 refused "muster shard megatron --plan PLAN --to-plan vllm" "$program" export megatron --base-model model --to 2 --to-plan vllm --out new
 "$program" shard megatron --plan megatron --base-model model --to-plan vllm --to 2 --out anew2 > /dev/null || fail "ranks for vllm"
 "$program" diff model anew2 > /dev/null || fail "anew2 differs"
-refused "needs a layout to split for" "$program" export megatron --base-model model --to-plan llama --out new
-refused "no tensor is left" "$program" export shards --plan llama --dtype F16 --select nothing --out new
+refused "--to-plan needs a layout" "$program" export megatron --base-model model --to-plan llama --out new
+refused "no tensor matches" "$program" export shards --plan llama --dtype F16 --select nothing --out new
 "$program" export shards --plan llama --dtype F32 --select '*norm*' --out norms > "$out" || fail "export of some"
-grep -q "note: config.json says float32 now" "$out" || fail "no note of the dtype: $(cat "$out")"
+grep -q "note: config.json now has the dtype float32" "$out" || fail "no note of the dtype: $(cat "$out")"
 "$program" plan suggest model > "$out" 2> "$err" || fail "plan suggest"
 grep -q '"extends": "llama"' "$out" && grep -q "note: uncertain: " "$err" || fail "plan suggest said: $(cat "$out" "$err")"
 
@@ -93,20 +93,20 @@ for rank in range(4):
     text = json.dumps(header).encode()
     open(f"foreign/rank-0000{rank}-of-00004.safetensors", "wb").write(struct.pack("<Q", len(text)) + text + data[8 + length:])
 END
-refused "do not say by which plan they were cut" "$program" export foreign --out new
-refused "config.json does not give" "$program" export foreign --plan llama --out new
+refused "do not record their plan" "$program" export foreign --out new
+refused "is missing in config.json" "$program" export foreign --plan llama --out new
 "$program" export foreign --plan llama --base-model model --out elsewhere > "$out" || fail "export of shards from elsewhere"
 "$program" diff model elsewhere > /dev/null || fail "elsewhere differs"
 
 printf '{"muster_plan": 1,\n "rules": [}' > broken.json
 refused "line 2" "$program" export shards --plan broken.json --out new
 echo '{"muster_plan": 1, "rules": [{"match": "*", "action": "same"}]}' > same.json
-refused "have other values" "$program" export foreign --plan same.json --out new
-refused "does not fit its config.json" "$program" export shards --plan same.json --out new
+refused "have different values" "$program" export foreign --plan same.json --out new
+refused "contradicts its config.json" "$program" export shards --plan same.json --out new
 echo '{"muster_plan": 1, "rules": [{"match": "*", "action": "concat", "dim": 1}]}' > dim.json
-refused "no dimension 1" "$program" shard model --to 4 --plan dim.json --out new
+refused "dimension 1 is out of range" "$program" shard model --to 4 --plan dim.json --out new
 echo '{"muster_plan": 1, "rules": [{"match": "*", "action": "first"}]}' > first.json
-refused "no way back" "$program" shard model --to 4 --plan first.json --out new
+refused "not invertible" "$program" shard model --to 4 --plan first.json --out new
 
 # The list of output tensors, without writing a byte, and the same list beside an export.
 before=$(ls -A)
@@ -142,10 +142,10 @@ printf '{"muster_plan": 1,\n "rules": [\n {"match": "*", "action": "smae"}]}' > 
 refused "line 3" "$program" export shards --plan action.json --out new
 echo '{"muster_plan": 1, "rules": [{"match": "*q_proj.weight", "action": "same"}]}' > few.json
 refused "no rule matches the tensors" "$program" export shards --plan few.json --out new
-refused "is for 8 ranks, and there are 4" "$program" export shards --plan llama --from tp=2,pp=2,ep=2 --out new
+refused "has 8 ranks, and the source has 4" "$program" export shards --plan llama --from tp=2,pp=2,ep=2 --out new
 refused "the layout" "$program" export shards --plan llama --to tp=two --out new
-refused "does not say where an expert" "$program" shard model --to ep=2 --plan llama --out new
-refused "too small" "$program" export shards --plan llama --memory-budget 1KB --out new
+refused "the pattern for the number of an expert" "$program" shard model --to ep=2 --plan llama --out new
+refused "too few" "$program" export shards --plan llama --memory-budget 1KB --out new
 refused "--out is required" "$program" export shards --plan llama
 cp -r shards ambiguous
 echo '{"model_type": "bert", "architectures": ["LlamaForCausalLM"]}' > ambiguous/config.json
@@ -196,7 +196,7 @@ refused "is an input file" "$program" export shards --plan llama --out new --rep
 refused "is an input file" "$program" run -n 4 -- "$program" export shards --plan llama --out new --report shards/config.json
 refused "is an input file" "$program" export shards --plan first.json --out new --report first.json
 refused "is a directory" "$program" export shards --plan llama --out new --report model
-refused "No such file" "$program" export shards --plan llama --out new --report nowhere/report.json
+refused "does not exist" "$program" export shards --plan llama --out new --report nowhere/report.json
 is_json() { python3 -c 'import json, sys; json.load(open(sys.argv[1]))["tensors"]' "$1" 2> /dev/null || fail "no report in $1"; }
 ln -s target.json link.json
 "$program" export shards --plan llama --out linked --report link.json > /dev/null || fail "a report through a link"
@@ -233,7 +233,7 @@ rm alone/notes.txt
 # A limit on the file size is an error, and not a signal.
 for command in "export shards --plan llama --out new -j 1" \
   "shard model --to 2 --plan llama --out new" "convert alone/model.safetensors new.h5"; do
-  refused "raise it (ulimit -f)" bash -c "ulimit -f 100; exec $program $command"
+  refused "Raise it (ulimit -f)" bash -c "ulimit -f 100; exec $program $command"
 done
 
 # The extra files that are copied, and those that are not.
@@ -284,7 +284,7 @@ interrupted TERM 143 cut.h5 "$program" convert "$bigfile" cut.h5
 interrupted KILL 137 cut "$program" export bigshards --plan llama --out cut -j 1
 begun cut || fail "nothing to clean up"
 mkdir holder && mv cut.partial-* holder/
-refused "the next one to the same place removes it" "$program" gc holder
+refused "run it again with the same output" "$program" gc holder
 mv holder/* .
 "$program" export bigshards --plan llama --out cut > /dev/null || fail "export after a killed one"
 begun cut && fail "left behind: $(ls)"

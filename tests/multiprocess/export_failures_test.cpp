@@ -225,7 +225,7 @@ TEST_CASE(
         return export_model(world.work / "shards", fresh, "llama", group, {.max_shard_size = 90'000, .resume = true});
       };
       if (!is_second) {
-        test::error_of(ErrorKind::invalid_argument, {"exists already"}, run);
+        test::error_of(ErrorKind::invalid_argument, {"already exists"}, run);
         return;
       }
       const ExportReport report = run();
@@ -247,7 +247,7 @@ TEST_CASE("a rank that is asked to stop ends the export on all ranks, and no fil
     options.stop = stop.get_token();
     const auto ended = world.run(
         victim, {.call = "pwrite", .after = nth - 1, .times = 1, .then = [&] { stop.request_stop(); }}, options);
-    world.check_failed(ended, {"rank " + std::to_string(victim), "was told to stop"});
+    world.check_failed(ended, {"rank " + std::to_string(victim), "received a stop request"});
   }
 }
 
@@ -283,7 +283,7 @@ TEST_CASE("output of a program with closed standard descriptors reaches no file 
 TEST_CASE("a budget that is too small is detected before anything is written") {
   World world;
   test::run_ranks(3, [&](Group& group) {
-    test::error_of(ErrorKind::invalid_argument, {"too small for 3 ranks: at least"}, [&] {
+    test::error_of(ErrorKind::invalid_argument, {"too few for 3 ranks. At least"}, [&] {
       export_model(world.work / "shards", world.work / "new", "llama", group, {.memory_budget = 100'000});
     });
     group.barrier();

@@ -181,7 +181,7 @@ TEST_CASE("a rank 0 that never arrives is named; duplicate ranks and different s
     const TemporaryDirectory directory;
     FileGroupOptions options = options_of(directory, 1, 2);
     options.timeout = 200ms;
-    CHECK(has(words_of(ErrorKind::timeout, [&] { file_group(options); }), "for rank 0, which did not open"));
+    CHECK(has(words_of(ErrorKind::timeout, [&] { file_group(options); }), "could not reach rank 0"));
     CHECK(is_clean(directory));
   }
   SUBCASE("double") {

@@ -87,7 +87,7 @@ done
 for rank in 0 1; do mkdir "r$rank" && cp -r in "r$rank/in" && touch -d "@$((1700000000 + rank))" "r$rank"/in/*; done
 "$program" run -n 2 -- bash -c 'cd "r$RANK" && exec "$0" export in --out ../unlike' "$program" > "$out" 2> "$err"
 [ $? = 2 ] || fail "processes with other files: $(cat "$out" "$err")"
-grep -qF "rank 1 sees other files of the checkpoint than rank 0" "$err" || fail "which rank is not said: $(cat "$err")"
+grep -qF "rank 1 and rank 0 read different files of the checkpoint" "$err" || fail "which rank is not said: $(cat "$err")"
 [ -z "$(find . -name '*unlike*')" ] || fail "processes with other files have written: $(find . -name '*unlike*')"
 
 # flip_entry FILE ENTRY: flips a bit of an entry of a zip archive.
@@ -104,14 +104,14 @@ END
 )"
 }
 cp "$data/torch_zip/in" flipped.pt && flip_entry flipped.pt in/data/5
-says 1 'checksum: tensor "float64": its bytes at ' "$program" verify flipped.pt
+says 1 'checksum: tensor "float64": checksum mismatch: ' "$program" verify flipped.pt
 says 0 "good: 23 tensors of 1 file" "$program" verify flipped.pt --headers-only
 # Tensors outside the key are not read.
 cp -r "$data/dcp/in" some && flip_entry some/__1_0.distcp archive/data/0
-says 1 'checksum: tensor "model.layers.1.mlp.weight": its bytes at ' "$program" verify some
-says 1 'checksum: tensor "1.mlp.weight": its bytes at ' "$program" verify some --key model.layers
+says 1 'checksum: tensor "model.layers.1.mlp.weight": checksum mismatch: ' "$program" verify some
+says 1 'checksum: tensor "1.mlp.weight": checksum mismatch: ' "$program" verify some --key model.layers
 says 0 "good: 2 tensors of 3 files" "$program" verify some --key model.layers.0
-says 2 'no tensor is below "ema"; there are: "model"' "$program" verify some --key ema
+says 2 'no tensor has the key "ema" (available: "model")' "$program" verify some --key ema
 
 # refused WORDS SOURCE DAMAGE OPTIONS...: runs with a damaged copy of SOURCE, in one process and in two.
 refused() {
@@ -126,42 +126,42 @@ refused() {
 }
 echo '{"muster_plan": 1, "rules": [{"match": "wide", "action": "concat", "dim": 0}]}' > misfit.json
 sed 's/"dim": 0/"dim": 2/' plan.json > flat.json
-refused "it is cut off" "$data/torch_zip/in" 'truncate -s -1 bad'
-refused 'tensor "float64": its bytes at' "$data/torch_zip/in" 'flip_entry bad in/data/5' --checksums
+refused "truncated zip archive" "$data/torch_zip/in" 'truncate -s -1 bad'
+refused 'tensor "float64": checksum mismatch' "$data/torch_zip/in" 'flip_entry bad in/data/5' --checksums
 refused 'there is no "ema"' "$data/torch_zip/in" : --key ema
-refused "is cut off" "$data/torch_legacy/in" 'truncate -s -1 bad'
+refused "truncated" "$data/torch_legacy/in" 'truncate -s -1 bad'
 refused "pytorch_model-00002-of-00002.bin" "$data/torch_model/in" 'rm pytorch_model-00002-of-00002.bin'
 refused "__1_0.distcp" "$data/dcp/in" 'rm __1_0.distcp'
 refused "__1_0.distcp" "$data/dcp/in" 'truncate -s 100 __1_0.distcp'
 refused 'bad/__1_0.distcp" have the checksum' "$data/dcp/in" 'flip_entry __1_0.distcp archive/data/0' --checksums
 refused 'no tensor is below "ema"' "$data/dcp/in" : --key ema
-refused "no .metadata: the save did not end" "$data/dcp/in" 'rm .metadata'
+refused ".metadata does not exist" "$data/dcp/in" 'rm .metadata'
 refused 'tensor "model.embed.weight": 28 of 56 elements' "$data/dcp_no_collectives/in" 'rm __1.metadata'
 refused 'tensor "embed.weight": 28 of 56 elements' "$data/dcp_huggingface/in" 'rm shard-00001*'
-refused "two checkpoints are in it, one of torch.distributed.checkpoint and a model in files of torch.save" "$data/dcp/in" 'cp "$data"/torch_model/in/*.bin* .'
-refused "to read what is there, or move one away" "$data/zero2/in" 'cp ../alone/model.safetensors .'
-refused 'its sharded_backend is "zarr"' "$data/torch_dist/in" 'sed -i s/torch_dist/zarr/ metadata.json'
-refused "model_world_size_3_rank_1.pt is missing" "$data/fsdp/in" 'rm *_rank_1.pt'
-refused "its part is of rank 1, and the file's name says rank 2" "$data/fsdp/in" 'cp *_rank_1.pt *_rank_2.pt'
+refused "the directory has two checkpoints: a checkpoint of torch.distributed.checkpoint and a model in files of torch.save" "$data/dcp/in" 'cp "$data"/torch_model/in/*.bin* .'
+refused "to read that one, or move one away" "$data/zero2/in" 'cp ../alone/model.safetensors .'
+refused 'unsupported sharded_backend "zarr" (expected torch_dist)' "$data/torch_dist/in" 'sed -i s/torch_dist/zarr/ metadata.json'
+refused "model_world_size_3_rank_1.pt does not exist" "$data/fsdp/in" 'rm *_rank_1.pt'
+refused "the file was renamed or swapped: its part belongs to rank 1, and its name has rank 2" "$data/fsdp/in" 'cp *_rank_1.pt *_rank_2.pt'
 refused "[0:3, 0:3] and [0:3, 0:3] overlap" "$data/fsdp1/in" 'cp *_rank_0.pt *_rank_1.pt'
-refused 'model_world_size_4_rank_1.pt": tensor "embed.weight": its part is of rank 0' "$data/fsdp_tp/in" 'cp *_rank_0.pt *_rank_1.pt'
-refused "it is one of 2 ranks, and 1 are there" "$data/zero1/in" 'rm */*rank_1_*'
-refused 'latest": it names bad/global_step2, which is not there' "$data/zero2/in" 'echo global_step2 > latest'
+refused 'model_world_size_4_rank_1.pt": reading: tensor "embed.weight": the file was renamed or swapped: its part belongs to rank 0' "$data/fsdp_tp/in" 'cp *_rank_0.pt *_rank_1.pt'
+refused "the file belongs to a job of 2 ranks, and 1 ranks are present" "$data/zero1/in" 'rm */*rank_1_*'
+refused 'latest": reading: the recorded directory "bad/global_step2" does not exist' "$data/zero2/in" 'echo global_step2 > latest'
 refused "zero_pp_rank_1_mp_rank_00_model_states.pt" "$data/zero3/in" 'rm */*rank_1_*model_states.pt'
-refused "its config.json is of 2 ranks, and 1 are there" ranks 'rm rank1.safetensors' --plan plan.json
+refused "config.json has 2 ranks, and 1 ranks are present" ranks 'rm rank1.safetensors' --plan plan.json
 refused "rank1.safetensors" ranks 'truncate -s -1 rank1.safetensors' --plan plan.json
-refused "by which plan they were cut; name one with --plan" ranks :
+refused "do not record their plan. Pass --plan" ranks :
 refused "by a pattern (--file-pattern 'rank{rank}.safetensors')" ranks 'rm config.json'
 refused 'tensor "tall"' ranks : --plan misfit.json
-refused "the layout 3 is for 3 ranks, and there are 2 shards" ranks : --plan plan.json --from 3
-refused 'tensor "wide" (rule 1): the shape [512, 3000] has no dimension 2' ranks : --plan flat.json
-refused 'does not say where a layer has its number' ranks : --plan plan.json --to tp=1,pp=2
-refused "no file's name is like" ranks : --plan plan.json --file-pattern 'part{rank}.pt'
-refused "part 0 of rank 0 is missing" ranks 'rm config.json rank1.*; mv rank0.safetensors model-rank-0-part-1.safetensors'
-refused "rank 1 of 3 is missing" ranks 'rm *; cp "$data/torch_zip/in" consolidated.00.pth; cp "$data/torch_zip/in" consolidated.02.pth'
-refused "is missing" ranks 'rm *; for i in 00_000 01_001; do mkdir mp_rank_$i; cp "$data/torch_zip/in" mp_rank_$i/model_optim_rng.pt; done'
+refused "layout 3 has 3 ranks, and the source has 2 shards" ranks : --plan plan.json --from 3
+refused 'tensor "wide" (rule 1): dimension 2 is out of range for shape [512, 3000]' ranks : --plan flat.json
+refused 'the pattern for the number of a layer' ranks : --plan plan.json --to tp=1,pp=2
+refused "no file matches the pattern" ranks : --plan plan.json --file-pattern 'part{rank}.pt'
+refused "part 0 of rank 0 does not exist" ranks 'rm config.json rank1.*; mv rank0.safetensors model-rank-0-part-1.safetensors'
+refused "the file of rank 1 of 3 does not exist" ranks 'rm *; cp "$data/torch_zip/in" consolidated.00.pth; cp "$data/torch_zip/in" consolidated.02.pth'
+refused "does not exist" ranks 'rm *; for i in 00_000 01_001; do mkdir mp_rank_$i; cp "$data/torch_zip/in" mp_rank_$i/model_optim_rng.pt; done'
 refused 'tensor "tall"' in : --plan misfit.json
-refused 'tensor "tall" (rule 1): the shape [4000, 512] has no dimension 2' in : --plan flat.json --to 2
-refused 'does not say where a layer has its number' in : --plan plan.json --to tp=1,pp=2
+refused 'tensor "tall" (rule 1): dimension 2 is out of range for shape [4000, 512]' in : --plan flat.json --to 2
+refused 'the pattern for the number of a layer' in : --plan plan.json --to tp=1,pp=2
 
 finish

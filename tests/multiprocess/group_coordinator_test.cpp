@@ -51,7 +51,7 @@ TEST_CASE("the ranks of a group, its ends, neighbours and unique name") {
                             {{0, 1, 2, 3}, {3, 4, 5}},
                             {{0, 1, 2}, {3, 4, 6}},
                             {{0, 1, 2, 3, 4, 5, -1}}})
-      error_of(ErrorKind::invalid_argument, {"each of 6 ranks once"}, [&] { GroupCoordinator(bad, world, "bad"); });
+      error_of(ErrorKind::invalid_argument, {"each of the 6 ranks once"}, [&] { GroupCoordinator(bad, world, "bad"); });
     error_of(ErrorKind::rank_mismatch, {"different lists"},
              [&] { GroupCoordinator(self == 4 ? columns : two_rows, world, "bad"); });
   });
@@ -129,7 +129,7 @@ TEST_CASE("dicts, to all and from stage to stage, in slices or whole") {
       stages.send_tensor_dict(dict, 1, options);
       stages.send_object("now", 1);
       stages.send(pattern(DType::i16, {9}, 4));
-      error_of(ErrorKind::invalid_argument, {"'whole' of 35 elements"}, [&] {
+      error_of(ErrorKind::invalid_argument, {"tensor \"whole\": its 35 elements"}, [&] {
         stages.send_tensor_dict(dict, 1, {&tensor_parallel, {{"whole", true}}, {}});
       });
     } else {
@@ -160,14 +160,14 @@ TEST_CASE("slices of a dict that do not match, and other messages, are rank_mism
     };
     // The receivers' group is smaller than the senders' group.
     if (sends) stages.send_tensor_dict(dict_of({"a"}), 1, {.all_gather_group = &stage});
-    if (!sends) refused(" of 4 where slice ");
+    if (!sends) refused(" of 4, but slice ");
     // One of the two senders sends another message.
     if (sends && is_second) stages.send_object("now", 1);
     if (sends && !is_second) stages.send_tensor_dict(dict_of({"a"}), 1, {.all_gather_group = &halves});
-    if (!sends) refused("another message where a dict of tensors");
+    if (!sends) refused("a message that is not a dict of tensors");
     // Two dicts with different keys, and two with a different order.
     if (sends) stages.send_tensor_dict(dict_of({"a", is_second ? "b" : "c"}), 1, {.all_gather_group = &halves});
-    if (!sends) refused("must send the same tensors");
+    if (!sends) refused("Send the same tensors");
     const std::vector<std::string> keys =
         is_second ? std::vector<std::string>{"b", "a"} : std::vector<std::string>{"a", "b"};
     if (sends) stages.send_tensor_dict(dict_of(keys), 1, {.all_gather_group = &halves});

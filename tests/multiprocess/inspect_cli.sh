@@ -24,14 +24,14 @@ says 0 "good: " "$program" verify stages
 says 2 "does not exist" "$program" verify nowhere
 says 2 "no *.safetensors" "$program" verify .log
 says 2 "cannot be combined with" "$program" verify parts --headers-only --write-checksums
-says 2 "no checkpoint" "$program" verify shards --write-checksums
+says 2 "not the directory of a checkpoint" "$program" verify shards --write-checksums
 
 says 0 "checksums written" "$program" verify parts --write-checksums
 says 0 "checksums checked" "$program" verify parts
 says 0 "not checked" "$program" verify parts --headers-only
 last=$(ls parts/*.safetensors | tail -1)
 flip "$last" $(($(stat -c %s "$last") - 1000))
-says 1 "its bytes have changed" "$program" verify parts
+says 1 "checksum mismatch: data is corrupted" "$program" verify parts
 says 0 "not checked" "$program" verify parts --headers-only
 says 1 '"defect": "checksum"' "$program" verify parts --json
 flip "$last" $(($(stat -c %s "$last") - 1000))
@@ -52,13 +52,13 @@ for delay in 0.001 0.003 0.01 0.03; do
 done
 
 mv "$last" .log/last
-says 1 "$(basename "$last")\", which is missing" "$program" verify parts
+says 1 "$(basename "$last")\" does not exist" "$program" verify parts
 head -c 100 .log/last > "$last"
 says 1 "file: " "$program" verify parts
 mv .log/last "$last"
 cp shards/rank-00001-of-00003.safetensors .log/rank
 cp shards/rank-00000-of-00003.safetensors shards/rank-00001-of-00003.safetensors
-says 1 "it says that it is rank 0 of 3" "$program" verify shards
+says 1 "the metadata records rank 0 of 3, which contradicts the name" "$program" verify shards
 cp .log/rank shards/rank-00001-of-00003.safetensors
 
 # Comparison.
@@ -69,13 +69,13 @@ says 0 "same" "$program" diff model stages --plan auto
 says 0 "same" "$program" diff stages four --plan llama
 cp four/rank-00003-of-00004.safetensors stages/
 says 1 "the layout" "$program" verify stages
-says 2 "not of one set" "$program" diff model stages --plan auto
+says 2 "the shards have different layouts" "$program" diff model stages --plan auto
 says 0 '"same": true' "$program" diff four parts --plan auto --json
 says 0 "same" "$program" diff model shards
 says 2 "bert, falcon, gpt, " "$program" diff model shards --plan lama
 says 2 "no rule matches" "$program" diff model shards --plan bert
 flip shards/rank-00002-of-00003.safetensors $(($(stat -c %s shards/rank-00002-of-00003.safetensors) - 100))
-says 2 "they have changed since it was written" "$program" diff model shards --plan llama
+says 2 "checksum mismatch: data is corrupted" "$program" diff model shards --plan llama
 mv shards/rank-00002-of-00003.safetensors .log/
 says 2 "rank-00002-of-00003" "$program" diff model shards --plan llama
 

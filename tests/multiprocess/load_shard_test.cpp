@@ -178,9 +178,9 @@ TEST_CASE("a failure of one rank to load is an error on every rank, and the grou
   };
   const std::vector<Case> cases = {
       {"nowhere", "llama", 1, ErrorKind::not_found, "nowhere"},
-      {"model", "llama", 3, ErrorKind::invalid_argument, "its ranks are 0 to 2"},
+      {"model", "llama", 3, ErrorKind::invalid_argument, "(valid: 0 to 2)"},
       {"other", "llama", 1, ErrorKind::rank_mismatch, "of another model"},
-      {"model", "vllm", 1, ErrorKind::rank_mismatch, "by another plan"},
+      {"model", "vllm", 1, ErrorKind::rank_mismatch, "passed different models, plans or layouts"},
   };
   test::run_ranks(3, [&](Group& group) {
     const bool is_odd = group.rank() == 1;

@@ -97,7 +97,7 @@ TEST_CASE("an error of a worker is thrown by the next call that waits for it, an
                                      [&] { (void)ranks.fetch(well); });
         RANK_CHECK(error.rank() == 1);
         RANK_CHECK(ranks.fetch(well).values<float>()[3] == 0);
-        error_of(ErrorKind::not_found, {"rank 1", "no tensor"}, [&] { (void)ranks.fetch(too_large); });
+        error_of(ErrorKind::not_found, {"rank 1", "does not exist"}, [&] { (void)ranks.fetch(too_large); });
         const RemoteTensor no_sum = ranks.make(2, DType::f8_e8m0, {4});
         ranks.add(no_sum, no_sum);
         error_of(ErrorKind::unsupported, {"rank 2"}, [&] { ranks.wait(); });

@@ -268,7 +268,7 @@ TEST_CASE("a cgroup that is too small is an error on all ranks") {
 
 TEST_CASE("an arena larger than the machine is refused with figures") {
   CHECK(has(words_of(ErrorKind::out_of_space, [] { const SharedArena arena(std::uint64_t{1} << 50); }),
-            "needed 1125899906842624 bytes, available"));
+            "needed 1125899906842624 bytes (1.0 PiB), available"));
 }
 
 TEST_CASE("a full arena says how much is free, and how much waits for leases") {

@@ -147,7 +147,7 @@ TEST_CASE("invalid calls are an error on all ranks, or only on the caller") {
     if (group.rank() == 1)
       error_of(ErrorKind::invalid_argument, {"writer"}, [&] { (void)queue.get(); });
     else
-      error_of(ErrorKind::invalid_argument, {"writer alone"}, [&] { queue.put({}); });
+      error_of(ErrorKind::invalid_argument, {"only its writer"}, [&] { queue.put({}); });
     if (group.rank() == 1)
       queue.put(message(5, 10));
     else
@@ -211,7 +211,7 @@ TEST_CASE("a writer outside that is killed: its messages are still read, then it
           for (;;) (void)queue.get();
         });
         RANK_CHECK(error.kind() == ErrorKind::peer_lost && error.pid() == pid && !error.rank());
-        RANK_CHECK(says(error, "outside") && says(error, std::to_string(pid)));
+        RANK_CHECK(says(error, "external writer") && says(error, std::to_string(pid)));
         RANK_CHECK(std::chrono::steady_clock::now() - since < 1s);
         group.barrier();  // the group has not failed
       },
@@ -274,7 +274,7 @@ TEST_CASE("invalid handles, handles for another number of ranks, and handles who
   const std::string other = make_queue_handle(2);
   const std::string of_three = make_queue_handle(3);
   run_ranks(2, [&](Group& group) {
-    error_of(ErrorKind::invalid_argument, {"no handle"},
+    error_of(ErrorKind::invalid_argument, {"queue handle"},
              [&] { MessageQueue(group, {.external_writer = handle + " "}); });
     error_of(ErrorKind::invalid_argument, {"for 3 ranks", "has 2"},
              [&] { MessageQueue(group, {.external_writer = of_three}); });
@@ -283,18 +283,18 @@ TEST_CASE("invalid handles, handles for another number of ranks, and handles who
              [&] { MessageQueue(group, {.external_writer = group.rank() == 0 ? handle : of_three}); });
     error_of(ErrorKind::rank_mismatch, {"ranks 0 and 1"},
              [&] { MessageQueue(group, {.external_writer = group.rank() == 0 ? handle : other}); });
-    error_of(ErrorKind::timeout, {"writer outside", "rank 2"},
+    error_of(ErrorKind::timeout, {"external writer", "rank 2"},
              [&] { MessageQueue(group, {.external_writer = handle, .wait = {.timeout = 200ms}}); });
     group.barrier();
   });
   const auto ended = with_outside(
       2,
       [](Group& group, const QueueOptions& options) {
-        error_of(ErrorKind::rank_mismatch, {"writer outside"}, [&] { MessageQueue(group, options); });
+        error_of(ErrorKind::rank_mismatch, {"external writer"}, [&] { MessageQueue(group, options); });
       },
       [](QueueOptions options) {
         options.capacity *= 2;
-        error_of(ErrorKind::rank_mismatch, {"writer outside"}, [&] { MessageQueue::attach_writer(options); });
+        error_of(ErrorKind::rank_mismatch, {"external writer"}, [&] { MessageQueue::attach_writer(options); });
       });
   check_ended(ended);
 }
@@ -325,7 +325,7 @@ TEST_CASE("a queue with one reader, which may be the writer itself") {
       for (std::uint64_t i = 0; i < 1000; ++i) RANK_CHECK(to_last.get() == message(i, 100));
     } else {
       error_of(ErrorKind::invalid_argument, {"one reader"}, [&] { (void)to_last.get(); });
-      error_of(ErrorKind::invalid_argument, {"writer alone"}, [&] { to_last.put({}); });
+      error_of(ErrorKind::invalid_argument, {"only its writer"}, [&] { to_last.put({}); });
     }
     group.barrier();
     error_of(ErrorKind::invalid_argument, {"reader 3"}, [&] { MessageQueue(group, {.reader = 3}); });

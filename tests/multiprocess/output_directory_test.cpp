@@ -155,8 +155,8 @@ TEST_CASE("--force that is killed at any call leaves the old or the new output, 
         // back.
         Seen seen;
         CHECK(has(words_of(ErrorKind::invalid_argument, [&] { const OutputDirectory output(work / "out"); }),
-                  "exists already"));
-        CHECK(has(seen.warnings, "has its name again"));
+                  "already exists"));
+        CHECK(has(seen.warnings, "is restored"));
       }
       const std::string words = read_text(work / "out/model.safetensors");
       CHECK((words == "old" || words == "new"));
@@ -188,7 +188,7 @@ TEST_CASE("an earlier model is kept if another one has taken its name before it 
   for (int i = 0; i < 2; ++i) {
     Seen seen;
     replace_model(work / "out", "newest");
-    CHECK(has(seen.warnings, "which has come from elsewhere since"));
+    CHECK(has(seen.warnings, "which another program has made since"));
   }
   CHECK(names_in(work.path()) == before);
 }
@@ -220,7 +220,7 @@ TEST_CASE("--force deletes weights and the files written with them, and nothing 
   for (const char* name : {"notes.txt", "src/train.py", "stray.safetensors", "LICENSE"}) {
     write_text(work / "out/" + name, "mine");
     refused(std::string("(\"") + name + "\")");
-    refused("move them away");
+    refused("Move them away");
     fs::remove(work / "out/" + name);
     check_output(work / "out", {.force = true});
   }
@@ -231,7 +231,7 @@ TEST_CASE("--force deletes weights and the files written with them, and nothing 
     check_output(work / "out", {.force = true});
   }
   fs::remove(work / "out/model.safetensors");
-  refused("no model and no shards in it");
+  refused("no model and no shards");
   fs::remove_all(work / "out");
   for (const char* weights : {"rank-00000-of-00002.safetensors", "model-00001-of-00002.safetensors"}) {
     fs::create_directory(work / "out");
@@ -290,7 +290,7 @@ TEST_CASE("a rename that a server answers twice is complete") {
     CHECK(read_text(work / "to/x") == "x");
     fs::create_directory(work / "from");
     CHECK(has(words_of(ErrorKind::invalid_argument, [&] { os::rename_to_new(work / "from", work / "to"); }),
-              "exists already"));
+              "already exists"));
     fs::remove_all(work / "from");
     fs::remove_all(work / "to");
   }

@@ -82,7 +82,7 @@ done
 LC_ALL=C grep -q -e $'\033' -e $'\302\233' -e $'\342\200\256' .log/all && fail "raw escapes: $(cat -v .log/all)"
 grep -qF '"'"$safe"'\.not": does not exist' .log/all || fail "not \"$safe.not\": does not exist: $(cat -v .log/all)"
 "$program" verify "$hostile" > "$out"
-grep -qF 'reading "'"$safe"'\"' "$out" || fail "escaped otherwise than in errors: $(cat -v "$out")"
+grep -qF '"'"$safe"'\"' "$out" || fail "escaped otherwise than in errors: $(cat -v "$out")"
 
 # Missing files, and files that are not read.
 says 2 'muster: error: unknown command "shwo"; did you mean "show"? Run muster --help.' "$program" shwo model

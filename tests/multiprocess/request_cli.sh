@@ -13,8 +13,8 @@ source "$data/../multiprocess/requests.sh"
 
 # Without a plan, a whole model is not copied for each rank: the request is refused.
 for source in model model/model.safetensors "$data/foreign/torch_zip/in"; do
-  refused "no plan says how to cut it for 4 ranks: add --to-plan auto" "$program" export "$source" --to 4 --out new
-  refused "no plan says how to cut it for 4 ranks: add --to-plan auto" "$program" export "$source" --to 4 --dry-run
+  refused "sharding it for 4 ranks needs a plan. Pass --to-plan auto" "$program" export "$source" --to 4 --out new
+  refused "sharding it for 4 ranks needs a plan. Pass --to-plan auto" "$program" export "$source" --to 4 --dry-run
 done
 says 0 "split anew into" "$program" export model --to 4 --to-plan auto --out cut
 says 0 "split into 4 shards" "$program" shard model --to 4 --plan auto --out shards
@@ -27,17 +27,17 @@ made narrow "d, s, b = t['model.norm.weight']; t['model.norm.weight'] = d, [s[0]
 made mixed "t['model.norm.weight'] = wide(t['model.norm.weight'])"
 made float "t = {name: wide(tensor) for name, tensor in t.items()}"
 made renamed "t = {name.replace('q_proj', 'query'): tensor for name, tensor in t.items()}"
-refused 'it lacks the tensor "model.norm.weight"' "$program" export headless --base-model model --out new
-refused 'it lacks the tensor "model.norm.weight"' "$program" export headless --base-model model --dry-run
-refused 'it lacks the tensor "model.norm.weight"' "$program" export headless --base-model model --to 2 --to-plan llama --out new
-refused 'it lacks the tensor "model.norm.weight"' "$program" shard headless --base-model model --to 2 --plan llama --out new
+refused 'the result lacks the tensor \"model.norm.weight\"' "$program" export headless --base-model model --out new
+refused 'the result lacks the tensor \"model.norm.weight\"' "$program" export headless --base-model model --dry-run
+refused 'the result lacks the tensor \"model.norm.weight\"' "$program" export headless --base-model model --to 2 --to-plan llama --out new
+refused 'the result lacks the tensor \"model.norm.weight\"' "$program" shard headless --base-model model --to 2 --plan llama --out new
 "$program" run -n 2 -- "$program" export headless --base-model model --out new > "$out" 2> "$err"
-[ $? = 2 ] && [ ! -e new ] && grep -qF 'it lacks the tensor "model.norm.weight"' "$err" || fail "two ranks: $(cat "$out" "$err")"
-refused 'it has the tensor "model.extra.weight", which the base lacks' "$program" export larger --base-model model --out new
+[ $? = 2 ] && [ ! -e new ] && grep -qF 'the result lacks the tensor \"model.norm.weight\"' "$err" || fail "two ranks: $(cat "$out" "$err")"
+refused 'the base model lacks the tensor \"model.extra.weight\"' "$program" export larger --base-model model --out new
 refused 'the tensor "model.norm.weight" is BF16' "$program" export narrow --base-model model --out new
-refused '"model.norm.weight" is F32, and BF16 in the base; --dtype casts them' "$program" export mixed --base-model model --out new
-refused 'it lacks the tensors "model.layers.0.self_attn.q_proj.weight"' "$program" export renamed --base-model model --out new
-says 0 "tensors have another dtype than in the base" "$program" export float --base-model model --out float32
+refused '"model.norm.weight" is F32, and BF16 in the base model. Pass --dtype to cast them' "$program" export mixed --base-model model --out new
+refused 'the result lacks the tensors \"model.layers.0.self_attn.q_proj.weight\"' "$program" export renamed --base-model model --out new
+says 0 "tensors have a different dtype in the base model" "$program" export float --base-model model --out float32
 says 0 "merged into" "$program" export mixed --base-model model --dtype BF16 --out bf16
 same model bf16
 says 0 "merged into" "$program" export headless --base-model model --exclude model.norm.weight --out most
@@ -47,9 +47,9 @@ same model without
 mkdir indexed && cp model/config.json indexed/
 run_python "json.dump({'metadata': {}, 'weight_map': {n: 'model-00001-of-00001.safetensors' for n in read('model/model.safetensors')}},
                       open('indexed/model.safetensors.index.json', 'w'))"
-refused 'it lacks the tensor "model.norm.weight"' "$program" export headless --base-model indexed --out new
+refused 'the result lacks the tensor \"model.norm.weight\"' "$program" export headless --base-model indexed --out new
 echo "version https://git-lfs.github.com/spec/v1" > indexed/model-00001-of-00001.safetensors
-refused 'it lacks the tensor "model.norm.weight"' "$program" export headless --base-model indexed --out new
+refused 'the result lacks the tensor \"model.norm.weight\"' "$program" export headless --base-model indexed --out new
 # Without the weights of a base, the check finds a layer that lacks tensors of all other layers.
 mkdir weightless && cp model/config.json weightless/
 made torn "del t['model.layers.1.input_layernorm.weight']"
@@ -129,19 +129,19 @@ made router "t['model.layers.0.mlp.A_log'] = t['model.layers.1.mlp.A_log'] = ('F
 made trained "t['model.layers.0.mlp.A_log'] = t['model.layers.1.mlp.A_log'] = ('F32', [1], b'\1\2\3?')
 t['model.norm.weight'] = wide(t['model.norm.weight'])"
 for base in "" "--base-model router"; do
-  says 0 "--cast-all casts them, too" "$program" export router $base --dtype F16 --out kept --force
+  says 0 "Pass --cast-all to cast them as well" "$program" export router $base --dtype F16 --out kept --force
   run_python "t = read('kept/model.safetensors'); assert t['model.layers.0.mlp.A_log'] == ('F32', [1], b'\1\2\3?'), t
 assert {d for n, (d, s, b) in t.items() if 'A_log' not in n} == {'F16'}"
   says 0 "merged into" "$program" export router $base --dtype F16 --cast-all --out kept --force
   run_python "assert {d for d, s, b in read('kept/model.safetensors').values()} == {'F16'}"
 done
-says 0 "the base has F32 here beside BF16" "$program" export trained --base-model router --dtype BF16 --out kept --force
+says 0 "these tensors are F32 among BF16 in the base" "$program" export trained --base-model router --dtype BF16 --out kept --force
 same router kept
 says 0 "merged into" "$program" export float --dtype BF16 --out all_cast
 same model all_cast
 made logit "t['logit_scale'] = ('F32', [], b'\0\0\0?')"
 run_python "c = json.load(open('logit/config.json')); c['quantization_config'] = {}; json.dump(c, open('logit/config.json', 'w'))"
-says 0 'no "quantization_config" any more' "$program" export logit --dtype BF16 --out plain
+says 0 '"quantization_config" is removed from config.json: no tensor is quantised' "$program" export logit --dtype BF16 --out plain
 
 # --force deletes no file of the user, keeps modes, and does not refuse to replace its own results.
 mkdir -p custom && cp model/* custom/ && echo "pass" > custom/modeling.py && echo "card" > custom/README.md
@@ -173,7 +173,7 @@ says 0 "merged into" "$program" export model --out reported --report report.json
 # Ranks of other programs are inspected with a base, or with the sizes that are saved beside them.
 megatron=$data/megatron/dense
 cp -r "$megatron/ranks" bare
-refused "needs \"num_attention_heads\" of config.json, which is not there" "$program" export bare --plan megatron --out new
+refused "\"num_attention_heads\" of config.json is needed, but config.json does not exist" "$program" export bare --plan megatron --out new
 says 0 "model.norm.weight" "$program" show bare --plan megatron --base-model "$megatron/model"
 says 0 "model.norm.weight" "$program" stats bare --select model.norm.weight --plan megatron --base-model "$megatron/model"
 says 0 "model.norm.weight" "$program" cat bare model.norm.weight --plan megatron --base-model "$megatron/model"
@@ -229,26 +229,26 @@ cp -r bare torn_ranks && rm -r torn_ranks/iter_0000100/mp_rank_01_001
 hf=$megatron/model
 mkdir no_config
 all_refuse 'nowhere' nowhere --plan megatron --base-model "$hf"
-all_refuse '"nowhere": it has no config.json' bare --plan megatron --base-model nowhere
-all_refuse '"no_config": it has no config.json' bare --plan megatron --base-model no_config
+all_refuse '"nowhere": reading the base model: config.json does not exist' bare --plan megatron --base-model nowhere
+all_refuse '"no_config": reading the base model: config.json does not exist' bare --plan megatron --base-model no_config
 all_refuse 'no plan "no_plan"' bare --plan no_plan --base-model "$hf"
 all_refuse '"torn.json"' bare --plan torn.json --base-model "$hf"
 echo '{"muster_plan": 1' > torn.json
 all_refuse '"torn.json"' bare --plan torn.json --base-model "$hf"
 all_refuse 'the layout' bare --plan megatron --base-model "$hf" --from 3
 all_refuse 'the layout "apples"' bare --plan megatron --base-model "$hf" --from apples
-all_refuse "the pattern \"ranks.pt\" has no {rank} in it" bare --plan megatron --base-model "$hf" --file-pattern ranks.pt
-all_refuse "no file's name is like \"none.{rank}.pt\"" bare --plan megatron --base-model "$hf" --file-pattern 'none.{rank}.pt'
+all_refuse "--file-pattern \"ranks.pt\": {rank} is missing" bare --plan megatron --base-model "$hf" --file-pattern ranks.pt
+all_refuse "no file matches the pattern \"none.{rank}.pt\"" bare --plan megatron --base-model "$hf" --file-pattern 'none.{rank}.pt'
 all_refuse '"no_key"' bare --plan megatron --base-model "$hf" --key no_key
-all_refuse 'the file of tensor-parallel rank 1, stage 1, expert rank 0 is missing' torn_ranks --plan megatron --base-model "$hf"
+all_refuse 'the file of tensor-parallel rank 1, stage 1, expert rank 0 does not exist' torn_ranks --plan megatron --base-model "$hf"
 
 # Export and verify agree on the same request, whether or not the checkpoint fits it.
 says 0 "good" "$program" verify bare --plan megatron --base-model "$hf"
 says 0 "model.norm.weight" "$program" plan check megatron bare --base-model "$hf"
 says 0 "model.norm.weight" "$program" ls bare --plan megatron --base-model "$hf"
 says 0 "good" "$program" verify shards --base-model model
-refused 'it lacks the tensor "model.norm.weight"' "$program" verify headless --base-model model
-refused 'it has the tensor "model.extra.weight", which the base lacks' "$program" verify larger --base-model model
+refused 'the result lacks the tensor \"model.norm.weight\"' "$program" verify headless --base-model model
+refused 'the base model lacks the tensor \"model.extra.weight\"' "$program" verify larger --base-model model
 says 1 'no rule matches' "$program" plan check llama bare --base-model "$hf"
 # Shards of one job among several are cut for another layout, selected as in an export.
 "$program" shard model --to 2 --plan llama --workspace --out jobs > "$out" || fail "a workspace"

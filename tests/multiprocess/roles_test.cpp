@@ -114,8 +114,8 @@ TEST_CASE("each rank has its groups, and can destroy and create them any number 
       context.cleanup();
       context.cleanup();
       RANK_CHECK(context.world_size() == 7);
-      error_of(ErrorKind::invalid_argument, {"cleanup() was called"}, [&] { context.barrier(); });
-      error_of(ErrorKind::invalid_argument, {"cleanup() was called"}, [&] { (void)context.train_group(); });
+      error_of(ErrorKind::invalid_argument, {"destroyed by cleanup()"}, [&] { context.barrier(); });
+      error_of(ErrorKind::invalid_argument, {"destroyed by cleanup()"}, [&] { (void)context.train_group(); });
       group.barrier();
     }
   });
@@ -125,7 +125,8 @@ TEST_CASE("one agent group is the train group; a buffer that has no host of its 
   run_ranks(4, [](Group& group) {
     static int warnings = 0;
     set_log_hook([](LogLevel level, std::string_view words) {
-      if (level == LogLevel::warning && words.find("no multiple of the hosts") != std::string_view::npos) ++warnings;
+      if (level == LogLevel::warning && words.find("number of hosts does not divide") != std::string_view::npos)
+        ++warnings;
     });
     DistributedContext context = initialize_distributed_compute(group, {.num_remote_buffers = 1});
     RANK_CHECK(warnings == (context.layout().host_agnostic && group.rank() == 0 ? 1 : 0));
@@ -140,7 +141,7 @@ TEST_CASE("invalid or different sizes are an error on all ranks, and the group r
   run_ranks(7, [](Group& group) {
     const auto with = [&](RoleSizes these) { (void)initialize_distributed_compute(group, these); };
     error_of(ErrorKind::invalid_argument, {"no training rank"}, [&] { with({7, 1, false}); });
-    error_of(ErrorKind::invalid_argument, {"no multiple of 4 agent groups"}, [&] { with({1, 4, true}); });
+    error_of(ErrorKind::invalid_argument, {"not a multiple of 4 agent groups"}, [&] { with({1, 4, true}); });
     error_of(ErrorKind::invalid_argument, {"-1 remote buffers"}, [&] { with({-1, 1, false}); });
     for (const RoleSizes& other : {RoleSizes{1, 2, true}, RoleSizes{2, 0, true}, RoleSizes{2, 2, false}}) {
       const Error error = error_of(ErrorKind::rank_mismatch,
@@ -190,7 +191,7 @@ TEST_CASE("bytes by tag, of any dtype, from one rank or any rank") {
       const ReceivedBytes last = context.recv(0, any_tag);
       RANK_CHECK(last.tag == 5);
       has(last, 0, narrow);
-      error_of(ErrorKind::rank_mismatch, {"rank 0 has sent a Config with tag 1"}, [&] { (void)context.recv({}, 1); });
+      error_of(ErrorKind::rank_mismatch, {"message of rank 0 with tag 1"}, [&] { (void)context.recv({}, 1); });
     }
     context.barrier();
     // Receives from all other ranks, in order of arrival.
@@ -278,7 +279,7 @@ TEST_CASE("data of the training ranks: any dtype, more rows than the dtype can c
       RANK_CHECK((whole->dtype() == data.dtype && whole->shape() == shape));
       RANK_CHECK(std::ranges::equal(whole->bytes(), bytes));
     }
-    error_of(ErrorKind::invalid_argument, {"no dimension 0"}, [&] {
+    error_of(ErrorKind::invalid_argument, {"dimension 0 is out of range"}, [&] {
       (void)gather_distributed_data(self == 2 ? Tensor::allocate(DType::f32, {}) : numbers({1}), group);
     });
     error_of(ErrorKind::rank_mismatch, {}, [&] {
@@ -362,20 +363,20 @@ TEST_CASE("models that differ, or cannot be averaged, are an error on all ranks 
                                    [&] { average_gradients(these, group); });
       RANK_CHECK(error.rank() == group.global_rank(2));
     };
-    mismatch(other(1, parameter("bias", numbers({1}))), "parameter 'bias'", "'bias' with no gradient");
-    mismatch(other(2, parameter("scale", numbers({1}), numbers({1}))), "parameter 'scale'", "a gradient of F32 [1]");
+    mismatch(other(1, parameter("bias", numbers({1}))), "parameter \"bias\"", "\"bias\" with no gradient");
+    mismatch(other(2, parameter("scale", numbers({1}), numbers({1}))), "parameter \"scale\"", "a gradient of F32 [1]");
     mismatch(other(0, parameter("weight", numbers({1}), numbers({1}))), "a gradient of F32 [2]",
              "a gradient of F32 [1]");
-    mismatch(other(1, parameter("bios", numbers({1}), numbers({1}))), "'bias'", "'bios'");
-    mismatch(shorter, "parameter 'scale'", "has only 2 parameters");
+    mismatch(other(1, parameter("bios", numbers({1}), numbers({1}))), "\"bias\"", "\"bios\"");
+    mismatch(shorter, "parameter \"scale\"", "has only 2 parameters");
     const Tensor integers = Tensor::take(std::vector<std::int64_t>{1});
-    error_of(ErrorKind::unsupported, {name(2), "parameter 'bias'"},
+    error_of(ErrorKind::unsupported, {name(2), "parameter \"bias\""},
              [&] { average_gradients(other(1, parameter("bias", integers, integers)), group); });
     const Tensor square = pattern(DType::f32, {3, 3}, 1);
-    error_of(ErrorKind::invalid_argument, {name(2), "parameter 'bias'", "contiguous"}, [&] {
+    error_of(ErrorKind::invalid_argument, {name(2), "parameter \"bias\"", "contiguous"}, [&] {
       average_models(other(1, parameter("bias", Tensor(square.view().transposed(), square.owner()))), group);
     });
-    error_of(ErrorKind::invalid_argument, {name(2), "parameter 'bias'"},
+    error_of(ErrorKind::invalid_argument, {name(2), "parameter \"bias\""},
              [&] { average_models(other(1, parameter("bias", Tensor::borrow(square.view()))), group); });
     // No tensor was written, and the group remains usable.
     RANK_CHECK(is(*model[0].gradient, {self, 2}));
@@ -412,7 +413,7 @@ TEST_CASE("by the backends of torch.distributed, with and without a process grou
     context.cleanup();
     error_of(ErrorKind::invalid_argument, {"no training rank"},
              [] { (void)initialize_distributed_compute(default_backend, {.num_remote_buffers = 1}); });
-    error_of(ErrorKind::invalid_argument, {"no backend 'ccl'"},
+    error_of(ErrorKind::invalid_argument, {"unknown backend \"ccl\""},
              [] { (void)initialize_distributed_compute("ccl", {}); });
   });
 }

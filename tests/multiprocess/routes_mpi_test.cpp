@@ -32,7 +32,8 @@ TEST_CASE("a local group of a program that could use MPI") {
   run_processes(2, [&](int rank) {
     const auto group = local_group({.key = key, .rank = rank, .size = 2, .timeout = {}, .global_ranks = {}});
     error_of(ErrorKind::unsupported,
-             {"the route 'mpi' is forced by the caller", "the group is of kind 'local'", "All of them can go by: shm"},
+             {"the route \"mpi\" is forced by the caller", "the group is of kind \"local\"",
+              "that all of them can use (shm)"},
              [&] { (void)get_tensors_parallel(tensor_of(rank), ranks_from(0, 2), *group, {.route = Route::mpi}); });
     check(get_tensors_parallel(tensor_of(rank), ranks_from(0, 2), *group), Route::shm, "share memory");
   });
@@ -60,9 +61,9 @@ TEST_CASE("four ranks on two hosts") {
 
     const auto refused = [&](const std::function<void()>& call) {
       fails_alike(group, ErrorKind::unsupported,
-                  {"the route 'shm' is forced by the caller",
-                   "4 of the 4 ranks of the list [0, 1, 2, 3] cannot go by it", "rank 0: shares no memory with rank 2",
-                   "rank 3: shares no memory with rank 0", "All of them can go by: mpi"},
+                  {"the route \"shm\" is forced by the caller",
+                   "4 of the 4 ranks of the list [0, 1, 2, 3] cannot use it", "rank 0: shares no memory with rank 2",
+                   "rank 3: shares no memory with rank 0", "that all of them can use (mpi)"},
                   call);
     };
     refused([&] { (void)gathered(all, {.route = Route::shm}); });

@@ -72,16 +72,16 @@ TEST_CASE("a forced route that is impossible is refused on all ranks with the po
   run_ranks(3, [](Group& group) {
     const Config mine = pattern(DType::u8, {100}, 1);
     refused(group, &mine, {.route = Route::mpi},
-            {"the route 'mpi' is forced by the caller", "3 of the 3 ranks of the list [0, 1, 2]", "libmuster-mpi",
-             "All of them can go by: shm"});
-    refused(group, &mine, {.route = Route::local}, {"'local' is forced by the caller", "lists of one rank"});
-    refused(group, &mine, {.route = Route::workspace}, {"no workspace.path is given"});
+            {"the route \"mpi\" is forced by the caller", "3 of the 3 ranks of the list [0, 1, 2]", "libmuster-mpi",
+             "that all of them can use (shm)"});
+    refused(group, &mine, {.route = Route::local}, {"\"local\" is forced by the caller", "lists of one rank"});
+    refused(group, &mine, {.route = Route::workspace}, {"workspace.path is not set"});
     refused(group, &mine, {.route = Route::device},
-            {"'device' is forced by the caller", "on the host", "rank 2: the host", "force no route"});
+            {"\"device\" is forced by the caller", "on the host", "rank 2: the host", "Force no route"});
     refused(group, nullptr, {.route = Route::device}, {"libmuster-cuda is not loaded"});
     {
       const Setting route("MUSTER_ROUTE", "local");
-      error_of(ErrorKind::unsupported, {"'local' is forced by MUSTER_ROUTE"},
+      error_of(ErrorKind::unsupported, {"\"local\" is forced by MUSTER_ROUTE"},
                [&] { (void)get_configs_parallel(&mine, ranks_from(0, 3), group); });
     }
     // One list is refused, beside a valid one.
@@ -94,8 +94,8 @@ TEST_CASE("a forced route that is impossible is refused on all ranks with the po
                           {.route = route});
       });
     };
-    stream(Route::mpi, {"gather_each", "'mpi' is forced by the caller", "All of them can go by: shm"});
-    stream(Route::device, {"gather_each takes tensors of the host"});
+    stream(Route::mpi, {"gather_each", "\"mpi\" is forced by the caller", "that all of them can use (shm)"});
+    stream(Route::device, {"gather_each needs tensors on the host"});
   });
 }
 
@@ -116,16 +116,16 @@ TEST_CASE("tensors on devices, without a library that can copy them") {
     const Config both = Config::object({{"a", device}, {"b", host}});
     refused(group, is_one ? &both : nullptr, {}, {"rank 1: cuda:1 and the host"}, ErrorKind::invalid_argument);
     for (const Route route : {Route::shm, Route::local, Route::mpi})
-      refused(group, &device, {.route = route}, {"which takes tensors of the host", "rank 0: cuda:1"});
+      refused(group, &device, {.route = route}, {"which needs tensors on the host", "rank 0: cuda:1"});
     refused(group, &device, {.workspace = {.path = directory / "w"}},
-            {"the route 'workspace' is forced by workspace.path", "to the host first"});
-    fails_alike(group, ErrorKind::unsupported, {"merges read tensors of the host", "rank 2: cuda:1"},
+            {"the route \"workspace\" is forced by workspace.path", "to the host first"});
+    fails_alike(group, ErrorKind::unsupported, {"CPU tensors are needed", "rank 2: cuda:1"},
                 [&] { (void)merge_tensor_parallel(device.as_tensor(), merge::concat(0), ranks_from(0, 3), group); });
     // In a stream they are detected when the layer arrives.
     int layer = 0;
     const auto source = [&]() -> std::optional<Config> { return layer++ == 2 && is_one ? device : host; };
     fails_alike(group, ErrorKind::unsupported,
-                {"layer 2: it has tensors on cuda:1", "let the source copy them to the host first"},
+                {"layer 2: its tensors are on cuda:1", "copy the tensors to the host in the source"},
                 [&] { (void)gather_each(source, ranks_from(0, 3), group, [](LayerPart&) {}); });
     // A tensor without elements is not on a device.
     const Config empty = Tensor::borrow(TensorView(DType::f32, {0, 4}, nullptr, {}, cuda_1));

@@ -156,10 +156,10 @@ TEST_CASE("invalid lists are refused on all ranks, and the group remains usable"
     const char* words;
   };
   const std::vector<Case> cases = {
-      {{{0, 1}, {0, 1}, {2, 4}, {}}, ErrorKind::invalid_argument, "rank 4 is not in the group"},
+      {{{0, 1}, {0, 1}, {2, 4}, {}}, ErrorKind::invalid_argument, "rank 4 is out of range"},
       {{{0, 0}, {}, {}, {}}, ErrorKind::invalid_argument, "twice"},
-      {{{0, 1}, {1, 0}, {}, {}}, ErrorKind::rank_mismatch, "all members of a list must pass the same one"},
-      {{{0, 1}, {}, {2, 3}, {2, 3}}, ErrorKind::rank_mismatch, "which 1 of them pass"},
+      {{{0, 1}, {1, 0}, {}, {}}, ErrorKind::rank_mismatch, "Pass the same list on all its members"},
+      {{{0, 1}, {}, {2, 3}, {2, 3}}, ErrorKind::rank_mismatch, "and 1 of them passed the same list"},
   };
   run_ranks(4, [&](Group& group) {
     for (const Case& one : cases) {

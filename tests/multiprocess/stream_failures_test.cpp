@@ -139,7 +139,7 @@ TEST_CASE("a config that no route supports is a failure of its rank, with the la
         gather_each(source, listed, group, [](LayerPart&) {});
       },
       [](const Error& error) { RANK_CHECK(error.kind() == ErrorKind::invalid_argument && error.rank() == 2); }, true);
-  CHECK(words.find("layer 2: a key or string of a config is not UTF-8") != std::string::npos);
+  CHECK(words.find("layer 2: config: a key or string is not valid UTF-8") != std::string::npos);
 }
 
 TEST_CASE("sources of different lengths: all ranks get the number of layers of each rank") {

@@ -46,8 +46,8 @@ rm -r both
 
 # Invalid requests: clear errors, and nothing changes.
 mkdir other && echo text > other/notes.txt && echo text > file
-says 2 "no workspace" "$program" ls other
-says 2 "cannot be a workspace" "$program" shard model --to 2 --plan llama --workspace --out other
+says 2 "is not a Muster workspace" "$program" ls other
+says 2 "is not a Muster workspace" "$program" shard model --to 2 --plan llama --workspace --out other
 says 2 "does not exist" "$program" ls nowhere
 says 2 "" "$program" shard model --to 2 --plan llama --workspace --out file
 ln -s gone dangling
@@ -88,7 +88,7 @@ until compgen -G "far/.growing-*" > /dev/null || ! kill -0 $victim; do :; done
 kill -9 $victim
 wait $victim 2> /dev/null
 [ -z "$(ls -A "$elsewhere")" ] || fail "left elsewhere: $(ls -A "$elsewhere")"
-says 0 "is dead" "$program" gc far
+says 0 "has ended" "$program" gc far
 says 0 "step 1" "$program" shard model --to 2 --plan llama --workspace --out far
 [ -z "$(ls -A far | grep growing)" ] || fail "left behind: $(ls -A far)"
 rm -r far
@@ -99,23 +99,23 @@ victim=$(ls torn/state-*-r1-*.h5)
 flip "$victim" $(($(stat -c %s "$victim") / 2))
 says 1 "checksum" "$program" verify torn
 says 0 "good: " "$program" verify torn --headers-only
-says 2 "has other elements than were written" "$program" convert "$victim" torn.safetensors
-says 2 "has other elements than were written" "$program" convert "$victim" torn.h5
+says 2 "checksum mismatch: data is corrupted" "$program" convert "$victim" torn.safetensors
+says 2 "checksum mismatch: data is corrupted" "$program" convert "$victim" torn.h5
 [ -e torn.safetensors ] || [ -e torn.h5 ] && fail "a refused conversion left a file"
 truncate -s -1 "$victim"
 says 1 "is not complete" "$program" verify torn
 says 0 "no complete state of rank 1" "$program" ls torn
-says 2 "no step of which all 4 ranks" "$program" export torn --plan auto --out x
+says 2 "no step with complete states of all 4 ranks" "$program" export torn --plan auto --out x
 says 1 "no complete state of rank 1" "$program" verify torn
 rm -r torn
 
 # A FIFO under a state's name is not a state, and no command waits for it.
 cp -r plain pipe
 mkfifo "pipe/$(basename "$(ls plain/state-*-r1-*.h5)" | sed s/-g1/-g2/)"
-says 1 "has the name of a state, and is none" timeout 20 "$program" verify pipe
+says 1 "has the name of a state, but is not one" timeout 20 "$program" verify pipe
 says 0 "unknown files" timeout 20 "$program" ls pipe
 says 0 "same" timeout 20 "$program" diff pipe plain
-says 2 "no regular file" timeout 20 "$program" show pipe/state-*-g2.h5
+says 2 "not a regular file" timeout 20 "$program" show pipe/state-*-g2.h5
 rm -r pipe
 
 # Conversion in both directions.
@@ -151,7 +151,7 @@ if command -v h5repack > /dev/null && h5repack "$state" repacked.h5 2> /dev/null
   says 0 "incomplete: " "$program" show repacked.h5 --check
   says 1 "file: " "$program" verify repacked.h5
   mkdir repacked && cp plain/* repacked/ && mv repacked.h5 "repacked/$(basename "$state")"
-  says 2 "no step of which all" "$program" export repacked --plan auto --out x
+  says 2 "no step with complete states of all" "$program" export repacked --plan auto --out x
   rm -r repacked
 else
   echo "h5repack is not there: copies that it makes are not looked at"

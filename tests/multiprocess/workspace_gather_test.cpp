@@ -131,7 +131,7 @@ TEST_CASE("ranks that disagree about the workspace are an error on all, and the 
     // A directory with the same name may be another one. The test uses another name for another directory.
     const std::string other = words_of_gather(group, ErrorKind::invalid_argument,
                                               {.workspace = {.path = group.rank() == 2 ? path + "2" : path}}, 2);
-    RANK_CHECK(other.find("it is not one directory") != std::string::npos);
+    RANK_CHECK(other.find("the hosts use different directories") != std::string::npos);
     // Another name for the same directory.
     const Tensor mine = pattern(DType::u8, {5000}, 1);
     (void)get_tensors_parallel(mine, ranks_from(0, 3), group,
@@ -139,7 +139,7 @@ TEST_CASE("ranks that disagree about the workspace are an error on all, and the 
     // The path was verified once, and then changed on one rank only.
     const std::string changed = words_of_gather(group, ErrorKind::invalid_argument,
                                                 {.workspace = {.path = group.rank() == 1 ? path + "3" : path}}, 1);
-    RANK_CHECK(changed.find("change the path on all ranks") != std::string::npos);
+    RANK_CHECK(changed.find("Change workspace.path on all ranks") != std::string::npos);
     (void)words_of_gather(group, ErrorKind::invalid_argument, {.route = Route::shm, .workspace = {.path = path}});
     (void)words_of_gather(group, ErrorKind::invalid_argument, {.workspace = {.keep_files = true}});
     (void)words_of_gather(group, ErrorKind::unsupported, {.route = Route::workspace});
@@ -174,7 +174,7 @@ TEST_CASE(
       std::optional<FailingCall> fault;
       if (group.rank() == 0) fault.emplace(CallToFail{.call = "open", .path = "exchange-", .error = EIO});
       const std::string words = words_of_gather(group, ErrorKind::io, {.workspace = {.path = path}}, 0);
-      RANK_CHECK(words.find("reading what rank 1") != std::string::npos);
+      RANK_CHECK(words.find("reading the state file of rank 1") != std::string::npos);
     }
     {
       // A file that becomes visible to the root late.

@@ -105,11 +105,11 @@ TEST_CASE("missing ranks are listed; a name that claims two thousand million ran
 TEST_CASE("a directory that is not a workspace is not surveyed") {
   const TemporaryDirectory directory;
   CHECK(workspace::survey(directory.path()).marked == Marked::empty);
-  CHECK(has(words_of(ErrorKind::not_found, [&] { workspace::survey(directory / "none"); }), "there is no workspace"));
+  CHECK(has(words_of(ErrorKind::not_found, [&] { workspace::survey(directory / "none"); }), "does not exist"));
   write_text(directory / "file", "");
   CHECK(has(words_of(ErrorKind::invalid_argument, [&] { workspace::survey(directory / "file"); }), "it is a file"));
   CHECK(has(words_of(ErrorKind::invalid_argument, [&] { workspace::survey(directory.path()); }),
-            "nothing in it is Muster's"));
+            "is not a Muster workspace: it contains other files"));
 }
 
 TEST_CASE("a clean-up deletes files of dead processes, and the rest only with an age; the rules of gc.hpp") {
@@ -165,7 +165,7 @@ TEST_CASE("a clean-up deletes files of dead processes, and the rest only with an
   CHECK(dry.removed_files == 4 + 3 + 5 + 1);
   for (const Kinds& kinds : passing) {
     CHECK(item_of(dry, kinds.dead).verdict == GcVerdict::remove);
-    CHECK(has(item_of(dry, kinds.dead).reason, "is dead"));
+    CHECK(has(item_of(dry, kinds.dead).reason, "has ended"));
     CHECK(item_of(dry, kinds.alive).verdict == GcVerdict::keep);
     CHECK(has(item_of(dry, kinds.alive).reason, "is running"));
     CHECK(item_of(dry, kinds.elsewhere).verdict == GcVerdict::keep);

@@ -69,7 +69,7 @@ TEST_CASE("a step is the user's number, and selects states for reading") {
   for (const std::uint64_t step : {31, 3}) {
     const std::string words = words_of(ErrorKind::invalid_argument,
                                        [&] { workspace.write_configs_and_weights(state_of(0, step), {}, step); });
-    CHECK(has(words, "the steps of a job grow"));
+    CHECK(has(words, "the steps of a job must ascend"));
     CHECK(has(words, "rank 0 has written step 31"));
   }
   CHECK(workspace::choose_common_states(directory / "w", {}).states.at(0).step == 31);

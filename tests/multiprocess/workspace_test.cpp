@@ -144,7 +144,8 @@ TEST_CASE("a directory that cannot be a workspace is refused with an error, and 
   write_text(directory / "file", "x");
   CHECK(has(words_of(ErrorKind::invalid_argument, [&] { make(directory / "file"); }), "it is a file"));
   std::filesystem::create_symlink("nowhere", directory / "link");
-  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { make(directory / "link"); }), "a link to what is not there"));
+  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { make(directory / "link"); }),
+            "it is a link to a path that does not exist"));
   CHECK(!std::filesystem::exists(directory / "nowhere"));
   std::filesystem::create_directory(directory / "mine");
   write_text(directory / "mine/thesis.tex", "x");
@@ -152,10 +153,10 @@ TEST_CASE("a directory that cannot be a workspace is refused with an error, and 
   CHECK(test::names_in(directory / "mine") == std::vector<std::string>{"thesis.tex"});
   std::filesystem::create_directory(directory / "newer");
   write_text(directory / "newer/muster-workspace.json", R"({"muster_workspace": 2})");
-  CHECK(has(words_of(ErrorKind::version, [&] { make(directory / "newer"); }), "of version 2"));
-  CHECK(has(words_of(ErrorKind::version, [&] { workspace::survey(directory / "newer"); }), "of version 2"));
+  CHECK(has(words_of(ErrorKind::version, [&] { make(directory / "newer"); }), "has version 2"));
+  CHECK(has(words_of(ErrorKind::version, [&] { workspace::survey(directory / "newer"); }), "has version 2"));
   write_text(directory / "newer/muster-workspace.json", "no JSON");
-  CHECK(has(words_of(ErrorKind::corrupt, [&] { make(directory / "newer"); }), "damaged"));
+  CHECK(has(words_of(ErrorKind::corrupt, [&] { make(directory / "newer"); }), "corrupted"));
   CHECK_THROWS_AS(make(directory / "file/below"), Error);
   {
     const FailingCall read_only({.call = "mkdir", .path = "w1", .error = EROFS});
@@ -169,7 +170,8 @@ TEST_CASE("a directory that cannot be a workspace is refused with an error, and 
   Workspace workspace(directory / "w3", single_group());
   workspace.write_configs_and_weights({});
   std::filesystem::remove_all(directory / "w3");
-  CHECK(has(words_of(ErrorKind::not_found, [&] { (void)workspace.read_configs_and_weights_from_rank(0); }), "is gone"));
+  CHECK(has(words_of(ErrorKind::not_found, [&] { (void)workspace.read_configs_and_weights_from_rank(0); }),
+            "does not exist any more"));
   CHECK_THROWS_AS(workspace.write_configs_and_weights({}), Error);
 }
 
@@ -249,6 +251,6 @@ TEST_CASE("a renamed state is not accepted as another rank's") {
   ++name.step;
   std::filesystem::rename(path, workspace.path() + "/" + workspace::file_name(name));
   CHECK(has(words_of(ErrorKind::corrupt, [&] { (void)workspace.read_configs_and_weights_from_rank(0); }),
-            "it was renamed or copied"));
-  CHECK(has(workspace::survey(workspace.path()).jobs.at(0).states.at(0).problem, "it was renamed or copied"));
+            "was renamed or copied"));
+  CHECK(has(workspace::survey(workspace.path()).jobs.at(0).states.at(0).problem, "was renamed or copied"));
 }

@@ -187,7 +187,7 @@ TEST_CASE("each way in which a rank ends the rendezvous, and the cause that all 
          script.comes(Word::failure, std::span(message->bytes).subspan(sizeof(Head)));
        },
        ErrorKind::out_of_space, 2, "has no memory"},
-      {"takes nothing", [](Script& script) { script.takes = false; }, ErrorKind::timeout, 2, "did not take"},
+      {"takes nothing", [](Script& script) { script.takes = false; }, ErrorKind::timeout, 2, "did not receive"},
   };
   for (const Way& way : ways) {
     CAPTURE(way.name);
@@ -294,7 +294,8 @@ TEST_CASE(
     return script;
   };
   Error error = guest_error(std::make_shared<Script>());
-  CHECK_MESSAGE((error.kind() == ErrorKind::timeout && error.rank() == 0 && says(error, "did not open")), error.what());
+  CHECK_MESSAGE((error.kind() == ErrorKind::timeout && error.rank() == 0 && says(error, "could not reach rank")),
+                error.what());
   const auto silent = heard();
   error = guest_error(silent);
   CHECK_MESSAGE((error.kind() == ErrorKind::timeout && error.rank() == 0 && error.pid() == 1000), error.what());

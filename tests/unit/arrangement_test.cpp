@@ -118,19 +118,20 @@ TEST_CASE("shapes that do not fit are refused with both ranks' shapes") {
   };
   CHECK(has(mismatch(spec("s", {2, 3}), spec("s", {2, 4})), "rank 0 has F32 [2, 3], rank 1 has F32 [2, 4]"));
   CHECK(has(mismatch(spec("s", {2}), spec("s", {2}, DType::bf16)), "rank 1 has BF16 [2]"));
-  CHECK(has(mismatch(spec("m", {2}), spec("m", {3})), "\"max\" wants them equal"));
-  CHECK(has(mismatch(spec("k", {2}), spec("k", {3})), "\"stack\" wants them equal"));
+  CHECK(has(mismatch(spec("m", {2}), spec("m", {3})), "\"max\" requires equal dtypes"));
+  CHECK(has(mismatch(spec("k", {2}), spec("k", {3})), "\"stack\" requires equal dtypes"));
   CHECK(has(mismatch(spec("c", {2, 3}), spec("c", {4, 3})), "differ in dimension 1 only"));
   CHECK(has(mismatch(spec("c", {2, 3}), spec("c", {2})), "differ in dimension 1 only"));
   CHECK(has(mismatch(spec("c", {2}), spec("c", {2}, DType::f16)), "rank 1 has F16 [2]"));
-  CHECK(has(mismatch(spec("c", {2}), spec("c2", {2})), "rank 1 does not have it"));
-  CHECK(has(mismatch(spec("s", {2}), spec("f", {2})), "does not have it"));
+  CHECK(has(mismatch(spec("c", {2}), spec("c2", {2})), "it does not exist on rank 1"));
+  CHECK(has(mismatch(spec("s", {2}), spec("f", {2})), "the key is missing"));
   CHECK(has(words_of(ErrorKind::invalid_argument,
                      [&] {
                        merge(spec("d", {2, 3}), spec("d", {2, 3}));
                      }),
-            "no dimension 2"));
-  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { merge(spec("c", {}), spec("c", {})); }), "no dimension -1"));
+            "dimension 2 is out of range"));
+  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { merge(spec("c", {}), spec("c", {})); }),
+            "dimension -1 is out of range"));
   const std::int64_t huge = std::int64_t{1} << 62;
   CHECK(has(words_of(ErrorKind::invalid_argument,
                      [&] {
@@ -153,12 +154,12 @@ TEST_CASE("padding that contradicts the plan is refused") {
     return ranks;
   };
   CHECK(arrange(plan, tensor_parallel(2), with({{"a", {0, 5}}})).tensors[0].layout.target.shape == Shape{5, 2});
-  CHECK(has(refused(plan, tensor_parallel(2), with({{"a", {1, 2}}})), "cut along dimension 1"));
-  CHECK(has(refused(plan, tensor_parallel(2), with({{"a", {0, 7}}})), "is said to be 7, but the ranks have 6"));
-  CHECK(has(refused(plan, tensor_parallel(2), with({{"a", {0, -1}}})), "said to be -1"));
+  CHECK(has(refused(plan, tensor_parallel(2), with({{"a", {1, 2}}})), "the shards split it along dimension 1"));
+  CHECK(has(refused(plan, tensor_parallel(2), with({{"a", {0, 7}}})), "is 7, but the ranks have only 6"));
+  CHECK(has(refused(plan, tensor_parallel(2), with({{"a", {0, -1}}})), "is -1, but the ranks have only"));
   ListsOfRanks differing = with({{"a", {0, 5}}});
   differing[1].padded["a"].second = 6;
-  CHECK(has(refused(plan, tensor_parallel(2), differing, ErrorKind::rank_mismatch), "remember different paddings"));
+  CHECK(has(refused(plan, tensor_parallel(2), differing, ErrorKind::rank_mismatch), "record different paddings"));
 }
 
 TEST_CASE("a size in the plan trims the padding of a vocabulary") {
@@ -263,9 +264,9 @@ TEST_CASE("incomplete sequences of layer or expert numbers are refused") {
 
 TEST_CASE("a layout that does not match the plan or the ranks") {
   const MergePlan plan = plan_of(moe_rules);
-  CHECK(has(refused(plan, {.pipeline = 2}, ranks_of({{}, {}})), "does not say where a layer has its number"));
-  CHECK(has(refused(plan, {.expert = 2}, ranks_of({{}, {}})), "does not say where an expert has its number"));
-  CHECK(has(refused(plan, {.tensor = 2}, ranks_of({{}})), "is for 2 ranks, and there are 1"));
+  CHECK(has(refused(plan, {.pipeline = 2}, ranks_of({{}, {}})), "the pattern for the number of a layer"));
+  CHECK(has(refused(plan, {.expert = 2}, ranks_of({{}, {}})), "the pattern for the number of an expert"));
+  CHECK(has(refused(plan, {.tensor = 2}, ranks_of({{}})), "has 2 ranks, and the source has 1"));
   CHECK(has(words_of(ErrorKind::invalid_argument, [&] { place(plan, {.pipeline = 2}, {}); }), "\"layers\""));
 }
 
@@ -327,7 +328,7 @@ TEST_CASE("a scale with one row or column of blocks per rank keeps every block")
   }
   const auto through = ranks_of(std::vector<std::vector<NamedSpec>>(
       8, {spec("layers.0.mlp.up_proj.weight", {64, 512}), spec("layers.0.mlp.up_proj.weight_scale", {1, 4})}));
-  CHECK(has(refused(plan, tensor_parallel(8), through), "cut through its blocks"));
+  CHECK(has(refused(plan, tensor_parallel(8), through), "the shards split blocks of the weight"));
 }
 
 TEST_CASE("a cut through the blocks of a scale is refused, a cut between them can be inverted") {
@@ -352,7 +353,7 @@ TEST_CASE("a cut through the blocks of a scale is refused, a cut between them ca
                                                                    {model({512, 256}, {4, 2}, "down_proj"), 4}}) {
     CAPTURE(ranks);
     CHECK(has(words_of(ErrorKind::invalid_argument, [&] { cut(plan, tensor_parallel(ranks), whole); }),
-              "cuts through its blocks of 128"));
+              "splits its blocks of 128"));
   }
 }
 
@@ -394,7 +395,7 @@ TEST_CASE("heads that several ranks have are merged once, according to config.js
   const Config without = parse_json(R"({"hidden_size": 64})");
   const MergePlan unsaid = MergePlan::load("llama", &without);
   const auto ranks = ranks_of(std::vector<std::vector<NamedSpec>>(8, {spec("a.self_attn.k_proj.weight", {4, 64})}));
-  CHECK(has(refused(unsaid, tensor_parallel(8), ranks), "config.json does not give \"num_key_value_heads\""));
+  CHECK(has(refused(unsaid, tensor_parallel(8), ranks), "\"num_key_value_heads\" is missing in config.json"));
 }
 
 TEST_CASE("ranks without a head, a layer or an expert are refused; other oddities are reported as notes") {
@@ -413,7 +414,7 @@ TEST_CASE("ranks without a head, a layer or an expert are refused; other odditie
   CHECK(has(error("ep=3"), "3 expert ranks cannot share 2 experts"));
   const auto notes = [&](int ranks) { return place(plan, {.tensor = ranks}, wholes_of(plan, model)).notes; };
   REQUIRE(notes(3).size() == 2);
-  CHECK(has(notes(3)[0], "the ranks do not divide the heads"));
+  CHECK(has(notes(3)[0], "does not divide the number of heads"));
   CHECK(has(notes(3)[1],
             "\"model.layers.1.mlp.experts.gate_up_proj\" (one of 1): each tensor-parallel rank has all experts"));
   CHECK(has(notes(3)[1], "ep=3"));

@@ -51,7 +51,7 @@ TEST_CASE("members keep their order and are found, few or many, reserved or not"
 TEST_CASE("values know their type and refuse access as another") {
   const Config real = 1.5;
   CHECK(words_of(ErrorKind::invalid_argument, [&] { (void)real.as_string(); }) ==
-        "a config value is of type real, not a string");
+        "config value: expected a string, found real");
   CHECK(!words_of(ErrorKind::invalid_argument, [&] { (void)real.as_bool(); }).empty());
   CHECK(!words_of(ErrorKind::invalid_argument, [&] { (void)real.as_int(); }).empty());
   CHECK(!words_of(ErrorKind::invalid_argument, [&] { (void)real.as_uint(); }).empty());

@@ -174,7 +174,7 @@ TEST_CASE("the JSON text that is written") {
 
 TEST_CASE("JSON texts with defects are refused with line and column") {
   CHECK(defect_of("{\"a\": 1,\n \"b\": {\"a\": 1}, \"a\": 2}") ==
-        "JSON line 2, column 19: the key \"a\" is there twice");
+        "JSON line 2, column 19: the key \"a\" is duplicated");
   CHECK(defect_of("[1] x").starts_with("JSON line 1, column 5: "));
   CHECK(defect_of("[1,\n\n nul]").starts_with("JSON line 3, column 5: "));
   CHECK(defect_of("").starts_with("JSON line 1, column 1: "));

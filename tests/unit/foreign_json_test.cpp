@@ -67,7 +67,7 @@ TEST_CASE("JSON that Python refuses is refused") {
   }
   CHECK(
       has(words_of(ErrorKind::corrupt, [&] { core::parse_tolerantly(std::string(300, '[') + std::string(300, ']')); }),
-          "nested more than 256 deep"));
+          "nesting is deeper than 256"));
 }
 
 namespace {

@@ -281,7 +281,7 @@ TEST_CASE("virtual stages are named, and selected one by one") {
   const auto found = thirdparty::find_checkpoint(folder / "file.pt");
   std::vector<std::string> notes;
   CHECK(has(words_of(ErrorKind::not_found, [&] { open_checkpoint(*found, 0, {}, notes); }),
-            "virtual pipeline stages; choose one with --key model0"));
+            "virtual pipeline stages. Choose one with --key, such as --key model0"));
   const auto tensors = open_checkpoint(*found, 0, {.key = "model1", .file_pattern = {}}, notes);
   std::string bytes(8, ' ');
   tensors->read(0, 0, std::as_writable_bytes(std::span(bytes)));
@@ -315,8 +315,12 @@ std::vector<Written> written_by() {
     all.insert(all.end(), more.begin(), more.end());
     return all;
   };
-  const std::string tensor_words = "its arguments say tensor-parallel rank 1, and by the names of the folders it is 0";
-  const std::string stage_words = "its arguments say pipeline stage 1, and by the names of the folders it is 0";
+  const std::string tensor_words =
+      "the folder was renamed or swapped: the saved arguments have tensor-parallel rank 1, and the names of the "
+      "folders have 0";
+  const std::string stage_words =
+      "the folder was renamed or swapped: the saved arguments have pipeline stage 1, and the names of the folders have "
+      "0";
   return {
       {"each rank its own",
        [=](int t, int p) {
@@ -359,7 +363,8 @@ std::vector<Written> written_by() {
        [=](int, int) {
          return job(4, {{"tensor_model_parallel_rank", 0}});
        },
-       "its arguments say tensor-parallel rank 0, and by the names of the folders it is 1"},
+       "the folder was renamed or swapped: the saved arguments have tensor-parallel rank 0, and the names of the "
+       "folders have 1"},
       {"stages exchanged, by their own number",
        [=](int, int p) {
          return job(4, {{"pipeline_model_parallel_rank", 1 - p}});
@@ -371,7 +376,8 @@ std::vector<Written> written_by() {
          if (t == 1) all.front().second = 4;
          return all;
        },
-       "its arguments say tensor_model_parallel_size 4, and by the names of the folders it is 2"},
+       "the folder was renamed or swapped: the saved arguments have tensor_model_parallel_size 4, and the names of the "
+       "folders have 2"},
   };
 }
 

@@ -73,10 +73,10 @@ TEST_CASE("reports: data outside the file, shared, or implausibly large is an is
   for (const ForeignTensor& tensor : parsed.tensors) names += fmt::format("{} ", tensor.name);
   CHECK(names == "a b unwritten ");
   const std::string issues = issues_of(parsed);
-  CHECK(has(issues, "[past: a damaged dataset: elements past the file's end at 10000]"));
-  CHECK(has(issues, "[stored: a damaged dataset: elements past the file's end at 10000]"));
-  CHECK(has(issues, "[wraps: a damaged dataset: elements past"));
-  CHECK(has(issues, "[shares: a damaged dataset: some of its bytes are those of \"b\" too]"));
+  CHECK(has(issues, "[past: a corrupted dataset: its elements extend past the end of the file at 10000]"));
+  CHECK(has(issues, "[stored: a corrupted dataset: its elements extend past the end of the file at 10000]"));
+  CHECK(has(issues, "[wraps: a corrupted dataset: its elements extend past"));
+  CHECK(has(issues, "[shares: a corrupted dataset: its bytes overlap those of \"b\"]"));
   CHECK(has(issues, "[huge: claims 4294967296 bytes, more than 1024 times the 10000 of the file: refused]"));
 }
 
@@ -132,15 +132,15 @@ TEST_CASE("malformed reports are refused") {
   CHECK(has(words(Report().listed().tensor("t", 4, 100, 16)), "a tensor after the last"));
   CHECK(has(words(Report().listed().end().listed()), "more after its end"));
   CHECK(has(words(Report().tensor("t", 4, 100, 17)), "another size than the shape"));
-  CHECK(has(words(Report().add(tensor(200, 0))), "a dtype that is none"));
-  CHECK(has(words(Report().add(tensor(16, 0))), "a dtype that is none"));
+  CHECK(has(words(Report().add(tensor(200, 0))), "an invalid dtype"));
+  CHECK(has(words(Report().add(tensor(16, 0))), "an invalid dtype"));
   CHECK(has(words(Report().add(tensor(11, 33))), "a rank of 33"));
   CHECK(has(words(Report().add(RecordBytes(tensor(11, 2)).number(1ULL << 40).number(1ULL << 40))), "overflows"));
   CHECK(has(words(Report().add(RecordBytes(ForeignRecord::text).text(std::string(5000, 'x')))), "text before"));
   CHECK(has(words(Report().listed().add(RecordBytes(ForeignRecord::shape).number(0))), "the tensor 0"));
   const std::string other(40, 'x');
   CHECK(has(words_of(ErrorKind::version, [&] { (void)parse_foreign_report(std::as_bytes(std::span(other)), 0); }),
-            "another build"));
+            "different builds"));
 }
 
 TEST_CASE("reports that are truncated or changed anywhere are read up to that point, or refused") {

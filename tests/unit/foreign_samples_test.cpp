@@ -113,9 +113,10 @@ std::vector<ChangedSample> changed_samples() {
   const std::string in_order("K\0K\1K\2K\3t", 9);  // all ranks in order
   const std::string factor("split_factorqdK\2");   // split_factor of the first tensor
   const std::string dim = std::string("K\0", 2) + text("split_factor");
-  const std::string older = "of which an older PyTorch wrote it: not read; save it as torch.distributed.checkpoint";
+  const std::string older = "which Muster cannot read from this older PyTorch";
   const std::string other_order = "along 2 dimensions of a mesh, which are not all ranks in their order";
-  const std::string other_factor = "the split_factor of its _StridedShard is not that of the mesh";
+  const std::string other_factor =
+      "the split_factor of its _StridedShard contradicts the mesh, which Muster cannot read";
   return {
       {"a mesh without a layout", "fsdp_hsdp", replaced(text("_layout"), text("_l_yout")), older},
       {"a layout without axes", "fsdp_tp", replaced(text("axes"), text("ax_s")), older},
@@ -124,17 +125,20 @@ std::vector<ChangedSample> changed_samples() {
       {"ranks of another job", "fsdp_hsdp", replaced(in_order, "K\4K\5K\6K\7t"), other_order},
       {"a mesh of more ranks", "fsdp_tp", replaced(axis, "K\x04\x85q1"), other_order},
       {"a mesh of no ranks", "fsdp_tp", replaced(axis, std::string("K\0\x85q1", 5)), other_order},
-      {"an axis of several", "fsdp_tp", replaced(axis, "K\x02K\x01\x86"), "some of which are several: not read"},
+      {"an axis of several", "fsdp_tp", replaced(axis, "K\x02K\x01\x86"),
+       "some of which are nested, which Muster cannot read"},
       {"an odd split factor", "fsdp_tp", replaced(factor, "split_factorqdK\3"), other_factor},
       {"a split factor too large", "fsdp_tp", replaced(factor, "split_factorqdK\4"), other_factor},
       {"no split factor", "fsdp_tp", replaced("split_factor", "split_f_ctor"), "there is no \"split_factor\" in it",
        ErrorKind::corrupt},
       {"a dimension that is not there", "fsdp_tp", replaced(dim, "K\7" + text("split_factor")),
-       "along a dimension that it does not have", ErrorKind::corrupt},
+       "the dimension of its shards is out of range", ErrorKind::corrupt},
       {"_StridedShard after Shard", "fsdp_tp", turn_placements, "by Shard and then by _StridedShard"},
-      {"another placement", "fsdp_hsdp", replaced("Replicate\n", "Scattered\n"), "types.Scattered\" is not read"},
+      {"another placement", "fsdp_hsdp", replaced("Replicate\n", "Scattered\n"),
+       "unsupported placement \"torch.distributed.tensor.placement_types.Scattered\""},
       {"flattened_range in the model", "torch_dist", replaced("optimizer.state", "embedding.state"),
-       "tensor \"embedding.state.exp_avg.output_layer.weight\": Megatron cut it with flattened_range"},
+       "tensor \"embedding.state.exp_avg.output_layer.weight\": Megatron split it with flattened_range, which Muster "
+       "cannot read"},
   };
 }
 

@@ -109,19 +109,20 @@ std::vector<TorchCase> ways_to_write_tensors() {
                                                       "Q")))},
       {"a view of a storage", weights(call(rebuild, oldest_arguments(0, 4, view(1, 4))))},
       {"past a view", weights(call(rebuild, oldest_arguments(1, 4, view(1, 4)))), "", "", "",
-       "reaches past its storage"},
+       "out of range of its storage"},
       {"a view past its storage", weights(call(rebuild, oldest_arguments(0, 4, view(5, 4)))), "", "", "",
-       "a view reaches past its storage"},
+       "a view of a storage is out of range"},
       {"on another device", weights(on_device("float32"))},
-      {"on another device in another dtype", weights(on_device("float16")), "", "", "", "stored in another dtype"},
+      {"on another device in another dtype", weights(on_device("float16")), "", "", "",
+       "its stored dtype differs from its own, which Muster cannot read"},
       {"a shape that is text",
        weights(call(global("torch._utils", "_rebuild_tensor_v2"),
                     tuple(storage_0, number(0), text("4"), numbers({1}), std::string("\x89"), no_hooks))),
-       "", "", "", "a shape is "},
+       "", "", "", "malformed shape: it is "},
       {"an extent that is text",
        weights(call(global("torch._utils", "_rebuild_tensor_v2"),
                     tuple(storage_0, number(0), tuple(text("4")), numbers({1}), std::string("\x89"), no_hooks))),
-       "", "", "", "a shape has something else than numbers from 0 on"},
+       "", "", "", "malformed shape: an extent is not a number from 0"},
       {"a storage of bytes",
        weights(call(rebuild, oldest_arguments(4, 4,
                                               tuple(text("storage"), global("torch.storage", "UntypedStorage"),
@@ -151,15 +152,15 @@ std::vector<TorchCase> ways_to_write_tensors() {
   cases.push_back({"a class of OmegaConf", named("omegaconf.dictconfig", "DictConfig")});
   for (const std::string_view name : {"eval", "exec", "execfile", "compile", "__import__", "open", "file", "input",
                                       "apply", "globals", "setattr", "breakpoint"})
-    cases.push_back({fmt::format("{} is refused", name), named("__builtin__", name), "", "", "", "runs programs"});
+    cases.push_back({fmt::format("{} is refused", name), named("__builtin__", name), "", "", "", "can run programs"});
   return cases;
 }
 
 std::vector<TorchCase> places_of_weights() {
   const std::string model = weights(floats(1, 4));
   const std::string generator = tensor("0", "ByteStorage", 32, 0, {32}, {1});
-  const std::string left_out = " tensors beside the weights";
-  const std::string cannot = "no key shows which tensors are the weights";
+  const std::string left_out = " tensors in addition to the weights";
+  const std::string cannot = "no key identifies the weights";
   const auto keyed = [&](const std::string& key) {
     return dict({{"w", floats(1, 4)}, {"rest", "}(" + key + floats(0, 4) + "u"}});
   };

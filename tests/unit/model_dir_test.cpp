@@ -99,21 +99,21 @@ TEST_CASE("defects of an index") {
     return refuse(ErrorKind::corrupt, index_of(weights));
   };
   CHECK(has(refuse(ErrorKind::not_found, index_of({{"a", "model-00003-of-00003.safetensors"}})),
-            "it names \"model-00003-of-00003.safetensors\", which is missing"));
-  CHECK(
-      has(corrupt({{"a", one_of_two}, {"b", two_of_two}, {"z", one_of_two}}), "puts tensor \"z\" into \"model-00001"));
-  CHECK(has(corrupt({{"a", two_of_two}, {"b", one_of_two}}), "puts tensor \"a\" into \"model-00002"));
+            "\"model-00003-of-00003.safetensors\" does not exist"));
+  CHECK(has(corrupt({{"a", one_of_two}, {"b", two_of_two}, {"z", one_of_two}}),
+            "tensor \"z\" does not exist in \"model-00001"));
+  CHECK(has(corrupt({{"a", two_of_two}, {"b", one_of_two}}), "tensor \"a\" does not exist in \"model-00002"));
   write_file_of(directory / two_of_two, {"b", "extra"});
-  CHECK(has(corrupt({{"a", one_of_two}, {"b", two_of_two}}), "it lacks tensor \"extra\""));
+  CHECK(has(corrupt({{"a", one_of_two}, {"b", two_of_two}}), "tensor \"extra\" of \"model-0"));
   write_file_of(directory / two_of_two, {"a", "b"});
   write_text(directory / index_name, index_of({{"a", one_of_two}, {"b", two_of_two}}));
   CHECK(has(words_of(ErrorKind::corrupt, [&] { ModelDir::open(directory.path().string()); }),
             "tensor \"a\" is stored twice"));
-  CHECK(has(corrupt({{"a", "../model.safetensors"}}), "not the name of a file beside it"));
-  CHECK(has(corrupt({{"a", "/etc/passwd"}}), "not the name of a file beside it"));
-  CHECK(has(corrupt({{"a", ".."}}), "not the name of a file beside it"));
+  CHECK(has(corrupt({{"a", "../model.safetensors"}}), "which is not the name of a file in the same directory"));
+  CHECK(has(corrupt({{"a", "/etc/passwd"}}), "which is not the name of a file in the same directory"));
+  CHECK(has(corrupt({{"a", ".."}}), "which is not the name of a file in the same directory"));
   CHECK(has(refuse(ErrorKind::corrupt, "{"), "line 1, column 2"));
-  CHECK(has(refuse(ErrorKind::corrupt, "[]"), "no object \"weight_map\""));
+  CHECK(has(refuse(ErrorKind::corrupt, "[]"), "the object \"weight_map\" is missing"));
   CHECK(has(refuse(ErrorKind::corrupt, R"({"weight_map":{"a":1}})"), "is not a string"));
   // If keys are equal the last one counts, as in Python.
   CHECK(has(refuse(ErrorKind::not_found, R"({"weight_map":{"a":"x","a":"y.safetensors"}})"), "y.safetensors"));
@@ -170,7 +170,7 @@ TEST_CASE("planning files: as few as the limit allows, and as equal as the order
   CHECK(split_into_files({}, 1).files.size() == 1);
   const std::vector<TensorEntry> twice = {entry("a", {1}), entry("a", {1})};
   CHECK(has(words_of(ErrorKind::invalid_argument, [&] { split_into_files(twice, 10); }),
-            "two tensors have the name \"a\""));
+            "tensor \"a\": the name is duplicated"));
 }
 
 TEST_CASE("the extra files that are copied") {
@@ -228,7 +228,7 @@ TEST_CASE("links to outside, linked folders and weights of other formats are not
   CHECK(reasons.size() == 12);
   CHECK(reasons["folder"] == "a link to a folder");
   CHECK(reasons["loop"] == "a link to a folder");
-  CHECK(reasons["dangling"] == "a link to nothing");
+  CHECK(reasons["dangling"] == "a link to a path that does not exist");
   CHECK(has(reasons["id"], "/private/keys/id\", outside the directory"));
   for (const char* name : {"consolidated.00.pth", "onnx/model.onnx", "same.bin"})
     CHECK(reasons[name] == "weights of another format");

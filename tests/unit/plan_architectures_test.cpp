@@ -398,11 +398,11 @@ TEST_CASE("without the numbers of heads, tensors are neither cut nor merged") {
   CHECK_NOTHROW(place(plan, {.tensor = 1}, wholes_of(plan, model)));
   const std::string words =
       test::words_of(ErrorKind::invalid_argument, [&] { place(plan, {.tensor = 2}, wholes_of(plan, model)); });
-  CHECK(test::has(words, "config.json does not give \"num_key_value_heads\""));
+  CHECK(test::has(words, "\"num_key_value_heads\" is missing in config.json"));
   CHECK(test::has(words, "k_proj"));
   const std::vector<RankTensors> ranks = {{model, {}}, {model, {}}};
   CHECK(test::has(test::words_of(ErrorKind::invalid_argument, [&] { arrange(plan, {.tensor = 2}, ranks); }),
-                  "config.json does not give \"num_key_value_heads\""));
+                  "\"num_key_value_heads\" is missing in config.json"));
 }
 
 TEST_CASE("layers that predict further tokens belong to the last stage, whatever their numbers") {

@@ -62,7 +62,7 @@ TEST_CASE("plain actions resolve to their merge") {
                      [&] {
                        (void)plan.resolve(*plan.find("t"), "t", specs({50304, 4}, 1), true);
                      }),
-            "is 50257, and it is 50304"));
+            "is 50257, but the tensor has 50304"));
   CHECK(resolve("s").merge == merge::same());
   CHECK(resolve("f").merge == merge::first());
   CHECK(resolve("m").merge == merge::max());
@@ -70,7 +70,7 @@ TEST_CASE("plain actions resolve to their merge") {
   CHECK(resolve("k").merge == merge::stack());
   CHECK(has(words_of(ErrorKind::invalid_argument, [&] { (void)resolve("d"); }), "rule 8 leaves the tensor out"));
   CHECK(has(words_of(ErrorKind::invalid_argument, [&] { (void)plan.resolve(plan.rules()[0], "c", {}); }),
-            "no rank has it"));
+            "no rank has the tensor"));
   CHECK(plan.rules()[7].number == 8);
 }
 
@@ -121,15 +121,15 @@ TEST_CASE("numbers of config.json are looked up, and a missing one is named") {
       (void)without.resolve(*without.find("e"), "e", specs({50, 4}));
     });
   };
-  CHECK(has(error("{}"), "rule 1 needs \"vocab_size\" of config.json, which does not have it"));
-  CHECK(has(error("[]"), "does not have it"));
-  CHECK(has(error(R"({"vocab_size": null})"), "does not have it"));
-  CHECK(has(error(R"({"vocab_size": "96"})"), "no integer from 1"));
-  CHECK(has(error(R"({"vocab_size": 0})"), "no integer from 1"));
-  CHECK(has(error(R"({"vocab_size": 9007199254740993})"), "no integer from 1"));
+  CHECK(has(error("{}"), "rule 1: \"vocab_size\" of config.json is needed, but the key is missing"));
+  CHECK(has(error("[]"), "the key is missing"));
+  CHECK(has(error(R"({"vocab_size": null})"), "the key is missing"));
+  CHECK(has(error(R"({"vocab_size": "96"})"), "not an integer from 1"));
+  CHECK(has(error(R"({"vocab_size": 0})"), "not an integer from 1"));
+  CHECK(has(error(R"({"vocab_size": 9007199254740993})"), "not an integer from 1"));
   const MergePlan alone = load(rules, nullptr);
   CHECK(has(words_of(ErrorKind::invalid_argument, [&] { (void)alone.resolve(*alone.find("q"), "q", specs({4})); }),
-            "rule 2 needs \"text_config.heads\" of config.json, which is not there"));
+            "rule 2: \"text_config.heads\" of config.json is needed, but config.json does not exist"));
 }
 
 TEST_CASE("layers, experts, stages and axes are read") {
@@ -149,13 +149,13 @@ TEST_CASE("layers, experts, stages and axes are read") {
   CHECK_FALSE(plan.experts()->renumber);
   CHECK(has(words_of(ErrorKind::invalid_argument,
                      [&] { (void)plan.resolve(*plan.find("x.experts.3.w"), "x.experts.3.w", specs({2})); }),
-            "belongs to one expert"));
+            "assigns it to one expert rank"));
   CHECK_FALSE(plan_of(R"({"match": "*", "action": "same"})").layers().has_value());
 
   const std::string rule = R"({"match": "*", "action": "same"})";
   CHECK(has(plan_error(rule, R"("layers": "*layers.*", )"), "\"layers\": the pattern"));
   CHECK(has(plan_error(rule, R"("layers": 3, )"), "neither a pattern nor an object"));
-  CHECK(has(plan_error(rule, R"("experts": {"renumber": true}, )"), "\"experts\": it has no \"match\""));
+  CHECK(has(plan_error(rule, R"("experts": {"renumber": true}, )"), "\"experts\": \"match\" is missing"));
   CHECK(has(plan_error(rule, R"("experts": {"match": "#", "renumber": 1}, )"), "neither true nor false"));
   CHECK(has(plan_error(rule, R"("experts": {"match": "#", "from": 1}, )"), "unknown key \"from\""));
 }
@@ -178,11 +178,11 @@ TEST_CASE("keys that do not belong to their action, and invalid values") {
   CHECK(has(rule_error(concat + R"("blocks": [1, 1.5])"), "neither an integer from 1"));
   CHECK(has(rule_error(concat + R"("blocks": [4])"), "list of 2 to 64"));
   CHECK(has(rule_error(concat + R"("blocks": 4)"), "list of 2 to 64"));
-  CHECK(has(rule_error(concat + R"("trim": 0)"), "\"trim\" has what is neither"));
+  CHECK(has(rule_error(concat + R"("trim": 0)"), "\"trim\" has a value that is neither an integer from 1 to"));
   CHECK(has(rule_error(concat + R"("trim": 4, "blocks": [1, 1])"), "contradict each other"));
   CHECK(has(rule_error(concat + R"("heads": 4, "blocks": [1, 1])"), "\"heads\" and \"blocks\" contradict each other"));
   CHECK(has(rule_error(concat + R"("heads": 4, "trim": 4)"), "\"heads\" and \"trim\" contradict each other"));
-  CHECK(has(rule_error(concat + R"("heads": 0)"), "\"heads\" has what is neither"));
+  CHECK(has(rule_error(concat + R"("heads": 0)"), "\"heads\" has a value that is neither an integer from 1 to"));
   CHECK(has(rule_error(concat + R"("heads": [4])"), "\"heads\" is not a list of 2 to 64"));
   CHECK(has(rule_error(R"("action": "scale", "heads": 4)"), "\"heads\" needs \"dim\""));
   CHECK(has(rule_error(R"("action": "same", "heads": 4)"), "unknown key \"heads\" of the action \"same\""));
@@ -193,17 +193,19 @@ TEST_CASE("keys that do not belong to their action, and invalid values") {
 
 TEST_CASE("rules that no tensor can reach are reported, with both numbers and the line") {
   CHECK(has(plan_error("{\"match\": \"a*\", \"action\": \"same\"},\n\n{\"match\": \"a*\", \"action\": \"first\"}"),
-            "rule 2 (line 4): it has the pattern of rule 1"));
+            "rule 2 (line 4): the rule is never reached, because rule 1 has the same pattern"));
   CHECK(has(plan_error("{\"regex\": \"a+\", \"action\": \"same\"},\n{\"regex\": \"a+\", \"action\": \"first\"}"),
-            "rule 2 (line 3): it has the pattern of rule 1"));
+            "rule 2 (line 3): the rule is never reached, because rule 1 has the same pattern"));
   CHECK(has(plan_error("{\"match\": \"*\", \"action\": \"same\"},\n{\n\"match\": \"b\", \"action\": \"first\"}"),
-            "rule 2 (line 3): rule 1 takes all tensors"));
+            "rule 2 (line 3): the rule is never reached, because rule 1 matches all tensors"));
   CHECK(has(plan_error(R"({"match": "x{,*}**", "action": "same"}, {"match": "x.a", "action": "first"})"), "rule 2"));
-  CHECK(has(plan_error(R"({"match": "{a,*}", "action": "same"}, {"regex": "b", "action": "first"})"), "takes all"));
-  CHECK(has(plan_error(R"({"regex": ".*", "action": "same"}, {"match": "b", "action": "first"})"), "takes all"));
+  CHECK(has(plan_error(R"({"match": "{a,*}", "action": "same"}, {"regex": "b", "action": "first"})"),
+            "matches all tensors"));
+  CHECK(has(plan_error(R"({"regex": ".*", "action": "same"}, {"match": "b", "action": "first"})"),
+            "matches all tensors"));
   CHECK(has(plan_error(R"({"match": "*.bias", "action": "same"}, {"match": "h.*.weight", "action": "same"},
                           {"match": "h.*.{weight,attn.bias}", "action": "first"})"),
-            "rule 3 (line 3): the pattern \"h.*.{weight,attn.bias}\" is never reached: rules 1, 2 take all"));
+            "rule 3 (line 3): pattern \"h.*.{weight,attn.bias}\" is never reached: rules 1, 2 match all its names"));
   // Patterns that overlap are valid, because the order of rules decides. So are patterns of which one only looks wider.
   CHECK_NOTHROW(plan_of(R"({"match": "*.bias", "action": "same"}, {"match": "a.*", "action": "first"},
                            {"match": "a*b*", "action": "first"}, {"match": "*b", "action": "first"},
@@ -248,8 +250,8 @@ TEST_CASE("a plan may extend a plan in a file beside it") {
     write("bad.json", extends, "");
     return words_of(ErrorKind::corrupt, [&] { MergePlan::load(folder / "bad.json"); });
   };
-  CHECK(has(error("none.json"), "and no file beside the plan's"));
-  CHECK(has(error("../" + folder.path().filename().string() + "/base.json"), "and no file beside the plan's"));
+  CHECK(has(error("none.json"), "nor a file next to the plan"));
+  CHECK(has(error("../" + folder.path().filename().string() + "/base.json"), "nor a file next to the plan"));
   CHECK(has(error("bad.json"), "plans extend each other in a circle"));
   // 4.json extends four files in a row, the last of which extends a built-in plan. bad.json would extend five.
   for (const auto& [name, extended] : {std::pair("1.json", "base.json"), {"2.json", "1.json"}, {"3.json", "2.json"}})
@@ -258,7 +260,7 @@ TEST_CASE("a plan may extend a plan in a file beside it") {
   CHECK(MergePlan::load(folder / "4.json").find("layers.0.adapter.weight")->number == 2);
   CHECK(has(error("4.json"), "or more than 4 in a row"));
   write("base.json", "llama", R"({"match": "*"})");
-  CHECK(has(error("base.json"), "base.json\": rule 1 (line 1): it has no \"action\""));
+  CHECK(has(error("base.json"), "base.json\": rule 1 (line 1): \"action\" is missing"));
 }
 
 TEST_CASE("the search for such rules terminates, however many there are") {
@@ -273,7 +275,7 @@ TEST_CASE("the search for such rules terminates, however many there are") {
   std::string many;
   for (int i = 0; i < 200; ++i)
     many += (i == 0 ? "" : ",\n") + ("{\"match\": \"" + wide + std::to_string(i) + "\", \"action\": \"same\"}");
-  CHECK(has(plan_error(many), "mean more than 16777216 characters"));
+  CHECK(has(plan_error(many), "the expanded braces of all patterns up to this one have more than 16777216 characters"));
 }
 
 TEST_CASE("auto selects the plan that matches config.json") {
@@ -295,8 +297,8 @@ TEST_CASE("auto selects the plan that matches config.json") {
     return words_of(ErrorKind::invalid_argument, [&] { MergePlan::load("auto", &config); });
   };
   const std::string both = error(R"({"model_type": "llama", "architectures": ["MixtralForCausalLM"]})");
-  CHECK(has(both, "\"model_type\" \"llama\" stands for the plan llama"));
-  CHECK(has(both, "\"architectures\" \"MixtralForCausalLM\" for the plan moe"));
+  CHECK(has(both, "\"model_type\" \"llama\" requires the plan llama"));
+  CHECK(has(both, "and \"architectures\" \"MixtralForCausalLM\" the plan moe"));
   CHECK(plan(R"({"model_type": "falcon", "new_decoder_architecture": true})") == "falcon");
   const std::string unknown = error(R"({"model_type": "qwen9", "architectures": ["Qwen9ForConditionalGeneration"]})");
   CHECK(has(unknown, "\"model_type\" \"qwen9\""));
@@ -307,8 +309,7 @@ TEST_CASE("auto selects the plan that matches config.json") {
             "which no plan is for; muster plan suggest"));
   CHECK(has(error(R"({"model_type": 3, "architectures": "x"})"), "neither \"model_type\" nor \"architectures\""));
   CHECK(has(error("[]"), "not an object"));
-  CHECK(
-      has(words_of(ErrorKind::invalid_argument, [] { MergePlan::load("auto"); }), "there is none beside the weights"));
+  CHECK(has(words_of(ErrorKind::invalid_argument, [] { MergePlan::load("auto"); }), "config.json does not exist"));
 }
 
 TEST_CASE("a suggested plan has a rule for every tensor, and marks uncertain ones") {
@@ -409,7 +410,7 @@ TEST_CASE(
       for (const ArrangedTensor& tensor : arrangement.tensors) CHECK(tensor.layout.target.shape == wanted[tensor.name]);
       // 192 inputs are 6 groups of 32, which cannot be divided between 4 ranks.
       CHECK(has(words_of(ErrorKind::invalid_argument, [&] { place(plan, {.tensor = 4}, wholes_of(plan, model)); }),
-                "cuts through its blocks"));
+                "splits its blocks"));
     }
   }
 }

@@ -592,7 +592,7 @@ TEST_CASE(
       CHECK(bitwise_equal(tensor, tensor_of(whole.at(name))));
     std::string notes;
     for (const std::string& note : alone.manifest.notes) notes += note + "\n";
-    CHECK(has(notes, "the sizes of the model are taken from"));
+    CHECK(has(notes, "the sizes of the model are read from"));
     REQUIRE(alone.skipped.size() == 1);
     CHECK(alone.skipped.front().name == "config.json");
     CHECK(has(alone.skipped.front().reason, "--base-model"));
@@ -733,7 +733,7 @@ TEST_CASE(
     CAPTURE(ranks);
     const std::string to = temporary.path().string() + "/" + std::to_string(ranks);
     const ShardReport report = shard_model(given, to, {.tensor = ranks}, "llama");
-    CHECK(has(report.notes.at(0), "every rank has all of it"));
+    CHECK(has(report.notes.at(0), "every rank has the whole tensor"));
     const SafetensorsFile last = SafetensorsFile::open(to + "/" + shard_file_name(ranks - 1, ranks));
     const auto facts = parse_shard_facts(last.metadata());
     REQUIRE(facts);
@@ -808,7 +808,7 @@ TEST_CASE("an export casts and selects, and a number that would become infinite 
   CHECK_FALSE(std::filesystem::exists(temporary.path().string() + "/no"));
   options.select = "no such*";
   CHECK(has(words_of(ErrorKind::invalid_argument, [&] { plan_export(shards, "vllm", options); }),
-            "no tensor is left of select"));
+            "no tensor matches --select"));
 }
 
 TEST_CASE("a head that is tied to the embeddings is compared and left out; a different one ends the export") {
@@ -836,7 +836,8 @@ TEST_CASE("a head that is tied to the embeddings is compared and left out; a dif
       CHECK_FALSE(test::tensors_of(shards + "-out").contains("lm_head.weight"));
     } else {
       CHECK(has(words_of(ErrorKind::rank_mismatch, merge),
-                "tensor \"lm_head.weight\" of rank 3 has other values than \"model.embed_tokens.weight\" of rank 1"));
+                "tensor \"lm_head.weight\" of rank 3 and \"model.embed_tokens.weight\" of rank 1 have different "
+                "values, but the plan or \"tie_word_embeddings\" in config.json ties them"));
     }
   }
 }
@@ -867,7 +868,7 @@ TEST_CASE("with a base whose config.json ties the head, the head is compared and
       const std::string out = at + "/" + source + "-out";
       const auto merge = [&] { return export_model(at + "/" + source, out, "", *single_group(), options); };
       if (kind == "other") {
-        CHECK(has(words_of(ErrorKind::rank_mismatch, merge), "to which it is tied: by the plan, or by \"tie_word_emb"));
+        CHECK(has(words_of(ErrorKind::rank_mismatch, merge), "have different values, but the plan or \"tie_word_emb"));
         CHECK_FALSE(std::filesystem::exists(out));
         continue;
       }
@@ -930,10 +931,10 @@ TEST_CASE("a model is written with another file layout, and a base gives its con
   CHECK(has(refused(other.replace(other.find("\"vocab_size\": 37"), 16, "\"vocab_size\": 99")), "true size"));
   other = base_config;
   CHECK(has(refused(other.replace(other.find("\"num_hidden_layers\": 2"), 22, "\"num_hidden_layers\": 3")),
-            "there is no tensor of layer 2"));
+            "no tensor belongs to layer 2"));
   Model headless = vllm(whole, {}, false).front();
   headless.erase("lm_head.weight");
   write_model(headless, at + "/bare/" + shard_file_name(0, 1));
   other = base_config;
-  CHECK(has(refused(other.replace(0, 1, "{\"tie_word_embeddings\": false, ")), "there is no lm_head.weight"));
+  CHECK(has(refused(other.replace(0, 1, "{\"tie_word_embeddings\": false, ")), "lm_head.weight does not exist"));
 }

@@ -86,7 +86,7 @@ TEST_CASE("a view has the elements that loops find, in every window, and its inv
                      [] {
                        (void)merge::View({9, 3}).slice(0, std::vector<std::int64_t>{2, 4}, 1, 0, 1);
                      }),
-            "dimension 0 of the shape [9, 3] is no 2 x 4"));
+            "dimension 0 of shape [9, 3] cannot be split into 2 x 4"));
 }
 
 TEST_CASE("a large transpose has the same values in windows and as a whole") {
@@ -161,8 +161,8 @@ TEST_CASE("views that contradict themselves, the model or the ranks are one clea
             "plan \"p\": view 1: tensor \"a.weight\": its size 60 along dimension 0 is no "
             "multiple of 4 parts of [2, 1, 1]"));
   CHECK(has(error(groups, {64, 2}, 6), "6 ranks do not divide the 4 groups"));
-  CHECK(has(error(groups, {9, 2}, 8), "2 ranks have a group of [2, 1, 1] heads together, which are no multiple of 9"));
-  CHECK(has(error(groups, {96, 2}), "it has a gate for each query head; \"gated_groups\""));
+  CHECK(has(error(groups, {9, 2}, 8), "2 ranks share a group of [2, 1, 1] heads, which is not a multiple of 9"));
+  CHECK(has(error(groups, {96, 2}), "it has a gate for each query head. Use \"gated_groups\""));
   std::string gated = groups;
   gated.replace(gated.find("groups"), 6, "gated_groups");
   CHECK(has(error(gated, {96, 2}, 8), "8 ranks do not divide the 4 groups"));
@@ -170,12 +170,13 @@ TEST_CASE("views that contradict themselves, the model or the ranks are one clea
     CHECK(has(error(R"({"match": "a.*", "split": {")" + by + R"(": [6, 4, 4]}, "to": ["x", "y", "z"]})", {96, 2}),
               "6 heads are no multiple of 4 groups"));
   CHECK(has(error(R"({"match": "a.*", "split": {"blocks": [1, 2], "dim": 2}, "to": ["x", "y"]})", {6, 2}),
-            "the shape [6, 2] has no dimension 2"));
+            "dimension 2 is out of range for the shape [6, 2]"));
   CHECK(has(error(R"({"match": "a.*", "split": {"blocks": ["no_such", 2]}, "to": ["x", "y"]})", {6, 2}),
-            "needs \"no_such\" of config.json, which does not have it"));
-  CHECK(has(error(R"({"match": "*", "transpose": true})", {6, 2}), "tensor \"b\": the shape [3] has no dimension -2"));
+            "\"no_such\" of config.json is needed, but the key is missing"));
+  CHECK(has(error(R"({"match": "*", "transpose": true})", {6, 2}),
+            "tensor \"b\": dimension -2 is out of range for shape [3]"));
   CHECK(has(error(R"({"match": "a.*", "permute_rope": "num_attention_heads"})", {24, 2}), "no 8 heads of two halves"));
-  CHECK(has(error(R"({"match": "a.*", "to": "b"})", {6, 2}), "it becomes \"b\", and so does \"a.weight\""));
+  CHECK(has(error(R"({"match": "a.*", "to": "b"})", {6, 2}), "it becomes \"b\", as does \"a.weight\""));
   CHECK(has(error(R"({"match": "a.*", "cast": "BF16"})", {6, 2}, 1, DType::f8_e4m3fn), "F8_E4M3 is quantised"));
   CHECK(has(error(R"({"match": "a.*", "transpose": true})", {6, 2}, 1, DType::f4_e2m1), "share a byte"));
 
@@ -207,15 +208,16 @@ TEST_CASE("an inverted view that loses elements, or lacks a part, is one clear e
   };
   const std::string halves = R"({"match": "*.w", "split": {"blocks": [1, 1]}, "to": ["$1.a", "$1.b"]})";
   const TensorSpec spec{DType::f32, {4, 2}};
-  CHECK(has(error(halves, {{"x.a", spec}}), "tensor \"x.w\": a part of it is not there (\"$1.b\")"));
+  CHECK(has(error(halves, {{"x.a", spec}}), "tensor \"x.w\": its part \"$1.b\" is missing"));
   CHECK(has(error(halves, {{"x.a", spec}, {"x.b", {DType::f32, {6, 2}}}}),
-            "its part \"x.a\" is [4, 2], and would be [5, 2]"));
+            "its part \"x.a\" is [4, 2], expected [5, 2]"));
   CHECK(has(error(halves, {{"x.a", spec}, {"x.b", {DType::f16, {4, 2}}}}), "have different dtypes"));
-  CHECK(has(error(halves, {{"x.a", {DType::f32, {1}}}, {"x.b", {DType::f32, {1}}}}), "a scale of one element each"));
-  CHECK(has(error(halves, {{"x.w", spec}}), "it has no way back"));
-  CHECK(has(error(R"({"match": "*.w", "cast": "BF16"})", {{"x.w", spec}}), "has no way back"));
+  CHECK(has(error(halves, {{"x.a", {DType::f32, {1}}}, {"x.b", {DType::f32, {1}}}}),
+            "each part has a scale of one element, and the whole tensor would need a common one"));
+  CHECK(has(error(halves, {{"x.w", spec}}), "is not invertible"));
+  CHECK(has(error(R"({"match": "*.w", "cast": "BF16"})", {{"x.w", spec}}), "a cast is not invertible"));
   CHECK(has(error(R"({"match": "s.*", "unstack": true, "to": "l.#.$1"})", {{"l.0.w", spec}, {"l.2.w", spec}}),
-            "item 1 of it is not there, and item 2 is"));
+            "item 1 is missing, and item 2 exists"));
 }
 
 TEST_CASE("every part of a fused matrix gets a scale with one element per layer") {

@@ -220,10 +220,10 @@ TEST_CASE("invalid sizes are refused with the reason") {
       {{0, 0}, {0, 0, false}, "0 agent groups"},
       {{}, {0, 1, false}, "no training rank"},
       {{0}, {0, 1, true}, "no training rank"},
-      {{0}, {1, 1, false}, "1 ranks, with 1 remote buffers and no coordinator, leave no training rank"},
+      {{0}, {1, 1, false}, "1 ranks with 1 remote buffers and no coordinator leave no training rank"},
       {{0, 0, 0}, {2147483647, 1, true}, "no training rank"},
-      {{0, 0, 0, 0, 0}, {3, 1, false}, "leave 2 training ranks: each buffer needs one"},
-      {{0, 0, 0, 0, 0, 0, 0}, {1, 4, false}, "6 training ranks, which are no multiple of 4 agent groups"},
+      {{0, 0, 0, 0, 0}, {3, 1, false}, "leave 2 training ranks: each buffer needs at least one"},
+      {{0, 0, 0, 0, 0, 0, 0}, {1, 4, false}, "6 training ranks, which is not a multiple of 4 agent groups"},
       {{0, 0, 0, 1}, {2, 1, false}, "the host of rank 3 has 1"},
       {{0, 0, 0, 0, 1}, {2, 1, true}, "the host of rank 4 has 0"},
   };
@@ -233,8 +233,9 @@ TEST_CASE("invalid sizes are refused with the reason") {
               bad.words));
   }
   const RankLayout layout = RankLayout::contiguous(2, {});
-  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { (void)layout.role(2); }), "no rank 2 in a layout of 2"));
-  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { (void)layout.agent_group_id(-1); }), "no rank -1"));
+  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { (void)layout.role(2); }), "rank 2 is out of range for size 2"));
+  CHECK(
+      has(words_of(ErrorKind::invalid_argument, [&] { (void)layout.agent_group_id(-1); }), "rank -1 is out of range"));
 }
 
 TEST_CASE("the first environment variable that is set") {

@@ -181,7 +181,7 @@ TEST_CASE("the forced route, and the setting that forces it") {
   CHECK(forced_text(forcing_of({})).empty());
   ::setenv("MUSTER_ROUTE", "pigeon", 1);
   const std::string words = test::words_of(ErrorKind::invalid_argument, [] { (void)forcing_of({}); });
-  CHECK(test::has(words, "'pigeon': it must be auto, local, shm, workspace, mpi, tcp or device"));
+  CHECK(test::has(words, "\"pigeon\": it must be auto, local, shm, workspace, mpi, tcp or device"));
   ::unsetenv("MUSTER_ROUTE");
   CHECK_THROWS_AS((void)forcing_of({.route = Route::shm, .workspace = {.path = "/w"}}), Error);
 }

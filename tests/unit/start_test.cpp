@@ -131,7 +131,7 @@ TEST_CASE("variables of two launchers: the inner one, or an error") {
   const std::string words = test::words_of(ErrorKind::invalid_argument, [] {
     start_of(mpiexec + Variables{{"RANK", "0"}, {"WORLD_SIZE", "2"}});
   });
-  for (const char* part : {"RANK=0 WORLD_SIZE=2", "PMI_RANK=1 PMI_SIZE=4", "set_world()"})
+  for (const char* part : {"RANK=0, WORLD_SIZE=2", "PMI_RANK=1, PMI_SIZE=4", "set_world()"})
     CHECK(test::has(words, part));
 }
 

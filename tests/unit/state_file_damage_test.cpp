@@ -126,7 +126,8 @@ TEST_CASE("two tensors with one name are refused, even if all checksums match") 
   const auto head = statefile::encode_user_block(block);
   damage.put(block.catalogue.offset, catalogue);
   damage.put(0, {reinterpret_cast<const char*>(head.data()), head.size()});
-  CHECK(has(words_of(ErrorKind::corrupt, [&] { StateFile::open(damage.path); }), "two tensors are called \"weight\""));
+  CHECK(has(words_of(ErrorKind::corrupt, [&] { StateFile::open(damage.path); }),
+            "tensor \"weight\": the name is duplicated"));
 }
 
 TEST_CASE("a file that is truncated while it is open is an error, not a crash") {

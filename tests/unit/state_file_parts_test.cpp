@@ -208,9 +208,9 @@ TEST_CASE("contradictory catalogues are refused") {
     return sample.refused();
   };
   CHECK(has(with([](SampleFile& s) { s.bytes.pop_back(); }), "length"));
-  CHECK(has(with([](SampleFile& s) { s.bytes.resize(63); }), "something else"));
+  CHECK(has(with([](SampleFile& s) { s.bytes.resize(63); }), "malformed catalogue"));
   CHECK(has(with([](SampleFile& s) { s.bytes.emplace_back(); }), "length"));
-  CHECK(has(with([](SampleFile& s) { s.put(0, std::uint64_t{0}); }), "something else"));
+  CHECK(has(with([](SampleFile& s) { s.put(0, std::uint64_t{0}); }), "malformed catalogue"));
   for (const std::size_t count : {8U, 16U, 24U, 32U})
     for (const std::uint64_t value : {0ULL, 3ULL, 1ULL << 60, ~0ULL, 1ULL << 58})
       CHECK(has(with([&](SampleFile& s) { s.put(count, value); }), "length"));
@@ -218,11 +218,11 @@ TEST_CASE("contradictory catalogues are refused") {
   CHECK(has(with([](SampleFile& s) { s.block.tensors = 5; }), "commit mark"));
   // Entries.
   CHECK(has(with([](SampleFile& s) { s.put(s.entry(0) + 52, std::uint8_t{99}); }), "number 99"));
-  CHECK(has(with([](SampleFile& s) { s.put(s.entry(0) + 52, std::uint8_t{0}); }), "length is not that of its shape"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.entry(0) + 52, std::uint8_t{0}); }), "its length contradicts its shape"));
   CHECK(has(with([](SampleFile& s) { s.put(s.entry(0) + 53, std::uint8_t{33}); }), "dimensions"));
   CHECK(has(with([](SampleFile& s) { s.put(s.entry(3) + 53, std::uint8_t{3}); }), "dimensions"));
   CHECK(has(with([](SampleFile& s) { s.put(s.entry(3) + 53, std::uint8_t{0}); }), "length"));
-  CHECK(has(with([](SampleFile& s) { s.put(s.entry(0) + 55, std::uint8_t{1}); }), "does not know"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.entry(0) + 55, std::uint8_t{1}); }), "unknown bits"));
   CHECK(has(with([](SampleFile& s) { s.put(s.entry(0) + 48, std::uint32_t{0}); }), "name"));
   CHECK(has(with([](SampleFile& s) { s.put(s.entry(0) + 48, std::uint32_t{4097}); }), "name"));
   CHECK(has(with([](SampleFile& s) { s.put(s.entry(3) + 48, std::uint32_t{5}); }), "more than"));
@@ -232,12 +232,12 @@ TEST_CASE("contradictory catalogues are refused") {
   CHECK(has(with([](SampleFile& s) { s.put(s.extents(), std::int64_t{-1}); }), "negative"));
   CHECK(has(with([](SampleFile& s) { s.put(s.extents(), INT64_MAX); }), "63 bits"));
   CHECK(has(with([](SampleFile& s) { s.put(s.entry(0), std::uint64_t{8193}); }), "cannot begin at 8193"));
-  CHECK(has(with([](SampleFile& s) { s.put(s.entry(0), std::uint64_t{0}); }), "two things"));
-  CHECK(has(with([](SampleFile& s) { s.put(s.entry(0), std::uint64_t{4096}); }), "two things"));
-  CHECK(has(with([](SampleFile& s) { s.put(s.entry(0), std::uint64_t{16384}); }), "two things"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.entry(0), std::uint64_t{0}); }), "two parts overlap"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.entry(0), std::uint64_t{4096}); }), "two parts overlap"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.entry(0), std::uint64_t{16384}); }), "two parts overlap"));
   CHECK(has(with([](SampleFile& s) { s.put(s.entry(0), std::uint64_t{1} << 20); }), "outside"));
   CHECK(has(with([](SampleFile& s) { s.put(s.entry(0), ~std::uint64_t{63}); }), "outside"));
-  CHECK(has(with([](SampleFile& s) { s.put(s.entry(0), std::uint64_t{39'936}); }), "two things"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.entry(0), std::uint64_t{39'936}); }), "two parts overlap"));
   CHECK(has(with([](SampleFile& s) { s.put(s.entry(1), std::uint64_t{64}); }), "cannot begin"));
   CHECK(has(with([](SampleFile& s) { s.put(s.entry(0) + 8, std::uint64_t{399}); }), "contradicts"));
   CHECK(has(with([](SampleFile& s) { s.put(s.entry(0) + 24, std::uint64_t{401}); }), "length"));
@@ -246,14 +246,14 @@ TEST_CASE("contradictory catalogues are refused") {
   CHECK(has(with([](SampleFile& s) { s.put(s.entry(2), std::uint64_t{64}); }), "cannot be cut"));
   CHECK(has(with([](SampleFile& s) { s.put(s.entry(2) + 32, std::uint64_t{101}); }), "cannot be cut"));
   CHECK(has(with([](SampleFile& s) { s.put(s.entry(2) + 54, std::uint8_t{2}); }), "cannot be cut"));
-  CHECK(has(with([](SampleFile& s) { s.put(s.entry(2) + 32, std::uint64_t{1}); }), "not those"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.entry(2) + 32, std::uint64_t{1}); }), "contradict"));
   CHECK(has(with([](SampleFile& s) { s.put(s.entry(2) + 32, std::uint64_t{100}); }), "stored length"));
-  CHECK(has(with([](SampleFile& s) { s.put(s.entry(2) + 40, std::uint64_t{1}); }), "not those"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.entry(2) + 40, std::uint64_t{1}); }), "contradict"));
   CHECK(has(with([](SampleFile& s) { s.put(s.entry(2) + 8, std::uint64_t{1301}); }), "stored length"));
   CHECK(has(with([](SampleFile& s) { s.put(s.chunk(0) + 8, std::uint32_t{0}); }), "chunk 0"));
   CHECK(has(with([](SampleFile& s) { s.put(s.chunk(0) + 8, std::uint32_t{1200}); }), "chunk 0"));
   CHECK(has(with([](SampleFile& s) { s.put(s.chunk(0) + 12, std::uint32_t{2}); }), "chunk 0"));
   CHECK(has(with([](SampleFile& s) { s.put(s.chunk(1) + 12, std::uint32_t{0}); }), "chunk 1"));
-  CHECK(has(with([](SampleFile& s) { s.put(s.chunk(0), std::uint64_t{20'001}); }), "two things"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.chunk(0), std::uint64_t{20'001}); }), "two parts overlap"));
   CHECK(has(with([](SampleFile& s) { s.put(s.chunk(0), ~std::uint64_t{0}); }), "outside"));
 }

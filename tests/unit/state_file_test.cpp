@@ -198,7 +198,7 @@ TEST_CASE("files that are not state files") {
   refused(ErrorKind::corrupt, work / "empty");
   CHECK_FALSE(StateFile::is_state_file(work / "empty"));
   write_text(work / "text", "some text that is no state");
-  CHECK(has(refused(ErrorKind::corrupt, work / "text"), "no state file"));
+  CHECK(has(refused(ErrorKind::corrupt, work / "text"), "not a state file"));
   CHECK_FALSE(StateFile::is_state_file(work / "text"));
   write_text(work / "zeros", std::string(10'000, '\0'));
   CHECK(has(refused(ErrorKind::corrupt, work / "zeros"), "not finished"));

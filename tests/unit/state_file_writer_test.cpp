@@ -102,7 +102,7 @@ TEST_CASE("a failed writer accepts no more data, and leaves no file") {
   const auto refused = [&](StateFileWriter& writer) {
     for (const auto& call : std::vector<std::function<void()>>{
              [&] { writer.write(0, views[0]); }, [&] { writer.write_all(views); }, [&] { writer.commit(); }})
-      CHECK(has(words_of(ErrorKind::invalid_argument, call), "begin again with a new writer"));
+      CHECK(has(words_of(ErrorKind::invalid_argument, call), "Begin again with a new writer"));
   };
   for (const std::optional<int> level : {std::optional<int>(), std::optional<int>(1)})
     for (const bool at_once : {false, true}) {
@@ -193,8 +193,8 @@ TEST_CASE("wrong use of a writer is reported") {
   CHECK(has(words_of(ErrorKind::invalid_argument, [&] { writer.write_all({}); }), "1 tensors were announced"));
   writer.write(0, all[0].second);
   writer.commit();
-  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { writer.commit(); }), "finished already"));
-  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { writer.write(0, 0, bytes); }), "finished already"));
+  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { writer.commit(); }), "already finished"));
+  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { writer.write(0, 0, bytes); }), "already finished"));
   CHECK(has(words_of(ErrorKind::io, [&] { StateFileWriter(work / "x", {}, {}, {.temporary = work / "file"}); }),
             "EEXIST"));
   CHECK(holds(StateFile::open(work / "file"), all));

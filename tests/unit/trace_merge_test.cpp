@@ -196,7 +196,7 @@ TEST_CASE("load imbalance: missing ranks, different steps, and sums") {
   CHECK(report.useful_seconds == doctest::Approx(14));
   REQUIRE(report.warnings.size() == 2);
   CHECK(has(report.warnings[0], "only the first 2 iterations count"));
-  CHECK(has(report.warnings[1], "\"write\" is left out: not on rank 0"));
+  CHECK(has(report.warnings[1], "\"write\" is left out: it is missing on ranks 0"));
   CHECK(has(to_string(report), "forward (3 times): 6.000000 s useful, 2.000000 s waiting (25.0 %)\n"));
 
   const TimeReport info = report_time_info(ranks);

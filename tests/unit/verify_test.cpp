@@ -114,7 +114,7 @@ TEST_CASE("one file alone, and a directory with one") {
   CHECK(write_checksums(work.path()) == 1);
   CHECK(verify(work.path()).checked == 1);
   CHECK(has(words_of(ErrorKind::invalid_argument, [&] { write_checksums(work / "model.safetensors"); }),
-            "no checkpoint"));
+            "not the directory of a checkpoint"));
   fs::resize_file(work / "model.safetensors", fs::file_size(work / "model.safetensors") - 1);
   CHECK(found(work / "model.safetensors") == List{"file model.safetensors "});
   CHECK(found(work.path()).front() == "file model.safetensors ");
@@ -207,7 +207,7 @@ TEST_CASE("every defect of a checkpoint is reported") {
     CHECK(std::count(problems.begin(), problems.end(), "missing " + std::string(file_1) + " ") == 1);
     CHECK(std::count(problems.begin(), problems.end(), "unindexed model-00007-of-00003.safetensors ") == 1);
     test::write_tensors(work / "model-00001-of-99999.safetensors", {{"z", test::pattern(DType::f32, {2}, 3)}});
-    CHECK(has(inspect::verify_text(verify(path)), "those up to number 99999"));
+    CHECK(has(inspect::verify_text(verify(path)), "the files up to number 99999"));
     CHECK(has(inspect::verify_text(verify(path)), "sets of different sizes"));
   }
   SUBCASE("several defects, all of them") {
@@ -220,7 +220,7 @@ TEST_CASE("every defect of a checkpoint is reported") {
     CHECK_FALSE(json.at("good").as_bool());
     CHECK(json.at("problems").size() == 2);
     CHECK(json.at("left_out").size() == 1);
-    CHECK(has(words_of(ErrorKind::invalid_argument, [&] { write_checksums(path); }), "not whole"));
+    CHECK(has(words_of(ErrorKind::invalid_argument, [&] { write_checksums(path); }), "the checkpoint is not complete"));
   }
 }
 
@@ -269,7 +269,8 @@ TEST_CASE("shards: all ranks, their facts, the same names and dtypes") {
   CHECK(report.kind == VerifiedKind::shards);
   CHECK(report.files == 4);
   CHECK(inspect::verify_text(report) == "good: 8 tensors of 4 files, 96 B; 8 checksums checked\n");
-  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { write_checksums(shards); }), "no checkpoint"));
+  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { write_checksums(shards); }),
+            "not the directory of a checkpoint"));
 
   SUBCASE("a rank is missing") {
     fs::remove(shards + "/" + rank(0));

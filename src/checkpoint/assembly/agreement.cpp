@@ -62,7 +62,7 @@ FailOnStop fail_on_stop(Group& group, const std::stop_token& stop, const std::at
     if (too_late != nullptr && *too_late) return;
     const RankInfo& self = group.info(group.rank());
     const std::string words = group.size() == 1 ? "stopped by request"
-                                                : fmt::format("rank {} (pid {} on host {}) was told to stop",
+                                                : fmt::format("rank {} (pid {} on host {}) received a stop request",
                                                               self.global_rank, self.pid, self.host);
     group.abort(group::error_of(self, ErrorKind::cancelled, words));
   };

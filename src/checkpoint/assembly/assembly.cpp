@@ -319,7 +319,7 @@ class Assembling {
   void take_stage(int rank, WindowMail::Stage& stage) {
     const WindowMail::Stage told = mail_.hear_stage(rank);
     if (told.files != settled_ + 1)
-      throw Error(ErrorKind::corrupt, fmt::format("rank {} is at another file than it should be", rank),
+      throw Error(ErrorKind::corrupt, fmt::format("rank {} is at a different file than expected", rank),
                   {.rank = rank});
     far_bytes_ += told.bytes - stage.bytes;
     stage = told;
@@ -423,7 +423,7 @@ struct MailHead {
 template <class T>
 T head_of(std::span<const std::byte> bytes) {
   T head;
-  if (bytes.size() < sizeof head) throw Error(ErrorKind::corrupt, "a message about windows is too short");
+  if (bytes.size() < sizeof head) throw Error(ErrorKind::corrupt, "malformed message about windows: it is too short");
   std::memcpy(&head, bytes.data(), sizeof head);
   return head;
 }
@@ -434,8 +434,8 @@ std::span<const std::byte> bytes_of(const T& value) {
 }
 
 [[noreturn]] void refuse_mail(int from) {
-  throw Error(ErrorKind::corrupt,
-              fmt::format("rank {} sent something else than the part of a window that was due", from), {.rank = from});
+  throw Error(ErrorKind::corrupt, fmt::format("rank {} sent a message other than the expected part of a window", from),
+              {.rank = from});
 }
 
 MailHead take_head(std::span<const std::byte> message, MailKind kind, int from) {
@@ -474,7 +474,7 @@ void WindowMail::contribute(const Step& step) {
 void WindowMail::collect(const Step& step, std::span<std::byte> window) {
   const MailHead word{.kind = MailKind::word, .turn = step.turn};
   for (const std::uint32_t sender : step.senders)
-    group_.send(static_cast<int>(sender), bytes_of(word), {.phase = "export: asking for parts of a window"},
+    group_.send(static_cast<int>(sender), bytes_of(word), {.phase = "export: requesting parts of a window"},
                 group::Subject::exchange);
   for (const std::uint32_t sender : step.senders)
     while (!take_piece(static_cast<int>(sender), step.turn, window)) {
@@ -483,7 +483,7 @@ void WindowMail::collect(const Step& step, std::span<std::byte> window) {
 
 void WindowMail::tell_stage(const Stage& stage) {
   const MailHead head{.kind = MailKind::stage, .turn = stage.files, .bytes = stage.bytes};
-  group_.send(0, bytes_of(head), {.phase = "export: telling which files are complete"}, group::Subject::exchange);
+  group_.send(0, bytes_of(head), {.phase = "export: reporting complete files"}, group::Subject::exchange);
 }
 
 WindowMail::Stage WindowMail::hear_stage(int from) {

@@ -300,7 +300,7 @@ class Reading {
   }
 
  private:
-  [[noreturn]] static void refuse() { throw Error(ErrorKind::corrupt, "the work of a process is garbled"); }
+  [[noreturn]] static void refuse() { throw Error(ErrorKind::corrupt, "the work list of a process is malformed"); }
   void get(std::span<std::byte> target) {
     if (bytes_.size() < target.size()) refuse();
     std::ranges::copy(bytes_.first(target.size()), target.begin());

@@ -51,7 +51,7 @@ void set_dtype(std::string_view text, std::size_t begin, const std::string& dtyp
   }
 }
 
-/// Erases a member of the outermost object, with one of the commas beside it. Returns false if the member does not
+/// Erases a member of the outermost object, with one of the commas next to it. Returns false if the member does not
 /// exist.
 bool erase_member(std::string& text, std::string_view key) {
   const std::vector<core::JsonMember> members = core::members_of(text);
@@ -81,10 +81,9 @@ void check_base(const Config& config, std::span<const NamedSpec> model) {
   const Config* tied = find_in_config(config, "tie_word_embeddings");
   if (tied == nullptr || tied->type() != Config::Type::boolean) return;
   if (!tied->as_bool() && has_any(model, embeddings_of_words) && !has_any(model, heads))
-    throw Error(
-        ErrorKind::invalid_argument,
-        "config.json says that the head is not tied to the embeddings (\"tie_word_embeddings\" false), and there "
-        "is no lm_head.weight; take the config.json of this model, or set it to true");
+    throw Error(ErrorKind::invalid_argument,
+                "config.json: \"tie_word_embeddings\" is false, and lm_head.weight does not exist. Use the config.json "
+                "of this model, or set the key to true");
 }
 
 void leave_out_tied_head(const Config& config, const BaseTensors& base, Arrangement& arrangement,
@@ -105,12 +104,11 @@ void leave_out_tied_head(const Config& config, const BaseTensors& base, Arrangem
   const auto embeddings = only(embeddings_of_words);
   if (head == tensors.end() || embeddings == tensors.end()) return;
   if (head->layout.target != embeddings->layout.target)
-    throw Error(
-        ErrorKind::invalid_argument,
-        fmt::format("config.json ties the head to the embeddings (\"tie_word_embeddings\" true), and {} is {}, {} "
-                    "is {}; take the config.json of this model, or set it to false",
-                    in_quotes(head->name), to_string(head->layout.target), in_quotes(embeddings->name),
-                    to_string(embeddings->layout.target)));
+    throw Error(ErrorKind::invalid_argument,
+                fmt::format("config.json: \"tie_word_embeddings\" is true, but {} is {}, and {} is {}. Use the "
+                            "config.json of this model, or set the key to false",
+                            in_quotes(head->name), to_string(head->layout.target), in_quotes(embeddings->name),
+                            to_string(embeddings->layout.target)));
   // Parts can be compared only if both were cut at the same positions: TensorRT-LLM cuts the head, but not the
   // embeddings.
   const auto cut_of = [](const ArrangedTensor& tensor) {
@@ -118,8 +116,8 @@ void leave_out_tied_head(const Config& config, const BaseTensors& base, Arrangem
   };
   if (head->sources.size() != embeddings->sources.size() || cut_of(*head) != cut_of(*embeddings)) {
     notes.push_back(
-        fmt::format("config.json ties {} to {}, which ranks were cut for in another way: they are not compared, and "
-                    "programs that load the model leave the first out",
+        fmt::format("config.json ties {0} to {1}, and the two have different layouts: they are not compared, and "
+                    "programs that load the model ignore {0}",
                     in_quotes(head->name), in_quotes(embeddings->name)));
     return;
   }
@@ -149,7 +147,7 @@ std::optional<std::string> updated_config(const std::string& text, std::span<con
     // Not std::views::reverse: clang 14 cannot compile it with GCC's library.
     std::ranges::reverse(edits);
     for (const TextEdit& edit : edits) updated.replace(edit.begin, edit.end - edit.begin, edit.text);
-    if (!edits.empty()) notes.push_back(fmt::format("config.json says {} now, as the tensors are", dtype));
+    if (!edits.empty()) notes.push_back(fmt::format("config.json now has the dtype {} of the tensors", dtype));
   }
   constexpr std::string_view quantization = "quantization_config";
   const bool has_quantization = std::ranges::count(core::members_of(text), quantization, &core::JsonMember::key) != 0;
@@ -157,9 +155,9 @@ std::optional<std::string> updated_config(const std::string& text, std::span<con
     while (erase_member(updated, quantization)) {
     }
     if (has_quantization)
-      notes.push_back("config.json has no \"quantization_config\" any more: none of the tensors is quantised");
+      notes.push_back("\"quantization_config\" is removed from config.json: no tensor is quantised");
   } else if (!has_quantization) {
-    notes.push_back("tensors are quantised, and config.json has no \"quantization_config\"");
+    notes.push_back("tensors are quantised, but config.json has no \"quantization_config\"");
   }
   if (updated == text) return std::nullopt;
   return updated;
@@ -268,11 +266,11 @@ void check_unique(const std::vector<ShardListing>& listings) {
     std::set<std::string_view> names;
     for (const NamedSpec& tensor : listing.tensors)
       if (!names.insert(tensor.name).second)
-        throw Error(ErrorKind::invalid_argument,
-                    fmt::format("rank {} has two tensors that are named {} without the prefixes of wrappers; leave one "
-                                "out when you save it",
-                                listing.rank, in_quotes(tensor.name)),
-                    {.rank = listing.rank});
+        throw Error(
+            ErrorKind::invalid_argument,
+            fmt::format("rank {}: two tensors are named {} without the prefixes of wrappers. Save only one of them",
+                        listing.rank, in_quotes(tensor.name)),
+            {.rank = listing.rank});
   }
 }
 
@@ -364,9 +362,10 @@ class Comparison {
     const std::string mine = all_in(extra_, missing_);
     const std::string theirs = mine.empty() ? all_in(missing_, extra_) : std::string();
     if (mine.empty() && theirs.empty()) return;
-    notes.push_back(fmt::format("names begin with {} {}, and without it {}; programs load both",
-                                in_quotes(mine.empty() ? theirs : mine), mine.empty() ? "in the base" : "in the result",
-                                mine.empty() ? "in the result" : "in the base"));
+    notes.push_back(fmt::format("names begin with {} {}, and without that prefix {}; programs load both",
+                                in_quotes(mine.empty() ? theirs : mine),
+                                mine.empty() ? "in the base model" : "in the result",
+                                mine.empty() ? "in the result" : "in the base model"));
     mine_ = mine;
     theirs_ = theirs;
     missing_.clear();
@@ -379,11 +378,11 @@ class Comparison {
       return fmt::format("tensor{} {}", names.size() == 1 ? "" : "s", some_names(names));
     };
     std::string text =
-        fmt::format("the result does not have the tensors of the base {}: ", in_quotes(request_.base_model));
-    if (!missing_.empty()) text += fmt::format("it lacks the {}", words(missing_));
+        fmt::format("the tensors of the result and of the base model {} differ: ", in_quotes(request_.base_model));
+    if (!missing_.empty()) text += fmt::format("the result lacks the {}", words(missing_));
     if (!extra_.empty())
-      text += fmt::format("{}it has the {}, which the base lacks", missing_.empty() ? "" : "; ", words(extra_));
-    text += "; name another base, plan or key (--key), or leave tensors out with --select or --exclude";
+      text += fmt::format("{}the base model lacks the {}", missing_.empty() ? "" : "; ", words(extra_));
+    text += ". Pass another --base-model, --plan or --key, or leave tensors out with --select or --exclude";
     throw Error(ErrorKind::invalid_argument, text, {.path = request_.path});
   }
 
@@ -404,8 +403,8 @@ class Comparison {
       if (there == nullptr || is_quantised_on_one_side(tensor.name) || is_computed(tensor.name, tensor.spec)) continue;
       if (there->shape != tensor.spec.shape)
         throw Error(ErrorKind::invalid_argument,
-                    fmt::format("the tensor {} is {}, and {} in the base {}; correct the plan or the layout, or name "
-                                "the base of this model",
+                    fmt::format("tensor {}: it is {}, and {} in the base model {}. Correct the plan or the layout, or "
+                                "pass the --base-model of this model",
                                 in_quotes(tensor.name), to_string(tensor.spec), to_string(*there),
                                 in_quotes(request_.base_model)),
                     {.path = request_.path});
@@ -414,12 +413,13 @@ class Comparison {
     if (request_.dtype || others.empty()) return;
     const NamedSpec& first = *others.front();
     const std::string words = fmt::format(
-        "{} of {} tensors have another dtype than in the base: {} is {}, and {} in the base", others.size(),
+        "{} of {} tensors have a different dtype in the base model: {} is {}, and {} in the base model", others.size(),
         model_.size(), in_quotes(first.name), to_string(first.spec.dtype), to_string(in_base(first.name)->dtype));
     const bool is_uniform = floats.size() == 1 && std::ranges::all_of(others, [](const NamedSpec* tensor) {
                               return is_wide_float(tensor->spec.dtype);
                             });
-    if (!is_uniform) throw Error(ErrorKind::invalid_argument, words + "; --dtype casts them", {.path = request_.path});
+    if (!is_uniform)
+      throw Error(ErrorKind::invalid_argument, words + ". Pass --dtype to cast them", {.path = request_.path});
     notes.push_back(words);
   }
 
@@ -494,8 +494,8 @@ void check_layers_alike(const Request& request, std::span<const NamedSpec> model
         for (std::string& name : lacking) name = fmt::format("{}.{}.{}", stack, numbers.front(), name);
         throw Error(
             ErrorKind::invalid_argument,
-            fmt::format("{} lacks the tensor{} {}, which layer {} and others have; save it completely, or name "
-                        "the base model with its weights (--base-model)",
+            fmt::format("{} lacks the tensor{} {}, which layer {} has. Save the model completely, or pass "
+                        "--base-model with a directory that has weights",
                         in_quotes(request.path), lacking.size() == 1 ? "" : "s", some_names(lacking), others.front()),
             {.path = request.path});
       }
@@ -512,7 +512,7 @@ BaseTensors base_tensors(const std::string& directory, std::vector<std::string>&
     for (const TensorEntry& entry : entries) tensors.emplace(entry.name, TensorSpec{entry.dtype, entry.shape});
   };
   const auto add_index = [&](const ModelSurvey& survey, std::string_view reason) {
-    notes.push_back(fmt::format("the weights of the base cannot be read ({})", reason));
+    notes.push_back(fmt::format("the weights of the base model cannot be read ({})", reason));
     for (const auto& [name, file] : survey.weights) tensors.emplace(name, std::nullopt);
   };
   const ModelSurvey survey = survey_model(directory, names.files);
@@ -543,7 +543,7 @@ void remove_wrappers(const MergePlan& plan, std::vector<ShardListing>& listings,
   WrappedNames names(listings, base);
   bool is_changed = false;
   const auto removed = [&](const Wrapper& wrapper) {
-    notes.push_back(fmt::format("the prefix {} is removed from the names of tensors: {} adds it",
+    notes.push_back(fmt::format("the prefix {} is removed from the names of tensors; {} adds it",
                                 in_quotes(wrapper.prefix), wrapper.by));
     is_changed = true;
   };

@@ -68,7 +68,7 @@ void check_base(const Config& config, std::span<const NamedSpec> model);
 
 /// Leaves out a tied head. Applies only if the result has both a head and embeddings. Either the config must tie them,
 /// or the config lacks the key and the base has no head. The head must then be bit-identical to the embeddings, as with
-/// the action "tie". A head that cannot be compared, because it is cut for ranks in another way, is kept, with a note.
+/// the action "tie". A head that cannot be compared, because its layout differs, is kept, with a note.
 /// Throws Error(invalid_argument) if shapes or dtypes differ.
 void leave_out_tied_head(const Config& config, const BaseTensors& base, Arrangement& arrangement,
                          std::vector<std::string>& notes);

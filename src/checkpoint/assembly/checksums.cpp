@@ -88,23 +88,23 @@ std::string checksums_text(const Checksums& checksums) {
 Checksums parse_checksums(std::string_view text) {
   const auto refuse = [](const std::string& words) { throw Error(ErrorKind::corrupt, words); };
   const Config file = parse_json(text);
-  if (!file.is_object()) refuse(fmt::format("checksums are a JSON object, this is {}", to_string(file.type())));
+  if (!file.is_object()) refuse(fmt::format("it is {}, not a JSON object", to_string(file.type())));
   const Config* version = file.find("muster_checksums");
-  if (version == nullptr) refuse("it has no \"muster_checksums\": 1");
+  if (version == nullptr) refuse("\"muster_checksums\" is missing");
   if (*version != Config(1))
-    throw Error(ErrorKind::version, "\"muster_checksums\" is not 1, the only version that this program knows");
+    throw Error(ErrorKind::version, "unknown version: \"muster_checksums\" is not 1. Use a newer Muster");
   const Config* named = file.find("algorithm");
-  if (named == nullptr || !named->is_string()) refuse("it has no \"algorithm\"");
+  if (named == nullptr || !named->is_string()) refuse("\"algorithm\" is missing");
   if (named->as_string() != algorithm)
-    throw Error(ErrorKind::unsupported, fmt::format("its algorithm {} is not {}, the only one that this program knows",
+    throw Error(ErrorKind::unsupported, fmt::format("unknown algorithm {} (expected {}). Use a newer Muster",
                                                     in_quotes(named->as_string()), algorithm));
   const Config* tensors = file.find("tensors");
-  if (tensors == nullptr || !tensors->is_object()) refuse("it has no object \"tensors\"");
+  if (tensors == nullptr || !tensors->is_object()) refuse("the object \"tensors\" is missing");
   Checksums checksums;
   for (const auto& [name, value] : tensors->as_object()) {
     const auto sums = parse_sums(value.is_string() ? std::string_view(value.as_string()) : "", 1);
     if (sums.empty())
-      refuse(fmt::format("the checksum of the tensor {} is not {} hexadecimal digits", in_quotes(name), places));
+      refuse(fmt::format("tensor {}: the checksum is not {} hexadecimal digits", in_quotes(name), places));
     checksums.emplace(name, sums.front());
   }
   return checksums;
@@ -147,21 +147,21 @@ PieceChecksums piece_checksums_of(const SafetensorsFile& file) {
   if (text == file.metadata().end()) return {};
   PieceChecksums sums;
   try {
-    const Config said = parse_json(text->second);
-    if (said.at("version") != Config(1) || said.at("algorithm") != Config(algorithm) ||
-        said.at("piece") != Config(checked_piece_bytes))
+    const Config json = parse_json(text->second);
+    if (json.at("version") != Config(1) || json.at("algorithm") != Config(algorithm) ||
+        json.at("piece") != Config(checked_piece_bytes))
       return {};
-    for (const auto& [name, pieces] : said.at("tensors").as_object()) {
+    for (const auto& [name, pieces] : json.at("tensors").as_object()) {
       const auto index = file.find(name);
       if (!index) continue;
       const std::size_t count = pieces_of(file.tensors()[*index].bytes);
       sums[name] = parse_sums(pieces.as_string(), count);
       if (sums[name].size() != count)
-        throw Error(ErrorKind::corrupt, fmt::format("has not the checksums of the tensor {}", in_quotes(name)));
+        throw Error(ErrorKind::corrupt, fmt::format("the checksums of the tensor {} are missing", in_quotes(name)));
     }
   } catch (const Error& error) {
-    throw file_error(ErrorKind::corrupt, "shard", file.path(),
-                     fmt::format("its metadata \"{}\" {}", piece_checksums_key, error.what()));
+    throw file_error(ErrorKind::corrupt, "reading the shard", file.path(),
+                     fmt::format("malformed metadata {}: {}", in_quotes(piece_checksums_key), error.what()));
   }
   return sums;
 }
@@ -219,9 +219,9 @@ void CheckedTensor::check(std::size_t piece, std::span<const std::byte> bytes) c
   const std::uint64_t sum = tensor_checksum(bytes);
   if (sum == sums_[piece]) return;
   const std::uint64_t at = piece * checked_piece_bytes;
-  throw file_error(ErrorKind::corrupt, "shard", file_.path(),
-                   fmt::format("bytes {} to {} of the tensor {} have the checksum {}, not {}: they have changed since "
-                               "it was written; copy it again, or cut the model again",
+  throw file_error(ErrorKind::corrupt, "reading the shard", file_.path(),
+                   fmt::format("tensor {2}: checksum mismatch: data is corrupted: bytes {0} to {1} have the checksum "
+                               "{3}, not {4}. Copy the file again, or shard the model again",
                                at, at + bytes.size() - 1, in_quotes(file_.tensors()[index_].name), checksum_text(sum),
                                checksum_text(sums_[piece])));
 }

@@ -3,7 +3,7 @@
 // Checksums of tensors, to detect changes of the written bytes on disk or in a copy. They detect accidents, not
 // attackers.
 //
-// Beside a checkpoint, muster.checksums.json: {"muster_checksums": 1, "algorithm": "xxh3-64", "tensors": {NAME: "16
+// Next to a checkpoint, muster.checksums.json: {"muster_checksums": 1, "algorithm": "xxh3-64", "tensors": {NAME: "16
 // hexadecimal digits"}}. A tensor's checksum is XXH3-64 with seed 0 of its bytes as they are in the file, so it does
 // not change if tensors are moved to other files.
 //

@@ -69,7 +69,7 @@ struct RankRoom {
 /// Collective. Every rank sends rank 0 the listings of its shards, by messages, which every kind of group supports.
 /// Returns them on rank 0, by rank.
 std::vector<std::vector<std::byte>> gather_listings(group::BaseGroup& group, const ShardSet& mine) {
-  const WaitOptions wait{.phase = "export: gathering what the shards have"};
+  const WaitOptions wait{.phase = "export: gathering the lists of tensors"};
   ConfigArray shards;
   for (const ShardListing& listing : mine.listings()) shards.push_back(to_config(listing));
   const os::MemoryHeadroom room = os::memory_headroom(os::default_backing());
@@ -95,15 +95,15 @@ std::vector<ShardListing> read_listings(std::span<const std::vector<std::byte>> 
   for (const auto& message : told) {
     const Config value =
         core::decode_descriptor(message, [](DType, const Shape&, std::uint64_t, core::Place) -> Tensor {
-          throw Error(ErrorKind::corrupt, "what a rank says of its shards has tensors in it");
+          throw Error(ErrorKind::corrupt, "malformed list of tensors: the message of a rank contains tensors");
         });
     for (const Config& listing : value.at("shards").as_array()) listings.push_back(listing_from_config(listing));
     if (value.at("whole").as_string() != whole)
       throw Error(
           ErrorKind::rank_mismatch,
-          fmt::format("rank {} sees other files of the checkpoint than rank 0; export it when it is complete on "
-                      "all hosts",
-                      rooms.size()),
+          fmt::format(
+              "rank {} and rank 0 read different files of the checkpoint. Export it after it is complete on all hosts",
+              rooms.size()),
           {.rank = static_cast<int>(rooms.size())});
     rooms.push_back({value.at("room").as_uint(), value.at("limit").as_string()});
   }
@@ -122,7 +122,7 @@ void check_rooms(const Group& group, std::span<const RankRoom> rooms, std::span<
     if (all <= room.bytes) continue;
     throw Error(ErrorKind::out_of_space,
                 fmt::format("too little shared memory for the windows of an export: needed {} bytes on host {}, "
-                            "available {} ({}): lower the memory budget, or give the job more memory",
+                            "available {} ({}). Lower the memory budget, or give the job more memory",
                             all, group.info(rank).host, room.bytes, room.limit));
   }
 }
@@ -138,8 +138,8 @@ void look_for_output(Group& group, const std::string& directory) {
     if (error.kind() != ErrorKind::not_found) throw;
     const RankInfo& own = group.info(group.rank());
     throw Error(ErrorKind::invalid_argument,
-                fmt::format("host {} does not see the directory {} that rank 0 (host {}) has just made: name an output "
-                            "that all hosts mount, or let rank 0 write everything (--writers rank0)",
+                fmt::format("output {1}: host {0} does not see the directory that rank 0 (host {2}) made. Pass an "
+                            "output that all hosts mount, or let rank 0 write all files (--writers rank0)",
                             own.host, in_quotes(directory), group.info(0).host),
                 {.path = directory});
   }
@@ -168,7 +168,7 @@ class Export {
     hand_out_work();
     span.add_bytes(work_.written);
     if (is_spread(group_))
-      agree_on(group_, "export: looking at the output", [&] {
+      agree_on(group_, "export: opening the output", [&] {
         if (work_.written != 0) look_for_output(group_, work_.directory);
       });
     assemble_files();
@@ -192,7 +192,7 @@ class Export {
     if (!options_.base_model.empty()) check_not_source(options_.base_model, out_);
     check_output(out_, choice());
     if (options_.checksums && options_.target_layout)
-      throw Error(ErrorKind::invalid_argument, "checksums stand beside a checkpoint; shards have none");
+      throw Error(ErrorKind::invalid_argument, "--checksums: shards have no checksum file; only a checkpoint has one");
     job_.emplace(plan_job(request_, *shards_, std::move(listings)));
     std::vector<std::size_t> counts;
     for (const RankTensors& rank : job_->ranks) counts.push_back(rank.tensors.size());
@@ -288,8 +288,8 @@ class Export {
 
   // Runs step 4.
   void hand_out_work() {
-    const trace::Span span(trace::Kind::phase, "export: handing out");
-    const WaitOptions wait{.phase = "export: handing out the work"};
+    const trace::Span span(trace::Kind::phase, "export: distributing");
+    const WaitOptions wait{.phase = "export: distributing the work"};
     if (!is_first()) {
       work_ = decode_work(group_.receive(0, longest_message, wait, group::Subject::exchange));
       return;
@@ -381,15 +381,14 @@ class Export {
             sources, [&](const SourceRef& ref) { return name_of(ref) != name_of(sources.front()); });
         tied != sources.end())
       throw Error(ErrorKind::rank_mismatch,
-                  fmt::format("tensor {} of rank {} has other values than {} of rank {}, to which it is tied: by the "
-                              "plan, or by \"tie_word_embeddings\" in config.json",
+                  fmt::format("tensor {} of rank {} and {} of rank {} have different values, but the plan or "
+                              "\"tie_word_embeddings\" in config.json ties them",
                               in_quotes(name_of(*tied)), tied->rank, in_quotes(name_of(sources.front())),
                               sources.front().rank));
-    throw Error(
-        ErrorKind::rank_mismatch,
-        fmt::format("tensor {}: all ranks that have it must agree, but rank {} and rank {} have other values; if each "
-                    "has a part of it, its rule has to be \"concat\"",
-                    in_quotes(job_->outputs.equal_names[set]), sources.front().rank, differing));
+    throw Error(ErrorKind::rank_mismatch,
+                fmt::format("tensor {}: rank {} and rank {} have different values, but all ranks must have the same. "
+                            "If each rank has a part of the tensor, change its rule to \"concat\"",
+                            in_quotes(job_->outputs.equal_names[set]), sources.front().rank, differing));
   }
 
   // Runs step 7, on rank 0.
@@ -484,9 +483,8 @@ std::string omission_words(const Omissions& omissions, bool lost_only) {
 void refuse_lost(const Omissions& omissions, std::string_view doing, const std::string& path, std::string_view remedy) {
   const std::size_t lost = count_lost(omissions);
   if (lost == 0) return;
-  throw file_error(
-      ErrorKind::unsupported, doing, path,
-      fmt::format("{} of its items cannot be read: {}; {}", lost, omission_words(omissions, true), remedy));
+  throw file_error(ErrorKind::unsupported, doing, path,
+                   fmt::format("{} items cannot be read: {}. {}", lost, omission_words(omissions, true), remedy));
 }
 
 std::vector<std::string> omission_notes(const Omissions& omissions) {

@@ -127,8 +127,8 @@ ExportManifest account_for(const MergePlan& plan, const ParallelLayout& layout, 
     for (std::size_t i = 0; i < seen[rank].size(); ++i)
       if (!seen[rank][i])
         throw Error(ErrorKind::corrupt,
-                    fmt::format("tensor {} of rank {} is in no file of the result; this is a defect of muster, and "
-                                "nothing is written",
+                    fmt::format("internal error: tensor {} of rank {} is in no file of the result. Nothing is written; "
+                                "please report this",
                                 in_quotes(ranks[rank].tensors[i].name), rank),
                     {.rank = static_cast<int>(rank)});
   return account;
@@ -175,7 +175,7 @@ void keep_selected(Arrangement& arrangement, const Request& request) {
   }
   arrangement.tensors = std::move(kept);
   if (arrangement.tensors.empty())
-    throw Error(ErrorKind::invalid_argument, fmt::format("no tensor is left of select {} and exclude {}",
+    throw Error(ErrorKind::invalid_argument, fmt::format("no tensor matches --select {} and --exclude {}",
                                                          in_quotes(request.select), in_quotes(request.exclude)));
 }
 
@@ -214,9 +214,10 @@ class Casting {
       cast(job, tensor, tensor.unused, *dtype);
     }
     note_names(notes, scales_, "parts of quantised weights keep their dtype");
-    note_names(notes, wide_,
-               fmt::format("the {} has F32 here beside {}, and so has the result; --cast-all casts them, too",
-                           base_.empty() ? "source" : "base", to_string(usual_.value_or(DType::f32))));
+    note_names(
+        notes, wide_,
+        fmt::format("these tensors are F32 among {1} in the {0}, and remain F32. Pass --cast-all to cast them as well",
+                    base_.empty() ? "source" : "base model", to_string(usual_.value_or(DType::f32))));
   }
 
  private:
@@ -279,8 +280,8 @@ ExportOutputs shards_by_another_plan(const Request& request, const Arrangement& 
   MergePlan plan = MergePlan::load(request.to_plan.empty() ? "auto" : request.to_plan, config);
   if (has_views(plan))
     throw Error(ErrorKind::invalid_argument,
-                fmt::format("plan {}: its views come after the cut, which several ranks do not do together; muster "
-                            "shard {} --plan PLAN --to-plan {} does it alone",
+                fmt::format("plan {}: a plan with views cannot be the target plan of an export. Run muster shard {} "
+                            "--plan PLAN --to-plan {} in one process instead",
                             in_quotes(plan.name()), request.path, plan.name()));
   fit_to(plan, specs_of(arrangement));
   const std::vector<WholeTensor> wholes = wholes_of(plan, specs_of(arrangement));
@@ -289,7 +290,7 @@ ExportOutputs shards_by_another_plan(const Request& request, const Arrangement& 
     anew.tensors[i].origin = wholes[i].origin;
     anew.tensors[i].rule = wholes[i].rule;
   }
-  notes.push_back(fmt::format("the shards are cut by the plan {}", in_quotes(plan.name())));
+  notes.push_back(fmt::format("the shards have the plan {}", in_quotes(plan.name())));
   return shard_outputs(anew, plan, *request.target_layout, metadata);
 }
 
@@ -298,11 +299,10 @@ void check_names(const MergePlan& plan, std::span<const NamedSpec> model) {
   for (const NamedSpec& tensor : model)
     if (std::ranges::any_of(plan.views(), [&](const ViewRule& view) { return view.pattern.matches(tensor.name); }) &&
         !plan.origin(tensor.name))
-      throw Error(
-          ErrorKind::invalid_argument,
-          fmt::format("the tensor {} has a name as ranks of the plan {} have it: that plan reads the checkpoint "
-                      "then, and --to-plan (\"to_plan\") says by which it is cut",
-                      in_quotes(tensor.name), in_quotes(plan.name())));
+      throw Error(ErrorKind::invalid_argument,
+                  fmt::format("tensor {}: the name is one that the plan {} gives to ranks. Pass that plan as --plan, "
+                              "and the plan of the result as --to-plan",
+                              in_quotes(tensor.name), in_quotes(plan.name())));
 }
 
 }  // namespace
@@ -365,7 +365,8 @@ ExportOutputs shard_outputs(const Arrangement& arrangement, const MergePlan& pla
             {placed.name, merge::compose(tensor.layout, cut, placed.part), tensor.sources, sets[placed.whole]});
     }
     if (!make_room_for_checksums(output) && rank == 0)
-      outputs.notes.push_back("the shards have no checksums: with so many tensors their headers would be too long");
+      outputs.notes.push_back(
+          "the shards have no checksums, because the headers would be too long for the number of tensors");
   }
   return outputs;
 }
@@ -425,11 +426,11 @@ ExportJob plan_job(const Request& request, const ShardSet& shards, std::vector<S
   const BaseTensors base = has_base ? base_tensors(request.base_model, notes) : BaseTensors();
   ExportJob job{.plan = plan_of(listings, request.plan, config, notes)};
   if (!request.target_layout && !request.is_cut && !request.to_plan.empty())
-    throw Error(ErrorKind::invalid_argument, "a plan to cut by needs a layout to split for (--to)");
+    throw Error(ErrorKind::invalid_argument, "--to-plan needs a layout. Pass --to LAYOUT");
   if (request.target_layout && request.to_plan.empty() && job.plan.name() == as_it_is)
     throw Error(ErrorKind::invalid_argument,
-                fmt::format("{} is a whole model, and no plan says how to cut it for {} ranks: add --to-plan auto (by "
-                            "its config.json), a built-in plan's name or a file",
+                fmt::format("{} is a whole model, and sharding it for {} ranks needs a plan. Pass --to-plan auto "
+                            "(chosen by config.json), the name of a built-in plan, or a file",
                             in_quotes(request.path), request.target_layout->ranks()),
                 {.path = request.path});
   remove_wrappers(job.plan, listings, base, notes);
@@ -490,7 +491,7 @@ WindowShape shape_windows(std::uint64_t budget, int processes, Writers writers, 
   while (bytes >= smallest_window && total(bytes) > budget) bytes -= 4096;
   if (bytes < smallest_window)
     throw Error(ErrorKind::invalid_argument,
-                fmt::format("a memory budget of {} bytes is too small for {} ranks: at least {} are needed", budget,
+                fmt::format("memory budget: {} bytes are too few for {} ranks. At least {} bytes are needed", budget,
                             processes, total(smallest_window)));
   return {bytes, shape.depth};
 }

@@ -256,8 +256,9 @@ class RankPart {
   RankPart(const std::string& path, const std::string& plan, const ParallelLayout& layout, int rank,
            const LoadShardOptions& options, bool is_alone) {
     if (rank < 0 || rank >= layout.ranks())
-      throw Error(ErrorKind::invalid_argument, fmt::format("loading rank {} of the layout {}: its ranks are 0 to {}",
-                                                           rank, to_string(layout), layout.ranks() - 1));
+      throw Error(ErrorKind::invalid_argument,
+                  fmt::format("loading a shard: rank {} is out of range for the layout {} (valid: 0 to {})", rank,
+                              to_string(layout), layout.ranks() - 1));
     const auto file = static_cast<std::size_t>(rank);
     const Request request{.path = path,
                           .plan = plan,
@@ -375,7 +376,7 @@ void check_agreed(const Group& group, std::span<const Agreed> all) {
     const Agreed& other = all[static_cast<std::size_t>(rank)];
     if (other.low == all[0].low && other.high == all[0].high) continue;
     throw Error(ErrorKind::rank_mismatch,
-                fmt::format("{} loads of another model, or by another plan or layout, than rank 0",
+                fmt::format("{} and rank 0 passed different models, plans or layouts to load_shard()",
                             group::name_of(group.info(rank))),
                 {.rank = rank});
   }
@@ -401,7 +402,7 @@ std::vector<NamedTensor> load_shard(const std::string& model_dir, const Parallel
            [&] { part.emplace(model_dir, plan, layout, rank, options, group.size() == 1); });
   std::vector<Agreed> all(static_cast<std::size_t>(group.size()));
   inside.all_gather(std::as_bytes(std::span(&part->agreed(), 1)), std::as_writable_bytes(std::span(all)),
-                    {.phase = "load: who loads what"});
+                    {.phase = "load: distributing the work"});
   check_agreed(group, all);
   const ProgressCallback told = [&](const Progress& so_far) {
     go_on(inside);

@@ -218,9 +218,9 @@ void check_carried_files(const std::string& from, const std::string& to, std::sp
     if (std::ranges::equal(mine->bytes(), there->bytes())) continue;
     throw Error(
         ErrorKind::invalid_argument,
-        fmt::format("sharding into the workspace {}: it has another {}; --force replaces it, or take a workspace "
-                    "of its own",
-                    in_quotes(to), in_quotes(name)),
+        fmt::format(
+            "workspace {}: sharding: a different {} already exists. Pass --force to replace it, or another workspace",
+            in_quotes(to), in_quotes(name)),
         {.path = target});
   }
 }
@@ -282,7 +282,7 @@ ShardReport shard_model(const std::string& model_dir, const std::string& out, co
   if (!options.to_workspace) {
     if (options.zstd_level)
       throw Error(ErrorKind::invalid_argument,
-                  "safetensors files are not compressed; the states of a workspace can be");
+                  "--compress: safetensors files cannot be compressed. Write to a workspace, whose states can");
     if (!options.dry_run) check_output(out, {options.force, {}});
   }
   const Request request{.path = model_dir,
@@ -297,9 +297,8 @@ ShardReport shard_model(const std::string& model_dir, const std::string& out, co
                         .exclude = options.exclude};
   if (options.to_plan.empty() && contents_of(model_dir, request.thirdparty).has_ranks())
     throw Error(ErrorKind::invalid_argument,
-                fmt::format("{} has the tensors of {} ranks and is not a model: muster export {} --plan {} --to {} "
-                            "--out DIR cuts them "
-                            "anew",
+                fmt::format("{} has the tensors of {} ranks and is not a model. Reshard it with muster export {} "
+                            "--plan {} --to {} --out DIR",
                             in_quotes(model_dir), count_shards(model_dir), model_dir, plan_name, to_string(layout)),
                 {.path = model_dir});
   ShardJob job(request, options.extra_files, !options.to_workspace);

@@ -102,7 +102,7 @@ ShardListing listing_from_config(const Config& config) {
   ShardListing listing{config.at("rank").as<int>()};
   for (const Config& item : config.at("tensors").as_array()) {
     const auto dtype = dtype_from_number(item.at(std::size_t{1}).as<std::uint8_t>());
-    if (!dtype) throw Error(ErrorKind::corrupt, "a shard's listing has an unknown dtype");
+    if (!dtype) throw Error(ErrorKind::corrupt, "malformed list of tensors of a shard: unknown dtype");
     NamedSpec& tensor = listing.tensors.emplace_back(NamedSpec{item.at(std::size_t{0}).as_string(), {*dtype, {}}});
     for (const Config& extent : item.at(std::size_t{2}).as_array()) tensor.spec.shape.push_back(extent.as_int());
   }
@@ -121,13 +121,13 @@ ParallelLayout layout_of(const std::vector<ShardListing>& listings, const std::o
   for (const ShardListing& listing : listings)
     if (listing.set != listings.front().set)
       throw Error(ErrorKind::rank_mismatch,
-                  fmt::format("the workspace changed meanwhile: rank {}'s state is of {}, rank {}'s of {}; try again, "
-                              "or choose a step (--step)",
+                  fmt::format("the workspace changed while it was read: rank {} has {}, rank {} has {}. Try again, or "
+                              "choose a step with --step",
                               listings.front().rank, listings.front().set, listing.rank, listing.set),
                   {.rank = listing.rank});
   if (given) {
     if (given->ranks() != count)
-      throw Error(ErrorKind::invalid_argument, fmt::format("the layout {} is for {} ranks, and there are {} shards",
+      throw Error(ErrorKind::invalid_argument, fmt::format("layout {} has {} ranks, and the source has {} shards",
                                                            to_string(*given), given->ranks(), count));
     return *given;
   }
@@ -135,7 +135,7 @@ ParallelLayout layout_of(const std::vector<ShardListing>& listings, const std::o
   for (const ShardListing& listing : listings)
     if (const auto other = layout_said(listing); other != said)
       throw Error(ErrorKind::rank_mismatch,
-                  fmt::format("rank 0's shard was cut for the layout {}, rank {}'s for {}; they are not of one set",
+                  fmt::format("the shards have different layouts: rank 0 has {}, rank {} has {}",
                               said ? to_string(*said) : "(none)", listing.rank, other ? to_string(*other) : "(none)"),
                   {.rank = listing.rank});
   return said.value_or(ParallelLayout{.tensor = count});
@@ -148,20 +148,18 @@ MergePlan plan_of(const std::vector<ShardListing>& listings, const std::string& 
   for (const ShardListing& listing : listings)
     if (plan_said(listing) != said)
       throw Error(ErrorKind::rank_mismatch,
-                  fmt::format("rank {}'s shard was not cut by the plan of rank {}'s; they are not of one set",
-                              listing.rank, first.rank),
+                  fmt::format("the shards of rank {} and rank {} have different plans", listing.rank, first.rank),
                   {.rank = listing.rank});
   if (given.empty()) {
     if (said.text.empty())
       throw Error(ErrorKind::invalid_argument,
-                  "the shards do not say by which plan they were cut; name one with --plan: auto, a built-in plan's "
-                  "name or a file");
+                  "the shards do not record their plan. Pass --plan: auto, the name of a built-in plan, or a file");
     return MergePlan::parse(said.text, said.name, model_config);
   }
   MergePlan plan = MergePlan::load(given, model_config);
   if (!said.text.empty() && said.name != as_it_is && !is_same_plan(plan.text(), said.text))
-    notes.push_back(fmt::format("the shards were cut by another plan ({}) than the given one ({}), which is used",
-                                in_quotes(said.name), in_quotes(plan.name())));
+    notes.push_back(fmt::format("the shards record the plan {}, and the given plan {} is used", in_quotes(said.name),
+                                in_quotes(plan.name())));
   return plan;
 }
 
@@ -224,7 +222,7 @@ TensorDetail FileTensors::detail(std::size_t tensor) const {
 std::optional<Config> config_of(const Request& request) {
   std::optional<Config> config = read_model_config(request.base_model.empty() ? request.path : request.base_model);
   if (!request.base_model.empty() && !config)
-    throw file_error(ErrorKind::not_found, "taking the model from", request.base_model, "it has no config.json");
+    throw file_error(ErrorKind::not_found, "reading the base model", request.base_model, "config.json does not exist");
   return config;
 }
 
@@ -239,7 +237,7 @@ Contents contents_of(const std::string& path, const thirdparty::Choice& choice) 
   const DirectoryNames names = names_in(path);
   if (auto found = thirdparty::find_in_directory(path, names, choice)) return {Kind::foreign, std::move(found)};
   const auto has = [&](auto is_one) { return std::ranges::any_of(names.files, is_one); };
-  // A model beside shards is left to the survey of models, which refuses it.
+  // A model next to shards is left to the survey of models, which refuses it.
   const bool has_model = has(is_index_name) || has([](const std::string& name) { return name == model_file_name; });
   if (!has_model && has([](const std::string& name) { return parse_shard_file_name(name).has_value(); }))
     return {Kind::shards};
@@ -250,10 +248,10 @@ int count_shard_files(const std::string& directory) {
   const ShardSurvey survey = survey_shards(files_in(directory));
   refuse_findings(survey.findings, directory);
   if (survey.ranks == 0)
-    throw file_error(ErrorKind::not_found, "reading", directory,
-                     fmt::format("it has no shards (rank-00000-of-0000N.safetensors) and no model; muster shard "
-                                 "makes shards{}",
-                                 hint_below(directory)));
+    throw file_error(
+        ErrorKind::not_found, "reading", directory,
+        fmt::format("no shards (rank-00000-of-0000N.safetensors) and no model found{}. Run muster shard to make shards",
+                    hint_below(directory)));
   return survey.ranks;
 }
 
@@ -272,26 +270,26 @@ ShardSet::ShardSet(const std::string& directory, int process, int processes, con
   } else if (std::error_code error; std::filesystem::is_regular_file(directory, error)) {
     const std::string_view advice = formats::advice_about(formats::kind_of_file(os::ReadableFile::open(directory)));
     throw file_error(ErrorKind::invalid_argument, "reading", directory,
-                     advice.empty() ? "it is no model; muster convert makes a safetensors file of an HDF5 file"
-                                    : fmt::format("it is no model but {}", advice));
+                     advice.empty() ? "the file is not a model. Convert an HDF5 file with muster convert"
+                                    : fmt::format("the file is not a model but {}", advice));
   } else {
     open_files(directory, process, processes);
   }
-  refuse_lost(omissions(), "reading", directory, "muster show --check lists them; write them again in another form");
+  refuse_lost(omissions(), "reading", directory,
+              "Run muster show --check for a list, and write them again in another form");
   for (const std::string& note : omission_notes(omissions())) notes_.push_back(note);
 }
 
 ExtraFiles ShardSet::carried(const std::string& carry) const {
   ExtraFiles carried = extra_files_of(path_, carry);
   if (foreign_ && foreign_->config && std::erase(carried.names, "config.json") != 0)
-    carried.skipped.push_back(
-        {"config.json",
-         "it is TensorRT-LLM's, and programs that load the result cannot read it; --base-model MODEL_DIR "
-         "takes that of the model"});
+    carried.skipped.push_back({"config.json",
+                               "a config of TensorRT-LLM, which programs that load the result cannot read. Pass "
+                               "--base-model MODEL_DIR to copy the config of the model"});
   if (!foreign_ || !carry.empty()) return carried;
   std::erase_if(carried.names, [&](const std::string& name) {
     if (belongs_to_checkpoint(name) == Belongs::beside) return false;
-    carried.skipped.push_back({name, "no config, tokenizer or description of a model"});
+    carried.skipped.push_back({name, "not a config, tokenizer or description of a model"});
     return true;
   });
   // Parts of the checkpoint itself are not omissions, because they have been read.
@@ -408,10 +406,10 @@ void ShardSet::list(const Opened& file, const Metadata& metadata, int rank, std:
   try {
     listing.facts = parse_shard_facts(metadata);
     if (listing.facts && (listing.facts->rank != rank || listing.facts->ranks != count_))
-      throw Error(ErrorKind::corrupt, fmt::format("it says that it is rank {} of {}; it has been renamed or mixed up",
+      throw Error(ErrorKind::corrupt, fmt::format("the file was renamed or swapped: its metadata records rank {} of {}",
                                                   listing.facts->rank, listing.facts->ranks));
   } catch (const Error& error) {
-    throw error.with_context(fmt::format("shard {}", in_quotes(file.path())));
+    throw error.with_context(fmt::format("{}: reading the shard", in_quotes(file.path())));
   }
   if (listings_.empty()) {
     metadata_ = metadata;

@@ -70,7 +70,7 @@ class FileTensors : public TensorSource {
   void add(const SafetensorsFile& file, const PieceChecksums& sums = {});
   /// Adds a state file; its names get `prefix`.
   void add(const StateFile& file, const std::string& prefix = {});
-  /// Adds a foreign checkpoint, or one rank's part of it.
+  /// Adds a third-party checkpoint, or one rank's part of it.
   void add(std::shared_ptr<const TensorSource> source);
   [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept override { return tensors_; }
   void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const override;
@@ -92,7 +92,7 @@ class FileTensors : public TensorSource {
   Omissions omissions_;
 };
 
-/// The contents of a path, recognised by names, and by the first bytes of a foreign file.
+/// The contents of a path, recognised by names, and by the first bytes of a third-party file.
 struct Contents {
   enum class Kind : std::uint8_t {
     other,      ///< none of the others; also a single file of a rank
@@ -127,28 +127,29 @@ struct ModelFacts {
 
 /// The shards that one process reads: rank, rank + processes, ... There are three sources. Safetensors files of a
 /// directory are verified against their checksums while they are read. States of a workspace are those that all ranks
-/// have (workspace::choose_common_states). The third source is a foreign checkpoint. A whole model or whole foreign
-/// checkpoint counts as the shard of one rank; every process reads a whole foreign checkpoint.
+/// have (workspace::choose_common_states). The third source is a third-party checkpoint. A whole model or whole
+/// third-party checkpoint counts as the shard of one rank; every process reads a whole third-party checkpoint.
 class ShardSet : public FileTensors {
  public:
-  /// Opens the shards. `choice` is for a workspace. Throws Error(not_found | corrupt | io | argument) that names the
-  /// file, and Error(unsupported) if a reader has lost data.
+  /// Opens the shards. `choice` is for a workspace. Throws Error(not_found | corrupt | io | invalid_argument) that
+  /// names the file, and Error(unsupported) if a reader has lost data.
   ShardSet(const std::string& directory, int process, int processes, const workspace::StateChoice& choice = {},
            const thirdparty::Choice& foreign = {});
 
   [[nodiscard]] const std::vector<ShardListing>& listings() const noexcept { return listings_; }
   /// The metadata of the first shard, without the facts of shards.
   [[nodiscard]] const Metadata& metadata() const noexcept { return metadata_; }
-  /// Returns the files beside the weights that are copied: extra_files_of() of the directory. For a foreign checkpoint
-  /// these are only configs and tokenizers, unless `carry` names others; if it is one file, the list is empty.
+  /// Returns the files next to the weights that are copied: extra_files_of() of the directory. For a third-party
+  /// checkpoint these are only configs and tokenizers, unless `carry` names others; if it is one file, the list is
+  /// empty.
   [[nodiscard]] ExtraFiles carried(const std::string& carry) const;
-  /// Returns the config.json for the request's plans: that of its base, or the one beside the tensors. If that is not
+  /// Returns the config.json for the request's plans: that of its base, or the one next to the tensors. If that is not
   /// in Hugging Face's format, returns the sizes that a checkpoint of another program has saved, under Hugging Face's
   /// names; a note names their source. Throws as config_of.
   [[nodiscard]] ModelFacts facts(const Request& request, std::vector<std::string>& notes) const;
   /// If not empty, all processes have all tensors, and this text must be the same on all of them.
   [[nodiscard]] const std::string& whole() const noexcept { return whole_; }
-  /// Verifies the stored bytes of a foreign checkpoint against its own checksums. If all processes have the whole
+  /// Verifies the stored bytes of a third-party checkpoint against its own checksums. If all processes have the whole
   /// checkpoint, each verifies a share. Throws Error(corrupt).
   void check_stored() const;
   /// Facts for the user of the result, among them the omissions that are not lost data.
@@ -171,7 +172,7 @@ class ShardSet : public FileTensors {
   // if all processes have everything: this process's number, and the number of processes
   std::pair<int, int> share_ = {0, 1};
   std::optional<thirdparty::Found> foreign_;
-  std::vector<std::shared_ptr<const thirdparty::PartedTensors>> parted_;  // the tensors of a foreign checkpoint
+  std::vector<std::shared_ptr<const thirdparty::PartedTensors>> parted_;  // the tensors of a third-party checkpoint
 };
 
 }  // namespace muster

@@ -82,7 +82,7 @@ const std::vector<SafetensorsFile>& ModelDir::files() const noexcept {
 const SafetensorsFile& ModelDir::file_of(std::size_t index) const {
   if (index >= tensors().size())
     throw file_error(ErrorKind::not_found, "reading", path(),
-                     fmt::format("it has {} tensors, no number {}", tensors().size(), index));
+                     fmt::format("tensor index {1} is out of range for {0} tensors", tensors().size(), index));
   return contents_->files[contents_->file_of(index)];
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Names of a checkpoint's files, the distribution of tensors over files, and the files beside them.
+// Names of a checkpoint's files, the distribution of tensors over files, and the files next to them.
 
 #include "src/checkpoint/model/model_files.hpp"
 
@@ -37,7 +37,7 @@ constexpr std::size_t copy_piece = std::size_t{8} << 20;
 [[noreturn]] void throw_unreadable(const std::string& directory, const std::error_code& error) {
   const bool is_missing = error == std::errc::no_such_file_or_directory || error == std::errc::not_a_directory;
   throw file_error(is_missing ? ErrorKind::not_found : ErrorKind::io, "reading the directory", directory,
-                   error.message(), error.value());
+                   error == std::errc::no_such_file_or_directory ? "does not exist" : error.message(), error.value());
 }
 
 /// One level of a directory, sorted.
@@ -53,7 +53,7 @@ std::vector<fs::directory_entry> entries_of(const std::string& directory) {
   return entries;
 }
 
-// Words with a space before and after each.
+// Names with a space before and after each.
 constexpr std::string_view endings_of_other_weights =
     " .bin .pt .pth .ckpt .gguf .ggml .h5 .hdf5 .msgpack .onnx .onnx_data .tflite .ot .npz .mlmodel .mlpackage .engine "
     ".nemo .pdparams ";
@@ -136,7 +136,7 @@ class Carrying {
   void walk(const std::string& directory, const std::string& below, int depth) {
     if (depth > deepest_folder)
       throw file_error(ErrorKind::invalid_argument, "reading the directory", directory,
-                       fmt::format("folders more than {} deep", deepest_folder));
+                       fmt::format("the folders are more than {} levels deep", deepest_folder));
     const bool is_other = is_other_model(directory, below);
     for (const fs::directory_entry& entry : entries_of(directory)) {
       const std::string name = entry.path().filename().string();
@@ -148,7 +148,7 @@ class Carrying {
         if (name != ".git" && name != ".cache") walk(entry.path().string(), below + name + "/", depth + 1);
         continue;
       }
-      // Checksums are only valid for the weights beside them.
+      // Checksums are only valid for the weights next to them.
       if (depth == 0 &&
           (is_weight_name(name) || is_index_name(name) || name == checksums_file_name || name == written_files_name))
         continue;
@@ -167,7 +167,8 @@ class Carrying {
   [[nodiscard]] std::string reason_against(const fs::directory_entry& entry, const std::string& name) const {
     std::error_code error;
     if (entry.is_directory(error)) return "a link to a folder";
-    if (!entry.is_regular_file(error)) return entry.is_symlink(error) ? "a link to nothing" : "not a file";
+    if (!entry.is_regular_file(error))
+      return entry.is_symlink(error) ? "a link to a path that does not exist" : "not a file";
     if (!carry_.empty()) return {};
     if (is_other_weights(name) && !is_in_module(name)) return "weights of another format";
     if (!entry.is_symlink(error)) return {};
@@ -345,9 +346,9 @@ FileLayout split_into_files(std::span<const TensorEntry> entries, std::uint64_t 
   for (const CheckpointFile& file : layout.files) {
     for (const std::size_t i : file.tensors) {
       if (!weights.emplace(entries[i].name, &file.name).second)
-        throw Error(
-            ErrorKind::invalid_argument,
-            fmt::format("planning the files of a model: two tensors have the name {}", in_quotes(entries[i].name)));
+        throw Error(ErrorKind::invalid_argument,
+                    fmt::format("planning the files of a model: tensor {}: the name is duplicated",
+                                in_quotes(entries[i].name)));
     }
   }
   if (layout.files.size() == 1) return layout;
@@ -373,7 +374,7 @@ std::optional<Config> read_model_config(const std::string& directory) {
   if (!text) return std::nullopt;
   return with_file("reading", join_path(directory, "config.json"), [&] {
     Config config = core::parse_tolerantly(*text);
-    if (!config.is_object()) throw Error(ErrorKind::corrupt, "it is no JSON object");
+    if (!config.is_object()) throw Error(ErrorKind::corrupt, "not a JSON object");
     return std::optional(std::move(config));
   });
 }
@@ -393,7 +394,7 @@ void copy_extra_files(const std::string& from, const std::string& to, std::span<
     if (name.find('/') != std::string::npos) {
       std::error_code error;
       fs::create_directories(fs::path(target).parent_path(), error);
-      if (error) throw os::errno_error("making the directory of", error.value(), target);
+      if (error) throw os::errno_error("making the parent directory", error.value(), target);
     }
     os::OutputFile copy(target);
     copy.reserve(source.bytes());

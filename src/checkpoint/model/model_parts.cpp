@@ -128,7 +128,7 @@ std::string words_of_part(const std::string& path, const std::map<std::string, s
 void refuse_part(const std::string& path, const std::map<std::string, std::string>& metadata) {
   if (const std::string part = words_of_part(path, metadata); !part.empty())
     throw file_error(ErrorKind::invalid_argument, "reading", path,
-                     fmt::format("it is {}, not a model; name the directory that has all of it", part));
+                     fmt::format("the file is {}, not a model. Pass the directory that has the complete model", part));
 }
 
 std::string hint_below(const std::string& directory) {
@@ -141,9 +141,9 @@ std::string hint_below(const std::string& directory) {
   std::string names;
   for (std::size_t i = 0; i < std::min(found.size(), most_named); ++i)
     names += (i == 0 ? "" : ", ") + in_quotes(found[i]);
-  return fmt::format("; below it {} {}{}: name one of these directories", names,
+  return fmt::format("; below it, {} {}{}. Pass one of these directories", names,
                      found.size() == 1 ? "has a checkpoint" : "have checkpoints",
-                     found.size() > most_named ? ", among others" : "");
+                     found.size() > most_named ? " (among further ones)" : "");
 }
 
 }  // namespace muster

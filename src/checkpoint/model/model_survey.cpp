@@ -81,7 +81,7 @@ class FileChoice {
   }
   void refuse_index(ErrorKind kind, Defect defect, std::string_view file, std::string_view tensor,
                     const std::string& words) {
-    refuse(kind, defect, file, tensor, fmt::format("the index {}: {}", in_quotes(survey_.index), words));
+    refuse(kind, defect, file, tensor, fmt::format("index {}: {}", in_quotes(survey_.index), words));
   }
   void leave_out(const std::string& name, std::string reason) { survey_.left_out.push_back({name, std::move(reason)}); }
   [[nodiscard]] bool is_there(const std::string& name) const { return std::ranges::binary_search(weights_, name); }
@@ -96,7 +96,7 @@ class FileChoice {
         leave_out(other, "an index of another model");
       else
         refuse(ErrorKind::invalid_argument, Defect::duplicate, other, "",
-               fmt::format("{} and {} are both an index; move one away", in_quotes(survey_.index), in_quotes(other)));
+               fmt::format("{} and {} are both an index. Move one away", in_quotes(survey_.index), in_quotes(other)));
     }
   }
 
@@ -113,7 +113,7 @@ class FileChoice {
     }
     const Config* map = index.is_object() ? index.as_object().find("weight_map") : nullptr;
     if (map == nullptr || !map->is_object()) {
-      refuse_index(ErrorKind::corrupt, Defect::index, survey_.index, "", "it has no object \"weight_map\"");
+      refuse_index(ErrorKind::corrupt, Defect::index, survey_.index, "", "the object \"weight_map\" is missing");
       return false;
     }
     for (const auto& [tensor, file] : map->as_object()) {
@@ -122,13 +122,14 @@ class FileChoice {
         continue;
       }
       refuse_index(ErrorKind::corrupt, Defect::index, survey_.index, tensor,
-                   file.is_string() ? fmt::format("tensor {} is in {}, which is not the name of a file beside it",
-                                                  in_quotes(tensor), in_quotes(file.as_string()))
-                                    : fmt::format("the file of tensor {} is not a string", in_quotes(tensor)));
+                   file.is_string()
+                       ? fmt::format("tensor {} has the file {}, which is not the name of a file in the same directory",
+                                     in_quotes(tensor), in_quotes(file.as_string()))
+                       : fmt::format("tensor {}: the name of the file is not a string", in_quotes(tensor)));
     }
     if (map->as_object().empty())
       refuse_index(ErrorKind::corrupt, Defect::index, survey_.index, "",
-                   "its \"weight_map\" is empty; copy the index again, or remove it if one file has all tensors");
+                   "\"weight_map\" is empty. Copy the index again, or delete it if one file has all tensors");
     const Config* metadata = index.as_object().find("metadata");
     const Config* total =
         metadata != nullptr && metadata->is_object() ? metadata->as_object().find("total_size") : nullptr;
@@ -139,7 +140,7 @@ class FileChoice {
       survey_.total_size = total->as_double();
     else
       survey_.add(Severity::flaw, ErrorKind::corrupt, Defect::index, survey_.index, "",
-                  fmt::format("the index {}: \"total_size\" is not a number", in_quotes(survey_.index)));
+                  fmt::format("index {}: \"total_size\" is not a number", in_quotes(survey_.index)));
     return true;
   }
 
@@ -152,7 +153,7 @@ class FileChoice {
       std::error_code error;
       if (!is_there(name) && !fs::exists(fs::symlink_status(join_path(survey_.directory, name), error)))
         refuse_index(ErrorKind::not_found, Defect::missing, name, "",
-                     fmt::format("it names {}, which is missing; copy that file, too", in_quotes(name)));
+                     fmt::format("{} does not exist. Copy that file as well", in_quotes(name)));
       add_to(sets, name);
     }
     // Two kinds of files contradict the index: further files of a set that it names, and a second model of the same
@@ -166,15 +167,14 @@ class FileChoice {
         set->second[numbered->count].numbers.insert(numbered->number);
         set->second[numbered->count].first = *numbered;
         refuse_index(ErrorKind::corrupt, Defect::not_indexed, name, "",
-                     fmt::format("it does not name {}, a file of the same set; copy the index again, or move the file "
-                                 "away if it is of another model",
+                     fmt::format("{} is a file of the same set and has no entry. Copy the index again, or move the "
+                                 "file away if it belongs to another model",
                                  in_quotes(name)));
       } else if (name == stem + std::string(naming_.ending)) {
-        refuse_index(
-            ErrorKind::invalid_argument, Defect::not_indexed, name, "",
-            fmt::format("it does not name {}, so the directory has two models; move one away", in_quotes(name)));
+        refuse_index(ErrorKind::invalid_argument, Defect::not_indexed, name, "",
+                     fmt::format("{} has no entry, so the directory has two models. Move one away", in_quotes(name)));
       } else if (!parse_shard_file_name(name)) {
-        leave_out(name, fmt::format("weights that {} does not name", in_quotes(survey_.index)));
+        leave_out(name, fmt::format("weights without an entry in {}", in_quotes(survey_.index)));
       }
     }
     for (const auto& [key, by_count] : sets) check_numbers(by_count, true);
@@ -193,23 +193,25 @@ class FileChoice {
     if (by_count.size() > 1) {
       std::vector<std::string> names;
       for (const auto& [count, set] : by_count) names.push_back(in_quotes(set.first.with(*set.numbers.begin())));
-      refuse(ErrorKind::invalid_argument, Defect::numbering,
-             by_count.begin()->second.first.with(*by_count.begin()->second.numbers.begin()), "",
-             fmt::format("files of sets of different sizes: {}; move all but one set away", fmt::join(names, ", ")));
+      refuse(
+          ErrorKind::invalid_argument, Defect::numbering,
+          by_count.begin()->second.first.with(*by_count.begin()->second.numbers.begin()), "",
+          fmt::format("files of sets of different sizes: {}. Move all sets except one away", fmt::join(names, ", ")));
     }
     for (const auto& [count, set] : by_count) {
       for (const std::uint64_t number : set.numbers)
         if (number > count)
           refuse(ErrorKind::invalid_argument, Defect::numbering, set.first.with(number), "",
-                 fmt::format("the number of {} is not from 1 to {}; copy the file under its own name",
+                 fmt::format("{}: the number is out of range (valid: 1 to {}). Copy the file with its original name",
                              in_quotes(set.first.with(number)), count));
       for (const auto& [begin, end] : holes_of(set)) {
         const std::string name = set.first.with(begin);
         if (begin == end && is_indexed && std::ranges::binary_search(survey_.names, name)) continue;
         refuse(ErrorKind::not_found, Defect::missing, name, "",
-               begin == end ? fmt::format("{} is missing; copy it from the same model", in_quotes(name))
-                            : fmt::format("{} and those up to number {} are missing; copy them from the same model",
-                                          in_quotes(name), end));
+               begin == end
+                   ? fmt::format("{} does not exist. Copy it from the same model", in_quotes(name))
+                   : fmt::format("{} and the files up to number {} do not exist. Copy them from the same model",
+                                 in_quotes(name), end));
       }
     }
   }
@@ -246,32 +248,31 @@ class FileChoice {
           survey_.names.push_back(name);
         else if (!parse_shard_file_name(name))
           leave_out(name,
-                    fmt::format("weights beside the model {}",
+                    fmt::format("weights next to the model {}",
                                 in_quotes(survey_.names.empty() ? set->first.first + "-*" : survey_.names.front())));
       }
       check_numbers(set->second, false);
-      survey_.add(Severity::flaw, ErrorKind::not_found, Defect::missing, std::string(naming_.single) + ".index.json",
-                  "",
-                  fmt::format("{}.index.json is missing, so loaders do not find the numbered files; muster export "
-                              "writes one",
-                              set->first.first + std::string(naming_.ending)));
+      survey_.add(
+          Severity::flaw, ErrorKind::not_found, Defect::missing, std::string(naming_.single) + ".index.json", "",
+          fmt::format(
+              "{}.index.json does not exist, so loaders do not find the numbered files. Run muster export to write one",
+              set->first.first + std::string(naming_.ending)));
     } else if (sets.empty() && models.size() == 1) {
       survey_.names = models;
       for (const std::string& name : beside)
-        leave_out(name, fmt::format("weights beside {}", in_quotes(models.front())));
+        leave_out(name, fmt::format("weights next to {}", in_quotes(models.front())));
     } else if (!sets.empty() || !models.empty()) {
       for (const auto& [key, by_count] : sets) models.push_back(key.first + "-*" + key.second);
       const std::size_t count = models.size();
       refuse(ErrorKind::invalid_argument, Defect::not_indexed, models[1], "",
              fmt::format(
-                 "{} different models and no index, {} and {}: the directory does not show which is meant; name one "
-                 "file, move the others away, or, if ranks have written them, give their files by a pattern "
-                 "(--file-pattern 'rank{{rank}}.safetensors')",
+                 "{} different models and no index: {} and {}. Pass one file, move all models except one away, or, if "
+                 "ranks have written them, pass --file-pattern 'rank{{rank}}.safetensors'",
                  count, in_quotes(models[0]), in_quotes(models[1])));
     } else if (std::ranges::none_of(weights_,
                                     [](const std::string& name) { return parse_shard_file_name(name).has_value(); })) {
       refuse(ErrorKind::not_found, Defect::missing, "", "",
-             fmt::format("there is no *{} in it{}", naming_.ending, hint_below(survey_.directory)));
+             fmt::format("no *{} file found{}", naming_.ending, hint_below(survey_.directory)));
     }
   }
 
@@ -284,10 +285,10 @@ class FileChoice {
       const auto numbered = parse_numbered_name(name);
       if (numbered && numbered->prefix == prefix && numbered->ending == naming_.ending)
         refuse(ErrorKind::invalid_argument, Defect::not_indexed, name, "",
-               fmt::format("{} and {} are two models in one directory; move one away", in_quotes(single),
+               fmt::format("{} and {} are two models in one directory. Move one away", in_quotes(single),
                            in_quotes(name)));
       else
-        leave_out(name, fmt::format("weights beside {}", in_quotes(single)));
+        leave_out(name, fmt::format("weights next to {}", in_quotes(single)));
     }
   }
 
@@ -295,7 +296,7 @@ class FileChoice {
   /// another dtype.
   [[nodiscard]] bool is_beside_a_model(const std::string& name) const {
     if (name.starts_with("consolidated") || name.starts_with("adapter_model")) return true;
-    // "model.fp16.safetensors" beside "model.safetensors".
+    // "model.fp16.safetensors" next to "model.safetensors".
     const std::string stem = name.substr(0, name.size() - naming_.ending.size());
     const std::size_t dot = stem.rfind('.');
     return dot != std::string::npos && is_there(stem.substr(0, dot) + std::string(naming_.ending));
@@ -307,10 +308,10 @@ class FileChoice {
     if (shard == weights_.end() || std::ranges::binary_search(survey_.names, *shard)) return;
     if (survey_.names.empty() && survey_.findings.empty())
       refuse(ErrorKind::invalid_argument, Defect::numbering, *shard, "",
-             "it has the shards of ranks, not a model; muster export makes one of them, or name one file");
+             "the directory has the shards of ranks, not a model. Merge them with muster export, or pass one file");
     else
       refuse(ErrorKind::invalid_argument, Defect::duplicate, *shard, "",
-             fmt::format("a model and the shards of ranks ({}) are two checkpoints in one directory; move one away",
+             fmt::format("a model and the shards of ranks ({}) are two checkpoints in one directory. Move one away",
                          in_quotes(*shard)));
   }
 
@@ -397,8 +398,8 @@ void TensorPlaces::add(ModelSurvey& survey, const std::string& tensor, const std
   const auto [other, is_new] = file_of_tensor.try_emplace(tensor, file);
   if (!is_new)
     survey.add(Severity::refused, ErrorKind::corrupt, Defect::duplicate, file, tensor,
-               fmt::format("tensor {} is stored twice, in {} and in {}; if ranks have written them, name a plan, and "
-                           "their files by a pattern (--file-pattern 'rank{{rank}}.safetensors')",
+               fmt::format("tensor {} is duplicated: {} and {} have it. If ranks have written them, pass --plan and "
+                           "--file-pattern 'rank{{rank}}.safetensors'",
                            in_quotes(tensor), in_quotes(other->second), in_quotes(file)));
 }
 
@@ -406,7 +407,7 @@ void check_tensors(ModelSurvey& survey, const TensorPlaces& places) {
   const auto refuse_index = [&](Defect defect, std::string_view file, std::string_view tensor,
                                 const std::string& words) {
     survey.add(Severity::refused, ErrorKind::corrupt, defect, file, tensor,
-               fmt::format("the index {}: {}", in_quotes(survey.index), words));
+               fmt::format("index {}: {}", in_quotes(survey.index), words));
   };
   std::set<std::string_view> indexed;
   for (const auto& [tensor, file] : survey.weights) {
@@ -414,25 +415,24 @@ void check_tensors(ModelSurvey& survey, const TensorPlaces& places) {
     if (!places.files.contains(file)) continue;  // this file has its own finding
     const auto place = places.file_of_tensor.find(tensor);
     if (place != places.file_of_tensor.end() && place->second == file) continue;
-    refuse_index(
-        Defect::index, file, tensor,
-        fmt::format(
-            "it puts tensor {} into {}, which does not have it; {}", in_quotes(tensor), in_quotes(file),
-            place == places.file_of_tensor.end() ? "no other file has it" : in_quotes(place->second) + " has it"));
+    refuse_index(Defect::index, file, tensor,
+                 fmt::format("tensor {} does not exist in {}; {}", in_quotes(tensor), in_quotes(file),
+                             place == places.file_of_tensor.end() ? "no other file has it"
+                                                                  : in_quotes(place->second) + " has it"));
   }
   if (!survey.index.empty())
     for (const auto& [tensor, file] : places.file_of_tensor)
       if (!indexed.contains(tensor))
         refuse_index(Defect::not_indexed, file, tensor,
-                     fmt::format("it lacks tensor {}, which {} has", in_quotes(tensor), in_quotes(file)));
+                     fmt::format("tensor {} of {} has no entry", in_quotes(tensor), in_quotes(file)));
   if (survey.is_refused()) return;
   if (places.file_of_tensor.empty())
     survey.add(Severity::refused, ErrorKind::not_found, Defect::missing, "", "",
-               "its files have no tensors; copy them again");
+               "the files have no tensors. Copy them again");
   if (survey.total_size && places.bytes != 0 && *survey.total_size != static_cast<double>(places.bytes) &&
       !is_sum_with_ties(*survey.total_size, places.bytes, places.tied))
     survey.add(Severity::flaw, ErrorKind::corrupt, Defect::index, survey.index, "",
-               fmt::format("the index {}: \"total_size\" is {}, and the tensors have {} bytes", in_quotes(survey.index),
+               fmt::format("index {}: \"total_size\" is {}, and the tensors have {} bytes", in_quotes(survey.index),
                            to_json(Config(*survey.total_size)), places.bytes));
 }
 
@@ -440,7 +440,7 @@ void refuse_lack_of_descriptors(const Error& failure, const std::string& directo
   if (failure.os_error() != EMFILE && failure.os_error() != ENFILE) return;
   const std::uint64_t needed = files + descriptors_beside_files;
   throw file_error(ErrorKind::io, "reading", directory,
-                   fmt::format("its {} files cannot all be open at once: {}; raise the limit (ulimit -n {})", files,
+                   fmt::format("the {} files cannot all be open at once: {}. Raise the limit (ulimit -n {})", files,
                                failure.what(), needed),
                    failure.os_error());
 }
@@ -464,10 +464,9 @@ ModelSurvey survey_model(const std::string& directory, const std::vector<std::st
     places.files.insert(name);
     for (const TensorEntry& entry : file.tensors()) places.add(survey, entry.name, name, entry.bytes);
     if (const std::string part = words_of_part("", file.metadata()); !part.empty())
-      survey.add(
-          Severity::refused, ErrorKind::invalid_argument, Defect::mismatch, name, "",
-          fmt::format("according to its metadata, {} is {}, not a model; name the directory that has all of them",
-                      in_quotes(name), part));
+      survey.add(Severity::refused, ErrorKind::invalid_argument, Defect::mismatch, name, "",
+                 fmt::format("{} is {} according to its metadata, not a model. Pass the directory that has all of them",
+                             in_quotes(name), part));
   }
   check_tensors(survey, places);
   if (!survey.is_refused()) check_config(survey);
@@ -486,7 +485,8 @@ ShardSurvey survey_shards(const std::vector<std::string>& listing) {
       survey.names.push_back(name);
     } else if (is_weight_name(name)) {
       add(Severity::flaw, ErrorKind::invalid_argument, Defect::numbering, name,
-          fmt::format("{} is left out: it is among shards, and its name is not that of a shard", in_quotes(name)));
+          fmt::format("{} is left out: the directory has shards, and this file does not have the name of a shard",
+                      in_quotes(name)));
     }
   }
   if (sets.empty()) return survey;
@@ -496,7 +496,7 @@ ShardSurvey survey_shards(const std::vector<std::string>& listing) {
     for (const auto& [ranks, set] : sets) sizes.push_back(ranks);
     add(Severity::refused, ErrorKind::invalid_argument, Defect::numbering,
         shard_file_name(*sets.begin()->second.begin(), survey.ranks),
-        fmt::format("it has shards of sets of {} ranks, two sources for one model; move all but one set away",
+        fmt::format("the directory has sets of shards of {} ranks. Move all sets except one away",
                     fmt::join(sizes, " and of ")));
   }
   for (const auto& [ranks, set] : sets)
@@ -507,8 +507,8 @@ ShardSurvey survey_shards(const std::vector<std::string>& listing) {
       const std::string name = shard_file_name(first, ranks);
       add(Severity::refused, ErrorKind::not_found, Defect::missing, name,
           fmt::format(
-              "it lacks the shard {}{} ({} of {} are present); copy {} from the same set, or cut the model again",
-              in_quotes(name), first == rank ? "" : fmt::format(" and those up to rank {}", rank), set.size(), ranks,
+              "shard {}{} does not exist ({} of {} are present). Copy {} from the same set, or shard the model again",
+              in_quotes(name), first == rank ? "" : fmt::format(" to that of rank {}", rank), set.size(), ranks,
               first == rank ? "it" : "them"));
     }
   return survey;

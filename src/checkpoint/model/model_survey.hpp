@@ -36,7 +36,7 @@ enum class Severity : std::uint8_t {
 struct Finding {
   Severity severity = Severity::refused;
   ErrorKind kind = ErrorKind::corrupt;  ///< kind of the error that a reader throws
-  VerifyProblem problem;                ///< `words` name the object, the failure and the remedy
+  VerifyProblem problem;                ///< `message` names the object, the failure and the remedy
 };
 using Findings = std::vector<Finding>;
 

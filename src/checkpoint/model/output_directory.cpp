@@ -43,7 +43,7 @@ std::string normal(const std::string& path) {
   if (!clean.has_filename()) clean = clean.parent_path();
   if (!clean.has_filename() || clean.filename() == "." || clean.filename() == "..")
     throw Error(ErrorKind::invalid_argument,
-                fmt::format("the output directory cannot be {}; name a new one", in_quotes(path)));
+                fmt::format("the output directory cannot be {}. Pass a new directory", in_quotes(path)));
   return clean.string();
 }
 
@@ -79,7 +79,7 @@ void for_each_file(const std::string& directory, const Work& work) {
     if (!entry->is_directory() || entry->is_symlink())
       work(fs::path(entry->path().native().substr(directory.size() + 1)).string(), *entry);
   if (error)
-    throw Error(ErrorKind::io, fmt::format("reading the directory {}: {}", in_quotes(directory), error.message()));
+    throw Error(ErrorKind::io, fmt::format("{}: reading the directory: {}", in_quotes(directory), error.message()));
 }
 
 /// Whether a file is replaced together with the model: weights, and files that only describe them.
@@ -96,7 +96,7 @@ void check_replaceable(const std::string& out) {
                 fmt::format("{} is not replaced, not even with --force: {}", in_quotes(out), words), {.path = out});
   };
   const auto status = os::file_status(out);
-  if (!status || !status->is_directory) refuse("it is not a directory; name another one");
+  if (!status || !status->is_directory) refuse("it is not a directory. Pass another directory");
   const auto written = read_written(out);
   std::vector<std::string> kept;
   bool is_empty = true;
@@ -121,14 +121,14 @@ void check_replaceable(const std::string& out) {
   if (!kept.empty()) {
     if (kept.size() > most_files_named) kept.back() = "others";
     refuse(
-        fmt::format("it has files that muster did not write or that were changed since ({}); move them away, or "
-                    "name another directory",
+        fmt::format("it has files that Muster did not write, or that were changed since ({}). Move them away, or pass "
+                    "another directory",
                     fmt::join(kept, ", ")));
   }
-  if (!has_weights) refuse("it has no model and no shards in it; name another directory");
+  if (!has_weights) refuse("it has no model and no shards. Pass another directory");
 }
 
-/// Lists the files written beside the weights, so that a later --force can distinguish them from files of the user.
+/// Lists the files written next to the weights, so that a later --force can distinguish them from files of the user.
 void list_written(const std::string& directory) {
   Config files = Config::object();
   for_each_file(directory, [&](const std::string& name, const fs::directory_entry& entry) {
@@ -168,7 +168,7 @@ void keep_rights(const std::string& old, const std::string& made, const os::Righ
 void remove_quietly(const std::string& path) noexcept {
   std::error_code error;
   fs::remove_all(path, error);
-  if (error) log(LogLevel::warning, "cannot remove \"" + path + "\": " + error.message());
+  if (error) log(LogLevel::warning, fmt::format("{}: deleting: {}", in_quotes(path), error.message()));
 }
 
 /// Returns the newest change of a directory or of its direct entries.
@@ -194,7 +194,7 @@ bool is_nobodys(const os::Unfinished& one, const OutputChoice& choice, std::chro
   if (choice.stale_after && now - newest_change(one.path) >= *choice.stale_after) return true;
   log(LogLevel::warning,
       fmt::format("Leftover {}: its writer (pid {} on host {}) cannot be checked from this host. If that process has "
-                  "ended, {} or pass --stale-after AGE.",
+                  "ended, {} or pass --stale-after AGE",
                   in_quotes(one.path), one.writer.pid, one.writer.host,
                   one.is_replaced ? "rename it back (it is the earlier model)" : "delete it"));
   return false;
@@ -226,7 +226,7 @@ std::vector<WrittenPart> parse_parts(const Config& list) {
     part.bytes = static_cast<std::uint64_t>(item.at(std::size_t{1}).as_int());
     const std::string& hash = item.at(std::size_t{2}).as_string();
     if (std::from_chars(hash.data(), hash.data() + hash.size(), part.hash, 16).ptr != hash.data() + hash.size())
-      throw Error(ErrorKind::corrupt, "a hash in a journal is no number");
+      throw Error(ErrorKind::corrupt, "malformed journal: a hash is not a number");
   }
   return parts;
 }
@@ -251,20 +251,21 @@ void check_output(const std::string& path, const OutputChoice& choice) {
   std::error_code error;
   if (!fs::is_directory(parent, error))
     throw file_error(ErrorKind::not_found, "writing", out,
-                     fmt::format("the directory {} is not there; make it first", in_quotes(parent)));
+                     fmt::format("the directory {} does not exist. Make it first", in_quotes(parent)));
   if (!fs::exists(fs::symlink_status(out, error))) return;
   if (!choice.force)
     throw Error(ErrorKind::invalid_argument,
-                fmt::format("{} exists already; name another directory, or replace it with --force", in_quotes(out)),
+                fmt::format("{} already exists. Pass another directory, or --force to replace it", in_quotes(out)),
                 {.path = out});
   check_replaceable(out);
 }
 
 void check_not_source(const std::string& source, const std::string& out) {
   if (is_inside(source, out))
-    throw Error(ErrorKind::invalid_argument,
-                fmt::format("{} is read from and cannot be written to as well; name another directory", in_quotes(out)),
-                {.path = out});
+    throw Error(
+        ErrorKind::invalid_argument,
+        fmt::format("{} is part of the source and cannot be the output. Pass another directory", in_quotes(out)),
+        {.path = out});
 }
 
 OutputDirectory::OutputDirectory(const std::string& path, OutputChoice choice,
@@ -294,7 +295,8 @@ void OutputDirectory::look_at_others(const std::function<bool(const std::string&
     others = os::unfinished_of(path_);
   } catch (const Error& error) {
     // A directory may be writable but not listable.
-    log(LogLevel::info, fmt::format("looking for what others left beside {}: {}", in_quotes(path_), error.what()));
+    log(LogLevel::info,
+        fmt::format("{}: searching for leftover outputs of other processes: {}", in_quotes(path_), error.what()));
   }
   std::set<std::string> growing;
   for (const os::Unfinished& one : others)
@@ -307,13 +309,14 @@ void OutputDirectory::look_at_others(const std::function<bool(const std::string&
     if (!one.is_replaced) return false;
     if (!os::file_status(path_)) {
       os::rename_to_new(one.path, path_);
-      log(LogLevel::warning, fmt::format("{} has its name again: who was to replace it was killed", in_quotes(path_)));
+      log(LogLevel::warning,
+          fmt::format("{} is restored: the process that was replacing it was killed", in_quotes(path_)));
       return true;
     }
     // The unfinished directory no longer exists: it has the final name now, and the earlier directory must be removed.
     if (!growing.contains(one.tail)) return false;
     log(LogLevel::warning,
-        fmt::format("{} is an earlier {}, which has come from elsewhere since; move one of them away",
+        fmt::format("{} is an earlier version of {}, which another program has made since. Move one of them away",
                     in_quotes(one.path), in_quotes(path_)));
     in_doubt.insert(one.tail);
     return true;
@@ -459,20 +462,21 @@ std::string verify_file(const std::string& path, const std::string& header, std:
   try {
     const auto file = os::MappedFile::open(path);
     const std::span<const std::byte> all = file->bytes();
-    if (all.size() != bytes) return fmt::format("it has {} bytes, not {}", all.size(), bytes);
+    if (all.size() != bytes) return fmt::format("the file has {} bytes, expected {}", all.size(), bytes);
     if (bytes < header.size() || std::memcmp(all.data(), header.data(), header.size()) != 0)
-      return "its header is another one";
+      return "the header differs";
     std::ranges::sort(parts, {}, &WrittenPart::offset);
     std::uint64_t covered = header.size();
     for (const WrittenPart& part : parts) {
-      if (part.offset > bytes || part.bytes > bytes - part.offset) return "the journal has a part past its end";
-      if (part.offset < covered) return fmt::format("the journal has two parts at {}", part.offset);
+      if (part.offset > bytes || part.bytes > bytes - part.offset) return "a part of the journal is out of range";
+      if (part.offset < covered) return fmt::format("the journal has two parts at offset {}", part.offset);
       // Bytes that no part covers must be zero: they are padding.
       if (!statefile::is_zero(all.subspan(covered, part.offset - covered)))
-        return fmt::format("nobody has written what is at {}", covered);
+        return fmt::format("the bytes at offset {} are not in the journal", covered);
       covered = part.offset + part.bytes;
     }
-    if (!statefile::is_zero(all.subspan(covered))) return fmt::format("nobody has written what is at {}", covered);
+    if (!statefile::is_zero(all.subspan(covered)))
+      return fmt::format("the bytes at offset {} are not in the journal", covered);
     std::atomic<std::uint64_t> differs{bytes};
     parallel_for(parts.size(), copy_workers(), [&](std::size_t i, std::size_t) {
       const auto part = all.subspan(parts[i].offset, parts[i].bytes);
@@ -480,7 +484,8 @@ std::string verify_file(const std::string& path, const std::string& header, std:
       if (XXH3_64bits(part.data(), part.size()) != parts[i].hash) differs = parts[i].offset;
       os::forget_mapped(part);
     });
-    return differs == bytes ? std::string() : fmt::format("what is at {} is not what was written", differs.load());
+    return differs == bytes ? std::string()
+                            : fmt::format("checksum mismatch at offset {}: data is corrupted", differs.load());
   } catch (const std::exception& error) {
     return error.what();
   }

@@ -2,13 +2,14 @@
 #pragma once
 // OutputDirectory: a directory of results that appears complete or not at all.
 //
-// 1. OUT.partial-NONCE@WRITER (os/publish.hpp) is created beside OUT, and all files are written into it.
-// 2. Leftovers of other runs beside OUT are deleted if their writer is proved dead: a process of this host that no
+// 1. OUT.partial-NONCE@WRITER (os/publish.hpp) is created next to OUT, and all files are written into it.
+// 2. Leftovers of other runs next to OUT are deleted if their writer is proved dead: a process of this host that no
 //    longer exists, or that released the directory. The death of a process on another host cannot be proved. Its
 //    leftovers are deleted if nothing in them has changed for an age that the user gives. The first process to claim
 //    such a directory renames it, and then removes or resumes it. An OUT.replaced-... is renamed to OUT if OUT does not
 //    exist.
-// 3. commit() lists the files beside the weights (written_files_name), syncs all files and directories, and renames the
+// 3. commit() lists the files next to the weights (written_files_name), syncs all files and directories, and renames
+// the
 //    directory to OUT in one step. An OUT that is replaced passes its modes, owner and group to the new directory,
 //    exchanges names with it, and is then removed. If the file system cannot exchange names, OUT is first renamed to
 //    OUT.replaced-NONCE@WRITER: one of the two always exists, and step 2 of the next run finds it.
@@ -29,7 +30,7 @@
 namespace muster {
 
 /// The list in a written directory: {"muster_files": 1, "files": {NAME: DIGEST, ...}}, all files except weights.
-/// --force deletes a file beside the weights only if it is listed and unchanged.
+/// --force deletes a file next to the weights only if it is listed and unchanged.
 inline constexpr std::string_view written_files_name = ".muster.files.json";
 
 struct OutputChoice {

@@ -27,7 +27,7 @@ void check_extent(std::uint64_t begin, std::uint64_t stride, const merge::Rectan
   std::uint64_t length = 0;
   if (rows.rows == 0 || __builtin_mul_overflow(rows.rows - 1, stride, &length) ||
       __builtin_add_overflow(length, rows.bytes, &length) || begin > size || length > size - begin)
-    throw Error(ErrorKind::corrupt, "rows that are to be copied lie outside of their tensor or their window");
+    throw Error(ErrorKind::corrupt, "internal error: rows to copy are out of range of their tensor or window");
 }
 
 const Omissions& TensorSource::omissions() const noexcept {
@@ -52,7 +52,7 @@ std::span<const std::byte> TensorSource::read_piece(std::size_t tensor, std::uin
 void read_rows(const TensorSource& source, std::size_t tensor, std::uint64_t begin, const merge::Rectangle& rows,
                std::span<std::byte> target) {
   if (tensor >= source.tensors().size())
-    throw Error(ErrorKind::corrupt, "rows are to be copied of a tensor that there is none of");
+    throw Error(ErrorKind::corrupt, "internal error: the tensor of the rows to copy does not exist");
   begin += rows.from;
   check_extent(begin, rows.from_stride, rows, source.tensors()[tensor].bytes);
   check_extent(rows.to, rows.to_stride, rows, target.size());
@@ -105,7 +105,7 @@ void for_each_piece(const TensorSource& source, bool in_order, ProgressCounter& 
     }
     if (wanted && sum.value() != *wanted)
       throw Error(ErrorKind::corrupt,
-                  fmt::format("the tensor {} has other elements than were written (checksum); copy its file again",
+                  fmt::format("tensor {}: checksum mismatch: data is corrupted. Copy the file again",
                               in_quotes(tensors[piece.tensor].name)));
   });
 }
@@ -219,7 +219,7 @@ void MergedTensors::compare(std::size_t tensor, std::uint64_t offset, std::uint6
       source_->read_piece(place_of(other), other.begin + begin, end - begin, b);
       if (a != b)
         throw Error(ErrorKind::rank_mismatch,
-                    fmt::format("the tensor {}: ranks {} and {} must have the same and have other values",
+                    fmt::format("tensor {}: ranks {} and {} have different values, but must have the same",
                                 in_quotes(tensors_[tensor].name), first.rank, other.rank),
                     {.rank = other.rank});
     }

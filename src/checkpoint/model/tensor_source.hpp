@@ -111,7 +111,7 @@ struct MergedTensor {
 class MergedTensors : public TensorSource {
  public:
   /// `source` has the tensors of all `ranks`; `equal` has sets of sources that must be bit-identical. Throws
-  /// Error(unsupported | argument) if a layout has no bytes (merge/layout.hpp).
+  /// Error(unsupported | invalid_argument) if a layout has no bytes (merge/layout.hpp).
   MergedTensors(std::shared_ptr<const TensorSource> source, std::vector<RankSources> ranks,
                 std::vector<MergedTensor> tensors, std::vector<std::vector<SourceRef>> equal);
   [[nodiscard]] const std::vector<TensorEntry>& tensors() const noexcept override { return entries_; }

@@ -49,9 +49,11 @@ class Offsets {
       if (follows && *mine.begin() == 0)
         offsets_[i] = base;
       else if (!follows || *mine.begin() != base)
-        throw Error(ErrorKind::rank_mismatch,
-                    fmt::format("{} {} has the {} {}: they must be 0 to {} (its own) or {} to {} (the model's)", whose_,
-                                i, what_, some_numbers(mine), count - 1, base, base + count - 1));
+        throw Error(
+            ErrorKind::rank_mismatch,
+            fmt::format(
+                "{} {} has the {} {}: they must be 0 to {} (numbers of the rank) or {} to {} (numbers of the model)",
+                whose_, i, what_, some_numbers(mine), count - 1, base, base + count - 1));
       base += count;
     }
   }
@@ -108,13 +110,13 @@ class Arranging {
         result.tensors.push_back(merged(found_[i], rule));
     }
     if (!twice_.empty())
-      refuse_tensors(fmt::format("{} {} more than one source: {}; {}", some_names(twice_),
+      refuse_tensors(fmt::format("{} {} more than one source: {}. {}", some_names(twice_),
                                  twice_.size() == 1 ? "has" : "have", twice_where_, twice_advice_));
     for (const std::size_t i : ties) tie(found_[i], *rules_[i], result);
     std::ranges::sort(result.tensors, natural_less, &ArrangedTensor::name);
     check_results(result.tensors);
     note_names(result.notes, shared_heads_,
-               "ranks have the same heads; they are compared, bit for bit, and taken once");
+               "several ranks have the same heads; their bytes are compared, and one copy is used");
     note_unused_rules(plan_, result);
     return result;
   }
@@ -122,7 +124,7 @@ class Arranging {
  private:
   void check_layout() const {
     if (layout_.ranks() != static_cast<int>(ranks_.size()))
-      refuse_tensors(fmt::format("the layout {} is for {} ranks, and there are {}", to_string(layout_), layout_.ranks(),
+      refuse_tensors(fmt::format("layout {} has {} ranks, and the source has {}", to_string(layout_), layout_.ranks(),
                                  ranks_.size()));
     check_numbering(plan_, layout_);
   }
@@ -148,7 +150,7 @@ class Arranging {
         auto& refs = found_[entry->second].refs;
         if (!refs.empty() && refs.back().rank == rank)
           refuse_tensors(
-              fmt::format("tensor {}: rank {} has two sources for this one name", in_quotes(entry->first), rank));
+              fmt::format("tensor {}: rank {} has two sources for this name", in_quotes(entry->first), rank));
         refs.push_back({rank, index});
       }
     }
@@ -172,8 +174,8 @@ class Arranging {
       for (const std::int64_t number : present) {
         if (number != next)
           refuse_tensors(
-              fmt::format("no rank has {} {}{}, but {} is there: the {} are not complete, or the plan reads their "
-                          "numbers wrongly",
+              fmt::format("no rank has {} {}{}, but a rank has {}. Pass the complete set of {}, or correct the "
+                          "patterns of numbers in the plan",
                           what, next, name.empty() ? "" : " of " + in_quotes(name), number, whose));
         ++next;
       }
@@ -211,13 +213,13 @@ class Arranging {
     const Stage has_it = plan_.stage_of(rule, found.name);
     if (stages.size() > 1 && (is_layer || has_it == Stage::first || has_it == Stage::last)) {
       note_twice(found, "pipeline stages", stages,
-                 is_layer ? "stages that count their layers from 0 need \"renumber\" in the plan's \"layers\""
-                          : "a tensor that several stages have needs \"stage\": \"ends\" or \"all\" in its rule");
+                 is_layer ? "If stages count their layers from 0, add \"renumber\" to \"layers\" of the plan"
+                          : "If several stages have the tensor, add \"stage\": \"ends\" or \"all\" to its rule");
       return tensor;
     }
     if (is_expert && experts.size() > 1) {
       note_twice(found, "expert ranks", experts,
-                 "expert ranks that count their experts from 0 need \"renumber\" in the plan's \"experts\"");
+                 "If expert ranks count their experts from 0, add \"renumber\" to \"experts\" of the plan");
       return tensor;
     }
     if (std::holds_alternative<merge::First>(rule.action)) {
@@ -270,20 +272,20 @@ class Arranging {
   void tie(const Found& found, const MergeRule& rule, Arrangement& result) const {
     const std::string other = MergePlan::renamed(rule, found.name);
     const auto refuse = [&](std::string_view words) {
-      refuse_tensors(fmt::format("tensor {} (rule {}): it is tied to {}, {}", in_quotes(found.name), rule.number,
+      refuse_tensors(fmt::format("tensor {} (rule {}): tied to {}, {}", in_quotes(found.name), rule.number,
                                  in_quotes(other), words));
     };
     const auto to = std::ranges::find(result.tensors, other, &ArrangedTensor::origin);
-    if (to == result.tensors.end()) refuse("which no rank has, or which is left out, too");
+    if (to == result.tensors.end()) refuse("which does not exist, or is left out as well");
     const std::vector<SourceRef>& refs = found_[by_name_.at(other)].refs;
     for (const SourceRef& ref : found.refs) {
       const auto same = std::ranges::find_if(refs, [&](const SourceRef& r) {
         return layout_.coordinates(r.rank).tensor == layout_.coordinates(ref.rank).tensor;
       });
-      if (same == refs.end()) refuse("of which no rank has the same part");
+      if (same == refs.end()) refuse("but no rank has the same part of both");
       if (spec(*same) != spec(ref))
-        refuse(fmt::format("which is {} on rank {}, and this is {} on rank {}", to_string(spec(*same)), same->rank,
-                           to_string(spec(ref)), ref.rank));
+        refuse(fmt::format("which is {} on rank {}, but this tensor is {} on rank {}", to_string(spec(*same)),
+                           same->rank, to_string(spec(ref)), ref.rank));
       to->equal.push_back({*same, ref});
     }
     result.dropped.push_back({found.name, &rule, found.refs, fmt::format("it is tied to {}", in_quotes(other))});
@@ -349,7 +351,8 @@ class Arranging {
     for (const merge::Copy& copy : layout.copies) {
       const bool is_all = copy.count == layout.source_units[static_cast<std::size_t>(copy.source)];
       if (!is_all && layout.grain.rows != 1)
-        refuse_tensors("ranks have the same heads of fused tensors that do not lie along the first dimension");
+        refuse_tensors(
+            "ranks share heads of fused tensors along a dimension other than the first, which is not supported");
       const auto part = [&](int source) {
         SourceRef ref = tensor.sources[static_cast<std::size_t>(source)];
         if (!is_all) {
@@ -372,11 +375,11 @@ class Arranging {
   }
 
   [[noreturn]] static void lacks(int rank) {
-    throw Error(ErrorKind::rank_mismatch,
-                fmt::format("rank {} does not have it; its shard is of another model, cut with another plan or for "
-                            "another layout",
-                            rank),
-                {.rank = rank});
+    throw Error(
+        ErrorKind::rank_mismatch,
+        fmt::format("it does not exist on rank {}: its shard belongs to another model, or has another plan or layout",
+                    rank),
+        {.rank = rank});
   }
 
   [[nodiscard]] static SourceRef source_at(const Found& found, int rank) {
@@ -388,8 +391,8 @@ class Arranging {
   void check_equal_specs(const SourceRef& a, const SourceRef& b) const {
     if (spec(a) == spec(b)) return;
     throw Error(ErrorKind::rank_mismatch,
-                fmt::format("rank {} has {}, rank {} has {}; both must have the same", a.rank, to_string(spec(a)),
-                            b.rank, to_string(spec(b))),
+                fmt::format("rank {} has {}, and rank {} has {}, but both must have the same", a.rank,
+                            to_string(spec(a)), b.rank, to_string(spec(b))),
                 {.rank = b.rank});
   }
 
@@ -406,7 +409,7 @@ class Arranging {
     for (const SourceRef& ref : sources)
       if (padding_of(ref) != padding)
         throw Error(ErrorKind::rank_mismatch,
-                    fmt::format("rank {} and rank {} remember different paddings; their shards were not cut together",
+                    fmt::format("rank {} and rank {} record different paddings: their shards belong to different sets",
                                 sources.front().rank, ref.rank),
                     {.rank = ref.rank});
     if (resolved.true_size || !padding) return resolved.true_size;
@@ -415,8 +418,8 @@ class Arranging {
     const std::int64_t dim = concat == nullptr ? -1 : concat->dim < 0 ? concat->dim + dimensions : concat->dim;
     if (dim != static_cast<std::int64_t>(padding->first))
       refuse_tensors(
-          fmt::format("it was cut along dimension {}, and the plan does not join it along that; take the plan that it "
-                      "was cut with",
+          fmt::format("the shards split it along dimension {}, and the plan does not join that dimension. Use the plan "
+                      "that the shards were made with",
                       padding->first));
     return padding->second;
   }

@@ -90,7 +90,7 @@ bool natural_less(std::string_view a, std::string_view b);
 /// Throws Error(invalid_argument) if the layout needs numbers of layers or experts, and the plan does not specify their
 /// position in names.
 void check_numbering(const MergePlan& plan, const ParallelLayout& layout);
-/// Adds "NAME (one of N): words" to the notes unless `names` is empty.
+/// Adds "NAME (one of N): message" to the notes unless `names` is empty.
 void note_names(std::vector<std::string>& notes, const std::vector<std::string>& names, std::string_view words);
 /// Adds a note about rules that match no tensor, unless the plan is built in.
 void note_unused_rules(const MergePlan& plan, Arrangement& arrangement);

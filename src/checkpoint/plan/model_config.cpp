@@ -90,7 +90,7 @@ class Checking {
     if (!count || layers_.empty()) return;
     for (std::int64_t layer = 0; layer < *count; ++layer)
       if (!layers_.contains(layer))
-        refuse(fmt::format("there is no tensor of layer {}, and \"num_hidden_layers\" is {}", layer, *count));
+        refuse(fmt::format("no tensor belongs to layer {}, but \"num_hidden_layers\" is {}", layer, *count));
   }
 
   void check(const NamedSpec& tensor) {
@@ -115,7 +115,7 @@ class Checking {
     if (tensor.name.find("expert") != std::string::npos || find_in_config(config_, "kv_lora_rank") != nullptr) return;
     if (is("self_attn.q_proj.weight")) {
       const auto size = heads(tensor, "num_attention_heads");
-      // Some models store a gate beside each query.
+      // Some models store one gate per query.
       if (size) note(tensor, 0, *size, tensor.spec.shape[0] % size->value == 0);
       expect(tensor, 1, hidden);
     } else if (is("self_attn.k_proj.weight") || is("self_attn.v_proj.weight")) {
@@ -180,13 +180,13 @@ class Checking {
   }
 
   static std::string misfit(const NamedSpec& tensor, std::size_t dim, const Size& size) {
-    return fmt::format("the tensor {} is {}, and dimension {} would be {} ({})", in_quotes(tensor.name),
+    return fmt::format("tensor {} is {}, but dimension {} must be {} ({})", in_quotes(tensor.name),
                        to_string(tensor.spec), dim, size.value, size.words);
   }
   [[noreturn]] static void refuse(const std::string& words) {
     throw Error(
         ErrorKind::invalid_argument,
-        fmt::format("the model does not fit its config.json: {}; correct the plan, the layout or config.json", words));
+        fmt::format("the model contradicts its config.json: {}. Correct the plan, the layout or config.json", words));
   }
 
   const Config& config_;

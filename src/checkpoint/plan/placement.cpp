@@ -29,7 +29,7 @@ class Division {
       for (const WholeTensor& whole : wholes) count = std::max(count, numbering->find(whole.origin).value_or(-1) + 1);
     if (count > 0 && count < parts)
       throw Error(ErrorKind::invalid_argument,
-                  fmt::format("{} {} cannot share {} {}: some would have none", parts, whose, count, what));
+                  fmt::format("{} {} cannot share {} {}: some of them would be empty", parts, whose, count, what));
     small_ = count / parts;
     larger_ = count % parts;
     is_divided_ = true;
@@ -114,7 +114,8 @@ class Cutter {
   [[nodiscard]] Cutting cut(const WholeTensor& whole, const WholeTensor* weight) const {
     const MergeRule& rule = *whole.rule;
     if (is_left_out(rule))
-      throw Error(ErrorKind::invalid_argument, "\"drop\" has no way back, so it cannot be cut for ranks; use \"same\"");
+      throw Error(ErrorKind::invalid_argument,
+                  "the action \"drop\" is not invertible, so the tensor cannot be sharded. Use \"same\"");
     const int parts = rule.across == Axis::expert ? layout_.expert : layout_.tensor;
     MergeFacts facts;
     facts.parts = parts;
@@ -149,11 +150,10 @@ class Cutter {
     if (fits) return;
     const bool is_one_run = std::ranges::all_of(weights.pieces, [](const auto& pieces) { return pieces.size() <= 1; });
     if (!to_string(weight.spec.dtype).starts_with("F8") || !is_one_run)
-      throw Error(
-          ErrorKind::invalid_argument,
-          fmt::format("{} ranks would get {} of its weight's {} elements each, which cuts through its blocks of "
-                      "{}; cut for fewer ranks, or for as many as divide the blocks, or dequantise the model",
-                      scale.parts, weights.part_units, weights.whole_units, block));
+      throw Error(ErrorKind::invalid_argument,
+                  fmt::format("each of {} ranks would have {} of {} elements of the weight, which splits its blocks of "
+                              "{}. Use fewer ranks, a number of ranks that divides the blocks, or a dequantised model",
+                              scale.parts, weights.part_units, weights.whole_units, block));
     for (const std::vector<merge::Piece>& pieces : weights.pieces)
       scale.blocked.push_back({dim, pieces.empty() ? weights.whole_units : pieces.front().begin, block});
     scale.resolved = {merge::same()};
@@ -185,10 +185,9 @@ void check_layout(const MergePlan& plan, const ParallelLayout& layout) {
   });
   const auto heads = model_number(plan.model_config(), "num_attention_heads");
   if (has_heads && heads && layout.tensor > *heads)
-    throw Error(ErrorKind::invalid_argument,
-                fmt::format("the layout {} has {} tensor-parallel ranks, and the model has {} attention heads; take at "
-                            "most as many ranks",
-                            to_string(layout), layout.tensor, *heads));
+    throw Error(ErrorKind::invalid_argument, fmt::format("layout {0} has {1} tensor-parallel ranks, and the model has "
+                                                         "{2} attention heads. Use at most {2} tensor-parallel ranks",
+                                                         to_string(layout), layout.tensor, *heads));
 }
 
 /// Notes about cuts that not every engine reads.
@@ -214,18 +213,21 @@ class Notes {
 
   [[nodiscard]] std::vector<std::string> take() const {
     std::vector<std::string> notes;
-    note_names(notes, shared_,
-               "there are fewer heads than ranks; neighbouring ranks have a head each alike, as engines load them");
+    note_names(
+        notes, shared_,
+        "the tensor has fewer heads than ranks; neighbouring ranks have copies of one head, as engines load them");
     note_names(notes, padded_,
-               "the ranks do not divide the heads; the last ranks have heads of zeros, which engines may refuse");
-    note_names(notes, idle_, "there is less to share than there are ranks; the last ones have zeros alone");
+               "the number of ranks does not divide the number of heads; the last ranks have heads of zeros, which "
+               "engines may reject");
+    note_names(notes, idle_, "the tensor has fewer parts than ranks; the last ranks have only zeros");
     note_names(notes, blocked_,
-               "the cut of its weight goes through blocks; every rank has all of it, and its shard says where its part "
-               "of the weight begins");
-    note_names(notes, whole_experts_,
-               fmt::format("each tensor-parallel rank has all experts ({:.1f} MB a rank); expert ranks (ep={}) "
-                           "share them",
-                           static_cast<double>(expert_bytes_) / 1e6, layout_.tensor));
+               "the layout splits blocks of the weight; every rank has the whole tensor, and its shard records where "
+               "its part of the weight begins");
+    note_names(
+        notes, whole_experts_,
+        fmt::format(
+            "each tensor-parallel rank has all experts ({:.1f} MB per rank). Use expert ranks (ep={}) to share them",
+            static_cast<double>(expert_bytes_) / 1e6, layout_.tensor));
     return notes;
   }
 
@@ -309,7 +311,7 @@ Placement place(const MergePlan& plan, const ParallelLayout& layout, std::span<c
 ParallelLayout ParallelLayout::parse(std::string_view text) {
   const auto refuse = [&](const std::string& why) {
     throw Error(ErrorKind::invalid_argument,
-                fmt::format("the layout {} {}; write 4 (tensor parallelism alone) or tp=2,pp=2,ep=2",
+                fmt::format("layout {}: {}. Write 4 (only tensor parallelism) or tp=2,pp=2,ep=2",
                             in_quotes(std::string(text)), why));
   };
   ParallelLayout layout;
@@ -326,12 +328,12 @@ ParallelLayout ParallelLayout::parse(std::string_view text) {
     const std::string_view key = item.substr(0, equals);
     const int which = key == "tp" ? 0 : key == "pp" ? 1 : key == "ep" ? 2 : -1;
     const auto count = equals == std::string_view::npos ? std::nullopt : parse_count(item.substr(equals + 1));
-    if (which < 0 || !count) refuse(fmt::format("has {} in it", in_quotes(std::string(item))));
-    if (seen[which]) refuse(fmt::format("says {} twice", key));
+    if (which < 0 || !count) refuse(fmt::format("malformed part {}", in_quotes(std::string(item))));
+    if (seen[which]) refuse(fmt::format("{} is duplicated", key));
     seen[which] = true;
     (which == 0 ? layout.tensor : which == 1 ? layout.pipeline : layout.expert) = *count;
     ranks *= *count;
-    if (ranks > most_ranks) refuse(fmt::format("has more than {} ranks", most_ranks));
+    if (ranks > most_ranks) refuse(fmt::format("it has more than {} ranks", most_ranks));
     if (comma == std::string_view::npos) break;
     rest.remove_prefix(comma + 1);
   }

@@ -118,10 +118,10 @@ std::vector<Hint> hints_of(const ConfigObject& config) {
 std::string plan_for_model(const Config* model_config) {
   const auto refuse = [](const std::string& words) {
     throw Error(ErrorKind::invalid_argument,
-                fmt::format("choosing a plan by config.json: {}; name one with --plan ({}, or a file)", words,
-                            fmt::join(MergePlan::builtin_names(), ", ")));
+                fmt::format("choosing a plan by config.json: {}. Pass --plan with a built-in plan ({}) or a file",
+                            words, fmt::join(MergePlan::builtin_names(), ", ")));
   };
-  if (model_config == nullptr) refuse("there is none beside the weights");
+  if (model_config == nullptr) refuse("config.json does not exist");
   if (!model_config->is_object()) refuse(fmt::format("it is {}, not an object", to_string(model_config->type())));
 
   const std::vector<Hint> hints = hints_of(model_config->as_object());
@@ -130,7 +130,7 @@ std::string plan_for_model(const Config* model_config) {
   for (const Hint& hint : hints) {
     if (hint.plan.empty()) continue;
     if (chosen != nullptr && chosen->plan != hint.plan)
-      refuse(fmt::format("{} stands for the plan {}, {} for the plan {}", chosen->words, chosen->plan, hint.words,
+      refuse(fmt::format("{} requires the plan {}, and {} the plan {}", chosen->words, chosen->plan, hint.words,
                          hint.plan));
     if (chosen == nullptr) chosen = &hint;
   }
@@ -143,11 +143,11 @@ std::string plan_for_model(const Config* model_config) {
   const KnownModel* nearest = type != nullptr && type->is_string() ? nearest_model(type->as_string()) : nullptr;
   std::string advice;
   if (nearest != nullptr)
-    advice = fmt::format("; the nearest that is known is {}{} (plan {})", nearest->type,
+    advice = fmt::format("; the most similar known model is {}{} (plan {})", nearest->type,
                          nearest->condition.empty() ? "" : fmt::format(" with {}", in_quotes(nearest->condition)),
                          nearest->plan);
-  refuse(fmt::format("it has {}, which no plan is for{}; muster plan suggest MODEL_DIR proposes one",
-                     fmt::join(said, ", "), advice));
+  refuse(fmt::format("no plan supports {}{}. Run muster plan suggest MODEL_DIR for a proposal", fmt::join(said, ", "),
+                     advice));
   return {};
 }
 
@@ -184,7 +184,7 @@ class Resolver {
       const std::optional<std::int64_t> size = whole_ ? size_along(specs_.front(), action.dim) : std::nullopt;
       if (size && *size != *resolved.true_size)
         throw Error(ErrorKind::invalid_argument,
-                    fmt::format("{} says that the true size of the tensor {} along dimension {} is {}, and it is {}",
+                    fmt::format("{}: the true size of the tensor {} along dimension {} is {}, but the tensor has {}",
                                 where(), in_quotes(tensor_), action.dim, *resolved.true_size, *size));
     }
     return resolved;
@@ -230,7 +230,7 @@ class Resolver {
       resolved.head_size = action.head_sizes.empty() ? head_along(action.heads.front(), dim, block) : 1;
       for (std::size_t i = 0; i < action.head_sizes.size(); ++i)
         if (__builtin_mul_overflow(blocks[i], number(action.head_sizes[i]), &blocks[i]))
-          throw Error(ErrorKind::invalid_argument, where() + ": the sizes of its heads add up to more than 63 bits");
+          throw Error(ErrorKind::invalid_argument, where() + ": the sum of the sizes of its heads overflows 63 bits");
       std::get<merge::Concat>(resolved.merge).blocks = std::move(blocks);
     }
     return resolved;
@@ -242,10 +242,9 @@ class Resolver {
     const int parts = whole_ ? facts_.parts : static_cast<int>(specs_.size());
     const auto units = head_units(plan_, heads, count, parts);
     if (!units && whole_)
-      throw Error(ErrorKind::invalid_argument,
-                  fmt::format("{} ranks would have parts of {} heads ({}) that lack the keys of their group; take as "
-                              "many ranks as there are groups, or fewer",
-                              parts, count, heads.key));
+      throw Error(ErrorKind::invalid_argument, fmt::format("{} ranks would have parts of {} heads ({}) without the "
+                                                           "keys of their group. Use at most one rank per group",
+                                                           parts, count, heads.key));
     return units.value_or(count);
   }
 
@@ -260,7 +259,7 @@ class Resolver {
   }
 
   [[noreturn]] void refuse_to_merge() const {
-    throw Error(ErrorKind::invalid_argument, where() + " leaves the tensor out, so there is nothing to merge");
+    throw Error(ErrorKind::invalid_argument, where() + " leaves the tensor out, so it cannot be merged");
   }
 
   /// Returns a head's number of elements along the dimension; an element of a scale may cover several. 0: unknown.
@@ -322,13 +321,11 @@ class Resolver {
     }
     if (total <= block) return false;
     if (!fits)
-      throw Error(
-          ErrorKind::invalid_argument,
-          fmt::format("the ranks have one element of it each along dimension {}, for {} elements of the weight, "
-                      "and its blocks are of {}: the weight was cut through its blocks; cut the model anew with muster "
-                      "shard, which gives "
-                      "every rank all scales then",
-                      dim, size_along(facts_.weight.front(), dim).value_or(0), block));
+      throw Error(ErrorKind::invalid_argument,
+                  fmt::format("each rank has one element of the scale along dimension {} for {} elements of the "
+                              "weight, and a block has {}: the shards split blocks of the weight. Shard the model "
+                              "again with muster shard, which gives every rank all scales",
+                              dim, size_along(facts_.weight.front(), dim).value_or(0), block));
     return true;
   }
 
@@ -370,7 +367,7 @@ std::optional<std::int64_t> head_units(const MergePlan& plan, const PlanNumber& 
     groups = model_number(plan.model_config(), path + std::string(name)).value_or(count);
   }
   const bool shares = parts > groups && parts % groups == 0;
-  // Falcon's groups contain queries beside their keys, and those of linear attention contain values.
+  // Falcon's groups contain queries in addition to their keys, and those of linear attention contain values.
   if (shares && (is_linear || is("num_kv_heads") || is("linear_num_key_heads"))) return std::nullopt;
   if (groups >= count || count % groups != 0) return count;
   if (!shares) return groups;
@@ -379,8 +376,8 @@ std::optional<std::int64_t> head_units(const MergePlan& plan, const PlanNumber& 
 
 std::string unknown_heads_words(const MergePlan& plan, const PlanNumber& heads, int parts) {
   return fmt::format(
-      "plan {}: config.json does not give {}, so that {} ranks could cut through a head; add the number "
-      "to config.json, or name a model that has it with --base-model",
+      "plan {}: {} is missing in config.json, so {} ranks could split a head. Add the number to config.json, or pass "
+      "--base-model with a model that has it",
       in_quotes(plan.name()), in_quotes(heads.key), parts);
 }
 
@@ -390,12 +387,11 @@ std::int64_t plan_number(const MergePlan& plan, const PlanNumber& number, std::s
   const Config* found = find_in_config(config, number.key);
   if (found == nullptr || found->is_null())
     throw Error(ErrorKind::invalid_argument,
-                fmt::format("{} needs {} of config.json, which {}", where, in_quotes(number.key),
-                            config.is_null() ? "is not there" : "does not have it"));
+                fmt::format("{}: {} of config.json is needed, but {}", where, in_quotes(number.key),
+                            config.is_null() ? "config.json does not exist" : "the key is missing"));
   if (found->type() != Config::Type::integer || found->as_int() < 1 || found->as_int() > largest_plan_number)
-    throw Error(ErrorKind::invalid_argument,
-                fmt::format("{} needs {} of config.json, which is no integer from 1 to {} there", where,
-                            in_quotes(number.key), largest_plan_number));
+    throw Error(ErrorKind::invalid_argument, fmt::format("{}: {} of config.json is not an integer from 1 to {}", where,
+                                                         in_quotes(number.key), largest_plan_number));
   return found->as_int();
 }
 
@@ -458,9 +454,11 @@ MergePlan MergePlan::load(const std::string& name_or_file, const Config* model_c
   std::error_code error;
   if (!std::filesystem::exists(name_or_file, error)) {
     const std::string near = did_you_mean(name_or_file, builtin_names());
-    throw file_error(ErrorKind::not_found, "no plan", name_or_file,
-                     fmt::format("neither a file nor a built-in plan{} The built-in plans are {} and auto.",
-                                 near.empty() ? "." : "; " + near, fmt::join(builtin_names(), ", ")));
+    throw Error(
+        ErrorKind::not_found,
+        fmt::format("no plan {}: neither a file nor a built-in plan{} The built-in plans are {} and auto",
+                    in_quotes(name_or_file), near.empty() ? "." : "; " + near, fmt::join(builtin_names(), ", ")),
+        {.path = name_or_file});
   }
   const std::string directory = std::filesystem::path(name_or_file).parent_path().string();
   return named(read_text(name_or_file, longest_plan), name_or_file, model_config, directory.empty() ? "." : directory);
@@ -485,7 +483,7 @@ std::string MergePlan::renamed(const MergeRule& rule, std::string_view tensor) {
   const auto captures = rule.pattern.captures(tensor);
   if (!captures)
     throw Error(ErrorKind::invalid_argument,
-                fmt::format("rule {} renames, but its pattern {} does not fit the tensor {}", rule.number,
+                fmt::format("rule {}: renaming: its pattern {} does not match the tensor {}", rule.number,
                             in_quotes(rule.pattern.text()), in_quotes(tensor)));
   return rule.rename->apply(*captures);
 }
@@ -499,9 +497,8 @@ std::optional<MergePlan::Origin> MergePlan::origin(std::string_view result) cons
       try {
         name = rule.rename->old_name(result);
       } catch (const Error& error) {
-        throw error.with_context(
-            fmt::format("plan {}: rule {} gives the tensor {} its name, and cannot be turned around", in_quotes(name_),
-                        rule.number, in_quotes(result)));
+        throw error.with_context(fmt::format("plan {}: rule {}, which names the tensor {}, is not invertible",
+                                             in_quotes(name_), rule.number, in_quotes(result)));
       }
     } else if (!rule.pattern.matches(result)) {
       continue;
@@ -518,12 +515,12 @@ std::optional<MergePlan::Origin> MergePlan::origin(std::string_view result) cons
 ResolvedMerge MergePlan::resolve(const MergeRule& rule, std::string_view tensor, std::span<const TensorSpec> specs,
                                  bool whole, const MergeFacts& facts) const {
   if (specs.empty())
-    throw Error(ErrorKind::invalid_argument, fmt::format("plan {}: resolving rule {} for the tensor {}: no rank has it",
+    throw Error(ErrorKind::invalid_argument, fmt::format("plan {}: rule {}: no rank has the tensor {}",
                                                          in_quotes(name_), rule.number, in_quotes(tensor)));
   if (rule.across == Axis::expert && experts_ && experts_->find(tensor))
     throw Error(ErrorKind::invalid_argument,
-                fmt::format("plan {}: rule {} joins the tensor {} across expert ranks, but by \"experts\" ({}) it "
-                            "belongs to one expert and so to one of them; take one of the two out",
+                fmt::format("plan {}: rule {} joins the tensor {} across expert ranks, but \"experts\" ({}) assigns it "
+                            "to one expert rank. Remove one of the two",
                             in_quotes(name_), rule.number, in_quotes(tensor), in_quotes(experts_->pattern.text())));
   return std::visit(Resolver(*this, rule, tensor, specs, whole, facts), rule.action);
 }

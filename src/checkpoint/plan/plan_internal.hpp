@@ -25,7 +25,7 @@ struct BuiltinPlan {
 std::span<const BuiltinPlan> builtin_plans();
 /// Returns null if no plan has that name.
 const BuiltinPlan* find_builtin_plan(std::string_view name);
-/// Returns the rules that a rule of a plan's JSON stands for. For a linear layer (the actions "column" and "row") they
+/// Returns the rules that a rule of a plan's JSON represents. For a linear layer (the actions "column" and "row") they
 /// are the rules of its tensors; any other rule is returned unchanged. Throws Error(corrupt).
 std::vector<Config> single_rules(const Config& rule);
 /// Whether a built-in plan has a rule with the same pattern. Built-in rules cover many models, so an unused one is not
@@ -49,7 +49,7 @@ inline constexpr std::int64_t largest_plan_number = std::int64_t{1} << 53;
 /// it or its value is not a number.
 std::int64_t plan_number(const MergePlan& plan, const PlanNumber& number, std::string_view where);
 
-/// Returns the number of equal units into which the `count` heads of a tensor are cut for `parts` ranks. A rank with
+/// Returns the number of equal units into which the `count` heads of a tensor are split for `parts` ranks. A rank with
 /// whole groups of heads has the key-value head of each group. A rank with parts of two groups would lack one. Returns
 /// nullopt if no cut keeps the heads of a group with their key-value head.
 std::optional<std::int64_t> head_units(const MergePlan& plan, const PlanNumber& heads, std::int64_t count,
@@ -63,10 +63,10 @@ bool is_left_out(const MergeRule& rule);
 /// Expands the braces of a glob; returns at least one glob. Throws Error(invalid_argument) as TensorPattern::glob does.
 std::vector<std::string> expand_braces(const std::string& glob);
 /// Returns one glob that matches a name if any of the globs does; the glob itself if there is only one. Throws
-/// Error(argument) as TensorPattern::glob, and if one of several globs has a comma outside braces.
+/// Error(invalid_argument) as TensorPattern::glob, and if one of several globs has a comma outside braces.
 std::string any_of_globs(std::span<const std::string> globs);
 
-/// The new names of a rule: text in which `$1` stands for the match of the pattern's first star (group), and `$$` for a
+/// The new names of a rule: text in which `$1` represents the match of the pattern's first star (group), and `$$` for a
 /// dollar.
 class NewName {
  public:
@@ -93,7 +93,7 @@ class NewName {
   std::vector<Part> parts_;
   std::string pattern_;                    // without braces
   std::shared_ptr<const re2::RE2> regex_;  // matches the new names; has one group for each part that is a capture
-  std::string_view no_way_back_;           // the reason why the renaming is not invertible; empty if it is
+  std::string_view not_invertible_;        // the reason why the renaming is not invertible; empty if it is
 };
 
 }  // namespace muster

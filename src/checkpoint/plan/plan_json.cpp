@@ -47,7 +47,7 @@ void check_keys(const ConfigObject& object, const Keys& known, std::string_view 
 }
 
 const std::string& string_of(const Config& value, std::string_view key) {
-  if (!value.is_string()) refuse_plan(fmt::format("\"{}\" is {}, not a string", key, to_string(value.type())));
+  if (!value.is_string()) refuse_plan(fmt::format("{} is {}, not a string", in_quotes(key), to_string(value.type())));
   return value.as_string();
 }
 
@@ -60,8 +60,8 @@ std::int64_t dimension(const Config& value) {
 PlanNumber number(const Config& value, std::string_view key) {
   if (value.is_string() && !value.as_string().empty()) return {0, value.as_string()};
   if (value.type() != Config::Type::integer || value.as_int() < 1 || value.as_int() > largest_plan_number)
-    refuse_plan(fmt::format("\"{}\" has what is neither an integer from 1 to {} nor the name of one in config.json",
-                            key, largest_plan_number));
+    refuse_plan(fmt::format("{} has a value that is neither an integer from 1 to {} nor the name of one in config.json",
+                            in_quotes(key), largest_plan_number));
   return {value.as_int(), {}};
 }
 
@@ -69,7 +69,7 @@ std::vector<PlanNumber> numbers(const ConfigObject& rule, std::string_view key) 
   const Config* list = rule.find(key);
   if (list == nullptr) return {};
   if (!list->is_array() || list->size() < 2 || list->size() > most_blocks)
-    refuse_plan(fmt::format("\"{}\" is not a list of 2 to {} numbers", key, most_blocks));
+    refuse_plan(fmt::format("{} is not a list of 2 to {} numbers", in_quotes(key), most_blocks));
   std::vector<PlanNumber> numbers;
   for (const Config& item : list->as_array()) numbers.push_back(number(item, key));
   return numbers;
@@ -80,7 +80,8 @@ std::vector<PlanNumber> heads(const ConfigObject& rule) {
   const Config* value = rule.find("heads");
   if (value == nullptr) return {};
   for (const std::string_view other : {"blocks", "trim"})
-    if (rule.find(other) != nullptr) refuse_plan(fmt::format("\"heads\" and \"{}\" contradict each other", other));
+    if (rule.find(other) != nullptr)
+      refuse_plan(fmt::format("\"heads\" and {} contradict each other", in_quotes(other)));
   return value->is_array() ? numbers(rule, "heads") : std::vector{number(*value, "heads")};
 }
 
@@ -93,11 +94,11 @@ std::vector<PlanNumber> head_sizes(const ConfigObject& rule) {
 
 MergeAction read_concat(const ConfigObject& rule) {
   const Config* dim = rule.find("dim");
-  if (dim == nullptr) refuse_plan("\"concat\" needs \"dim\", the dimension that the ranks' pieces are joined along");
+  if (dim == nullptr) refuse_plan("\"concat\" needs \"dim\", the dimension along which the parts of ranks are joined");
   ConcatAction action{dimension(*dim), numbers(rule, "blocks"), {}, heads(rule), head_sizes(rule)};
   if (const Config* trim = rule.find("trim")) {
     if (!action.blocks.empty())
-      refuse_plan("\"trim\" and \"blocks\" contradict each other: which block has the padding?");
+      refuse_plan("\"trim\" and \"blocks\" contradict each other: the block with the padding is unknown");
     action.trim = number(*trim, "trim");
   }
   return action;
@@ -110,8 +111,7 @@ MergeAction read_scale(const ConfigObject& rule) {
   action.heads = heads(rule);
   action.head_sizes = head_sizes(rule);
   if (!action.dim && !(action.blocks.empty() && action.heads.empty()))
-    refuse_plan(fmt::format("\"{}\" needs \"dim\", the dimension that they lie along",
-                            action.heads.empty() ? "blocks" : "heads"));
+    refuse_plan(fmt::format("{} needs \"dim\", their dimension", in_quotes(action.heads.empty() ? "blocks" : "heads")));
   return action;
 }
 
@@ -145,7 +145,7 @@ constexpr std::array<ActionReader, std::variant_size_v<MergeAction>> action_read
 
 const ActionReader& reader_of(const ConfigObject& rule) {
   const Config* action = rule.find("action");
-  if (action == nullptr) refuse_plan("it has no \"action\"");
+  if (action == nullptr) refuse_plan("\"action\" is missing");
   const std::string& name = string_of(*action, "action");
   const auto* reader =
       std::find_if(action_readers.begin(), action_readers.end(), [&](const ActionReader& r) { return r.name == name; });
@@ -159,7 +159,7 @@ const ActionReader& reader_of(const ConfigObject& rule) {
 TensorPattern read_pattern(const ConfigObject& rule) {
   const Config* glob = rule.find("match");
   const Config* regex = rule.find("regex");
-  if ((glob == nullptr) == (regex == nullptr)) refuse_plan("it needs either \"match\" (a glob) or \"regex\"");
+  if ((glob == nullptr) == (regex == nullptr)) refuse_plan("exactly one of \"match\" (a glob) and \"regex\" is needed");
   return glob != nullptr ? TensorPattern::glob(string_of(*glob, "match"))
                          : TensorPattern::regex(string_of(*regex, "regex"));
 }
@@ -175,7 +175,7 @@ Value one_of(const ConfigObject& rule, std::string_view key, Value otherwise,
     if (word == text) return meaning;
     known.push_back(word);
   }
-  refuse_plan(fmt::format("\"{}\" is {}, not one of {}", key, in_quotes(text), fmt::join(known, ", ")));
+  refuse_plan(fmt::format("{} is {}, not one of {}", in_quotes(key), in_quotes(text), fmt::join(known, ", ")));
 }
 
 constexpr std::array<std::pair<std::string_view, Stage>, 4> stages = {
@@ -188,11 +188,11 @@ std::shared_ptr<const NewName> read_rename(const ConfigObject& rule, const Tenso
   const Config* rename = rule.find(key);
   if (rename == nullptr) return nullptr;
   const std::string& text = string_of(*rename, key);
-  if (text.empty()) refuse_plan(fmt::format("\"{}\" is an empty name", key));
+  if (text.empty()) refuse_plan(fmt::format("{} is an empty name", in_quotes(key)));
   return std::make_shared<const NewName>(text, pattern);
 }
 
-/// One of the rules that the actions "column" and "row" stand for: how some tensors of a linear layer are joined.
+/// One of the rules that the actions "column" and "row" represent: how some tensors of a linear layer are joined.
 struct LinearPart {
   std::string_view names;  // suffixes after the layer's name
   std::string_view action;
@@ -228,9 +228,10 @@ std::vector<Config> single_rules(const Config& rule) {
   constexpr std::array<std::string_view, 3> units = {"blocks", "heads", "head_sizes"};
   Keys keys = {"match", "if", "action", "comment", "stage", "across"};
   keys.insert(keys.end(), units.begin(), units.end());
-  check_keys(object, keys, fmt::format(" of the action \"{}\"", action->as_string()));
+  check_keys(object, keys, fmt::format(" of the action {}", in_quotes(action->as_string())));
   const Config* match = object.find("match");
-  if (match == nullptr) refuse_plan(fmt::format("\"{}\" needs \"match\", a glob of layers", action->as_string()));
+  if (match == nullptr)
+    refuse_plan(fmt::format("{} needs \"match\", a glob of layers", in_quotes(action->as_string())));
   std::vector<Config> rules;
   for (const LinearPart& part : is_column ? std::span<const LinearPart>(column_parts) : row_parts) {
     Config& made = rules.emplace_back(ConfigObject());
@@ -255,12 +256,12 @@ MergeRule read_rule(const Config& value, std::size_t number) {
   if (!is_left_out) keys.insert(keys.end(), {"rename", "stage", "across"});
   for (const std::string_view key : reader.keys)
     if (!key.empty()) keys.push_back(key);
-  check_keys(rule, keys, fmt::format(" of the action \"{}\"", reader.name));
+  check_keys(rule, keys, fmt::format(" of the action {}", in_quotes(reader.name)));
 
   MergeRule read{read_pattern(rule), reader.read(rule)};
   read.rename = read_rename(rule, read.pattern, reader.name == "tie" ? "with" : "rename");
   if (reader.name == "tie" && !read.rename)
-    refuse_plan("\"tie\" needs \"with\", the name of the tensor that it has to be");
+    refuse_plan("\"tie\" needs \"with\", the name of the tensor that it must equal");
   read.stage = one_of(rule, "stage", Stage::first, stages);
   read.across = one_of(rule, "across", Axis::tensor, axes);
   read.number = number;
@@ -271,7 +272,7 @@ MergeRule read_rule(const Config& value, std::size_t number) {
 bool flag(const ConfigObject& rule, std::string_view key) {
   const Config* value = rule.find(key);
   if (value == nullptr) return false;
-  if (value->type() != Config::Type::boolean) refuse_plan(fmt::format("\"{}\" is neither true nor false", key));
+  if (value->type() != Config::Type::boolean) refuse_plan(fmt::format("{} is neither true nor false", in_quotes(key)));
   return value->as_bool();
 }
 
@@ -283,7 +284,7 @@ constexpr std::array<std::pair<std::string_view, ViewRule::Split::By>, 4> split_
 
 ViewRule::Split read_split(const Config& value) {
   if (!value.is_object())
-    refuse_plan("\"split\" is no object with \"blocks\", \"heads\", \"groups\" or \"gated_groups\"");
+    refuse_plan("\"split\" is not an object with \"blocks\", \"heads\", \"groups\" or \"gated_groups\"");
   const ConfigObject& object = value.as_object();
   check_keys(object, {"dim", "blocks", "heads", "groups", "gated_groups"}, " of \"split\"");
   ViewRule::Split split;
@@ -291,7 +292,7 @@ ViewRule::Split read_split(const Config& value) {
   for (const auto& [key, by] : split_kinds) {
     if (object.find(key) == nullptr) continue;
     if (!split.counts.empty())
-      refuse_plan("\"split\" needs one of \"blocks\", \"heads\", \"groups\" and \"gated_groups\" alone");
+      refuse_plan("\"split\" has more than one of \"blocks\", \"heads\", \"groups\" and \"gated_groups\"");
     split.by = by;
     split.counts = numbers(object, key);
   }
@@ -324,7 +325,8 @@ ViewRule read_view(const Config& value, std::size_t number_of_it) {
   if (const Config* drop = object.find("drop")) {
     view.drop = string_of(*drop, "drop");
     for (const std::string_view key : {"to", "unstack", "transpose", "split", "permute_rope", "cast", "overflow"})
-      if (object.find(key) != nullptr) refuse_plan(fmt::format("\"drop\" and \"{}\" contradict each other", key));
+      if (object.find(key) != nullptr)
+        refuse_plan(fmt::format("\"drop\" and {} contradict each other", in_quotes(key)));
     return view;
   }
   view.unstack = read_unstack(object);
@@ -349,7 +351,7 @@ ViewRule read_view(const Config& value, std::size_t number_of_it) {
     if (name.empty()) refuse_plan("\"to\" has an empty name");
     const auto places = std::count(name.begin(), name.end(), '#');
     if (view.unstack != 0 && places != view.unstack)
-      refuse_plan("\"unstack\" needs one \"#\", the item's number, in \"to\" for each dimension");
+      refuse_plan("\"unstack\" needs one \"#\", the number of the item, in \"to\" for each dimension");
     view.to.push_back(std::make_shared<const NewName>(name, view.pattern));
   }
   return view;
@@ -360,7 +362,7 @@ std::vector<ViewRule> read_views(const ConfigObject& plan, const std::vector<std
   const Config* list = plan.find("views");
   if (list == nullptr) return views;
   if (!list->is_array()) refuse_plan("\"views\" is not a list");
-  if (list->size() > most_rules) refuse_plan(fmt::format("{} views; at most {} are read", list->size(), most_rules));
+  if (list->size() > most_rules) refuse_plan(fmt::format("{} views: the limit is {}", list->size(), most_rules));
   for (const Config& item : list->as_array()) {
     try {
       views.push_back(read_view(item, views.size() + 1));
@@ -384,12 +386,12 @@ std::optional<Numbering> read_numbering(const ConfigObject& plan, std::string_vi
     check_keys(object, is_layers ? Keys{"match", "renumber", "last", "comment"} : Keys{"match", "renumber", "comment"},
                "");
     const Config* match = object.find("match");
-    if (match == nullptr) refuse_plan("it has no \"match\"");
+    if (match == nullptr) refuse_plan("\"match\" is missing");
     Numbering numbering{NumberPattern::parse(string_of(*match, "match")), flag(object, "renumber")};
     if (const Config* last = object.find("last")) numbering.last = TensorPattern::glob(string_of(*last, "last"));
     return numbering;
   } catch (const Error& error) {
-    throw Error(ErrorKind::corrupt, fmt::format("\"{}\": {}", key, error.what()));
+    throw Error(ErrorKind::corrupt, fmt::format("{}: {}", in_quotes(key), error.what()));
   }
 }
 
@@ -401,8 +403,8 @@ class Reach {
     const TensorPattern& pattern = rule.pattern;
     if (!rule.condition.empty()) return {};  // later rules may be reached, too
     const auto [same, is_new] = texts_.try_emplace({pattern.is_regex(), pattern.text()}, rule.number);
-    if (!is_new) return fmt::format("it has the pattern of rule {}, so it is never reached", same->second);
-    if (all_ != 0) return fmt::format("rule {} takes all tensors, so it is never reached", all_);
+    if (!is_new) return fmt::format("the rule is never reached, because rule {} has the same pattern", same->second);
+    if (all_ != 0) return fmt::format("the rule is never reached, because rule {} matches all tensors", all_);
     if (pattern.is_regex()) {
       if (pattern.text() == ".*" || pattern.text() == "(.*)") all_ = rule.number;
       return {};
@@ -413,7 +415,8 @@ class Reach {
       if (!glob.empty() && glob.find_first_not_of('*') == std::string::npos) all_ = rule.number;
     }
     if (expanded_ > most_expanded)
-      refuse_plan(fmt::format("the braces of all patterns up to here mean more than {} characters", most_expanded));
+      refuse_plan(fmt::format("the expanded braces of all patterns up to this one have more than {} characters",
+                              most_expanded));
     std::string words = covered(pattern, globs);
     globs_.emplace_back(pattern, rule.number);
     return words;
@@ -429,7 +432,7 @@ class Reach {
     }
     std::vector<std::size_t> some(by.begin(), by.end());
     some.resize(std::min<std::size_t>(some.size(), 5));
-    return fmt::format("the pattern {} is never reached: rule{} {} take{} all that it fits", in_quotes(pattern.text()),
+    return fmt::format("pattern {} is never reached: rule{} {} match{} all its names", in_quotes(pattern.text()),
                        by.size() == 1 ? "" : "s", fmt::join(some, ", "), by.size() == 1 ? "s" : "");
   }
 
@@ -505,20 +508,20 @@ MergePlan MergePlan::read(std::string_view json, const std::string& beside, int 
   const Config plan = core::parse_json_lines(json, "rules", lines);
   std::vector<std::size_t> view_lines;
   core::parse_json_lines(json, "views", view_lines);
-  if (!plan.is_object()) refuse_plan(fmt::format("a plan is a JSON object, this is {}", to_string(plan.type())));
+  if (!plan.is_object()) refuse_plan(fmt::format("not a plan: it is {}, not an object", to_string(plan.type())));
   const ConfigObject& members = plan.as_object();
   check_keys(members, {"muster_plan", "comment", "extends", "layers", "experts", "at", "views", "rules"}, "");
   const Config* version = members.find("muster_plan");
-  if (version == nullptr) refuse_plan("it has no \"muster_plan\": 1, so it is no merge plan");
+  if (version == nullptr) refuse_plan("not a plan: \"muster_plan\": 1 is missing");
   if (version->type() != Config::Type::integer || version->as_int() != 1)
-    throw Error(ErrorKind::version, "\"muster_plan\" is not 1, the only version that this program knows");
+    throw Error(ErrorKind::version, "unknown version: \"muster_plan\" is not 1. Use a newer Muster");
   const Config* list = members.find("rules");
   const Config* base = members.find("extends");
   const Config none = ConfigArray();
   if (list == nullptr && base != nullptr) list = &none;
   if (list == nullptr || !list->is_array() || (list->size() == 0 && base == nullptr))
     refuse_plan("\"rules\" is not a list with at least one rule");
-  if (list->size() > most_rules) refuse_plan(fmt::format("{} rules; at most {} are read", list->size(), most_rules));
+  if (list->size() > most_rules) refuse_plan(fmt::format("{} rules: the limit is {}", list->size(), most_rules));
 
   Reach reach;
   MergePlan result;
@@ -537,11 +540,12 @@ MergePlan MergePlan::read(std::string_view json, const std::string& beside, int 
     std::error_code error;
     const std::string path = beside.empty() || !is_name_beside(name) ? std::string() : join_path(beside, name);
     if (path.empty() || !std::filesystem::is_regular_file(path, error))
-      refuse_plan(fmt::format("\"extends\" is {}, not one of {}, and no file beside the plan's", in_quotes(name),
-                              fmt::join(builtin_names(), ", ")));
+      refuse_plan(fmt::format("\"extends\" is {}, which is neither a built-in plan ({}) nor a file next to the plan",
+                              in_quotes(name), fmt::join(builtin_names(), ", ")));
     if (depth == most_extended)
-      refuse_plan(fmt::format("\"extends\" is {}: plans extend each other in a circle, or more than {} in a row",
-                              in_quotes(name), most_extended));
+      refuse_plan(
+          fmt::format("\"extends\" is {}: plans extend each other in a circle, or more than {} plans form a chain",
+                      in_quotes(name), most_extended));
     try {
       content = read(read_text(path, longest_plan), beside, depth + 1);
     } catch (const Error& failure) {

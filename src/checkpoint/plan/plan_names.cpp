@@ -33,7 +33,7 @@ re2::StringPiece piece(std::string_view text) {
 void check_length(std::string_view what, std::string_view text) {
   if (text.size() > longest_pattern)
     throw Error(ErrorKind::invalid_argument,
-                fmt::format("a {} of {} characters; at most {} are read", what, text.size(), longest_pattern));
+                fmt::format("a {} has {} characters, and the limit is {}", what, text.size(), longest_pattern));
 }
 
 /// `bytes`: text and names are bytes, and a dot matches any byte; otherwise they are UTF-8.
@@ -48,7 +48,7 @@ std::shared_ptr<const re2::RE2> compile(const std::string& text, bool bytes) {
   auto regex = std::make_shared<re2::RE2>(text, options);
   if (!regex->ok())
     throw Error(ErrorKind::invalid_argument,
-                fmt::format("the regular expression {} cannot be read: {}", in_quotes(text), regex->error()));
+                fmt::format("malformed regular expression {}: {}", in_quotes(text), regex->error()));
   return regex;
 }
 
@@ -108,7 +108,7 @@ std::vector<std::string> expand_braces(const std::string& text) {
   for (std::size_t at = 0; at < text.size();) {
     if (text[at] == '}')
       throw Error(ErrorKind::invalid_argument,
-                  fmt::format("the pattern {} closes a brace that it never opened", in_quotes(text)));
+                  fmt::format("malformed pattern {}: a brace is closed that was not opened", in_quotes(text)));
     if (text[at] != '{') {
       const std::size_t end = std::min(text.find_first_of("{}", at), text.size());
       for (std::string& glob : globs) glob.append(text, at, end - at);
@@ -118,14 +118,14 @@ std::vector<std::string> expand_braces(const std::string& text) {
     const std::size_t close = text.find_first_of("{}", at + 1);
     if (close == std::string::npos || text[close] == '{')
       throw Error(ErrorKind::invalid_argument,
-                  fmt::format("the pattern {} {}", in_quotes(text),
-                              close == std::string::npos ? "never closes a brace" : "has braces inside braces"));
+                  fmt::format("malformed pattern {}: {}", in_quotes(text),
+                              close == std::string::npos ? "a brace is not closed" : "nested braces"));
     std::vector<std::string> longer;
     for (std::size_t begin = at + 1; begin <= close;) {
       const std::size_t end = std::min(text.find(',', begin), close);
       if (longer.size() + globs.size() > most_globs)
-        throw Error(ErrorKind::invalid_argument, fmt::format("the braces of the pattern {} mean more than {} patterns",
-                                                             in_quotes(text), most_globs));
+        throw Error(ErrorKind::invalid_argument,
+                    fmt::format("pattern {}: the braces expand to more than {} patterns", in_quotes(text), most_globs));
       for (const std::string& glob : globs) longer.push_back(glob + text.substr(begin, end - begin));
       begin = end + 1;
     }
@@ -143,7 +143,7 @@ std::string any_of_globs(std::span<const std::string> globs) {
     for (const std::string& one : expand_braces(glob)) {
       if (one.find(',') != std::string::npos)
         throw Error(ErrorKind::invalid_argument,
-                    fmt::format("the pattern {} has a comma outside braces. Use * in its place.", in_quotes(glob)));
+                    fmt::format("the pattern {} has a comma outside braces. Use * instead", in_quotes(glob)));
       list += (list.empty() ? "" : ",") + one;
     }
   return "{" + list + "}";
@@ -191,14 +191,15 @@ NumberPattern NumberPattern::parse(std::string text) {
   check_length("pattern", text);
   const auto count = std::count(text.begin(), text.end(), '#');
   if (count != 1)
-    throw Error(ErrorKind::invalid_argument,
-                fmt::format("the pattern {} has {} \"#\", not exactly one for the number", in_quotes(text), count));
+    throw Error(
+        ErrorKind::invalid_argument,
+        fmt::format("malformed pattern {}: it has {} \"#\", not exactly one for the number", in_quotes(text), count));
   expand_braces(text);  // only to throw on an error
   const std::string before = text.substr(0, text.find('#'));
   // Inside braces, some of the alternatives would lack it.
   if (std::count(before.begin(), before.end(), '{') != std::count(before.begin(), before.end(), '}'))
     throw Error(ErrorKind::invalid_argument,
-                fmt::format("the pattern {} has its \"#\" inside braces", in_quotes(text)));
+                fmt::format("malformed pattern {}: \"#\" is inside braces", in_quotes(text)));
   NumberPattern pattern;
   pattern.regex_ = compile(regex_of(text, ".*?", digits), true);
   pattern.text_ = std::move(text);
@@ -223,7 +224,7 @@ std::string NumberPattern::replace(std::string_view name, std::int64_t number) c
   const auto found = groups_in(*regex_, name);
   if (!found)
     throw Error(ErrorKind::invalid_argument,
-                fmt::format("the tensor {} has no number where the pattern {} looks for one", in_quotes(name),
+                fmt::format("tensor {}: the name has no number where the pattern {} expects one", in_quotes(name),
                             in_quotes(text_)));
   const auto at = static_cast<std::size_t>(found->front().data() - name.data());
   return fmt::format("{}{}{}", name.substr(0, at), number, name.substr(at + found->front().size()));
@@ -233,7 +234,8 @@ NewName::NewName(std::string_view text, const TensorPattern& pattern) : text_(te
   const std::optional<std::size_t> groups = pattern.groups();
   if (!groups)
     throw Error(ErrorKind::invalid_argument,
-                "\"rename\" counts the pattern's stars, and its braces hold different numbers of them");
+                "\"rename\" counts the stars of the pattern, but the alternatives in its braces have different numbers "
+                "of stars");
   const auto literal = [&]() -> std::string& {
     if (parts_.empty() || parts_.back().is_group) parts_.push_back({});
     return parts_.back().text;
@@ -252,11 +254,12 @@ NewName::NewName(std::string_view text, const TensorPattern& pattern) : text_(te
     const char* begin = text.data() + at + 1;
     const auto [end, status] = std::from_chars(begin, text.data() + text.size(), number);
     if (end == begin)
-      throw Error(ErrorKind::invalid_argument,
-                  fmt::format("the new name {} has a \"$\" without a number; \"$$\" is a dollar", in_quotes(text)));
+      throw Error(
+          ErrorKind::invalid_argument,
+          fmt::format("the new name {} has a \"$\" without a number. Write \"$$\" for a dollar", in_quotes(text)));
     if (status != std::errc() || number < 1 || number > *groups)
       throw Error(ErrorKind::invalid_argument,
-                  fmt::format("the new name {} has \"${}\", and its pattern has {} star{} or group{}", in_quotes(text),
+                  fmt::format("the new name {} has \"${}\", but its pattern has {} star{} or group{}", in_quotes(text),
                               std::string_view(begin, static_cast<std::size_t>(end - begin)), *groups,
                               *groups == 1 ? "" : "s", *groups == 1 ? "" : "s"));
     parts_.push_back({{}, number - 1, true});
@@ -274,13 +277,13 @@ NewName::NewName(std::string_view text, const TensorPattern& pattern) : text_(te
       pattern.is_regex() ? std::vector<std::string>(1) : expand_braces(pattern.text());
   pattern_ = globs.front();
   if (pattern.is_regex())
-    no_way_back_ = "its pattern is a regular expression";
+    not_invertible_ = "its pattern is a regular expression";
   else if (globs.size() > 1)
-    no_way_back_ = "its pattern has braces of several words";
+    not_invertible_ = "its pattern has braces with several alternatives";
   else if (std::ranges::any_of(uses, [](std::size_t count) { return count > 1; }))
-    no_way_back_ = "its new name has a star of the pattern twice";
+    not_invertible_ = "its new name has a star of the pattern twice";
   else if (std::ranges::count(uses, 0U) != 0)
-    no_way_back_ = "its new name lacks a star of the pattern";
+    not_invertible_ = "its new name lacks a star of the pattern";
 }
 
 std::string NewName::apply(const std::vector<std::string_view>& captures) const {
@@ -294,7 +297,7 @@ bool NewName::fits(std::string_view new_name) const {
 }
 
 std::string NewName::old_name(std::string_view new_name) const {
-  if (!no_way_back_.empty()) throw Error(ErrorKind::invalid_argument, std::string(no_way_back_));
+  if (!not_invertible_.empty()) throw Error(ErrorKind::invalid_argument, std::string(not_invertible_));
   const std::vector<std::string_view> found = groups_in(*regex_, new_name).value();
   std::vector<std::string_view> stars(found.size());
   std::size_t next = 0;
@@ -336,9 +339,10 @@ void check_numbering(const MergePlan& plan, const ParallelLayout& layout) {
   const auto check = [&](const std::optional<Numbering>& numbering, int parts, std::string_view key,
                          std::string_view what) {
     if (parts > 1 && !numbering)
-      throw Error(ErrorKind::invalid_argument,
-                  fmt::format("plan {} does not say where {} has its number (\"{}\"), which the layout {} needs",
-                              in_quotes(plan.name()), what, key, to_string(layout)));
+      throw Error(
+          ErrorKind::invalid_argument,
+          fmt::format("plan {0}: the pattern for the number of {1} ({2}) is missing, and the layout {3} needs it",
+                      in_quotes(plan.name()), what, in_quotes(key), to_string(layout)));
   };
   check(plan.layers(), layout.pipeline, "layers", "a layer");
   check(plan.experts(), layout.expert, "experts", "an expert");
@@ -385,11 +389,11 @@ std::string no_rule_words(const MergePlan& plan, const std::vector<std::string>&
     static const NumberPattern norm = NumberPattern::parse("*.self_attn.{q,k}_layernorm.norms.#.{weight,bias}");
     return norm.find(name).has_value();
   });
-  return fmt::format("plan {}: no rule matches the tensor{} {}; {}", in_quotes(plan.name()),
+  return fmt::format("plan {}: no rule matches the tensor{} {}. {}", in_quotes(plan.name()),
                      names.size() == 1 ? "" : "s", some_names(names),
-                     is_of_heads ? "each is the norm of one head, and a plan cannot give ranks the norms of their own "
-                                   "heads under numbers from 0; export or convert the model as a whole"
-                                 : "add one, or take another plan");
+                     is_of_heads ? "Each is the norm of one head, and a plan cannot number the norms of a rank from 0. "
+                                   "Export or convert the whole model"
+                                 : "Add a rule, or use another plan");
 }
 
 }  // namespace muster

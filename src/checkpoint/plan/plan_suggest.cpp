@@ -95,10 +95,10 @@ class Guessing {
     const bool is_out = is_output(name, shape);
     std::string doubt;
     if (hidden_ == 0)
-      doubt = "config.json has no \"hidden_size\": by its name alone";
+      doubt = "config.json has no \"hidden_size\": guessed by its name";
     else if (shape[0] == shape[1] || (shape[0] != hidden_ && shape[1] != hidden_))
-      doubt = fmt::format("its shape {} does not say which side is the model's, its name {}", to_string(shape),
-                          is_out ? "means outputs" : "no output");
+      doubt = fmt::format("its shape {} does not show which dimension is the hidden size; its name {}",
+                          to_string(shape), is_out ? "suggests an output" : "does not suggest an output");
     else if (shape[0] % 3 == 0 && !is_out)
       doubt = "fused matrices need \"blocks\" or \"heads\"";
     return concat(is_out ? 1 : 0, std::move(doubt));
@@ -160,12 +160,11 @@ SuggestedPlan suggest_plan(std::span<const NamedSpec> model, const Config* model
   if (base) {
     plan["extends"] = base->name();
     suggested.unsure.push_back(
-        fmt::format("{} of {} kinds of tensors have a rule of the plan {}: that they mean the same "
-                    "here is taken from their names",
+        fmt::format("{} of {} kinds of tensors have a rule of the plan {}: their meaning is guessed by their names",
                     most, kinds.size(), base->name()));
   } else if (const std::string layers = layers_of(kinds); !layers.empty()) {
     plan["layers"] = Config::object({{"match", layers}, {"renumber", true}});
-    suggested.unsure.push_back(fmt::format("layers are taken to be numbered by {}", in_quotes(layers)));
+    suggested.unsure.push_back(fmt::format("guessed pattern of layer numbers: {}", in_quotes(layers)));
   }
   plan["rules"] = ConfigArray();
   const Guessing guess(model, model_config);

@@ -57,10 +57,10 @@ class Viewing {
     const std::vector<std::string> names = names_of(name);
     std::vector<Part> all;
     const auto stacked = static_cast<std::size_t>(rule_.unstack);
-    if (shape.size() < stacked) refuse_view("it has no dimension to be taken apart");
+    if (shape.size() < stacked) refuse_view("it has no dimension to unstack");
     const std::int64_t items = element_count(Shape(shape.begin(), shape.begin() + rule_.unstack));
     if (items > most_items)
-      refuse_view(fmt::format("it is a stack of {} items, and at most {} are taken apart", items, most_items));
+      refuse_view(fmt::format("it is a stack of {} items, and the limit is {}", items, most_items));
     take_apart(merge::View(shape), names, rule_.unstack, all);
     return all;
   }
@@ -115,7 +115,7 @@ class Viewing {
     const auto dimensions = static_cast<std::int64_t>(shape.size());
     const std::int64_t place = dim < 0 ? dim + dimensions : dim;
     if (place < 0 || place >= dimensions)
-      refuse_view(fmt::format("the shape {} has no dimension {}", to_string(shape), dim));
+      refuse_view(fmt::format("dimension {1} is out of range for the shape {0}", to_string(shape), dim));
     return static_cast<std::size_t>(place);
   }
 
@@ -138,13 +138,13 @@ class Viewing {
     } else if (is_gated || split.by == ViewRule::Split::By::groups) {
       const std::int64_t all = *std::ranges::min_element(counts);
       for (std::int64_t& count : counts) {
-        if (count % all != 0) refuse_view(fmt::format("{} heads are no multiple of {} groups", count, all));
+        if (count % all != 0) refuse_view(fmt::format("{} heads are not a multiple of {} groups", count, all));
         count /= all;
       }
       if (rank_ && !is_gated && ranks_ > all && ranks_ % all == 0)
         return part_of_group(view, part, counts, size, static_cast<int>(ranks_ / all));
       if (all % ranks_ != 0)
-        refuse_view(fmt::format("{} ranks do not divide the {} groups, which are not cut through", ranks_, all));
+        refuse_view(fmt::format("{} ranks do not divide the {} groups, which cannot be split", ranks_, all));
       groups = all / ranks_;
       if (is_gated)
         counts.front() *= 2;
@@ -153,7 +153,7 @@ class Viewing {
     }
     const std::int64_t total = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
     if (size % (total * groups) != 0)
-      refuse_view(fmt::format("its size {} along dimension {} is no multiple of {} parts of [{}]", size, split.dim,
+      refuse_view(fmt::format("its size {} along dimension {} is not a multiple of {} parts of [{}]", size, split.dim,
                               groups, fmt::join(counts, ", ")));
     const std::int64_t unit = size / (total * groups);
     const std::int64_t begin =
@@ -171,7 +171,7 @@ class Viewing {
                                           std::span<const std::int64_t> counts, std::int64_t size, int shares) const {
     const std::int64_t total = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
     if (size * shares % total != 0)
-      refuse_view(fmt::format("{} ranks have a group of [{}] heads together, which are no multiple of {}", shares,
+      refuse_view(fmt::format("{} ranks share a group of [{}] heads, which is not a multiple of {}", shares,
                               fmt::join(counts, ", "), size));
     const std::int64_t unit = size * shares / total;
     const std::int64_t first = *rank_ % shares * size;  // start within the group
@@ -189,7 +189,7 @@ class Viewing {
     const std::int64_t total = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
     if (head && size == groups * (total + counts.front()) * *head)
       refuse_view(
-          "it has a gate for each query head; \"gated_groups\" in place of \"groups\" takes it apart, as in the plan "
+          "it has a gate for each query head. Use \"gated_groups\" instead of \"groups\", as in the plan "
           "megatron-gated");
   }
 
@@ -214,7 +214,7 @@ class Viewing {
 void cast_view(ViewedTensor& tensor, DType to) {
   const DType from = tensor.stored;
   if (std::ranges::any_of(std::array{"F8", "F6", "F4"}, [&](auto kind) { return to_string(from).starts_with(kind); }))
-    refuse_view(fmt::format("{} is quantised and cannot be cast; leave it out with --exclude", to_string(from)));
+    refuse_view(fmt::format("{} is quantised and cannot be cast. Leave it out with --exclude", to_string(from)));
   if (from == to || merge::can_cast(from, to)) tensor.spec.dtype = to;  // integers are unchanged
 }
 
@@ -247,7 +247,8 @@ ViewedRank view_rank(const MergePlan& plan, const ParallelLayout& layout, RankTe
       std::vector<Viewing::Part> parts;
       const bool moves =
           rule != nullptr && (rule->unstack != 0 || rule->transpose || rule->split || rule->permute_rope);
-      if (moves && is_packed(tensor.spec.dtype)) refuse_view("two of its elements share a byte, and cannot be parted");
+      if (moves && is_packed(tensor.spec.dtype))
+        refuse_view("two of its elements share a byte and cannot be separated");
       if (moves)
         parts = Viewing(plan, *rule, layout.tensor, tensor_rank).parts(name, tensor.spec.shape);
       else
@@ -262,7 +263,7 @@ ViewedRank view_rank(const MergePlan& plan, const ParallelLayout& layout, RankTe
         if (rule != nullptr && rule->cast) cast_view(view, *rule->cast);
         const auto [other, is_new] = origins.emplace(view.name, tensor.name);
         if (!is_new)
-          refuse_view(fmt::format("it becomes {}, and so does {}", in_quotes(view.name), in_quotes(other->second)));
+          refuse_view(fmt::format("it becomes {}, as does {}", in_quotes(view.name), in_quotes(other->second)));
         viewed.tensors.tensors.push_back({view.name, view.spec});
         viewed.views.push_back(std::move(view));
       }
@@ -334,9 +335,8 @@ class Turning {
         try {
           old = to.old_name(generic);
         } catch (const Error& error) {
-          throw error.with_context(
-              fmt::format("plan {}: view {} gives the tensor {} its name, and cannot be turned around",
-                          in_quotes(plan_.name()), rule.number, in_quotes(name)));
+          throw error.with_context(fmt::format("plan {}: view {}, which names the tensor {}, is not invertible",
+                                               in_quotes(plan_.name()), rule.number, in_quotes(name)));
         }
         if (view_of(plan_, old) != &rule) continue;
         if (with_number(to.apply(rule.pattern.captures(old).value()), item) == name) return {old, &rule, item, part};
@@ -344,14 +344,12 @@ class Turning {
     }
     if (stack_of_stacks != nullptr)
       refuse_view(
-          fmt::format("plan {}: view {} gives the tensor {} its name from a stack of stacks, which has no way back",
+          fmt::format("plan {}: view {}, which names the tensor {}, is not invertible: it unstacks two dimensions",
                       in_quotes(plan_.name()), stack_of_stacks->number, in_quotes(name)));
     const ViewRule* rule = view_of(plan_, name);
     if (rule != nullptr && !rule->to.empty())
-      refuse_view(
-          fmt::format("plan {}: view {} takes the tensor {} under the name that ranks would have for it; it has "
-                      "no way back",
-                      in_quotes(plan_.name()), rule->number, in_quotes(name)));
+      refuse_view(fmt::format("plan {}: view {} is not invertible: it matches the tensor {} of the model itself",
+                              in_quotes(plan_.name()), rule->number, in_quotes(name)));
     return {name, rule, 0, 0};
   }
 
@@ -373,16 +371,16 @@ ViewedTensor fused_tensor(const MergePlan& plan, const ParallelLayout& layout, c
                           const Fused& fused, std::span<const NamedSpec> tensors) {
   const ViewRule& rule = *fused.rule;
   if (rule.drop) refuse_view("the view drops it");
-  if (rule.cast) refuse_view("what was cast has no way back; leave \"cast\" out of a plan for shards");
+  if (rule.cast) refuse_view("a cast is not invertible. Remove \"cast\" from a plan for shards");
   std::vector<Shape> shapes;
   std::vector<std::size_t> places;
   std::int64_t next = 0;
   for (const auto& [item, parts] : fused.items) {
-    if (item != next++) refuse_view(fmt::format("item {} of it is not there, and item {} is", next - 1, item));
+    if (item != next++) refuse_view(fmt::format("item {} is missing, and item {} exists", next - 1, item));
     for (std::size_t part = 0; part < parts.size(); ++part) {
       if (parts[part] == missing) {
         const std::string lacking = rule.to[part]->text();
-        refuse_view(fmt::format("a part of it is not there ({})", in_quotes(lacking)));
+        refuse_view(fmt::format("its part {} is missing", in_quotes(lacking)));
       }
       places.push_back(parts[part]);
       shapes.push_back(tensors[parts[part]].spec.shape);
@@ -394,14 +392,14 @@ ViewedTensor fused_tensor(const MergePlan& plan, const ParallelLayout& layout, c
       refuse_view(fmt::format("its parts {} and {} have different dtypes", in_quotes(tensors[places.front()].name),
                               in_quotes(tensors[place].name)));
   if (rule.split && element_count(shapes.front()) == 1)
-    refuse_view("its parts have a scale of one element each, and the whole would need one of all");
+    refuse_view("each part has a scale of one element, and the whole tensor would need a common one");
   const Viewing viewing(plan, rule, layout.tensor, std::nullopt);
   const Shape whole = viewing.whole_shape(shapes, static_cast<std::int64_t>(fused.items.size()));
   const std::vector<Viewing::Part> parts = viewing.parts(name, whole);
   ViewedTensor tensor{plan.at() + name, {dtype, whole}, dtype, false, {}};
   for (std::size_t i = 0; i < places.size(); ++i) {
     if (parts[i].view.shape() != shapes[i])
-      refuse_view(fmt::format("its part {} is {}, and would be {}", in_quotes(tensors[places[i]].name),
+      refuse_view(fmt::format("its part {} is {}, expected {}", in_quotes(tensors[places[i]].name),
                               to_string(shapes[i]), to_string(parts[i].view.shape())));
     merge::Box box = merge::reversed(parts[i].view.box());
     box.source = static_cast<int>(places[i]);
@@ -425,7 +423,7 @@ std::vector<ViewedTensor> unview_rank(const MergePlan& plan, const ParallelLayou
     const std::size_t parts = origin.rule == nullptr || origin.rule->to.empty() ? 1 : origin.rule->to.size();
     std::vector<std::size_t>& item = whole->second.items.try_emplace(origin.item, parts, missing).first->second;
     if (item[origin.part] != missing)
-      refuse_view(fmt::format("the plan gives {} and {} to one tensor of a rank",
+      refuse_view(fmt::format("the plan maps {} and {} to one tensor of a rank",
                               in_quotes(tensors[item[origin.part]].name), in_quotes(tensors[place].name)));
     item[origin.part] = place;
   }
@@ -440,7 +438,7 @@ std::vector<ViewedTensor> unview_rank(const MergePlan& plan, const ParallelLayou
     try {
       all.push_back(fused_tensor(plan, layout, name, fused, tensors));
     } catch (const Error& error) {
-      throw error.with_context(fmt::format("plan {}: view {}, turned around: tensor {}", in_quotes(plan.name()),
+      throw error.with_context(fmt::format("plan {}: inverse of view {}: tensor {}", in_quotes(plan.name()),
                                            fused.rule->number, in_quotes(name)));
     }
   }

@@ -18,35 +18,36 @@ namespace {
 std::int64_t number_from(const Config& value, std::int64_t least, std::int64_t most) {
   const std::int64_t number = value.as_int();
   if (number < least || number > most)
-    throw Error(ErrorKind::corrupt, fmt::format("the number {} is not from {} to {}", number, least, most));
+    throw Error(ErrorKind::corrupt,
+                fmt::format("the number {} is out of range (valid: {} to {})", number, least, most));
   return number;
 }
 
-ShardFacts facts_of(const Config& said) {
+ShardFacts facts_of(const Config& json) {
   constexpr std::int64_t most_shards = 99'999;
   constexpr std::int64_t most_heads = 1 << 24;
-  if (const std::int64_t version = said.at("version").as_int(); version != 1 && version != 2)
-    throw Error(ErrorKind::version, fmt::format("this program does not know the version {}", version));
-  ShardFacts facts{static_cast<int>(number_from(said.at("rank"), 0, most_shards)),
-                   static_cast<int>(number_from(said.at("ranks"), 0, most_shards)),
+  if (const std::int64_t version = json.at("version").as_int(); version != 1 && version != 2)
+    throw Error(ErrorKind::version, fmt::format("unknown version {}. Use a newer Muster", version));
+  ShardFacts facts{static_cast<int>(number_from(json.at("rank"), 0, most_shards)),
+                   static_cast<int>(number_from(json.at("ranks"), 0, most_shards)),
                    {}};
-  if (const Config* layout = said.find("layout")) {
+  if (const Config* layout = json.find("layout")) {
     facts.layout = ParallelLayout::parse(layout->as_string());
     if (facts.layout->ranks() != facts.ranks)
       throw Error(ErrorKind::corrupt,
-                  fmt::format("the layout {} is not for {} ranks", in_quotes(layout->as_string()), facts.ranks));
+                  fmt::format("layout {} does not have {} ranks", in_quotes(layout->as_string()), facts.ranks));
   }
-  for (const auto& [name, place] : said.at("padded").as_object())
+  for (const auto& [name, place] : json.at("padded").as_object())
     facts.padded.emplace(name, std::pair(static_cast<std::size_t>(number_from(place.at(std::size_t{0}), 0, INT64_MAX)),
                                          number_from(place.at(std::size_t{1}), 0, INT64_MAX)));
-  if (const Config* plan = said.find("plan")) facts.plan = {plan->at("name").as_string(), plan->at("text").as_string()};
-  if (const Config* heads = said.find("heads"))
+  if (const Config* plan = json.find("plan")) facts.plan = {plan->at("name").as_string(), plan->at("text").as_string()};
+  if (const Config* heads = json.find("heads"))
     for (const auto& [name, counts] : heads->as_object()) {
       if (counts.as_array().empty())
-        throw Error(ErrorKind::corrupt, fmt::format("there are no counts of heads for {}", in_quotes(name)));
+        throw Error(ErrorKind::corrupt, fmt::format("the counts of heads of {} are missing", in_quotes(name)));
       for (const Config& count : counts.as_array()) facts.heads[name].push_back(number_from(count, 1, most_heads));
     }
-  if (const Config* blocked = said.find("blocked"))
+  if (const Config* blocked = json.find("blocked"))
     for (const auto& [name, part] : blocked->as_object())
       facts.blocked[name] = {static_cast<std::size_t>(number_from(part.at(std::size_t{0}), 0, INT64_MAX)),
                              number_from(part.at(std::size_t{1}), 0, INT64_MAX),
@@ -124,7 +125,7 @@ std::optional<ShardFacts> parse_shard_facts(const Metadata& metadata) {
     return facts_of(parse_json(found->second));
   } catch (const Error& error) {
     throw Error(error.kind() == ErrorKind::version ? ErrorKind::version : ErrorKind::corrupt,
-                fmt::format("its metadata \"{}\": {}", shard_metadata_key, error.what()));
+                fmt::format("malformed metadata {}: {}", in_quotes(shard_metadata_key), error.what()));
   }
 }
 

@@ -51,8 +51,8 @@ void ViewedTensors::read(std::size_t place, std::uint64_t offset, std::span<std:
   const auto infinite = merge::cast(tensor.stored, memory, tensor.spec.dtype, target);
   if (infinite && !tensor.may_overflow)
     throw Error(ErrorKind::invalid_argument,
-                fmt::format("casting the tensor {} from {} to {}: element {} is finite and would become infinite; take "
-                            "another dtype, or allow it (\"overflow\": true)",
+                fmt::format("tensor {}: casting from {} to {}: element {} is finite and would become infinite. Use "
+                            "another dtype, or allow it with \"overflow\": true",
                             in_quotes(tensor.name), to_string(tensor.stored), to_string(tensor.spec.dtype),
                             static_cast<std::uint64_t>(begin) + *infinite));
 }
@@ -68,7 +68,7 @@ void ViewedTensors::copy(const ViewedTensor& tensor, const merge::Box& box, std:
                     static_cast<std::uint64_t>(axis.to) * size});
   if (box.from < 0 || !is_within(first, axes, size, source_.tensors().at(source).bytes))
     throw Error(ErrorKind::corrupt,
-                fmt::format("a part of the tensor {} lies outside of what it is made of", in_quotes(tensor.name)));
+                fmt::format("tensor {}: a part is out of range of its source", in_quotes(tensor.name)));
   read_strided([&](std::uint64_t at, std::span<std::byte> bytes) { source_.read(source, at, bytes); }, first,
                std::move(axes), size, target.data() + static_cast<std::uint64_t>(box.to - begin) * size);
 }

@@ -24,11 +24,11 @@ namespace fs = std::filesystem;
 std::string_view words_of_kind(Kind kind) noexcept {
   constexpr std::array<std::string_view, 7> words = {"a file of torch.save",
                                                      "a model in files of torch.save",
-                                                     "one of torch.distributed.checkpoint",
-                                                     "one of HuggingFaceStorageWriter",
-                                                     "files of the ranks of FSDP",
+                                                     "a checkpoint of torch.distributed.checkpoint",
+                                                     "a checkpoint of HuggingFaceStorageWriter",
+                                                     "files of FSDP ranks",
                                                      "files of ranks",
-                                                     "one of DeepSpeed"};
+                                                     "a checkpoint of DeepSpeed"};
   return words[static_cast<std::size_t>(kind)];
 }
 
@@ -60,12 +60,13 @@ std::optional<std::string> newest_iteration(const std::string& directory, const 
   // A model that was converted from another program belongs to no iteration.
   const bool is_release = text == "release";
   if (!is_release && (text.empty() || text.size() > 7 || text.find_first_not_of("0123456789") != std::string::npos))
-    throw file_error(ErrorKind::corrupt, "reading", path, fmt::format("{} is no iteration", in_quotes(text)));
+    throw file_error(ErrorKind::corrupt, "reading", path, fmt::format("{} is not an iteration", in_quotes(text)));
   const std::string newest =
       join_path(directory, is_release ? text : "iter_" + std::string(7 - text.size(), '0') + text);
   std::error_code error;
   if (!fs::is_directory(newest, error))
-    throw file_error(ErrorKind::not_found, "reading", path, fmt::format("it names {}, which is not there", newest));
+    throw file_error(ErrorKind::not_found, "reading", path,
+                     fmt::format("the recorded directory {} does not exist", in_quotes(newest)));
   return newest;
 }
 
@@ -96,8 +97,9 @@ std::optional<Found> find_in_directory(const std::string& directory, const Direc
   const auto is_part = [](const std::string& name) { return name.ends_with(".distcp"); };
   if (found.empty() && std::ranges::any_of(names, is_part))
     throw file_error(ErrorKind::not_found, "reading", directory,
-                     "it has parts of torch.distributed.checkpoint and no .metadata: the save did not end");
-  // Muster's own files take precedence over files in the older format that model hubs store beside them.
+                     "incomplete checkpoint of torch.distributed.checkpoint: .metadata does not exist. The save was "
+                     "interrupted. Use an earlier one");
+  // Muster's own files take precedence over files in the older format that model hubs store next to them.
   const auto is_of_model = [&](const std::string& name) {
     if (!is_weight_name(name)) return is_index_name(name);
     const auto has_name = [&](const std::vector<std::string>& files) {
@@ -116,11 +118,12 @@ std::optional<Found> find_in_directory(const std::string& directory, const Direc
   }
   if (has_model || found.size() > 1) {
     const auto below = std::ranges::find_if(found, [&](const Found& one) { return one.path != directory; });
-    throw file_error(
-        ErrorKind::invalid_argument, "reading", directory,
-        fmt::format("two checkpoints are in it, {} and {}; {}move one away", words_of_kind(found[0].kind),
-                    has_model ? "a model in safetensors files" : words_of_kind(found[1].kind),
-                    below == found.end() ? "" : fmt::format("name {} to read what is there, or ", below->path)));
+    throw file_error(ErrorKind::invalid_argument, "reading", directory,
+                     fmt::format("the directory has two checkpoints: {} and {}. {}", words_of_kind(found[0].kind),
+                                 has_model ? "a model in safetensors files" : words_of_kind(found[1].kind),
+                                 below == found.end() ? "Move one away"
+                                                      : fmt::format("Pass {} to read that one, or move one away",
+                                                                    in_quotes(below->path))));
   }
   return found[0];
 }

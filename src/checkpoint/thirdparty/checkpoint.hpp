@@ -45,7 +45,7 @@ struct Found {
   std::vector<std::vector<std::string>> by_rank = {};  ///< names in the directory, by rank, if a plan merges the ranks
   int ranks = 0;                              ///< number of ranks that a plan must merge; 0: it is self-describing
   std::optional<ParallelLayout> layout = {};  ///< the layout of the ranks, if file names give it
-  std::optional<Config> config = {};          ///< the config.json beside them, if it is not in Hugging Face's format
+  std::optional<Config> config = {};          ///< the config.json next to them, if it is not in Hugging Face's format
 };
 /// Returns nullopt if the path has no such checkpoint. Throws Error(invalid_argument) if a directory has two kinds, and
 /// Error(not_found) if a part of one is missing.

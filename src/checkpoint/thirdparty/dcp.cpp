@@ -45,7 +45,7 @@ BoxPlace locate_item(const formats::ReadAt& read, std::uint64_t bytes, DType dty
   const TorchTensor tensor = archive.tensor(archive.pickle().root());
   if (tensor.dtype != dtype || box_extents(tensor.shape) != extents)
     throw Error(ErrorKind::corrupt,
-                fmt::format("it is {} where {} is said", to_string(TensorSpec{tensor.dtype, tensor.shape}),
+                fmt::format("expected {1}, found {0}", to_string(TensorSpec{tensor.dtype, tensor.shape}),
                             to_string(TensorSpec{dtype, extents})));
   return tensor.place_in(0);
 }
@@ -61,22 +61,23 @@ void check_backend(const std::string& directory) {
   const std::string path = join_path(directory, "metadata.json");
   std::error_code error;
   if (!std::filesystem::exists(path, error)) return;
-  const Config said =
+  const Config json =
       with_file("reading", path, [&] { return core::parse_tolerantly(read_text(path, longest_facts)); });
-  const Config* backend = said.is_object() ? said.find("sharded_backend") : nullptr;
+  const Config* backend = json.is_object() ? json.find("sharded_backend") : nullptr;
   if (backend != nullptr && backend->is_string() && backend->as_string() != "torch_dist")
     throw file_error(
         ErrorKind::unsupported, "reading", path,
-        fmt::format("its sharded_backend is {}; only torch_dist is read", in_quotes(backend->as_string())));
+        fmt::format("unsupported sharded_backend {} (expected torch_dist)", in_quotes(backend->as_string())));
 }
 
 /// Returns the positions of tensors that torch recorded in the safetensors files of a save.
 std::map<std::string, Shape> saved_offsets(const SafetensorsHeader& header) {
   const auto text = header.metadata.find("DCP_SHARDING_INFO");
-  if (text == header.metadata.end()) throw Error(ErrorKind::corrupt, "its metadata has no DCP_SHARDING_INFO");
+  if (text == header.metadata.end())
+    throw Error(ErrorKind::corrupt, "malformed metadata: DCP_SHARDING_INFO is missing");
   std::map<std::string, Shape> offsets;
-  const Config said = core::parse_tolerantly(text->second);
-  for (const auto& [name, info] : said.as_object()) {
+  const Config json = core::parse_tolerantly(text->second);
+  for (const auto& [name, info] : json.as_object()) {
     Shape& begin = offsets[name];  // the offsets of a scalar are empty
     for (const Config& offset : info.at("saved_offsets").as_array()) begin.push_back(offset.as_int());
   }
@@ -93,7 +94,7 @@ void add_safetensors(DcpPieces& pieces, const PartedTensors& tensors, std::uint3
       const auto at = offsets.find(entry.name);
       if (at == offsets.end() || at->second.size() != entry.shape.size())
         throw Error(ErrorKind::corrupt,
-                    fmt::format("tensor {}: its place in the whole is not said", in_quotes(entry.name)));
+                    fmt::format("tensor {}: its offsets in the whole tensor are missing", in_quotes(entry.name)));
       pieces[entry.name].push_back({at->second, {entry.dtype, entry.shape}, {number, begin + entry.offset, {}}});
     }
   });
@@ -101,7 +102,8 @@ void add_safetensors(DcpPieces& pieces, const PartedTensors& tensors, std::uint3
 
 std::int64_t add_extents(std::int64_t a, std::int64_t b) {
   std::int64_t sum = 0;
-  if (a < 0 || __builtin_add_overflow(a, b, &sum)) throw Error(ErrorKind::corrupt, "a part begins where none can");
+  if (a < 0 || __builtin_add_overflow(a, b, &sum))
+    throw Error(ErrorKind::corrupt, "the offset of a part is out of range");
   return sum;
 }
 
@@ -115,7 +117,7 @@ void add_pieces(PartedTensors& tensors, std::vector<DcpPiece> pieces) {
     const Shape extents = box_extents(piece.spec.shape);
     if (piece.spec.dtype != tensors.tensors().back().dtype)
       throw Error(ErrorKind::corrupt,
-                  fmt::format("tensor {}: its parts have several dtypes", in_quotes(tensors.tensors().back().name)));
+                  fmt::format("tensor {}: its parts have different dtypes", in_quotes(tensors.tensors().back().name)));
     tensors.add_box(piece.spec.shape.empty() ? Shape{0} : piece.begin, extents,
                     BoxPlace{piece.place.file, piece.place.begin, row_major_strides(extents)});
   }
@@ -177,10 +179,9 @@ std::shared_ptr<const PartedTensors> open_dcp(const Found& found, const Choice& 
         continue;
       }
       if (tensor.is_flattened)
-        throw Error(ErrorKind::unsupported,
-                    fmt::format("tensor {}: Megatron cut it with flattened_range, which is not read: save it with a "
-                                "newer Megatron",
-                                in_quotes(tensor.name)));
+        throw Error(ErrorKind::unsupported, fmt::format("tensor {}: Megatron split it with flattened_range, which "
+                                                        "Muster cannot read. Save it with a newer Megatron",
+                                                        in_quotes(tensor.name)));
       tensors->add_tensor(*name, tensor.dtype, tensor.shape);
       if (const auto found_pieces = pieces.find(tensor.name); found_pieces != pieces.end()) {
         add_pieces(*tensors, found_pieces->second);
@@ -193,14 +194,14 @@ std::shared_ptr<const PartedTensors> open_dcp(const Found& found, const Choice& 
                                  chunk.is_zstd ? most_unpacked(tensor.dtype, chunk.extents) : 0});
     }
     if (flattened != 0)
-      notes.push_back(
-          fmt::format("{} tensors of its optimizer were cut with flattened_range, which is not read: they are left out",
-                      flattened));
+      notes.push_back(fmt::format(
+          "{} tensors of the optimizer are left out: they are split with flattened_range, which Muster cannot read",
+          flattened));
     if (tensors->tensors().empty())
       throw Error(ErrorKind::not_found, choice.key.empty()
-                                            ? std::string("there is no tensor in it")
-                                            : fmt::format("no tensor is below {}; there are: {}", in_quotes(choice.key),
-                                                          first_words(metadata.tensors())));
+                                            ? std::string("the checkpoint has no tensors")
+                                            : fmt::format("no tensor has the key {} (available: {})",
+                                                          in_quotes(choice.key), first_words(metadata.tensors())));
     if (choice.key.empty() && std::ranges::any_of(tensors->tensors(), [](const TensorEntry& entry) {
           return entry.name.starts_with("optim");
         }))
@@ -250,7 +251,7 @@ bool is_dcp(const Pickle& pickle, Pickle::Ref node, std::string_view name) {
 
 std::span<const Pickle::Ref> pairs_of(const Pickle& pickle, Pickle::Ref node, std::string_view name) {
   const Pickle::Ref dict = pickle.member(node, name);
-  if (!pickle.is(dict, PickleKind::dict)) refuse_foreign(fmt::format("its {} is no dict", name));
+  if (!pickle.is(dict, PickleKind::dict)) refuse_foreign(fmt::format("{} is not a dict", name));
   return pickle.items(dict);
 }
 
@@ -265,7 +266,8 @@ DType dtype_of(const Pickle& pickle, Pickle::Ref properties) {
   }
   const std::optional<DType> known = dtype_of_torch(pickle.name(dtype));
   if (!known)
-    refuse_foreign(fmt::format("its dtype {} is not read", in_quotes(pickle.name(dtype))), ErrorKind::unsupported);
+    refuse_foreign(fmt::format("unsupported dtype {}. Save the tensor in another dtype", in_quotes(pickle.name(dtype))),
+                   ErrorKind::unsupported);
   return *known;
 }
 
@@ -285,7 +287,7 @@ void DcpMetadata::add_tensor(const Pickle& pickle, std::string_view name, Pickle
     }
     DcpTensor& there = tensors_[number->second];
     if (there.dtype != tensor.dtype || there.shape != tensor.shape)
-      refuse_foreign("two ranks say different things of it");
+      refuse_foreign("two ranks record different shapes or dtypes");
     for (const Pickle::Ref chunk : pickle.items(pickle.member(node, "chunks"))) {
       DcpChunk part{.begin = shape_of(pickle, pickle.member(chunk, "offsets")),
                     .extents = shape_of(pickle, pickle.member(chunk, "sizes"))};
@@ -304,13 +306,13 @@ void DcpMetadata::add_place(const Pickle& pickle, Pickle::Ref key, Pickle::Ref v
     const std::string file(pickle.text(pickle.member(value, "relative_path")));
     const auto at = pickle.count(pickle.member(value, "offset"));
     const auto bytes = pickle.count(pickle.member(value, "length"));
-    if (!is_name_beside(file)) refuse_foreign(fmt::format("its file {} is not beside it", in_quotes(file)));
-    if (!at || !bytes) refuse_foreign("its place in a file is no number");
+    if (!is_name_beside(file)) refuse_foreign(fmt::format("its file {} is not in the same directory", in_quotes(file)));
+    if (!at || !bytes) refuse_foreign("its offset in a file is not a number");
     DcpChunk place;
     if (const auto transforms = pickle.find(value, "transform_descriptors"))
       for (const Pickle::Ref transform : pickle.items(*transforms)) {
         if (pickle.text(transform) != "stream.zstd/1" || place.is_zstd)
-          refuse_foreign(fmt::format("it is stored through {}, which is not read: save it without extensions",
+          refuse_foreign(fmt::format("it is stored with {}, which Muster cannot read. Save it without extensions",
                                      in_quotes(pickle.text(transform))),
                          ErrorKind::unsupported);
         place.is_zstd = true;
@@ -331,7 +333,8 @@ void DcpMetadata::add_place(const Pickle& pickle, Pickle::Ref key, Pickle::Ref v
 
 void DcpMetadata::add(std::span<const std::byte> bytes) {
   const Pickle pickle = Pickle::parse(bytes);
-  if (!is_dcp(pickle, pickle.root(), "Metadata")) refuse_foreign("it is no Metadata of torch.distributed.checkpoint");
+  if (!is_dcp(pickle, pickle.root(), "Metadata"))
+    refuse_foreign("not a Metadata object of torch.distributed.checkpoint");
   const std::span<const Pickle::Ref> tensors = pairs_of(pickle, pickle.root(), "state_dict_metadata");
   for (std::size_t i = 0; i + 1 < tensors.size(); i += 2)
     if (pickle.is(tensors[i], PickleKind::text)) add_tensor(pickle, pickle.text(tensors[i]), tensors[i + 1]);

@@ -46,7 +46,8 @@ class FlatLine {
   [[nodiscard]] std::uint64_t element_count() const { return ends_.empty() ? 0 : ends_.back(); }
   /// Adds boxes for the elements [from, from + count), the first of which is element `to` of the tensor.
   void add_boxes(PartedTensors& tensors, std::uint64_t from, std::uint64_t to, std::uint64_t count) const {
-    if (from > element_count() || count > element_count() - from) refuse_foreign("it reaches past what the ranks have");
+    if (from > element_count() || count > element_count() - from)
+      refuse_foreign("its elements are out of range of the ranks' data");
     for (auto at = static_cast<std::size_t>(std::ranges::upper_bound(ends_, from) - ends_.begin()); count != 0; ++at) {
       const FlatRun& run = runs_[at];
       const std::uint64_t in_run = from - (ends_[at] - run.elements);
@@ -93,7 +94,7 @@ class ZeroCheckpoint {
   static std::uint64_t number_of(const Pickle& pickle, Ref node, std::string_view what) {
     if (pickle.is(node, PickleKind::object) && pickle.arguments(node).size() == 1) node = pickle.arguments(node)[0];
     const auto number = pickle.count(node);
-    if (!number) refuse_foreign(fmt::format("its {} is no number", what));
+    if (!number) refuse_foreign(fmt::format("{} is not a number", what));
     return *number;
   }
 
@@ -106,7 +107,7 @@ class ZeroCheckpoint {
       const std::uint64_t stage = number_of(pickle, pickle.member(state, "zero_stage"), "zero_stage");
       if (groups_.empty()) stage_ = stage;
       if (stage != stage_ || stage < 1 || stage > 3)
-        refuse_foreign(fmt::format("it is of stage {}, other ranks of stage {}", stage, stage_),
+        refuse_foreign(fmt::format("the file has stage {}, and other ranks have stage {}", stage, stage_),
                        ErrorKind::rank_mismatch);
       const Ref count = pickle.member(state, "partition_count");
       std::uint64_t parts = 0;
@@ -115,17 +116,19 @@ class ZeroCheckpoint {
       else
         parts = number_of(pickle, count, "partition_count");
       if (parts != ranks())
-        refuse_foreign(fmt::format("it is one of {} ranks, and {} are there", parts, ranks()), ErrorKind::not_found);
+        refuse_foreign(fmt::format("the file belongs to a job of {} ranks, and {} ranks are present", parts, ranks()),
+                       ErrorKind::not_found);
       const Ref flat = pickle.member(state, stage_ == 3 ? "fp32_flat_groups" : "single_partition_of_fp32_groups");
       std::vector<FlatRun>& groups = groups_.emplace_back();
       for (const Ref group : pickle.items(flat)) {
         const TorchTensor tensor = archive.tensor(group);
         if (tensor.dtype != DType::f32 || tensor.shape.size() != 1 || (tensor.shape[0] > 1 && tensor.strides[0] != 1))
-          refuse_foreign("its flat weights are no run of 32-bit numbers", ErrorKind::unsupported);
+          refuse_foreign("the flat weights are not contiguous 32-bit numbers. Save the model with zero_to_fp32.py",
+                         ErrorKind::unsupported);
         groups.push_back({file, tensor.begin, static_cast<std::uint64_t>(tensor.shape[0]), tensor.stored});
       }
       if (groups.size() != groups_.front().size())
-        refuse_foreign("ranks have other numbers of groups", ErrorKind::rank_mismatch);
+        refuse_foreign("ranks have different numbers of groups", ErrorKind::rank_mismatch);
       if (const auto paddings = pickle.find(state, "param_alignment_paddings"); paddings && groups_.size() == 1)
         for (const Ref group : pickle.items(*paddings)) {
           std::vector<std::uint64_t>& sizes = paddings_.emplace_back();
@@ -147,10 +150,10 @@ class ZeroCheckpoint {
     with_file("reading", path, [&] {
       const auto world = pickle.find(pickle.root(), "dp_world_size");
       if (const auto said = world ? pickle.count(*world) : std::nullopt; said && *said != ranks())
-        refuse_foreign(fmt::format("it is of a job of {} ranks, and the optimizer's files are of {}; one of them is "
-                                   "another job's",
-                                   *said, ranks()),
-                       ErrorKind::rank_mismatch);
+        refuse_foreign(
+            fmt::format("the file belongs to a job of {} ranks, and the files of the optimizer belong to one of {}",
+                        *said, ranks()),
+            ErrorKind::rank_mismatch);
       add_parameters(pickle, pickle.member(pickle.root(), "param_shapes"));
       add_frozen(archive, file);
       add_shared(pickle);
@@ -172,15 +175,17 @@ class ZeroCheckpoint {
   }
 
   void begin_flat(const std::string& name, const Shape& shape, std::uint64_t elements) {
-    if (!names_.insert(name).second) refuse_foreign(fmt::format("the tensor {} is there twice", in_quotes(name)));
+    if (!names_.insert(name).second) refuse_foreign(fmt::format("tensor {}: the name is duplicated", in_quotes(name)));
     tensors_->add_tensor(name, DType::f32, shape, Shape{static_cast<std::int64_t>(elements)});
   }
 
   void add_parameters(const Pickle& pickle, Ref shapes) {
     // Stage 3 has a dict where the other stages have a list of them.
-    if (!pickle.is(shapes, PickleKind::list)) refuse_foreign("its param_shapes are no list", ErrorKind::unsupported);
+    if (!pickle.is(shapes, PickleKind::list))
+      refuse_foreign("param_shapes is not a list. Save the model with zero_to_fp32.py", ErrorKind::unsupported);
     if (stage_ == 3) return add_parted(pickle, shapes);
-    if (pickle.items(shapes).size() != groups_.front().size()) refuse_foreign("its param_shapes are of other groups");
+    if (pickle.items(shapes).size() != groups_.front().size())
+      refuse_foreign("param_shapes and the groups of the optimizer differ");
     std::vector<FlatLine> lines(groups_.front().size());
     for (const std::vector<FlatRun>& rank : groups_)
       for (std::size_t group = 0; group < rank.size(); ++group) lines[group].add(rank[group]);
@@ -196,7 +201,7 @@ class ZeroCheckpoint {
     const std::uint64_t step = 2 * ranks();
     for (std::size_t group = 0; group < lines.size(); ++group)
       if ((used[group] + step - 1) / step != (lines[group].element_count() + step - 1) / step)
-        refuse_foreign(fmt::format("its group {} has {} elements, and the ranks have {}", group, used[group],
+        refuse_foreign(fmt::format("group {} has {} elements, and the ranks have {}", group, used[group],
                                    lines[group].element_count()));
   }
 
@@ -216,7 +221,7 @@ class ZeroCheckpoint {
         });
     for (const FlatLine& line : lines)
       if (line.element_count() != used)
-        refuse_foreign(fmt::format("a rank has {} elements where {} are used", line.element_count(), used));
+        refuse_foreign(fmt::format("a rank has {} elements, expected {}", line.element_count(), used));
   }
 
   void add_whole(const TorchArchive& archive, std::uint32_t file, const std::string& name, Ref ref) {
@@ -236,7 +241,7 @@ class ZeroCheckpoint {
       const std::string name(pickle.text(pairs[i]));
       std::optional<Ref> tensor = fragments ? pickle.find(*fragments, name) : std::nullopt;
       if (!tensor) tensor = pickle.find(pickle.member(pickle.root(), "module"), name);
-      if (!tensor) refuse_foreign(fmt::format("the tensor {} is not there", in_quotes(name)));
+      if (!tensor) refuse_foreign(fmt::format("tensor {} does not exist", in_quotes(name)));
       add_whole(archive, file, name, *tensor);
     }
   }
@@ -258,14 +263,15 @@ class ZeroCheckpoint {
         const auto& [file, archive] = archives[rank];
         const Pickle& pickle = archive.pickle();
         const auto fragment = pickle.find(pickle.member(pickle.root(), "frozen_param_fragments"), name);
-        if (!fragment) refuse_foreign(fmt::format("rank {} has no part of {}", rank, in_quotes(name)));
+        if (!fragment) refuse_foreign(fmt::format("rank {} has no part of the tensor {}", rank, in_quotes(name)));
         const TorchTensor tensor = archive.tensor(*fragment);
         if (is_first) tensors_->add_tensor(name, tensor.dtype, shape, Shape{static_cast<std::int64_t>(elements)});
         is_first = false;
         if (part * rank >= elements) continue;
         const std::uint64_t count = std::min(part, elements - part * rank);
         if (tensor.shape.size() != 1 || static_cast<std::uint64_t>(tensor.shape[0]) < count)
-          refuse_foreign(fmt::format("rank {} has a part of {} of another size", rank, in_quotes(name)));
+          refuse_foreign(
+              fmt::format("rank {}: its part of the tensor {} has an unexpected size", rank, in_quotes(name)));
         tensors_->add_box(Shape{static_cast<std::int64_t>(part * rank)}, Shape{static_cast<std::int64_t>(count)},
                           tensor.place_in(file));
       }
@@ -281,7 +287,8 @@ class ZeroCheckpoint {
     for (const Ref item : pickle.items(*names))
       if (const auto tensor = pickle.find(module, pickle.text(item)); tensor && archive.is_tensor(*tensor))
         add_whole(archive, file, std::string(pickle.text(item)), *tensor);
-    notes_.push_back("buffers and weights that are not trained keep the dtype of the model, all others are F32");
+    notes_.push_back(
+        "buffers and weights that are not trained keep the dtype of the model, and all trained weights are F32");
   }
 
   /// Stage 1 does not record weights that are not trained, but its module contains them. A tensor at the same location
@@ -314,7 +321,7 @@ class ZeroCheckpoint {
     const bool is_dict = pickle.is(*shared, PickleKind::dict);
     for (std::size_t i = 0; i + (is_dict ? 1 : 0) < items.size(); i += is_dict ? 2 : 1) {
       const std::span<const Ref> pair = is_dict ? items.subspan(i, 2) : pickle.items(items[i]);
-      if (pair.size() != 2) refuse_foreign("its shared_params are no pairs");
+      if (pair.size() != 2) refuse_foreign("shared_params does not consist of pairs");
       const std::string name(pickle.text(pair[0]));
       if (names_.insert(name).second) tensors_->add_alias(name, std::string(pickle.text(pair[1])));
     }
@@ -351,7 +358,7 @@ void check_deepspeed_tag(const std::string& directory, const std::vector<std::st
   if (!tag || !tag->starts_with("global_step") || std::filesystem::is_directory(join_path(directory, *tag), error))
     return;
   throw file_error(ErrorKind::not_found, "reading", join_path(directory, "latest"),
-                   fmt::format("it names {}, which is not there", join_path(directory, *tag)));
+                   fmt::format("the recorded directory {} does not exist", in_quotes(join_path(directory, *tag))));
 }
 
 std::optional<Found> find_deepspeed(const std::string& directory, const std::vector<std::string>& names) {
@@ -370,17 +377,18 @@ std::optional<Found> find_deepspeed(const std::string& directory, const std::vec
     const auto model = number_after(name, "mp_rank_");
     if (!rank || !model) continue;
     if (*model != 0)
-      throw file_error(ErrorKind::unsupported, "reading", found.path,
-                       fmt::format("{} is of a second model-parallel rank, which is not read", in_quotes(name)));
+      throw file_error(
+          ErrorKind::unsupported, "reading", found.path,
+          fmt::format("{} belongs to a second model-parallel rank, which Muster cannot read", in_quotes(name)));
     if (!ranks.try_emplace(*rank, name).second)
       throw file_error(ErrorKind::invalid_argument, "reading", found.path,
-                       fmt::format("rank {} is there twice; move one away", *rank));
+                       fmt::format("rank {} is duplicated. Move one of its files away", *rank));
   }
   if (ranks.empty()) return std::nullopt;
   for (const auto& [rank, name] : ranks) {
     if (rank != found.files.size())
       throw file_error(ErrorKind::not_found, "reading", found.path,
-                       fmt::format("the optimizer's file of rank {} is missing", found.files.size()));
+                       fmt::format("the optimizer file of rank {} does not exist", found.files.size()));
     found.files.push_back(name);
   }
   return found;

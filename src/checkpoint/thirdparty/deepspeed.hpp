@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// DeepSpeed's ZeRO: the weights in full precision are in the optimizer's files, flattened and cut for the ranks.
+// DeepSpeed's ZeRO: the weights in full precision are in the optimizer's files, flattened and split among the ranks.
 
 #include <memory>
 #include <optional>

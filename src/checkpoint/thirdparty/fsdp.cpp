@@ -72,7 +72,7 @@ class RankFile {
   }
 
   void add_part(PartedTensor& whole, Shape begin, const TorchTensor& tensor) const {
-    if (tensor.dtype != whole.dtype) refuse_foreign(fmt::format("its part on rank {} has another dtype", rank_));
+    if (tensor.dtype != whole.dtype) refuse_foreign(fmt::format("its part on rank {} has a different dtype", rank_));
     if (tensor.shape.empty()) begin = {0};
     whole.parts.push_back({std::move(begin), box_extents(tensor.shape), tensor.place_in(file_)});
   }
@@ -84,11 +84,11 @@ class RankFile {
     const auto said = mesh ? pickle_.find(*mesh, "_rank") : std::nullopt;
     if (const auto rank = said ? pickle_.integer(*said) : std::nullopt; rank && *rank != rank_)
       refuse_foreign(
-          fmt::format("its part is of rank {}, and the file's name says rank {}; it has been renamed or mixed up",
-                      *rank, rank_),
+          fmt::format("the file was renamed or swapped: its part belongs to rank {}, and its name has rank {}", *rank,
+                      rank_),
           ErrorKind::rank_mismatch);
     const std::span<const Pickle::Ref> meta = pickle_.arguments(pickle_.member(spec, "tensor_meta"));
-    if (meta.empty()) refuse_foreign("its whole size is not said");
+    if (meta.empty()) refuse_foreign("the size of the whole tensor is missing");
     const Shape shape = shape_of(pickle_, meta[0]);
     begin_tensor(whole, local.dtype, shape);
     const std::vector<Axis> axes = mesh_axes(spec, shape.size());
@@ -105,8 +105,8 @@ class RankFile {
       size = std::min(size, first + step) - first;
     }
     if (local.shape != extents)
-      refuse_foreign(fmt::format("rank {} has {} of {} where {} is its part", rank_, to_string(local.shape),
-                                 to_string(shape), to_string(extents)));
+      refuse_foreign(fmt::format("rank {} has {} of {}, expected {}", rank_, to_string(local.shape), to_string(shape),
+                                 to_string(extents)));
     add_part(whole, std::move(begin), local);
   }
 
@@ -134,10 +134,12 @@ class RankFile {
       const bool is_strided = placement.ends_with("placement_types._StridedShard");
       if (!is_strided && !placement.ends_with("placement_types.Shard") &&
           !placement.ends_with("placement_types.Replicate"))
-        refuse_foreign(fmt::format("its placement {} is not read", in_quotes(placement)), ErrorKind::unsupported);
+        refuse_foreign(fmt::format("unsupported placement {}. Save the model with torch.distributed.checkpoint",
+                                   in_quotes(placement)),
+                       ErrorKind::unsupported);
       if (!placement.ends_with("Replicate")) {
         axis.dim = pickle_.count(pickle_.member(placements[i], "dim"));
-        if (!axis.dim || *axis.dim >= dims) refuse_foreign("it is cut along a dimension that it does not have");
+        if (!axis.dim || *axis.dim >= dims) refuse_foreign("the dimension of its shards is out of range");
       }
       if (is_strided) axis.split_factor = pickle_.integer(pickle_.member(placements[i], "split_factor"));
       // A strided axis cuts the results of the axes after it: FSDP2 over tensor parallelism.
@@ -145,13 +147,18 @@ class RankFile {
         if (earlier.dim == axis.dim && earlier.split_factor)
           earlier.split_factor = *earlier.split_factor % axis.count == 0 ? *earlier.split_factor / axis.count : 0;
       if (is_strided && std::ranges::any_of(axes, [&](const Axis& earlier) { return earlier.dim == axis.dim; }))
-        refuse_foreign("it is cut along one dimension by Shard and then by _StridedShard, which is not read",
-                       ErrorKind::unsupported);
+        refuse_foreign(
+            "it is split along one dimension by Shard and then by _StridedShard, which Muster cannot read. Save the "
+            "model with torch.distributed.checkpoint",
+            ErrorKind::unsupported);
       (is_strided ? strided : axes).push_back(axis);
     }
     for (const Axis& axis : strided)
       if (axis.split_factor != 1)
-        refuse_foreign("the split_factor of its _StridedShard is not that of the mesh", ErrorKind::unsupported);
+        refuse_foreign(
+            "the split_factor of its _StridedShard contradicts the mesh, which Muster cannot read. Save the model with "
+            "torch.distributed.checkpoint",
+            ErrorKind::unsupported);
     axes.insert(axes.end(), strided.rbegin(), strided.rend());
     return axes;
   }
@@ -159,20 +166,23 @@ class RankFile {
   [[nodiscard]] std::vector<std::int64_t> mesh_sizes(Pickle::Ref spec, std::size_t count) const {
     if (count == 1) return {ranks_};
     const auto refuse = [&](const char* words) {
-      refuse_foreign(fmt::format("it is placed along {} dimensions of a mesh, {}", count, words),
-                     ErrorKind::unsupported);
+      refuse_foreign(
+          fmt::format(
+              "it is placed along {} dimensions of a mesh, {}. Save the model with torch.distributed.checkpoint", count,
+              words),
+          ErrorKind::unsupported);
     };
     const Pickle::Ref mesh = pickle_.member(spec, "mesh");
     const auto layout = pickle_.find(mesh, "_layout");
     const auto axes = layout ? pickle_.find(*layout, "axes") : std::nullopt;
     const auto map = pickle_.find(mesh, "_flatten_rank_map");
-    if (!axes || !map) refuse("of which an older PyTorch wrote it: not read; save it as torch.distributed.checkpoint");
+    if (!axes || !map) refuse("which Muster cannot read from this older PyTorch");
     std::vector<std::int64_t> sizes;
     std::vector<std::int64_t> strides;
     for (const Pickle::Ref axis : pickle_.items(*axes)) {
       const Shape shape = shape_of(pickle_, pickle_.member(axis, "shape"));
       const Shape stride = shape_of(pickle_, pickle_.member(axis, "stride"));
-      if (shape.size() != 1 || stride.size() != 1) refuse("some of which are several: not read");
+      if (shape.size() != 1 || stride.size() != 1) refuse("some of which are nested, which Muster cannot read");
       sizes.push_back(shape[0]);
       strides.push_back(stride[0]);
     }
@@ -183,13 +193,14 @@ class RankFile {
       is_in_order = strides[i] == below && sizes[i] > 0 && sizes[i] <= ranks_;
     for (std::size_t i = 0; is_in_order && i < ranks.size(); ++i)
       is_in_order = ranks[i] == static_cast<std::int64_t>(i);
-    if (!is_in_order || below != ranks_) refuse("which are not all ranks in their order: not read");
+    if (!is_in_order || below != ranks_)
+      refuse("which do not have all ranks in ascending order: Muster cannot read that");
     return sizes;
   }
 
   void add_sharded(PartedTensor& whole, Pickle::Ref state) const {
     const std::span<const Pickle::Ref> items = pickle_.items(state);
-    if (items.size() < 2 || !pickle_.is(items[0], PickleKind::list)) refuse_foreign("its parts are not said");
+    if (items.size() < 2 || !pickle_.is(items[0], PickleKind::list)) refuse_foreign("the list of its parts is missing");
     const Shape shape = shape_of(pickle_, pickle_.member(items[1], "size"));
     const auto properties = pickle_.find(items[1], "tensor_properties");
     std::optional<DType> dtype;
@@ -236,16 +247,16 @@ std::vector<std::string> fsdp_files(const std::string& directory, const std::vec
   if (jobs.empty()) return {};
   if (jobs.size() > 1)
     throw file_error(ErrorKind::invalid_argument, "reading", directory,
-                     fmt::format("it has files of {} ranks and of {}, two jobs; move one away", jobs.begin()->first,
-                                 jobs.rbegin()->first));
+                     fmt::format("the directory has files of two jobs, of {} and {} ranks. Move one set away",
+                                 jobs.begin()->first, jobs.rbegin()->first));
   const auto& [ranks, files] = *jobs.begin();
   std::vector<std::string> out;
   for (int rank = 0; rank < ranks; ++rank) {
     const auto file = files.find(rank);
     if (file == files.end())
       throw file_error(ErrorKind::not_found, "reading", directory,
-                       fmt::format("model_world_size_{}_rank_{}.pt is missing ({} of {} ranks are there)", ranks, rank,
-                                   files.size(), ranks));
+                       fmt::format("model_world_size_{}_rank_{}.pt does not exist ({} of {} ranks are present)", ranks,
+                                   rank, files.size(), ranks));
     out.push_back(file->second);
   }
   return out;
@@ -268,7 +279,7 @@ std::shared_ptr<const PartedTensors> open_fsdp(const Found& found, const Choice&
         const auto [whole, is_new] = wholes.try_emplace(name);
         if (is_new && rank != 0)
           throw Error(ErrorKind::rank_mismatch,
-                      fmt::format("rank {} has the tensor {}, rank 0 has not", rank, in_quotes(name)));
+                      fmt::format("rank {} has the tensor {}, which does not exist on rank 0", rank, in_quotes(name)));
         if (is_new) order.push_back(name);
         ++count;
         try {
@@ -282,7 +293,7 @@ std::shared_ptr<const PartedTensors> open_fsdp(const Found& found, const Choice&
       for (Omission& left : left_out) tensors->add_omission(std::move(left));
       if (count != order.size())
         throw Error(ErrorKind::rank_mismatch,
-                    fmt::format("rank {} has {} tensors, rank 0 has {}", rank, count, order.size()));
+                    fmt::format("rank {} has {} tensors, and rank 0 has {}", rank, count, order.size()));
     });
   }
   with_file("reading", found.path, [&] {

@@ -90,7 +90,7 @@ PartedTensors::Box& PartedTensors::add_box(Numbers begin, Numbers extents) {
   if (!is_inside)
     throw Error(
         ErrorKind::corrupt,
-        fmt::format("tensor {}: its part {} + {} is outside of {}", in_quotes(entries_.back().name),
+        fmt::format("tensor {}: its part {} + {} is out of range for {}", in_quotes(entries_.back().name),
                     to_string(Shape(begin.begin(), begin.end())), to_string(Shape(extents.begin(), extents.end())),
                     to_string(Shape(whole.begin(), whole.end()))));
   Box& box = boxes_.emplace_back();
@@ -124,8 +124,8 @@ void PartedTensors::add_plain(const TensorEntry& entry, std::uint32_t file) {
 void PartedTensors::add_alias(const std::string& name, const std::string& source) {
   const std::optional<std::size_t> place = find(source);
   if (!place)
-    throw Error(ErrorKind::corrupt,
-                fmt::format("tensor {} is another name of {}, which is not there", in_quotes(name), in_quotes(source)));
+    throw Error(ErrorKind::corrupt, fmt::format("tensor {} is another name of {}, which does not exist",
+                                                in_quotes(name), in_quotes(source)));
   const std::span<const Box> there = boxes_of(*place);
   const std::vector<Box> boxes(there.begin(), there.end());
   const TensorEntry entry = entries_[*place];
@@ -145,7 +145,8 @@ void PartedTensors::check_place(const BoxPlace& place, Numbers extents, std::siz
            !__builtin_mul_overflow(static_cast<std::uint64_t>(place.strides[i]), item, &axis.from);
   }
   if (!fits || !is_within(place.begin, axes, item, files_[place.file].bytes()))
-    throw Error(ErrorKind::corrupt, "a tensor reaches past the end of its file", {.path = files_[place.file].path()});
+    throw Error(ErrorKind::corrupt, "truncated file: a tensor extends past its end",
+                {.path = files_[place.file].path()});
 }
 
 std::span<const PartedTensors::Box> PartedTensors::boxes_of(std::size_t tensor) const {
@@ -185,7 +186,7 @@ void PartedTensors::check_cover(std::size_t tensor) const {
   for (std::size_t i = 0; i < boxes.size(); ++i) {
     const std::int64_t end = begin_of(boxes[i])[sweep] + extents_of(boxes[i])[sweep];
     for (std::size_t j = i + 1; j < boxes.size() && begin_of(boxes[j])[sweep] < end; ++j) {
-      if (++compared == most_compared) refuse("its parts are too many to tell whether they overlap");
+      if (++compared == most_compared) refuse("it has too many parts to check for overlaps");
       bool meet = true;
       for (std::size_t dim = 0; meet && dim < dims; ++dim)
         meet = begin_of(boxes[i])[dim] < begin_of(boxes[j])[dim] + extents_of(boxes[j])[dim] &&
@@ -196,7 +197,7 @@ void PartedTensors::check_cover(std::size_t tensor) const {
     }
   }
   const std::uint64_t whole = volume(numbers(parts_[tensor].extents, dims));
-  if (covered != whole) refuse(fmt::format("{} of {} elements are stored", covered, whole));
+  if (covered != whole) refuse(fmt::format("{} of {} elements are present", covered, whole));
 }
 
 void PartedTensors::finish() {
@@ -213,7 +214,7 @@ const BoxPlace& PartedTensors::place_of(std::size_t tensor, const Box& box) cons
       const os::ReadableFile& in = files_[box.item.file];
       const BoxItem& item = box.item;
       if (item.begin > in.bytes() || item.bytes > in.bytes() - item.begin)
-        throw Error(ErrorKind::corrupt, "it reaches past the end of the file");
+        throw Error(ErrorKind::corrupt, "truncated file: the part extends past its end");
       const bool is_packed = item.unpacked != 0;
       const formats::ReadAt read = [&](std::uint64_t at, std::span<std::byte> target) {
         in.read_at(item.begin + at, target);
@@ -231,7 +232,7 @@ const BoxPlace& PartedTensors::place_of(std::size_t tensor, const Box& box) cons
       }
       box.place = std::move(place);
     } catch (const Error& error) {
-      throw error.with_context(fmt::format("tensor {}, its part {} in {}", in_quotes(entries_[tensor].name),
+      throw error.with_context(fmt::format("tensor {}: part {} in {}", in_quotes(entries_[tensor].name),
                                            box_text(numbers(box.numbers, dims), extents),
                                            in_quotes(files_[box.item.file].path())));
     }
@@ -280,8 +281,8 @@ void PartedTensors::read_whole(std::size_t tensor, std::int64_t first, std::int6
 
 void PartedTensors::read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const {
   if (tensor >= entries_.size() || offset > entries_[tensor].bytes || target.size() > entries_[tensor].bytes - offset)
-    throw Error(ErrorKind::invalid_argument,
-                fmt::format("{} bytes at {} of tensor number {} are not there", target.size(), offset, tensor));
+    throw Error(ErrorKind::invalid_argument, fmt::format("{} bytes at offset {} of tensor index {} are out of range",
+                                                         target.size(), offset, tensor));
   if (target.empty()) return;
   const std::uint64_t item = itemsize(entries_[tensor].dtype);
   const std::uint64_t first = offset / item;
@@ -428,7 +429,8 @@ void PartedTensors::verify_readings(const std::vector<Reading>& readings, const 
     }
     if (crc != reading.stored.crc)
       tell(reading.tensor, Defect::checksum,
-           fmt::format("tensor {}: its bytes at {} of {} have the checksum {:08x}, not {:08x}: they have changed",
+           fmt::format("tensor {}: checksum mismatch: data is corrupted: the bytes at offset {} of {} have the "
+                       "checksum {:08x}, expected {:08x}",
                        in_quotes(entries_[reading.tensor].name), reading.stored.begin,
                        in_quotes(files_[reading.file].path()), crc, reading.stored.crc));
   };

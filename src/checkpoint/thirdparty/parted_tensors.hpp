@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// Tensors whose elements are stored in files as boxes, each with its own strides: the common form of all foreign
+// Tensors whose elements are stored in files as boxes, each with its own strides: the common form of all third-party
 // checkpoints.
 
 #include <cstddef>

@@ -63,13 +63,13 @@ std::vector<std::vector<std::string>> ranks_in_order(const std::string& director
     std::vector<std::string>& parts = ranks[static_cast<std::size_t>(numbers.first)];
     if (numbers.second != static_cast<int>(parts.size()))
       throw file_error(ErrorKind::not_found, "reading", directory,
-                       fmt::format("part {} of rank {} is missing ({})", parts.size(), numbers.first, pattern));
+                       fmt::format("part {} of rank {} does not exist ({})", parts.size(), numbers.first, pattern));
     parts.push_back(name);
   }
   for (std::size_t rank = 0; rank < ranks.size(); ++rank)
     if (ranks[rank].empty())
       throw file_error(ErrorKind::not_found, "reading", directory,
-                       fmt::format("rank {} of {} is missing ({})", rank, ranks.size(), pattern));
+                       fmt::format("the file of rank {} of {} does not exist ({})", rank, ranks.size(), pattern));
   return ranks;
 }
 
@@ -82,7 +82,7 @@ std::optional<Found> find_by_pattern(const std::string& directory, const std::ve
     const auto [other, is_new] = files.try_emplace(*numbers, name);
     if (!is_new)
       throw file_error(ErrorKind::invalid_argument, "reading", directory,
-                       fmt::format("{} and {} are both of rank {}; move one away", in_quotes(other->second),
+                       fmt::format("{} and {} both belong to rank {}. Move one away", in_quotes(other->second),
                                    in_quotes(name), numbers->first));
   }
   if (files.empty()) return std::nullopt;
@@ -101,8 +101,9 @@ std::optional<ParallelLayout> mapping_of(const Config& config, const std::string
     return value != nullptr && value->type() == Config::Type::integer ? static_cast<int>(value->as_int()) : 1;
   };
   if (size("cp_size") > 1)
-    throw file_error(ErrorKind::unsupported, "reading", directory,
-                     fmt::format("its ranks share the context (cp_size {}), which is not read", size("cp_size")));
+    throw file_error(
+        ErrorKind::unsupported, "reading", directory,
+        fmt::format("the ranks share the context (cp_size {}), which Muster cannot read", size("cp_size")));
   return ParallelLayout{.tensor = size("tp_size"), .pipeline = size("pp_size")};
 }
 
@@ -133,8 +134,8 @@ void check_place_of(const TorchArchive& archive, const ParallelLayout& layout, i
   const auto check = [&](std::string_view what, std::optional<std::int64_t> said, std::int64_t by_name) {
     if (!said || *said == by_name) return;
     throw file_error(ErrorKind::rank_mismatch, "reading", path,
-                     fmt::format("its arguments say {} {}, and by the names of the folders it is {}; it has been "
-                                 "renamed or mixed up: give each folder the name that its rank had",
+                     fmt::format("the folder was renamed or swapped: the saved arguments have {} {}, and the names of "
+                                 "the folders have {}. Restore the original names of the folders",
                                  what, *said, by_name));
   };
   check("tensor_model_parallel_size", number("tensor_model_parallel_size"), layout.tensor);
@@ -159,12 +160,13 @@ std::optional<Found> find_rank_files(const std::string& directory, const std::ve
                                      const std::string& pattern) {
   if (!pattern.empty()) {
     if (pattern.find(rank_field) == std::string::npos)
-      throw Error(ErrorKind::invalid_argument, fmt::format("the pattern {} has no {} in it: 'rank{{rank}}.safetensors'",
-                                                           in_quotes(pattern), rank_field));
+      throw Error(ErrorKind::invalid_argument,
+                  fmt::format("--file-pattern {}: {} is missing (example: 'rank{{rank}}.safetensors')",
+                              in_quotes(pattern), rank_field));
     std::optional<Found> found = find_by_pattern(directory, names, pattern);
     if (!found)
       throw file_error(ErrorKind::not_found, "reading", directory,
-                       fmt::format("no file's name is like {}", in_quotes(pattern)));
+                       fmt::format("no file matches the pattern {}", in_quotes(pattern)));
     return found;
   }
   for (const std::string_view known : {"consolidated.{rank}.pth", "model-rank-{rank}-part-{part}.safetensors"})
@@ -175,7 +177,7 @@ std::optional<Found> find_rank_files(const std::string& directory, const std::ve
   if (!mapping) return std::nullopt;
   if (mapping->ranks() != found->ranks)
     throw file_error(ErrorKind::not_found, "reading", directory,
-                     fmt::format("its config.json is of {} ranks, and {} are there", mapping->ranks(), found->ranks));
+                     fmt::format("config.json has {} ranks, and {} ranks are present", mapping->ranks(), found->ranks));
   found->layout = mapping;
   found->config = std::move(config);
   return found;
@@ -201,7 +203,7 @@ std::optional<Found> find_megatron_ranks(const std::string& directory, const std
     if (numbers.empty() || !rest.empty()) continue;
     if (fields != 0 && fields != numbers.size())
       throw file_error(ErrorKind::invalid_argument, "reading", directory,
-                       "its folders of ranks are of two jobs; move one away");
+                       "the folders of ranks belong to two jobs. Move one set away");
     fields = numbers.size();
     numbers.resize(3);
     ranks[{numbers[1], numbers[2], numbers[0]}] = join_path(name, std::string(file_name));
@@ -225,12 +227,10 @@ std::optional<Found> find_megatron_ranks(const std::string& directory, const std
       for (int t = 0; t < sizes[2]; ++t) {
         const auto folder = ranks.find({p, e, t});
         if (folder == ranks.end())
-          throw file_error(
-              ErrorKind::not_found, "reading", directory,
-              fmt::format(
-                  "the file of tensor-parallel rank {}, stage {}, expert rank {} is missing ({} of {} ranks are "
-                  "there); copy its folder, too",
-                  t, p, e, ranks.size(), std::int64_t{sizes[0]} * sizes[1] * sizes[2]));
+          throw file_error(ErrorKind::not_found, "reading", directory,
+                           fmt::format("the file of tensor-parallel rank {}, stage {}, expert rank {} does not exist "
+                                       "({} of {} ranks are present). Copy its folder as well",
+                                       t, p, e, ranks.size(), std::int64_t{sizes[0]} * sizes[1] * sizes[2]));
         found.by_rank.push_back({folder->second});
       }
   found.ranks = static_cast<int>(found.by_rank.size());
@@ -242,7 +242,7 @@ std::shared_ptr<const PartedTensors> open_rank_files(const Found& found, int ran
   std::unordered_set<std::string> names;
   const auto add_name = [&](const std::string& name) {
     if (!names.insert(name).second)
-      throw Error(ErrorKind::corrupt, fmt::format("rank {} has two tensors of the name {}", rank, in_quotes(name)));
+      throw Error(ErrorKind::corrupt, fmt::format("rank {}: tensor {}: the name is duplicated", rank, in_quotes(name)));
   };
   for (const std::string& name : found.by_rank[static_cast<std::size_t>(rank)]) {
     const std::string path = join_path(found.path, name);

@@ -11,7 +11,7 @@
 
 namespace muster::thirdparty {
 
-/// Recognises ranks by file names: consolidated.00.pth, model-rank-0-part-0.safetensors, rank0.safetensors beside a
+/// Recognises ranks by file names: consolidated.00.pth, model-rank-0-part-0.safetensors, rank0.safetensors next to a
 /// config.json of TensorRT-LLM, or names that match `pattern`. A pattern is a name with {rank} in it, and {part} if a
 /// rank has several files. Returns nullopt if there are no such files. Throws Error(not_found) if a rank is missing,
 /// and Error(invalid_argument) if the pattern is not valid.

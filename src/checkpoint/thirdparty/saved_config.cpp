@@ -48,7 +48,7 @@ Config config_from(const Number& number, bool has_groups, std::vector<std::strin
     config[std::string(ours)] = *value;
     if (theirs == "padded_vocab_size")
       notes.push_back(fmt::format(
-          "the vocabulary keeps its {} padded rows: the saved arguments do not have its true size", *value));
+          "the vocabulary keeps its {} padded rows, because the saved arguments do not have its true size", *value));
   }
   return config;
 }
@@ -121,7 +121,7 @@ Config saved_facts(const Found& found) {
 std::optional<Config> saved_config(const Found& found, std::vector<std::string>& notes) {
   std::error_code error;
   if (found.config) {
-    notes.push_back(fmt::format("the sizes of the model are taken from {}, which is TensorRT-LLM's",
+    notes.push_back(fmt::format("the sizes of the model are read from {}, which TensorRT-LLM wrote",
                                 in_quotes(join_path(found.path, "config.json"))));
     return from_trtllm(*found.config);
   }
@@ -131,7 +131,7 @@ std::optional<Config> saved_config(const Found& found, std::vector<std::string>&
     std::optional<Config> config = from(path, notes);
     if (config)
       notes.push_back(
-          fmt::format("the sizes of the model are read from {} because config.json is missing", in_quotes(path)));
+          fmt::format("the sizes of the model are read from {}, because config.json does not exist", in_quotes(path)));
     return config;
   };
   for (const std::string& name : files_with_arguments(found))

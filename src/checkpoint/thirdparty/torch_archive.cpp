@@ -129,13 +129,13 @@ Shape shape_of(const Pickle& pickle, Pickle::Ref ref) {
   if (pickle.is(ref, PickleKind::object) && pickle.name(ref) == "torch.Size" && pickle.arguments(ref).size() == 1)
     ref = pickle.arguments(ref)[0];
   if (!pickle.is(ref, PickleKind::tuple) && !pickle.is(ref, PickleKind::list))
-    refuse_foreign(fmt::format("a shape is {}", formats::to_string(pickle.kind(ref))));
+    refuse_foreign(fmt::format("malformed shape: it is {}", formats::to_string(pickle.kind(ref))));
   Shape shape;
   constexpr std::size_t most_dims = 64;
-  if (pickle.items(ref).size() > most_dims) refuse_foreign("a shape has more than 64 dimensions");
+  if (pickle.items(ref).size() > most_dims) refuse_foreign("malformed shape: it has more than 64 dimensions");
   for (const Pickle::Ref item : pickle.items(ref)) {
     const std::optional<std::int64_t> extent = pickle.integer(item);
-    if (!extent || *extent < 0) refuse_foreign("a shape has something else than numbers from 0 on");
+    if (!extent || *extent < 0) refuse_foreign("malformed shape: an extent is not a number from 0");
     shape.push_back(*extent);
   }
   return shape;
@@ -147,8 +147,8 @@ TorchArchive TorchArchive::open(const os::ReadableFile& file) {
     return open_zip([&file](std::uint64_t at, std::span<std::byte> target) { file.read_at(at, target); }, file.bytes());
   if (kind != formats::FileKind::torch_legacy) {
     const std::string_view advice = formats::advice_about(kind);
-    refuse_foreign(advice.empty() ? "torch.save did not write it"
-                                  : fmt::format("torch.save did not write it; it is {}", advice));
+    refuse_foreign(advice.empty() ? "not a file of torch.save"
+                                  : fmt::format("not a file of torch.save but {}", advice));
   }
   TorchArchive archive;
   archive.open_legacy(file);
@@ -169,26 +169,26 @@ void TorchArchive::read_zip(const formats::ReadAt& read, std::uint64_t bytes) {
   const formats::ZipEntry* data = nullptr;
   for (const formats::ZipEntry& entry : zip.entries()) {
     if (is_below(entry.name, "/constants.pkl"))
-      refuse_foreign("it is a TorchScript program, not a dict of tensors: save the state_dict() of the module",
+      refuse_foreign("the file is a TorchScript program, not a dict of tensors. Save the state_dict() of the module",
                      ErrorKind::unsupported);
     if (!is_below(entry.name, "/data.pkl")) continue;
-    if (data != nullptr) refuse_foreign("it has two of data.pkl");
+    if (data != nullptr) refuse_foreign("the entry data.pkl is duplicated");
     data = &entry;
   }
-  if (data == nullptr) refuse_foreign("it is a zip archive without a data.pkl, so not of torch.save");
+  if (data == nullptr) refuse_foreign("not a file of torch.save: the zip archive has no data.pkl");
   const std::string root = data->name.substr(0, data->name.find('/') + 1);
   const std::string pickle_name = data->name;
   zip.locate();
   const std::string storage_prefix = root + "data/";
   for (const formats::ZipEntry& entry : zip.entries()) {
     if (!entry.name.starts_with(root))
-      refuse_foreign(fmt::format("entry {} is beside {}", in_quotes(entry.name), root));
+      refuse_foreign(fmt::format("entry {} is not below {}", in_quotes(entry.name), in_quotes(root)));
     if (entry.name.starts_with(storage_prefix))
       storages_.emplace(entry.name.substr(storage_prefix.size()), StoredBytes{entry.begin, entry.bytes, entry.crc});
     if (entry.name == root + "byteorder") {
       const std::vector<std::byte> order = zip.read(entry, 16);
       if (std::string_view(reinterpret_cast<const char*>(order.data()), order.size()) != "little")
-        refuse_foreign("it is big-endian, which is not read: save it again on a little-endian machine",
+        refuse_foreign("the file is big-endian, which Muster cannot read. Save it again on a little-endian machine",
                        ErrorKind::unsupported);
     }
     if (entry.name == pickle_name) bytes_ = zip.read(entry, longest_pickle_entry);
@@ -202,10 +202,12 @@ void TorchArchive::open_legacy(const os::ReadableFile& file) {
   read_pickle(file, at, memory);  // the magic number, by which the file was recognised
   const Pickle version = read_pickle(file, at, memory);
   if (version.integer(version.root()) != 1001)
-    refuse_foreign("it is of an unknown version of torch.save's older format", ErrorKind::unsupported);
+    refuse_foreign(
+        "the file has an unknown version of the older format of torch.save. Save it again with PyTorch 1.6 or later",
+        ErrorKind::unsupported);
   const Pickle system = read_pickle(file, at, memory);
   if (const auto little = system.find(system.root(), "little_endian"); little && system.integer(*little) != 1)
-    refuse_foreign("it is big-endian, which is not read: save it again on a little-endian machine",
+    refuse_foreign("the file is big-endian, which Muster cannot read. Save it again on a little-endian machine",
                    ErrorKind::unsupported);
   pickle_ = read_pickle(file, at, bytes_);
   const Pickle keys = read_pickle(file, at, memory);
@@ -216,29 +218,29 @@ void TorchArchive::open_legacy(const os::ReadableFile& file) {
     if (const auto id = pickle_.arguments(ref); !id.empty() && pickle_.text(id[0]) == "module") continue;
     const StoragePid pid = read_pid(ref);
     if (!sizes.try_emplace(pid.key, pid.bytes).second && sizes[pid.key] != pid.bytes)
-      refuse_foreign(fmt::format("the storage {} has two sizes", in_quotes(pid.key)));
+      refuse_foreign(fmt::format("storage {} has two sizes", in_quotes(pid.key)));
   }
   for (const Pickle::Ref item : keys.items(keys.root())) {
     const std::string_view key = keys.text(item);
     const auto size = sizes.find(key);
-    if (size == sizes.end()) refuse_foreign(fmt::format("the storage {} is of no tensor", in_quotes(key)));
-    if (file.bytes() - at < sizeof(std::uint64_t)) refuse_foreign("it is cut off among its storages");
+    if (size == sizes.end()) refuse_foreign(fmt::format("storage {} belongs to no tensor", in_quotes(key)));
+    if (file.bytes() - at < sizeof(std::uint64_t)) refuse_foreign("truncated file: a storage is incomplete");
     const std::uint64_t count = read_length(file, at);
     at += sizeof(std::uint64_t);
     if (size->second > file.bytes() - at || (count != 0 && size->second % count != 0) ||
         (count == 0) != (size->second == 0))
-      refuse_foreign(
-          fmt::format("the storage {} is cut off, or has another size than its tensors say", in_quotes(key)));
+      refuse_foreign(fmt::format("storage {}: it is truncated, or its size contradicts its tensors", in_quotes(key)));
     if (!storages_.emplace(key, StoredBytes{at, size->second}).second)
-      refuse_foreign(fmt::format("the storage {} is there twice", in_quotes(key)));
+      refuse_foreign(fmt::format("storage {} is duplicated", in_quotes(key)));
     at += size->second;
   }
-  if (at != file.bytes()) refuse_foreign(fmt::format("{} bytes follow its last storage", file.bytes() - at));
+  if (at != file.bytes()) refuse_foreign(fmt::format("{} bytes follow the last storage", file.bytes() - at));
 }
 
 TorchArchive::StoragePid TorchArchive::read_pid(Pickle::Ref ref) const {
   const std::span<const Pickle::Ref> pid = pickle_.arguments(ref);
-  if (pid.size() < 5 || pickle_.text(pid[0]) != "storage") refuse_foreign("it refers to something that is no storage");
+  if (pid.size() < 5 || pickle_.text(pid[0]) != "storage")
+    refuse_foreign("it refers to an object that is not a storage");
   StoragePid out;
   out.key = pickle_.text(pid[2]);
   const std::string_view type = pickle_.name(pid[1]);
@@ -246,22 +248,26 @@ TorchArchive::StoragePid TorchArchive::read_pid(Pickle::Ref ref) const {
   const bool is_untyped = type == "torch.storage.UntypedStorage" || type == "torch.storage._UntypedStorage" ||
                           type == "torch.UntypedStorage" || type == "torch.cuda.UntypedStorage";
   if (!out.dtype && !is_untyped)
-    refuse_foreign(fmt::format("the storages of {} are not read", in_quotes(type)), ErrorKind::unsupported);
+    refuse_foreign(fmt::format("unsupported type of storage {}. Save its tensors in another dtype", in_quotes(type)),
+                   ErrorKind::unsupported);
   const std::uint64_t item = out.dtype ? itemsize(*out.dtype) : 1;
   const auto bytes_of = [&](Pickle::Ref number) {
     std::uint64_t bytes = 0;
     const std::optional<std::uint64_t> count = pickle_.count(number);
-    if (!count || __builtin_mul_overflow(*count, item, &bytes)) refuse_foreign("a storage has no number of elements");
+    if (!count || __builtin_mul_overflow(*count, item, &bytes))
+      refuse_foreign("malformed storage: the number of elements is missing");
     return bytes;
   };
   out.bytes = out.viewed = bytes_of(pid[4]);
   if (pid.size() < 6 || pickle_.is(pid[5], PickleKind::none)) return out;
   // A view of a storage: its own key, start and length.
   const std::span<const Pickle::Ref> view = pickle_.items(pid[5]);
-  if (pid.size() > 6 || view.size() != 3) refuse_foreign("a view of a storage is not a key and two numbers");
+  if (pid.size() > 6 || view.size() != 3)
+    refuse_foreign("malformed view of a storage: it is not a key and two numbers");
   out.begin = bytes_of(view[1]);
   out.viewed = bytes_of(view[2]);
-  if (out.begin > out.bytes || out.viewed > out.bytes - out.begin) refuse_foreign("a view reaches past its storage");
+  if (out.begin > out.bytes || out.viewed > out.bytes - out.begin)
+    refuse_foreign("a view of a storage is out of range");
   return out;
 }
 
@@ -291,14 +297,16 @@ TorchTensor TorchArchive::tensor(Pickle::Ref ref) const {
   if (name == rebuild_typed && arguments.size() >= 3) {
     const std::string_view type = pickle_.name(arguments[1]);
     if (type != "torch.Tensor" && type != "torch._tensor.Tensor" && type != "torch.nn.parameter.Parameter")
-      refuse_foreign(fmt::format("it is a {}, which is not read here", in_quotes(type)), ErrorKind::unsupported);
+      refuse_foreign(fmt::format("it is a {}, which Muster cannot read. Save it as a torch.Tensor", in_quotes(type)),
+                     ErrorKind::unsupported);
     name = pickle_.name(arguments[0]);
     arguments = pickle_.items(arguments[2]);
   }
   if (name == rebuild_on_device && arguments.size() >= 2 && pickle_.name(arguments[0]) == rebuild_v2) {
     TorchTensor on_cpu = tensor(arguments[0]);
     if (dtype_of_torch(pickle_.name(arguments[1])) != on_cpu.dtype)
-      refuse_foreign("it is stored in another dtype than it had, which is not read", ErrorKind::unsupported);
+      refuse_foreign("its stored dtype differs from its own, which Muster cannot read. Save it on the CPU",
+                     ErrorKind::unsupported);
     return on_cpu;
   }
   bool is_oldest = name == rebuild_v1;
@@ -308,12 +316,14 @@ TorchTensor TorchArchive::tensor(Pickle::Ref ref) const {
   }
   const bool has_dtype = name == rebuild_v3;
   if ((name != rebuild_v2 && !has_dtype && !is_oldest) || arguments.size() < (has_dtype ? 7U : is_oldest ? 4U : 6U))
-    refuse_foreign(fmt::format("it is made by {}, which is not read", in_quotes(name)), ErrorKind::unsupported);
+    refuse_foreign(
+        fmt::format("it is made by {}, which Muster cannot read. Save it as a dense torch.Tensor", in_quotes(name)),
+        ErrorKind::unsupported);
   const std::size_t metadata = has_dtype ? 7 : 6;
   if (arguments.size() > metadata && !pickle_.is(arguments[metadata], PickleKind::none))
     for (const std::string_view bit : {"conj", "neg"})
       if (const auto set = pickle_.find(arguments[metadata], bit); set && pickle_.integer(*set) != 0)
-        refuse_foreign(fmt::format("it has the {} bit, which is not read: save its resolve_{}()", bit, bit),
+        refuse_foreign(fmt::format("it has the {} bit, which Muster cannot read. Save its resolve_{}()", bit, bit),
                        ErrorKind::unsupported);
   if (!pickle_.is(arguments[0], PickleKind::persistent)) refuse_foreign("it has no storage");
   const StoragePid pid = read_pid(arguments[0]);
@@ -321,22 +331,23 @@ TorchTensor TorchArchive::tensor(Pickle::Ref ref) const {
   if (has_dtype) {
     const std::optional<DType> dtype = dtype_of_torch(pickle_.name(arguments[6]));
     if (!dtype)
-      refuse_foreign(fmt::format("its dtype {} is not read", in_quotes(pickle_.name(arguments[6]))),
-                     ErrorKind::unsupported);
+      refuse_foreign(
+          fmt::format("unsupported dtype {}. Save the tensor in another dtype", in_quotes(pickle_.name(arguments[6]))),
+          ErrorKind::unsupported);
     tensor.dtype = *dtype;
   } else {
     tensor.dtype = pid.dtype.value_or(DType::u8);  // as torch reads a storage of bytes
   }
   const auto storage = storages_.find(std::string(pid.key));
-  if (storage == storages_.end()) refuse_foreign(fmt::format("its storage {} is not there", in_quotes(pid.key)));
+  if (storage == storages_.end()) refuse_foreign(fmt::format("its storage {} does not exist", in_quotes(pid.key)));
   if (storage->second.bytes != pid.bytes)
     refuse_foreign(
-        fmt::format("its storage {} has {} bytes instead of {}", in_quotes(pid.key), storage->second.bytes, pid.bytes));
+        fmt::format("its storage {} has {} bytes, expected {}", in_quotes(pid.key), storage->second.bytes, pid.bytes));
   tensor.shape = shape_of(pickle_, arguments[2]);
   tensor.strides = shape_of(pickle_, arguments[3]);
-  if (tensor.shape.size() != tensor.strides.size()) refuse_foreign("it has another number of strides than dimensions");
+  if (tensor.shape.size() != tensor.strides.size()) refuse_foreign("the numbers of strides and dimensions differ");
   const std::optional<std::uint64_t> offset = pickle_.count(arguments[1]);
-  if (!offset) refuse_foreign("it does not say where in its storage it begins");
+  if (!offset) refuse_foreign("its offset in the storage is missing");
   const std::uint64_t item = itemsize(tensor.dtype);
   const std::uint64_t bytes = byte_size(tensor.dtype, tensor.shape);
   if (bytes == 0) return tensor;
@@ -349,10 +360,11 @@ TorchTensor TorchArchive::tensor(Pickle::Ref ref) const {
       last = UINT64_MAX;
     if (last == UINT64_MAX) break;
   }
-  if (last >= pid.viewed / item) refuse_foreign("it reaches past its storage");
+  if (last >= pid.viewed / item) refuse_foreign("its elements are out of range of its storage");
   constexpr std::uint64_t most_times = 1024;
   if (bytes / most_times > storage->second.bytes)
-    refuse_foreign(fmt::format("it would be {} bytes, made of the {} of its storage", bytes, storage->second.bytes));
+    refuse_foreign(
+        fmt::format("it would have {} bytes, made from the {} bytes of its storage", bytes, storage->second.bytes));
   tensor.begin = storage->second.begin + pid.begin + *offset * item;
   tensor.stored = storage->second;
   return tensor;

@@ -37,8 +37,8 @@ using formats::PickleKind;
 std::optional<DType> dtype_of_torch(std::string_view name) noexcept;
 /// Returns a name such as "float32"; empty if torch has no such dtype.
 std::string_view torch_name(DType dtype) noexcept;
-/// Returns the numbers of a tuple, a list or a torch.Size. Throws Error(corrupt) if it is none of these, or a number is
-/// negative.
+/// Returns the numbers of a tuple, a list or a torch.Size. Throws Error(corrupt) if it is not one of these, or a number
+/// is negative.
 Shape shape_of(const Pickle& pickle, Pickle::Ref ref);
 
 /// A tensor of an archive.
@@ -102,7 +102,7 @@ inline constexpr std::string_view whole_root = ".";
 TorchWeights find_weights(const TorchArchive& archive, const std::string& at);
 /// Calls work(name, ref) for each tensor of the weights; dots join the names of nested dicts. `left_out` gets an
 /// omission for each place with tensors that were not passed to `work`: below keys that are neither text nor numbers,
-/// in other objects, and beside the weights. Throws Error(corrupt) where nodes are nested too deeply.
+/// in other objects, and next to the weights. Throws Error(corrupt) where nodes are nested too deeply.
 using TensorWork = std::function<void(const std::string&, Pickle::Ref)>;
 void for_each_tensor(const TorchArchive& archive, const TorchWeights& weights, const TensorWork& work,
                      Omissions* left_out = nullptr);

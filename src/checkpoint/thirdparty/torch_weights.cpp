@@ -40,14 +40,14 @@ class Walk {
 
   /// Skips these values of the outermost dict.
   void leave_out(std::span<const Pickle::Ref> values) { left_out_ = values; }
-  /// Calls unnamed(name of the container, words for the place, value) with each value that cannot have a name.
+  /// Calls unnamed(name of the container, text for the place, value) with each value that cannot have a name.
   using Unnamed = std::function<void(const std::string&, std::string_view, Pickle::Ref)>;
   void report_unnamed(const Unnamed& unnamed) { unnamed_ = &unnamed; }
 
   /// Returns false if `work` has stopped the traversal.
   bool go(const std::string& name, Pickle::Ref ref, int depth) {
     if (depth > deepest_dict || ++steps_ > most_steps_)
-      throw Error(ErrorKind::corrupt, "its dicts are nested too deeply, or contain themselves");
+      throw Error(ErrorKind::corrupt, "the dicts are nested too deeply, or contain themselves");
     if (archive_.is_tensor(ref)) return work_(name.empty() ? "tensor" : name, ref);
     if (!is_container(pickle_, ref)) {
       if (unnamed_ != nullptr) (*unnamed_)(name, formats::to_string(pickle_.kind(ref)), ref);
@@ -175,12 +175,12 @@ Pickle::Ref find_at(const TorchArchive& archive, const std::string& at) {
       found = pickle.find(ref, key);
     }
     if (!found)
-      refuse_weights(
-          fmt::format("there is no {} at {}; keys: {}", in_quotes(key), in_quotes(at), keys_of(pickle, ref)));
+      refuse_weights(fmt::format("--key {1}: {0} does not exist (keys: {2})", in_quotes(key), in_quotes(at),
+                                 keys_of(pickle, ref)));
     ref = *found;
     rest = rest.substr(std::min(rest.size(), key.size() + 1));
   }
-  if (!has_tensors(archive, ref)) refuse_weights(fmt::format("nothing at {} is a tensor", in_quotes(at)));
+  if (!has_tensors(archive, ref)) refuse_weights(fmt::format("--key {}: no tensor is below this key", in_quotes(at)));
   return ref;
 }
 
@@ -194,9 +194,9 @@ TorchWeights find_weights(const TorchArchive& archive, const std::string& at) {
   if (!pickle.is(root, PickleKind::dict)) {
     if (archive.is_tensor(root) || has_tensors(archive, root)) return {root};
     if (pickle.is(root, PickleKind::object))
-      refuse_weights(fmt::format("it is a pickled object ({}), not a dict of tensors: save its state_dict()",
+      refuse_weights(fmt::format("the file is a pickled object ({}), not a dict of tensors. Save its state_dict()",
                                  in_quotes(pickle.name(root))));
-    refuse_weights("there is no tensor in it");
+    refuse_weights("the file has no tensors");
   }
   bool has_weights = false;
   bool has_others = false;
@@ -209,8 +209,8 @@ TorchWeights find_weights(const TorchArchive& archive, const std::string& at) {
     has_others = true;
     if (is_of_optimizer(pickle, items[i], items[i + 1])) own.without.push_back(items[i + 1]);
   }
-  // If the root has no dicts of tensors beside them, all its tensors are weights. If it has some, but no optimizer, the
-  // root is a state_dict of parts.
+  // If the root has no dicts of tensors next to them, all its tensors are weights. If it has some, but no optimizer,
+  // the root is a state_dict of parts.
   if (!has_others || (has_weights && own.without.empty()))
     if (has_tensors(archive, root)) return own;
   std::vector<std::pair<std::string_view, Pickle::Ref>> found;
@@ -219,18 +219,17 @@ TorchWeights find_weights(const TorchArchive& archive, const std::string& at) {
       found.emplace_back(key, *value);
   if (found.size() == 1) return {found.front().second};
   if (!found.empty())
-    refuse_weights(fmt::format("{} and {} both have tensors; choose with --key {}", in_quotes(found[0].first),
+    refuse_weights(fmt::format("{} and {} both have tensors. Choose one with --key {}", in_quotes(found[0].first),
                                in_quotes(found[1].first), found[0].first));
   if (has_weights) return own;
   if (pickle.find(root, "model0"))
-    refuse_weights(fmt::format("its model is in virtual pipeline stages; choose one with --key model0; keys: {}",
-                               keys_of(pickle, root)));
-  if (has_tensors(archive, root))
     refuse_weights(
-        fmt::format("no key shows which tensors are the weights; choose with --key KEY, or take all tensors with "
-                    "--key {}; keys: {}",
-                    whole_root, keys_of(pickle, root)));
-  refuse_weights(fmt::format("nothing here is a tensor; keys: {}", keys_of(pickle, root)));
+        fmt::format("the model is in virtual pipeline stages. Choose one with --key, such as --key model0 (keys: {})",
+                    keys_of(pickle, root)));
+  if (has_tensors(archive, root))
+    refuse_weights(fmt::format("no key identifies the weights. Pass --key KEY, or --key {} for all tensors (keys: {})",
+                               whole_root, keys_of(pickle, root)));
+  refuse_weights(fmt::format("the file has no tensors (keys: {})", keys_of(pickle, root)));
 }
 
 void for_each_tensor(const TorchArchive& archive, const TorchWeights& weights, const TensorWork& work,
@@ -261,17 +260,17 @@ void for_each_tensor(const TorchArchive& archive, const TorchWeights& weights, c
   TensorCount lost(archive);  // also counts those that have a name elsewhere
   for (const Place& place : unnamed) {
     if (is_numpy_array(pickle, place.value))
-      left_out->push_back({place.parent, "an array of NumPy, which is not read: save it as a tensor"});
+      left_out->push_back({place.parent, "an array of NumPy, which Muster cannot read. Save it as a tensor"});
     if (const std::uint64_t below = lost.below(place.value); below != 0) tensors[{place.parent, place.words}] += below;
   }
   for (const auto& [place, number] : tensors)
-    left_out->push_back(
-        {place.first, fmt::format("{} tensors below {}, which gives them no name", number, place.second)});
+    left_out->push_back({place.first, fmt::format("{} tensors below {} have no name", number, place.second)});
   const std::span<const Pickle::Ref> items = pickle.items(pickle.root());
   for (std::size_t i = 0; pickle.is(pickle.root(), PickleKind::dict) && i + 1 < items.size(); i += 2)
     if (const std::uint64_t below = items[i + 1] == weights.ref ? 0 : count.below(items[i + 1]); below != 0)
-      left_out->push_back({key_text(pickle, items[i]).value_or("?"),
-                           fmt::format("{} tensors beside the weights; --key chooses others", below)});
+      left_out->push_back(
+          {key_text(pickle, items[i]).value_or("?"),
+           fmt::format("{} tensors in addition to the weights. Pass --key to select other ones", below)});
 }
 
 TorchArchive open_torch_file(const os::ReadableFile& file) {
@@ -318,7 +317,7 @@ std::shared_ptr<const PartedTensors> open_torch(const Found& found, const Choice
   add_torch_file(*tensors, found.path, choice, [&](const std::string& name) {
     // A key with a dot may have the same name as a key in a nested dict.
     if (!names.insert(name).second)
-      throw Error(ErrorKind::corrupt, fmt::format("two tensors have the name {}", in_quotes(name)));
+      throw Error(ErrorKind::corrupt, fmt::format("tensor {}: the name is duplicated", in_quotes(name)));
   });
   tensors->finish();
   return tensors;

@@ -67,7 +67,7 @@ class ElementsReader {
     if (question.address != address_ || !dataset_) open(question.address);
     if (question.item_bytes != item_bytes_ || question.count > most_question_bytes / item_bytes_ ||
         question.first > elements_ || question.count > elements_ - question.first)
-      throw Refusal{"it has changed since it was listed"};
+      throw Refusal{"the file has changed since it was listed"};
     // Zeros, because elements that were never written may have no fill value.
     std::vector<std::byte> elements(question.count * item_bytes_);
     // A run of elements is read as a few boxes, one after the other: each is the largest one that starts at `at` and
@@ -114,7 +114,7 @@ class ElementsReader {
     std::uint64_t chunk_bytes = item_bytes_;
     for (int dim = 0; dim < chunk_rank; ++dim)
       if (__builtin_mul_overflow(chunk_bytes, chunk[static_cast<std::size_t>(dim)], &chunk_bytes)) chunk_bytes = 0;
-    if (chunk_bytes == 0 || chunk_bytes > most_chunk_bytes) refuse("its chunks have changed since it was listed");
+    if (chunk_bytes == 0 || chunk_bytes > most_chunk_bytes) refuse("its chunks have changed since the file was listed");
     chunk_.assign(chunk.begin(), chunk.begin() + std::max(chunk_rank, 0));
     decoded_bytes = chunk_bytes;
     stored_bytes_ = 0;
@@ -125,8 +125,7 @@ class ElementsReader {
       const H5Z_filter_t filter =
           H5Pget_filter2(properties.get(), static_cast<unsigned>(i), &flags, &parameters, nullptr, 0, nullptr, nullptr);
       if (filter == H5Z_FILTER_DEFLATE || filter == zstd_filter) {
-        if (filter == H5Z_FILTER_DEFLATE && !undoes_deflate)
-          refuse("this libhdf5 does not tell how long its chunks are");
+        if (filter == H5Z_FILTER_DEFLATE && !undoes_deflate) refuse("this libhdf5 cannot report the length of chunks");
         // Filters before it in the pipeline change the length of its input. Its own result shows whether the chunk is
         // complete.
         chunk_.clear();
@@ -147,7 +146,7 @@ class ElementsReader {
       hsize_t stored = 0;
       if (H5Dget_chunk_storage_size(dataset_.get(), at.data(), &stored) < 0) throw_last();
       // 0: never written.
-      if (stored != 0 && stored != stored_bytes_) refuse("a chunk of it has not the length that it must have");
+      if (stored != 0 && stored != stored_bytes_) refuse("the length of a chunk is not the expected one");
       std::size_t dim = at.size();
       while (dim-- > 0) {
         at[dim] += chunk_[dim];
@@ -330,7 +329,7 @@ void answer_questions(hid_t file, const std::string& refusal, int socket) {
     } catch (const ElementsReader::Refusal& caught) {
       words = caught.words;
     } catch (const std::bad_alloc&) {
-      words = "it takes more memory than muster-hdf5-reader may have";
+      words = "it needs more memory than the limit of muster-hdf5-reader";
     }
     words.resize(std::min<std::size_t>(words.size(), longest_words));
     const std::uint64_t length = words.size();
@@ -366,7 +365,7 @@ ElementType element_type(hid_t type) {
     case H5T_ARRAY:
       return refused("arrays as elements");
     default:
-      return refused("a type that is not known here");
+      return refused("an unknown type");
   }
 }
 

@@ -41,14 +41,14 @@ bool has_signature(const os::ReadableFile& file) {
 
 std::string how_it_ended(const os::SubprocessResult& result) {
   if (result.end == os::SubprocessEnd::signalled) {
-    if (result.status == SIGSYS) return "it asked the kernel for what it must not have (SIGSYS)";
-    if (result.status == SIGXCPU) return "it took all the CPU time that it may have (SIGXCPU)";
+    if (result.status == SIGSYS) return "it made a forbidden system call (SIGSYS)";
+    if (result.status == SIGXCPU) return "it exceeded its CPU time (SIGXCPU)";
     const char* name = ::sigabbrev_np(result.status);
     return fmt::format("it crashed (SIG{})", name == nullptr ? std::to_string(result.status) : name);
   }
   if (result.end == os::SubprocessEnd::timed_out)
     return fmt::format("it was killed after {} ms", result.wall.count() / 1000);
-  if (result.end == os::SubprocessEnd::too_much) return "it said more than it may";
+  if (result.end == os::SubprocessEnd::too_much) return "its output exceeded the limit";
   return fmt::format("it ended early (exit status {})", result.status);
 }
 
@@ -61,7 +61,7 @@ std::chrono::milliseconds usual_deadline() {
   const auto [end, status] = std::from_chars(text->data(), text->data() + text->size(), seconds);
   if (status != std::errc() || end != text->data() + text->size() || !(seconds > 0) || seconds > longest)
     throw Error(ErrorKind::invalid_argument,
-                fmt::format("MUSTER_HDF5_TIMEOUT is {}: it must be seconds, more than 0", in_quotes(*text)));
+                fmt::format("MUSTER_HDF5_TIMEOUT is {}: it must be a number of seconds above 0", in_quotes(*text)));
   return std::chrono::milliseconds(std::max<std::int64_t>(static_cast<std::int64_t>(seconds * 1000), 1));
 }
 
@@ -71,18 +71,18 @@ ForeignHdf5::ForeignHdf5(const std::string& path, const ForeignHdf5Options& opti
     : file_(os::ReadableFile::open(path)),
       program_(options.reader.empty() ? hdf5_reader_program() : options.reader),
       deadline_(options.deadline.value_or(usual_deadline())) {
-  if (!has_signature(file_)) fail(ErrorKind::corrupt, "it is no HDF5 file (HDF5's signature is nowhere in it)");
+  if (!has_signature(file_)) fail(ErrorKind::corrupt, "not an HDF5 file: the signature is missing");
   if (program_.empty())
     fail(ErrorKind::unsupported,
-         "the program muster-hdf5-reader, which reads HDF5 files of others, is not there: install it (it comes with "
-         "Muster's HDF5 part), or name it by MUSTER_HDF5_READER");
+         "the program muster-hdf5-reader, which reads third-party HDF5 files, does not exist. Install it (it is part "
+         "of the HDF5 package of Muster), or set MUSTER_HDF5_READER to its path");
   list();
   for (const ForeignTensor& tensor : report_.tensors)
     entries_.push_back({tensor.name, tensor.dtype, tensor.shape, tensor.offset, tensor.bytes});
 }
 
 void ForeignHdf5::fail(ErrorKind kind, const std::string& words) const {
-  throw Error(kind, fmt::format("listing {}: {}", file_.path(), words), {.path = file_.path()});
+  throw file_error(kind, "listing", file_.path(), words);
 }
 
 std::vector<std::string> ForeignHdf5::command(const char* wanted) const {
@@ -94,8 +94,7 @@ std::vector<std::string> ForeignHdf5::command(const char* wanted) const {
 void ForeignHdf5::ask(const ForeignTensor& tensor, std::uint64_t first, std::span<std::byte> target) const {
   const hdf5::ElementsQuestion question{tensor.address, tensor.item_bytes, first, target.size() / tensor.item_bytes};
   const auto refuse = [&](ErrorKind kind, const std::string& words) {
-    throw Error(kind, fmt::format("the tensor {} of {}: {}", in_quotes(tensor.name), file_.path(), words),
-                {.path = file_.path()});
+    throw file_error(kind, "reading", file_.path(), fmt::format("tensor {}: {}", in_quotes(tensor.name), words));
   };
   for (;;) {
     std::unique_ptr<os::Subprocess> reader;
@@ -123,10 +122,10 @@ void ForeignHdf5::ask(const ForeignTensor& tensor, std::uint64_t first, std::spa
       if (result.end == os::SubprocessEnd::timed_out)
         refuse(
             ErrorKind::timeout,
-            fmt::format("libhdf5 did not read {} bytes of it within {} ms of work (MUSTER_HDF5_TIMEOUT=SECONDS gives "
-                        "it more time)",
-                        target.size(), deadline_.count()));
-      refuse(ErrorKind::corrupt, fmt::format("libhdf5 does not survive it: {}", how_it_ended(result)));
+            fmt::format(
+                "libhdf5 did not read {} bytes within {} ms of CPU time. Set MUSTER_HDF5_TIMEOUT=SECONDS for more time",
+                target.size(), deadline_.count()));
+      refuse(ErrorKind::corrupt, fmt::format("libhdf5 cannot process the file: {}", how_it_ended(result)));
     }
     {
       const std::scoped_lock lock(mutex_);
@@ -149,41 +148,45 @@ void ForeignHdf5::list() {
   cost_.seccomp = (report_.fence & hdf5::fence_seccomp) != 0;
   if (report_.fatal) {
     const auto& [code, words] = *report_.fatal;
-    if (code == hdf5::FatalCode::not_opened) fail(ErrorKind::corrupt, "libhdf5 cannot open it: " + words);
+    if (code == hdf5::FatalCode::not_opened) fail(ErrorKind::corrupt, "libhdf5 cannot open the file: " + words);
     if (code == hdf5::FatalCode::no_memory)
-      fail(ErrorKind::out_of_space, "its listing needs more memory than muster-hdf5-reader may have");
+      fail(ErrorKind::out_of_space,
+           "listing needs more memory than the limit of muster-hdf5-reader. Split the file into smaller ones");
     if (code != hdf5::FatalCode::too_large) fail(ErrorKind::io, "muster-hdf5-reader failed: " + words);
     // Texts may be incomplete; tensors may not.
     if (!report_.is_listed)
-      fail(ErrorKind::out_of_space, fmt::format("its listing has more than {} bytes", hdf5::most_report_bytes));
-    report_.omissions.push_back({"", "there is more text in it than is shown"});
+      fail(ErrorKind::out_of_space, fmt::format("the listing has more than {} bytes. Split the file into smaller ones",
+                                                hdf5::most_report_bytes));
+    report_.omissions.push_back({"", "the file has more text than is shown"});
   } else if (!report_.is_listed) {
     if (result.end == os::SubprocessEnd::timed_out)
       fail(ErrorKind::timeout,
-           fmt::format("libhdf5 did not come to an end within {} ms of work and {} on the clock: it is very large, or "
-                       "was made to keep its reader busy (MUSTER_HDF5_TIMEOUT=SECONDS gives it more time)",
+           fmt::format("libhdf5 did not finish within {} ms of CPU time and {} of elapsed time: the file is very "
+                       "large, or was made to keep its reader busy. Set MUSTER_HDF5_TIMEOUT=SECONDS for more time",
                        deadline_.count(), result.wall.count() / 1000));
     // 127: the program loader could not start it. Without any output, it failed before it read the file.
     if (result.end == os::SubprocessEnd::exited && report_.fence == 0 && result.output.empty())
       fail(ErrorKind::unsupported,
-           fmt::format("{} does not start here ({}): is its libhdf5 installed?", program_, how_it_ended(result)));
+           fmt::format("{} does not start ({}). Check that its libhdf5 is installed", program_, how_it_ended(result)));
     fail(ErrorKind::corrupt,
-         fmt::format("libhdf5 does not survive it: {}. It is damaged, or was made to do that", how_it_ended(result)));
+         fmt::format("libhdf5 cannot process the file: {}. The file is corrupted, or was made to crash its reader",
+                     how_it_ended(result)));
   } else if (!report_.is_whole) {
     report_.omissions.push_back(
-        {"", fmt::format("its texts are not all shown: libhdf5 did not survive them, {}", how_it_ended(result))});
+        {"", fmt::format("some texts are not shown, because libhdf5 cannot process them: {}", how_it_ended(result))});
   }
   if (!cost_.seccomp)
     report_.omissions.push_back({"",
-                                 "listed without a seccomp filter, which this kernel or sandbox does not offer: limits "
-                                 "alone kept libhdf5 from the rest of the machine"});
+                                 "listed without a seccomp filter, which this kernel or sandbox does not offer: only "
+                                 "resource limits protected the machine from libhdf5"});
 }
 
 void ForeignHdf5::read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const {
   const ForeignTensor& from = report_.tensors.at(tensor);
   if (offset > from.bytes || target.size() > from.bytes - offset)
-    throw Error(ErrorKind::invalid_argument, fmt::format("reading {} bytes at {} of the tensor {}, which has {}",
-                                                         target.size(), offset, in_quotes(from.name), from.bytes));
+    throw Error(ErrorKind::invalid_argument,
+                fmt::format("tensor {2}: {0} bytes at offset {1} are out of range for its {3} bytes", target.size(),
+                            offset, in_quotes(from.name), from.bytes));
   if (target.empty()) return;
   if (from.offset != 0) return file_.read_at(from.offset + offset, target);
   // The range is extended to whole stored elements.

@@ -133,7 +133,7 @@ class ForeignHdf5 : public TensorSource {
 /// | argument).
 bool is_hdf5_file(const std::string& path);
 
-/// Returns the path of the program that lists files, from the environment, or else beside this library. Empty if none
+/// Returns the path of the program that lists files, from the environment, or else next to this library. Empty if none
 /// exists.
 std::string hdf5_reader_program();
 

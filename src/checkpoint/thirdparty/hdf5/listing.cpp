@@ -64,11 +64,11 @@ std::string quoted(std::string_view words) {
 }
 
 std::string damaged_dataset(const std::string& why) {
-  return refusal_words("a damaged dataset: ", why);
+  return refusal_words("a corrupted dataset: ", why);
 }
 
 std::string cannot_open() {
-  return refusal_words("damaged, libhdf5 cannot open it: ", last_failure());
+  return refusal_words("corrupted, libhdf5 cannot open it: ", last_failure());
 }
 
 class Listing {
@@ -108,7 +108,7 @@ class Listing {
 
   void link(hid_t group, const char* name, const H5L_info_t& info, const std::string& parent, int depth) {
     if (++objects_ > most_objects) {
-      report_.loss("", "more than " + std::to_string(most_objects) + " names: the rest is not listed");
+      report_.loss("", "more than " + std::to_string(most_objects) + " names: the remaining ones are not listed");
       is_full_ = true;
       return;
     }
@@ -165,13 +165,13 @@ class Listing {
       const std::string& first = known->second;
       report_.issue(path, std::string("another name of ") + (is_group ? "the group" : "the dataset") +
                               (first.empty() ? " at the root" : " " + quoted(first)) + ": listed once" +
-                              (is_group ? ", or the links would go in circles" : ""));
+                              (is_group ? ", because the links form a circle" : ""));
       return;
     }
     ObjectToRead more{.address = info.addr, .path = path, .has_attributes = info.num_attrs != 0};
     if (info.type == H5O_TYPE_GROUP) {
       if (depth >= most_depth) {
-        report_.loss(path, "a group that is more than " + std::to_string(most_depth) + " groups deep: not entered");
+        report_.loss(path, "a group that is more than " + std::to_string(most_depth) + " groups deep: not listed");
         return;
       }
       group(id, path, depth);
@@ -187,7 +187,7 @@ class Listing {
       to_read_.push_back(std::move(more));
     else if (!std::exchange(has_too_many_texts_, true))
       report_.issue("", "more than " + std::to_string(most_to_read) +
-                            " objects have attributes or text: those of the rest are not shown");
+                            " objects have attributes or text: those of the remaining objects are not shown");
   }
 
   void group(hid_t id, const std::string& path, int depth) {
@@ -195,7 +195,7 @@ class Listing {
     hsize_t at = 0;
     const herr_t result = H5Literate(id, H5_INDEX_NAME, H5_ITER_NATIVE, &at, &visit_link, &here);
     if (here.failure) std::rethrow_exception(here.failure);
-    if (result < 0) report_.loss(path, "a damaged group, libhdf5 cannot list all of it: " + last_failure());
+    if (result < 0) report_.loss(path, "a corrupted group, libhdf5 cannot list all of it: " + last_failure());
   }
 
   /// Returns the reason why a dataset cannot be listed; empty if it is a tensor or text.
@@ -207,7 +207,7 @@ class Listing {
     if (layout == H5D_VIRTUAL)
       return "a virtual dataset: its elements are in other files or datasets, which are not opened";
     if (layout != H5D_COMPACT && layout != H5D_CONTIGUOUS && layout != H5D_CHUNKED)
-      return "its elements are laid out in the unknown way " + std::to_string(layout);
+      return "its elements have the unknown layout " + std::to_string(layout);
     const int external = H5Pget_external_count(properties.get());
     if (external < 0) return damaged();
     if (external == 1) return "its elements are in another file, which is not opened";
@@ -244,9 +244,9 @@ class Listing {
     H5Eclear2(H5E_DEFAULT);
     // libhdf5 does not check this, and would read beyond its own header.
     if ((layout == H5D_COMPACT || (layout == H5D_CONTIGUOUS && stored != 0)) && stored != bytes)
-      return damaged_dataset("its storage is not as large as its shape");
+      return damaged_dataset("the size of its storage contradicts its shape");
     if (layout == H5D_CONTIGUOUS && stored != 0 && offset == HADDR_UNDEF)
-      return damaged_dataset("its storage is nowhere");
+      return damaged_dataset("its storage is missing");
 
     RecordBytes record(ForeignRecord::tensor);
     record.text(more.path).number(static_cast<std::uint64_t>(*element.dtype)).number(extents.size());
@@ -262,18 +262,18 @@ class Listing {
     std::array<hsize_t, most_rank> chunk{};
     const int rank = H5Pget_chunk(properties, most_rank, chunk.data());
     if (rank <= 0 || static_cast<std::size_t>(rank) != extents.size())
-      return damaged_dataset("its chunks have other dimensions than itself");
+      return damaged_dataset("the dimensions of its chunks differ from its own");
     std::optional<std::uint64_t> bytes = item_bytes;
     std::uint64_t places = 1;
     for (std::size_t i = 0; i < extents.size(); ++i) {
       bytes = bytes && chunk[i] != 0 ? product(*bytes, chunk[i]) : std::nullopt;
-      if (!bytes) return "its chunks are larger than any memory";
+      if (!bytes) return "the size of its chunks overflows";
       const std::uint64_t here = extents[i] / chunk[i] + (extents[i] % chunk[i] != 0 ? 1 : 0);
       if (__builtin_mul_overflow(places, here, &places)) places = std::numeric_limits<std::uint64_t>::max();
     }
     if (*bytes > most_chunk_bytes)
-      return "its chunks have " + std::to_string(*bytes) + " bytes, more than the " + std::to_string(most_chunk_bytes) +
-             " that are read";
+      return "its chunks have " + std::to_string(*bytes) + " bytes, and the limit is " +
+             std::to_string(most_chunk_bytes);
     if (*bytes > largest_chunk(file_bytes_))
       return "its chunks have " + std::to_string(*bytes) + " bytes, more than " + std::to_string(most_chunk_expansion) +
              " times the " + std::to_string(file_bytes_) + " of the file: refused";
@@ -292,15 +292,14 @@ class Listing {
       if (filter == H5Z_FILTER_DEFLATE || filter == zstd_filter)
         ++compressions;
       else if (filter != H5Z_FILTER_SHUFFLE && filter != H5Z_FILTER_FLETCHER32)
-        return "went through " + filter_name(filter, name.data()) +
-               ", which is not undone here: h5repack -f GZIP=1 makes it readable";
+        return "compressed with " + filter_name(filter, name.data()) +
+               ", which Muster cannot decompress. Run h5repack -f GZIP=1 to convert it";
     }
-    if (compressions > 1) return "went through more than one compression";
+    if (compressions > 1) return "compressed more than once";
 
     // Some chunk indices have an entry for every chunk, written or not.
     if (places > most_chunks - chunks_)
-      return "it is in " + std::to_string(places) + " chunks; more than " + std::to_string(most_chunks) +
-             " in a file are not read";
+      return "it is in " + std::to_string(places) + " chunks, and the limit per file is " + std::to_string(most_chunks);
     chunks_ += places;
     return {};
   }

@@ -39,8 +39,8 @@ std::vector<ObjectToRead> report_objects(hid_t file, std::uint64_t file_bytes, R
 /// The second pass (text.cpp): reports attributes and datasets of text. Throws ReportFull, std::bad_alloc.
 void report_texts(hid_t file, const std::vector<ObjectToRead>& objects, ReportWriter& report);
 
-// Elements of a foreign file, read by libhdf5 inside the sandbox. Chunks compressed with zstd or deflate are decoded by
-// this program's own decoders, which check the length of a chunk. No plugin is ever loaded.
+// Elements of a third-party file, read by libhdf5 inside the sandbox. Chunks compressed with zstd or deflate are
+// decoded by this program's own decoders, which check the length of a chunk. No plugin is ever loaded.
 
 inline constexpr std::uint64_t most_chunk_bytes = std::uint64_t{64} << 20;  ///< of one chunk, before compression
 inline constexpr std::uint64_t most_chunk_expansion = 8;

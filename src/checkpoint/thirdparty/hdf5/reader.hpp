@@ -13,8 +13,8 @@
 //   shape    n tensor (counted from 0), n rank, extents: the value of its attribute "shape" (for packed elements, the
 //            logical shape)
 //   text     t path, t attribute (empty: the dataset itself), t value
-//   issue    t path, t words, n 1 if data of a dataset or a group is not listed, 0 otherwise
-//   fatal    n FatalCode, t words; then the end
+//   issue    t path, t message, n 1 if data of a dataset or a group is not listed, 0 otherwise
+//   fatal    n FatalCode, t message; then the end
 //   end      nothing
 //
 // An ElementsQuestion requests elements. The answer is the length of an error message (8 bytes) and the message. If the
@@ -110,8 +110,8 @@ class ReportWriter {
   bool is_broken_ = false;
 };
 
-// The sandbox of the reader of foreign files. A process that a crafted file has taken over can read that file and write
-// any report, but it can do nothing else.
+// The sandbox of the reader of third-party files. A process that a crafted file has taken over can read that file and
+// write any report, but it can do nothing else.
 
 struct FenceOptions {
   std::uint64_t cpu_seconds = 3;

@@ -220,7 +220,7 @@ int main(int count, char** arguments) {
   if (count == 3) fence.cpu_seconds = std::strtoull(arguments[1], &end, 10);
   const std::string_view wanted = count == 3 ? arguments[2] : "";
   if (end == nullptr || *end != 0 || fence.cpu_seconds == 0 || (wanted != "list" && wanted != "read")) {
-    std::fputs("muster-hdf5-reader is started by libmuster, which gives it a file and asks for what is in it\n",
+    std::fputs("muster-hdf5-reader: run by libmuster to list the contents of HDF5 files; it has no other use\n",
                stderr);
     return not_for_people;
   }
@@ -229,7 +229,7 @@ int main(int count, char** arguments) {
   ReportWriter report(fence.socket);
   struct stat status {};
   if (::fstat(fence.input, &status) != 0) {
-    report.finish(fatal(FatalCode::io, "asking for the file's length"));
+    report.finish(fatal(FatalCode::io, "querying the length of the file"));
     return not_for_people;
   }
   const auto bytes = static_cast<std::uint64_t>(status.st_size);

@@ -79,7 +79,7 @@ class Parser {
     if (bytes.size() < magic.size()) return std::move(report_);
     if (std::memcmp(bytes.data(), magic.data(), magic.size()) != 0)
       throw Error(ErrorKind::version,
-                  "muster-hdf5-reader is of another build than this library: install both together");
+                  "muster-hdf5-reader and this library are of different builds. Install both together");
     ReportCursor cursor(bytes.subspan(magic.size()));
     try {
       while (!cursor.is_at_end() && !is_over_) record(cursor);
@@ -157,7 +157,7 @@ class Parser {
     ForeignTensor tensor;
     tensor.name = cursor.text(hdf5::most_path_bytes);
     const auto dtype = dtype_from_number(static_cast<std::uint8_t>(cursor.number_below(256, "a dtype of")));
-    if (!dtype || is_packed(*dtype)) throw_report("a dtype that is none");
+    if (!dtype || is_packed(*dtype)) throw_report("an invalid dtype");
     tensor.dtype = *dtype;
     tensor.item_bytes = itemsize(*dtype);
     tensor.shape = extents(cursor);
@@ -171,7 +171,7 @@ class Parser {
       throw_report("elements of another size than the shape");
     if (tensor.stored_bytes > file_bytes_ || tensor.offset > file_bytes_ - tensor.stored_bytes)
       hide(report_.tensors.size(), tensor,
-           fmt::format("a damaged dataset: elements past the file's end at {}", file_bytes_));
+           fmt::format("a corrupted dataset: its elements extend past the end of the file at {}", file_bytes_));
     // Numbers in later records count all reported tensors, including hidden ones.
     report_.tensors.push_back(std::move(tensor));
   }
@@ -184,7 +184,7 @@ class Parser {
     if (texts_ > hdf5::most_report_bytes) throw_report("too many texts");
     const std::string key = attribute.empty() ? path : path + "@" + attribute;
     if (!is_utf8(key) || !is_utf8(value)) {
-      issue(path, fmt::format("a text that is no UTF-8{}",
+      issue(path, fmt::format("a text that is not UTF-8{}",
                               attribute.empty() ? "" : ", the attribute \"" + escaped(attribute, "\\") + "\""));
       return;
     }
@@ -249,7 +249,7 @@ class Parser {
       const ForeignTensor& tensor = report_.tensors[i];
       if (before != nullptr && tensor.offset < before->offset + before->bytes)
         hide(i, tensor,
-             fmt::format("a damaged dataset: some of its bytes are those of \"{}\" too", escaped(before->name, "\\")));
+             fmt::format("a corrupted dataset: its bytes overlap those of \"{}\"", escaped(before->name, "\\")));
       if (before == nullptr || tensor.offset + tensor.bytes > before->offset + before->bytes) before = &tensor;
     }
   }
@@ -268,13 +268,13 @@ class Parser {
     for (const std::size_t i : order) {
       ForeignTensor& tensor = report_.tensors[i];
       if (!is_utf8(tensor.name))
-        hide(i, tensor, "its name is no UTF-8");
+        hide(i, tensor, "its name is not UTF-8");
       else if (tensor.bytes > least_suspicious && tensor.bytes / largest_expansion > file_bytes_)
         hide(i, tensor,
-             fmt::format("claims {} bytes, more than {} times the {} of the file: refused", tensor.bytes,
+             fmt::format("it claims {} bytes, more than {} times the {} bytes of the file: refused", tensor.bytes,
                          largest_expansion, file_bytes_));
       else if (!shown.empty() && shown.back().name == tensor.name)
-        hide(i, tensor, "a damaged group: two datasets have this name");
+        hide(i, tensor, "a corrupted group: two datasets have this name");
       if (!is_hidden_[i]) shown.push_back(std::move(tensor));
     }
     report_.tensors = std::move(shown);

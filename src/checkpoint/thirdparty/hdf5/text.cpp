@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The second pass over a foreign file reads attributes and datasets of text.
+// The second pass over a third-party file reads attributes and datasets of text.
 
 #include <hdf5.h>
 
@@ -237,7 +237,8 @@ class TextReader {
     if (here.failure) std::rethrow_exception(here.failure);
     if (result < 0) report_.issue(object.path, text_damaged(last_failure()));
     if (result > 0)
-      report_.issue(object.path, "more than " + std::to_string(most_attributes) + " attributes: the rest is not shown");
+      report_.issue(object.path,
+                    "more than " + std::to_string(most_attributes) + " attributes: the remaining ones are not shown");
     H5Eclear2(H5E_DEFAULT);
     if (here.skipped != 0)
       report_.issue(object.path,
