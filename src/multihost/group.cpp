@@ -89,6 +89,7 @@ HostsGroup::HostsGroup(std::shared_ptr<Context> context, int number, Met met, in
       health_(std::make_shared<Health>(hosts_.local, std::move(parent))),
       views_(static_cast<std::size_t>(size())),
       others_(others()) {
+  for (int member = 0; member < size(); ++member) rank_of_.emplace(number_of(member), member);
   context_->add_group(number_, *this);
   // A part of the group on one host needs this too: ranks of other hosts may wait for a message that this process must
   // finish sending.
@@ -118,9 +119,8 @@ int HostsGroup::data_tag() const noexcept {
 }
 
 int HostsGroup::rank_of(int number) const noexcept {
-  for (int rank = 0; rank < size(); ++rank)
-    if (number_of(rank) == number) return rank;
-  return -1;
+  const auto rank = rank_of_.find(number);
+  return rank == rank_of_.end() ? -1 : rank->second;
 }
 
 void HostsGroup::post(int to, int tag, std::span<const std::byte> bytes, std::shared_ptr<const void> keeper,

@@ -251,6 +251,7 @@ class HostsGroup final : public group::BaseGroup, private Listener {
 
   std::shared_ptr<Context> context_;
   int number_;
+  std::map<int, int> rank_of_;  // by the number in the transport
   Hosts hosts_;
   std::shared_ptr<Health> health_;
   std::atomic<std::uint32_t> round_{0};

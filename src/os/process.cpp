@@ -46,6 +46,7 @@ long read_proc(const char* path, std::array<char, N>& text) noexcept {
 /// Facts from /proc about a process of this namespace.
 struct ProcessFacts {
   ProcessState state = ProcessState::unknown;
+  std::int64_t parent = 0;  // 0: unknown
   std::optional<std::uint64_t> start;
 };
 ProcessFacts facts_of(std::int64_t pid) noexcept {
@@ -57,8 +58,8 @@ ProcessFacts facts_of(std::int64_t pid) noexcept {
     if (errno == ENOENT) facts.state = ProcessState::dead;
     return facts;
   }
-  // The command name is in parentheses and may contain any character. The state follows the last parenthesis, and the
-  // start time is the 19th field after the state.
+  // The command name is in parentheses and may contain any character. The state follows the last parenthesis, then the
+  // parent. The start time is the 19th field after the state.
   const char* at = std::strrchr(line.data(), ')');
   if (at == nullptr || at[1] == 0) return facts;
   const char letter = at[2];
@@ -68,6 +69,8 @@ ProcessFacts facts_of(std::int64_t pid) noexcept {
     facts.state = ProcessState::dead;
   else
     facts.state = ProcessState::running;
+  long long parent = 0;
+  if (std::sscanf(at + 3, " %lld", &parent) == 1) facts.parent = parent;
   for (int field = 0; at != nullptr && field < 20; ++field) at = std::strchr(at + 1, ' ');
   unsigned long long start = 0;
   if (at != nullptr && std::sscanf(at, " %llu", &start) == 1) facts.start = start;
@@ -143,6 +146,15 @@ std::string host_name() {
 
 ProcessState process_state(std::int64_t pid) noexcept {
   return facts_of(pid).state;
+}
+
+bool descends_from(std::int64_t pid, std::int64_t ancestor) noexcept {
+  constexpr int deepest = 100;  // a parent may end meanwhile, and its ID be used again
+  for (int depth = 0; depth < deepest && pid > 0; ++depth) {
+    pid = facts_of(pid).parent;
+    if (pid == ancestor) return true;
+  }
+  return false;
 }
 
 ProcessIdentity own_identity() {
@@ -257,8 +269,14 @@ std::span<const RenamedVariable> renamed_variables() noexcept {
 }
 
 std::optional<std::string> environment(const char* name) {
-  for (const RenamedVariable& renamed : renamed_variables())
-    if (renamed.now == name && ::getenv(renamed.before) != nullptr)  // NOLINT(concurrency-mt-unsafe): read only
+  static const std::vector<RenamedVariable> set_variables = [] {
+    std::vector<RenamedVariable> found;
+    for (const RenamedVariable& renamed : renamed_variables())
+      if (::getenv(renamed.before) != nullptr) found.push_back(renamed);  // NOLINT(concurrency-mt-unsafe): read only
+    return found;
+  }();
+  for (const RenamedVariable& renamed : set_variables)
+    if (renamed.now == name)
       throw Error(
           ErrorKind::invalid_argument,
           fmt::format("the environment variable {} is not supported: set {} instead", renamed.before, renamed.now));

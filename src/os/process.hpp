@@ -27,6 +27,8 @@ std::string host_name();
 enum class ProcessState : std::uint8_t { running, stopped, dead, unknown };
 /// Returns the state of a process from /proc, for messages.
 ProcessState process_state(std::int64_t pid) noexcept;
+/// Returns whether `ancestor` started the process, or a parent of it that still runs. Both are IDs in this namespace.
+bool descends_from(std::int64_t pid, std::int64_t ancestor) noexcept;
 
 /// The boot ID if the kernel does not provide one.
 inline constexpr std::string_view unknown_boot = "0000000000000000";
@@ -84,7 +86,7 @@ struct RenamedVariable {
 std::span<const RenamedVariable> renamed_variables() noexcept;
 
 /// Returns an environment variable; nullopt if it is unset or empty. Throws Error(argument) that names the new variable
-/// if the variable was renamed and the old one is set.
+/// if the variable was renamed and the old one was set at the first call of this function.
 std::optional<std::string> environment(const char* name);
 
 // Process descriptors: a signal that is sent through one never reaches a later process with the same ID.

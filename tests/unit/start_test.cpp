@@ -5,6 +5,7 @@
 
 #include <stdlib.h>
 
+#include <filesystem>
 #include <map>
 
 #include "doctest/doctest.h"
@@ -102,19 +103,24 @@ TEST_CASE("MUSTER_STANDALONE=1 is one process inside every job") {
 
 TEST_CASE("a renamed variable is refused with its new name") {
   CHECK(os::renamed_variables().size() == 4);
+  // Former names are looked for once per process, so each has a process of its own, which runs the test case below.
+  const std::string program = std::filesystem::read_symlink("/proc/self/exe").string();
   for (const os::RenamedVariable& renamed : os::renamed_variables()) {
     const std::string now(renamed.now);
+    CAPTURE(now);
     CHECK(os::environment(now.c_str()) == std::nullopt);
-    ::setenv(renamed.before, "1", 1);
-    try {
-      (void)os::environment(now.c_str());
-      FAIL(renamed.before);
-    } catch (const Error& error) {
-      CHECK(std::string(error.what()).find(renamed.before + std::string(" is not supported: set ") + now) !=
-            std::string::npos);
-    }
-    ::unsetenv(renamed.before);
+    const std::string command =
+        std::string("env ") + renamed.before + "=1 MUSTER_TEST_READ=" + now + " '" + program +
+        "' --no-skip --test-case='the variable of MUSTER_TEST_READ has a former name that is set' > /dev/null";
+    CHECK(std::system(command.c_str()) == 0);
   }
+}
+
+TEST_CASE("the variable of MUSTER_TEST_READ has a former name that is set" * doctest::skip()) {
+  const std::string now = os::environment("MUSTER_TEST_READ").value_or("");
+  CHECK(test::has(test::words_of(ErrorKind::invalid_argument, [&] { (void)os::environment(now.c_str()); }),
+                  " is not supported: set " + now));
+  CHECK(os::environment("PATH"));
 }
 
 TEST_CASE("one process of MPI is one process") {

@@ -9,6 +9,7 @@
 #include <array>
 #include <charconv>
 #include <memory>
+#include <span>
 #include <system_error>
 
 #include "muster/config.hpp"
@@ -53,19 +54,39 @@ std::vector<fs::directory_entry> entries_of(const std::string& directory) {
   return entries;
 }
 
-// Names with a space before and after each.
-constexpr std::string_view endings_of_other_weights =
-    " .bin .pt .pth .ckpt .gguf .ggml .h5 .hdf5 .msgpack .onnx .onnx_data .tflite .ot .npz .mlmodel .mlpackage .engine "
-    ".nemo .pdparams ";
-constexpr std::string_view names_beside_weights =
-    " config.json generation_config.json tokenizer.json tokenizer_config.json tokenizer.model special_tokens_map.json "
-    "added_tokens.json vocab.json vocab.txt merges.txt spiece.model sentencepiece.bpe.model chat_template.json "
-    "chat_template.jinja preprocessor_config.json processor_config.json video_preprocessor_config.json modules.json "
-    "sentence_bert_config.json config_sentence_transformers.json README.md LICENSE LICENSE.txt NOTICE NOTICE.txt "
-    "USE_POLICY.md .gitattributes ";
+constexpr std::array<std::string_view, 19> endings_of_other_weights = {
+    ".bin",       ".pt",     ".pth", ".ckpt", ".gguf",    ".ggml",      ".h5",     ".hdf5", ".msgpack", ".onnx",
+    ".onnx_data", ".tflite", ".ot",  ".npz",  ".mlmodel", ".mlpackage", ".engine", ".nemo", ".pdparams"};
+constexpr std::array<std::string_view, 27> names_beside_weights = {"config.json",
+                                                                   "generation_config.json",
+                                                                   "tokenizer.json",
+                                                                   "tokenizer_config.json",
+                                                                   "tokenizer.model",
+                                                                   "special_tokens_map.json",
+                                                                   "added_tokens.json",
+                                                                   "vocab.json",
+                                                                   "vocab.txt",
+                                                                   "merges.txt",
+                                                                   "spiece.model",
+                                                                   "sentencepiece.bpe.model",
+                                                                   "chat_template.json",
+                                                                   "chat_template.jinja",
+                                                                   "preprocessor_config.json",
+                                                                   "processor_config.json",
+                                                                   "video_preprocessor_config.json",
+                                                                   "modules.json",
+                                                                   "sentence_bert_config.json",
+                                                                   "config_sentence_transformers.json",
+                                                                   "README.md",
+                                                                   "LICENSE",
+                                                                   "LICENSE.txt",
+                                                                   "NOTICE",
+                                                                   "NOTICE.txt",
+                                                                   "USE_POLICY.md",
+                                                                   ".gitattributes"};
 
-bool has_word(std::string_view words, std::string_view word) {
-  return word.find(' ') == std::string_view::npos && words.find(fmt::format(" {} ", word)) != std::string_view::npos;
+bool has_word(std::span<const std::string_view> words, std::string_view word) {
+  return std::ranges::find(words, word) != words.end();
 }
 
 bool is_other_weights(std::string_view name) {

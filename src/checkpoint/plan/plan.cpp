@@ -73,18 +73,12 @@ bool meets(const KnownModel& model, const ConfigObject& config) {
   return value != nullptr && value->type() == Config::Type::boolean && value->as_bool();
 }
 
-/// Returns the known model whose type has the longest common prefix with this one; null if none has one.
+/// Returns the known model whose type resembles this one most; null if none does.
 const KnownModel* nearest_model(std::string_view type) {
-  const KnownModel* nearest = nullptr;
-  std::size_t most = 2;
-  for (const KnownModel& model : known_models()) {
-    const auto differ = std::ranges::mismatch(model.type, type);
-    const auto alike = static_cast<std::size_t>(differ.in1 - model.type.begin());
-    if (alike <= most) continue;
-    most = alike;
-    nearest = &model;
-  }
-  return nearest;
+  std::vector<std::string_view> types;
+  for (const KnownModel& model : known_models()) types.emplace_back(model.type);
+  const std::vector<std::size_t> near = similar_to(type, types, 1);
+  return near.empty() ? nullptr : &known_models()[near.front()];
 }
 
 /// A value of config.json that determines a plan, and its key.
