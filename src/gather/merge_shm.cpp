@@ -226,7 +226,8 @@ class ShmMerge final : public Transfer {
 
  private:
   [[nodiscard]] shm::SenderPool::Limits limits() const {
-    return {call_.options->pipeline_depth, call_.options->memory_budget, call_.options->pool_limit};
+    return {call_.options->pipeline_depth, call_.options->memory_budget, call_.options->pool_limit,
+            call_.group->info(call_.first()).global_rank};
   }
   void lay_out(std::span<const Record> records);
   void hand_out();

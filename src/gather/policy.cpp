@@ -239,8 +239,8 @@ std::string refusal_words(const Call& call, const Decision& refused) {
   }
 }
 
-std::string refusal_text(const Decision& refused, std::span<const int> ranks, std::span<const Record> records,
-                         std::span<const Words> words) {
+std::string refusal_text(const Group& group, const Decision& refused, std::span<const int> ranks,
+                         std::span<const Record> records, std::span<const Words> words) {
   const std::vector<int> list = list_of(ranks.front(), records);
   const RouteFacts facts = facts_of(list, records);
   const Record& first = records[static_cast<std::size_t>(ranks.front())];
@@ -254,38 +254,38 @@ std::string refusal_text(const Decision& refused, std::span<const int> ranks, st
       return fmt::format(
           "some tensors of {} are on the host, and some on devices ({}). Gather them in two calls, or copy all of them "
           "to the host first",
-          who, each_words(ranks, words, ": ", shown));
+          who, each_words(group, ranks, words, ": ", shown));
     case Refusal::merges_devices:
       return fmt::format(
           "CPU tensors are needed, but ranks of {} passed GPU tensors ({}). Copy them to host memory "
           "first, or gather them and merge the result",
-          who, each_words(ranks, words, ": ", shown));
+          who, each_words(group, ranks, words, ": ", shown));
     case Refusal::forced_off_devices:
       return fmt::format(
           "{}, which needs tensors on the host, but those of {} are on devices ({}). Copy them to the host first, or "
           "force no route",
-          forced, who, each_words(ranks, words, ": ", shown));
+          forced, who, each_words(group, ranks, words, ": ", shown));
     case Refusal::no_device_route:
       return fmt::format("tensors of {} are on devices, and not all of its ranks can receive them: {}", who,
-                         each_words(ranks, words, ": ", shown));
+                         each_words(group, ranks, words, ": ", shown));
     case Refusal::forced_onto_devices:
       if (first.operation == Operation::merge || first.operation == Operation::stream)
         return fmt::format("{}, but {} needs tensors on the host. Force no route", forced, to_string(first.operation));
       return fmt::format("{}, but the tensors of {} are on the host ({}). Force no route", forced, who,
-                         each_words(ranks, words, ": ", shown));
+                         each_words(group, ranks, words, ": ", shown));
     case Refusal::forced_unusable:
       return fmt::format(
           "{}, and {} of the {} ranks of {} cannot use it: {}. Force a route that all of them can use ({}), or no "
           "route",
-          forced, ranks.size(), list.size(), who, each_words(ranks, words, ": ", shown), names_of(facts.routes));
+          forced, ranks.size(), list.size(), who, each_words(group, ranks, words, ": ", shown), names_of(facts.routes));
     case Refusal::unreachable:
       return fmt::format(
           "no route reaches all {} ranks of {}: {}. Set workspace.path to a directory that all of them see",
-          list.size(), who, each_words(ranks, words, ": ", shown));
+          list.size(), who, each_words(group, ranks, words, ": ", shown));
     case Refusal::unfit: {
       std::string text;
       for (const int rank : ranks)
-        text += fmt::format("{}rank {} can use: {}", text.empty() ? "" : "; ", rank,
+        text += fmt::format("{}rank {} can use: {}", text.empty() ? "" : "; ", group.info(rank).global_rank,
                             names_of(records[static_cast<std::size_t>(rank)].routes));
       return fmt::format(
           "the ranks of {} can reach each other by different routes, and have only {} in common ({}). Force that route "

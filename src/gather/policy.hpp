@@ -64,8 +64,8 @@ std::string names_of(std::uint8_t routes);
 /// Returns this rank's text if the policy has refused: why the route cannot be used here, or where its tensors are.
 std::string refusal_words(const Call& call, const Decision& refused);
 /// Returns the whole message, composed of the texts of `ranks`. It is the same on every rank of the group.
-std::string refusal_text(const Decision& refused, std::span<const int> ranks, std::span<const Record> records,
-                         std::span<const Words> words);
+std::string refusal_text(const Group& group, const Decision& refused, std::span<const int> ranks,
+                         std::span<const Record> records, std::span<const Words> words);
 ErrorKind kind_of(Refusal refusal) noexcept;
 
 // The memory that ranks take for an exchange and for the parts of a stream. The functions are pure and use the records

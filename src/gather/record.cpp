@@ -18,8 +18,8 @@ namespace muster::gather {
 namespace {
 
 /// Returns a text of the first few ranks, such as "rank 0 [0, 1]; rank 1 [1, 0]".
-std::string each_rank(const std::vector<int>& ranks, std::span<const Words> words) {
-  return each_words(ranks, words, " ", 16);
+std::string each_rank(const Group& group, const std::vector<int>& ranks, std::span<const Words> words) {
+  return each_words(group, ranks, words, " ", 16);
 }
 
 /// The members of each list, in any order.
@@ -163,11 +163,11 @@ Error make_error(const Problem& problem, std::span<const Record> records, std::s
           ErrorKind::rank_mismatch,
           fmt::format(
               "the lists of ranks differ or overlap: {}. Pass the same list on all its members, and disjoint lists",
-              each_rank(problem.ranks, words)));
+              each_rank(group, problem.ranks, words)));
     case Reason::operations: {
       std::string text;
       for (const int rank : problem.ranks)
-        text += fmt::format("{}rank {} {}", text.empty() ? "" : ", ", rank,
+        text += fmt::format("{}rank {} {}", text.empty() ? "" : ", ", group.info(rank).global_rank,
                             to_string(records[static_cast<std::size_t>(rank)].operation));
       return Error(ErrorKind::rank_mismatch, "the ranks are in different calls: " + text +
                                                  ". Make the same calls in the same order on all ranks");
@@ -179,20 +179,20 @@ Error make_error(const Problem& problem, std::span<const Record> records, std::s
                     : records[static_cast<std::size_t>(first)].operation == Operation::stream
                         ? "the options must be the same on all ranks of a list: "
                         : "the tensors of a list must have one dtype and shape: ") +
-                       each_rank(problem.ranks, words));
+                       each_rank(group, problem.ranks, words));
     case Reason::contents:
       return blame_first(
           ErrorKind::rank_mismatch,
           "\"same\" requires every rank's tensor to equal the root's tensor, bit for bit, but these differ: " +
-              each_rank(problem.ranks, words));
+              each_rank(group, problem.ranks, words));
     case Reason::refused:
       return blame_first(kind_of(problem.refused.refusal),
-                         refusal_text(problem.refused, problem.ranks, records, words));
+                         refusal_text(group, problem.refused, problem.ranks, records, words));
     case Reason::forced:
       return Error(
           ErrorKind::rank_mismatch,
           "the ranks of one list force different routes (GatherOptions::route and workspace.path, MUSTER_ROUTE): " +
-              each_rank(problem.ranks, words));
+              each_rank(group, problem.ranks, words));
     case Reason::budget:
       return blame_first(ErrorKind::out_of_space,
                          fmt::format("{} needs {} of memory more to receive the tensors, and its memory budget leaves "
@@ -226,15 +226,15 @@ Error failure_of(std::span<const int> failed, std::span<const Words> words, cons
   const int origin = failed.front();
   Error cause = group::in_name_of(group.info(origin), words[static_cast<std::size_t>(origin)].get());
   if (failed.size() == 1) return cause;
-  return Error(cause.kind(), fmt::format("{} (and {} more ranks failed)", cause.what(), failed.size() - 1),
+  return Error(cause.kind(), fmt::format("{} (and {} failed)", cause.what(), counted(failed.size() - 1, "more rank")),
                cause.details());
 }
 
-std::string each_words(std::span<const int> ranks, std::span<const Words> words, std::string_view between,
-                       std::size_t shown) {
+std::string each_words(const Group& group, std::span<const int> ranks, std::span<const Words> words,
+                       std::string_view between, std::size_t shown) {
   std::string text;
   for (std::size_t i = 0; i < std::min(ranks.size(), shown); ++i)
-    text += fmt::format("{}rank {}{}{}", i == 0 ? "" : "; ", ranks[i], between,
+    text += fmt::format("{}rank {}{}{}", i == 0 ? "" : "; ", group.info(ranks[i]).global_rank, between,
                         get_text(words[static_cast<std::size_t>(ranks[i])].text));
   if (ranks.size() > shown) text += fmt::format("; and {} more", ranks.size() - shown);
   return text;

@@ -155,9 +155,9 @@ Error make_error(const Problem& problem, std::span<const Record> records, std::s
 /// Returns the failure of the first of these ranks, and the number of other failed ranks.
 Error failure_of(std::span<const int> failed, std::span<const Words> words, const Group& group);
 
-/// Returns "rank 1: text; rank 3: text; and 4 more", with `between` in place of ": ".
-std::string each_words(std::span<const int> ranks, std::span<const Words> words, std::string_view between,
-                       std::size_t shown);
+/// Returns "rank 1: text; rank 3: text; and 4 more" with global ranks, and with `between` in place of ": ".
+std::string each_words(const Group& group, std::span<const int> ranks, std::span<const Words> words,
+                       std::string_view between, std::size_t shown);
 
 Words words_of(const Error& error);
 Words words_of(const std::string& text);

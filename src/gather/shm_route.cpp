@@ -63,7 +63,8 @@ class ShmRoute final : public RouteDriver {
     if (call.group->region_of(call.group->rank()) == nullptr)
       return fmt::format("ranks of a {} group share no memory", in_quotes(call.group->kind()));
     const auto apart = std::ranges::find_if(call.list, [&](int rank) { return !call.group->shares_memory(rank); });
-    return fmt::format("shares no memory with rank {} (host {})", *apart, call.group->info(*apart).host);
+    const RankInfo& other = call.group->info(*apart);
+    return fmt::format("shares no memory with rank {} (host {})", other.global_rank, other.host);
   }
   [[nodiscard]] std::string reason(const Call&) const override { return "all ranks of the list share memory"; }
   std::unique_ptr<Transfer> begin(const Call& call) const override {
@@ -107,7 +108,8 @@ void ShmReceiving::move(std::span<const Record> records, ExchangeReport& report)
       const std::vector<std::byte> message = take(sender, record);
       if (!failure) unpack(position, record, message, report);
     });
-    if (trouble && !failure) failure = trouble->with_context(fmt::format("data of rank {}", sender));
+    if (trouble && !failure)
+      failure = trouble->with_context(fmt::format("data of rank {}", call_.group->info(sender).global_rank));
   }
   if (failure) throw *failure;
   for (const auto& [segment, bytes] : in_use_) segment->populate_known(bytes);
@@ -257,7 +259,8 @@ void ShmSending::offer(Record& record) {
   const GatherOptions& options = *call_.options;
   // A slot of a stream has the size of a part, and holds the message only if there is room for it.
   plan_ = state_->pool.plan(call_.first(), is_small_ && !call_.is_part ? with_message : layout_.size(),
-                            {options.pipeline_depth, options.memory_budget, options.pool_limit});
+                            {options.pipeline_depth, options.memory_budget, options.pool_limit,
+                             call_.group->info(call_.first()).global_rank});
   record.held = plan_.held;
   const os::Backing backing = group::Region::own()->backing();
   const bool is_ready = plan_.slot && plan_.slot->is_taken(with_message);

@@ -157,8 +157,8 @@ void StreamReceiving::take_bytes(LayerPart& part) {
     if (!record.has_value || record.complete || is_from_part_receiver(position)) continue;
     const std::vector<std::byte> whole = receive(call.list[position], sizeof call.number);
     if (whole.size() != sizeof call.number || std::memcmp(whole.data(), &call.number, sizeof call.number) != 0)
-      throw Error(ErrorKind::corrupt,
-                  fmt::format("malformed message: rank {} ended a part that it had not begun", call.list[position]));
+      throw Error(ErrorKind::corrupt, fmt::format("malformed message: rank {} ended a part that it had not begun",
+                                                  call_.companion->info(call.list[position]).global_rank));
   }
   call_.report->seconds_waiting += std::chrono::duration<double>(Clock::now() - begin).count();
   transfer->commit();
@@ -190,10 +190,11 @@ StreamReceiving::Arrival StreamReceiving::take_header(std::size_t position, std:
       is_from_part_receiver(position) ? call_.part_receiver->take_header(sender, call_.wait("gather_each: receiving"))
                                       : receive(sender, most_header_bytes);
   call_.report->seconds_waiting += std::chrono::duration<double>(Clock::now() - begin).count();
+  const int number = call_.companion->info(sender).global_rank;
   Arrival arrival;
   if (message.size() < sizeof arrival.header)
     throw Error(ErrorKind::corrupt,
-                fmt::format("malformed message: the header of a part from rank {} is too short", sender));
+                fmt::format("malformed message: the header of a part from rank {} is too short", number));
   std::memcpy(&arrival.header, message.data(), sizeof arrival.header);
   const PartHeader& header = arrival.header;
   const std::uint32_t parts = part == 0 ? header.parts : arrivals_[position].header.parts;
@@ -201,8 +202,8 @@ StreamReceiving::Arrival StreamReceiving::take_header(std::size_t position, std:
     throw Error(
         ErrorKind::corrupt,
         fmt::format("malformed message: expected part {} of layer {}, but rank {} sent part {} of {} of layer {}", part,
-                    layer, sender, header.part, header.parts, header.layer));
-  arrival.slices = slices_of(std::span(message).subspan(sizeof header), sender);
+                    layer, number, header.part, header.parts, header.layer));
+  arrival.slices = slices_of(std::span(message).subspan(sizeof header), number);
   return arrival;
 }
 
@@ -216,7 +217,7 @@ void StreamReceiving::check_ends(std::uint64_t layer, bool own_end) const {
   if (!differ) return;
   std::string text;
   for (std::size_t position = 0; position < list.size(); ++position)
-    text += fmt::format("{}rank {} {}{}", position == 0 ? "" : ", ", list[position],
+    text += fmt::format("{}rank {} {}{}", position == 0 ? "" : ", ", call_.companion->info(list[position]).global_rank,
                         has_ended(position) ? "" : "more than ", layer);
   throw Error(ErrorKind::rank_mismatch, "the sources of a list have different numbers of layers: " + text);
 }

@@ -90,7 +90,8 @@ class WorkspacePreflight final : public Preflight {
       throw Error(ErrorKind::invalid_argument,
                   fmt::format("workspace.path differs between ranks: rank {} uses {}, rank {} uses the path of the "
                               "previous call. Change workspace.path on all ranks in the same call",
-                              call_.group->rank(), in_quotes(path_), call_.first()));
+                              call_.group->info(call_.group->rank()).global_rank, in_quotes(path_),
+                              call_.group->info(call_.first()).global_rank));
     }
     find(fmt::format("{:016x}", first.segment));
   }
@@ -410,8 +411,8 @@ Config read_file(const Call& call, WorkspaceRouteState& state, int sender, const
   const std::string job = workspace::job_text(call.group->nonce());
   if (!parsed || parsed->job != job || parsed->rank != sender ||
       (parsed->kind != workspace::NameKind::exchange && parsed->kind != workspace::NameKind::kept))
-    throw Error(ErrorKind::corrupt,
-                fmt::format("malformed message: rank {} names {} as its state file", sender, in_quotes(name)));
+    throw Error(ErrorKind::corrupt, fmt::format("malformed message: rank {} names {} as its state file",
+                                                call.group->info(sender).global_rank, in_quotes(name)));
   const std::string path = workspace_of(call, state).path + "/" + name;
   Config value;
   const workspace::Patience patience{
@@ -455,8 +456,9 @@ std::vector<std::optional<Config>> receive_files(const Call& call, WorkspaceRout
       values[position] = read_file(call, state, sender, name);
     } catch (const Error& error) {
       if (call.group->error()) throw;
-      trouble = error.with_context(
-          fmt::format("reading the state file of rank {} (host {})", sender, call.group->info(sender).host));
+      const RankInfo& other = call.group->info(sender);
+      trouble =
+          error.with_context(fmt::format("reading the state file of rank {} (host {})", other.global_rank, other.host));
     }
   }
   if (trouble) throw *trouble;

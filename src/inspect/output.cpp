@@ -99,12 +99,16 @@ std::string human_bytes(std::uint64_t bytes) {
   return fmt::format("{:.1f} {}", value, units[unit]);
 }
 
-std::string_view plural(std::uint64_t count) noexcept {
-  return count == 1 ? "" : "s";
-}
-
-std::string counted(std::uint64_t count, std::string_view what) {
-  return fmt::format("{} {}{}", count, what, plural(count));
+std::string ranks_text(const std::vector<int>& ranks) {
+  std::string out;
+  for (std::size_t i = 0; i < ranks.size();) {
+    std::size_t end = i + 1;
+    while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
+    out += (out.empty() ? "" : ", ") + fmt::to_string(ranks[i]);
+    if (end - i > 1) out += fmt::format("-{}", ranks[end - 1]);
+    i = end;
+  }
+  return fmt::format("rank{} {}", plural(ranks.size()), out);
 }
 
 TextTable::TextTable(std::vector<Column> columns, std::vector<std::size_t> flexible)

@@ -174,10 +174,10 @@ SlotPlan SenderPool::plan(LaneId id, std::uint64_t bytes, const Limits& limits) 
   if (pool + plan.fresh_bytes > limits.memory_budget)
     throw Error(ErrorKind::out_of_space,
                 plan.held != 0
-                    ? fmt::format("shared memory: rank {} holds {} results of this rank ({}), and {} more would exceed "
+                    ? fmt::format("shared memory: rank {} holds {} of this rank ({}), and {} more would exceed "
                                   "the memory budget of {}. Release a result, or raise memory_budget",
-                                  id.first, plan.held, byte_text(pool), byte_text(plan.fresh_bytes),
-                                  byte_text(limits.memory_budget))
+                                  limits.root, counted(plan.held, "result"), byte_text(pool),
+                                  byte_text(plan.fresh_bytes), byte_text(limits.memory_budget))
                     : fmt::format("shared memory: needed {}, but the memory budget is {}. Raise memory_budget",
                                   byte_text(pool + plan.fresh_bytes), byte_text(limits.memory_budget)));
   return plan;

@@ -111,6 +111,7 @@ class SenderPool {
     int pipeline_depth = 2;
     std::uint64_t memory_budget = 0;
     std::uint64_t pool_limit = 0;
+    int root = 0;  ///< the global rank of the rank that returns the slot, for messages
   };
 
   /// Chooses a slot for `bytes` bytes to `id`. Allocates nothing yet. Throws Error(out_of_space) if the root holds so

@@ -178,7 +178,7 @@ TEST_CASE("the memory budget, the pool limit and the depth of the root apply to 
     (void)trim(group);
     std::vector<MergeResult> kept;
     kept.push_back(merge_tensor_parallel(mine, merge::concat(0), ranks, group, enough));
-    error_of(ErrorKind::out_of_space, {"holds 1 results"},
+    error_of(ErrorKind::out_of_space, {"holds 1 result of"},
              [&] { (void)merge_tensor_parallel(mine, merge::concat(0), ranks, group, enough); });
     kept.clear();
     group.barrier();

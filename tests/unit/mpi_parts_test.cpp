@@ -66,10 +66,16 @@ std::vector<std::shared_ptr<std::byte>> take(BufferPool& pool, const std::vector
 }
 
 /// Ranks alternate between two hosts.
+/// The global ranks are 100, 101, ...
+std::vector<RankInfo> infos_of(int size) {
+  std::vector<RankInfo> infos(static_cast<std::size_t>(size));
+  for (int rank = 0; rank < size; ++rank) infos[static_cast<std::size_t>(rank)].global_rank = 100 + rank;
+  return infos;
+}
+
 class TwoHosts final : public group::BaseGroup {
  public:
-  explicit TwoHosts(int size)
-      : group::BaseGroup(0, std::vector<RankInfo>(static_cast<std::size_t>(size)), {}, std::chrono::seconds(1)) {}
+  explicit TwoHosts(int size) : group::BaseGroup(0, infos_of(size), {}, std::chrono::seconds(1)) {}
   [[nodiscard]] std::string_view kind() const noexcept override { return "two hosts"; }
   [[nodiscard]] bool shares_memory(int rank) const override { return rank % 2 == 0; }
   [[nodiscard]] int host_of(int rank) const override { return rank % 2; }
@@ -281,7 +287,20 @@ TEST_CASE("the error of one rank is told as it is, and that of several with thei
     return std::string(gather::failure_of(failed, words, group).what());
   };
   CHECK(text({2}).ends_with("the disk"));
+  CHECK(text({1, 2}).ends_with("the disk (and 1 more rank failed)"));
   CHECK(text({1, 2, 3}).ends_with("the disk (and 2 more ranks failed)"));
+}
+
+TEST_CASE("the texts of ranks have global ranks") {
+  const TwoHosts group(4);
+  const std::vector<gather::Words> words(4, gather::words_of(std::string("text")));
+  CHECK(gather::each_words(group, std::vector{1, 3}, words, ": ", 8) == "rank 101: text; rank 103: text");
+  const auto records = records_of(4, 4096);
+  const gather::Problem refused{
+      gather::Problem::Reason::refused, {1, 2}, {.route = Route::shm, .refusal = gather::Refusal::unfit}};
+  CHECK(has(gather::make_error(refused, records, words, group).what(), "rank 101 can use: "));
+  const gather::Problem calls{gather::Problem::Reason::operations, {0, 3}, {}};
+  CHECK(has(gather::make_error(calls, records, words, group).what(), "rank 103 "));
 }
 
 TEST_CASE("tensors outside the bytes that another rank announced are refused") {
