@@ -169,6 +169,16 @@ std::string program_in_path(const std::string& name) {
   return {};
 }
 
+/// Returns the finding about a library of Muster that is not loaded, which not all programs need.
+Finding unloaded(const char* name, const os::LoadedLibrary& library, const std::string& remedy) {
+  if (!library.exists)
+    return {name, Health::note,
+            fmt::format("{} was not found", std::filesystem::path(library.file).filename().string()), remedy};
+  return {name, Health::warning,
+          fmt::format("{} cannot be loaded: {}", in_quotes(library.file), escaped(library.failure)),
+          "install the library that this message names, or install Muster again"};
+}
+
 Finding mpi() {
   group::Start start;
   std::string contradiction;
@@ -181,10 +191,11 @@ Finding mpi() {
   try {
     finding.value = "libmuster-mpi with " + group::require_mpi().describe();
   } catch (const Error& error) {
-    const bool is_needed = start.by == group::StartedBy::mpi;
-    return {"MPI", is_needed ? Health::bad : Health::note,
-            is_needed ? fmt::format("{}; {}", start.said, error.what()) : "libmuster-mpi cannot be loaded",
-            "install it (Debian: mpich) if mpiexec starts your ranks; otherwise use TCP or a workspace"};
+    const std::string remedy =
+        "install it (Debian: mpich) if mpiexec starts your ranks; otherwise use TCP or a workspace";
+    if (start.by != group::StartedBy::mpi)
+      return unloaded("MPI", os::load_library(fmt::format("libmuster-mpi.so.{}", version())), remedy);
+    return {"MPI", Health::bad, fmt::format("{}; {}", start.said, error.what()), remedy};
   }
   const std::string launcher = program_in_path("mpiexec");
   finding.value += launcher.empty() ? "; mpiexec is not in PATH" : "; " + launcher;
@@ -239,12 +250,14 @@ Finding hdf5_plugin() {
 }
 
 Finding devices() {
-  const std::string file = fmt::format("libmuster-cuda.so.{}", version());
-  const os::LoadedLibrary library = os::load_library(file);
-  void* const symbol = library.handle == nullptr ? nullptr : os::find_symbol(library, cuda::report_symbol);
+  const os::LoadedLibrary library = os::load_library(fmt::format("libmuster-cuda.so.{}", version()));
+  if (library.handle == nullptr)
+    return unloaded("CUDA", library,
+                    "install it next to libmuster to gather tensors on GPUs, or copy them to host memory first");
+  void* const symbol = os::find_symbol(library, cuda::report_symbol);
   if (symbol == nullptr)
-    return {"CUDA", Health::note, fmt::format("{} was not found", file),
-            "install it next to libmuster to gather tensors on GPUs, or copy them to host memory first"};
+    return {"CUDA", Health::warning, fmt::format("{} belongs to another build of Muster", in_quotes(library.file)),
+            "install the libmuster-cuda of this Muster"};
   CudaReport report;
   if (!reinterpret_cast<cuda::MakeReport>(symbol)(report))
     return {"CUDA", Health::warning, "the driver does not respond", report.unavailable_reason};

@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 
+#include <cerrno>
 #include <filesystem>
 #include <system_error>
 
@@ -30,10 +31,15 @@ LoadedLibrary load_library(const std::string& name) {
     library.handle = ::dlopen(place.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (library.handle != nullptr) {
       library.file = place;
+      library.exists = true;
       return library;
     }
-    const char* words = ::dlerror();
-    library.failure += (library.failure.empty() ? "" : "; ") + std::string(words == nullptr ? place.c_str() : words);
+    const char* const error = ::dlerror();
+    const std::string words = error == nullptr ? place : error;
+    const bool exists = words != place + ": cannot open shared object file: " + std::generic_category().message(ENOENT);
+    if (exists && !library.exists) library.failure.clear();
+    if (exists || !library.exists) library.failure += (library.failure.empty() ? "" : "; ") + words;
+    library.exists = library.exists || exists;
   }
   return library;
 }

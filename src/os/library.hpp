@@ -13,7 +13,8 @@ std::string own_folder();
 struct LoadedLibrary {
   void* handle = nullptr;    ///< null: it could not be loaded
   std::string file;          ///< the loaded file, or the first candidate if loading failed
-  std::string failure = {};  ///< the loader's messages about all candidates
+  bool exists = false;       ///< a candidate exists, whether or not it could be loaded
+  std::string failure = {};  ///< the loader's messages about the candidates that exist; if none does, about all
 };
 
 /// Loads the library with that file name from own_folder(), else from the system's search path.
