@@ -4,6 +4,8 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <charconv>
+#include <functional>
 #include <map>
 #include <tuple>
 
@@ -23,10 +25,29 @@ using trace::Process;
 
 constexpr std::uint64_t largest_failure = 1 << 30;
 
+/// Returns the ID of the process's job; empty if the process is in no group.
+std::string job_of(const Process& process) {
+  return process.size == 0 ? "" : process.job;
+}
+
+std::string rank_text(const Process& process) {
+  return process.rank < 0 ? "" : std::to_string(process.rank);
+}
+
 bool is_wanted(const std::vector<Process>& processes, const std::string& wanted) {
   return wanted.empty() || std::ranges::any_of(processes, [&](const Process& process) {
-           return process.job.starts_with(wanted) || std::to_string(process.identity.pid) == wanted;
+           return job_of(process).starts_with(wanted) || std::to_string(process.identity.pid) == wanted;
          });
+}
+
+/// Whether the process with the ID `wanted` has started one of these, as the launcher of a job has.
+bool has_started(const std::string& wanted, const std::vector<Process>& processes) {
+  std::int64_t pid = 0;
+  const auto [end, error] = std::from_chars(wanted.data(), wanted.data() + wanted.size(), pid);
+  if (error != std::errc() || end != wanted.data() + wanted.size()) return false;
+  return std::ranges::any_of(processes, [&](const Process& process) {
+    return os::life_of(process.identity) == os::Life::alive && os::descends_from(process.identity.pid, pid);
+  });
 }
 
 void sort_by_rank(std::vector<Process>& processes) {
@@ -38,7 +59,7 @@ void sort_by_rank(std::vector<Process>& processes) {
 /// Groups processes from any source by job.
 std::vector<LastWords> jobs_of(std::vector<Process> processes) {
   std::map<std::string, LastWords> jobs;
-  for (Process& process : processes) jobs[process.job].processes.push_back(std::move(process));
+  for (Process& process : processes) jobs[job_of(process)].processes.push_back(std::move(process));
   std::vector<LastWords> list;
   for (auto& [name, job] : jobs) {
     job.job = name;
@@ -61,7 +82,7 @@ std::vector<LastWords> running(const std::string& wanted) {
   std::erase_if(jobs, [&](LastWords& job) {
     job.time = os::now_ns();
     job.wall_clock = static_cast<std::int64_t>(os::clock_ns(CLOCK_REALTIME) - job.time);
-    return !is_wanted(job.processes, wanted);
+    return !is_wanted(job.processes, wanted) && !has_started(wanted, job.processes);
   });
   return jobs;
 }
@@ -102,6 +123,7 @@ std::vector<LastWords> traced(const std::string& directory) {
     job.source = directory;
     job.time = end;
     job.wall_clock = job.processes.front().wall_clock;
+    if (const auto failure = failed(directory, job.job)) job.words = failure->words;
   }
   return jobs;
 }
@@ -132,7 +154,7 @@ std::vector<const Entry*> open_of(const Process& process) {
 
 const Entry* last_ended(const Process& process) {
   // An operation with parts ends with the last of them, or within the same tick.
-  const auto order = [](const Entry& entry) { return std::pair(entry.end, -entry.depth); };
+  const auto order = [](const Entry& entry) { return std::tuple(entry.end, -entry.depth, entry.number); };
   const auto last = std::ranges::max_element(process.entries, {}, order);
   return last == process.entries.end() || last->end == 0 ? nullptr : &*last;
 }
@@ -153,24 +175,40 @@ std::vector<LastWords> last_words(const std::string& wanted) {
       status && status->is_directory)
     return traced(wanted);
   std::vector<LastWords> jobs = running(wanted);
+  const std::string own = trace::failure_directory();
+  for (const std::string& directory : {os::environment("MUSTER_TRACE").value_or(own), own})
+    if (jobs.empty())
+      if (auto job = failed(directory, wanted)) jobs.push_back(std::move(*job));
   if (jobs.empty())
-    if (auto job = failed(trace::failure_directory(), wanted)) jobs.push_back(std::move(*job));
-  if (jobs.empty())
-    throw Error(ErrorKind::not_found,
-                wanted.empty()
-                    ? fmt::format("no job of this user runs on this host, and {} has no record of a failed job",
-                                  in_quotes(trace::failure_directory()))
-                    : fmt::format("{}: not a directory, a process or a job that runs on this host, or a job with a "
-                                  "record in {}",
-                                  in_quotes(wanted), in_quotes(trace::failure_directory())));
+    throw Error(
+        ErrorKind::not_found,
+        wanted.empty()
+            ? fmt::format("no job of this user runs on this host, and {} has no record of a failed job", in_quotes(own))
+            : fmt::format("{}: not a directory, a process or a job that runs on this host, or a job with a "
+                          "record in {}",
+                          in_quotes(wanted), in_quotes(own)));
   return jobs;
+}
+
+void sort_by_time(std::vector<LastWords>& jobs) {
+  for (LastWords& job : jobs)
+    std::ranges::stable_sort(job.processes, std::greater(), [&](const Process& process) {
+      const std::vector<const Entry*> open = open_of(process);
+      const Entry* const last = last_ended(process);
+      return !open.empty()     ? seconds_before(job, open.front()->begin)
+             : last != nullptr ? seconds_before(job, last->end)
+                               : 0;
+    });
 }
 
 std::string last_text(const std::vector<LastWords>& jobs, const OutputStyle& style) {
   std::string text;
   for (const LastWords& job : jobs) {
-    text += fmt::format("{}job {}, {} of {} ranks", text.empty() ? "" : "\n", job.job, job.processes.size(),
-                        std::max(job.processes.front().size, static_cast<int>(job.processes.size())));
+    const std::size_t count = job.processes.size();
+    text += text.empty() ? "" : "\n";
+    text += job.job.empty() ? fmt::format("{} process{} in no group", count, count == 1 ? "" : "es")
+                            : fmt::format("job {}, {} of {} ranks", job.job, count,
+                                          std::max(job.processes.front().size, static_cast<int>(count)));
     text += job.source.empty() ? "\n" : fmt::format(", from {}\n", printable(job.source));
     if (!job.words.empty()) text += printable(job.words) + "\n";
     TextTable table({{"rank", Align::right},
@@ -186,7 +224,7 @@ std::string last_text(const std::vector<LastWords>& jobs, const OutputStyle& sty
     for (const Process& process : job.processes) {
       const auto row = [&](const std::string& what, const Entry* entry, double time, const std::string& how_far) {
         const bool has_number = entry != nullptr && entry->operation != 0;
-        table.add({std::to_string(process.rank), printable(process.identity.host), std::to_string(process.identity.pid),
+        table.add({rank_text(process), printable(process.identity.host), std::to_string(process.identity.pid),
                    state_of(job, process), what, has_number ? std::to_string(entry->operation) : "",
                    entry != nullptr && entry->group != 0 ? fmt::format("{:016x}", entry->group).substr(0, 6) : "",
                    entry != nullptr ? fmt::format("{:.1f} s", time) : "", how_far});
@@ -221,14 +259,14 @@ Config last_tree(const std::vector<LastWords>& jobs) {
   return Config::object(
       {{"jobs", list_of(jobs, [&](const LastWords& job) {
           return Config::object(
-              {{"job", job.job},
+              {{"job", or_null(job.job)},
                {"source", or_null(job.source)},
                {"message", or_null(job.words)},
                {"time", (static_cast<double>(job.wall_clock) + static_cast<double>(job.time)) * 1e-9},
                {"ranks", list_of(job.processes, [&](const Process& process) {
                   const Entry* const last = last_ended(process);
                   return Config::object(
-                      {{"rank", process.rank},
+                      {{"rank", process.rank < 0 ? Config() : Config(process.rank)},
                        {"size", process.size},
                        {"host", process.identity.host},
                        {"pid", process.identity.pid},

@@ -4,15 +4,22 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
+#include <cstring>
+#include <functional>
+#include <iterator>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <set>
 #include <tuple>
 
 #include "muster/error.hpp"
 #include "muster/state.hpp"
+#include "src/os/clock.hpp"
 #include "src/os/directory.hpp"
 #include "src/os/file.hpp"
+#include "src/os/process.hpp"
 #include "src/trace/rings.hpp"
 
 namespace muster::inspect {
@@ -131,6 +138,68 @@ std::uint64_t end_of(const Process& process) {
   return end;
 }
 
+/// Returns the latest time in the records, on the clock of the first process; the present time if a process still runs.
+std::int64_t end_of(const Trace& trace) {
+  std::int64_t end = 0;
+  for (std::size_t i = 0; i < trace.processes.size(); ++i) {
+    const bool is_alive = os::life_of(trace.processes[i].identity) == os::Life::alive;
+    end = std::max(end, trace.aligned(i, is_alive ? os::now_ns() : end_of(trace.processes[i])));
+  }
+  return end;
+}
+
+void add_wait(RankSummary& rank, double wait, const Entry& entry, std::size_t awaited) {
+  rank.waiting_seconds += wait;
+  if (wait <= rank.longest_wait) return;
+  rank.longest_wait = wait;
+  rank.longest_operation = fmt::format("{} {}", entry.name, entry.operation);
+  rank.longest_for = static_cast<int>(awaited);
+}
+
+/// Returns whether it is the largest group of the process: the group's number is the beginning of the job's ID.
+bool is_of_job(const Process& process, std::uint64_t group) {
+  std::array<std::byte, sizeof group> bytes{};
+  std::memcpy(bytes.data(), &group, sizeof group);
+  return process.size != 0 && process.job.starts_with(os::hex_text(bytes));
+}
+
+/// Adds the operations that a member of their group has not begun. The members that have begun it wait for that one.
+void add_missed(const Trace& trace, TraceSummary& summary) {
+  std::map<std::uint64_t, std::set<std::size_t>> members;
+  std::map<std::pair<std::uint64_t, std::uint64_t>, std::vector<OperationPart>> begun;
+  for (std::size_t i = 0; i < trace.processes.size(); ++i)
+    for (const Entry& entry : trace.processes[i].entries) {
+      if (!is_of_group(entry) || !is_outermost(trace.processes[i], entry)) continue;
+      members[entry.group].insert(i);
+      begun[{entry.group, entry.operation}].push_back({i, &entry});
+    }
+  // A rank that has begun no operation of its largest group is a member, too.
+  for (auto& [group, its] : members)
+    for (std::size_t i = 0; i < trace.processes.size(); ++i)
+      if (is_of_job(trace.processes[i], group)) its.insert(i);
+  for (const auto& [key, parts] : begun) {
+    const auto has_succeeded = [](const OperationPart& part) { return part.entry->end != 0 && !part.entry->failed; };
+    if (std::ranges::any_of(parts, has_succeeded)) continue;
+    MissedOperation missed{fmt::format("{} {}", parts.front().entry->name, key.second), {}, {}};
+    for (const OperationPart& part : parts) missed.waiting.push_back(part.process);
+    std::ranges::set_difference(members[key.first], missed.waiting, std::back_inserter(missed.missing));
+    if (missed.missing.empty()) continue;
+    for (const OperationPart& part : parts) {
+      const std::int64_t end = part.entry->end == 0 ? trace.end : trace.aligned(part.process, part.entry->end);
+      const double wait = seconds(std::max<std::int64_t>(end - trace.aligned(part.process, part.entry->begin), 0));
+      add_wait(summary.ranks[part.process], wait, *part.entry, missed.missing.front());
+      for (const std::size_t process : missed.missing) summary.ranks[process].caused_seconds += wait;
+    }
+    summary.missed.push_back(std::move(missed));
+  }
+}
+
+std::vector<int> ranks_of(const Trace& trace, const std::vector<std::size_t>& processes) {
+  std::vector<int> ranks;
+  for (const std::size_t process : processes) ranks.push_back(trace.processes[process].rank);
+  return ranks;
+}
+
 std::string rate_text(const RouteSummary& route) {
   return route.seconds <= 0
              ? ""
@@ -164,6 +233,7 @@ Trace read_trace(const std::string& directory) {
     if (process.damaged != 0)
       trace.notes.push_back(fmt::format("{}: {} damaged records are left out", name_of(process), process.damaged));
   align(trace);
+  trace.end = end_of(trace);
   return trace;
 }
 
@@ -219,6 +289,8 @@ std::vector<std::vector<OperationPart>> operations_of(const Trace& trace, bool o
 TraceSummary summarize(const Trace& trace) {
   TraceSummary summary;
   summary.ranks.resize(trace.processes.size());
+  summary.order.resize(trace.processes.size());
+  std::iota(summary.order.begin(), summary.order.end(), std::size_t{0});
   for (std::size_t i = 0; i < trace.processes.size(); ++i) {
     RankSummary& rank = summary.ranks[i];
     for (const Entry& entry : trace.processes[i].entries) {
@@ -241,13 +313,8 @@ TraceSummary summarize(const Trace& trace) {
     for (const OperationPart& part : parts) {
       RankSummary& rank = summary.ranks[part.process];
       const double wait = seconds(last_begin - begin_of(part));
-      rank.waiting_seconds += wait;
-      summary.ranks[last.process].awaited_seconds += wait;
-      if (wait > rank.longest_wait) {
-        rank.longest_wait = wait;
-        rank.longest_operation = fmt::format("{} {}", part.entry->name, part.entry->operation);
-        rank.longest_for = static_cast<int>(last.process);
-      }
+      add_wait(rank, wait, *part.entry, last.process);
+      summary.ranks[last.process].caused_seconds += wait;
       first_begin = std::min(first_begin, begin_of(part));
       last_end = std::max(last_end, trace.aligned(part.process, part.entry->end));
       bytes += part.entry->bytes;
@@ -257,12 +324,20 @@ TraceSummary summarize(const Trace& trace) {
     route.bytes += bytes;
     route.seconds += seconds(last_end - first_begin);
   }
+  add_missed(trace, summary);
   for (auto& [key, route] : routes) {
     route.kind = to_string(key.first);
     route.route = key.second;
     summary.routes.push_back(std::move(route));
   }
   return summary;
+}
+
+void sort(TraceSummary& summary, RankOrder order) {
+  std::ranges::sort(summary.order);
+  if (order == RankOrder::rank) return;
+  const auto key = order == RankOrder::waiting ? &RankSummary::waiting_seconds : &RankSummary::caused_seconds;
+  std::ranges::stable_sort(summary.order, std::greater(), [&](std::size_t at) { return summary.ranks[at].*key; });
 }
 
 std::vector<RankTimes> step_times(const Trace& trace) {
@@ -329,13 +404,13 @@ std::string trace_text(const Trace& trace, const TraceSummary& summary, const Ou
                    {"in"},
                    {"for rank", Align::right}},
                   {1, 7});
-  for (std::size_t i = 0; i < summary.ranks.size(); ++i) {
+  for (const std::size_t i : summary.order) {
     const RankSummary& rank = summary.ranks[i];
     const Process& process = trace.processes[i];
     const auto number = [](double value) { return fmt::format("{:.6f}", value); };
     const bool waits = rank.longest_for >= 0;
     ranks.add({std::to_string(process.rank), printable(process.identity.host), std::to_string(process.identity.pid),
-               number(rank.seconds), number(rank.waiting_seconds), number(rank.awaited_seconds),
+               number(rank.seconds), number(rank.waiting_seconds), number(rank.caused_seconds),
                waits ? number(rank.longest_wait) : "", printable(rank.longest_operation),
                waits ? std::to_string(trace.processes[static_cast<std::size_t>(rank.longest_for)].rank) : ""});
   }
@@ -354,11 +429,19 @@ std::string trace_text(const Trace& trace, const TraceSummary& summary, const Ou
                   fmt::format("{:.6f}", route.seconds), rate_text(route)});
     routes.append_to(text, style);
   }
-  const auto slowest = std::ranges::max_element(summary.ranks, {}, &RankSummary::awaited_seconds);
-  if (slowest != summary.ranks.end() && slowest->awaited_seconds > 0)
+  const auto slowest = std::ranges::max_element(summary.ranks, {}, &RankSummary::caused_seconds);
+  if (slowest != summary.ranks.end() && slowest->caused_seconds > 0)
     text += fmt::format("\nThe other ranks waited longest for rank {}: {:.6f} s in total.\n",
                         trace.processes[static_cast<std::size_t>(slowest - summary.ranks.begin())].rank,
-                        slowest->awaited_seconds);
+                        slowest->caused_seconds);
+  constexpr std::size_t most_missed = 10;
+  for (std::size_t i = 0; i < std::min(summary.missed.size(), most_missed); ++i) {
+    const MissedOperation& missed = summary.missed[i];
+    text += fmt::format("{}: {} waited for {}, which did not begin it\n", printable(missed.operation),
+                        ranks_text(ranks_of(trace, missed.waiting)), ranks_text(ranks_of(trace, missed.missing)));
+  }
+  if (summary.missed.size() > most_missed)
+    text += fmt::format("{} more such operations; --json lists them all\n", summary.missed.size() - most_missed);
   for (const std::string& note : trace.notes) text += "note: " + printable(note) + "\n";
   return text;
 }
@@ -366,7 +449,7 @@ std::string trace_text(const Trace& trace, const TraceSummary& summary, const Ou
 Config trace_tree(const Trace& trace, const TraceSummary& summary) {
   Config tree = Config::object({{"operations", summary.operations}});
   ConfigArray ranks;
-  for (std::size_t i = 0; i < summary.ranks.size(); ++i) {
+  for (const std::size_t i : summary.order) {
     const RankSummary& rank = summary.ranks[i];
     const Process& process = trace.processes[i];
     ranks.push_back(Config::object(
@@ -379,7 +462,7 @@ Config trace_tree(const Trace& trace, const TraceSummary& summary) {
          {"open", rank.open},
          {"seconds", rank.seconds},
          {"waiting", rank.waiting_seconds},
-         {"awaited", rank.awaited_seconds},
+         {"caused", rank.caused_seconds},
          {"longest_wait", rank.longest_wait},
          {"longest_operation", or_null(rank.longest_operation)},
          {"longest_for", rank.longest_for < 0
@@ -393,6 +476,15 @@ Config trace_tree(const Trace& trace, const TraceSummary& summary) {
                            {"operations", route.operations},
                            {"bytes", route.bytes},
                            {"seconds", route.seconds}});
+  });
+  tree["missed"] = list_of(summary.missed, [&](const MissedOperation& missed) {
+    const auto ranks_tree = [&](const std::vector<std::size_t>& processes) {
+      const std::vector<int> numbers = ranks_of(trace, processes);
+      return ConfigArray(numbers.begin(), numbers.end());
+    };
+    return Config::object({{"operation", missed.operation},
+                           {"waiting", ranks_tree(missed.waiting)},
+                           {"missing", ranks_tree(missed.missing)}});
   });
   tree["notes"] = ConfigArray(trace.notes.begin(), trace.notes.end());
   return tree;

@@ -22,6 +22,8 @@ struct Trace {
   /// the difference of each clock to the first one, in nanoseconds; positive: it is ahead
   std::vector<std::int64_t> offsets = {};
   std::vector<std::string> notes = {};  ///< problems of reading or aligning
+  /// the latest time of the records, on the clock of the first process; the time of reading, if a process still runs
+  std::int64_t end = 0;
 
   /// Converts a time to the clock of the first process.
   [[nodiscard]] std::int64_t aligned(std::size_t process, std::uint64_t time) const {
@@ -50,10 +52,12 @@ std::vector<std::vector<OperationPart>> operations_of(const Trace& trace, bool o
 
 struct RankSummary {
   std::uint64_t spans = 0;
-  std::uint64_t open = 0;      ///< operations that have not ended
-  double seconds = 0;          ///< in operations of Muster
-  double waiting_seconds = 0;  ///< from this rank's begin of each operation until the last rank has begun it
-  double awaited_seconds = 0;  ///< the sum of the times that all other ranks waited for this rank
+  std::uint64_t open = 0;  ///< operations that have not ended
+  double seconds = 0;      ///< in operations of Muster
+  /// From this rank's begin of each operation until the last rank has begun it. If a rank has not begun it: until this
+  /// rank failed, or the end of the trace.
+  double waiting_seconds = 0;
+  double caused_seconds = 0;  ///< the sum of the times that all other ranks waited for this rank
   double longest_wait = 0;
   std::string longest_operation;  ///< "all_reduce 17"
   int longest_for = -1;           ///< the process for which it waited
@@ -65,12 +69,28 @@ struct RouteSummary {
   std::uint64_t bytes = 0;  ///< contributed by all ranks
   double seconds = 0;       ///< from the first begin to the last end
 };
+/// An operation that some ranks of its group have begun, and others have not. Members are indices of processes.
+struct MissedOperation {
+  std::string operation;  ///< "barrier 17"
+  std::vector<std::size_t> waiting;
+  std::vector<std::size_t> missing;
+};
 struct TraceSummary {
   std::vector<RankSummary> ranks;  ///< of each process
   std::vector<RouteSummary> routes;
-  std::uint64_t operations = 0;  ///< operations of several ranks
+  std::uint64_t operations = 0;  ///< operations that succeeded on several ranks
+  std::vector<MissedOperation> missed;
+  std::vector<std::size_t> order;  ///< of the processes in reports
 };
 TraceSummary summarize(const Trace& trace);
+
+enum class RankOrder : std::uint8_t {
+  rank,
+  waiting,  ///< the longest time first, here and below
+  caused,
+};
+/// Sets the order of the processes in reports.
+void sort(TraceSummary& summary, RankOrder order);
 
 /// Returns the time that each process spent in the spans of the program, by their names, and in Muster's operations.
 std::vector<RankTimes> step_times(const Trace& trace);
@@ -86,17 +106,20 @@ Config imbalance_tree(const Trace& trace);
 
 /// The steps that the ranks of a job are in, or were in at the end of their records.
 struct LastWords {
-  std::string job = {};
+  std::string job = {};     ///< empty: processes in no group
   std::string source = {};  ///< a path; empty: running processes
   std::string words = {};   ///< of a failure
   std::uint64_t time = 0;   ///< of the failure, on the clock of its processes
   std::int64_t wall_clock = 0;
   std::vector<trace::Process> processes = {};  ///< by rank
 };
-/// Returns the last steps of the ranks. `wanted` is a process, a prefix of a job, or a directory of traces. If it is
+/// Returns the last steps of the ranks. `wanted` is a process of a job or its launcher, a prefix of a job, or a
+/// directory of traces. If it is
 /// empty, returns all jobs that run on this host, or the last one that failed if none runs. Throws Error(not_found |
 /// io).
 std::vector<LastWords> last_words(const std::string& wanted);
+/// Sorts the ranks of each job by the time since their last step began or ended, the longest first.
+void sort_by_time(std::vector<LastWords>& jobs);
 std::string last_text(const std::vector<LastWords>& jobs, const OutputStyle& style);
 Config last_tree(const std::vector<LastWords>& jobs);
 

@@ -99,8 +99,7 @@ std::vector<Ring> all_rings() {
 }
 
 std::string failure_directory() {
-  return os::environment("MUSTER_TRACE")
-      .value_or(fmt::format("{}/muster-{}", os::environment("TMPDIR").value_or("/tmp"), os::user_id()));
+  return fmt::format("{}/muster-{}", os::environment("TMPDIR").value_or("/tmp"), os::user_id());
 }
 
 std::vector<std::string> failures_in(const std::string& directory) {
@@ -129,22 +128,25 @@ RanksAtFailure::RanksAtFailure(bool is_first) noexcept {
 void RanksAtFailure::keep(std::string_view words) const noexcept {
   if (rings_.empty()) return;
   try {
-    const std::string directory = failure_directory();
-    // With MUSTER_TRACE, the user has chosen the directory. Otherwise only this user may have access to it.
-    if (os::environment("MUSTER_TRACE") ? !os::file_status(directory, os::Links::followed)
-                                        : !os::make_own_directory(directory))
-      return;
-    // One file per job and host: the first rank writes it.
-    const std::string path = fmt::format("{}/{}-{}{}", directory, job_, os::own_identity().host, failure_suffix);
-    if (const auto there = os::file_status(path)) {
-      if (std::chrono::system_clock::now() - there->changed < one_failure) return;
-      os::remove_file(path);
-    }
-    os::write_new_file(path, bytes_of(words, rings_));
-    const std::vector<std::string> all = failures_in(directory);
-    for (std::size_t i = most_kept; i < all.size(); ++i) os::remove_file(all[i]);
+    const std::vector<std::byte> bytes = bytes_of(words, rings_);
+    // Only this user may have access to the private directory. The directory of MUSTER_TRACE is chosen by the user.
+    if (const std::string own = failure_directory(); os::make_own_directory(own)) keep_in(own, bytes);
+    if (const auto traces = os::environment("MUSTER_TRACE"); traces && os::file_status(*traces, os::Links::followed))
+      keep_in(*traces, bytes);
   } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): likewise
   }
+}
+
+void RanksAtFailure::keep_in(const std::string& directory, std::span<const std::byte> bytes) const {
+  // One file per job and host: the first rank writes it.
+  const std::string path = fmt::format("{}/{}-{}{}", directory, job_, os::own_identity().host, failure_suffix);
+  if (const auto there = os::file_status(path)) {
+    if (std::chrono::system_clock::now() - there->changed < one_failure) return;
+    os::remove_file(path);
+  }
+  os::write_new_file(path, bytes);
+  const std::vector<std::string> all = failures_in(directory);
+  for (std::size_t i = most_kept; i < all.size(); ++i) os::remove_file(all[i]);
 }
 
 }  // namespace muster::trace

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -25,19 +26,20 @@ class RanksAtFailure {
  public:
   /// Reads the rings if this process is the first to detect the failure.
   explicit RanksAtFailure(bool is_first) noexcept;
-  /// Writes them to a file, unless another rank of the host has done so within the last few seconds. `words`: the error
-  /// message.
+  /// Writes them to a file in failure_directory(), and to another one in the directory of MUSTER_TRACE. Exception:
+  /// another rank of the host has done so within the last few seconds. `words`: the error message.
   void keep(std::string_view words) const noexcept;
 
  private:
+  void keep_in(const std::string& directory, std::span<const std::byte> bytes) const;
+
   std::string job_;
   std::vector<Ring> rings_;
 };
 
 /// The suffix of the name of a failure file.
 inline constexpr const char* failure_suffix = ".mfail";
-/// Returns the directory of failure files: that of MUSTER_TRACE, else a private directory of this user below the
-/// temporary directory.
+/// Returns the directory of failure files: a private directory of this user below the temporary directory.
 std::string failure_directory();
 /// Returns the failure files in a directory, newest first. Empty if the directory does not exist.
 std::vector<std::string> failures_in(const std::string& directory);

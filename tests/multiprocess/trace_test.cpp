@@ -244,6 +244,9 @@ TEST_CASE("the operation of a killed rank is visible through a live rank, and in
     const trace::Entry& barrier = *entries_of(jobs[0].processes[2], "barrier").back();
     CHECK(barrier.operation == 2);
     CHECK(barrier.group == entries_of(jobs[0].processes[0], "barrier").back()->group);
+    const auto launched = inspect::last_words(std::to_string(::getpid()));
+    REQUIRE(launched.size() == 1);
+    CHECK(launched[0].job == jobs[0].job);
   }
   ranks.signal(2, SIGKILL);
   await(words[4], 2);
@@ -330,6 +333,20 @@ TEST_CASE("jobs that succeed leave no file, and failed jobs at most eight files 
   for (int i = 0; i < 10; ++i) fail();
   CHECK(trace::failures_in(own).size() == 8);
   CHECK(test::names_in(own).size() == 8);
+  // A traced job also leaves a file in the directory of the trace. Its message is found in both places.
+  const std::string traces = directory / "trace";
+  {
+    const Setting traced("MUSTER_TRACE", traces);
+    fail();
+  }
+  CHECK(trace::failures_in(traces).size() == 1);
+  const auto of_trace = inspect::last_words(traces);
+  REQUIRE(of_trace.size() == 1);
+  CHECK(of_trace[0].words.find("rank 1") != std::string::npos);
+  const auto of_job = inspect::last_words(of_trace[0].job);
+  REQUIRE(of_job.size() == 1);
+  CHECK(of_job[0].source.starts_with(own));
+  CHECK(of_job[0].words == of_trace[0].words);
 }
 
 TEST_CASE("a full disk ends the trace with one line, and the job continues") {
@@ -417,7 +434,7 @@ TEST_CASE("a failed operation is reported as failed, and waits are attributed to
   }
   const inspect::TraceSummary summary = inspect::summarize(trace);
   CHECK(summary.ranks[2].waiting_seconds > 0.008);
-  CHECK(summary.ranks[1].awaited_seconds > 0.016);
+  CHECK(summary.ranks[1].caused_seconds > 0.016);
   const auto times = inspect::step_times(trace);
   CHECK(std::ranges::find(times[0], "step", &StepTimes::step) != times[0].end());
   CHECK(inspect::trace_text(trace, summary, plain).find("rank 1") != std::string::npos);

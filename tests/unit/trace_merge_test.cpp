@@ -140,10 +140,60 @@ TEST_CASE("the summary counts waits, the ranks that caused them, and routes") {
   CHECK(summary.ranks[0].longest_wait > 0.99);
   CHECK(summary.ranks[0].longest_operation == "all_reduce 5");
   CHECK(summary.ranks[0].longest_for == 2);
-  CHECK(summary.ranks[2].awaited_seconds > 1.98);
+  CHECK(summary.ranks[2].caused_seconds > 1.98);
   REQUIRE(summary.routes.size() == 1);
   CHECK(summary.routes[0].bytes == 9 * 3 * 1000);
   CHECK(has(inspect::trace_text(trace, summary, plain), "The other ranks waited longest for rank 2"));
+}
+
+TEST_CASE("a rank that does not begin an operation is the one that the others wait for") {
+  auto trace = trace_of({0, 0, 0}, {"a", "a", "a"}, 3);
+  // Rank 1 begins neither the last operation nor the first one of a group of all ranks, whose ID is that of the job.
+  trace.processes[1].entries.pop_back();
+  for (trace::Process& process : trace.processes) process.job = "0700000000000000" + std::string(16, '0');
+  trace.processes[0].entries.back().end = 0;
+  trace.processes[2].entries.back().failed = true;
+  trace.processes[2].entries.back().end += 2 * second;
+  trace.end = static_cast<std::int64_t>(trace.processes[0].entries.back().begin + 3 * second);
+  for (const bool has_begun : {true, false}) {
+    CAPTURE(has_begun);
+    if (!has_begun) trace.processes[1].entries.clear();
+    inspect::TraceSummary summary = inspect::summarize(trace);
+    REQUIRE(summary.missed.size() == 1);
+    CHECK(summary.missed[0].operation == "all_reduce 3");
+    CHECK(summary.missed[0].missing == std::vector<std::size_t>{1});
+    CHECK(summary.operations == 2);
+    CHECK(summary.ranks[0].longest_for == 1);
+    CHECK(summary.ranks[0].longest_wait == doctest::Approx(3));
+    CHECK(summary.ranks[1].caused_seconds > 5);
+    const std::string text = inspect::trace_text(trace, summary, plain);
+    CHECK(has(text, "The other ranks waited longest for rank 1"));
+    CHECK(has(text, "all_reduce 3: ranks 0, 2 waited for rank 1, which did not begin it"));
+    inspect::sort(summary, inspect::RankOrder::caused);
+    CHECK(summary.order.front() == 1);
+    CHECK(inspect::trace_tree(trace, summary).at("missed").at(0).at("waiting").at(1) == Config(2));
+  }
+}
+
+TEST_CASE("status shows the last of the operations that ended in one tick, and processes in no group") {
+  trace::Process process;
+  process.size = 1;
+  process.rank = 0;
+  for (std::uint64_t number = 1; number <= 12; ++number)
+    process.entries.push_back(
+        {.number = number, .end = 50, .group = 7, .operation = number, .kind = trace::Kind::collective, .name = "b"});
+  trace::Process alone;
+  alone.job = std::string(32, '0');
+  const std::vector<inspect::LastWords> jobs = {{.job = "aa", .source = "file", .time = 100, .processes = {process}},
+                                                {.source = "file", .time = 100, .processes = {alone}}};
+  const std::string text = inspect::last_text(jobs, plain);
+  CHECK(has(text, "12  "));
+  CHECK(has(text, "1 process in no group"));
+  CHECK_FALSE(has(text, "job 0"));
+  const Config tree = inspect::last_tree(jobs);
+  CHECK(tree.at("jobs").at(0).at("ranks").at(0).at("last").at("operation") == Config(12));
+  CHECK(tree.at("jobs").at(1).at("job").is_null());
+  CHECK(tree.at("jobs").at(1).at("ranks").at(0).at("rank").is_null());
 }
 
 TEST_CASE("invalid records are left out, and invalid files are refused") {
