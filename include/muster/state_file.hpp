@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -110,8 +111,10 @@ class StateFile {
   [[nodiscard]] State load() const;
 
   /// Returns all defects; empty if the file is intact. Several threads compare the metadata, every tensor and every
-  /// stored chunk with their checksums. They work in pieces and release the pages of each piece.
-  [[nodiscard]] std::vector<StateProblem> check(const ProgressCallback& progress = {}) const;
+  /// stored chunk with their checksums. They work in pieces and release the pages of each piece. If `selects` is set,
+  /// only tensors for whose name it returns true are read.
+  [[nodiscard]] std::vector<StateProblem> check(const ProgressCallback& progress = {},
+                                                const std::function<bool(std::string_view)>& selects = {}) const;
 
  private:
   struct Contents;

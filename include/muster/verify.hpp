@@ -58,6 +58,8 @@ struct VerifyReport {
   std::vector<VerifyProblem> problems = {};  ///< at most 10,000
   std::uint64_t problems_left_out = 0;       ///< number of further problems
   Omissions left_out = {};                   ///< weights in the directory that are not part of the verified object
+  std::uint64_t not_selected = 0;            ///< tensors that the options do not select: neither counted nor read
+  std::vector<std::string> notes = {};       ///< findings that are not problems
 
   /// Returns whether there are no problems.
   [[nodiscard]] bool is_good() const noexcept { return problems.empty(); }
@@ -76,8 +78,8 @@ struct VerifyOptions {
   std::string plan = {};
   std::string base_model = {};                       ///< a model directory, as in ExportOptions
   std::optional<ParallelLayout> source_layout = {};  ///< layout of the ranks, as in ExportOptions
-  /// Globs, as in ExportOptions: only tensors with a matching name are compared with checksums or reported. Problems of
-  /// whole files are always reported.
+  /// Globs, as in ExportOptions: only tensors with a matching name are read, counted and reported. Problems of whole
+  /// files are always reported.
   std::string select = {};
   std::string exclude = {};  ///< see `select`
 };
@@ -101,8 +103,8 @@ struct VerifyOptions {
 /// processes that no longer exist.
 ///
 /// Throws Error(not_found) if there is nothing to verify, Error(io) if a directory cannot be read, Error(version) if a
-/// newer Muster wrote it. With a plan, a base or a layout, throws Error(invalid_argument | not_found) as
-/// export_model().
+/// newer Muster wrote it, Error(invalid_argument) if no tensor is selected. With a plan, a base or a layout, throws
+/// Error(invalid_argument | not_found) as export_model().
 VerifyReport verify(const std::string& path, const VerifyOptions& options = {});
 
 /// Writes muster.checksums.json next to a checkpoint and replaces an existing one. Returns the number of tensors.

@@ -90,11 +90,13 @@ void verify_state(const std::string& name, const ProgressCallback& progress, Ver
     const StateFile file = StateFile::open(join_path(verification.directory, name));
     verification.count(file.tensors());
     if (!verification.options.checksums) return;
-    for (const StateProblem& problem : file.check(progress))
+    const auto selects = [&](std::string_view tensor) { return verification.selection.has(tensor); };
+    for (const StateProblem& problem : file.check(progress, selects))
       verification.add(Defect::checksum, name, problem.tensor, "{}{}: {}",
                        problem.tensor.empty() ? "" : fmt::format("{} in ", in_quotes(problem.tensor)), in_quotes(name),
                        problem.words);
-    verification.report.checked += file.tensors().size();
+    verification.report.checked +=
+        static_cast<std::uint64_t>(std::ranges::count_if(file.tensors(), selects, &StateTensor::name));
   } catch (const Error& error) {
     // A missing file, or one of another version, was not verified.
     if (error.kind() == ErrorKind::version || error.kind() == ErrorKind::not_found) throw;
@@ -122,6 +124,7 @@ void verify_workspace(Verification& verification) {
       if (error.kind() != ErrorKind::not_found) throw;
       // A running job replaces its older states.
     }
+    counter.add(state.tensor_bytes - std::min(before, state.tensor_bytes));  // of tensors that are not selected
   };
   for (const workspace::SurveyJob& job : survey.jobs) {
     for (const auto* states : {&job.states, &job.kept})
@@ -171,12 +174,13 @@ void verify_foreign(const thirdparty::Found& found, const std::string& name, Ver
       verification.count(tensors->tensors());
       report.files += tensors->paths().size() - 1;
       verification.add_omissions(tensors->omissions(), name);
-      for (const std::string& note : notes) report.left_out.push_back({name, note});
+      report.notes.insert(report.notes.end(), notes.begin(), notes.end());
       if (!verification.options.checksums) continue;
       const auto add = [&](std::size_t tensor, Defect defect, const std::string& words) {
         verification.add(defect, name, tensors->tensors()[tensor].name, "{}", words);
       };
-      report.checked += tensors->verify(verification.options.progress, add);
+      report.checked += tensors->verify(verification.options.progress, add,
+                                        [&](std::string_view tensor) { return verification.selection.has(tensor); });
       report.has_checksums = report.checked != 0;
     } catch (const Error& error) {
       // The request is wrong, and not the file: its key does not exist.
@@ -310,6 +314,7 @@ VerifyReport verify(const std::string& path, const VerifyOptions& options) {
     verify_directory(verification);
   else
     verify_file(whole.filename().string(), verification);
+  if (report.is_good() && report.tensors == 0 && report.not_selected != 0) refuse_selection(verification.request(path));
   if (verification.has_request() && report.is_good()) verify_request(path, verification);
   return report;
 }

@@ -60,12 +60,15 @@ struct Verification {
   }
   /// Adds lost data as a problem, and lists other omissions.
   void add_omissions(const Omissions& omissions, std::string_view file);
-  /// Counts a file that could be opened, and its tensors.
+  /// Counts a file that could be opened, and its selected tensors.
   template <class Tensor>
   void count(const std::vector<Tensor>& tensors) {
     ++report.files;
-    report.tensors += tensors.size();
-    for (const Tensor& tensor : tensors) report.bytes += tensor.bytes;
+    for (const Tensor& tensor : tensors) {
+      const bool is_selected = selection.has(tensor.name);
+      ++(is_selected ? report.tensors : report.not_selected);
+      if (is_selected) report.bytes += tensor.bytes;
+    }
   }
   /// Opens each of these files that can be opened, in their order.
   std::vector<OpenedFile> open_all(const std::vector<std::string>& names);

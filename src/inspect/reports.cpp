@@ -16,19 +16,6 @@
 namespace muster::inspect {
 namespace {
 
-/// "rank 1", "ranks 0, 2-5".
-std::string ranks_text(const std::vector<int>& ranks) {
-  std::string out;
-  for (std::size_t i = 0; i < ranks.size();) {
-    std::size_t end = i + 1;
-    while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
-    out += (out.empty() ? "" : ", ") + fmt::to_string(ranks[i]);
-    if (end - i > 1) out += fmt::format("-{}", ranks[end - 1]);
-    i = end;
-  }
-  return fmt::format("rank{} {}", plural(ranks.size()), out);
-}
-
 /// "ranks 0-3 BF16 [32, 64]", or each shape if they differ.
 std::string sources_text(const TensorMapping& tensor) {
   std::string text;
@@ -155,11 +142,12 @@ std::string_view action_text(GcVerdict verdict) {
 }  // namespace
 
 std::string account_line(const ExportManifest& account) {
+  const auto ranks = static_cast<std::uint64_t>(account.source_layout.ranks());
   std::string text =
-      fmt::format("{} of {} ({}) {} {} ({} in {})", counted(account.tensors_in, "tensor"),
-                  counted(static_cast<std::uint64_t>(account.source_layout.ranks()), "rank"),
-                  human_bytes(account.bytes_in), account.target_layout ? "split anew into" : "merged into",
-                  account.tensors_out, human_bytes(account.bytes_out), counted(account.files, "file"));
+      fmt::format("{}{} ({}) {} {} ({} in {})", counted(account.tensors_in, "tensor"),
+                  ranks == 1 ? "" : fmt::format(" of {}", counted(ranks, "rank")), human_bytes(account.bytes_in),
+                  account.target_layout ? "split anew into" : "merged into", account.tensors_out,
+                  human_bytes(account.bytes_out), counted(account.files, "file"));
   if (!account.dropped.empty()) text += fmt::format(", {} names dropped by rule", account.dropped.size());
   return text;
 }
@@ -195,7 +183,7 @@ Config account_tree(const ExportManifest& account) {
 
 std::string notes_lines(const std::vector<std::string>& notes) {
   std::string lines;
-  for (const std::string& note : notes) lines += fmt::format("note: {}\n", note);
+  for (const std::string& note : notes) lines += fmt::format("note: {}\n", escaped(note));
   return lines;
 }
 
@@ -228,12 +216,14 @@ std::string verify_text(const VerifyReport& report) {
   for (const Omission& left : report.left_out)
     fmt::format_to(std::back_inserter(out), "left out: {}: {}\n", printable(left.name), escaped(left.reason));
   if (report.problems_left_out != 0) fmt::format_to(std::back_inserter(out), "and {} more\n", report.problems_left_out);
+  out += notes_lines(report.notes);
   const std::string seen = fmt::format("{} of {}, {}", counted(report.tensors, "tensor"), counted(report.files, "file"),
                                        human_bytes(report.bytes));
-  const std::string sums = report.checked != 0    ? fmt::format("; {} checked", counted(report.checked, "checksum"))
-                           : report.has_checksums ? "; checksums not checked"
-                           : report.kind == VerifiedKind::checkpoint ? "; no checksums"
-                                                                     : "";
+  std::string sums = report.checked != 0    ? fmt::format("; {} checked", counted(report.checked, "checksum"))
+                     : report.has_checksums ? "; checksums not checked"
+                     : report.kind == VerifiedKind::checkpoint ? "; no checksums"
+                                                               : "";
+  if (report.not_selected != 0) sums += fmt::format("; {} not selected", counted(report.not_selected, "tensor"));
   if (report.is_good())
     out += fmt::format("good: {}{}\n", seen, sums);
   else
@@ -260,7 +250,9 @@ Config verify_tree(const VerifyReport& report) {
                          {"checked", report.checked},
                          {"problems", list_of(report.problems, problem_tree)},
                          {"problems_left_out", report.problems_left_out},
-                         {"left_out", omissions_tree(report.left_out)}});
+                         {"left_out", omissions_tree(report.left_out)},
+                         {"not_selected", report.not_selected},
+                         {"notes", ConfigArray(report.notes.begin(), report.notes.end())}});
 }
 
 std::chrono::seconds parse_age(const std::string& text) {

@@ -153,13 +153,17 @@ constexpr std::uint64_t chunks_bytes = std::uint64_t{16} << 20;  // bytes of a c
 class Checking {
  public:
   Checking(const os::ReadableFile& file, const statefile::UserBlock& block, const statefile::Catalogue& catalogue,
-           std::shared_ptr<const os::MappedFile> mapping, const ProgressCallback& progress)
+           std::shared_ptr<const os::MappedFile> mapping, const ProgressCallback& progress,
+           std::vector<std::size_t> tensors)
       : file_(file),
         block_(block),
         catalogue_(catalogue),
         mapping_(std::move(mapping)),
-        progress_(progress, std::accumulate(catalogue.tensors.begin(), catalogue.tensors.end(), std::uint64_t{0},
-                                            [](std::uint64_t sum, const StateTensor& t) { return sum + t.bytes; })) {}
+        tensors_(std::move(tensors)),
+        progress_(progress,
+                  std::accumulate(tensors_.begin(), tensors_.end(), std::uint64_t{0},
+                                  [&](std::uint64_t sum, std::size_t i) { return sum + catalogue.tensors[i].bytes; })) {
+  }
 
   std::vector<StateProblem> check() {
     guarded("", [&] { check_mark(); });
@@ -219,11 +223,9 @@ class Checking {
 
   void check_tensors() {
     // The largest tensors come first, so that the last thread to finish has a small one.
-    std::vector<std::size_t> order(catalogue_.tensors.size());
-    std::iota(order.begin(), order.end(), std::size_t{0});
-    std::ranges::stable_sort(order, std::greater(), [&](std::size_t i) { return catalogue_.tensors[i].bytes; });
-    parallel_for(order.size(), static_cast<std::size_t>(os::usable_cores()), [&](std::size_t place, std::size_t) {
-      const std::size_t i = order[place];
+    std::ranges::stable_sort(tensors_, std::greater(), [&](std::size_t i) { return catalogue_.tensors[i].bytes; });
+    parallel_for(tensors_.size(), static_cast<std::size_t>(os::usable_cores()), [&](std::size_t place, std::size_t) {
+      const std::size_t i = tensors_[place];
       guarded(catalogue_.tensors[i].name, [&] { check_tensor(i); });
     });
   }
@@ -245,7 +247,7 @@ class Checking {
     const StateTensor& tensor = catalogue_.tensors[index];
     // If there are few tensors, each may be large: several threads then decompress one.
     const auto cores = static_cast<std::size_t>(os::usable_cores());
-    const std::size_t workers = tensor.compressed && catalogue_.tensors.size() < cores ? cores : 1;
+    const std::size_t workers = tensor.compressed && tensors_.size() < cores ? cores : 1;
     TensorChecksum sum;
     std::vector<std::byte> buffer;
     for (std::uint64_t at = 0; at < tensor.bytes; at += buffer.size()) {
@@ -272,6 +274,7 @@ class Checking {
   const statefile::UserBlock& block_;
   const statefile::Catalogue& catalogue_;
   std::shared_ptr<const os::MappedFile> mapping_;
+  std::vector<std::size_t> tensors_;  // those that are checked
   ProgressCounter progress_;
   ForkMutex mutex_;
   std::vector<StateProblem> problems_;
@@ -384,8 +387,14 @@ State StateFile::load() const {
   return state;
 }
 
-std::vector<StateProblem> StateFile::check(const ProgressCallback& progress) const {
-  return Checking(contents_->file, contents_->block, contents_->catalogue, contents_->mapping, progress).check();
+std::vector<StateProblem> StateFile::check(const ProgressCallback& progress,
+                                           const std::function<bool(std::string_view)>& selects) const {
+  std::vector<std::size_t> selected;
+  for (std::size_t i = 0; i < tensors().size(); ++i)
+    if (!selects || selects(tensors()[i].name)) selected.push_back(i);
+  return Checking(contents_->file, contents_->block, contents_->catalogue, contents_->mapping, progress,
+                  std::move(selected))
+      .check();
 }
 
 }  // namespace muster

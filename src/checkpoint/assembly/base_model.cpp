@@ -77,6 +77,11 @@ std::optional<DType> most_used_float(std::span<const NamedSpec> model) {
   return most == elements.end() ? std::nullopt : std::optional(most->first);
 }
 
+void refuse_selection(const Request& request) {
+  throw Error(ErrorKind::invalid_argument, fmt::format("no tensor matches --select {} and --exclude {}",
+                                                       in_quotes(request.select), in_quotes(request.exclude)));
+}
+
 void check_base(const Config& config, std::span<const NamedSpec> model) {
   const Config* tied = find_in_config(config, "tie_word_embeddings");
   if (tied == nullptr || tied->type() != Config::Type::boolean) return;

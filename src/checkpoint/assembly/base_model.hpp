@@ -62,6 +62,9 @@ class Selection {
   TensorPattern exclude_;
 };
 
+/// Throws Error(invalid_argument): the request selects no tensor.
+[[noreturn]] void refuse_selection(const Request& request);
+
 /// Checks the config.json that will be written next to `model`. Throws Error(invalid_argument) if it states that the
 /// head is not tied to the embeddings, and the model has no head.
 void check_base(const Config& config, std::span<const NamedSpec> model);

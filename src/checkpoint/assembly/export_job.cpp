@@ -174,9 +174,7 @@ void keep_selected(Arrangement& arrangement, const Request& request) {
     arrangement.dropped.push_back(to_dropped(std::move(tensor), "it was not selected"));
   }
   arrangement.tensors = std::move(kept);
-  if (arrangement.tensors.empty())
-    throw Error(ErrorKind::invalid_argument, fmt::format("no tensor matches --select {} and --exclude {}",
-                                                         in_quotes(request.select), in_quotes(request.exclude)));
+  if (arrangement.tensors.empty()) refuse_selection(request);
 }
 
 std::vector<NamedSpec> specs_of(const Arrangement& arrangement) {

@@ -368,10 +368,12 @@ struct PartedTensors::Reading {
   std::size_t tensor = 0;
 };
 
-std::vector<PartedTensors::Reading> PartedTensors::readings(std::uint64_t& checked, const Wrong& wrong) const {
+std::vector<PartedTensors::Reading> PartedTensors::readings(std::uint64_t& checked, const Wrong& wrong,
+                                                            const Selects& selects) const {
   std::mutex mutex;
   std::vector<Reading> all;
   parallel_for(entries_.size(), copy_workers(), [&](std::size_t tensor, std::size_t) {
+    if (selects && !selects(entries_[tensor].name)) return;
     std::vector<Reading> mine;
     bool has_all = true;
     try {
@@ -444,15 +446,16 @@ void PartedTensors::verify_readings(const std::vector<Reading>& readings, const 
   });
 }
 
-std::uint64_t PartedTensors::verify(const ProgressCallback& progress, const Wrong& wrong) const {
+std::uint64_t PartedTensors::verify(const ProgressCallback& progress, const Wrong& wrong,
+                                    const Selects& selects) const {
   std::uint64_t checked = 0;
-  verify_readings(readings(checked, wrong), progress, wrong);
+  verify_readings(readings(checked, wrong, selects), progress, wrong);
   return checked;
 }
 
 void PartedTensors::verify_stored(int process, int processes, const Wrong& wrong) const {
   std::uint64_t checked = 0;
-  std::vector<Reading> all = readings(checked, wrong);
+  std::vector<Reading> all = readings(checked, wrong, {});
   std::erase_if(all, [](const Reading& reading) { return reading.stored.crc == 0; });
   std::vector<Reading> mine;
   for (auto i = static_cast<std::size_t>(process); i < all.size(); i += static_cast<std::size_t>(processes))

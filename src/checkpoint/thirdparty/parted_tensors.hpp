@@ -87,10 +87,11 @@ class PartedTensors : public TensorSource {
   [[nodiscard]] TensorDetail detail(std::size_t tensor) const override;
   [[nodiscard]] const Omissions& omissions() const noexcept override { return omissions_; }
   /// Reads everything once, on several threads, and verifies all checksums. Calls `wrong`, one call at a time, for each
-  /// defective tensor (Defect::checksum | file). Returns the number of tensors that were verified against checksums.
-  /// Throws what `progress` throws.
+  /// defective tensor (Defect::checksum | file). If `selects` is set, only the tensors for whose name it returns true
+  /// are read. Returns the number of tensors that were verified against checksums. Throws what `progress` throws.
   using Wrong = std::function<void(std::size_t tensor, Defect defect, const std::string& words)>;
-  std::uint64_t verify(const ProgressCallback& progress, const Wrong& wrong) const;
+  using Selects = std::function<bool(std::string_view name)>;
+  std::uint64_t verify(const ProgressCallback& progress, const Wrong& wrong, const Selects& selects = {}) const;
   /// Verifies only data with a checksum. The work is divided among `processes`, and this call does the share of
   /// `process`.
   void verify_stored(int process, int processes, const Wrong& wrong) const;
@@ -117,7 +118,7 @@ class PartedTensors : public TensorSource {
   void check_place(const BoxPlace& place, std::span<const std::int64_t> extents, std::size_t item) const;
   void check_cover(std::size_t tensor) const;
   struct Reading;
-  std::vector<Reading> readings(std::uint64_t& checked, const Wrong& wrong) const;
+  std::vector<Reading> readings(std::uint64_t& checked, const Wrong& wrong, const Selects& selects) const;
   void verify_readings(const std::vector<Reading>& readings, const ProgressCallback& progress,
                        const Wrong& wrong) const;
   const BoxPlace& place_of(std::size_t tensor, const Box& box) const;
