@@ -12,10 +12,12 @@
 #include <chrono>
 #include <condition_variable>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <stop_token>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "muster/error.hpp"
@@ -26,6 +28,7 @@
 #include "src/checkpoint/assembly/agreement.hpp"
 #include "src/checkpoint/model/model_files.hpp"
 #include "src/checkpoint/model/output_directory.hpp"
+#include "src/checkpoint/plan/arrangement.hpp"
 #include "src/checkpoint/thirdparty/checkpoint.hpp"
 #include "src/inspect/reports.hpp"
 #include "src/os/fd.hpp"
@@ -49,6 +52,7 @@ struct ExportArguments {
   std::string out;
   std::string plan;
   std::string report;
+  std::string order;
   ExportOptions options;
   int processes = 0;
   bool dry_run = false;
@@ -176,10 +180,21 @@ int own_ranks(const ExportArguments& arguments, bool whole) {
                   count_shards(arguments.shards, options.job_id, options.file_pattern));
 }
 
+void sort_tensors(std::vector<TensorMapping>& tensors, std::string_view order) {
+  const auto name_of = [](const TensorMapping& tensor) -> std::string_view {
+    return tensor.name.empty() ? tensor.origin : tensor.name;
+  };
+  const auto bytes_of = [](const TensorMapping& tensor) { return byte_size(tensor.spec.dtype, tensor.spec.shape); };
+  if (order == "name") std::ranges::stable_sort(tensors, natural_less, name_of);
+  if (order == "size") std::ranges::stable_sort(tensors, std::greater(), bytes_of);
+}
+
 int show_plan(const ExportArguments& arguments) {
   check_report(arguments);
   const ExportOptions& options = arguments.options;
-  const ExportManifest account = plan_export(arguments.shards, arguments.plan, options);
+  ExportManifest account = plan_export(arguments.shards, arguments.plan, options);
+  sort_tensors(account.tensors, arguments.order);
+  sort_tensors(account.dropped, arguments.order);
   const bool whole = is_whole(arguments);
   const int ranks = own_ranks(arguments, whole);
   const Writers writers = writers_of(options, whole, false);
@@ -316,7 +331,11 @@ void add_export_command(CLI::App& app, int& status) {
   command->add_flag("--resume", options.resume,
                     "Continue an interrupted export: reuse its files that verify, and keep them on failure");
   command->add_flag("--checksums", options.checksums, "Also write muster.checksums.json for muster verify");
-  command->add_flag("--dry-run", arguments->dry_run, "Print the manifest (what becomes of each tensor); write nothing");
+  auto* dry_run = command->add_flag("--dry-run", arguments->dry_run,
+                                    "Print the manifest (what becomes of each tensor); write nothing");
+  add_sort_option(*command, arguments->order, {"file", "name", "size"},
+                  "With --dry-run: order of the tensors; size: largest first")
+      ->needs(dry_run);
   command->add_option("--report", arguments->report, "Write the manifest to a file, as JSON")->type_name("FILE");
   add_json_flag(*command, arguments->json);
   command->footer(

@@ -10,7 +10,6 @@
 #include "src/workspace/gc.hpp"
 #include "tools/commands.hpp"
 #include "tools/terminal.hpp"
-#include "tools/usage.hpp"
 
 namespace muster::tools {
 namespace {
@@ -47,10 +46,8 @@ void add_gc_command(CLI::App& app, int& status) {
   command->add_flag("--yes", arguments->yes, "Delete the files; otherwise they are only listed");
   add_stale_option(*command, arguments->options.older_than,
                    "Also delete states, and leftovers of other hosts, that are older: 12h, 2d, 1w");
-  command->add_option("--sort", arguments->order, "Order of the list; size and age: largest first")
-      ->default_str("name")
-      ->check(one_of({"name", "size", "age"}))
-      ->type_name("name|size|age");
+  add_sort_option(*command, arguments->order, {"name", "size", "age"},
+                  "Order of the list; size and age: largest first");
   add_json_flag(*command, arguments->json);
   command->footer(
       "Without --stale-after it deletes only files of processes that ran on this host and have ended.\n"

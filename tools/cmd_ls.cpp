@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // muster ls: lists the contents of a workspace, or the names in a file.
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
@@ -10,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "muster/error.hpp"
 #include "src/checkpoint/assembly/export.hpp"
 #include "src/checkpoint/assembly/shard_set.hpp"
 #include "src/checkpoint/plan/arrangement.hpp"
@@ -18,7 +21,6 @@
 #include "src/inspect/source.hpp"
 #include "tools/commands.hpp"
 #include "tools/terminal.hpp"
-#include "tools/usage.hpp"
 
 namespace muster::tools {
 namespace {
@@ -41,9 +43,33 @@ bool is_for_survey(const ListArguments& arguments) {
   return kind == Contents::Kind::workspace || kind == Contents::Kind::other;
 }
 
+/// Sorts the states of each job, and the other files.
+void sort_survey(workspace::Survey& survey, std::string_view order) {
+  const auto sort = [&](auto& items, const auto& entry_of) {
+    if (order == "size")
+      std::ranges::stable_sort(items, std::greater(), [&](const auto& item) { return entry_of(item).bytes; });
+    if (order == "age")
+      std::ranges::stable_sort(items, std::less(), [&](const auto& item) { return entry_of(item).changed; });
+    if (order == "name" || order == "file")
+      std::ranges::stable_sort(items, natural_less,
+                               [&](const auto& item) -> std::string_view { return entry_of(item).file; });
+  };
+  const auto of_state = [](const workspace::SurveyState& state) -> const workspace::SurveyEntry& {
+    return state.entry;
+  };
+  for (workspace::SurveyJob& job : survey.jobs) {
+    sort(job.states, of_state);
+    sort(job.kept, of_state);
+    sort(job.passing, std::identity());
+  }
+  sort(survey.temporary, std::identity());
+  sort(survey.foreign, std::identity());
+}
+
 /// Lists a workspace: its jobs, states and files.
 void list_workspace(const ListArguments& arguments) {
-  const workspace::Survey survey = workspace::survey(arguments.path, {.open_states = !arguments.names_only});
+  workspace::Survey survey = workspace::survey(arguments.path, {.open_states = !arguments.names_only});
+  sort_survey(survey, arguments.order);
   const auto now = std::chrono::system_clock::now();
   print(arguments.json ? inspect::json_report(inspect::survey_tree(survey, now))
                        : inspect::survey_text(survey, now, output_style()));
@@ -52,6 +78,9 @@ void list_workspace(const ListArguments& arguments) {
 /// Lists the names of tensors. On a terminal they are sorted, with numbers by their value. Scripts get the order of the
 /// file.
 void list_names(const ListArguments& arguments) {
+  if (arguments.order == "rank" || arguments.order == "age")
+    throw Error(ErrorKind::invalid_argument,
+                fmt::format("--sort {} is only valid for a workspace (expected name, size, file)", arguments.order));
   const inspect::Source source = inspect::open_source(arguments.path, arguments.source);
   std::vector<std::size_t> places = inspect::matching(source, arguments.filter);
   const std::vector<TensorEntry>& entries = source.entries();
@@ -81,9 +110,9 @@ void add_ls_command(CLI::App& app, int& /*status*/) {
   auto arguments = std::make_shared<ListArguments>();
   command->add_option("path", arguments->path, source_help)->required()->type_name(source_type);
   add_filter_options(*command, arguments->filter);
-  command->add_option("--sort", arguments->order, "Order of tensor names [name on a terminal, otherwise file]")
-      ->check(one_of({"name", "size", "file"}))
-      ->type_name("name|size|file");
+  add_sort_option(*command, arguments->order, {"name", "size", "file", "rank", "age"},
+                  "Order of the list; size, age: largest first [rank in a workspace, name on a terminal, else file]",
+                  false);
   command->add_option("--plan", arguments->source.plan, plan_help)->type_name(plan_type);
   add_checkpoint_options(*command, arguments->source);
   command->add_flag("--names-only", arguments->names_only,

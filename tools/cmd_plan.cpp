@@ -4,16 +4,19 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <set>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "muster/error.hpp"
 #include "muster/plan.hpp"
 #include "src/base/escaped.hpp"
+#include "src/checkpoint/assembly/base_model.hpp"
 #include "src/checkpoint/assembly/export_job.hpp"
 #include "src/checkpoint/assembly/shard_set.hpp"
 #include "src/checkpoint/plan/arrangement.hpp"
@@ -34,6 +37,8 @@ constexpr std::size_t most_problems = 20;
 struct PlanArguments {
   std::string plan;
   Request request;
+  inspect::TensorFilter filter;
+  std::string order;
   bool json = false;
   inspect::OutputStyle style = output_style();
 };
@@ -61,7 +66,7 @@ void attempt(Trial& trial, const Step& step) {
   }
 }
 
-Trial try_plan(MergePlan& plan, const TensorSource& model) {
+Trial try_plan(MergePlan& plan, const TensorSource& model, const Selection& selection) {
   std::vector<NamedSpec> all;
   for (const TensorEntry& entry : model.tensors()) all.push_back({entry.name, {entry.dtype, entry.shape}});
   fit_to(plan, all);
@@ -73,8 +78,9 @@ Trial try_plan(MergePlan& plan, const TensorSource& model) {
     const NamedSpec& tensor = specs.emplace_back(NamedSpec{entry.name, {entry.dtype, entry.shape}});
     attempt(trial, [&] {
       const std::optional<MergePlan::Origin> origin = plan.origin(tensor.name);
+      if (origin) used.insert(origin->rule->number);
+      if (!selection.has(tensor.name)) return;
       if (!origin) return unmatched.push_back(tensor.name);
-      used.insert(origin->rule->number);
       trial.taken.push_back({tensor, origin->name, origin->rule});
       (void)plan.resolve(*origin->rule, origin->name, std::span(&tensor.spec, 1), true);
     });
@@ -109,6 +115,25 @@ Trial try_on_ranks(const MergePlan& plan, const ShardSet& shards, const Request&
       if (!used.contains(rule.number) && !is_builtin_rule(rule)) trial.unused.push_back(&rule);
   });
   return trial;
+}
+
+/// Removes the tensors that the options do not select, and sorts the others.
+void narrow(Trial& trial, const Selection& selection, const PlanArguments& arguments) {
+  std::erase_if(trial.taken, [&](const Trial::Taken& taken) { return !selection.has(taken.tensor.name); });
+  if (trial.taken.empty() && trial.problems.empty() && !selection.is_all())
+    refuse_selection({.select = arguments.filter.select, .exclude = arguments.filter.exclude});
+  const auto bytes_of = [](const Trial::Taken& taken) {
+    return byte_size(taken.tensor.spec.dtype, taken.tensor.spec.shape);
+  };
+  std::erase_if(trial.taken, [&](const Trial::Taken& taken) {
+    return !inspect::has_selected_type(arguments.filter, taken.tensor.spec.dtype, bytes_of(taken));
+  });
+  if (arguments.order == "name")
+    std::ranges::stable_sort(trial.taken, natural_less,
+                             [](const Trial::Taken& taken) -> std::string_view { return taken.tensor.name; });
+  if (arguments.order == "size") std::ranges::stable_sort(trial.taken, std::greater(), bytes_of);
+  if (arguments.order == "rule")
+    std::ranges::stable_sort(trial.taken, {}, [](const Trial::Taken& taken) { return taken.rule->number; });
 }
 
 std::string trial_text(const Trial& trial, const inspect::OutputStyle& style) {
@@ -182,11 +207,13 @@ int check(const PlanArguments& arguments) {
   std::vector<std::string> notes;
   const std::optional<Config> config = shards.facts(request, notes).config;
   MergePlan plan = MergePlan::load(arguments.plan, config ? &*config : nullptr);
+  const Selection selection({.select = arguments.filter.select, .exclude = arguments.filter.exclude});
   if (has_ranks) {
     request.plan = arguments.plan;
     (void)layout_of(shards.listings(), request.source_layout);  // a wrong layout is not a problem of the plan
   }
-  const Trial trial = has_ranks ? try_on_ranks(plan, shards, request) : try_plan(plan, shards);
+  Trial trial = has_ranks ? try_on_ranks(plan, shards, request) : try_plan(plan, shards, selection);
+  narrow(trial, selection, arguments);
   print(arguments.json ? inspect::json_report(trial_tree(plan, trial)) : trial_text(trial, arguments.style));
   return trial.problems.empty() ? 0 : 1;
 }
@@ -209,12 +236,16 @@ void add_check_plan_command(CLI::App& app, int& status) {
   command->add_option("source", arguments->request.path, "A model, shards, a workspace or a third-party checkpoint")
       ->required()
       ->type_name("SOURCE");
+  add_filter_options(*command, arguments->filter);
+  add_sort_option(*command, arguments->order, {"file", "name", "size", "rule"},
+                  "Order of the list; size: largest first");
   add_checkpoint_options(*command, arguments->request);
   add_style_options(*command, arguments->style);
   add_json_flag(*command, arguments->json);
   command->footer(
       "Lists the rule that applies to each tensor, the rules of a plan file that match no tensor, tensors without a\n"
-      "rule, and sizes that contradict config.json. Writes nothing.\n"
+      "rule, and sizes that contradict config.json. Writes nothing. For a model, only the selected tensors are\n"
+      "checked. Ranks are checked as a whole, and --select and --exclude shorten the list.\n"
       "Exit status: 0 no problem found; 1 problems found; 2 the plan or the source cannot be read.\n\n"
       "Examples:\n  muster plan check my_plan.json model/\n"
       "  muster plan check auto model/ --json | jq -r '.problems[]'");

@@ -8,7 +8,11 @@
 #include <vector>
 
 #include "muster/launch.hpp"
+#include "src/inspect/output.hpp"
+#include "src/launch/job.hpp"
+#include "src/os/process.hpp"
 #include "tools/commands.hpp"
+#include "tools/terminal.hpp"
 #include "tools/usage.hpp"
 
 namespace muster::tools {
@@ -19,6 +23,7 @@ struct RunArguments {
   bool prefix = false;
   bool live = false;
   bool tee = false;
+  bool json = false;
   std::string logs;
   LaunchNodes nodes{.nodes = 1, .node_rank = -1, .rendezvous = {}};
   double rendezvous_timeout = 0;
@@ -30,6 +35,21 @@ struct RunArguments {
 
 std::chrono::milliseconds milliseconds_of(double seconds) {
   return std::chrono::milliseconds(std::llround(seconds * 1000));
+}
+
+/// {"status", "message", "host", "seconds", "ranks": [{"rank", "pid", "status", "signal", "seconds"}]}.
+Config report_tree(const launch::JobReport& report) {
+  return Config::object({{"status", report.status},
+                         {"message", inspect::or_null(report.message)},
+                         {"host", os::host_name()},
+                         {"seconds", report.seconds},
+                         {"ranks", inspect::list_of(report.ranks, [](const launch::JobReport::Rank& rank) {
+                            return Config::object({{"rank", rank.rank},
+                                                   {"pid", rank.pid},
+                                                   {"status", rank.status},
+                                                   {"signal", rank.signal == 0 ? Config() : Config(rank.signal)},
+                                                   {"seconds", rank.seconds}});
+                          })}});
 }
 
 int run(const RunArguments& arguments) {
@@ -46,7 +66,9 @@ int run(const RunArguments& arguments) {
     options.nodes = arguments.nodes;
     if (arguments.rendezvous_timeout > 0) options.nodes->timeout = milliseconds_of(arguments.rendezvous_timeout);
   }
-  return launch_local(arguments.command, options);
+  const launch::JobReport report = launch::run_command(arguments.command, options);
+  if (arguments.json) (report.status == 0 ? print_done : print)(inspect::json_report(report_tree(report)));
+  return report.status;
 }
 
 }  // namespace
@@ -65,7 +87,12 @@ void add_run_command(CLI::App& app, int& status) {
   command->add_flag("--live", arguments->live, "On a terminal: show one line per rank, with its last output");
   command->add_option("--logs", arguments->logs, "Write the output to DIR/rank-N.out and DIR/rank-N.err")
       ->type_name("DIR");
-  command->add_flag("--tee", arguments->tee, "With --logs: also print the output")->needs("--logs");
+  CLI::Option* const tee =
+      command->add_flag("--tee", arguments->tee, "With --logs: also print the output")->needs("--logs");
+  add_json_flag(*command, arguments->json)
+      ->description("With --logs: at the end, print JSON with the status and duration of each rank of this host")
+      ->needs("--logs")
+      ->excludes(tee);
   CLI::Option* const nodes =
       command->add_option("--nodes", arguments->nodes.nodes, "Hosts of the job; call muster run on each of them")
           ->check(number_from(1, most))

@@ -7,7 +7,6 @@
 #include "src/inspect/show.hpp"
 #include "tools/commands.hpp"
 #include "tools/terminal.hpp"
-#include "tools/usage.hpp"
 
 namespace muster::tools {
 namespace {
@@ -52,9 +51,8 @@ void add_show_command(CLI::App& app, int& /*status*/) {
   arguments->options.style = output_style();
   command->add_option("path", arguments->path, source_help)->required()->type_name(source_type);
   add_filter_options(*command, arguments->options.filter);
-  command->add_option("--sort", arguments->order, "Order of the list; size: largest first [offset in a table]")
-      ->check(one_of({"name", "size", "offset"}))
-      ->type_name("name|size|offset");
+  add_sort_option(*command, arguments->order, {"name", "size", "offset"},
+                  "Order of the list; size: largest first [offset in a table]", false);
   auto* tree = command->add_flag("--tree", arguments->is_tree, "Group names by their dots [on a terminal]");
   command->add_flag("--table", arguments->is_table, "Print one line per tensor [in a pipe]")->excludes(tree);
   command->add_flag("--expand", arguments->options.is_unfolded,

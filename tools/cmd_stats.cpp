@@ -29,10 +29,7 @@ void add_stats_command(CLI::App& app, int& /*status*/) {
   arguments->options.style = output_style();
   command->add_option("path", arguments->path, source_help)->required()->type_name(source_type);
   add_filter_options(*command, arguments->options.filter);
-  command->add_option("--sort", arguments->order, "Order of the list; size: largest first")
-      ->default_str("file")
-      ->check(one_of({"file", "name", "size"}))
-      ->type_name("file|name|size");
+  add_sort_option(*command, arguments->order, {"file", "name", "size"}, "Order of the list; size: largest first");
   command->add_option("--bins", arguments->options.bins, "Bins per histogram")
       ->check(number_from(1, 1000))
       ->capture_default_str()

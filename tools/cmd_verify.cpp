@@ -23,6 +23,7 @@ struct VerifyArguments {
   std::vector<std::string> paths;
   bool headers_only = false;
   bool write_checksums = false;
+  std::string order;
   bool json = false;
   VerifyOptions options;
 };
@@ -62,6 +63,8 @@ int verify_all(const VerifyArguments& arguments) {
       continue;
     }
     if (!report->is_good()) status = std::max(status, 1);
+    if (arguments.order == "file") std::ranges::stable_sort(report->problems, {}, &VerifyProblem::file);
+    if (arguments.order == "defect") std::ranges::stable_sort(report->problems, {}, &VerifyProblem::defect);
     reports.push_back(inspect::verify_tree(*report));
     if (arguments.json) continue;
     if (arguments.paths.size() > 1) print(inspect::printable(path) + "\n");
@@ -90,6 +93,7 @@ void add_verify_command(CLI::App& app, int& status) {
   command->add_option("--base-model", options.base_model, "Compare with this model directory, as muster export does")
       ->type_name("DIR");
   add_rank_options(*command, options.key, options.file_pattern, options.source_layout);
+  add_sort_option(*command, arguments->order, {"found", "file", "defect"}, "Order of the problems");
   add_json_flag(*command, arguments->json);
   write->excludes(headers);
   command->footer(
@@ -97,9 +101,9 @@ void add_verify_command(CLI::App& app, int& status) {
       "checksums.\n"
       "For a workspace it checks every state, and reports ranks without a state and leftovers. With --plan, "
       "--base-model\n"
-      "or --from it also checks that an export with them would succeed. --select and --exclude choose the tensors "
-      "whose\n"
-      "checksums are compared.\n"
+      "or --from it also checks that an export with them would succeed. With --select or --exclude, the bytes of "
+      "other\n"
+      "tensors are not read.\n"
       "Exit status: 0 no problem found; 1 problems found; 2 something cannot be verified.\n\n"
       "Examples:\n  muster verify --write-checksums model/\n  muster verify workspace/ state.h5\n"
       "  muster verify model/ --json | jq -r '.problems[].message'");

@@ -2,7 +2,8 @@
 #include "tools/terminal.hpp"
 
 #include <fcntl.h>
-#include <fmt/core.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <signal.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -225,6 +226,14 @@ void add_filter_options(CLI::App& command, inspect::TensorFilter& filter) {
       ->type_name("DTYPE")
       ->allow_extra_args(false);
   add_size_option(command, "--larger-than", filter.larger_than, "Only tensors of more bytes: 100MB");
+}
+
+CLI::Option* add_sort_option(CLI::App& command, std::string& order, const std::vector<std::string>& orders,
+                             const std::string& help, bool has_default) {
+  return command.add_option("--sort", order, help)
+      ->default_str(has_default ? orders.front() : "")
+      ->check(one_of(orders))
+      ->type_name(fmt::format("{}", fmt::join(orders, "|")));
 }
 
 void add_size_option(CLI::App& command, const char* name, std::uint64_t& value, const char* help,

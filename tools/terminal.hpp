@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "muster/error.hpp"
 #include "muster/progress.hpp"
@@ -77,6 +78,10 @@ CLI::Option* add_json_flag(CLI::App& command, bool& json);
 void add_name_options(CLI::App& command, std::string& select, std::string& exclude);
 /// Adds these options, --only-dtype and --larger-than, for commands that list tensors.
 void add_filter_options(CLI::App& command, inspect::TensorFilter& filter);
+
+/// Adds --sort, whose value is one of `orders`. If `has_default` is set, the first one is the default in the help.
+CLI::Option* add_sort_option(CLI::App& command, std::string& order, const std::vector<std::string>& orders,
+                             const std::string& help, bool has_default = true);
 
 /// Adds an option whose value is a size in bytes.
 void add_size_option(CLI::App& command, const char* name, std::uint64_t& value, const char* help,

@@ -218,6 +218,11 @@ std::string omissions_line(const Source& source) {
   return line;
 }
 
+bool has_selected_type(const TensorFilter& filter, DType dtype, std::uint64_t bytes) noexcept {
+  const bool has_dtype = filter.dtypes.empty() || std::ranges::find(filter.dtypes, dtype) != filter.dtypes.end();
+  return has_dtype && (filter.larger_than == 0 || bytes > filter.larger_than);
+}
+
 std::vector<std::size_t> matching(const Source& source, const TensorFilter& filter) {
   const std::vector<TensorEntry>& tensors = source.entries();
   std::vector<std::size_t> places(tensors.size());
@@ -237,10 +242,7 @@ std::vector<std::size_t> matching(const Source& source, const TensorFilter& filt
     std::erase_if(places, [&](std::size_t place) { return exclude.matches(tensors[place].name); });
   }
   std::erase_if(places, [&](std::size_t place) {
-    const TensorEntry& tensor = tensors[place];
-    const bool has_dtype =
-        filter.dtypes.empty() || std::ranges::find(filter.dtypes, tensor.dtype) != filter.dtypes.end();
-    return !has_dtype || (filter.larger_than != 0 && tensor.bytes <= filter.larger_than);
+    return !has_selected_type(filter, tensors[place].dtype, tensors[place].bytes);
   });
   return places;
 }

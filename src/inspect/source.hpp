@@ -80,6 +80,9 @@ struct TensorFilter {
   }
 };
 
+/// Returns whether the filter selects a tensor with this dtype and size, whatever its name is.
+bool has_selected_type(const TensorFilter& filter, DType dtype, std::uint64_t bytes) noexcept;
+
 /// Returns the indices of the selected tensors, in their order. Throws Error(invalid_argument) on an invalid glob, and
 /// Error(not_found) with similar names if no name matches.
 std::vector<std::size_t> matching(const Source& source, const TensorFilter& filter);

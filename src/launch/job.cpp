@@ -128,6 +128,19 @@ int Job::run() {
   return status_;
 }
 
+JobReport Job::report() const {
+  const auto seconds_until = [&](std::chrono::steady_clock::time_point end) {
+    return std::chrono::duration<double>(end - begin_).count();
+  };
+  JobReport report{status_, words_, seconds_until(std::chrono::steady_clock::now()), {}};
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    const JobRank& rank = ranks_[i];
+    report.ranks.push_back({place_.rank_offset + static_cast<int>(i), rank.child.pid, status_of(rank.end),
+                            rank.end.si_code == CLD_EXITED ? 0 : rank.end.si_status, seconds_until(rank.ended)});
+  }
+  return report;
+}
+
 std::string Job::error_tail(const JobRank& rank) const {
   if (rank.error_stream) return pump_.tail(*rank.error_stream);
   struct stat status {};
@@ -244,6 +257,7 @@ void Job::reap(JobRank& rank) {
   while (::waitid(P_PIDFD, static_cast<id_t>(rank.child.process.get()), &rank.end, WEXITED) != 0 && errno == EINTR)
     continue;
   rank.is_alive = false;
+  rank.ended = std::chrono::steady_clock::now();
   rank.order = ended_++;
   rank.was_told_to = rank.end.si_code != CLD_EXITED && (phase_ == Phase::terminated || phase_ == Phase::killed) &&
                      (rank.end.si_status == SIGTERM || rank.end.si_status == SIGKILL);
@@ -401,43 +415,48 @@ int Job::milliseconds_left() const {
 
 namespace {
 
-int run_command(const std::vector<std::string>& command, const LaunchOptions& options, Place place, Nodes* nodes) {
+JobReport run_at(const std::vector<std::string>& command, const LaunchOptions& options, Place place, Nodes* nodes) {
   Job job(options, std::move(place), nodes, os::random_hex(16), true,
           [&](int, const ExecArguments::Variables& variables, const Inheritance& inheritance) {
             return spawn(ExecArguments(command, variables), inheritance);
           });
-  const int status = job.run();
+  job.run();
   if (job.failed_exec() != 0) job.say(exec_failure(command[0], job.failed_exec()));
-  return status;
+  return job.report();
 }
 
 }  // namespace
-}  // namespace launch
 
-int launch_local(const std::vector<std::string>& command, const LaunchOptions& options) {
+JobReport run_command(const std::vector<std::string>& command, const LaunchOptions& options) {
   if (command.empty()) throw Error(ErrorKind::invalid_argument, "job: the command must not be empty");
-  launch::check(options);
+  check(options);
   LaunchOptions own = options;
   if (own.tee && own.output == RankOutput::inherit) own.output = RankOutput::lines;
-  std::unique_ptr<launch::Nodes> nodes;
-  launch::Place place;
+  std::unique_ptr<Nodes> nodes;
+  Place place;
   if (own.nodes) {
-    nodes = std::make_unique<launch::Nodes>(*own.nodes, own.ranks);
+    nodes = std::make_unique<Nodes>(*own.nodes, own.ranks);
     place = nodes->take_place();
   } else {
     place.world_size = own.ranks;
     place.job = os::random_hex(16);
-    place.reserved = launch::reserve_port(0);
+    place.reserved = reserve_port(0);
     // If this sandbox has no ports, use the default number, at which no process can listen anyway.
-    place.master_port = place.reserved ? place.reserved->number : launch::usual_port;
+    place.master_port = place.reserved ? place.reserved->number : usual_port;
   }
   if (!own.job.empty()) place.job = own.job;
   try {
-    return launch::run_command(command, own, std::move(place), nodes.get());
+    return run_at(command, own, std::move(place), nodes.get());
   } catch (const Error& error) {
     if (nodes) nodes->give_up(error);
     throw;
   }
+}
+
+}  // namespace launch
+
+int launch_local(const std::vector<std::string>& command, const LaunchOptions& options) {
+  return launch::run_command(command, options).status;
 }
 
 }  // namespace muster

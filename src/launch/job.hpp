@@ -48,6 +48,7 @@ struct JobRank {
   Child child;
   bool is_alive = true;
   siginfo_t end{};
+  std::chrono::steady_clock::time_point ended{};
   int order = 0;                                 ///< the position among the ranks that have ended
   bool was_told_to = false;                      ///< the launcher had sent it SIGTERM or SIGKILL
   os::Fd error_log = {};                         ///< its standard error, if that is a file
@@ -58,6 +59,21 @@ struct JobRank {
 int status_of(const siginfo_t& end) noexcept;
 /// Returns a text such as "ended with status 3" or "was killed by SIGSEGV (core dumped)".
 std::string end_text(const siginfo_t& end);
+
+/// The result of a job on this host.
+struct JobReport {
+  struct Rank {
+    int rank = 0;
+    pid_t pid = 0;
+    int status = 0;      ///< as status_of()
+    int signal = 0;      ///< the signal that killed it, or 0
+    double seconds = 0;  ///< from the start of the job to the end of the rank
+  };
+  int status = 0;       ///< the result of launch_local()
+  std::string message;  ///< of the failure, or empty
+  double seconds = 0;
+  std::vector<Rank> ranks;
+};
 
 class Job {
  public:
@@ -71,6 +87,8 @@ class Job {
 
   /// Returns the result of launch_local().
   int run();
+  /// Used after run().
+  [[nodiscard]] JobReport report() const;
   /// Returns the errno of the first rank that could not be started.
   [[nodiscard]] int failed_exec() const noexcept { return failed_exec_; }
   /// Returns the message of the failure, or an empty string.
@@ -126,6 +144,10 @@ class Job {
   int status_ = 0;
   bool is_live_ = false;  // one line per rank is drawn
   std::string words_;     // the message of the failure
+  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
+
+/// Does the work of launch_local(), and returns a report. Throws as launch_local().
+JobReport run_command(const std::vector<std::string>& command, const LaunchOptions& options);
 
 }  // namespace muster::launch

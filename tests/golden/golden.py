@@ -25,7 +25,7 @@ import time
 CASES = {
     "ls": ["ls shared", "ls jobs", "ls state.h5", "ls model --json", "ls shared --json", "ls shared --names-only",
            "ls state.h5 --sort size --larger-than 100", "ls state.h5 --select layers.* --select odd --exclude *.bias",
-           "ls nowhere", "ls plain", "ls newer"],
+           "ls shared --sort size", "ls state.h5 --sort age", "ls nowhere", "ls plain", "ls newer"],
     "show": ["show state.h5", "show state.h5 --tree --ascii", "show state.h5 --table --sort size --select layers.*",
              "show compressed.h5", "show model", "show model --expand --tree", "show shared", "show shared --rank 1",
              "show jobs", "show jobs --job-id 3031", "show jobs --job-id ff", "show shared --rank 7",
@@ -50,6 +50,7 @@ CASES = {
              "diff model state.h5", "diff jobs jobs --job-id 1011", "diff shared jobs", "diff state.h5 nowhere.h5"],
     "verify": ["verify state.h5", "verify state.h5 compressed.h5 model", "verify torn.h5", "verify changed.h5", "verify shared",
                "verify shared --headers-only", "verify jobs --json", "verify state.h5 jobs --json",
+               "verify shared --select layers.* --sort defect", "verify state.h5 --select nothing",
                "verify newer", "verify nowhere state.h5"],
     "gc": ["gc shared", "gc shared --stale-after 2d", "gc shared --stale-after 5d --json", "gc shared --stale-after old",
            "gc shared --sort size", "gc plain", "gc state.h5", "gc newer"],
@@ -61,7 +62,8 @@ CASES = {
                 "convert torn.h5 a.safetensors", "convert state.h5 new.safetensors --force"],
     "plan": ["plan show plan.json", "plan check plan.json model", "plan check plan.json plain_model --json",
              "plan check llama model", "plan check auto model", "plan show plan.json model", "plan check llama",
-             "plan show lama", "plan print llama", "plan", "plan suggest model", "plan suggest model --json"],
+             "plan check plan.json model --select *norm* --sort name", "plan show lama",
+             "plan print llama", "plan", "plan suggest model", "plan suggest model --json"],
     "help": [c + " --help" for c in ("", "run", "ls", "show", "stats", "cat", "diff", "verify", "convert", "shard",
                                      "export", "plan", "plan show", "plan check", "plan suggest", "gc", "trace",
                                      "status", "doctor", "completion", "man")] +
@@ -72,6 +74,7 @@ CASES = {
 
 # commands whose JSON keys the document must list
 JSON_CASES = {
+    "run": ["run -n 1 --logs logs --json -- true"],
     "ls": ["ls shared --json", "ls model --json"],
     "show": ["show state.h5 --json --check", "show hostile.h5 --json --check", "show model --json",
              "show shared --json"],

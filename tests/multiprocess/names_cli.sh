@@ -55,6 +55,56 @@ flip damaged/rank-00000-of-00002.safetensors $offset
 says 1 "checksum" "$program" verify damaged
 says 0 "good" "$program" verify damaged --select model.layers.0.input_layernorm.weight
 says 0 '"checksums_written": 2' "$program" verify --write-checksums few --json
+"$program" convert "$model" state.h5 > /dev/null || fail "convert"
+says 0 "good: 1 tensor of 1 file, " "$program" verify state.h5 --select model.embed_tokens.weight
+says 0 "; 1 checksum checked; $(($("$program" ls state.h5 | wc -l) - 1)) tensors not selected" \
+  "$program" verify state.h5 --select model.embed_tokens.weight
+says 0 '"not_selected": 0' "$program" verify state.h5 --json
+says 2 'no tensor matches --select "embed" and --exclude ""' "$program" verify state.h5 --select embed
+zero=$root/tests/data/foreign/zero1/in
+says 0 "; 1 checksum checked; 11 tensors not selected" "$program" verify "$zero" --select tied.bias
+says 0 "note: buffers and weights" "$program" verify "$zero"
+grep -q "left out" "$out" && fail "a note is not an omission: $(cat "$out")"
+says 0 "12 tensors (466 B) merged into 12 " "$program" export "$zero" --dry-run
+
+# Orders of lists, and the selection of muster plan check.
+names() { "$program" "$@" --json | grep '"name": "' | cut -d '"' -f 4; }
+plan() { names plan check llama model "$@"; }
+[ "$(plan --select lm_head.weight --select '*.0.input*')" = "$(plan | grep -e lm_head -e '.0.input')" ] || fail "plan check --select"
+[ "$(plan --sort name)" = "$(names show model --sort name)" ] || fail "plan check --sort name"
+[ "$(plan --sort size)" = "$(names show model --sort size)" ] || fail "plan check --sort size"
+[ "$(plan --larger-than 100kB)" = "$(names show model --larger-than 100kB)" ] || fail "plan check --larger-than"
+says 2 'no tensor matches --select "none"' "$program" plan check llama model --select none
+says 2 'no tensor matches --select "none"' "$program" plan check llama shards --select none
+echo '{"muster_plan": 1, "rules": [{"match": "*norm*", "action": "same"}]}' > other.json
+says 1 "problem" "$program" plan check other.json model
+says 0 "model.norm.weight" "$program" plan check other.json model --select 'model.norm*'
+"$program" export shards --dry-run --sort size --json > .log/size || fail "export --dry-run --sort"
+[ "$(grep -m 2 '"origin": "' .log/size | cut -d '"' -f 4 | sort)" = "$(names show model --sort size | head -2 | sort)" ] ||
+  fail "export --sort size"
+says 2 "only valid with" "$program" export shards --sort size --out new
+"$program" shard model --to 2 --plan llama --workspace --out workspace > /dev/null || fail "shard --workspace"
+touch -d "2 days ago" workspace/state-*-r1-*
+states() { "$program" ls workspace --sort "$1" --json | sed -n 's/.*"rank": \([0-9]*\).*/\1/p' | tr '\n' ' '; }
+[ "$(states rank)" = "0 1 " ] && [ "$(states age)" = "1 0 " ] && [ "$(states name)" = "0 1 " ] ||
+  fail "ls --sort of states: $(states rank), $(states age), $(states name)"
+says 2 "--sort age is only valid for a workspace" "$program" ls model --sort age
+head -c 20 "$model" > damaged/rank-00000-of-00002.safetensors
+"$program" verify damaged --sort defect > .log/defect
+cut -d : -f 1 .log/defect | head -n -1 | LC_ALL=C sort -c || fail "verify --sort defect: $(cat .log/defect)"
+
+# The report of a job. The status of a rank is that of the job, and a rank that a signal ended has its number.
+says 2 "is only valid with --logs" "$program" run -n 2 --json -- true
+"$program" run -n 2 --logs logs --json -- sh -c 'echo out; [ $RANK = 0 ] || kill -KILL $$; sleep 9' > .log/run 2> "$err"
+[ $? = 137 ] || fail "status of a killed job: $(cat "$err")"
+python3 - << 'END' || fail "the report of a job: $(cat .log/run)"
+import json
+report = json.load(open(".log/run"))
+assert report["status"] == 137 and "rank 1" in report["message"] and report["seconds"] > 0
+assert [rank["rank"] for rank in report["ranks"]] == [0, 1]
+assert report["ranks"][1]["signal"] == 9 and report["ranks"][1]["status"] == 137
+assert 0 < report["ranks"][1]["seconds"] <= report["ranks"][0]["seconds"] <= report["seconds"]
+END
 
 # JSON of the commands about plans.
 says 0 '"muster_plan"' "$program" plan show llama --json

@@ -19,6 +19,11 @@ says 0 "export_model (1 times)" "$program" trace trace --imbalance
 says 0 '"routes"' "$program" trace trace --json --imbalance
 says 0 "no operation" "$program" status trace
 says 0 '"jobs"' "$program" status trace --json
+says 0 '"jobs"' "$program" status trace --sort time --json
+times() { "$program" trace trace --sort "$1" --json | sed -n "s/.*\"$1\": \([0-9.e-]*\).*/\1/p"; }
+for order in waiting caused; do
+  times $order | sort -gr -c || fail "trace --sort $order: $(times $order)"
+done
 if command -v python3 > /dev/null; then
   python3 - << 'END' || fail "the events are not as viewers want them"
 import json
