@@ -9,7 +9,6 @@
 #include <array>
 #include <charconv>
 #include <memory>
-#include <span>
 #include <system_error>
 
 #include "muster/config.hpp"
@@ -85,15 +84,12 @@ constexpr std::array<std::string_view, 27> names_beside_weights = {"config.json"
                                                                    "USE_POLICY.md",
                                                                    ".gitattributes"};
 
-bool has_word(std::span<const std::string_view> words, std::string_view word) {
-  return std::ranges::find(words, word) != words.end();
-}
-
 bool is_other_weights(std::string_view name) {
   constexpr std::string_view index = ".index.json";
   if (name.ends_with(index)) name.remove_suffix(index.size());
   const std::size_t dot = name.rfind('.');
-  return dot != std::string_view::npos && has_word(endings_of_other_weights, name.substr(dot));
+  return dot != std::string_view::npos &&
+         std::ranges::find(endings_of_other_weights, name.substr(dot)) != endings_of_other_weights.end();
 }
 
 /// One walk through a directory.
@@ -292,7 +288,7 @@ Belongs belongs_to_checkpoint(std::string_view name) {
       parse_shard_file_name(name))
     return Belongs::weights;
   const bool is_known = name == checksums_file_name || is_journal_name(name) || os::is_partial_name(name) ||
-                        has_word(names_beside_weights, name);
+                        std::ranges::find(names_beside_weights, name) != names_beside_weights.end();
   return is_known ? Belongs::beside : Belongs::no;
 }
 
