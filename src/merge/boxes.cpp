@@ -240,7 +240,7 @@ class Banding {
 
 }  // namespace
 
-std::string to_string(const BoxView& box) {
+std::string box_text(const BoxView& box) {
   std::string text = "[";
   for (std::size_t i = 0; i < box.begin.size(); ++i)
     text += fmt::format("{}{}:{}", i == 0 ? "" : ", ", box.begin[i], box.begin[i] + box.extents[i]);

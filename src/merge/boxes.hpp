@@ -31,7 +31,7 @@ struct Region {
 };
 
 /// Returns text such as "[0:4, 8:16]".
-std::string to_string(const BoxView& box);
+std::string box_text(const BoxView& box);
 
 /// Returns the number of elements.
 std::uint64_t volume(std::span<const std::int64_t> extents) noexcept;

@@ -184,5 +184,5 @@ TEST_CASE("many boxes stay few runs, and packed elements are not cut inside a by
   CHECK(bands_of(TensorSpec{DType::f4_e2m1, {3}}, one).at(0).rows.bytes() == 2);
   const std::vector<BoxView> boxes = {rows[0].box.view(), rows[2].box.view()};
   CHECK(cover_of(boxes, 1).elements == 256);
-  CHECK(to_string(boxes[1]) == "[8:12, 0:32]");
+  CHECK(box_text(boxes[1]) == "[8:12, 0:32]");
 }
