@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <stop_token>
 #include <string>
@@ -155,6 +156,13 @@ struct ExportOptions {
   std::string key = {};           ///< for third-party checkpoints: the key, or the prefix of the names, of the weights
   std::string file_pattern = {};  ///< for one file per rank: the file names, with {rank} for the number
   std::string extra_files = {};   ///< as ShardOptions::extra_files
+  /// Texts by file name. They are written next to the weights, and replace files of the same name that would be copied.
+  /// A "config.json" takes the place of the one of `base_model`: it is used for the plan and checked, and is written
+  /// unchanged. A name must not contain a directory, and must not be that of a file with weights or of an index.
+  std::map<std::string, std::string> files = {};
+  /// Compares tensors that several ranks have. If they differ, the export ends with Error(rank_mismatch). If false, the
+  /// values of one rank are used, without a check.
+  bool check_replicas = true;
   std::optional<std::chrono::seconds> stale_after = {};  ///< as ShardOptions::stale_after
   /// Receives reports of the progress, on rank 0 only.
   ProgressCallback progress = {};

@@ -18,6 +18,7 @@
 #include "muster/group.hpp"
 #include "muster/interrupt.hpp"
 #include "muster/launch.hpp"
+#include "muster/live_export.hpp"
 #include "muster/load_shard.hpp"
 #include "muster/log.hpp"
 #include "muster/merge.hpp"
