@@ -23,6 +23,14 @@ std::string byte_text(std::uint64_t bytes) {
   return text + fmt::format(" ({:.1f} {})", number, units[unit]);
 }
 
+std::string_view plural(std::uint64_t count) noexcept {
+  return count == 1 ? "" : "s";
+}
+
+std::string counted(std::uint64_t count, std::string_view things) {
+  return fmt::format("{} {}{}", count, things, plural(count));
+}
+
 Error with_remedy(const Error& error, std::string_view remedy) {
   return {error.kind(), fmt::format("{}. {}", error.what(), remedy), error.details()};
 }

@@ -16,6 +16,11 @@ std::string out_of_range_text(std::string_view name, std::int64_t value, std::in
 /// Returns a number of bytes for a message, from 1 MiB on also in a larger unit: "17179869184 bytes (16.0 GiB)".
 std::string byte_text(std::uint64_t bytes);
 
+/// Returns "" for 1, otherwise "s".
+std::string_view plural(std::uint64_t count) noexcept;
+/// Returns text such as "1 tensor" or "2 tensors".
+std::string counted(std::uint64_t count, std::string_view things);
+
 /// Returns the error with a remedy behind its message: "CAUSE. REMEDY".
 Error with_remedy(const Error& error, std::string_view remedy);
 

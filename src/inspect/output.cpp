@@ -99,14 +99,6 @@ std::string human_bytes(std::uint64_t bytes) {
   return fmt::format("{:.1f} {}", value, units[unit]);
 }
 
-std::string_view plural(std::uint64_t count) noexcept {
-  return count == 1 ? "" : "s";
-}
-
-std::string counted(std::uint64_t count, std::string_view what) {
-  return fmt::format("{} {}{}", count, what, plural(count));
-}
-
 TextTable::TextTable(std::vector<Column> columns, std::vector<std::size_t> flexible)
     : columns_(std::move(columns)), flexible_(std::move(flexible)) {}
 

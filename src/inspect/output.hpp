@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "muster/config.hpp"
+#include "src/base/message.hpp"
 
 namespace muster::inspect {
 
@@ -55,11 +56,6 @@ std::string shorten(std::string_view text, std::size_t width);
 
 /// Returns text such as "1.2 GB". Units are powers of 1000, as in file managers; sizes below 1000 are exact ("17 B").
 std::string human_bytes(std::uint64_t bytes);
-
-/// "" for 1, else "s".
-std::string_view plural(std::uint64_t count) noexcept;
-/// "1 tensor", "2 tensors".
-std::string counted(std::uint64_t count, std::string_view what);
 
 enum class Align : std::uint8_t { left, right };
 
