@@ -200,7 +200,7 @@ Source open_source(const std::string& path, const SourceOptions& options) {
     throw Error(
         ErrorKind::unsupported,
         fmt::format("{}: casting: only safetensors files, shards and third-party checkpoints can be cast. Leave "
-                    "out --dtype, or export the file first",
+                    "out --dtype, or convert the file to safetensors first",
                     in_quotes(path)),
         {.path = path});
   if (options.plan.empty() && !options.dtype) {

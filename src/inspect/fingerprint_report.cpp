@@ -36,7 +36,7 @@ Config fingerprint_check_tree(const std::string& path, const std::string& file, 
                          {"file", file},
                          {"hash", found.hash()},
                          {"expected_hash", expected.hash()},
-                         {"tensors", found.tensors.size()},
+                         {"compared", found.tensors.size()},
                          {"differences", list_of(all, [&](const FingerprintDifference& difference) {
                             return Config::object({{"name", difference.name()},
                                                    {"kind", to_string(difference.defect)},

@@ -68,7 +68,7 @@ Config gc_tree(const workspace::GcReport& report, bool is_dry_run);
 Config fingerprint_tree(const std::string& path, const Fingerprint& fingerprint);
 
 /// Compares a path with the fingerprint that a file contains.
-/// {"same", "path", "file", "hash", "expected_hash", "tensors", "differences": [{"name", "kind", "expected": {"dtype",
+/// {"same", "path", "file", "hash", "expected_hash", "compared", "differences": [{"name", "kind", "expected": {"dtype",
 /// "shape", "crc"}, "found": the same}]}; a side without the tensor is null.
 Config fingerprint_check_tree(const std::string& path, const std::string& file, const Fingerprint& expected,
                               const Fingerprint& found);

@@ -51,7 +51,7 @@ CASES = {
     "fingerprint": ["fingerprint state.h5", "fingerprint model --select *norm*", "fingerprint jobs --json",
                     "fingerprint state.h5 --check state.fingerprint", "fingerprint other.h5 --check state.fingerprint",
                     "fingerprint other.h5 --check state.fingerprint --json",
-                    "fingerprint compressed.h5 --check state.fingerprint --select layers.* --exclude *.bias",
+                    "fingerprint other.h5 --check state.fingerprint --select layers.* --exclude *.norm.*",
                     "fingerprint state.h5 --check plain", "fingerprint state.h5 --check torn.h5",
                     "fingerprint state.h5 --dtype bf16", "fingerprint hostile.h5", "fingerprint nowhere",
                     "fingerprint model --select nothing"],
