@@ -164,7 +164,7 @@ class PartTensors {
         ErrorKind::rank_mismatch,
         fmt::format("tensor {}: rank {} and rank {} have different values of the elements {}, but must have the "
                     "same",
-                    in_quotes(name), named(set.jobs.front().first), named(rank), to_string(set.box.view())),
+                    in_quotes(name), named(set.jobs.front().first), named(rank), merge::box_text(set.box.view())),
         {.rank = rank});
   }
 

@@ -147,7 +147,7 @@ TEST_CASE("boxes that overlap are cut, and all that two have is found") {
       std::vector<std::uint32_t> seen[2];
       for (const int side : {0, 1}) {
         const auto source = static_cast<std::size_t>(side == 0 ? each.source : each.other);
-        for (const Rectangle& rows : rows_in_source(DType::u32, each.box, boxes[source]))
+        for (const Rectangle& rows : rows_in_source({DType::u32, whole}, each.box, boxes[source]))
           for (std::uint64_t row = 0; row < rows.rows; ++row)
             for (std::uint64_t i = 0; i < rows.bytes / 4; ++i)
               seen[side].push_back(values[source].at((rows.from + row * rows.from_stride) / 4 + i));
@@ -184,5 +184,5 @@ TEST_CASE("many boxes stay few runs, and packed elements are not cut inside a by
   CHECK(bands_of(TensorSpec{DType::f4_e2m1, {3}}, one).at(0).rows.bytes() == 2);
   const std::vector<BoxView> boxes = {rows[0].box.view(), rows[2].box.view()};
   CHECK(cover_of(boxes, 1).elements == 256);
-  CHECK(to_string(boxes[1]) == "[8:12, 0:32]");
+  CHECK(box_text(boxes[1]) == "[8:12, 0:32]");
 }

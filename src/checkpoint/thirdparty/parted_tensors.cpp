@@ -23,7 +23,7 @@ namespace {
 using Numbers = std::span<const std::int64_t>;
 
 std::string box_text(Numbers begin, Numbers extents) {
-  return merge::to_string(merge::BoxView{begin, extents});
+  return merge::box_text({begin, extents});
 }
 
 }  // namespace
@@ -125,7 +125,7 @@ void PartedTensors::check_cover(std::size_t tensor) const {
   const merge::Cover cover = merge::cover_of(boxes, 1);
   if (!cover.is_known) refuse("it has too many parts to check for overlaps");
   for (const auto& [one, other] : cover.overlaps)
-    refuse(fmt::format("its parts {} and {} overlap", merge::to_string(boxes[one]), merge::to_string(boxes[other])));
+    refuse(fmt::format("its parts {} and {} overlap", merge::box_text(boxes[one]), merge::box_text(boxes[other])));
   const std::uint64_t whole = merge::volume(numbers(parts_[tensor].extents, dims));
   if (cover.elements != whole) refuse(fmt::format("{} of {} elements are present", cover.elements, whole));
 }
