@@ -18,8 +18,8 @@ namespace {
 struct CatArguments {
   std::string path;
   std::vector<std::string> names;
-  inspect::SourceOptions source;
-  inspect::TensorFilter filter;
+  SourceOptions source;
+  TensorFilter filter;
   inspect::CatOptions options;
   bool json = false;
   bool raw = false;
@@ -32,12 +32,12 @@ void cat_all(const CatArguments& arguments) {
                 "--raw prints bytes, and standard output is a terminal. Redirect it to a file or a pipe");
   inspect::CatOptions options = arguments.options;
   options.format = arguments.raw ? CatFormat::raw : arguments.json ? CatFormat::json : CatFormat::text;
-  const inspect::Source source = inspect::open_source(arguments.path, arguments.source);
+  const Source source = open_source(arguments.path, arguments.source);
   if (arguments.names.empty() && arguments.filter.is_all())
     throw Error(ErrorKind::invalid_argument, "missing NAME. Name a tensor, or select several with --select");
   for (const std::string& name : arguments.names) inspect::cat(source, name, options, print);
   if (arguments.filter.is_all()) return;
-  for (const std::size_t place : inspect::matching(source, arguments.filter))
+  for (const std::size_t place : matching(source, arguments.filter))
     inspect::cat(source, source.entries()[place].name, options, print);
 }
 

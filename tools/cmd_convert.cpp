@@ -31,17 +31,17 @@ struct ConvertArguments {
   std::string out;
   std::string compress = "none";
   thirdparty::Choice foreign;
-  inspect::TensorFilter filter;
+  TensorFilter filter;
   bool json = false;
   bool force = false;
   bool skips_unreadable = false;
 };
 
-Config config_of(const inspect::Source& source) {
+Config config_of(const Source& source) {
   return source.kind == "state" ? *source.config() : config_from_converted(source.metadata);
 }
 
-void write_safetensors(const inspect::Source& source, const std::string& out, ProgressCounter& progress) {
+void write_safetensors(const Source& source, const std::string& out, ProgressCounter& progress) {
   Metadata metadata = source.kind == "state" ? metadata_for_conversion(*source.config()) : source.metadata;
   // Loaders of other projects check this key before they read a file.
   if (source.kind != "state") metadata.try_emplace("format", "pt");
@@ -55,7 +55,7 @@ void write_safetensors(const inspect::Source& source, const std::string& out, Pr
 }
 
 /// Writes a state file. If the source is a state file, its rank and job are kept.
-void write_state(const inspect::Source& source, const std::string& out, const std::optional<int>& zstd_level,
+void write_state(const Source& source, const std::string& out, const std::optional<int>& zstd_level,
                  ProgressCounter& progress) {
   StateFileOptions state{.zstd_level = zstd_level};
   if (source.kind == "state") state.info = source.states.front().info();
@@ -95,8 +95,8 @@ std::string convert(const ConvertArguments& arguments, const std::stop_token& st
     throw Error(ErrorKind::invalid_argument,
                 "--compress: safetensors files are not compressed. Write a state file (.h5) instead");
   check_paths(arguments);
-  inspect::Source source = inspect::open_source(arguments.in, {.thirdparty = arguments.foreign});
-  inspect::narrow(source, arguments.filter);
+  Source source = open_source(arguments.in, {.thirdparty = arguments.foreign});
+  narrow(source, arguments.filter);
   const Omissions& omissions = source.tensors->omissions();
   if (!arguments.skips_unreadable)
     refuse_lost(omissions, "converting", arguments.in, "Pass --skip-unreadable to convert the other items");
@@ -115,7 +115,7 @@ std::string convert(const ConvertArguments& arguments, const std::stop_token& st
   const std::uint64_t file_bytes = fs::file_size(arguments.out, error);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   if (arguments.json) {
-    const auto message_of = [](const inspect::SourceIssue& issue) { return issue.message; };
+    const auto message_of = [](const SourceIssue& issue) { return issue.message; };
     return inspect::json_report(Config::object({{"path", arguments.out},
                                                 {"tensors", source.entries().size()},
                                                 {"bytes", bytes},
@@ -125,10 +125,10 @@ std::string convert(const ConvertArguments& arguments, const std::stop_token& st
                                                 {"left_out", inspect::omissions_tree(omissions)}}));
   }
   std::string text;
-  for (const inspect::SourceIssue& issue : source.issues) text += fmt::format("note: {}\n", escaped(issue.message));
+  for (const SourceIssue& issue : source.issues) text += fmt::format("note: {}\n", escaped(issue.message));
   for (const Omission& omission : omissions)
     text += fmt::format("left out: {}: {}\n", inspect::printable(omission.name), escaped(omission.reason));
-  return text + fmt::format("{}, {}, in a file of {}: {:.2f} s\n", inspect::counted(source.entries().size(), "tensor"),
+  return text + fmt::format("{}, {}, in a file of {}: {:.2f} s\n", counted(source.entries().size(), "tensor"),
                             inspect::human_bytes(bytes), inspect::human_bytes(file_bytes), seconds);
 }
 

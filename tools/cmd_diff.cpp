@@ -20,8 +20,8 @@ namespace {
 struct DiffArguments {
   std::string a;
   std::string b;
-  inspect::SourceOptions source;
-  inspect::TensorFilter filter;
+  SourceOptions source;
+  TensorFilter filter;
   bool json = false;
 };
 

@@ -253,11 +253,6 @@ std::shared_ptr<Group> group_of_job(const group::Start& start) {
   return world();
 }
 
-std::string upper(std::string text) {
-  for (char& c : text) c = static_cast<char>(c >= 'a' && c <= 'z' ? c - 'a' + 'A' : c);
-  return text;
-}
-
 int export_as_called(const CLI::App& command, const ExportArguments& arguments) {
   const group::Start start = arguments.standalone ? group::Start() : group::find_start(group::own_surroundings());
   if (start.by == group::StartedBy::alone) return export_with_own_ranks(command, arguments);
@@ -307,18 +302,7 @@ void add_export_command(CLI::App& app, int& status) {
       ->type_name("rank0|all");
   add_size_option(*command, "--memory-budget", options.memory_budget, "Total buffer memory of all ranks", "256MiB");
   add_size_option(*command, "--max-shard-size", options.max_shard_size, "Largest file of the checkpoint", "5GB");
-  command
-      ->add_option_function<std::string>(
-          "--dtype", [&options](const std::string& word) { options.dtype = dtype_from_string(upper(word)); },
-          "Cast floating-point tensors, except scales, and F32 tensors of a base model in F16 or BF16")
-      ->check(CLI::Validator(
-          [](std::string& text) {
-            return one_of({"F32", "F16", "BF16"})(text = upper(text));
-          },
-          ""))
-      ->type_name("F32|F16|BF16");
-  command->add_flag("--cast-all", options.cast_all,
-                    "With --dtype: also cast the F32 tensors of the base model or source");
+  add_cast_options(*command, options.dtype, options.cast_all);
   add_name_options(*command, options.select, options.exclude);
   add_state_options(*command, options.job_id, options.step);
   command

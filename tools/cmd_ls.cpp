@@ -16,9 +16,9 @@
 #include "src/checkpoint/assembly/export.hpp"
 #include "src/checkpoint/assembly/shard_set.hpp"
 #include "src/checkpoint/plan/arrangement.hpp"
+#include "src/checkpoint/source.hpp"
 #include "src/inspect/output.hpp"
 #include "src/inspect/reports.hpp"
-#include "src/inspect/source.hpp"
 #include "tools/commands.hpp"
 #include "tools/terminal.hpp"
 
@@ -27,8 +27,8 @@ namespace {
 
 struct ListArguments {
   std::string path;
-  inspect::SourceOptions source;
-  inspect::TensorFilter filter;
+  SourceOptions source;
+  TensorFilter filter;
   std::string order;
   bool names_only = false;
   bool json = false;
@@ -81,8 +81,8 @@ void list_names(const ListArguments& arguments) {
   if (arguments.order == "rank" || arguments.order == "age")
     throw Error(ErrorKind::invalid_argument,
                 fmt::format("--sort {} is only valid for a workspace (expected name, size, file)", arguments.order));
-  const inspect::Source source = inspect::open_source(arguments.path, arguments.source);
-  std::vector<std::size_t> places = inspect::matching(source, arguments.filter);
+  const Source source = open_source(arguments.path, arguments.source);
+  std::vector<std::size_t> places = matching(source, arguments.filter);
   const std::vector<TensorEntry>& entries = source.entries();
   const auto name_of = [&](std::size_t place) -> std::string_view { return entries[place].name; };
   if (arguments.order == "name" || (arguments.order.empty() && output_style().width != 0 && !arguments.json))
@@ -100,7 +100,7 @@ void list_names(const ListArguments& arguments) {
   for (const std::string& name : names) out += inspect::printable(name) + "\n";
   print(out);
   // A note must not be on standard output, because scripts read each of its lines as a name.
-  if (const std::string line = inspect::omissions_line(source); !line.empty()) remark(line.substr(0, line.size() - 1));
+  if (const std::string line = omissions_line(source); !line.empty()) remark(line.substr(0, line.size() - 1));
 }
 
 }  // namespace

@@ -57,7 +57,7 @@ void shard(const ShardArguments& arguments) {
   std::string text = inspect::notes_lines(report.notes);
   const std::string shards =
       fmt::format("{} shards with a total of {}", to.ranks(), inspect::human_bytes(report.bytes_written));
-  text += fmt::format("{}, {}, ", inspect::counted(report.tensors, "tensor"), inspect::human_bytes(report.bytes));
+  text += fmt::format("{}, {}, ", counted(report.tensors, "tensor"), inspect::human_bytes(report.bytes));
   if (options.dry_run) {
     const WindowShape windows{options.to_workspace ? 0 : shard_window_bytes};
     const Forecast forecast = forecast_of(report.bytes_written, windows, 1, Writers::all, arguments.out);

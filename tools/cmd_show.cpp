@@ -13,7 +13,7 @@ namespace {
 
 struct ShowArguments {
   std::string path;
-  inspect::SourceOptions source;
+  SourceOptions source;
   inspect::ShowOptions options;
   std::string order;
   std::string config;
@@ -27,7 +27,7 @@ struct ShowArguments {
 void show(const ShowArguments& arguments) {
   using inspect::ShowOrder;
   using inspect::ShowView;
-  const inspect::Source source = inspect::open_source(arguments.path, arguments.source);
+  const Source source = open_source(arguments.path, arguments.source);
   if (arguments.is_config) return print(inspect::show_config(source, arguments.config));
   inspect::ShowOptions options = arguments.options;
   // On a terminal, a tree shows which tensors belong together; scripts get one line per tensor.

@@ -14,7 +14,7 @@ namespace {
 
 struct StatsArguments {
   std::string path;
-  inspect::SourceOptions source;
+  SourceOptions source;
   inspect::StatsOptions options;
   std::string order;
   bool json = false;
@@ -47,7 +47,7 @@ void add_stats_command(CLI::App& app, int& /*status*/) {
       "  muster stats model/ --json | jq -r '.tensors[] | select(.nans > 0).name'");
   command->callback([arguments] {
     using inspect::StatsOrder;
-    const inspect::Source source = inspect::open_source(arguments->path, arguments->source);
+    const Source source = open_source(arguments->path, arguments->source);
     inspect::StatsOptions& options = arguments->options;
     options.order = arguments->order == "name"   ? StatsOrder::name
                     : arguments->order == "size" ? StatsOrder::size

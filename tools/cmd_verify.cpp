@@ -39,7 +39,7 @@ int write_all_checksums(const VerifyArguments& arguments) {
   ConfigArray reports;
   for (const std::string& path : arguments.paths) {
     const std::uint64_t written = write_checksums(path, progress_bar());
-    text += fmt::format("{} written\n", inspect::counted(written, "checksum"));
+    text += fmt::format("{} written\n", counted(written, "checksum"));
     reports.push_back(Config::object({{"path", path}, {"checksums_written", written}}));
   }
   print_done(arguments.json ? report_json(std::move(reports)) : text);

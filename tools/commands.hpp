@@ -33,6 +33,7 @@ void add_show_command(CLI::App& app, int& status);
 void add_stats_command(CLI::App& app, int& status);
 void add_cat_command(CLI::App& app, int& status);
 void add_diff_command(CLI::App& app, int& status);
+void add_fingerprint_command(CLI::App& app, int& status);
 void add_verify_command(CLI::App& app, int& status);
 void add_convert_command(CLI::App& app, int& status);
 void add_shard_command(CLI::App& app, int& status);

@@ -4,7 +4,7 @@
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 # The lists of Debian packages. cmake is included because Meson finds some of the libraries only through it.
-build_packages=(g++ meson ninja-build pkg-config cmake libboost-dev libfmt-dev libxxhash-dev libre2-dev nlohmann-json3-dev libcli11-dev libhdf5-dev libzstd-dev zlib1g-dev libmpich-dev)
+build_packages=(g++ meson ninja-build pkg-config cmake libboost-dev libfmt-dev libxxhash-dev libre2-dev nlohmann-json3-dev libcli11-dev libhdf5-dev libisal-dev libzstd-dev zlib1g-dev libmpich-dev)
 test_packages=(doctest-dev clang-format python3-dev python3-pip python3-venv python3-torch hdf5-tools libfuse3-dev fuse3 mpich iproute2 util-linux)
 tidy_packages=(clang-tidy)
 fuzz_packages=(clang)

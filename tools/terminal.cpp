@@ -88,6 +88,11 @@ void draw(const Progress& progress) {
   is_drawn = true;
 }
 
+std::string upper(std::string text) {
+  for (char& c : text) c = static_cast<char>(c >= 'a' && c <= 'z' ? c - 'a' + 'A' : c);
+  return text;
+}
+
 }  // namespace
 
 inspect::OutputStyle output_style() {
@@ -201,12 +206,26 @@ void add_glob_option(CLI::App& command, const char* name, std::string& glob, con
 
 }  // namespace
 
+void add_cast_options(CLI::App& command, std::optional<DType>& dtype, bool& cast_all) {
+  command
+      .add_option_function<std::string>(
+          "--dtype", [&dtype](const std::string& word) { dtype = dtype_from_string(upper(word)); },
+          "Cast floating-point tensors, except scales, and F32 tensors of a base model in F16 or BF16")
+      ->check(CLI::Validator(
+          [](std::string& text) {
+            return one_of({"F32", "F16", "BF16"})(text = upper(text));
+          },
+          ""))
+      ->type_name("F32|F16|BF16");
+  command.add_flag("--cast-all", cast_all, "With --dtype: also cast the F32 tensors of the base model or source");
+}
+
 void add_name_options(CLI::App& command, std::string& select, std::string& exclude) {
   add_glob_option(command, "--select", select, "Only tensors with a matching name: '*.mlp.*', '{a,b}*' (repeatable)");
   add_glob_option(command, "--exclude", exclude, "Without the tensors with a matching name (repeatable)");
 }
 
-void add_filter_options(CLI::App& command, inspect::TensorFilter& filter) {
+void add_filter_options(CLI::App& command, TensorFilter& filter) {
   add_name_options(command, filter.select, filter.exclude);
   command
       .add_option_function<std::vector<std::string>>(

@@ -13,9 +13,9 @@
 
 #include "muster/error.hpp"
 #include "muster/progress.hpp"
+#include "src/checkpoint/source.hpp"
 #include "src/inspect/output.hpp"
 #include "src/inspect/reports.hpp"
-#include "src/inspect/source.hpp"
 
 namespace muster::tools {
 
@@ -74,10 +74,13 @@ void add_source_options(CLI::App& command, Request& request);
 /// Adds --json.
 CLI::Option* add_json_flag(CLI::App& command, bool& json);
 
+/// Adds --dtype and --cast-all.
+void add_cast_options(CLI::App& command, std::optional<DType>& dtype, bool& cast_all);
+
 /// Adds --select and --exclude, which may be repeated. `select` and `exclude` become one glob each.
 void add_name_options(CLI::App& command, std::string& select, std::string& exclude);
 /// Adds these options, --only-dtype and --larger-than, for commands that list tensors.
-void add_filter_options(CLI::App& command, inspect::TensorFilter& filter);
+void add_filter_options(CLI::App& command, TensorFilter& filter);
 
 /// Adds --sort, whose value is one of `orders`. If `has_default` is set, the first one is the default in the help.
 CLI::Option* add_sort_option(CLI::App& command, std::string& order, const std::vector<std::string>& orders,

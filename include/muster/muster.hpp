@@ -13,6 +13,7 @@
 #include "muster/dtype.hpp"
 #include "muster/error.hpp"
 #include "muster/export.hpp"
+#include "muster/fingerprint.hpp"
 #include "muster/gather.hpp"
 #include "muster/gather_each.hpp"
 #include "muster/group.hpp"

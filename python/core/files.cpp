@@ -26,6 +26,7 @@
 #include "python/core/arguments.hpp"
 #include "python/core/bindings.hpp"
 #include "python/core/waiting.hpp"
+#include "src/checkpoint/fingerprint.hpp"
 #include "src/group/error_propagation.hpp"
 #include "src/group/watchdog.hpp"
 #include "src/inspect/reports.hpp"
@@ -265,9 +266,9 @@ class Options {
   const nb::dict& given_;
 };
 
-inspect::SourceOptions source_options_of(const nb::dict& given) {
+SourceOptions source_options_of(const nb::dict& given) {
   const Options options(given);
-  inspect::SourceOptions made;
+  SourceOptions made;
   options.take("plan", made.plan);
   options.take("key", made.thirdparty.key);
   options.take("file_pattern", made.thirdparty.file_pattern);
@@ -278,9 +279,9 @@ inspect::SourceOptions source_options_of(const nb::dict& given) {
   return made;
 }
 
-inspect::TensorFilter filter_of(const nb::dict& given) {
+TensorFilter filter_of(const nb::dict& given) {
   const Options options(given);
-  inspect::TensorFilter filter;
+  TensorFilter filter;
   options.take("select", filter.select);
   options.take("exclude", filter.exclude);
   return filter;
@@ -427,16 +428,33 @@ void bind_checkpoints(nb::module_& module) {
       },
       nb::arg(), nb::arg(), nb::arg().none());
   module.def("diff", [](const std::string& a, const std::string& b, const nb::dict& given) {
-    const inspect::SourceOptions options = source_options_of(given);
-    const inspect::TensorFilter filter = filter_of(given);
+    const SourceOptions options = source_options_of(given);
+    const TensorFilter filter = filter_of(given);
     return object_of(without_gil([&] { return inspect::diff_models(a, b, options, filter); }));
   });
+  module.def(
+      "fingerprint",
+      [](const std::string& path, const nb::dict& given, nb::handle progress) {
+        SourceOptions request = source_options_of(given);
+        const TensorFilter filter = filter_of(given);
+        request.path = path;
+        request.select = filter.select;
+        request.exclude = filter.exclude;
+        const Options options(given);
+        options.take("dtype", request.dtype);
+        options.take("cast_all", request.cast_all);
+        const auto work = [&](const ProgressCallback& tell, const std::stop_token& stop) {
+          return fingerprint_of(request, tell, stop);
+        };
+        return object_of(inspect::fingerprint_tree(path, long_work(progress, work)));
+      },
+      nb::arg(), nb::arg(), nb::arg().none());
   module.def("show", [](const std::string& path, const nb::dict& given) {
-    const inspect::SourceOptions options = source_options_of(given);
+    const SourceOptions options = source_options_of(given);
     const inspect::ShowOptions wanted{.filter = filter_of(given)};
     return object_of(without_gil([&] {
       std::string text;
-      inspect::show_json(inspect::open_source(path, options), wanted, [&](std::string_view piece) { text += piece; });
+      inspect::show_json(open_source(path, options), wanted, [&](std::string_view piece) { text += piece; });
       return parse_json(text);
     }));
   });

@@ -671,3 +671,44 @@ def diff(
     """
     options = _source_options(plan, base_model, select, exclude, key, file_pattern, rank, step, job_id)
     return _core.diff(os.fspath(a), os.fspath(b), options)
+
+
+@checks_names
+def fingerprint(
+    path: _Path,
+    *,
+    plan: _Path = "",
+    base_model: _Path = "",
+    select: str = "",
+    exclude: str = "",
+    dtype: str | None = None,
+    cast_all: bool = False,
+    key: str = "",
+    file_pattern: str = "",
+    rank: int | None = None,
+    step: int | None = None,
+    job_id: str = "",
+    progress: _Progress = None,
+) -> _Report:
+    """Returns a CRC of each tensor of a path, and a hash of them all. Local.
+
+    The other options are those of show(). Two models with the same hash have the same names, dtypes, shapes and
+    elements, for any number of files or ranks.
+
+    Args:
+        path: The directory or file.
+        dtype: As for export_model(): casts floating-point tensors before they are compared.
+        cast_all: As for export_model().
+        progress: As for verify().
+
+    Returns:
+        The output of `muster fingerprint --json` (docs/reference/json-output.md) as a dict. "hash" is the hash.
+
+    Raises:
+        NotFoundError: The path does not exist, or no name matches `select`.
+        CorruptError: A file is damaged.
+        UnsupportedError: A tensor cannot be read, or `dtype` is set for a state file or HDF5 file.
+        InvalidArgumentError: Shards have no plan, or the plan or dtype does not fit.
+    """
+    options = _source_options(plan, base_model, select, exclude, key, file_pattern, rank, step, job_id)
+    return _core.fingerprint(os.fspath(path), {**options, "dtype": dtype, "cast_all": cast_all}, progress)

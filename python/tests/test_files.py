@@ -67,6 +67,12 @@ def test_safetensors(tmp_path):
     other = tmp_path / "other.safetensors"
     muster.save_safetensors(other, {"a": np.arange(3) + 1, "b": TREE["w"].T, "c": packed})
     assert muster.diff(path, path)["same"] and not muster.diff(path, other)["same"] and muster.diff(path, other, exclude="a")["same"]
+    made = muster.fingerprint(path)
+    assert [tensor["name"] for tensor in made["tensors"]] == ["a", "b", "c"] and made["tensors"][0]["shape"] == [3]
+    assert made == muster.fingerprint(str(path)) and made["hash"] != muster.fingerprint(other)["hash"]
+    assert made["tensors"][1:] == muster.fingerprint(other, exclude="a")["tensors"]
+    muster.save_safetensors(other, {"b": TREE["w"]})
+    assert muster.fingerprint(other, dtype="BF16")["tensors"][0]["dtype"] == "BF16"
 
 
 def test_files_refuse_invalid_arguments(tmp_path):

@@ -45,7 +45,7 @@ void verify_checksums(const Places& places, Verification& verification) {
   }
   report.has_checksums = checksums.has_value();
   if (!checksums) return;
-  for (const auto& [name, checksum] : *checksums) {
+  for (const auto& [name, checksum] : checksums->tensors) {
     if (!places.contains(name))
       verification.add(Defect::checksum, file, name, "{} has a checksum of the tensor {}, which does not exist",
                        in_quotes(file), in_quotes(name));
@@ -54,7 +54,7 @@ void verify_checksums(const Places& places, Verification& verification) {
   std::vector<std::uint64_t> sums;  // expected, one per tensor
   for (const auto& [name, place] : places) {
     if (!verification.selection.has(name)) continue;
-    if (const auto sum = checksums->find(name); sum != checksums->end()) {
+    if (const auto sum = checksums->tensors.find(name); sum != checksums->tensors.end()) {
       tensors.push_back({place.first, place.second});
       sums.push_back(sum->second);
     } else {
@@ -65,7 +65,7 @@ void verify_checksums(const Places& places, Verification& verification) {
   if (!verification.options.checksums) return;
   std::vector<std::uint64_t> found(tensors.size());
   read_all(tensors, verification.options.progress, [&](std::size_t i, const ReadProgress& add) {
-    found[i] = checksum_of(tensors[i].file->file, tensors[i].index, add);
+    found[i] = checksum_of(tensors[i].file->file, tensors[i].index, checksums->algorithm, add);
   });
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const std::string& in = tensors[i].file->name;
@@ -78,7 +78,7 @@ void verify_checksums(const Places& places, Verification& verification) {
     if (found[i] == sums[i]) continue;
     verification.add(Defect::checksum, in, name,
                      "{} in {}: checksum mismatch: data is corrupted (expected {}, found {})", in_quotes(name),
-                     in_quotes(in), checksum_text(found[i]), checksum_text(sums[i]));
+                     in_quotes(in), checksum_text(sums[i]), checksum_text(found[i]));
   }
 }
 
@@ -335,7 +335,7 @@ std::uint64_t write_checksums(const std::string& path, const ProgressCallback& p
   ProgressCounter counter(progress, bytes);
   const Checksums checksums = checksums_of(model.files(), [&](std::uint64_t count) { counter.add(count); });
   write_checksums(path, checksums);
-  return checksums.size();
+  return checksums.tensors.size();
 }
 
 // Verifies a directory with one file per rank.

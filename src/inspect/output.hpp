@@ -57,9 +57,6 @@ std::string shorten(std::string_view text, std::size_t width);
 /// Returns text such as "1.2 GB". Units are powers of 1000, as in file managers; sizes below 1000 are exact ("17 B").
 std::string human_bytes(std::uint64_t bytes);
 
-using muster::counted;
-using muster::plural;
-
 /// Returns ascending ranks as "rank 1" or "ranks 0, 2-5".
 std::string ranks_text(const std::vector<int>& ranks);
 

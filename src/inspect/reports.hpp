@@ -9,9 +9,10 @@
 
 #include "muster/config.hpp"
 #include "muster/export.hpp"
+#include "muster/fingerprint.hpp"
 #include "muster/verify.hpp"
+#include "src/checkpoint/source.hpp"
 #include "src/inspect/output.hpp"
-#include "src/inspect/source.hpp"
 #include "src/workspace/gc.hpp"
 #include "src/workspace/survey.hpp"
 
@@ -62,6 +63,17 @@ Config survey_tree(const workspace::Survey& survey, std::chrono::system_clock::t
 /// Returns every file with its action, and the totals.
 std::string gc_text(const workspace::GcReport& report, bool is_dry_run, const OutputStyle& style);
 Config gc_tree(const workspace::GcReport& report, bool is_dry_run);
+
+/// {"path", "hash", "tensors": [{"name", "dtype", "shape", "crc"}]}.
+Config fingerprint_tree(const std::string& path, const Fingerprint& fingerprint);
+
+/// Compares a path with the fingerprint that a file contains.
+/// {"same", "path", "file", "hash", "expected_hash", "compared", "differences": [{"name", "kind", "expected": {"dtype",
+/// "shape", "crc"}, "found": the same}]}; a side without the tensor is null.
+Config fingerprint_check_tree(const std::string& path, const std::string& file, const Fingerprint& expected,
+                              const Fingerprint& found);
+/// Returns one line per difference and one for the whole.
+std::string fingerprint_check_text(const Fingerprint& expected, const Fingerprint& found);
 
 /// Compares two files, model directories, workspaces or directories with the shards of ranks, for `muster diff`.
 /// Tensors are matched by name and compared bit for bit, whichever files they are in. Other files are compared if

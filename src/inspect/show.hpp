@@ -11,8 +11,8 @@
 
 #include "muster/safetensors.hpp"
 #include "muster/tensor.hpp"
+#include "src/checkpoint/source.hpp"
 #include "src/inspect/output.hpp"
-#include "src/inspect/source.hpp"
 
 namespace muster::inspect {
 

@@ -9,8 +9,8 @@
 
 #include "muster/config.hpp"
 #include "muster/progress.hpp"
+#include "src/checkpoint/source.hpp"
 #include "src/inspect/output.hpp"
-#include "src/inspect/source.hpp"
 
 namespace muster::inspect {
 

@@ -48,6 +48,13 @@ CASES = {
             "cat state.h5 rotation odd codes[::2] --json", "cat shared rank1/embed.weight[0]"],
     "diff": ["diff state.h5 state.h5", "diff state.h5 other.h5", "diff state.h5 other.h5 --json",
              "diff model state.h5", "diff jobs jobs --job-id 1011", "diff shared jobs", "diff state.h5 nowhere.h5"],
+    "fingerprint": ["fingerprint state.h5", "fingerprint model --select *norm*", "fingerprint jobs --json",
+                    "fingerprint state.h5 --check state.fingerprint", "fingerprint other.h5 --check state.fingerprint",
+                    "fingerprint other.h5 --check state.fingerprint --json",
+                    "fingerprint other.h5 --check state.fingerprint --select layers.* --exclude *.norm.*",
+                    "fingerprint state.h5 --check plain", "fingerprint state.h5 --check torn.h5",
+                    "fingerprint state.h5 --dtype bf16", "fingerprint hostile.h5", "fingerprint nowhere",
+                    "fingerprint model --select nothing"],
     "verify": ["verify state.h5", "verify state.h5 compressed.h5 model", "verify torn.h5", "verify changed.h5", "verify shared",
                "verify shared --headers-only", "verify jobs --json", "verify state.h5 jobs --json",
                "verify shared --select layers.* --sort defect", "verify state.h5 --select nothing",
@@ -64,7 +71,7 @@ CASES = {
              "plan check llama model", "plan check auto model", "plan show plan.json model", "plan check llama",
              "plan check plan.json model --select *norm* --sort name", "plan show lama",
              "plan print llama", "plan", "plan suggest model", "plan suggest model --json"],
-    "help": [c + " --help" for c in ("", "run", "ls", "show", "stats", "cat", "diff", "verify", "convert", "shard",
+    "help": [c + " --help" for c in ("", "run", "ls", "show", "stats", "cat", "diff", "fingerprint", "verify", "convert", "shard",
                                      "export", "plan", "plan show", "plan check", "plan suggest", "gc", "trace",
                                      "status", "doctor", "completion", "man")] +
             ["", "nothing", "show", "completion fish", "show --selct x", "show a --sort date", "stats a --bins 0",
@@ -81,6 +88,7 @@ JSON_CASES = {
     "stats": ["stats state.h5 --json"],
     "cat": ["cat state.h5 embed.weight --json"],
     "diff": ["diff state.h5 other.h5 --json", "diff model plain_model --json"],
+    "fingerprint": ["fingerprint state.h5 --json", "fingerprint other.h5 --check state.fingerprint --json"],
     "verify": ["verify state.h5 --json", "verify changed.h5 --json", "verify shared state.h5 --json",
                "verify plain_model --write-checksums --json"],
     "gc": ["gc shared --json"],
@@ -237,6 +245,8 @@ def main():
             shutil.copytree(os.path.join(inside, "model"), os.path.join(inside, "plain_model"))
             with open(os.path.join(inside, "plain_model", "config.json"), "w", encoding="utf-8") as file:
                 file.write("{}\n")
+            with open(os.path.join(inside, "state.fingerprint"), "w", encoding="utf-8") as file:
+                file.write(run_in_pipe(program, ["fingerprint", "state.h5"], inside, env)[1])
             age_everything(inside)
             for name, lines in CASES.items():
                 if kind == "terminal" and name in ("help", "man"):

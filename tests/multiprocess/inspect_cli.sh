@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# muster verify and muster diff in scripts: exit statuses 0, 1 and 2, the streams of the output, valid JSON, shards
-# against models, and checksums that survive a failed write.
+# muster verify, muster diff and muster fingerprint in scripts: exit statuses 0, 1 and 2, the streams of the output,
+# valid JSON, shards against models, and checksums that survive a failed write.
 #   MUSTER_PROGRAM, MUSTER_DEMO_MODEL: the programs under test
 set -u
 source "$(dirname "$0")/cli.sh"
@@ -74,6 +74,27 @@ says 0 '"same": true' "$program" diff four parts --plan auto --json
 says 0 "same" "$program" diff model shards
 says 2 "bert, falcon, gpt, " "$program" diff model shards --plan lama
 says 2 "no rule matches" "$program" diff model shards --plan bert
+
+# Fingerprints: the same for each layout, and of all tensors.
+"$program" fingerprint model > .log/model.fingerprint || fail "fingerprint"
+for other in parts shards four "shards --plan llama"; do
+  "$program" fingerprint $other | cmp -s - .log/model.fingerprint || fail "another fingerprint: $other"
+  says 0 "same: " "$program" fingerprint $other --check .log/model.fingerprint
+done
+says 0 '"same": true' "$program" fingerprint four --check .log/model.fingerprint --json
+flip "$first" $(($(stat -c %s "$first") - 100))
+says 1 "content differs" "$program" fingerprint model --check .log/model.fingerprint
+says 1 '"kind": "content"' "$program" fingerprint model --check .log/model.fingerprint --json
+flip "$first" $(($(stat -c %s "$first") - 100))
+"$program" export model --dtype F32 --out cast > /dev/null || fail "export with a cast"
+"$program" fingerprint cast > .log/cast.fingerprint || fail "fingerprint of a cast"
+says 1 "dtype differs" "$program" fingerprint model --check .log/cast.fingerprint
+for other in model parts shards; do
+  says 0 "same: " "$program" fingerprint $other --dtype f32 --check .log/cast.fingerprint
+done
+head -c -1 .log/model.fingerprint > .log/torn
+says 2 "malformed fingerprint" "$program" fingerprint model --check .log/torn
+says 2 "does not exist" "$program" fingerprint model --check nowhere
 flip shards/rank-00002-of-00003.safetensors $(($(stat -c %s shards/rank-00002-of-00003.safetensors) - 100))
 says 2 "checksum mismatch: data is corrupted" "$program" diff model shards --plan llama
 mv shards/rank-00002-of-00003.safetensors .log/

@@ -321,7 +321,7 @@ void check_agreement(const std::string& work, const Kind& kind, bool may_not_fit
   const bool has_ranks = kind.has_ranks;
   const std::string in = work + "/in";
   const std::string plan = work + "/plan.json";
-  const inspect::SourceOptions options{.plan = !has_ranks ? "" : kind.plan.empty() ? plan : kind.plan};
+  const SourceOptions options{.plan = !has_ranks ? "" : kind.plan.empty() ? plan : kind.plan};
   const auto before = contents(in);
   std::vector<std::pair<std::string, std::string>> found;  // the text to search for, and the whole message
   const Outcome verified = outcome_of([&](Outcome& outcome) {
@@ -361,7 +361,7 @@ void check_agreement(const std::string& work, const Kind& kind, bool may_not_fit
       outcome.tensors.insert(name);
   });
   const Outcome shown = checked("show", work + "/none", [&](Outcome& outcome) {
-    const inspect::Source source = inspect::open_source(in, options);
+    const Source source = open_source(in, options);
     for (const TensorEntry& entry : source.entries()) outcome.tensors.insert(entry.name);
     outcome.notes = inspect::issues_text(inspect::find_issues(source), {});
   });
@@ -422,7 +422,7 @@ TEST_CASE("all commands agree about a damaged checkpoint, and lose nothing") {
     kind.make(sound);
     std::set<std::string> whole;
     const std::string merged_by = !kind.has_ranks ? "" : kind.plan.empty() ? base / "plan.json" : kind.plan;
-    const inspect::Source source = inspect::open_source(sound, {.plan = merged_by});
+    const Source source = open_source(sound, {.plan = merged_by});
     for (const TensorEntry& entry : source.entries()) whole.insert(entry.name);
     for (int i = 0; i < rounds; ++i, ++round) {
       const std::string in = base / "in";

@@ -60,11 +60,14 @@ TEST_CASE("a mapped tensor is summed in pieces, and one flipped bit is detected"
 TEST_CASE("checksums are read back, and their file is not copied with the model") {
   const test::TemporaryDirectory work;
   CHECK_FALSE(read_checksums(work.path()).has_value());
-  const Checksums checksums = {{"a", 0}, {"b \"\n\xc3\xa4", ~std::uint64_t{0}}, {"c", 0x0123456789abcdef}};
-  write_checksums(work.path(), checksums);
-  CHECK(read_checksums(work.path()) == checksums);
+  for (const ChecksumAlgorithm algorithm : {ChecksumAlgorithm::crc64_xz, ChecksumAlgorithm::xxh3_64}) {
+    const Checksums checksums = {{{"a", 0}, {"b \"\n\xc3\xa4", ~std::uint64_t{0}}, {"c", 0x0123456789abcdef}},
+                                 algorithm};
+    write_checksums(work.path(), checksums);
+    CHECK(read_checksums(work.path()) == checksums);
+  }
   write_checksums(work.path(), Checksums{});
-  CHECK(read_checksums(work.path())->empty());
+  CHECK(read_checksums(work.path())->tensors.empty());
   test::write_text(work / "config.json", "{}");
   CHECK(extra_files_of(work.path()).names == std::vector<std::string>{"config.json"});
   CHECK(test::read_text(work / std::string(checksums_file_name)).find("\"xxh3-64\"") != std::string::npos);

@@ -9,8 +9,8 @@
 
 #include "muster/model_dir.hpp"
 #include "src/checkpoint/assembly/shard_set.hpp"
+#include "src/checkpoint/source.hpp"
 #include "src/checkpoint/thirdparty/checkpoint.hpp"
-#include "src/inspect/source.hpp"
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/thrown.hpp"
 #include "tests/support/torch_files.hpp"
@@ -168,7 +168,7 @@ TEST_CASE("a plan merges the files of ranks") {
   for (const char rank : {'0', '1', '2'})
     write_text(folder / ("in/part" + std::string(1, rank) + ".pt"), torch_file(static_cast<char>('a' + rank - '0')));
   write_text(folder / "plan.json", R"({"muster_plan": 1, "rules": [{"match": "w", "action": "concat", "dim": 1}]})");
-  const inspect::Source source = inspect::open_source(
+  const Source source = open_source(
       folder / "in",
       {.plan = folder / "plan.json", .states = {}, .thirdparty = {.key = {}, .file_pattern = "part{rank}.pt"}});
   REQUIRE(source.entries().size() == 1);
@@ -178,6 +178,6 @@ TEST_CASE("a plan merges the files of ranks") {
   const std::string row = std::string(16, 'a') + std::string(16, 'b') + std::string(16, 'c');
   CHECK(bytes == row + row);
   CHECK(has(words_of(ErrorKind::invalid_argument,
-                     [&] { inspect::open_source(folder / "in", {.thirdparty = {.file_pattern = "part{rank}.pt"}}); }),
+                     [&] { open_source(folder / "in", {.thirdparty = {.file_pattern = "part{rank}.pt"}}); }),
             "--plan"));
 }

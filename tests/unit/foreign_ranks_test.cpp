@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "src/checkpoint/model/model_files.hpp"
+#include "src/checkpoint/source.hpp"
 #include "src/checkpoint/thirdparty/checkpoint.hpp"
 #include "src/formats/safetensors.hpp"
-#include "src/inspect/source.hpp"
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/thrown.hpp"
 #include "tests/support/torch_files.hpp"
@@ -256,7 +256,7 @@ TEST_CASE("tensors cut by ranks are restored") {
       plan = folder / "plan.json";
       write_text(plan, way.plan);
     }
-    const inspect::Source source = inspect::open_source(folder / "in", {.plan = plan});
+    const Source source = open_source(folder / "in", {.plan = plan});
     CHECK(source.entries().size() == way.model.size());
     for (std::size_t i = 0; i < way.model.size(); ++i) {
       const Whole& whole = way.model[i];

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "muster/safetensors.hpp"
+#include "src/checkpoint/source.hpp"
 #include "src/checkpoint/thirdparty/checkpoint.hpp"
 #include "src/formats/file_kind.hpp"
-#include "src/inspect/source.hpp"
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/thrown.hpp"
 #include "tests/support/torch_files.hpp"
@@ -360,9 +360,9 @@ TEST_CASE("a safetensors file is read whatever other kind the length of its head
         for (const char* name : {"a.safetensors", "model.bin", "other.pt"}) {
           write_text(folder / name, pickled::bytes_of(length) + header + data);
           if (std::string(name) == "a.safetensors")
-            CHECK(tensors_text(*inspect::open_source(folder / name).tensors).starts_with("w[2]="));
+            CHECK(tensors_text(*open_source(folder / name).tensors).starts_with("w[2]="));
           CHECK(!thirdparty::find_checkpoint(folder / name).has_value());
-          CHECK(inspect::open_source(folder / name).kind == "safetensors");
+          CHECK(open_source(folder / name).kind == "safetensors");
         }
       }
       const std::string head = pickled::bytes_of(length) + header;

@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "muster/error.hpp"
+#include "src/checkpoint/source.hpp"
 #include "src/inspect/elements.hpp"
 #include "src/inspect/show.hpp"
-#include "src/inspect/source.hpp"
 #include "src/inspect/statistics.hpp"
 #include "tests/support/memory_source.hpp"
 #include "tests/support/thrown.hpp"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tensors that are merged while they are read: any window of any merge equals that part of the whole tensor.
 
-#include "src/inspect/source.hpp"
+#include "src/checkpoint/source.hpp"
 
 #include <doctest/doctest.h>
 

@@ -13,6 +13,7 @@
 
 #include "muster/error.hpp"
 #include "muster/export.hpp"
+#include "muster/fingerprint.hpp"
 #include "muster/model_dir.hpp"
 #include "muster/state.hpp"
 #include "src/checkpoint/assembly/checksums.hpp"
@@ -241,14 +242,27 @@ TEST_CASE("checksums: one bit in a tensor, one name too many, one too few, a mal
 
   const std::string name(checksums_file_name);
   Checksums checksums = *read_checksums(work.path());
-  checksums.erase("b");
-  checksums["gone"] = 1;
+  checksums.tensors.erase("b");
+  checksums.tensors["gone"] = 1;
   write_checksums(work.path(), checksums);
   CHECK(found(work.path()) == List{"checksum " + name + " gone", "checksum " + name + " b"});
   test::write_text(sums, "{");
   CHECK(found(work.path()) == List{"checksum " + name + " "});
   CHECK(write_checksums(work.path()) == 5);
   CHECK(test::read_text(sums) == before);
+}
+
+TEST_CASE("checksums may be the CRCs of a fingerprint") {
+  const test::TemporaryDirectory work;
+  write_checkpoint(work);
+  Checksums checksums{{}, ChecksumAlgorithm::crc64_xz};
+  for (const TensorFingerprint& tensor : fingerprint_of(work.path()).tensors)
+    checksums.tensors[tensor.name] = tensor.crc;
+  write_checksums(work.path(), checksums);
+  CHECK(found(work.path()).empty());
+  ++checksums.tensors["e"];
+  write_checksums(work.path(), checksums);
+  CHECK(found(work.path()) == List{"checksum " + std::string(file_3) + " e"});
 }
 
 TEST_CASE("shards: all ranks, their facts, the same names and dtypes") {

@@ -4,6 +4,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <filesystem>
 
@@ -13,6 +14,7 @@
 #include "src/base/escaped.hpp"
 #include "src/checkpoint/model/model_files.hpp"
 #include "src/core/checksum.hpp"
+#include "src/core/crc64.hpp"
 #include "src/core/thread_pool.hpp"
 #include "src/formats/safetensors.hpp"
 #include "src/os/file.hpp"
@@ -20,7 +22,8 @@
 namespace muster {
 namespace {
 
-constexpr std::string_view algorithm = "xxh3-64";
+constexpr std::array algorithms = {ChecksumAlgorithm::xxh3_64, ChecksumAlgorithm::crc64_xz};
+const std::string piece_algorithm(to_string(ChecksumAlgorithm::xxh3_64));
 constexpr std::uint64_t longest_file = std::uint64_t{1} << 28;
 constexpr std::size_t places = 16;
 
@@ -45,19 +48,27 @@ std::span<const std::byte> piece_of(std::span<const std::byte> tensor, std::size
 
 }  // namespace
 
-std::uint64_t checksum_of(const SafetensorsFile& file, std::size_t index,
+std::string_view to_string(ChecksumAlgorithm algorithm) noexcept {
+  return algorithm == ChecksumAlgorithm::xxh3_64 ? "xxh3-64" : "crc64-xz";
+}
+
+std::uint64_t checksum_of(const SafetensorsFile& file, std::size_t index, ChecksumAlgorithm algorithm,
                           const std::function<void(std::uint64_t)>& done) {
   constexpr std::uint64_t most = 1 << 20;
   const std::uint64_t bytes = file.tensors().at(index).bytes;
   std::vector<std::byte> memory(std::min(bytes, most));
-  TensorChecksum checksum;
+  TensorChecksum xxh3;
+  std::uint64_t crc = 0;
   for (std::uint64_t at = 0; at < bytes; at += most) {
     const std::span<std::byte> piece = std::span(memory).first(std::min(most, bytes - at));
     file.read(index, at, piece);
-    checksum.add(piece);
+    if (algorithm == ChecksumAlgorithm::crc64_xz)
+      crc = crc64_joined(crc, crc64(piece), piece.size());
+    else
+      xxh3.add(piece);
     done(piece.size());
   }
-  return checksum.value();
+  return algorithm == ChecksumAlgorithm::crc64_xz ? crc : xxh3.value();
 }
 
 Checksums checksums_of(std::span<const SafetensorsFile> files, const std::function<void(std::uint64_t)>& done) {
@@ -66,22 +77,22 @@ Checksums checksums_of(std::span<const SafetensorsFile> files, const std::functi
     for (std::size_t i = 0; i < file.tensors().size(); ++i) places.emplace_back(&file, i);
   std::vector<std::uint64_t> sums(places.size());
   parallel_for(places.size(), copy_workers(), [&](std::size_t at, std::size_t) {
-    sums[at] = checksum_of(*places[at].first, places[at].second, done);
+    sums[at] = checksum_of(*places[at].first, places[at].second, ChecksumAlgorithm::xxh3_64, done);
   });
   Checksums checksums;
   for (std::size_t at = 0; at < places.size(); ++at)
-    checksums.emplace(places[at].first->tensors()[places[at].second].name, sums[at]);
+    checksums.tensors.emplace(places[at].first->tensors()[places[at].second].name, sums[at]);
   return checksums;
 }
 
 std::string checksums_text(const Checksums& checksums) {
   ConfigObject tensors;
-  tensors.reserve(checksums.size());
-  for (const auto& [name, checksum] : checksums) tensors.insert(name, Config(checksum_text(checksum)));
-  return to_json(
-             Config::object(
-                 {{"muster_checksums", 1}, {"algorithm", Config(algorithm)}, {"tensors", Config(std::move(tensors))}}),
-             2) +
+  tensors.reserve(checksums.tensors.size());
+  for (const auto& [name, checksum] : checksums.tensors) tensors.insert(name, Config(checksum_text(checksum)));
+  return to_json(Config::object({{"muster_checksums", 1},
+                                 {"algorithm", to_string(checksums.algorithm)},
+                                 {"tensors", Config(std::move(tensors))}}),
+                 2) +
          "\n";
 }
 
@@ -95,17 +106,20 @@ Checksums parse_checksums(std::string_view text) {
     throw Error(ErrorKind::version, "unknown version: \"muster_checksums\" is not 1. Use a newer Muster");
   const Config* named = file.find("algorithm");
   if (named == nullptr || !named->is_string()) refuse("\"algorithm\" is missing");
-  if (named->as_string() != algorithm)
-    throw Error(ErrorKind::unsupported, fmt::format("unknown algorithm {} (expected {}). Use a newer Muster",
-                                                    in_quotes(named->as_string()), algorithm));
+  const auto* const algorithm = std::ranges::find(algorithms, std::string_view(named->as_string()),
+                                                  [](ChecksumAlgorithm each) { return to_string(each); });
+  if (algorithm == algorithms.end())
+    throw Error(ErrorKind::unsupported,
+                fmt::format("unknown algorithm {} (expected xxh3-64 or crc64-xz). Use a newer Muster",
+                            in_quotes(named->as_string())));
   const Config* tensors = file.find("tensors");
   if (tensors == nullptr || !tensors->is_object()) refuse("the object \"tensors\" is missing");
-  Checksums checksums;
+  Checksums checksums{{}, *algorithm};
   for (const auto& [name, value] : tensors->as_object()) {
     const auto sums = parse_sums(value.is_string() ? std::string_view(value.as_string()) : "", 1);
     if (sums.empty())
       refuse(fmt::format("tensor {}: the checksum is not {} hexadecimal digits", in_quotes(name), places));
-    checksums.emplace(name, sums.front());
+    checksums.tensors.emplace(name, sums.front());
   }
   return checksums;
 }
@@ -137,7 +151,7 @@ std::string piece_checksums_text(const PieceChecksums& sums) {
     tensors.insert(name, Config(std::move(text)));
   }
   return to_json(Config::object({{"version", 1},
-                                 {"algorithm", std::string(algorithm)},
+                                 {"algorithm", piece_algorithm},
                                  {"piece", static_cast<std::int64_t>(checked_piece_bytes)},
                                  {"tensors", Config(std::move(tensors))}}));
 }
@@ -148,7 +162,7 @@ PieceChecksums piece_checksums_of(const SafetensorsFile& file) {
   PieceChecksums sums;
   try {
     const Config json = parse_json(text->second);
-    if (json.at("version") != Config(1) || json.at("algorithm") != Config(algorithm) ||
+    if (json.at("version") != Config(1) || json.at("algorithm") != Config(piece_algorithm) ||
         json.at("piece") != Config(checked_piece_bytes))
       return {};
     for (const auto& [name, pieces] : json.at("tensors").as_object()) {

@@ -5,7 +5,7 @@
 //
 // Next to a checkpoint, muster.checksums.json: {"muster_checksums": 1, "algorithm": "xxh3-64", "tensors": {NAME: "16
 // hexadecimal digits"}}. A tensor's checksum is XXH3-64 with seed 0 of its bytes as they are in the file, so it does
-// not change if tensors are moved to other files.
+// not change if tensors are moved to other files. With the algorithm "crc64-xz" it is CRC-64/XZ.
 //
 // In a shard's own metadata, one per piece of 1 MiB, so that a reader can check a part of a tensor: "muster.checksums":
 // {"version": 1, "algorithm": "xxh3-64", "piece": 1048576, "tensors": {NAME: "16 hexadecimal digits of each piece, one
@@ -29,15 +29,25 @@
 
 namespace muster {
 
-/// By tensor name (core/checksum.hpp).
-using Checksums = std::map<std::string, std::uint64_t, std::less<>>;
+enum class ChecksumAlgorithm : std::uint8_t {
+  xxh3_64,   ///< core/checksum.hpp
+  crc64_xz,  ///< core/crc64.hpp: also that of fingerprints
+};
+/// Returns "xxh3-64" or "crc64-xz".
+std::string_view to_string(ChecksumAlgorithm algorithm) noexcept;
+
+struct Checksums {
+  std::map<std::string, std::uint64_t, std::less<>> tensors = {};  ///< by name
+  ChecksumAlgorithm algorithm = ChecksumAlgorithm::xxh3_64;
+  friend bool operator==(const Checksums&, const Checksums&) = default;
+};
 
 /// Computes the checksum of one tensor, which is read in pieces; `done` receives the size of each piece. Throws as
 /// SafetensorsFile::read, and what `done` throws.
-std::uint64_t checksum_of(const SafetensorsFile& file, std::size_t index,
+std::uint64_t checksum_of(const SafetensorsFile& file, std::size_t index, ChecksumAlgorithm algorithm,
                           const std::function<void(std::uint64_t)>& done);
 
-/// Computes the checksums of all tensors of these files, by several threads. Throws as checksum_of.
+/// Computes the XXH3-64 of all tensors of these files, by several threads. Throws as checksum_of.
 Checksums checksums_of(std::span<const SafetensorsFile> files, const std::function<void(std::uint64_t)>& done);
 
 /// Returns the text of muster.checksums.json. Throws Error(invalid_argument) on a name that is not UTF-8.

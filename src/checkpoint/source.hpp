@@ -18,7 +18,7 @@
 #include "src/checkpoint/assembly/request.hpp"
 #include "src/checkpoint/model/tensor_source.hpp"
 
-namespace muster::inspect {
+namespace muster {
 
 /// A file that a source reads.
 struct SourceFile {
@@ -58,9 +58,10 @@ using SourceOptions = Request;
 /// the shards of all ranks, a third-party checkpoint, or a workspace. The plan merges shards, and the ranks of a
 /// third-party checkpoint. For a workspace, the newest complete state of each rank of a job is used. With a plan they
 /// are merged like shards. Otherwise each tensor is named "rank2/NAME", unless there is only one rank or one is
-/// requested. Throws as ModelDir::open, StateFile::open, ForeignHdf5::open, workspace::survey and MergePlan::load;
-/// Error(invalid_argument) if shards have no plan, the plan has no rule for a tensor, or several jobs match;
-/// Error(not_found) if the path, job, rank or step does not exist.
+/// requested. `dtype` casts as in an export; state files and other HDF5 files are then refused. Throws as
+/// ModelDir::open, StateFile::open, ForeignHdf5::open, workspace::survey and MergePlan::load; Error(invalid_argument)
+/// if shards have no plan, the plan has no rule for a tensor, or several jobs match; Error(not_found) if the path, job,
+/// rank or step does not exist.
 Source open_source(const std::string& path, const SourceOptions& options = {});
 
 /// Returns the last line of a listing, "2 items are not shown: ..."; empty if the reader left out nothing. Attributes
@@ -93,4 +94,4 @@ void narrow(Source& source, const TensorFilter& filter);
 /// Returns the index of a name in the entries. Throws Error(not_found) with similar names.
 std::size_t find_tensor(const Source& source, std::string_view name);
 
-}  // namespace muster::inspect
+}  // namespace muster

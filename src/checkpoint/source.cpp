@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "src/inspect/source.hpp"
+#include "src/checkpoint/source.hpp"
 
 #include <fmt/core.h>
 
@@ -11,6 +11,7 @@
 #include "muster/error.hpp"
 #include "muster/plan.hpp"
 #include "src/base/escaped.hpp"
+#include "src/base/message.hpp"
 #include "src/base/similar.hpp"
 #include "src/checkpoint/assembly/export.hpp"
 #include "src/checkpoint/assembly/shard_job.hpp"
@@ -18,10 +19,9 @@
 #include "src/checkpoint/model/model_files.hpp"
 #include "src/checkpoint/model/model_parts.hpp"
 #include "src/checkpoint/thirdparty/hdf5/file.hpp"
-#include "src/inspect/output.hpp"
 #include "src/workspace/names.hpp"
 
-namespace muster::inspect {
+namespace muster {
 namespace {
 
 template <class File>
@@ -195,11 +195,19 @@ Source open_source(const std::string& path, const SourceOptions& options) {
   const std::filesystem::file_status status = std::filesystem::status(path, error);
   if (status.type() == std::filesystem::file_type::not_found) refuse_missing(path);
   const Contents contents = contents_of(path, options.thirdparty);
-  if (options.plan.empty()) {
+  const bool is_model = contents.kind == Contents::Kind::model;
+  if (options.dtype && !is_model && !contents.foreign && !contents.has_ranks())
+    throw Error(
+        ErrorKind::unsupported,
+        fmt::format("{}: casting: only safetensors files, shards and third-party checkpoints can be cast. Leave "
+                    "out --dtype, or convert the file to safetensors first",
+                    in_quotes(path)),
+        {.path = path});
+  if (options.plan.empty() && !options.dtype) {
     if (contents.kind == Contents::Kind::workspace) return source_of_states(path, options.states);
     if (contents.foreign && contents.foreign->ranks == 0) return source_of_foreign(*contents.foreign, path, options);
   }
-  if (contents.foreign || contents.has_ranks()) return source_of_shards(path, options);
+  if (contents.foreign || contents.has_ranks() || options.dtype) return source_of_shards(path, options);
   if (std::filesystem::is_directory(status)) return source_of_model(path, true);
   if (StateFile::is_state_file(path)) return source_of_state_file(path);
   if (is_hdf5_file(path)) return source_of_hdf5(path);
@@ -265,4 +273,4 @@ std::size_t find_tensor(const Source& source, std::string_view name) {
       {.path = source.path});
 }
 
-}  // namespace muster::inspect
+}  // namespace muster

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+// Fingerprints show that two programs, files or machines hold the same weights, without both in one place. A
+// fingerprint has one CRC-64/XZ per tensor, over its elements in row-major order, and a hash of them all. It does not
+// depend on the layout over ranks, the number of files, or the order of tensors. It detects accidents, not attacks.
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <stop_token>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "muster/group.hpp"
+#include "muster/live_export.hpp"
+#include "muster/parallel_layout.hpp"
+#include "muster/progress.hpp"
+#include "muster/tensor.hpp"
+
+namespace muster {
+
+/// The fingerprint of one tensor.
+struct TensorFingerprint {
+  std::string name;
+  TensorSpec spec;        ///< dtype and shape
+  std::uint64_t crc = 0;  ///< CRC-64/XZ of the bytes of the elements
+  friend bool operator==(const TensorFingerprint&, const TensorFingerprint&) = default;
+};
+
+/// The fingerprint of a model.
+struct Fingerprint {
+  std::vector<TensorFingerprint> tensors = {};  ///< in ascending order of names, each name once
+
+  /// Returns the XXH3-128 of the lines of all tensors, as 32 hexadecimal digits.
+  [[nodiscard]] std::string hash() const;
+  /// Returns one line per tensor, `CRC  DTYPE SHAPE  NAME`, and the line `model HASH` (docs/reference/fingerprints.md).
+  [[nodiscard]] std::string text() const;
+
+  friend bool operator==(const Fingerprint&, const Fingerprint&) = default;
+};
+
+/// Returns the fingerprint with this text. Local. Throws Error(corrupt) with the number of the line if the text is
+/// malformed or incomplete, or has another hash than its lines.
+Fingerprint parse_fingerprint(std::string_view text);
+
+/// The kind of a difference between two tensors of one name.
+enum class FingerprintDefect : std::uint8_t {
+  missing,  ///< only the expected fingerprint has the tensor
+  extra,    ///< only the other fingerprint has it
+  dtype,    ///< the dtypes differ
+  shape,    ///< the dtypes are equal, the shapes differ
+  content,  ///< only the elements differ
+};
+/// Returns "missing", "extra", "dtype", "shape" or "content".
+std::string_view to_string(FingerprintDefect defect) noexcept;
+
+/// A tensor that differs between two fingerprints.
+struct FingerprintDifference {
+  FingerprintDefect defect = FingerprintDefect::content;
+  std::optional<TensorFingerprint> expected = {};  ///< unset if the tensor is extra
+  std::optional<TensorFingerprint> found = {};     ///< unset if the tensor is missing
+
+  /// Returns the name of the tensor.
+  [[nodiscard]] const std::string& name() const { return expected ? expected->name : found->name; }
+};
+/// Returns one line that names the tensor and both sides, without a line break.
+std::string to_string(const FingerprintDifference& difference);
+
+/// Returns the tensors that differ, in ascending order of names; empty if both are equal. Local.
+std::vector<FingerprintDifference> differences(const Fingerprint& expected, const Fingerprint& found);
+
+/// Options of fingerprint_of() and fingerprint(). Those without a comment have the meaning that ExportOptions gives
+/// them (export.hpp).
+struct FingerprintOptions {
+  std::string plan = {};     ///< merges shards; empty: the recorded plan, and none for a source without ranks
+  std::string select = {};   ///< a glob: only tensors with a matching name; empty: all
+  std::string exclude = {};  ///< a glob: without the tensors with a matching name
+  std::optional<DType> dtype = {};
+  bool cast_all = false;
+  std::optional<ParallelLayout> source_layout = {};
+  std::string base_model = {};  ///< a model directory whose config.json the plan reads
+  std::string job_id = {};
+  std::optional<std::uint64_t> step = {};
+  std::optional<int> rank = {};  ///< workspace only: the state of this rank alone
+  std::string key = {};
+  std::string file_pattern = {};
+  ProgressCallback progress = {};  ///< reports the bytes read
+  std::stop_token stop = {};       ///< a stop request ends the call with Error(cancelled)
+};
+
+/// Returns the fingerprint of a safetensors file, a state file or other HDF5 file, a model directory, a workspace,
+/// shards of ranks, or a third-party checkpoint. Local; uses several threads. Memory is that of a few pieces of 8 MiB.
+/// Shards and states of ranks are merged as in an export while they are read. Without a plan, the tensors of a
+/// workspace of several ranks are named "rank2/NAME".
+///
+/// Throws Error(not_found) if the path does not exist or no name matches; Error(corrupt | io) that names the file;
+/// Error(unsupported) if a tensor cannot be read, or `dtype` is set for a state file or HDF5 file;
+/// Error(invalid_argument) if shards have no plan, or as export_model() on a plan or dtype that does not fit;
+/// Error(rank_mismatch) if ranks that must have the same values differ.
+Fingerprint fingerprint_of(const std::string& path, const FingerprintOptions& options = {});
+
+/// Returns, on every rank, the fingerprint of the tensors that all ranks have in memory. Collective; uses several
+/// threads. Every rank passes its parts; a rank without parts passes an empty list. The parts of all ranks must cover
+/// every element of each tensor. Parts may overlap if their common elements are equal bit by bit (replicas). Tensors
+/// may be strided, and must not change during the call. No elements are sent: ranks exchange the list of parts and 8
+/// bytes per part.
+///
+/// Of the options, rank 0's `select` and `exclude` are used, and `progress` and `stop` of each rank. The others must
+/// not be set (Error(unsupported)).
+///
+/// Each failure is one error that all ranks throw. It names the tensor and the ranks. The group remains usable after
+/// Error(rank_mismatch) if replicas differ, or a tensor has two shapes or dtypes; Error(invalid_argument) if elements
+/// are in no part, a part is outside its tensor, or a tensor is on a GPU; Error(not_found) if no name is selected;
+/// Error(unsupported) if packed elements of two parts share a byte. Error(timeout | peer_lost | cancelled) aborts it.
+Fingerprint fingerprint(std::span<const TensorPart> parts, Group& group, const FingerprintOptions& options = {});
+
+}  // namespace muster

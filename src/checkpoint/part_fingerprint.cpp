@@ -1,0 +1,419 @@
+// SPDX-License-Identifier: Apache-2.0
+// The fingerprint of tensors in the memory of several ranks.
+//
+// 1. Every rank checks its parts, and sends rank 0 their names, dtypes and boxes.
+// 2. Rank 0 checks that the boxes of each tensor cover it, and cuts boxes that overlap partially. It sends each rank
+//    its jobs: boxes inside its parts.
+// 3. Every rank sends rank 0 the remainder of each job (merge/box_remainder.hpp), 8 bytes.
+// 4. Rank 0 compares the remainders of equal boxes, adds one of each, and sends all ranks the fingerprint.
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <map>
+#include <tuple>
+#include <utility>
+
+#include "muster/error.hpp"
+#include "muster/fingerprint.hpp"
+#include "src/base/escaped.hpp"
+#include "src/checkpoint/assembly/agreement.hpp"
+#include "src/checkpoint/assembly/base_model.hpp"
+#include "src/core/crc64.hpp"
+#include "src/core/descriptor.hpp"
+#include "src/core/thread_pool.hpp"
+#include "src/group/group.hpp"
+#include "src/merge/box_remainder.hpp"
+#include "src/merge/boxes.hpp"
+#include "src/trace/span.hpp"
+
+namespace muster {
+namespace {
+
+constexpr std::uint64_t longest_answer = std::uint64_t{1} << 32;
+constexpr std::size_t most_overlaps = 1'000'000;
+// Large enough that tables and calls cost little, small enough that threads share one tensor.
+constexpr std::size_t dense_bytes = 4 << 20;
+constexpr std::size_t strided_bytes = 256 << 10;
+
+/// A part of a rank, without its elements.
+struct PartBox {
+  int rank = 0;
+  std::size_t part = 0;  // its index on the rank
+  TensorSpec spec;       // of the whole tensor
+  merge::Region box;
+};
+
+/// A box of one part, whose remainder a rank computes.
+struct BoxJob {
+  std::size_t part = 0;
+  merge::Region box;
+};
+
+/// Jobs of equal boxes, as ranks and the numbers of their jobs.
+struct EqualJobs {
+  std::size_t tensor = 0;
+  merge::Region box;
+  bool is_added = true;  // false: they are only compared, because another set has the same elements
+  std::vector<std::pair<int, std::size_t>> jobs;
+};
+
+std::vector<std::int64_t> numbers_in(const std::vector<std::byte>& message) {
+  std::vector<std::int64_t> numbers(message.size() / sizeof(std::int64_t));
+  if (!numbers.empty()) std::memcpy(numbers.data(), message.data(), numbers.size() * sizeof(std::int64_t));
+  return numbers;
+}
+
+ConfigArray array_of(const Shape& shape) {
+  return {shape.begin(), shape.end()};
+}
+
+Shape extents_in(const Config& config) {
+  Shape shape;
+  for (const Config& extent : config.as_array()) shape.push_back(extent.as<std::int64_t>());
+  return shape;
+}
+
+PartBox box_of(const TensorPart& part, int rank, std::size_t index) {
+  const Shape& extents = part.tensor.shape();
+  return {rank,
+          index,
+          {part.tensor.dtype(), part.whole.empty() ? extents : part.whole},
+          {part.offset.empty() ? Shape(extents.size(), 0) : part.offset, extents}};
+}
+
+void check_part(const TensorPart& part) {
+  const PartBox box = box_of(part, 0, 0);
+  const auto refuse = [&](const std::string& words) {
+    throw Error(ErrorKind::invalid_argument, fmt::format("tensor {}: {}", in_quotes(part.name), words));
+  };
+  (void)byte_size(box.spec.dtype, box.spec.shape);
+  if (!merge::is_inside(box.box.view(), box.spec.shape))
+    refuse(fmt::format("its part of shape {} at offset {} is not inside the whole, whose shape is {}",
+                       to_string(box.box.extents), to_string(box.box.begin), to_string(box.spec.shape)));
+  if (!part.tensor.device().is_host())
+    refuse(
+        fmt::format("it is on {}. Copy it to the host before taking a fingerprint", to_string(part.tensor.device())));
+}
+
+/// On rank 0: the tensors of all ranks, their jobs, and the result.
+class PartTensors {
+ public:
+  PartTensors(const Group& group, const FingerprintOptions& options)
+      : group_(group),
+        selection_(Request{.select = options.select, .exclude = options.exclude}),
+        jobs_(static_cast<std::size_t>(group.size())) {}
+
+  void add(const std::string& name, PartBox box) {
+    if (selection_.has(name)) tensors_[name].push_back(std::move(box));
+  }
+
+  void plan() {
+    if (tensors_.empty() && !selection_.is_all())
+      throw Error(ErrorKind::not_found, "fingerprint: no tensor has a selected name. Change the patterns");
+    std::size_t number = 0;
+    for (const auto& [name, boxes] : tensors_) {
+      check_specs(name, boxes);
+      plan_tensor(number++, name, boxes);
+    }
+  }
+
+  [[nodiscard]] const std::vector<BoxJob>& jobs(int rank) const { return jobs_[static_cast<std::size_t>(rank)]; }
+
+  /// `remainders` has those of each rank's jobs.
+  [[nodiscard]] Fingerprint result(std::span<const std::vector<std::uint64_t>> remainders) const {
+    const auto remainder_of = [&](const std::pair<int, std::size_t>& job) {
+      return remainders[static_cast<std::size_t>(job.first)].at(job.second);
+    };
+    std::vector<std::uint64_t> sums(tensors_.size());
+    for (const EqualJobs& set : sets_) {
+      const std::uint64_t first = remainder_of(set.jobs.front());
+      for (const auto& job : set.jobs)
+        if (remainder_of(job) != first) refuse_difference(set, job.first);
+      if (set.is_added) sums[set.tensor] ^= first;
+    }
+    Fingerprint fingerprint;
+    for (const auto& [name, boxes] : tensors_) {
+      const TensorSpec& spec = boxes.front().spec;
+      const std::uint64_t sum = sums[fingerprint.tensors.size()];
+      fingerprint.tensors.push_back({name, spec, crc64_of_remainder(sum, byte_size(spec.dtype, spec.shape))});
+    }
+    return fingerprint;
+  }
+
+ private:
+  [[nodiscard]] int named(int rank) const { return group_.info(rank).global_rank; }
+
+  void check_specs(const std::string& name, const std::vector<PartBox>& boxes) const {
+    for (const PartBox& box : boxes)
+      if (box.spec != boxes.front().spec)
+        throw Error(
+            ErrorKind::rank_mismatch,
+            fmt::format("tensor {}: it is {} on rank {}, and {} on rank {}. Pass the same dtype and whole shape "
+                        "on all ranks",
+                        in_quotes(name), to_string(boxes.front().spec), named(boxes.front().rank), to_string(box.spec),
+                        named(box.rank)),
+            {.rank = box.rank});
+  }
+
+  [[noreturn]] void refuse_difference(const EqualJobs& set, int rank) const {
+    const auto& [name, boxes] = *std::next(tensors_.begin(), static_cast<std::ptrdiff_t>(set.tensor));
+    throw Error(
+        ErrorKind::rank_mismatch,
+        fmt::format("tensor {}: rank {} and rank {} have different values of the elements {}, but must have the "
+                    "same",
+                    in_quotes(name), named(set.jobs.front().first), named(rank), merge::box_text(set.box.view())),
+        {.rank = rank});
+  }
+
+  std::pair<int, std::size_t> add_job(const PartBox& on, const merge::Region& box) {
+    std::vector<BoxJob>& jobs = jobs_[static_cast<std::size_t>(on.rank)];
+    jobs.push_back({on.part, box});
+    return {on.rank, jobs.size() - 1};
+  }
+
+  void plan_tensor(std::size_t number, const std::string& name, const std::vector<PartBox>& boxes) {
+    // Replicas are one box.
+    std::map<std::pair<Shape, Shape>, std::vector<const PartBox*>> by_box;
+    for (const PartBox& box : boxes)
+      if (merge::volume(box.box.extents) != 0) by_box[{box.box.begin, box.box.extents}].push_back(&box);
+    std::vector<const PartBox*> distinct;
+    std::vector<merge::BoxView> views;
+    for (const auto& [box, holders] : by_box) {
+      distinct.push_back(holders.front());
+      views.push_back(holders.front()->box.view());
+    }
+    const merge::Cover cover = merge::cover_of(views, most_overlaps);
+    if (!cover.is_known || cover.overlaps.size() == most_overlaps)
+      throw Error(
+          ErrorKind::unsupported,
+          fmt::format("tensor {}: it has too many parts that overlap. Pass each element once", in_quotes(name)));
+    std::uint64_t elements = cover.elements;
+    if (!cover.overlaps.empty()) elements = plan_overlaps(number, distinct, cover);
+    for (const auto& [box, holders] : by_box) {
+      if (!cover.overlaps.empty() && holders.size() == 1) continue;
+      EqualJobs& set = sets_.emplace_back(EqualJobs{number, holders.front()->box, cover.overlaps.empty(), {}});
+      for (const PartBox* const holder : holders) set.jobs.push_back(add_job(*holder, holder->box));
+    }
+    const std::uint64_t all = merge::volume(boxes.front().spec.shape);
+    if (elements != all)
+      throw Error(ErrorKind::invalid_argument,
+                  fmt::format("tensor {}: the parts of all ranks cover {} of {} elements of {}. Pass all parts",
+                              in_quotes(name), elements, all, to_string(boxes.front().spec)));
+  }
+
+  /// Plans boxes that overlap partially, and returns the number of elements that are covered.
+  std::uint64_t plan_overlaps(std::size_t number, std::span<const PartBox* const> distinct, const merge::Cover& cover) {
+    std::vector<merge::SourceBox> sources;
+    for (std::size_t i = 0; i < distinct.size(); ++i)
+      sources.push_back({static_cast<int>(i), distinct[i]->box, distinct[i]->box});
+    std::vector<merge::CommonBox> common;
+    std::uint64_t elements = 0;
+    for (const merge::SourceBox& piece : merge::cut_overlaps(std::move(sources), cover.overlaps, common)) {
+      elements += merge::volume(piece.box.extents);
+      const PartBox& on = *distinct[static_cast<std::size_t>(piece.source)];
+      sets_.push_back({number, piece.box, true, {add_job(on, piece.box)}});
+    }
+    for (const merge::CommonBox& shared : common) {
+      const PartBox& a = *distinct[static_cast<std::size_t>(shared.source)];
+      const PartBox& b = *distinct[static_cast<std::size_t>(shared.other)];
+      sets_.push_back({number, shared.box, false, {add_job(a, shared.box), add_job(b, shared.box)}});
+    }
+    return elements;
+  }
+
+  const Group& group_;
+  const Selection selection_;
+  std::map<std::string, std::vector<PartBox>> tensors_;
+  std::vector<std::vector<BoxJob>> jobs_;  // by rank
+  std::vector<EqualJobs> sets_;
+};
+
+class PartFingerprint {
+ public:
+  PartFingerprint(std::span<const TensorPart> parts, Group& group, const FingerprintOptions& options)
+      : parts_(parts), group_(group::inside(group)), options_(options) {}
+
+  Fingerprint run() {
+    agree_on(group_, "fingerprint: checking the parts", [&] {
+      check_options();
+      for (const TensorPart& part : parts_) check_part(part);
+    });
+    gather_boxes();
+    agree_on(group_, "fingerprint: planning", [&] {
+      if (!is_first()) return;
+      tensors_.emplace(group_, options_);
+      add_boxes();
+      tensors_->plan();
+    });
+    hand_out_jobs();
+    agree_on(group_, "fingerprint: reading", [&] { read(); });
+    gather_remainders();
+    Fingerprint fingerprint;
+    agree_on(group_, "fingerprint: comparing", [&] {
+      if (is_first()) fingerprint = tensors_->result(all_remainders_);
+    });
+    return spread(std::move(fingerprint));
+  }
+
+ private:
+  [[nodiscard]] bool is_first() const { return group_.rank() == 0; }
+
+  void check_options() const {
+    const bool has_others = !options_.plan.empty() || options_.dtype || options_.cast_all || options_.source_layout ||
+                            !options_.base_model.empty() || !options_.job_id.empty() || options_.step ||
+                            options_.rank || !options_.key.empty() || !options_.file_pattern.empty();
+    if (has_others)
+      throw Error(
+          ErrorKind::unsupported,
+          "fingerprint: only select, exclude, progress and stop can be set for tensors in memory. Leave out the "
+          "other options");
+  }
+
+  void send(int rank, std::span<const std::byte> message) {
+    group_.send(rank, message, {.phase = "fingerprint"}, group::Subject::exchange);
+  }
+  std::vector<std::byte> receive(int rank) {
+    return group_.receive(rank, longest_answer, {.phase = "fingerprint"}, group::Subject::exchange);
+  }
+
+  // Runs step 1.
+  void gather_boxes() {
+    if (is_first()) {
+      for (int rank = 1; rank < group_.size(); ++rank) lists_.push_back(receive(rank));
+      return;
+    }
+    ConfigArray list;
+    for (const TensorPart& part : parts_) {
+      const PartBox box = box_of(part, 0, 0);
+      list.push_back(Config::array({part.name, static_cast<int>(box.spec.dtype), array_of(box.spec.shape),
+                                    array_of(box.box.begin), array_of(box.box.extents)}));
+    }
+    send(0, core::encode_descriptor(Config(std::move(list)), [](const Tensor&) { return std::nullopt; }));
+  }
+
+  void add_boxes() {
+    for (std::size_t i = 0; i < parts_.size(); ++i) tensors_->add(parts_[i].name, box_of(parts_[i], 0, i));
+    for (std::size_t rank = 1; rank <= lists_.size(); ++rank) {
+      const Config list =
+          core::decode_descriptor(lists_[rank - 1], [](DType, const Shape&, std::uint64_t, core::Place) -> Tensor {
+            throw Error(ErrorKind::corrupt, "malformed list of tensors: the message of a rank contains tensors");
+          });
+      for (std::size_t i = 0; i < list.size(); ++i) {
+        const ConfigArray& part = list.at(i).as_array();
+        const auto dtype = dtype_from_number(part.at(1).as<std::uint8_t>());
+        if (!dtype) throw Error(ErrorKind::corrupt, "malformed list of tensors: unknown dtype");
+        tensors_->add(part.at(0).as_string(), {static_cast<int>(rank),
+                                               i,
+                                               {*dtype, extents_in(part.at(2))},
+                                               {extents_in(part.at(3)), extents_in(part.at(4))}});
+      }
+    }
+  }
+
+  // Runs step 2: a job is the index of the part, and its box.
+  void hand_out_jobs() {
+    if (is_first()) {
+      jobs_ = tensors_->jobs(0);
+      for (int rank = 1; rank < group_.size(); ++rank) {
+        std::vector<std::int64_t> numbers;
+        for (const BoxJob& job : tensors_->jobs(rank)) {
+          numbers.push_back(static_cast<std::int64_t>(job.part));
+          for (const Shape* const shape : {&job.box.begin, &job.box.extents})
+            numbers.insert(numbers.end(), shape->begin(), shape->end());
+        }
+        send(rank, std::as_bytes(std::span(numbers)));
+      }
+      return;
+    }
+    const std::vector<std::int64_t> numbers = numbers_in(receive(0));
+    for (auto at = numbers.begin(); at != numbers.end();) {
+      const auto part = static_cast<std::size_t>(*at++);
+      const auto dims = static_cast<std::ptrdiff_t>(parts_[part].tensor.shape().size());
+      jobs_.push_back({part, {{at, at + dims}, {at + dims, at + 2 * dims}}});
+      at += 2 * dims;
+    }
+  }
+
+  void read() {
+    std::vector<merge::PlacedBox> pieces;
+    std::vector<std::size_t> job_of;  // of each piece
+    std::uint64_t total = 0;
+    for (std::size_t i = 0; i < jobs_.size(); ++i) {
+      const TensorPart& part = parts_[jobs_[i].part];
+      const PartBox all = box_of(part, 0, 0);
+      merge::PlacedBox placed{part.tensor, all.spec.shape, all.box.begin};
+      for (std::size_t dim = 0; jobs_[i].box != all.box && dim < placed.begin.size(); ++dim) {
+        const std::int64_t begin = jobs_[i].box.begin[dim] - placed.begin[dim];
+        placed.view = placed.view.slice(dim, begin, begin + jobs_[i].box.extents[dim]);
+        placed.begin[dim] += begin;
+      }
+      const std::size_t most = placed.view.is_contiguous() ? dense_bytes : strided_bytes;
+      merge::cut_box(merge::in_bytes(std::move(placed), part.name), most, pieces);
+      job_of.resize(pieces.size(), i);
+    }
+    for (const merge::PlacedBox& piece : pieces) total += piece.view.nbytes();
+    ProgressCounter counter(options_.progress, total);
+    std::vector<std::atomic<std::uint64_t>> remainders(jobs_.size());
+    std::vector<std::vector<std::byte>> memory(copy_workers(ranks_of_host()));
+    parallel_for(pieces.size(), memory.size(), [&](std::size_t index, std::size_t worker) {
+      remainders[job_of[index]] ^= merge::box_remainder(pieces[index], memory[worker]);
+      counter.add(pieces[index].view.nbytes());
+      go_on(group_);
+    });
+    remainders_.assign(remainders.begin(), remainders.end());
+  }
+
+  [[nodiscard]] int ranks_of_host() const {
+    int ranks = 0;
+    for (int rank = 0; rank < group_.size(); ++rank)
+      ranks += group_.host_of(rank) == group_.host_of(group_.rank()) ? 1 : 0;
+    return ranks;
+  }
+
+  // Runs step 3.
+  void gather_remainders() {
+    if (!is_first()) return send(0, std::as_bytes(std::span(remainders_)));
+    all_remainders_.push_back(std::move(remainders_));
+    for (int rank = 1; rank < group_.size(); ++rank) {
+      const std::vector<std::int64_t> numbers = numbers_in(receive(rank));
+      all_remainders_.emplace_back(numbers.begin(), numbers.end());
+    }
+  }
+
+  // Runs step 4.
+  Fingerprint spread(Fingerprint fingerprint) {
+    if (!is_first()) {
+      const std::vector<std::byte> text = receive(0);
+      return parse_fingerprint({reinterpret_cast<const char*>(text.data()), text.size()});
+    }
+    if (group_.size() == 1) return fingerprint;
+    const std::string text = fingerprint.text();
+    for (int rank = 1; rank < group_.size(); ++rank) send(rank, std::as_bytes(std::span(text)));
+    return fingerprint;
+  }
+
+  const std::span<const TensorPart> parts_;
+  group::BaseGroup& group_;
+  const FingerprintOptions& options_;
+  // Used on rank 0.
+  std::vector<std::vector<std::byte>> lists_;  // of the other ranks
+  std::optional<PartTensors> tensors_;
+  std::vector<std::vector<std::uint64_t>> all_remainders_;  // by rank
+  // Used on all ranks.
+  std::vector<BoxJob> jobs_;
+  std::vector<std::uint64_t> remainders_;
+};
+
+}  // namespace
+
+Fingerprint fingerprint(std::span<const TensorPart> parts, Group& group, const FingerprintOptions& options) {
+  const group::Use use(group);
+  const trace::Span span(trace::Kind::phase, "fingerprint", group::inside(group).operations().next());
+  const FailOnStop on_stop = fail_on_stop(group, options.stop);
+  return PartFingerprint(parts, group, options).run();
+}
+
+}  // namespace muster
