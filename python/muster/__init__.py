@@ -42,6 +42,7 @@ from ._gathers import (
 from ._groups import file_group, from_process_group, local_group, set_world, single_group, tcp_group, world
 from ._launch import launch
 from ._names import missing_attribute as _missing_attribute
+from ._parts import Part
 from ._streams import LayerPart, gather_each
 from .errors import (
     CancelledError,
@@ -74,6 +75,7 @@ __all__ = [
     "NFSWorkspace",
     "NotFoundError",
     "OutOfSpaceError",
+    "Part",
     "PeerLostError",
     "ProcessGroup",
     "RankMismatchError",
