@@ -8,17 +8,16 @@ import os as _os
 import typing as _typing
 
 from . import merge
-from ._core import Group, MessageQueue, ProcessGroup, SharedArena, Tensor, TraceSpan, is_tracing, make_queue_handle, version as __version__
+from ._core import ExportWork, Group, MessageQueue, ProcessGroup, SharedArena, Tensor, TraceSpan, is_tracing, make_queue_handle, version as __version__
+from ._exports import export_model, plan_export
 from ._files import (
     NFSWorkspace,
     State,
     Workspace,
     diff,
-    export_model,
     join,
     load_safetensors,
     load_shard,
-    plan_export,
     read_state_file,
     safetensors_metadata,
     save_safetensors,
@@ -64,6 +63,7 @@ __all__ = [
     "CancelledError",
     "CorruptError",
     "Error",
+    "ExportWork",
     "GatherResult",
     "GatheredConfigs",
     "GatheredTensors",
