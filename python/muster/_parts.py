@@ -12,6 +12,7 @@ Values are recognized by their attributes, so that no framework is imported:
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 import typing
 
@@ -124,10 +125,15 @@ def _parts_of_dtensor(value):
     coordinate = mesh.get_coordinate()
     if coordinate is None:  # this rank is not in the mesh
         return
+    local = value.to_local()
+    if math.prod(whole) == 0:
+        yield local.reshape(whole), None, None
+        return
     placements = list(zip(value.placements, tuple(mesh.shape), coordinate))
     segments = [_segments_of(extent, dim, placements) for dim, extent in enumerate(whole)]
-    local = value.to_local()
     shape = tuple(sum(count for _, count in each) for each in segments)
+    if math.prod(shape) == math.prod(local.shape) == 0:  # PyTorch gives empty local tensors various shapes
+        return
     if tuple(local.shape) != shape:
         raise errors.InvalidArgumentError(
             f"the placements {tuple(value.placements)} of {list(whole)} describe a local tensor of shape {list(shape)}, but it has {list(local.shape)}. {_REMEDY}"
@@ -162,8 +168,7 @@ def _segments_of(extent, dim, placements):
             raise errors.InvalidArgumentError(f"a strided placement cuts {length} elements into {parts} x {ranks} pieces of different sizes. {_REMEDY}")
         pieces = [_cut(segments, *_chunk(length, parts * ranks, part * ranks + index)) for part in range(parts)]
         segments = _joined(itertools.chain.from_iterable(pieces))
-    # Only a tensor without elements has empty parts.
-    return segments if extent else [(0, 0)]
+    return segments
 
 
 def _cuts_of(dim, placements):

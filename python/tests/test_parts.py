@@ -50,8 +50,8 @@ def check(whole, ranks):
     seen = np.zeros(whole.shape, int)
     for value in ranks:
         for name, tensor, shape, offset in parts_of({"w": value}):
-            box = tuple(slice(first, first + extent) for first, extent in zip(offset, tensor.shape))
-            assert name == "w" and shape == whole.shape
+            box = tuple(slice(first, first + extent) for first, extent in zip(offset or [0] * whole.ndim, tensor.shape))
+            assert name == "w" and (shape or tensor.shape) == whole.shape
             assert np.array_equal(tensor.numpy(), whole[box])
             seen[box] += 1
     assert seen.all()
@@ -99,8 +99,11 @@ def test_fused_matrices(factor, data_parallel, strided):
     check(whole, ranks)
 
 
-def test_a_rank_outside_the_mesh_has_no_part():
+def test_ranks_without_a_part():
+    """A rank outside of the mesh, and one whose piece is empty. PyTorch gives such a piece various shapes."""
     assert parts_of({"w": dtensor(np.zeros(0), (4,), [Placement("S", 0)], (2,), None)}) == []
+    for shape in ((0,), (0, 0), (2, 0)):
+        assert parts_of({"w": dtensor(np.zeros(shape), (2, 1), [Placement("R"), Placement("S", 1)], (2, 2), (0, 1))}) == []
 
 
 def test_shards_of_fsdp1():
