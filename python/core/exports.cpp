@@ -150,7 +150,7 @@ std::vector<TensorPart> parts_of(nb::handle list) {
 }
 
 /// The arguments of a live export.
-struct LiveExport {
+struct LiveArguments {
   ExportOptions options;
   std::vector<TensorPart> parts;
 };
@@ -164,16 +164,16 @@ auto made_for_export(Group& group, const Make& make) -> decltype(make()) {
   });
 }
 
-LiveExport live_export_of(nb::handle state, Group& group, const nb::dict& given) {
+LiveArguments live_arguments_of(nb::handle state, Group& group, const nb::dict& given) {
   return made_for_export(group, [&] {
-    return LiveExport{export_options_of(given),
-                      parts_of(nb::module_::import_("muster._parts").attr("parts_of")(state))};
+    return LiveArguments{export_options_of(given),
+                         parts_of(nb::module_::import_("muster._parts").attr("parts_of")(state))};
   });
 }
 
 nb::dict export_tensors(nb::handle state, const std::string& out, const std::string& plan, Group& group,
                         const nb::dict& given, nb::handle progress) {
-  const LiveExport live = live_export_of(state, group, given);
+  const LiveArguments live = live_arguments_of(state, group, given);
   const auto call = [&](const ExportOptions& options) { return export_model(live.parts, out, plan, group, options); };
   return exported(group, live.options, progress, call, std::launch::async);
 }
@@ -199,7 +199,7 @@ class ExportWork {
   ExportWork(nb::handle state, const std::string& out, const std::string& plan, std::shared_ptr<Group> group,
              const nb::dict& given, nb::handle progress)
       : group_(std::move(group)), telling_(std::make_shared<Telling>(progress)) {
-    LiveExport live = live_export_of(state, *group_, given);
+    LiveArguments live = live_arguments_of(state, *group_, given);
     live.options.progress = Telling::callback(telling_);
     live.options.stop = telling_->stop_token();
     work_ = without_gil([&] { return export_model_async(live.parts, out, plan, *group_, live.options); });
@@ -236,10 +236,14 @@ void bind_exports(nb::module_& module) {
   module.def("export_tensors", export_tensors, nb::arg().none(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
              nb::arg().none());
   module.def("export_units", export_units, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
+  module.def(
+      "begin_export",
+      [](nb::handle state, const std::string& out, const std::string& plan, std::shared_ptr<Group> group,
+         const nb::dict& given, nb::handle progress) {
+        return std::make_unique<ExportWork>(state, out, plan, std::move(group), given, progress);
+      },
+      nb::arg().none(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
   nb::class_<ExportWork>(module, "ExportWork", "An export that runs while the program continues.")
-      .def(nb::init<nb::handle, const std::string&, const std::string&, std::shared_ptr<Group>, const nb::dict&,
-                    nb::handle>(),
-           nb::arg().none(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none())
       .def("is_done", &ExportWork::is_done, "Returns whether the export has ended. It does not wait.")
       .def("wait", &ExportWork::wait, nb::arg("timeout"),
            "Waits until the export has ended, for at most `timeout` seconds. Returns whether it has ended.")

@@ -182,7 +182,7 @@ def export_model(
     if not wait:
         if is_path or is_iterable:
             raise errors.InvalidArgumentError("export_model: wait=False needs the tensors of a state dict. Pass a dict, or wait for the export")
-        return _begun(ExportWork(shards, *arguments))
+        return _begun(_core.begin_export(shards, *arguments))
     if is_path:
         return _core.export_shards(os.fspath(shards), *arguments)
     if not is_iterable:
