@@ -105,8 +105,12 @@ def _converted(tensor, whole, offset):
     device = getattr(getattr(tensor, "device", None), "type", "cpu")
     if device == "meta":
         raise errors.InvalidArgumentError("it has no elements, because it is on the meta device. Load its values first, or leave it out")
+    if hasattr(tensor, "trigger_wait"):  # the result of a collective that may still run
+        tensor = tensor.wait()
     if hasattr(tensor, "detach"):
         tensor = tensor.detach()
+    if _has(tensor, "data_ptr", "numel") and tensor.numel() != 0 and tensor.data_ptr() == 0:
+        raise errors.InvalidArgumentError(f"{type(tensor).__name__} has no memory of its own. Pass the tensors that it consists of")
     if device != "cpu":
         tensor = tensor.cpu()
     whole = () if whole is None else whole

@@ -11,6 +11,8 @@ torch = pytest.importorskip("torch", reason="there is no PyTorch here")
 if tuple(int(number) for number in torch.__version__.split("+")[0].split(".")[:2]) < (2, 9):
     pytest.skip(f"PyTorch {torch.__version__}: the tests need 2.9", allow_module_level=True)
 
+import muster
+from muster._parts import parts_of
 from ranks import run
 
 START = """
@@ -103,6 +105,17 @@ with torch.device("meta"):
 fully_shard(model)
 refuse(model.weight)
 refuse(DTensor.from_local(torch.ones(5, 1), mesh, [_StridedShard(0, split_factor=3)], run_check=False, shape=(10, 1), stride=(1, 1)))
+class Wrapper(torch.Tensor):
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        return args[0]
+refuse(Wrapper(torch.ones(2)))
+import torch.distributed._functional_collectives as collectives
+running = collectives.all_reduce(torch.full((2,), rank + 1.0), "sum", mesh)
+summed = [tensor.numpy().tolist() for _, tensor, _, _ in parts_of({"tensor": running, "dtensor": DTensor.from_local(running, mesh, [Replicate()], run_check=False)})]
 fp8 = torch.arange(6).to(torch.float8_e4m3fn).reshape(2, 3)
 fp4 = torch.arange(8, dtype=torch.uint8).reshape(4, 2).view(torch.float4_e2m1fn_x2)
 kept = [[name, each.dtype, each.shape, whole, offset] for name, each, whole, offset in parts_of({
@@ -115,7 +128,7 @@ sharded = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
 with FullyShardedDataParallel.state_dict_type(sharded, StateDictType.SHARDED_STATE_DICT):
     for name, each in sharded.state_dict().items():
         check(f"FSDP1 {type(each).__name__} {name}", each, wholes[name])
-tell([refused, kept, counts, wrong])
+tell([refused, summed, kept, counts, wrong])
 dist.destroy_process_group()
 """
 
@@ -136,9 +149,9 @@ def test_parts_are_the_elements_of_their_positions(size, source, least, least_st
 
 
 def test_values_of_torch(tmp_path):
-    for refused, kept, (checked, _), wrong in run_torch(VALUES, 2, tmp_path):
-        assert wrong == [] and checked == 4
-        for (kind, message), words in zip(refused, ("partial sums", "on the meta device", "on the meta device", "pieces of different sizes"), strict=True):
+    for refused, summed, kept, (checked, _), wrong in run_torch(VALUES, 2, tmp_path):
+        assert wrong == [] and checked == 4 and summed == [[3.0, 3.0]] * 2
+        for (kind, message), words in zip(refused, ("partial sums", "on the meta device", "on the meta device", "pieces of different sizes", "Wrapper has no memory of its own"), strict=True):
             assert kind == "InvalidArgumentError" and message.startswith('tensor "w": ') and words in message
         assert kept == [
             ["fp8", "F8_E4M3", [2, 3], [], []],
@@ -146,3 +159,18 @@ def test_values_of_torch(tmp_path):
             ["grad", "F32", [1], [], []],
             ["column", "F32", [3, 1], [], []],
         ]
+
+
+def test_shards_of_megatron_core():
+    mapping = pytest.importorskip("megatron.core.dist_checkpointing.mapping", reason="there is no Megatron-Core here")
+    whole = torch.arange(4 * 4 * 6).reshape(4, 4, 6)
+    for layer, row, column in ((1, 0, 1), (3, 1, 0)):
+        local = whole[layer, 2 * row : 2 * row + 2, 3 * column : 3 * column + 3]
+        value = mapping.ShardedTensor.from_rank_offsets("layers.w", local, (0, layer, 4), (1, row, 2), (2, column, 2), prepend_axis_num=1)
+        [(name, tensor, shape, offset)] = parts_of({"layers.0.w": value})
+        assert (name, shape, offset) == ("layers.w", whole.shape, (layer, 2 * row, 3 * column))
+        assert torch.equal(tensor.torch(copy=True)[0], local)
+    factory = mapping.ShardedTensorFactory("layers.w", local, None, None)
+    for refused in (value.without_data(), factory, mapping.ShardedObject("layers.extra", b"", (1,), (0,))):
+        with pytest.raises(muster.InvalidArgumentError):
+            parts_of({"w": refused})
