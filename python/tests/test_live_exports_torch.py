@@ -182,3 +182,33 @@ def test_fsdp2_of_accelerate(tmp_path):
     begin, end = "import os\nos.environ['ACCELERATE_USE_FSDP'] = '1'\n", "assert all(hasattr(value, 'placements') for value in model.state_dict().values())\n"
     torchrun(tmp_path, 2, begin + program + end)
     assert len(muster.show(tmp_path / "accelerated")["tensors"]) == 2
+
+
+@needs("torchtitan")
+@pytest.mark.parametrize("size", [2, 4])
+def test_torchtitan(size, tmp_path):
+    """The page's function, with torchtitan's adapter for Llama and a model that FSDP2 has distributed."""
+    source = """
+import types
+from torchtitan.models.llama3.state_dict_adapter import Llama3StateDictAdapter
+attention = types.SimpleNamespace(n_heads=8, n_kv_heads=4, head_dim=None)
+config = types.SimpleNamespace(layers=[types.SimpleNamespace(attention=attention)], dim=32, enable_weight_tying=False)
+adapter = Llama3StateDictAdapter(config, None)
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        for name, shape in (("attention.qkv_linear.wq", (32, 32)), ("attention.qkv_linear.wk", (16, 32)), ("feed_forward.w1", (50, 32)), ("attention_norm", (32,))):
+            inner = self
+            for part in f"layers.0.{name}".split("."):
+                inner.add_module(part, getattr(inner, part, nn.Module()))
+                inner = getattr(inner, part)
+            inner.weight = nn.Parameter(torch.randn(shape))
+def expected():
+    return {name: value.detach().contiguous() for name, value in adapter.to_hf(Model().state_dict()).items()}
+model = Model()
+fully_shard(model)
+trainer = types.SimpleNamespace(model_parts=[model], checkpointer=types.SimpleNamespace(sd_adapter=adapter))
+"""
+    source = "\n".join([START, PROGRAMS["titan.py"], source, "export(trainer, out)", CHECK])
+    assert run(source, size, longest=300, environment=environment_of(tmp_path))[0] == [[], []]
