@@ -29,10 +29,13 @@ class Telling {
   [[nodiscard]] std::stop_token stop_token() const { return stop_.get_token(); }
   void request_stop() { stop_.request_stop(); }
 
-  /// Returns the callback for the work, which any thread may call; empty if there is no function.
+  /// Returns the callback for the work, which any thread may call; empty if there is no function. It does not own
+  /// `telling`: a thread of the library that destroyed the function would need the GIL.
   static ProgressCallback callback(const std::shared_ptr<Telling>& telling) {
     if (!telling->progress_) return {};
-    return [telling](const Progress& now) { telling->tell(now); };
+    return [seen = std::weak_ptr(telling)](const Progress& now) {
+      if (const auto alive = seen.lock()) alive->tell(now);
+    };
   }
 
   /// Returns the result of get(), waiting until is_over(time) is true. Ctrl-C requests the stop. Throws the exception
