@@ -433,6 +433,11 @@ Rows rows_of(const Layout& layout) {
   return rows;
 }
 
+std::vector<Band> bands_of(const Layout& layout) {
+  if (!layout.bands.empty()) return layout.bands;
+  return {{0, rows_of(layout)}};
+}
+
 std::vector<Rectangle> rectangles_of(const Rows& rows, int source, std::uint64_t begin, std::uint64_t end) {
   std::vector<Rectangle> all;
   for (const Run& run : rows.runs) {

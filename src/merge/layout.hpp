@@ -43,6 +43,35 @@ struct Grain {
   friend bool operator==(const Grain&, const Grain&) = default;
 };
 
+// The positions of parts in bytes: rows of runs. In the source a run has another position, and another distance from
+// row to row. Joining and cutting along any dimension are the same operation.
+
+/// In row r, the run copies `bytes` bytes from begin + r * stride of the source to at + r * row_bytes of the target.
+struct Run {
+  int source = 0;
+  std::uint64_t begin = 0;
+  std::uint64_t stride = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t at = 0;
+  friend bool operator==(const Run&, const Run&) = default;
+};
+
+struct Rows {
+  std::uint64_t count = 0;
+  std::uint64_t row_bytes = 0;
+  std::vector<Run> runs;  ///< in ascending order of `at`; without overlap, except for max and sum
+  bool has_gaps = false;  ///< some bytes are covered by no run; they are zero
+  [[nodiscard]] std::uint64_t bytes() const noexcept { return count * row_bytes; }
+  friend bool operator==(const Rows&, const Rows&) = default;
+};
+
+/// Rows that begin at the byte `at` of the target.
+struct Band {
+  std::uint64_t at = 0;
+  Rows rows;
+  friend bool operator==(const Band&, const Band&) = default;
+};
+
 /// A target tensor and the sources of its elements. Elements that no piece covers are zero.
 struct Layout {
   TensorSpec target;
@@ -53,6 +82,9 @@ struct Layout {
   std::vector<Piece> pieces;    ///< in ascending order of `at`; for max and sum one per source, each the whole
   std::vector<int> must_equal;  ///< sources that must be bitwise equal to the source of the piece (Same)
   std::vector<Copy> copies = {};
+  /// If the sources are boxes (merge/boxes.hpp): their bytes, in place of pieces. There are `target_units` units of one
+  /// element, in one row.
+  std::vector<Band> bands = {};
 };
 
 /// The distribution of attention heads over ranks. Each rank has `heads` heads, and the last ranks may have fewer. If
@@ -95,30 +127,12 @@ Layout part_of(const Cut& cut, int part);
 /// the join and the cut are along the same dimension.
 Layout compose(const Layout& whole, const Cut& cut, int part);
 
-// A layout in bytes: rows of runs. In the source a run has another position, and another distance from row to row.
-// Joining and cutting along any dimension are the same operation.
-
-/// In row r, the run copies `bytes` bytes from begin + r * stride of the source to at + r * row_bytes of the target.
-struct Run {
-  int source = 0;
-  std::uint64_t begin = 0;
-  std::uint64_t stride = 0;
-  std::uint64_t bytes = 0;
-  std::uint64_t at = 0;
-  friend bool operator==(const Run&, const Run&) = default;
-};
-
-struct Rows {
-  std::uint64_t count = 0;
-  std::uint64_t row_bytes = 0;
-  std::vector<Run> runs;  ///< in ascending order of `at`; without overlap, except for max and sum
-  bool has_gaps = false;  ///< some bytes are covered by no run; they are zero
-  [[nodiscard]] std::uint64_t bytes() const noexcept { return count * row_bytes; }
-};
-
 /// Returns the layout with as few rows and as long runs as possible. Throws Error(unsupported) if packed elements of
 /// two pieces would share a byte.
 Rows rows_of(const Layout& layout);
+
+/// Returns the bands of a layout of boxes, or else rows_of() as one band. Throws as rows_of().
+std::vector<Band> bands_of(const Layout& layout);
 
 /// A part of a run: `rows` rows of `bytes` bytes each.
 struct Rectangle {

@@ -29,20 +29,17 @@ constexpr std::uint32_t files_behind = 2;
 
 constexpr std::uint64_t hashed_at_once = 1 << 20;
 
-TensorHash hash_of(const TensorSource& source, std::uint32_t set, const merge::Rectangle& part) {
-  const auto tensor = static_cast<std::size_t>(part.source);
-  const std::uint64_t size = source.tensors()[tensor].bytes;
-  XXH3_state_t state;
-  XXH3_128bits_reset(&state);
-  const std::uint64_t end = part.bytes == 0 ? size : part.from + part.bytes;
-  std::vector<std::byte> memory(std::min(end - part.from, hashed_at_once));
-  for (std::uint64_t at = part.from; at < end; at += hashed_at_once) {
-    const std::span<std::byte> piece = std::span(memory).first(std::min(end - at, hashed_at_once));
-    source.read(tensor, at, piece);
-    XXH3_128bits_update(&state, piece.data(), piece.size());
-  }
-  const XXH128_hash_t digest = XXH3_128bits_digest(&state);
-  return {set, static_cast<std::uint32_t>(tensor), digest.low64, digest.high64};
+/// Returns the bytes of a step if they are contiguous in one tensor that is in memory; otherwise empty.
+std::span<const std::byte> bytes_in_memory(const Step& step, const TensorSource& source) {
+  if (step.copies.size() != 1 || step.has_gaps != 0 || !step.reductions.empty()) return {};
+  const merge::Rectangle& copy = step.copies.front();
+  const bool is_contiguous = copy.rows == 1 || (copy.from_stride == copy.bytes && copy.to_stride == copy.bytes);
+  if (!is_contiguous || copy.to != 0 || copy.rows * copy.bytes != step.bytes) return {};
+  const auto tensor = static_cast<std::size_t>(copy.source);
+  if (tensor >= source.tensors().size()) return {};
+  const std::span<const std::byte> memory = source.memory(tensor);
+  if (copy.from > memory.size() || step.bytes > memory.size() - copy.from) return {};
+  return memory.subspan(copy.from, step.bytes);
 }
 
 /// The files as one process uses them: opened at its first write, synced and closed after its last. Thread-safe.
@@ -222,6 +219,11 @@ class Assembling {
   }
 
   void write_directly(const Step& step, std::vector<std::byte>& buffer) {
+    if (const auto bytes = bytes_in_memory(step, source_); !bytes.empty()) {
+      files_.write(step, bytes);
+      done_with(step);
+      return;
+    }
     buffer.resize(work_.window_bytes);
     if (step.has_gaps != 0) std::memset(buffer.data(), 0, step.bytes);
     for (const merge::Rectangle& copy : step.copies) read(copy, buffer);
@@ -290,7 +292,7 @@ class Assembling {
   }
 
   void hash(const Step& step) {
-    const TensorHash hash = hash_of(source_, step.file, step.copies.at(0));
+    const TensorHash hash = hash_for(step, source_);
     go_on(group_);
     const std::lock_guard lock(mutex_);
     hashes_.push_back(hash);
@@ -399,6 +401,29 @@ void finish_file(const FilePlan& file, const FileTarget& target) {
   growing.sync();
   growing.close();
   os::rename_to_new(target.place, target.name);
+}
+
+TensorHash hash_for(const Step& step, const TensorSource& source) {
+  merge::Rectangle part = step.copies.at(0);
+  const auto tensor = static_cast<std::size_t>(part.source);
+  const std::uint64_t size = source.tensors()[tensor].bytes;
+  if (part.bytes == 0) part.bytes = size - part.from;
+  if (size != 0) check_extent(part.from, part.from_stride, part, size);
+  const std::span<const std::byte> whole = source.memory(tensor);
+  XXH3_state_t state;
+  XXH3_128bits_reset(&state);
+  std::vector<std::byte> memory;
+  for (std::uint64_t row = 0; row < part.rows; ++row) {
+    const std::uint64_t begin = part.from + row * part.from_stride;
+    for (std::uint64_t at = begin; at < begin + part.bytes; at += hashed_at_once) {
+      const std::uint64_t length = std::min(begin + part.bytes - at, hashed_at_once);
+      const std::span<const std::byte> piece =
+          whole.empty() ? source.read_piece(tensor, at, length, memory) : whole.subspan(at, length);
+      XXH3_128bits_update(&state, piece.data(), piece.size());
+    }
+  }
+  const XXH128_hash_t digest = XXH3_128bits_digest(&state);
+  return {step.file, static_cast<std::uint32_t>(tensor), digest.low64, digest.high64};
 }
 
 std::vector<TensorHash> assemble(Group& group, const ProcessWork& work, const TensorSource& source,

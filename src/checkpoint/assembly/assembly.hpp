@@ -55,7 +55,7 @@ struct Step {
   std::uint32_t turn = 0;     ///< index among the writer's windows, from 0 on
   std::uint32_t contributors = 0;
   /// Copies from this process's tensors (`source` is an index in its list) to the item's window. hash: a single one, of
-  /// `bytes` from `from` on (0: the whole tensor).
+  /// rows of `bytes` from `from` on (0: the whole tensor).
   std::vector<merge::Rectangle> copies;
   std::vector<std::uint32_t> senders;  ///< writer only: contributors on other hosts (WindowMail)
   std::vector<ReduceStep> reductions;  ///< writer only
@@ -150,6 +150,9 @@ struct TensorHash {
   std::uint64_t low = 0;
   std::uint64_t high = 0;
 };
+
+/// Returns the hash for a step of kind hash.
+TensorHash hash_for(const Step& step, const TensorSource& source);
 
 /// Called on any thread when this process has completed a file, before other processes are informed.
 using WrittenCallback = std::function<void(std::uint32_t file, const std::vector<WrittenPart>& parts)>;

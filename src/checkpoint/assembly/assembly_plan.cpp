@@ -46,7 +46,11 @@ class Planning {
       Step step;
       step.kind = StepKind::hash;
       step.file = set;
-      step.copies.push_back({.source = place_of(ref), .from = ref.begin, .bytes = ref.bytes});
+      step.copies.push_back({.source = place_of(ref),
+                             .from = ref.begin,
+                             .from_stride = ref.stride,
+                             .bytes = ref.bytes,
+                             .rows = ref.rows});
       work_[static_cast<std::size_t>(ranks_[static_cast<std::size_t>(ref.rank)].process)].steps.push_back(
           std::move(step));
     }
@@ -95,9 +99,9 @@ class Planning {
       hosts[shape_.host_of(process)].writes += work_[static_cast<std::size_t>(process)].written;
     for (const MergedTensor* tensor : tensors) {
       if (shape_.all_have_all) break;
-      const merge::Rows rows = merge::rows_of(tensor->layout);
-      for (const merge::Run& run : rows.runs)
-        hosts[shape_.host_of(process_of(*tensor, run.source))].has += run.bytes * rows.count;
+      for (const merge::Band& band : merge::bands_of(tensor->layout))
+        for (const merge::Run& run : band.rows.runs)
+          hosts[shape_.host_of(process_of(*tensor, run.source))].has += run.bytes * band.rows.count;
     }
     std::uint64_t most = 0;
     for (const auto& [number, host] : hosts) most = std::max(most, host.has);
@@ -111,11 +115,14 @@ class Planning {
   }
 
   void add_tensor(const MergedTensor& tensor, std::uint64_t offset) {
-    const merge::Rows rows = merge::rows_of(tensor.layout);
     if (tensor.layout.combine != merge::Combine::copy) {
-      add_reduced(tensor, rows, offset);
+      add_reduced(tensor, merge::rows_of(tensor.layout), offset);
       return;
     }
+    for (const merge::Band& band : merge::bands_of(tensor.layout)) add_rows(tensor, band.rows, offset + band.at);
+  }
+
+  void add_rows(const MergedTensor& tensor, const merge::Rows& rows, std::uint64_t offset) {
     std::set<int> processes;
     std::uint64_t shortest = UINT64_MAX;
     for (const merge::Run& run : rows.runs) {

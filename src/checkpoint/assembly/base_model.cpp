@@ -112,7 +112,8 @@ void leave_out_tied_head(const Config& config, const BaseTensors& base, Arrangem
   // Parts can be compared only if both were cut at the same positions: TensorRT-LLM cuts the head, but not the
   // embeddings.
   const auto cut_of = [](const ArrangedTensor& tensor) {
-    return std::tie(tensor.layout.grain, tensor.layout.source_units, tensor.layout.pieces, tensor.layout.must_equal);
+    const merge::Layout& layout = tensor.layout;
+    return std::tie(layout.grain, layout.source_units, layout.pieces, layout.must_equal, layout.bands);
   };
   if (head->sources.size() != embeddings->sources.size() || cut_of(*head) != cut_of(*embeddings)) {
     notes.push_back(

@@ -16,6 +16,7 @@
 #include "src/checkpoint/assembly/base_model.hpp"
 #include "src/checkpoint/assembly/checksums.hpp"
 #include "src/checkpoint/model/model_files.hpp"
+#include "src/checkpoint/plan/box_arrangement.hpp"
 #include "src/checkpoint/plan/model_config.hpp"
 #include "src/checkpoint/plan/placement.hpp"
 #include "src/checkpoint/plan/viewed_tensors.hpp"
@@ -99,13 +100,14 @@ ExportManifest account_for(const MergePlan& plan, const ParallelLayout& layout, 
     }
   };
   for (const ArrangedTensor& tensor : arrangement.tensors) {
-    TensorMapping& item = account.tensors.emplace_back(TensorMapping{to ? tensor.origin : tensor.name,
-                                                                     tensor.origin,
-                                                                     tensor.rule->number,
-                                                                     std::string(action_name(tensor.rule->action)),
-                                                                     tensor.layout.target,
-                                                                     {},
-                                                                     {}});
+    TensorMapping& item = account.tensors.emplace_back(
+        TensorMapping{to ? tensor.origin : tensor.name,
+                      tensor.origin,
+                      tensor.rule->number,
+                      std::string(plan.name() == by_boxes_name ? by_boxes_name : action_name(tensor.rule->action)),
+                      tensor.layout.target,
+                      {},
+                      {}});
     if (const auto file = files.find(tensor.name); file != files.end()) item.file = file->second;
     add(item, tensor.sources);
     for (const auto& set : tensor.equal) add(item, set);
@@ -261,17 +263,39 @@ class Casting {
   std::vector<std::string> wide_;
 };
 
-/// Sets the job's tensors of all ranks, as its plan views them, and arranges them.
-Arrangement arrange_shards(ExportJob& job, const std::vector<ShardListing>& listings, const ParallelLayout& layout) {
+/// Sets the job's tensors of all ranks, as its plan views them.
+void view_shards(const Request& request, ExportJob& job, const std::vector<ShardListing>& listings,
+                 const ParallelLayout& layout) {
   if (!listings.empty()) fit_to(job.plan, listings.front().tensors, layout.tensor);
   for (const ShardListing& listing : listings) {
-    ViewedRank viewed = view_rank(job.plan, layout, to_rank_tensors(listing));
+    for (std::size_t i = 0; !request.by_boxes && i < listing.places.size(); ++i)
+      if (listing.places[i].whole != listing.tensors[i].spec.shape)
+        throw Error(ErrorKind::invalid_argument,
+                    fmt::format("tensor {} of rank {}: it has a whole shape and an offset, but the plan describes the "
+                                "parts. Pass an empty plan, or leave both out",
+                                in_quotes(listing.tensors[i].name), listing.rank),
+                    {.rank = listing.rank});
+    // Boxes have no views.
+    ViewedRank viewed = request.by_boxes ? ViewedRank{to_rank_tensors(listing), {}, {}}
+                                         : view_rank(job.plan, layout, to_rank_tensors(listing));
     job.counts.push_back(listing.tensors.size());
     job.ranks.push_back(std::move(viewed.tensors));
     job.views.push_back(std::move(viewed.views));
     job.left_out.push_back(std::move(viewed.left_out));
   }
-  return arrange(job.plan, layout, job.ranks);
+}
+
+Arrangement arranged(const Request& request, const ExportJob& job, const ParallelLayout& layout) {
+  if (request.by_boxes)
+    return arrange_boxes(job.plan, job.ranks,
+                         {.is_balanced = request.is_balanced, .check_replicas = request.check_replicas});
+  Arrangement arrangement = arrange(job.plan, layout, job.ranks);
+  if (request.check_replicas) return arrangement;
+  for (ArrangedTensor& tensor : arrangement.tensors) {
+    for (const auto& set : tensor.equal) tensor.unused.insert(tensor.unused.end(), set.begin(), set.end());
+    tensor.equal.clear();
+  }
+  return arrangement;
 }
 
 /// Returns shards of the arranged model, cut by a separate plan.
@@ -413,18 +437,20 @@ Request request_of(const std::string& path, const std::string& plan, const Expor
           .exclude = options.exclude,
           .dtype = options.dtype,
           .cast_all = options.cast_all,
-          .max_shard_size = options.max_shard_size};
+          .max_shard_size = options.max_shard_size,
+          .files = options.files,
+          .check_replicas = options.check_replicas};
 }
 
-ExportJob plan_job(const Request& request, const ShardSet& shards, std::vector<ShardListing> listings) {
+ExportJob plan_job(const Request& request, const ExportSource& source, std::vector<ShardListing> listings) {
   std::ranges::sort(listings, {}, &ShardListing::rank);
-  std::vector<std::string> notes = shards.notes();
-  ModelFacts facts = shards.facts(request, notes);
+  std::vector<std::string> notes = source.notes();
+  ModelFacts facts = source.facts(request, notes);
   const Config* const config = facts.config ? &*facts.config : nullptr;
   const Config* const own = facts.is_own ? config : nullptr;
   const bool has_base = !request.base_model.empty() && !request.looks_only;
   const BaseTensors base = has_base ? base_tensors(request.base_model, notes) : BaseTensors();
-  ExportJob job{.plan = plan_of(listings, request.plan, config, notes)};
+  ExportJob job{.plan = request.by_boxes ? plan_of_boxes(config) : plan_of(listings, request.plan, config, notes)};
   if (!request.target_layout && !request.is_cut && !request.to_plan.empty())
     throw Error(ErrorKind::invalid_argument, "--to-plan needs a layout. Pass --to LAYOUT");
   if (request.target_layout && request.to_plan.empty() && job.plan.name() == as_it_is)
@@ -435,10 +461,11 @@ ExportJob plan_job(const Request& request, const ShardSet& shards, std::vector<S
                 {.path = request.path});
   remove_wrappers(job.plan, listings, base, notes);
   const ParallelLayout layout = layout_of(listings, request.source_layout);
-  Arrangement arrangement = arrange_shards(job, listings, layout);
+  view_shards(request, job, listings, layout);
+  Arrangement arrangement = arranged(request, job, layout);
   if (request.dtype) {
     Casting(request, arrangement, base)(job, arrangement, notes);
-    arrangement = arrange(job.plan, layout, job.ranks);
+    arrangement = arranged(request, job, layout);
   }
   fit_to(job.plan, specs_of(arrangement));
   check_against_config(job.plan, specs_of(arrangement));
@@ -448,25 +475,27 @@ ExportJob plan_job(const Request& request, const ShardSet& shards, std::vector<S
     // Precedes the comparison with the base: names of ranks would not match the base either, but this error has the
     // remedy.
     if (request.is_cut && !request.to_plan.empty()) check_names(MergePlan::load(request.to_plan, own), model);
-    const bool updates = own && !request.target_layout && !request.is_cut && (request.dtype || has_base);
+    const bool has_config_file = request.files.contains("config.json");
+    const bool updates =
+        own && !request.target_layout && !request.is_cut && (request.dtype || has_base || has_config_file);
     if (updates && Selection(request).is_all()) {
       check_base(*own, model);
       leave_out_tied_head(*own, base, arrangement, notes);
     }
     compare_with_base(request, config, specs_of(arrangement), base, notes);
-    if (updates) {
+    if (updates && !has_config_file) {
       const std::string& around = request.base_model.empty() ? request.path : request.base_model;
       if (auto text = updated_config(read_model_config_text(around).value_or(""), model, notes))
         job.config_text = std::move(*text);
     }
   }
   if (!request.target_layout)
-    job.outputs = checkpoint_outputs(arrangement, request.max_shard_size, shards.metadata(),
+    job.outputs = checkpoint_outputs(arrangement, request.max_shard_size, source.metadata(),
                                      model_stem(request.base_model.empty() ? request.path : request.base_model));
   else if (request.to_plan.empty() && !has_views(job.plan))
-    job.outputs = shard_outputs(arrangement, job.plan, *request.target_layout, shards.metadata());
+    job.outputs = shard_outputs(arrangement, job.plan, *request.target_layout, source.metadata());
   else
-    job.outputs = shards_by_another_plan(request, arrangement, config, shards.metadata(), notes);
+    job.outputs = shards_by_another_plan(request, arrangement, config, source.metadata(), notes);
   job.account = account_for(job.plan, layout, job.ranks, arrangement, job.outputs, request.target_layout);
   account_for_left_out(listings, job.left_out, job.account);
   for (const std::vector<std::string>& more : {arrangement.notes, job.outputs.notes})

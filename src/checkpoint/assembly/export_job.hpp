@@ -58,9 +58,9 @@ struct ExportJob {
 /// Converts the options of an export to a request.
 Request request_of(const std::string& path, const std::string& plan, const ExportOptions& options);
 
-/// Plans an export. `shards` are those of this process; `listings` are those of all shards, in any order. Throws as
+/// Plans an export. `source` is that of this process; `listings` are those of all processes, in any order. Throws as
 /// export_model.
-ExportJob plan_job(const Request& request, const ShardSet& shards, std::vector<ShardListing> listings);
+ExportJob plan_job(const Request& request, const ExportSource& source, std::vector<ShardListing> listings);
 
 /// Decides which ranks write if the options do not. `all_have_all`: every rank can read the whole source. `by_network`:
 /// the ranks are on several hosts that share the output's file system.

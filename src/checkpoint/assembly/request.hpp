@@ -4,6 +4,7 @@
 // distributed over ranks, and the requested result.
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 
@@ -28,6 +29,10 @@ struct Request {
   std::optional<DType> dtype = {};
   bool cast_all = false;
   std::uint64_t max_shard_size = UINT64_MAX;
+  std::map<std::string, std::string> files = {};  ///< as in ExportOptions
+  bool check_replicas = true;                     ///< as in ExportOptions
+  bool by_boxes = false;     ///< the tensors of ranks are boxes of those of the result; there is no plan
+  bool is_balanced = false;  ///< of replicas, those of the rank with the least bytes are used, else of the first rank
   /// True for commands that only inspect: tensors are neither compared with those of the base nor left out.
   bool looks_only = false;
   /// True if the model is read only to be split by `to_plan`: ranks keep a tied head, and config.json does not change.

@@ -26,6 +26,7 @@
 #include "muster/state_file.hpp"
 #include "src/checkpoint/assembly/assembly.hpp"
 #include "src/checkpoint/assembly/checksums.hpp"
+#include "src/checkpoint/assembly/export_source.hpp"
 #include "src/checkpoint/assembly/request.hpp"
 #include "src/checkpoint/model/tensor_source.hpp"
 #include "src/checkpoint/plan/arrangement.hpp"
@@ -36,32 +37,6 @@
 namespace muster {
 
 // The shards of ranks as files: the assignment of shards to the processes of a job, and their recorded facts.
-
-/// A shard without its elements, as it is sent to rank 0.
-struct ShardListing {
-  int rank = 0;
-  std::vector<NamedSpec> tensors = {};
-  std::optional<ShardFacts> facts = {};       ///< as recorded in the shard
-  std::string identity = {};                  ///< distinguishes the file from others and from its own older versions
-  std::string set = {};                       ///< workspace only: the job and the step, the same for all ranks
-  std::optional<ParallelLayout> layout = {};  ///< derived from file names if the shard has none
-};
-RankTensors to_rank_tensors(ShardListing listing);
-
-Config to_config(const ShardListing& listing);
-/// Throws Error(corrupt) if the config is not a listing.
-ShardListing listing_from_config(const Config& config);
-
-/// Returns the layout of all ranks' shards: `given`, or else the recorded one, or else tensor parallelism alone. Throws
-/// Error(invalid_argument) if `given` has another number of ranks, and Error(rank_mismatch) if the shards record
-/// different layouts.
-ParallelLayout layout_of(const std::vector<ShardListing>& listings, const std::optional<ParallelLayout>& given);
-
-/// Returns the plan for the merge: `given` (as MergePlan::load takes it), or else the recorded one. Adds a note if both
-/// exist and differ. Throws Error(rank_mismatch) if the shards record different plans, Error(invalid_argument) if there
-/// is no plan, and as MergePlan::load.
-MergePlan plan_of(const std::vector<ShardListing>& listings, const std::string& given, const Config* model_config,
-                  std::vector<std::string>& notes);
 
 /// The tensors of a model's files, states or shards, file by file. Immutable once all files are added; thread-safe.
 class FileTensors : public TensorSource {
@@ -112,48 +87,38 @@ struct Contents {
 /// Throws as thirdparty::find_checkpoint, and Error(io).
 Contents contents_of(const std::string& path, const thirdparty::Choice& choice = {});
 
-/// Returns the config.json of the request's base, or, without a base, of its path. Throws Error(not_found) if the base
-/// has none.
-std::optional<Config> config_of(const Request& request);
-
 /// Returns the number of ranks of a directory of kind shards. Throws as count_shards.
 int count_shard_files(const std::string& directory);
-
-/// Facts about a model in addition to its tensors.
-struct ModelFacts {
-  std::optional<Config> config = {};  ///< for plans; nullopt: unknown
-  bool is_own = false;                ///< it is a config.json that programs load with the model
-};
 
 /// The shards that one process reads: rank, rank + processes, ... There are three sources. Safetensors files of a
 /// directory are verified against their checksums while they are read. States of a workspace are those that all ranks
 /// have (workspace::choose_common_states). The third source is a third-party checkpoint. A whole model or whole
 /// third-party checkpoint counts as the shard of one rank; every process reads a whole third-party checkpoint.
-class ShardSet : public FileTensors {
+class ShardSet : public FileTensors, public ExportSource {
  public:
   /// Opens the shards. `choice` is for a workspace. Throws Error(not_found | corrupt | io | invalid_argument) that
   /// names the file, and Error(unsupported) if a reader has lost data.
   ShardSet(const std::string& directory, int process, int processes, const workspace::StateChoice& choice = {},
            const thirdparty::Choice& foreign = {});
 
-  [[nodiscard]] const std::vector<ShardListing>& listings() const noexcept { return listings_; }
+  [[nodiscard]] const TensorSource& elements() const noexcept override { return *this; }
+  [[nodiscard]] const std::vector<ShardListing>& listings() const noexcept override { return listings_; }
   /// The metadata of the first shard, without the facts of shards.
-  [[nodiscard]] const Metadata& metadata() const noexcept { return metadata_; }
-  /// Returns the files next to the weights that are copied: extra_files_of() of the directory. For a third-party
-  /// checkpoint these are only configs and tokenizers, unless `carry` names others; if it is one file, the list is
-  /// empty.
-  [[nodiscard]] ExtraFiles carried(const std::string& carry) const;
+  [[nodiscard]] const Metadata& metadata() const noexcept override { return metadata_; }
+  /// extra_files_of() of the directory. For a third-party checkpoint these are only configs and tokenizers, unless
+  /// `carry` names others; if it is one file, the list is empty.
+  [[nodiscard]] ExtraFiles carried(const std::string& carry) const override;
   /// Returns the config.json for the request's plans: that of its base, or the one next to the tensors. If that is not
   /// in Hugging Face's format, returns the sizes that a checkpoint of another program has saved, under Hugging Face's
   /// names; a note names their source. Throws as config_of.
-  [[nodiscard]] ModelFacts facts(const Request& request, std::vector<std::string>& notes) const;
-  /// If not empty, all processes have all tensors, and this text must be the same on all of them.
-  [[nodiscard]] const std::string& whole() const noexcept { return whole_; }
+  [[nodiscard]] ModelFacts facts(const Request& request, std::vector<std::string>& notes) const override;
+  [[nodiscard]] const std::string& whole() const noexcept override { return whole_; }
   /// Verifies the stored bytes of a third-party checkpoint against its own checksums. If all processes have the whole
   /// checkpoint, each verifies a share. Throws Error(corrupt).
-  void check_stored() const;
-  /// Facts for the user of the result, among them the omissions that are not lost data.
-  [[nodiscard]] const std::vector<std::string>& notes() const noexcept { return notes_; }
+  void check_stored() const override;
+  /// Among them the omissions that are not lost data.
+  [[nodiscard]] const std::vector<std::string>& notes() const noexcept override { return notes_; }
+  [[nodiscard]] bool is_lasting() const noexcept override { return true; }
 
  private:
   void open_foreign(const thirdparty::Found& found, int process, int processes, const thirdparty::Choice& choice);

@@ -57,7 +57,14 @@ void read_rows(const TensorSource& source, std::size_t tensor, std::uint64_t beg
   check_extent(begin, rows.from_stride, rows, source.tensors()[tensor].bytes);
   check_extent(rows.to, rows.to_stride, rows, target.size());
   std::byte* to = target.data() + rows.to;
-  if (rows.from_stride == rows.bytes && rows.to_stride == rows.bytes) {
+  if (const std::span<const std::byte> whole = source.memory(tensor); !whole.empty()) {
+    if (rows.from_stride == rows.bytes && rows.to_stride == rows.bytes) {
+      std::memcpy(to, whole.data() + begin, rows.rows * rows.bytes);
+    } else {
+      for (std::uint64_t row = 0; row < rows.rows; ++row)
+        std::memcpy(to + row * rows.to_stride, whole.data() + begin + row * rows.from_stride, rows.bytes);
+    }
+  } else if (rows.from_stride == rows.bytes && rows.to_stride == rows.bytes) {
     source.read(tensor, begin, {to, rows.rows * rows.bytes});
   } else if (rows.bytes >= long_row || rows.rows == 1) {
     for (std::uint64_t row = 0; row < rows.rows; ++row)
@@ -141,10 +148,10 @@ std::vector<RankSources> sources_by_rank(std::span<const std::size_t> counts, in
 MergedTensors::MergedTensors(std::shared_ptr<const TensorSource> source, std::vector<RankSources> ranks,
                              std::vector<MergedTensor> tensors, std::vector<std::vector<SourceRef>> equal)
     : source_(std::move(source)), ranks_(std::move(ranks)), tensors_(std::move(tensors)), equal_(std::move(equal)) {
-  rows_.reserve(tensors_.size());
+  bands_.reserve(tensors_.size());
   entries_.reserve(tensors_.size());
   for (const MergedTensor& tensor : tensors_) {
-    rows_.push_back(merge::rows_of(tensor.layout));
+    bands_.push_back(merge::bands_of(tensor.layout));
     const TensorSpec& spec = tensor.layout.target;
     entries_.push_back({tensor.name, spec.dtype, spec.shape, 0, byte_size(spec.dtype, spec.shape)});
   }
@@ -164,10 +171,15 @@ void MergedTensors::read(std::size_t tensor, std::uint64_t offset, std::span<std
   const MergedTensor& merged = tensors_[tensor];
   if (merged.layout.combine == merge::Combine::copy) {
     std::memset(target.data(), 0, target.size());
-    for (const merge::Rectangle& rows : merge::rectangles(rows_[tensor], offset, offset + target.size())) {
-      if (rows.rows == 0 || rows.bytes == 0) continue;
-      const SourceRef& ref = merged.sources[static_cast<std::size_t>(rows.source)];
-      read_rows(*source_, place_of(ref), ref.begin, rows, target);
+    for (const merge::Band& band : bands_[tensor]) {
+      const std::uint64_t begin = std::max(offset, band.at);
+      const std::uint64_t end = std::min(offset + target.size(), band.at + band.rows.bytes());
+      if (begin >= end) continue;
+      for (const merge::Rectangle& rows : merge::rectangles(band.rows, begin - band.at, end - band.at)) {
+        if (rows.rows == 0 || rows.bytes == 0) continue;
+        const SourceRef& ref = merged.sources[static_cast<std::size_t>(rows.source)];
+        read_rows(*source_, place_of(ref), ref.begin, rows, target.subspan(begin - offset, end - begin));
+      }
     }
     return;
   }

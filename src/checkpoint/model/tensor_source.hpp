@@ -46,6 +46,8 @@ class TensorSource {
   /// file were truncated, SIGBUS would kill the process. Throws Error(io), and Error(corrupt) if a file has become
   /// shorter.
   virtual void read(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const = 0;
+  /// Returns the bytes of a tensor that is in memory without gaps, so that it need not be copied; otherwise empty.
+  [[nodiscard]] virtual std::span<const std::byte> memory(std::size_t /*tensor*/) const noexcept { return {}; }
   [[nodiscard]] virtual TensorDetail detail(std::size_t tensor) const {
     return {.stored_bytes = tensors()[tensor].bytes};
   }
@@ -85,6 +87,9 @@ struct SourceRef {
   std::uint32_t index = 0;
   std::uint64_t begin = 0;
   std::uint64_t bytes = 0;  ///< from `begin` on; 0: all
+  /// Comparisons of boxes only: so many rows of `bytes` bytes, which are `stride` bytes apart.
+  std::uint64_t rows = 1;
+  std::uint64_t stride = 0;
   friend bool operator==(const SourceRef&, const SourceRef&) = default;
 };
 
@@ -130,7 +135,7 @@ class MergedTensors : public TensorSource {
   std::vector<RankSources> ranks_;
   std::vector<MergedTensor> tensors_;
   std::vector<std::vector<SourceRef>> equal_;
-  std::vector<merge::Rows> rows_;
+  std::vector<std::vector<merge::Band>> bands_;
   std::vector<TensorEntry> entries_;
 };
 

@@ -46,6 +46,12 @@ struct BlockedPart {
 /// By tensor name.
 using BlockedParts = std::map<std::string, BlockedPart, std::less<>>;
 
+/// The place of a rank's tensor in a whole one.
+struct PartPlace {
+  Shape whole;
+  Shape offset;
+};
+
 /// The tensors of one rank.
 struct RankTensors {
   std::vector<NamedSpec> tensors;
@@ -54,6 +60,7 @@ struct RankTensors {
   bool is_ours = false;  ///< the shard records how it was cut, so nothing is guessed
   int number = 0;        ///< index in the rank's list of tensors
   BlockedParts blocked = {};
+  std::vector<PartPlace> places = {};  ///< one per tensor, if they are boxes (box_arrangement.hpp)
 };
 
 /// A tensor of the model.

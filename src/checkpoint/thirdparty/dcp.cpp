@@ -24,6 +24,7 @@
 #include "src/formats/file_kind.hpp"
 #include "src/formats/json_text.hpp"
 #include "src/formats/safetensors.hpp"
+#include "src/merge/boxes.hpp"
 #include "src/os/process.hpp"
 
 namespace muster::thirdparty {
@@ -119,7 +120,7 @@ void add_pieces(PartedTensors& tensors, std::vector<DcpPiece> pieces) {
       throw Error(ErrorKind::corrupt,
                   fmt::format("tensor {}: its parts have different dtypes", in_quotes(tensors.tensors().back().name)));
     tensors.add_box(piece.spec.shape.empty() ? Shape{0} : piece.begin, extents,
-                    BoxPlace{piece.place.file, piece.place.begin, row_major_strides(extents)});
+                    BoxPlace{piece.place.file, piece.place.begin, merge::row_major_strides(extents)});
   }
 }
 

@@ -8,7 +8,6 @@
 #include <functional>
 #include <iterator>
 #include <mutex>
-#include <numeric>
 #include <span>
 #include <tuple>
 #include "muster/error.hpp"
@@ -16,6 +15,7 @@
 #include "src/checkpoint/model/strided_read.hpp"
 #include "src/core/thread_pool.hpp"
 #include "src/formats/zip.hpp"
+#include "src/merge/boxes.hpp"
 
 namespace muster::thirdparty {
 namespace {
@@ -23,47 +23,10 @@ namespace {
 using Numbers = std::span<const std::int64_t>;
 
 std::string box_text(Numbers begin, Numbers extents) {
-  std::string text = "[";
-  for (std::size_t i = 0; i < begin.size(); ++i)
-    text += fmt::format("{}{}:{}", i == 0 ? "" : ", ", begin[i], begin[i] + extents[i]);
-  return text + "]";
-}
-
-std::uint64_t volume(Numbers extents) {
-  return std::accumulate(extents.begin(), extents.end(), std::uint64_t{1},
-                         [](std::uint64_t a, std::int64_t b) { return a * static_cast<std::uint64_t>(b); });
-}
-
-/// Calls work(begin, extents) for boxes that together are the elements [first, first + count) in row-major order.
-void for_boxes(Numbers extents, std::int64_t first, std::int64_t count,
-               const std::function<void(const Shape&, const Shape&)>& work) {
-  const Strides strides = row_major_strides(extents);
-  Shape begin(extents.size(), 0);
-  Shape size(extents.begin(), extents.end());
-  while (count > 0) {
-    // The outermost dimension of which whole steps begin here and are in the range.
-    std::size_t dim = 0;
-    while (first % strides[dim] != 0 || count < strides[dim]) ++dim;
-    std::int64_t rest = first;
-    for (std::size_t i = 0; i < extents.size(); ++i) {
-      begin[i] = i <= dim ? rest / strides[i] : 0;
-      size[i] = i < dim ? 1 : extents[i];
-      rest %= strides[i];
-    }
-    size[dim] = std::min(extents[dim] - begin[dim], count / strides[dim]);
-    work(begin, size);
-    first += size[dim] * strides[dim];
-    count -= size[dim] * strides[dim];
-  }
+  return merge::box_text({begin, extents});
 }
 
 }  // namespace
-
-Strides row_major_strides(std::span<const std::int64_t> extents) {
-  Strides strides(extents.size(), 1);
-  for (std::size_t i = extents.size(); i-- > 1;) strides[i - 1] = strides[i] * extents[i];
-  return strides;
-}
 
 PartedTensors::PartedTensors(Locate locate) : locate_(std::move(locate)), packed_(std::make_shared<PackedItems>()) {}
 
@@ -84,10 +47,7 @@ void PartedTensors::add_tensor(const std::string& name, DType dtype, Shape shape
 
 PartedTensors::Box& PartedTensors::add_box(Numbers begin, Numbers extents) {
   const Numbers whole = numbers(parts_.back().extents, parts_.back().dims);
-  bool is_inside = begin.size() == whole.size() && extents.size() == whole.size();
-  for (std::size_t i = 0; is_inside && i < whole.size(); ++i)
-    is_inside = begin[i] >= 0 && extents[i] >= 0 && begin[i] <= whole[i] && extents[i] <= whole[i] - begin[i];
-  if (!is_inside)
+  if (!merge::is_inside({begin, extents}, whole))
     throw Error(
         ErrorKind::corrupt,
         fmt::format("tensor {}: its part {} + {} is out of range for {}", in_quotes(entries_.back().name),
@@ -104,8 +64,8 @@ void PartedTensors::add_box(Numbers begin, Numbers extents, const BoxPlace& plac
   add_box(begin, extents).place = place;
   check_place(place, extents, itemsize(entries_.back().dtype));
   // If a tensor is contiguous in a file, its location is shown to users and tools.
-  if (std::ranges::equal(place.strides, row_major_strides(extents)) &&
-      volume(extents) * itemsize(entries_.back().dtype) == entries_.back().bytes)
+  if (std::ranges::equal(place.strides, merge::row_major_strides(extents)) &&
+      merge::volume(extents) * itemsize(entries_.back().dtype) == entries_.back().bytes)
     entries_.back().offset = place.begin;
 }
 
@@ -118,7 +78,7 @@ void PartedTensors::add_box(Numbers begin, Numbers extents, const BoxItem& item)
 void PartedTensors::add_plain(const TensorEntry& entry, std::uint32_t file) {
   add_tensor(entry.name, entry.dtype, entry.shape);
   const Shape extents = box_extents(entry.shape);
-  add_box(Shape(extents.size(), 0), extents, BoxPlace{file, entry.offset, row_major_strides(extents)});
+  add_box(Shape(extents.size(), 0), extents, BoxPlace{file, entry.offset, merge::row_major_strides(extents)});
 }
 
 void PartedTensors::add_alias(const std::string& name, const std::string& source) {
@@ -156,48 +116,18 @@ std::span<const PartedTensors::Box> PartedTensors::boxes_of(std::size_t tensor) 
 
 void PartedTensors::check_cover(std::size_t tensor) const {
   const std::size_t dims = parts_[tensor].dims;
-  const auto begin_of = [&](const Box* box) { return numbers(box->numbers, dims); };
-  const auto extents_of = [&](const Box* box) { return numbers(box->numbers + dims, dims); };
-  std::vector<const Box*> boxes;
-  std::uint64_t covered = 0;
-  for (const Box& box : boxes_of(tensor)) {
-    const std::uint64_t count = volume(extents_of(&box));
-    if (count == 0) continue;
-    covered += count;
-    boxes.push_back(&box);
-  }
+  std::vector<merge::BoxView> boxes;
+  for (const Box& box : boxes_of(tensor))
+    boxes.push_back({numbers(box.numbers, dims), numbers(box.numbers + dims, dims)});
   const auto refuse = [&](const std::string& words) {
     throw Error(ErrorKind::corrupt, fmt::format("tensor {}: {}", in_quotes(entries_[tensor].name), words));
   };
-  // Sorted by their start in some dimension, boxes need comparing only if they overlap in it.
-  std::size_t sweep = 0;
-  std::size_t most = 0;
-  for (std::size_t dim = 0; boxes.size() > 1 && dim < dims; ++dim) {
-    std::vector<std::int64_t> begins;
-    begins.reserve(boxes.size());
-    for (const Box* box : boxes) begins.push_back(begin_of(box)[dim]);
-    std::ranges::sort(begins);
-    const auto distinct = static_cast<std::size_t>(std::unique(begins.begin(), begins.end()) - begins.begin());
-    if (distinct > most) sweep = dim, most = distinct;
-  }
-  std::ranges::sort(boxes, {}, [&](const Box* box) { return begin_of(box)[sweep]; });
-  constexpr std::uint64_t most_compared = 200'000'000;
-  std::uint64_t compared = 0;
-  for (std::size_t i = 0; i < boxes.size(); ++i) {
-    const std::int64_t end = begin_of(boxes[i])[sweep] + extents_of(boxes[i])[sweep];
-    for (std::size_t j = i + 1; j < boxes.size() && begin_of(boxes[j])[sweep] < end; ++j) {
-      if (++compared == most_compared) refuse("it has too many parts to check for overlaps");
-      bool meet = true;
-      for (std::size_t dim = 0; meet && dim < dims; ++dim)
-        meet = begin_of(boxes[i])[dim] < begin_of(boxes[j])[dim] + extents_of(boxes[j])[dim] &&
-               begin_of(boxes[j])[dim] < begin_of(boxes[i])[dim] + extents_of(boxes[i])[dim];
-      if (meet)
-        refuse(fmt::format("its parts {} and {} overlap", box_text(begin_of(boxes[i]), extents_of(boxes[i])),
-                           box_text(begin_of(boxes[j]), extents_of(boxes[j]))));
-    }
-  }
-  const std::uint64_t whole = volume(numbers(parts_[tensor].extents, dims));
-  if (covered != whole) refuse(fmt::format("{} of {} elements are present", covered, whole));
+  const merge::Cover cover = merge::cover_of(boxes, 1);
+  if (!cover.is_known) refuse("it has too many parts to check for overlaps");
+  for (const auto& [one, other] : cover.overlaps)
+    refuse(fmt::format("its parts {} and {} overlap", merge::box_text(boxes[one]), merge::box_text(boxes[other])));
+  const std::uint64_t whole = merge::volume(numbers(parts_[tensor].extents, dims));
+  if (cover.elements != whole) refuse(fmt::format("{} of {} elements are present", cover.elements, whole));
 }
 
 void PartedTensors::finish() {
@@ -249,9 +179,9 @@ formats::ReadAt PartedTensors::reader_of(const Box& box) const {
 void PartedTensors::read_whole(std::size_t tensor, std::int64_t first, std::int64_t count, std::byte* target) const {
   const std::size_t dims = parts_[tensor].dims;
   const Numbers whole = numbers(parts_[tensor].extents, dims);
-  const Strides to = row_major_strides(whole);
+  const Strides to = merge::row_major_strides(whole);
   const std::size_t item = itemsize(entries_[tensor].dtype);
-  for_boxes(whole, first, count, [&](const Shape& begin, const Shape& size) {
+  merge::for_boxes(whole, first, count, [&](const Shape& begin, const Shape& size) {
     for (const Box& box : boxes_of(tensor)) {
       const Numbers there = numbers(box.numbers, dims);
       const Numbers extents = numbers(box.numbers + dims, dims);

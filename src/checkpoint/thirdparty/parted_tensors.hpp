@@ -43,9 +43,6 @@ struct BoxItem {
   std::uint64_t unpacked = 0;  ///< if not 0: it is a zstd stream with at most this many bytes after decoding
 };
 
-/// Returns the strides of contiguous elements, with the last dimension innermost.
-Strides row_major_strides(std::span<const std::int64_t> extents);
-
 /// Returns the extents of the box of a whole tensor of this shape; a scalar has one dimension, too.
 inline Shape box_extents(const Shape& shape) {
   return shape.empty() ? Shape{1} : shape;

@@ -1,0 +1,470 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "src/checkpoint/assembly/export_run.hpp"
+#include <fmt/core.h>
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <set>
+#include <tuple>
+#include <utility>
+#include "muster/error.hpp"
+#include "muster/log.hpp"
+#include "src/base/escaped.hpp"
+#include "src/checkpoint/assembly/checksums.hpp"
+#include "src/checkpoint/model/model_files.hpp"
+#include "src/checkpoint/model/output_directory.hpp"
+#include "src/core/descriptor.hpp"
+#include "src/group/error_propagation.hpp"
+#include "src/os/directory.hpp"
+#include "src/os/process.hpp"
+#include "src/os/shared_memory.hpp"
+#include "src/trace/span.hpp"
+#include "src/workspace/discovery.hpp"
+
+namespace muster {
+namespace {
+
+constexpr std::uint64_t longest_message = std::uint64_t{1} << 32;
+
+double seconds_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+/// Whether some ranks do not share memory. All ranks get the same answer.
+bool is_spread(const Group& group) {
+  for (int rank = 1; rank < group.size(); ++rank)
+    if (group.host_of(rank) != group.host_of(0)) return true;
+  return false;
+}
+
+/// Encodes the listings of a process, for rank 0.
+std::vector<std::byte> encode_listings(const ExportSource& mine) {
+  ConfigArray shards;
+  for (const ShardListing& listing : mine.listings()) shards.push_back(to_config(listing));
+  const os::MemoryHeadroom room = os::memory_headroom(os::default_backing());
+  const Config value = Config::object({{"shards", std::move(shards)},
+                                       {"room", room.bytes},
+                                       {"limit", std::string(os::to_string(room.limit))},
+                                       {"whole", mine.whole()}});
+  return core::encode_descriptor(value, [](const Tensor&) { return std::nullopt; });
+}
+
+/// Collective. Every rank sends rank 0 its listings, by messages, which every kind of group supports. Returns them on
+/// rank 0, by rank.
+std::vector<std::vector<std::byte>> gather_listings(group::BaseGroup& group, std::vector<std::byte> mine) {
+  const WaitOptions wait{.phase = "export: gathering the lists of tensors"};
+  std::vector<std::vector<std::byte>> told;
+  told.push_back(std::move(mine));
+  if (group.rank() != 0) {
+    group.send(0, told.front(), wait, group::Subject::exchange);
+    return {};
+  }
+  for (int rank = 1; rank < group.size(); ++rank)
+    told.push_back(group.receive(rank, longest_message, wait, group::Subject::exchange));
+  return told;
+}
+
+/// Parses the result of gather_listings(); `whole` is rank 0's. Adds one entry per rank to `rooms`.
+std::vector<ShardListing> read_listings(std::span<const std::vector<std::byte>> told, const std::string& whole,
+                                        std::vector<RankRoom>& rooms) {
+  std::vector<ShardListing> listings;
+  for (const auto& message : told) {
+    const Config value =
+        core::decode_descriptor(message, [](DType, const Shape&, std::uint64_t, core::Place) -> Tensor {
+          throw Error(ErrorKind::corrupt, "malformed list of tensors: the message of a rank contains tensors");
+        });
+    for (const Config& listing : value.at("shards").as_array()) listings.push_back(listing_from_config(listing));
+    if (value.at("whole").as_string() != whole)
+      throw Error(
+          ErrorKind::rank_mismatch,
+          fmt::format(
+              "rank {} and rank 0 read different files of the checkpoint. Export it after it is complete on all hosts",
+              rooms.size()),
+          {.rank = static_cast<int>(rooms.size())});
+    rooms.push_back({value.at("room").as_uint(), value.at("limit").as_string()});
+  }
+  return listings;
+}
+
+/// `needed` is the shared memory that each rank will use. Throws Error(out_of_space) if a host has less than its ranks
+/// need.
+void check_rooms(const Group& group, std::span<const RankRoom> rooms, std::span<const std::uint64_t> needed) {
+  std::map<int, std::uint64_t> by_host;
+  for (int rank = 0; rank < group.size(); ++rank)
+    by_host[group.host_of(rank)] += needed[static_cast<std::size_t>(rank)];
+  for (int rank = 0; rank < group.size(); ++rank) {
+    const RankRoom& room = rooms[static_cast<std::size_t>(rank)];
+    const std::uint64_t all = by_host[group.host_of(rank)];
+    if (all <= room.bytes) continue;
+    throw Error(ErrorKind::out_of_space,
+                fmt::format("too little shared memory for the windows of an export: needed {} bytes on host {}, "
+                            "available {} ({}). Lower the memory budget, or give the job more memory",
+                            all, group.info(rank).host, room.bytes, room.limit));
+  }
+}
+
+/// Waits until the directory that rank 0 has made is visible to this rank. Its name is new on every host, so no other
+/// directory can be mistaken for it. Throws Error(invalid_argument) with the remedy if it does not appear.
+void look_for_output(Group& group, const std::string& directory) {
+  const auto longest = std::min<std::chrono::milliseconds>(group.timeout(), workspace::longest_lateness);
+  try {
+    workspace::patiently(directory, {.deadline = os::Clock::now() + longest, .check = [&] { group.progress(); }},
+                         [&] { (void)os::open_directory(directory); });
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::not_found) throw;
+    const RankInfo& own = group.info(group.rank());
+    throw Error(ErrorKind::invalid_argument,
+                fmt::format("output {1}: host {0} does not see the directory that rank 0 (host {2}) made. Pass an "
+                            "output that all hosts mount, or let rank 0 write all files (--writers rank0)",
+                            own.host, in_quotes(directory), group.info(0).host),
+                {.path = directory});
+  }
+}
+
+std::string folder_of(const std::string& path) {
+  const std::filesystem::path folder = std::filesystem::path(path).lexically_normal().parent_path();
+  return folder.empty() ? "." : folder.string();
+}
+
+/// Throws Error(invalid_argument) if a name is not that of a file next to the weights.
+void check_files(const std::map<std::string, std::string>& files) {
+  for (const auto& [name, text] : files)
+    if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos || is_weight_name(name) ||
+        is_index_name(name) || is_journal_name(name) || name == written_files_name)
+      throw Error(
+          ErrorKind::invalid_argument,
+          fmt::format("files: {} is not a name of a file next to the weights. Use a name such as \"config.json\"",
+                      in_quotes(name)));
+}
+
+}  // namespace
+
+ExportRun::ExportRun(Group& group, Request request, std::string out, ExportOptions options, Open open)
+    : group_(&group::inside(group)),
+      options_(std::move(options)),
+      request_(std::move(request)),
+      out_(std::move(out)),
+      open_(std::move(open)) {}
+
+ExportReport ExportRun::run(trace::Span& span) {
+  prepare(span);
+  return complete();
+}
+
+void ExportRun::prepare(trace::Span& span) {
+  std::vector<std::byte> mine;
+  agree_on(*group_, "export: opening the shards", [&] {
+    source_ = open_(*group_);
+    if (options_.checksums) source_->check_stored();
+    mine = encode_listings(*source_);
+  });
+  const std::vector<std::vector<std::byte>> told = gather_listings(*group_, std::move(mine));
+  agree_on(*group_, "export: planning", [&] {
+    if (is_first()) plan(read_listings(told, source_->whole(), rooms_));
+  });
+  hand_out_work();
+  span.add_bytes(work_.written);
+  if (is_spread(*group_))
+    agree_on(*group_, "export: opening the output", [&] {
+      if (work_.written != 0) look_for_output(*group_, work_.directory);
+    });
+  if (!source_->is_lasting()) compare_early();
+}
+
+void ExportRun::move_to(Group& group) {
+  group_ = &group::inside(group);
+}
+
+ExportReport ExportRun::complete() {
+  assemble_files();
+  if (source_->is_lasting()) compare();
+  agree_on(*group_, "export: finishing", [&] {
+    if (is_first()) finish();
+  });
+  report_.seconds = seconds_since(begin_);
+  return std::move(report_);
+}
+
+std::vector<std::size_t> ExportRun::contributed() const {
+  std::set<std::size_t> tensors;
+  for (const Step& step : work_.steps) {
+    for (const merge::Rectangle& copy : step.copies) {
+      const auto index = static_cast<std::size_t>(copy.source);
+      if (work_.views.empty()) {
+        tensors.insert(index);
+        continue;
+      }
+      for (const merge::Box& box : work_.views.at(index).boxes) tensors.insert(static_cast<std::size_t>(box.source));
+    }
+  }
+  return {tensors.begin(), tensors.end()};
+}
+
+// Runs step 3, on rank 0.
+void ExportRun::plan(std::vector<ShardListing> listings) {
+  const trace::Span span(trace::Kind::phase, "export: planning");
+  if (!request_.path.empty()) check_not_source(request_.path, out_);
+  check_files(options_.files);
+  if (!options_.base_model.empty()) check_not_source(options_.base_model, out_);
+  check_output(out_, choice());
+  if (options_.checksums && options_.target_layout)
+    throw Error(ErrorKind::invalid_argument, "--checksums: shards have no checksum file; only a checkpoint has one");
+  const bool by_network = is_spread(*group_) && os::file_system_of(folder_of(out_)).is_network;
+  const bool all_have_all = !source_->whole().empty();
+  report_.writers = writers_of(options_, all_have_all, by_network);
+  request_.is_balanced = report_.writers == Writers::all;
+  job_.emplace(plan_job(request_, *source_, std::move(listings)));
+  std::vector<std::size_t> counts;
+  for (const RankTensors& rank : job_->ranks) counts.push_back(rank.tensors.size());
+  sources_ = sources_by_rank(counts, group_->size());
+  open_output();
+  const WindowShape windows =
+      shape_windows(options_.memory_budget, group_->size(), report_.writers, is_spread(*group_));
+  AssemblyShape shape{group_->size(), report_.writers, windows.bytes, windows.depth};
+  shape.all_have_all = all_have_all;
+  for (int rank = 0; rank < group_->size(); ++rank) shape.hosts.push_back(group_->host_of(rank));
+  shape.one_host_a_file = by_network;
+  assembly_ = plan_assembly(job_->outputs.files, job_->outputs.equal, sources_, shape, there_);
+  check_memory();
+  const std::string& partial = output_->partial();
+  std::vector<FileTarget> targets;
+  for (const FilePlan& file : assembly_.files)
+    targets.push_back(there_.contains(file.name) ? FileTarget{partial + "/" + file.name, {}}
+                                                 : grow_file(partial, file));
+  for (ProcessWork& work : assembly_.processes) {
+    work.directory = partial;
+    work.targets = targets;
+  }
+  if (std::ranges::all_of(job_->views, [](const auto& views) { return views.empty(); })) return;
+  if (shape.all_have_all) {
+    for (ProcessWork& work : assembly_.processes) work.views = job_->views.front();
+    return;
+  }
+  std::vector<std::vector<ViewedTensor>> views = views_by_process(job_->views, job_->counts, group_->size());
+  for (std::size_t i = 0; i < views.size(); ++i) assembly_.processes[i].views = std::move(views[i]);
+}
+
+void ExportRun::open_output() {
+  std::optional<FinishedFiles> journal;
+  const auto is_useful = [&](const std::string& partial) {
+    journal = read_journal(partial, job_->fingerprint);
+    return journal.has_value();
+  };
+  if (options_.resume)
+    output_.emplace(out_, choice(), is_useful);
+  else
+    output_.emplace(out_, choice());
+  const std::string& partial = output_->partial();
+  if (options_.resume) output_->keep_on_failure();
+  if (journal) {
+    verify_files(*journal);
+    std::erase_if(*journal, [&](const auto& file) { return !there_.contains(file.first); });
+    rewrite_journal(partial, *journal);
+  } else if (source_->is_lasting()) {
+    begin_journal(partial, job_->fingerprint);
+  }
+  remove_unfinished();
+}
+
+void ExportRun::verify_files(const FinishedFiles& journal) {
+  for (FilePlan& file : plan_files(job_->outputs.files)) {
+    const auto finished = journal.find(file.name);
+    if (finished == journal.end()) continue;
+    const std::string path = output_->partial() + "/" + file.name;
+    std::error_code error;
+    if (std::filesystem::file_size(path, error) == file.bytes) add_piece_checksums(file, path, [&] { go_on(*group_); });
+    const std::string wrong = verify_file(path, file.header, file.bytes, finished->second);
+    go_on(*group_);
+    if (!wrong.empty()) {
+      log(LogLevel::warning, fmt::format("{} is written again: {}", in_quotes(file.name), wrong));
+      continue;
+    }
+    there_.insert(file.name);
+    ++report_.files_resumed;
+    report_.bytes_resumed += file.bytes;
+  }
+}
+
+void ExportRun::remove_unfinished() const {
+  std::vector<std::filesystem::path> others;
+  for (const auto& entry : std::filesystem::directory_iterator(output_->partial())) {
+    const std::string name = entry.path().filename().string();
+    if (!is_journal_name(name) && !there_.contains(name)) others.push_back(entry.path());
+  }
+  for (const auto& other : others) std::filesystem::remove_all(other);
+}
+
+// At this point the size of all windows is known, and none is allocated yet.
+void ExportRun::check_memory() const {
+  std::vector<std::uint64_t> needed;
+  for (const ProcessWork& work : assembly_.processes)
+    needed.push_back(work.turns != 0 ? work.depth * work.window_bytes : 0);
+  check_rooms(*group_, rooms_, needed);
+}
+
+// Runs step 4.
+void ExportRun::hand_out_work() {
+  const trace::Span span(trace::Kind::phase, "export: distributing");
+  const WaitOptions wait{.phase = "export: distributing the work"};
+  if (!is_first()) {
+    work_ = decode_work(group_->receive(0, longest_message, wait, group::Subject::exchange));
+    return;
+  }
+  for (int rank = 1; rank < group_->size(); ++rank)
+    group_->send(rank, encode_work(assembly_.processes[static_cast<std::size_t>(rank)]), wait,
+                 group::Subject::exchange);
+  for (const ProcessWork& work : assembly_.processes) {
+    report_.bytes_written.push_back(work.written);
+    report_.windows += work.turns;
+  }
+  work_ = std::move(assembly_.processes.front());
+}
+
+// Runs step 5.
+void ExportRun::assemble_files() {
+  const trace::Span span(trace::Kind::phase, "export: writing");
+  const std::shared_ptr<Group> assembling = group_->companion({.phase = "export: beginning"});
+  const FailOnStop on_stop = fail_on_stop(*assembling, options_.stop);
+  agree_on(*group_, *assembling, "export: writing", [&] {
+    // Ranks that write nothing need no access to the output.
+    std::optional<Journal> journal;
+    WrittenCallback on_written;
+    if (source_->is_lasting() && (is_first() || work_.written != 0)) {
+      journal.emplace(work_.directory, group_->rank());
+      on_written = [&](std::uint32_t file, const std::vector<WrittenPart>& parts) {
+        journal->add_parts(std::filesystem::path(work_.targets[file].name).filename().string(), parts);
+      };
+    }
+    const auto finish = [&](std::uint32_t file) { complete_file(file, journal ? &*journal : nullptr); };
+    std::function<void(std::uint64_t)> progress;
+    if (options_.progress && is_first())
+      progress = [&](std::uint64_t bytes) {
+        options_.progress({bytes + report_.bytes_resumed, assembly_.bytes, seconds_since(begin_)});
+      };
+    std::optional<ViewedTensors> viewed;
+    if (!work_.views.empty()) viewed.emplace(source_->elements(), work_.views);
+    const TensorSource& source = viewed ? static_cast<const TensorSource&>(*viewed) : source_->elements();
+    hashes_ = assemble(*assembling, work_, source, on_written, finish, progress);
+  });
+}
+
+// Runs on rank 0.
+void ExportRun::complete_file(std::uint32_t number, Journal* journal) {
+  FilePlan& file = assembly_.files[number];
+  if (there_.contains(file.name)) return;
+  add_piece_checksums(file, work_.targets[number].place, [&] { go_on(*group_); });
+  finish_file(file, work_.targets[number]);
+  os::sync_directory(work_.directory);
+  if (journal != nullptr) journal->add_finished(file.name);
+}
+
+// Runs step 6 before anything is written.
+void ExportRun::compare_early() {
+  agree_on(*group_, "export: hashing", [&] {
+    std::optional<ViewedTensors> viewed;
+    if (!work_.views.empty()) viewed.emplace(source_->elements(), work_.views);
+    const TensorSource& source = viewed ? static_cast<const TensorSource&>(*viewed) : source_->elements();
+    for (const Step& step : work_.steps) {
+      if (step.kind != StepKind::hash) continue;
+      hashes_.push_back(hash_for(step, source));
+      go_on(*group_);
+    }
+  });
+  std::erase_if(work_.steps, [](const Step& step) { return step.kind == StepKind::hash; });
+  compare();
+}
+
+// Runs step 6.
+void ExportRun::compare() {
+  const trace::Span span(trace::Kind::phase, "export: comparing");
+  const WaitOptions wait{.phase = "export: comparing"};
+  if (!is_first()) {
+    group_->send(0, std::as_bytes(std::span(hashes_)), wait, group::Subject::exchange);
+  } else {
+    note_hashes(0);
+    for (int rank = 1; rank < group_->size(); ++rank) {
+      const auto bytes = group_->receive(rank, longest_message, wait, group::Subject::exchange);
+      hashes_.resize(bytes.size() / sizeof(TensorHash));
+      if (!hashes_.empty()) std::memcpy(hashes_.data(), bytes.data(), hashes_.size() * sizeof(TensorHash));
+      note_hashes(rank);
+    }
+  }
+  agree_on(*group_, "export: comparing", [&] {
+    for (std::size_t set = 0; is_first() && set < job_->outputs.equal.size(); ++set) compare_set(set);
+  });
+}
+
+void ExportRun::note_hashes(int process) {
+  for (const TensorHash& hash : hashes_) found_[{hash.set, process, hash.tensor}] = {hash.low, hash.high};
+}
+
+void ExportRun::compare_set(std::size_t set) {
+  const std::vector<SourceRef>& sources = job_->outputs.equal[set];
+  const auto name_of = [&](const SourceRef& ref) -> const std::string& {
+    return job_->ranks[static_cast<std::size_t>(ref.rank)].tensors[ref.index].name;
+  };
+  const auto hash_of = [&](const SourceRef& ref) {
+    const RankSources& at = sources_[static_cast<std::size_t>(ref.rank)];
+    return found_.at({static_cast<std::uint32_t>(set), at.process, at.first + ref.index});
+  };
+  const auto first = hash_of(sources.front());
+  std::string differing;
+  for (const SourceRef& ref : sources)
+    if (hash_of(ref) != first) differing += (differing.empty() ? "" : ", ") + std::to_string(ref.rank);
+  if (differing.empty()) return;
+  if (const auto tied =
+          std::ranges::find_if(sources, [&](const SourceRef& ref) { return name_of(ref) != name_of(sources.front()); });
+      tied != sources.end())
+    throw Error(
+        ErrorKind::rank_mismatch,
+        fmt::format("tensor {} of rank {} and {} of rank {} have different values, but the plan or "
+                    "\"tie_word_embeddings\" in config.json ties them",
+                    in_quotes(name_of(*tied)), tied->rank, in_quotes(name_of(sources.front())), sources.front().rank));
+  if (request_.by_boxes)
+    throw Error(ErrorKind::rank_mismatch,
+                fmt::format("tensor {}: rank {} and rank {} have different values in the elements that both have. Pass "
+                            "equal values, or turn off check_replicas",
+                            in_quotes(job_->outputs.equal_names[set]), sources.front().rank, differing));
+  throw Error(ErrorKind::rank_mismatch,
+              fmt::format("tensor {}: rank {} and rank {} have different values, but all ranks must have the same. "
+                          "If each rank has a part of the tensor, change its rule to \"concat\"",
+                          in_quotes(job_->outputs.equal_names[set]), sources.front().rank, differing));
+}
+
+// Runs step 7, on rank 0.
+void ExportRun::finish() {
+  const trace::Span span(trace::Kind::phase, "export: finishing");
+  const bool has_base = !options_.base_model.empty();
+  ExtraFiles carried =
+      has_base ? extra_files_of(options_.base_model, options_.extra_files) : source_->carried(options_.extra_files);
+  std::erase_if(carried.names, [&](const std::string& name) { return options_.files.contains(name); });
+  const std::string& partial = work_.directory;
+  copy_extra_files(has_base ? options_.base_model : request_.path, partial, carried.names, [&] { go_on(*group_); });
+  for (const auto& [name, text] : options_.files) write_file(join_path(partial, name), text);
+  if (!job_->config_text.empty()) write_file(partial + "/config.json", job_->config_text);
+  report_.skipped = std::move(carried.skipped);
+  if (!job_->outputs.index.empty()) write_file(join_path(partial, job_->outputs.index_name), job_->outputs.index);
+  if (options_.checksums) add_checksums();
+  output_->commit([&] {
+    go_on(*group_);
+    is_written_ = true;
+    // As late as possible: without the journal, the export cannot be resumed.
+    if (source_->is_lasting()) remove_journal(partial);
+  });
+  report_.manifest = std::move(job_->account);
+}
+
+// Computes checksums of the bytes on the disk: the files are read back, so that the checksums describe their actual
+// contents.
+void ExportRun::add_checksums() {
+  std::vector<SafetensorsFile> files;
+  os::allow_open_files(job_->outputs.files.size());
+  for (const OutputFile& output : job_->outputs.files)
+    files.push_back(SafetensorsFile::open(work_.directory + "/" + output.name));
+  write_checksums(work_.directory, checksums_of(files, [&](std::uint64_t) { go_on(*group_); }));
+}
+
+}  // namespace muster
