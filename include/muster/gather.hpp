@@ -247,8 +247,9 @@ GatheredConfigs get_configs_parallel(const Config* config, const RankList& ranks
 /// Gathers one tensor of each rank over all ranks of world().
 GatheredTensors get_tensors_parallel(const TensorView& tensor, const RankList& ranks = all_ranks);
 
-/// Frees the unused shared memory of this rank in `group`: that of its pool and that of its streams (gather_each.hpp).
-/// Memory that results still hold is kept. Returns the number of bytes that were freed. Local.
+/// Frees the unused memory of this rank in `group`: that of its pool, that of its streams (gather_each.hpp), and that
+/// of asynchronous exports (live_export.hpp). Memory that results or running exports still hold is kept. Returns the
+/// number of bytes that were freed. Local.
 std::uint64_t trim(Group& group);
 
 }  // namespace muster

@@ -13,6 +13,7 @@
 #include "src/gather/opening.hpp"
 #include "src/gather/stream.hpp"
 #include "src/group/async_executor.hpp"
+#include "src/group/kept_memory.hpp"
 #include "src/group/watchdog.hpp"
 #include "src/os/clock.hpp"
 
@@ -117,7 +118,8 @@ GatheredTensors get_tensors_parallel(const TensorView& tensor, const RankList& r
 
 std::uint64_t trim(Group& group) {
   const group::Use use(group);
-  std::uint64_t bytes = gather::trim_streams(group) + gather::trim_async(group);
+  std::uint64_t bytes = gather::trim_streams(group) + gather::trim_async(group) +
+                        group::inside(group).extension<group::KeptMemory>()->trim();
   for (const auto& driver : gather::RouteTable::instance().drivers()) bytes += driver->trim(group);
   return bytes;
 }

@@ -71,6 +71,7 @@ class Lane::Tasks {
       lock.lock();
       // The entry is removed only now, because the group counts as in use while the task runs.
       waiting.pop_front();
+      changed.notify_all();
     }
   }
 
@@ -97,7 +98,7 @@ Lane::~Lane() {
     tasks_->is_ending = true;
     if (is_own_thread) tasks_->group = nullptr;
   }
-  tasks_->changed.notify_one();
+  tasks_->changed.notify_all();
   if (is_own_thread) thread_.detach();
 }
 
@@ -118,13 +119,18 @@ void Lane::add(std::function<void()> task) {
     const std::lock_guard lock(tasks_->mutex);
     if (!thread_.is_started()) thread_ = os::Thread("asynchronous calls", [tasks = tasks_] { tasks->run(); });
     tasks_->waiting.push_back(std::move(task));
-    tasks_->changed.notify_one();
+    tasks_->changed.notify_all();
   });
 }
 
 void Lane::pass_on_failure(Tasks& tasks) noexcept {
   if (tasks.group == nullptr) return;
   if (const auto cause = tasks.own->error()) tasks.group->abort(*cause);
+}
+
+void Lane::wait_idle() {
+  std::unique_lock lock(tasks_->mutex);
+  tasks_->changed.wait(lock, [&] { return tasks_->waiting.empty(); });
 }
 
 void Lane::if_idle(const std::function<void(Group&)>& call) {

@@ -36,6 +36,8 @@ class Lane {
   void add(std::function<void()> task);
   /// If the duplicate has failed, fails the group with the same cause. Called on the lane's thread.
   static void pass_on_failure(Tasks& tasks) noexcept;
+  /// Waits until no task is pending. The waits of tasks have deadlines.
+  void wait_idle();
   /// Runs call(own) on the calling thread if no task is pending.
   void if_idle(const std::function<void(Group&)>& call);
 

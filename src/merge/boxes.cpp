@@ -59,6 +59,10 @@ struct BytePlan {
   std::vector<Box> boxes;
 };
 
+[[noreturn]] void refuse_shared_byte() {
+  throw Error(ErrorKind::unsupported, "packed elements of different parts would share a byte");
+}
+
 bool is_full(const Region& box, std::size_t dim, std::int64_t extent) {
   return box.begin[dim] == 0 && box.extents[dim] == extent;
 }
@@ -360,28 +364,30 @@ std::vector<Band> bands_of(const TensorSpec& target, std::span<const SourceBox> 
   return Banding(byte_plan(target, boxes))();
 }
 
-std::vector<Rectangle> rows_in_source(DType dtype, const Region& box, const Region& all) {
-  const std::size_t dims = box.begin.size();
-  const auto item = static_cast<std::uint64_t>(bits(dtype));
-  const auto bytes_of = [&](std::uint64_t elements) {
-    if (elements * item % 8 != 0)
-      throw Error(ErrorKind::unsupported, "packed elements of different parts would share a byte");
-    return elements * item / 8;
-  };
+std::vector<Rectangle> rows_in_source(const TensorSpec& target, const Region& box, const Region& all) {
   if (volume(box.extents) == 0) return {};
-  if (dims == 0) return {{.bytes = (item + 7) / 8, .rows = 1}};
-  const Strides strides = row_major_strides(all.extents);
-  Rectangle rows{.bytes = bytes_of(static_cast<std::uint64_t>(box.extents.back())), .rows = 1};
+  auto unit_bits = static_cast<std::uint64_t>(bits(target.dtype));
+  std::size_t dims = target.shape.size();
+  // Dimensions that the box has completely are part of the unit; every source of the box has them, too.
+  while (dims != 0 && is_full(box, dims - 1, target.shape[dims - 1]))
+    unit_bits *= static_cast<std::uint64_t>(target.shape[--dims]);
+  if (dims == 0) return {{.bytes = (unit_bits + 7) / 8, .rows = 1}};
+  const auto bytes_of = [&](std::int64_t units) {
+    const std::uint64_t in_bits = static_cast<std::uint64_t>(units) * unit_bits;
+    if (in_bits % 8 != 0) refuse_shared_byte();
+    return in_bits / 8;
+  };
+  const Strides strides = row_major_strides(std::span(all.extents).first(dims));
+  Rectangle rows{.bytes = bytes_of(box.extents[dims - 1]), .rows = 1};
   if (dims > 1) {
     rows.rows = static_cast<std::uint64_t>(box.extents[dims - 2]);
-    rows.from_stride = bytes_of(static_cast<std::uint64_t>(strides[dims - 2]));
+    rows.from_stride = bytes_of(strides[dims - 2]);
   }
   std::vector<Rectangle> rectangles;
   Shape index(dims, 0);
   for (;;) {
-    std::uint64_t from = 0;
-    for (std::size_t dim = 0; dim < dims; ++dim)
-      from += static_cast<std::uint64_t>((box.begin[dim] - all.begin[dim] + index[dim]) * strides[dim]);
+    std::int64_t from = 0;
+    for (std::size_t dim = 0; dim < dims; ++dim) from += (box.begin[dim] - all.begin[dim] + index[dim]) * strides[dim];
     rows.from = bytes_of(from);
     rectangles.push_back(rows);
     std::size_t dim = dims > 1 ? dims - 2 : 0;

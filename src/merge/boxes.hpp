@@ -84,8 +84,9 @@ std::vector<SourceBox> cut_overlaps(std::vector<SourceBox> boxes,
 /// packed elements of two boxes would share a byte.
 std::vector<Band> bands_of(const TensorSpec& target, std::span<const SourceBox> boxes);
 
-/// Returns the bytes of `box`, a box inside `all`, in a source that has the elements `all`, as rows. Consecutive
-/// rectangles are in row-major order of the elements. Their `to` is not set. Throws as bands_of.
-std::vector<Rectangle> rows_in_source(DType dtype, const Region& box, const Region& all);
+/// Returns the bytes of `box`, a box of the target inside `all`, in a source that has the elements `all`, as rows.
+/// Consecutive rectangles are in row-major order of the elements. Their number and sizes depend on the target and the
+/// box only. Their `to` is not set. Throws as bands_of.
+std::vector<Rectangle> rows_in_source(const TensorSpec& target, const Region& box, const Region& all);
 
 }  // namespace muster::merge

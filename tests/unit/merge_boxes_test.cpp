@@ -147,7 +147,7 @@ TEST_CASE("boxes that overlap are cut, and all that two have is found") {
       std::vector<std::uint32_t> seen[2];
       for (const int side : {0, 1}) {
         const auto source = static_cast<std::size_t>(side == 0 ? each.source : each.other);
-        for (const Rectangle& rows : rows_in_source(DType::u32, each.box, boxes[source]))
+        for (const Rectangle& rows : rows_in_source({DType::u32, whole}, each.box, boxes[source]))
           for (std::uint64_t row = 0; row < rows.rows; ++row)
             for (std::uint64_t i = 0; i < rows.bytes / 4; ++i)
               seen[side].push_back(values[source].at((rows.from + row * rows.from_stride) / 4 + i));

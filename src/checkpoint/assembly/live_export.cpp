@@ -5,13 +5,22 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <map>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "muster/error.hpp"
+#include "muster/log.hpp"
+#include "src/base/escaped.hpp"
+#include "src/base/fork_mutex.hpp"
 #include "src/checkpoint/assembly/export_run.hpp"
 #include "src/checkpoint/assembly/live_tensors.hpp"
+#include "src/group/async_executor.hpp"
 #include "src/group/group.hpp"
+#include "src/group/kept_memory.hpp"
+#include "src/os/shared_memory.hpp"
 #include "src/trace/span.hpp"
 
 namespace muster {
@@ -49,6 +58,119 @@ ExportRun::Open open_parts(std::span<const TensorPart> parts, const ExportOption
   };
 }
 
+/// The exports of a group that run while their callers continue.
+struct LiveExports {
+  std::unique_ptr<group::Lane> lane;
+};
+
+/// Logs the failure of an export that no caller takes.
+class Untaken {
+ public:
+  explicit Untaken(std::string out) : out_(std::move(out)) {}
+  void failed(const std::string& words) {
+    const std::lock_guard lock(mutex_);
+    words_ = words;
+    report();
+  }
+  void dropped() {
+    const std::lock_guard lock(mutex_);
+    is_dropped_ = true;
+    report();
+  }
+
+ private:
+  void report() const {
+    if (is_dropped_ && !words_.empty())
+      log(LogLevel::error, fmt::format("the export to {} failed: {}", in_quotes(out_), words_));
+  }
+  const std::string out_;
+  ForkMutex mutex_;
+  std::string words_;
+  bool is_dropped_ = false;
+};
+
+class LiveOperation final : public detail::Operation<ExportReport> {
+ public:
+  LiveOperation(Work<ExportReport> work, std::shared_ptr<Untaken> untaken)
+      : work_(std::move(work)), untaken_(std::move(untaken)) {}
+  LiveOperation& operator=(LiveOperation&&) = delete;
+  ~LiveOperation() override {
+    if (untaken_) untaken_->dropped();
+  }
+  bool wait_for(std::chrono::milliseconds time) override { return work_.wait_for(time); }
+  ExportReport get() override {
+    untaken_.reset();
+    return work_.get();
+  }
+  [[nodiscard]] bool has_ended() const noexcept override { return true; }
+
+ private:
+  Work<ExportReport> work_;
+  std::shared_ptr<Untaken> untaken_;
+};
+
+/// The memory of a snapshot, until it is written.
+class Snapshot {
+ public:
+  explicit Snapshot(std::shared_ptr<group::KeptMemory> kept) : kept_(std::move(kept)) {}
+  Snapshot& operator=(Snapshot&&) = delete;
+  ~Snapshot() { kept_->give_back(); }
+
+  /// Collective. Copies what this rank contributes. Throws Error(out_of_space) on all ranks if a host lacks the memory;
+  /// nothing is copied then.
+  void take(Group& group, LiveTensors& tensors, std::span<const std::size_t> contributed) {
+    const std::uint64_t bytes = tensors.bytes_to_keep(contributed);
+    check_room(group, bytes);
+    std::span<std::byte> memory;
+    agree_on(group, "export: allocating a snapshot", [&] { memory = kept_->take(bytes); });
+    agree_on(group, "export: copying", [&] { tensors.keep(contributed, memory); });
+  }
+
+ private:
+  void check_room(Group& group, std::uint64_t bytes) const {
+    struct Needs {
+      std::uint64_t more = 0;
+      std::uint64_t room = 0;
+    };
+    const std::uint64_t size = kept_->size();
+    const Needs mine{bytes > size ? bytes - size : 0, os::memory_headroom(os::Backing::anonymous).bytes};
+    std::vector<Needs> all(static_cast<std::size_t>(group.size()));
+    group.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)),
+                     {.phase = "export: comparing memory"});
+    std::map<int, Needs> hosts;
+    for (int rank = 0; rank < group.size(); ++rank) {
+      const Needs& needs = all[static_cast<std::size_t>(rank)];
+      Needs& host = hosts.try_emplace(group.host_of(rank), Needs{0, needs.room}).first->second;
+      host.more += needs.more;
+      host.room = std::min(host.room, needs.room);
+    }
+    for (int rank = 0; rank < group.size(); ++rank)
+      if (const Needs& host = hosts.at(group.host_of(rank)); host.more > host.room)
+        throw Error(ErrorKind::out_of_space,
+                    fmt::format("too little memory for a snapshot on host {}: needed {} bytes, available {}. Use "
+                                "export_model without _async, or export layer by layer",
+                                group.info(rank).host, host.more, host.room));
+  }
+
+  std::shared_ptr<group::KeptMemory> kept_;
+};
+
+/// Collective. Returns the lane for exports. It is renewed if an export was cancelled, which only some ranks may know.
+group::Lane& lane_of(Group& group, LiveExports& exports) {
+  const std::uint8_t mine = !exports.lane || exports.lane->own()->error() ? 1 : 0;
+  std::vector<std::uint8_t> all(static_cast<std::size_t>(group.size()));
+  group.all_gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)),
+                   {.phase = "export: setting up"});
+  if (std::ranges::find(all, 1) != all.end()) exports.lane = std::make_unique<group::Lane>(group);
+  return *exports.lane;
+}
+
+/// The state of a group after an export on its lane has failed.
+void pass_on(group::Lane::Tasks& tasks, const Group& own) noexcept {
+  const std::optional<Error> cause = own.error();
+  if (cause && cause->kind() != ErrorKind::cancelled) group::Lane::pass_on_failure(tasks);
+}
+
 }  // namespace
 
 ExportReport export_model(std::span<const TensorPart> parts, const std::string& out, const std::string& plan,
@@ -58,6 +180,44 @@ ExportReport export_model(std::span<const TensorPart> parts, const std::string& 
   ExportRun run(group, live_request(plan, options), out, options, open_parts(parts, options, plan));
   const FailOnStop on_stop = fail_on_stop(group, options.stop, &run.is_written());
   return run.run(span);
+}
+
+Work<ExportReport> export_model_async(std::span<const TensorPart> parts, const std::string& out,
+                                      const std::string& plan, Group& group, const ExportOptions& options) {
+  const group::Use use(group);
+  trace::Span span(trace::Kind::export_model, "export_model_async", group::inside(group).operations().next());
+  const auto exports = group::inside(group).extension<LiveExports>();
+  if (exports->lane) exports->lane->wait_idle();
+  group::Lane& lane = lane_of(group, *exports);
+  LiveTensors* tensors = nullptr;
+  const auto run = std::make_shared<ExportRun>(group, live_request(plan, options), out, options, [&](Group& ranks) {
+    if (ranks.rank() == 0) check_live_options(options, plan);
+    auto opened = std::make_unique<LiveTensors>(parts, ranks);
+    tensors = opened.get();
+    return opened;
+  });
+  const auto snapshot = std::make_shared<Snapshot>(group::inside(group).extension<group::KeptMemory>());
+  {
+    const FailOnStop on_stop = fail_on_stop(group, options.stop);
+    run->prepare(span);
+    snapshot->take(group, *tensors, run->contributed());
+  }
+  run->move_to(*lane.own());
+  const auto untaken = std::make_shared<Untaken>(out);
+  auto task = detail::task_of<Group>(
+      // Not const, so that moving the call moves the captures.
+      [run = run, snapshot = snapshot, untaken = untaken, stop = options.stop](Group& own) {
+        try {
+          const FailOnStop on_stop = fail_on_stop(own, stop, &run->is_written());
+          return run->complete();
+        } catch (const std::exception& error) {
+          untaken->failed(error.what());
+          throw;
+        }
+      },
+      [tasks = lane.tasks()](Group& own) { pass_on(*tasks, own); });
+  lane.add([run_task = std::move(task.run), own = lane.own()] { run_task(*own); });
+  return Work<ExportReport>(std::make_shared<LiveOperation>(std::move(task.work), untaken));
 }
 
 }  // namespace muster

@@ -47,8 +47,6 @@ LiveTensors::LiveTensors(std::span<const TensorPart> parts, Group& group) : grou
     if (!is_utf8(part.name)) refuse_part(part, "its name is not UTF-8. Pass names in UTF-8");
     if (part.name.empty()) throw Error(ErrorKind::invalid_argument, "a tensor has no name. Give each tensor a name");
     const TensorView& view = part.tensor.view();
-    if (view.nbytes() != 0 && view.data() == nullptr)
-      refuse_part(part, "it has no memory. Pass a tensor with elements");
     if (!view.device().is_host() && gather::RouteTable::instance().staging() == nullptr)
       throw Error(ErrorKind::unsupported,
                   fmt::format("tensor {}: it is on {}, and this program cannot read GPUs. Link libmuster-cuda, or copy "

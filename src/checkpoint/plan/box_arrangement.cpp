@@ -143,7 +143,7 @@ class ArrangingBoxes {
   void compare(std::span<const merge::CommonBox> common, ArrangedTensor& tensor) const {
     const auto rows_of = [&](int source, const merge::Region& box) {
       const SourceRef& ref = tensor.sources[static_cast<std::size_t>(source)];
-      return merge::rows_in_source(tensor.layout.target.dtype, box, box_of(ref));
+      return merge::rows_in_source(tensor.layout.target, box, box_of(ref));
     };
     for (const merge::CommonBox& each : common) {
       const std::vector<merge::Rectangle> one = rows_of(each.source, each.box);
