@@ -21,7 +21,7 @@
 #include "python/core/long_work.hpp"
 #include "python/core/options.hpp"
 #include "python/core/waiting.hpp"
-#include "src/checkpoint/assembly/agreement.hpp"
+#include "src/checkpoint/assembly/live_export.hpp"
 #include "src/group/error_propagation.hpp"
 #include "src/group/watchdog.hpp"
 #include "src/inspect/reports.hpp"
@@ -157,23 +157,20 @@ struct LiveArguments {
 
 /// Returns make(). If it fails, every rank raises its error, and the group remains usable.
 template <class Make>
-auto made_for_export(Group& group, const Make& make) -> decltype(make()) {
-  return made_or_refused(make, [&](const Error& failure) {
-    // The first step in which the other ranks agree on failures.
-    agree(group::inside(group), failure, "export: reading the arguments");
-  });
+auto made_for_export(Group& group, ExportForm form, const Make& make) -> decltype(make()) {
+  return made_or_refused(make, [&](const Error& failure) { refuse_export(group, failure, form); });
 }
 
-LiveArguments live_arguments_of(nb::handle state, Group& group, const nb::dict& given) {
-  return made_for_export(group, [&] {
-    return LiveArguments{export_options_of(given),
-                         parts_of(nb::module_::import_("muster._parts").attr("parts_of")(state))};
+LiveArguments live_arguments_of(nb::handle state, Group& group, ExportForm form, const nb::dict& given) {
+  return made_for_export(group, form, [&] {
+    const nb::object parts = nb::module_::import_("muster._parts").attr("parts_of")(state);
+    return LiveArguments{export_options_of(given), parts_of(parts)};
   });
 }
 
 nb::dict export_tensors(nb::handle state, const std::string& out, const std::string& plan, Group& group,
                         const nb::dict& given, nb::handle progress) {
-  const LiveArguments live = live_arguments_of(state, group, given);
+  const LiveArguments live = live_arguments_of(state, group, ExportForm::blocking, given);
   const auto call = [&](const ExportOptions& options) { return export_model(live.parts, out, plan, group, options); };
   return exported(group, live.options, progress, call, std::launch::async);
 }
@@ -181,7 +178,7 @@ nb::dict export_tensors(nb::handle state, const std::string& out, const std::str
 /// `next()` returns the parts of the next unit as a list, or None at the end. It runs on this thread.
 nb::dict export_units(nb::callable next, const std::string& out, const std::string& plan, Group& group,
                       const nb::dict& given, nb::handle progress) {
-  const ExportOptions made = made_for_export(group, [&] { return export_options_of(given); });
+  const ExportOptions made = made_for_export(group, ExportForm::blocking, [&] { return export_options_of(given); });
   const PartSource units = [&] {
     return call_python([&]() -> std::optional<std::vector<TensorPart>> {
       const nb::object unit = next();
@@ -199,7 +196,7 @@ class ExportWork {
   ExportWork(nb::handle state, const std::string& out, const std::string& plan, std::shared_ptr<Group> group,
              const nb::dict& given, nb::handle progress)
       : group_(std::move(group)), telling_(std::make_shared<Telling>(progress)) {
-    LiveArguments live = live_arguments_of(state, *group_, given);
+    LiveArguments live = live_arguments_of(state, *group_, ExportForm::asynchronous, given);
     live.options.progress = Telling::callback(telling_);
     live.options.stop = telling_->stop_token();
     work_ = without_gil([&] { return export_model_async(live.parts, out, plan, *group_, live.options); });

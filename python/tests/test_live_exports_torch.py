@@ -176,11 +176,16 @@ def test_accelerate(tmp_path):
 
 @needs("accelerate")
 def test_fsdp2_of_accelerate(tmp_path):
-    """The page's program with a plugin for FSDP2."""
-    plugin = 'Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="size_based_wrap", min_num_params=1))'
-    program = PROGRAMS["accelerated.py"].replace("Accelerator(cpu=True)", plugin).replace("import Accelerator", "import Accelerator, FullyShardedDataParallelPlugin")
-    begin, end = "import os\nos.environ['ACCELERATE_USE_FSDP'] = '1'\n", "assert all(hasattr(value, 'placements') for value in model.state_dict().values())\n"
-    torchrun(tmp_path, 2, begin + program + end)
+    """The page's program with FSDP2, which accelerate supports only on devices unless its state is changed."""
+    begin = "accelerator = Accelerator(cpu=True)\n"
+    change = """
+from accelerate import FullyShardedDataParallelPlugin
+from accelerate.utils import DistributedType
+accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="no_wrap", cpu_ram_efficient_loading=False)
+accelerator.state.distributed_type = DistributedType.FSDP
+"""
+    end = "assert all(hasattr(value, 'placements') for value in model.state_dict().values())\n"
+    torchrun(tmp_path, 2, PROGRAMS["accelerated.py"].replace(begin, begin + change).replace("accelerator.end", end + "accelerator.end"))
     assert len(muster.show(tmp_path / "accelerated")["tensors"]) == 2
 
 
