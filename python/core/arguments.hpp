@@ -113,6 +113,17 @@ auto made_for(Group& group, const Make& make) -> decltype(make()) {
   return made_or_refused(make, [&](const Error& failure) { group::inside(group).refuse(failure); });
 }
 
+/// Runs a callback into Python, and converts its exception to the failure that all ranks receive.
+template <class Call>
+auto call_python(const Call& call) -> decltype(call()) {
+  const InPython in_python;
+  try {
+    return call();
+  } catch (nb::python_error& raised) {
+    throw error_of(raised, ErrorKind::io);
+  }
+}
+
 }  // namespace muster::python
 
 namespace nanobind::detail {

@@ -29,6 +29,7 @@ namespace nb = nanobind;
 
 void bind_collectives(nb::module_& module);
 void bind_errors(nb::module_& module);
+void bind_exports(nb::module_& module);
 void bind_tensors(nb::module_& module);
 void bind_files(nb::module_& module);
 void bind_groups(nb::module_& module);

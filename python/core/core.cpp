@@ -35,6 +35,7 @@ NB_MODULE(_core, module) {
   bind_tensors(module);
   bind_groups(module);
   bind_files(module);
+  bind_exports(module);
   bind_gathers(module);
   bind_launches(module);
   bind_traces(module);

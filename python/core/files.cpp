@@ -1,11 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// State files, workspaces, safetensors files, checkpoints, and the reports of the program `muster`.
+// State files, workspaces, safetensors files, shards of a model in memory, and the reports of the program `muster`.
 
-#include <fmt/core.h>
-
-#include <chrono>
 #include <cstdint>
-#include <future>
 #include <map>
 #include <optional>
 #include <stop_token>
@@ -13,9 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "muster/dtype.hpp"
 #include "muster/error.hpp"
-#include "muster/export.hpp"
 #include "muster/load_shard.hpp"
 #include "muster/progress.hpp"
 #include "muster/safetensors.hpp"
@@ -25,10 +19,11 @@
 #include "muster/workspace.hpp"
 #include "python/core/arguments.hpp"
 #include "python/core/bindings.hpp"
+#include "python/core/long_work.hpp"
+#include "python/core/options.hpp"
 #include "python/core/waiting.hpp"
 #include "src/checkpoint/fingerprint.hpp"
 #include "src/group/error_propagation.hpp"
-#include "src/group/watchdog.hpp"
 #include "src/inspect/reports.hpp"
 #include "src/inspect/show.hpp"
 
@@ -52,53 +47,6 @@ nb::dict dict_of(const std::vector<NamedTensor>& weights) {
 
 nb::object pair_of(const State& state) {
   return nb::make_tuple(object_of(state.config), dict_of(state.weights));
-}
-
-/// Runs long work on a separate thread, while the calling thread checks for Ctrl-C, which ends the work. `deferred`
-/// runs it on the calling thread. `progress` is None, or is called with (bytes, total_bytes, seconds); an exception of
-/// it also ends the work.
-template <class Call>
-auto long_work(nb::handle progress, const Call& call, std::launch where = std::launch::async) {
-  std::stop_source stop;
-  std::optional<nb::python_error> raised;
-  ProgressCallback tell;
-  if (!progress.is_none())
-    tell = [&](const Progress& now) {
-      const InPython in_python;
-      if (raised) return;
-      try {
-        progress(now.bytes, now.total_bytes, now.seconds);
-      } catch (nb::python_error& error) {
-        // This may be a thread on which nothing may be thrown.
-        raised.emplace(std::move(error));
-        stop.request_stop();
-      }
-    };
-  const auto end = [&] {
-    if (raised) throw nb::python_error(std::move(*raised));
-  };
-  try {
-    auto result = without_gil([&] {
-      auto work = std::async(where, [&] { return call(tell, stop.get_token()); });
-      while (work.wait_for(std::chrono::milliseconds(60)) == std::future_status::timeout)
-        if (group::is_interrupted()) stop.request_stop();
-      return work.get();
-    });
-    end();
-    return result;
-  } catch (const Error&) {
-    end();
-    throw;
-  }
-}
-
-/// The progress callback for work without a stop token: if `tell` requests the end, the work ends with an exception
-/// about `what`.
-ProgressCallback ended_by(const ProgressCallback& tell, const std::stop_token& stop, std::string what) {
-  return [&tell, stop, what = std::move(what)](const Progress& now) {
-    if (tell) tell(now);
-    if (stop.stop_requested()) throw Error(ErrorKind::cancelled, what + ": interrupted");
-  };
 }
 
 void bind_states(nb::module_& module) {
@@ -204,10 +152,7 @@ void bind_safetensors(nb::module_& module) {
         for (const auto& [name, tensor] : named)
           entries.push_back({.name = name, .dtype = tensor.dtype(), .shape = tensor.shape()});
         std::map<std::string, std::string> texts;
-        if (!metadata.is_none() && !nb::isinstance<nb::dict>(metadata)) refuse_argument(metadata, "metadata", "a dict");
-        if (!metadata.is_none())
-          for (const auto& [key, value] : nb::borrow<nb::dict>(metadata))
-            texts[argument_of<std::string>(key, "metadata")] = argument_of<std::string>(value, "metadata");
+        if (!metadata.is_none()) texts = texts_of(metadata, "metadata");
         without_gil([&] {
           SafetensorsWriter writer(path, std::move(entries), std::move(texts));
           for (const auto& [name, tensor] : named) writer.write(name, tensor.view());
@@ -216,55 +161,6 @@ void bind_safetensors(nb::module_& module) {
       },
       nb::arg(), nb::arg(), nb::arg().none());
 }
-
-nb::list skipped_of(const Omissions& files) {
-  nb::list list;
-  for (const Omission& file : files) list.append(nb::make_tuple(file.name, file.reason));
-  return list;
-}
-
-/// Sets options by their C++ names; options that are not given keep their values.
-class Options {
- public:
-  explicit Options(const nb::dict& given) : given_(given) {}
-
-  template <class Value>
-  void take(const char* name, Value& value) const {
-    read(name, [&](nb::handle object) { value = nb::cast<Value>(object); });
-  }
-  void take(const char* name, ParallelLayout& value) const {
-    read(name, [&](nb::handle object) { value = ParallelLayout::parse(nb::cast<std::string>(nb::str(object))); });
-  }
-  void take(const char* name, std::chrono::seconds& value) const {
-    read(name,
-         [&](nb::handle object) { value = std::chrono::seconds(static_cast<std::int64_t>(nb::cast<double>(object))); });
-  }
-  void take(const char* name, DType& value) const {
-    read(name, [&](nb::handle object) { value = dtype_of(object); });
-  }
-  template <class Value>
-  void take(const char* name, std::optional<Value>& value) const {
-    if (given_.contains(name) && !given_[name].is_none()) take(name, value.emplace());
-  }
-  void take_bytes(const char* name, std::uint64_t& value) const {
-    read(name, [&](nb::handle object) { value = bytes_of(object); });
-  }
-
- private:
-  template <class Read>
-  void read(const char* name, const Read& read) const {
-    if (!given_.contains(name)) return;
-    try {
-      read(given_[name]);
-    } catch (nb::python_error& error) {
-      throw error_of(error, ErrorKind::invalid_argument);
-    } catch (const nb::cast_error&) {
-      throw Error(ErrorKind::invalid_argument, fmt::format("{}: the value does not have the expected type", name));
-    }
-  }
-
-  const nb::dict& given_;
-};
 
 SourceOptions source_options_of(const nb::dict& given) {
   const Options options(given);
@@ -285,41 +181,6 @@ TensorFilter filter_of(const nb::dict& given) {
   options.take("select", filter.select);
   options.take("exclude", filter.exclude);
   return filter;
-}
-
-nb::object shard(const std::string& model, const std::string& out, const std::string& layout, const std::string& plan,
-                 const nb::dict& given, nb::handle progress) {
-  ShardOptions made;
-  const Options options(given);
-  options.take("force", made.force);
-  options.take("to_workspace", made.to_workspace);
-  options.take("zstd_level", made.zstd_level);
-  options.take("extra_files", made.extra_files);
-  options.take("select", made.select);
-  options.take("exclude", made.exclude);
-  options.take("source_layout", made.source_layout);
-  options.take("key", made.key);
-  options.take("file_pattern", made.file_pattern);
-  options.take("job_id", made.job_id);
-  options.take("step", made.step);
-  options.take("base_model", made.base_model);
-  options.take("to_plan", made.to_plan);
-  options.take("stale_after", made.stale_after);
-  options.take("dry_run", made.dry_run);
-  const ShardReport report = long_work(progress, [&](const ProgressCallback& tell, std::stop_token stop) {
-    made.progress = tell;
-    made.stop = std::move(stop);
-    return shard_model(model, out, ParallelLayout::parse(layout), plan, made);
-  });
-  nb::dict result;
-  result["tensors"] = report.tensors;
-  result["bytes"] = report.bytes;
-  result["bytes_written"] = report.bytes_written;
-  result["job"] = report.job;
-  result["skipped"] = skipped_of(report.skipped);
-  result["notes"] = nb::cast(report.notes);
-  result["seconds"] = report.seconds;
-  return result;
 }
 
 nb::object load_shard_of(const std::string& model, const std::string& layout, int rank, const std::string& plan,
@@ -344,71 +205,9 @@ nb::object load_shard_of(const std::string& model, const std::string& layout, in
   }));
 }
 
-ExportOptions export_options_of(const nb::dict& given) {
-  const Options options(given);
-  ExportOptions made;
-  std::optional<std::string> writers;
-  options.take("force", made.force);
-  options.take_bytes("max_shard_size", made.max_shard_size);
-  options.take_bytes("memory_budget", made.memory_budget);
-  options.take("writers", writers);
-  options.take("source_layout", made.source_layout);
-  options.take("target_layout", made.target_layout);
-  options.take("to_plan", made.to_plan);
-  options.take("dtype", made.dtype);
-  options.take("cast_all", made.cast_all);
-  options.take("resume", made.resume);
-  options.take("base_model", made.base_model);
-  options.take("select", made.select);
-  options.take("exclude", made.exclude);
-  options.take("checksums", made.checksums);
-  options.take("job_id", made.job_id);
-  options.take("step", made.step);
-  options.take("key", made.key);
-  options.take("file_pattern", made.file_pattern);
-  options.take("extra_files", made.extra_files);
-  options.take("stale_after", made.stale_after);
-  if (!writers) return made;
-  if (writers != to_string(Writers::rank0) && writers != to_string(Writers::all))
-    throw Error(ErrorKind::invalid_argument,
-                fmt::format("writers: unknown value '{}' (expected 'rank0' or 'all')", *writers));
-  made.writers = writers == to_string(Writers::rank0) ? Writers::rank0 : Writers::all;
-  return made;
-}
-
-nb::object export_shards(const std::string& shards, const std::string& out, const std::string& plan, Group& group,
-                         const nb::dict& given, nb::handle progress) {
-  // The other ranks are already waiting for this rank.
-  ExportOptions options = group::or_fail(group, [&] { return export_options_of(given); });
-  const auto work = [&](const ProgressCallback& tell, std::stop_token stop) {
-    options.progress = tell;
-    options.stop = std::move(stop);
-    return export_model(shards, out, plan, group, options);
-  };
-  // MPI may be restricted to the main thread.
-  const ExportReport report =
-      long_work(progress, work, group.kind() == "mpi" ? std::launch::deferred : std::launch::async);
-  nb::dict result;
-  if (group.rank() != 0) return result;
-  result["manifest"] = object_of(inspect::account_tree(report.manifest));
-  result["files_resumed"] = report.files_resumed;
-  result["bytes_resumed"] = report.bytes_resumed;
-  result["writers"] = std::string(to_string(report.writers));
-  result["bytes_written"] = nb::cast(report.bytes_written);
-  result["skipped"] = skipped_of(report.skipped);
-  result["seconds"] = report.seconds;
-  return result;
-}
-
 void bind_checkpoints(nb::module_& module) {
-  module.def("shard_model", shard, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
   module.def("load_shard", load_shard_of, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none(),
              nb::arg().none());
-  module.def("export_model", export_shards, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
-  module.def("plan_export", [](const std::string& shards, const std::string& plan, const nb::dict& given) {
-    const ExportOptions options = export_options_of(given);
-    return object_of(inspect::account_tree(without_gil([&] { return plan_export(shards, plan, options); })));
-  });
   module.def(
       "verify",
       [](const std::string& path, const nb::dict& given, nb::handle progress) {

@@ -157,17 +157,6 @@ nb::object merge_tensor(nb::handle value, nb::handle merge, nb::handle ranks, Gr
   return nb::make_tuple(ExchangeResult(std::move(merged)), result);
 }
 
-/// Runs a callback into Python, and converts its exception to the failure that all ranks receive.
-template <class Call>
-auto call_python(const Call& call) -> decltype(call()) {
-  const InPython in_python;
-  try {
-    return call();
-  } catch (nb::python_error& raised) {
-    throw error_of(raised, ErrorKind::io);
-  }
-}
-
 nb::object object_of_part(const LayerPart& part) {
   nb::list configs;
   for (const auto& config : part.configs) configs.append(config ? object_of(*config) : nb::none());

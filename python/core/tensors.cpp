@@ -236,7 +236,7 @@ Raises:
         if (dtype.is_none() && !shape) return tensor;
         return seen_as(tensor, dtype.is_none() ? tensor.dtype() : dtype_of(dtype), std::move(shape));
       },
-      nb::arg("object"), nb::arg("dtype").none() = nb::none(), nb::arg("shape") = nb::none());
+      nb::arg("object").none(), nb::arg("dtype").none() = nb::none(), nb::arg("shape") = nb::none());
   module.def("from_buffer", [](nb::handle object) { return tensor_from_buffer(object); });
   module.def("from_dlpack", [](nb::handle object) { return tensor_from_dlpack(object); });
   module.def(

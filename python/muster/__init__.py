@@ -8,18 +8,17 @@ import os as _os
 import typing as _typing
 
 from . import merge
-from ._core import Group, MessageQueue, ProcessGroup, SharedArena, Tensor, TraceSpan, is_tracing, make_queue_handle, version as __version__
+from ._core import ExportWork, Group, MessageQueue, ProcessGroup, SharedArena, Tensor, TraceSpan, is_tracing, make_queue_handle, version as __version__
+from ._exports import export_model, plan_export
 from ._files import (
     NFSWorkspace,
     State,
     Workspace,
     diff,
-    export_model,
     fingerprint,
     join,
     load_safetensors,
     load_shard,
-    plan_export,
     read_state_file,
     safetensors_metadata,
     save_safetensors,
@@ -43,6 +42,7 @@ from ._gathers import (
 from ._groups import file_group, from_process_group, local_group, set_world, single_group, tcp_group, world
 from ._launch import launch
 from ._names import missing_attribute as _missing_attribute
+from ._parts import Part
 from ._streams import LayerPart, gather_each
 from .errors import (
     CancelledError,
@@ -64,6 +64,7 @@ __all__ = [
     "CancelledError",
     "CorruptError",
     "Error",
+    "ExportWork",
     "GatherResult",
     "GatheredConfigs",
     "GatheredTensors",
@@ -75,6 +76,7 @@ __all__ = [
     "NFSWorkspace",
     "NotFoundError",
     "OutOfSpaceError",
+    "Part",
     "PeerLostError",
     "ProcessGroup",
     "RankMismatchError",

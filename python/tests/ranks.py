@@ -44,11 +44,11 @@ class Ranks:
                 )
             )
 
-    def told(self, statuses=None):
+    def told(self, statuses=None, longest=60):
         """Waits for all ranks, and returns the values that each rank has passed to tell(). `statuses` are the expected exit
-        statuses (0).
+        statuses (0), `longest` the longest wait in seconds.
         """
-        outputs = [process.communicate(timeout=60) for process in self.processes]
+        outputs = [process.communicate(timeout=longest) for process in self.processes]
         for rank, (process, (_, errors)) in enumerate(zip(self.processes, outputs)):
             wanted = 0 if statuses is None else statuses[rank]
             assert process.returncode == wanted, f"rank {rank} ended with {process.returncode}:\n{errors}"
@@ -56,6 +56,6 @@ class Ranks:
         return [[json.loads(line[5:]) for line in each] for each in lines]
 
 
-def run(source, size=2, **options):
+def run(source, size=2, longest=60, **options):
     """Returns the single value that each rank has passed to tell()."""
-    return [told[0] if told else None for told in Ranks(source, size, **options).told()]
+    return [told[0] if told else None for told in Ranks(source, size, **options).told(longest=longest)]

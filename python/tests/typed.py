@@ -30,6 +30,15 @@ def layouts(folder: pathlib.Path, group: muster.Group) -> list[muster.Tensor]:
     return list(muster.load_shard(folder, 2, 0, "auto", key="model").values())
 
 
+def live(folder: pathlib.Path, group: muster.Group, weight: muster.Tensor) -> str:
+    state = {"weight": weight, "rows": [muster.Part(weight, (8, 4), offset=(0, 0))]}
+    muster.export_model(({name: value} for name, value in state.items()), folder / "layers", files={"config.json": "{}"})
+    work: muster.ExportWork = muster.export_model(state, folder / "out", group=group, check_replicas=False, wait=False)
+    if not work.wait(timeout=1.0):
+        work.cancel()
+    return str(work.get()["manifest"]) if work.is_done() else ""
+
+
 def merged(group: muster.Group, weight: muster.Tensor) -> str:
     whole = muster.merge_tensor_parallel(weight, muster.merge.concat(0), None, group)
     return "" if whole is None else whole.dtype

@@ -15,7 +15,9 @@
 #include "muster/log.hpp"
 #include "src/base/escaped.hpp"
 #include "src/base/fork_mutex.hpp"
+#include "src/checkpoint/assembly/agreement.hpp"
 #include "src/checkpoint/assembly/export_run.hpp"
+#include "src/checkpoint/assembly/live_export.hpp"
 #include "src/checkpoint/assembly/live_tensors.hpp"
 #include "src/group/async_executor.hpp"
 #include "src/group/group.hpp"
@@ -165,6 +167,13 @@ group::Lane& lane_of(Group& group, LiveExports& exports) {
   return *exports.lane;
 }
 
+/// Collective. Waits until the earlier exports have ended, and returns the lane.
+group::Lane& idle_lane_of(Group& group) {
+  const auto exports = group::inside(group).extension<LiveExports>();
+  if (exports->lane) exports->lane->wait_idle();
+  return lane_of(group, *exports);
+}
+
 /// The state of a group after an export on its lane has failed.
 void pass_on(group::Lane::Tasks& tasks, const Group& own) noexcept {
   const std::optional<Error> cause = own.error();
@@ -172,6 +181,13 @@ void pass_on(group::Lane::Tasks& tasks, const Group& own) noexcept {
 }
 
 }  // namespace
+
+void refuse_export(Group& group, const Error& failure, ExportForm form) {
+  const group::Use use(group);
+  const trace::Span span(trace::Kind::export_model, "export_model", group::inside(group).operations().next());
+  if (form == ExportForm::asynchronous) (void)idle_lane_of(group);
+  agree(group::inside(group), failure, "export: opening the tensors");
+}
 
 ExportReport export_model(std::span<const TensorPart> parts, const std::string& out, const std::string& plan,
                           Group& group, const ExportOptions& options) {
@@ -186,9 +202,7 @@ Work<ExportReport> export_model_async(std::span<const TensorPart> parts, const s
                                       const std::string& plan, Group& group, const ExportOptions& options) {
   const group::Use use(group);
   trace::Span span(trace::Kind::export_model, "export_model_async", group::inside(group).operations().next());
-  const auto exports = group::inside(group).extension<LiveExports>();
-  if (exports->lane) exports->lane->wait_idle();
-  group::Lane& lane = lane_of(group, *exports);
+  group::Lane& lane = idle_lane_of(group);
   LiveTensors* tensors = nullptr;
   const auto run = std::make_shared<ExportRun>(group, live_request(plan, options), out, options, [&](Group& ranks) {
     if (ranks.rank() == 0) check_live_options(options, plan);
