@@ -61,7 +61,7 @@ struct BytePlan {
 
 [[noreturn]] void refuse_shared_byte() {
   throw Error(ErrorKind::unsupported,
-              "packed elements of different parts would share a byte. Cut the tensor between whole bytes");
+              "packed elements of different parts would share a byte. Pass parts that end between bytes");
 }
 
 bool is_full(const Region& box, std::size_t dim, std::int64_t extent) {
