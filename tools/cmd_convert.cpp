@@ -99,7 +99,7 @@ std::string convert(const ConvertArguments& arguments, const std::stop_token& st
   inspect::narrow(source, arguments.filter);
   const Omissions& omissions = source.tensors->omissions();
   if (!arguments.skips_unreadable)
-    refuse_lost(omissions, "converting", arguments.in, "pass --skip-unreadable to convert the other items");
+    refuse_lost(omissions, "converting", arguments.in, "Pass --skip-unreadable to convert the other items");
   std::uint64_t bytes = 0;
   for (const TensorEntry& entry : source.entries()) bytes += entry.bytes;
 

@@ -75,7 +75,7 @@ def test_the_failure_of_a_rank(how, kind, words, capfd):
         ([], {}, "the command must not be empty"),
         (launch_cases.fail, {"arguments": {"how": {1, 2}}}, "config['how']: set is not a value"),
         (launch_cases.fail, {"arguments": {"how": muster.empty("F32", (1,))}}, "tensor"),
-        (launch_cases.fail, {"ranks": 0}, "0 ranks"),
+        (launch_cases.fail, {"ranks": 0}, "world_size 0 is out of range"),
         (launch_cases.fail, {"output": "loud"}, "output: unknown value 'loud'"),
         (launch_cases.fail, {"tee": True}, "log directory"),
         (launch_cases.fail, {"timeout": 0}, "more than 0"),

@@ -140,8 +140,8 @@ Tensor new_result(DType dtype, Shape shape, DeviceBackend* device) {
 void check_same(const TensorView& tensor, const TensorView& other, const char* which) {
   if (tensor.dtype() == other.dtype() && tensor.shape() == other.shape()) return;
   throw Error(ErrorKind::invalid_argument,
-              fmt::format("{} is {} {}, the tensor {} {}", which, to_string(tensor.dtype()), to_string(tensor.shape()),
-                          to_string(other.dtype()), to_string(other.shape())));
+              fmt::format("{} is {} {}, and the tensor is {} {}", which, to_string(tensor.dtype()),
+                          to_string(tensor.shape()), to_string(other.dtype()), to_string(other.shape())));
 }
 
 Contiguous::Contiguous(const TensorView& tensor, const DeviceBackend* device) {

@@ -45,15 +45,19 @@ std::shared_ptr<muster::Group> group_of_environment(const dist::InitOptions& opt
   if ((options.rank != -1 && options.rank != group->rank()) ||
       (options.world_size != -1 && options.world_size != group->size()))
     throw Error(ErrorKind::invalid_argument,
-                fmt::format("env://: the environment has rank {} of {}, but the call has rank {} of {}", group->rank(),
-                            group->size(), options.rank, options.world_size));
+                fmt::format("env://: the environment has rank {} and world_size {}, but the call has rank {} and "
+                            "world_size {} (-1: not set)",
+                            group->rank(), group->size(), options.rank, options.world_size));
   return group;
 }
 
 std::shared_ptr<muster::Group> group_at(Way way, const dist::InitOptions& options) {
   const std::string& method = options.init_method;
   check_init_method(method);
-  if (options.world_size < 1 || options.rank < 0 || options.rank >= options.world_size)
+  if (options.world_size < 1 || options.rank < 0)
+    throw Error(ErrorKind::invalid_argument, fmt::format("init_method {}: rank is {}, and world_size is {}. Set both",
+                                                         in_quotes(method), options.rank, options.world_size));
+  if (options.rank >= options.world_size)
     throw Error(ErrorKind::invalid_argument, out_of_range_text(fmt::format("init_method {}: rank", in_quotes(method)),
                                                                options.rank, options.world_size));
   if (way == Way::mpi)

@@ -59,10 +59,10 @@ std::string backend_or(std::string_view named) {
 void MultiprocessConfig::resolve() {
   if (!world_size) world_size = local_world_size.value_or(std::max(1, visible_devices()));
   if (!local_world_size) local_world_size = *world_size;
-  if (*world_size < 1 || *local_world_size < 1 || *local_world_size > *world_size ||
-      *local_world_size > launch::most_ranks)
+  if (*world_size < 1) refuse(fmt::format("world_size {} is out of range (valid: at least 1)", *world_size));
+  if (*local_world_size < 1 || *local_world_size > *world_size || *local_world_size > launch::most_ranks)
     refuse(fmt::format("local_world_size {} is out of range for world_size {} (valid: 1 to {})", *local_world_size,
-                       *world_size, std::clamp(*world_size, 1, launch::most_ranks)));
+                       *world_size, std::min(*world_size, launch::most_ranks)));
   if (rank < -1 || rank >= *world_size || local_rank < -1 || local_rank >= *local_world_size)
     refuse(fmt::format("rank {} of {}, local_rank {} of {}: a rank is out of range", rank, *world_size, local_rank,
                        *local_world_size));

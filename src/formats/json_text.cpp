@@ -91,7 +91,7 @@ class Writer {
 
   void string(std::string_view value) {
     if (!is_utf8(value))
-      throw Error(ErrorKind::invalid_argument, "writing JSON: a key or string of a config is not UTF-8");
+      throw Error(ErrorKind::invalid_argument, "writing JSON: a key or string of a config is not valid UTF-8");
     text_ += '"';
     std::size_t done = 0;
     for (std::size_t at = 0; at < value.size(); ++at) {

@@ -163,18 +163,18 @@ ZipArchive::ZipArchive(ReadAt read, std::uint64_t bytes) : read_(std::move(read)
     entry.name = text_of(fields.take_bytes(name));
     read_zip64_field(fields.take_bytes(extra), entry, compressed);
     fields.skip(comment);
-    if (disk != 0 && disk != UINT16_MAX) refuse_zip_entry(entry, "is in another part of the archive");
-    if (entry.method == 0 && compressed != entry.bytes) refuse_zip_entry(entry, "has two sizes");
+    if (disk != 0 && disk != UINT16_MAX) refuse_zip_entry(entry, "it is in another part of the archive");
+    if (entry.method == 0 && compressed != entry.bytes) refuse_zip_entry(entry, "it has two sizes");
     if (entry.header > directory_begin_ || directory_begin_ - entry.header < header_bytes ||
         compressed > directory_begin_ - entry.header - header_bytes)
-      refuse_zip_entry(entry, "is out of range of the archive");
+      refuse_zip_entry(entry, "it is out of range of the archive");
     entries_.push_back(std::move(entry));
   }
   if (!fields.is_empty()) refuse_zip("malformed zip archive: bytes follow the entries of the directory");
   std::ranges::sort(entries_, {}, &ZipEntry::header);
   std::unordered_set<std::string_view> names;
   for (const ZipEntry& entry : entries_)
-    if (!names.insert(entry.name).second) refuse_zip_entry(entry, "is duplicated");
+    if (!names.insert(entry.name).second) refuse_zip_entry(entry, "it is duplicated");
 }
 
 const ZipEntry* ZipArchive::find(std::string_view name) const noexcept {
@@ -187,21 +187,22 @@ void ZipArchive::locate() {
   const ZipEntry* before = nullptr;
   for (ZipEntry& entry : entries_) {
     if ((entry.flags & encrypted) != 0)
-      refuse_zip_entry(entry, "is encrypted, which Muster cannot read. Save it without encryption",
+      refuse_zip_entry(entry, "it is encrypted, which Muster cannot read. Save it without encryption",
                        ErrorKind::unsupported);
     if (entry.method != 0)
-      refuse_zip_entry(entry, "is compressed, which Muster cannot read. Save it with torch.save",
+      refuse_zip_entry(entry, "it is compressed, which Muster cannot read. Save it with torch.save",
                        ErrorKind::unsupported);
     if ((entry.flags & ~known_flags) != 0)
-      refuse_zip_entry(entry, "has unknown flags. Save it with torch.save", ErrorKind::unsupported);
+      refuse_zip_entry(entry, "it has unknown flags. Save it with torch.save", ErrorKind::unsupported);
     if (before != nullptr && entry.header < before->begin + before->bytes)
-      refuse_zip_entry(entry, fmt::format("overlaps {}", in_quotes(before->name)));
+      refuse_zip_entry(entry, fmt::format("it overlaps {}", in_quotes(before->name)));
     header.resize(header_bytes + entry.name.size());
     // The header may have a name of another length: read no further than the end of the archive.
     header.resize(std::min<std::uint64_t>(header.size(), bytes_ - entry.header));
     read_(entry.header, header);
     Fields fields(header);
-    if (fields.take<std::uint32_t>() != 0x04034b50) refuse_zip_entry(entry, "is not where the zip directory places it");
+    if (fields.take<std::uint32_t>() != 0x04034b50)
+      refuse_zip_entry(entry, "it is not where the zip directory places it");
     fields.skip(2);
     const auto flags = fields.take<std::uint16_t>();
     const auto method = fields.take<std::uint16_t>();
@@ -209,18 +210,19 @@ void ZipArchive::locate() {
     const auto name = fields.take<std::uint16_t>();
     const auto extra = fields.take<std::uint16_t>();
     if (flags != entry.flags || method != entry.method)
-      refuse_zip_entry(entry, "has different flags in its header and in the zip directory");
+      refuse_zip_entry(entry, "it has different flags in its header and in the zip directory");
     if (name != entry.name.size() || text_of(fields.take_bytes(name)) != entry.name)
-      refuse_zip_entry(entry, "has a different name in its header");
+      refuse_zip_entry(entry, "it has a different name in its header");
     entry.begin = entry.header + header_bytes + name + extra;
     if (entry.begin > directory_begin_ || entry.bytes > directory_begin_ - entry.begin)
-      refuse_zip_entry(entry, "overlaps the zip directory");
+      refuse_zip_entry(entry, "it overlaps the zip directory");
     before = &entry;
   }
 }
 
 std::vector<std::byte> ZipArchive::read(const ZipEntry& entry, std::uint64_t most) const {
-  if (entry.bytes > most) refuse_zip_entry(entry, fmt::format("has {} bytes, and the limit is {}", entry.bytes, most));
+  if (entry.bytes > most)
+    refuse_zip_entry(entry, fmt::format("it has {} bytes, and the limit is {}", entry.bytes, most));
   std::vector<std::byte> bytes(entry.bytes);
   read_(entry.begin, bytes);
   if (entry.crc != 0 && crc32(bytes) != entry.crc)

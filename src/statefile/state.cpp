@@ -37,7 +37,7 @@ class Splitter {
 
  private:
   static void check(std::string_view text) {
-    if (!is_utf8(text)) throw Error(ErrorKind::invalid_argument, "a key or string of a config is not UTF-8");
+    if (!is_utf8(text)) throw Error(ErrorKind::invalid_argument, "config: a key or string is not valid UTF-8");
   }
 
   Config reference(const Tensor& tensor) {

@@ -8,7 +8,7 @@ source "$(dirname "$0")/../multiprocess/cli.sh"
 
 "${MUSTER_MAKE_FOREIGN_HDF5:?}" gallery . > /dev/null || fail "no files"
 for file in external_link filters overlap huge_chunk elements deep; do
-  says 2 "converting \"$file.h5\": " "$program" convert $file.h5 new.safetensors
+  says 2 "\"$file.h5\": converting: " "$program" convert $file.h5 new.safetensors
   says 2 "--skip-unreadable" "$program" convert $file.h5 new.h5
   [ -e new.safetensors ] || [ -e new.h5 ] && fail "a refused conversion of $file.h5 left a file"
   says 2 "cannot be read" "$program" diff $file.h5 $file.h5

@@ -54,7 +54,7 @@ row "checksums" "--checksums: shards have no checksum file; only a checkpoint ha
 row "--to-plan" "needs a layout. Pass --to LAYOUT" export model --to-plan llama --out new
 cp model/model.safetensors one.safetensors
 for command in "export model" "shard model --to 2 --plan llama"; do
-  row '"model"' "is read" $command --out model
+  row '"model"' "is part of the source" $command --out model
   row '"one.safetensors"' "already exists" $command --out one.safetensors
   row '"one.safetensors"' "it is not a directory" $command --out one.safetensors --force
   row '"no/new"' 'the directory "no" does not exist' $command --out no/new
@@ -91,12 +91,12 @@ open('headers/' + sys.argv[1] + '.safetensors', 'wb').write(struct.pack('<Q', le
   row "\"$file\"" "$2" convert "$file" new.h5
   row "\"$file\"" "$2" diff "$file" model
 }
-header no_dtype 'tensor "t": it has no dtype' '{"t": {"shape": [1], "data_offsets": [0, 4]}}'
-header no_shape 'tensor "t": it has no shape' '{"t": {"dtype": "F32", "data_offsets": [0, 4]}}'
+header no_dtype 'tensor "t": dtype is missing' '{"t": {"shape": [1], "data_offsets": [0, 4]}}'
+header no_shape 'tensor "t": shape is missing' '{"t": {"dtype": "F32", "data_offsets": [0, 4]}}'
 header null_extent 'tensor "t": shape has null, expected an integer' '{"t": {"dtype": "F32", "shape": [null], "data_offsets": [0, 4]}}'
 header own_dtype 'tensor "t": unknown dtype "U4"' '{"t": {"dtype": "U4", "shape": [8], "data_offsets": [0, 4]}}'
 header six_bits 'tensor "t": 5 elements of F6_E2M3 end in the middle of a byte' '{"t": {"dtype": "F6_E2M3", "shape": [5], "data_offsets": [0, 4]}}'
-header six_bits_long 'F6_E3M2 [4] takes 3 bytes' '{"t": {"dtype": "F6_E3M2", "shape": [4], "data_offsets": [0, 4]}}'
+header six_bits_long 'F6_E3M2 [4] needs 3 bytes' '{"t": {"dtype": "F6_E3M2", "shape": [4], "data_offsets": [0, 4]}}'
 
 # ---- ranks ----
 ranks() {
@@ -187,20 +187,20 @@ for path in sorted(glob.glob(sys.argv[1], recursive=True, include_hidden=True)):
 " "$2/$3"
 }
 changed zero1 flat '**' "b'torch\nFloatStorage'" "b'torch\nIntStorage'"
-foreign flat '"flat' "its flat weights are no run of 32-bit numbers"
+foreign flat '"flat' "the flat weights are not contiguous 32-bit numbers"
 changed zero1 worlds '*/mp_rank_00_model_states.pt' "b'dp_world_sizeq\x9bK\x02'" "b'dp_world_sizeq\x9bK\x04'"
-foreign worlds 'mp_rank_00_model_states.pt"' "it is of a job of 4 ranks, and the optimizer's files are of 2"
+foreign worlds 'mp_rank_00_model_states.pt"' "belongs to a job of 4 ranks, and the files of the optimizer belong to one of 2"
 changed dcp_safetensors offsets '*.distcp' "b'DCP_SHARDING_INFO'" "b'DCP_SHARDING_none'"
-foreign offsets '"offsets/' "its metadata has no DCP_SHARDING_INFO"
+foreign offsets '"offsets/' "DCP_SHARDING_INFO is missing"
 changed dcp other '.metadata' "b'\x8c\x08Metadata'" "b'\x8c\x08Metafile'"
 foreign other '"other/.metadata"' "not a Metadata object of torch.distributed.checkpoint"
 # Both files are from the first rank. Its parts would exist twice, and those of the other rank would be missing.
 cp -r "$data/foreign/fsdp1/in" doubled && cp doubled/model_world_size_2_rank_0.pt doubled/model_world_size_2_rank_1.pt
 foreign doubled '"doubled"' "overlap"
 changed dcp_safetensors dtypes '__1_0.distcp' "b'\"dtype\":\"BF16\"'" "b'\"dtype\":\"F16\" '"
-foreign dtypes '"dtypes' "its parts have several dtypes"
+foreign dtypes '"dtypes' "its parts have different dtypes"
 
 # ---- files beside the weights ----
 cp -r model deep && mkdir -p deep/"$(printf 'a/%.0s' {1..40})" && echo x > deep/"$(printf 'a/%.0s' {1..40})"/file
-row '"deep/a/a' "folders more than 32 deep" export deep --out new
+row '"deep/a/a' "folders are more than 32 levels deep" export deep --out new
 finish

@@ -347,7 +347,7 @@ TEST_CASE("bad input is refused before anything is started") {
   const os::Fd listener = launch::listen_for_ranks(0);
   REQUIRE(port);
   const Case cases[] = {
-      {{.world_size = 0}, {}, "local_world_size 0 is out of range for world_size 0"},
+      {{.world_size = 0}, {}, "world_size 0 is out of range (valid: at least 1)"},
       {{.world_size = 2, .local_world_size = 3}, {}, "local_world_size 3 is out of range for world_size 2"},
       {{.world_size = 6, .model_parallelism = 2, .pipeline_parallelism = 2},
        {},

@@ -179,7 +179,7 @@ TEST_CASE("groups that the program does not destroy before MPI_Finalize end with
     gather_and_check(*forgotten);
     MPI_Finalize();
     error_of(ErrorKind::invalid_argument, {"MPI: it has been finalized"}, [&] { forgotten->barrier(); });
-    error_of(ErrorKind::invalid_argument, {"has ended"}, [] { mpi_group(MPI_COMM_WORLD); });
+    error_of(ErrorKind::invalid_argument, {"has been finalized"}, [] { mpi_group(MPI_COMM_WORLD); });
     ::_exit(0);
   });
   check_ended(ended);

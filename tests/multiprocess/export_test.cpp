@@ -131,7 +131,7 @@ TEST_CASE("an output that exists is refused, and replaced with force") {
   shard_model(work / "model", work / "shards", {.tensor = 3}, plan, {.force = true});
   CHECK(count_shards(work / "shards") == 3);
   CHECK_THROWS_WITH_AS(shard_model(work / "model", work / "model", {.tensor = 3}, plan, {.force = true}),
-                       doctest::Contains("read from"), Error);
+                       doctest::Contains("is part of the source and cannot be the output"), Error);
   fs::create_directory(work / "home");
   std::ofstream(work / "home/letter.txt") << "dear";
   CHECK_THROWS_WITH_AS(shard_model(work / "model", work / "home", {.tensor = 3}, plan, {.force = true}),
@@ -159,7 +159,8 @@ TEST_CASE("any number of ranks exports any number of shards; mixed sets are refu
     test::check_equal(work / "model", work / "out");
   }
   fs::copy(work / "shards/rank-00000-of-00004.safetensors", work / "shards/rank-00000-of-00002.safetensors");
-  CHECK_THROWS_WITH_AS(count_shards(work / "shards"), doctest::Contains("two sources"), Error);
+  CHECK_THROWS_WITH_AS(count_shards(work / "shards"), doctest::Contains("has sets of shards of 2 and of 4 ranks"),
+                       Error);
   CHECK(count_shards(work / "model") == 1);
   CHECK_THROWS_WITH_AS(count_shards(work.path()), doctest::Contains("no shards (rank-"), Error);
 }
@@ -176,7 +177,7 @@ TEST_CASE("Muster's shards need no plan, and report a different one") {
   test::check_equal(work / "model", work / "out");
   const ExportManifest other = plan_export(work / "shards", "llama");
   REQUIRE(other.notes.size() == 1);
-  CHECK(other.notes[0].find("were cut by another plan (\"") != std::string::npos);
+  CHECK(other.notes[0].find("the shards record the plan \"") != std::string::npos);
   test::write_text(work / "again.json", std::string(R"({"rules": [
     {"action": "concat", "match": "*{o_proj,down_proj}.weight", "dim": 1}, {"match": "*norm.*", "action": "same"},
     {"match": "*o_proj.bias", "action": "same", "comment": "whole"}, {"match": "*", "action": "concat", "dim": 0}],
@@ -199,7 +200,7 @@ TEST_CASE("a flipped byte in a shard is an error that names file and tensor") {
     test::flip_byte(victim, entry.offset + entry.bytes / 2);
     CHECK_THROWS_WITH_AS(
         export_model(work / "shards", work / "out", "", *single_group(), {.target_layout = ParallelLayout{4}}),
-        doctest::Contains((entry.name + "\" have the checksum").c_str()), Error);
+        doctest::Contains((entry.name + "\": checksum mismatch").c_str()), Error);
     const VerifyReport report = verify(work / "shards");
     REQUIRE(report.problems.size() == 1);
     CHECK(report.problems[0].tensor == entry.name);
@@ -208,7 +209,7 @@ TEST_CASE("a flipped byte in a shard is an error that names file and tensor") {
   }
   const TensorEntry& last = shard.tensors().back();
   test::flip_byte(victim, last.offset);
-  work.fail(3, ErrorKind::corrupt, {victim, "\"" + last.name + "\" have the checksum"}, "");
+  work.fail(3, ErrorKind::corrupt, {victim, "\"" + last.name + "\": checksum mismatch"}, "");
   CHECK(test::names_in(work.path()) == std::vector<std::string>{"model", "shards"});
 }
 

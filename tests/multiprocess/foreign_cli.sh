@@ -128,13 +128,13 @@ echo '{"muster_plan": 1, "rules": [{"match": "wide", "action": "concat", "dim": 
 sed 's/"dim": 0/"dim": 2/' plan.json > flat.json
 refused "truncated zip archive" "$data/torch_zip/in" 'truncate -s -1 bad'
 refused 'tensor "float64": checksum mismatch' "$data/torch_zip/in" 'flip_entry bad in/data/5' --checksums
-refused 'there is no "ema"' "$data/torch_zip/in" : --key ema
+refused '"ema" does not exist' "$data/torch_zip/in" : --key ema
 refused "truncated" "$data/torch_legacy/in" 'truncate -s -1 bad'
 refused "pytorch_model-00002-of-00002.bin" "$data/torch_model/in" 'rm pytorch_model-00002-of-00002.bin'
 refused "__1_0.distcp" "$data/dcp/in" 'rm __1_0.distcp'
 refused "__1_0.distcp" "$data/dcp/in" 'truncate -s 100 __1_0.distcp'
 refused 'bad/__1_0.distcp" have the checksum' "$data/dcp/in" 'flip_entry __1_0.distcp archive/data/0' --checksums
-refused 'no tensor is below "ema"' "$data/dcp/in" : --key ema
+refused 'no tensor has the key "ema"' "$data/dcp/in" : --key ema
 refused ".metadata does not exist" "$data/dcp/in" 'rm .metadata'
 refused 'tensor "model.embed.weight": 28 of 56 elements' "$data/dcp_no_collectives/in" 'rm __1.metadata'
 refused 'tensor "embed.weight": 28 of 56 elements' "$data/dcp_huggingface/in" 'rm shard-00001*'
@@ -151,17 +151,17 @@ refused "zero_pp_rank_1_mp_rank_00_model_states.pt" "$data/zero3/in" 'rm */*rank
 refused "config.json has 2 ranks, and 1 ranks are present" ranks 'rm rank1.safetensors' --plan plan.json
 refused "rank1.safetensors" ranks 'truncate -s -1 rank1.safetensors' --plan plan.json
 refused "do not record their plan. Pass --plan" ranks :
-refused "by a pattern (--file-pattern 'rank{rank}.safetensors')" ranks 'rm config.json'
+refused "pass --file-pattern 'rank{rank}.safetensors'" ranks 'rm config.json'
 refused 'tensor "tall"' ranks : --plan misfit.json
 refused "layout 3 has 3 ranks, and the source has 2 shards" ranks : --plan plan.json --from 3
-refused 'tensor "wide" (rule 1): dimension 2 is out of range for shape [512, 3000]' ranks : --plan flat.json
+refused 'tensor "wide" (rule 1): concat: dimension 2 is out of range for shape [512, 3000]' ranks : --plan flat.json
 refused 'the pattern for the number of a layer' ranks : --plan plan.json --to tp=1,pp=2
 refused "no file matches the pattern" ranks : --plan plan.json --file-pattern 'part{rank}.pt'
 refused "part 0 of rank 0 does not exist" ranks 'rm config.json rank1.*; mv rank0.safetensors model-rank-0-part-1.safetensors'
 refused "the file of rank 1 of 3 does not exist" ranks 'rm *; cp "$data/torch_zip/in" consolidated.00.pth; cp "$data/torch_zip/in" consolidated.02.pth'
 refused "does not exist" ranks 'rm *; for i in 00_000 01_001; do mkdir mp_rank_$i; cp "$data/torch_zip/in" mp_rank_$i/model_optim_rng.pt; done'
 refused 'tensor "tall"' in : --plan misfit.json
-refused 'tensor "tall" (rule 1): dimension 2 is out of range for shape [4000, 512]' in : --plan flat.json --to 2
+refused 'tensor "tall" (rule 1): concat: dimension 2 is out of range for shape [4000, 512]' in : --plan flat.json --to 2
 refused 'the pattern for the number of a layer' in : --plan plan.json --to tp=1,pp=2
 
 finish

@@ -107,7 +107,7 @@ TEST_CASE("shards, states and files of ranks are loaded for another layout") {
   // Shards of two different jobs are not joined.
   shard_model(work / "model", work / "others", {.tensor = 2}, "llama", {.to_workspace = true});
   test::run_ranks(2, [&](Group& group) {
-    test::error_of(ErrorKind::rank_mismatch, {"of another model"},
+    test::error_of(ErrorKind::rank_mismatch, {"passed different models"},
                    [&] { load_shard(work / (group.rank() == 0 ? "states" : "others"), {.tensor = 3}, 0, "", group); });
   });
   struct Case {
@@ -179,7 +179,7 @@ TEST_CASE("a failure of one rank to load is an error on every rank, and the grou
   const std::vector<Case> cases = {
       {"nowhere", "llama", 1, ErrorKind::not_found, "nowhere"},
       {"model", "llama", 3, ErrorKind::invalid_argument, "(valid: 0 to 2)"},
-      {"other", "llama", 1, ErrorKind::rank_mismatch, "of another model"},
+      {"other", "llama", 1, ErrorKind::rank_mismatch, "passed different models"},
       {"model", "vllm", 1, ErrorKind::rank_mismatch, "passed different models, plans or layouts"},
   };
   test::run_ranks(3, [&](Group& group) {

@@ -119,7 +119,7 @@ TEST_CASE("an error of a worker is thrown by the next call that waits for it, an
         error_of(ErrorKind::invalid_argument, {"one element"}, [&] { ranks.fill(well, counted(2)); });
         error_of(ErrorKind::invalid_argument, {"rank 0", "1 to 2"}, [&] { (void)ranks.make(0, DType::f32, {1}); });
         error_of(ErrorKind::invalid_argument, {"rank 3", "1 to 2"}, [&] { ranks.wait(3); });
-        error_of(ErrorKind::invalid_argument, {"none"}, [&] { ranks.fill(RemoteTensor(), 1.0F); });
+        error_of(ErrorKind::invalid_argument, {"it is empty"}, [&] { ranks.fill(RemoteTensor(), 1.0F); });
         error_of(ErrorKind::invalid_argument, {"master"}, [&] { ranks.serve(); });
       }));
   run_ranks(2, [](Group& group) {

@@ -106,7 +106,7 @@ for name, shape in (("ones", [1] * 30000), ("four", [1] * 15000 + [4] + [1] * 15
 END
 for name in ones four; do
   for options in "" --json --full; do
-    says 2 "dimensions; at most 64 are printed. Pass --raw." "$program" cat $name.safetensors x $options
+    says 2 "dimensions; at most 64 are printed. Pass --raw" "$program" cat $name.safetensors x $options
   done
   "$program" cat $name.safetensors x --raw | cmp - $name || fail "the bytes of $name"
   "$program" cat $name.safetensors 'x[0, ...]' --raw | cmp - $name || fail "the bytes of a slice of $name"
@@ -154,7 +154,7 @@ END
 
 wait $waiting
 [ $? = 2 ] || fail "the status of a rank whose job does not come"
-grep -q "^muster export: note: this process is a rank of a job (RANK=0 WORLD_SIZE=2), and has waited 5 s .* --standalone, or set MUSTER_STANDALONE=1" .log/waiting ||
+grep -q "^muster export: note: this process is a rank of a job (RANK=0, WORLD_SIZE=2), and has waited 5 s .* --standalone, or set MUSTER_STANDALONE=1" .log/waiting ||
   fail "words of a rank whose job does not come: $(cat .log/waiting)"
 [ "$(wc -l < .log/waiting)" = 2 ] && [ ! -e waiting ] || fail "a rank whose job does not come: $(cat .log/waiting)"
 

@@ -27,16 +27,16 @@ made narrow "d, s, b = t['model.norm.weight']; t['model.norm.weight'] = d, [s[0]
 made mixed "t['model.norm.weight'] = wide(t['model.norm.weight'])"
 made float "t = {name: wide(tensor) for name, tensor in t.items()}"
 made renamed "t = {name.replace('q_proj', 'query'): tensor for name, tensor in t.items()}"
-refused 'the result lacks the tensor \"model.norm.weight\"' "$program" export headless --base-model model --out new
-refused 'the result lacks the tensor \"model.norm.weight\"' "$program" export headless --base-model model --dry-run
-refused 'the result lacks the tensor \"model.norm.weight\"' "$program" export headless --base-model model --to 2 --to-plan llama --out new
-refused 'the result lacks the tensor \"model.norm.weight\"' "$program" shard headless --base-model model --to 2 --plan llama --out new
+refused 'the result lacks the tensor "model.norm.weight"' "$program" export headless --base-model model --out new
+refused 'the result lacks the tensor "model.norm.weight"' "$program" export headless --base-model model --dry-run
+refused 'the result lacks the tensor "model.norm.weight"' "$program" export headless --base-model model --to 2 --to-plan llama --out new
+refused 'the result lacks the tensor "model.norm.weight"' "$program" shard headless --base-model model --to 2 --plan llama --out new
 "$program" run -n 2 -- "$program" export headless --base-model model --out new > "$out" 2> "$err"
-[ $? = 2 ] && [ ! -e new ] && grep -qF 'the result lacks the tensor \"model.norm.weight\"' "$err" || fail "two ranks: $(cat "$out" "$err")"
-refused 'the base model lacks the tensor \"model.extra.weight\"' "$program" export larger --base-model model --out new
-refused 'the tensor "model.norm.weight" is BF16' "$program" export narrow --base-model model --out new
+[ $? = 2 ] && [ ! -e new ] && grep -qF 'the result lacks the tensor "model.norm.weight"' "$err" || fail "two ranks: $(cat "$out" "$err")"
+refused 'the base model lacks the tensor "model.extra.weight"' "$program" export larger --base-model model --out new
+refused 'tensor "model.norm.weight": it is BF16' "$program" export narrow --base-model model --out new
 refused '"model.norm.weight" is F32, and BF16 in the base model. Pass --dtype to cast them' "$program" export mixed --base-model model --out new
-refused 'the result lacks the tensors \"model.layers.0.self_attn.q_proj.weight\"' "$program" export renamed --base-model model --out new
+refused 'the result lacks the tensors "model.layers.0.self_attn.q_proj.weight"' "$program" export renamed --base-model model --out new
 says 0 "tensors have a different dtype in the base model" "$program" export float --base-model model --out float32
 says 0 "merged into" "$program" export mixed --base-model model --dtype BF16 --out bf16
 same model bf16
@@ -47,9 +47,9 @@ same model without
 mkdir indexed && cp model/config.json indexed/
 run_python "json.dump({'metadata': {}, 'weight_map': {n: 'model-00001-of-00001.safetensors' for n in read('model/model.safetensors')}},
                       open('indexed/model.safetensors.index.json', 'w'))"
-refused 'the result lacks the tensor \"model.norm.weight\"' "$program" export headless --base-model indexed --out new
+refused 'the result lacks the tensor "model.norm.weight"' "$program" export headless --base-model indexed --out new
 echo "version https://git-lfs.github.com/spec/v1" > indexed/model-00001-of-00001.safetensors
-refused 'the result lacks the tensor \"model.norm.weight\"' "$program" export headless --base-model indexed --out new
+refused 'the result lacks the tensor "model.norm.weight"' "$program" export headless --base-model indexed --out new
 # Without the weights of a base, the check finds a layer that lacks tensors of all other layers.
 mkdir weightless && cp model/config.json weightless/
 made torn "del t['model.layers.1.input_layernorm.weight']"
@@ -235,8 +235,8 @@ all_refuse 'no plan "no_plan"' bare --plan no_plan --base-model "$hf"
 all_refuse '"torn.json"' bare --plan torn.json --base-model "$hf"
 echo '{"muster_plan": 1' > torn.json
 all_refuse '"torn.json"' bare --plan torn.json --base-model "$hf"
-all_refuse 'the layout' bare --plan megatron --base-model "$hf" --from 3
-all_refuse 'the layout "apples"' bare --plan megatron --base-model "$hf" --from apples
+all_refuse 'layout 3 has 3 ranks' bare --plan megatron --base-model "$hf" --from 3
+all_refuse 'layout "apples"' bare --plan megatron --base-model "$hf" --from apples
 all_refuse "--file-pattern \"ranks.pt\": {rank} is missing" bare --plan megatron --base-model "$hf" --file-pattern ranks.pt
 all_refuse "no file matches the pattern \"none.{rank}.pt\"" bare --plan megatron --base-model "$hf" --file-pattern 'none.{rank}.pt'
 all_refuse '"no_key"' bare --plan megatron --base-model "$hf" --key no_key
@@ -247,8 +247,8 @@ says 0 "good" "$program" verify bare --plan megatron --base-model "$hf"
 says 0 "model.norm.weight" "$program" plan check megatron bare --base-model "$hf"
 says 0 "model.norm.weight" "$program" ls bare --plan megatron --base-model "$hf"
 says 0 "good" "$program" verify shards --base-model model
-refused 'the result lacks the tensor \"model.norm.weight\"' "$program" verify headless --base-model model
-refused 'the base model lacks the tensor \"model.extra.weight\"' "$program" verify larger --base-model model
+refused 'the result lacks the tensor "model.norm.weight"' "$program" verify headless --base-model model
+refused 'the base model lacks the tensor "model.extra.weight"' "$program" verify larger --base-model model
 says 1 'no rule matches' "$program" plan check llama bare --base-model "$hf"
 # Shards of one job among several are cut for another layout, selected as in an export.
 "$program" shard model --to 2 --plan llama --workspace --out jobs > "$out" || fail "a workspace"

@@ -35,8 +35,8 @@ fi
 # A truncated file, or one that is not a trace, does not affect the other files.
 cp -r trace torn
 truncate -s 100 "torn/$(ls torn | head -1)"
-says 0 "note: reading" "$program" trace torn
-says 2 '"shards": contains no trace. Run the job with MUSTER_TRACE=shards.' "$program" trace shards
+says 0 "reading: truncated trace" "$program" trace torn
+says 2 '"shards": contains no trace. Run the job with MUSTER_TRACE=shards' "$program" trace shards
 says 2 "nowhere" "$program" trace nowhere
 says 2 "DIR" "$program" trace
 says 2 "not a directory, a process or a job" "$program" status ffffffffffffffffffffffffffffffff

@@ -55,7 +55,7 @@ says 2 'a link to "gone", which does not exist' "$program" ls dangling
 says 2 "" "$program" shard model --to 2 --plan llama --workspace --out dangling
 rm -r other file dangling
 says 2 "not a model" "$program" shard two --to 2 --plan llama --out x
-says 2 "not compressed" "$program" shard model --to 2 --plan llama --compress zstd --out x
+says 2 "cannot be compressed" "$program" shard model --to 2 --plan llama --compress zstd --out x
 says 2 "unknown compression" "$program" shard model --to 2 --plan llama --workspace --compress lz4 --out x
 cp -r plain changed && echo '{}' > changed/config.json
 says 2 "another" "$program" shard model --to 2 --plan llama --workspace --out changed
@@ -103,7 +103,7 @@ says 2 "checksum mismatch: data is corrupted" "$program" convert "$victim" torn.
 says 2 "checksum mismatch: data is corrupted" "$program" convert "$victim" torn.h5
 [ -e torn.safetensors ] || [ -e torn.h5 ] && fail "a refused conversion left a file"
 truncate -s -1 "$victim"
-says 1 "is not complete" "$program" verify torn
+says 1 "truncated state file" "$program" verify torn
 says 0 "no complete state of rank 1" "$program" ls torn
 says 2 "no step with complete states of all 4 ranks" "$program" export torn --plan auto --out x
 says 1 "no complete state of rank 1" "$program" verify torn

@@ -77,7 +77,7 @@ TEST_CASE("reports: data outside the file, shared, or implausibly large is an is
   CHECK(has(issues, "[stored: a corrupted dataset: its elements extend past the end of the file at 10000]"));
   CHECK(has(issues, "[wraps: a corrupted dataset: its elements extend past"));
   CHECK(has(issues, "[shares: a corrupted dataset: its bytes overlap those of \"b\"]"));
-  CHECK(has(issues, "[huge: claims 4294967296 bytes, more than 1024 times the 10000 of the file: refused]"));
+  CHECK(has(issues, "[huge: it claims 4294967296 bytes, more than 1024 times the 10000 bytes of the file: refused]"));
 }
 
 TEST_CASE("reports: dtypes that attributes name") {

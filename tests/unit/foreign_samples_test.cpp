@@ -114,7 +114,7 @@ std::vector<ChangedSample> changed_samples() {
   const std::string factor("split_factorqdK\2");   // split_factor of the first tensor
   const std::string dim = std::string("K\0", 2) + text("split_factor");
   const std::string older = "which Muster cannot read from this older PyTorch";
-  const std::string other_order = "along 2 dimensions of a mesh, which are not all ranks in their order";
+  const std::string other_order = "along 2 dimensions of a mesh, which do not have all ranks in ascending order";
   const std::string other_factor =
       "the split_factor of its _StridedShard contradicts the mesh, which Muster cannot read";
   return {
@@ -129,7 +129,7 @@ std::vector<ChangedSample> changed_samples() {
        "some of which are nested, which Muster cannot read"},
       {"an odd split factor", "fsdp_tp", replaced(factor, "split_factorqdK\3"), other_factor},
       {"a split factor too large", "fsdp_tp", replaced(factor, "split_factorqdK\4"), other_factor},
-      {"no split factor", "fsdp_tp", replaced("split_factor", "split_f_ctor"), "there is no \"split_factor\" in it",
+      {"no split factor", "fsdp_tp", replaced("split_factor", "split_f_ctor"), "key \"split_factor\" does not exist",
        ErrorKind::corrupt},
       {"a dimension that is not there", "fsdp_tp", replaced(dim, "K\7" + text("split_factor")),
        "the dimension of its shards is out of range", ErrorKind::corrupt},
@@ -158,7 +158,8 @@ TEST_CASE("changed samples are refused by name") {
       open_checkpoint(*thirdparty::find_checkpoint(in), 0, {}, notes);
     });
     CHECK(has(words, one.words));
-    CHECK(has(words, in.string() + (is_fsdp ? "/model_world_size_4_rank_0.pt\": tensor \"embed.weight\": " : "\": ")));
+    CHECK(has(words, in.string() +
+                         (is_fsdp ? "/model_world_size_4_rank_0.pt\": reading: tensor \"embed.weight\": " : "\": ")));
   }
 }
 
@@ -176,7 +177,7 @@ TEST_CASE("less than two elements of padding per rank follow the parameters of D
     if (is_valid)
       CHECK_NOTHROW(open());
     else
-      CHECK(has(words_of(ErrorKind::corrupt, open), "its group 0 has 56 elements, and the ranks have 60"));
+      CHECK(has(words_of(ErrorKind::corrupt, open), "reading: group 0 has 56 elements, and the ranks have 60"));
   }
 }
 

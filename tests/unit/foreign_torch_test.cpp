@@ -167,7 +167,7 @@ std::vector<TorchCase> places_of_weights() {
   const std::string bytes_key = call(global("_codecs", "encode"), tuple(text("k"), text("latin1")));
   return {
       {"best_acc1", dict({{"state_dict", model}, {"optimizer", optimizer()}, {"best_acc1", scalar(0)}}), "w[4]=1,2,3,4",
-       "", "optimizer: 1" + left_out + "; --key chooses others\nbest_acc1: 1" + left_out},
+       "", "optimizer: 1" + left_out + ". Pass --key to select other ones\nbest_acc1: 1" + left_out},
       {"nanoGPT", dict({{"model", model}, {"optimizer", optimizer()}, {"best_val_loss", scalar(0)}}), "w[4]=1,2,3,4",
        "", left_out},
       {"a loss of one element and a generator, without an optimizer",

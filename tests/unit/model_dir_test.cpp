@@ -69,7 +69,8 @@ TEST_CASE("files with an index, and without one") {
   for (const bool has_index : {false, true}) {
     INFO(has_index);
     if (!has_index) {
-      CHECK(has(ModelDir::open(directory.path().string()).notes().front(), "model.safetensors.index.json is missing"));
+      CHECK(has(ModelDir::open(directory.path().string()).notes().front(),
+                "model.safetensors.index.json does not exist"));
     } else {
       write_text(directory / index_name, index_of({{"a", one_of_two}, {"b", two_of_two}, {"c", one_of_two}}));
       // The index shows that this file is not part of the model.
@@ -108,7 +109,7 @@ TEST_CASE("defects of an index") {
   write_file_of(directory / two_of_two, {"a", "b"});
   write_text(directory / index_name, index_of({{"a", one_of_two}, {"b", two_of_two}}));
   CHECK(has(words_of(ErrorKind::corrupt, [&] { ModelDir::open(directory.path().string()); }),
-            "tensor \"a\" is stored twice"));
+            "tensor \"a\" is duplicated"));
   CHECK(has(corrupt({{"a", "../model.safetensors"}}), "which is not the name of a file in the same directory"));
   CHECK(has(corrupt({{"a", "/etc/passwd"}}), "which is not the name of a file in the same directory"));
   CHECK(has(corrupt({{"a", ".."}}), "which is not the name of a file in the same directory"));

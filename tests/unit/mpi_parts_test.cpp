@@ -265,7 +265,8 @@ TEST_CASE("memory is summed by host, a budget belongs to one rank") {
   const auto overflow = gather::find_problem(records, group);
   REQUIRE(overflow);
   CHECK(overflow->ranks == std::vector<int>{1, 3});
-  CHECK(has(gather::make_error(*overflow, records, {}, group).what(), "needed 18446744073709551615 bytes by 2 ranks"));
+  CHECK(has(gather::make_error(*overflow, records, {}, group).what(),
+            "needed 18446744073709551615 bytes (16.0 EiB) by 2 ranks"));
   records[1].fresh_bytes = records[3].fresh_bytes = 0;
   records.front().room = 8191;
   const auto budget = gather::find_problem(records, group);

@@ -153,7 +153,7 @@ TEST_CASE("layers, experts, stages and axes are read") {
   CHECK_FALSE(plan_of(R"({"match": "*", "action": "same"})").layers().has_value());
 
   const std::string rule = R"({"match": "*", "action": "same"})";
-  CHECK(has(plan_error(rule, R"("layers": "*layers.*", )"), "\"layers\": the pattern"));
+  CHECK(has(plan_error(rule, R"("layers": "*layers.*", )"), "\"layers\": malformed pattern"));
   CHECK(has(plan_error(rule, R"("layers": 3, )"), "neither a pattern nor an object"));
   CHECK(has(plan_error(rule, R"("experts": {"renumber": true}, )"), "\"experts\": \"match\" is missing"));
   CHECK(has(plan_error(rule, R"("experts": {"match": "#", "renumber": 1}, )"), "neither true nor false"));
@@ -229,7 +229,8 @@ TEST_CASE("a plan may extend a built-in one") {
   CHECK(again.rules().size() == plan.rules().size());
   CHECK(again.text() == plan.text());
   CHECK(plan_of(rules, R"("extends": "llama", "layers": "h.#.*", )").layers()->pattern.text() == "h.#.*");
-  CHECK(has(plan_error(rules, R"("extends": "lama", )"), "\"extends\" is \"lama\", not one of bert, falcon"));
+  CHECK(has(plan_error(rules, R"("extends": "lama", )"),
+            "\"extends\" is \"lama\", which is neither a built-in plan (bert, falcon"));
   CHECK(has(plan_error(rules, R"("extends": 1, )"), "\"extends\" is"));
 }
 
@@ -258,7 +259,7 @@ TEST_CASE("a plan may extend a plan in a file beside it") {
     write(name, extended, "");
   write("4.json", "3.json", R"({"match": "*.fourth", "action": "same"})");
   CHECK(MergePlan::load(folder / "4.json").find("layers.0.adapter.weight")->number == 2);
-  CHECK(has(error("4.json"), "or more than 4 in a row"));
+  CHECK(has(error("4.json"), "or more than 4 plans form a chain"));
   write("base.json", "llama", R"({"match": "*"})");
   CHECK(has(error("base.json"), "base.json\": rule 1 (line 1): \"action\" is missing"));
 }
@@ -302,11 +303,10 @@ TEST_CASE("auto selects the plan that matches config.json") {
   CHECK(plan(R"({"model_type": "falcon", "new_decoder_architecture": true})") == "falcon");
   const std::string unknown = error(R"({"model_type": "qwen9", "architectures": ["Qwen9ForConditionalGeneration"]})");
   CHECK(has(unknown, "\"model_type\" \"qwen9\""));
-  CHECK(has(unknown, "the nearest that is known is qwen2 (plan llama)"));
+  CHECK(has(unknown, "the most similar known model is qwen2 (plan llama)"));
   CHECK(has(error(R"({"model_type": "falcon", "multi_query": true})"),
             "is falcon with \"new_decoder_architecture\" (plan falcon)"));
-  CHECK(has(error(R"({"architectures": ["Gemma4ForConditionalGeneration"]})"),
-            "which no plan is for; muster plan suggest"));
+  CHECK(has(error(R"({"architectures": ["Gemma4ForConditionalGeneration"]})"), "Run muster plan suggest"));
   CHECK(has(error(R"({"model_type": 3, "architectures": "x"})"), "neither \"model_type\" nor \"architectures\""));
   CHECK(has(error("[]"), "not an object"));
   CHECK(has(words_of(ErrorKind::invalid_argument, [] { MergePlan::load("auto"); }), "config.json does not exist"));

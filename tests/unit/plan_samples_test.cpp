@@ -886,7 +886,7 @@ TEST_CASE("with a base whose config.json ties the head, the head is compared and
   write_model(larger, at + "/larger/model.safetensors");
   CHECK(has(words_of(ErrorKind::invalid_argument,
                      [&] { export_model(at + "/larger", at + "/no", "", *single_group(), options); }),
-            "and \"lm_head.weight\" is BF16 [40, 16], \"model.embed_tokens.weight\" is BF16 [37, 16]"));
+            "but \"lm_head.weight\" is BF16 [40, 16], and \"model.embed_tokens.weight\" is BF16 [37, 16]"));
   // Without a base or a dtype the model does not change.
   test::write_text(at + "/equal/config.json", test::read_text(at + "/base/config.json"));
   export_model(at + "/equal", at + "/same", "", *single_group());

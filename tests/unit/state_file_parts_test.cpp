@@ -217,7 +217,7 @@ TEST_CASE("contradictory catalogues are refused") {
   CHECK(has(with([](SampleFile& s) { s.put(40, std::uint8_t{1}); }), "length"));
   CHECK(has(with([](SampleFile& s) { s.block.tensors = 5; }), "commit mark"));
   // Entries.
-  CHECK(has(with([](SampleFile& s) { s.put(s.entry(0) + 52, std::uint8_t{99}); }), "number 99"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.entry(0) + 52, std::uint8_t{99}); }), "unknown dtype 99"));
   CHECK(has(with([](SampleFile& s) { s.put(s.entry(0) + 52, std::uint8_t{0}); }), "its length contradicts its shape"));
   CHECK(has(with([](SampleFile& s) { s.put(s.entry(0) + 53, std::uint8_t{33}); }), "dimensions"));
   CHECK(has(with([](SampleFile& s) { s.put(s.entry(3) + 53, std::uint8_t{3}); }), "dimensions"));
@@ -227,25 +227,25 @@ TEST_CASE("contradictory catalogues are refused") {
   CHECK(has(with([](SampleFile& s) { s.put(s.entry(0) + 48, std::uint32_t{4097}); }), "name"));
   CHECK(has(with([](SampleFile& s) { s.put(s.entry(3) + 48, std::uint32_t{5}); }), "more than"));
   CHECK(has(with([](SampleFile& s) { s.put(s.entry(3) + 48, std::uint32_t{7}); }), "name"));
-  CHECK(has(with([](SampleFile& s) { s.put(s.bytes.size() - 1, std::uint8_t{0xff}); }), "no text"));
-  CHECK(has(with([](SampleFile& s) { s.put(s.bytes.size() - 1, std::uint8_t{0}); }), "no text"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.bytes.size() - 1, std::uint8_t{0xff}); }), "is not text"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.bytes.size() - 1, std::uint8_t{0}); }), "is not text"));
   CHECK(has(with([](SampleFile& s) { s.put(s.extents(), std::int64_t{-1}); }), "negative"));
   CHECK(has(with([](SampleFile& s) { s.put(s.extents(), INT64_MAX); }), "63 bits"));
-  CHECK(has(with([](SampleFile& s) { s.put(s.entry(0), std::uint64_t{8193}); }), "cannot begin at 8193"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.entry(0), std::uint64_t{8193}); }), "cannot begin at offset 8193"));
   CHECK(has(with([](SampleFile& s) { s.put(s.entry(0), std::uint64_t{0}); }), "two parts overlap"));
   CHECK(has(with([](SampleFile& s) { s.put(s.entry(0), std::uint64_t{4096}); }), "two parts overlap"));
   CHECK(has(with([](SampleFile& s) { s.put(s.entry(0), std::uint64_t{16384}); }), "two parts overlap"));
-  CHECK(has(with([](SampleFile& s) { s.put(s.entry(0), std::uint64_t{1} << 20); }), "outside"));
-  CHECK(has(with([](SampleFile& s) { s.put(s.entry(0), ~std::uint64_t{63}); }), "outside"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.entry(0), std::uint64_t{1} << 20); }), "out of range"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.entry(0), ~std::uint64_t{63}); }), "out of range"));
   CHECK(has(with([](SampleFile& s) { s.put(s.entry(0), std::uint64_t{39'936}); }), "two parts overlap"));
   CHECK(has(with([](SampleFile& s) { s.put(s.entry(1), std::uint64_t{64}); }), "cannot begin"));
   CHECK(has(with([](SampleFile& s) { s.put(s.entry(0) + 8, std::uint64_t{399}); }), "contradicts"));
   CHECK(has(with([](SampleFile& s) { s.put(s.entry(0) + 24, std::uint64_t{401}); }), "length"));
   CHECK(has(with([](SampleFile& s) { s.put(s.entry(0) + 40, std::uint64_t{1}); }), "contradicts"));
   // Chunks.
-  CHECK(has(with([](SampleFile& s) { s.put(s.entry(2), std::uint64_t{64}); }), "cannot be cut"));
-  CHECK(has(with([](SampleFile& s) { s.put(s.entry(2) + 32, std::uint64_t{101}); }), "cannot be cut"));
-  CHECK(has(with([](SampleFile& s) { s.put(s.entry(2) + 54, std::uint8_t{2}); }), "cannot be cut"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.entry(2), std::uint64_t{64}); }), "cannot have such chunks"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.entry(2) + 32, std::uint64_t{101}); }), "cannot have such chunks"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.entry(2) + 54, std::uint8_t{2}); }), "cannot have such chunks"));
   CHECK(has(with([](SampleFile& s) { s.put(s.entry(2) + 32, std::uint64_t{1}); }), "contradict"));
   CHECK(has(with([](SampleFile& s) { s.put(s.entry(2) + 32, std::uint64_t{100}); }), "stored length"));
   CHECK(has(with([](SampleFile& s) { s.put(s.entry(2) + 40, std::uint64_t{1}); }), "contradict"));
@@ -255,5 +255,5 @@ TEST_CASE("contradictory catalogues are refused") {
   CHECK(has(with([](SampleFile& s) { s.put(s.chunk(0) + 12, std::uint32_t{2}); }), "chunk 0"));
   CHECK(has(with([](SampleFile& s) { s.put(s.chunk(1) + 12, std::uint32_t{0}); }), "chunk 1"));
   CHECK(has(with([](SampleFile& s) { s.put(s.chunk(0), std::uint64_t{20'001}); }), "two parts overlap"));
-  CHECK(has(with([](SampleFile& s) { s.put(s.chunk(0), ~std::uint64_t{0}); }), "outside"));
+  CHECK(has(with([](SampleFile& s) { s.put(s.chunk(0), ~std::uint64_t{0}); }), "out of range"));
 }

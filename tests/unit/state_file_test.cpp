@@ -206,7 +206,7 @@ TEST_CASE("files that are not state files") {
   std::string bytes = read_text(work / "file");
   const StateFile file = StateFile::open(work / "file");
   CHECK(has(words_of(ErrorKind::not_found, [&] { return file.tensor("other"); }), "\"other\""));
-  CHECK(has(words_of(ErrorKind::not_found, [&] { return file.tensor(1); }), "no number 1"));
+  CHECK(has(words_of(ErrorKind::not_found, [&] { return file.tensor(1); }), "index 1 is out of range"));
   write_text(work / "longer", bytes + "x");
   CHECK(has(refused(ErrorKind::corrupt, work / "longer"), "h5repack"));
   write_text(work / "shorter", bytes.substr(0, bytes.size() - 1));

@@ -24,9 +24,9 @@ TEST_CASE("invalid options are refused, and create no file") {
   refused({.zstd_level = 23}, "level 23");
   refused({.zstd_level = 1, .chunk_bytes = 0}, "64 MiB");
   refused({.zstd_level = 1, .chunk_bytes = (64 << 20) + 1}, "64 MiB");
-  refused({.info = {.rank = 1}}, "rank 1 of 1");
+  refused({.info = {.rank = 1}}, "rank 1 is out of range for size 1");
   refused({.info = {.rank = -1}}, "rank -1");
-  refused({.info = {.world_size = 0}}, "of 0");
+  refused({.info = {.world_size = 0}}, "for size 0");
   refused({.temporary = "elsewhere/growing"}, "in another directory");
   const std::vector<NamedTensor> deep = {{"deep", pattern(DType::u8, Shape(33, 1), 1)}};
   CHECK(has(words_of(ErrorKind::invalid_argument, [&] { write_state_file(work / "f", {}, deep); }), "33 dimensions"));
@@ -185,9 +185,9 @@ TEST_CASE("wrong use of a writer is reported") {
   StateFileWriter first(work / "file", {}, entries_of(all));
   StateFileWriter writer = std::move(first);
   const auto bytes = all[0].second.bytes();
-  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { writer.write(1, 0, bytes); }), "no number 1"));
-  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { writer.write(0, 1, bytes); }), "past the end"));
-  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { writer.write(0, ~0ULL, bytes); }), "past the end"));
+  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { writer.write(1, 0, bytes); }), "index 1 is out of range"));
+  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { writer.write(0, 1, bytes); }), "out of range for its"));
+  CHECK(has(words_of(ErrorKind::invalid_argument, [&] { writer.write(0, ~0ULL, bytes); }), "out of range for its"));
   CHECK(has(words_of(ErrorKind::invalid_argument, [&] { writer.write(0, pattern(DType::f32, {10}, 1)); }),
             "F32 [100, 100]"));
   CHECK(has(words_of(ErrorKind::invalid_argument, [&] { writer.write_all({}); }), "1 tensors were announced"));

@@ -55,7 +55,8 @@ void refuse_lost(const Omissions& omissions, std::string_view doing, const std::
   const std::size_t lost = count_lost(omissions);
   if (lost == 0) return;
   throw file_error(ErrorKind::unsupported, doing, path,
-                   fmt::format("{} items cannot be read: {}. {}", lost, omission_words(omissions, true), remedy));
+                   fmt::format("{} item{} cannot be read: {}. {}", lost, lost == 1 ? "" : "s",
+                               omission_words(omissions, true), remedy));
 }
 
 std::vector<std::string> omission_notes(const Omissions& omissions) {

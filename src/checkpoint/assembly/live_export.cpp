@@ -198,6 +198,27 @@ ExportReport export_model(std::span<const TensorPart> parts, const std::string& 
   return run.run(span);
 }
 
+ExportReport export_model(const PartSource& next, const std::string& out, const std::string& plan, Group& group,
+                          const ExportOptions& options) {
+  const group::Use use(group);
+  trace::Span span(trace::Kind::export_model, "export_model", group::inside(group).operations().next());
+  // The parts of the current unit. They are dropped before the next call of `next`.
+  std::optional<std::vector<TensorPart>> unit;
+  ExportRun run(group, live_request({}, options), out, options, [&](Group& ranks) -> std::unique_ptr<ExportSource> {
+    if (ranks.rank() == 0) check_live_options(options, plan);
+    if (ranks.rank() == 0 && !plan.empty())
+      throw Error(
+          ErrorKind::unsupported,
+          "export_model: plan: units are exported by boxes only. Pass an empty plan and the names of the result");
+    unit.reset();
+    unit = next();
+    if (!unit) return nullptr;
+    return std::make_unique<LiveTensors>(*unit, ranks);
+  });
+  const FailOnStop on_stop = fail_on_stop(group, options.stop, &run.is_written());
+  return run.run_units(span);
+}
+
 Work<ExportReport> export_model_async(std::span<const TensorPart> parts, const std::string& out,
                                       const std::string& plan, Group& group, const ExportOptions& options) {
   const group::Use use(group);

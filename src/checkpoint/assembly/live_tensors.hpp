@@ -42,6 +42,9 @@ class LiveTensors : public TensorSource, public ExportSource {
   void keep(std::span<const std::size_t> tensors, std::span<std::byte> memory);
 
  private:
+  /// Waits for the work that is queued on the caller's streams, because other threads, which do not know them, may read
+  /// the tensors.
+  void wait_for_streams() const;
   void read_from_device(std::size_t tensor, std::uint64_t offset, std::span<std::byte> target) const;
 
   Group* group_;

@@ -206,7 +206,8 @@ std::shared_ptr<const PartedTensors> open_dcp(const Found& found, const Choice& 
     if (choice.key.empty() && std::ranges::any_of(tensors->tensors(), [](const TensorEntry& entry) {
           return entry.name.starts_with("optim");
         }))
-      notes.push_back(fmt::format("it has an optimizer, too; --key chooses: {}", first_words(metadata.tensors())));
+      notes.push_back(fmt::format("it also has the state of an optimizer. Choose other tensors with --key: {}",
+                                  first_words(metadata.tensors())));
     tensors->finish();
     return tensors;
   });

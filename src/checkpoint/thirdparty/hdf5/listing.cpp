@@ -218,12 +218,12 @@ class Listing {
     const ElementType element = element_type(type.get());
     more.is_text = element.is_text;
     if (element.is_text) return {};
-    if (!element.dtype) return "no tensor: its elements are " + element.refusal;
+    if (!element.dtype) return "not a tensor: its elements are " + element.refusal;
 
     const Id space(H5Dget_space(id));
     if (!space) return damaged();
     const H5S_class_t kind = H5Sget_simple_extent_type(space.get());
-    if (kind == H5S_NULL) return "no tensor: it has no shape and no elements";
+    if (kind == H5S_NULL) return "not a tensor: it has no shape and no elements";
     const int rank = H5Sget_simple_extent_ndims(space.get());
     if (kind == H5S_NO_CLASS || rank < 0 || rank > most_rank) return damaged();
     std::vector<hsize_t> extents(static_cast<std::size_t>(rank));
@@ -232,7 +232,7 @@ class Listing {
     // All extents are checked even if one is 0, because other code multiplies shapes, too.
     for (const hsize_t extent : extents)
       claimed = claimed ? product(*claimed, std::max<hsize_t>(extent, 1)) : std::nullopt;
-    if (!claimed) return "no tensor: it claims more elements than a file can have";
+    if (!claimed) return "not a tensor: it claims more elements than a file can have";
     const std::uint64_t bytes = std::find(extents.begin(), extents.end(), hsize_t{0}) == extents.end() ? *claimed : 0;
     if (layout == H5D_CHUNKED) {
       if (std::string wrong = chunks(properties.get(), extents, element.bytes); !wrong.empty()) return wrong;

@@ -150,7 +150,7 @@ class TextReader {
     // Compressed or chunked text would pass through libhdf5's filters.
     const Id properties(H5Dget_create_plist(id));
     if (!properties || H5Pget_nfilters(properties.get()) != 0) {
-      report_.loss(path, "no tensor: its elements are text that is compressed");
+      report_.loss(path, "not a tensor: its elements are text that is compressed");
       return;
     }
     const std::optional<std::string> value = strings(type.get(), space.get(), path, "", [&](hid_t as, void* to) {
