@@ -237,7 +237,9 @@ def test_the_interpreter_waits_for_an_export(end, tmp_path):
     source = f"""
 mine = state(rank, size)
 mine["big"] = cut(np.ones((1 << 20, 8), "f4"), 0, rank, size)
-work = muster.export_model(mine, folder / "out", group=group, wait=False)
+def progress(*step):
+    time.sleep(0.3)
+work = muster.export_model(mine, folder / "out", group=group, wait=False, progress=progress)
 {end}
 """
     Ranks(MODEL + f"folder = pathlib.Path({str(tmp_path)!r})\n" + source, 2).told()
