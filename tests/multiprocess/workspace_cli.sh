@@ -187,7 +187,7 @@ cp -L "$library" broken/libmuster.so || fail "no copy of $library"
 for name in cuda mpi; do
   echo "not a library" > "broken/libmuster-$name.so.$("$program" --version | cut -d ' ' -f 2)"
 done
-LD_PRELOAD=$PWD/broken/libmuster.so "$program" doctor > .log/doctor
+env -u LD_LIBRARY_PATH LD_PRELOAD=$PWD/broken/libmuster.so "$program" doctor > .log/doctor
 grep -qE "^warning +CUDA .*cannot be loaded: .*/broken/libmuster-cuda" .log/doctor || fail "no cause: $(cat .log/doctor)"
 
 # Completion covers every command, its options and paths.
