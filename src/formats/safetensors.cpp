@@ -233,6 +233,53 @@ void SafetensorsWriter::commit() {
 
 // Writes headers, and converts tensors that the format has no dtype for: "muster.dtype.NAME" in both directions.
 
+namespace {
+
+/// Returns the JSON of a header, without padding. Offsets of the entries count from `data_begin` on.
+std::string header_json(std::span<const TensorEntry> tensors, std::map<std::string, std::string> metadata,
+                        const std::string& path, std::uint64_t data_begin) {
+  for (const TensorEntry& entry : tensors)
+    if (is_own(entry))
+      metadata[std::string(safetensors_dtype_key) + entry.name] = to_string(TensorSpec{entry.dtype, entry.shape});
+  std::string json = "{";
+  if (!metadata.empty()) {
+    append_string(json, std::string(safetensors_metadata_key));
+    json += ':';
+    char separator = '{';
+    for (const auto& [key, value] : metadata) {
+      if (!is_utf8(key) || !is_utf8(value))
+        refuse_to_write(path, fmt::format("metadata {}: the text is not UTF-8", in_quotes(key)));
+      json += separator;
+      append_string(json, key);
+      json += ':';
+      append_string(json, value);
+      separator = ',';
+    }
+    json += '}';
+  }
+  for (const TensorEntry& entry : tensors) {
+    if (json.size() > 1) json += ',';
+    append_string(json, entry.name);
+    const bool is_flat = is_own(entry);
+    const Shape shape = is_flat ? Shape{static_cast<std::int64_t>(entry.bytes)} : entry.shape;
+    fmt::format_to(std::back_inserter(json), R"(:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})",
+                   to_string(is_flat ? DType::u8 : entry.dtype), fmt::join(shape, ","), entry.offset - data_begin,
+                   entry.offset - data_begin + entry.bytes);
+  }
+  return json += '}';
+}
+
+/// Puts the length field before the JSON.
+std::string with_length(const std::string& json) {
+  std::string whole;
+  whole.reserve(safetensors_prefix + json.size());
+  for (std::size_t i = 0; i < safetensors_prefix; ++i)
+    whole.push_back(static_cast<char>(static_cast<unsigned char>(json.size() >> (8 * i))));
+  return whole += json;
+}
+
+}  // namespace
+
 std::string make_safetensors_header(std::vector<TensorEntry>& tensors, std::map<std::string, std::string> metadata,
                                     const std::string& path) {
   std::erase_if(metadata, [](const auto& member) { return member.first.starts_with(safetensors_dtype_key); });
@@ -259,51 +306,27 @@ std::string make_safetensors_header(std::vector<TensorEntry>& tensors, std::map<
     entry.offset = end;
     if (__builtin_add_overflow(end, entry.bytes, &end) || end > INT64_MAX)
       refuse_to_write(path, "the tensors need more bytes than a file can have");
-    if (is_own(entry))
-      metadata[std::string(safetensors_dtype_key) + entry.name] = to_string(TensorSpec{entry.dtype, entry.shape});
   }
-
-  std::string json = "{";
-  if (!metadata.empty()) {
-    append_string(json, std::string(safetensors_metadata_key));
-    json += ':';
-    char separator = '{';
-    for (const auto& [key, value] : metadata) {
-      if (!is_utf8(key) || !is_utf8(value))
-        refuse_to_write(path, fmt::format("metadata {}: the text is not UTF-8", in_quotes(key)));
-      json += separator;
-      append_string(json, key);
-      json += ':';
-      append_string(json, value);
-      separator = ',';
-    }
-    json += '}';
-  }
-  for (const TensorEntry& entry : tensors) {
-    if (json.size() > 1) json += ',';
-    append_string(json, entry.name);
-    const bool is_flat = is_own(entry);
-    const Shape shape = is_flat ? Shape{static_cast<std::int64_t>(entry.bytes)} : entry.shape;
-    fmt::format_to(std::back_inserter(json), R"(:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})",
-                   to_string(is_flat ? DType::u8 : entry.dtype), fmt::join(shape, ","), entry.offset,
-                   entry.offset + entry.bytes);
-  }
-  json += '}';
+  std::string json = header_json(tensors, std::move(metadata), path, 0);
   json.resize((json.size() + 7) / 8 * 8, ' ');
   if (json.size() > max_safetensors_header)
     refuse_to_write(
         path, fmt::format("the header would have {} bytes for {} tensors, and the limit is {}. Divide the tensors "
                           "among more files: a smaller --max-shard-size, or more pipeline stages or expert ranks",
                           json.size(), tensors.size(), max_safetensors_header));
-  const std::uint64_t data_begin = safetensors_prefix + json.size();
-  for (TensorEntry& entry : tensors) entry.offset += data_begin;
-  std::string whole;
-  whole.reserve(data_begin);
-  for (std::size_t i = 0; i < safetensors_prefix; ++i)
-    whole.push_back(static_cast<char>(static_cast<unsigned char>(json.size() >> (8 * i))));
-  return whole += json;
+  for (TensorEntry& entry : tensors) entry.offset += safetensors_prefix + json.size();
+  return with_length(json);
 }
 
+std::string make_safetensors_header(std::span<const TensorEntry> placed, std::map<std::string, std::string> metadata,
+                                    const std::string& path, std::uint64_t size) {
+  std::string json = header_json(placed, std::move(metadata), path, size);
+  if (json.size() + safetensors_prefix > size)
+    refuse_to_write(path, fmt::format("the header needs {} bytes for {} tensors, and {} are reserved", json.size(),
+                                      placed.size(), size - safetensors_prefix));
+  json.resize(size - safetensors_prefix, ' ');
+  return with_length(json);
+}
 void apply_own_dtypes(SafetensorsHeader& header, const std::string& path) {
   const auto begin = header.metadata.lower_bound(std::string(safetensors_dtype_key));
   auto end = begin;

@@ -42,6 +42,11 @@ SafetensorsHeader read_safetensors_header(const os::ReadableFile& file, std::uin
 std::string make_safetensors_header(std::vector<TensorEntry>& tensors, std::map<std::string, std::string> metadata,
                                     const std::string& path);
 
+/// Returns length and header of a file whose tensors have their places already, padded with spaces to `size` bytes.
+/// Throws Error(invalid_argument) if that is too little.
+std::string make_safetensors_header(std::span<const TensorEntry> placed, std::map<std::string, std::string> metadata,
+                                    const std::string& path, std::uint64_t size);
+
 /// Applies the keys "muster.dtype.NAME" to the entries and removes them from the metadata. Throws Error(corrupt).
 void apply_own_dtypes(SafetensorsHeader& header, const std::string& path);
 

@@ -93,6 +93,99 @@ TEST_CASE("random models that are cut at random over ranks are exported bit by b
   }
 }
 
+TEST_CASE("random models that come unit by unit are exported bit by bit") {
+  for (const int ranks : {1, 2, 4, 7}) {
+    const TemporaryDirectory work(Medium::memory);
+    const auto ended = try_ranks(ranks, [&](Group& group) {
+      LiveModels random(static_cast<unsigned>(100 + ranks), ranks);
+      for (int i = 0; i < 60; ++i) {
+        const LiveModel model = random.next();
+        std::map<std::string, std::size_t> unit_of;
+        const auto count = 1 + static_cast<std::size_t>(random.below(5));
+        for (const auto& [name, whole] : model.wholes) unit_of[name] = static_cast<std::size_t>(random.below(count));
+        std::vector<std::vector<TensorPart>> units(count);
+        for (const TensorPart& part : model.parts[static_cast<std::size_t>(group.rank())]) {
+          units[unit_of.at(part.name)].push_back(part);
+          units[unit_of.at(part.name)].back().tensor = Tensor::copy_of(part.tensor);
+        }
+        std::size_t next = 0;
+        const PartSource source = [&]() -> std::optional<std::vector<TensorPart>> {
+          // The parts of the last unit belong to the caller again.
+          if (next > 0)
+            for (const TensorPart& part : units[next - 1])
+              if (part.tensor.is_writable()) fill(part.tensor.mutable_data(), part.tensor.nbytes(), 1);
+          if (next == count) return std::nullopt;
+          return units[next++];
+        };
+        const ExportReport report =
+            export_model(source, work / "out", "", group,
+                         {.force = true,
+                          .max_shard_size = random.below(2) == 0 ? std::uint64_t{5000} : 5'000'000'000,
+                          .memory_budget = 8 << 20,
+                          .writers = random.below(2) == 0 ? Writers::all : Writers::rank0,
+                          .checksums = random.below(8) == 0});
+        if (group.rank() == 0) {
+          check_output(work / "out", model.wholes);
+          RANK_CHECK(report.manifest.tensors_out == model.wholes.size());
+          for (const TensorMapping& tensor : report.manifest.tensors)
+            RANK_CHECK(fs::exists(fs::path(work / "out") / tensor.file));
+        }
+        group.barrier();
+      }
+    });
+    for (const Ended& rank : ended) {
+      CAPTURE(ranks);
+      CAPTURE(rank.words);
+      CHECK(rank.ok());
+    }
+    CHECK(names_in_folder(work) == std::vector<std::string>{"out"});
+  }
+}
+
+TEST_CASE("each mistake in units is one error on all ranks, and leaves no output") {
+  const TemporaryDirectory work(Medium::memory);
+  run_ranks(3, [&](Group& group) {
+    const int rank = group.rank();
+    const Tensor whole = pattern(DType::u8, {6, 8}, 1);
+    const auto good = rows_of_rank(group, "w", whole);
+    const auto fails = [&](ErrorKind kind, const std::string& words, const PartSource& source,
+                           const ExportOptions& options = {}, const std::string& plan = {}) {
+      error_of(kind, {words}, [&] { export_model(source, work / "out", plan, group, options); });
+      group.barrier();
+      RANK_CHECK(names_in_folder(work).empty());
+      group.barrier();
+    };
+    using Units = std::vector<std::vector<TensorPart>>;
+    const auto source_of = [](Units units) {
+      return [units = std::move(units), next = std::size_t{0}]() mutable -> std::optional<std::vector<TensorPart>> {
+        if (next == units.size()) return std::nullopt;
+        return units[next++];
+      };
+    };
+    fails(ErrorKind::rank_mismatch, "rank 0 has 1, and rank 2 has more",
+          source_of(rank == 2 ? Units{good, {}} : Units{good}));
+    fails(ErrorKind::rank_mismatch, "rank 1 has 1, and rank 0 has more",
+          source_of(rank == 1 ? Units{good} : Units{good, {}}));
+    fails(ErrorKind::invalid_argument, "tensor \"w\": it is in two units", source_of({good, good}));
+    fails(ErrorKind::invalid_argument, "32 of 48 elements",
+          source_of({good, rank == 2 ? Units::value_type() : rows_of_rank(group, "v", whole)}));
+    fails(ErrorKind::invalid_argument, "no unit has a tensor", source_of({}));
+    fails(ErrorKind::invalid_argument, "cast_all", source_of({good}), {.dtype = DType::bf16});
+    fails(ErrorKind::invalid_argument, "resume", source_of({good}), {.resume = true});
+    fails(ErrorKind::unsupported, "units are exported by boxes only", source_of({good}), {}, "llama");
+    int calls = 0;
+    fails(ErrorKind::io, "the layer is broken", [&]() -> std::optional<std::vector<TensorPart>> {
+      if (++calls == 2 && rank == 1) throw std::runtime_error("the layer is broken");
+      return calls == 1 ? good : std::vector<TensorPart>();
+    });
+    FailingCall failing(rank == 2 ? CallToFail{.call = "pwrite", .path = "/out.partial", .error = ENOSPC}
+                                  : CallToFail{.call = "none"});
+    // Each rank writes its own rows.
+    const auto large = rows_of_rank(group, "w", pattern(DType::u8, {6, 200'000}, 1));
+    fails(ErrorKind::out_of_space, "rank 2", source_of({large}), {.writers = Writers::all});
+  });
+}
+
 TEST_CASE("ranks that pass their tensors under the names of a plan export the model") {
   const TemporaryDirectory work(Medium::memory);
   std::ofstream(work / "plan.json") << R"({"muster_plan": 1, "rules": [
@@ -201,6 +294,7 @@ TEST_CASE("each mistake is one error on all ranks, leaves no output, and the gro
         RANK_CHECK(std::string(error.what()).find('\n') == std::string::npos);
         group.barrier();
         RANK_CHECK(names_in_folder(work) == std::vector<std::string>{"there"});
+        group.barrier();
       }
     }
     // Without the check, the values of the lowest rank are used.

@@ -32,6 +32,8 @@ struct OutputFile {
   std::string name;
   std::map<std::string, std::string> metadata;
   std::vector<MergedTensor> tensors;
+  /// If not 0: the file has other tensors before this offset, and gets its header later (growing_files.hpp).
+  std::uint64_t begin = 0;
 };
 
 struct ReduceStep {

@@ -364,6 +364,10 @@ std::vector<FilePlan> plan_files(std::span<const OutputFile> files) {
     planned.header = make_safetensors_header(planned.tensors, file.metadata, file.name);
     planned.bytes = planned.header.size();
     for (const TensorEntry& entry : planned.tensors) planned.bytes += entry.bytes;
+    if (file.begin == 0) continue;
+    for (TensorEntry& entry : planned.tensors) entry.offset += file.begin - planned.header.size();
+    planned.bytes += file.begin - planned.header.size();
+    planned.header.clear();
   }
   return plans;
 }

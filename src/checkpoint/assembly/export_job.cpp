@@ -176,7 +176,7 @@ void keep_selected(Arrangement& arrangement, const Request& request) {
     arrangement.dropped.push_back(to_dropped(std::move(tensor), "it was not selected"));
   }
   arrangement.tensors = std::move(kept);
-  if (arrangement.tensors.empty()) refuse_selection(request);
+  if (arrangement.tensors.empty() && !request.is_unit) refuse_selection(request);
 }
 
 std::vector<NamedSpec> specs_of(const Arrangement& arrangement) {
@@ -443,10 +443,11 @@ Request request_of(const std::string& path, const std::string& plan, const Expor
 ExportJob plan_job(const Request& request, const ExportSource& source, std::vector<ShardListing> listings) {
   std::ranges::sort(listings, {}, &ShardListing::rank);
   std::vector<std::string> notes = source.notes();
-  ModelFacts facts = source.facts(request, notes);
+  ModelFacts facts = request.is_unit ? ModelFacts() : source.facts(request, notes);
   const Config* const config = facts.config ? &*facts.config : nullptr;
   const Config* const own = facts.is_own ? config : nullptr;
-  const bool has_base = !request.base_model.empty() && !request.looks_only;
+  const bool is_whole = !request.looks_only && !request.is_unit;
+  const bool has_base = !request.base_model.empty() && is_whole;
   const BaseTensors base = has_base ? base_tensors(request.base_model, notes) : BaseTensors();
   ExportJob job{.plan = request.by_boxes ? plan_of_boxes(config) : plan_of(listings, request.plan, config, notes)};
   if (!request.target_layout && !request.is_cut && !request.to_plan.empty())
@@ -468,7 +469,7 @@ ExportJob plan_job(const Request& request, const ExportSource& source, std::vect
   fit_to(job.plan, specs_of(arrangement));
   check_against_config(job.plan, specs_of(arrangement));
   keep_selected(arrangement, request);
-  if (!request.looks_only) {
+  if (is_whole) {
     const std::vector<NamedSpec> model = specs_of(arrangement);
     // Precedes the comparison with the base: names of ranks would not match the base either, but this error has the
     // remedy.
@@ -502,6 +503,18 @@ ExportJob plan_job(const Request& request, const ExportSource& source, std::vect
   job.fingerprint = fingerprint_of(listings, job);
   job.config = std::move(facts.config);
   return job;
+}
+
+std::string config_text_for(const Request& request, std::span<const NamedSpec> model, std::vector<std::string>& notes) {
+  const std::optional<Config> config = config_of(request);
+  MergePlan plan = plan_of_boxes(config ? &*config : nullptr);
+  fit_to(plan, model);
+  check_against_config(plan, model);
+  const BaseTensors base = request.base_model.empty() ? BaseTensors() : base_tensors(request.base_model, notes);
+  if (config && Selection(request).is_all()) check_base(*config, model);
+  compare_with_base(request, config ? &*config : nullptr, model, base, notes);
+  if (!config || request.files.contains("config.json")) return {};
+  return updated_config(read_model_config_text(request.base_model).value_or(""), model, notes).value_or("");
 }
 
 Writers writers_of(const ExportOptions& options, bool all_have_all, bool by_network) {

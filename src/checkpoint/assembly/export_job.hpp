@@ -62,6 +62,10 @@ Request request_of(const std::string& path, const std::string& plan, const Expor
 /// export_model.
 ExportJob plan_job(const Request& request, const ExportSource& source, std::vector<ShardListing> listings);
 
+/// Checks a whole model that was exported by boxes in units, as plan_job() does. Returns the new config.json; empty: it
+/// is copied unchanged, or there is none. Throws as export_model.
+std::string config_text_for(const Request& request, std::span<const NamedSpec> model, std::vector<std::string>& notes);
+
 /// Decides which ranks write if the options do not. `all_have_all`: every rank can read the whole source. `by_network`:
 /// the ranks are on several hosts that share the output's file system.
 Writers writers_of(const ExportOptions& options, bool all_have_all, bool by_network);

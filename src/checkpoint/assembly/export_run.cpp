@@ -174,6 +174,121 @@ void ExportRun::prepare(trace::Span& span) {
   if (!source_->is_lasting()) compare_early();
 }
 
+ExportReport ExportRun::run_units(trace::Span& span) {
+  agree_on(*group_, "export: planning", [&] {
+    if (is_first()) open_growing();
+  });
+  for (std::uint64_t number = 0; list_unit(number); ++number) {
+    hand_out_work();
+    span.add_bytes(work_.written);
+    if (is_spread(*group_))
+      agree_on(*group_, "export: opening the output", [&] {
+        if (work_.written != 0) look_for_output(*group_, work_.directory);
+      });
+    compare_early();
+    assemble_files();
+  }
+  agree_on(*group_, "export: finishing", [&] {
+    if (!is_first()) return;
+    finish_units();
+    finish();
+  });
+  report_.seconds = seconds_since(begin_);
+  return std::move(report_);
+}
+
+// Runs on rank 0.
+void ExportRun::open_growing() {
+  check_files(options_.files);
+  if (!options_.base_model.empty()) check_not_source(options_.base_model, out_);
+  if (options_.dtype && !options_.cast_all)
+    throw Error(
+        ErrorKind::invalid_argument,
+        "export_model: dtype: unit by unit, the other tensors of the model are unknown, which decide what remains "
+        "F32. Set cast_all as well, or export all tensors in one call");
+  report_.writers = writers_of(options_, false, is_spread(*group_) && os::file_system_of(folder_of(out_)).is_network);
+  request_.is_balanced = report_.writers == Writers::all;
+  output_.emplace(out_, choice());
+  growing_.emplace(output_->partial(), options_.max_shard_size);
+}
+
+// Steps 1 to 3 for one unit. Returns false after the last one.
+bool ExportRun::list_unit(std::uint64_t number) {
+  std::vector<std::byte> mine;
+  std::uint8_t has_unit = 0;
+  agree_on(*group_, "export: opening a unit", [&] {
+    std::unique_ptr<ExportSource> unit = open_(*group_);
+    has_unit = unit ? 1 : 0;
+    if (!unit) return;
+    mine = encode_listings(*unit);
+    source_ = std::move(unit);
+  });
+  std::vector<std::uint8_t> all(static_cast<std::size_t>(group_->size()));
+  group_->all_gather(std::as_bytes(std::span(&has_unit, 1)), std::as_writable_bytes(std::span(all)),
+                     {.phase = "export: counting units"});
+  for (int rank = 1; rank < group_->size(); ++rank)
+    if (all[static_cast<std::size_t>(rank)] != all.front())
+      throw Error(ErrorKind::rank_mismatch,
+                  fmt::format("the ranks pass different numbers of units: rank {} has {}, and rank {} has more. Return "
+                              "the same number on all ranks",
+                              all.front() == 0 ? 0 : rank, number, all.front() == 0 ? rank : 0),
+                  {.rank = rank});
+  if (has_unit == 0) return false;
+  const std::vector<std::vector<std::byte>> told = gather_listings(*group_, std::move(mine));
+  agree_on(*group_, "export: planning", [&] {
+    if (!is_first()) return;
+    rooms_.clear();
+    found_.clear();
+    Request request = request_;
+    request.is_unit = true;
+    job_.emplace(plan_job(request, *source_, read_listings(told, source_->whole(), rooms_)));
+    assign_work();
+  });
+  hashes_.clear();
+  return true;
+}
+
+// Runs on rank 0. Gives the tensors of the unit their places in files.
+std::vector<FileTarget> ExportRun::grow() {
+  ExportManifest& account = job_->account;
+  for (TensorMapping& tensor : account.tensors) units_.tensors.push_back(std::move(tensor));
+  for (TensorMapping& tensor : account.dropped) units_.dropped.push_back(std::move(tensor));
+  for (std::string& note : account.notes)
+    if (std::ranges::find(units_.notes, note) == units_.notes.end()) units_.notes.push_back(std::move(note));
+  units_.plan = account.plan;
+  units_.source_layout = account.source_layout;
+  units_.tensors_in += account.tensors_in;
+  units_.bytes_in += account.bytes_in;
+  units_.tensors_out += account.tensors_out;
+  units_.bytes_out += account.bytes_out;
+  std::vector<MergedTensor> tensors;
+  for (OutputFile& file : job_->outputs.files)
+    for (MergedTensor& tensor : file.tensors) tensors.push_back(std::move(tensor));
+  job_->outputs.files.clear();
+  return growing_->add(std::move(tensors), job_->outputs.files);
+}
+
+// Runs on rank 0, after the last unit: checks the whole model, and gives the files their headers and names.
+void ExportRun::finish_units() {
+  const std::string stem(options_.base_model.empty() ? "model" : model_stem(options_.base_model));
+  GrowingFiles::Finished finished = growing_->finish(stem);
+  std::map<std::string_view, std::string_view> files(finished.weights.begin(), finished.weights.end());
+  std::vector<NamedSpec> model;
+  for (TensorMapping& tensor : units_.tensors) {
+    tensor.file = files.at(tensor.name);
+    model.push_back({tensor.name, tensor.spec});
+  }
+  if (model.empty()) throw Error(ErrorKind::invalid_argument, "no tensor of any unit is selected. Change select");
+  std::ranges::sort(model, natural_less, &NamedSpec::name);
+  job_->config_text = config_text_for(request_, model, units_.notes);
+  units_.files = finished.files.size();
+  job_->outputs.files = std::move(finished.files);
+  job_->outputs.index = std::move(finished.index);
+  job_->outputs.index_name = fmt::format("{}.safetensors.index.json", stem);
+  job_->account = std::move(units_);
+  work_.directory = output_->partial();
+}
+
 void ExportRun::move_to(Group& group) {
   group_ = &group::inside(group);
 }
@@ -217,23 +332,32 @@ void ExportRun::plan(std::vector<ShardListing> listings) {
   report_.writers = writers_of(options_, all_have_all, by_network);
   request_.is_balanced = report_.writers == Writers::all;
   job_.emplace(plan_job(request_, *source_, std::move(listings)));
+  open_output();
+  assign_work();
+}
+
+void ExportRun::assign_work() {
   std::vector<std::size_t> counts;
   for (const RankTensors& rank : job_->ranks) counts.push_back(rank.tensors.size());
   sources_ = sources_by_rank(counts, group_->size());
-  open_output();
   const WindowShape windows =
       shape_windows(options_.memory_budget, group_->size(), report_.writers, is_spread(*group_));
+  const bool all_have_all = !source_->whole().empty();
   AssemblyShape shape{group_->size(), report_.writers, windows.bytes, windows.depth};
   shape.all_have_all = all_have_all;
   for (int rank = 0; rank < group_->size(); ++rank) shape.hosts.push_back(group_->host_of(rank));
-  shape.one_host_a_file = by_network;
-  assembly_ = plan_assembly(job_->outputs.files, job_->outputs.equal, sources_, shape, there_);
-  check_memory();
+  shape.one_host_a_file = is_spread(*group_) && os::file_system_of(output_->partial()).is_network;
   const std::string& partial = output_->partial();
   std::vector<FileTarget> targets;
-  for (const FilePlan& file : assembly_.files)
+  if (growing_) targets = grow();
+  assembly_ = plan_assembly(job_->outputs.files, job_->outputs.equal, sources_, shape, there_);
+  check_memory();
+  if (growing_) growing_->place(assembly_.files);
+  for (std::size_t i = targets.size(); i < assembly_.files.size(); ++i) {
+    const FilePlan& file = assembly_.files[i];
     targets.push_back(there_.contains(file.name) ? FileTarget{partial + "/" + file.name, {}}
                                                  : grow_file(partial, file));
+  }
   for (ProcessWork& work : assembly_.processes) {
     work.directory = partial;
     work.targets = targets;
@@ -316,9 +440,10 @@ void ExportRun::hand_out_work() {
   for (int rank = 1; rank < group_->size(); ++rank)
     group_->send(rank, encode_work(assembly_.processes[static_cast<std::size_t>(rank)]), wait,
                  group::Subject::exchange);
-  for (const ProcessWork& work : assembly_.processes) {
-    report_.bytes_written.push_back(work.written);
-    report_.windows += work.turns;
+  report_.bytes_written.resize(assembly_.processes.size());
+  for (std::size_t i = 0; i < assembly_.processes.size(); ++i) {
+    report_.bytes_written[i] += assembly_.processes[i].written;
+    report_.windows += assembly_.processes[i].turns;
   }
   work_ = std::move(assembly_.processes.front());
 }
@@ -342,7 +467,9 @@ void ExportRun::assemble_files() {
     std::function<void(std::uint64_t)> progress;
     if (options_.progress && is_first())
       progress = [&](std::uint64_t bytes) {
-        options_.progress({bytes + report_.bytes_resumed, assembly_.bytes, seconds_since(begin_)});
+        // Of earlier units; without units, what was resumed is part of the whole.
+        const std::uint64_t before = growing_ ? units_.bytes_out - assembly_.bytes : 0;
+        options_.progress({before + bytes + report_.bytes_resumed, before + assembly_.bytes, seconds_since(begin_)});
       };
     std::optional<ViewedTensors> viewed;
     if (!work_.views.empty()) viewed.emplace(source_->elements(), work_.views);
@@ -354,7 +481,7 @@ void ExportRun::assemble_files() {
 // Runs on rank 0.
 void ExportRun::complete_file(std::uint32_t number, Journal* journal) {
   FilePlan& file = assembly_.files[number];
-  if (there_.contains(file.name)) return;
+  if (growing_ || there_.contains(file.name)) return;
   add_piece_checksums(file, work_.targets[number].place, [&] { go_on(*group_); });
   finish_file(file, work_.targets[number]);
   os::sync_directory(work_.directory);

@@ -37,6 +37,7 @@
 #include "src/checkpoint/assembly/assembly.hpp"
 #include "src/checkpoint/assembly/export_job.hpp"
 #include "src/checkpoint/assembly/export_source.hpp"
+#include "src/checkpoint/assembly/growing_files.hpp"
 #include "src/checkpoint/model/output_directory.hpp"
 #include "src/group/group.hpp"
 #include "src/trace/span.hpp"
@@ -61,6 +62,10 @@ class ExportRun {
   /// Runs all steps. Collective. Throws as export_model.
   ExportReport run(trace::Span& span);
 
+  /// The same for tensors that arrive unit by unit: each call of Open returns the next unit, or null after the last
+  /// one. Steps 1 to 6 run for each unit, whose tensors are appended to files (growing_files.hpp).
+  ExportReport run_units(trace::Span& span);
+
   /// Runs the steps up to 4. Throws as run().
   void prepare(trace::Span& span);
   /// The other steps use this group.
@@ -80,6 +85,11 @@ class ExportRun {
   [[nodiscard]] bool is_first() const { return group_->rank() == 0; }
   [[nodiscard]] OutputChoice choice() const { return {options_.force, options_.stale_after}; }
   void plan(std::vector<ShardListing> listings);
+  void assign_work();
+  void open_growing();
+  bool list_unit(std::uint64_t number);
+  std::vector<FileTarget> grow();
+  void finish_units();
   void open_output();
   void verify_files(const FinishedFiles& journal);
   void remove_unfinished() const;
@@ -111,7 +121,9 @@ class ExportRun {
   AssemblyPlan assembly_;
   std::vector<RankSources> sources_;
   std::optional<OutputDirectory> output_;
-  std::set<std::string> there_;  // names of files that already exist and are verified
+  std::optional<GrowingFiles> growing_;  // set if tensors arrive unit by unit
+  ExportManifest units_;                 // of all units
+  std::set<std::string> there_;          // names of files that already exist and are verified
   /// Hashes by set, process and index in its list.
   std::map<std::tuple<std::uint32_t, int, std::uint32_t>, std::pair<std::uint64_t, std::uint64_t>> found_;
 };

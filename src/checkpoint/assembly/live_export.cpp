@@ -42,7 +42,7 @@ void check_live_options(const ExportOptions& options, const std::string& plan) {
   if (!options.key.empty()) refuse("key", of_files);
   if (!options.file_pattern.empty()) refuse("file_pattern", of_files);
   if (!options.extra_files.empty() && options.base_model.empty())
-    refuse("extra_files", "without base_model there are no files to copy");
+    refuse("extra_files", "without base_model nothing can be copied");
   if (options.source_layout && plan.empty()) refuse("source_layout", "without a plan, the parts state their places");
 }
 
@@ -196,6 +196,27 @@ ExportReport export_model(std::span<const TensorPart> parts, const std::string& 
   ExportRun run(group, live_request(plan, options), out, options, open_parts(parts, options, plan));
   const FailOnStop on_stop = fail_on_stop(group, options.stop, &run.is_written());
   return run.run(span);
+}
+
+ExportReport export_model(const PartSource& next, const std::string& out, const std::string& plan, Group& group,
+                          const ExportOptions& options) {
+  const group::Use use(group);
+  trace::Span span(trace::Kind::export_model, "export_model", group::inside(group).operations().next());
+  // The parts of the current unit. They are dropped before the next call of `next`.
+  std::optional<std::vector<TensorPart>> unit;
+  ExportRun run(group, live_request({}, options), out, options, [&](Group& ranks) -> std::unique_ptr<ExportSource> {
+    if (ranks.rank() == 0) check_live_options(options, plan);
+    if (ranks.rank() == 0 && !plan.empty())
+      throw Error(
+          ErrorKind::unsupported,
+          "export_model: plan: units are exported by boxes only. Pass an empty plan and the names of the result");
+    unit.reset();
+    unit = next();
+    if (!unit) return nullptr;
+    return std::make_unique<LiveTensors>(*unit, ranks);
+  });
+  const FailOnStop on_stop = fail_on_stop(group, options.stop, &run.is_written());
+  return run.run_units(span);
 }
 
 Work<ExportReport> export_model_async(std::span<const TensorPart> parts, const std::string& out,

@@ -37,6 +37,8 @@ struct Request {
   bool looks_only = false;
   /// True if the model is read only to be split by `to_plan`: ranks keep a tied head, and config.json does not change.
   bool is_cut = false;
+  /// True for one unit of a model: nothing is checked that concerns the whole model.
+  bool is_unit = false;
 };
 
 }  // namespace muster
