@@ -37,7 +37,7 @@ constexpr std::size_t most_problems = 20;
 struct PlanArguments {
   std::string plan;
   Request request;
-  inspect::TensorFilter filter;
+  TensorFilter filter;
   std::string order;
   bool json = false;
   inspect::OutputStyle style = output_style();
@@ -126,7 +126,7 @@ void narrow(Trial& trial, const Selection& selection, const PlanArguments& argum
     return byte_size(taken.tensor.spec.dtype, taken.tensor.spec.shape);
   };
   std::erase_if(trial.taken, [&](const Trial::Taken& taken) {
-    return !inspect::has_selected_type(arguments.filter, taken.tensor.spec.dtype, bytes_of(taken));
+    return !has_selected_type(arguments.filter, taken.tensor.spec.dtype, bytes_of(taken));
   });
   if (arguments.order == "name")
     std::ranges::stable_sort(trial.taken, natural_less,
