@@ -52,6 +52,7 @@ struct ExportArguments {
   std::string out;
   std::string plan;
   std::string report;
+  std::string fingerprint;
   std::string order;
   ExportOptions options;
   int processes = 0;
@@ -88,11 +89,10 @@ std::string text_of(const ExportReport& report, const ExportArguments& arguments
   return text + inspect::skipped_line(report.skipped);
 }
 
-// Checks the report's path before anything is written, so that an error is not found only after the export.
-void check_report(const ExportArguments& arguments) {
-  const fs::path report = arguments.report;
+// Checks the path of a file that is written after the export, so that an error is found before it.
+void check_report(const ExportArguments& arguments, const char* option, const fs::path& report) {
   const auto refuse = [&](const std::string& cause) {
-    throw file_error(ErrorKind::invalid_argument, "--report", arguments.report, cause);
+    throw file_error(ErrorKind::invalid_argument, option, report, cause);
   };
   if (report.empty()) return;
   std::error_code error;
@@ -110,6 +110,14 @@ void check_report(const ExportArguments& arguments) {
   }
   if (::access(parent.c_str(), W_OK) != 0)
     throw os::errno_error("writing the report into the directory", errno, parent);
+}
+
+void check_reports(const ExportArguments& arguments) {
+  check_report(arguments, "--report", arguments.report);
+  check_report(arguments, "--fingerprint", arguments.fingerprint);
+  if (!arguments.fingerprint.empty() && arguments.fingerprint == arguments.report)
+    throw file_error(ErrorKind::invalid_argument, "--fingerprint", arguments.fingerprint,
+                     "is the file of --report. Name another file");
 }
 
 void write_report(const std::string& path, const std::string& text) {
@@ -136,7 +144,7 @@ int export_with(Group& group, const ExportArguments& arguments) {
   ExportReport report;
   try {
     agree_on(group, "export: checking the report", [&] {
-      if (group.rank() == 0) check_report(arguments);
+      if (group.rank() == 0) check_reports(arguments);
     });
     report = interruptible([&](const std::stop_token& stop) {
       ExportOptions options = arguments.options;
@@ -151,13 +159,17 @@ int export_with(Group& group, const ExportArguments& arguments) {
   }
   if (group.rank() != 0) return 0;
   int status = 0;
-  try {
-    if (!arguments.report.empty()) write_report(arguments.report, json_of(report));
-  } catch (const Error& error) {
-    complain(
-        fmt::format("{} is complete, but its report could not be written: {}", in_quotes(arguments.out), error.what()));
-    status = done_unsaid;
-  }
+  const auto write = [&](const std::string& path, const char* name, const auto& text) {
+    try {
+      if (!path.empty()) write_report(path, text());
+    } catch (const Error& error) {
+      complain(fmt::format("{} is complete, but its {} could not be written: {}", in_quotes(arguments.out), name,
+                           error.what()));
+      status = done_unsaid;
+    }
+  };
+  write(arguments.report, "report", [&] { return json_of(report); });
+  write(arguments.fingerprint, "fingerprint", [&] { return report.fingerprint.value().text(); });
   print_done(text_of(report, arguments));
   return status;
 }
@@ -190,7 +202,7 @@ void sort_tensors(std::vector<TensorMapping>& tensors, std::string_view order) {
 }
 
 int show_plan(const ExportArguments& arguments) {
-  check_report(arguments);
+  check_reports(arguments);
   const ExportOptions& options = arguments.options;
   ExportManifest account = plan_export(arguments.shards, arguments.plan, options);
   sort_tensors(account.tensors, arguments.order);
@@ -228,7 +240,7 @@ int export_with_own_ranks(const CLI::App& command, const ExportArguments& argume
   // Errors that can be detected in advance are reported once, here, and not by every rank.
   check_not_source(arguments.shards, arguments.out);
   check_output(arguments.out, {arguments.options.force, {}});
-  check_report(arguments);
+  check_reports(arguments);
   plan_export(arguments.shards, arguments.plan, arguments.options);
   const int ranks = own_ranks(arguments, arguments.processes > 1 && is_whole(arguments));
   if (ranks == 1) return export_with(*single_group(), arguments);
@@ -315,8 +327,15 @@ void add_export_command(CLI::App& app, int& status) {
   command->add_flag("--resume", options.resume,
                     "Continue an interrupted export: reuse its files that verify, and keep them on failure");
   command->add_flag("--checksums", options.checksums, "Also write muster.checksums.json for muster verify");
-  auto* dry_run = command->add_flag("--dry-run", arguments->dry_run,
-                                    "Print the manifest (what becomes of each tensor); write nothing");
+  auto* fingerprint =
+      command
+          ->add_option("--fingerprint", arguments->fingerprint,
+                       "Write the fingerprint of the checkpoint to a file; --checksums then has its CRCs")
+          ->type_name("FILE");
+  auto* dry_run =
+      command
+          ->add_flag("--dry-run", arguments->dry_run, "Print the manifest (what becomes of each tensor); write nothing")
+          ->excludes(fingerprint);
   add_sort_option(*command, arguments->order, {"file", "name", "size"},
                   "With --dry-run: order of the tensors; size: largest first")
       ->needs(dry_run);
@@ -337,6 +356,7 @@ void add_export_command(CLI::App& app, int& status) {
       "  mpiexec -n 4 muster export shards/ --plan llama --out model/");
   command->callback([command, arguments, &status] {
     arguments->options.progress = progress_bar();
+    arguments->options.fingerprint = !arguments->fingerprint.empty();
     if (arguments->dry_run) {
       status = show_plan(*arguments);
       return;

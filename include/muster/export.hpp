@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "muster/fingerprint.hpp"
 #include "muster/group.hpp"
 #include "muster/model_dir.hpp"
 #include "muster/parallel_layout.hpp"
@@ -146,7 +147,13 @@ struct ExportOptions {
   std::string base_model = {};
   std::string select = {};   ///< a glob, as in a plan: exports only tensors with a matching output name; empty: all
   std::string exclude = {};  ///< a glob: does not export tensors with a matching output name
-  bool checksums = false;    ///< writes muster.checksums.json next to the checkpoint, for `muster verify`
+  /// Writes muster.checksums.json next to the checkpoint, for `muster verify`. The files are read again for it, unless
+  /// `fingerprint` is set.
+  bool checksums = false;
+  /// Computes ExportReport::fingerprint from the bytes that are written, without reading the files again. With
+  /// `checksums`, muster.checksums.json has these CRCs ("crc64-xz"), so it also detects that a disk has stored other
+  /// bytes than the ranks had.
+  bool fingerprint = false;
   /// Workspace only; the same on all ranks. `job` is a prefix of the number of the job, needed if the workspace has
   /// states of several jobs. An unset `step` selects the newest one of which every rank of the job has a complete
   /// state.
@@ -224,6 +231,8 @@ struct ExportReport {
   std::uint64_t windows = 0;                 ///< shared-memory buffers that several ranks filled together
   Omissions skipped = {};                    ///< files that were not copied
   double seconds = 0;                        ///< duration of the whole call
+  /// Set if ExportOptions::fingerprint is: equal to fingerprint_of() of the output. Files that `resume` keeps are read.
+  std::optional<Fingerprint> fingerprint = {};
 };
 
 /// Merges N shards into one checkpoint in the Hugging Face layout, or into shards of another layout, and copies the

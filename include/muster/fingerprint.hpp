@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "muster/group.hpp"
-#include "muster/live_export.hpp"
 #include "muster/parallel_layout.hpp"
 #include "muster/progress.hpp"
 #include "muster/tensor.hpp"

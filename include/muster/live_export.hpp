@@ -17,14 +17,6 @@
 
 namespace muster {
 
-/// A tensor of this rank, or a part of one: a box of its elements. A rank may pass several parts of one tensor.
-struct TensorPart {
-  std::string name;   ///< the name in the checkpoint; with a plan, the name on this rank
-  Tensor tensor;      ///< may be strided
-  Shape whole = {};   ///< shape of the whole tensor; if empty, this part is the whole tensor
-  Shape offset = {};  ///< position of the first element of the part in the whole tensor; if empty, zero
-};
-
 /// Returns the parts that this rank has of the next unit (often a layer), or nullopt after the last unit. The list may
 /// be empty. At the next call, the parts belong to the caller again.
 using PartSource = std::function<std::optional<std::vector<TensorPart>>()>;

@@ -239,4 +239,12 @@ class Tensor {
   std::byte* mutable_ = nullptr;
 };
 
+/// A tensor of this rank, or a part of one: a box of its elements. A rank may pass several parts of one tensor.
+struct TensorPart {
+  std::string name;   ///< the name in the checkpoint; with a plan, the name on this rank
+  Tensor tensor;      ///< may be strided
+  Shape whole = {};   ///< shape of the whole tensor; if empty, this part is the whole tensor
+  Shape offset = {};  ///< position of the first element of the part in the whole tensor; if empty, zero
+};
+
 }  // namespace muster

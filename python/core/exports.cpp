@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exports of shards in files and of tensors in the memory of ranks, and the split of a model into shards.
+// Exports of shards in files and of tensors in the memory of ranks, their fingerprints, and the split of a model into
+// shards.
 
 #include <fmt/core.h>
 
@@ -15,6 +16,7 @@
 
 #include "muster/error.hpp"
 #include "muster/export.hpp"
+#include "muster/fingerprint.hpp"
 #include "muster/live_export.hpp"
 #include "python/core/arguments.hpp"
 #include "python/core/bindings.hpp"
@@ -22,6 +24,7 @@
 #include "python/core/options.hpp"
 #include "python/core/waiting.hpp"
 #include "src/checkpoint/assembly/live_export.hpp"
+#include "src/checkpoint/fingerprint.hpp"
 #include "src/group/error_propagation.hpp"
 #include "src/group/watchdog.hpp"
 #include "src/inspect/reports.hpp"
@@ -29,6 +32,12 @@
 
 namespace muster::python {
 namespace {
+
+nb::dict dict_of(const Fingerprint& fingerprint) {
+  nb::dict dict = nb::cast<nb::dict>(object_of(inspect::fingerprint_tree(fingerprint)));
+  dict["text"] = fingerprint.text();
+  return dict;
+}
 
 nb::list skipped_of(const Omissions& files) {
   nb::list list;
@@ -89,6 +98,7 @@ ExportOptions export_options_of(const nb::dict& given) {
   options.take("select", made.select);
   options.take("exclude", made.exclude);
   options.take("checksums", made.checksums);
+  options.take("fingerprint", made.fingerprint);
   options.take("job_id", made.job_id);
   options.take("step", made.step);
   options.take("key", made.key);
@@ -115,6 +125,7 @@ nb::dict report_of(const ExportReport& report, const Group& group) {
   result["bytes_written"] = nb::cast(report.bytes_written);
   result["skipped"] = skipped_of(report.skipped);
   result["seconds"] = report.seconds;
+  if (report.fingerprint) result["fingerprint"] = dict_of(*report.fingerprint);
   return result;
 }
 
@@ -190,6 +201,39 @@ nb::dict export_units(nb::callable next, const std::string& out, const std::stri
   return exported(group, made, progress, call, std::launch::deferred);
 }
 
+nb::dict fingerprint_tensors(nb::handle state, Group& group, const nb::dict& given, nb::handle progress) {
+  struct Arguments {
+    FingerprintOptions options;
+    std::vector<TensorPart> parts;
+  };
+  Arguments made = made_or_refused(
+      [&] {
+        Arguments arguments;
+        const Options options(given);
+        options.take("select", arguments.options.select);
+        options.take("exclude", arguments.options.exclude);
+        options.take("plan", arguments.options.plan);
+        options.take("base_model", arguments.options.base_model);
+        options.take("dtype", arguments.options.dtype);
+        options.take("cast_all", arguments.options.cast_all);
+        options.take("key", arguments.options.key);
+        options.take("file_pattern", arguments.options.file_pattern);
+        options.take("rank", arguments.options.rank);
+        options.take("step", arguments.options.step);
+        options.take("job_id", arguments.options.job_id);
+        const nb::object parts = nb::module_::import_("muster._parts").attr("parts_of")(state);
+        arguments.parts = parts_of(parts);
+        return arguments;
+      },
+      [&](const Error& failure) { refuse_fingerprint(group, failure); });
+  const auto work = [&](const ProgressCallback& tell, std::stop_token stop) {
+    made.options.progress = tell;
+    made.options.stop = std::move(stop);
+    return fingerprint(made.parts, group, made.options);
+  };
+  return dict_of(long_work(progress, work, group.kind() == "mpi" ? std::launch::deferred : std::launch::async));
+}
+
 /// An export that runs while the program continues. It keeps the group alive.
 class ExportWork {
  public:
@@ -232,6 +276,7 @@ void bind_exports(nb::module_& module) {
   module.def("export_shards", export_shards, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
   module.def("export_tensors", export_tensors, nb::arg().none(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
              nb::arg().none());
+  module.def("fingerprint_tensors", fingerprint_tensors, nb::arg().none(), nb::arg(), nb::arg(), nb::arg().none());
   module.def("export_units", export_units, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg().none());
   module.def(
       "begin_export",

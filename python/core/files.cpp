@@ -245,7 +245,10 @@ void bind_checkpoints(nb::module_& module) {
         const auto work = [&](const ProgressCallback& tell, const std::stop_token& stop) {
           return fingerprint_of(request, tell, stop);
         };
-        return object_of(inspect::fingerprint_tree(path, long_work(progress, work)));
+        const Fingerprint found = long_work(progress, work);
+        nb::object result = object_of(inspect::fingerprint_tree(path, found));
+        result["text"] = found.text();
+        return result;
       },
       nb::arg(), nb::arg(), nb::arg().none());
   module.def("show", [](const std::string& path, const nb::dict& given) {

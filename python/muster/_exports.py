@@ -79,6 +79,7 @@ def export_model(
     select: str = "",
     exclude: str = "",
     checksums: bool = False,
+    fingerprint: bool = False,
     job_id: str = "",
     step: int | None = None,
     key: str = "",
@@ -126,6 +127,8 @@ def export_model(
         select: A glob of output names, such as `*.{weight,bias}`: exports only these tensors.
         exclude: A glob of output names: does not export these tensors.
         checksums: Writes a checksum file next to the checkpoint.
+        fingerprint: Adds the fingerprint of the checkpoint to the report, from the bytes that are written. With
+            `checksums`, the checksum file has the same CRCs.
         job_id: As for shard_model(), the same on all ranks.
         step: As for shard_model(), the same on all ranks.
         key: As for shard_model().
@@ -143,8 +146,10 @@ def export_model(
             waits for the export before it exits.
 
     Returns:
-        An ExportWork if `wait` is False, whose get() returns the report. Otherwise the report: a dict on rank 0 with manifest (all source tensors and their results), files_resumed, bytes_resumed, writers,
-        bytes_written, seconds, and skipped: (name, reason) of the files that were not copied. {} on the other ranks.
+        An ExportWork if `wait` is False, whose get() returns the report. Otherwise the report: a dict on rank 0 with
+        manifest (all source tensors and their results), files_resumed, bytes_resumed, writers, bytes_written, seconds,
+        and skipped: (name, reason) of the files that were not copied. With `fingerprint`, also fingerprint: the result
+        that fingerprint(out) would have, without "path". {} on the other ranks.
 
     Raises:
         Error: A rank failed. All ranks raise its error. After InvalidArgumentError, RankMismatchError, CorruptError,
@@ -166,6 +171,7 @@ def export_model(
         "select": select,
         "exclude": exclude,
         "checksums": checksums,
+        "fingerprint": fingerprint,
         "job_id": job_id,
         "step": step,
         "key": key,

@@ -533,8 +533,9 @@ def diff(
 
 @checks_names
 def fingerprint(
-    path: _Path,
+    path: _Path | typing.Mapping[str, typing.Any],
     *,
+    group: Group | typing.Any = None,
     plan: _Path = "",
     base_model: _Path = "",
     select: str = "",
@@ -548,25 +549,38 @@ def fingerprint(
     job_id: str = "",
     progress: _Progress = None,
 ) -> _Report:
-    """Returns a CRC of each tensor of a path, and a hash of them all. Local.
+    """Returns a CRC of each tensor of a path, or of the state dicts of all ranks, and a hash of them all.
 
-    The other options are those of show(). Two models with the same hash have the same names, dtypes, shapes and
-    elements, for any number of files or ranks.
+    Two models with the same hash have the same names, dtypes, shapes and elements, for any number of files or ranks.
+    For a path, the call is local, and the other options are those of show().
+
+    A state dict makes the call collective over `group`. Each rank passes its state dict, with the values that
+    export_model() takes, and all ranks get the result. The parts of all ranks must cover each tensor, and parts that
+    overlap must be equal. No elements are sent. Each rank passes `progress`, and only rank 0 uses `select` and
+    `exclude`. The other options must not be set.
 
     Args:
-        path: The directory or file.
+        path: The directory or file, or the state dict of this rank.
+        group: For a state dict: a muster.Group, a process group of torch.distributed, or None for the world.
         dtype: As for export_model(): casts floating-point tensors before they are compared.
         cast_all: As for export_model().
         progress: As for verify().
 
     Returns:
-        The output of `muster fingerprint --json` (docs/reference/json-output.md) as a dict. "hash" is the hash.
+        The output of `muster fingerprint --json` (docs/reference/json-output.md) as a dict. "hash" is the hash. A state
+        dict has no "path". "text" has the lines that `muster fingerprint --check` reads.
 
     Raises:
         NotFoundError: The path does not exist, or no name matches `select`.
         CorruptError: A file is damaged.
-        UnsupportedError: A tensor cannot be read, or `dtype` is set for a state file or HDF5 file.
-        InvalidArgumentError: Shards have no plan, or the plan or dtype does not fit.
+        UnsupportedError: A tensor cannot be read; `dtype` is set for a state file or HDF5 file; or an option is set
+            that a state dict does not have.
+        InvalidArgumentError: Shards have no plan; the plan or dtype does not fit; or elements are in no part.
+        RankMismatchError: Ranks that must have the same values differ.
     """
-    options = _source_options(plan, base_model, select, exclude, key, file_pattern, rank, step, job_id)
-    return _core.fingerprint(os.fspath(path), {**options, "dtype": dtype, "cast_all": cast_all}, progress)
+    options = {**_source_options(plan, base_model, select, exclude, key, file_pattern, rank, step, job_id), "dtype": dtype, "cast_all": cast_all}
+    if isinstance(path, (str, os.PathLike)):
+        if group is not None:
+            raise errors.InvalidArgumentError("fingerprint: group: a path is read by this process alone. Leave it out")
+        return _core.fingerprint(os.fspath(path), options, progress)
+    return _core.fingerprint_tensors(path, _resolve(group), options, progress)

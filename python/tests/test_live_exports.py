@@ -2,6 +2,7 @@
 """Exports of tensors in the memory of ranks."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -301,3 +302,60 @@ def test_import_loads_no_framework(tmp_path):
     source = f"import muster, sys; muster.export_model({{'w': b'abcd'}}, {str(tmp_path / 'out')!r}, group=muster.single_group()); print([name for name in ('torch', 'numpy') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_fingerprints(size, tmp_path):
+    """All ways to the fingerprint of a model give the same one, which names each changed tensor."""
+    told = run_model(
+        """
+mine = state(rank, size)
+def exported(name, values, **options):
+    report = muster.export_model(values, folder / name, group=group, fingerprint=True, checksums=True, **options)
+    return (report if options.get("wait", True) else report.get()).get("fingerprint")
+made = muster.fingerprint(mine, group=group)
+reports = [exported("a", mine), exported("b", layers(rank, size), max_shard_size=400), exported("c", mine, wait=False)]
+changed = {name: value if name != "layers.1.norm" else value + np.float32(1) for name, value in mine.items()}
+other = muster.fingerprint(changed, group=group, exclude="*.alone")
+tell([made, [report == (made if rank == 0 else None) for report in reports], other["tensors"]])
+""",
+        size,
+        tmp_path,
+    )
+    made, _, others = told[0]
+    assert told == [[made, [True] * 3, others]] * size
+    found = muster.fingerprint(tmp_path / "b")
+    assert found == {**made, "path": str(tmp_path / "b")} and made["text"].endswith(f"model {made['hash']}\n")
+    assert [tensor["name"] for tensor in made["tensors"] if tensor not in others] == ["layers.0.alone", "layers.1.alone", "layers.1.norm", "layers.2.alone"]
+    (tmp_path / "file").write_text(made["text"])
+    program = [os.environ["MUSTER_PROGRAM"], "fingerprint", tmp_path / "c", "--check", tmp_path / "file"]
+    assert subprocess.run(program, stdout=subprocess.DEVNULL).returncode == 0
+    for name in ("a", "b", "c"):
+        sums = json.loads((tmp_path / name / "muster.checksums.json").read_text())
+        assert sums["algorithm"] == "crc64-xz" and sums["tensors"] == {tensor["name"]: tensor["crc"] for tensor in made["tensors"]}
+        assert muster.verify(tmp_path / name)["good"]
+
+
+def test_refused_fingerprints(tmp_path):
+    """A mistake of one rank is one error on all ranks, and the group stays usable."""
+    told = run_model(
+        """
+good = state(rank, size)
+tell([
+    failure(lambda: muster.fingerprint({"w": 3} if rank == 1 else good, group=group)),
+    failure(lambda: muster.fingerprint({"w": np.full(3, rank)}, group=group)),
+    failure(lambda: muster.fingerprint({"w": muster.Part(np.zeros(3), (9,), (rank * 3,))}, group=group)),
+    failure(lambda: muster.fingerprint(good, group=group, key="model")),
+    failure(lambda: muster.fingerprint(folder, group=group)),
+    muster.fingerprint(good, group=group)["hash"],
+])
+""",
+        2,
+        tmp_path,
+    )
+    assert told[0][-1] == told[1][-1]
+    kinds = ["InvalidArgumentError", "RankMismatchError", "InvalidArgumentError", "UnsupportedError", "InvalidArgumentError"]
+    parts = ['tensor "w": int', "rank 0 and rank 1 have different values", "cover 6 of 9 elements", "fingerprint: ", "group: a path"]
+    for failures in told:
+        assert [kind for kind, _ in failures[:-1]] == kinds
+        assert all(part in words for (_, words), part in zip(failures, parts))

@@ -21,6 +21,7 @@
 #include "src/base/escaped.hpp"
 #include "src/checkpoint/assembly/agreement.hpp"
 #include "src/checkpoint/assembly/base_model.hpp"
+#include "src/checkpoint/fingerprint.hpp"
 #include "src/core/crc64.hpp"
 #include "src/core/descriptor.hpp"
 #include "src/core/thread_pool.hpp"
@@ -37,6 +38,7 @@ constexpr std::size_t most_overlaps = 1'000'000;
 // Large enough that tables and calls cost little, small enough that threads share one tensor.
 constexpr std::size_t dense_bytes = 4 << 20;
 constexpr std::size_t strided_bytes = 256 << 10;
+constexpr const char* first_phase = "fingerprint: checking the parts";
 
 /// A part of a rank, without its elements.
 struct PartBox {
@@ -237,7 +239,7 @@ class PartFingerprint {
       : parts_(parts), group_(group::inside(group)), options_(options) {}
 
   Fingerprint run() {
-    agree_on(group_, "fingerprint: checking the parts", [&] {
+    agree_on(group_, first_phase, [&] {
       check_options();
       for (const TensorPart& part : parts_) check_part(part);
     });
@@ -345,7 +347,9 @@ class PartFingerprint {
       const TensorPart& part = parts_[jobs_[i].part];
       const PartBox all = box_of(part, 0, 0);
       merge::PlacedBox placed{part.tensor, all.spec.shape, all.box.begin};
-      for (std::size_t dim = 0; jobs_[i].box != all.box && dim < placed.begin.size(); ++dim) {
+      for (std::size_t dim = 0; dim < placed.begin.size(); ++dim) {
+        // Packed tensors refuse even a slice of everything in a dimension that ends inside a byte.
+        if (jobs_[i].box.extents[dim] == all.box.extents[dim]) continue;
         const std::int64_t begin = jobs_[i].box.begin[dim] - placed.begin[dim];
         placed.view = placed.view.slice(dim, begin, begin + jobs_[i].box.extents[dim]);
         placed.begin[dim] += begin;
@@ -408,6 +412,12 @@ class PartFingerprint {
 };
 
 }  // namespace
+
+void refuse_fingerprint(Group& group, const Error& failure) {
+  const group::Use use(group);
+  const trace::Span span(trace::Kind::phase, "fingerprint", group::inside(group).operations().next());
+  agree(group::inside(group), failure, first_phase);
+}
 
 Fingerprint fingerprint(std::span<const TensorPart> parts, Group& group, const FingerprintOptions& options) {
   const group::Use use(group);

@@ -13,16 +13,22 @@ Config spec_tree(const TensorFingerprint& tensor) {
                          {"crc", checksum_text(tensor.crc)}});
 }
 
+Config tensors_tree(const Fingerprint& fingerprint) {
+  return list_of(fingerprint.tensors, [](const TensorFingerprint& tensor) {
+    Config tree = spec_tree(tensor);
+    tree["name"] = tensor.name;
+    return tree;
+  });
+}
+
 }  // namespace
 
+Config fingerprint_tree(const Fingerprint& fingerprint) {
+  return Config::object({{"hash", fingerprint.hash()}, {"tensors", tensors_tree(fingerprint)}});
+}
+
 Config fingerprint_tree(const std::string& path, const Fingerprint& fingerprint) {
-  return Config::object({{"path", path},
-                         {"hash", fingerprint.hash()},
-                         {"tensors", list_of(fingerprint.tensors, [](const TensorFingerprint& tensor) {
-                            Config tree = spec_tree(tensor);
-                            tree["name"] = tensor.name;
-                            return tree;
-                          })}});
+  return Config::object({{"path", path}, {"hash", fingerprint.hash()}, {"tensors", tensors_tree(fingerprint)}});
 }
 
 Config fingerprint_check_tree(const std::string& path, const std::string& file, const Fingerprint& expected,

@@ -66,6 +66,8 @@ Config gc_tree(const workspace::GcReport& report, bool is_dry_run);
 
 /// {"path", "hash", "tensors": [{"name", "dtype", "shape", "crc"}]}.
 Config fingerprint_tree(const std::string& path, const Fingerprint& fingerprint);
+/// The same without "path".
+Config fingerprint_tree(const Fingerprint& fingerprint);
 
 /// Compares a path with the fingerprint that a file contains.
 /// {"same", "path", "file", "hash", "expected_hash", "compared", "differences": [{"name", "kind", "expected": {"dtype",

@@ -86,6 +86,14 @@ PlacedBox in_bytes(PlacedBox box, std::string_view name) {
     const auto bytes = static_cast<std::int64_t>(box.view.nbytes());
     return {{DType::u8, {bytes}, box.view.data(), {}, box.view.device()}, {bytes}, {0}};
   }
+  // The box is contiguous in memory, so dimensions that it has completely become part of the one before them.
+  while (shape.size() > 1 && shape.back() == box.whole.back()) {
+    const std::int64_t count = shape.back();
+    for (Shape* const each : {&shape, &box.whole, &box.begin}) {
+      each->pop_back();
+      each->back() *= count;
+    }
+  }
   for (Shape* const each : {&shape, &box.whole, &box.begin}) {
     std::int64_t& last = each->back();
     if (last % elements_in_group(dtype) != 0)

@@ -51,6 +51,8 @@ rule many_rules 'rules: the limit is' "${many%,}"
 row "--out" "--out is required, unless --dry-run is given" export model
 row "--out" "--out is required, unless --dry-run is given" shard model --to 2 --plan llama
 row "checksums" "--checksums: shards have no checksum file; only a checkpoint has one" export model --to 2 --to-plan llama --checksums --out new
+row "fingerprint" "fingerprint: shards have parts of tensors" export model --to 2 --to-plan llama --fingerprint crcs --out new
+row "--dry-run" "--fingerprint" export model --dry-run --fingerprint crcs
 row "--to-plan" "needs a layout. Pass --to LAYOUT" export model --to-plan llama --out new
 cp model/model.safetensors one.safetensors
 for command in "export model" "shard model --to 2 --plan llama"; do

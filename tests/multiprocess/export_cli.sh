@@ -197,6 +197,13 @@ refused "is an input file" "$program" run -n 4 -- "$program" export shards --pla
 refused "is an input file" "$program" export shards --plan first.json --out new --report first.json
 refused "is a directory" "$program" export shards --plan llama --out new --report model
 refused "does not exist" "$program" export shards --plan llama --out new --report nowhere/report.json
+refused "is an input file" "$program" export shards --plan llama --out new --fingerprint shards/config.json
+refused "is the file of --report" "$program" export shards --plan llama --out new --report one --fingerprint one
+# The fingerprint is that of the output, and the checksums beside it have the same CRCs.
+"$program" export shards --plan llama --out printed --checksums --fingerprint .log/printed > /dev/null || fail "--fingerprint"
+"$program" fingerprint printed | cmp - .log/printed || fail "another fingerprint"
+grep -q '"crc64-xz"' printed/muster.checksums.json || fail "other checksums than CRCs"
+"$program" verify printed > /dev/null || fail "CRCs that do not verify"
 is_json() { python3 -c 'import json, sys; json.load(open(sys.argv[1]))["tensors"]' "$1" 2> /dev/null || fail "no report in $1"; }
 ln -s target.json link.json
 "$program" export shards --plan llama --out linked --report link.json > /dev/null || fail "a report through a link"

@@ -150,6 +150,11 @@ TEST_CASE("boxes of packed elements end at whole bytes") {
   CHECK(crc_of_boxes(std::array{a, b}, 4, whole.nbytes()) == crc64(whole.bytes()));
   const Tensor odd = test::pattern(DType::u4, {3, 3}, 1);
   CHECK(crc_of_boxes(std::array{merge::PlacedBox{odd, {3, 3}, {0, 0}}}, 2, odd.nbytes()) == crc64(odd.bytes()));
+  // Half a byte in the last dimension, which both boxes have completely.
+  const Tensor thin = test::pattern(DType::u4, {3, 2, 1}, 1);
+  const merge::PlacedBox first{{DType::u4, {1, 2, 1}, thin.data()}, {3, 2, 1}, {0, 0, 0}};
+  const merge::PlacedBox others{{DType::u4, {2, 2, 1}, thin.data() + 1}, {3, 2, 1}, {1, 0, 0}};
+  CHECK(crc_of_boxes(std::array{first, others}, 1, thin.nbytes()) == crc64(thin.bytes()));
   CHECK(has(words_of(ErrorKind::unsupported,
                      [&] {
                        (void)merge::in_bytes({{DType::u4, {1, 3}, odd.data()}, {3, 3}, {1, 0}}, "w");

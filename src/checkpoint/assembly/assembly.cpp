@@ -12,6 +12,7 @@
 #include <optional>
 #include "muster/error.hpp"
 #include "src/checkpoint/assembly/agreement.hpp"
+#include "src/core/crc64.hpp"
 #include "src/core/thread_pool.hpp"
 #include "src/group/error_propagation.hpp"
 #include "src/merge/reduce.hpp"
@@ -49,6 +50,7 @@ class AssemblyFiles {
   AssemblyFiles(const ProcessWork& work, int process, const WrittenCallback& on_written,
                 std::function<void(std::uint32_t)> on_stage)
       : targets_(work.targets), on_written_(on_written), on_stage_(std::move(on_stage)), files_(work.targets.size()) {
+    for (const FileTarget& target : targets_) remainders_.emplace_back(target.ends.size());
     for (const Step& step : work.steps) {
       if (step.kind == StepKind::hash || static_cast<int>(step.writer) != process) continue;
       ++files_.at(step.file).steps_left;
@@ -62,6 +64,7 @@ class AssemblyFiles {
     target->write_at(step.offset, bytes);
     // Starts writeback, so that the disk is busy while the next bytes are copied, and the sync at the end is short.
     target->start_writeback(step.offset, bytes.size());
+    add_remainders(step, bytes);
     if (!on_written_) return;
     const std::uint64_t hash = XXH3_64bits(bytes.data(), bytes.size());
     const std::lock_guard lock(mutex_);
@@ -90,12 +93,28 @@ class AssemblyFiles {
     raise_stage();
   }
 
+  [[nodiscard]] std::vector<std::vector<std::uint64_t>> take_remainders() { return std::move(remainders_); }
+
  private:
   struct File {
     std::uint64_t steps_left = 0;
     std::shared_ptr<os::WritableFile> file;
     std::vector<WrittenPart> parts;
   };
+
+  // An item may have bytes of several tensors.
+  void add_remainders(const Step& step, std::span<const std::byte> bytes) {
+    const std::vector<std::uint64_t>& ends = targets_[step.file].ends;
+    std::uint64_t at = step.offset;
+    for (auto end = std::ranges::upper_bound(ends, at); end != ends.end() && !bytes.empty(); ++end) {
+      const auto part = bytes.first(std::min<std::uint64_t>(bytes.size(), *end - at));
+      at += part.size();
+      bytes = bytes.subspan(part.size());
+      const std::uint64_t remainder = crc64_shifted(crc64_remainder(part), *end - at);
+      const std::lock_guard lock(mutex_);
+      remainders_[step.file][static_cast<std::size_t>(end - ends.begin())] ^= remainder;
+    }
+  }
 
   std::shared_ptr<os::WritableFile> file(std::uint32_t number) {
     const std::lock_guard lock(mutex_);
@@ -116,6 +135,7 @@ class AssemblyFiles {
   std::function<void(std::uint32_t)> on_stage_;
   std::mutex mutex_;
   std::vector<File> files_;
+  std::vector<std::vector<std::uint64_t>> remainders_;
   std::uint32_t stage_ = 0;
 };
 
@@ -138,7 +158,7 @@ class Assembling {
       if (step.kind == StepKind::window && static_cast<int>(step.writer) == group.rank()) own_.push_back(&step);
   }
 
-  std::vector<TensorHash> run(const std::function<void(std::uint64_t)>& progress) {
+  Assembled run(const std::function<void(std::uint64_t)>& progress) {
     if (group_.size() > 1) rings_ = shm::find_rings(group_, others_, ring_, {.phase = "export: finding windows"});
     os::Thread reporter;
     if (progress && group_.rank() == 0)
@@ -152,7 +172,7 @@ class Assembling {
       run_together();
     reporter = {};
     if (progress && group_.rank() == 0) progress(bytes_written());
-    return std::move(hashes_);
+    return {std::move(hashes_), files_.take_remainders()};
   }
 
  private:
@@ -426,9 +446,8 @@ TensorHash hash_for(const Step& step, const TensorSource& source) {
   return {step.file, static_cast<std::uint32_t>(tensor), digest.low64, digest.high64};
 }
 
-std::vector<TensorHash> assemble(Group& group, const ProcessWork& work, const TensorSource& source,
-                                 const WrittenCallback& on_written, const FinishFile& finish,
-                                 const std::function<void(std::uint64_t)>& progress) {
+Assembled assemble(Group& group, const ProcessWork& work, const TensorSource& source, const WrittenCallback& on_written,
+                   const FinishFile& finish, const std::function<void(std::uint64_t)>& progress) {
   return Assembling(group, work, source, on_written, finish).run(progress);
 }
 

@@ -67,6 +67,8 @@ struct Step {
 struct FileTarget {
   std::string name;
   std::string place;
+  /// Where its tensors end, in ascending order; empty: no remainders of its tensors are wanted. Set like `place`.
+  std::vector<std::uint64_t> ends = {};
 };
 
 /// All work of one process.
@@ -162,12 +164,19 @@ using WrittenCallback = std::function<void(std::uint32_t file, const std::vector
 /// Called by process 0, in the order of the files, when all of a file except its header is on the disk.
 using FinishFile = std::function<void(std::uint32_t file)>;
 
+/// The results of a process.
+struct Assembled {
+  std::vector<TensorHash> hashes;  ///< of its tensors that must be compared
+  /// By file and tensor, for files whose target has `ends`: the remainder of the bytes that this process has written
+  /// (core/crc64.hpp). The XOR of those of all processes is the tensor's, because the other bytes are zero.
+  std::vector<std::vector<std::uint64_t>> remainders;
+};
+
 /// Runs a plan. Collective over `group`, which a failing process aborts: pass a group for this call alone. `source` has
 /// this process's tensors. With `on_written`, written bytes are hashed. `finish` and `progress` are used on rank 0
-/// only. Returns the hashes of this process's tensors that must be compared. Throws the first failure of any rank.
-std::vector<TensorHash> assemble(Group& group, const ProcessWork& work, const TensorSource& source,
-                                 const WrittenCallback& on_written, const FinishFile& finish,
-                                 const std::function<void(std::uint64_t bytes)>& progress);
+/// only. Throws the first failure of any rank.
+Assembled assemble(Group& group, const ProcessWork& work, const TensorSource& source, const WrittenCallback& on_written,
+                   const FinishFile& finish, const std::function<void(std::uint64_t bytes)>& progress);
 
 // Sends parts of windows from processes that do not share memory with the writer, as messages of any kind of group.
 //

@@ -324,6 +324,7 @@ void describe(Archive& archive, Work& work) {
   for (auto& target : work.targets) {
     archive.all(target.name);
     archive.all(target.place);
+    archive.all(target.ends);
   }
   archive.count(work.views);
   for (auto& view : work.views) {

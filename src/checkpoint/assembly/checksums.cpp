@@ -18,6 +18,7 @@
 #include "src/core/thread_pool.hpp"
 #include "src/formats/safetensors.hpp"
 #include "src/os/file.hpp"
+#include "src/os/process.hpp"
 
 namespace muster {
 namespace {
@@ -82,6 +83,20 @@ Checksums checksums_of(std::span<const SafetensorsFile> files, const std::functi
   Checksums checksums;
   for (std::size_t at = 0; at < places.size(); ++at)
     checksums.tensors.emplace(places[at].first->tensors()[places[at].second].name, sums[at]);
+  return checksums;
+}
+
+Checksums checksums_of(const std::string& directory, std::span<const OutputFile> files,
+                       const std::function<void()>& between) {
+  std::vector<SafetensorsFile> opened;
+  os::allow_open_files(files.size());
+  for (const OutputFile& file : files) opened.push_back(SafetensorsFile::open(join_path(directory, file.name)));
+  return checksums_of(opened, [&](std::uint64_t) { between(); });
+}
+
+Checksums checksums_of(const Fingerprint& fingerprint) {
+  Checksums checksums{{}, ChecksumAlgorithm::crc64_xz};
+  for (const TensorFingerprint& tensor : fingerprint.tensors) checksums.tensors.emplace(tensor.name, tensor.crc);
   return checksums;
 }
 

@@ -24,6 +24,7 @@
 #include <string_view>
 #include <vector>
 
+#include "muster/fingerprint.hpp"
 #include "muster/safetensors.hpp"
 #include "src/checkpoint/assembly/assembly.hpp"
 
@@ -49,6 +50,14 @@ std::uint64_t checksum_of(const SafetensorsFile& file, std::size_t index, Checks
 
 /// Computes the XXH3-64 of all tensors of these files, by several threads. Throws as checksum_of.
 Checksums checksums_of(std::span<const SafetensorsFile> files, const std::function<void(std::uint64_t)>& done);
+
+/// Computes the XXH3-64 of the tensors of these files in `directory`, which are read for it, so that the checksums
+/// describe the stored bytes. Calls `between` meanwhile. Throws as SafetensorsFile::open and checksum_of.
+Checksums checksums_of(const std::string& directory, std::span<const OutputFile> files,
+                       const std::function<void()>& between);
+
+/// Returns the CRCs of a fingerprint.
+Checksums checksums_of(const Fingerprint& fingerprint);
 
 /// Returns the text of muster.checksums.json. Throws Error(invalid_argument) on a name that is not UTF-8.
 std::string checksums_text(const Checksums& checksums);

@@ -326,6 +326,10 @@ void ExportRun::plan(std::vector<ShardListing> listings) {
   check_output(out_, choice());
   if (options_.checksums && options_.target_layout)
     throw Error(ErrorKind::invalid_argument, "--checksums: shards have no checksum file; only a checkpoint has one");
+  if (options_.fingerprint && options_.target_layout)
+    throw Error(
+        ErrorKind::invalid_argument,
+        "fingerprint: shards have parts of tensors. Leave it out, and take the fingerprint of the shards later");
   const bool by_network = is_spread(*group_) && os::file_system_of(folder_of(out_)).is_network;
   const bool all_have_all = !source_->whole().empty();
   report_.writers = writers_of(options_, all_have_all, by_network);
@@ -357,6 +361,7 @@ void ExportRun::assign_work() {
     targets.push_back(there_.contains(file.name) ? FileTarget{partial + "/" + file.name, {}}
                                                  : grow_file(partial, file));
   }
+  if (options_.fingerprint) ask_for_remainders(assembly_.files, there_, targets);
   for (ProcessWork& work : assembly_.processes) {
     work.directory = partial;
     work.targets = targets;
@@ -452,6 +457,7 @@ void ExportRun::assemble_files() {
   const trace::Span span(trace::Kind::phase, "export: writing");
   const std::shared_ptr<Group> assembling = group_->companion({.phase = "export: beginning"});
   const FailOnStop on_stop = fail_on_stop(*assembling, options_.stop);
+  Assembled assembled;
   agree_on(*group_, *assembling, "export: writing", [&] {
     // Ranks that write nothing need no access to the output.
     std::optional<Journal> journal;
@@ -473,8 +479,10 @@ void ExportRun::assemble_files() {
     std::optional<ViewedTensors> viewed;
     if (!work_.views.empty()) viewed.emplace(source_->elements(), work_.views);
     const TensorSource& source = viewed ? static_cast<const TensorSource&>(*viewed) : source_->elements();
-    hashes_ = assemble(*assembling, work_, source, on_written, finish, progress);
+    assembled = assemble(*assembling, work_, source, on_written, finish, progress);
   });
+  hashes_ = std::move(assembled.hashes);
+  fingerprint_.gather(*group_, work_, std::move(assembled.remainders), assembly_.files);
 }
 
 // Runs on rank 0.
@@ -573,7 +581,10 @@ void ExportRun::finish() {
   if (!job_->config_text.empty()) write_file(partial + "/config.json", job_->config_text);
   report_.skipped = std::move(carried.skipped);
   if (!job_->outputs.index.empty()) write_file(join_path(partial, job_->outputs.index_name), job_->outputs.index);
-  if (options_.checksums) add_checksums();
+  if (options_.fingerprint) report_.fingerprint = fingerprint_.take(partial, there_, [&] { go_on(*group_); });
+  if (options_.checksums)
+    write_checksums(partial, report_.fingerprint ? checksums_of(*report_.fingerprint)
+                                                 : checksums_of(partial, job_->outputs.files, [&] { go_on(*group_); }));
   output_->commit([&] {
     go_on(*group_);
     is_written_ = true;
@@ -581,16 +592,6 @@ void ExportRun::finish() {
     if (source_->is_lasting()) remove_journal(partial);
   });
   report_.manifest = std::move(job_->account);
-}
-
-// Computes checksums of the bytes on the disk: the files are read back, so that the checksums describe their actual
-// contents.
-void ExportRun::add_checksums() {
-  std::vector<SafetensorsFile> files;
-  os::allow_open_files(job_->outputs.files.size());
-  for (const OutputFile& output : job_->outputs.files)
-    files.push_back(SafetensorsFile::open(work_.directory + "/" + output.name));
-  write_checksums(work_.directory, checksums_of(files, [&](std::uint64_t) { go_on(*group_); }));
 }
 
 }  // namespace muster

@@ -35,6 +35,7 @@
 #include "muster/export.hpp"
 #include "src/checkpoint/assembly/agreement.hpp"
 #include "src/checkpoint/assembly/assembly.hpp"
+#include "src/checkpoint/assembly/export_fingerprint.hpp"
 #include "src/checkpoint/assembly/export_job.hpp"
 #include "src/checkpoint/assembly/export_source.hpp"
 #include "src/checkpoint/assembly/growing_files.hpp"
@@ -102,7 +103,6 @@ class ExportRun {
   void note_hashes(int process);
   void compare_set(std::size_t set);
   void finish();
-  void add_checksums();
 
   group::BaseGroup* group_;
   const ExportOptions options_;
@@ -123,6 +123,7 @@ class ExportRun {
   std::optional<OutputDirectory> output_;
   std::optional<GrowingFiles> growing_;  // set if tensors arrive unit by unit
   ExportManifest units_;                 // of all units
+  ExportFingerprint fingerprint_;        // of all files that are written
   std::set<std::string> there_;          // names of files that already exist and are verified
   /// Hashes by set, process and index in its list.
   std::map<std::tuple<std::uint32_t, int, std::uint32_t>, std::pair<std::uint64_t, std::uint64_t>> found_;
