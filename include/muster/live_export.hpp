@@ -56,9 +56,15 @@ using PartSource = std::function<std::optional<std::vector<TensorPart>>()>;
 ExportReport export_model(std::span<const TensorPart> parts, const std::string& out, const std::string& plan,
                           Group& group, const ExportOptions& options = {});
 
-/// Exports unit by unit, so that the model never needs to be in memory as a whole. All parts of a tensor belong to the
-/// same unit, and all ranks return the same number of units; otherwise all ranks throw Error(rank_mismatch). An
-/// exception of `next` becomes one error on all ranks. `plan` must be empty.
+/// Exports unit by unit, so that the model never needs to be in memory as a whole. `next` is called on this thread. All
+/// parts of a tensor belong to the same unit, and all ranks return the same number of units; otherwise all ranks throw
+/// Error(rank_mismatch). An exception of `next` becomes one error on all ranks. `plan` must be empty, else all ranks
+/// throw Error(unsupported).
+///
+/// The files grow with each unit, and get their headers and numbers at the end. Each header has 1 MiB, which is padded
+/// with spaces. Three options differ: `dtype` needs `cast_all`, because the other tensors of the model are not known
+/// yet; a head that config.json ties to the embeddings is not left out; the progress counts the bytes of the units that
+/// have come so far. The model is compared with `base_model` after the last unit.
 ExportReport export_model(const PartSource& next, const std::string& out, const std::string& plan, Group& group,
                           const ExportOptions& options = {});
 

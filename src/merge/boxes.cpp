@@ -60,7 +60,8 @@ struct BytePlan {
 };
 
 [[noreturn]] void refuse_shared_byte() {
-  throw Error(ErrorKind::unsupported, "packed elements of different parts would share a byte");
+  throw Error(ErrorKind::unsupported,
+              "packed elements of different parts would share a byte. Pass parts that end between bytes");
 }
 
 bool is_full(const Region& box, std::size_t dim, std::int64_t extent) {
@@ -85,7 +86,7 @@ BytePlan byte_plan(const TensorSpec& target, std::span<const SourceBox> boxes) {
   const auto scaled = [&](std::int64_t number, std::size_t dim) {
     if (!is_packed || dim + 1 != dims) return number;
     const std::int64_t in_bits = number * static_cast<std::int64_t>(unit_bits);
-    if (in_bits % 8 != 0) throw Error(ErrorKind::unsupported, "packed elements of different parts would share a byte");
+    if (in_bits % 8 != 0) refuse_shared_byte();
     return in_bits / 8;
   };
   for (std::size_t dim = 0; dim < dims; ++dim) plan.whole[dim] = scaled(plan.whole[dim], dim);

@@ -102,7 +102,7 @@ int main(int argc, char** argv) {
         say(fmt::format("{} {} {}", words, error.rank().value_or(-1), error.what()));
       }
     });
-    std::this_thread::sleep_for(std::chrono::microseconds(random() % 60'000));
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 250'000));
     for (int rank = 0; rank < 3; ++rank)
       if (all || rank == victim) ranks.signal(rank, SIGKILL);
     const auto begin = Clock::now();

@@ -169,7 +169,7 @@ TEST_CASE("each mistake in units is one error on all ranks, and leaves no output
     fails(ErrorKind::invalid_argument, "tensor \"w\": it is in two units", source_of({good, good}));
     fails(ErrorKind::invalid_argument, "32 of 48 elements",
           source_of({good, rank == 2 ? Units::value_type() : rows_of_rank(group, "v", whole)}));
-    fails(ErrorKind::invalid_argument, "no unit has a tensor", source_of({}));
+    fails(ErrorKind::invalid_argument, "no unit has a selected tensor", source_of({}));
     fails(ErrorKind::invalid_argument, "cast_all", source_of({good}), {.dtype = DType::bf16});
     fails(ErrorKind::invalid_argument, "resume", source_of({good}), {.resume = true});
     fails(ErrorKind::unsupported, "units are exported by boxes only", source_of({good}), {}, "llama");

@@ -278,7 +278,6 @@ void ExportRun::finish_units() {
     tensor.file = files.at(tensor.name);
     model.push_back({tensor.name, tensor.spec});
   }
-  if (model.empty()) throw Error(ErrorKind::invalid_argument, "no tensor of any unit is selected. Change select");
   std::ranges::sort(model, natural_less, &NamedSpec::name);
   job_->config_text = config_text_for(request_, model, units_.notes);
   units_.files = finished.files.size();

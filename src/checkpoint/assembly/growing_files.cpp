@@ -73,7 +73,9 @@ void GrowingFiles::place(std::span<const FilePlan> plans) {
 }
 
 GrowingFiles::Finished GrowingFiles::finish(std::string_view stem) {
-  if (files_.empty()) throw Error(ErrorKind::invalid_argument, "export_model: no unit has a tensor. Pass tensors");
+  if (files_.empty())
+    throw Error(ErrorKind::invalid_argument,
+                "export_model: no unit has a selected tensor. Pass tensors, or change select and exclude");
   Finished finished;
   std::uint64_t total = 0;
   ConfigObject map;

@@ -42,7 +42,7 @@ void check_live_options(const ExportOptions& options, const std::string& plan) {
   if (!options.key.empty()) refuse("key", of_files);
   if (!options.file_pattern.empty()) refuse("file_pattern", of_files);
   if (!options.extra_files.empty() && options.base_model.empty())
-    refuse("extra_files", "without base_model there are no files to copy");
+    refuse("extra_files", "without base_model nothing can be copied");
   if (options.source_layout && plan.empty()) refuse("source_layout", "without a plan, the parts state their places");
 }
 

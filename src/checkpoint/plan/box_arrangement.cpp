@@ -125,7 +125,8 @@ class ArrangingBoxes {
       if (options_.check_replicas && each.refs.size() > 1) tensor.equal.push_back(each.refs);
     }
     const merge::Cover cover = merge::cover_of(views, SIZE_MAX);
-    if (!cover.is_known) throw Error(ErrorKind::unsupported, "it has too many parts to check for overlaps");
+    if (!cover.is_known)
+      throw Error(ErrorKind::unsupported, "it has too many parts to check for overlaps. Pass fewer parts");
     std::uint64_t covered = cover.elements;
     if (!cover.overlaps.empty()) {
       std::vector<merge::CommonBox> common;
